@@ -6,11 +6,8 @@ import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
-
 from docs import kind_pages
 from docs.generate import generated
-from docs.site_requests import outside_requests
 from manifests.errors import ManifestErrors
 from manifests.load import load_objects
 from manifests.validate import StoreNames, validate
@@ -64,6 +61,53 @@ def test_links_and_anchors_lead_somewhere() -> None:
             if not found.exists() or (anchor and is_page and anchor not in anchors(found)):
                 wrong.append(f"{page.relative_to(ROOT)}: {target}")
     assert wrong == []
+
+
+def test_the_lock_names_no_host_and_has_hashes() -> None:
+    text = (ROOT / "requirements.txt").read_text()
+    assert not re.search(r"https?://|index-url|find-links", text)
+    pinned = re.findall(r"^[a-z0-9][^\n]*==[^\n]*\\$", text, re.MULTILINE)
+    assert len(pinned) > 50
+    assert text.count("--hash=sha256:") >= len(pinned)
+
+
+def test_examples_are_good_manifests() -> None:
+    folders = [str(ROOT / "examples" / name) for name in ("quickstart", "manifests")]
+    loaded = load_objects(folders)
+    assert {item.obj.kind for item in loaded} >= {
+        "ModelDeployment", "ModelRoute", "NodePool", "ShardGroup",
+    }  # fmt: skip
+    assert validate(loaded, StoreNames()) == []  # all of them can be applied together
+
+
+def test_an_example_has_every_field_of_routing() -> None:
+    """With the values that count without it, as it says, where there are any."""
+    loaded = load_objects([str(ROOT / "examples" / "manifests" / "routing.yaml")])
+    (document,) = (item.document for item in loaded if item.obj.name == "coder")
+    node = nodes.find_node(document.root, ("spec", "routing"))
+    assert node is not None
+    declared = nodes.plain_value(node)
+    complete = Routing.model_validate_json(json.dumps(declared))
+    assert json.loads(complete.model_dump_json(by_alias=True)) == declared
+    optional = ("timeouts", "hedging", "queueing")
+    assert (
+        complete.model_copy(update={name: getattr(Routing(), name) for name in optional})
+        == Routing()
+    )
+
+
+def test_schemas_leave_out_what_the_fleet_writes() -> None:
+    for kind in user_kinds():
+        tree = json_schema(kind)
+        assert "status" not in tree["properties"]
+        assert "uid" not in json.dumps(tree["$defs"]["ObjectMeta"]["properties"])
+        assert tree["additionalProperties"] is False
+
+
+def test_every_kind_can_be_found_by_every_name() -> None:
+    for kind in kinds.KINDS:
+        for word in (kind.name, kind.plural, kind.short, kind.name.upper()):
+            assert kinds.by_alias(word) is kind
 
 
 # Pages of decisions and changes speak of commands of their time.
@@ -138,88 +182,3 @@ async def test_examples_are_applied_together() -> None:
         assert done.code == 0, done.err
     again = await fleet.ctl("diff", "-f", str(ROOT / "examples" / "manifests"))
     assert (again.code, again.out) == (0, "")
-
-
-@pytest.mark.parametrize("name", ["requirements.txt", "requirements-docs.txt"])
-def test_the_lock_names_no_host_and_has_hashes(name: str) -> None:
-    text = (ROOT / name).read_text()
-    assert not re.search(r"https?://|index-url|find-links", text)
-    pinned = re.findall(r"^[a-z0-9][^\n]*==[^\n]*\\$", text, re.MULTILINE)
-    assert len(pinned) > 20
-    assert text.count("--hash=sha256:") >= len(pinned)
-
-
-def test_examples_are_good_manifests() -> None:
-    folders = [str(ROOT / "examples" / name) for name in ("quickstart", "manifests")]
-    loaded = load_objects(folders)
-    assert {item.obj.kind for item in loaded} >= {
-        "ModelDeployment", "ModelRoute", "NodePool", "ShardGroup",
-    }  # fmt: skip
-    assert validate(loaded, StoreNames()) == []  # all of them can be applied together
-
-
-def test_an_example_has_every_field_of_routing() -> None:
-    """With the values that count without it, as it says, where there are any."""
-    loaded = load_objects([str(ROOT / "examples" / "manifests" / "routing.yaml")])
-    (document,) = (item.document for item in loaded if item.obj.name == "coder")
-    node = nodes.find_node(document.root, ("spec", "routing"))
-    assert node is not None
-    declared = nodes.plain_value(node)
-    complete = Routing.model_validate_json(json.dumps(declared))
-    assert json.loads(complete.model_dump_json(by_alias=True)) == declared
-    optional = ("timeouts", "hedging", "queueing")
-    assert (
-        complete.model_copy(update={name: getattr(Routing(), name) for name in optional})
-        == Routing()
-    )
-
-
-def test_schemas_leave_out_what_the_fleet_writes() -> None:
-    for kind in user_kinds():
-        tree = json_schema(kind)
-        assert "status" not in tree["properties"]
-        assert "uid" not in json.dumps(tree["$defs"]["ObjectMeta"]["properties"])
-        assert tree["additionalProperties"] is False
-
-
-def test_every_kind_can_be_found_by_every_name() -> None:
-    for kind in kinds.KINDS:
-        for word in (kind.name, kind.plural, kind.short, kind.name.upper()):
-            assert kinds.by_alias(word) is kind
-
-
-def test_the_site_may_load_nothing_from_other_hosts(tmp_path: Path) -> None:
-    """`make site` checks what it has built; here every way in which a page could load something."""
-    (tmp_path / "good.html").write_text(
-        '<link rel="canonical" href="https://example.com/"><link rel=stylesheet href="assets/a.css">'
-        '<a href="https://example.com/">a link may be followed</a><img src="a.png">'
-    )
-    assert outside_requests(tmp_path) == []
-    bad = (
-        '<script src="https://cdn.example.com/a.js"></script>',
-        '<link rel="stylesheet" href="//fonts.example.com/css">',
-        '<link rel="preconnect" href="https://fonts.example.com">',
-        '<img src="https://example.com/a.png">',
-        '<div style="background: url(https://example.com/a.png)"></div>',
-    )
-    for text in bad:
-        (tmp_path / "bad.html").write_text(text)
-        assert len(outside_requests(tmp_path)) == 1, text
-    (tmp_path / "bad.html").unlink()
-    (tmp_path / "a.css").write_text(
-        '@import "https://example.com/b.css"; .x {background: url(b.png)}'
-    )
-    (tmp_path / "a.js").write_text('load("https://unpkg.com/mermaid")')
-    assert [one.partition(":")[0] for one in outside_requests(tmp_path)] == ["a.css", "a.js"]
-
-
-def test_every_page_of_the_site_navigation_exists() -> None:
-    """What `mkdocs build --strict` would refuse, without its environment."""
-    named = re.findall(r"([\w./-]+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE)
-    assert len(named) > 40
-    assert [name for name in named if not (ROOT / name).exists()] == []
-    assert len(set(named)) == len(named)
-    operations = {
-        f"docs/operations/{path.name}" for path in (ROOT / "docs/operations").glob("*.md")
-    }
-    assert operations <= set(named)
