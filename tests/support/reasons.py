@@ -200,16 +200,23 @@ def _follow_calls(
         elif isinstance(node, ast.Call) and _called(node) in names:
             for parameter, position in dict(code.sinks[_called(node)]).items():
                 if (_called(node), parameter) in done and _accepts(code, path, node, parameter):
-                    for value in _given(node, parameter, position):
-                        tracer.trace(value)
+                    for value, index in _given(node, parameter, position):
+                        tracer.trace(value, index=index)
 
 
-def _given(call: ast.Call, parameter: str, position: int | None) -> list[ast.expr]:
-    """Return what a call passes as the parameter: one expression, or none."""
-    found = [one.value for one in call.keywords if one.arg == parameter]
-    if found or position is None or position >= len(call.args):
-        return found
-    return [one for one in call.args[position : position + 1] if not isinstance(one, ast.Starred)]
+def _given(
+    call: ast.Call, parameter: str, position: int | None
+) -> list[tuple[ast.expr, int | None]]:
+    """Return what a call passes as the parameter, with the index to follow in it: one expression, or none."""
+    named = [(one.value, None) for one in call.keywords if one.arg == parameter]
+    if named or position is None:
+        return list(named)
+    for at, one in enumerate(call.args[: position + 1]):
+        if isinstance(one, ast.Starred):
+            return [(one.value, position - at)]
+        if at == position:
+            return [(one, None)]
+    return []
 
 
 def _alternatives(value: ast.expr, index: int | None) -> list[tuple[ast.expr, int | None]]:
