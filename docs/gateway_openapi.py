@@ -68,10 +68,12 @@ _REFUSALS = {
     "403": "The API key may not use this model.",
     "404": "No model of that name is served.",
     "413": "The body is larger than `--max-body`.",
+    "415": "The body is compressed.",
     "429": "A limit of the key, or the queue of the model, is full; see `Retry-After`.",
-    "502": "Every engine that was tried failed.",
-    "503": "No engine can serve the model now; see `Retry-After`.",
-    "504": "The deadline of the request passed.",
+    "431": "The headers are too large.",
+    "500": "An internal error of the gateway or of an engine.",
+    "503": "No engine can serve the model now, or every one that was tried failed; see `Retry-After`.",
+    "504": "The deadline passed, or an engine was silent for too long.",
 }
 
 
