@@ -136,7 +136,7 @@ SECTION: Final = ReasonSection(
         ),
         problem(
             "MemoryPressure",
-            "macOS reports that memory is short on this Mac.",
+            "Memory is short on this Mac: other programs take it.",
             "Close programs on the Mac, or move replicas away with `fleetctl drain`.",
         ),
         problem(
