@@ -1,7 +1,6 @@
 """A conversation as values: slash commands, messages, answers and their statistics. Pure."""
 
 import difflib
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final, Literal, TypeAlias, cast, get_args
 
@@ -193,16 +192,3 @@ def conversation_summary(conversation: Conversation) -> list[str]:
         if count > 1
         else f"the conversation has {len(conversation.messages)} messages",
     ]
-
-
-def make_printable(text: str) -> str:
-    """Replace control characters: a model's output must not move the cursor or change the terminal's title."""
-    return text.translate(_CONTROL_PICTURES)
-
-
-# C0 and C1 except tab and newline, and DEL, become Unicode control pictures or the replacement character.
-_CONTROL_PICTURES: Mapping[int, str] = {
-    **{code: chr(0x2400 + code) for code in range(0x20) if code not in (0x09, 0x0A)},
-    0x7F: "\u2421",
-    **dict.fromkeys(range(0x80, 0xA0), "\ufffd"),
-}

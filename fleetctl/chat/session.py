@@ -25,12 +25,12 @@ from fleetctl.chat.conversation import (
     complete_line,
     conversation_summary,
     help_lines,
-    make_printable,
     parse_line,
 )
 from fleetctl.cli import terminal
 from fleetctl.cli.errors import FleetctlError, InterruptedByUser
 from machinery.clock import SystemClock
+from machinery.control_characters import make_printable
 
 _HISTORY_LINES = 1000
 _PRIVATE = 0o600
@@ -90,11 +90,12 @@ class LinePrompt:
             EOFError: Ctrl-D; KeyboardInterrupt: Ctrl-C.
 
         """
-        return input(label)
+        # readline writes past sys.stdout.
+        return input(make_printable(label))
 
 
 class AnswerPrinter:
-    """Printer of answers: raw text into a pipe; at a terminal, dimmed reasoning and no control characters."""
+    """Printer of answers: into a pipe without reasoning; at a terminal with it, dimmed."""
 
     def __init__(self) -> None:
         self._is_terminal = terminal.is_tty(sys.stdout)
@@ -110,8 +111,7 @@ class AnswerPrinter:
         if self._was_reasoning and not piece.is_reasoning:
             self.end_line()
         self._was_reasoning = piece.is_reasoning
-        text = make_printable(piece.text)
-        self._print(terminal.style(text, "dim") if piece.is_reasoning else text)
+        self._print(terminal.style(piece.text, "dim") if piece.is_reasoning else piece.text)
 
     def end_line(self) -> None:
         """Start a new line unless the output is at the start of one."""

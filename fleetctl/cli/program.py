@@ -17,6 +17,7 @@ from typing import Any
 import click
 from click.shell_completion import CompletionItem
 
+from fleetctl.cli import terminal
 from fleetctl.cli.errors import FleetctlError, InterruptedByUser
 from fleetctl.cli.kubectl_hints import VERB_SYNONYMS
 from machinery.typing_compat import override
@@ -126,7 +127,12 @@ class LazyGroup(SuggestingGroup):
 
 
 class RootGroup(LazyGroup):
-    """The group of all verbs; turns Ctrl-C and failed writes into exit codes."""
+    """The group of all verbs: filters what terminals get, and turns Ctrl-C and failed writes into exit codes."""
+
+    @override
+    def main(self, *args: Any, **kwargs: Any) -> Any:
+        with terminal.filtered_streams():
+            return super().main(*args, **kwargs)
 
     @override
     def make_context(

@@ -11,14 +11,17 @@ from pathlib import Path
 import aiohttp
 import click
 from rich.console import Console
+from rich.markup import escape
 
 import fleetctl
+from fleetctl.cli import terminal
 from fleetctl.cli.connect import data_dir_option, etcd_dir
 from fleetctl.cli.errors import FleetctlError
 from fleetctl.fleets import lifecycle
 from fleetctl.fleets.data_dir import DataDir, FleetRecord
 from fleetctl.fleets.local_fleet import LocalFleetSettings
 from machinery.clock import SystemClock
+from machinery.control_characters import make_printable
 from schemas.deployment import ModelDeployment
 from schemas.meta import find_condition, is_true
 from schemas.wire import headers, streams
@@ -80,11 +83,11 @@ class StepReporter:
     """Progress output: a spinner on a terminal, plain lines elsewhere."""
 
     def __init__(self) -> None:
-        self._console = Console(stderr=False, highlight=False)
+        self._console = Console(file=terminal.unfiltered(sys.stdout), highlight=False)
 
     def say(self, text: str) -> None:
         """Print a line."""
-        self._console.print(text, markup=False, soft_wrap=True)
+        self._console.print(make_printable(text), markup=False, soft_wrap=True)
 
     @contextmanager
     def step(self, text: str) -> Iterator["DemoStep"]:
@@ -95,8 +98,10 @@ class StepReporter:
             self.say(f"{text} ...")
             yield DemoStep(self.say)
         else:
-            with self._console.status(text) as status:
-                yield DemoStep(lambda detail: status.update(f"{text}: {detail}"))
+            with self._console.status(escape(text)) as status:
+                yield DemoStep(
+                    lambda detail: status.update(escape(make_printable(f"{text}: {detail}")))
+                )
         self.say(f"{text}: done in {clock.monotonic() - began:.1f} s")
 
 

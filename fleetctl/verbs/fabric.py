@@ -8,6 +8,7 @@ from typing import Any, Literal
 import click
 import orjson
 
+from fleetctl.cli import terminal
 from fleetctl.cli.connect import run, store_options
 from fleetctl.cli.errors import FleetctlError
 from fleetctl.cli.program import LazyGroup
@@ -60,16 +61,15 @@ def admission_text(group: GroupAdmission) -> str:
     """Return the result of one group as text."""
     spec = group.spec
     word = "admitted" if group.is_admitted else "not admitted"
-    # click.echo removes the colours if the output is not a terminal.
-    coloured = click.style(word, fg="green" if group.is_admitted else "red")
+    coloured = terminal.paint(word, "good" if group.is_admitted else "bad")
     head = f"shardgroup/{group.group}: {spec.backend} over {spec.wanted_size} Macs, {coloured}"
     rows = [_member_row(one) for one in group.members]
     parts = [head, _indent(printers.align_columns(rows, ["RANK", "NODE", "STATUS", "ADDRESSES"]))]
     if any(group.cables):
         cables = [_cable_row(group, one) for pair in group.cables for one in pair]
         parts.append(_indent(printers.align_columns(cables, ["CABLE", "FROM", "TO", "GBIT/S"])))
-    parts += [f"  {click.style(one.reason, fg='red')}: {one.message}" for one in group.faults]
-    parts += [f"  {click.style('warning', fg='yellow')}: {one}" for one in group.warnings]
+    parts += [f"  {terminal.paint(one.reason, 'bad')}: {one.message}" for one in group.faults]
+    parts += [f"  {terminal.paint('warning', 'warn')}: {one}" for one in group.warnings]
     return "\n".join(parts)
 
 
@@ -151,7 +151,7 @@ On a terminal, red marks differences that a group must not have (versions), yell
 """
 
 Weight = Literal["Must", "May", "Own"]
-_COLOURS = {"Must": "red", "May": "yellow"}
+_ROLES: dict[Weight, terminal.Role] = {"Must": "bad", "May": "warn"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -276,8 +276,8 @@ def _same_cell(row: PropertyRow) -> str:
 def _value_cells(row: PropertyRow) -> list[str]:
     if row.weight == "Own":
         return list(row.values)
-    colour = _COLOURS[row.weight]
-    return [one if one == row.usual else click.style(one, fg=colour) for one in row.values]
+    role = _ROLES[row.weight]
+    return [one if one == row.usual else terminal.paint(one, role) for one in row.values]
 
 
 def _cable_cells(

@@ -23,6 +23,7 @@ from fleetctl.top import collector, usage
 from fleetctl.top.collector import FleetInventory, FleetSample
 from machinery import environment
 from machinery.clock import Clock, SystemClock
+from machinery.control_characters import make_printable
 from manifests.suggestions import not_found_message
 from store import object_trees
 from store.errors import UnavailableError
@@ -44,7 +45,9 @@ class _LiveScreen:
         self._live = live
 
     def show(self, text: str) -> None:
-        self._live.update(Text(text, no_wrap=True, overflow="ellipsis"), refresh=True)
+        self._live.update(
+            Text(make_printable(text), no_wrap=True, overflow="ellipsis"), refresh=True
+        )
 
 
 class _PlainScreen:
@@ -63,7 +66,9 @@ def open_screen() -> Iterator[Screen]:
     if not terminal.is_tty(sys.stdout) or not environment.has_capable_terminal():
         yield _PlainScreen()
         return
-    console = Console(highlight=False, markup=False, emoji=False)
+    console = Console(
+        file=terminal.unfiltered(sys.stdout), highlight=False, markup=False, emoji=False
+    )
     with Live(console=console, auto_refresh=False, vertical_overflow="ellipsis") as live:
         yield _LiveScreen(live)
 

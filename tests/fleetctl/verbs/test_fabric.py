@@ -5,6 +5,7 @@ import json
 import click
 import pytest
 
+from fleetctl.cli import terminal
 from fleetctl.fabric.admission import GroupAdmission, check_admission
 from fleetctl.verbs import fabric
 from nodeagent.hardware import linux
@@ -60,7 +61,7 @@ def test_a_complete_group_is_admitted() -> None:
     verdict = judged(meshed(2), TWO)
     assert squeezed(fabric.admission_text(verdict)) == squeezed(ADMITTED)
     assert fabric.admission_tree(verdict)["isAdmitted"] is True
-    assert "\x1b[32madmitted" in fabric.admission_text(verdict)
+    assert terminal.paint("admitted", "good") in fabric.admission_text(verdict)
 
 
 def test_faults_are_listed_below_the_group() -> None:
@@ -179,10 +180,10 @@ def test_the_matrix_compares_macs() -> None:
     macs = with_fabric(meshed(2), 1, os_build="25C56")
     said = fabric.matrix_text(macs, None)
     assert squeezed(said) == squeezed(MATRIX)
-    assert click.style("25C56", fg="red") in said
-    assert click.style("25D125", fg="red") not in said
+    assert terminal.paint("25C56", "bad") in said
+    assert terminal.paint("25D125", "bad") not in said
     weaker = fabric.matrix_text(with_status(meshed(2), 1, gpu_cores=8), None)
-    assert click.style("8", fg="yellow") in weaker
+    assert terminal.paint("8", "warn") in weaker
     tree = json.loads(json.dumps(fabric.matrix_tree(macs, shardgroup("studio", TWO))))
     differing = [one["name"] for one in tree["properties"] if not one["isSame"]]
     assert differing == ["build", "addresses"]
@@ -222,7 +223,7 @@ async def test_groups_of_a_store(two_groups: MemoryFleet) -> None:
     )
     kind = await two_groups.ctl("fabric", "check", "md/pair")
     assert kind.code == 2
-    assert "is not a ShardGroup" in kind.err
+    assert "modeldeployments are not shardgroups; write NAME or shardgroup/NAME" in kind.err
 
     side = await two_groups.ctl("fabric", "matrix")
     assert (side.code, side.err) == (0, "")

@@ -18,6 +18,7 @@ from store import codec, keys
 from store.port import Transport
 from tests.support.fleet import Done, Fleet
 from tests.support.fleetctl_runner import run_fleetctl
+from tests.support.terminal import terminal
 from tests.support.waiting import until_async
 
 pytestmark = [pytest.mark.etcd, pytest.mark.timeout(180)]
@@ -74,6 +75,21 @@ async def logs(fleet: Fleet, *words: str) -> Done:
 async def status_of(transport: Transport, node: str) -> NodeStatus | None:
     item = await transport.get(keys.status_key("Node", node))
     return None if item is None else codec.decode(NodeStatus, item)
+
+
+async def test_a_log_is_raw_in_a_pipe_and_harmless_at_a_terminal(
+    fleet: Fleet, transport: Transport
+) -> None:
+    folder = fleet.root / "mac-1" / "engines" / "hostile-0"
+    folder.mkdir(parents=True)
+    new_run(folder).write_text("\x1b[2Jlast words\n")
+    one = replica("hostile-0", "mac-1")
+    unlabelled = one.model_copy(update={"metadata": one.metadata.model_copy(update={"labels": {}})})
+    await transport.commit([], [codec.put_spec(unlabelled)])
+    assert (await fleet.ctl("logs", "hostile-0")).out == "\x1b[2Jlast words\n"
+    async with terminal("logs", "hostile-0", "--etcd", str(fleet.etcd.address)) as shown:
+        assert (await shown.until("words")).endswith("␛[2Jlast words")
+        assert await shown.ended() == 0
 
 
 async def test_the_agent_serves_the_engines_log(fleet: Fleet) -> None:
