@@ -4,12 +4,10 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import click
-
 from fleetctl.cli.connect import open_store
 from fleetctl.cli.errors import FleetctlError
 from fleetctl.objects import reader
-from fleetctl.objects.kind_args import kind_of
+from fleetctl.objects.kind_args import kind_of, parse_names
 from reconciler.groups import fabric
 from reconciler.groups.fabric import Cable, FabricFault, assign_seats
 from schemas.formation import Seat
@@ -115,7 +113,7 @@ async def read_fabric(words: Sequence[str], options: dict[str, Any]) -> FabricSt
         FleetctlError: a group does not exist; the message names the nearest.
 
     """
-    names = tuple(_group_name(word) for word in words)
+    names = tuple(_group_names(words))
     async with open_store(options) as transport:
         found = await reader.read(transport, kind_of("shardgroups"), names)
         return FabricState(
@@ -125,14 +123,9 @@ async def read_fabric(words: Sequence[str], options: dict[str, Any]) -> FabricSt
         )
 
 
-def _group_name(word: str) -> str:
-    """Return the name in `studio` or `shardgroup/studio`."""
-    kind, slash, name = word.partition("/")
-    if not slash:
-        return word
-    if kind_of(kind).type is not ShardGroup:
-        raise click.UsageError(f"{word} is not a ShardGroup; write NAME or shardgroup/NAME")
-    return name
+def _group_names(words: Sequence[str]) -> list[str]:
+    """Return the names in `studio`, `shardgroup/studio` or `sg studio`. Raises as `kind_args.parse_names`."""
+    return parse_names(words, kind_of("shardgroups")) if words else []
 
 
 async def select_group(transport: Transport, word: str | None) -> ShardGroup:
@@ -142,7 +135,7 @@ async def select_group(transport: Transport, word: str | None) -> ShardGroup:
         FleetctlError: the group does not exist, or there are several.
 
     """
-    names = (_group_name(word),) if word is not None else ()
+    names = _group_names((word,)) if word is not None else ()
     found = await reader.read(transport, kind_of("shardgroups"), names)
     if len(found) != 1:
         known = ", ".join(group.name for group in found)

@@ -5,38 +5,25 @@ from collections.abc import Iterable, Sequence
 import click
 
 from fleetctl.cli.errors import FleetctlError
-from fleetctl.objects import reader, writer
+from fleetctl.objects import kind_args, reader, writer
 from fleetctl.objects.kind_args import kind_of
 from machinery.clock import Clock
 from manifests.suggestions import not_found_message
 from manifests.trees import Tree
 from reconciler.rollout.revisions import content_of, with_content
-from schemas import kinds
 from schemas.deployment import ModelDeployment, Revision, RevisionTemplate
 from schemas.meta import RESTARTED_AT
 from store import objects
 from store.port import Transport
 
+_NO_DEPLOYMENT = (
+    "have no placement and no rollout; give a ModelDeployment: NAME or modeldeployment/NAME"
+)
+
 
 def parse_names(words: Sequence[str]) -> list[str]:
-    """Return the names in `md/qwen`, `modeldeployment qwen` or `qwen`.
-
-    Raises:
-            click.UsageError: a word names another kind.
-
-    """
-    first = words[0]
-    # The first word is a kind if names follow; alone, it is the name of a deployment.
-    rest = words[1:] if "/" not in first and len(words) > 1 and kinds.by_alias(first) else words
-    if rest is not words:
-        _check_kind(first)
-    found = []
-    for word in rest:
-        kind, slash, name = word.partition("/")
-        if slash:
-            _check_kind(kind)
-        found.append(name if slash else word)
-    return found
+    """Return the names in `md/qwen`, `modeldeployment qwen` or `qwen`. Raises as `kind_args.parse_names`."""
+    return kind_args.parse_names(words, kind_of("md"), otherwise=_NO_DEPLOYMENT)
 
 
 def parse_name(words: Sequence[str]) -> str:
@@ -45,14 +32,6 @@ def parse_name(words: Sequence[str]) -> str:
     if len(names) != 1:
         raise click.UsageError("give one deployment: NAME or modeldeployment/NAME")
     return names[0]
-
-
-def _check_kind(word: str) -> None:
-    kind = kind_of(word)
-    if kind.type is not ModelDeployment:
-        raise click.UsageError(
-            f"{kind.plural} have no placement and no rollout; give a ModelDeployment: NAME or modeldeployment/NAME"
-        )
 
 
 async def read_deployment(transport: Transport, name: str) -> ModelDeployment:

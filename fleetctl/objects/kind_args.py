@@ -112,3 +112,33 @@ def parse_one(words: tuple[str, ...]) -> tuple[Kind, str]:
     if len(target.names) != 1:
         raise click.UsageError("name one object: KIND NAME or KIND/NAME")
     return target.kind, target.names[0]
+
+
+def parse_names(words: Sequence[str], kind: Kind, *, otherwise: str = "") -> list[str]:
+    """Return the names in `NAME...`, `KIND NAME...` or `KIND/NAME...`, for verbs that know only one kind.
+
+    `otherwise` is the end of the error for another kind, after its plural.
+
+    Raises:
+        click.UsageError: a word names another kind.
+
+    """
+    otherwise = otherwise or f"are not {kind.plural}; write NAME or {kind.name.lower()}/NAME"
+    first, *rest = words
+    # The first word is a kind if names follow; alone, it is a name.
+    has_kind = bool(rest) and "/" not in first and kinds.by_alias(first) is not None
+    if has_kind:
+        _check_kind(first, kind, otherwise)
+    found = []
+    for word in rest if has_kind else words:
+        before, slash, name = word.partition("/")
+        if slash:
+            _check_kind(before, kind, otherwise)
+        found.append(name if slash else word)
+    return found
+
+
+def _check_kind(word: str, kind: Kind, otherwise: str) -> None:
+    found = kind_of(word, (kind,))
+    if found is not kind:
+        raise click.UsageError(f"{found.plural} {otherwise}")

@@ -9,7 +9,7 @@ import click
 
 from fleetctl.cli.errors import FleetctlError
 from fleetctl.objects import reader, selectors
-from fleetctl.objects.kind_args import WRITABLE, Target, kind_of
+from fleetctl.objects.kind_args import WRITABLE, Target, kind_of, parse_names
 from manifests.errors import ManifestErrors
 from manifests.load import load_objects
 from schemas import kinds
@@ -143,19 +143,8 @@ def targets_in_files(files: Sequence[str], *, recursive: bool) -> tuple[Target, 
 
 
 def parse_node_names(words: Sequence[str]) -> list[str]:
-    """Return the names in `mac-1 node/mac-2`.
-
-    Raises:
-        click.UsageError: a word names another kind.
-
-    """
-    found = []
-    for word in words:
-        kind, slash, name = word.partition("/")
-        if slash and kind_of(kind).name != "Node":
-            raise click.UsageError(f"{word} is not a node; write NODE or node/NODE")
-        found.append(name if slash else word)
-    return found
+    """Return the names in `mac-1 node/mac-2` or `node mac-1`. Raises as `kind_args.parse_names`."""
+    return parse_names(words, kind_of("nodes")) if words else []
 
 
 async def read_selected(transport: Transport, chosen: Selection) -> list[ApiObject]:

@@ -10,8 +10,8 @@ from fleetctl.cli.arguments import parse_duration
 from fleetctl.cli.connect import open_store, run, store_options
 from fleetctl.cli.errors import FleetctlError
 from fleetctl.cli.terminal import ProgressLine
-from fleetctl.objects import git_preview, reader, targets, writer
-from fleetctl.objects.kind_args import kind_of
+from fleetctl.objects import reader, writer
+from fleetctl.objects.kind_args import kind_of, parse_names
 from machinery.clock import Clock, SystemClock
 from schemas.gitsource import GitSource, with_sync_request
 from schemas.meta import Condition, ConditionStatus, find_condition
@@ -101,19 +101,8 @@ def resume(sources: tuple[str, ...], **options: Any) -> None:
 
 
 def _parse_names(words: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the names in `fleet gs/other`.
-
-    Raises:
-        click.UsageError: a request_id names another kind.
-
-    """
-    found = []
-    for request_id in words:
-        before, slash, name = request_id.partition("/")
-        if slash and kind_of(before).name != "GitSource":
-            raise click.UsageError(f"{request_id} is not a GitSource; write NAME or gs/NAME")
-        found.append(name if slash else request_id)
-    return tuple(dict.fromkeys(found))
+    """Return the names in `fleet`, `gs/fleet` or `gs fleet`. Raises as `kind_args.parse_names`."""
+    return tuple(dict.fromkeys(parse_names(words, kind_of("gitsources")))) if words else ()
 
 
 async def _read_sources(transport: Transport, names: tuple[str, ...]) -> list[GitSource]:

@@ -150,9 +150,9 @@ async def test_sync_waits_for_the_newest_commit(
             1,
             "error: gitsource/fleet is suspended; run: fleetctl resume gs/fleet\n",
         )
-        again = await shared_fleet.ctl("suspend", "fleet")
+        again = await shared_fleet.ctl("suspend", "gs", "fleet")
         assert again.out == "gitsource/fleet already suspended\n"
-        resumed = await shared_fleet.ctl("resume", "fleet")
+        resumed = await shared_fleet.ctl("resume", "gitsources", "fleet")
         assert resumed.out == "gitsource/fleet resumed\n"
         mended = repo.commit({"a.yaml": pool("a")})
         done = await shared_fleet.ctl("sync")
@@ -161,7 +161,7 @@ async def test_sync_waits_for_the_newest_commit(
             f"gitsource/fleet main@{mended} is applied: 1 object\n",
         )
     wrong = await shared_fleet.ctl("sync", "node/a")
-    assert (wrong.code, "node/a is not a GitSource; write NAME or gs/NAME" in wrong.err) == (
+    assert (wrong.code, "nodes are not gitsources; write NAME or gitsource/NAME" in wrong.err) == (
         2,
         True,
     )
