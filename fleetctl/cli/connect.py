@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
+from click.core import ParameterSource
 
 from fleetctl.cli import errors
 from fleetctl.cli.resolve import resolve_options
@@ -32,12 +33,46 @@ def store_options(command: Command) -> Command:
 
 
 def gateway_options(command: Command) -> Command:
-    """Add `store_options`, --gateway and --api-key-file, for commands that use a gateway.
+    """Add `store_options`, --gateway and `api_key_options`, for commands that use a gateway.
 
-    The command receives `gateway` (a URL, or "" to look one up in the store), `api_key_file` (a path or None) and
-    `api_key` (or ""). At most one of the last two is set.
+    The command receives `gateway` (a URL, or "" to look one up in the store).
     """
-    return store_options(_gateway(command))
+    gateway = click.option(
+        "--gateway",
+        envvar="FLEET_GATEWAY",
+        default="",
+        metavar="URL",
+        help="Gateway to use (default: a gateway of the fleet).",
+    )
+    return store_options(gateway(api_key_options(command)))
+
+
+def api_key_options(command: Command) -> Command:
+    """Add --api-key-file. A key itself is taken from the environment only.
+
+    The command receives `api_key_file` (a path or None) and `api_key` (or ""), at most one of which is set;
+    `fleetctl.fleets.gateways.read_api_key` returns the key.
+    """
+    file = click.option(
+        "--api-key-file",
+        envvar="FLEET_API_KEY_FILE",
+        type=click.Path(exists=True, dir_okay=False, path_type=Path),
+        help="File with the API key, if the gateway requires one; or set FLEET_API_KEY.",
+    )
+    key = click.option(
+        "--api-key", envvar="FLEET_API_KEY", default="", hidden=True, callback=_refuse_key_in_flag
+    )
+    return file(key(command))
+
+
+def _refuse_key_in_flag(context: click.Context, parameter: click.Parameter, key: str) -> str:
+    if context.get_parameter_source(str(parameter.name)) is ParameterSource.COMMANDLINE:
+        raise click.UsageError(
+            "--api-key is not supported: every user of this machine can read a command line, for example with ps. "
+            "Write the key to a file and pass it with --api-key-file, FLEET_API_KEY_FILE or the context "
+            "(`fleetctl config set-context NAME --api-key-file FILE`); or set FLEET_API_KEY"
+        )
+    return key
 
 
 def data_dir_option(command: Command) -> Command:
@@ -72,33 +107,6 @@ def _context(command: Command) -> Command:
     return click.option(
         "--context", default=None, help="Context to use: the name of a fleet in `fleetctl config`."
     )(command)
-
-
-def _gateway(command: Command) -> Command:
-    options = (
-        click.option(
-            "--gateway",
-            envvar="FLEET_GATEWAY",
-            default="",
-            metavar="URL",
-            help="Gateway to use (default: a gateway of the fleet).",
-        ),
-        click.option(
-            "--api-key-file",
-            envvar="FLEET_API_KEY_FILE",
-            type=click.Path(exists=True, dir_okay=False, path_type=Path),
-            help="File with the API key, if the gateway requires one.",
-        ),
-        click.option(
-            "--api-key",
-            envvar="FLEET_API_KEY",
-            default="",
-            hidden=True,  # every user of the machine can read a command line
-        ),
-    )
-    for option in options:
-        command = option(command)
-    return command
 
 
 def _resolve_context(command: Command) -> Command:

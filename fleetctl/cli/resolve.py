@@ -155,6 +155,8 @@ def _cast(
     parameter: click.Parameter,
 ) -> Any:
     """Convert a setting with the option's own type."""
+    if isinstance(parameter, click.Option) and parameter.multiple and isinstance(value, str):
+        value = (value,)
     try:
         return parameter.type_cast_value(context, value)
     except click.BadParameter as error:

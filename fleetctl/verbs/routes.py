@@ -5,19 +5,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, TypeAlias
-from urllib.parse import urlsplit
 
 import aiohttp
 import click
 import msgspec
 import orjson
 
-from fleetctl.cli.connect import open_store, run, store_options
+from fleetctl.cli.connect import api_key_options, open_store, run, store_options
 from fleetctl.cli.errors import FleetctlError
+from fleetctl.fleets import gateways
 from fleetctl.output import printers
-from schemas.records import GatewayLease
 from schemas.wire.metrics import REQUEST_OUTCOMES
-from store import codec, keys
 
 _ANSWER_S = 5.0
 _BODY_LIMIT = 16 << 20
@@ -105,13 +103,14 @@ class AccessDenied:
     show_default=True,
 )
 @click.option("--no-headers", is_flag=True, help="Do not print column titles.")
-@click.option("--gateway", multiple=True, metavar="URL", help="Gateway to read. Can be repeated.")
 @click.option(
-    "--api-key",
-    envvar="FLEET_API_KEY",
-    default="",
-    help="Admin API key, if gateways require keys (better in FLEET_API_KEY).",
+    "--gateway",
+    envvar="FLEET_GATEWAY",
+    multiple=True,
+    metavar="URL",
+    help="Gateway to read (default: all gateways of the fleet). Can be repeated.",
 )
+@api_key_options
 @store_options
 def routes(last: int, output: str, gateway: tuple[str, ...], **options: Any) -> None:
     """Show which node served each request, the latest last."""
@@ -121,8 +120,10 @@ def routes(last: int, output: str, gateway: tuple[str, ...], **options: Any) -> 
         "node": options["node"],
         "status": ",".join(options["outcome"]),
     }
-    query = JournalQuery(query={k: v for k, v in filters.items() if v}, key=options["api_key"])
-    found = run(_fetch_requests(tuple(map(_check_url, gateway)), query, options))[-last:]
+    query = JournalQuery(
+        query={k: v for k, v in filters.items() if v}, key=gateways.read_api_key(options)
+    )
+    found = run(_fetch_requests(tuple(map(gateways.parse_url, gateway)), query, options))[-last:]
     if output == "json":
         tree = {"apiVersion": "v1", "kind": "List", "items": found}
         click.echo(orjson.dumps(tree, option=orjson.OPT_INDENT_2).decode())
@@ -223,8 +224,8 @@ async def _fetch_requests(urls: Sequence[str], query: JournalQuery, options: Jso
 
 async def _registered(options: Json) -> list[str]:
     async with open_store(options) as transport:
-        leases = (await transport.list(keys.GATEWAY_LEASE_PREFIX)).items
-    urls = sorted({codec.decode(GatewayLease, item).url for item in leases})
+        leases = await gateways.list_leases(transport)
+    urls = sorted({lease.url for lease in leases.values()})
     if not urls:
         raise FleetctlError(
             "no gateway is registered. `fleetctl up` runs one; for another gateway, pass its URL with --gateway"
@@ -273,14 +274,7 @@ async def _body(response: aiohttp.ClientResponse) -> bytes:
 def _access_denied_text(url: str, status: int) -> str:
     if status == 401:
         return (
-            f"{url} requires an admin API key: set FLEET_API_KEY or --api-key "
+            f"{url} requires an admin API key: pass --api-key-file, or set FLEET_API_KEY "
             "(`fleetctl create apikey NAME --admin` creates one)"
         )
     return f"{url}: this API key is not an admin key; create one with `fleetctl create apikey NAME --admin`"
-
-
-def _check_url(url: str) -> str:
-    parts = urlsplit(url)
-    if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise click.UsageError(f"--gateway {url}: write it as http://HOST:PORT")
-    return url

@@ -3,6 +3,7 @@
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import aiohttp
 import pytest
@@ -13,8 +14,8 @@ from store import keys
 from store.memory import MemoryTransport
 from store.port import Transport
 from tests.support.fleet import fleetctl
-from tests.support.fleetctl_runner import MemoryFleet
-from tests.support.gateway_calls import CHAT
+from tests.support.fleetctl_runner import MemoryFleet, run_fleetctl
+from tests.support.gateway_calls import ADMIN, CHAT, KEYS_REQUIRED, put_api_key
 from tests.support.gateway_engine_scripts import chat, dies_at_once
 from tests.support.gateway_fake_engine import FakeEngine, running
 from tests.support.gateway_world import Running, World, running_gateway
@@ -93,6 +94,41 @@ async def test_a_gateway_that_requires_a_key_is_a_warning() -> None:
         assert done.err.startswith("warning: a gateway denies access: ")
         assert f"{locked} requires an admin API key" in done.err
         assert "FLEET_API_KEY" in done.err
+
+
+async def test_the_key_comes_from_a_file_the_environment_or_the_context(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = World(MemoryTransport(SystemClock()))
+    await put_api_key(world, ADMIN, "me", is_admin=True)
+    (tmp_path / "key").write_text(f"{ADMIN}\n")
+    async with running_gateway(world.transport, KEYS_REQUIRED) as gateway:
+        plain = ("routes", "--gateway", gateway.url)
+        refused = await run_fleetctl(*plain)
+        assert "requires an admin API key: pass --api-key-file, or set FLEET_API_KEY" in refused.err
+        file = await run_fleetctl(*plain, "--api-key-file", str(tmp_path / "key"))
+        assert (file.code, file.err) == (0, "no requests found\n")
+        monkeypatch.setenv("FLEET_API_KEY", ADMIN)
+        assert (await run_fleetctl(*plain)).code == 0
+        monkeypatch.delenv("FLEET_API_KEY")
+        config = tmp_path / "config.toml"
+        config.write_text(
+            f'current-context = "lab"\n[contexts.lab]\ngateway = "{gateway.url}"\n'
+            'api-key-file = "key"\n'
+        )
+        monkeypatch.setenv("FLEETCTL_CONFIG", str(config))
+        monkeypatch.delenv("FLEET_DATA_DIR")  # it names a store, and so no context would count
+        context = await run_fleetctl("routes")
+        assert (context.code, context.err) == (0, "no requests found\n")
+
+
+@pytest.mark.parametrize("verb", [("routes",), ("chat", "qwen", "-m", "hi")], ids=lambda v: v[0])
+async def test_a_key_on_the_command_line_is_refused(verb: tuple[str, ...]) -> None:
+    done = await run_fleetctl(*verb, "--api-key", "sk-secret")
+    assert done.code == 2
+    assert "every user of this machine can read a command line" in done.err
+    assert "--api-key-file" in done.err
+    assert "sk-secret" not in done.err
 
 
 async def test_no_gateway_answers() -> None:
