@@ -21,7 +21,7 @@ from reconciler.observe import observe, soonest_s
 from reconciler.placement.table import NodeTable
 from reconciler.plan import DeploymentPlan, plan
 from reconciler.rollout import progress
-from reconciler.rollout.canary import CanaryBaselines, advance
+from reconciler.rollout.canary import CanaryBaselines, advance, conclude
 from reconciler.rollout.revisions import template_hash
 from reconciler.rollout.steps import RolloutPhase, rollout_goal
 from reconciler.views import DeploymentView
@@ -31,6 +31,7 @@ from schemas.meta import ApiObject, ConditionStatus, ObjectKey, Status, find_con
 from schemas.node import NodeLifeStatus
 from schemas.pools import NodePool
 from schemas.replica import Replica
+from schemas.rollout import canary_decision
 from schemas.route import ModelRoute
 from schemas.shardgroup import ShardGroup
 from store.events import EventRecorder
@@ -231,6 +232,10 @@ class DeploymentReconciler:
             self._state.baselines.forget(deployment.name)
             last = observed.canary if canary is not None else None
             return (last if last and last.template == template_hash(deployment) else None), None
+        now, meta = self._clock.now(), deployment.metadata
+        decision = canary_decision(meta.annotations, meta.generation)
+        if decision is not None:
+            return conclude(canary, observed.canary, goal.canary, decision, now), None
         ready = [
             r for r in observed.replicas if r.is_ready and r.replica.spec.template == goal.canary
         ]
@@ -241,7 +246,7 @@ class DeploymentReconciler:
             goal.canary,
             is_new_ready=len(ready) >= goal.canary_replicas,
             measured=self._state.baselines.since_step(deployment.name, observed.canary, total),
-            now=self._clock.now(),
+            now=now,
         )
 
 

@@ -111,6 +111,8 @@ class ObjectMeta(ApiModel):
 FLEET_ANNOTATIONS = "fleet/"
 RESTARTED_AT = "fleet/restarted-at"
 """The time of the last `fleetctl rollout restart`; part of what engines are started with."""
+CANARY_DECISION = "fleet/canary-decision"
+"""A person's decision about the canary of one generation; its form is in `schemas.rollout`."""
 ENDED_BECAUSE = "fleet/ended-because"
 """The cause of a drain: the reason in one word, then a message."""
 APPLY_SET = "fleet/apply-set"

@@ -1,11 +1,12 @@
 """Rollout: how a deployment changes from one version of its template to the next."""
 
-from typing import Annotated, Literal, Self
+from collections.abc import Mapping
+from typing import Annotated, Literal, Self, TypeAlias
 
 from pydantic import Field, model_validator
 
 from schemas.duration import Duration, PositiveDuration
-from schemas.meta import ApiModel
+from schemas.meta import CANARY_DECISION, ApiModel
 from schemas.quantity import Amount, Percent
 
 
@@ -47,6 +48,25 @@ class Canary(ApiModel):
                 f"has steps whose weights go down ({weights}); weights must not decrease"
             )
         return self
+
+
+CanaryDecision: TypeAlias = Literal["promote", "abort"]
+"""promote: the new version passes now. abort: it fails now, and is rolled back."""
+
+
+def canary_decision_notes(decision: CanaryDecision, generation: int) -> dict[str, str]:
+    """Return the annotation of a decision, which counts for this generation of the deployment only."""
+    return {CANARY_DECISION: f"{decision} {generation}"}
+
+
+def canary_decision(annotations: Mapping[str, str], generation: int) -> CanaryDecision | None:
+    """Return the decision that the annotations of a deployment hold for this generation, if any."""
+    words = annotations.get(CANARY_DECISION, "").split()
+    match words:
+        case ["promote" | "abort" as decision, number] if number == str(generation):
+            return decision
+        case _:
+            return None
 
 
 class Rollout(ApiModel):

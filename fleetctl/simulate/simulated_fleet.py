@@ -70,13 +70,13 @@ class SimulatedFleet:
         self._group = group
         self._geometries = dict(geometries)
         self.clock = VirtualClock()
-        self._store = MemoryTransport(self.clock, expires_by_itself=False)
-        self._feed = SharedCaches(self._store, self.clock)
+        self.store = MemoryTransport(self.clock, expires_by_itself=False)
+        self._feed = SharedCaches(self.store, self.clock)
         self._macs: dict[str, HollowMac] = {}
         self._agents: dict[str, asyncio.Task[None]] = {}
         self._served: frozenset[str] = frozenset()
         self._moved_at = 0.0
-        controller = Controller(self._store, self.clock, identity="simulated", grace_s=GRACE_S)
+        controller = Controller(self.store, self.clock, identity="simulated", grace_s=GRACE_S)
         self._tasks = [
             group.create_task(controller.run()),
             group.create_task(self._feed.run()),
@@ -98,7 +98,7 @@ class SimulatedFleet:
                 creation_timestamp=self.clock.now(),
             )
             node = Node(metadata=metadata, spec=NodeSpec(taints=tuple(taints)))
-            await self._store.commit([codec.unchanged_guard(node)], [codec.put_spec(node)])
+            await self.store.commit([codec.unchanged_guard(node)], [codec.put_spec(node)])
         mac = HollowMac(
             clock=self.clock,
             status=status,
@@ -106,7 +106,7 @@ class SimulatedFleet:
             pace=self._pace,
         )
         self._macs[mac.name] = mac
-        self._agents[mac.name] = self._group.create_task(mac.agent(self._store, self._feed).run())
+        self._agents[mac.name] = self._group.create_task(mac.agent(self.store, self._feed).run())
 
     def _pace(self, path: str) -> HollowTiming:
         size = self._geometries[path].weights_bytes
@@ -119,7 +119,7 @@ class SimulatedFleet:
 
     async def apply(self, loaded: Sequence[LoadedObject]) -> None:
         """Apply the manifests as `fleetctl apply` does, with the same exceptions."""
-        await applying.apply(self._store, loaded, self.clock)
+        await applying.apply(self.store, loaded, self.clock)
 
     async def rest(self) -> FleetSnapshot:
         """Wait until the store is unchanged for 45 s and no engine loads; return the state."""
@@ -127,7 +127,7 @@ class SimulatedFleet:
         written_at, revision = began, 0
         while True:
             await self.clock.sleep(_POLL_S)
-            now, status = self.clock.monotonic(), await self._store.status()
+            now, status = self.clock.monotonic(), await self.store.status()
             if status.revision != revision:
                 revision, written_at = status.revision, now
                 await self._note_served(now)
@@ -146,15 +146,13 @@ class SimulatedFleet:
         return self._moved_at
 
     async def _note_served(self, now: float) -> None:
-        served = frozenset(
-            e.spec.replica_uid for e in await objects.list_all(self._store, Endpoint)
-        )
+        served = frozenset(e.spec.replica_uid for e in await objects.list_all(self.store, Endpoint))
         if served != self._served:
             self._served, self._moved_at = served, now
 
     async def _snapshot(self, *, is_quiet: bool) -> FleetSnapshot:
-        replicas = await objects.list_all(self._store, Replica)
-        deployments = await objects.list_all(self._store, ModelDeployment)
+        replicas = await objects.list_all(self.store, Replica)
+        deployments = await objects.list_all(self.store, ModelDeployment)
         return FleetSnapshot(
             at_s=self.clock.monotonic(),
             places=tuple(
@@ -179,7 +177,7 @@ class SimulatedFleet:
     async def _expire_leases(self) -> None:
         while True:  # etcd expires leases up to half a second late
             await self.clock.sleep(0.5)
-            self._store.expire()
+            self.store.expire()
 
     def stop(self) -> None:
         """Stop all tasks."""

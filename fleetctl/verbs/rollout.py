@@ -1,4 +1,4 @@
-"""`fleetctl rollout`: status, history, undo, pause, resume and restart of deployments."""
+"""`fleetctl rollout`: status, history, undo, pause, resume, restart, promote and abort."""
 
 from dataclasses import dataclass
 from datetime import datetime
@@ -19,6 +19,7 @@ from manifests.trees import Tree, object_tree
 from manifests.yaml import parser
 from schemas.deployment import ModelDeployment, Revision
 from schemas.meta import RESTARTED_AT, Condition, ConditionStatus, find_condition
+from schemas.rollout import CanaryDecision, canary_decision_notes
 from store import keys, objects
 from store.errors import UnavailableError
 from store.port import Transport
@@ -338,6 +339,81 @@ def resume(what: tuple[str, ...], **options: Any) -> None:
     run(_change_each(what, as_resumed, "resumed", options))
 
 
+def check_canary_runs(deployment: ModelDeployment, decision: CanaryDecision) -> None:
+    """Refuse a decision about a deployment without a running canary. Pure.
+
+    Raises:
+        FleetctlError: no canary runs, or the rollout is paused.
+
+    """
+    ref, status = f"modeldeployment/{deployment.name}", deployment.status
+    if deployment.spec.rollout.paused:
+        raise FleetctlError(
+            f"{ref} is paused; resume it first with `fleetctl rollout resume {deployment.name}`"
+        )
+    is_current = status is not None and status.observed_generation >= deployment.metadata.generation
+    canary = status.canary if status is not None and is_current else None
+    if deployment.spec.rollout.canary is None or canary is None or canary.outcome != "Running":
+        raise FleetctlError(f"{ref} has no running canary to {decision}{_canary_hint(deployment)}")
+
+
+def with_canary_decision(
+    deployment: ModelDeployment, decision: CanaryDecision, generation: int
+) -> ModelDeployment:
+    """Return the deployment with a decision about the canary of this generation. Pure.
+
+    Raises:
+        FleetctlError: the deployment was changed meanwhile, so the decision was about another version.
+
+    """
+    meta = deployment.metadata
+    if meta.generation != generation:
+        raise FleetctlError(
+            f"modeldeployment/{deployment.name} was changed at the same time, so its canary was left alone; "
+            f"look at it with `fleetctl rollout status {deployment.name}`, and {decision} it again"
+        )
+    notes = {**meta.annotations, **canary_decision_notes(decision, generation)}
+    return deployment.model_copy(
+        update={"metadata": meta.model_copy(update={"annotations": notes})}
+    )
+
+
+def _canary_hint(deployment: ModelDeployment) -> str:
+    """Return what the deployment has instead of a running canary, and what to do; the end of a sentence."""
+    name, status = deployment.name, deployment.status
+    if deployment.spec.rollout.canary is None:
+        return f": it has no spec.rollout.canary. `fleetctl rollout undo {name}` rolls back"
+    if status is None or status.observed_generation < deployment.metadata.generation:
+        return ": the reconciler has not looked at its newest generation; try again"
+    if status.canary is None:
+        return ""
+    if status.canary.outcome == "Failed":
+        return (
+            f": it failed ({status.canary.message}). `fleetctl rollout restart {name}` tries again, "
+            f"`fleetctl rollout undo {name}` rolls back the spec"
+        )
+    return f": it has passed. `fleetctl rollout undo {name}` rolls back"
+
+
+@rollout.command()
+@click.argument("what", nargs=-1, required=True, metavar="NAME...")
+@store_options
+def promote(what: tuple[str, ...], **options: Any) -> None:
+    """End the canary of deployments at once: the new version passes, and all replicas get it."""
+    run(_decide_each(what, "promote", "promoted", options))
+
+
+@rollout.command()
+@click.argument("what", nargs=-1, required=True, metavar="NAME...")
+@store_options
+def abort(what: tuple[str, ...], **options: Any) -> None:
+    """End the canary of deployments at once: the new version fails, and the earlier one serves again.
+
+    The spec stays as it is. `fleetctl rollout undo` rolls it back, `fleetctl rollout restart` tries again.
+    """
+    run(_decide_each(what, "abort", "aborted", options))
+
+
 @rollout.command()
 @click.argument("what", nargs=-1, required=True, metavar="NAME...")
 @store_options
@@ -358,3 +434,30 @@ async def _change_each(
         for name in deployments.parse_names(what):
             await deployments.change_deployment(transport, clock, name, edit)
             click.echo(f"modeldeployment/{name} {done}")
+
+
+async def _decide_each(
+    what: tuple[str, ...], decision: CanaryDecision, done: str, options: dict[str, Any]
+) -> None:
+    clock = SystemClock()
+    async with open_store(options) as transport:
+        for name in deployments.parse_names(what):
+            await decide_canary(transport, clock, name, decision)
+            click.echo(f"modeldeployment/{name} {done}")
+
+
+async def decide_canary(
+    transport: Transport, clock: Clock, name: str, decision: CanaryDecision
+) -> None:
+    """Record a decision about the running canary of a deployment.
+
+    Raises:
+        FleetctlError: no canary runs, or the deployment was changed meanwhile.
+
+    """
+    seen = await deployments.read_deployment(transport, name)
+    check_canary_runs(seen, decision)
+    generation = seen.metadata.generation
+    await deployments.change_deployment(
+        transport, clock, name, lambda found: with_canary_decision(found, decision, generation)
+    )

@@ -10,7 +10,7 @@ from datetime import datetime
 from reconciler.demand.gateway_metrics import VersionMetrics
 from schemas import duration, quantity
 from schemas.deployment import CanaryStatus
-from schemas.rollout import Canary, CanaryAnalysis
+from schemas.rollout import Canary, CanaryAnalysis, CanaryDecision
 
 # With fewer requests nothing is concluded, even with a lower minRequests: one failure of one request is 100 %.
 _FEWEST = 5
@@ -55,6 +55,28 @@ def advance(
         began = _moved(status, now, weight=step.weight, message=message)
         return began, duration.parse(step.pause)
     return status, left_s if is_prepared and left_s > 0 else None
+
+
+def conclude(
+    canary: Canary,
+    status: CanaryStatus | None,
+    template: str,
+    decision: CanaryDecision,
+    now: datetime,
+) -> CanaryStatus:
+    """Return the state of the analysis of `template` after a person's decision; a finished one stays as it is."""
+    if status is None or status.template != template:
+        status = CanaryStatus(template=template, since=now)
+    if status.outcome != "Running":
+        return status
+    step = _step(canary, min(status.step, len(canary.steps) - 1))
+    if decision == "abort":
+        message = f"{step}: aborted by `fleetctl rollout abort`"
+        return _moved(status, now, weight=0, outcome="Failed", message=message)
+    message = f"{step}: promoted by `fleetctl rollout promote`"
+    return _moved(
+        status, now, step=len(canary.steps), weight=100, outcome="Passed", message=message
+    )
 
 
 def next_weight(canary: Canary, status: CanaryStatus | None, template: str) -> int:

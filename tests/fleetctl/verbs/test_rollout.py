@@ -1,10 +1,16 @@
-"""rollout status, history, undo, pause, resume and restart."""
+"""rollout status, history, undo, pause, resume, restart, promote and abort."""
 
+import io
 from datetime import timedelta
 
 import pytest
 
+from fleetctl.simulate.fleet_file import FleetNode, model_geometry, nearest_shape, node_status
+from fleetctl.simulate.simulated_fleet import run_fleet
+from fleetctl.verbs.rollout import decide_canary
+from machinery import virtual_time
 from machinery.clock import SystemClock
+from manifests.load import load_objects
 from reconciler.rollout.revisions import content_of, revision_name, template_hash
 from schemas.deployment import (
     CanaryStatus,
@@ -14,6 +20,8 @@ from schemas.deployment import (
     RevisionSpec,
 )
 from schemas.meta import RESTARTED_AT, Condition, ConditionStatus, ObjectMeta, OwnerReference
+from schemas.replica import Replica
+from schemas.rollout import CanaryDecision, canary_decision
 from store import codec, keys, objects
 from store.port import Put, Transport
 from tests.support.fleet import Fleet
@@ -307,3 +315,98 @@ async def test_deployments_being_deleted_are_not_changed(
     assert done.err == "error: modeldeployment/going is being deleted; nothing was changed\n"
     told = await shared_fleet.ctl("rollout", "status", "going")
     assert told.err == "error: modeldeployment/going is being deleted\n"
+
+
+def with_canary(name: str, model: str = "small") -> str:
+    """Return a manifest with a canary."""
+    text = DEPLOYMENT.replace("NAME", name).replace("small", model)
+    return text.replace("spec: {", "spec: {rollout: {canary: {steps: [{weight: 50}]}}, ")
+
+
+async def try_out(transport: Transport, name: str, **canary: object) -> None:
+    """Write that a version is tried, as the reconciler does."""
+    trial = CanaryStatus(template="new", since=SystemClock().now()).model_copy(update=canary)
+    generation = (await read(transport, name)).metadata.generation
+    status = ModelDeploymentStatus(observed_generation=generation, canary=trial)
+    key = keys.status_key("ModelDeployment", name)
+    await transport.commit([], [Put(key=key, value=codec.encode(status))])
+
+
+@pytest.mark.parametrize(("decision", "done"), [("promote", "promoted"), ("abort", "aborted")])
+async def test_a_decision_about_a_canary_is_recorded_for_its_generation(
+    shared_fleet: MemoryFleet, shared_transport: Transport, decision: str, done: str
+) -> None:
+    await shared_fleet.applied(with_canary(done))
+    await try_out(shared_transport, done)
+    told = await shared_fleet.ctl("rollout", decision, "md", done)
+    assert (told.code, told.out) == (0, f"modeldeployment/{done} {done}\n")
+    meta = (await read(shared_transport, done)).metadata
+    assert canary_decision(meta.annotations, meta.generation) == decision
+    # The next version is decided anew.
+    assert canary_decision(meta.annotations, meta.generation + 1) is None
+
+
+@pytest.mark.parametrize(
+    ("canary", "expected"),
+    [
+        (None, ": the reconciler has not looked at its newest generation; try again"),
+        ({"outcome": "Passed"}, ": it has passed. `fleetctl rollout undo NAME` rolls back"),
+        (
+            {"outcome": "Failed", "message": "3 of 40 failed"},
+            ": it failed (3 of 40 failed). `fleetctl rollout restart NAME` tries again, "
+            "`fleetctl rollout undo NAME` rolls back the spec",
+        ),
+    ],
+    ids=["unobserved", "passed", "failed"],
+)
+async def test_only_a_running_canary_is_decided(
+    shared_fleet: MemoryFleet,
+    shared_transport: Transport,
+    canary: dict[str, object] | None,
+    expected: str,
+) -> None:
+    name = str((canary or {"outcome": "unobserved"})["outcome"]).lower()
+    await shared_fleet.applied(with_canary(name))
+    if canary is not None:
+        await try_out(shared_transport, name, **canary)
+    done = await shared_fleet.ctl("rollout", "abort", name)
+    hint = expected.replace("NAME", name)
+    assert done.err == f"error: modeldeployment/{name} has no running canary to abort{hint}\n"
+
+
+async def test_a_deployment_without_a_canary_is_told_of_undo(shared_fleet: MemoryFleet) -> None:
+    await applied(shared_fleet, "plain")
+    done = await shared_fleet.ctl("rollout", "promote", "plain")
+    assert "it has no spec.rollout.canary. `fleetctl rollout undo plain` rolls back" in done.err
+    await shared_fleet.applied(with_canary("stopped"))
+    await shared_fleet.ctl("rollout", "pause", "stopped")
+    paused = await shared_fleet.ctl("rollout", "promote", "stopped")
+    assert "stopped is paused; resume it first with `fleetctl rollout resume stopped`" in paused.err
+
+
+@pytest.mark.parametrize(("decision", "models"), [("promote", {"large"}), ("abort", {"small"})])
+def test_a_decision_ends_a_canary_that_waits_for_requests(
+    decision: CanaryDecision, models: set[str]
+) -> None:
+    """Run the real reconciler and agents in virtual time; no request ever comes."""
+    geometry = model_geometry(10**9, 4, nearest_shape(10**9), None)
+
+    async def main() -> None:
+        async with run_fleet({"small": geometry, "large": geometry}) as simulated:
+            for name in ("mac-1", "mac-2"):
+                mac = FleetNode(name=name, chip="Apple M4 Max", memory="64Gi")
+                await simulated.join(node_status(mac, name))
+            for model in ("small", "large"):
+                manifest = io.BytesIO(with_canary("chat", model).encode())
+                await simulated.apply(load_objects(["-"], stdin=manifest))
+                await simulated.rest()
+            trial = await read(simulated.store, "chat")
+            assert trial.status is not None
+            assert trial.status.canary is not None
+            assert trial.status.canary.outcome == "Running"
+            await decide_canary(simulated.store, simulated.clock, "chat", decision)
+            await simulated.rest()
+            replicas = await objects.list_all(simulated.store, Replica)
+            assert {one.spec.model.path for one in replicas} == models
+
+    virtual_time.run(main())

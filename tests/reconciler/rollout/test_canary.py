@@ -8,9 +8,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from reconciler.demand.gateway_metrics import VersionMetrics
-from reconciler.rollout.canary import CanaryBaselines, advance, canary_replicas, next_weight
+from reconciler.rollout.canary import (
+    CanaryBaselines,
+    advance,
+    canary_replicas,
+    conclude,
+    next_weight,
+)
 from schemas.deployment import CanaryStatus
-from schemas.rollout import Canary
+from schemas.meta import CANARY_DECISION
+from schemas.rollout import Canary, canary_decision, canary_decision_notes
 
 START = datetime(2026, 3, 2, tzinfo=UTC)
 CANARY = Canary.model_validate_json(
@@ -248,3 +255,33 @@ def test_a_step_is_never_passed_early_or_with_too_few(
         assert is_ready
     if status.outcome == "Failed":
         assert found.error_rate > 0.05
+
+
+def test_a_promoted_canary_passes_at_once() -> None:
+    found = conclude(CANARY, under_way(), "new", "promote", later(9))
+    assert (found.outcome, found.weight, found.step) == ("Passed", 100, 2)
+    assert found.message == "step 1 of 2: promoted by `fleetctl rollout promote`"
+    # It stays as it is, whatever is decided afterwards.
+    assert conclude(CANARY, found, "new", "abort", later(10)) == found
+
+
+def test_an_aborted_canary_fails_at_once() -> None:
+    found = conclude(CANARY, under_way(1, 50), "new", "abort", later(9))
+    assert (found.outcome, found.weight) == ("Failed", 0)
+    assert found.message == "step 2 of 2: aborted by `fleetctl rollout abort`"
+
+
+def test_a_decision_before_the_first_look_concludes_the_new_version() -> None:
+    old = under_way(outcome="Passed").model_copy(update={"template": "old"})
+    for before in (None, old):
+        found = conclude(CANARY, before, "new", "abort", later(9))
+        assert (found.template, found.outcome) == ("new", "Failed")
+
+
+def test_a_decision_counts_for_its_generation_only() -> None:
+    notes = canary_decision_notes("promote", 7)
+    assert canary_decision(notes, 7) == "promote"
+    assert canary_decision(notes, 8) is None
+    assert canary_decision({}, 7) is None
+    for wrong in ("promote", "promote x", "delete 7", "promote 7 7"):
+        assert canary_decision({CANARY_DECISION: wrong}, 7) is None
