@@ -29,6 +29,7 @@ from gateway.telemetry.recorder import Tracer
 from machinery import environment
 from machinery import process_log as fleet_logging
 from machinery.clock import SystemClock
+from machinery.log_flags import log_options
 from machinery.process_log import LogRing
 from schemas.wire.exit_codes import ExitCode
 from store.etcd.connect import connect
@@ -56,13 +57,7 @@ _FILES_OF_MACOS = 10_240
     "local address of the route to etcd.",
 )
 @etcd_options
-@click.option(
-    "--log-level",
-    type=click.Choice(["debug", "info", "warning", "error"]),
-    default="info",
-    envvar="FLEET_LOG_LEVEL",
-    show_default=True,
-)
+@log_options
 @click.option(
     "--max-body",
     type=click.IntRange(min=1),
@@ -156,7 +151,7 @@ def main(**flags: Any) -> None:
     """Serve the models of the fleet as one OpenAI-compatible endpoint."""
     etcd = address_from_flags(flags)
     ring = LogRing()
-    fleet_logging.setup("gateway", flags["log_level"], ring=ring)
+    fleet_logging.setup("gateway", flags["log_level"], log_format=flags["log_format"], ring=ring)
     tracer = _tracer()
     try:
         advertised = registration.parse_address(flags["advertise_address"] or "")

@@ -1,4 +1,4 @@
-"""The log of a process: JSON lines on stderr, a ring of the last lines in memory, and reading a log from its end.
+"""The log of a process: lines of JSON or text on stderr, a ring of the last lines, and reading a log from its end.
 
 A position in a log is whatever the log counts in: bytes of a file, or numbers of lines in memory.
 """
@@ -11,15 +11,18 @@ from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Literal, TypeAlias
 
 from typing_extensions import override
 
 from machinery.clock import Clock
+from machinery.control_characters import make_printable
 
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 # The beginning of a line that `JsonFormatter` writes.
 _TIME_FIELD = re.compile(rb'\{"time": ?"([0-9T:.+Z-]{10,40})"')
+# A value that needs no quotes in text.
+_WORD = re.compile(r"[^\s\"=]+")
 _BLOCK_BYTES = 64 << 10
 # A longer line is returned in several pieces.
 _MAX_LINE_BYTES = 1 << 20
@@ -51,6 +54,31 @@ class JsonFormatter(logging.Formatter):
         if record.exc_info:
             line["traceback"] = self.formatException(record.exc_info)
         return json.dumps(line, default=str)
+
+
+class TextFormatter(logging.Formatter):
+    """Formats a record for a person at a terminal: local time, level, logger, message, and fields as `name=value`."""
+
+    @override
+    def format(self, record: logging.LogRecord) -> str:
+        at = datetime.fromtimestamp(record.created).astimezone()
+        fields = (
+            f"{name}={_field_text(value)}"
+            for name, value in vars(record).items()
+            if name not in _STANDARD
+        )
+        head = f"{at:%Y-%m-%d %H:%M:%S}.{at.microsecond // 1000:03} {record.levelname:<7}"
+        message = record.getMessage().replace("\n", "\\n")
+        line = " ".join((head, f"{record.name}: {message}", *fields))
+        if record.exc_info:
+            line += f"\n{self.formatException(record.exc_info)}"
+        return make_printable(line)
+
+
+def _field_text(value: object) -> str:
+    """Return a value as one word; anything else in quotes, as in JSON."""
+    text = value if isinstance(value, str) else json.dumps(value, default=str, ensure_ascii=False)
+    return text if _WORD.fullmatch(text) else json.dumps(value, default=str, ensure_ascii=False)
 
 
 class LogRing(logging.Handler):
@@ -95,12 +123,26 @@ class LogRing(logging.Handler):
         return bytes(text), number
 
 
-def setup(process: str, level: str = "info", *, ring: LogRing | None = None) -> None:
-    """Log to stderr and to `ring`, if given; `level` is debug, info, warning or error."""
-    handlers: list[logging.Handler] = [logging.StreamHandler(sys.stderr)]
-    handlers += [] if ring is None else [ring]
-    for handler in handlers:
-        handler.setFormatter(JsonFormatter(process))
+LogLevel: TypeAlias = Literal["debug", "info", "warning", "error"]
+LogFormat: TypeAlias = Literal["auto", "text", "json"]
+"""auto: text if stderr is a terminal, else JSON."""
+
+
+def setup(
+    process: str,
+    level: LogLevel = "info",
+    *,
+    log_format: LogFormat = "auto",
+    ring: LogRing | None = None,
+) -> None:
+    """Log to stderr in this format, and to `ring`, if given, as JSON."""
+    screen = logging.StreamHandler(sys.stderr)
+    is_text = log_format == "text" or (log_format == "auto" and sys.stderr.isatty())
+    screen.setFormatter(TextFormatter() if is_text else JsonFormatter(process))
+    handlers: list[logging.Handler] = [screen]
+    if ring is not None:
+        ring.setFormatter(JsonFormatter(process))
+        handlers.append(ring)
     root = logging.getLogger()
     root.handlers[:] = handlers
     root.setLevel(level.upper())

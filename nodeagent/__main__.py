@@ -13,7 +13,8 @@ from pydantic import TypeAdapter, ValidationError
 
 from machinery import process_log
 from machinery.clock import SystemClock
-from machinery.process_log import LogRing
+from machinery.log_flags import log_options
+from machinery.process_log import LogFormat, LogLevel, LogRing
 from machinery.process_main import run_until_signal
 from machinery.version import version
 from nodeagent.agent import Agent
@@ -86,16 +87,11 @@ _LABELS = TypeAdapter(Labels)
 @click.option(
     "--label", "labels", multiple=True, help="Label of the node as KEY=VALUE; may be repeated."
 )
-@click.option(
-    "--log-level",
-    type=click.Choice(["debug", "info", "warning", "error"]),
-    default="info",
-    envvar="FLEET_LOG_LEVEL",
-)
-def main(log_level: str, **options: Any) -> None:
+@log_options
+def main(log_level: LogLevel, log_format: LogFormat, **options: Any) -> None:
     """Run the agent of this Mac: its engines, its lease and its status."""
     ring = LogRing()
-    process_log.setup("nodeagent", log_level, ring=ring)
+    process_log.setup("nodeagent", log_level, log_format=log_format, ring=ring)
     where = address_from_flags(options)
     state_dir: Path = options["state_dir"].expanduser().resolve()
     lock = _lock(state_dir)

@@ -12,7 +12,8 @@ import platformdirs
 
 from machinery import process_log as house_logging
 from machinery.clock import SystemClock
-from machinery.http_server import AdminServer
+from machinery.log_flags import log_options
+from machinery.process_log import LogFormat, LogLevel
 from machinery.process_main import run_until_signal
 from machinery.version import version
 from reconciler.controller import Controller
@@ -76,23 +77,18 @@ from store.etcd.flags import address_from_flags, etcd_options
     envvar="FLEET_GIT_WEBHOOK_SECRET_FILE",
     help="Listen for pushes at /hooks/git; the file has the secret that signs them.",
 )
-@click.option(
-    "--log-level",
-    type=click.Choice(["debug", "info", "warning", "error"]),
-    default="info",
-    envvar="FLEET_LOG_LEVEL",
-)
+@log_options
 def main(
     node_grace_period: float,
     git_dir: Path,
     git_credentials: Path,
-    log_level: str,
-    **options: Any,
+    log_level: LogLevel,
+    log_format: LogFormat,
+    **etcd: Any,
 ) -> None:
     """Decide which Mac runs which replica. Run any number of reconcilers: one leads."""
-    house_logging.setup("reconciler", log_level)
-    etcd_address = address_from_flags(options)
-    secret_file = _secret_file(options["git_webhook_secret_file"])
+    house_logging.setup("reconciler", log_level, log_format=log_format)
+    etcd_address = address_from_flags(etcd)
     # `fleetctl version` shows it: the leading process and its release.
     identity = f"{socket.gethostname()}/{os.getpid()} {version()}"
 

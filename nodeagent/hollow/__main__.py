@@ -9,6 +9,8 @@ import click
 
 from machinery import process_log
 from machinery.clock import SystemClock
+from machinery.log_flags import log_format_option, log_level_option
+from machinery.process_log import LogFormat, LogLevel
 from machinery.process_main import run_until_signal
 from nodeagent.hollow.engines import HollowTiming
 from nodeagent.hollow.node import HollowMac, SharedCaches, hollow_status
@@ -53,15 +55,11 @@ _MACS_PER_CONNECTION = 25
     show_default=True,
     help="Lifetime of each lease in seconds; raise it if this machine is too slow to renew all leases in time.",
 )
-@click.option(
-    "--log-level",
-    type=click.Choice(["debug", "info", "warning", "error"]),
-    default="warning",
-    show_default=True,
-)
-def main(log_level: str, **options: Any) -> None:
+@log_level_option("warning")
+@log_format_option
+def main(log_level: LogLevel, log_format: LogFormat, **options: Any) -> None:
     """Run many agents with simulated engines in one process, for load tests. Their endpoints do not answer."""
-    process_log.setup("hollow", log_level)
+    process_log.setup("hollow", log_level, log_format=log_format)
     where, clock = address_from_flags(options), SystemClock()
     pace = HollowTiming(load_s=options["load"])
     last = options["first"] + options["count"]

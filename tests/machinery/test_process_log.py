@@ -1,9 +1,11 @@
 """The log of a process: JSON lines, the start of a selection, and the ring in memory."""
 
 import asyncio
+import importlib
 import io
 import json
 import logging
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -21,6 +23,7 @@ from machinery.process_log import (
     JsonFormatter,
     LogRing,
     LogSelection,
+    TextFormatter,
     lines_backwards,
     parse_time,
     start_position,
@@ -89,6 +92,56 @@ def test_setup_writes_lines_to_stderr_and_keeps_chatty_libraries_down() -> None:
     assert [found["message"] for found in lines] == ["fine", "bad"]
     assert "ZeroDivisionError" in lines[1]["traceback"]
     assert done.stdout == ""
+
+
+def text_line(message: str, **extra: object) -> str:
+    logger = logging.Logger("store.lease")  # noqa: LOG001 - a logger of this test only
+    record = logger.makeRecord(
+        logger.name, logging.WARNING, "file.py", 1, message, (), None, extra=extra
+    )
+    record.created = datetime(2026, 1, 1, 12, 30, 1, 250_000).astimezone().timestamp()
+    return TextFormatter().format(record)
+
+
+def test_a_line_of_text_has_local_time_level_logger_message_and_fields() -> None:
+    assert text_line("lease lost", lease=7, node="mac-1", why="no answer", left=None) == (
+        '2026-01-01 12:30:01.250 WARNING store.lease: lease lost lease=7 node=mac-1 why="no answer" left=null'
+    )
+
+
+def test_a_line_of_text_cannot_control_the_terminal_or_pretend_to_be_two() -> None:
+    line = text_line("lost\n2026 forged", key="\x1b[2J\nforged", path=Path("/a b"))
+    assert line.endswith('lost\\n2026 forged key="\\u001b[2J\\nforged" path="/a b"')
+    assert text_line("\x1b]0;x\x07").endswith("␛]0;x␇")
+
+
+@pytest.mark.parametrize(
+    ("options", "is_text"),
+    [
+        pytest.param("", True, id="auto"),
+        pytest.param(", log_format='json'", False, id="json"),
+        pytest.param(", log_format='text'", True, id="text"),
+    ],
+)
+def test_the_log_is_text_on_a_terminal(options: str, is_text: bool) -> None:
+    code = (
+        f"import logging; from machinery import process_log; process_log.setup('p'{options});"
+        "logging.getLogger('x').info('fine', extra={'lease': 7})"
+    )
+    ours, theirs = os.openpty()
+    root = Path(__file__).parent.parent.parent
+    subprocess.run([sys.executable, "-c", code], stderr=theirs, check=True, cwd=root)
+    os.close(theirs)
+    shown = os.read(ours, 4096).decode()
+    os.close(ours)
+    assert shown.strip().endswith("INFO    x: fine lease=7") == is_text
+    assert shown.startswith("{") != is_text
+
+
+@pytest.mark.parametrize("program", ["reconciler", "nodeagent", "nodeagent.hollow", "gateway"])
+def test_every_program_takes_the_flags_of_the_log(program: str) -> None:
+    main = importlib.import_module(f"{program}.__main__").main
+    assert {"log_level", "log_format"} <= {option.name for option in main.params}
 
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
