@@ -9,10 +9,60 @@ Command = Callable[..., Any]
 
 # What users of other tools type. Typing errors are found by their letters.
 VERB_SYNONYMS = {
-    "cat": "get", "list": "get", "ls": "get", "ps": "get", "status": "get",
+    "cat": "get", "status": "get",
     "remove": "delete", "rm": "delete", "show": "describe", "inspect": "describe",
-    "start": "up", "run": "up", "stop": "down", "deploy": "apply", "prompt": "chat", "ask": "chat",
+    "start": "up", "serve": "up", "stop": "down", "deploy": "apply", "prompt": "chat", "ask": "chat",
     "tail": "logs", "journal": "logs", "stats": "top", "check": "doctor", "context": "config",
+}  # fmt: skip
+
+_MODELS = "`fleetctl get md` lists the deployed models, `fleetctl get nodes` the Macs"
+_PULL = (
+    "nothing is downloaded: put the model's folder into the models folder of each Mac, for example with "
+    "`hf download REPO --local-dir FOLDER`, then run `fleetctl create modeldeployment NAME --model FOLDER`"
+)
+_PORTS = (
+    "clients talk to a gateway, never to an engine: `fleetctl cluster-info` shows the addresses of the gateways; "
+    "to reach one that listens on its own Mac only: ssh -L 4000:127.0.0.1:4000 MAC"
+)
+_PROCESSES = (
+    "engines are processes of their Macs, not containers: log in with ssh; `fleetctl logs REPLICA` and "
+    "`fleetctl describe replica REPLICA` need no login"
+)
+_KEYS = "`fleetctl create apikey NAME` creates a key, and `fleetctl get apikeys` lists them"
+
+# Verbs of kubectl and Ollama that fleetctl does not need, and the command to use instead.
+VERB_ANSWERS = {
+    "list": _MODELS,
+    "ls": _MODELS,
+    "ps": "`fleetctl get replicas` lists the running replicas, `fleetctl top models` their load",
+    "pull": _PULL,
+    "push": _PULL,
+    "load": "`fleetctl scale md/NAME --replicas=1` starts a replica; `fleetctl create modeldeployment` deploys a model",
+    "unload": "`fleetctl scale md/NAME --replicas=0` ends all replicas of a model",
+    "exec": _PROCESSES,
+    "attach": _PROCESSES,
+    "debug": _PROCESSES,
+    "cp": _PROCESSES,
+    "port-forward": _PORTS,
+    "proxy": _PORTS,
+    "expose": "every deployment is served by all gateways; `fleetctl create modelroute` gives it further names",
+    "set": '`fleetctl patch md/NAME -p \'{"spec": {"model": {"path": "FOLDER"}}}\'` changes a field; '
+    "`fleetctl edit md/NAME` changes several",
+    "auth": _KEYS,
+    "login": _KEYS,
+    "kustomize": "`fleetctl apply -f DIR` reads overlays: a folder with an overlay.yaml; `fleetctl diff -f DIR` previews it",
+    "namespace": "fleets have no namespaces; a fleet in a shared etcd has its own --etcd-prefix",
+    "api-versions": "`fleetctl api-resources` lists the kinds; their only version is fleet/v1alpha1",
+}
+
+# Kinds of Kubernetes, and those that do their job here.
+KIND_SYNONYMS = {
+    "deployment": "modeldeployments", "deployments": "modeldeployments", "deploy": "modeldeployments",
+    "model": "modeldeployments", "models": "modeldeployments",
+    "pod": "replicas", "pods": "replicas", "po": "replicas", "rs": "revisions", "replicaset": "revisions",
+    "replicasets": "revisions", "service": "modelroutes", "services": "modelroutes", "svc": "modelroutes",
+    "ingress": "modelroutes", "ingresses": "modelroutes", "httproute": "modelroutes",
+    "kustomization": "gitsources", "gitrepository": "gitsources", "secret": "apikeys", "secrets": "apikeys",
 }  # fmt: skip
 
 _NO_NAMESPACES = (

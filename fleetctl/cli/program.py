@@ -19,7 +19,7 @@ from click.shell_completion import CompletionItem
 
 from fleetctl.cli import terminal
 from fleetctl.cli.errors import FleetctlError, InterruptedByUser
-from fleetctl.cli.kubectl_hints import VERB_SYNONYMS
+from fleetctl.cli.kubectl_hints import VERB_ANSWERS, VERB_SYNONYMS
 from machinery.typing_compat import override
 
 # A group with at most this many commands lists them all when no name is similar.
@@ -128,6 +128,11 @@ class LazyGroup(SuggestingGroup):
 
 class RootGroup(LazyGroup):
     """The group of all verbs: filters what terminals get, and turns Ctrl-C and failed writes into exit codes."""
+
+    @override
+    def _hint(self, ctx: click.Context, word: str) -> str:
+        answer = VERB_ANSWERS.get(word.lower(), "")
+        return f": {answer}" if answer else super()._hint(ctx, word)
 
     @override
     def main(self, *args: Any, **kwargs: Any) -> Any:

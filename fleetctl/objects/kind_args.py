@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import click
 
+from fleetctl.cli.kubectl_hints import KIND_SYNONYMS
 from schemas import kinds
 from schemas.kinds import Kind
 
@@ -49,7 +50,8 @@ def kind_of(word: str, among: Sequence[Kind] = kinds.KINDS) -> Kind:
         for kind in among
         for alias in (kind.plural, kind.short, kind.name.lower())
     }
-    near = difflib.get_close_matches(word.lower(), known, n=1)
+    synonym = KIND_SYNONYMS.get(word.lower(), "")
+    near = [synonym] if synonym in known else difflib.get_close_matches(word.lower(), known, n=1)
     available = ", ".join(sorted(kind.plural for kind in among))
     hint = f"did you mean {known[near[0]]}?" if near else f"available: {available}"
     raise click.UsageError(f"unknown kind {word!r}; {hint}")

@@ -1,70 +1,164 @@
-"""The verb `fleetctl chat`: an interactive conversation, or a single question in a pipe."""
+"""The verbs `fleetctl chat` and `run`: an interactive conversation, or a single question in a pipe."""
 
 import secrets
 import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import click
 import platformdirs
 
-from fleetctl.chat import session
+from fleetctl.chat import answer_stream, session
 from fleetctl.chat.answer_stream import GatewayAccess
 from fleetctl.chat.conversation import ChatSettings, Conversation
 from fleetctl.chat.session import ChatSession, LinePrompt
 from fleetctl.cli.arguments import parse_duration
 from fleetctl.cli.connect import gateway_options, run
+from fleetctl.cli.errors import FleetctlError
 from fleetctl.fleets import gateways
 
 _HELP = """Chat with a model through a gateway.
 
 \b
+  fleetctl chat
   fleetctl chat qwen
   fleetctl chat qwen -m "Why is the sky blue?"
   git diff | fleetctl chat qwen --system "Review this change."
 
+Without MODEL, this is the only model of the fleet; at a terminal, you choose among several.
 At a terminal, this starts a conversation: /help lists its commands, Ctrl-C stops an answer, Ctrl-D ends it. With -m, or if
 standard input is not a terminal, it asks one question and prints only the answer.
 """
+_RUN_HELP = """Chat with a deployed model, as `ollama run` does.
+
+\b
+  fleetctl run qwen
+  fleetctl run qwen "Why is the sky blue?"
+  git diff | fleetctl run qwen
+
+Nothing is downloaded or deployed: `fleetctl create modeldeployment` deploys a model. This is the same as
+`fleetctl chat MODEL [-m PROMPT]`.
+"""
 _HISTORY = Path(platformdirs.user_state_dir("mlx-fleet")) / "chat_history"
+
+# The last is shown first.
+_OPTIONS: tuple[Callable[..., Any], ...] = (
+    gateway_options,
+    click.option("--no-history", is_flag=True, help="Do not save the input history."),
+    click.option(
+        "--history",
+        type=click.Path(dir_okay=False, path_type=Path),
+        default=_HISTORY,
+        show_default="chat_history in the user's state folder",
+        envvar="FLEET_CHAT_HISTORY",
+        help="File for the input history.",
+    ),
+    click.option(
+        "--timeout",
+        default="5m",
+        show_default=True,
+        help="Longest time without data from the gateway.",
+    ),
+    click.option("--stats", is_flag=True, help="Print statistics of each answer on stderr."),
+    click.option(
+        "--max-tokens", type=click.IntRange(min=1), help="Maximum length of an answer, in tokens."
+    ),
+    click.option(
+        "--temperature",
+        type=click.FloatRange(0, 2),
+        help="Sampling temperature (the engine's default is 1).",
+    ),
+    click.option("--system", default="", help="System prompt."),
+)
+
+
+def _chat_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    for option in _OPTIONS:
+        command = option(command)
+    return command
 
 
 @click.command(help=_HELP)
-@click.argument("model")
+@click.argument("model", required=False)
 @click.option("-m", "--message", help="Ask this question, print the answer and exit.")
-@click.option("--system", default="", help="System prompt.")
-@click.option(
-    "--temperature",
-    type=click.FloatRange(0, 2),
-    help="Sampling temperature (the engine's default is 1).",
-)
-@click.option(
-    "--max-tokens", type=click.IntRange(min=1), help="Maximum length of an answer, in tokens."
-)
-@click.option("--stats", is_flag=True, help="Print statistics of each answer on stderr.")
-@click.option(
-    "--timeout", default="5m", show_default=True, help="Longest time without data from the gateway."
-)
-@click.option(
-    "--history",
-    type=click.Path(dir_okay=False, path_type=Path),
-    default=_HISTORY,
-    show_default="chat_history in the user's state folder",
-    envvar="FLEET_CHAT_HISTORY",
-    help="File for the input history.",
-)
-@click.option("--no-history", is_flag=True, help="Do not save the input history.")
-@gateway_options
-def chat(model: str, message: str | None, timeout: str, **options: Any) -> None:
+@_chat_options
+def chat(model: str | None, message: str | None, **options: Any) -> None:
     """Chat with a model through a gateway."""
-    silence_s = parse_duration(timeout)
+    question = _read_question(message)
+    access = _open_gateway(options)
+    if model is None:
+        models = run(answer_stream.list_models(access))
+        model = choose_model(models, can_ask=question is None)
+    _converse(access, model, question, options)
+
+
+@click.command(help=_RUN_HELP)
+@click.argument("model")
+@click.argument("prompt", nargs=-1)
+@_chat_options
+def run_model(model: str, prompt: tuple[str, ...], **options: Any) -> None:
+    """Chat with a deployed model, as `ollama run` does."""
+    question = _read_question(" ".join(prompt) if prompt else None)
+    access = _open_gateway(options)
+    known = run(answer_stream.list_models(access))
+    if model not in known:
+        raise FleetctlError(
+            f"{answer_stream.unknown_model_text(model, known)}. To deploy it, put its folder into the models folder of "
+            f"each Mac, and run: fleetctl create modeldeployment {model} --model FOLDER"
+        )
+    _converse(access, model, question, options)
+
+
+def _read_question(message: str | None) -> str | None:
+    """Return the only question, from the command line or a pipe; None for a conversation."""
     question = message
     if question is None and not sys.stdin.isatty():
         question = sys.stdin.buffer.read().decode(errors="replace")
     if question is not None and not question.strip():
         raise click.UsageError("there is nothing to ask: the message is empty")
+    return question
+
+
+def _open_gateway(options: dict[str, Any]) -> GatewayAccess:
+    silence_s = parse_duration(options["timeout"])
     key = gateways.read_api_key(options)
-    access = GatewayAccess(url=run(gateways.find_url(options)), key=key, silence_s=silence_s)
+    return GatewayAccess(url=run(gateways.find_url(options)), key=key, silence_s=silence_s)
+
+
+def choose_model(models: Sequence[str], *, can_ask: bool) -> str:
+    """Return the only model, or the one that the user chooses.
+
+    Raises:
+        FleetctlError: there is none, or there are several and the user cannot be asked.
+
+    """
+    if not models:
+        raise FleetctlError(
+            "the fleet serves no model yet; `fleetctl get md` shows what is deployed"
+        )
+    if len(models) == 1:
+        return models[0]
+    if not can_ask:
+        raise FleetctlError(f"which model? Name one of: {', '.join(models)}")
+    for number, name in enumerate(models, start=1):
+        click.echo(f"{number:>3}  {name}")
+
+    def parse(answer: str) -> str:
+        word = answer.strip()
+        if word.isdecimal() and 1 <= int(word) <= len(models):
+            return models[int(word) - 1]
+        if word not in models:
+            raise click.UsageError(f"write a number from 1 to {len(models)}, or a name")
+        return word
+
+    return str(click.prompt("model", value_proc=parse))
+
+
+def _converse(
+    access: GatewayAccess, model: str, question: str | None, options: dict[str, Any]
+) -> None:
+    """Ask one question, or hold a conversation."""
     settings = ChatSettings(
         model=model,
         system=options["system"],

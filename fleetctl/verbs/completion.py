@@ -314,10 +314,11 @@ def _object_items(ctx: click.Context, word: str) -> list[CandidateItem]:
 # Verbs with the arguments of `get`: `get` has the fewest imports, so it completes for them until a flag is typed.
 _LIKE_GET: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(
-        ("annotate", "delete", "describe", "edit", "label", "patch", "scale", "wait"), ()
+        ("annotate", "autoscale", "delete", "describe", "edit", "label", "patch", "scale", "wait"),
+        (),
     ),
     **dict.fromkeys(("cordon", "drain", "uncordon"), ("nodes",)),
-    "chat": ("modeldeployments",),
+    **dict.fromkeys(("chat", "run"), ("modeldeployments",)),
     "sync": ("gitsources",),
 }
 # After these characters, a candidate is incomplete, so no space follows.

@@ -11,6 +11,7 @@ from typing_extensions import override
 from fleetctl.cli.arguments import manager_option, recursive_option, result_options
 from fleetctl.cli.connect import open_store, run, store_options
 from fleetctl.cli.errors import FleetctlError
+from fleetctl.cli.kubectl_hints import KIND_SYNONYMS
 from fleetctl.objects.writer import create_all
 from fleetctl.output.results import ResultPrinter
 from fleetctl.verbs import create_flags
@@ -48,7 +49,9 @@ class _KindGroup(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         kind = kinds.by_alias(args[0])
         if kind is None and args[0] not in self.commands:
-            near = nearest(args[0], [*self.commands, "shardgroup", "gitsource"])
+            synonym = KIND_SYNONYMS.get(args[0].lower(), "").removesuffix("s")
+            known = [*self.commands, "shardgroup", "gitsource"]
+            near = synonym if synonym in known else nearest(args[0], known)
             hint = f"; did you mean {near}?" if near else f"; available: {', '.join(self.commands)}"
             ctx.fail(f"unknown kind {args[0]!r}{hint}")
         if kind is not None and kind.name.lower() not in self.commands:

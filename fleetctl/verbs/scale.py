@@ -81,12 +81,10 @@ def with_replicas(
     writer.refuse_deleted(obj)
     bounds = obj.spec.autoscaling
     if bounds is not None:
-        fixed = f'{{"minReplicas": {replicas}, "maxReplicas": {max(1, replicas)}}}'
         raise FleetctlError(
             f"{name} is autoscaled between {bounds.min_replicas} and {bounds.max_replicas} replicas; nothing was changed. "
-            "Change the bounds: "
-            f"""fleetctl patch {name} -p '{{"spec": {{"autoscaling": {fixed}}}}}'; or end autoscaling, then scale: """
-            f"""fleetctl patch {name} -p '{{"spec": {{"autoscaling": null}}}}'"""
+            f"Change the bounds: fleetctl autoscale {name} --min={replicas} --max={max(1, replicas)}; "
+            f"or end autoscaling, then scale: fleetctl autoscale {name} --off"
         )
     if current is not None and obj.spec.replicas != current:
         raise FleetctlError(

@@ -2,14 +2,17 @@
 
 import asyncio
 import json
+import re
 import sys
 
 import click
 import pytest
 
 from fleetctl.__main__ import main
+from fleetctl.cli.kubectl_hints import KIND_SYNONYMS, VERB_ANSWERS
 from fleetctl.cli.summaries import SUMMARIES
 from fleetctl.cli.verb_table import SECTIONS
+from fleetctl.objects.kind_args import WITH_API_KEYS
 from tests.support.fleet import fleetctl, from_scratch
 
 
@@ -18,7 +21,18 @@ from tests.support.fleet import fleetctl, from_scratch
     [
         (("aply",), "unknown command 'aply'. Did you mean apply?"),
         (("desribe",), "unknown command 'desribe'. Did you mean describe?"),
-        (("ls",), "unknown command 'ls'. Did you mean get?"),
+        (("ls",), "unknown command 'ls': `fleetctl get md` lists the deployed models"),
+        (("ps",), "unknown command 'ps': `fleetctl get replicas` lists the running replicas"),
+        (("pull", "qwen"), "nothing is downloaded: put the model's folder into the models folder of each Mac"),
+        (("exec", "qwen-0", "sh"), "log in with ssh; `fleetctl logs REPLICA`"),
+        (("port-forward", "x", "80"), "`fleetctl cluster-info` shows the addresses of the gateways"),
+        (("set", "image", "x"), """`fleetctl patch md/NAME -p '{"spec": {"model": {"path": "FOLDER"}}}'` changes a field"""),
+        (("create", "deployment", "x"), "unknown kind 'deployment'; did you mean modeldeployment?"),
+        (("create", "secret", "x"), "unknown kind 'secret'; did you mean apikey?"),
+        (("get", "pods"), "unknown kind 'pods'; did you mean replicas?"),
+        (("get", "deployments"), "unknown kind 'deployments'; did you mean modeldeployments?"),
+        (("delete", "svc", "x"), "unknown kind 'svc'; did you mean modelroutes?"),
+        (("config", "list"), "unknown command 'list'; available: "),
         (("rm", "md", "x"), "unknown command 'rm'. Did you mean delete?"),
         (("xyzzy",), "unknown command 'xyzzy'"),
         (("__complte",), "unknown command '__complte'"),
@@ -26,7 +40,7 @@ from tests.support.fleet import fleetctl, from_scratch
         (("config", "use-contxt", "x"), "use-context"),
         (("config", "use"), "unknown command 'use'. Did you mean use-context?"),
         (("config", "foo"), "unknown command 'foo'; available: current-context, "),
-        (("rollout", "foo"), "unknown command 'foo'; available: history, pause, restart, resume, status, undo"),
+        (("rollout", "foo"), "unknown command 'foo'; available: abort, history, pause, promote, restart, resume, status, undo"),
         (("import", "hostfiel", "x"), "unknown command 'hostfiel'. Did you mean hostfile?"),
         (("import", "foo"), "unknown command 'foo'; available: hostfile, localai, mesh, ring, serving"),
         (("export", "foo"), "unknown command 'foo'; available: hostfile"),
@@ -52,6 +66,17 @@ async def test_the_whole_error_about_an_unknown_verb() -> None:
         "\n"
         "Error: unknown command 'aply'. Did you mean apply?\n"
     )
+
+
+def test_every_command_in_an_answer_exists() -> None:
+    """Hints for users of other tools must not lead astray."""
+    root = click.Context(main)
+    assert VERB_ANSWERS.keys() & set(main.list_commands(root)) == set()
+    for text in VERB_ANSWERS.values():
+        for verb in re.findall(r"fleetctl ([a-z-]+)", text):
+            assert verb in main.list_commands(root), text
+    known = {kind.plural for kind in WITH_API_KEYS}
+    assert set(KIND_SYNONYMS.values()) <= known
 
 
 def test_every_verb_is_in_one_section_of_the_help() -> None:

@@ -231,6 +231,56 @@ async def test_ctrl_c_stops_the_answer_and_not_the_conversation() -> None:
     assert engine.abandoned == 1
 
 
+@asynccontextmanager
+async def one_model(*names: str) -> AsyncIterator[str]:
+    """Run a gateway with these models; yield its address."""
+    transport = MemoryTransport(SystemClock())
+    async with running(FakeEngine("m-0", echoes)) as engine, running_gateway(transport) as gateway:
+        for name in names:
+            await World(transport).serve(name, engine)
+            await gateway.knows(name, ready=1)
+        yield gateway.url
+
+
+async def test_without_a_name_the_only_model_is_taken() -> None:
+    async with one_model("qwen") as url:
+        done = await run_fleetctl("chat", "-m", "hi", "--gateway", url)
+        assert (done.code, done.out) == (0, "HI (1)\n")
+    async with one_model() as url:
+        done = await run_fleetctl("chat", "-m", "hi", "--gateway", url)
+        assert done.err == (
+            "error: the fleet serves no model yet; `fleetctl get md` shows what is deployed\n"
+        )
+    async with talking() as (url, _):
+        done = await run_fleetctl("chat", "-m", "hi", "--gateway", url)
+        assert (done.code, done.err) == (1, "error: which model? Name one of: qwen, smol\n")
+
+
+@pytest.mark.timeout(180)
+async def test_at_a_terminal_a_model_is_chosen_from_a_list() -> None:
+    async with talking() as (url, _), terminal("chat", "--gateway", url, "--no-history") as shown:
+        await shown.until("  1  qwen\r\n  2  smol\r\nmodel: ")
+        shown.type("3" + ENTER)
+        await shown.until("write a number from 1 to 2, or a name")
+        await shown.until("model: ")
+        shown.type("2" + ENTER)
+        await shown.until("smol> ")
+        shown.type(CTRL_D)
+        assert await shown.ended() == 0
+
+
+async def test_run_chats_with_a_deployed_model() -> None:
+    async with talking() as (url, _):
+        done = await run_fleetctl("run", "qwen", "good", "day", "--gateway", url)
+        assert (done.code, done.out) == (0, "GOOD DAY (1)\n")
+        piped = await run_fleetctl("run", "qwen", "--gateway", url, stdin=b"good day")
+        assert piped.out == "GOOD DAY (1)\n"
+        absent = await run_fleetctl("run", "llama3", "hi", "--gateway", url)
+        assert absent.code == 1
+        assert "no model is named llama3; available models: qwen, smol. To deploy it" in absent.err
+        assert "fleetctl create modeldeployment llama3 --model FOLDER" in absent.err
+
+
 @pytest.mark.timeout(180)
 async def test_a_model_cannot_write_to_the_terminal() -> None:
     async def hostile(call: Call) -> None:

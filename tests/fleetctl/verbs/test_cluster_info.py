@@ -1,0 +1,39 @@
+"""`fleetctl cluster-info`: the addresses of a fleet, and whether its parts are there."""
+
+from fleetctl.verbs.cluster_info import FleetSummary, summary_text
+from tests.support.fleetctl_manifests import apply_deployments, join_node
+from tests.support.fleetctl_runner import MemoryFleet
+
+
+async def test_an_empty_fleet_says_what_to_start(fleet: MemoryFleet) -> None:
+    await apply_deployments(fleet, "qwen")
+    await join_node(fleet.store, "mac-1")
+    done = await fleet.ctl("cluster-info")
+    assert done.code == 0
+    etcd, reconciler, gateway, nodes, deployments, *_ = done.out.splitlines()
+    assert etcd.split()[:2] == ["etcd", fleet.url]
+    assert reconciler.split(maxsplit=1)[1] == "none leads: start fleet-reconciler"
+    assert gateway.split(maxsplit=1)[1] == "none is registered: start fleet-gateway"
+    assert nodes.split(maxsplit=1)[1] == "1 of 1 are Ready"
+    assert deployments.split(maxsplit=1)[1] == "0 of 1 are Available"
+
+
+def test_a_whole_fleet() -> None:
+    found = FleetSummary(
+        etcd="http://mac-1:2379",
+        etcd_version="3.5.21",
+        leader="mac-1/77",
+        gateways={"9f3a": "http://mac-1:4000/"},
+        nodes=3,
+        ready_nodes=2,
+        deployments=4,
+        available_deployments=4,
+    )
+    assert summary_text(found) == (
+        "etcd           http://mac-1:2379 (version 3.5.21)\n"
+        "reconciler     mac-1/77 leads\n"
+        "gateway 9f3a   http://mac-1:4000/v1\n"
+        "nodes          2 of 3 are Ready\n"
+        "deployments    4 of 4 are Available\n\n"
+        "`fleetctl doctor` checks every part; `fleetctl support-bundle` collects what a helper needs."
+    )
