@@ -196,7 +196,7 @@ async def _refuse_if_alive(transport: Transport, key: ObjectKey) -> None:
     if key.kind == "Node" and await transport.get(keys.node_lease_key(key.name)) is not None:
         raise InUseError(
             f"{key} is alive: its agent renews its lease, and would report the node again. "
-            "Stop the agent first; to keep new work away, set spec.unschedulable"
+            f"Stop the agent first; to keep new work away, run: fleetctl cordon {key.name}"
         )
 
 

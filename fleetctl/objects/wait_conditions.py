@@ -135,6 +135,12 @@ def state_text(goal: Goal, tree: Tree | None) -> str:
             assert_never(goal)
 
 
+def reason(goal: Goal, tree: Tree | None) -> str:
+    """Return the reason of the condition that the goal is about; empty for other goals."""
+    found = _find_condition(goal, tree) if isinstance(goal, ConditionGoal) and tree else None
+    return "" if found is None else str(found.get("reason", ""))
+
+
 def _is_condition_met(goal: ConditionGoal, tree: Tree) -> bool:
     found = _find_condition(goal, tree)
     if found is None:

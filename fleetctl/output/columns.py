@@ -29,13 +29,15 @@ class Column(NamedTuple):
 
 Columns: TypeAlias = tuple[Column, ...]
 
+_UNITS = ((86_400, "d"), (3_600, "h"), (60, "m"))
+
 
 def age(then: datetime | None, now: datetime) -> str:
     """Return an age as kubectl writes it: 45s, 12m, 3h, 2d."""
     if then is None:
         return UNKNOWN
     seconds = max(0, int((now - then).total_seconds()))
-    for size, unit in ((86_400, "d"), (3_600, "h"), (60, "m")):
+    for size, unit in _UNITS:
         if seconds >= 2 * size:
             return f"{seconds // size}{unit}"
     return f"{seconds}s"
@@ -201,8 +203,16 @@ def _expiry(key: Tree, context: TableContext) -> str:
     expires = object_trees.parse_time(field_at(key, "spec", "expires"))
     if expires is None:
         return "never"
-    # An age, but in the future.
-    return "expired" if expires <= context.now else f"in {age(context.now, expires)}"
+    return "expired" if expires <= context.now else f"in {_remaining(context.now, expires)}"
+
+
+def _remaining(now: datetime, then: datetime) -> str:
+    """Return a time to go in the units of `age`, rounded: a key for 30 days has 30d a second later."""
+    seconds = (then - now).total_seconds()
+    for size, unit in _UNITS:
+        if seconds >= 2 * size:
+            return f"{round(seconds / size)}{unit}"
+    return f"{round(seconds)}s"
 
 
 DECLARED_COLUMNS: dict[str, Columns] = {
@@ -355,6 +365,7 @@ OBSERVED_COLUMNS: dict[str, Columns] = {
         Column("READY", condition("Ready")),
         Column("NODE", _ranks),
         Column("MEMORY", _memory),
+        Column("TEMPLATE", text("spec", "template")),
         AGE,
         Column("TOGETHER", _formation, is_wide=True),
         Column("WHY", reason("Ready"), is_wide=True),

@@ -25,6 +25,8 @@ from store.port import StoreReader
 _POLL_S = 0.1
 # Rest for this many times the duration of a read: reading many objects takes long.
 _REST_FACTOR = 4
+# A wait that takes longer says what it waits for.
+_QUIET_S = 3.0
 # From this many objects on, one list of the kind is cheaper than single reads.
 _MIN_FOR_LIST = 5
 _HELP = """Wait until objects reach the state of --for.
@@ -92,6 +94,24 @@ async def _wait(
         await watched.until(awaited, {choice.kind.name: choice.kind for choice in chosen})
 
 
+class _WaitNotes:
+    """Shows what a wait is for: on a terminal in a progress line, else after some seconds and for each new reason."""
+
+    def __init__(self, progress: ProgressLine, clock: Clock) -> None:
+        self._progress = progress
+        self._clock = clock
+        self._quiet_until_s = clock.monotonic() + _QUIET_S
+        self._said: set[str] = set()
+
+    def update(self, text: str, reason: str) -> None:
+        """Show the text. Only reasons are compared, because a message may have a count."""
+        self._progress.show(text)
+        is_quiet = self._progress.is_shown or self._clock.monotonic() < self._quiet_until_s
+        if not is_quiet and reason not in self._said:
+            self._said.add(reason)
+            self._progress.say(text)
+
+
 class ObjectWaiter:
     """Reads objects repeatedly until they reach the goal or the time is over; outages of the store are waited through."""
 
@@ -123,6 +143,7 @@ class ObjectWaiter:
         """
         left = list(dict.fromkeys(awaited))
         with ProgressLine() as progress:
+            notes = _WaitNotes(progress, self._clock)
             while True:
                 seen = await self._looked(left)
                 if not isinstance(self._goal, CreatedGoal | DeletedGoal):
@@ -133,7 +154,8 @@ class ObjectWaiter:
                     left.remove(one)
                 if not left:
                     return
-                progress.show(self._so_far(left, seen[left[0]]))
+                first = seen[left[0]]
+                notes.update(self._so_far(left, first), wait_conditions.reason(self._goal, first))
                 if not await self._has_time():
                     raise FleetctlError("\n".join(self._too_late(one, seen[one]) for one in left))
 

@@ -1,12 +1,14 @@
 """Tables of `fleetctl get`, from objects without a store."""
 
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 import pytest
 
 from fleetctl.objects.query import TableContext
 from fleetctl.output import printers
+from schemas.deployment import ModelSource
 from schemas.meta import Condition, ConditionStatus, ObjectMeta
+from schemas.replica import MemoryProof, RankAssignment, Replica, ReplicaSpec
 from schemas.route import (
     Backend,
     HeaderMatch,
@@ -123,3 +125,32 @@ def test_commits_are_shortened_except_in_wide_tables() -> None:
         for is_wide in (False, True)
     }
     assert shown == {False: "main@012345678901", True: revision}
+
+
+@pytest.mark.parametrize(
+    ("seconds", "expected"),
+    [
+        pytest.param(30 * 86_400 - 2, "in 30d", id="a-moment-after-30d"),
+        pytest.param(2 * 86_400 - 2, "in 48h", id="two-days"),
+        pytest.param(5 * 60 + 31, "in 6m", id="minutes"),
+        pytest.param(59.6, "in 60s", id="seconds"),
+        pytest.param(0, "expired", id="now"),
+    ],
+)
+def test_the_time_until_a_key_expires_is_rounded(seconds: float, expected: str) -> None:
+    at = (NOW + timedelta(seconds=seconds)).isoformat()
+    key = {"kind": "ApiKey", "metadata": {"name": "ci"}, "spec": {"expires": at}}
+    (row,) = printers.rows([key], TableContext(now=NOW), printers.TableOptions())
+    assert row[-1] == expected
+
+
+def test_replicas_have_a_column_for_their_version() -> None:
+    proof = MemoryProof(weights_bytes=1, kv_cache_bytes=0, activation_bytes=0, overhead_bytes=0)
+    spec = ReplicaSpec(
+        deployment="qwen", template="196ca755d39b", model=ModelSource(path="m"), served_names=("m",),
+        context_length=64, concurrency=1, ranks=(RankAssignment(node="mac-1", memory=proof),),
+    )  # fmt: skip
+    replica = Replica(metadata=ObjectMeta(name="qwen-0", creation_timestamp=NOW), spec=spec)
+    text = printers.table([replica], TableContext(now=NOW), is_wide=False)
+    title, row = (line.split() for line in text.splitlines())
+    assert row[title.index("TEMPLATE") + 1] == "196ca755d39b"  # "1 B" is two words

@@ -7,7 +7,7 @@ from schemas.meta import FOREGROUND, ORPHAN
 from store import objects
 from store.port import Transport
 from tests.support.fleet import fleetctl
-from tests.support.fleetctl_manifests import deployment_manifest, pool_manifest
+from tests.support.fleetctl_manifests import deployment_manifest, join_node, pool_manifest
 from tests.support.fleetctl_runner import MemoryFleet
 
 pytestmark = pytest.mark.timeout(120)
@@ -119,3 +119,12 @@ async def test_contradicting_flags_are_errors(
     done = await run("delete", *words)
     assert done.code == code
     assert told in " ".join(done.err.split())
+
+
+async def test_a_live_node_is_not_deleted_and_the_advice_is_cordon(
+    shared_fleet: MemoryFleet, shared_transport: Transport
+) -> None:
+    await join_node(shared_transport, "alive")
+    done = await shared_fleet.ctl("delete", "node", "alive")
+    assert done.code == 1
+    assert "to keep new work away, run: fleetctl cordon alive" in done.err

@@ -8,9 +8,14 @@ import pytest
 
 from fleetctl.cli.arguments import parse_timeout
 from fleetctl.objects import wait_conditions
-from schemas.deployment import ModelDeploymentStatus
+from fleetctl.objects.kind_args import kind_of
+from fleetctl.verbs.wait import AwaitedObject, ObjectWaiter
+from machinery import virtual_time
+from machinery.virtual_time import VirtualClock
+from schemas.deployment import ModelDeployment, ModelDeploymentStatus
 from schemas.meta import Condition, ConditionStatus
 from store import codec, keys
+from store.memory import MemoryTransport
 from store.port import Put, Transport
 from tests.support.fleet import Fleet, fleetctl
 from tests.support.fleetctl_runner import MemoryFleet
@@ -136,6 +141,53 @@ async def test_several_at_once(shared: Fleet, transport: Transport) -> None:
     missing = await shared.ctl("wait", "md/wait-a", "md/wait-c", "--for=condition=Available")
     assert (missing.code, missing.out) == (1, "")
     assert missing.err.startswith('error: modeldeployments "wait-c" not found; did you mean wait-')
+
+
+def test_a_wait_in_a_pipe_says_after_three_seconds_what_it_waits_for(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Run in virtual time: the reason changes after 2, 10, 20 and 30 s; twice to a known one."""
+    said: list[tuple[int, str]] = []
+
+    async def main() -> None:
+        clock = VirtualClock()
+        store = MemoryTransport(clock, expires_by_itself=False)
+        await store.commit([], [codec.put_spec(ModelDeployment.model_validate_json(DECLARED))])
+        goal = wait_conditions.parse("condition=Available")
+        waiter = ObjectWaiter(store, clock, goal, 60.0)
+
+        async def reconciler() -> None:
+            for until_s, reason in ((2, ""), (10, "Loading"), (20, "NoRoom"), (30, "Loading")):
+                if reason:
+                    await write_condition(store, ConditionStatus.FALSE, reason)
+                await clock.sleep(until_s - clock.monotonic())
+                said.append((round(clock.monotonic()), capsys.readouterr().err))
+            await write_condition(store, ConditionStatus.TRUE, "AllReady")
+
+        async with asyncio.TaskGroup() as group:
+            group.create_task(reconciler())
+            awaited = [AwaitedObject("ModelDeployment", "x")]
+            await waiter.until(awaited, {"ModelDeployment": kind_of("md")})
+
+    virtual_time.run(main())
+    head = "modeldeployment/x: waiting for condition Available=True"
+    assert said == [
+        (2, ""),
+        (10, f"{head}; it is False (Loading: 1 of 2)\n"),
+        (20, f"{head}; it is False (NoRoom: 1 of 2)\n"),
+        (30, ""),
+    ]
+    assert capsys.readouterr().out == "modeldeployment/x condition met\n"
+
+
+DECLARED = '{"apiVersion":"fleet/v1alpha1","kind":"ModelDeployment","metadata":{"name":"x"},"spec":{"model":{"path":"m"}}}'
+
+
+async def write_condition(store: Transport, truth: ConditionStatus, reason: str) -> None:
+    found = Condition(type="Available", status=truth, reason=reason, message="1 of 2")
+    status = ModelDeploymentStatus(conditions=(found,))
+    key = keys.status_key("ModelDeployment", "x")
+    await store.commit([], [Put(key=key, value=codec.encode(status))])
 
 
 @pytest.mark.etcd
