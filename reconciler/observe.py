@@ -27,7 +27,7 @@ def observe(lister: Lister, name: str, now: Now, *, nodes: tuple[NodeView, ...])
     deployment, own = lister.deployment(name), lister.replicas_of(name)
     status = lister.deployment_status(name)
     revisions = tuple(lister.revisions_of(name))
-    rivals = _rivals(lister, deployment) if deployment is not None else ()
+    rivals = _rivals(lister, deployment, now.lost) if deployment is not None else ()
     groups = lister.group_views(_sharding_values(deployment, own, revisions, rivals))
     replicas = tuple(_mark_given_up(_replica(lister, r, deployment, now), groups) for r in own)
     return DeploymentView(
@@ -69,8 +69,13 @@ def _repels(one: ModelDeployment, other: ModelDeployment) -> bool:
     return by_labels or other.name in rule.deployments
 
 
-def _rivals(lister: Lister, deployment: ModelDeployment) -> tuple[Rival, ...]:
-    """Return the missing replicas of deployments with a higher priority, the highest first."""
+def _rivals(
+    lister: Lister, deployment: ModelDeployment, lost: AbstractSet[str]
+) -> tuple[Rival, ...]:
+    """Return the missing replicas of deployments with a higher priority, the highest first.
+
+    A replica on a lost node is missing, too: it moves to the room that it preempted, which must not be taken before.
+    """
     above = [d for d in lister.deployments() if d.spec.priority > deployment.spec.priority]
     if not above:
         return ()
@@ -79,6 +84,7 @@ def _rivals(lister: Lister, deployment: ModelDeployment) -> tuple[Rival, ...]:
         found.spec.deployment
         for found in lister.replicas()
         if found.metadata.deletion_timestamp is None
+        and not any(rank.node in lost for rank in found.spec.ranks)
     )
     found = []
     for one in sorted(above, key=lambda one: (-one.spec.priority, one.name)):

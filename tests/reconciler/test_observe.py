@@ -270,6 +270,16 @@ async def test_rivals_are_deployments_of_a_higher_priority_with_missing_replicas
     assert seen.rivals == ()
 
 
+async def test_a_replica_on_a_lost_node_is_missing_for_others(world: CachedStore) -> None:
+    """It preempts room elsewhere; the victim's deployment must not take that room back first."""
+    above = deployment(name="above", priority=1, replicas=1)
+    await world.have(deployment(), above, replica(0, of=above, on="a").replica)
+    assert observe.observe(world.fleet, "qwen", LOOKED, nodes=()).rivals == ()
+    lost = Now(time=NOW, lost=frozenset({"a"}))
+    (rival,) = observe.observe(world.fleet, "qwen", lost, nodes=()).rivals
+    assert (rival.request.name, rival.missing) == ("above", 1)
+
+
 async def test_a_deployment_of_the_same_name_is_not_the_owner(world: CachedStore) -> None:
     second = deployment()
     second = second.model_copy(
