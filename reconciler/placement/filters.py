@@ -271,6 +271,7 @@ def has_memory(request: PlacementRequest, node: NodeView) -> Rejection | None:
         f"has {show(max(0, have))} free of {show(max(0, node.allocatable_bytes))}{note}",
         need=need,
         have=have,
+        capacity=node.allocatable_bytes,
     )
 
 

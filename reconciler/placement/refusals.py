@@ -27,6 +27,8 @@ class RefusalCount:
     count: int
     need: int = 0
     have: int = 0
+    capacity: int | None = None
+    """The most that one of them would have if it was empty; None if that makes no difference."""
     message: str = ""
     """The message of one of them."""
 
@@ -119,7 +121,12 @@ def count_refusals(counted: Iterable[tuple[Rejection, int]]) -> list[RefusalCoun
         old = found.get(why.reason)
         if old is None:
             found[why.reason] = RefusalCount(
-                reason=why.reason, count=count, need=why.need, have=why.have, message=why.message
+                reason=why.reason,
+                count=count,
+                need=why.need,
+                have=why.have,
+                capacity=why.capacity,
+                message=why.message,
             )
             continue
         nearer = (old.need, old.have) if old.have >= why.have else (why.need, why.have)
@@ -128,6 +135,7 @@ def count_refusals(counted: Iterable[tuple[Rejection, int]]) -> list[RefusalCoun
             count=old.count + count,
             need=nearer[0],
             have=nearer[1],
+            capacity=max(filter(None, (old.capacity, why.capacity)), default=None),
             message=min(old.message, why.message),
         )
     return list(found.values())
@@ -146,8 +154,15 @@ def _moving(
     )
     why = find_rejection(request, assumed.view(nearest))
     assert why is not None
+    nodes = assumed.table.nodes
+    is_memory = why.capacity is not None
     return RefusalCount(
-        reason=reason, count=len(rows), need=why.need, have=why.have, message=why.message
+        reason=reason,
+        count=len(rows),
+        need=why.need,
+        have=why.have,
+        capacity=max(nodes[row].allocatable_bytes for row in rows) if is_memory else None,
+        message=why.message,
     )
 
 
@@ -157,10 +172,15 @@ def sort_key(tally: RefusalCount) -> tuple[int, str]:
 
 
 def _short(of: str, tally: RefusalCount) -> str:
-    need, have = quantity.show(tally.need), quantity.show(max(0, tally.have))
+    """Describe a shortage that may end, or nodes that could not take the replica if they were empty."""
+    is_too_small = tally.capacity is not None and tally.need > tally.capacity
+    have_bytes = tally.capacity if is_too_small and tally.capacity is not None else tally.have
+    need, have = quantity.show(tally.need), quantity.show(max(0, have_bytes))
     number, _, unit = have.partition(" ")
-    best = number if need.partition(" ")[2] == unit else have
-    return f"short of {of} (need {need}, best has {best})"
+    amount = number if need.partition(" ")[2] == unit else have
+    if is_too_small:
+        return f"too small even when empty (need {need}, the largest has {amount})"
+    return f"short of {of} (need {need}, best has {amount})"
 
 
 # The phrase after "3 " or "1 ". A reason that is not here is shown as its code with one node's message.
