@@ -1,6 +1,7 @@
 """A simulated fleet: the real reconciler and agents with hollow engines, in virtual time."""
 
 import asyncio
+import re
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -9,12 +10,13 @@ from machinery.virtual_time import VirtualClock
 from manifests import apply as applying
 from manifests.load import LoadedObject
 from nodeagent.hollow import HollowMac, HollowTiming, SharedCaches, models_on_disk
+from reconciler import snapshot as fleet_snapshot
 from reconciler.controller import Controller
 from schemas.deployment import ModelDeployment
-from schemas.meta import ObjectMeta, find_condition
+from schemas.meta import ENDED_BECAUSE, ObjectMeta, find_condition
 from schemas.node import ModelGeometry, Node, NodeSpec, NodeStatus, Taint
 from schemas.replica import Endpoint, Replica
-from store import codec, objects
+from store import codec, keys, objects
 from store.memory import MemoryTransport
 
 # The default of fleet-reconciler's `--node-grace-period`.
@@ -50,12 +52,28 @@ class MissingReplicas:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class NodeUsage:
+    """A Mac and its memory for models."""
+
+    name: str
+    chip: str
+    offered_bytes: int
+    """Memory for models, including what pools reserve."""
+    reserved_bytes: int
+    is_ready: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class FleetSnapshot:
     """State of the fleet when nothing changes any more."""
 
     at_s: float
     """Seconds since the start of the simulation."""
+    nodes: tuple[NodeUsage, ...]
+    """All Macs that ever joined, by name."""
     places: tuple[ReplicaPlace, ...]
+    causes: Mapping[str, str]
+    """Causes of the ends of replicas, by their uid: a reason in one word, and a message."""
     missing: tuple[MissingReplicas, ...]
     wanted: int
     """Desired replicas of all deployments."""
@@ -76,17 +94,14 @@ class SimulatedFleet:
         self._agents: dict[str, asyncio.Task[None]] = {}
         self._served: frozenset[str] = frozenset()
         self._moved_at = 0.0
+        self._causes: dict[str, str] = {}
         controller = Controller(self.store, self.clock, identity="simulated", grace_s=GRACE_S)
         self._tasks = [
             group.create_task(controller.run()),
             group.create_task(self._feed.run()),
             group.create_task(self._expire_leases()),
+            group.create_task(self._note_causes()),
         ]
-
-    @property
-    def machines(self) -> dict[str, NodeStatus]:
-        """Return every node that ever joined, by name."""
-        return {name: mac.status for name, mac in self._macs.items()}
 
     async def join(self, status: NodeStatus, taints: Sequence[Taint] = ()) -> None:
         """Add a Mac to the fleet; its taints exist before it joins."""
@@ -153,8 +168,20 @@ class SimulatedFleet:
     async def _snapshot(self, *, is_quiet: bool) -> FleetSnapshot:
         replicas = await objects.list_all(self.store, Replica)
         deployments = await objects.list_all(self.store, ModelDeployment)
+        table = (await fleet_snapshot.take(self.store, self.clock)).table()
         return FleetSnapshot(
             at_s=self.clock.monotonic(),
+            nodes=tuple(
+                NodeUsage(
+                    name=node.name,
+                    chip=node.chip,
+                    offered_bytes=node.allocatable_bytes + node.reserved_bytes,
+                    reserved_bytes=node.reserved_bytes,
+                    is_ready=node.is_ready,
+                )
+                for node in sorted(table.nodes, key=lambda node: natural_key(node.name))
+            ),
+            causes=dict(self._causes),
             places=tuple(
                 ReplicaPlace(
                     deployment=replica.spec.deployment,
@@ -174,6 +201,18 @@ class SimulatedFleet:
             is_quiet=is_quiet,
         )
 
+    async def _note_causes(self) -> None:
+        """Note why replicas drain: afterwards they are gone, with their annotations."""
+        prefix = keys.spec_prefix("Replica")
+        async for batch in self.store.watch(prefix, after_revision=0):
+            for change in batch.changes:
+                if change.now is None:
+                    continue
+                replica = codec.decode_object(Replica, change.now)
+                cause = replica.metadata.annotations.get(ENDED_BECAUSE, "")
+                if cause:
+                    self._causes[replica.metadata.uid] = cause
+
     async def _expire_leases(self) -> None:
         while True:  # etcd expires leases up to half a second late
             await self.clock.sleep(0.5)
@@ -183,6 +222,12 @@ class SimulatedFleet:
         """Stop all tasks."""
         for task in (*self._tasks, *self._agents.values()):
             task.cancel()
+
+
+def natural_key(name: str) -> tuple[tuple[int, str], ...]:
+    """Return a sort key that puts mini-2 before mini-10."""
+    parts = re.findall(r"[0-9]+|[^0-9]+", name)
+    return tuple((int(part[:18]), "") if part.isdigit() else (-1, part) for part in parts)
 
 
 @asynccontextmanager

@@ -1,7 +1,7 @@
 """`fleetctl plan`: shows what an apply would change, and where replicas would be placed. Writes nothing."""
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
@@ -13,6 +13,8 @@ from fleetctl.cli.arguments import manifests_option, recursive_option
 from fleetctl.cli.connect import open_store, run, store_options
 from fleetctl.cli.errors import DiffError, FleetctlError
 from fleetctl.output import memory_proof, printers
+from fleetctl.output.mac_blocks import MacBlock, MacEntry, blocks_text
+from fleetctl.verbs.apply import change_text
 from machinery.clock import SystemClock
 from manifests import apply as applying
 from manifests.errors import ManifestErrors
@@ -72,10 +74,13 @@ def plan(files: tuple[str, ...], recursive: bool, models_dir: Path | None, **opt
     for text in shown:
         click.echo(text, nl=False)
     seen.suppose(change.obj for change in changes if not isinstance(change, UnchangedObject))
-    steps = _forecast(seen, models_dir)
+    steps, nodes = _forecast(seen, models_dir)
     if shown:
         click.echo()
     click.echo("\n".join(format_steps(steps)))
+    blocks = [block for block in planned_blocks(steps, nodes) if block.has_changed]
+    if blocks:
+        click.echo(f"\nMacs that change, {len(blocks)} of {len(nodes)}:\n\n{blocks_text(blocks)}")
     if shown:
         raise click.exceptions.Exit(1)
 
@@ -92,12 +97,16 @@ async def _observe(
         return changes, await snapshot.take(transport, clock)
 
 
-def _forecast(seen: FleetSnapshot, models_dir: Path | None) -> tuple[ForecastStep, ...]:
+def _forecast(
+    seen: FleetSnapshot, models_dir: Path | None
+) -> tuple[tuple[ForecastStep, ...], Sequence[NodeView]]:
+    """Return the steps, and the nodes as they are before them."""
     table, deployments = seen.table(), seen.deployments()
     if models_dir is not None:
         sources = [one.spec.model for one in deployments]
         table = NodeTable([_with_models(node, sources, models_dir) for node in table.nodes])
-    return forecast.forecast([seen.observe(one.name, table) for one in deployments], table)
+    found = forecast.forecast([seen.observe(one.name, table) for one in deployments], table)
+    return found, table.nodes
 
 
 def _with_models(node: NodeView, sources: Sequence[ModelSource], models_dir: Path) -> NodeView:
@@ -117,6 +126,49 @@ def _with_models(node: NodeView, sources: Sequence[ModelSource], models_dir: Pat
         node,
         models={**node.models, **{one.path: one for one in found}},
         adapters={**node.adapters, **{one.path: one for one in fitted}},
+    )
+
+
+def planned_blocks(steps: Sequence[ForecastStep], nodes: Sequence[NodeView]) -> list[MacBlock]:
+    """Return each Mac as it would be after the steps; replicas that come and go are marked. Pure."""
+    gone: dict[tuple[str, str], str] = {}
+    """Reasons why replicas leave, by node and replica."""
+    come: dict[str, list[MacEntry]] = {}
+    for step in steps:
+        if step.before and step.kind is not ForecastKind.KEPT:
+            gone |= {(node, step.replica): "" for node in step.before.split(",")}
+        if isinstance(step.outcome, PreemptingAssignment):
+            for victim in step.outcome.victims:
+                places = victim.nodes or tuple(rank.node for rank in step.outcome.ranks)
+                gone |= {(node, victim.replica): f"displaced by {step.replica}" for node in places}
+        if isinstance(step.outcome, Unschedulable) or step.kind is ForecastKind.KEPT:
+            continue
+        for rank in step.outcome.ranks if step.outcome is not None else ():
+            entry = MacEntry(label=step.replica, size_bytes=rank.memory.total_bytes, mark="+")
+            come.setdefault(rank.node, []).append(entry)
+    return [_planned_block(node, gone, come.get(node.name, [])) for node in nodes]
+
+
+def _planned_block(
+    node: NodeView, gone: Mapping[tuple[str, str], str], come: Sequence[MacEntry]
+) -> MacBlock:
+    """Return the block of one Mac; a replica that drains already counts as gone."""
+    entries = [
+        MacEntry(
+            label=one.replica,
+            size_bytes=one.bytes,
+            mark="-" if (node.name, one.replica) in gone or one.is_ending else "",
+            note=gone.get((node.name, one.replica), ""),
+        )
+        for one in node.allocations
+    ]
+    return MacBlock(
+        name=node.name,
+        chip=node.chip,
+        offered_bytes=node.allocatable_bytes + node.reserved_bytes,
+        reserved_bytes=node.reserved_bytes,
+        entries=(*entries, *come),
+        is_ready=node.is_ready,
     )
 
 

@@ -3,214 +3,27 @@
 import json
 import random
 import sys
-from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 import click
 from pydantic import ValidationError
 
 from fleetctl.cli.arguments import manifests_option, recursive_option
 from fleetctl.cli.errors import FleetctlError
-from fleetctl.output.printers import align_columns
-from fleetctl.simulate import fleet_file
+from fleetctl.cli.terminal import ProgressLine
+from fleetctl.simulate import fleet_file, report
 from fleetctl.simulate.fleet_file import FleetFile, FleetNode
-from fleetctl.simulate.simulated_fleet import FleetSnapshot, ReplicaPlace, SimulatedFleet, run_fleet
+from fleetctl.simulate.report import LossOutcome, SimulationStep
+from fleetctl.simulate.simulated_fleet import SimulatedFleet, run_fleet
 from machinery import virtual_time
 from manifests.errors import ApplyError, ManifestErrors
 from manifests.load import LoadedObject, load_objects
 from manifests.suggestions import not_found_message
 from manifests.trees import Tree
 from manifests.yaml import parser
-from schemas import duration, quantity
 from schemas.kinds import by_name
-from schemas.node import NodeStatus
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SimulationStep:
-    """An event, and the state of the fleet after it."""
-
-    event: str
-    """Text such as "power loss of studio-1"."""
-    took_s: float
-    """Seconds from the event to the last change of the serving replicas."""
-    state: FleetSnapshot
-    before: FleetSnapshot | None = None
-    """None for the first step."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReplicaMove:
-    """A replica that started, moved or was lost."""
-
-    deployment: str
-    before: ReplicaPlace | None
-    after: ReplicaPlace | None
-
-
-def replica_moves(step: SimulationStep) -> list[ReplicaMove]:
-    """Return all changes; a lost and a new replica of one deployment count as a move."""
-    if step.before is None:
-        return []
-    previous = {place.uid: place for place in step.before.places}
-    current = {place.uid: place for place in step.state.places}
-    removed = sorted((p for uid, p in previous.items() if uid not in current), key=_by_replica)
-    added = sorted((p for uid, p in current.items() if uid not in previous), key=_by_replica)
-    moves: list[ReplicaMove] = []
-    for place in removed:
-        same = [p for p in added if p.deployment == place.deployment]
-        # Prefer the same name: a replica that is moved off a lost node keeps its name.
-        to = min(same, key=lambda p: (p.replica != place.replica, p.replica), default=None)
-        if to is not None:
-            added.remove(to)
-        moves.append(ReplicaMove(deployment=place.deployment, before=place, after=to))
-    moves.extend(ReplicaMove(deployment=p.deployment, before=None, after=p) for p in added)
-    return sorted(moves, key=lambda move: _by_replica(move.before or move.after))
-
-
-def _lost_places(step: SimulationStep) -> list[ReplicaPlace]:
-    """Return replicas that served before and still exist, but no longer serve."""
-    assert step.before is not None
-    served = {place.uid for place in step.before.places if place.is_serving}
-    return [p for p in step.state.places if p.uid in served and not p.is_serving]
-
-
-def step_text(step: SimulationStep, machines: Mapping[str, NodeStatus]) -> str:
-    """Return a step as text."""
-    parts = [f"{step.event}: {_headline(step)}"]
-    moves = replica_moves(step)
-    if step.before is not None:
-        sentences = [*map(_move_sentence, moves), *map(_stranded_sentence, _lost_places(step))]
-        parts.append("\n".join(sentences) or "Nothing moved.")
-    if step.before is None or moves:
-        parts.append(_placement_table(step.state, machines))
-    parts.append(_missing_text(step.state))
-    return "\n\n".join(part for part in parts if part) + "\n"
-
-
-def step_tree(step: SimulationStep, machines: Mapping[str, NodeStatus]) -> dict[str, Tree]:
-    """Return a step for `-o json` and `-o yaml`."""
-    return {
-        "event": step.event,
-        "tookSeconds": round(step.took_s, 1),
-        "isQuiet": step.state.is_quiet,
-        "placements": [
-            {
-                "deployment": place.deployment,
-                "replica": place.replica,
-                "node": place.node,
-                "memoryBytes": place.memory_bytes,
-                "shareOfNode": round(_share(place, machines), 3),
-                "answers": place.is_serving,
-            }
-            for place in step.state.places
-        ],
-        "missing": [
-            {
-                "deployment": one.deployment,
-                "missing": one.missing,
-                "wanted": one.wanted,
-                "why": one.why,
-            }
-            for one in step.state.missing
-        ],
-        "moves": [
-            {
-                "deployment": move.deployment,
-                "from": _place_tree(move.before),
-                "to": _place_tree(move.after),
-            }
-            for move in replica_moves(step)
-        ],
-        "lost": [place.replica for place in _lost_places(step)] if step.before is not None else [],
-    }
-
-
-def _by_replica(place: ReplicaPlace | None) -> tuple[str, str]:
-    return ("", "") if place is None else (place.deployment, place.replica)
-
-
-def _headline(step: SimulationStep) -> str:
-    serving = sum(place.is_serving for place in step.state.places)
-    count = f"{serving} of {step.state.wanted} replicas answer"
-    if not step.state.is_quiet:
-        return f"{count}; the fleet still changed after a day"
-    return f"{count} after {duration.show(step.took_s)}" if step.took_s > 0 else count
-
-
-def _placement_table(state: FleetSnapshot, machines: Mapping[str, NodeStatus]) -> str:
-    rows = [
-        (
-            place.deployment,
-            place.replica,
-            place.node,
-            quantity.show(place.memory_bytes),
-            f"{_share(place, machines):.0%}",
-            "yes" if place.is_serving else "no",
-        )
-        for place in state.places
-    ]
-    titles = ("DEPLOYMENT", "REPLICA", "NODE", "MEMORY", "OF NODE", "ANSWERS")
-    used = Counter[str]()
-    for place in state.places:
-        used[place.node] += place.memory_bytes
-    full = [
-        (
-            name,
-            machine.chip,
-            quantity.show(machine.allocatable_bytes),
-            quantity.show(used[name]),
-            f"{used[name] / machine.allocatable_bytes:.0%}",
-        )
-        for name, machine in sorted(machines.items())
-        if used[name]
-    ]
-    nodes = align_columns(full, ("NODE", "CHIP", "FOR MODELS", "USED", "FULL"))
-    return f"{align_columns(rows, titles)}\n\n{nodes}" if rows else "Nothing is placed."
-
-
-def _share(place: ReplicaPlace, machines: Mapping[str, NodeStatus]) -> float:
-    return place.memory_bytes / machines[place.node].allocatable_bytes
-
-
-def _missing_text(state: FleetSnapshot) -> str:
-    return "\n".join(
-        f"{one.deployment}: {one.missing} of {one.wanted} replicas missing: {one.why}"
-        for one in state.missing
-    )
-
-
-def _move_sentence(move: ReplicaMove) -> str:
-    before, after = move.before, move.after
-    if before is None:
-        return f"{_name(after)} starts on {_node(after)}"
-    if after is None:
-        return f"{before.replica} is lost with {before.node}, and is not replaced"
-    name = (
-        before.replica
-        if before.replica == after.replica
-        else f"{before.replica}, now {after.replica},"
-    )
-    return f"{name} moves from {before.node} to {after.node}"
-
-
-def _stranded_sentence(place: ReplicaPlace) -> str:
-    return f"{place.replica} is lost with {place.node}, and no other node can take it"
-
-
-def _name(place: ReplicaPlace | None) -> str:
-    return place.replica if place is not None else ""
-
-
-def _node(place: ReplicaPlace | None) -> str:
-    return place.node if place is not None else ""
-
-
-def _place_tree(place: ReplicaPlace | None) -> Tree:
-    return None if place is None else {"replica": place.replica, "node": place.node}
-
 
 _HELP = """Simulate a fleet with these manifests: where replicas are placed, and what happens when a node fails.
 
@@ -218,6 +31,7 @@ _HELP = """Simulate a fleet with these manifests: where replicas are placed, and
   fleetctl simulate -f fleet/ --fleet fleet.yaml
   fleetctl simulate -f fleet/ --fleet fleet.yaml --fail studio-1
   fleetctl simulate -f fleet/ --fleet fleet.yaml --add "Apple M4 Max:128Gi"
+  fleetctl simulate -f fleet/ --fleet fleet.yaml --lose-each
 
 The command runs the real reconciler and agents, with simulated engines and in virtual time, on the Macs that fleet.yaml
 describes. Hours pass in a moment. It reads only the given files, and writes nothing.
@@ -245,16 +59,23 @@ docs/operations/simulate.md describes fleet.yaml.
     metavar="CHIP:MEMORY",
     help='Add a node after that, such as "Apple M4 Max:128Gi"; repeatable.',
 )
+@click.option(
+    "--lose-each",
+    is_flag=True,
+    help="Then answer which single Mac the fleet may lose: simulate the loss of each, one fleet for each.",
+)
 @click.option("-o", "--output", type=click.Choice(["table", "json", "yaml"]), default="table")
 def simulate(
     files: tuple[str, ...],
     recursive: bool,
     fleet_path: str,
-    failing: tuple[str, ...],
-    added: tuple[str, ...],
-    output: Literal["table", "json", "yaml"],
+    **options: Any,
 ) -> None:
     """Simulate a fleet with these manifests, and print each step."""
+    failing, added = options["failing"], options["added"]
+    if options["lose_each"] and (failing or added):
+        raise click.UsageError("--lose-each starts from the whole fleet; remove --fail and --add")
+    printer = _StepPrinter(output=options["output"])
     try:
         fleet, document = fleet_file.read_fleet(fleet_path)
         loaded = load_objects(files, recursive=recursive, stdin=sys.stdin.buffer)
@@ -262,11 +83,38 @@ def simulate(
         newcomers = [_parse_added_node(text, number) for number, text in enumerate(added, start=1)]
         _check_names(fleet, failing, newcomers)
         random.seed(0)  # retry jitter: the same files always give the same output
-        virtual_time.run(_run(fleet, loaded, failing, newcomers, output))
+        virtual_time.run(_run(fleet, loaded, failing, newcomers, printer.add))
+        losses = _lose_each(fleet, loaded) if options["lose_each"] else None
+        printer.end(losses)
     except ManifestErrors as error:
         raise FleetctlError(f"nothing was simulated:\n{error}") from error
     except ApplyError as error:
         raise FleetctlError(str(error)) from error
+
+
+@dataclass(slots=True, kw_only=True)
+class _StepPrinter:
+    """Prints each step as text at once; as JSON or YAML, all of them at the end."""
+
+    output: Literal["table", "json", "yaml"]
+    trees: list[Tree] = field(default_factory=list)
+
+    def add(self, step: SimulationStep) -> None:
+        if self.output == "table":
+            click.echo(report.step_text(step))
+        self.trees.append(report.step_tree(step))
+
+    def end(self, losses: Sequence[LossOutcome] | None) -> None:
+        """Print the rest; `losses` is None without --lose-each."""
+        tree: dict[str, Tree] = {"steps": self.trees}
+        if losses is not None:
+            tree["loseEach"] = [report.loss_tree(loss) for loss in losses]
+            if self.output == "table":
+                click.echo(report.losses_text(losses))
+        if self.output == "json":
+            click.echo(json.dumps(tree, indent=2))
+        if self.output == "yaml":
+            click.echo(parser.dump(tree), nl=False)
 
 
 def _parse_added_node(text: str, number: int) -> FleetNode:
@@ -301,29 +149,38 @@ async def _run(
     loaded: Sequence[LoadedObject],
     failing: Sequence[str],
     newcomers: Sequence[FleetNode],
-    output: Literal["table", "json", "yaml"],
+    add: Callable[[SimulationStep], None],
 ) -> None:
-    trees: list[Tree] = []
-
-    def report(step: SimulationStep, simulated: SimulatedFleet) -> SimulationStep:
-        if output == "table":
-            click.echo(step_text(step, simulated.machines))
-        trees.append(step_tree(step, simulated.machines))
-        return step
-
+    """Apply the manifests, then fail and add nodes one after the other; `add` receives each step."""
     async with run_fleet(fleet_file.geometries(fleet)) as simulated:
-        step = report(await _first_step(simulated, fleet, loaded), simulated)
+        step = await _first_step(simulated, fleet, loaded)
+        add(step)
         for name in failing:
             simulated.fail(name)
-            step = report(await _step(simulated, f"power loss of {name}", step), simulated)
+            step = await _step(simulated, f"power loss of {name}", step)
+            add(step)
         for node in newcomers:
             await simulated.join(fleet_file.node_status(node, node.name))
             event = f"{node.name} joins ({node.chip}, {node.memory})"
-            step = report(await _step(simulated, event, step), simulated)
-    if output == "json":
-        click.echo(json.dumps({"steps": trees}, indent=2))
-    if output == "yaml":
-        click.echo(parser.dump({"steps": trees}), nl=False)
+            step = await _step(simulated, event, step)
+            add(step)
+
+
+def _lose_each(fleet: FleetFile, loaded: Sequence[LoadedObject]) -> list[LossOutcome]:
+    """Simulate the loss of each Mac, every time in a fleet of its own."""
+    names = [name for node in fleet.nodes for name in node.names()]
+    found: list[LossOutcome] = []
+
+    def keep(step: SimulationStep) -> None:
+        if step.before is not None:
+            found.append(LossOutcome(node=name, step=step))
+
+    with ProgressLine() as progress:
+        for number, name in enumerate(names, start=1):
+            progress.show(f"power loss of {name} ({number} of {len(names)})")
+            random.seed(0)
+            virtual_time.run(_run(fleet, loaded, (name,), (), keep))
+    return found
 
 
 async def _first_step(

@@ -112,7 +112,7 @@ modeldeployment/big: 2 replicas cannot be placed: 0/6 nodes fit: 3 short of memo
 
 BLOCKS = """\
 
-Macs after that (4 others do not change):
+Macs that change, 2 of 6:
 
 mac-1  Apple M4, 24.0 GiB for models
 - qwen-0     1.0 GiB    4%  ░░
@@ -167,7 +167,7 @@ async def test_a_model_that_no_node_has_inspected(fleet: MemoryFleet, tmp_path: 
         b"spec: {model: {path: tiny}, contextLength: 64}\n"
     )
     unseen = await fleet.ctl("plan", "-f", "-", stdin=manifest)
-    assert unseen.out.partition("\n\nMacs after that")[0].splitlines()[-1] == (
+    assert unseen.out.partition("\n\nMacs that change")[0].splitlines()[-1] == (
         "modeldeployment/fresh: 1 replica cannot be placed: 0/6 nodes fit: 3 yet to inspect the model, 1 cordoned, "
         "1 NotReady, 1 tainted (it has the taint owner=anna:NoSchedule, which spec.placement.tolerations does "
         "not name); agents inspect the model after the apply. Use --models-dir to inspect files on this machine"
