@@ -23,7 +23,7 @@ Role = Literal["good", "bad", "warn", "dim"]
 _CODES: dict[Role, str] = {"good": "32", "bad": "31", "warn": "33", "dim": "2"}
 # A parameter of our colours that text from elsewhere cannot know. `TerminalStream` removes it.
 _OWN = int.from_bytes(os.urandom(4), "big")
-_OWN_CODE = re.compile(rf"(\x1b\[){_OWN};([0-9]+m)")
+_OWN_CODE = rf"(\x1b\[){_OWN};([0-9]+m)"
 # ECMA-48: move to the first column, and erase to the end of the line.
 _CLEAR_LINE = "\r\x1b[K"
 _WIDTH = 80
@@ -92,7 +92,7 @@ def _without_foreign_codes(text: str) -> str:
     if "\x1b" not in text:
         return make_printable(text)
     # The matches of a pattern with two groups: text, escape, end of the code, text, ...
-    parts = _OWN_CODE.split(text)
+    parts = re.split(_OWN_CODE, text)
     parts[::3] = map(make_printable, parts[::3])
     return "".join(parts)
 
