@@ -12,6 +12,7 @@ import platformdirs
 
 from machinery import process_log as house_logging
 from machinery.clock import SystemClock
+from machinery.http_server import AdminServer
 from machinery.log_flags import log_options
 from machinery.process_log import LogFormat, LogLevel
 from machinery.process_main import run_until_signal
@@ -84,11 +85,12 @@ def main(
     git_credentials: Path,
     log_level: LogLevel,
     log_format: LogFormat,
-    **etcd: Any,
+    **options: Any,
 ) -> None:
     """Decide which Mac runs which replica. Run any number of reconcilers: one leads."""
     house_logging.setup("reconciler", log_level, log_format=log_format)
-    etcd_address = address_from_flags(etcd)
+    etcd_address = address_from_flags(options)
+    secret_file = _secret_file(options["git_webhook_secret_file"])
     # `fleetctl version` shows it: the leading process and its release.
     identity = f"{socket.gethostname()}/{os.getpid()} {version()}"
 

@@ -107,7 +107,9 @@ def _available_condition(
     placed: Sequence[ReplicaView],
     unschedulable: Unschedulable | None,
 ) -> Condition:
-    count = f"{len(ready)} of {desired} replicas ready"
+    count = f"{min(len(ready), desired)} of {desired} replicas ready"
+    if len(ready) > desired:
+        count += f", and {len(ready) - desired} more that will end"
     if len(ready) >= desired:
         reason = "AllReplicasReady" if desired else "ScaledToZero"
         return condition("Available", reason, count, holds=True)

@@ -14,7 +14,6 @@ from fleetctl.cli.connect import open_store, run, store_options
 from fleetctl.cli.errors import DiffError, FleetctlError
 from fleetctl.output import memory_proof, printers
 from fleetctl.output.mac_blocks import MacBlock, MacEntry, blocks_text
-from fleetctl.verbs.apply import change_text
 from machinery.clock import SystemClock
 from manifests import apply as applying
 from manifests.errors import ManifestErrors

@@ -10,7 +10,7 @@ from fleetctl.cli.arguments import parse_duration
 from fleetctl.cli.connect import open_store, run, store_options
 from fleetctl.cli.errors import FleetctlError
 from fleetctl.cli.terminal import ProgressLine
-from fleetctl.objects import reader, writer
+from fleetctl.objects import git_preview, reader, targets, writer
 from fleetctl.objects.kind_args import kind_of, parse_names
 from machinery.clock import Clock, SystemClock
 from schemas.gitsource import GitSource, with_sync_request

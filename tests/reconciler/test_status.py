@@ -67,6 +67,12 @@ def test_all_is_well() -> None:
     assert (made.replicas, made.ready_replicas, made.observed_generation) == (2, 2, 1)
 
 
+def test_replicas_above_the_number_are_told_apart() -> None:
+    made = of_deployment(replica(0), replica(1), replica(2))
+    message = "2 of 2 replicas ready, and 1 more that will end"
+    assert said(made, "Available") == ("True", "AllReplicasReady", message)
+
+
 def test_scaled_to_zero_is_available() -> None:
     made = of_deployment(wanted=0)
     assert said(made, "Available") == ("True", "ScaledToZero", "0 of 0 replicas ready")
