@@ -9,6 +9,7 @@ import contextlib
 import errno
 import gc
 import importlib
+import ipaddress
 import random
 import resource
 import secrets
@@ -22,7 +23,7 @@ import uvloop
 from gateway import registration
 from gateway.auth import access_control
 from gateway.handover import HandOver, HandOverError, ListenerClaim, claim_listener
-from gateway.http.cors import AllowedOrigins
+from gateway.http.cors import AllowedHosts, AllowedOrigins
 from gateway.routing.table import Origin
 from gateway.server import Gateway, GatewayLimits
 from gateway.telemetry.recorder import Tracer
@@ -67,12 +68,28 @@ _FILES_OF_MACOS = 10_240
     help="Largest request body, in bytes.",
 )
 @click.option(
+    "--max-body-memory",
+    type=click.IntRange(min=1),
+    default=GatewayLimits().max_body_memory_bytes,
+    envvar="FLEET_GATEWAY_MAX_BODY_MEMORY",
+    show_default=True,
+    help="Memory for the request bodies of all clients while they arrive, in bytes; at least --max-body.",
+)
+@click.option(
     "--request-timeout",
     type=click.FloatRange(min=0, min_open=True),
     default=600.0,
     envvar="FLEET_GATEWAY_REQUEST_TIMEOUT",
     show_default=True,
     help="Longest time without data from an engine, in seconds.",
+)
+@click.option(
+    "--send-timeout",
+    type=click.FloatRange(min=0, min_open=True),
+    default=GatewayLimits().send_timeout_s,
+    envvar="FLEET_GATEWAY_SEND_TIMEOUT",
+    show_default=True,
+    help="Longest time that a client may read nothing of a stream before it is disconnected, in seconds.",
 )
 @click.option(
     "--drain-timeout",
@@ -133,6 +150,15 @@ _FILES_OF_MACOS = 10_240
     help="File for all requests as JSON lines, without prompts and answers; four older files are kept.",
 )
 @click.option(
+    "--allowed-host",
+    multiple=True,
+    envvar="FLEET_GATEWAY_ALLOWED_HOST",
+    metavar="HOST",
+    help="Name or address by which clients may address this gateway besides localhost, 127.0.0.1, [::1] and --host, "
+    "or * for all; may be repeated. Checked on a gateway that listens on loopback and requires no keys, and on any "
+    "other once a host is given.",
+)
+@click.option(
     "--cors-origin",
     multiple=True,
     envvar="FLEET_GATEWAY_CORS_ORIGIN",
@@ -161,19 +187,22 @@ def main(**flags: Any) -> None:
         origins = AllowedOrigins(flags["cors_origin"])
     except ValueError as error:
         raise click.UsageError(f"--cors-origin: {error}") from error
-    _allow_many_connections()
     claimed = _claimed(flags)
-    bound = Origin(flags["host"], claimed.listener.getsockname()[1])
+    address, port = claimed.listener.getsockname()[:2]
+    bound = Origin(flags["host"], port)
+    requires_keys = access_control.requires_keys(flags["auth"], address)
     limits = GatewayLimits(
         max_body_bytes=flags["max_body"],
+        max_body_memory_bytes=flags["max_body_memory"],
+        max_files=_allow_many_connections(),
         request_timeout_s=flags["request_timeout"],
+        send_timeout_s=flags["send_timeout"],
         drain_timeout_s=flags["drain_timeout"],
         hold_timeout_s=flags["hold_timeout"],
         hold_limit=flags["hold_limit"],
+        hosts=_allowed_hosts(flags, address, advertised, requires_keys=requires_keys),
         origins=origins,
-        asks_for_keys=access_control.requires_keys(
-            flags["auth"], claimed.listener.getsockname()[0]
-        ),
+        asks_for_keys=requires_keys,
         state_dir=flags["state_dir"] and flags["state_dir"].expanduser(),
         site=flags["site"],
         journal_size=flags["journal_size"],
@@ -223,15 +252,34 @@ def _claimed(flags: dict[str, Any]) -> ListenerClaim:
     sys.exit(ExitCode.ADDRESS_IN_USE)
 
 
-def _allow_many_connections() -> None:
-    """Raise the limit of open files to what the system allows. Each connection takes one."""
+def _allowed_hosts(
+    flags: dict[str, Any], address: str, advertised: Origin | None, *, requires_keys: bool
+) -> AllowedHosts:
+    """Return the host names by which clients may address the gateway, which listens on `address`."""
+    is_open = requires_keys or not ipaddress.ip_address(address).is_loopback
+    if is_open and not flags["allowed_host"]:
+        return AllowedHosts()
+    own = [flags["host"], address, *([advertised.host] if advertised else [])]
+    try:
+        return AllowedHosts([*own, *flags["allowed_host"]])
+    except ValueError as error:
+        raise click.UsageError(f"--allowed-host: {error}") from error
+
+
+def _allow_many_connections() -> int:
+    """Raise the limit of open files to what the system allows, and return it; 0 if there is none.
+
+    Each connection takes one.
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     for wanted in (hard, _FILES_OF_MACOS):
         if soft == resource.RLIM_INFINITY or 0 <= wanted <= soft:
-            return
+            break
         with contextlib.suppress(ValueError, OSError):
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-            return
+            break
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return 0 if soft == resource.RLIM_INFINITY else soft
 
 
 def _tracer() -> Tracer | None:

@@ -170,6 +170,55 @@ def wrong_origin(origin: str) -> Refusal:
     return Refusal(status=403, message=message, code="origin_not_allowed")
 
 
+def wrong_host(host: str) -> Refusal:
+    """Return the refusal of a request to another host name than the gateway's own."""
+    name = host[:200]
+    message = (
+        f"This gateway requires no key, so it answers only to the names of this machine, and not to '{name}': a web "
+        "page that has its own name point here could use it. Use http://localhost or http://127.0.0.1; or the "
+        f"gateway's operator can allow the name with --allowed-host {_host_name(name)}, or require keys with --auth on."
+    )
+    return Refusal(status=403, message=message, code="host_not_allowed")
+
+
+def _host_name(host: str) -> str:
+    """Return a Host header without its port."""
+    return host.rpartition(":")[0] if host.rpartition(":")[2].isdigit() else host
+
+
+def unknown_transfer_coding(codings: str) -> Refusal:
+    """Return the refusal of a transfer coding other than chunked."""
+    message = (
+        f"The transfer coding '{codings[:100]}' is not supported; send the body with 'content-length' or with "
+        "'transfer-encoding: chunked' alone."
+    )
+    return Refusal(status=501, message=message, type="server_error", code="unknown_transfer_coding")
+
+
+def too_many_bodies(limit: int) -> Refusal:
+    """Return the refusal of a body for whose bytes there is no memory."""
+    return Refusal(
+        status=503,
+        message=f"Unfinished request bodies already take {limit} bytes of this gateway's memory, the limit of "
+        "--max-body-memory; repeat the request in a second.",
+        type="server_error",
+        code="gateway_overloaded",
+        retry_after_s=1,
+    )
+
+
+def too_many_connections() -> Refusal:
+    """Return the refusal of a connection for which no file descriptor is left."""
+    return Refusal(
+        status=503,
+        message="This gateway has as many connections as its limit of open files allows; repeat the request in a "
+        "second. Its operator can raise the limit (ulimit -n).",
+        type="server_error",
+        code="gateway_overloaded",
+        retry_after_s=1,
+    )
+
+
 def compressed(coding: str) -> Refusal:
     """Return the refusal of a compressed body."""
     message = (

@@ -16,7 +16,8 @@ from gateway.auth.keyring import Principal
 from gateway.forwarding.engine_stream import EngineStream
 from gateway.forwarding.forwarder import Forwarder
 from gateway.forwarding.retry_state import WholeResponse
-from gateway.http.cors import AllowedOrigins
+from gateway.http.cors import AllowedHosts, AllowedOrigins
+from gateway.http.limits import BodyMemory, ConnectionLimit
 from gateway.http.request_context import RequestContext, RequestHandler, header_lines
 from gateway.request import RawHeaders
 from gateway.routing.table import EngineEndpoint
@@ -35,29 +36,9 @@ _REQUEST_ID = wire_headers.REQUEST_ID.encode()
 _ATTEMPTS = wire_headers.ATTEMPTS.encode()
 _NODE = wire_headers.NODE.encode()
 _REPLICA = wire_headers.REPLICA.encode()
-_FLEET_PREFIX = wire_headers.FLEET_PREFIX.encode()
 _RESPONSE_HEAD = b"%%b%b: %%b\r\n%%b%b: %%d\r\n%%b" % (_REQUEST_ID, _ATTEMPTS)
 
-# Hop-by-hop headers, headers that the gateway sets itself, and the x-fleet-* headers that every
-# engine sends. Other x-fleet-* headers are dropped by their prefix.
-_DROPPED_HEADERS = frozenset(
-    {
-        b"connection",
-        b"content-length",
-        b"date",
-        b"keep-alive",
-        b"server",
-        b"te",
-        b"trailer",
-        b"transfer-encoding",
-        b"upgrade",
-        wire_headers.IN_FLIGHT.encode(),
-        wire_headers.MEMORY_FREE.encode(),
-        wire_headers.QUEUED.encode(),
-        _REPLICA,
-        _REQUEST_ID,
-    }
-)
+_PASSED_HEADERS = frozenset(name.encode() for name in wire_headers.ENGINE_RESPONSE_HEADERS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,6 +47,9 @@ class HandlerOptions:
 
     max_body: int
     """In bytes."""
+    body_memory: BodyMemory
+    connection_limit: ConnectionLimit
+    hosts: AllowedHosts
     origins: AllowedOrigins
     id_prefix: str
     """Prefix of generated request ids."""
@@ -88,6 +72,9 @@ class InferenceHandler(RequestHandler):
         self.clock = forwarder.clock
         self.adapters = adapters
         self.max_body = options.max_body
+        self.body_memory = options.body_memory
+        self.connection_limit = options.connection_limit
+        self.hosts = options.hosts
         self.origins = options.origins
         self._id_prefix = options.id_prefix.encode()
         self.is_stopping = False
@@ -109,13 +96,23 @@ class InferenceHandler(RequestHandler):
         return self._common_block
 
     @override
+    def identify(self, context: RequestContext) -> Refusal | None:
+        try:
+            context.principal = self._access.identify(context.http_request.headers)
+        except RefusedError as error:
+            return error.refusal
+        context.is_identified = True
+        return None
+
+    @override
     async def serve(self, context: RequestContext) -> None:
         self._contexts.add(context)
-        translator = context.adapter.error_translator()
+        translator, principal = context.adapter.error_translator(), context.principal
         try:
             self._recorder.begin(context)
-            # Check the key first: bodies of clients without a valid key are not parsed.
-            context.principal = principal = self._access.enter(context.http_request.headers)
+            if principal is not None:
+                self._access.admit(principal)
+            context.is_admitted = True
             if self._forwarder.table_cache.is_stale or (
                 principal is not None and principal.is_limited
             ):
@@ -143,17 +140,21 @@ class InferenceHandler(RequestHandler):
             if not context.response.is_complete and not context.response.is_gone:
                 # An error of the gateway, which propagates. The client still gets an answer.
                 self._break_off(context, translator, errors.internal())
-            self._contexts.discard(context)
-            self._forwarder.leave(context.retry_state)
-            if context.principal is not None:
-                prompt, _, output = context.retry_state.usage
-                self._access.leave(context.principal, prompt + output)
-            self._recorder.record(context)
-            context.release()
+            self._finish(context)
+
+    def _finish(self, context: RequestContext) -> None:
+        """Release and record a request that was served."""
+        self._contexts.discard(context)
+        self._forwarder.leave(context.retry_state)
+        if context.principal is not None and context.is_admitted:
+            prompt, _, output = context.retry_state.usage
+            self._access.leave(context.principal, prompt + output)
+        self._recorder.record(context)
+        context.release()
 
     def _record_model(self, context: RequestContext) -> None:
-        """Record the model of a refused body, if it exists and the client is authenticated."""
-        if context.request is None and (context.principal is not None or not self._access.is_on):
+        """Record the model of a refused body, if it exists and the key's limits allowed the request."""
+        if context.request is None and context.is_admitted:
             name = find_model_name(context.http_request.body)
             if name in self._forwarder.table_cache.table.models:
                 context.model = name
@@ -174,12 +175,18 @@ class InferenceHandler(RequestHandler):
             context.cut_off(errors.shutting_down())
 
     async def abort_stalled(self, *, timeout_s: float) -> None:
-        """Abort clients that stop reading for `timeout_s`; they hold a slot at an engine. Runs forever."""
+        """Abort clients that read nothing for `timeout_s`; they hold a slot at an engine. Runs forever."""
         while True:
             await self.clock.sleep(_STALL_CHECK_S)
-            oldest_s = self.clock.monotonic() - timeout_s
+            now_s = self.clock.monotonic()
             for context in tuple(self._contexts):
-                if context.blocked_since_s < oldest_s:
+                if context.blocked_since_s == NEVER:
+                    continue
+                unsent_bytes = context.response.unsent_bytes()
+                if unsent_bytes < context.unsent_bytes:
+                    context.blocked_since_s = now_s  # slow, but reading
+                context.unsent_bytes = unsent_bytes
+                if context.blocked_since_s < now_s - timeout_s:
                     context.response.abort()
 
     def _send_whole(
@@ -266,7 +273,7 @@ def _header_block(headers: Headers, endpoint: EngineEndpoint, context: RequestCo
     """Return the response headers as they are written. The common case, without building a list."""
     found = b""
     for name, value in headers:
-        if name not in _DROPPED_HEADERS and not name.startswith(_FLEET_PREFIX):
+        if name in _PASSED_HEADERS:
             found += b"%b: %b\r\n" % (name, value)
     return _RESPONSE_HEAD % (
         found,
@@ -279,11 +286,7 @@ def _header_block(headers: Headers, endpoint: EngineEndpoint, context: RequestCo
 
 def _header_list(headers: Headers, endpoint: EngineEndpoint, context: RequestContext) -> Headers:
     return [
-        *[
-            header
-            for header in headers
-            if header[0] not in _DROPPED_HEADERS and not header[0].startswith(_FLEET_PREFIX)
-        ],
+        *[header for header in headers if header[0] in _PASSED_HEADERS],
         (_REQUEST_ID, context.http_request.request_id),
         (_NODE, endpoint.node.encode()),
         (_REPLICA, endpoint.replica.encode()),

@@ -25,7 +25,8 @@ from gateway.forwarding.resumption import Resumer
 from gateway.forwarding.router import LoadTracker, Router
 from gateway.handler import HandlerOptions, InferenceHandler
 from gateway.handover import HandOver
-from gateway.http.cors import AllowedOrigins, CorsMiddleware
+from gateway.http.cors import AllowedHosts, AllowedOrigins, CorsMiddleware
+from gateway.http.limits import BodyMemory, ConnectionLimit
 from gateway.http.protocol import ClientProtocol
 from gateway.metrics.gateway_metrics import ConnectionCounts, GatewayMetrics, ProcessMetrics
 from gateway.metrics.version_metrics import VersionMetrics
@@ -37,7 +38,7 @@ from gateway.upstream.connection_pool import ConnectionPool
 from machinery.clock import Clock
 from machinery.http_server import SignalServer
 from machinery.process_log import LogRing
-from machinery.prometheus import LabelledGauge
+from machinery.prometheus import Gauge, LabelledGauge
 from schemas.wire import metrics as wire_metrics
 from store.port import Transport
 from store.tickets import TicketChecker
@@ -54,8 +55,14 @@ class GatewayLimits:
     """Limits and options of one gateway."""
 
     max_body_bytes: int = 8 << 20
+    max_body_memory_bytes: int = 256 << 20
+    """Memory of the unfinished request bodies of all connections."""
+    max_files: int = 0
+    """The limit of open files; 0: none."""
     request_timeout_s: float = 600.0
-    """The longest silence of an engine, and of a client that reads nothing."""
+    """The longest silence of an engine."""
+    send_timeout_s: float = 30.0
+    """The longest time that a client may read nothing of its response."""
     drain_timeout_s: float = 30.0
     hold_timeout_s: float = 120.0
     """The longest wait of a request for a deployment that is scaled to zero."""
@@ -65,6 +72,8 @@ class GatewayLimits:
     """The number of requests that may wait for one deployment."""
     resume_timeout_s: float = 10.0
     """The longest wait of a stream for another engine after its engine died. Small models restart within it."""
+    hosts: AllowedHosts = field(default_factory=AllowedHosts)
+    """Host names by which clients may address the gateway."""
     origins: AllowedOrigins = field(default_factory=AllowedOrigins)
     """Web origins that may use the gateway."""
     asks_for_keys: bool = False
@@ -115,9 +124,8 @@ class Gateway:
         )
         self.versions = VersionMetrics()
         id_ = f"{entropy.getrandbits(48):012x}"
-        requires_keys = limits.asks_for_keys
         self.registration = Registration(
-            transport, clock, id_=id_, url=url, asks_for_keys=requires_keys
+            transport, clock, id_=id_, url=url, asks_for_keys=limits.asks_for_keys
         )
         self.recorder = self._recorder(id_, model_states, tracer)
         self.metrics = self.recorder.metrics
@@ -138,11 +146,33 @@ class Gateway:
             },
             self.fleet_state.access,
             self.recorder,
-            HandlerOptions(max_body=limits.max_body_bytes, origins=limits.origins, id_prefix=id_),
+            self._handler_options(id_),
         )
+        self.pool.make_room = self._make_room
         self._stopping = asyncio.Event()
         self._server = self._http_server(
             make_app(self._admin_context(transport, id_, model_states))
+        )
+
+    def _handler_options(self, id_: str) -> HandlerOptions:
+        """Return the options that apply to every request and connection of clients."""
+        limits, on_shed = self._limits, self.metrics.shed.add
+        self.connection_limit = ConnectionLimit(
+            self._clock,
+            max_files=limits.max_files,
+            count_files=self.recorder.process.count_files,
+            count_engines=self.pool.connections,
+            on_shed=on_shed,
+        )
+        return HandlerOptions(
+            max_body=limits.max_body_bytes,
+            body_memory=BodyMemory(
+                max(limits.max_body_memory_bytes, limits.max_body_bytes), on_shed
+            ),
+            connection_limit=self.connection_limit,
+            hosts=limits.hosts,
+            origins=limits.origins,
+            id_prefix=id_,
         )
 
     def _admin_context(
@@ -191,6 +221,11 @@ class Gateway:
                 self.fleet_state.keyring,
                 process,
                 *([file] if file else ()),
+                Gauge(
+                    "fleet_gateway_unfinished_body_bytes",
+                    "Memory of request bodies that are still arriving.",
+                    lambda: self.handler.body_memory.used,
+                ),
                 *_forwarding_gauges(self.load_tracker, model_states, self._clock),
             ),
         )
@@ -265,7 +300,7 @@ class Gateway:
                 group.create_task(self.health_checker.run()),
                 group.create_task(self.recorder.run()),
                 group.create_task(
-                    self.handler.abort_stalled(timeout_s=self._limits.request_timeout_s)
+                    self.handler.abort_stalled(timeout_s=self._limits.send_timeout_s)
                 ),
                 group.create_task(self._close_late()),
                 group.create_task(self._drain()),
@@ -280,13 +315,21 @@ class Gateway:
                 task.cancel()
         self.pool.close()
 
+    def _make_room(self) -> bool:
+        """Close idle connections of clients, because no connection to an engine could be opened."""
+        connections = self._server.server_state.connections
+        return self.connection_limit.make_room(
+            [one for one in connections if isinstance(one, ClientProtocol)]
+        )
+
     def _is_ready(self) -> bool:
         knows_keys = self.fleet_state.keyring.is_known or not self._limits.asks_for_keys
         return (self.table_cache.is_synced and knows_keys) or self._stopping.is_set()
 
     async def _close_late(self) -> None:
-        """Close connections of clients that do not complete their request in time."""
+        """Close connections of clients that do not complete their request in time, and count open files."""
         while True:
+            self.connection_limit.measure(len(self._server.server_state.connections))
             await self._clock.sleep(_SWEEP_S)
             now_s = self._clock.monotonic()
             for connection in tuple(self._server.server_state.connections):

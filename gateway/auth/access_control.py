@@ -72,18 +72,15 @@ class AccessControl:
             return False
         return principal.expires is None or principal.expires > self._clock.now()
 
-    def enter(self, headers: RawHeaders) -> Principal | None:
-        """Admit and count a request before its body is read. If a principal is returned, `leave` must follow.
+    def admit(self, principal: Principal) -> None:
+        """Admit and count a request before its body is parsed; `leave` must follow.
 
         `allow` checks the model.
 
         Raises:
-            RefusedError: the request is not allowed, or not now.
+            RefusedError: the request is not allowed now; `leave` must not follow.
 
         """
-        principal = self.identify(headers)
-        if principal is None:
-            return None
         if principal.concurrency is not None and principal.in_flight >= principal.concurrency:
             refusal = errors.too_many_at_once(
                 principal.name, principal.in_flight, principal.headers(self._clock.monotonic())
@@ -93,7 +90,6 @@ class AccessControl:
             self._charge(principal)
         principal.in_flight += 1
         principal.requests_used += 1
-        return principal
 
     def allow(self, principal: Principal | None, model: str) -> None:
         """Raise RefusedError if the key may not use the model."""

@@ -93,7 +93,9 @@ class AttemptRunner:
             now_s = self.clock.monotonic()
             in_flight.record_failure(now_s)
             in_flight.close()
-            if now_s < state.terms.deadline.at_s:  # else the client's deadline is the reason
+            is_own_fault = isinstance(error, UnreachableError) and error.is_own_fault
+            # After the deadline the client's limit is the reason.
+            if now_s < state.terms.deadline.at_s and not is_own_fault:
                 self.blame(endpoint, _fault(error))
                 self.table_cache.drop_orphan(endpoint)
             raise

@@ -36,7 +36,8 @@ _QUIET_S = 10.0
 PROBE_S = 3.0
 # For ejected endpoints, where a failed check costs nothing.
 _EJECTED_TIMEOUT_S = 1.0
-ProbeResult: TypeAlias = Literal["well", "busy", "gone", "mute", "bad"]
+ProbeResult: TypeAlias = Literal["well", "busy", "gone", "mute", "bad", "unknown"]
+"""The last is that the gateway could not open a connection."""
 
 
 @dataclass(slots=True)
@@ -159,6 +160,8 @@ class HealthChecker:
                 if not self._schedule.heard_since(endpoint.origin, began_s):
                     self._attempts.blame(endpoint, "gone")
                     self._give_up(endpoint, now_s)
+            case "unknown":
+                pass
 
     async def _health(self, endpoint: EngineEndpoint) -> ProbeResult:
         is_open = self._load_tracker.outliers.is_open(endpoint.origin)
@@ -174,6 +177,8 @@ class HealthChecker:
         except TimeoutError:
             return "mute"
         except UnreachableError as error:
+            if error.is_own_fault:
+                return "unknown"
             return "mute" if error.is_timeout else "gone"
         except BrokenResponseError:
             return "bad"

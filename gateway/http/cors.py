@@ -1,11 +1,12 @@
-"""Cross-origin requests (CORS): the allowed origins and the ASGI middleware that answers preflights.
+"""Requests of web pages: the allowed origins (CORS) with the ASGI middleware for preflights, and the allowed hosts.
 
 Cookies and other credentials that browsers add by themselves are not supported and therefore not
 allowed.
 """
 
+import ipaddress
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -35,6 +36,55 @@ _EXPOSED = ", ".join(
         *sorted((*wire_headers.RATE_LIMIT_REQUESTS, *wire_headers.RATE_LIMIT_TOKENS)),
     )
 ).encode()
+
+
+# Names of this machine, for clients on it. Any port: forwarded ports differ from our own.
+_LOCAL_HOSTS = ("localhost", "127.0.0.1", "[::1]")
+_HOST = re.compile(r"[a-z0-9._-]+|\[[0-9a-f:.]+\]")
+
+
+class AllowedHosts:
+    """The names in `Host` by which clients may address the gateway.
+
+    The check stops DNS rebinding: a web page whose name resolves to this machine is of the same origin as the
+    gateway, so that CORS does not apply to it. Its requests still carry its name.
+    """
+
+    def __init__(self, allowed: Iterable[str] = (ANY,)) -> None:
+        """Allow these host names and addresses without ports besides those of this machine, or "*" for all.
+
+        Raises:
+            ValueError: an entry is not a host.
+
+        """
+        names = {_bracketed(name.lower()) for name in allowed}
+        for name in names - {ANY}:
+            if not _HOST.fullmatch(name):
+                raise ValueError(
+                    f"{name!r} is no host; write a name or an address without port and path, such as "
+                    "ai.example.com, or * for every host"
+                )
+        self._is_any = ANY in names
+        self._allowed = frozenset((*names, *_LOCAL_HOSTS))
+
+    def allows(self, host: bytes) -> bool:
+        """Return whether a request with this `Host` may be answered; one without is not from a page."""
+        if self._is_any or not host:
+            return True
+        name = host.decode("latin-1").lower()
+        before, colon, port = name.rpartition(":")
+        if colon and port.isdigit():
+            name = before
+        return name.removesuffix(".") in self._allowed
+
+
+def _bracketed(host: str) -> str:
+    """Return the host as URLs have it: IPv6 addresses in brackets."""
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return host
+    return f"[{address}]" if address.version == 6 else host
 
 
 class AllowedOrigins:

@@ -46,6 +46,10 @@ class RequestReceiver(Protocol):
         """Handle a request whose headers are complete."""
         ...
 
+    def on_partial_body(self) -> None:
+        """Handle a read after which more of the body is missing."""
+        ...
+
     def on_request_complete(self) -> None:
         """Handle the end of a request."""
         ...
@@ -105,6 +109,8 @@ class RequestFramer(HttpToolsProtocol, RequestReceiver):
                 and self.head_bytes > MAX_HEAD_BYTES
             ):
                 self.refuse(errors.head_too_large(MAX_HEAD_BYTES))
+            elif self.has_begun and not self.is_in_head:
+                self.on_partial_body()
 
     def _ignore_upgrade(self, rest: memoryview) -> None:
         """Continue as if no upgrade was requested, which RFC 9110, 7.8 permits.
@@ -216,9 +222,17 @@ class ClientProtocol(RequestFramer):
         """Pipelined requests and their ASGI application, in the order of arrival."""
         self._final_refusal: Refusal | None = None
         """Sent after the responses that are in progress."""
+        self._body_memory = 0
+        """Bytes of the unfinished body that are counted in the handler's memory of bodies."""
+        self._unsent_bytes = 0
+        """Bytes of the last response that waited for the client at the last deadline."""
 
     @override
     def on_request_head(self) -> None:
+        fields = dict(self.headers)
+        if b"transfer-encoding" in fields and (codings := _other_codings(self.headers)):
+            self.refuse(errors.unknown_transfer_coding(codings))
+            return
         path, query = self.url, b""
         adapter = self._handler.adapters.get(path)
         if adapter is None:
@@ -228,13 +242,8 @@ class ClientProtocol(RequestFramer):
                 path = httptools.parse_url(self.url).path or b"/"
             adapter = self._handler.adapters.get(path)
         if adapter is None or self.parser.get_method() != b"POST":
-            # Without a cycle uvicorn calls `_start_asgi_task`, which queues the request if necessary.
-            self.cycle = _NONE
-            self.pass_to_uvicorn()
-            if self._handler.is_stopping:
-                self.cycle.keep_alive = False
+            self._pass_on(fields)
             return
-        fields = dict(self.headers)
         given, origin = fields.get(_REQUEST_ID, b""), fields.get(b"origin", b"")
         http_request = HttpRequest(
             path=path.decode("ascii"),
@@ -250,15 +259,44 @@ class ClientProtocol(RequestFramer):
             context.is_current = True
         else:
             self._enqueue(context, self.app)
-        if origin and not self._handler.origins.allows(origin):
-            self.refuse(errors.wrong_origin(origin.decode("latin-1")))
-        elif (coding := fields.get(b"content-encoding")) and coding.lower() != b"identity":
-            self.refuse(errors.compressed(coding.decode("latin-1")))
-        elif int(fields.get(b"content-length", b"0")) > self._handler.max_body:
-            self.refuse(body_too_large(self._handler.max_body).refusal)
+        # Before the body is read: the headers are all that is kept of a stranger's request.
+        refusal = self._head_refusal(context, fields)
+        if refusal is not None:
+            self.refuse(refusal)
         elif b"expect" in fields and fields[b"expect"].lower() == b"100-continue":
             context.expects_continue = not context.response.is_http_10
             self._send_continue(context)
+
+    def _pass_on(self, fields: dict[bytes, bytes]) -> None:
+        """Pass a request that is not to a model to the application."""
+        host = fields.get(b"host", b"")
+        if not self._handler.hosts.allows(host):
+            self.refuse(errors.wrong_host(host.decode("latin-1")))
+            return
+        # Without a cycle uvicorn calls `_start_asgi_task`, which queues the request if necessary.
+        self.cycle = _NONE
+        self.pass_to_uvicorn()
+        if self._handler.is_stopping:
+            self.cycle.keep_alive = False
+
+    def _head_refusal(self, context: RequestContext, fields: dict[bytes, bytes]) -> Refusal | None:
+        """Return the refusal of a request to a model by its headers; None if its body may be read."""
+        handler, host, origin = (
+            self._handler,
+            fields.get(b"host", b""),
+            fields.get(b"origin", b""),
+        )
+        if not handler.hosts.allows(host):
+            return errors.wrong_host(host.decode("latin-1"))
+        if origin and not handler.origins.allows(origin):
+            return errors.wrong_origin(origin.decode("latin-1"))
+        if (refusal := handler.identify(context)) is not None:
+            return refusal
+        if (coding := fields.get(b"content-encoding")) and coding.lower() != b"identity":
+            return errors.compressed(coding.decode("latin-1"))
+        if int(fields.get(b"content-length", b"0")) > handler.max_body:
+            return body_too_large(handler.max_body).refusal
+        return None
 
     def _new_response(self, extra_lines: bytes = b"") -> ResponseWriter:
         is_http_10 = self.parser.get_http_version() == "1.0"
@@ -293,7 +331,23 @@ class ClientProtocol(RequestFramer):
                 self.refuse(body_too_large(self._handler.max_body).refusal)
 
     @override
+    def on_partial_body(self) -> None:
+        latest, memory = self._latest, self._handler.body_memory
+        if isinstance(latest, RequestContext):
+            size = len(latest.body)
+            if memory.take(size - self._body_memory):
+                self._body_memory = size
+            else:
+                self.refuse(errors.too_many_bodies(memory.limit))
+
+    def _free_body_memory(self) -> None:
+        if self._body_memory:
+            self._handler.body_memory.free(self._body_memory)
+            self._body_memory = 0
+
+    @override
     def on_request_complete(self) -> None:
+        self._free_body_memory()
         latest = self._latest
         if isinstance(latest, RequestContext):
             latest.more_body = False
@@ -354,12 +408,36 @@ class ClientProtocol(RequestFramer):
     @override
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
         super().connection_made(transport)
+        limit = self._handler.connection_limit
+        if not limit.has_room(len(self.connections)) and not limit.make_room(self._others()):
+            limit.refuse()
+            # Closed without the wait for the client that other refusals have: it would hold the descriptor.
+            self._send_refusal(errors.too_many_connections())
+            self.ignores_input, self.deadline_s = True, NEVER
         if self._handler.is_stopping:  # accepted from the queue after listening stopped
             self.shutdown()
+
+    def _others(self) -> list["ClientProtocol"]:
+        """Return the other connections of clients."""
+        return [
+            one for one in self.connections if isinstance(one, ClientProtocol) and one is not self
+        ]
+
+    @property
+    def is_serving(self) -> bool:
+        """True while a request is answered."""
+        if self._serving is not None and not self._serving.response.is_complete:
+            return True
+        return not isinstance(self._latest, RequestContext) and not _is_complete(self._latest)
+
+    def shed(self) -> None:
+        """Close the connection at once, to free its file descriptor."""
+        self.transport.abort()
 
     @override
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
+        self._free_body_memory()
         for context in (self._latest, self._serving):
             if isinstance(context, RequestContext) and not context.response.is_complete:
                 context.disconnect()
@@ -386,7 +464,7 @@ class ClientProtocol(RequestFramer):
         """Close a connection without a request, or refuse one that arrives too slowly."""
         latest = self._latest
         if not self.has_begun:
-            self.transport.close()
+            self._close_silent(now_s)
         elif (self.is_in_head and not _is_complete(latest)) or (
             isinstance(latest, RequestContext) and not latest.is_current
         ):
@@ -395,11 +473,22 @@ class ClientProtocol(RequestFramer):
         else:
             self.refuse(errors.too_slow(REQUEST_S))
 
+    def _close_silent(self, now_s: float) -> None:
+        """Close an idle connection. One whose client has not read all of a response is idle once it reads no more."""
+        unsent_bytes = self.transport.get_write_buffer_size()
+        if not unsent_bytes:
+            self.transport.close()
+        elif 0 < self._unsent_bytes <= unsent_bytes:
+            self.transport.abort()
+        else:
+            self._unsent_bytes, self.deadline_s = unsent_bytes, now_s + SERVER_KEEP_ALIVE_S
+
     @override
     def refuse(self, refusal: Refusal) -> None:
         if self.ignores_input:
             return
         self.ignores_input, self.deadline_s = True, NEVER
+        self._free_body_memory()
         latest = self._latest
         if self.is_in_head:
             if _is_complete(latest):
@@ -411,7 +500,7 @@ class ClientProtocol(RequestFramer):
             if latest.is_current:
                 self._handler.refuse(latest, refusal)
             else:
-                latest.refusal = refusal
+                latest.refusal, latest.body = refusal, b""
         elif latest is None or latest.response_started or self._queue:
             self.transport.abort()  # the client could not attribute a response
         else:
@@ -433,6 +522,13 @@ class ClientProtocol(RequestFramer):
         if self.transport.can_write_eof():
             self.transport.write_eof()
         self.loop.call_later(_CLOSE_LINGER_S, self.transport.abort)
+
+
+def _other_codings(headers: RawHeaders) -> str:
+    """Return all transfer codings, comma-separated, unless the only one is chunked (RFC 9112, 6.1)."""
+    values = [value for name, value in headers if name == b"transfer-encoding"]
+    codings = b",".join(values).decode("latin-1").lower()
+    return "" if codings.strip() == "chunked" else codings
 
 
 def _is_complete(request: ModelOrAsgiRequest | None) -> bool:

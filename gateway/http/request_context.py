@@ -14,7 +14,8 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 from gateway.apis.adapter import ApiAdapter, ResponseTranslator
 from gateway.auth.keyring import Principal
 from gateway.forwarding.retry_state import RetryState
-from gateway.http.cors import AllowedOrigins
+from gateway.http.cors import AllowedHosts, AllowedOrigins
+from gateway.http.limits import BodyMemory, ConnectionLimit
 from gateway.request import HttpRequest, InferenceRequest, RawHeaders
 from gateway.upstream.connection import Headers
 from machinery.clock import NEVER, Clock
@@ -113,6 +114,10 @@ class ResponseWriter:
             self.transport.write(self._head + framed + last)
         self._complete()
 
+    def unsent_bytes(self) -> int:
+        """Return the bytes that wait for the client to read."""
+        return self.transport.get_write_buffer_size()
+
     def abort(self) -> None:
         """Abort the connection, so that the client sees an incomplete response."""
         self.transport.abort()
@@ -138,8 +143,11 @@ class RequestHandler(Protocol):
     clock: Clock
     adapters: Mapping[bytes, ApiAdapter]
     """API adapters by path."""
+    hosts: AllowedHosts
     origins: AllowedOrigins
     max_body: int
+    body_memory: BodyMemory
+    connection_limit: ConnectionLimit
     is_stopping: bool
     """True once the gateway stops: the next response on each connection is its last."""
     linger_s: float
@@ -153,8 +161,12 @@ class RequestHandler(Protocol):
         """Return the headers of every response, as they are written."""
         ...
 
+    def identify(self, context: "RequestContext") -> Refusal | None:
+        """Check the key of a request whose headers are complete; return a refusal, or None if the body may be read."""
+        ...
+
     def serve(self, context: "RequestContext") -> Coroutine[Any, Any, None]:
-        """Answer a complete request."""
+        """Answer a complete request of an identified client."""
         ...
 
     def refuse(self, context: "RequestContext", refusal: Refusal) -> None:
@@ -186,7 +198,12 @@ class RequestContext:
     """Set once the body is parsed."""
     retry_state: RetryState = field(default_factory=RetryState)
     principal: Principal | None = None
-    """The API key of the request once it is authenticated; None if keys are not required."""
+    """The API key of the request once it is identified; None if keys are not required."""
+    is_identified: bool = False
+    """True once host, origin and key are checked. The journal has no entries of other requests: strangers could push
+    out its history."""
+    is_admitted: bool = False
+    """True once the limits of the key are checked and the request is counted."""
     extra_headers: RawHeaders = ()
     """Response headers about the key's rates and the store."""
     model: str = "unknown"
@@ -197,6 +214,8 @@ class RequestContext:
     """Time of the first event of a stream; 0 for other responses."""
     blocked_since_s: float = NEVER
     """Time since which the client has read nothing; infinite if it reads."""
+    unsent_bytes: int = 0
+    """Bytes that waited for the client at the last look."""
 
     def add_body(self, piece: bytes) -> int:
         """Add a part of the body and return the length so far."""

@@ -69,7 +69,7 @@ class ProcessMetrics:
                 "counter",
             ),
             Gauge("process_resident_memory_bytes", "Memory in use.", self._memory_bytes),
-            Gauge("process_open_fds", "Open file descriptors.", self._process.num_fds),
+            Gauge("process_open_fds", "Open file descriptors.", self.count_files),
             Gauge(
                 "process_start_time_seconds",
                 "Start of the process, in seconds since 1970.",
@@ -89,6 +89,10 @@ class ProcessMetrics:
         """Yield the metrics in Prometheus text format."""
         for part in self._parts:
             yield from part.lines()
+
+    def count_files(self) -> int:
+        """Return the number of open file descriptors."""
+        return int(self._process.num_fds())
 
     def _cpu_s(self) -> float:
         times = self._process.cpu_times()
@@ -252,6 +256,11 @@ class GatewayMetrics:
         self.hedges = _counter("hedges", "Hedged attempts, started and won.", "outcome")
         self.queue_refused = _counter("queue_refused", "Requests refused by a queue.", "reason")
         self.limited = _counter("limited", "Requests refused by access control.", "reason")
+        self.shed = _counter(
+            "shed",
+            "Request bodies and client connections given up because memory or open files ran out.",
+            "reason",
+        )
         self.served = RequestMetrics(SECONDS)
         self.requests = self.served.requests
         self._more = tuple(more)
@@ -264,6 +273,7 @@ class GatewayMetrics:
             self.hedges,
             self.queue_refused,
             self.limited,
+            self.shed,
             Gauge("fleet_gateway_in_flight", "Requests at engines.", in_flight),
             Gauge("fleet_gateway_endpoints", "Endpoints with a lease.", endpoints),
             *others,

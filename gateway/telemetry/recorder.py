@@ -102,11 +102,12 @@ class RequestRecorder:
             now_s - began_s,
             *state.usage,
         )
-        self.journal.add(entry)
-        self.series.add(entry)
         self._count(model, entry)
-        if self.file is not None:
-            self.file.add(entry)
+        if context.is_identified:
+            self.journal.add(entry)
+            self.series.add(entry)
+            if self.file is not None:
+                self.file.add(entry)
         if self.tracer is not None:
             self.tracer.end(context, entry)
 

@@ -1,9 +1,11 @@
 """Pool of connections to engines, with one request at a time on each."""
 
 import asyncio
+import errno
 import os
 import socket
 import sys
+from collections.abc import Callable
 from typing import Protocol
 
 from gateway.routing.table import Origin
@@ -17,15 +19,21 @@ _SWEEP_S = 1.0
 # Requests with a shorter time limit are checked more often than once a second.
 _SHORT_LIMIT_S = 5.0
 _SHORT_SWEEP_S = 0.05
+# No file descriptor is left, in the process or in the system.
+_NO_FILES = frozenset({errno.EMFILE, errno.ENFILE})
 
 
 class UnreachableError(Exception):
     """The engine accepted no connection, so it has not seen the request."""
 
-    def __init__(self, message: str, *, is_timeout: bool = False) -> None:
+    def __init__(
+        self, message: str, *, is_timeout: bool = False, is_own_fault: bool = False
+    ) -> None:
         super().__init__(message)
         self.is_timeout = is_timeout
         """True if the connection was not refused but timed out: the engine may be there and hang."""
+        self.is_own_fault = is_own_fault
+        """True if the gateway could not open a connection: it says nothing about the engine."""
 
 
 class UpstreamResponse(Protocol):
@@ -94,6 +102,8 @@ class ConnectionPool:
         self._short_limits: set[Connection] = set()
         """Connections whose time limits are checked more often."""
         self._has_short_limits = asyncio.Event()
+        self.make_room: Callable[[], bool] = lambda: False
+        """Frees file descriptors; returns False if it cannot."""
 
     async def request(
         self,
@@ -202,18 +212,29 @@ class ConnectionPool:
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(limit_s):
-                transport, connection = await loop.create_connection(
-                    lambda: Connection(loop, self._clock, origin, self._settle), *origin
-                )
+                try:
+                    transport, connection = await self._open(loop, origin)
+                except OSError as error:
+                    if error.errno not in _NO_FILES or not self.make_room():
+                        raise
+                    await asyncio.sleep(0)  # the descriptors are free in the next turn of the loop
+                    transport, connection = await self._open(loop, origin)
         except TimeoutError:
             reason = f"no connection within {limit_s:.3g} s"
             raise UnreachableError(reason, is_timeout=True) from None
         except OSError as error:
             # Not asyncio's message, which repeats the address and leaves out the reason.
             reason = os.strerror(error.errno) if error.errno else str(error)
-            raise UnreachableError(reason) from error
+            raise UnreachableError(reason, is_own_fault=error.errno in _NO_FILES) from error
         _enable_keepalive(transport.get_extra_info("socket"))
         return connection
+
+    async def _open(
+        self, loop: asyncio.AbstractEventLoop, origin: Origin
+    ) -> tuple[asyncio.Transport, Connection]:
+        return await loop.create_connection(
+            lambda: Connection(loop, self._clock, origin, self._settle), *origin
+        )
 
     def _settle(self, connection: Connection) -> None:
         """Take back a connection whose exchange is over, or forget one that is gone."""

@@ -8,9 +8,6 @@ from typing import Final
 
 from schemas.wire import errors
 
-FLEET_PREFIX: Final = "x-fleet-"
-"""Every header of ours that is not a request option begins with this; gateways drop what engines send of them."""
-
 # Sent by clients; the gateway passes them on to the engine.
 REQUEST_ID: Final = "x-request-id"
 REQUEST_TIMEOUT: Final = "x-request-timeout"
@@ -42,6 +39,10 @@ STORE_STALE: Final = "stale"
 GATEWAY: Final = "x-fleet-gateway"
 """The id of the gateway that answers on its admin port; the reconciler checks it."""
 RETRY_AFTER: Final = "retry-after"
+
+ENGINE_RESPONSE_HEADERS: Final = frozenset({"content-type", "cache-control", RETRY_AFTER})
+"""The headers of an engine's response that gateways pass on to clients. All others end at the gateway: an engine
+must not be able to set cookies, allow origins or redirect."""
 
 # OpenAI's rate limit headers, sent by gateways to clients with an API key that has limits.
 RATE_LIMIT_REQUESTS: Final = (

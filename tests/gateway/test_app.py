@@ -9,8 +9,8 @@ from gateway.server import GatewayLimits
 from schemas.deployment import ModelDeploymentStatus
 from schemas.meta import Condition, ConditionStatus
 from tests.support.gateway_calls import CHAT, error_of
-from tests.support.gateway_engine_scripts import chat, echo
-from tests.support.gateway_fake_engine import FakeEngine, running
+from tests.support.gateway_engine_scripts import DONE, chat, completion, echo
+from tests.support.gateway_fake_engine import Call, FakeEngine, running
 from tests.support.gateway_world import Running, World, deployment, route, running_gateway
 
 
@@ -110,6 +110,65 @@ async def test_what_the_engine_is_sent(
         sent = engine.calls[0]
         assert (sent.path, sent.body) == (CHAT, raw)
         assert sent.headers.keys() == {"host", "content-type", "content-length", "x-request-id"}
+
+
+_FOREIGN = {
+    "set_cookie": "session=theirs",
+    "access_control_allow_origin": "*",
+    "access_control_allow_credentials": "true",
+    "location": "http://evil.example/",
+    "www_authenticate": "Basic",
+    "content_encoding": "gzip",
+    "x_fleet_node": "evil",
+    "x_powered_by": "theirs",
+}
+
+
+@pytest.mark.parametrize("path", [CHAT, "/v1/messages", "/api/chat", "/v1/embeddings"])
+@pytest.mark.parametrize("status", [200, 400])
+async def test_only_known_headers_of_engines_reach_clients(
+    world: World, gateway: Running, http: aiohttp.ClientSession, path: str, status: int
+) -> None:
+    async def sets_headers(call: Call) -> None:
+        await call.answer(completion("hi"), status, cache_control="no-store", **_FOREIGN)
+
+    async with running(FakeEngine("m-0", sets_headers)) as engine:
+        await world.serve("m", engine)
+        await gateway.knows("m", ready=1)
+        body = {
+            "model": "m",
+            "messages": [{"role": "user", "content": "hi"}],
+            "max_tokens": 1,
+            "stream": False,
+        }
+        if path == "/api/chat":
+            del body["max_tokens"]
+        async with http.post(gateway.url + path, json=body) as response:
+            assert response.status == status
+            assert response.headers["cache-control"] == "no-store"
+            assert response.headers["x-fleet-node"] == "mac-1"
+            names = {name.replace("_", "-") for name in _FOREIGN} - {"x-fleet-node"}
+            assert not names & {name.lower() for name in response.headers}
+
+
+async def test_only_known_headers_of_streams_reach_clients(
+    world: World, gateway: Running, http: aiohttp.ClientSession
+) -> None:
+    async def sets_headers(call: Call) -> None:
+        head = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\nset-cookie: a=b\r\n"
+        await call.send(
+            head + b"access-control-allow-origin: *\r\nconnection: close\r\n\r\n" + DONE
+        )
+        call.writer.close()
+
+    async with running(FakeEngine("m-0", sets_headers)) as engine:
+        await world.serve("m", engine)
+        await gateway.knows("m", ready=1)
+        async with http.post(gateway.url + CHAT, json={"model": "m", "stream": True}) as response:
+            assert response.content_type == "text/event-stream"
+            assert not {"set-cookie", "access-control-allow-origin"} & {
+                name.lower() for name in response.headers
+            }
 
 
 async def test_models(world: World, gateway: Running, http: aiohttp.ClientSession) -> None:

@@ -2,16 +2,19 @@
 
 import asyncio
 import re
+import resource
 import sys
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import psutil
 
 from store.etcd.connect import connect
 from tests.support.etcd import running_etcd
+from tests.support.gateway_calls import put_api_key
 from tests.support.gateway_recording_engine import Recorder, recording
 from tests.support.gateway_world import World, deployment, endpoint, route
 from tests.support.ports import free_port
@@ -24,11 +27,11 @@ _STATUS = re.compile(rb"HTTP/1\.[01] (\d{3})")
 
 def post(body: bytes = BODY, *headers: bytes, path: bytes = b"/v1/chat/completions") -> bytes:
     """Return a valid request with further headers."""
-    lines = [b"POST %b HTTP/1.1" % path, b"host: gateway", b"content-type: application/json"]
+    lines = [b"POST %b HTTP/1.1" % path, b"host: localhost", b"content-type: application/json"]
     return b"\r\n".join([*lines, *headers, b"content-length: %d" % len(body), b"", body])
 
 
-LAST = b"GET /health HTTP/1.1\r\nhost: gateway\r\nconnection: close\r\n\r\n"
+LAST = b"GET /health HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n"
 """A request that ends the connection, if it is parsed as one."""
 
 
@@ -41,6 +44,10 @@ class Stand:
     engine: Recorder
     elsewhere: Recorder
     """Listens, but was never published."""
+    log: Path
+    """What the gateway logs, warnings and errors."""
+    key: str = ""
+    """The API key that requests need; empty if they need none."""
 
     def rss(self) -> int:
         return int(self.process.memory_info().rss)
@@ -79,7 +86,8 @@ class Stand:
     async def is_well(self) -> bool:
         """Return whether the engine answers a valid request."""
         before = len(self.engine.requests)
-        return await self.statuses(post() + LAST) == [200, 200] and (
+        key = [b"authorization: Bearer %b" % self.key.encode()] if self.key else []
+        return await self.statuses(post(BODY, *key) + LAST) == [200, 200] and (
             len(self.engine.requests) == before + 1
         )
 
@@ -89,9 +97,19 @@ def statuses(received: bytes) -> list[int]:
     return [int(found) for found in _STATUS.findall(received)]
 
 
+def _limit_files(count: int) -> None:
+    resource.setrlimit(resource.RLIMIT_NOFILE, (count, count))
+
+
 @asynccontextmanager
-async def running_stand(folder: Path) -> AsyncIterator[Stand]:
-    """Start everything; the model is `m`, with the alias `alias`."""
+async def running_stand(
+    folder: Path, *flags: str, files: int = 0, key: str = ""
+) -> AsyncIterator[Stand]:
+    """Start everything; the model is `m`, with the alias `alias`.
+
+    `flags`: further flags of the gateway; `files`: its limit of open files; `key`: an API key of the fleet, which
+    requests need.
+    """
     async with AsyncExitStack() as stack:
         etcd = await stack.enter_async_context(running_etcd(folder))
         engine = await stack.enter_async_context(recording())
@@ -102,13 +120,22 @@ async def running_stand(folder: Path) -> AsyncIterator[Stand]:
             for ordinal, port in enumerate(engine.ports)
         ]
         alias = route("alias", "alias", m=1)
-        await World(transport).put(deployment("m", replicas=2), alias, *endpoints)
+        world = World(transport)
+        await world.put(deployment("m", replicas=2), alias, *endpoints)
+        if key:
+            await put_api_key(world, key)
+            flags = (*flags, "--auth", "on")
         await transport.close()
-        port = free_port()
-        flags = ("--port", str(port), "--etcd", str(etcd.address), "--log-level", "error")
-        child = await asyncio.create_subprocess_exec(sys.executable, "-m", "gateway", *flags)
+        port, log = free_port(), folder / "gateway.log"
+        flags = ("--port", str(port), "--etcd", str(etcd.address), "--log-level", "warning", *flags)
+        with log.open("wb") as stderr:
+            child = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-m", "gateway", *flags),
+                stderr=stderr,
+                preexec_fn=partial(_limit_files, files) if files else None,
+            )
         try:
-            made = Stand(port, psutil.Process(child.pid), engine, elsewhere)
+            made = Stand(port, psutil.Process(child.pid), engine, elsewhere, log, key)
 
             async def ready() -> bool:
                 try:

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 
 from gateway.apis.registry import PATHS as TRANSLATED
 from gateway.auth.access_control import AccessControl, requires_keys
-from gateway.auth.keyring import Keyring, presented_key
+from gateway.auth.keyring import Keyring, Principal, presented_key
+from gateway.request import RawHeaders
 from machinery.clock import SystemClock
 from schemas.records import ApiKey
 from schemas.wire.errors import Refusal, RefusedError
@@ -25,6 +26,7 @@ from tests.support.clock import FakeClock
 from tests.support.gateway_calls import ADMIN, KEYS_REQUIRED, SECRET, chat_with_key, put_api_key
 from tests.support.gateway_engine_scripts import chat
 from tests.support.gateway_fake_engine import Call, FakeEngine, running
+from tests.support.gateway_raw_client import connected, post
 from tests.support.gateway_resume_engine import DONE, Marked
 from tests.support.gateway_world import Running, World, deployment, running_gateway
 from tests.support.waiting import until, until_async
@@ -49,9 +51,16 @@ class Gate:
     def has(self, *keys: ApiKey, gateways: int = 1) -> None:
         self.keyring.replace({key.name: key for key in keys}, gateways)
 
+    def enter(self, headers: RawHeaders) -> Principal:
+        """Check the key and its limits, as a request does."""
+        principal = self.access.identify(headers)
+        assert principal is not None
+        self.access.admit(principal)
+        return principal
+
     def refusal(self, secret: str = ONE_SECRET, model: str = "m") -> Refusal:
         with pytest.raises(RefusedError) as caught:
-            self.access.allow(self.access.enter(bearer(secret)), model)
+            self.access.allow(self.enter(bearer(secret)), model)
         assert secret not in caught.value.refusal.message
         return caught.value.refusal
 
@@ -91,7 +100,7 @@ def test_no_other_bytes_are_a_key(shown: bytes) -> None:
     gate.has(gate.key())
     assert gate.keyring.find(shown) is None or shown == ONE_SECRET.encode()
     with pytest.raises(RefusedError):
-        gate.access.enter([(b"x-api-key", shown)])
+        gate.enter([(b"x-api-key", shown)])
 
 
 @pytest.mark.parametrize(
@@ -114,7 +123,7 @@ def test_without_keys_it_says_how_to_make_one(gate: Gate) -> None:
     assert (gate.refusal().status, gate.refusal().code) == (503, "not_synced")
     gate.has()
     with pytest.raises(RefusedError) as caught:
-        gate.access.enter([])
+        gate.enter([])
     refusal = caught.value.refusal
     assert (refusal.status, refusal.code) == (401, "invalid_api_key")
     assert "the fleet has none yet: `fleetctl create apikey NAME`" in refusal.message
@@ -126,8 +135,8 @@ def test_without_keys_it_says_how_to_make_one(gate: Gate) -> None:
 async def test_a_key_is_good_until_it_is_revoked_or_expires(gate: Gate) -> None:
     ends = gate.clock.now() + timedelta(seconds=10)
     gate.has(gate.key(), gate.key("two", "short", expires=ends))
-    assert gate.access.enter(bearer(ONE_SECRET)) is not None
-    assert gate.access.enter(bearer("two")) is not None
+    gate.enter(bearer(ONE_SECRET))
+    gate.enter(bearer("two"))
     await gate.clock.advance(10)
     assert (gate.refusal("two").status, gate.refusal("two").code) == (401, "api_key_expired")
     gate.has()
@@ -138,7 +147,7 @@ async def test_a_key_is_good_until_it_is_revoked_or_expires(gate: Gate) -> None:
 def test_a_key_without_its_scheme_is_explained(gate: Gate, shown: str) -> None:
     gate.has(gate.key())
     with pytest.raises(RefusedError, match="does not begin with `Bearer `") as caught:
-        gate.access.enter([(b"authorization", shown.encode())])
+        gate.enter([(b"authorization", shown.encode())])
     assert caught.value.refusal.status == 401
     assert ONE_SECRET not in caught.value.refusal.message
     assert gate.reasons == ["no_key"]
@@ -156,7 +165,7 @@ async def test_names_are_for_admins(gate: Gate) -> None:
 
 def test_models_are_those_of_the_key(gate: Gate) -> None:
     gate.has(gate.key(models=("fast", "best")))
-    gate.access.allow(gate.access.enter(bearer(ONE_SECRET)), "fast")
+    gate.access.allow(gate.enter(bearer(ONE_SECRET)), "fast")
     refusal = gate.refusal(model="secret-model")
     assert (refusal.status, refusal.code, refusal.param) == (403, "model_not_allowed", "model")
     assert refusal.message.endswith("may not use the model 'secret-model'; it may use: best, fast.")
@@ -165,7 +174,7 @@ def test_models_are_those_of_the_key(gate: Gate) -> None:
 async def test_requests_run_out_and_come_back(gate: Gate) -> None:
     gate.has(gate.key(requests_per_minute=3))
     for left in (2, 1, 0):
-        principal = gate.access.enter(bearer(ONE_SECRET))
+        principal = gate.enter(bearer(ONE_SECRET))
         assert dict(gate.access.headers(principal)) == {
             b"x-ratelimit-limit-requests": b"3",
             b"x-ratelimit-remaining-requests": b"%d" % left,
@@ -180,32 +189,31 @@ async def test_requests_run_out_and_come_back(gate: Gate) -> None:
     assert dict(refusal.headers())[b"retry-after"] == b"20"
     assert dict(refusal.headers())[b"x-ratelimit-remaining-requests"] == b"0"
     await gate.clock.advance(20)
-    assert gate.access.enter(bearer(ONE_SECRET)) is not None
+    gate.enter(bearer(ONE_SECRET))
     assert gate.refusal().status == 429
 
 
 async def test_tokens_are_charged_afterwards_and_debts_are_waited_for(gate: Gate) -> None:
     gate.has(gate.key(tokens_per_minute=600))
-    principal = gate.access.enter(bearer(ONE_SECRET))
-    assert principal is not None
+    principal = gate.enter(bearer(ONE_SECRET))
     gate.access.leave(principal, 900)
     refusal = gate.refusal()
     # 300 in debt at 10 a second, and one more.
     assert (refusal.status, refusal.retry_after_s) == (429, 31)
     assert "tokens" in refusal.message
     await gate.clock.advance(31)
-    assert gate.access.enter(bearer(ONE_SECRET)) is principal
+    assert gate.enter(bearer(ONE_SECRET)) is principal
     assert (principal.in_flight, principal.requests_used, principal.tokens_used) == (1, 2, 900)
 
 
 def test_so_many_at_once(gate: Gate) -> None:
     gate.has(gate.key(concurrency=2))
-    first = gate.access.enter(bearer(ONE_SECRET))
+    first = gate.enter(bearer(ONE_SECRET))
     assert first is not None
-    assert gate.access.enter(bearer(ONE_SECRET)) is first
+    assert gate.enter(bearer(ONE_SECRET)) is first
     assert (gate.refusal().status, gate.refusal().retry_after_s) == (429, 1)
     gate.access.leave(first, 0)
-    assert gate.access.enter(bearer(ONE_SECRET)) is first
+    assert gate.enter(bearer(ONE_SECRET)) is first
 
 
 def test_what_was_used_stays_used_when_a_key_is_edited_and_not_when_it_is_made_anew(
@@ -213,21 +221,21 @@ def test_what_was_used_stays_used_when_a_key_is_edited_and_not_when_it_is_made_a
 ) -> None:
     gate.has(gate.key(requests_per_minute=2))
     for _ in range(2):
-        assert gate.access.enter(bearer(ONE_SECRET)) is not None
+        gate.enter(bearer(ONE_SECRET))
     gate.has(gate.key(requests_per_minute=2, models=("m",)))
     assert gate.refusal().status == 429
     gate.has()
     gate.has(gate.key(requests_per_minute=2))
-    assert gate.access.enter(bearer(ONE_SECRET)) is not None
+    gate.enter(bearer(ONE_SECRET))
 
 
 def test_gateways_share_a_keys_rates(gate: Gate) -> None:
     gate.has(gate.key(requests_per_minute=6), gateways=3)
     for _ in range(2):
-        assert gate.access.enter(bearer(ONE_SECRET)) is not None
+        gate.enter(bearer(ONE_SECRET))
     assert "at this gateway 2 per minute" in gate.refusal().message
     gate.has(gate.key("two", "small", requests_per_minute=1), gateways=3)
-    assert gate.access.enter(bearer("two")) is not None
+    gate.enter(bearer("two"))
     # A third of one a minute is one in three minutes, and not none.
     assert gate.refusal("two").retry_after_s == 180
 
@@ -235,14 +243,13 @@ def test_gateways_share_a_keys_rates(gate: Gate) -> None:
 def test_without_required_keys_every_request_is_admitted() -> None:
     clock = FakeClock()
     access = AccessControl(Keyring(clock), clock, is_on=False)
-    assert access.enter(bearer("anything")) is None
+    assert access.identify(bearer("anything")) is None
     assert access.headers(None) == ()
 
 
 def test_figures_name_keys_and_show_none(gate: Gate) -> None:
     gate.has(gate.key(), gate.key("two", "b"))
-    principal = gate.access.enter(bearer(ONE_SECRET))
-    assert principal is not None
+    principal = gate.enter(bearer(ONE_SECRET))
     gate.access.leave(principal, 7)
     text = "\n".join(gate.keyring.lines())
     assert 'fleet_gateway_key_requests_total{key="ci"} 1' in text
@@ -481,7 +488,38 @@ async def test_strangers_bodies_are_not_read(
             assert answer.status == 401, told
             assert answer.headers["www-authenticate"].startswith("Bearer")
             assert ("begin with `Bearer `" in told) == (headers == {"authorization": SECRET})
-    assert [one.model for one in gateway.gateway.recorder.journal.last(9)] == ["unknown"] * 3
+    # Strangers cannot push out the journal's history, but are counted.
+    assert gateway.gateway.recorder.journal.last(9) == []
+    text = gateway.gateway.metrics.text()
+    assert 'fleet_gateway_requests_total{model="unknown",outcome="refused"} 3' in text
+    assert 'fleet_gateway_limited_total{reason="wrong_key"} 1' in text
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("expect", [(), ("expect: 100-continue",)])
+async def test_a_stranger_is_refused_before_the_body_arrives(
+    world: World, gateway: Running, path: str, expect: tuple[str, ...]
+) -> None:
+    await put_api_key(world, SECRET)
+    await until(lambda: bool(gateway.gateway.fleet_state.keyring), what="the key")
+    async with connected(gateway.url) as client:
+        await client.send(post(b"x" * 1000, *expect, path=path)[:-1000])
+        answer = await client.answer()
+        assert (answer.status, answer.headers["connection"]) == (401, "close")
+        assert await client.is_closed()
+
+
+async def test_a_strangers_request_behind_another_is_refused_in_its_turn(
+    world: World, gateway: Running, engine: FakeEngine
+) -> None:
+    await put_api_key(world, SECRET)
+    await until(lambda: bool(gateway.gateway.fleet_state.keyring), what="the key")
+    async with connected(gateway.url) as client:
+        good = post(b'{"model":"m"}', f"authorization: Bearer {SECRET}")
+        await client.send(good + post(b"x" * 1000)[:-1])
+        assert [(await client.answer()).status for _ in range(2)] == [200, 401]
+        assert await client.is_closed()
+    assert len(engine.calls) == 1
 
 
 @pytest.mark.parametrize("path", PATHS)

@@ -8,7 +8,9 @@ import orjson
 import pytest
 
 from gateway.server import GatewayLimits
+from machinery.clock import NEVER
 from tests.support import gateway_engine_scripts
+from tests.support.clock import FakeClock
 from tests.support.gateway_engine_scripts import DONE, chat, delta, slow, streams
 from tests.support.gateway_fake_engine import Call, FakeEngine, running
 from tests.support.gateway_world import Running, World, running_gateway
@@ -118,7 +120,8 @@ async def test_a_client_that_reads_slowly_holds_the_engine_back(
 
 
 async def test_a_client_that_reads_nothing_is_given_up(world: World) -> None:
-    limits = GatewayLimits(request_timeout_s=0.2, drain_timeout_s=0)
+    # Long before --request-timeout, the limit of an engine's silence.
+    limits = GatewayLimits(send_timeout_s=0.2, drain_timeout_s=0)
     script = streams(1000, pause_s=0.0, size=5000)
     async with (
         running(FakeEngine("m-0", script)) as engine,
@@ -130,6 +133,38 @@ async def test_a_client_that_reads_nothing_is_given_up(world: World) -> None:
         await until(lambda: engine.abandoned == 1, what="the engine being freed")
         assert gateway.gateway.load_tracker.total() == 0
         writer.transport.abort()
+
+
+async def test_a_client_that_reads_slowly_is_not_given_up(world: World) -> None:
+    clock = FakeClock()
+    limits = GatewayLimits(send_timeout_s=30.0, drain_timeout_s=0)
+    script = streams(1_000_000, pause_s=0.0, size=5000)
+    async with (
+        running(FakeEngine("m-0", script)) as engine,
+        running_gateway(world.transport, limits, clock) as gateway,
+    ):
+        await world.serve("m", engine)
+        await gateway.knows("m", ready=1)
+        reader, writer = await stream_without_reading(gateway)
+        contexts = gateway.gateway.handler._contexts
+        context = await until(lambda: next(iter(contexts), None), what="the request")
+        for _ in range(5):
+            # Reads until the gateway notices, then waits nearly as long as it may.
+            await until(lambda: context.blocked_since_s < NEVER, what="a full buffer")
+            unsent = context.response.unsent_bytes()
+            while context.response.unsent_bytes() >= unsent:
+                await reader.read(1 << 16)
+            await clock.advance(25)
+            assert engine.abandoned == 0
+
+        async def is_given_up() -> bool:
+            await clock.advance(10)
+            return engine.abandoned == 1
+
+        await until_async(is_given_up, what="the engine being freed")
+        writer.transport.abort()
+        gateway.gateway.stop()
+        await clock.advance(5)
 
 
 async def test_streams_outlive_the_stop_within_the_drain(

@@ -9,7 +9,8 @@ from tests.support.gateway_raw_stand import Stand, running_stand
 
 @pytest.fixture(scope="session")
 async def one(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Stand]:
-    async with running_stand(tmp_path_factory.mktemp("hostile")) as made:
+    folder = tmp_path_factory.mktemp("hostile")
+    async with running_stand(folder, "--allowed-host", "*") as made:
         yield made
 
 

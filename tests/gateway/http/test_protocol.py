@@ -233,6 +233,32 @@ async def test_what_is_not_http(fleet: Fleet, raw: bytes) -> None:
     assert fleet.engine.calls == []
 
 
+@pytest.mark.parametrize("path", [CHAT, "/v1/models", "/nothing"])
+@pytest.mark.parametrize(
+    "codings",
+    [
+        ["transfer-encoding: gzip, chunked"],
+        ["transfer-encoding: identity", "transfer-encoding: chunked"],
+    ],
+)
+async def test_other_transfer_codings_are_not_implemented(
+    fleet: Fleet, path: str, codings: list[str]
+) -> None:
+    raw = post(BODY, *codings, path=path).replace(b"content-length: 13\r\n", b"")
+    await fleet.client.send(raw.replace(BODY, b"d\r\n%b\r\n0\r\n\r\n" % BODY) + get("/health"))
+    answer = await fleet.client.answer()
+    assert (answer.status, answer.code) == (501, "unknown_transfer_coding")
+    assert answer.headers["connection"] == "close"
+    assert await fleet.client.is_closed()
+    assert fleet.engine.calls == []
+
+
+@pytest.mark.parametrize("coding", ["chunked", "Chunked", " chunked "])
+async def test_chunked_alone_is_implemented(fleet: Fleet, coding: str) -> None:
+    await fleet.client.send(chunked(BODY).replace(b": chunked", f": {coding}".encode()))
+    assert (await fleet.client.answer()).body == BODY
+
+
 async def test_nonsense_after_a_good_request(fleet: Fleet) -> None:
     fleet.engine.script = slow(0.02, echo)
     await fleet.client.send(post(BODY) + b"nonsense\r\n\r\n")

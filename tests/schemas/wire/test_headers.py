@@ -8,7 +8,7 @@ from schemas.wire.errors import RefusedError
 NAMES = [
     name
     for key, value in vars(headers).items()
-    if key.isupper() and key not in ("FLEET_PREFIX", "STORE_STALE")
+    if key.isupper() and key != "STORE_STALE"
     for name in (value if isinstance(value, tuple) else (value,))
     if isinstance(name, str)
 ]
