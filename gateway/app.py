@@ -168,6 +168,7 @@ class AppRoutes:
             "snapshotAgeSeconds": None if age_s is None else round(age_s, 1),
             "endpoints": table_cache.table.endpoints,
             "endpointsKept": table_cache.table.kept,
+            "endpointsRefused": table_cache.table.refused,
         }
         models = sorted(table_cache.table.models.items())
         ready = {name: model.ready() for name, model in models}

@@ -216,6 +216,7 @@ class Gateway:
         metrics = GatewayMetrics(
             in_flight=self.load_tracker.total,
             endpoints=lambda: self.table_cache.table.endpoints,
+            refused=lambda: self.table_cache.table.refused,
             more=(*_deployment_gauges(self.load_tracker, self.activator), self.versions),
             others=(
                 self.fleet_state.keyring,

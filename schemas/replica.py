@@ -149,6 +149,25 @@ class Endpoint(ApiObject):
     spec: EndpointSpec
 
 
+def unassigned_reason(endpoint: Endpoint, replica: Replica | None) -> str:
+    """Return why an endpoint does not speak for its replica; empty if it does.
+
+    `replica`: the replica of the endpoint's name, None if there is none. An agent may write endpoints below its own
+    node only; this tells whether the reconciler gave that node the replica.
+    """
+    name, node = endpoint.metadata.name, endpoint.spec.node
+    if replica is None:
+        return f"there is no replica {name}"
+    assigned = replica.spec.ranks[0].node
+    if assigned != node:
+        return f"replica {name} is assigned to node {assigned}, not to {node}"
+    if endpoint.spec.replica_uid != replica.metadata.uid:
+        return f"it is of an earlier replica {name}"
+    if endpoint.spec.deployment != replica.spec.deployment:
+        return f"replica {name} belongs to deployment {replica.spec.deployment}, not to {endpoint.spec.deployment}"
+    return ""
+
+
 def replica_name(deployment: ObjectName, ordinal: int) -> ObjectName:
     """Return the name of a deployment's replica: derived, so that creating it twice collides."""
     return f"{deployment}-{ordinal}"

@@ -13,7 +13,14 @@ from machinery.clock import SystemClock
 from schemas.deployment import ModelDeployment, ModelDeploymentSpec, ModelSource
 from schemas.meta import ObjectMeta
 from schemas.records import ApiKey
-from schemas.replica import Endpoint, EndpointSpec
+from schemas.replica import (
+    Endpoint,
+    EndpointSpec,
+    MemoryProof,
+    RankAssignment,
+    Replica,
+    ReplicaSpec,
+)
 from schemas.routing import Routing, Timeouts
 from store import codec, keys
 from store.etcd.address import EtcdAddress
@@ -46,6 +53,21 @@ def endpoint(engine: Engine, of: str) -> Endpoint:
     return Endpoint(metadata=ObjectMeta(name=engine.replica), spec=spec)
 
 
+def replica(engine: Engine, of: str) -> Replica:
+    """Return the replica of the engine, without which its endpoint does not count."""
+    proof = MemoryProof(weights_bytes=1, kv_cache_bytes=1, activation_bytes=1, overhead_bytes=1)
+    spec = ReplicaSpec(
+        deployment=of,
+        template="bench",
+        model=ModelSource(path="/models/bench"),
+        served_names=(of,),
+        context_length=4096,
+        concurrency=64,
+        ranks=(RankAssignment(node="bench", memory=proof),),
+    )
+    return Replica(metadata=ObjectMeta(name=engine.replica, uid=engine.replica), spec=spec)
+
+
 async def publish(
     address: EtcdAddress, fleet: Mapping[str, Sequence[Engine]], timeouts: Timeouts | None
 ) -> None:
@@ -64,6 +86,7 @@ async def publish(
         for engine in engines:
             where = keys.endpoint_key("bench", engine.replica)
             puts.append(Put(key=where, value=codec.encode(endpoint(engine, name))))
+            puts.append(codec.put_spec(replica(engine, name)))
     transport = connect(address)
     await transport.commit([], puts)
     await transport.close()

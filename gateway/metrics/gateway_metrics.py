@@ -241,6 +241,7 @@ class GatewayMetrics:
         *,
         in_flight: Callable[[], float],
         endpoints: Callable[[], float],
+        refused: Callable[[], float],
         more: Sequence[MetricFamily] = (),
         others: Sequence[MetricFamily] = (),
     ) -> None:
@@ -276,6 +277,11 @@ class GatewayMetrics:
             self.shed,
             Gauge("fleet_gateway_in_flight", "Requests at engines.", in_flight),
             Gauge("fleet_gateway_endpoints", "Endpoints with a lease.", endpoints),
+            Gauge(
+                "fleet_gateway_endpoints_refused",
+                "Published endpoints that are not used, such as those of a node without the replica.",
+                refused,
+            ),
             *others,
             *self._more,
         )

@@ -170,6 +170,8 @@ class RoutingTable:
     """The number of endpoints with a lease."""
     kept: int = 0
     """The number of endpoints without a lease, or from the saved state."""
+    refused: int = 0
+    """The number of published endpoints that are not used, such as those of a node without the replica."""
 
 
 _NO_TRIALS: Mapping[str, CanarySplit] = MappingProxyType({})

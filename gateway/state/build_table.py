@@ -22,6 +22,7 @@ from schemas.meta import Condition, ConditionStatus, find_condition
 from schemas.replica import Endpoint
 from schemas.route import Backend, ModelRoute, ModelRouteSpec
 from schemas.routing import Routing
+from store import keys
 
 # The longest time that an engine may outlive its agent's lease and still be tried. An agent update
 # or an etcd outage is over by then; a Mac that is gone has refused its first connection long
@@ -48,6 +49,8 @@ class TableInputs:
     """By replica."""
     sites: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     """The label `site` of nodes, by node; it overrides the site of endpoints."""
+    refused: frozenset[str] = frozenset()
+    """Keys of published endpoints that are not used."""
 
 
 def endpoint_of(published: Endpoint, version: int) -> EngineEndpoint | None:
@@ -98,6 +101,7 @@ def orphans_of(
         for replica, orphan in {**known, **fresh}.items()
         if replica not in now.leased
         and orphan.until_s > now_s
+        and keys.endpoint_key(orphan.endpoint.node, replica) not in now.refused
         and _is_kept(now.deployments.get(orphan.endpoint.deployment))
     }
 
@@ -123,7 +127,10 @@ def build_table(
     for _, route in sorted(inputs.routes.items(), reverse=True):
         models[route.spec.model] = builder.route_model(route.spec)
     return RoutingTable(
-        models=MappingProxyType(models), endpoints=len(inputs.leased), kept=len(orphans)
+        models=MappingProxyType(models),
+        endpoints=len(inputs.leased),
+        kept=len(orphans),
+        refused=len(inputs.refused),
     )
 
 

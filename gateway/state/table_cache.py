@@ -6,6 +6,7 @@ Static stability: the last state stays in force while the store is unreachable, 
 import asyncio
 import logging
 from collections.abc import Callable, Mapping
+from collections.abc import Set as AbstractSet
 from typing import Literal, TypeAlias, TypeVar
 
 from gateway.routing.table import EngineEndpoint, RoutingTable
@@ -13,9 +14,9 @@ from gateway.state.build_table import (
     OrphanEndpoint,
     TableInputs,
     build_table,
-    endpoint_of,
     orphans_of,
 )
+from gateway.state.endpoint_filter import EndpointFilter
 from gateway.state.persistence import KnownObjects
 from gateway.state.staleness import StalenessMonitor
 from machinery.clock import Clock
@@ -50,13 +51,14 @@ class TableCache:
         self.source: TableSource = "none"
         self._restored: KnownObjects | None = None
         """The saved state, in use until the store was read."""
+        self._refused: AbstractSet[str] = frozenset()
+        """Keys of endpoints that do not count."""
         self._dirty = asyncio.Event()
         self._changed = asyncio.Event()
         self._orphans: dict[str, OrphanEndpoint] = {}
         self._leased: dict[str, EngineEndpoint] = {}
         self._silent: dict[str, float] = {}
         """Endpoints of the saved state that did not answer, and the time at which they may be tried again."""
-        self._rejected: set[str] = set()
         self._handlers: list[Callable[[], None]] = []
         self._endpoints = self._informer(keys.ENDPOINT_PREFIX, Endpoint)
         self._deployments = self._informer(keys.spec_prefix("ModelDeployment"), ModelDeployment)
@@ -66,6 +68,9 @@ class TableCache:
         self._routes = self._informer(keys.spec_prefix("ModelRoute"), ModelRoute)
         self._nodes = self._informer(keys.spec_prefix("Node"), Node) if site else None
         self._site = site
+        self._filter = EndpointFilter(transport, clock, self._dirty.set)
+        self._may_build = False
+        """True once the store was read."""
         self._informers = (self._endpoints, self._deployments, self._statuses, self._routes)
         self._staleness = StalenessMonitor(transport, clock, self._informers)
 
@@ -88,9 +93,13 @@ class TableCache:
         self._handlers.append(handler)
 
     def known(self) -> KnownObjects:
-        """Return the objects from which the table is built."""
+        """Return the objects from which the table is built; without refused endpoints."""
         if self._restored is not None:
             return self._restored
+        return self._known(self._refused)
+
+    def _known(self, refused: AbstractSet[str] = frozenset()) -> KnownObjects:
+        """Return the objects in the store, without the endpoints of these keys."""
         return KnownObjects(
             deployments=_by_name(self._deployments.items),
             statuses=_by_name(self._statuses.items),
@@ -98,6 +107,7 @@ class TableCache:
             endpoints={
                 key: (endpoint, self._endpoints.version(key))
                 for key, endpoint in self._endpoints.items.items()
+                if key not in refused
             },
             sites={
                 name: node.metadata.labels["site"]
@@ -142,24 +152,27 @@ class TableCache:
             # site, too.
             if self._nodes is not None:
                 group.create_task(self._nodes.run())
+            group.create_task(self._filter.run())
             group.create_task(self._rebuild())
             group.create_task(self._notice_sync())
             group.create_task(self._tick())
 
     async def _notice_sync(self) -> None:
         await self.wait_synced()
+        await self._filter.wait_synced()
+        self._may_build = True
         self._dirty.set()  # an empty store sends no change
 
     async def _rebuild(self) -> None:
         while True:
             self._dirty.clear()
             # A partial read would make known models unknown.
-            if all(informer.synced for informer in self._informers):
+            if self._may_build:
                 self._restored = None
                 self._staleness.check_watches()
-                self._update(self.known(), "store")
+                self._update(self._known(), "store")
             elif self._restored is not None:
-                self._update(self.known(), "snapshot")
+                self._update(self._restored, "snapshot")
             await self._dirty.wait()
 
     async def _tick(self) -> None:
@@ -170,18 +183,20 @@ class TableCache:
             if any(is_due) or any(o.until_s <= now_s for o in self._orphans.values()):
                 self._dirty.set()
             await self._staleness.listen(now_s)
+            await self._filter.confirm(now_s)
 
     def _update(self, known: KnownObjects, source: TableSource) -> None:
         now_s = self._clock.monotonic()
         self._silent = {name: until_s for name, until_s in self._silent.items() if until_s > now_s}
-        endpoints = self._routable(known.endpoints)
-        is_real = source == "store"
+        filtered, is_real = self._filter.filter(known.endpoints), source == "store"
+        endpoints, self._refused = filtered.used, filtered.refused
         seen = TableInputs(
             deployments=known.deployments,
             statuses=known.statuses,
             routes=known.routes,
             leased=endpoints if is_real else {},
             sites=known.sites,
+            refused=filtered.refused,
         )
         if not is_real:
             self._leased = {name: t for name, t in endpoints.items() if name not in self._silent}
@@ -199,27 +214,6 @@ class TableCache:
         self._changed = asyncio.Event()
         for handler in self._handlers if is_real else ():
             handler()
-
-    def _routable(self, endpoints: Mapping[str, tuple[Endpoint, int]]) -> dict[str, EngineEndpoint]:
-        found: dict[str, EngineEndpoint] = {}
-        for key, (published, version) in endpoints.items():
-            endpoint = endpoint_of(published, version)
-            # Agents may write only below their own node, so the key proves the writer.
-            is_own = key == keys.endpoint_key(published.spec.node, published.name)
-            if endpoint is not None and is_own:
-                before = found.get(endpoint.replica)
-                # After a replica moved, the previous node may not have withdrawn its endpoint yet.
-                if before is None or before.version < endpoint.version:
-                    found[endpoint.replica] = endpoint
-            elif key not in self._rejected:
-                self._rejected.add(key)
-                why = (
-                    "its url is not http://host:port"
-                    if is_own
-                    else "it was written below the key of another node"
-                )
-                log.error("endpoint ignored", extra={"key": key, "why": why})
-        return found
 
     def _informer(self, prefix: str, model: type[M]) -> Informer[M]:
         def decode(item: KeyValue) -> M:

@@ -206,6 +206,8 @@ def _gateway() -> list[Permission]:
         keys.spec_prefix("ModelDeployment"),
         keys.status_prefix("ModelDeployment"),
         keys.spec_prefix("ModelRoute"),
+        # An endpoint counts only on the node that has the replica.
+        keys.spec_prefix("Replica"),
         # Labels contain the site of a Mac.
         keys.spec_prefix("Node"),
         # For the admin API: the Macs, and whether their agents are alive.

@@ -20,7 +20,14 @@ from schemas.deployment import (
     ModelSource,
 )
 from schemas.meta import ObjectMeta
-from schemas.replica import Endpoint, EndpointSpec
+from schemas.replica import (
+    Endpoint,
+    EndpointSpec,
+    MemoryProof,
+    RankAssignment,
+    Replica,
+    ReplicaSpec,
+)
 from schemas.route import Backend, ModelRoute, ModelRouteSpec
 from store import codec, keys
 from store.port import Delete, Operation, Put, Transport
@@ -49,6 +56,25 @@ def endpoint(replica: str, of: str, url: str, *served: str, node: str = "mac-1")
     return Endpoint(metadata=ObjectMeta(name=replica), spec=spec)
 
 
+def replica_of(endpoint: Endpoint) -> Replica:
+    """Return the replica that an endpoint speaks for, assigned to its node."""
+    spec = endpoint.spec
+    proof = MemoryProof(weights_bytes=1, kv_cache_bytes=1, activation_bytes=1, overhead_bytes=1)
+    rank = RankAssignment(node=spec.node, memory=proof)
+    return Replica(
+        metadata=ObjectMeta(name=endpoint.metadata.name, uid=spec.replica_uid),
+        spec=ReplicaSpec(
+            deployment=spec.deployment,
+            template=spec.template or "t",
+            model=ModelSource(path="/models/m"),
+            served_names=spec.served_names,
+            context_length=4096,
+            concurrency=4,
+            ranks=(rank,),
+        ),
+    )
+
+
 def target(
     replica: str, of: str = "m", *, port: int = 1, version: int = 1, template: str = ""
 ) -> EngineEndpoint:
@@ -69,8 +95,12 @@ class World:
 
     transport: Transport
 
-    async def put(self, *objects: ModelDeployment | ModelRoute | Endpoint) -> None:
-        await self.transport.commit([], [_put(one) for one in objects])
+    async def put(self, *objects: ModelDeployment | ModelRoute | Endpoint, lease: int = 0) -> None:
+        """Write the objects, endpoints under the lease; with an endpoint also its replica, assigned to its node."""
+        assigned = [replica_of(one) for one in objects if isinstance(one, Endpoint)]
+        puts = [codec.put_spec(one) for one in assigned]
+        puts += [_put(one, lease) for one in objects]
+        await self.transport.commit([], puts)
 
     async def put_status(self, name: str, status: ModelDeploymentStatus) -> None:
         key = keys.status_key("ModelDeployment", name)
@@ -89,9 +119,10 @@ def published(engine: FakeEngine, of: str) -> Endpoint:
     return endpoint(engine.replica, of, f"http://127.0.0.1:{engine.port}")
 
 
-def _put(one: ModelDeployment | ModelRoute | Endpoint) -> Put:
+def _put(one: ModelDeployment | ModelRoute | Endpoint, lease: int) -> Put:
     if isinstance(one, Endpoint):
-        return Put(key=keys.endpoint_key(one.spec.node, one.name), value=codec.encode(one))
+        key = keys.endpoint_key(one.spec.node, one.name)
+        return Put(key=key, value=codec.encode(one), lease=lease)
     return codec.put_spec(one)
 
 

@@ -112,7 +112,7 @@ class Carried:
     def __init__(self, replicas: int = 3, patience_s: float = 5.0) -> None:
         clock, entropy = SystemClock(), random.Random(0)
         self.engines = Cut()
-        self.metrics = GatewayMetrics(in_flight=lambda: 0, endpoints=lambda: 0)
+        self.metrics = GatewayMetrics(in_flight=lambda: 0, endpoints=lambda: 0, refused=lambda: 0)
         self._targets = [target(f"m-{n}", port=n + 1) for n in range(replicas)]
         leased = {one.replica: one for one in self._targets}
         seen = TableInputs(

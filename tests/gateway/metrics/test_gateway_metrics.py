@@ -113,7 +113,7 @@ async def test_what_is_gone_is_not_shown_for_ever(
 
 
 def test_a_child_that_was_dropped_is_counted_anew() -> None:
-    metrics = GatewayMetrics(in_flight=lambda: 0, endpoints=lambda: 0)
+    metrics = GatewayMetrics(in_flight=lambda: 0, endpoints=lambda: 0, refused=lambda: 0)
     for _ in range(2):
         metrics.served.of("m", "m-0").count("ok", 1.0)
         metrics.drop_gone(frozenset({"m"}), frozenset())

@@ -12,12 +12,11 @@ from gateway.state.build_table import ORPHAN_S
 from gateway.state.persistence import KnownObjects, SnapshotFile
 from gateway.state.table_cache import TableCache
 from machinery.clock import SystemClock
-from store import codec, keys
+from store import keys
 from store.etcd.address import EtcdAddress
 from store.etcd.connect import connect
 from store.etcd.member.embedded import EmbeddedEtcd
 from store.memory import MemoryTransport
-from store.port import Put
 from tests.support.clock import FakeClock
 from tests.support.etcd import running_etcd
 from tests.support.gateway_calls import chat_with_key, gateway_process, put_api_key
@@ -98,8 +97,7 @@ async def put_leased(etcd: EmbeddedEtcd, engine: FakeEngine) -> None:
     await world.put(deployment("m"))
     await put_api_key(world, SECRET)
     lease = await transport.grant(60)
-    key, value = keys.endpoint_key("mac-1", "m-0"), codec.encode(published(engine, "m"))
-    await transport.commit([], [Put(key=key, value=value, lease=lease)])
+    await world.put(published(engine, "m"), lease=lease)
     await transport.close()
 
 

@@ -174,12 +174,7 @@ async def test_etcd_is_killed_and_requests_are_answered(
         async with running_gateway(transport) as gateway:
             await World(writing).put(deployment("m"))
             lease = await writing.grant(2)
-            put = Put(
-                key=keys.endpoint_key("mac-1", "m-0"),
-                value=codec.encode(published(engine, "m")),
-                lease=lease,
-            )
-            await writing.commit([], [put])
+            await World(writing).put(published(engine, "m"), lease=lease)
             await gateway.knows("m", ready=1)
             pid = etcd.supervisor.pid
             assert pid is not None
@@ -205,10 +200,8 @@ async def test_a_lost_lease_in_etcd_makes_an_orphan_and_a_lost_etcd_is_noticed(
         async with keeping(transport) as (table_cache, clock):
             await World(transport).put(deployment("m"))
             lease = await transport.grant(5)
-            value = codec.encode(endpoint("m-0", "m", "http://127.0.0.1:4100"))
-            await transport.commit(
-                [], [Put(key=keys.endpoint_key("mac-1", "m-0"), value=value, lease=lease)]
-            )
+            one = endpoint("m-0", "m", "http://127.0.0.1:4100")
+            await World(transport).put(one, lease=lease)
             await until(lambda: ready(table_cache, "m") == 1, what="the endpoint")
             await transport.revoke(lease)
             await until(lambda: orphans(table_cache, "m") == ["m-0"], what="the orphan")

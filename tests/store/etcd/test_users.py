@@ -236,7 +236,7 @@ DENIED_TO_READ = {
         *(*OTHER_TICKETS, GATEWAY_TICKET),
     ],
     "gateway": [
-        *(SECRET, MINE[2], keys.spec_key("Replica", "a"), *VERDICTS[2:]),
+        *(SECRET, MINE[2], keys.spec_key("Revision", "a"), *VERDICTS[2:]),
         *(MY_TICKET, *OTHER_TICKETS),
     ],
     "reconciler": [SECRET, API_KEY, MINE[-1], "/elsewhere", *TICKETS],
@@ -284,6 +284,7 @@ ALLOWED_TO_LIST = {
     "gateway": [
         keys.ENDPOINT_PREFIX,
         keys.spec_prefix("ModelRoute"),
+        keys.spec_prefix("Replica"),
         keys.spec_prefix("Node"),
         keys.status_prefix("Node"),
         keys.NODE_LEASE_PREFIX,

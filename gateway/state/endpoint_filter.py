@@ -1,0 +1,139 @@
+"""Endpoint filter: which published endpoints a gateway uses. An agent speaks for its own replicas only.
+
+A stolen agent credential can write any endpoint below its own node. Such an endpoint counts only if the reconciler
+assigned the replica to that node.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+
+from gateway.routing.table import EngineEndpoint
+from gateway.state.build_table import endpoint_of
+from machinery.clock import Clock
+from schemas.replica import Endpoint, Replica, unassigned_reason
+from store import codec, keys
+from store.errors import PermissionDeniedError, StoreError
+from store.informer import Informer
+from store.port import Transport
+
+log = logging.getLogger(__name__)
+
+# The longest wait for the first list of replicas. Without it an endpoint would be used for a moment before it is
+# checked; a role of an earlier release may not read replicas and gets none.
+_FIRST_LIST_S = 1.0
+# Interval of the check that replicas may still be read, while endpoints are refused.
+_CONFIRM_S, _CONFIRM_TIMEOUT_S = 10.0, 2.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FilteredEndpoints:
+    """The endpoints of one moment."""
+
+    used: Mapping[str, EngineEndpoint] = field(default_factory=lambda: MappingProxyType({}))
+    """By replica."""
+    refused: frozenset[str] = frozenset()
+    """Keys of the others."""
+
+
+class EndpointFilter:
+    """Decides which endpoints count. Run `run()` in a task group.
+
+    Fails open: while replicas were never read, every endpoint counts. While the store is away, neither endpoints nor
+    replicas change, and so no decision does.
+    """
+
+    def __init__(self, transport: Transport, clock: Clock, on_change: Callable[[], None]) -> None:
+        """`on_change`: called when the decision about an endpoint may change."""
+        self._transport = transport
+        self._clock = clock
+        self._on_change = on_change
+        self._replicas = Informer(
+            transport,
+            keys.spec_prefix("Replica"),
+            lambda item: codec.decode(Replica, item),
+            clock,
+        )
+        self._replicas.on_change(lambda _: on_change())
+        self._may_read = True
+        """False if the gateway's user lost the right to read replicas."""
+        self._reported: dict[str, str] = {}
+        """The reason that was logged, by key of a refused endpoint."""
+        self._confirmed_s = -_CONFIRM_S
+
+    async def wait_synced(self) -> None:
+        """Wait for the first list of replicas, for a moment at most."""
+        try:
+            async with asyncio.timeout(_FIRST_LIST_S):
+                await self._replicas.wait_synced()
+        except TimeoutError:
+            log.warning(
+                "replicas are not read yet; endpoints are used unchecked. If this persists, run `fleetctl init-auth` "
+                "again: it lets gateways read them"
+            )
+
+    async def run(self) -> None:
+        """Follow the replicas, forever."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._replicas.run())
+            await self._replicas.wait_synced()
+            self._on_change()  # a list without replicas sends no change
+
+    async def confirm(self, now_s: float) -> None:
+        """Check that replicas may still be read if endpoints are refused. Called every second.
+
+        After the right was withdrawn the cache would stay as it is, and all new endpoints would be refused.
+        """
+        if not self._reported or now_s - self._confirmed_s < _CONFIRM_S:
+            return
+        self._confirmed_s = now_s
+        may_read = True
+        try:
+            async with asyncio.timeout(_CONFIRM_TIMEOUT_S):
+                await self._transport.get(keys.spec_key("Replica", "-"))
+        except PermissionDeniedError:
+            may_read = False
+        except (StoreError, TimeoutError):
+            return
+        if may_read != self._may_read:
+            self._may_read = may_read
+            if not may_read:
+                log.warning(
+                    "etcd refuses to show replicas; endpoints are used unchecked. Run `fleetctl init-auth` again"
+                )
+            self._on_change()
+
+    def filter(self, published: Mapping[str, tuple[Endpoint, int]]) -> FilteredEndpoints:
+        """Return the endpoints that count. `published`: by key, with the revision of the last write."""
+        used: dict[str, EngineEndpoint] = {}
+        reasons: dict[str, str] = {}
+        for key, (one, version) in published.items():
+            endpoint = endpoint_of(one, version)
+            reason = self._reason(key, one)
+            if endpoint is None or reason:
+                reasons[key] = reason or "its url is not http://host:port"
+                continue
+            before = used.get(endpoint.replica)
+            # After a replica moved, the previous node may not have withdrawn its endpoint yet.
+            if before is None or before.version < endpoint.version:
+                used[endpoint.replica] = endpoint
+        for key, reason in reasons.items():
+            if self._reported.get(key) != reason:
+                log.error("endpoint ignored", extra={"key": key, "why": reason})
+        self._reported = reasons
+        return FilteredEndpoints(used=used, refused=frozenset(reasons))
+
+    def _reason(self, key: str, endpoint: Endpoint) -> str:
+        """Return why an endpoint does not count; empty if it does."""
+        name = endpoint.metadata.name
+        # Agents may write only below their own node, so the key proves the writer.
+        if key != keys.endpoint_key(endpoint.spec.node, name):
+            return "it was written below the key of another node"
+        if not (self._replicas.synced and self._may_read):
+            return ""
+        replica_key = keys.spec_key("Replica", name)
+        if replica_key in self._replicas.undecodable:
+            return ""  # of a newer release
+        return unassigned_reason(endpoint, self._replicas.items.get(replica_key))

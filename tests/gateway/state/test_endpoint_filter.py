@@ -1,0 +1,186 @@
+"""An endpoint counts only on the node that has its replica; without replicas to compare, every endpoint counts."""
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import asynccontextmanager
+
+import aiohttp
+import pytest
+from typing_extensions import override
+
+from gateway.server import GatewayLimits
+from gateway.state.table_cache import TableCache
+from machinery.clock import SystemClock
+from schemas.replica import Endpoint, unassigned_reason
+from store import codec, keys
+from store.errors import PermissionDeniedError
+from store.memory import MemoryTransport
+from store.port import KeyValue, Listing, Put, Transport
+from tests.support.clock import FakeClock
+from tests.support.gateway_engine_scripts import echo
+from tests.support.gateway_fake_engine import FakeEngine, running
+from tests.support.gateway_world import (
+    World,
+    deployment,
+    endpoint,
+    published,
+    replica_of,
+    running_gateway,
+)
+from tests.support.waiting import until
+
+VICTIM = endpoint("m-0", "m", "http://127.0.0.1:4100", node="mac-1")
+
+
+def by(node: str, name: str = "m-0", of: str = "m", port: int = 4666) -> Endpoint:
+    """Return an endpoint that a node's agent publishes."""
+    return endpoint(name, of, f"http://127.0.0.1:{port}", node=node)
+
+
+@pytest.mark.parametrize(
+    ("stolen", "reason"),
+    [
+        (VICTIM, ""),
+        (by("mac-2"), "replica m-0 is assigned to node mac-1, not to mac-2"),
+        (by("mac-1", of="n"), "replica m-0 belongs to deployment m, not to n"),
+    ],
+)
+def test_why_an_endpoint_does_not_speak_for_its_replica(stolen: Endpoint, reason: str) -> None:
+    assert unassigned_reason(stolen, replica_of(VICTIM)) == reason
+
+
+def test_endpoints_of_earlier_or_missing_replicas_do_not_count() -> None:
+    replica = replica_of(VICTIM)
+    later = replica.model_copy(
+        update={"metadata": replica.metadata.model_copy(update={"uid": "later"})}
+    )
+    assert unassigned_reason(VICTIM, later) == "it is of an earlier replica m-0"
+    assert unassigned_reason(VICTIM, None) == "there is no replica m-0"
+
+
+async def steal(world: World, *endpoints: Endpoint) -> None:
+    """Write endpoints as an agent does, without replicas."""
+    puts = [
+        Put(key=keys.endpoint_key(one.spec.node, one.name), value=codec.encode(one))
+        for one in endpoints
+    ]
+    await world.transport.commit([], [*puts])
+
+
+@asynccontextmanager
+async def keeping(
+    transport: Transport, clock: FakeClock | SystemClock | None = None
+) -> AsyncIterator[TableCache]:
+    table_cache = TableCache(transport, clock or FakeClock())
+    async with asyncio.TaskGroup() as group:
+        task = group.create_task(table_cache.run())
+        await until(lambda: table_cache.is_synced, what="the first list")
+        yield table_cache
+        task.cancel()
+
+
+def ports(table_cache: TableCache, name: str = "m") -> list[int]:
+    """Return the ports of all endpoints of the model, orphans included."""
+    backends = table_cache.table.models[name].backends
+    return [t.origin.port for b in backends for t in (*b.leased, *b.orphans)]
+
+
+async def test_a_stolen_agent_takes_no_request_of_another_nodes_replica(
+    world: World, http: aiohttp.ClientSession, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with (
+        running(FakeEngine("m-0", echo)) as victim,
+        running(FakeEngine("m-0", echo)) as thief,
+        running_gateway(world.transport, GatewayLimits(drain_timeout_s=0)) as gateway,
+    ):
+        await world.put(deployment("m"), published(victim, "m"))
+        await gateway.knows("m", ready=1)
+        # The last writer of a name would win, and a further name would get its share.
+        await steal(world, by("mac-2", port=thief.port), by("mac-2", name="m-1", port=thief.port))
+        await until(lambda: gateway.gateway.table_cache.table.refused == 2, what="the refusals")
+        for _ in range(20):
+            url = f"{gateway.url}/v1/completions"
+            async with http.post(url, json={"model": "m"}) as answer:
+                assert answer.status == 200
+        assert (len(victim.calls), len(thief.calls)) == (20, 0)
+        async with http.get(f"{gateway.url}/metrics") as answer:
+            assert "fleet_gateway_endpoints_refused 2\n" in await answer.text()
+        async with http.get(f"{gateway.url}/health") as answer:
+            assert (await answer.json())["endpointsRefused"] == 2
+    told = [(r.key, r.why) for r in caplog.records if r.message == "endpoint ignored"]  # type: ignore[attr-defined]  # extra
+    assert told == [
+        (
+            keys.endpoint_key("mac-2", "m-0"),
+            "replica m-0 is assigned to node mac-1, not to mac-2",
+        ),
+        (keys.endpoint_key("mac-2", "m-1"), "there is no replica m-1"),
+    ]
+
+
+async def test_a_replica_that_moves_takes_its_endpoint_along(world: World) -> None:
+    await world.put(deployment("m"), VICTIM)
+    async with keeping(world.transport) as table_cache:
+        assert ports(table_cache) == [4100]
+        await world.transport.commit([], [codec.put_spec(replica_of(by("mac-2")))])
+        # Its node still publishes it, and is not asked as a last resort either.
+        await until(lambda: not ports(table_cache), what="the end on the old node")
+        await steal(world, by("mac-2"))
+        await until(lambda: ports(table_cache) == [4666], what="the endpoint on the new node")
+
+
+async def test_refused_endpoints_are_not_saved(world: World) -> None:
+    await world.put(deployment("m"), VICTIM)
+    await steal(world, by("mac-2"))
+    async with keeping(world.transport) as table_cache:
+        assert set(table_cache.known().endpoints) == {keys.endpoint_key("mac-1", "m-0")}
+
+
+class OldRole(MemoryTransport):
+    """A store whose role of gateways may not read replicas."""
+
+    is_old = True
+
+    def _check(self, key: str) -> None:
+        if self.is_old and key.startswith(keys.spec_prefix("Replica")):
+            raise PermissionDeniedError("etcd refuses user 'fleet-gateway'")
+
+    @override
+    async def pages(self, prefix: str) -> AsyncGenerator[Listing]:
+        self._check(prefix)
+        async for page in super().pages(prefix):
+            yield page
+
+    @override
+    async def get(self, key: str) -> KeyValue | None:
+        self._check(key)
+        return await super().get(key)
+
+
+async def test_a_gateway_that_may_not_read_replicas_uses_every_endpoint_and_says_so(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    transport = OldRole(SystemClock())
+    world = World(transport)
+    await world.put(deployment("m"))
+    await steal(world, VICTIM)
+    async with keeping(transport, SystemClock()) as table_cache:
+        assert ports(table_cache) == [4100]
+        assert "run `fleetctl init-auth` again" in caplog.text
+        # As soon as it may, it looks.
+        transport.is_old = False
+        await until(lambda: not ports(table_cache), what="the check")
+        assert table_cache.table.refused == 1
+
+
+async def test_a_gateway_that_loses_the_right_to_read_replicas_uses_new_endpoints() -> None:
+    transport = OldRole(SystemClock())
+    transport.is_old = False
+    world = World(transport)
+    await world.put(deployment("m"), VICTIM)
+    clock = FakeClock()
+    async with keeping(transport, clock) as table_cache:
+        transport.is_old = True
+        await steal(world, by("mac-3", name="m-1"))
+        await until(lambda: table_cache.table.refused == 1, what="the refusal")
+        await clock.advance(15)
+        await until(lambda: sorted(ports(table_cache)) == [4100, 4666], what="the endpoint")
