@@ -3,6 +3,7 @@
 Requests to models never reach FastAPI; `gateway/http/protocol.py` takes them.
 """
 
+import difflib
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from itertools import islice
@@ -42,6 +43,13 @@ _V1 = (
     "GET /v1/models",
     *(f"POST {path}" for path in (*PATHS, *registry.PATHS) if path.startswith("/v1/")),
 )
+# The same for paths below /api.
+_OLLAMAS = (
+    *("GET /api/tags", "GET /api/ps", "GET /api/version", "POST /api/show"),
+    *(f"POST {path}" for path in registry.PATHS if path.startswith("/api/")),
+)
+# Longer paths are cut off in messages; the search for a similar one is quadratic in the length.
+_LONGEST_PATH = 200
 _NOT_POST = ("GET", "HEAD", "PUT", "PATCH", "DELETE", "OPTIONS")
 
 
@@ -79,12 +87,28 @@ async def on_http_error(request: Request, error: Exception) -> Response:
     """Answer a request with an unknown path or a wrong method."""
     assert isinstance(error, HTTPException)
     more = {name.lower(): value for name, value in (error.headers or {}).items()}
-    allowed = f"; use {more['allow']}" if "allow" in more else ""
-    here = f"; below it there are: {', '.join(_V1)}" if request.url.path in ("/v1", "/v1/") else ""
-    message = f"{error.detail}: {request.method} {request.url.path}{allowed}{here}"
+    path = request.url.path[:_LONGEST_PATH]
+    message = f"{error.detail}: {request.method} {path}"
+    if "allow" in more:
+        message += f"; use {more['allow']}"
+    elif path in ("/v1", "/v1/"):
+        message += f"; below it there are: {', '.join(_V1)}"
+    elif error.status_code == 404:
+        message += f".{_nearest_path(path)} There are: {', '.join(_OLLAMAS if path.startswith('/api/') else _V1)}."
     response = refuse(request.scope, Refusal(status=error.status_code, message=message))
     response.headers.update(more)
     return response
+
+
+def _nearest_path(path: str) -> str:
+    """Return the question whether a similar path was meant; empty if none is similar."""
+    known = {one.partition(" ")[2]: one for one in (*_V1, *_OLLAMAS)}
+    # Clients that are given the address without /v1, or with it twice, ask for such paths.
+    wanted = "/v1/" + path.removeprefix("/").removeprefix("v1/").removeprefix("v1/")
+    near = known.get(wanted) or next(
+        (known[one] for one in difflib.get_close_matches(path, known, n=1)), None
+    )
+    return "" if near is None else f" Did you mean {near}?"
 
 
 async def on_refused(request: Request, error: Exception) -> Response:

@@ -249,3 +249,35 @@ async def test_health_and_metrics(
         )
         assert "fleet_gateway_in_flight 0\n" in text
         assert "fleet_gateway_endpoints 1\n" in text
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "near"),
+    [
+        ("POST", "/v1/chat/completion", "POST /v1/chat/completions"),
+        ("POST", "/v1/v1/chat/completions", "POST /v1/chat/completions"),
+        ("POST", "/chat/completions", "POST /v1/chat/completions"),
+        ("GET", "/models", "GET /v1/models"),
+        ("POST", "/v1/message", "POST /v1/messages"),
+        ("POST", "/api/chatt", "POST /api/chat"),
+        ("GET", "/zzz", ""),
+    ],
+)
+async def test_an_unknown_path_names_the_nearest_and_what_there_is(
+    gateway: Running, http: aiohttp.ClientSession, method: str, path: str, near: str
+) -> None:
+    async with http.request(method, gateway.url + path) as response:
+        assert response.status == 404
+        told = await response.text()
+    assert f"Not Found: {method} {path}." in told
+    assert f"Did you mean {near}?" in told if near else "Did you mean" not in told
+    listed = "GET /api/tags, " if path.startswith("/api/") else "GET /v1/models, POST /v1/"
+    assert f"There are: {listed}" in told
+
+
+async def test_a_long_unknown_path_is_cut_off(
+    gateway: Running, http: aiohttp.ClientSession
+) -> None:
+    async with http.get(gateway.url + "/v1/" + "x" * 5000) as response:
+        assert response.status == 404
+        assert len(await response.read()) < 1500
