@@ -71,7 +71,8 @@ class GatewayLimits:
     hold_limit: int = 64
     """The number of requests that may wait for one deployment."""
     resume_timeout_s: float = 10.0
-    """The longest wait of a stream for another engine after its engine died. Small models restart within it."""
+    """The longest wait for another engine, of a stream whose engine died, and of a request for a deployment whose
+    replicas are all starting again. Small models restart within it."""
     hosts: AllowedHosts = field(default_factory=AllowedHosts)
     """Host names by which clients may address the gateway."""
     origins: AllowedOrigins = field(default_factory=AllowedOrigins)
@@ -117,7 +118,11 @@ class Gateway:
         self.load_tracker = LoadTracker(entropy)
         self.pool = ConnectionPool(clock, silence_s=limits.request_timeout_s)
         self.activator = Activator(
-            self.table_cache, clock, limit=limits.hold_limit, max_wait_s=limits.hold_timeout_s
+            self.table_cache,
+            clock,
+            limit=limits.hold_limit,
+            max_wait_s=limits.hold_timeout_s,
+            max_recovery_s=limits.resume_timeout_s,
         )
         model_states = ModelStates(
             clock, silence_s=limits.request_timeout_s, keep_alive_s=limits.keep_alive_s

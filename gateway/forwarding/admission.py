@@ -1,4 +1,4 @@
-"""Admission: requests wait here for a slot of their model, or for a replica of a scaled-to-zero deployment.
+"""Admission: requests wait here for a slot of their model, or for a replica of a deployment without any.
 
 A request that waits here costs an engine nothing. The first to arrive is the first to be served,
 whichever engine becomes free.
@@ -216,18 +216,26 @@ class ConcurrencyLimiter:
 
 
 class Activator:
-    """Holds requests for deployments that are scaled to zero until a replica is ready (Knative's activator).
+    """Holds requests for deployments without a replica until one is ready (Knative's activator).
 
-    The number of waiting requests is a metric. The reconciler reads it and starts a replica.
+    Those are deployments that are scaled to zero, and deployments whose replicas are all starting again. The number of waiting requests is a metric. The reconciler reads it and starts a replica.
     """
 
     def __init__(
-        self, table_cache: TableCache, clock: Clock, *, limit: int, max_wait_s: float
+        self,
+        table_cache: TableCache,
+        clock: Clock,
+        *,
+        limit: int,
+        max_wait_s: float,
+        max_recovery_s: float,
     ) -> None:
+        """`max_wait_s`: the longest wait for a deployment at zero; `max_recovery_s`: for one that starts again."""
         self._table_cache = table_cache
         self._clock = clock
         self._limit = limit
         self._max_wait_s = max_wait_s
+        self._max_recovery_s = max_recovery_s
         self._waiting: dict[str, int] = {}
         self._missed_until_s: dict[str, float] = {}
 
@@ -261,16 +269,20 @@ class Activator:
 
         `began_s`: the time at which the request began to wait; `until_s`: its deadline.
         """
-        end_s = began_s + self._max_wait_s
+        deployment = choice.wakes or choice.recovering
+        max_wait_s = self._max_wait_s if choice.wakes else self._max_recovery_s
+        end_s = began_s + max_wait_s
         if self._clock.monotonic() >= end_s:
-            return errors.model_starting(name, self._max_wait_s, choice.reason)
-        waiting = self._waiting.get(choice.wakes, 0)
+            if choice.wakes:
+                return errors.model_starting(name, max_wait_s, choice.reason)
+            return errors.nothing_ready(name, choice.reason)
+        waiting = self._waiting.get(deployment, 0)
         if waiting >= self._limit:
             return errors.too_many_waiting(name, self._limit)
-        self._waiting[choice.wakes] = waiting + 1
+        self._waiting[deployment] = waiting + 1
         try:
             left_s = await keep_alive.next_pause_s(until_s=min(end_s, until_s))
             await self._table_cache.changed(within_s=left_s)
         finally:
-            self._waiting[choice.wakes] -= 1
+            self._waiting[deployment] -= 1
         return None

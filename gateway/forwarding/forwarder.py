@@ -203,8 +203,7 @@ class Forwarder:
                 if result is not None:
                     return self._accept(result, request, state)
                 continue
-            may_wait = failures is None or failures.may_wait()
-            if isinstance(choice, NoReadyEndpoint) and choice.wakes and may_wait:
+            if isinstance(choice, NoReadyEndpoint) and _may_hold(choice, failures):
                 refusal = await self._wait_for_replica(request, choice, state, client)
                 if refusal is None:
                     continue
@@ -387,6 +386,14 @@ class Forwarder:
             },
         )
         return None
+
+
+def _may_hold(choice: NoReadyEndpoint, failures: AttemptFailures | None) -> bool:
+    """Return whether a request waits for a replica of the deployment."""
+    if failures is None:
+        return bool(choice.wakes or choice.recovering)
+    # One whose endpoint failed waits for its recovery instead.
+    return bool(choice.wakes) and failures.may_wait()
 
 
 def _outcome(error: UnreachableError | BrokenResponseError) -> str:

@@ -52,7 +52,9 @@ class NoReadyEndpoint:
 
     reason: str
     wakes: str = ""
-    """The scaled-to-zero deployment to start for waiting requests; empty if waiting is of no use."""
+    """The scaled-to-zero deployment to start for waiting requests; empty if there is none."""
+    recovering: str = ""
+    """The deployment whose replicas are starting again; empty if there is none."""
 
 
 RoutingChoice: TypeAlias = ChosenEndpoint | UnknownModel | NoReadyEndpoint
@@ -74,7 +76,7 @@ def choose(table: RoutingTable, query: RoutingQuery, health: EndpointHealth) -> 
     wakes = _scaled_to_zero(matched, query) if matched.scaled_to_zero else ""
     endpoint = _last_resort(matched, model.fallbacks, scope)
     if endpoint is None:
-        return NoReadyEndpoint(reason=matched.reason, wakes=wakes)
+        return NoReadyEndpoint(reason=matched.reason, wakes=wakes, recovering=matched.recovering)
     is_asleep = not any(backend.leased for backend in matched.backends)
     return ChosenEndpoint(endpoint=endpoint, wakes=wakes if is_asleep else "")
 

@@ -113,6 +113,7 @@ class HeaderRule:
     backends: tuple[WeightedBackend, ...]
     reason: str
     scaled_to_zero: tuple[tuple[int, str], ...] = ()
+    recovering: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,6 +127,8 @@ class ServedModel:
     """The reason to report if no endpoint is ready."""
     scaled_to_zero: tuple[tuple[int, str], ...] = ()
     """Deployments that a request starts from zero, with their weights."""
+    recovering: str = ""
+    """A deployment that served before and has no endpoint now: its replicas are starting again. Empty if there is none."""
     routing: Routing = _USUAL
     """Routing settings of the model."""
     rules: tuple[HeaderRule, ...] = ()

@@ -28,6 +28,8 @@ from store import keys
 # or an etcd outage is over by then; a Mac that is gone has refused its first connection long
 # before.
 ORPHAN_S = 600.0
+# Reason of the condition Progressing after a rollout, however the replicas are now.
+_COMPLETE = "RolloutComplete"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +53,8 @@ class TableInputs:
     """The label `site` of nodes, by node; it overrides the site of endpoints."""
     refused: frozenset[str] = frozenset()
     """Keys of published endpoints that are not used."""
+    seen_serving: frozenset[str] = frozenset()
+    """Deployments that had an endpoint since the gateway started, or in the saved state."""
 
 
 def endpoint_of(published: Endpoint, version: int) -> EngineEndpoint | None:
@@ -172,6 +176,7 @@ class _TableBuilder:
                     backends=backends,
                     reason=ruled.reason,
                     scaled_to_zero=ruled.scaled_to_zero,
+                    recovering=ruled.recovering,
                 )
             )
         backends = self._backends(spec.backends, spec.routing)
@@ -205,6 +210,7 @@ class _TableBuilder:
             backends=backends,
             reason=_reason(backends, fallbacks, inputs),
             scaled_to_zero=tuple(_scaled_to_zero(backends, inputs)),
+            recovering=next(_recovering(backends, inputs), ""),
             routing=max(backends, key=lambda backend: backend.weight).routing,
             rules=rules,
             fallbacks=fallbacks,
@@ -280,6 +286,22 @@ def _scaled_to_zero(
                 yield backend.weight, name
 
 
+def _recovering(backends: tuple[WeightedBackend, ...], inputs: TableInputs) -> Iterator[str]:
+    """Yield the deployments that served before, should have a replica and have no endpoint."""
+    for backend in backends:
+        leased = {endpoint.deployment for endpoint in backend.leased}
+        for name in backend.deployments if backend.weight else ():
+            deployment = inputs.deployments.get(name)
+            if (
+                deployment is not None
+                and name in inputs.seen_serving
+                and name not in leased
+                and deployment.metadata.deletion_timestamp is None
+                and (deployment.spec.replicas > 0 or deployment.spec.autoscaling is not None)
+            ):
+                yield name
+
+
 def _can_scale_to_zero(deployment: ModelDeployment) -> bool:
     """Return whether autoscaling may leave the deployment without a replica."""
     autoscaling = deployment.spec.autoscaling
@@ -297,16 +319,22 @@ def _why_not(name: str, inputs: TableInputs) -> str:
     if deployment.spec.replicas == 0 and deployment.spec.autoscaling is None:
         return f"ModelDeployment {name} is scaled to 0 replicas."
     status = inputs.statuses.get(name)
-    condition = _main_condition(status.conditions if status is not None else ())
-    if condition is None:
+    if status is None or not status.conditions:
         return f"ModelDeployment {name} has no endpoint yet, and the reconciler has not reported on it."
+    condition = _main_condition(status.conditions)
+    if condition is None:
+        return f"ModelDeployment {name}: its replicas ended a moment ago, and the reconciler has not reported why yet."
     return f"ModelDeployment {name}: {condition.reason}: {condition.message or condition.type}."
 
 
 def _main_condition(conditions: tuple[Condition, ...]) -> Condition | None:
-    """Return the most important condition: a failed placement, then progress, then availability."""
-    found = [find_condition(conditions, type_) for type_ in ("Placed", "Progressing", "Available")]
-    placed, progressing, available = found
-    if placed is not None and placed.status != ConditionStatus.TRUE:
-        return placed
-    return progressing or available or placed
+    """Return the condition that explains why there is no endpoint; None if all still say that all is well.
+
+    First a failed placement, then what the replicas report, then a rollout in progress.
+    """
+    for type_ in ("Placed", "Available"):
+        found = find_condition(conditions, type_)
+        if found is not None and found.status != ConditionStatus.TRUE:
+            return found
+    progressing = find_condition(conditions, "Progressing")
+    return None if progressing is None or progressing.reason == _COMPLETE else progressing

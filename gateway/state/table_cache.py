@@ -59,6 +59,8 @@ class TableCache:
         self._leased: dict[str, EngineEndpoint] = {}
         self._silent: dict[str, float] = {}
         """Endpoints of the saved state that did not answer, and the time at which they may be tried again."""
+        self._seen_serving: frozenset[str] = frozenset()
+        """Deployments that had an endpoint, for as long as they exist."""
         self._handlers: list[Callable[[], None]] = []
         self._endpoints = self._informer(keys.ENDPOINT_PREFIX, Endpoint)
         self._deployments = self._informer(keys.spec_prefix("ModelDeployment"), ModelDeployment)
@@ -190,6 +192,8 @@ class TableCache:
         self._silent = {name: until_s for name, until_s in self._silent.items() if until_s > now_s}
         filtered, is_real = self._filter.filter(known.endpoints), source == "store"
         endpoints, self._refused = filtered.used, filtered.refused
+        serving = {endpoint.deployment for endpoint in endpoints.values()}
+        self._seen_serving = (self._seen_serving | serving) & known.deployments.keys()
         seen = TableInputs(
             deployments=known.deployments,
             statuses=known.statuses,
@@ -197,6 +201,7 @@ class TableCache:
             leased=endpoints if is_real else {},
             sites=known.sites,
             refused=filtered.refused,
+            seen_serving=self._seen_serving,
         )
         if not is_real:
             self._leased = {name: t for name, t in endpoints.items() if name not in self._silent}

@@ -246,7 +246,7 @@ async def test_one_too_many_is_turned_away_at_once(
         pytest.param(scaled_to_zero("m", minReplicas=1), id="never-at-zero"),
     ],
 )
-async def test_only_autoscaled_deployments_are_waited_for(
+async def test_deployments_that_never_served_are_not_waited_for(
     world: World, http: aiohttp.ClientSession, declared: ModelDeployment
 ) -> None:
     async with holding(world) as gateway:
@@ -254,6 +254,71 @@ async def test_only_autoscaled_deployments_are_waited_for(
         await gateway.knows("m", ready=0)
         async with http.post(gateway.url + CHAT, json={"model": "m"}) as response:
             assert (await error_of(response))["code"] == "model_not_ready"
+
+
+async def test_a_deployment_whose_replicas_all_start_again_is_waited_for(
+    world: World, http: aiohttp.ClientSession
+) -> None:
+    async with holding(world) as gateway, running(FakeEngine("m-1", chat)) as fresh:
+        async with running(FakeEngine("m-0", chat)) as engine:
+            await world.put(deployment("m"), published(engine, "m"))
+            await gateway.knows("m", ready=1)
+        # Its agent has withdrawn it, before any request met the dead engine.
+        await world.delete(keys.endpoint_key("mac-1", "m-0"))
+        await gateway.knows("m", ready=0)
+        for endpoint in tuple(gateway.gateway.table_cache.table.models["m"].backends[0].orphans):
+            gateway.gateway.table_cache.drop_orphan(endpoint)
+        async with asyncio.TaskGroup() as group:
+            asked = group.create_task(http.post(gateway.url + CHAT, json={"model": "m"}))
+            await wait_for_waiting(gateway, 1)
+            await world.put(published(fresh, "m"))
+            response = await asked
+            assert response.status == 200
+            response.release()
+
+
+async def test_after_the_wait_the_client_learns_what_the_replicas_report(
+    world: World, http: aiohttp.ClientSession
+) -> None:
+    told = (
+        Condition(
+            type="Available",
+            status=ConditionStatus.FALSE,
+            reason="ReplicaNotReady",
+            message="0 of 1 replicas ready; m-0 on mac-1: Loading",
+        ),
+        Condition(
+            type="Progressing",
+            status=ConditionStatus.TRUE,
+            reason="RolloutComplete",
+            message="every replica runs revision 1",
+        ),
+    )
+    limits = GatewayLimits(drain_timeout_s=0.0, resume_timeout_s=0.3)
+    async with running_gateway(world.transport, limits) as gateway:
+        async with running(FakeEngine("m-0", chat)) as engine:
+            await world.put(deployment("m"), published(engine, "m"))
+            await gateway.knows("m", ready=1)
+        await world.put_status("m", ModelDeploymentStatus(conditions=told))
+        await world.delete(keys.endpoint_key("mac-1", "m-0"))
+        await gateway.knows("m", ready=0)
+        for _ in range(2):  # the first meets the dead engine, the second no endpoint at all
+            began_s = asyncio.get_running_loop().time()
+            async with http.post(gateway.url + CHAT, json={"model": "m"}) as response:
+                error = await error_of(response)
+            assert response.status == 503
+            assert asyncio.get_running_loop().time() - began_s >= 0.3
+        assert error["code"] == "model_not_ready"
+        assert "ReplicaNotReady: 0 of 1 replicas ready; m-0 on mac-1: Loading" in error["message"]
+        assert "RolloutComplete" not in error["message"]
+        # Scaled to 0 on purpose: waiting is of no use.
+        await world.put(deployment("m", replicas=0))
+        await until(
+            lambda: not gateway.gateway.table_cache.table.models["m"].recovering,
+            what="the change",
+        )
+        async with http.post(gateway.url + CHAT, json={"model": "m"}) as response:
+            assert "is scaled to 0 replicas" in (await error_of(response))["message"]
 
 
 async def test_a_window_without_replicas_counts_as_well(world: World) -> None:

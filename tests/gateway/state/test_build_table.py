@@ -101,17 +101,26 @@ def status(*conditions: tuple[str, ConditionStatus, str, str]) -> ModelDeploymen
 
 REFUSED = ("Placed", ConditionStatus.FALSE, "InsufficientMemory", "no node has 40 GiB free")
 PLACED = ("Placed", ConditionStatus.TRUE, "Placed", "")
-LOADING = ("Progressing", ConditionStatus.TRUE, "Loading", "1 of 1 replicas loads weights")
-DOWN = ("Available", ConditionStatus.FALSE, "NoReplicaReady", "")
+ROLLING = ("Progressing", ConditionStatus.TRUE, "RollingOut", "0 of 1 replicas updated")
+COMPLETE = ("Progressing", ConditionStatus.TRUE, "RolloutComplete", "every replica runs revision 1")
+UP = ("Available", ConditionStatus.TRUE, "AllReplicasReady", "1 of 1 replicas ready")
+DOWN = (
+    "Available",
+    ConditionStatus.FALSE,
+    "ReplicaNotReady",
+    "0 of 1 replicas ready; a-0 on n: Loading",
+)
 
 
 @pytest.mark.parametrize(
     ("told", "expected"),
     [
-        ((REFUSED, LOADING), "InsufficientMemory: no node has 40 GiB free"),
-        ((PLACED, LOADING, DOWN), "Loading: 1 of 1 replicas loads weights"),
-        ((PLACED, DOWN), "NoReplicaReady: Available"),
-        ((PLACED,), "Placed: Placed"),
+        ((REFUSED, ROLLING), "InsufficientMemory: no node has 40 GiB free"),
+        ((PLACED, ROLLING, DOWN), "ReplicaNotReady: 0 of 1 replicas ready; a-0 on n: Loading"),
+        ((PLACED, COMPLETE, DOWN), "ReplicaNotReady: 0 of 1 replicas ready; a-0 on n: Loading"),
+        ((PLACED, ROLLING), "RollingOut: 0 of 1 replicas updated"),
+        # The reconciler has not noticed yet: what it last reported is no reason.
+        ((PLACED, COMPLETE, UP), "its replicas ended a moment ago"),
         ((), "the reconciler has not reported on it"),
     ],
 )
