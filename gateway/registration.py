@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from urllib.parse import urlsplit
 
 from gateway.routing.table import Origin
+from machinery.backoff import Backoff
 from machinery.clock import Clock
 from machinery.version import version
 from schemas.records import GatewayLease
@@ -24,6 +25,9 @@ from store.port import Put, Transport
 _LOCAL = "127.0.0.1"
 log = logging.getLogger(__name__)
 _CLOSE_S = 1.0
+_BACKOFF = Backoff(first_s=0.5, limit_s=5.0)
+# A person has to mend the roles.
+_REFUSED_BACKOFF = Backoff(first_s=20.0, limit_s=60.0)
 
 
 def parse_address(text: str) -> Origin | None:
@@ -93,7 +97,7 @@ class Registration:
 
     async def run(self) -> None:
         """Hold a lease forever, replacing a lost one; revoke it at the end."""
-        last_reason: str | None = None
+        last_reason, failures = "", 0
         while True:
             session = LeaseSession(self._transport, self._clock, ttl_s=LEASE_TTL_S)
             error_: StoreError | None = None
@@ -107,17 +111,19 @@ class Registration:
                     async with asyncio.timeout(_CLOSE_S):
                         await session.close()
             if error_ is None:
-                last_reason = None
+                last_reason, failures = "", 0
                 continue
+            failures += 1
             if str(error_) != last_reason:
                 last_reason = str(error_)
                 log.warning(
                     "gateway not registered; autoscaling does not see its load",
                     extra={"why": last_reason},
                 )
-            # A person has to fix permissions; an unreachable etcd comes back by itself.
+            # An unreachable etcd comes back by itself.
             is_refused = isinstance(error_, PermissionDeniedError)
-            await self._clock.sleep(random.uniform(0.5, 1.5) * (20 if is_refused else 1))
+            backoff = _REFUSED_BACKOFF if is_refused else _BACKOFF
+            await self._clock.sleep(backoff.delay_s(failures, jitter=random.random()))
 
     async def _hold(self, session: LeaseSession) -> None:
         """Register, and return when the lease is lost. Raises StoreError."""

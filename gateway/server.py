@@ -117,13 +117,7 @@ class Gateway:
         self.table_cache = self.fleet_state.table_cache
         self.load_tracker = LoadTracker(entropy)
         self.pool = ConnectionPool(clock, silence_s=limits.request_timeout_s)
-        self.activator = Activator(
-            self.table_cache,
-            clock,
-            limit=limits.hold_limit,
-            max_wait_s=limits.hold_timeout_s,
-            max_recovery_s=limits.resume_timeout_s,
-        )
+        self.activator = self._activator()
         model_states = ModelStates(
             clock, silence_s=limits.request_timeout_s, keep_alive_s=limits.keep_alive_s
         )
@@ -157,6 +151,17 @@ class Gateway:
         self._stopping = asyncio.Event()
         self._server = self._http_server(
             make_app(self._admin_context(transport, id_, model_states))
+        )
+
+    def _activator(self) -> Activator:
+        """Return what holds requests for deployments without a replica."""
+        limits = self._limits
+        return Activator(
+            self.table_cache,
+            self._clock,
+            limit=limits.hold_limit,
+            max_wait_s=limits.hold_timeout_s,
+            max_recovery_s=limits.resume_timeout_s,
         )
 
     def _handler_options(self, id_: str) -> HandlerOptions:

@@ -27,9 +27,10 @@ RATE_PER_S = 20
 # An engine sends nothing while it processes a prompt, which takes seconds; a check then costs it
 # next to nothing.
 AWAITED_S = 1.0
-# Less than the tick, so that every tick checks ejected endpoints: a recovered one is used within a
-# second.
-_EJECTED_INTERVAL_S = 0.4
+# Ejected endpoints are checked again after a tenth of the time since they were first seen ejected: at every tick
+# during the first seconds, so that a restarted engine is used within a second, then less and less often.
+_EJECTED_PART = 0.1
+_LEAST_EJECTED_INTERVAL_S, MOST_EJECTED_INTERVAL_S = 0.4, 5.0
 _QUIET_S = 10.0
 # Engines answer within milliseconds. A Mac may be short of CPU for a moment, but not for seconds.
 # With the second before the check, a hanging engine costs its requests 4 to 5 s.
@@ -48,12 +49,15 @@ class ProbeSchedule:
     _heard_s: dict[Origin, float] = field(default_factory=dict)
     _checked_s: dict[Origin, float] = field(default_factory=dict)
     _in_progress: set[Origin] = field(default_factory=set)
+    _ejected_s: dict[Origin, float] = field(default_factory=dict)
+    """The time at which each ejected endpoint was first seen so."""
 
     def set_endpoints(self, endpoints: Iterable[EngineEndpoint], now_s: float) -> None:
         """Set the current endpoints. A new one counts as heard from, because its agent has just checked it."""
         self._targets = {endpoint.origin: endpoint for endpoint in endpoints}
         self._heard_s = {o: self._heard_s.get(o, now_s) for o in self._targets}
         self._checked_s = {o: s for o, s in self._checked_s.items() if o in self._targets}
+        self._ejected_s = {o: s for o, s in self._ejected_s.items() if o in self._targets}
 
     def record_heard(self, origins: Collection[Origin], now_s: float) -> None:
         """Record endpoints that sent anything."""
@@ -66,11 +70,17 @@ class ProbeSchedule:
         return self._heard_s.get(origin, then_s) > then_s
 
     def due(
-        self, now_s: float, *, awaited: AbstractSet[Origin], is_open: Callable[[Origin], bool]
+        self,
+        now_s: float,
+        *,
+        awaited: AbstractSet[Origin],
+        is_open: Callable[[Origin], bool],
+        draw: Callable[[], float],
     ) -> list[EngineEndpoint]:
         """Return the endpoints to check now, the most urgent first; each is in progress until `done`.
 
-        `awaited`: endpoints that requests have been waiting on for `AWAITED_S`.
+        `awaited`: endpoints that requests have been waiting on for `AWAITED_S`. `draw`: random numbers, 0..1, which
+        spread the checks of several gateways.
         """
         urgent, quiet = [], []
         for origin, heard_s in self._heard_s.items():
@@ -79,9 +89,12 @@ class ProbeSchedule:
             checked_s = self._checked_s.get(origin, float("-inf"))
             last_s = max(heard_s, checked_s)
             if is_open(origin):
-                if now_s - checked_s >= _EJECTED_INTERVAL_S:
+                ejected_s = now_s - self._ejected_s.setdefault(origin, now_s)
+                if now_s - checked_s >= _ejected_interval_s(ejected_s, draw()):
                     urgent.append((last_s, origin))
-            elif origin in awaited:
+                continue
+            self._ejected_s.pop(origin, None)
+            if origin in awaited:
                 if now_s - last_s >= AWAITED_S:
                     urgent.append((last_s, origin))
             elif now_s - last_s >= _QUIET_S:
@@ -96,6 +109,12 @@ class ProbeSchedule:
     def done(self, origin: Origin) -> None:
         """Record the end of a check."""
         self._in_progress.discard(origin)
+
+
+def _ejected_interval_s(ejected_s: float, draw: float) -> float:
+    """Return the time between two checks of an endpoint that has been ejected for so long."""
+    interval_s = min(ejected_s * _EJECTED_PART * (0.75 + draw / 2), MOST_EJECTED_INTERVAL_S)
+    return max(interval_s, _LEAST_EJECTED_INTERVAL_S)
 
 
 class HealthChecker:
@@ -141,7 +160,9 @@ class HealthChecker:
         self._load_tracker.drop_old(now_s)
         schedule.record_heard(self._pool.responding_origins(), now_s)
         awaited = self._pool.silent_origins(now_s - AWAITED_S)
-        return schedule.due(now_s, awaited=awaited, is_open=outliers.is_open)
+        return schedule.due(
+            now_s, awaited=awaited, is_open=outliers.is_open, draw=self._load_tracker.draw
+        )
 
     async def _probe(self, endpoint: EngineEndpoint) -> None:
         began_s = self._clock.monotonic()

@@ -20,13 +20,14 @@ from gateway.routing.selection import ChosenEndpoint
 from gateway.routing.table import EngineEndpoint
 from gateway.upstream.connection import BrokenResponseError
 from gateway.upstream.connection_pool import UnreachableError
+from machinery.backoff import Backoff
 from machinery.clock import Clock
 
 log = logging.getLogger(__name__)
 
-# First and longest pause before a failed endpoint is tried again: a connection may break while its
-# engine lives.
-_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.2, 1.0
+# Pauses before failed endpoints are tried again: a connection may break while its engine lives. With jitter, because
+# all streams of a dead engine search at once.
+_BACKOFF = Backoff(first_s=0.3, limit_s=1.5)
 # Proxies drop silent connections after 30 to 60 s, impatient clients earlier.
 _KEEP_ALIVE_S = 3.0
 
@@ -132,7 +133,8 @@ class Resumption(ResumeSearch):
     _unfit: set[EngineEndpoint] = field(default_factory=set)
     """Endpoints that are never tried."""
     _retry_s: float = 0.0
-    _pause_s: float = 2 * _FIRST_PAUSE_S
+    _pauses: int = 0
+    """The number of pauses so far."""
     _until_s: float = 0.0
     _draw: float = 0.0
     _deaths: int = 0
@@ -144,7 +146,7 @@ class Resumption(ResumeSearch):
         self._failed.add(self.dead)
         if self.error.is_silence:
             self._unfit.add(self.dead)
-        self._retry_s = self.began_s + _FIRST_PAUSE_S
+        self._retry_s = self.began_s + self._next_pause_s()
         self._until_s = min(
             self.began_s + self.resumer.max_search_s, self.state.terms.deadline.at_s
         )
@@ -162,8 +164,7 @@ class Resumption(ResumeSearch):
         keep_alive_s = now_s + self.resumer.keep_alive_s
         while now_s < self._until_s:
             if now_s >= self._retry_s:
-                self._failed, self._retry_s = set(self._unfit), now_s + self._pause_s
-                self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S)
+                self._failed, self._retry_s = set(self._unfit), now_s + self._next_pause_s()
             choice = router.choose(self.request, self._failed, self._draw)
             if isinstance(choice, ChosenEndpoint):
                 found = await self._try_endpoint(choice.endpoint)
@@ -182,6 +183,10 @@ class Resumption(ResumeSearch):
             f"no replica of '{self.request.model}' could continue it within {spent_s:.0f} s{reason}"
         )
         raise self.resumer.give_up("refused" if self._last_reason else "nobody", self.error, why)
+
+    def _next_pause_s(self) -> float:
+        self._pauses += 1
+        return _BACKOFF.delay_s(self._pauses, jitter=self.resumer.router.draw())
 
     async def _try_endpoint(self, endpoint: EngineEndpoint) -> EngineStream | None:
         """Try one endpoint; return None if it does not continue, which is recorded."""

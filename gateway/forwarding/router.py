@@ -31,6 +31,8 @@ class LoadTracker:
     """Requests in flight by engine and by deployment. `outliers` knows the ejected endpoints."""
 
     def __init__(self, entropy: random.Random) -> None:
+        self.draw = entropy.random
+        """Returns a random number, 0..1."""
         self.outliers = OutlierDetector(entropy)
         self._in_flight: dict[Origin, int] = {}
         self._by_deployment: dict[str, int] = {}

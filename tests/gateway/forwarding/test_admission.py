@@ -302,12 +302,14 @@ async def test_after_the_wait_the_client_learns_what_the_replicas_report(
         await world.put_status("m", ModelDeploymentStatus(conditions=told))
         await world.delete(keys.endpoint_key("mac-1", "m-0"))
         await gateway.knows("m", ready=0)
+        errors_: list[dict[str, Any]] = []
         for _ in range(2):  # the first meets the dead engine, the second no endpoint at all
             began_s = asyncio.get_running_loop().time()
             async with http.post(gateway.url + CHAT, json={"model": "m"}) as response:
-                error = await error_of(response)
+                errors_.append(await error_of(response))
             assert response.status == 503
             assert asyncio.get_running_loop().time() - began_s >= 0.3
+        error = errors_[-1]
         assert error["code"] == "model_not_ready"
         assert "ReplicaNotReady: 0 of 1 replicas ready; m-0 on mac-1: Loading" in error["message"]
         assert "RolloutComplete" not in error["message"]

@@ -1,6 +1,13 @@
 """The schedule of health checks: silent endpoints only, the most urgent first, at a limited rate."""
 
-from gateway.forwarding.health_checks import RATE_PER_S, TICK_S, ProbeSchedule
+from itertools import pairwise
+
+from gateway.forwarding.health_checks import (
+    MOST_EJECTED_INTERVAL_S,
+    RATE_PER_S,
+    TICK_S,
+    ProbeSchedule,
+)
 from gateway.routing.table import EngineEndpoint, Origin
 from tests.support.gateway_world import target
 
@@ -17,7 +24,7 @@ def asked(
     awaited: frozenset[Origin] = NOBODY,
     ejected: frozenset[Origin] = NOBODY,
 ) -> list[str]:
-    due = rounds.due(now_s, awaited=awaited, is_open=ejected.__contains__)
+    due = rounds.due(now_s, awaited=awaited, is_open=ejected.__contains__, draw=lambda: 0.5)
     return [found.replica for found in due]
 
 
@@ -51,6 +58,26 @@ def test_awaited_and_ejected_endpoints_are_checked_first() -> None:
     rounds.done(endpoints[31].origin)
     assert asked(rounds, 1.5, awaited, ejected) == ["m-31"]
     assert asked(rounds, 11.0, awaited, ejected)[0] == "m-30"
+
+
+def test_an_ejected_endpoint_is_checked_less_and_less_often() -> None:
+    rounds, (one,) = ProbeSchedule(), fleet(1)
+    rounds.set_endpoints((one,), 0.0)
+    ejected, times = frozenset({one.origin}), list[float]()
+    for tick in range(int(600 / TICK_S)):
+        if asked(rounds, tick * TICK_S, ejected=ejected):
+            times.append(tick * TICK_S)
+            rounds.done(one.origin)
+    pauses = [later - sooner for sooner, later in pairwise(times)]
+    assert set(pauses[:8]) == {TICK_S}, "a restart is noticed at once"
+    assert pauses == sorted(pauses)
+    assert pauses[-1] == MOST_EJECTED_INTERVAL_S
+    # After it was well again it starts anew.
+    asked(rounds, 601.0)
+    rounds.done(one.origin)
+    assert asked(rounds, 602.0, ejected=ejected) == ["m-0"]
+    rounds.done(one.origin)
+    assert asked(rounds, 602.5, ejected=ejected) == ["m-0"]
 
 
 def test_a_thousand_endpoints_are_checked_in_turn_at_the_same_rate() -> None:
