@@ -18,7 +18,7 @@ from machinery.clock import SystemClock
 from machinery.version import version
 from schemas.records import GatewayLease
 from store import codec, keys
-from store.errors import PermissionDeniedError
+from store.errors import PermissionDeniedError, UnavailableError
 from store.etcd.connect import connect
 from store.memory import MemoryTransport
 from store.port import Transport
@@ -80,6 +80,35 @@ class Forbidding(MemoryTransport):
     async def grant(self, ttl_s: int) -> int:
         self.asked += 1
         raise PermissionDeniedError("etcd refuses user 'fleet-gateway'")
+
+
+class Away(MemoryTransport):
+    """Grants no lease while it is away."""
+
+    is_away = True
+    asked = 0
+
+    @override
+    async def grant(self, ttl_s: int) -> int:
+        self.asked += 1
+        if self.is_away:
+            raise UnavailableError("etcd is away")
+        return await super().grant(ttl_s)
+
+
+async def test_after_an_outage_of_a_minute_it_is_registered_soon_and_asked_seldom() -> None:
+    clock = FakeClock()
+    transport = Away(clock)
+    registration = Registration(transport, clock, id_="g", url="http://127.0.0.1:1")
+    async with asyncio.TaskGroup() as group:
+        task = group.create_task(registration.run())
+        await clock.advance(60)
+        # The pauses grow to 5 s, of which jitter leaves half at least.
+        assert 12 <= transport.asked <= 30
+        transport.is_away = False
+        await clock.advance(6)
+        assert len(await registered(transport)) == 1
+        task.cancel()
 
 
 async def test_without_the_right_to_register_it_serves_and_says_so_once(
