@@ -53,7 +53,6 @@ def chunks(name: str, body: bytes) -> object:
         lengths("beyond 64 bits", b"18446744073709551617"),
         lengths("very long", b"9" * 1000),
         case("a blank before the colon", raw(b"content-length : %d" % SIZE, body=BODY + SECOND)),
-        codings("xchunked", b"transfer-encoding: xchunked"),
         codings("not last", b"transfer-encoding: chunked, identity"),
         codings("two codings", CHUNKED, b"transfer-encoding: identity"),
         codings("quoted", b'transfer-encoding: "chunked"', LENGTH),
@@ -86,6 +85,20 @@ def chunks(name: str, body: bytes) -> object:
 async def test_what_is_refused(stand: Stand, data: bytes) -> None:
     # One response, and then the connection ends: the rest is ignored.
     assert await stand.statuses(data + LAST) == [400]
+    assert not stand.engine.requests
+    assert not stand.engine.leftover
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        codings("xchunked", b"transfer-encoding: xchunked"),
+        codings("gzip below chunked", b"transfer-encoding: gzip, chunked"),
+        codings("two headers", b"transfer-encoding: identity", CHUNKED),
+    ],
+)
+async def test_what_is_not_implemented(stand: Stand, data: bytes) -> None:
+    assert await stand.statuses(data + LAST) == [501]
     assert not stand.engine.requests
     assert not stand.engine.leftover
 
