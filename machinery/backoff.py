@@ -1,6 +1,7 @@
 """Exponential backoff. Pure: the jitter is an argument."""
 
 from dataclasses import dataclass
+from typing import Final
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,3 +22,8 @@ class Backoff:
             return 0.0
         full = min(self.limit_s, self.first_s * self.factor ** min(failures - 1, 64))
         return full * (0.5 + 0.5 * jitter)
+
+
+SLOW_RETRY: Final = Backoff(first_s=300.0, limit_s=300.0)
+"""Retries of what failed again and again, or of what only a person can mend: within five minutes, the limit that
+Kubernetes has for containers in CrashLoopBackOff."""

@@ -133,7 +133,7 @@ class ReplicaScheduler:
         content = self._contents.get(template)
         if formation is None or content is None:
             return
-        if epoch.state is EpochState.GIVEN_UP:
+        if epoch.state is EpochState.GIVEN_UP and not epoch.is_due(formation):
             refusal = given_up_refusal(formation, replica.name, epoch)
             self.unschedulable = self.unschedulable or refusal
             return

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from reconciler.autoscaling.autoscaler import ScalingDecision
-from reconciler.groups.epochs import Epoch
+from reconciler.groups.epochs import Epoch, next_attempt_text
 from reconciler.nodes.node_state import NodeContext, NodeState, flap_message
 from reconciler.placement.memory_proof import proof_corrections
 from reconciler.placement.refusals import CRASH_LOOPING, Unschedulable, is_crash_loop, summary_line
@@ -288,7 +288,8 @@ def _epoch_conditions(formation: Formation, epoch: Epoch) -> Iterator[Condition]
         yield condition("EpochOver", "GoesOn", number, holds=False)
     yield condition("Steady", "Served" if epoch.is_steady else "New", number, holds=epoch.is_steady)
     if epoch.is_given_up:
-        yield condition(CRASH_LOOPING, "TriedEverything", epoch.message, holds=True)
+        message = f"{epoch.message}. {next_attempt_text(formation, epoch)}"
+        yield condition(CRASH_LOOPING, "TriedEverything", message, holds=True)
     else:
         yield condition(CRASH_LOOPING, "MayGoOn", holds=False)
 

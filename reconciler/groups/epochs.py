@@ -9,7 +9,9 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Final
+from zlib import crc32
 
+from machinery.backoff import SLOW_RETRY
 from schemas.formation import Formation, GoldenAnswer
 from schemas.meta import Condition, ConditionStatus, Status, find_condition, is_true
 from schemas.replica import RankStatus, Replica
@@ -36,7 +38,7 @@ class EpochState(StrEnum):
     LOST = "Lost"
     """A Mac of it is away, which counts as no failure."""
     GIVEN_UP = "GivenUp"
-    """All shapes of the group have failed; only a change of the deployment helps."""
+    """All shapes of the group have failed: each gets one attempt in turn, with minutes between them."""
 
 
 class EpochEvent(StrEnum):
@@ -68,6 +70,7 @@ TRANSITIONS: Final = (
     (EpochState.FAILED, EpochEvent.NODE_AWAY, EpochState.LOST),
     (EpochState.FAILED, EpochEvent.NEXT_EPOCH, EpochState.STARTING),
     (EpochState.FAILED, EpochEvent.SHAPES_EXHAUSTED, EpochState.GIVEN_UP),
+    (EpochState.GIVEN_UP, EpochEvent.NEXT_EPOCH, EpochState.STARTING),
     (EpochState.LOST, EpochEvent.NODE_BACK, EpochState.STARTING),
     (EpochState.LOST, EpochEvent.NODE_BACK, EpochState.STEADY),
     (EpochState.LOST, EpochEvent.NODE_BACK, EpochState.FAILED),
@@ -92,8 +95,14 @@ class Epoch:
     """Seconds since its end was written to the status."""
     served_s: float = 0.0
     """Seconds for which it has served without a break; 0 while it does not serve."""
+    over_since: datetime | None = None
+    """The time of its end; None while it goes on."""
     is_given_up: bool = False
     """True if it is over and all shapes of the group have failed."""
+    shapes: int = 1
+    """The number of shapes of the group; known once it is given up."""
+    jitter: float = 1.0
+    """From 0 to 1: spreads the slow retries of groups that failed together."""
     golden: GoldenAnswer | None = None
     """Golden answer of this epoch, or of the earlier one that it is checked against."""
 
@@ -119,10 +128,31 @@ class Epoch:
 
     def delay_s(self, formation: Formation) -> float:
         """Return the seconds until the next epoch may begin, once this one is over."""
-        if self.is_lost:
+        if self.state is EpochState.LOST:
             return 0.0
+        return max(0.0, self._whole_delay_s(formation) - self.over_s)
+
+    def next_attempt(self, formation: Formation) -> datetime | None:
+        """Return the time at which the next epoch may begin; None while this one goes on."""
+        if self.over_since is None:
+            return None
+        return self.over_since + timedelta(seconds=self._whole_delay_s(formation))
+
+    def _whole_delay_s(self, formation: Formation) -> float:
+        if self.is_given_up:
+            return SLOW_RETRY.delay_s(1, jitter=self.jitter)
         number = count_failures(formation, self)
-        return max(0.0, _DELAYS_S[min(number, len(_DELAYS_S)) - 1] - self.over_s)
+        return _DELAYS_S[min(number, len(_DELAYS_S)) - 1]
+
+
+def next_attempt_text(formation: Formation, epoch: Epoch) -> str:
+    """Return when a group that was given up starts again, as the beginning of a sentence."""
+    at = epoch.next_attempt(formation)
+    return (
+        "The next attempt comes within minutes"
+        if at is None
+        else f"Next attempt at {at:%H:%M:%S} UTC"
+    )
 
 
 def count_failures(formation: Formation, epoch: Epoch) -> int:
@@ -131,16 +161,25 @@ def count_failures(formation: Formation, epoch: Epoch) -> int:
     A lost Mac is no failure, and gives the shape that ran on it all three tries again.
     """
     before = 0 if epoch.is_steady else formation.failures
+    if epoch.is_given_up:
+        # From here on each failure gives the group up again, until an epoch has served for a minute.
+        return max(before + 1, TRIES * epoch.shapes)
     return before - before % TRIES if epoch.is_lost else before + 1
 
 
 def next_shapes(formation: Formation, epoch: Epoch, number: int) -> tuple[int, ...]:
-    """Return which of `number` shapes to try for the next epoch, in order; none if all have failed."""
-    if epoch.is_lost:
-        first = 0 if epoch.is_steady else min(formation.fallback, number - 1)
+    """Return which of `number` shapes to try for the next epoch, in order; none if all have failed.
+
+    A group that was given up tries its shapes in turn: the one after the last first.
+    """
+    if epoch.is_given_up or epoch.is_lost:
+        last = min(formation.fallback, number - 1)
+        first = (last + 1) % number if epoch.is_given_up else 0 if epoch.is_steady else last
         return (*range(first, number), *range(first))
-    has_failed = count_failures(formation, epoch) % TRIES == 0
-    return tuple(range(formation.fallback + has_failed, number))
+    failures = count_failures(formation, epoch)
+    if failures >= TRIES * number:
+        return ()
+    return tuple(range(formation.fallback + (failures % TRIES == 0), number))
 
 
 def epoch_of(
@@ -180,6 +219,8 @@ def epoch_of(
         is_lost=bool(over and away_nodes),
         is_steady=is_true(current, "Steady") or _since(current, "Ready", now) >= STEADY_S,
         over_s=_since(current, "EpochOver", now),
+        over_since=(_true_since(current, "EpochOver") or now) if over else None,
+        jitter=crc32(f"{replica.metadata.uid}/{formation.epoch}".encode()) / 2**32,
         served_s=served_s,
         is_given_up=bool(over) and is_true(current, "CrashLooping"),
         golden=(first.golden if first is not None else None) or formation.golden,
@@ -189,14 +230,11 @@ def epoch_of(
 def mark_given_up(replica: Replica, epoch: Epoch | None, number: int) -> Epoch | None:
     """Mark an epoch as given up if it is over and all `number` shapes of its group have failed."""
     formation = replica.spec.formation
-    if (
-        epoch is None
-        or formation is None
-        or not epoch.over
-        or next_shapes(formation, epoch, number)
-    ):
+    if epoch is None or formation is None or not epoch.over:
         return epoch
-    return replace(epoch, is_given_up=True)
+    if not epoch.is_given_up and next_shapes(formation, epoch, number):
+        return epoch
+    return replace(epoch, is_given_up=True, shapes=number)
 
 
 def _over(replica: Replica, reports: Sequence[RankStatus | None]) -> tuple[str, str]:
@@ -211,14 +249,16 @@ def _over(replica: Replica, reports: Sequence[RankStatus | None]) -> tuple[str, 
 
 def _since(conditions: Sequence[Condition], type_: str, now: datetime) -> float:
     """Return the seconds for which the condition has been true; 0 if it is not."""
+    since = _true_since(conditions, type_)
+    return 0.0 if since is None else max(0.0, (now - since) / timedelta(seconds=1))
+
+
+def _true_since(conditions: Sequence[Condition], type_: str) -> datetime | None:
+    """Return the time since which the condition has been true; None if it is not."""
     found = find_condition(conditions, type_)
-    if (
-        found is None
-        or found.status is not ConditionStatus.TRUE
-        or found.last_transition_time is None
-    ):
-        return 0.0
-    return max(0.0, (now - found.last_transition_time) / timedelta(seconds=1))
+    if found is None or found.status is not ConditionStatus.TRUE:
+        return None
+    return found.last_transition_time
 
 
 def epoch_requeue_after_s(replica: Replica, epoch: Epoch | None) -> float | None:

@@ -9,7 +9,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
-from reconciler.groups.epochs import TRIES, Epoch
+from reconciler.groups.epochs import TRIES, Epoch, count_failures, next_attempt_text
 from reconciler.groups.formation import (
     FormationAttempt,
     FormationRefusal,
@@ -231,11 +231,10 @@ def no_such_group(name: str) -> Unschedulable:
 
 def given_up_refusal(formation: Formation, replica: str, epoch: Epoch) -> Unschedulable:
     """Return the reason why there is no next epoch: all shapes of the group have failed."""
-    shape = f"fallback {formation.fallback}" if formation.fallback else "it"
+    count = max(TRIES, count_failures(formation, epoch))
     message = (
-        f"{shape} failed {TRIES} times in a row as {replica}, and there is no further fallback; the last reason: "
-        f"{epoch.message or epoch.over}. It starts again when the deployment changes, or with "
-        f"`fleetctl rollout restart`"
+        f"{replica} failed {count} times in a row, in every shape; the last reason: {epoch.message or epoch.over}. "
+        f"{next_attempt_text(formation, epoch)}; a change of the deployment or `fleetctl rollout restart` starts it at once"
     )
     return _of_all(formation.group, Rejection(reason=refusals.CRASH_LOOPING, message=message))
 

@@ -188,7 +188,7 @@ def test_a_crash_loop_is_stored_and_persists() -> None:
     tried = mark_given_up(failing, OVER, 1)
     assert tried is not None
     assert tried.is_given_up
-    assert epoch_requeue_after_s(failing, tried) is None
+    assert epoch_requeue_after_s(failing, tried) == 300
     left = mark_given_up(failing, OVER, 2)
     assert left is not None
     assert not left.is_given_up
@@ -199,6 +199,60 @@ def test_a_crash_loop_is_stored_and_persists() -> None:
     # An agent that has forgotten does not make it go round again.
     assert look(SERVES, ENDED, old=old).is_given_up
     assert not look(SERVES, FOLLOWS, old=old).is_given_up
+
+
+GIVEN_UP = replace(OVER, is_given_up=True, shapes=3)
+
+
+def test_a_group_that_was_given_up_is_retried_within_five_minutes() -> None:
+    before = formation(failures=8, fallback=2)
+    assert GIVEN_UP.delay_s(before) == 300
+    assert replace(GIVEN_UP, jitter=0.0).delay_s(before) == 150
+    assert not replace(GIVEN_UP, over_s=299).is_due(before)
+    assert replace(GIVEN_UP, over_s=300).is_due(before)
+    assert replace(GIVEN_UP, over_since=NOW).next_attempt(before) == NOW + timedelta(seconds=300)
+
+
+def test_groups_that_were_given_up_together_are_not_retried_together() -> None:
+    delays = {look(ENDED).jitter}
+    for number in range(9):
+        metadata = PAIR.metadata.model_copy(update={"uid": f"uid-{number}"})
+        other = PAIR.model_copy(update={"metadata": metadata})
+        found = epoch_of(other, [ENDED], away=set(), lost=set(), old=None, now=NOW)
+        assert found is not None
+        delays.add(found.jitter)
+    assert len(delays) == 10
+    assert all(0 <= one <= 1 for one in delays)
+
+
+@pytest.mark.parametrize(("last", "order"), [(2, (0, 1, 2)), (0, (1, 2, 0)), (1, (2, 0, 1))])
+def test_slow_retries_try_the_shapes_in_turn(last: int, order: tuple[int, ...]) -> None:
+    assert next_shapes(formation(failures=9, fallback=last), GIVEN_UP, 3) == order
+
+
+def test_one_failure_of_a_slow_retry_gives_the_group_up_again() -> None:
+    for before in (formation(failures=8, fallback=2), formation(failures=5, fallback=2)):
+        retry = formation(failures=count_failures(before, GIVEN_UP), fallback=0)
+        assert retry.failures >= 9
+        replica = on("ab", failures=retry.failures).replica
+        failed = mark_given_up(replica, OVER, 3)
+        assert failed is not None
+        assert failed.is_given_up
+        # A Mac that is away does not count, and an epoch that has served for a minute ends it.
+        lost = mark_given_up(replica, LOST, 3)
+        assert lost is not None
+        assert not lost.is_given_up
+        steady = mark_given_up(replica, STEADY, 3)
+        assert steady is not None
+        assert not steady.is_given_up
+
+
+def test_the_condition_tells_when_the_next_attempt_comes() -> None:
+    over = replace(GIVEN_UP, over_since=NOW)
+    found = find_condition(written(over, None, 0).conditions, "CrashLooping")
+    assert found is not None
+    at = NOW + timedelta(seconds=300)
+    assert found.message == f"{OVER.message}. Next attempt at {at:%H:%M:%S} UTC"
 
 
 def test_the_answer_of_rank_0_is_kept() -> None:
@@ -243,11 +297,11 @@ STATES = [
 @pytest.mark.parametrize(("epoch", "state"), STATES)
 def test_the_state_of_an_epoch(epoch: Epoch, state: EpochState) -> None:
     assert epoch.state is state
-    is_over = state in (EpochState.FAILED, EpochState.LOST)
+    is_over = state in (EpochState.FAILED, EpochState.LOST, EpochState.GIVEN_UP)
     assert epoch.allows(EpochEvent.NEXT_EPOCH) is is_over
 
 
-def test_transitions_reach_every_state_and_only_a_given_up_epoch_is_final() -> None:
+def test_transitions_reach_every_state_and_none_is_final() -> None:
     assert {to for _, _, to in TRANSITIONS} == set(EpochState)
-    assert {source for source, _, _ in TRANSITIONS} == set(EpochState) - {EpochState.GIVEN_UP}
+    assert {source for source, _, _ in TRANSITIONS} == set(EpochState)
     assert {event for _, event, _ in TRANSITIONS} == set(EpochEvent)

@@ -257,6 +257,13 @@ AGAIN = [
         "",
         id="given-up",
     ),
+    pytest.param(
+        PAIR,
+        on("ab", epoch=replace(OVER, is_given_up=True, over_s=300.0), failures=2),
+        (A, B),
+        "~qwen-0@a,b",
+        id="given-up-and-tried-again-after-minutes",
+    ),
 ]
 
 
@@ -318,9 +325,9 @@ def test_a_crash_loop_is_reported_and_ends() -> None:
     assert decided.actions == ()
     assert decided.unschedulable is not None
     assert summary_line(decided.unschedulable) == (
-        "ShardGroup pair: it failed 3 times in a row as qwen-0, and there is no further fallback; the "
-        "last reason: rank 1 on b: it ended with -9. It starts again when the deployment changes, or "
-        "with `fleetctl rollout restart`"
+        "ShardGroup pair: qwen-0 failed 3 times in a row, in every shape; the last reason: rank 1 on b: it ended "
+        "with -9. The next attempt comes within minutes; a change of the deployment or `fleetctl rollout restart` "
+        "starts it at once"
     )
     changed = sharded(context_length=2048)
     decided = plan(seen(changed, [replica], (A, B), [PAIR]))
