@@ -98,6 +98,8 @@ class ProcessHandle(Protocol):
 
     def exit_code(self) -> int | None: ...
 
+    def resident_bytes(self) -> int: ...
+
     def send(self, signal_number: int) -> None: ...
 
 
@@ -126,6 +128,13 @@ class ChildProcess:
     def exit_code(self) -> int | None:
         """Return the exit code (minus the signal that ended it); None if unknown."""
         return None if self._popen is None else self._popen.poll()
+
+    def resident_bytes(self) -> int:
+        """Return its resident memory; 0 if it has ended or cannot be read."""
+        try:
+            return int(psutil.Process(self.record.pid).memory_info().rss) if self.running() else 0
+        except psutil.Error:
+            return 0
 
     def send(self, signal_number: int) -> None:
         """Send a signal, if this very process still runs."""

@@ -23,6 +23,7 @@ from nodeagent.hardware.probe import read_machine_facts
 from nodeagent.hardware.readings import HardwareError, HardwareFacts
 from nodeagent.node.identity import Identity, IdentityError, load_or_create
 from nodeagent.node.registration import NameTakenError, session_name
+from nodeagent.replicas.start_queue import DEFAULT_CONCURRENCY
 from schemas import quantity
 from schemas.meta import Labels
 from schemas.node import NodeStatus
@@ -80,6 +81,14 @@ _LABELS = TypeAdapter(Labels)
     help="Memory for models, such as 24Gi; default: what the hardware recommends.",
 )
 @click.option(
+    "--start-concurrency",
+    type=click.IntRange(1, 100),
+    default=DEFAULT_CONCURRENCY,
+    show_default=True,
+    envvar="FLEET_START_CONCURRENCY",
+    help="Number of engines that may load their models at once; the others wait, by priority.",
+)
+@click.option(
     "--part-of-machine",
     is_flag=True,
     help="This machine runs several nodes on purpose; give the flag to all their agents.",
@@ -116,6 +125,7 @@ def main(log_level: LogLevel, log_format: LogFormat, **options: Any) -> None:
         name=identity.name,
         status=describe(facts, identity, options),
         casts_to_float32=facts.os == "Linux",
+        start_concurrency=options["start_concurrency"],
         api_port=options["api_port"],
         ring=ring,
     )

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
-from nodeagent.replicas.observation import EpochEnd, ObservedReplica
+from nodeagent.replicas.observation import EngineFault, EpochEnd, ObservedReplica
 from schemas.formation import GoldenAnswer
 from schemas.meta import Condition
 
@@ -21,6 +21,8 @@ class StopEngine:
     """Ask the engine to drain and end, or kill it."""
 
     kill: bool = False
+    fault: EngineFault | None = None
+    """The reason, if the engine is still wanted: its next start backs off."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,7 +15,7 @@ from nodeagent.engines.engine_processes import EngineProcess
 from nodeagent.engines.references import ReferenceTasks
 from nodeagent.execute import ActionExecutor, BackgroundTasks
 from nodeagent.node.registration import NodeRegistration
-from nodeagent.observe import NodeState, ReplicaObserver
+from nodeagent.observe import NodeState, ReplicaObserver, start_request
 from nodeagent.plan import plan
 from nodeagent.replicas.engine_tracker import EngineProber, EngineTracker
 from nodeagent.replicas.rank_reports import RankReports
@@ -53,6 +53,7 @@ class Agent:
             self._dependencies.report_models,
             RankReports(transport, clock, config.name),
         )
+        self._node.starts.limit = config.start_concurrency
         self._registration = NodeRegistration(
             transport, clock, node=config.name, uid=config.status.uid, session=config.session
         )
@@ -118,12 +119,18 @@ class Agent:
 
     def _adopt(self, found: EngineProcess) -> None:
         now = self._clock.monotonic()
-        engine = EngineTracker(process=found, started_at=now, answered_at=now)
+        engine = EngineTracker(process=found, started_at=now, answered_at=now, is_adopted=True)
         self._node.engines[found.replica] = engine
         log.info("engine adopted", extra={"replica": found.replica, "pid": found.child.record.pid})
 
     def _replica_changed(self, key: str) -> None:
         self._queue.add(key.removeprefix(keys.spec_prefix("Replica")))
+        replica = self._replicas.items.get(key)
+        if replica is not None and self._is_ours(replica):
+            # Before any of those that came together is reconciled: the one that comes first may have to wait.
+            request = start_request(self._node, self._dependencies, replica)
+            if request is not None:
+                self._node.starts.add(request)
 
     def _new_session(self) -> None:
         """Publish everything again: all our keys in the store depend on the lease."""
@@ -159,6 +166,8 @@ class Agent:
         await self._registered.wait()
         # Before the cache is synced, an engine without a replica is not yet known to be an orphan.
         await self._replicas.wait_synced()
+        # They have the priorities by which engines start.
+        await self._dependencies.deployments.wait_synced()
         for name in self._node.engines:
             self._queue.add(name)
 

@@ -19,6 +19,7 @@ from nodeagent.engines.references import GoldenReferences, ReferencesPort
 from nodeagent.fabric.node_tests import NodeFabricTests
 from nodeagent.hardware.probe import SystemMachineReader
 from nodeagent.hardware.readings import MachineReader
+from nodeagent.replicas.start_queue import DEFAULT_CONCURRENCY
 from schemas.deployment import ModelDeployment
 from schemas.node import AdapterReport, ModelReport, NodeStatus
 from schemas.replica import Replica
@@ -52,6 +53,8 @@ class AgentConfig:
     inspect_every_s: float = 10.0
     """The interval in which model folders and the machine are inspected without an event: a person may change them."""
     lease_s: int = LEASE_TTL_S
+    start_concurrency: int = DEFAULT_CONCURRENCY
+    """The number of engines that may load at once."""
     api_port: int | None = None
     """The port of the agent's API, 0 for any; None: no API."""
     ring: LogRing = field(default_factory=LogRing)

@@ -1,8 +1,10 @@
 """Execution of the agent's actions: engine processes on this node, endpoints and rank status in the store."""
 
 import logging
+import random
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 from typing import assert_never
 
@@ -26,7 +28,9 @@ from nodeagent.engines.engine_processes import EngineOrder, EnginesPort
 from nodeagent.engines.references import ReferenceTasks
 from nodeagent.node.registration import NodeRegistration
 from nodeagent.observe import NodeState, StartError
-from nodeagent.replicas.engine_tracker import EngineProber, EngineTracker
+from nodeagent.replicas.engine_tracker import RESTART_BACKOFF, EngineProber, EngineTracker
+from nodeagent.replicas.observation import EngineFault
+from nodeagent.status import describe_end
 from schemas import quantity
 from schemas.deployment import KvCache
 from schemas.meta import ObjectMeta
@@ -88,8 +92,8 @@ class ActionExecutor:
             case StartEngine():
                 assert replica is not None
                 self._start(replica)
-            case StopEngine(kill=kill):
-                self._stop(self._node.engines[name], kill=kill)
+            case StopEngine(kill=kill, fault=fault):
+                self._stop(self._node.engines[name], kill=kill, fault=fault)
             case ProbeEngine():
                 self._background.prober.start(self._node.engines[name])
             case ForgetEngine():
@@ -144,6 +148,7 @@ class ActionExecutor:
             self._record_start_error(replica, error)
             raise
         self._node.start_errors.pop(replica.name, None)
+        self._node.starts.remove(replica.name)
         log.info(
             "engine started",
             extra={"replica": replica.name, "pid": process.child.record.pid, "port": process.port},
@@ -153,6 +158,7 @@ class ActionExecutor:
             started_at=now,
             answered_at=now,
             failures=before.failures if before is not None else 0,
+            last_end="" if before is None else describe_end(before.view(self._clock)),
         )
 
     def _order(self, replica: Replica) -> EngineOrder:
@@ -166,13 +172,25 @@ class ActionExecutor:
             raise OSError(str(error)) from error
 
     def _record_start_error(self, replica: Replica, error: Exception) -> None:
-        """Record why the engine could not be started."""
-        failure = StartError(epoch=group_launch.wanted_epoch(replica), message=str(error))
-        self._node.start_errors[replica.name] = failure
+        """Record why the engine could not be started, and when the next attempt comes."""
+        before = self._node.start_error(replica)
+        failures = 1 if before is None else before.failures + 1
+        delay_s = RESTART_BACKOFF.delay_s(failures, jitter=random.random())
+        self._node.start_errors[replica.name] = StartError(
+            replica_uid=replica.metadata.uid,
+            epoch=group_launch.wanted_epoch(replica),
+            message=str(error),
+            failures=failures,
+            retry_at=self._clock.monotonic() + delay_s,
+            retry_time=self._clock.now() + timedelta(seconds=delay_s),
+        )
 
-    def _stop(self, engine: EngineTracker, *, kill: bool) -> None:
+    def _stop(self, engine: EngineTracker, *, kill: bool, fault: EngineFault | None) -> None:
         now = self._clock.monotonic()
-        engine.note_stop(now)
+        engine.note_stop(now, fault)
+        if fault is not None:
+            extra = {"replica": engine.process.replica, "reason": fault.reason}
+            log.warning("engine is ended", extra={**extra, "why": fault.message})
         if kill:
             log.warning(
                 "engine ignored the request to stop; killing it",

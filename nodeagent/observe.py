@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 
 from machinery.clock import Clock
@@ -11,8 +12,9 @@ from nodeagent.engines.references import ReferenceState, ReferenceTasks
 from nodeagent.node import registration
 from nodeagent.node.machine_conditions import LeakedResources
 from nodeagent.replicas.engine_tracker import EngineTracker
-from nodeagent.replicas.observation import ObservedReplica
+from nodeagent.replicas.observation import NextStart, ObservedReplica
 from nodeagent.replicas.rank_reports import RankReports
+from nodeagent.replicas.start_queue import StartQueue, StartRequest
 from schemas.node import ModelReport, NodeStatus
 from schemas.replica import Replica
 from store import keys
@@ -23,9 +25,21 @@ from store.port import Transport
 class StartError:
     """The error of an engine that could not be started."""
 
+    replica_uid: str
     epoch: int
     """The epoch of its group; 0 for an engine that has the whole model."""
     message: str
+    failures: int
+    """Consecutive failures to start it."""
+    retry_at: float
+    """The next attempt, on the monotonic clock."""
+    retry_time: datetime
+    """The same time on the wall clock."""
+
+    def next_start(self, now: float) -> NextStart | None:
+        """Return the next attempt; None if it is due."""
+        left_s = self.retry_at - now
+        return NextStart(in_s=left_s, at=self.retry_time) if left_s > 0 else None
 
 
 class NodeState:
@@ -53,6 +67,8 @@ class NodeState:
         self.leaked = LeakedResources()
         self.start_errors: dict[str, StartError] = {}
         """Errors of engines that could not be started, by replica name."""
+        self.starts = StartQueue()
+        """The engines that wait to load."""
 
     def learn(self, reports: Iterable[ModelReport]) -> None:
         """Record the sizes of models."""
@@ -71,10 +87,12 @@ class NodeState:
             self.learn(await self._report_models({path}))
         return self._millions.get(path, 0)
 
-    def start_error(self, name: str, epoch: int) -> str:
-        """Return why the engine of this epoch could not be started; "" if it could."""
-        found = self.start_errors.get(name)
-        return found.message if found is not None and found.epoch == epoch else ""
+    def start_error(self, replica: Replica) -> StartError | None:
+        """Return why the engine of this very replica and epoch could not be started; None if it could."""
+        found = self.start_errors.get(replica.name)
+        wanted = (replica.metadata.uid, group_launch.wanted_epoch(replica))
+        is_current = found is not None and (found.replica_uid, found.epoch) == wanted
+        return found if is_current else None
 
     def is_stale(self, name: str) -> bool:
         """Return whether the published endpoint leads to an earlier engine than the current one."""
@@ -85,6 +103,27 @@ class NodeState:
         """Drop the state of a replica that has no engine here any more."""
         self.reports.forget(name)
         self.start_errors.pop(name, None)
+        self.starts.remove(name)
+
+
+def start_request(
+    node: NodeState, dependencies: Dependencies, replica: Replica
+) -> StartRequest | None:
+    """Return the request of a replica whose engine has the whole model and should be started; None for any other."""
+    engine = node.engines.get(replica.name)
+    is_wanted = replica.metadata.deletion_timestamp is None and replica.spec.formation is None
+    if not is_wanted or (engine is not None and engine.process.child.running()):
+        return None
+    key = keys.spec_key("ModelDeployment", replica.spec.deployment)
+    deployment = dependencies.deployments.items.get(key)
+    tail = replica.name.rpartition("-")[2]
+    return StartRequest(
+        replica=replica.name,
+        priority=deployment.spec.priority if deployment is not None else 0,
+        restarts=engine.failures if engine is not None else 0,
+        created_at=replica.metadata.creation_timestamp,
+        ordinal=int(tail) if tail.isdigit() else 0,
+    )
 
 
 class ReplicaObserver:
@@ -125,16 +164,21 @@ class ReplicaObserver:
             return None
         if engine is not None:
             await engine.observe(self._dependencies.health, self._clock)
+        is_unknown = cached is None and await self._is_unknown(name, engine)
+        reported = None
+        if replica is not None:
+            reported = await self._node.reports.read(replica, rank or 0)
+        error = self._node.start_error(replica) if replica is not None else None
         return ObservedReplica(
             replica=replica,
-            is_unknown=cached is None and await self._is_unknown(name, engine),
+            is_unknown=is_unknown,
             engine=engine.view(self._clock) if engine is not None else None,
             is_published=name in self._node.published,
             is_stale=self._node.is_stale(name),
-            start_error=self._start_error(replica),
-            reported=await self._node.reports.read(replica, rank or 0)
-            if replica is not None
-            else None,
+            start_error=error.message if error is not None else "",
+            next_start=error.next_start(self._clock.monotonic()) if error is not None else None,
+            start_place=self._start_place(name, replica, engine),
+            reported=reported,
             rank=rank or 0,
             used_epoch=self._used_epoch(replica, engine),
             reference=reference,
@@ -146,10 +190,20 @@ class ReplicaObserver:
         is_stopping = engine is not None and engine.stopping_since is not None
         return not is_stopping and not await registration.is_replica_deleted(self._transport, name)
 
-    def _start_error(self, replica: Replica | None) -> str:
-        if replica is None:
-            return ""
-        return self._node.start_error(replica.name, group_launch.wanted_epoch(replica))
+    def _start_place(self, name: str, replica: Replica | None, engine: EngineTracker | None) -> int:
+        """Return the place in the queue of an engine that is due to start; 0 if it may start, or waits for another reason."""
+        request = None
+        if replica is not None:
+            error = self._node.start_error(replica)
+            is_waiting = error is not None and error.retry_at > self._clock.monotonic()
+            is_backing_off = engine is not None and engine.view(self._clock).start_again_in_s > 0
+            if not is_waiting and not is_backing_off:
+                request = start_request(self._node, self._dependencies, replica)
+        if request is None:
+            self._node.starts.remove(name)
+            return 0
+        loading = sum(one.is_loading(self._clock) for one in self._node.engines.values())
+        return self._node.starts.place(request, loading=loading)
 
     def _used_epoch(self, replica: Replica | None, engine: EngineTracker | None) -> int:
         """Return the last epoch for which a rank was started here; read only if no engine tells it."""

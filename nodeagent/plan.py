@@ -21,8 +21,9 @@ from nodeagent.actions import (
     withdraw_then,
 )
 from nodeagent.engines.references import ReferenceState
-from nodeagent.replicas import epoch_health
+from nodeagent.replicas import engine_health, epoch_health
 from nodeagent.replicas.observation import (
+    EngineFault,
     EpochEnd,
     ObservedEngine,
     ObservedRank,
@@ -36,7 +37,6 @@ from schemas.replica import Replica
 
 # An engine answers health questions from its main thread, which a busy machine may delay.
 _SILENT_WITHDRAW_S = 10.0
-_SILENT_KILL_S = 60.0
 # Longer than the engine's own drain (30 s), and never short: a model that is killed while it is wired can strand its
 # memory until the Mac restarts (omlx #2184).
 _STOP_KILL_S = 60.0
@@ -51,6 +51,9 @@ _RANK_GRACE_S = 10.0
 # Wired pages of a large model are released slowly: 370 GB took 4 s, and a process that is killed meanwhile can strand
 # them until the Mac restarts (omlx#2184).
 _GRACE_S_PER_GIB = 1.0
+
+# An engine far behind in the queue need not look at its place every second.
+_PLACE_S, _MAX_PLACE_WAIT_S = 0.1, 10.0
 
 _PEAK_STEP_BYTES = 64 * 2**20
 
@@ -91,24 +94,35 @@ def _is_wanted(replica: Replica | None) -> bool:
 
 
 def _plan_engine(seen: ObservedReplica, engine: ObservedEngine | None) -> ActionPlan:
-    if engine is None:
-        return ActionPlan(actions=(StartEngine(),), requeue_after_s=FAST_REQUEUE_S)
-    if not engine.is_running:
-        return _restart_engine(seen, engine)
+    if engine is None or not engine.is_running:
+        return _start_engine(seen, engine)
     return _tend_engine(seen, engine)
 
 
-def _restart_engine(seen: ObservedReplica, engine: ObservedEngine) -> ActionPlan:
-    if engine.start_again_in_s > 0:
-        return ActionPlan(actions=withdraw_then(seen), requeue_after_s=engine.start_again_in_s)
+def _start_engine(seen: ObservedReplica, engine: ObservedEngine | None) -> ActionPlan:
+    """Start the engine once its backoff is over and it is its turn."""
+    wait_s = start_delay_s(seen, engine)
+    if wait_s > 0:
+        return ActionPlan(actions=withdraw_then(seen), requeue_after_s=wait_s)
+    if seen.start_place > 0:
+        wait_s = min(max(SLOW_REQUEUE_S, seen.start_place * _PLACE_S), _MAX_PLACE_WAIT_S)
+        return ActionPlan(actions=withdraw_then(seen), requeue_after_s=wait_s)
     return ActionPlan(actions=withdraw_then(seen, StartEngine()), requeue_after_s=FAST_REQUEUE_S)
 
 
+def start_delay_s(seen: ObservedReplica, engine: ObservedEngine | None) -> float:
+    """Return the rest of the backoff before the next start, after an end or a failed start."""
+    after_end_s = engine.start_again_in_s if engine is not None else 0.0
+    return max(after_end_s, seen.next_start.in_s if seen.next_start is not None else 0.0)
+
+
 def _tend_engine(seen: ObservedReplica, engine: ObservedEngine) -> ActionPlan:
-    """Bring a running engine into service, or out of service if it does not answer."""
-    if engine.silent_s > _SILENT_KILL_S:
+    """Bring a running engine into service, or end it because of a fault."""
+    fault = engine_health.find_fault(engine)
+    if fault is not None:
         return ActionPlan(
-            actions=withdraw_then(seen, *_stop_engine(engine)), requeue_after_s=FAST_REQUEUE_S
+            actions=withdraw_then(seen, *_stop_faulty(engine, fault)),
+            requeue_after_s=FAST_REQUEUE_S,
         )
     # It can be published and not Ready: the store was unreachable when the engine before this one ended.
     if engine.silent_s > _SILENT_WITHDRAW_S or engine.state != "Ready":
@@ -230,6 +244,15 @@ def _stop_engine(engine: ObservedEngine) -> tuple[Action, ...]:
     if engine.stopping_s is None:
         return (StopEngine(),)
     return (StopEngine(kill=True),) if engine.stopping_s > _STOP_KILL_S else ()
+
+
+def _stop_faulty(engine: ObservedEngine, fault: EngineFault) -> tuple[Action, ...]:
+    """Stop an engine because of a fault; one that takes the memory of others gets a short grace."""
+    if engine.stopping_s is None:
+        return (StopEngine(fault=fault),)
+    is_excess = fault.reason == "MemoryExceeded"
+    grace_s = rank_grace_s(engine.proof_bytes, is_doomed=True) if is_excess else _STOP_KILL_S
+    return (StopEngine(kill=True),) if engine.stopping_s > grace_s else ()
 
 
 def _wind_down_rank(

@@ -1,10 +1,11 @@
 """The status of a replica on this node: conditions and golden answer, computed from its observation. Pure."""
 
 from collections.abc import Mapping
+from datetime import datetime
 
 from models import golden_question
 from nodeagent.engines.references import ReferenceState
-from nodeagent.replicas import epoch_health
+from nodeagent.replicas import engine_health, epoch_health
 from nodeagent.replicas.observation import (
     EpochEnd,
     ObservedEngine,
@@ -16,6 +17,8 @@ from schemas.formation import GoldenAnswer
 from schemas.meta import Condition, ConditionStatus
 from schemas.wire.exit_codes import ExitCode
 
+# Places beyond this one are reported in tens.
+_EXACT_PLACES = 10
 _EXIT_REASONS: Mapping[int, str] = {
     ExitCode.UNUSABLE: "ModelUnusable",
     ExitCode.ADDRESS_IN_USE: "PortInUse",
@@ -44,10 +47,11 @@ def _engine_ready(seen: ObservedReplica) -> Condition:
     engine = seen.engine
     assert seen.replica is not None
     if engine is None or engine.replica_uid != seen.replica.metadata.uid:
-        if seen.start_error:
-            return _condition("Ready", "CannotStart", seen.start_error, holds=False)
-        return _condition("Ready", "Starting", "its engine is about to start", holds=False)
+        return _engine_missing(seen)
     if not engine.is_running:
+        is_due = engine.start_again_in_s <= 0
+        if is_due and seen.start_place > 0:
+            return _waiting_to_load(seen.start_place, after=describe_end(engine))
         return _engine_ended(engine)
     is_serving = engine.state == "Ready" and engine.probe is ProbeState.PASSED
     if is_serving and seen.is_published and not seen.is_stale:
@@ -55,20 +59,59 @@ def _engine_ready(seen: ObservedReplica) -> Condition:
     return _engine_not_ready(engine)
 
 
-def _engine_ended(engine: ObservedEngine) -> Condition:
+def _engine_missing(seen: ObservedReplica) -> Condition:
+    if seen.start_error:
+        at = seen.next_start.at if seen.next_start is not None else None
+        message = f"{seen.start_error}{_next_attempt(at)}"
+        return _condition("Ready", "CannotStart", message, holds=False)
+    if seen.start_place > 0:
+        return _waiting_to_load(seen.start_place)
+    return _condition("Ready", "Starting", "its engine is about to start", holds=False)
+
+
+def _waiting_to_load(place: int, *, after: str = "") -> Condition:
+    before = f"its engine {after}; it " if after else "its engine "
+    if place <= _EXACT_PLACES:
+        words = f"is at place {place} of those that wait to load"
+    else:
+        # In tens: each change is a write that wakes all watchers.
+        words = f"waits to load, behind about {place // 10 * 10} others"
+    message = f"{before}{words}; a Mac loads as many at once as its agent's --start-concurrency"
+    return _condition("Ready", "WaitingToLoad", message, holds=False)
+
+
+def describe_end(engine: ObservedEngine) -> str:
+    """Return how an engine ended, with its own last words, as in `ended with 2: no config.json`."""
     code = "with an unknown code" if engine.exit_code is None else f"with {engine.exit_code}"
     words = f": {engine.last_words}" if engine.last_words else ""
+    return f"ended {code}{words}"
+
+
+def _engine_ended(engine: ObservedEngine) -> Condition:
     reason = _EXIT_REASONS.get(engine.exit_code or 0, "EngineEnded")
-    return _condition("Ready", reason, f"its engine ended {code}{words}", holds=False)
+    message = f"its engine {describe_end(engine)}"
+    if engine.fault is not None:
+        reason, message = engine.fault.reason, engine.fault.message
+    message = f"{message}{_next_attempt(engine.start_again_at)}"
+    return _condition("Ready", reason, message, holds=False)
+
+
+def _next_attempt(at: datetime | None) -> str:
+    return "" if at is None else f"; next attempt at {at:%H:%M:%S} UTC"
 
 
 def _engine_not_ready(engine: ObservedEngine) -> Condition:
+    fault = engine_health.find_fault(engine)
+    if fault is not None:
+        return _condition("Ready", fault.reason, fault.message, holds=False)
     if engine.silent_s > 0 and engine.state:
         return _condition("Ready", "EngineSilent", "its engine does not answer", holds=False)
     if engine.state in ("Draining", "Failed"):
         return _condition("Ready", f"Engine{engine.state}", engine.message, holds=False)
     if engine.state != "Ready":
-        return _condition("Ready", "Loading", "its engine is loading the model", holds=False)
+        before = f"; the one before {engine.last_end}" if engine.last_end else ""
+        message = f"its engine is loading the model{before}"
+        return _condition("Ready", "Loading", message, holds=False)
     if engine.probe_error:
         return _condition("Ready", "ProbeFailed", engine.probe_error, holds=False)
     return _condition("Ready", "WarmingUp", "its engine is generating a first token", holds=False)

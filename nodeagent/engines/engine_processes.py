@@ -8,6 +8,7 @@ its engines again (docs/adr/0005-an-engine-is-a-child-process.md).
 import contextlib
 import errno
 import json
+import resource
 import signal
 import socket
 import sys
@@ -28,6 +29,8 @@ from schemas.wire import engine_flags
 from schemas.wire.engine_flags import EngineFlags, EngineIdentity
 
 _MAX_PORTS = 100
+# mlx-lm sets this limit when it is imported, which fails below it.
+_MIN_OPEN_FILES = 4096
 _EPOCH_FILE = "epoch.json"
 
 
@@ -168,10 +171,11 @@ class EngineProcesses:
         """Start an engine on a free port; this uses up a rank's epoch, even if the start fails.
 
         Raises:
-            OSError: there is no free port, no process or no disk space.
+            OSError: there is no free port, no process, no disk space, or too low a limit of open files.
 
         """
         group = order.group
+        check_open_files(resource.getrlimit(resource.RLIMIT_NOFILE)[1])
         if group is not None:
             self._epochs.use(order.replica, order.replica_uid, group.epoch)
         folder = self._folder / order.replica
@@ -224,6 +228,15 @@ class EngineProcesses:
             log=folder / engine_logs.LOG_FILE,
             epoch=identity.epoch,
             memory_bytes=identity.memory_limit_bytes,
+        )
+
+
+def check_open_files(hard_limit: int) -> None:
+    """Check the hard limit of open files, which engines inherit. Raises OSError: it is too low for an engine."""
+    if hard_limit != resource.RLIM_INFINITY and hard_limit < _MIN_OPEN_FILES:
+        raise OSError(
+            f"the agent may open {hard_limit} files at most, and an engine needs {_MIN_OPEN_FILES}; start the agent with "
+            f"a higher hard limit (ulimit -H -n, LimitNOFILE= of systemd, HardResourceLimits of launchd)"
         )
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 import aiohttp
 import orjson
@@ -12,8 +12,10 @@ from schemas.formation import GoldenAnswer
 from schemas.wire.errors import ErrorBody
 
 HEALTH_TIMEOUT_S = 2.0
-# A first token of a cold model on a busy machine.
-_PROBE_TIMEOUT_S = 120.0
+FIRST_STEP_LIMIT_S: Final = 120.0
+"""The time for the first step of a cold model on a busy machine, in seconds, as long as for a stuck load."""
+# The probe is the first request: its first step, and the few that follow.
+_PROBE_TIMEOUT_S = FIRST_STEP_LIMIT_S + 30.0
 # Another process may listen on an engine's port. The largest answer of an engine is an embedding, below 1 MiB.
 _MAX_BODY_BYTES = 4 << 20
 # The code with which an embedding model refuses a completion.

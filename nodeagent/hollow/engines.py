@@ -20,6 +20,8 @@ from schemas.wire.exit_codes import ExitCode
 
 # A closed channel is noticed at once, and the process takes a moment to end.
 _PEER_LOSS_S = 0.2
+# The slowest step so far of an engine that serves.
+_STEP_S = 0.1
 
 
 class EpochMember(Protocol):
@@ -115,6 +117,8 @@ class HollowEngine:
     """True if it hangs: it runs and does not answer."""
     is_stuck: bool = False
     """True if it makes no progress: it answers and is busy forever."""
+    memory_bytes: int = 0
+    """Its resident memory; 0 if unknown."""
 
     @property
     def ready_at(self) -> float:
@@ -140,6 +144,9 @@ class HollowEngine:
             return None
         return self.code if self.ends_at <= self._lost_at else ExitCode.GROUP_LOST
 
+    def resident_bytes(self) -> int:
+        return self.memory_bytes if self.running() else 0
+
     def send(self, signal_number: int) -> None:
         """Drain and end after SIGTERM; end at once after SIGKILL."""
         if signal_number == signal.SIGKILL:
@@ -158,8 +165,10 @@ class HollowEngine:
             return EngineHealth(state="Draining", message="asked to end")
         if self.epoch is not None and self.now() < self.epoch.joined_at:
             return EngineHealth(state="Joining", message="")
-        state = "Ready" if self.now() >= self.ready_at else "Loading"
-        return EngineHealth(state=state, message="", is_busy=self.is_stuck)
+        if self.now() >= self.ready_at:
+            return EngineHealth(state="Ready", message="", is_busy=self.is_stuck, slowest_s=_STEP_S)
+        loaded_ms = 0 if self.is_stuck else round(1000 * (self.now() - self.started_at))
+        return EngineHealth(state="Loading", message="", is_busy=self.is_stuck, progress=loaded_ms)
 
 
 @dataclass(slots=True, kw_only=True)

@@ -4,21 +4,33 @@ It observes and counts; plan.py decides, execute.py acts.
 """
 
 import asyncio
+import random
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Final
 
 from machinery import processes
-from machinery.backoff import Backoff
+from machinery.backoff import SLOW_RETRY, Backoff
 from machinery.clock import Clock
 from nodeagent.engines.engine_processes import EngineProcess
 from nodeagent.engines.health_client import HEALTH_TIMEOUT_S, EngineHealth, HealthPort
-from nodeagent.replicas.observation import EpochEnd, ObservedEngine, ObservedRank, ProbeState
+from nodeagent.replicas.engine_health import excess_limit_bytes
+from nodeagent.replicas.observation import (
+    EngineFault,
+    EpochEnd,
+    ObservedEngine,
+    ObservedRank,
+    ProbeState,
+)
 from schemas.formation import GoldenAnswer
+from schemas.wire.exit_codes import ExitCode
 
 # A restart must not overload the Mac: a model takes memory, and minutes to load.
-_RESTART_BACKOFF = Backoff(first_s=1.0, limit_s=60.0)
+RESTART_BACKOFF: Final = Backoff(first_s=1.0, limit_s=SLOW_RETRY.limit_s)
+# A shorter wait is over before a person has read when it ends.
+_TOLD_WAIT_S = 5.0
 # A first token may fail because memory is short for a moment; an immediate retry would not help.
 _PROBE_BACKOFF = Backoff(first_s=1.0, limit_s=60.0)
 # After this time in service the failure count starts again.
@@ -31,6 +43,10 @@ _RANK_HEALTH_TIMEOUT_S = 1.0
 _UNKILLABLE_S = 30.0
 # One slow answer is not silence.
 _SILENT_S = 3.0
+# Resident memory is read at most this often.
+_MEMORY_INTERVAL_S = 1.0
+# An engine that loads nothing for so long holds up no other one. A rank that does so ends its epoch (epoch_health.py).
+_LOAD_STALL_S = 120.0
 # One missing answer is not silence: the agent itself may have been delayed.
 _MIN_MISSED = 2
 
@@ -54,7 +70,9 @@ class EngineLife(StrEnum):
     STOPPED = "Stopped"
     """It ended after the agent asked for it."""
     ENDED = "Ended"
-    """It ended by itself: a failure, after which restarts back off."""
+    """It ended by itself: a failure, after which restarts back off up to five minutes."""
+    REFUSED = "Refused"
+    """It ended because its flags or its model cannot be used: the next start is a slow retry."""
 
 
 class EngineEvent(StrEnum):
@@ -68,6 +86,8 @@ class EngineEvent(StrEnum):
     STOP = "Stop"
     KILL = "Kill"
     EXIT = "Exit"
+    REFUSAL = "Refusal"
+    """It exits with the code for a wrong flag or an unusable model (schemas/wire/exit_codes.py)."""
 
 
 TRANSITIONS: Final[Mapping[EngineLife, Mapping[EngineEvent, EngineLife]]] = {
@@ -80,6 +100,7 @@ TRANSITIONS: Final[Mapping[EngineLife, Mapping[EngineEvent, EngineLife]]] = {
         EngineEvent.STOP: EngineLife.STOPPING,
         EngineEvent.KILL: EngineLife.KILLED,
         EngineEvent.EXIT: EngineLife.ENDED,
+        EngineEvent.REFUSAL: EngineLife.REFUSED,
     },
     EngineLife.JOINING: {
         EngineEvent.LOADING: EngineLife.LOADING,
@@ -89,6 +110,7 @@ TRANSITIONS: Final[Mapping[EngineLife, Mapping[EngineEvent, EngineLife]]] = {
         EngineEvent.STOP: EngineLife.STOPPING,
         EngineEvent.KILL: EngineLife.KILLED,
         EngineEvent.EXIT: EngineLife.ENDED,
+        EngineEvent.REFUSAL: EngineLife.REFUSED,
     },
     EngineLife.LOADING: {
         EngineEvent.READY: EngineLife.READY,
@@ -97,6 +119,7 @@ TRANSITIONS: Final[Mapping[EngineLife, Mapping[EngineEvent, EngineLife]]] = {
         EngineEvent.STOP: EngineLife.STOPPING,
         EngineEvent.KILL: EngineLife.KILLED,
         EngineEvent.EXIT: EngineLife.ENDED,
+        EngineEvent.REFUSAL: EngineLife.REFUSED,
     },
     EngineLife.READY: {
         EngineEvent.DRAINING: EngineLife.DRAINING,
@@ -104,25 +127,33 @@ TRANSITIONS: Final[Mapping[EngineLife, Mapping[EngineEvent, EngineLife]]] = {
         EngineEvent.STOP: EngineLife.STOPPING,
         EngineEvent.KILL: EngineLife.KILLED,
         EngineEvent.EXIT: EngineLife.ENDED,
+        EngineEvent.REFUSAL: EngineLife.REFUSED,
     },
     EngineLife.DRAINING: {
         EngineEvent.FAILED: EngineLife.FAILED,
         EngineEvent.STOP: EngineLife.STOPPING,
         EngineEvent.KILL: EngineLife.KILLED,
         EngineEvent.EXIT: EngineLife.ENDED,
+        EngineEvent.REFUSAL: EngineLife.REFUSED,
     },
     EngineLife.FAILED: {
         EngineEvent.STOP: EngineLife.STOPPING,
         EngineEvent.KILL: EngineLife.KILLED,
         EngineEvent.EXIT: EngineLife.ENDED,
+        EngineEvent.REFUSAL: EngineLife.REFUSED,
     },
     EngineLife.STOPPING: {
         EngineEvent.KILL: EngineLife.KILLED,
         EngineEvent.EXIT: EngineLife.STOPPED,
+        EngineEvent.REFUSAL: EngineLife.STOPPED,
     },
-    EngineLife.KILLED: {EngineEvent.EXIT: EngineLife.STOPPED},
+    EngineLife.KILLED: {
+        EngineEvent.EXIT: EngineLife.STOPPED,
+        EngineEvent.REFUSAL: EngineLife.STOPPED,
+    },
     EngineLife.STOPPED: {},
     EngineLife.ENDED: {},
+    EngineLife.REFUSED: {},
 }
 """The phase after each event; an event that is missing in a phase leaves it as it is."""
 
@@ -218,7 +249,22 @@ class EngineTracker:
     killed_at: float | None = None
     ended_at: float | None = None
     failures: int = 0
-    """Consecutive ends by itself."""
+    """Consecutive ends by itself, or because of a fault."""
+    last_end: str = ""
+    """The end of the engine before this one, such as `ended with 2: no config.json`."""
+    fault: EngineFault | None = None
+    """The reason why the agent asked it to end."""
+    is_adopted: bool = False
+    """True if an earlier run of the agent started it."""
+    jitter: float = field(default_factory=random.random)
+    """From 0 to 1: spreads the restarts of engines that ended together."""
+    _start_again_at: float = float("-inf")
+    _start_again_time: datetime | None = None
+    _progress_at: float | None = None
+    """The time of the last progress of its load; None before it is first observed."""
+    _resident_bytes: int = 0
+    _resident_read_at: float = float("-inf")
+    _excess_since: float | None = None
     rank: RankTracker | None = None
     """None for an engine that has the whole model."""
 
@@ -234,18 +280,18 @@ class EngineTracker:
         now = clock.monotonic()
         if not self.process.child.running():
             if self.ended_at is None:
-                self.ended_at = now
-                self._advance(EngineEvent.EXIT)
-                if self.life is EngineLife.ENDED:
-                    self._count_failure(now)
+                self._note_end(clock)
             return
         if now - self.asked_at < _HEALTH_INTERVAL_S:
             return
         self.asked_at = now
+        self._read_memory(now)
         limit_s = HEALTH_TIMEOUT_S if self.rank is None else _RANK_HEALTH_TIMEOUT_S
         process = self.process
         health = await client.ask(process.port, process.replica_uid, limit_s=limit_s)
         if health is not None:
+            if self.health is None or _has_progress(self.health, health):
+                self._progress_at = clock.monotonic()
             self.health, self.answered_at = health, clock.monotonic()
             event = _REPORTED.get(health.state)
             if event is not None:
@@ -257,16 +303,43 @@ class EngineTracker:
         else:
             self.rank.record_answer(health, self.answered_at)
 
+    def _note_end(self, clock: Clock) -> None:
+        """Record its end, count a failure, and decide when the next engine may start."""
+        now = self.ended_at = clock.monotonic()
+        is_refusal = self.process.child.exit_code() == ExitCode.UNUSABLE
+        self._advance(EngineEvent.REFUSAL if is_refusal else EngineEvent.EXIT)
+        if self.life is EngineLife.STOPPED and self.fault is None:
+            return
+        self._count_failure(now)
+        delay_s = RESTART_BACKOFF.delay_s(self.failures, jitter=self.jitter)
+        if self.life is EngineLife.REFUSED:
+            delay_s = SLOW_RETRY.delay_s(1, jitter=self.jitter)
+        self._start_again_at = now + delay_s
+        if delay_s >= _TOLD_WAIT_S:
+            self._start_again_time = clock.now() + timedelta(seconds=delay_s)
+
+    def _read_memory(self, now: float) -> None:
+        if now - self._resident_read_at < _MEMORY_INTERVAL_S:
+            return
+        self._resident_read_at = now
+        self._resident_bytes = self.process.child.resident_bytes()
+        proof_bytes = self.process.memory_bytes
+        if not proof_bytes or self._resident_bytes <= excess_limit_bytes(proof_bytes):
+            self._excess_since = None
+        elif self._excess_since is None:
+            self._excess_since = now
+
     def _advance(self, event: EngineEvent) -> None:
         self.life = next_life(self.life, event)
 
     def _count_failure(self, now: float) -> None:
         self.failures = 1 if now - self.started_at > _STABLE_S else self.failures + 1
 
-    def note_stop(self, now: float) -> None:
-        """Record that the engine is asked to end."""
+    def note_stop(self, now: float, fault: EngineFault | None = None) -> None:
+        """Record that the engine is asked to end; a `fault` counts as a failure."""
         if self.stopping_since is None:
             self.stopping_since = now
+        self.fault = self.fault or fault
         self._advance(EngineEvent.STOP)
 
     def note_kill(self, now: float) -> None:
@@ -295,11 +368,33 @@ class EngineTracker:
             stopping_s=None if since is None else now - since,
             exit_code=None if running else self.process.child.exit_code(),
             last_words="" if running else processes.last_words(self.process.log),
-            start_again_in_s=self._backoff_left(now),
+            start_again_in_s=max(0.0, self._start_again_at - now),
+            start_again_at=self._start_again_time,
             restarts=self.failures,
+            last_end=self.last_end,
+            fault=self.fault,
             peak_bytes=self.health.peak_bytes if self.health else 0,
+            proof_bytes=self.process.memory_bytes,
+            resident_bytes=self._resident_bytes,
+            excess_s=0.0 if self._excess_since is None else now - self._excess_since,
+            load_stalled_s=self._load_stalled_s(now),
             rank=self._observed_rank(now),
         )
+
+    def _load_stalled_s(self, now: float) -> float:
+        if self.life is not EngineLife.LOADING:
+            return 0.0
+        return now - (self._progress_at if self._progress_at is not None else self.started_at)
+
+    def is_loading(self, clock: Clock) -> bool:
+        """Return whether it takes one of the node's places for engines that load.
+
+        An adopted engine takes none, nor does a rank that waits for others, nor a load that stands still.
+        """
+        if self.is_adopted or self.life not in (EngineLife.STARTING, EngineLife.LOADING):
+            return False
+        since = self._progress_at if self._progress_at is not None else self.started_at
+        return clock.monotonic() - since <= _LOAD_STALL_S and self.process.child.running()
 
     def _observed_rank(self, now: float) -> ObservedRank | None:
         if self.rank is None:
@@ -322,10 +417,9 @@ class EngineTracker:
         is_late = killed_at is not None and clock.monotonic() - killed_at > _UNKILLABLE_S
         return is_late and self.process.child.running()
 
-    def _backoff_left(self, now: float) -> float:
-        if self.ended_at is None:
-            return 0.0
-        return max(0.0, self.ended_at + _RESTART_BACKOFF.delay_s(self.failures) - now)
+
+def _has_progress(before: EngineHealth, now: EngineHealth) -> bool:
+    return (before.state, before.progress, before.loaded) != (now.state, now.progress, now.loaded)
 
 
 class EngineProber:

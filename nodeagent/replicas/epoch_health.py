@@ -5,6 +5,8 @@ MLX notices a lost peer only sometimes, and may spin forever (docs/operations/sh
 
 from models import golden_question
 from nodeagent.engines import group_launch
+from nodeagent.engines.health_client import FIRST_STEP_LIMIT_S
+from nodeagent.replicas import engine_health
 from nodeagent.replicas.observation import (
     EpochEnd,
     ObservedEngine,
@@ -92,6 +94,9 @@ def _engine_epoch_end(
     if rank.unanswered_s > limit_s:
         message = f"its rank has not answered for more than {limit_s:g} s"
         return EpochEnd(reason="RankSilent", message=message)
+    excess = engine_health.memory_fault(engine)
+    if excess is not None:
+        return EpochEnd(reason=excess.reason, message=excess.message)
     return _stuck_rank(engine, rank, formation) or _wrong_answer(seen, engine, rank)
 
 
@@ -110,13 +115,24 @@ def _stuck_rank(
             return None
         message = f"its rank has waited for the other ranks for more than {limit_s:g} s"
         return EpochEnd(reason="RankStuck", message=message)
-    limit_s = max(_STUCK_S, _STUCK_STEPS * rank.slowest_s)
-    if engine.state == "Loading":
-        limit_s = _LOADING_STUCK_S
+    limit_s = _progress_limit_s(engine, rank)
     if rank.stalled_s <= limit_s:
         return None
-    message = f"its rank is busy and has made no progress for more than {limit_s:.1f} s"
+    during = " in its first step" if engine.state != "Loading" and not rank.slowest_s else ""
+    message = f"its rank is busy and has made no progress for more than {limit_s:.1f} s{during}"
     return EpochEnd(reason="RankStuck", message=message)
+
+
+def _progress_limit_s(engine: ObservedEngine, rank: ObservedRank) -> float:
+    """Return the time for which a busy rank may make no progress.
+
+    The first step reads cold pages, compiles kernels and connects RDMA; before it, no step tells how slow one may be.
+    """
+    if engine.state == "Loading":
+        return _LOADING_STUCK_S
+    if rank.slowest_s == 0:
+        return FIRST_STEP_LIMIT_S
+    return max(_STUCK_S, _STUCK_STEPS * rank.slowest_s)
 
 
 def _wrong_answer(

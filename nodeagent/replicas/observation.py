@@ -1,6 +1,7 @@
 """The values that the planner decides on: one replica and its engine, as this node observes them. Frozen."""
 
 from dataclasses import dataclass
+from datetime import datetime
 from enum import StrEnum
 
 from nodeagent.engines.references import ReferenceState
@@ -22,8 +23,25 @@ class EpochEnd:
     """The reason why an epoch cannot go on, as this node sees it."""
 
     reason: str
-    """RankEnded, RankSilent, RankStuck, CannotStart or GoldenFailed."""
+    """RankEnded, RankSilent, RankStuck, MemoryExceeded, CannotStart or GoldenFailed."""
     message: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineFault:
+    """The reason why the agent ends an engine that runs and is wanted."""
+
+    reason: str
+    """EngineSilent, LoadStuck or MemoryExceeded."""
+    message: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NextStart:
+    """The next attempt to start an engine, after a failure."""
+
+    in_s: float
+    at: datetime
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,9 +96,23 @@ class ObservedEngine:
     """The last line of its log, if that can explain its end."""
     start_again_in_s: float = 0.0
     """The rest of the backoff after it ended by itself, in seconds."""
+    start_again_at: datetime | None = None
+    """The time of the next start after a long backoff; None after a short one."""
     restarts: int = 0
+    last_end: str = ""
+    """The end of the engine before this one, such as `ended with 2: no config.json`; "" for the first one."""
+    fault: EngineFault | None = None
+    """The reason why the agent asked it to end; None if it did not, or if it is not wanted."""
     peak_bytes: int = 0
     """The peak memory of this process; 0 if unknown."""
+    proof_bytes: int = 0
+    """The memory that the proof grants it; 0 if unknown."""
+    resident_bytes: int = 0
+    """Its resident memory at the last reading; 0 if unknown."""
+    excess_s: float = 0.0
+    """Seconds for which its resident memory has been far beyond its proof."""
+    load_stalled_s: float = 0.0
+    """Seconds for which it has been loading without progress."""
     rank: ObservedRank | None = None
     """None for an engine that has the whole model."""
 
@@ -100,6 +132,10 @@ class ObservedReplica:
     """True if that endpoint leads to an engine that is gone, because the store was unreachable."""
     start_error: str = ""
     """The reason this machine could not start the engine."""
+    next_start: NextStart | None = None
+    """The next attempt after a start error; None if it is due."""
+    start_place: int = 0
+    """The place in the queue of engines that wait to load; 0 if it may start now."""
     reported: RankStatus | None = None
     """Our last report in the store."""
     rank: int = 0

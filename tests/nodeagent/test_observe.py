@@ -5,18 +5,32 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from nodeagent.actions import StartEngine
 from nodeagent.engines.references import ReferenceTasks
 from nodeagent.hollow import HollowMac, SharedCaches, hollow_status, models_on_disk
 from nodeagent.hollow.engines import HOLLOW_FOLDER
 from nodeagent.observe import NodeState, ReplicaObserver, StartError
+from nodeagent.plan import plan
 from nodeagent.replicas.rank_reports import RankReports
+from nodeagent.replicas.start_queue import StartRequest
 from schemas.replica import Replica
 from store import codec, keys
 from store.memory import MemoryTransport
 from store.port import Put
 from tests.support.clock import FakeClock
-from tests.support.nodeagent_plans import wanted
+from tests.support.nodeagent_plans import NOW, wanted
 from tests.support.waiting import until
+
+
+def start_error(*, uid: str = "u1", epoch: int = 0, retry_at: float = 0) -> StartError:
+    return StartError(
+        replica_uid=uid,
+        epoch=epoch,
+        message="no port",
+        failures=1,
+        retry_at=retry_at,
+        retry_time=NOW,
+    )
 
 
 class Scene:
@@ -60,7 +74,7 @@ async def scene() -> AsyncIterator[Scene]:
 
 
 async def test_a_replica_that_is_not_here_and_left_nothing_is_forgotten(scene: Scene) -> None:
-    scene.node.start_errors["qwen-0"] = StartError(epoch=0, message="no port")
+    scene.node.start_errors["qwen-0"] = start_error()
     assert await scene.observer.observe("qwen-0") is None
     assert scene.node.start_errors == {}
 
@@ -75,11 +89,11 @@ async def test_an_assigned_replica_without_an_engine(scene: Scene) -> None:
 
 async def test_an_error_counts_for_its_own_epoch_only(scene: Scene) -> None:
     await scene.assign(wanted())
-    scene.node.start_errors["qwen-0"] = StartError(epoch=0, message="no port")
+    scene.node.start_errors["qwen-0"] = start_error()
     seen = await scene.observer.observe("qwen-0")
     assert seen is not None
     assert seen.start_error == "no port"
-    scene.node.start_errors["qwen-0"] = StartError(epoch=1, message="no port")
+    scene.node.start_errors["qwen-0"] = start_error(epoch=1)
     seen = await scene.observer.observe("qwen-0")
     assert seen is not None
     assert seen.start_error == ""
@@ -103,3 +117,36 @@ async def test_a_missing_replica_is_unknown_during_a_restore(scene: Scene) -> No
     seen = await scene.observer.observe("qwen-0")
     assert seen is not None
     assert seen.is_unknown
+
+
+async def test_an_error_of_an_earlier_replica_of_the_name_does_not_count(scene: Scene) -> None:
+    await scene.assign(wanted())
+    scene.node.start_errors["qwen-0"] = start_error(uid="u0", retry_at=300)
+    seen = await scene.observer.observe("qwen-0")
+    assert seen is not None
+    assert (seen.start_error, seen.next_start) == ("", None)
+
+
+async def test_the_next_attempt_after_a_start_error_is_observed(scene: Scene) -> None:
+    await scene.assign(wanted())
+    scene.node.start_errors["qwen-0"] = start_error(retry_at=scene.clock.monotonic() + 300)
+    seen = await scene.observer.observe("qwen-0")
+    assert seen is not None
+    assert seen.next_start is not None
+    assert (seen.next_start.in_s, seen.next_start.at) == (300, NOW)
+    step = plan(seen)
+    assert step.requeue_after_s == 300
+    assert StartEngine() not in step.actions
+
+
+async def test_an_engine_waits_while_others_load(scene: Scene) -> None:
+    await scene.assign(wanted())
+    scene.node.starts.limit = 1
+    scene.node.starts.add(StartRequest(replica="urgent-0", priority=5))
+    seen = await scene.observer.observe("qwen-0")
+    assert seen is not None
+    assert seen.start_place == 1
+    scene.node.starts.remove("urgent-0")
+    seen = await scene.observer.observe("qwen-0")
+    assert seen is not None
+    assert seen.start_place == 0

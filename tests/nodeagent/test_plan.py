@@ -15,11 +15,17 @@ from nodeagent.actions import (
     WithdrawEndpoint,
 )
 from nodeagent.plan import plan, quantize_peak_bytes
-from nodeagent.replicas.observation import ObservedEngine, ObservedReplica, ProbeState
+from nodeagent.replicas.observation import (
+    EngineFault,
+    NextStart,
+    ObservedEngine,
+    ObservedReplica,
+    ProbeState,
+)
 from nodeagent.status import replica_conditions
 from schemas.meta import Condition, ConditionStatus
 from schemas.replica import RankStatus, Replica
-from tests.support.nodeagent_plans import short, wanted
+from tests.support.nodeagent_plans import NOW, short, wanted
 
 
 def engine(**fields: Any) -> ObservedEngine:
@@ -39,6 +45,7 @@ def no_replica(found: ObservedEngine | None, *, is_published: bool = False) -> O
 PASSED = engine(probe=ProbeState.PASSED)
 ENDED = engine(is_running=False, exit_code=1, last_words="out of memory", start_again_in_s=2.0)
 DELETED = wanted(is_deleting=True)
+GREEDY = EngineFault(reason="MemoryExceeded", message="too much")
 LOADING = "Ready=False Loading"
 STOPPING = "Stopped=False EngineEnding"
 
@@ -49,6 +56,54 @@ SITUATIONS = [
         ["StartEngine", "Ready=False CannotStart"],
         0.1,
         id="could-not-start",
+    ),
+    pytest.param(
+        seen(start_error="no free port", next_start=NextStart(in_s=40, at=NOW)),
+        ["Ready=False CannotStart"],
+        40,
+        id="could-not-start-and-waits",
+    ),
+    pytest.param(
+        seen(start_place=3), ["Ready=False WaitingToLoad"], 1.0, id="others-load-meanwhile"
+    ),
+    pytest.param(
+        seen(replace(ENDED, start_again_in_s=0), start_place=1),
+        ["Ready=False WaitingToLoad"],
+        1.0,
+        id="others-load-after-a-crash",
+    ),
+    pytest.param(
+        seen(replace(ENDED, start_again_in_s=250), start_place=1),
+        ["Ready=False EngineEnded"],
+        250,
+        id="a-backoff-comes-before-the-queue",
+    ),
+    pytest.param(
+        seen(engine(excess_s=10, proof_bytes=1)),
+        ["ProbeEngine", "Ready=False WarmingUp"],
+        0.1,
+        id="a-peak-of-memory-is-borne",
+    ),
+    pytest.param(
+        seen(replace(PASSED, excess_s=10.1, proof_bytes=1), is_published=True),
+        ["WithdrawEndpoint", "StopEngine", "Ready=True Serving"],
+        0.1,
+        id="memory-beyond-the-proof",
+    ),
+    pytest.param(
+        seen(replace(PASSED, fault=GREEDY, stopping_s=11.1, proof_bytes=2**30)),
+        ["Kill", "Ready=False MemoryExceeded"],
+        0.1,
+        id="memory-beyond-the-proof-and-no-reaction",
+    ),
+    pytest.param(
+        seen(engine(state="Loading", load_stalled_s=600)), [LOADING], 0.1, id="a-slow-load"
+    ),
+    pytest.param(
+        seen(engine(state="Loading", load_stalled_s=601)),
+        ["StopEngine", "Ready=False LoadStuck"],
+        0.1,
+        id="a-load-that-stands-still",
     ),
     pytest.param(seen(engine(state="")), [LOADING], 0.1, id="says-nothing-yet"),
     pytest.param(seen(engine(state="Loading")), [LOADING], 0.1, id="loading"),
@@ -217,6 +272,20 @@ def test_plan(state: ObservedReplica, actions: list[str], again: float | None) -
 def test_the_end_of_an_engine_is_reported(code: int | None, words: str, message: str) -> None:
     (said,) = replica_conditions(seen(replace(ENDED, exit_code=code, last_words=words)))
     assert said.message == message
+
+
+def test_a_restarted_engine_tells_how_the_one_before_ended() -> None:
+    (said,) = replica_conditions(seen(engine(state="Loading", last_end="ended with 2: no config")))
+    assert said.reason == "Loading"
+    assert said.message.endswith("the one before ended with 2: no config")
+
+
+@pytest.mark.parametrize(
+    ("place", "words"), [(3, "at place 3 of"), (10, "at place 10 of"), (287, "about 280 others")]
+)
+def test_the_place_in_the_queue_is_told(place: int, words: str) -> None:
+    (said,) = replica_conditions(seen(start_place=place))
+    assert words in said.message
 
 
 def test_a_replica_that_is_gone_has_no_conditions() -> None:

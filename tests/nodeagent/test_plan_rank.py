@@ -218,6 +218,24 @@ SITUATIONS = [
         id="frozen",
     ),
     pytest.param(
+        seen(engine(probe=ProbeState.RUNNING, of=rank(stalled_s=120))),
+        ["Ready=False WarmingUp"],
+        0.1,
+        id="a-first-step-may-take-as-long-as-a-load",
+    ),
+    pytest.param(
+        seen(engine(probe=ProbeState.RUNNING, of=rank(stalled_s=120.1))),
+        ["GiveUpEpoch", "StopEngine", "EpochOver=True RankStuck"],
+        0.1,
+        id="a-first-step-that-never-ends",
+    ),
+    pytest.param(
+        seen(engine(excess_s=10.1, proof_bytes=1)),
+        ["GiveUpEpoch", "StopEngine", "EpochOver=True MemoryExceeded"],
+        0.1,
+        id="memory-beyond-the-proof",
+    ),
+    pytest.param(
         seen(engine(of=rank(stalled_s=4.1, slowest_s=0.2)), number=1),
         ["GiveUpEpoch", "StopEngine", "EpochOver=True RankStuck"],
         0.1,

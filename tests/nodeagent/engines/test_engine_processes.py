@@ -4,6 +4,8 @@ import dataclasses
 import os
 import signal
 import socket
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Iterator
 from contextlib import closing
 from pathlib import Path
@@ -226,6 +228,28 @@ async def test_an_engine_that_does_not_listen_is_killed(folder: Path, first_port
     os.kill(started.child.record.pid, signal.SIGSTOP)
     assert await engine_processes.stop_all(folder, CLOCK, grace_s=0.2) == 1
     assert started.child.exit_code() in (-signal.SIGKILL, -signal.SIGTERM)  # kernels differ
+
+
+_START_WITH_FEW_FILES = """
+import resource, sys
+from pathlib import Path
+from tests.nodeagent.engines.test_engine_processes import agent, order
+resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
+folder = Path(sys.argv[1])
+try:
+    agent(folder, 4100).start(order(folder), taken=())
+except OSError as error:
+    print(error)
+"""
+
+
+def test_an_engine_is_not_started_with_a_limit_of_open_files_that_it_cannot_live_with(
+    folder: Path,
+) -> None:
+    argv = [sys.executable, "-c", _START_WITH_FEW_FILES, str(folder)]
+    ended = subprocess.run(argv, check=True, capture_output=True, text=True, timeout=60)
+    assert ended.stdout.startswith("the agent may open 64 files at most, and an engine needs 4096;")
+    assert not (folder / "tiny-0").exists()
 
 
 def test_ports_are_given_out_from_the_lowest(first_port: int) -> None:

@@ -4,12 +4,15 @@ import asyncio
 import signal
 import sys
 from collections.abc import AsyncIterator
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from machinery import processes
+from nodeagent.actions import StopEngine
+from nodeagent.engines import engine_processes
 from nodeagent.engines.engine_processes import EngineProcess
 from nodeagent.engines.health_client import EngineHealth, HealthClient
 from nodeagent.plan import plan
@@ -22,7 +25,14 @@ from nodeagent.replicas.engine_tracker import (
     RankTracker,
     next_life,
 )
-from nodeagent.replicas.observation import ObservedEngine, ObservedRank, ObservedReplica, ProbeState
+from nodeagent.replicas.observation import (
+    EngineFault,
+    ObservedEngine,
+    ObservedRank,
+    ObservedReplica,
+    ProbeState,
+)
+from nodeagent.status import replica_conditions
 from schemas.replica import RankStatus
 from tests.support.clock import FakeClock
 from tests.support.nodeagent_engine import TOKEN, FakeEngine
@@ -172,19 +182,155 @@ async def test_crashes_back_off_and_a_long_life_is_forgiven(
     engine.process.child.send(signal.SIGKILL)
     await until(lambda: not engine.process.child.running())
     waits = []
-    for failures in range(8):
+    for failures in range(11):
         crashed = EngineTracker(
-            process=engine.process, started_at=0, answered_at=0, failures=failures
+            process=engine.process, started_at=0, answered_at=0, failures=failures, jitter=1.0
         )
         await crashed.observe(client, clock)
         waits.append(crashed.view(clock).start_again_in_s)
-    assert waits == [1, 2, 4, 8, 16, 32, 60, 60]
+    assert waits == [1, 2, 4, 8, 16, 32, 64, 128, 256, 300, 300]
     await clock.advance(61)
-    served = EngineTracker(process=engine.process, started_at=0, answered_at=0, failures=7)
+    served = EngineTracker(
+        process=engine.process, started_at=0, answered_at=0, failures=7, jitter=1.0
+    )
     await served.observe(client, clock)
     await served.observe(client, clock)
     seen = served.view(clock)
     assert (seen.start_again_in_s, seen.restarts, seen.exit_code) == (1, 1, -9)
+
+
+@pytest.mark.parametrize("jitter", [0.0, 1.0])
+async def test_an_engine_that_refuses_to_start_is_retried_within_five_minutes(
+    client: HealthClient, tmp_path: Path, jitter: float
+) -> None:
+    clock = FakeClock()
+    log = tmp_path / "engine.log"
+    code = "print('no config.json'); raise SystemExit(2)"
+    child = processes.spawn([sys.executable, "-c", code], log=log)
+    await until(lambda: not child.running())
+    process = EngineProcess(
+        replica="qwen-0", replica_uid="u1", served_name="x", port=1, child=child, log=log
+    )
+    refused = EngineTracker(process=process, started_at=0, answered_at=0, jitter=jitter)
+    await refused.observe(client, clock)
+    seen = refused.view(clock)
+    assert refused.life is EngineLife.REFUSED
+    assert seen.start_again_in_s == (300 if jitter else 150)
+    assert seen.start_again_at == clock.now() + timedelta(seconds=seen.start_again_in_s)
+    (ready,) = replica_conditions(ObservedReplica(replica=wanted(), engine=seen))
+    assert ready.reason == "ModelUnusable"
+    assert ready.message == (
+        f"its engine ended with 2: no config.json; next attempt at {seen.start_again_at:%H:%M:%S} UTC"
+    )
+
+
+async def test_an_engine_that_is_ended_for_a_fault_backs_off(
+    client: HealthClient, engine: EngineTracker
+) -> None:
+    clock = FakeClock()
+    engine.jitter, engine.failures = 1.0, 3
+    engine.note_stop(0, EngineFault(reason="MemoryExceeded", message="too much"))
+    engine.process.child.send(signal.SIGKILL)
+    await until(lambda: not engine.process.child.running())
+    await engine.observe(client, clock)
+    seen = engine.view(clock)
+    assert engine.life is EngineLife.STOPPED
+    assert (seen.restarts, seen.start_again_in_s) == (4, 8)
+    (ready,) = replica_conditions(ObservedReplica(replica=wanted(), engine=seen))
+    assert (ready.reason, ready.message.partition("; ")[0]) == ("MemoryExceeded", "too much")
+
+
+async def test_the_agent_measures_the_memory_of_an_engine_itself(
+    port: FakeEngine, client: HealthClient, tmp_path: Path
+) -> None:
+    clock = FakeClock()
+    log = tmp_path / "engine.log"
+    # Every engine may use 1 GiB and half of its proof more than that.
+    code = "import signal; held = b'x' * (1126 * 2**20); print('held', flush=True); signal.pause()"
+    child = processes.spawn([sys.executable, "-c", code], log=log)
+    try:
+        await until(lambda: "held" in log.read_text(), what="it holds the memory")
+        process = EngineProcess(
+            replica="qwen-0",
+            replica_uid="u1",
+            served_name="x",
+            port=port.number,
+            child=child,
+            log=log,
+            memory_bytes=2**20,
+        )
+        greedy = EngineTracker(process=process, started_at=0, answered_at=0)
+        for _ in range(12):
+            await greedy.observe(client, clock)
+            await clock.advance(1)
+        seen = greedy.view(clock)
+        assert seen.resident_bytes > 1126 * 2**20
+        step = plan(ObservedReplica(replica=wanted(), engine=seen))
+        stop = next(action for action in step.actions if isinstance(action, StopEngine))
+        assert stop.fault is not None
+        assert stop.fault.reason == "MemoryExceeded"
+        assert "1.0 MiB are proven" in stop.fault.message
+    finally:
+        child.send(signal.SIGKILL)
+        await until(lambda: not child.running())
+
+
+async def test_an_engine_that_ignores_the_request_to_stop_is_killed_after_its_grace(
+    client: HealthClient, port: FakeEngine, tmp_path: Path
+) -> None:
+    clock = FakeClock()
+    log = tmp_path / "engine.log"
+    code = (
+        "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('deaf', flush=True)\n"
+        "while True: signal.pause()"
+    )
+    child = processes.spawn([sys.executable, "-c", code], log=log)
+    await until(lambda: "deaf" in log.read_text(), what="it ignores SIGTERM")
+    process = EngineProcess(
+        replica="qwen-0", replica_uid="u1", served_name="x", port=port.number, child=child, log=log
+    )
+    deaf = EngineTracker(process=process, started_at=0, answered_at=0)
+    for waited_s, expected in ((0, [StopEngine()]), (60, []), (1, [StopEngine(kill=True)])):
+        await clock.advance(waited_s)
+        await deaf.observe(client, clock)
+        seen = ObservedReplica(replica=wanted(is_deleting=True), engine=deaf.view(clock))
+        stops = [action for action in plan(seen).actions if isinstance(action, StopEngine)]
+        assert stops == expected
+        assert child.running()
+        for stop in stops:
+            deaf.note_stop(clock.monotonic())
+            (engine_processes.kill if stop.kill else engine_processes.ask_to_stop)(process)
+    await until(lambda: not child.running(), what="it is killed")
+
+
+def loading(engine: EngineTracker, clock: FakeClock) -> bool:
+    engine.life = EngineLife.LOADING
+    return engine.is_loading(clock)
+
+
+async def test_a_load_takes_a_place_until_it_stands_still(
+    port: FakeEngine, client: HealthClient, engine: EngineTracker
+) -> None:
+    clock = FakeClock()
+    assert engine.is_loading(clock)
+    for loaded in range(3):
+        port.health = b'{"state":"Loading","replicaUid":"u1","busy":true,"progress":%d}' % loaded
+        await engine.observe(client, clock)
+        assert engine.is_loading(clock)
+        await clock.advance(100)
+    await engine.observe(client, clock)
+    await clock.advance(21)
+    assert not engine.is_loading(clock)
+    assert engine.view(clock).load_stalled_s == 121
+    port.health = b'{"state":"Ready","replicaUid":"u1"}'
+    await engine.observe(client, clock)
+    assert not engine.is_loading(clock)
+    assert engine.view(clock).load_stalled_s == 0
+
+
+async def test_an_adopted_engine_takes_no_place(engine: EngineTracker) -> None:
+    engine.is_adopted = True
+    assert not loading(engine, FakeClock())
 
 
 async def test_an_end_that_was_asked_for_is_no_crash(
@@ -225,9 +371,10 @@ async def test_a_frozen_process_is_seen(engine: EngineTracker) -> None:
 LIVE = tuple(life for life in EngineLife if TRANSITIONS[life])
 
 
-def test_the_table_has_every_phase_and_only_two_are_final() -> None:
+def test_the_table_has_every_phase_and_only_three_are_final() -> None:
     assert set(TRANSITIONS) == set(EngineLife)
-    assert set(EngineLife) - set(LIVE) == {EngineLife.STOPPED, EngineLife.ENDED}
+    final = {EngineLife.STOPPED, EngineLife.ENDED, EngineLife.REFUSED}
+    assert set(EngineLife) - set(LIVE) == final
 
 
 @pytest.mark.parametrize("life", LIVE)
@@ -235,6 +382,8 @@ def test_every_live_phase_ends_with_an_exit(life: EngineLife) -> None:
     was_asked = life in (EngineLife.STOPPING, EngineLife.KILLED)
     expected = EngineLife.STOPPED if was_asked else EngineLife.ENDED
     assert next_life(life, EngineEvent.EXIT) is expected
+    refused = EngineLife.STOPPED if was_asked else EngineLife.REFUSED
+    assert next_life(life, EngineEvent.REFUSAL) is refused
 
 
 @pytest.mark.parametrize("life", EngineLife)
