@@ -135,6 +135,8 @@ class Informer(ObjectCache[T]):
         self._may_renumber = True  # until the store has reported its version
         self._synced = asyncio.Event()
         self.revision = 0
+        self.refusal = ""
+        """Reason why the store refuses this process; "" if it does not, or if nothing is known."""
 
     @property
     def synced(self) -> bool:
@@ -194,6 +196,7 @@ class Informer(ObjectCache[T]):
                     # A replaced store reuses revisions: every key counts as changed.
                     self._versions = dict.fromkeys(self._versions, -1)
             except StoreError as error:
+                self.refusal = str(error) if isinstance(error, PermissionDeniedError) else ""
                 # The first failure is often just an idle stream that was cut.
                 level = logging.WARNING if failures == 1 else logging.DEBUG
                 log.log(level, "watch broke", extra={"prefix": self._prefix, "why": str(error)})
@@ -280,6 +283,7 @@ class Informer(ObjectCache[T]):
     def _advance(self, revision: int) -> None:
         self.revision = revision
         self._last_received_at = self._clock.monotonic()
+        self.refusal = ""
         self._advanced.set()
         self._advanced = asyncio.Event()
 

@@ -1,75 +1,20 @@
-"""Health checks over an observation of the fleet, and the output of their findings. Pure."""
+"""Health checks over an observation of the fleet. Pure."""
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
 
-from fleetctl.cli import terminal
+from fleetctl.doctor import control_plane
+from fleetctl.doctor.control_plane import ControlPlane, StoreView
+from fleetctl.doctor.findings import Finding, Level, counted, ok
 from fleetctl.fabric.admission import GroupAdmission
 from fleetctl.fleets.version_skew import FleetVersions
 from reconciler.groups.fabric import FabricFault
 from schemas import quantity
 from schemas.gitsource import GitSource
-from schemas.meta import ApiObject, ConditionStatus, find_condition
+from schemas.meta import ApiObject, Condition, ConditionStatus, find_condition
 from schemas.node import Node
 from schemas.replica import Replica
-
-Level = Literal["OK", "WARN", "FAIL"]
-_ROLES: dict[Level, terminal.Role] = {"OK": "good", "WARN": "warn", "FAIL": "bad"}
-# Indent of the advice below a finding.
-_ADVICE_INDENT = 6
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
-    """The result of one check."""
-
-    check: str
-    """Name of the check: store, leader, nodes, ..."""
-    level: Level
-    message: str
-    """Observation, with the name of the object."""
-    advice: str = ""
-    """Remedy; empty if all is well."""
-
-
-def count_level(findings: Sequence[Finding], level: Level) -> int:
-    """Return the number of findings of a level."""
-    return sum(one.level == level for one in findings)
-
-
-def format_findings(findings: Sequence[Finding]) -> str:
-    """Return the findings as text, with the advice below each."""
-    width = max(len(one.check) for one in findings)
-    lines: list[str] = []
-    for one in findings:
-        word = terminal.style(one.level.ljust(4), _ROLES[one.level])
-        lines.append(f"{word}  {one.check.ljust(width)}  {one.message}")
-        if one.advice:
-            lines.append(" " * (_ADVICE_INDENT + width + 2) + terminal.style(one.advice, "dim"))
-    return "\n".join((*lines, "", summary_line(findings)))
-
-
-def summary_line(findings: Sequence[Finding]) -> str:
-    """Return the number of findings per level, such as `11 OK, 1 WARN, 0 FAIL`."""
-    return ", ".join(f"{count_level(findings, level)} {level}" for level in _ROLES)
-
-
-def findings_tree(findings: Sequence[Finding]) -> dict[str, Any]:
-    """Return the findings for `-o json`."""
-    return {
-        "ok": not count_level(findings, "FAIL"),
-        "findings": [
-            {
-                "check": one.check,
-                "level": one.level,
-                "message": one.message,
-                **({"advice": one.advice} if one.advice else {}),
-            }
-            for one in findings
-        ],
-    }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,6 +44,8 @@ class ProbeResult:
     """Lead of its clock over this machine's, in seconds, accurate to one; None if unknown."""
     holds_lease: bool = True
     """True if the process reports that it holds its lease."""
+    store: StoreView | None = None
+    """Its view of the store; None if it does not report one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,6 +74,8 @@ class FleetObservation:
     agents: Sequence[ProbeResult]
     gateways: Sequence[ProbeResult]
     engines: Sequence[ProbeResult]
+    control: ControlPlane
+    """The state of the control plane: whether it acts on what the store holds."""
     disk: DiskSpace | None = None
     """None if the fleet has no data folder on this machine."""
 
@@ -153,7 +102,9 @@ def run_checks(fleet: FleetObservation) -> list[Finding]:
     """Return the findings of all checks; what others depend on comes first."""
     return [
         *_store(fleet),
+        *control_plane.check_etcd(fleet.control.etcd),
         *_leader(fleet),
+        *control_plane.check_store_views((*fleet.agents, *fleet.gateways)),
         *_versions(fleet),
         *_nodes(fleet),
         *_pressure(fleet.nodes),
@@ -163,6 +114,7 @@ def run_checks(fleet: FleetObservation) -> list[Finding]:
         *_clocks(fleet.agents, fleet.gateways),
         *_gateways(fleet),
         *_probe_results("engines", fleet.engines, "engines", _ENGINE_ADVICE),
+        *control_plane.check_endpoints(fleet.control),
         *_fabric(fleet),
         *_objects(fleet),
     ]
@@ -184,10 +136,6 @@ def unreachable_findings(message: str) -> list[Finding]:
     ]
 
 
-def _ok(check: str, message: str) -> Finding:
-    return Finding(check=check, level="OK", message=message)
-
-
 def _store(fleet: FleetObservation) -> Iterator[Finding]:
     store = fleet.store
     read_time = f"{store.read_s * 1000:.0f} ms"
@@ -199,7 +147,7 @@ def _store(fleet: FleetObservation) -> Iterator[Finding]:
             advice="leases last 4 s: check the load of etcd's disk and machine (docs/operations/store.md)",
         )
     else:
-        yield _ok("store", f"etcd {store.version} at {store.address} answers in {read_time}")
+        yield ok("store", f"etcd {store.version} at {store.address} answers in {read_time}")
     if store.write_error:
         yield Finding(
             check="store",
@@ -219,7 +167,7 @@ def _store(fleet: FleetObservation) -> Iterator[Finding]:
 def _leader(fleet: FleetObservation) -> Iterator[Finding]:
     leader = fleet.versions.reconciler
     if leader is not None:
-        yield _ok("leader", f"reconciler {leader.name} leads")
+        yield control_plane.check_leader(leader.name, fleet.control.unobserved)
         return
     yield Finding(
         check="leader",
@@ -235,7 +183,7 @@ def _versions(fleet: FleetObservation) -> Iterator[Finding]:
         yield Finding(check="versions", level="WARN", message=message, advice=advice)
     if not fleet.skew:
         parts = 1 + len(fleet.versions.servers())
-        yield _ok("versions", f"{parts} components have compatible versions")
+        yield ok("versions", f"{parts} components have compatible versions")
 
 
 def _nodes(fleet: FleetObservation) -> Iterator[Finding]:
@@ -256,9 +204,9 @@ def _nodes(fleet: FleetObservation) -> Iterator[Finding]:
             advice=f"check that the Mac is awake and runs fleet-nodeagent; `fleetctl delete node {name}` removes the node",
         )
     if not lost:
-        yield _ok(
+        yield ok(
             "nodes",
-            f"{_counted(len(fleet.nodes), 'agent renews its lease', 'agents renew their leases')}",
+            f"{counted(len(fleet.nodes), 'agent renews its lease', 'agents renew their leases')}",
         )
 
 
@@ -295,7 +243,7 @@ def _disks(fleet: FleetObservation) -> Iterator[Finding]:
             advice="free disk space: models and etcd's database need it",
         )
     if places and not short:
-        yield _ok("disk", f"{_counted(len(places), 'disk has', 'disks have')} enough free space")
+        yield ok("disk", f"{counted(len(places), 'disk has', 'disks have')} enough free space")
 
 
 def _memory(fleet: FleetObservation) -> Iterator[Finding]:
@@ -317,7 +265,7 @@ def _memory(fleet: FleetObservation) -> Iterator[Finding]:
         )
     if fleet.nodes and not over:
         total = sum(assigned.values())
-        yield _ok("memory", f"replicas need {quantity.show(total)}, and no node is overcommitted")
+        yield ok("memory", f"replicas need {quantity.show(total)}, and no node is overcommitted")
 
 
 def _probe_results(
@@ -335,7 +283,7 @@ def _probe_results(
                 advice="check that it can reach the store; see `fleetctl logs`",
             )
     if results and not silent:
-        yield _ok(check, f"{len(results)} of {len(results)} {what} answer")
+        yield ok(check, f"{len(results)} of {len(results)} {what} answer")
 
 
 def _clocks(*groups: Sequence[ProbeResult]) -> Iterator[Finding]:
@@ -352,9 +300,9 @@ def _clocks(*groups: Sequence[ProbeResult]) -> Iterator[Finding]:
             advice="synchronize both clocks: `sudo sntp -sS time.apple.com` sets a Mac's clock once",
         )
     if offsets and not off:
-        yield _ok(
+        yield ok(
             "clocks",
-            f"{_counted(len(offsets), 'clock agrees', 'clocks agree')} with this machine's",
+            f"{counted(len(offsets), 'clock agrees', 'clocks agree')} with this machine's",
         )
 
 
@@ -385,9 +333,9 @@ def _fabric(fleet: FleetObservation) -> Iterator[Finding]:
             )
     fine = [one for one in fleet.admissions if one.is_admitted and not one.warnings]
     if fine:
-        yield _ok(
+        yield ok(
             "fabric",
-            f"{_counted(len(fine), 'ShardGroup has', 'ShardGroups have')} all cables and settings",
+            f"{counted(len(fine), 'ShardGroup has', 'ShardGroups have')} all cables and settings",
         )
 
 
@@ -405,19 +353,20 @@ def _objects(fleet: FleetObservation) -> Iterator[Finding]:
         suspended = [obj for obj in every if isinstance(obj, GitSource) and obj.spec.suspend]
         active = [obj for obj in every if obj not in suspended]
         for one in suspended:
-            yield _ok("objects", f"{kind.lower()}/{one.name} is suspended")
+            yield Finding(
+                check="objects",
+                level="WARN",
+                message=f"{kind.lower()}/{one.name} is suspended: commits are not applied",
+                advice=f"`fleetctl resume {kind.lower()}/{one.name}` ends it",
+            )
         bad = 0
         for obj in active:
             status = getattr(obj, "status", None)
             found = find_condition(status.conditions, type_) if status is not None else None
-            if found is not None and found.status is ConditionStatus.TRUE:
+            why = _unhealthy_reason(obj, found)
+            if not why:
                 continue
             bad += 1
-            why = (
-                "the reconciler has not observed it yet"
-                if found is None
-                else (found.message or found.reason)
-            )
             yield Finding(
                 check="objects",
                 level="WARN",
@@ -425,8 +374,13 @@ def _objects(fleet: FleetObservation) -> Iterator[Finding]:
                 advice=f"`fleetctl describe {kind.lower()}/{obj.name}` shows details",
             )
         if active and not bad:
-            yield _ok("objects", f"{len(active)} of {len(active)} {kind}s are {type_}")
+            yield ok("objects", f"{len(active)} of {len(active)} {kind}s are {type_}")
 
 
-def _counted(number: int, one: str, several: str) -> str:
-    return f"{number} {one if number == 1 else several}"
+def _unhealthy_reason(obj: ApiObject, found: Condition | None) -> str:
+    """Return why an object does not count as healthy; "" if it does. A condition of an earlier spec tells nothing."""
+    if found is None:
+        return "the reconciler has not observed it yet"
+    if control_plane.is_unobserved(obj):
+        return "the reconciler has not observed its latest change yet"
+    return "" if found.status is ConditionStatus.TRUE else (found.message or found.reason)

@@ -2,7 +2,7 @@
 
 import asyncio
 import shutil
-from collections.abc import Coroutine, Iterable
+from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from email.utils import parsedate_to_datetime
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,8 @@ from urllib.parse import urlsplit
 import aiohttp
 import orjson
 
+from fleetctl.cli.connect import etcd_dir
+from fleetctl.doctor import observe_control
 from fleetctl.doctor.checks import (
     CONDITION_KINDS,
     DiskSpace,
@@ -18,6 +20,8 @@ from fleetctl.doctor.checks import (
     ProbeResult,
     StoreHealth,
 )
+from fleetctl.doctor.control_plane import ControlPlane, StoreView
+from fleetctl.doctor.observe_control import SETTLE_S
 from fleetctl.fabric.admission import check_admission
 from fleetctl.fleets import gateways, version_skew
 from fleetctl.fleets.version_skew import ComponentVersion
@@ -32,6 +36,7 @@ from schemas.replica import Endpoint, Replica
 from schemas.shardgroup import ShardGroup
 from store import keys, objects
 from store.errors import StoreError
+from store.etcd.address import EtcdAddress
 from store.port import Transport
 
 _LEASE_S = 5
@@ -42,7 +47,7 @@ _MAX_BODY_BYTES = 2**20
 
 
 async def observe_fleet(
-    transport: Transport, address: str, clock: Clock, data_dir: Path | None
+    transport: Transport, address: EtcdAddress, clock: Clock, data_dir: Path | None
 ) -> FleetObservation:
     """Observe all parts of the fleet. `data_dir` is the fleet's folder if it is on this machine.
 
@@ -50,13 +55,15 @@ async def observe_fleet(
         StoreError: the store does not answer.
 
     """
-    store = await _observe_store(transport, address, clock)
+    store = await _observe_store(transport, str(address), clock)
     versions = await version_skew.read_versions(
         transport, ComponentVersion(part="fleetctl", version=fleet_version())
     )
     nodes = [one for one in await _read_all(transport, "Node") if isinstance(one, Node)]
     ready = await reader.ready_nodes(transport)
-    objects_by_kind = {kind: await _read_all(transport, kind) for kind in CONDITION_KINDS}
+    objects_by_kind = await _read_objects(transport)
+    reading = await observe_control.read_control(transport, _flat(objects_by_kind))
+    read_at = clock.monotonic()
     groups = [one for one in objects_by_kind["ShardGroup"] if isinstance(one, ShardGroup)]
     leases = await gateways.list_leases(transport)
     endpoints = await objects.list_all(transport, Endpoint)
@@ -67,6 +74,13 @@ async def observe_fleet(
             prober.all(prober.health(session, f"gateway/{i}", g.url) for i, g in leases.items()),
             prober.all(prober.port(f"replica/{e.name}", e.spec.url) for e in endpoints),
         )
+    if not reading.is_settled:
+        # The probes above took a part of this time.
+        await clock.sleep(max(0.0, SETTLE_S - (clock.monotonic() - read_at)))
+        objects_by_kind = await _read_objects(transport)
+        later = await observe_control.read_control(transport, _flat(objects_by_kind))
+        reading = reading.confirm(later)
+    observed = _flat(objects_by_kind)
     return FleetObservation(
         store=store,
         versions=versions,
@@ -74,13 +88,32 @@ async def observe_fleet(
         nodes=nodes,
         ready=ready,
         replicas=await objects.list_all(transport, Replica),
-        objects=[one for several in objects_by_kind.values() for one in several],
+        objects=observed,
         admissions=[check_admission(group, nodes, ready) for group in groups],
         agents=agents,
         gateways=answered,
         engines=engines,
+        control=ControlPlane(
+            etcd=await observe_control.observe_etcd(
+                transport,
+                address,
+                None if data_dir is None else etcd_dir(data_dir),
+                is_writable=not store.write_error,
+            ),
+            endpoints=reading.endpoints,
+            foreign_endpoints=sorted(reading.foreign, key=lambda one: (one.node, one.replica)),
+            unobserved=observe_control.unobserved_changes(reading, observed, clock),
+        ),
         disk=_observe_disk(data_dir),
     )
+
+
+async def _read_objects(transport: Transport) -> dict[str, list[ApiObject]]:
+    return {kind: await _read_all(transport, kind) for kind in CONDITION_KINDS}
+
+
+def _flat(objects_by_kind: Mapping[str, Sequence[ApiObject]]) -> list[ApiObject]:
+    return [one for several in objects_by_kind.values() for one in several]
 
 
 async def _read_all(transport: Transport, name: str) -> list[ApiObject]:
@@ -163,7 +196,14 @@ class _Prober:
                 url=url,
                 error=f"{url}/health answers with HTTP status {response.status}",
             )
-        return ProbeResult(label=label, url=url, offset_s=offset, holds_lease=_holds_lease(body))
+        tree = _health_tree(body)
+        return ProbeResult(
+            label=label,
+            url=url,
+            offset_s=offset,
+            holds_lease=tree.get("leaseHeld") is not False,
+            store=_store_view(tree),
+        )
 
     def _offset(self, date: str) -> float | None:
         """Return how far the sender's clock is ahead, in seconds; None without a valid Date header."""
@@ -198,9 +238,24 @@ def _cause(error: Exception) -> str:
     return (reason or str(error) or type(error).__name__).lower()
 
 
-def _holds_lease(body: bytes) -> bool:
+def _health_tree(body: bytes) -> Mapping[str, Any]:
+    """Return the health document; empty if it is none."""
     try:
         tree = orjson.loads(body)
     except orjson.JSONDecodeError:
-        return True
-    return not isinstance(tree, dict) or tree.get("leaseHeld") is not False
+        return {}
+    return tree if isinstance(tree, dict) else {}
+
+
+def _store_view(tree: Mapping[str, Any]) -> StoreView | None:
+    """Return the process's view of the store; None if it does not report one."""
+    view = tree.get("store")
+    if isinstance(view, dict) and "ageS" in view:
+        age_s, refused = view["ageS"], view.get("refused")
+        return StoreView(
+            age_s=float(age_s) if isinstance(age_s, int | float) else None,
+            refusal=refused if isinstance(refused, str) else "no reason given" if refused else "",
+        )
+    # Gateways of earlier releases.
+    age_s = tree.get("storeStalenessSeconds")
+    return StoreView(age_s=float(age_s)) if isinstance(age_s, int | float) else None

@@ -14,8 +14,9 @@ import orjson
 from fleetctl.cli.errors import FleetctlError
 from fleetctl.cli.terminal import ProgressLine
 from fleetctl.doctor import checks, observe
+from fleetctl.doctor.findings import findings_tree
 from fleetctl.fleets import process_client, version_skew
-from fleetctl.fleets.process_client import ProcessAddress
+from fleetctl.fleets.process_client import ProcessAddress, ProcessRefusedError
 from fleetctl.fleets.version_skew import ComponentVersion
 from fleetctl.support_bundle import redaction
 from machinery.clock import Clock
@@ -27,8 +28,10 @@ from schemas.replica import Replica
 from store import keys, objects
 from store.codec import UndecodableError
 from store.errors import StoreError
+from store.etcd.address import EtcdAddress
 from store.port import Transport
 
+_NOT_FOUND = 404
 # Size of the end of each log that is kept; the most recent lines matter most.
 LOG_BYTES = 2 * 2**20
 
@@ -148,7 +151,7 @@ class BundleCollector:
         self._archive = archive
         self._clock = clock
 
-    async def add_fleet(self, address: str, data_dir: Path | None) -> None:
+    async def add_fleet(self, address: EtcdAddress, data_dir: Path | None) -> None:
         """Add versions, doctor's findings and all objects. Raises StoreError."""
         client = ComponentVersion(part="fleetctl", version=fleet_version())
         versions = await version_skew.read_versions(self._transport, client)
@@ -157,7 +160,7 @@ class BundleCollector:
             version_skew.tree(versions, version_skew.warnings(versions, mlx_lm=MLX_LM)),
         )
         observation = await observe.observe_fleet(self._transport, address, self._clock, data_dir)
-        self._archive.add_tree("doctor.json", checks.findings_tree(checks.run_checks(observation)))
+        self._archive.add_tree("doctor.json", findings_tree(checks.run_checks(observation)))
         for kind in kinds.KINDS:
             try:
                 found = await objects.list_all(self._transport, kind.type)
@@ -250,7 +253,9 @@ class BundleCollector:
         try:
             raw = await process_client.fetch(address, bare, bearer=bearer, params=params)
         except FleetctlError as error:
-            self._archive.add_missing(name, error.message)
+            is_absent = isinstance(error, ProcessRefusedError) and error.status == _NOT_FOUND
+            if not (is_absent and "previous" in params):  # most engines were started once
+                self._archive.add_missing(name, error.message)
             return
         if is_log:
             self._archive.add_log(name, raw)

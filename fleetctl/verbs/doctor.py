@@ -8,16 +8,18 @@ import orjson
 
 from fleetctl.cli import errors
 from fleetctl.cli.connect import etcd_address, open_store, run, store_options
-from fleetctl.doctor import checks, observe
-from fleetctl.doctor.checks import Finding
+from fleetctl.doctor import checks, findings, observe
+from fleetctl.doctor.findings import Finding
 from machinery.clock import SystemClock
 from store.errors import StoreError
 
 _HELP = """Check every part of the fleet, and print problems with their remedies.
 
 Checks: the store answers and accepts writes; a reconciler leads; versions are compatible; nodes renew their leases and
-have disk space and memory; this machine reaches agents, gateways and engines; clocks agree; ShardGroups have their cables
-and RDMA settings; deployments, routes, pools and GitSources are healthy. Changes nothing. Exit code 1: a check FAILed.
+have disk space and memory; this machine reaches agents, gateways and engines; clocks agree; agents, gateways and the
+reconciler read the store; endpoints are on the right nodes; etcd has room, and users if it is on a network; ShardGroups
+have their cables and RDMA settings; deployments, routes, pools and GitSources are healthy. Changes nothing. Exit code 1:
+a check FAILed.
 """
 
 
@@ -28,13 +30,13 @@ and RDMA settings; deployments, routes, pools and GitSources are healthy. Change
 @store_options
 def doctor(output: str, **options: Any) -> None:
     """Check every part of the fleet, and print problems with their remedies."""
-    findings = run(examine(options))
+    found = run(examine(options))
     if output == "json":
-        tree = checks.findings_tree(findings)
+        tree = findings.findings_tree(found)
         click.echo(orjson.dumps(tree, option=orjson.OPT_INDENT_2).decode())
     else:
-        click.echo(checks.format_findings(findings))
-    if checks.count_level(findings, "FAIL"):
+        click.echo(findings.format_findings(found))
+    if findings.count_level(found, "FAIL"):
         raise click.exceptions.Exit(1)
 
 
@@ -44,9 +46,7 @@ async def examine(options: dict[str, Any]) -> list[Finding]:
     folder: Path | None = None if options["etcd"] else options["data_dir"]
     try:
         async with open_store(options) as transport:
-            observation = await observe.observe_fleet(
-                transport, str(address), SystemClock(), folder
-            )
+            observation = await observe.observe_fleet(transport, address, SystemClock(), folder)
     except StoreError as error:
         return checks.unreachable_findings(errors.from_store_error(error).message)
     return checks.run_checks(observation)

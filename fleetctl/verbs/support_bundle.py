@@ -9,6 +9,7 @@ from fleetctl.cli.connect import etcd_address, open_store, run, store_options
 from fleetctl.cli.errors import FleetctlError
 from fleetctl.cli.terminal import ProgressLine
 from fleetctl.doctor import checks
+from fleetctl.doctor.findings import findings_tree
 from fleetctl.support_bundle import contents
 from fleetctl.support_bundle.contents import BundleArchive, BundleRequest
 from machinery import files
@@ -106,11 +107,9 @@ async def _fill(
         async with open_store(options) as transport:
             collector = contents.BundleCollector(transport, archive, SystemClock())
             progress.show("reading the store")
-            await collector.add_fleet(str(address), folder)
+            await collector.add_fleet(address, folder)
             await collector.add_processes(request, progress)
     except StoreError as error:
         # A bundle is most useful when the store is the problem, so write it anyway.
-        archive.add_tree(
-            "doctor.json", checks.findings_tree(checks.unreachable_findings(str(error)))
-        )
+        archive.add_tree("doctor.json", findings_tree(checks.unreachable_findings(str(error))))
         archive.add_missing("all objects in the store, and all agents and gateways", str(error))

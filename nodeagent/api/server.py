@@ -127,8 +127,13 @@ class AgentRoutes:
     readers: LogReaders = field(default_factory=LogReaders)
 
     async def health(self) -> Response:
-        """Answer that the agent runs; `leaseHeld` says whether the fleet counts the node as alive."""
+        """Answer that the agent runs.
+
+        `leaseHeld` says whether the fleet counts the node as alive. `store` says how old the agent's view of the store is, in
+        seconds, and why the store refuses the agent: etcd renews the leases of processes that it locks out.
+        """
         view = self.view
+        age_s = view.replicas.staleness_s()
         return _json_response(
             {
                 "status": "ok",
@@ -137,6 +142,10 @@ class AgentRoutes:
                 "version": version(),
                 "uptimeSeconds": round(view.uptime_s(), 3),
                 "leaseHeld": view.has_lease(),
+                "store": {
+                    "ageS": None if age_s is None else round(age_s, 3),
+                    "refused": view.replicas.refusal,
+                },
                 "engines": len(view.engines),
             }
         )

@@ -134,6 +134,13 @@ class NodeCache(Generic[T]):
     def synced(self) -> bool:
         return self._cache.synced
 
+    @property
+    def refusal(self) -> str:
+        return self._cache.refusal
+
+    def staleness_s(self) -> float | None:
+        return self._cache.staleness_s()
+
     def on_change(self, handler: Callable[[str], None]) -> None:
         self._handlers[self._node] = handler
 

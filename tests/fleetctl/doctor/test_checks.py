@@ -1,26 +1,37 @@
 """Health checks of `fleetctl doctor`, with values and with a real store."""
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from fleetctl.doctor.checks import (
     DiskSpace,
-    Finding,
     FleetObservation,
     ProbeResult,
     StoreHealth,
+    run_checks,
+)
+from fleetctl.doctor.control_plane import (
+    ControlPlane,
+    EtcdHealth,
+    ForeignEndpoint,
+    StoreView,
+    UnobservedChange,
+)
+from fleetctl.doctor.findings import (
+    Finding,
     count_level,
     findings_tree,
     format_findings,
-    run_checks,
     summary_line,
 )
 from fleetctl.fleets.version_skew import ComponentVersion, FleetVersions
 from schemas.gitsource import GitSource
-from schemas.meta import Condition, ConditionStatus
+from schemas.meta import Condition, ConditionStatus, ObjectMeta
 from schemas.node import Node, NodeStatus
+from schemas.pools import NodePool, NodePoolSpec, NodePoolStatus
 from tests.support.fleet import Fleet, fleetctl
 
 GIB = 2**30
@@ -41,6 +52,19 @@ def condition(type_: str, status: ConditionStatus, message: str) -> Condition:
     return Condition(type=type_, status=status, reason="Because", message=message)
 
 
+FRESH = StoreView(age_s=2.4)
+ETCD = EtcdHealth(has_users=False, size_bytes=12 * 2**20, quota_bytes=512 * 2**20)
+
+
+def agents(**different: Any) -> dict[str, Any]:
+    found = ProbeResult(**{"label": "node/mac-1", "url": "x", "store": FRESH, **different})
+    return {"agents": (found,)}
+
+
+def control(**different: Any) -> dict[str, Any]:
+    return {"control": ControlPlane(**{"etcd": ETCD, "endpoints": 2, **different})}
+
+
 HEALTHY: dict[str, Any] = {
     "store": StoreHealth(address="http://mac-1:2379", version="3.6.1", read_s=0.004),
     "versions": FleetVersions(
@@ -54,9 +78,14 @@ HEALTHY: dict[str, Any] = {
     "replicas": (),
     "objects": (),
     "admissions": (),
-    "agents": (ProbeResult(label="node/mac-1", url="http://mac-1:4001", offset_s=-0.4),),
-    "gateways": (ProbeResult(label="gateway/a", url="http://mac-1:4000", offset_s=0.1),),
+    "agents": (
+        ProbeResult(label="node/mac-1", url="http://mac-1:4001", offset_s=-0.4, store=FRESH),
+    ),
+    "gateways": (
+        ProbeResult(label="gateway/a", url="http://mac-1:4000", offset_s=0.1, store=FRESH),
+    ),
     "engines": (),
+    "control": ControlPlane(etcd=ETCD, endpoints=2),
 }
 
 
@@ -66,17 +95,20 @@ def findings(**different: Any) -> list[Finding]:
 
 def test_a_healthy_fleet_has_only_ok_findings() -> None:
     assert format_findings(findings()) == (
-        "OK    store     etcd 3.6.1 at http://mac-1:2379 answers in 4 ms\n"
-        "OK    leader    reconciler mac-1/7 leads\n"
-        "OK    versions  3 components have compatible versions\n"
-        "OK    nodes     1 agent renews its lease\n"
-        "OK    disk      1 disk has enough free space\n"
-        "OK    memory    replicas need 0 B, and no node is overcommitted\n"
-        "OK    agents    1 of 1 agents answer\n"
-        "OK    clocks    2 clocks agree with this machine's\n"
-        "OK    gateways  1 of 1 gateways answer\n"
+        "OK    store        etcd 3.6.1 at http://mac-1:2379 answers in 4 ms\n"
+        "OK    quota        12.0 MiB of etcd's 512 MiB are in use\n"
+        "OK    leader       reconciler mac-1/7 leads\n"
+        "OK    store views  2 processes read the store; the oldest view is 2 s old\n"
+        "OK    versions     3 components have compatible versions\n"
+        "OK    nodes        1 agent renews its lease\n"
+        "OK    disk         1 disk has enough free space\n"
+        "OK    memory       replicas need 0 B, and no node is overcommitted\n"
+        "OK    agents       1 of 1 agents answer\n"
+        "OK    clocks       2 clocks agree with this machine's\n"
+        "OK    gateways     1 of 1 gateways answer\n"
+        "OK    endpoints    2 endpoints are on the node of the replica\n"
         "\n"
-        "9 OK, 0 WARN, 0 FAIL"
+        "12 OK, 0 WARN, 0 FAIL"
     )
 
 
@@ -138,17 +170,17 @@ def test_a_healthy_fleet_has_only_ok_findings() -> None:
             id="agent-silent",
         ),
         pytest.param(
-            {"agents": (ProbeResult(label="node/mac-1", url="x", holds_lease=False),)},
+            agents(holds_lease=False),
             "WARN agents: node/mac-1 answers, but has lost its lease",
             id="agent-lost",
         ),
         pytest.param(
-            {"agents": (ProbeResult(label="node/mac-1", url="x", offset_s=7.2),)},
+            agents(offset_s=7.2),
             "WARN clocks: node/mac-1: its clock is 7 s ahead of this machine's",
             id="clock-ahead",
         ),
         pytest.param(
-            {"agents": (ProbeResult(label="node/mac-1", url="x", offset_s=-90.0),)},
+            agents(offset_s=-90.0),
             "FAIL clocks: node/mac-1: its clock is 90 s behind this machine's",
             id="clock-far-behind",
         ),
@@ -165,6 +197,80 @@ def test_a_healthy_fleet_has_only_ok_findings() -> None:
             "WARN engines: replica/q-0: no connection to x",
             id="engine-silent",
         ),
+        pytest.param(
+            agents(store=StoreView(age_s=3.0, refusal="user name is empty")),
+            "FAIL store views: node/mac-1: the store refuses it: user name is empty",
+            id="locked-out",
+        ),
+        pytest.param(
+            agents(store=StoreView(age_s=None)),
+            "FAIL store views: node/mac-1: it has never read the store",
+            id="never-read-the-store",
+        ),
+        pytest.param(
+            agents(store=StoreView(age_s=31.0)),
+            "WARN store views: node/mac-1: it has heard nothing from the store for 31 s",
+            id="old-view",
+        ),
+        pytest.param(
+            agents(store=StoreView(age_s=240.0)),
+            "FAIL store views: node/mac-1: it has heard nothing from the store for 240 s",
+            id="frozen-view",
+        ),
+        pytest.param(
+            agents(store=None),
+            "WARN store views: 1 process does not report how old their view of the store is: node/mac-1",
+            id="view-unknown-is-not-ok",
+        ),
+        pytest.param(
+            control(unobserved=(
+                UnobservedChange(label="modeldeployment/q", generation=2, observed_generation=1, age_s=226.0),
+            )),
+            "FAIL leader: reconciler mac-1/7 holds its lease, but does not act: it has not observed modeldeployment/q "
+            "(generation 2, observed 1, for 226 s)",
+            id="frozen-reconciler",
+        ),
+        pytest.param(
+            control(foreign_endpoints=(ForeignEndpoint(replica="chat-0", node="mac-2", assigned="mac-1"),)),
+            "FAIL endpoints: node/mac-2 publishes an endpoint of replica/chat-0, which is assigned to mac-1",
+            id="foreign-endpoint",
+        ),
+        pytest.param(
+            control(foreign_endpoints=(ForeignEndpoint(replica="chat-9", node="mac-2", assigned=""),)),
+            "FAIL endpoints: node/mac-2 publishes an endpoint of replica/chat-9, which does not exist",
+            id="invented-endpoint",
+        ),
+        pytest.param(
+            control(etcd=replace(ETCD, exposed=("http://10.0.0.5:2379",))),
+            "WARN store: etcd at http://10.0.0.5:2379 is reached over the network, and has no users",
+            id="open-etcd",
+        ),
+        pytest.param(
+            control(etcd=replace(ETCD, exposed=("http://10.0.0.5:2379",), has_users=None)),
+            "WARN store: etcd at http://10.0.0.5:2379 is reached over the network, and whether it has users is unknown",
+            id="users-unknown-is-not-ok",
+        ),
+        pytest.param(
+            control(etcd=replace(ETCD, size_bytes=450 * 2**20, largest_prefix="event/Node/mac-2/",
+                                 largest_bytes=400 * 2**20)),
+            "WARN quota: etcd's database uses 450 MiB of 512 MiB; the largest prefix is event/Node/mac-2/ with 400 MiB",
+            id="nearly-full",
+        ),
+        pytest.param(
+            control(etcd=replace(ETCD, quota_bytes=None, is_full=True)),
+            "FAIL quota: etcd's database uses 12.0 MiB of its quota",
+            id="full",
+        ),
+        pytest.param(
+            control(etcd=EtcdHealth(error="no answer")),
+            "WARN quota: the size of etcd's database is unknown: no answer",
+            id="size-unknown-is-not-ok",
+        ),
+        pytest.param(
+            control(etcd=replace(ETCD, quota_bytes=None)),
+            "WARN quota: etcd's database has 12.0 MiB in use; its quota is unknown",
+            id="quota-unknown-is-not-ok",
+        ),
     ],
 )  # fmt: skip
 def test_each_problem_has_one_finding_with_advice(different: dict[str, Any], line: str) -> None:
@@ -173,7 +279,21 @@ def test_each_problem_has_one_finding_with_advice(different: dict[str, Any], lin
     assert bad[0].advice
 
 
-def test_a_suspended_git_source_is_not_a_problem() -> None:
+def test_an_object_with_an_unobserved_change_is_not_healthy() -> None:
+    ready = condition("Ready", ConditionStatus.TRUE, "3 of 3 nodes ready")
+    pool = NodePool(
+        metadata=ObjectMeta(name="desk", generation=2),
+        spec=NodePoolSpec(nodes=("mac-1",)),
+        status=NodePoolStatus(observed_generation=1, conditions=(ready,)),
+    )
+    (found,) = [one for one in findings(objects=(pool,)) if one.check == "objects"]
+    assert (found.level, found.message) == (
+        "WARN",
+        "nodepool/desk is not Ready: the reconciler has not observed its latest change yet",
+    )
+
+
+def test_a_suspended_git_source_is_told() -> None:
     def source(name: str, *, suspend: bool) -> GitSource:
         return GitSource.model_validate({
             "metadata": {"name": name}, "spec": {"repository": "https://git.example/x.git", "suspend": suspend}
@@ -182,7 +302,7 @@ def test_a_suspended_git_source_is_not_a_problem() -> None:
     several = findings(objects=(source("a", suspend=True), source("b", suspend=False)))
     messages = [(one.level, one.message) for one in several if one.check == "objects"]
     assert messages == [
-        ("OK", "gitsource/a is suspended"),
+        ("WARN", "gitsource/a is suspended: commits are not applied"),
         ("WARN", "gitsource/b is not Ready: the reconciler has not observed it yet"),
     ]
 
@@ -191,7 +311,7 @@ def test_the_tree_and_the_summary_count_findings() -> None:
     several = findings(gateways=())
     assert findings_tree(several)["ok"] is True
     assert findings_tree(findings(ready=frozenset()))["ok"] is False
-    assert summary_line(several) == "8 OK, 1 WARN, 0 FAIL"
+    assert summary_line(several) == "11 OK, 1 WARN, 0 FAIL"
     assert count_level(several, "WARN") == 1
 
 

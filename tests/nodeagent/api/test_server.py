@@ -45,6 +45,10 @@ class Replicas:
 
     items: dict[str, Replica]
     synced: bool = True
+    refusal: str = "user name is empty"
+
+    def staleness_s(self) -> float | None:
+        return 7.5
 
     def on_change(self, handler: Callable[[str], None]) -> None: ...
 
@@ -129,7 +133,14 @@ async def test_health_and_metrics_are_open(agent: Asked) -> None:
         tree: dict[str, Any] = await response.json()
     assert tree.pop("uptimeSeconds") >= 0
     assert tree.pop("version")
-    assert tree == {"status": "ok", "node": NODE, "uid": "u", "leaseHeld": True, "engines": 0}
+    assert tree == {
+        "status": "ok",
+        "node": NODE,
+        "uid": "u",
+        "leaseHeld": True,
+        "store": {"ageS": 7.5, "refused": "user name is empty"},
+        "engines": 0,
+    }
     async with agent.get("/metrics", headers={}) as response:
         text = await response.text()
     assert f"fleet_agent_memory_allocatable_bytes {2**35}\n" in text

@@ -1,0 +1,212 @@
+"""Observation of the control plane: unobserved changes, endpoints on foreign nodes, and the etcd behind the store."""
+
+import ipaddress
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, replace
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import aiohttp
+
+from fleetctl.doctor.control_plane import (
+    EtcdHealth,
+    ForeignEndpoint,
+    UnobservedChange,
+    is_unobserved,
+)
+from machinery import processes
+from machinery.clock import Clock
+from machinery.prometheus import parse_samples
+from schemas.meta import ApiObject
+from schemas.replica import Replica
+from store import keys, objects
+from store.errors import StoreError
+from store.etcd.address import EtcdAddress
+from store.etcd.grpc.admin import AuthClient, MaintenanceClient, MemberStatus, member_addresses
+from store.port import Transport
+
+SETTLE_S = 3.0
+"""Seconds between two readings: a reconciler observes a change, and an agent withdraws an endpoint, much faster."""
+_METRICS_S = 2.0
+_MAX_METRICS_BYTES = 4 << 20
+_QUOTA_METRIC = "etcd_server_quota_backend_bytes"
+_QUOTA_FLAG = "--quota-backend-bytes="
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ControlReading:
+    """One reading of what the control plane may still be working on."""
+
+    endpoints: int
+    foreign: frozenset[ForeignEndpoint]
+    unobserved: frozenset[tuple[str, int]]
+    """Label and generation of objects with a change that was not observed."""
+
+    @property
+    def is_settled(self) -> bool:
+        """Return whether there is nothing that may still be under way."""
+        return not self.foreign and not self.unobserved
+
+    def confirm(self, later: "ControlReading") -> "ControlReading":
+        """Return the later reading without what is new in it."""
+        return replace(
+            later,
+            foreign=self.foreign & later.foreign,
+            unobserved=self.unobserved & later.unobserved,
+        )
+
+
+async def read_control(transport: Transport, observed: Sequence[ApiObject]) -> ControlReading:
+    """Compare endpoints with replicas, and generations with statuses. Raises StoreError."""
+    endpoints = [item.key for item in (await transport.list(keys.ENDPOINT_PREFIX)).items]
+    replicas = {one.name: one for one in await objects.list_all(transport, Replica)}
+    compared = (_compare_endpoint(key, replicas) for key in endpoints)
+    return ControlReading(
+        endpoints=len(endpoints),
+        foreign=frozenset(one for one in compared if one is not None),
+        unobserved=frozenset(
+            (label_of(one), one.metadata.generation) for one in observed if is_unobserved(one)
+        ),
+    )
+
+
+def _compare_endpoint(key: str, replicas: dict[str, Replica]) -> ForeignEndpoint | None:
+    node = key.removeprefix(keys.ENDPOINT_PREFIX).partition("/")[0]
+    name = keys.replica_of(key)
+    replica = replicas.get(name)
+    assigned = "" if replica is None else replica.spec.ranks[0].node
+    if assigned == node:
+        return None
+    return ForeignEndpoint(replica=name, node=node, assigned=assigned)
+
+
+def label_of(found: ApiObject) -> str:
+    """Return the object's name in messages, such as `modeldeployment/qwen`."""
+    return f"{found.kind.lower()}/{found.name}"
+
+
+def unobserved_changes(
+    reading: ControlReading, observed: Sequence[ApiObject], clock: Clock
+) -> tuple[UnobservedChange, ...]:
+    """Return the changes of a confirmed reading with their age."""
+    labels = {label for label, _ in reading.unobserved}
+    return tuple(
+        UnobservedChange(
+            label=label_of(one),
+            generation=one.metadata.generation,
+            observed_generation=getattr(getattr(one, "status", None), "observed_generation", 0),
+            age_s=_age_s(one, clock),
+        )
+        for one in observed
+        if label_of(one) in labels
+    )
+
+
+def _age_s(found: ApiObject, clock: Clock) -> float:
+    """Return the seconds since the last write of the object; at least the time between the readings."""
+    times = [entry.time for entry in found.metadata.managed_fields]
+    age_s = (clock.now() - max(times)).total_seconds() if times else 0.0
+    return max(SETTLE_S, age_s)
+
+
+async def observe_etcd(
+    transport: Transport, address: EtcdAddress, etcd_folder: Path | None, *, is_writable: bool
+) -> EtcdHealth:
+    """Observe the etcd itself; what cannot be read is left unknown. `etcd_folder` is that of an embedded etcd."""
+    exposed = exposed_urls(address)
+    if address.transport == "http":
+        error = "this fleetctl uses etcd's JSON gateway, which does not report it"
+        return EtcdHealth(exposed=exposed, has_users=bool(address.username) or None, error=error)
+    try:
+        members = [await _member_status(one) for one in member_addresses(address)]
+        has_users = bool(address.username) or (bool(exposed) and await _has_users(address))
+    except StoreError as error:
+        return EtcdHealth(exposed=exposed, error=str(error))
+    health = EtcdHealth(
+        exposed=exposed,
+        has_users=has_users,
+        size_bytes=max(member.db_size_in_use_bytes for member in members),
+        quota_bytes=await _read_quota(address, etcd_folder),
+        is_full=not is_writable and any(member.has_alarms for member in members),
+    )
+    if not health.is_nearly_full:
+        return health
+    prefix, size_bytes = await largest_prefix(transport)
+    return replace(health, largest_prefix=prefix, largest_bytes=size_bytes)
+
+
+def exposed_urls(address: EtcdAddress) -> tuple[str, ...]:
+    """Return the URLs that other machines can reach; none where clients need a certificate."""
+    if address.certificate is not None:
+        return ()
+    return tuple(url for url in address.endpoints if _is_remote(urlsplit(url).hostname or ""))
+
+
+def _is_remote(host: str) -> bool:
+    try:
+        return not ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host != "localhost"
+
+
+async def _member_status(address: EtcdAddress) -> MemberStatus:
+    client = MaintenanceClient(address)
+    try:
+        return await client.status()
+    finally:
+        await client.close()
+
+
+async def _has_users(address: EtcdAddress) -> bool:
+    client = AuthClient(address)
+    try:
+        return await client.is_on()
+    finally:
+        await client.close()
+
+
+async def _read_quota(address: EtcdAddress, etcd_folder: Path | None) -> int | None:
+    """Return the quota: of an embedded etcd from its command line, of another one from its metrics."""
+    if address.socket is not None:
+        # The usual place of the socket is below etcd's folder.
+        folder = etcd_folder or address.socket.parent.parent
+        record = processes.load_record(folder / "etcd.pid")
+        flags = () if record is None else record.command
+        found = [flag.removeprefix(_QUOTA_FLAG) for flag in flags if flag.startswith(_QUOTA_FLAG)]
+        return int(found[0]) if found and found[0].isdigit() else None
+    quotas = [await _fetch_quota(address, url) for url in address.endpoints]
+    return min((quota for quota in quotas if quota), default=None)
+
+
+async def _fetch_quota(address: EtcdAddress, url: str) -> int | None:
+    timeout = aiohttp.ClientTimeout(total=_METRICS_S)
+    try:
+        context = address.ssl_context() or False
+        async with (
+            aiohttp.ClientSession(timeout=timeout) as session,
+            session.get(f"{url.rstrip('/')}/metrics", ssl=context, allow_redirects=False) as found,
+        ):
+            text = (await found.content.read(_MAX_METRICS_BYTES)).decode(errors="replace")
+        values = [one.value for one in parse_samples(text) if one.name == _QUOTA_METRIC]
+        return int(float(values[0])) if values else None
+    except (aiohttp.ClientError, OSError, TimeoutError, ValueError):
+        return None
+
+
+async def largest_prefix(transport: Transport) -> tuple[str, int]:
+    """Return the prefix of keys that holds most bytes: an area of a kind, or of one node. Raises StoreError."""
+    sizes: Counter[str] = Counter()
+    async with aclosing(transport.pages(f"{keys.ROOT}/")) as pages:
+        async for page in pages:
+            for item in page.items:
+                sizes[_prefix_of(item.key)] += len(item.key) + len(item.value)
+    return max(sizes.items(), key=lambda one: one[1], default=("", 0))
+
+
+def _prefix_of(key: str) -> str:
+    """Return the key's writer or kind, as in `event/Node/mac-2/` and `spec/Replica/`."""
+    parts = key.removeprefix(f"{keys.ROOT}/").split("/")
+    depth = 3 if parts[:2] == ["event", "Node"] else 2
+    return "".join(f"{part}/" for part in parts[: min(depth, len(parts) - 1)])

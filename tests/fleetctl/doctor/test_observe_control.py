@@ -1,0 +1,129 @@
+"""The doctor's observation of the control plane, at a real etcd."""
+
+import json
+from datetime import timedelta
+from pathlib import Path
+
+from fleetctl.doctor import observe_control
+from fleetctl.doctor.control_plane import ForeignEndpoint
+from fleetctl.doctor.observe_control import exposed_urls, largest_prefix
+from schemas.meta import ManagedFieldsEntry, ObjectMeta
+from schemas.pools import NodePool, NodePoolSpec, NodePoolStatus
+from store import codec, keys
+from store.etcd.address import EtcdAddress
+from store.memory import MemoryTransport
+from store.port import Delete, Put, Transport
+from tests.support.clock import FakeClock
+from tests.support.fleet import Fleet, fleetctl
+from tests.support.nodeagent_plans import wanted
+
+STOLEN = keys.endpoint_key("mac-2", "qwen-0")
+
+
+async def doctor(shared: Fleet) -> dict[str, list[dict[str, str]]]:
+    done = await fleetctl("doctor", "--etcd", str(shared.etcd.address), "-o", "json")
+    found: dict[str, list[dict[str, str]]] = {}
+    for one in json.loads(done.out)["findings"]:
+        found.setdefault(one["check"], []).append(one)
+    return found
+
+
+async def test_an_endpoint_of_a_stolen_agent_fails(shared: Fleet, transport: Transport) -> None:
+    key = keys.endpoint_key("a", "qwen-0")
+    await transport.commit([], [codec.put_spec(wanted()), Put(key=key, value=b"{}")])
+    reading = await observe_control.read_control(transport, ())
+    assert reading.is_settled
+    await transport.commit([], [Put(key=STOLEN, value=b"{}")])
+    reading = await observe_control.read_control(transport, ())
+    assert reading.foreign == {ForeignEndpoint(replica="qwen-0", node="mac-2", assigned="a")}
+    await transport.commit([], [Delete(key=key), Delete(key=STOLEN)])
+
+
+async def test_a_change_that_no_reconciler_observes_fails(
+    shared: Fleet, transport: Transport
+) -> None:
+    pool = NodePool(
+        metadata=ObjectMeta(name="frozen", generation=2), spec=NodePoolSpec(nodes=("a",))
+    )
+    status = Put(
+        key=keys.status_key("NodePool", "frozen"),
+        value=codec.encode(NodePoolStatus(observed_generation=1)),
+    )
+    # The lease of a leader that etcd has locked out.
+    leader = Put(key=keys.ELECTION_RECONCILER, value=b"vm/7 0.1.0")
+    await transport.commit([], [codec.put_spec(pool), status, leader])
+    (found,) = (await doctor(shared))["leader"]
+    assert found["level"] == "FAIL"
+    assert (
+        "does not act: it has not observed nodepool/frozen (generation 2, observed 1"
+        in found["message"]
+    )
+    gone = (keys.spec_key("NodePool", "frozen"), status.key, leader.key)
+    await transport.commit([], [Delete(key=key) for key in gone])
+
+
+async def test_the_quota_of_an_embedded_etcd_is_on_its_command_line(
+    shared: Fleet, tmp_path: Path
+) -> None:
+    store, address = MemoryTransport(FakeClock()), shared.etcd.address
+    elsewhere = await observe_control.observe_etcd(store, address, tmp_path, is_writable=True)
+    assert elsewhere.quota_bytes is None
+    health = await observe_control.observe_etcd(
+        store, address, shared.root / "etcd", is_writable=True
+    )
+    assert health.quota_bytes == 512 * 2**20
+    assert 0 < (health.size_bytes or 0) < health.quota_bytes
+    assert not health.is_nearly_full
+
+
+def test_only_what_is_there_twice_is_confirmed() -> None:
+    one = ForeignEndpoint(replica="a-0", node="x", assigned="y")
+    other = ForeignEndpoint(replica="b-0", node="x", assigned="y")
+    first = observe_control.ControlReading(
+        endpoints=2, foreign=frozenset({one}), unobserved=frozenset({("nodepool/a", 2)})
+    )
+    later = observe_control.ControlReading(
+        endpoints=3,
+        foreign=frozenset({one, other}),
+        unobserved=frozenset({("nodepool/a", 3), ("nodepool/b", 2)}),
+    )
+    assert first.confirm(later) == observe_control.ControlReading(
+        endpoints=3, foreign=frozenset({one}), unobserved=frozenset()
+    )
+
+
+def test_the_age_of_a_change_is_that_of_its_last_write() -> None:
+    clock = FakeClock()
+    entry = ManagedFieldsEntry(
+        manager="fleetctl-scale", operation="Update", time=clock.now() - timedelta(seconds=226)
+    )
+    old = NodePoolStatus(observed_generation=1)
+    pool = NodePool(
+        metadata=ObjectMeta(name="desk", generation=2, managed_fields=(entry,)),
+        spec=NodePoolSpec(),
+        status=old,
+    )
+    reading = observe_control.ControlReading(
+        endpoints=0, foreign=frozenset(), unobserved=frozenset({("nodepool/desk", 2)})
+    )
+    (change,) = observe_control.unobserved_changes(reading, [pool], clock)
+    assert (change.generation, change.observed_generation, change.age_s) == (2, 1, 226)
+
+
+async def test_the_largest_prefix_is_that_of_one_node() -> None:
+    store = MemoryTransport(FakeClock())
+    puts = [Put(key=keys.event_key("Node/mac-2", f"e{n}"), value=b"x" * 1000) for n in range(9)]
+    puts += [Put(key=keys.event_key("Node/mac-1", f"e{n}"), value=b"x" * 1000) for n in range(7)]
+    puts += [Put(key=keys.spec_key("Replica", f"r{n}"), value=b"x" * 1000) for n in range(8)]
+    await store.commit([], puts)
+    prefix, size_bytes = await largest_prefix(store)
+    assert prefix == "event/Node/mac-2/"
+    assert 9000 < size_bytes < 9900
+
+
+def test_only_an_etcd_that_other_machines_can_reach_is_exposed() -> None:
+    urls = ("http://127.0.0.1:2379", "http://localhost:2379", "http://[::1]:2379")
+    assert exposed_urls(EtcdAddress(endpoints=urls)) == ()
+    assert exposed_urls(EtcdAddress(endpoints=(*urls, "http://mac-1.local:2379"))) == (
+        "http://mac-1.local:2379",
+    )
