@@ -1,0 +1,118 @@
+"""Every `--flag` that a message, a docstring or a page names exists: a reader types what stands there."""
+
+import ast
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import fields
+from pathlib import Path
+
+import click
+import pytest
+
+from fleetctl.__main__ import main as fleetctl
+from gateway.__main__ import main as gateway
+from nodeagent.__main__ import main as nodeagent
+from nodeagent.hollow.__main__ import main as hollow
+from reconciler.__main__ import main as reconciler
+from schemas.wire.engine_flags import EngineFlags
+
+ROOT = Path(__file__).parent.parent
+PACKAGES = (
+    *("engine", "fleetctl", "gateway", "machinery", "manifests"),
+    *("models", "nodeagent", "reconciler", "schemas", "store"),
+)
+PROGRAMS: Mapping[str, click.Command] = {
+    "fleetctl": fleetctl,
+    "fleet-gateway": gateway,
+    "fleet-nodeagent": nodeagent,
+    "fleet-reconciler": reconciler,
+    "nodeagent.hollow": hollow,
+}
+# Flags of other programs that messages and pages name, and of parts that no person starts.
+FOREIGN: Mapping[str, str] = {
+    "etcd": "advertise-client-urls auth-token auth-token-ttl auto-compaction-mode auto-compaction-retention cert-file "
+    "client-cert-auth enable-grpc-gateway experimental-watch-progress-notify-interval initial-advertise-peer-urls "
+    "initial-cluster initial-cluster-state initial-cluster-token key-file listen-client-urls listen-peer-urls "
+    "log-outputs logger peer-cert-file peer-client-cert-auth peer-key-file peer-trusted-ca-file quota-backend-bytes "
+    "snapshot-count trusted-ca-file watch-progress-notify-interval",
+    "etcdctl": "keys-only learner peer-urls prefix",
+    "mlx.distributed_config": "hosts over backend",
+    "scutil": "get",
+    "LocalAI": "models-config-file",
+    "python -m nodeagent.fabric": "bytes devices set size",
+}
+_FLAG = re.compile(r"(?<![\w-])--[a-z][a-z0-9-]*[a-z0-9](?![\w>])")
+# A transition in a drawing: `open --its time is over--> half open`.
+_ARROW = re.compile(r"--[\w ]+-->")
+# A program with what follows in the same code span or line.
+_CALL = re.compile(r"(?<![\w/.-])(fleetctl|fleet-(?:gateway|nodeagent|reconciler)) ([^`\n|;#]*)")
+
+
+def flags_of(command: click.Command) -> set[str]:
+    """Return the flags of a command and of the commands below it."""
+    found = {
+        "--help",
+        *(name for one in command.params for name in (*one.opts, *one.secondary_opts)),
+    }
+    if isinstance(command, click.Group):
+        context = click.Context(command)
+        for name in command.list_commands(context):
+            inner = command.get_command(context, name)
+            found |= flags_of(inner) if inner is not None else set()
+    return found
+
+
+def texts() -> Iterator[tuple[str, str]]:
+    """Yield the place and the text of every page and of every string in production code."""
+    for path in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")):
+        yield str(path.relative_to(ROOT)), path.read_text()
+    for package in PACKAGES:
+        for path in sorted((ROOT / package).rglob("*.py")):
+            for node in ast.walk(ast.parse(path.read_text())):
+                if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                    yield f"{path.relative_to(ROOT)}:{node.lineno}", node.value
+
+
+@pytest.fixture(scope="module")
+def everything() -> list[tuple[str, str]]:
+    return list(texts())
+
+
+def test_every_named_flag_exists_in_some_program(everything: list[tuple[str, str]]) -> None:
+    known = {f"--{name}" for listed in FOREIGN.values() for name in listed.split()}
+    known |= {one.metadata["flag"].name for one in fields(EngineFlags)}
+    for command in PROGRAMS.values():
+        known |= flags_of(command)
+    unknown = [
+        f"{where}: {flag}"
+        for where, text in everything
+        for flag in _FLAG.findall(_ARROW.sub(" ", text))
+        if flag not in known
+    ]
+    assert unknown == []
+
+
+def test_a_flag_after_a_program_belongs_to_it(everything: list[tuple[str, str]]) -> None:
+    wrong = [
+        f"{where}: {program} {flag}"
+        for where, text in everything
+        for program, rest in _CALL.findall(text)
+        for flag in _FLAG.findall(rest)
+        if flag not in _flags_of_call(program, rest)
+    ]
+    assert wrong == []
+
+
+def _flags_of_call(program: str, rest: str) -> set[str]:
+    """Return the flags that may follow: those of the program, or of the verb of fleetctl that is named first."""
+    command = PROGRAMS[program]
+    for word in rest.split():
+        inner = (
+            command.get_command(click.Context(command), word)
+            if isinstance(command, click.Group)
+            else None
+        )
+        if inner is None:
+            break
+        command = inner
+    return flags_of(command)
