@@ -25,7 +25,7 @@ from reconciler.groups.group_view import GroupForm
 from reconciler.rollout.revisions import content_of, digest
 from schemas.deployment import ModelDeployment, ModelSource, Revision, RevisionSpec
 from schemas.formation import Formation
-from schemas.meta import ENDED_BECAUSE, ObjectKey, ObjectMeta, OwnerReference, Status
+from schemas.meta import CHANGE_CAUSE, ENDED_BECAUSE, ObjectKey, ObjectMeta, OwnerReference, Status
 from schemas.replica import LeavingRank, Replica, ReplicaSpec
 from store import codec, keys
 from store.port import MAX_OPERATIONS, Delete, Guard, ModRevisionGuard, Operation, Put
@@ -216,6 +216,12 @@ def _save(action: SaveRevision, deployment: ModelDeployment, now: datetime) -> G
     metadata = ObjectMeta(
         name=action.name,
         labels=deployment.metadata.labels,
+        # The next revision compares: an annotation that was there before is not its cause.
+        annotations={
+            key: value
+            for key, value in deployment.metadata.annotations.items()
+            if key == CHANGE_CAUSE
+        },
         generation=1,
         creation_timestamp=now,
         owner_references=(owner_of(deployment),),

@@ -265,7 +265,8 @@ class RevisionSpec(ApiModel):
     content: RevisionTemplate
     """The template that its replicas run."""
     change_cause: str = ""
-    """The deployment's annotation kubernetes.io/change-cause when the revision was new, or else the changed fields."""
+    """The annotation kubernetes.io/change-cause if it was new, or else the revision that it returned to, or the changed
+    fields."""
 
 
 class Revision(ApiObject):

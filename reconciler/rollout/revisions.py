@@ -13,14 +13,28 @@ from schemas.meta import CHANGE_CAUSE, RESTARTED_AT, ObjectName
 
 
 def change_cause(
-    deployment: ModelDeployment, before: RevisionTemplate | None, now: RevisionTemplate
+    deployment: ModelDeployment, before: Revision | None, same: Revision | None
 ) -> str:
-    """Return the annotation with the change cause, or the difference to `before`; empty for a first version.
+    """Return why the deployment's newest version came; empty for a first version without an annotation.
 
-    It is stored with the revision, because earlier revisions may be removed later.
+    `before` is the newest saved revision, `same` an earlier revision of the same version. The annotation with the change
+    cause counts if it is another one than at `before`. Without one, a return to `same` is told as that, and any other
+    change by its fields. The cause is stored with the revision, because earlier revisions may be removed later.
     """
     given = deployment.metadata.annotations.get(CHANGE_CAUSE, "")
-    return given or (describe_difference(before, now) if before is not None else "")
+    if given and (before is None or given != _annotated_cause(before)):
+        return given
+    if before is None:
+        return ""
+    if same is not None:
+        cause = same.metadata.annotations.get(CHANGE_CAUSE, "")
+        return f"undo to revision {same.spec.revision}" + (f": {cause}" if cause else "")
+    return describe_difference(before.spec.content, content_of(deployment))
+
+
+def _annotated_cause(revision: Revision) -> str:
+    """Return the annotation at the time of a revision; an earlier release recorded the cause only."""
+    return revision.metadata.annotations.get(CHANGE_CAUSE) or revision.spec.change_cause
 
 
 def describe_difference(before: RevisionTemplate, now: RevisionTemplate) -> str:
@@ -132,9 +146,7 @@ def collect_revisions(observed: DeploymentView) -> list[SaveRevision | RemoveRev
                 name=name,
                 template=newest,
                 number=latest + 1,
-                cause=change_cause(
-                    observed.deployment, _last(owned), content_of(observed.deployment)
-                ),
+                cause=change_cause(observed.deployment, _last(owned), saved),
                 version=_version(existing),
             )
         )
@@ -152,10 +164,9 @@ def _owned(observed: DeploymentView) -> tuple[Revision, ...]:
     )
 
 
-def _last(owned: Iterable[Revision]) -> RevisionTemplate | None:
-    """Return the newest saved version."""
-    last = max(owned, key=lambda one: one.spec.revision, default=None)
-    return None if last is None else last.spec.content
+def _last(owned: Iterable[Revision]) -> Revision | None:
+    """Return the newest saved revision."""
+    return max(owned, key=lambda one: one.spec.revision, default=None)
 
 
 def _too_many(observed: DeploymentView, owned: Iterable[Revision], newest: str) -> list[Revision]:

@@ -14,10 +14,12 @@ from reconciler.rollout.revisions import (
     template_hash,
 )
 from reconciler.views import DeploymentView, ReplicaView
-from schemas.deployment import CanaryStatus, ModelDeployment
+from reconciler.writes import WriteContext, make_write
+from schemas.deployment import CanaryStatus, ModelDeployment, Revision
 from schemas.meta import CHANGE_CAUSE
 from schemas.placement import Placement
 from schemas.rollout import Canary, CanaryStep, Rollout
+from store.port import Put
 from tests.support.fleets import NOW, deployment, node, observed, replica, revision
 from tests.support.reconciler_shorthand import short
 
@@ -245,10 +247,60 @@ def test_a_revision_keeps_why_it_came() -> None:
     assert describe_difference(again, first) == "restart undone"
     noted = {CHANGE_CAUSE: "longer contexts"}
     metadata = BEFORE.metadata.model_copy(update={"annotations": noted})
-    assert (
-        change_cause(BEFORE.model_copy(update={"metadata": metadata}), first, again)
-        == "longer contexts"
-    )
+    named = BEFORE.model_copy(update={"metadata": metadata})
+    assert change_cause(named, None, None) == "longer contexts"
+    assert change_cause(named, revision(deployment(), 1), None) == "longer contexts"
+
+
+def with_cause(of: ModelDeployment, cause: str) -> ModelDeployment:
+    metadata = of.metadata.model_copy(update={"annotations": {CHANGE_CAUSE: cause}})
+    return of.model_copy(update={"metadata": metadata})
+
+
+def saved_as(of: ModelDeployment, number: int, *, cause: str = "", annotated: str = "") -> Revision:
+    """Return a revision with the recorded cause, and the annotation that was there when it was saved."""
+    made = revision(of, number)
+    notes = {CHANGE_CAUSE: annotated} if annotated else {}
+    metadata = made.metadata.model_copy(update={"annotations": notes})
+    spec = made.spec.model_copy(update={"change_cause": cause})
+    return made.model_copy(update={"metadata": metadata, "spec": spec})
+
+
+def test_an_annotation_that_was_there_before_is_no_cause() -> None:
+    """The history after annotate, patch, `rollout undo`, and an edit (kubectl's annotate is per revision)."""
+    noted = "longer context"
+    one, two, three = (deployment(replicas=0, context_length=size) for size in (512, 1024, 2048))
+    first = saved_as(one, 1)
+    second = saved_as(two, 2, cause=noted, annotated=noted)
+    undone = with_cause(one, noted)
+    (action,) = plan(observed(undone, (), (A,), revisions=(first, second))).actions
+    assert isinstance(action, SaveRevision)
+    assert (action.number, action.cause) == (3, "undo to revision 1")
+    third = saved_as(one, 3, cause=action.cause, annotated=noted)
+    edited = with_cause(three, noted)
+    (action,) = plan(observed(edited, (), (A,), revisions=(second, third))).actions
+    assert isinstance(action, SaveRevision)
+    assert (action.number, action.cause) == (4, "contextLength 512 -> 2048")
+    named_anew = with_cause(three, "even longer")
+    (action,) = plan(observed(named_anew, (), (A,), revisions=(second, third))).actions
+    assert isinstance(action, SaveRevision)
+    assert action.cause == "even longer"
+    # Back to a revision that had a cause of its own; the third one is of a release that recorded no annotation.
+    older = saved_as(one, 3, cause=noted)
+    back = with_cause(two, noted)
+    (action,) = plan(observed(back, (), (A,), revisions=(second, older))).actions
+    assert isinstance(action, SaveRevision)
+    assert action.cause == f"undo to revision 2: {noted}"
+
+
+def test_the_annotation_is_kept_with_the_revision() -> None:
+    noted = with_cause(deployment(replicas=0), "faster")
+    (action,) = plan(observed(noted, (), (A,), revisions=())).actions
+    context = WriteContext(now=NOW, secret=lambda: "")
+    write = make_write(action, noted, {}, context)
+    (put,) = write.operations
+    assert isinstance(put, Put)
+    assert b'"kubernetes.io/change-cause":"faster"' in put.value.replace(b": ", b":")
 
 
 def test_going_back_makes_an_earlier_version_the_newest() -> None:
