@@ -1,7 +1,7 @@
 """Events about deployments: what the reconciler did, and the status changes that people should notice."""
 
 from collections.abc import Sequence
-from typing import assert_never
+from typing import TypeAlias, assert_never
 
 from reconciler.actions import (
     Action,
@@ -24,7 +24,7 @@ from reconciler.views import DeploymentView
 from schemas import quantity
 from schemas.deployment import ModelDeployment, ModelDeploymentStatus
 from schemas.event import ObjectReference
-from schemas.meta import Status, find_condition
+from schemas.meta import ConditionStatus, Status, find_condition
 from schemas.replica import RankAssignment
 from store.events import EventRecorder
 
@@ -41,16 +41,11 @@ class DeploymentEvents:
 
     async def record_action(self, action: Action, observed: DeploymentView) -> None:
         """Record an action as an event of its deployment."""
-        uid = observed.deployment.metadata.uid if observed.deployment is not None else ""
-        about = ObjectReference(kind="ModelDeployment", name=observed.name, uid=uid)
+        about = _about(observed)
         match action:
-            case CreateReplica():
-                await self._recorder.record(about, "ReplicaPlaced", _placed(action))
             case MoveReplica() | ReformReplica():
                 reason, message = _moved(action)
                 await self._recorder.record(about, reason, message, type_="Warning")
-            case DeleteReplica(name=name, because=because):
-                await self._recorder.record(about, because, f"{name} drains and ends")
             case PreemptReplica(name=name, deployment=deployment, because=why):
                 # The event belongs to the deployment that loses the replica.
                 victim = self._lister.deployment(deployment)
@@ -58,33 +53,41 @@ class DeploymentEvents:
                 about = ObjectReference(kind="ModelDeployment", name=deployment, uid=uid)
                 message = f"{name} drains and ends: {why}"
                 await self._recorder.record(about, "Preempted", message, type_="Warning")
-            case OrphanReplica(name=name):
-                message = f"{name} keeps running without its deployment"
-                await self._recorder.record(about, "ReplicaOrphaned", message)
-            case AdoptReplica(name=name):
-                message = f"{name} already exists and is adopted"
-                await self._recorder.record(about, "ReplicaAdopted", message)
-            case SaveRevision(number=number, template=template):
-                message = f"revision {number} ({template}) is the newest"
-                await self._recorder.record(about, "NewRevision", message)
-            case RemoveReplica(name=name):
-                await self._recorder.record(about, "ReplicaRemoved", f"{name} has ended")
-            case RemoveRevision() | RemoveDeployment() | ReleaseRanks():
-                pass  # of no interest, or the deployment of the event is gone
+            case RemoveRevision() | ReleaseRanks():
+                pass  # of no interest
             case _:
-                assert_never(action)
+                await self._recorder.record(about, *_normal_event(action))
 
     async def record_replica_status(
-        self, observed: DeploymentView, old: Status | None, new: Status
+        self, name: str, observed: DeploymentView, old: Status | None, new: Status
     ) -> None:
-        """Record a new correction of a replica's memory proof."""
+        """Record that a replica became ready or stopped being so, and a new correction of its memory proof."""
+        await self._record_readiness(name, observed, old, new)
         corrected = find_condition(new.conditions, "ProofCorrected")
         before = None if old is None else find_condition(old.conditions, "ProofCorrected")
         if corrected is None or (before is not None and before.message == corrected.message):
             return
-        uid = observed.deployment.metadata.uid if observed.deployment is not None else ""
-        about = ObjectReference(kind="ModelDeployment", name=observed.name, uid=uid)
-        await self._recorder.record(about, "ProofCorrected", corrected.message, type_="Warning")
+        await self._recorder.record(
+            _about(observed), "ProofCorrected", corrected.message, type_="Warning"
+        )
+
+    async def _record_readiness(
+        self, name: str, observed: DeploymentView, old: Status | None, new: Status
+    ) -> None:
+        ready = find_condition(new.conditions, "Ready")
+        before = None if old is None else find_condition(old.conditions, "Ready")
+        was_ready = before is not None and before.status is ConditionStatus.TRUE
+        view = next((one for one in observed.replicas if one.name == name), None)
+        if ready is None or view is None or view.is_deleting:
+            return
+        if ready.status is ConditionStatus.TRUE and not was_ready:
+            message = f"{name} on {', '.join(rank.node for rank in view.replica.spec.ranks)} serves"
+            await self._recorder.record(_about(observed), "ReplicaReady", message)
+        elif was_ready and ready.status is not ConditionStatus.TRUE:
+            message = f"{name} on {view.node}: {ready.reason}: {ready.message}".rstrip(": ")
+            await self._recorder.record(
+                _about(observed), "ReplicaNotReady", message, type_="Warning"
+            )
 
     async def record_status(
         self,
@@ -112,6 +115,45 @@ class DeploymentEvents:
         if old is not None and old.desired_replicas != new.desired_replicas:
             message = f"{old.desired_replicas} -> {new.desired_replicas} replicas"
             await self._recorder.record(about, "Scaled", message)
+
+
+_NormalAction: TypeAlias = (
+    CreateReplica
+    | DeleteReplica
+    | OrphanReplica
+    | AdoptReplica
+    | SaveRevision
+    | RemoveReplica
+    | RemoveDeployment
+)
+
+
+def _normal_event(action: _NormalAction) -> tuple[str, str]:
+    """Return reason and message of an action that is no cause for concern."""
+    found: tuple[str, str]
+    match action:
+        case CreateReplica():
+            found = "ReplicaPlaced", _placed(action)
+        case DeleteReplica(name=name, because=because):
+            found = because, f"{name} drains and ends"
+        case OrphanReplica(name=name):
+            found = "ReplicaOrphaned", f"{name} keeps running without its deployment"
+        case AdoptReplica(name=name):
+            found = "ReplicaAdopted", f"{name} already exists and is adopted"
+        case SaveRevision(number=number, template=template):
+            found = "NewRevision", f"revision {number} ({template}) is the newest"
+        case RemoveReplica(name=name):
+            found = "ReplicaRemoved", f"{name} has ended"
+        case RemoveDeployment():
+            found = "Deleted", "its deletion is complete"
+        case _:
+            assert_never(action)
+    return found
+
+
+def _about(observed: DeploymentView) -> ObjectReference:
+    uid = observed.deployment.metadata.uid if observed.deployment is not None else ""
+    return ObjectReference(kind="ModelDeployment", name=observed.name, uid=uid)
 
 
 def _placed(action: CreateReplica) -> str:

@@ -21,7 +21,7 @@ from reconciler.observe import observe, soonest_s
 from reconciler.placement.table import NodeTable
 from reconciler.plan import DeploymentPlan, plan
 from reconciler.rollout import progress
-from reconciler.rollout.canary import CanaryBaselines, advance, conclude
+from reconciler.rollout.canary import CanaryBaselines, advance, count_text
 from reconciler.rollout.revisions import template_hash
 from reconciler.rollout.steps import RolloutPhase, rollout_goal
 from reconciler.views import DeploymentView
@@ -190,7 +190,7 @@ class DeploymentReconciler:
             new = status.replica_status(view, reports, old=old, now=self._clock.now())
             if old != new and not self._lister.is_newer(key):
                 changed.append((key, new, view.version))
-                await self._events.record_replica_status(observed, old, new)
+                await self._events.record_replica_status(view.name, observed, old, new)
         await self._executor.write_statuses(changed)
 
     async def _write_status(
@@ -202,12 +202,13 @@ class DeploymentReconciler:
     ) -> float | None:
         """Write the deployment's status; return the seconds until the next reconcile."""
         now, old = self._clock.now(), self._lister.deployment_status(key.name)
-        canary, canary_after_s = self._advance_canary(deployment, observed)
+        canary, canary_after_s, count = self._advance_canary(deployment, observed)
         unschedulable = decided.unschedulable
         obstacle = unschedulable or decided.stuck
         rollout = progress.compute_progress(
             deployment, observed, obstacle, canary=canary, old=old, now=now
         )
+        rollout = progress.with_count(rollout, count)
         new = status.deployment_status(
             deployment, observed, unschedulable, rollout, old=old, now=now
         )
@@ -225,29 +226,30 @@ class DeploymentReconciler:
 
     def _advance_canary(
         self, deployment: ModelDeployment, observed: DeploymentView
-    ) -> tuple[CanaryStatus | None, float | None]:
-        """Return the state of the canary analysis, and the seconds until it may change."""
+    ) -> tuple[CanaryStatus | None, float | None, str]:
+        """Return the state of the canary analysis, the seconds until it may change, and the count of its requests."""
         goal, canary = rollout_goal(observed, deployment), deployment.spec.rollout.canary
         if canary is None or goal.phase is not RolloutPhase.CANARY:
             self._state.baselines.forget(deployment.name)
             last = observed.canary if canary is not None else None
-            return (last if last and last.template == template_hash(deployment) else None), None
-        now, meta = self._clock.now(), deployment.metadata
-        decision = canary_decision(meta.annotations, meta.generation)
-        if decision is not None:
-            return conclude(canary, observed.canary, goal.canary, decision, now), None
+            is_current = last is not None and last.template == template_hash(deployment)
+            return (last if is_current else None), None, ""
         ready = [
             r for r in observed.replicas if r.is_ready and r.replica.spec.template == goal.canary
         ]
         total = self._state.demand.measured(deployment.name, goal.canary)
-        return advance(
+        measured = self._state.baselines.since_step(deployment.name, observed.canary, total)
+        found, after_s = advance(
             canary,
             observed.canary,
             goal.canary,
             is_new_ready=len(ready) >= goal.canary_replicas,
-            measured=self._state.baselines.since_step(deployment.name, observed.canary, total),
-            now=now,
+            measured=measured,
+            now=self._clock.now(),
         )
+        # The figures of the step before tell nothing about one that began now.
+        is_same_step = found is observed.canary
+        return found, after_s, count_text(canary, found, measured) if is_same_step else ""
 
 
 def _planning_inputs(found: ModelDeploymentStatus | None) -> tuple[object, ...]:

@@ -107,9 +107,10 @@ def _available_condition(
     placed: Sequence[ReplicaView],
     unschedulable: Unschedulable | None,
 ) -> Condition:
+    surplus = len(ready) - desired
     count = f"{min(len(ready), desired)} of {desired} replicas ready"
-    if len(ready) > desired:
-        count += f", and {len(ready) - desired} more that will end"
+    if surplus > 0:  # during a rollout, or until the replicas of a scale-down have ended
+        count = f"{count}, {surplus} more {'is' if surplus == 1 else 'are'} serving"
     if len(ready) >= desired:
         reason = "AllReplicasReady" if desired else "ScaledToZero"
         return condition("Available", reason, count, holds=True)

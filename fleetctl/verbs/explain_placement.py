@@ -20,6 +20,10 @@ from reconciler.explain import NodeExplanation
 from reconciler.placement.memory_proof import describe_proof
 from schemas.deployment import ModelDeploymentSpec
 
+_NO_PLACE = (
+    "Healthy members of the group, which cannot take the replica as a whole (see the first line):"
+)
+
 
 async def placement_report(name: str, output: str, options: dict[str, Any]) -> str:
     """Return the report about a deployment in the format of -o."""
@@ -73,7 +77,7 @@ def node_tables(found: Sequence[NodeExplanation], there: Mapping[str, Sequence[s
                 one.node,
                 f"{one.score:.1f}",
                 *(f"{part.score:.0f}" for part in one.parts),
-                memory_proof.size_text(one.memory.total_bytes if one.memory else 0),
+                memory_proof.size_text(one.memory.total_bytes) if one.memory else "-",
                 memory_proof.size_text(one.room_bytes),
                 "yes" if one.is_preferred else "no",
                 ",".join(there.get(one.node, ())) or "-",
@@ -81,7 +85,10 @@ def node_tables(found: Sequence[NodeExplanation], there: Mapping[str, Sequence[s
             for one in fitting
         ]
         titles = ["NODE", "SCORE", *scores, "NEED", "FREE", "PREFERRED", "REPLICAS"]
-        parts += ["", "Nodes that fit, best first:", printers.align_columns(rows, titles)]
+        # Members of a group that cannot be formed have no share of the model.
+        has_place = any(one.memory is not None for one in fitting)
+        heading = "Nodes that fit, best first:" if has_place else _NO_PLACE
+        parts += ["", heading, printers.align_columns(rows, titles)]
     if refused:
         rows = [
             [

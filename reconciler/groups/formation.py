@@ -294,6 +294,7 @@ def _too_small(attempt: FormationAttempt, node: NodeView, proof: MemoryProof) ->
         f"has {quantity.show(have)} free of {quantity.show(max(0, node.allocatable_bytes))}",
         need=need,
         have=have,
+        capacity=node.allocatable_bytes,
     )
 
 

@@ -86,6 +86,23 @@ def next_weight(canary: Canary, status: CanaryStatus | None, template: str) -> i
     return canary.steps[min(status.step, len(canary.steps) - 1)].weight
 
 
+def count_text(canary: Canary, status: CanaryStatus | None, measured: VersionMetrics | None) -> str:
+    """Return how many requests a running step has had; empty while no step runs.
+
+    It is no part of the status of the analysis, which changes only with its steps.
+    """
+    is_running = status is not None and status.outcome == "Running"
+    if status is None or not is_running or status.step >= len(canary.steps):
+        return ""
+    if status.weight != canary.steps[status.step].weight:
+        return ""
+    least = canary.analysis.min_requests
+    if measured is None:
+        return "the gateways' figures are not known yet"
+    count = f"{measured.requests:.0f}" + (f" of {least}" if least else "")
+    return f"{count} requests so far, {measured.errors:.0f} failed"
+
+
 def canary_replicas(desired: int, weight: int) -> int:
     """Return how many of the desired replicas run the new version: at least one, if any is desired."""
     return min(desired, max(1, -(-desired * weight // 100)))

@@ -1,7 +1,7 @@
 """The progress of a rollout: the condition Progressing, and the rollout's part of a deployment's status. Pure."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 
 from reconciler.placement.refusals import Unschedulable, summary_line
@@ -76,6 +76,15 @@ def compute_progress(
             left_s if found.reason in ("RollingOut", "CanaryRunning") and not waits else None
         ),
     )
+
+
+def with_count(rollout: RolloutProgress, text: str) -> RolloutProgress:
+    """Return the progress with the count of a running canary step in its message."""
+    found = rollout.condition
+    if not text or found.reason != "CanaryRunning":
+        return rollout
+    message = f"{found.message}; {text}"
+    return replace(rollout, condition=found.model_copy(update={"message": message}))
 
 
 def _is_under_way(deployment: ModelDeployment, canary: CanaryStatus | None) -> bool:

@@ -67,10 +67,17 @@ def test_all_is_well() -> None:
     assert (made.replicas, made.ready_replicas, made.observed_generation) == (2, 2, 1)
 
 
-def test_replicas_above_the_number_are_told_apart() -> None:
-    made = of_deployment(replica(0), replica(1), replica(2))
-    message = "2 of 2 replicas ready, and 1 more that will end"
+@pytest.mark.parametrize(
+    ("count", "message"),
+    [
+        (3, "2 of 2 replicas ready, 1 more is serving"),
+        (4, "2 of 2 replicas ready, 2 more are serving"),
+    ],
+)
+def test_a_surge_is_not_counted_among_the_desired_replicas(count: int, message: str) -> None:
+    made = of_deployment(*(replica(number) for number in range(count)))
     assert said(made, "Available") == ("True", "AllReplicasReady", message)
+    assert made.ready_replicas == count
 
 
 def test_scaled_to_zero_is_available() -> None:
@@ -117,7 +124,7 @@ def test_trouble_names_replica_node_and_words() -> None:
 
 def test_unschedulable_says_why_per_node() -> None:
     made = of_deployment(replica(0), why=unschedulable())
-    line = "0/1 nodes fit: 1 too small even when empty (need 2.8 GiB, the largest has 1.0)"
+    line = "0/1 nodes fit: 1 too small (need 2.8 GiB, the largest has 1.0 in all, 1.0 free)"
     assert said(made, "Placed") == ("False", "Unschedulable", line)
     assert said(made, "Available")[1:] == ("Unschedulable", f"1 of 2 replicas ready; {line}")
     assert [(r.node, r.reason) for r in made.refusals] == [("small", "InsufficientMemory")]

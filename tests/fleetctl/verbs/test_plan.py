@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from fleetctl.verbs.explain_placement import node_tables
+from reconciler.explain import NodeExplanation
 from schemas.meta import ObjectMeta
 from schemas.node import Node, NodeSpec, Taint
 from store import codec
@@ -45,7 +47,7 @@ async def fleet(shared_fleet: MemoryFleet, shared_transport: Transport) -> Memor
 
 
 REFUSED = (
-    "1 too small even when empty (need 2.8 GiB, the largest has 2.0), 1 cordoned, 1 NotReady, 1 tainted (it has the taint "
+    "1 too small (need 2.8 GiB, the largest has 2.0 in all, 2.0 free), 1 cordoned, 1 NotReady, 1 tainted (it has the taint "
     "owner=anna:NoSchedule, which spec.placement.tolerations does not name)"
 )
 EXPLAINED = f"""\
@@ -81,6 +83,14 @@ async def test_explain_placement(fleet: MemoryFleet, shared_transport: Transport
     printed = await fleet.ctl("explain", "placement", "md", "qwen", "-o", "yaml")
     assert printed.out.startswith("deployment: qwen\nsummary: ")
     assert (await shared_transport.status()).revision == before
+
+
+def test_members_of_a_group_that_cannot_be_formed_are_not_said_to_fit() -> None:
+    found = [NodeExplanation(node=name, room_bytes=8 * 2**30, score=50.0) for name in ("a", "b")]
+    text = "\n".join(node_tables(found, {}))
+    assert "Nodes that fit" not in text
+    assert "cannot take the replica as a whole" in text
+    assert "0 B" not in text
 
 
 PLANNED = """

@@ -12,7 +12,7 @@ from reconciler.rollout.canary import (
     CanaryBaselines,
     advance,
     canary_replicas,
-    conclude,
+    count_text,
     next_weight,
 )
 from schemas.deployment import CanaryStatus
@@ -158,6 +158,29 @@ def test_without_a_least_number_five_requests_judge_and_none_are_waited_for() ->
     assert failed.outcome == "Failed"
     assert look(under_way(), measured(0), after_s=60, canary=canary)[0].step == 1
     assert look(under_way(), None, after_s=60, canary=canary)[0].step == 0, "nobody was asked yet"
+
+
+@pytest.mark.parametrize(
+    ("status", "found", "text"),
+    [
+        (under_way(), measured(13), "13 of 20 requests so far, 0 failed"),
+        (under_way(), measured(16, errors=2), "16 of 20 requests so far, 2 failed"),
+        (under_way(), None, "the gateways' figures are not known yet"),
+        (under_way(weight=0), measured(13), ""),
+        (under_way(outcome="Failed"), measured(13), ""),
+        (under_way(step=2), measured(13), ""),
+        (None, measured(13), ""),
+    ],
+)
+def test_the_requests_of_a_step_are_counted(
+    status: CanaryStatus | None, found: VersionMetrics | None, text: str
+) -> None:
+    assert count_text(CANARY, status, found) == text
+
+
+def test_without_a_least_number_only_the_requests_are_counted() -> None:
+    canary = Canary.model_validate_json('{"steps":[{"weight":10}],"analysis":{"minRequests":0}}')
+    assert count_text(canary, under_way(), measured(7)) == "7 requests so far, 0 failed"
 
 
 def test_a_step_does_not_end_without_its_replicas() -> None:
