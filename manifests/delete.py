@@ -195,8 +195,9 @@ async def _refuse_if_alive(transport: Transport, key: ObjectKey) -> None:
     """Refuse to delete a live node: its agent would report it again, without its labels and its cordon."""
     if key.kind == "Node" and await transport.get(keys.node_lease_key(key.name)) is not None:
         raise InUseError(
-            f"{key} is alive: its agent renews its lease, and would report the node again. "
-            f"Stop the agent first; to keep new work away, run: fleetctl cordon {key.name}"
+            f"{key} is alive: its agent would register it again, without its labels, taints and cordon. To keep new "
+            f"replicas away: `fleetctl cordon {key.name}`; to move them away: `fleetctl drain {key.name}`; to remove the "
+            "Mac, stop its agent first"
         )
 
 

@@ -98,6 +98,13 @@ def _delete_api_keys(names: tuple[str, ...], options: dict[str, Any]) -> None:
     )
 
 
+# As in Kubernetes: the object is gone, the machine is not.
+_NODE_RETURNS = (
+    "note: if the agent of {name} starts again, it registers the node again; `fleetctl cordon {name}` then keeps new "
+    "replicas away"
+)
+
+
 async def _delete_all(
     chosen: Sequence[Selection], options: dict[str, Any], timeout_s: float
 ) -> bool:
@@ -124,6 +131,8 @@ async def _delete_all(
                 await _wait_gone(transport, done.obj, clock, timeout_s)
             is_going = isinstance(done, deleting.PendingDeletion) and not options["wait"]
             _print_result(key, "is being deleted" if is_going else "deleted", options)
+            if key.kind == "Node" and options["output"] != "name":
+                click.echo(_NODE_RETURNS.format(name=key.name), err=True)
         return is_complete
 
 

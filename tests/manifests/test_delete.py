@@ -162,3 +162,15 @@ async def test_replicas_can_be_orphaned(transport: Transport) -> None:
     again = await delete.delete(transport, "ModelDeployment", "qwen", CLOCK)
     assert isinstance(again, delete.PendingDeletion)
     assert again.obj.metadata.finalizers == (ORPHAN,)
+
+
+async def test_a_live_node_is_not_deleted_and_the_verbs_are_named(transport: Transport) -> None:
+    lease = Put(key=keys.node_lease_key("mac-1"), value=b"{}")
+    await transport.commit([], [Put(key=keys.status_key("Node", "mac-1"), value=b"{}"), lease])
+    with pytest.raises(InUseError) as refused:
+        await delete.delete(transport, "Node", "mac-1", CLOCK)
+    message = str(refused.value)
+    assert "its agent would register it again" in message
+    assert "`fleetctl cordon mac-1`" in message
+    assert "`fleetctl drain mac-1`" in message
+    assert "spec." not in message

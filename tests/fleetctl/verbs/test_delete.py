@@ -4,8 +4,8 @@ import pytest
 
 from schemas.deployment import ModelDeployment
 from schemas.meta import FOREGROUND, ORPHAN
-from store import objects
-from store.port import Transport
+from store import keys, objects
+from store.port import Put, Transport
 from tests.support.fleet import fleetctl
 from tests.support.fleetctl_manifests import deployment_manifest, join_node, pool_manifest
 from tests.support.fleetctl_runner import MemoryFleet
@@ -121,10 +121,9 @@ async def test_contradicting_flags_are_errors(
     assert told in " ".join(done.err.split())
 
 
-async def test_a_live_node_is_not_deleted_and_the_advice_is_cordon(
-    shared_fleet: MemoryFleet, shared_transport: Transport
-) -> None:
-    await join_node(shared_transport, "alive")
-    done = await shared_fleet.ctl("delete", "node", "alive")
-    assert done.code == 1
-    assert "to keep new work away, run: fleetctl cordon alive" in done.err
+async def test_deleting_a_node_says_that_its_agent_registers_it_again(fleet: MemoryFleet) -> None:
+    await fleet.store.commit([], [Put(key=keys.status_key("Node", "mac-9"), value=b"{}")])
+    done = await fleet.ctl("delete", "node", "mac-9")
+    assert (done.code, done.out) == (0, "node/mac-9 deleted\n")
+    assert "registers the node again" in done.err
+    assert "`fleetctl cordon mac-9`" in done.err

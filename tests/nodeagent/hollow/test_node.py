@@ -22,6 +22,7 @@ from schemas.replica import (
 )
 from store import codec, keys, objects
 from store.memory import MemoryTransport
+from store.port import Delete
 from tests.support.fleets import GEOMETRY, deployment
 
 _PROOF = MemoryProof(weights_bytes=1, kv_cache_bytes=0, activation_bytes=0, overhead_bytes=0)
@@ -128,6 +129,19 @@ def test_an_engine_loads_answers_drains_and_ends() -> None:
         await it.clock.sleep(3)
         assert await it.condition("mac-0", "Stopped") == "EngineEnded"
         assert it.macs[0].engines.running() == []
+
+    played(scene)
+
+
+def test_a_deleted_node_registers_again_while_its_agent_lives() -> None:
+    async def scene(it: Room) -> None:
+        key = keys.status_key("Node", "mac-0")
+        assert await it.store.get(key) is not None
+        await it.store.commit([], [Delete(key=key)])
+        await it.clock.sleep(11)
+        item = await it.store.get(key)
+        assert item is not None
+        assert codec.decode(NodeStatus, item).hostname == "mac-0"
 
     played(scene)
 
