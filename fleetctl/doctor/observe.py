@@ -28,7 +28,6 @@ from fleetctl.fleets.version_skew import ComponentVersion
 from fleetctl.objects import reader
 from machinery.clock import Clock
 from machinery.version import version as fleet_version
-from reconciler.nodes.node_state import MLX_LM
 from schemas import kinds
 from schemas.meta import ApiObject
 from schemas.node import Node
@@ -84,7 +83,7 @@ async def observe_fleet(
     return FleetObservation(
         store=store,
         versions=versions,
-        skew=version_skew.warnings(versions, mlx_lm=MLX_LM),
+        skew=version_skew.warnings(versions),
         nodes=nodes,
         ready=ready,
         replicas=await objects.list_all(transport, Replica),

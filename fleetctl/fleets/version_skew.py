@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
 from fleetctl.fleets import gateways
-from machinery.version import is_compatible, parse_release
+from machinery.version import parse_release
+from reconciler.nodes.version_skew import VersionedPart, mlx_skew_text, skew_text
 from schemas.node import Node
 from store import keys, objects
 from store.etcd.member.binary import is_sound, parse_version_number
@@ -53,15 +54,13 @@ class FleetVersions:
         return (self.etcd, *leader, *self.gateways, *self.agents)
 
 
-def warnings(versions: FleetVersions, *, mlx_lm: str) -> list[str]:
-    """Return warnings about version skew, with what to do.
-
-    `mlx_lm` is the release, such as "0.32", that memory proofs were checked with.
-    """
+def warnings(versions: FleetVersions) -> list[str]:
+    """Return warnings about version skew, with what to do."""
+    mlx = (mlx_skew_text(f"mlx-lm of {one.label}", one.mlx_lm) for one in versions.agents)
     return [
         *_etcd_warnings(versions.etcd),
         *_skew_warnings(versions),
-        *_mlx_warnings(versions.agents, mlx_lm),
+        *filter(None, mlx),
     ]
 
 
@@ -79,26 +78,13 @@ def _skew_warnings(versions: FleetVersions) -> Iterator[str]:
     leader = versions.reconciler
     centre = leader if leader is not None and parse_release(leader.version) else versions.client
     others = [versions.client, *versions.gateways, *versions.agents]
-    for one in others:
-        if one is centre or is_compatible(one.version, centre.version):
-            continue
-        theirs, ours = parse_release(one.version), parse_release(centre.version)
-        assert theirs is not None
-        assert ours is not None
-        older = one if theirs < ours else centre
-        yield (
-            f"{one.label} is {one.version}, {centre.part} is {centre.version}; at most one minor version apart is "
-            f"supported: upgrade {older.label}"
-        )
+    middle = _part(centre, label=f"the {centre.part}" if centre is leader else centre.label)
+    found = (skew_text(_part(one), middle) for one in others if one is not centre)
+    yield from filter(None, found)
 
 
-def _mlx_warnings(agents: Sequence[ComponentVersion], mlx_lm: str) -> Iterator[str]:
-    for one in agents:
-        theirs = parse_release(one.mlx_lm)
-        if theirs is not None and theirs != parse_release(mlx_lm):
-            yield (
-                f"{one.label} has mlx-lm {one.mlx_lm}; install {mlx_lm}, with which memory proofs were checked"
-            )
+def _part(one: ComponentVersion, *, label: str = "") -> VersionedPart:
+    return VersionedPart(label=label or one.label, version=one.version, upgrade=one.label)
 
 
 def lines(versions: FleetVersions) -> list[str]:

@@ -22,7 +22,6 @@ from fleetctl.support_bundle import redaction
 from machinery.clock import Clock
 from machinery.version import version as fleet_version
 from manifests.trees import object_tree
-from reconciler.nodes.node_state import MLX_LM
 from schemas import kinds, quantity
 from schemas.replica import Replica
 from store import keys, objects
@@ -157,7 +156,7 @@ class BundleCollector:
         versions = await version_skew.read_versions(self._transport, client)
         self._archive.add_tree(
             "versions.json",
-            version_skew.tree(versions, version_skew.warnings(versions, mlx_lm=MLX_LM)),
+            version_skew.tree(versions, version_skew.warnings(versions)),
         )
         observation = await observe.observe_fleet(self._transport, address, self._clock, data_dir)
         self._archive.add_tree("doctor.json", findings_tree(checks.run_checks(observation)))

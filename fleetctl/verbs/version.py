@@ -11,7 +11,6 @@ from fleetctl.fleets import version_skew
 from fleetctl.fleets.version_skew import ComponentVersion
 from machinery.version import version as fleet_version
 from manifests.yaml import parser
-from reconciler.nodes.node_state import MLX_LM
 from store.errors import StoreError
 
 
@@ -42,7 +41,7 @@ async def _print_fleet_versions(output: str | None, options: dict[str, Any]) -> 
             click.echo(f"fleetctl: {ours.version}")
         click.echo(f"etcd: no answer ({error})", err=True)
         raise click.exceptions.Exit(1) from error
-    warned = version_skew.warnings(found, mlx_lm=MLX_LM)
+    warned = version_skew.warnings(found)
     if output:
         click.echo(_text(version_skew.tree(found, warned), output), nl=False)
     else:

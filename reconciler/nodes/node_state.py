@@ -9,17 +9,15 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Final
 
-from machinery.version import is_compatible, parse_release
 from reconciler.nodes.liveness import Flapping
 from reconciler.nodes.quiet_hours import QuietCalendar
+from reconciler.nodes.version_skew import VersionedPart, mlx_skew_text, skew_text
 from reconciler.placement.inputs import NodeHold
 from schemas import quantity
 from schemas.meta import ConditionStatus, find_condition
 from schemas.node import Node, NodeStatus
 from schemas.pools import NodePool
 
-# The mlx-lm that the memory rules were tested with (pyproject.toml pins it, models/cache_rules.py has them).
-MLX_LM: Final = "0.32"
 # The agent's conditions that keep new replicas away.
 _PRESSURES: Final = ("MemoryPressure", "DiskPressure", "ThermalPressure", "NeedsReboot")
 # Pressure is no reason to leave: replicas stay within their proof, so another program causes it, and it may be over
@@ -130,27 +128,17 @@ def _age(node: Node) -> tuple[bool, float, str]:
 
 def agent_skew(status: NodeStatus, version: str) -> str:
     """Describe the difference between the agent's and the reconciler's version; empty if they are compatible."""
-    theirs, ours = parse_release(status.agent_version), parse_release(version)
-    if theirs is None or ours is None:  # a checkout, or a foreign program
-        return ""
-    if is_compatible(status.agent_version, version):
-        return ""
-    older = "its fleet-nodeagent" if theirs < ours else "the reconciler"
-    return (
-        f"its agent is {status.agent_version}, the reconciler is {version}; they may differ by one minor "
-        f"version: upgrade {older}"
+    return skew_text(
+        VersionedPart(
+            label="its agent", version=status.agent_version, upgrade="its fleet-nodeagent"
+        ),
+        VersionedPart(label="the reconciler", version=version),
     )
 
 
 def mlx_skew(status: NodeStatus) -> str:
     """Describe how the node's mlx-lm differs from the tested version; empty if it does not."""
-    theirs = parse_release(status.mlx_lm_version)
-    if theirs is None or theirs == parse_release(MLX_LM):
-        return ""
-    return (
-        f"its mlx-lm is {status.mlx_lm_version}, memory proofs were tested with {MLX_LM}: install "
-        f"mlx-lm {MLX_LM} there. Until then replicas may take more memory than proven"
-    )
+    return mlx_skew_text("its mlx-lm", status.mlx_lm_version)
 
 
 def _skewed(status: NodeStatus, version: str) -> NodeHold | None:
