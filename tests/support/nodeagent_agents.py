@@ -3,7 +3,7 @@
 import os
 import signal
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -39,6 +39,7 @@ class AgentProcess:
         name: str,
         *,
         port: int | None = None,
+        flags: Sequence[str] = (),
     ) -> None:
         self.state_dir = state_dir
         self.log = state_dir.with_suffix(".log")
@@ -48,6 +49,7 @@ class AgentProcess:
             *("--state-dir", str(state_dir), "--models-dir", str(models_dir), "--name", name),
             *("--engine-port", str(port), "--memory", "4Gi", "--part-of-machine"),
             *("--api-port", "0"),
+            *flags,
         ]
         self.child: processes.ChildProcess | None = None
 

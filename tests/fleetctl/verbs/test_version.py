@@ -122,7 +122,7 @@ async def test_all_parts(shared_fleet: MemoryFleet, shared_transport: Transport)
     done = await shared_fleet.ctl("version")
     assert done.code == 0
     assert f"reconciler mac-1/7: {ours()}\ngateway odd: 99.0.0\n" in done.out
-    assert f"warning: gateway odd is 99.0.0, reconciler is {ours()}; " in done.err
+    assert f"warning: gateway odd is 99.0.0, the reconciler is {ours()}; " in done.err
     tree = json.loads((await shared_fleet.ctl("version", "-o", "json")).out)
     assert tree["reconciler"] == {"name": "mac-1/7", "version": ours()}
     assert (tree["gateways"], len(tree["warnings"]) > 0) == (

@@ -1,0 +1,76 @@
+"""A real agent with real engines starts a few at a time, and tells why one that cannot start does not run."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from nodeagent.engines.health_client import HealthClient
+from schemas.meta import find_condition
+from schemas.replica import RankStatus
+from store import codec, keys
+from store.etcd.member.embedded import EmbeddedEtcd
+from tests.support.nodeagent_agents import HOST, NODE, AgentProcess, Desk
+
+pytestmark = [pytest.mark.etcd, pytest.mark.mlx, pytest.mark.timeout(240)]
+
+NAMES = ("tiny-0", "tiny-1", "tiny-2")
+
+
+@pytest.fixture(scope="module")
+async def agent(
+    etcd: EmbeddedEtcd, tmp_path_factory: pytest.TempPathFactory, models_dir: Path
+) -> AsyncIterator[AgentProcess]:
+    """Return an agent that loads one model at a time."""
+    folder = tmp_path_factory.mktemp("agent") / "state"
+    made = AgentProcess(etcd, folder, models_dir, NODE, flags=("--start-concurrency", "1"))
+    made.start()
+    yield made
+    await made.end()
+
+
+async def message_of(desk: Desk, name: str) -> str:
+    item = await desk.store.get(keys.rank_key(NODE, name, 0))
+    assert item is not None
+    found = find_condition(codec.decode(RankStatus, item).conditions, "Ready")
+    assert found is not None
+    return found.message
+
+
+async def test_the_words_of_an_engine_that_refuses_stay_and_it_is_not_started_again(
+    desk: Desk, agent: AgentProcess
+) -> None:
+    await desk.assign("broken-0", uid="broken", path="nowhere")
+    await desk.until_condition("broken-0", "False", "ModelUnusable")
+    message = await message_of(desk, "broken-0")
+    assert "is not a directory" in message
+    assert "; next attempt at " in message
+    # Before, it was started again after a second.
+    await asyncio.sleep(5)
+    assert await message_of(desk, "broken-0") == message
+    assert await desk.restarts("broken-0") == 1
+    assert agent.engines() == []
+    await desk.remove("broken-0")
+
+
+@pytest.mark.full
+async def test_one_engine_loads_after_the_other(desk: Desk, agent: AgentProcess) -> None:
+    for name in NAMES:
+        await desk.assign(name, uid=name)
+    client = HealthClient(HOST)
+    seen: set[str] = set()
+
+    async def all_serve() -> bool:
+        running = agent.engines()
+        # Listed first: an engine that is listed beside another one was started after that was Ready.
+        answers = [await client.ask(one.port, one.replica_uid) for one in running]
+        assert sum(one is None or one.state != "Ready" for one in answers) <= 1
+        seen.update([(await desk.condition(name))[1] for name in NAMES])
+        return {(await desk.condition(name)) for name in NAMES} == {("True", "Serving")}
+
+    try:
+        await desk.until(all_serve, "all of them serve", limit_s=120)
+    finally:
+        await client.close()
+    assert "WaitingToLoad" in seen
