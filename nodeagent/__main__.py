@@ -11,7 +11,7 @@ from typing import IO, Any
 import click
 from pydantic import TypeAdapter, ValidationError
 
-from machinery import process_log
+from machinery import environment, process_log
 from machinery.clock import SystemClock
 from machinery.log_flags import log_options
 from machinery.process_log import LogFormat, LogLevel, LogRing
@@ -28,7 +28,7 @@ from schemas import quantity
 from schemas.meta import Labels
 from schemas.node import NodeStatus
 from store.etcd.connect import connect
-from store.etcd.flags import address_from_flags, etcd_options
+from store.etcd.flags import VARIABLE_PREFIX, address_from_flags, etcd_options
 
 _LABELS = TypeAdapter(Labels)
 
@@ -102,6 +102,7 @@ def main(log_level: LogLevel, log_format: LogFormat, **options: Any) -> None:
     ring = LogRing()
     process_log.setup("nodeagent", log_level, log_format=log_format, ring=ring)
     where = address_from_flags(options)
+    environment.drop_variables(VARIABLE_PREFIX)  # engines must not inherit the agent's password
     state_dir: Path = options["state_dir"].expanduser().resolve()
     lock = _lock(state_dir)
     try:

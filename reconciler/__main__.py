@@ -12,16 +12,14 @@ import platformdirs
 
 from machinery import process_log as house_logging
 from machinery.clock import SystemClock
-from machinery.http_server import AdminServer
-from machinery.log_flags import log_options
-from machinery.process_log import LogFormat, LogLevel
+from machinery.environment import drop_variables
 from machinery.process_main import run_until_signal
 from machinery.version import version
 from reconciler.controller import Controller
 from reconciler.gitops import credentials, webhook
 from reconciler.gitops.credentials import GitSettings
 from store.etcd.connect import connect
-from store.etcd.flags import address_from_flags, etcd_options
+from store.etcd.flags import VARIABLE_PREFIX, address_from_flags, etcd_options
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
@@ -88,9 +86,11 @@ def main(
     **options: Any,
 ) -> None:
     """Decide which Mac runs which replica. Run any number of reconcilers: one leads."""
-    house_logging.setup("reconciler", log_level, log_format=log_format)
-    etcd_address = address_from_flags(options)
-    secret_file = _secret_file(options["git_webhook_secret_file"])
+    house_logging.setup("reconciler", log_level)
+    etcd_address = address_from_flags(etcd)
+    drop_variables(
+        VARIABLE_PREFIX
+    )  # the process that fetches from Git must not inherit the password
     # `fleetctl version` shows it: the leading process and its release.
     identity = f"{socket.gethostname()}/{os.getpid()} {version()}"
 

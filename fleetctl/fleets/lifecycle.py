@@ -14,9 +14,8 @@ from machinery import processes
 from machinery.clock import Clock, SystemClock
 from machinery.environment import drop_variables
 from machinery.process_main import run_until_signal
+from store.etcd.flags import VARIABLE_PREFIX
 
-# The local fleet has its own etcd: variables that point to another store must not reach its processes.
-_FOREIGN_STORE = "FLEET_ETCD"
 # Longer than a fleet needs to become ready, or its engines to drain.
 _DETACH_S = 120.0
 _STOP_S = 120.0
@@ -30,7 +29,8 @@ def run_in_foreground(settings: LocalFleetSettings) -> int:
 
     """
     house_logging.setup("up", "warning")
-    drop_variables(_FOREIGN_STORE)
+    # The local fleet has its own etcd: variables that point to another store must not reach its processes.
+    drop_variables(VARIABLE_PREFIX)
     with settings.data_dir.lock():
         fleet = LocalFleet(settings, SystemClock(), os.getpid())
         failures: list[FleetctlError] = []
@@ -55,7 +55,8 @@ def start_detached(settings: LocalFleetSettings, clock: Clock) -> FleetRecord:
 
     """
     _refuse_second_fleet(settings.data_dir)
-    drop_variables(_FOREIGN_STORE)
+    # The local fleet has its own etcd: variables that point to another store must not reach its processes.
+    drop_variables(VARIABLE_PREFIX)
     child = processes.spawn(_foreground_command(settings), log=settings.data_dir.log("up"))
     try:
         return asyncio.run(_await_ready(settings.data_dir, child, clock))

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 from urllib.parse import urlsplit
 
 import click
@@ -13,6 +13,9 @@ from store.etcd.address import EtcdAddress
 from store.etcd.users import Credentials, CredentialsError
 
 Command = Callable[..., Any]
+
+VARIABLE_PREFIX: Final = "FLEET_ETCD"
+"""Prefix of the environment variables of these flags."""
 
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 _PREFIX = re.compile(r"(/[A-Za-z0-9][A-Za-z0-9._-]*)+")
