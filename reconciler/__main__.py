@@ -12,6 +12,9 @@ import platformdirs
 
 from machinery import process_log as house_logging
 from machinery.clock import SystemClock
+from machinery.http_server import AdminServer
+from machinery.log_flags import log_options
+from machinery.process_log import LogFormat, LogLevel
 from machinery.environment import drop_variables
 from machinery.process_main import run_until_signal
 from machinery.version import version
@@ -86,11 +89,10 @@ def main(
     **options: Any,
 ) -> None:
     """Decide which Mac runs which replica. Run any number of reconcilers: one leads."""
-    house_logging.setup("reconciler", log_level)
-    etcd_address = address_from_flags(etcd)
-    drop_variables(
-        VARIABLE_PREFIX
-    )  # the process that fetches from Git must not inherit the password
+    house_logging.setup("reconciler", log_level, log_format=log_format)
+    etcd_address = address_from_flags(options)
+    drop_variables(VARIABLE_PREFIX)  # the process that fetches from Git inherits no password
+    secret_file = _secret_file(options["git_webhook_secret_file"])
     # `fleetctl version` shows it: the leading process and its release.
     identity = f"{socket.gethostname()}/{os.getpid()} {version()}"
 

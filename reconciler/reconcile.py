@@ -21,7 +21,7 @@ from reconciler.observe import observe, soonest_s
 from reconciler.placement.table import NodeTable
 from reconciler.plan import DeploymentPlan, plan
 from reconciler.rollout import progress
-from reconciler.rollout.canary import CanaryBaselines, advance, count_text
+from reconciler.rollout.canary import CanaryBaselines, advance, conclude, count_text
 from reconciler.rollout.revisions import template_hash
 from reconciler.rollout.steps import RolloutPhase, rollout_goal
 from reconciler.views import DeploymentView
@@ -234,6 +234,10 @@ class DeploymentReconciler:
             last = observed.canary if canary is not None else None
             is_current = last is not None and last.template == template_hash(deployment)
             return (last if is_current else None), None, ""
+        now, meta = self._clock.now(), deployment.metadata
+        decision = canary_decision(meta.annotations, meta.generation)
+        if decision is not None:
+            return conclude(canary, observed.canary, goal.canary, decision, now), None, ""
         ready = [
             r for r in observed.replicas if r.is_ready and r.replica.spec.template == goal.canary
         ]
@@ -245,7 +249,7 @@ class DeploymentReconciler:
             goal.canary,
             is_new_ready=len(ready) >= goal.canary_replicas,
             measured=measured,
-            now=self._clock.now(),
+            now=now,
         )
         # The figures of the step before tell nothing about one that began now.
         is_same_step = found is observed.canary

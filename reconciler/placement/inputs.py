@@ -56,8 +56,8 @@ class Rejection:
     message: str
     need: int = 0
     have: int = 0
-    capacity: int = 0
-    """What the node has in all, free or not; 0 if unknown. A need beyond it is too large for ever."""
+    capacity: int | None = None
+    """The amount that the node would have if it was empty; None if that makes no difference."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

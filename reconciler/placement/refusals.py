@@ -27,8 +27,8 @@ class RefusalCount:
     count: int
     need: int = 0
     have: int = 0
-    capacity: int = 0
-    """What the largest of the nodes has in all; 0 if unknown."""
+    capacity: int | None = None
+    """The most that one of them would have if it was empty; None if that makes no difference."""
     message: str = ""
     """The message of one of them."""
 
@@ -135,7 +135,7 @@ def count_refusals(counted: Iterable[tuple[Rejection, int]]) -> list[RefusalCoun
             count=old.count + count,
             need=nearer[0],
             have=nearer[1],
-            capacity=max(old.capacity, why.capacity),
+            capacity=max(filter(None, (old.capacity, why.capacity)), default=None),
             message=min(old.message, why.message),
         )
     return list(found.values())
@@ -154,13 +154,14 @@ def _moving(
     )
     why = find_rejection(request, assumed.view(nearest))
     assert why is not None
-    is_memory = reason == "InsufficientMemory"
+    nodes = assumed.table.nodes
+    is_memory = why.capacity is not None
     return RefusalCount(
         reason=reason,
         count=len(rows),
         need=why.need,
         have=why.have,
-        capacity=int(assumed.table.allocatable[rows].max()) if is_memory else 0,
+        capacity=max(nodes[row].allocatable_bytes for row in rows) if is_memory else None,
         message=why.message,
     )
 
@@ -171,24 +172,15 @@ def sort_key(tally: RefusalCount) -> tuple[int, str]:
 
 
 def _short(of: str, tally: RefusalCount) -> str:
-    need = quantity.show(tally.need)
-    return f"short of {of} (need {need}, best has {_amount(tally.have, unit_of=need)})"
-
-
-def _short_of_memory(tally: RefusalCount) -> str:
-    """Distinguish a Mac without room now from one that is too small for ever."""
-    if not tally.capacity or tally.need <= tally.capacity:
-        return _short("memory", tally)
-    need = quantity.show(tally.need)
-    largest, free = (_amount(size, unit_of=need) for size in (tally.capacity, tally.have))
-    return f"too small (need {need}, the largest has {largest} in all, {free} free)"
-
-
-def _amount(size: int, *, unit_of: str) -> str:
-    """Return an amount, without its unit if that is the one of the other text."""
-    shown = quantity.show(max(0, size))
-    number, _, unit = shown.partition(" ")
-    return number if unit_of.partition(" ")[2] == unit else shown
+    """Describe a shortage that may end, or nodes that could not take the replica if they were empty."""
+    is_too_small = tally.capacity is not None and tally.need > tally.capacity
+    have_bytes = tally.capacity if is_too_small and tally.capacity is not None else tally.have
+    need, have = quantity.show(tally.need), quantity.show(max(0, have_bytes))
+    number, _, unit = have.partition(" ")
+    amount = number if need.partition(" ")[2] == unit else have
+    if is_too_small:
+        return f"too small even when empty (need {need}, the largest has {amount})"
+    return f"short of {of} (need {need}, best has {amount})"
 
 
 # The phrase after "3 " or "1 ". A reason that is not here is shown as its code with one node's message.
@@ -215,7 +207,7 @@ _PHRASES: Final[dict[str, Callable[[RefusalCount], str]]] = {
     "ContextTooLong": lambda t: f"with a shorter context (need {t.need} tokens, best has {t.have})",
     "AntiAffinity": lambda _: "with replicas that antiAffinity keeps apart",
     "ReplicaLimit": lambda tally: f"full up (maxReplicasPerNode is {tally.have})",
-    "InsufficientMemory": _short_of_memory,
+    "InsufficientMemory": lambda tally: _short("memory", tally),
     "UnknownNode": lambda _: "not joined",
     "NotInGroup": lambda _: "no members of the ShardGroup",
 }

@@ -124,7 +124,7 @@ def test_trouble_names_replica_node_and_words() -> None:
 
 def test_unschedulable_says_why_per_node() -> None:
     made = of_deployment(replica(0), why=unschedulable())
-    line = "0/1 nodes fit: 1 too small (need 2.8 GiB, the largest has 1.0 in all, 1.0 free)"
+    line = "0/1 nodes fit: 1 too small even when empty (need 2.8 GiB, the largest has 1.0)"
     assert said(made, "Placed") == ("False", "Unschedulable", line)
     assert said(made, "Available")[1:] == ("Unschedulable", f"1 of 2 replicas ready; {line}")
     assert [(r.node, r.reason) for r in made.refusals] == [("small", "InsufficientMemory")]

@@ -121,6 +121,13 @@ async def test_contradicting_flags_are_errors(
     assert told in " ".join(done.err.split())
 
 
+async def test_a_live_node_is_not_deleted_and_the_advice_is_cordon(
+    shared_fleet: MemoryFleet, shared_transport: Transport
+) -> None:
+    await join_node(shared_transport, "alive")
+    done = await shared_fleet.ctl("delete", "node", "alive")
+    assert done.code == 1
+    assert "`fleetctl cordon alive`" in done.err
 async def test_deleting_a_node_says_that_its_agent_registers_it_again(fleet: MemoryFleet) -> None:
     await fleet.store.commit([], [Put(key=keys.status_key("Node", "mac-9"), value=b"{}")])
     done = await fleet.ctl("delete", "node", "mac-9")

@@ -47,7 +47,7 @@ async def fleet(shared_fleet: MemoryFleet, shared_transport: Transport) -> Memor
 
 
 REFUSED = (
-    "1 too small (need 2.8 GiB, the largest has 2.0 in all, 2.0 free), 1 cordoned, 1 NotReady, 1 tainted (it has the taint "
+    "1 too small even when empty (need 2.8 GiB, the largest has 2.0), 1 cordoned, 1 NotReady, 1 tainted (it has the taint "
     "owner=anna:NoSchedule, which spec.placement.tolerations does not name)"
 )
 EXPLAINED = f"""\

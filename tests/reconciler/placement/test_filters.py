@@ -164,7 +164,7 @@ REFUSALS = [
         replace(A, allocatable_bytes=GIB, used_bytes=2 * GIB, reserved_bytes=GIB),
         "InsufficientMemory",
         f"{NEED}, process 768 MiB), has 0 B free of 1.0 GiB (its pools reserve 1.0 GiB)",
-        "1 too small (need 2.8 GiB, the largest has 1.0 in all, 0 B free)",
+        "1 too small even when empty (need 2.8 GiB, the largest has 1.0)",
         id="less-than-no-memory",
     ),
     pytest.param(
@@ -181,7 +181,7 @@ REFUSALS = [
         A,
         "InsufficientMemory",
         "needs 9.0 GiB (set by spec.resources.memory), has 8.0 GiB free of 8.0 GiB",
-        "1 too small (need 9.0 GiB, the largest has 8.0 in all, 8.0 free)",
+        "1 too small even when empty (need 9.0 GiB, the largest has 8.0)",
         id="a-person-says-more",
     ),
 ]
@@ -295,7 +295,7 @@ def test_a_line_for_people() -> None:
     verdict = place_replica(ANYWHERE, [*small, *others])
     assert isinstance(verdict, Unschedulable)
     assert summary_line(verdict) == (
-        "0/5 nodes fit: 3 too small (need 2.8 GiB, the largest has 2.0 in all, 2.0 free), 1 cordoned, 1 NotReady"
+        "0/5 nodes fit: 3 too small even when empty (need 2.8 GiB, the largest has 2.0), 1 cordoned, 1 NotReady"
     )
     # One that is only full now, and the line is about the room of now.
     full = replace(node("f", memory_gib=8), used_bytes=7 * GIB)

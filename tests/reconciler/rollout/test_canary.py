@@ -12,6 +12,7 @@ from reconciler.rollout.canary import (
     CanaryBaselines,
     advance,
     canary_replicas,
+    conclude,
     count_text,
     next_weight,
 )
