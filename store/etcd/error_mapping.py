@@ -68,7 +68,8 @@ def error_from_status(code: int, text: str) -> StoreError:
     return StoreError(f"etcd: {text} (code {code})")
 
 
-# Phrases of grpc, of aiohttp and of Go's TLS; the first match wins.
+# Phrases of grpc, of aiohttp, and of the TLS libraries of Go, OpenSSL and BoringSSL, without underscores; the first match
+# wins.
 _HINTS: tuple[tuple[tuple[str, ...], str], ...] = (
     (
         ("hostname verification check failed", "hostname mismatch", "ip address mismatch"),
@@ -81,13 +82,13 @@ _HINTS: tuple[tuple[tuple[str, ...], str], ...] = (
         "this machine's clock",
     ),
     (
-        ("certificate_verify_failed", "certificate verify failed"),
+        ("certificate verify failed",),
         "certificate verify failed: etcd's certificate is not signed by a known authority. Give etcd's "
         "CA with --etcd-ca",
     ),
     (
         (
-            "tsi_data_corrupted",
+            "tsi data corrupted",
             "alert certificate required",
             "alert bad certificate",
             "alert unknown ca",
@@ -102,7 +103,7 @@ _HINTS: tuple[tuple[tuple[str, ...], str], ...] = (
         "this port speaks TLS. Write https://",
     ),
     (
-        ("wrong_version_number", "wrong version number", "record layer failure"),
+        ("wrong version number", "record layer failure"),
         "this port does not speak TLS. Write http://",
     ),
     (
@@ -124,7 +125,7 @@ _HUNG_UP = ("socket closed", "disconnected", "connection reset", "ssl:default [n
 
 def explain_connection_error(url: str, text: str) -> str:
     """Return an explanation of a connection error at the URL, or the error's own text if it is unknown."""
-    lower_text = text.lower()
+    lower_text = text.lower().replace("_", " ")
     for phrases, meaning in _HINTS:
         if any(phrase in lower_text for phrase in phrases):
             return meaning

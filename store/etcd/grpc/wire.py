@@ -36,6 +36,7 @@ class Method(Generic[Request, Response]):
 
 RANGE = Method("/etcdserverpb.KV/Range", pb.RangeRequest, pb.RangeResponse)
 PUT = Method("/etcdserverpb.KV/Put", pb.PutRequest, pb.Done)
+DELETE_RANGE = Method("/etcdserverpb.KV/DeleteRange", pb.DeleteRangeRequest, pb.Done)
 TXN = Method("/etcdserverpb.KV/Txn", pb.TxnRequest, pb.TxnResponse)
 COMPACT = Method("/etcdserverpb.KV/Compact", pb.CompactionRequest, pb.Done)
 
@@ -108,6 +109,10 @@ def put(operation: Put) -> pb.PutRequest:
     return pb.PutRequest(key=raw(operation.key), value=operation.value, lease=operation.lease)
 
 
+def delete(operation: Delete) -> pb.DeleteRangeRequest:
+    return pb.DeleteRangeRequest(key=raw(operation.key))
+
+
 def _compare(guard: Guard) -> pb.Compare:
     match guard:
         case ModRevisionGuard(key=key, mod_revision=revision):
@@ -122,7 +127,7 @@ def _operation(operation: Operation) -> pb.RequestOp:
     match operation:
         case Put():
             return pb.RequestOp(request_put=put(operation))
-        case Delete(key=key):
-            return pb.RequestOp(request_delete_range=pb.DeleteRangeRequest(key=raw(key)))
+        case Delete():
+            return pb.RequestOp(request_delete_range=delete(operation))
         case _:
             assert_never(operation)

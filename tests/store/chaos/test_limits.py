@@ -10,6 +10,7 @@ from store.errors import NoSpaceError, TooLargeError
 from store.port import Delete, Put, Transport
 from tests.support.chaos_informers import crowd, stored
 from tests.support.chaos_transports import WAYS, going
+from tests.support.store_binaries import BINARIES
 from tests.support.store_tcp_etcd import TcpEtcd
 
 pytestmark = [pytest.mark.etcd, pytest.mark.timeout(300)]
@@ -73,12 +74,13 @@ async def fill(transport: Transport) -> None:
         await transport.commit([], [Put(key=f"/quota/{number:03}", value=_PIECE)])
 
 
+@pytest.mark.parametrize("binary", BINARIES)
 @pytest.mark.parametrize("way", WAYS)
 async def test_without_space_reads_leases_and_informers_still_work(
-    way: str, tmp_path: Path
+    way: str, tmp_path: Path, binary: Path
 ) -> None:
     async with (
-        TcpEtcd(tmp_path, f"--quota-backend-bytes={8 * 2**20}") as etcd,
+        TcpEtcd(tmp_path, f"--quota-backend-bytes={8 * 2**20}", binary=binary) as etcd,
         going(way, etcd.address) as transport,
     ):
         lease = await transport.grant(60)

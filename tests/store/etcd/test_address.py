@@ -25,9 +25,12 @@ pytestmark = pytest.mark.etcd
 _LIMIT_S = 10.0
 
 
-@pytest.fixture(scope="module")
-async def secured(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[TlsEtcd]:
-    async with running_tls_etcd(tmp_path_factory.mktemp("tls")) as found:
+@pytest.fixture(scope="module", params=BINARIES)
+async def secured(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[TlsEtcd]:
+    """An etcd with TLS: versions refuse a certificate with different alerts."""
+    async with running_tls_etcd(tmp_path_factory.mktemp("tls"), binary=request.param) as found:
         yield found
 
 
