@@ -9,7 +9,7 @@ All metrics of a process are used by one thread: the event loop that also answer
 
 import re
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from operator import itemgetter
@@ -222,10 +222,14 @@ class Sample:
     value: str
 
 
-def parse_samples(text: str) -> Iterator[Sample]:
-    """Yield the samples of a text; lines that are not samples are skipped. Takes time linear in the text's length."""
+def parse_samples(text: str, names: Container[str] | None = None) -> Iterator[Sample]:
+    """Yield the samples, only those of `names` if it is given; lines that are not samples are skipped.
+
+    Takes time linear in the text's length.
+    """
     for found in _SAMPLE.finditer(text):
-        yield Sample(found[1], _parse_labels(found[2] or ""), found[3])
+        if names is None or found[1] in names:
+            yield Sample(found[1], _parse_labels(found[2] or ""), found[3])
 
 
 def _parse_labels(text: str) -> dict[str, str]:

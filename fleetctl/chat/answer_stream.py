@@ -13,6 +13,7 @@ import msgspec
 from fleetctl.chat.conversation import ChatAnswer, Json
 from fleetctl.cli.errors import FleetctlError
 from machinery.clock import Clock
+from machinery.http_body import read_limited
 from schemas.wire import headers, streams
 from schemas.wire.errors import ErrorBody
 
@@ -177,7 +178,7 @@ async def list_models(access: GatewayAccess) -> tuple[str, ...]:
     ):
         if response.status != 200:
             raise await _refusal(response, access)
-        body = await _read_limited(response, _LIST_LIMIT)
+        body = await read_limited(response.content.iter_any(), _LIST_LIMIT)
     try:
         found = msgspec.json.decode(body, type=_Models)
     except msgspec.DecodeError as error:
@@ -234,7 +235,7 @@ def _cause(error: OSError) -> str:
 
 async def _refusal(response: aiohttp.ClientResponse, access: GatewayAccess) -> FleetctlError:
     """Return the gateway's refusal as an error."""
-    refused = ErrorBody.parse(await _read_limited(response, _REFUSAL_LIMIT))
+    refused = ErrorBody.parse(await read_limited(response.content.iter_any(), _REFUSAL_LIMIT))
     if refused is not None:
         message = refused.message
     else:
@@ -244,15 +245,6 @@ async def _refusal(response: aiohttp.ClientResponse, access: GatewayAccess) -> F
             f"{message.rstrip('.')}. Set FLEET_API_KEY, or give the key's file with --api-key-file"
         )
     return FleetctlError(message)
-
-
-async def _read_limited(response: aiohttp.ClientResponse, limit: int) -> bytes:
-    body = bytearray()
-    async for piece in response.content.iter_any():
-        body += piece
-        if len(body) > limit:
-            raise aiohttp.ClientPayloadError(f"the response is larger than {limit} bytes")
-    return bytes(body)
 
 
 async def _lines(content: aiohttp.StreamReader) -> AsyncIterator[bytes]:

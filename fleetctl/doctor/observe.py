@@ -27,6 +27,7 @@ from fleetctl.fleets import gateways, version_skew
 from fleetctl.fleets.version_skew import ComponentVersion
 from fleetctl.objects import reader
 from machinery.clock import Clock
+from machinery.http_body import read_limited
 from machinery.version import version as fleet_version
 from schemas import kinds
 from schemas.meta import ApiObject
@@ -180,7 +181,7 @@ class _Prober:
                     f"{url.rstrip('/')}/health", allow_redirects=False
                 ) as response:
                     offset = self._offset(response.headers.get("date", ""))
-                    body = await response.content.read(_MAX_BODY_BYTES)
+                    body = await read_limited(response.content.iter_any(), _MAX_BODY_BYTES)
             except TimeoutError:
                 return ProbeResult(
                     label=label, url=url, error=f"no answer at {url} within {_PROBE_S:.0f} s"

@@ -18,6 +18,7 @@ from fleetctl.cli.errors import FleetctlError
 from fleetctl.fleets import gateways
 from fleetctl.objects.kind_args import kind_of
 from machinery.clock import SystemClock
+from machinery.http_body import BodyTooLargeError, read_limited
 from machinery.tcp_keepalive import enable_keepalive
 from manifests.suggestions import not_found_message
 from schemas.node import NodeStatus
@@ -175,23 +176,18 @@ async def fetch(
         ProcessUnreachableError: no answer; ProcessRefusedError: the process refused the request.
 
     """
-    body = bytearray()
     try:
         async with (
             asyncio.timeout(limit_s),
             open_stream(address, path, bearer=bearer, params=params) as pieces,
         ):
-            async for piece in pieces:
-                body += piece
-                if len(body) > _LIMIT_BYTES:
-                    raise FleetctlError(
-                        f"{address.label}: the response is larger than {_LIMIT_BYTES >> 20} MiB"
-                    )
+            return await read_limited(pieces, _LIMIT_BYTES)
+    except BodyTooLargeError as error:
+        raise FleetctlError(f"{address.label}: {error}") from error
     except TimeoutError:
         raise ProcessUnreachableError(
             _unreachable_text(address, f"no answer within {limit_s:g} s")
         ) from None
-    return bytes(body)
 
 
 async def fetch_json(

@@ -15,6 +15,8 @@ from fleetctl.cli.connect import api_key_options, open_store, run, store_options
 from fleetctl.cli.errors import FleetctlError
 from fleetctl.fleets import gateways
 from fleetctl.output import printers
+from machinery.http_body import read_limited
+from schemas.records import GatewayLease
 from schemas.wire.metrics import REQUEST_OUTCOMES
 
 _ANSWER_S = 5.0
@@ -245,7 +247,7 @@ async def _fetch_journal(
             headers=headers,
             allow_redirects=False,
         ) as response:
-            body = await _body(response)
+            body = await read_limited(response.content.iter_any(), _BODY_LIMIT)
             if response.status in (401, 403):
                 return AccessDenied(message=_access_denied_text(url, response.status))
             if response.status != 200:
@@ -259,16 +261,6 @@ async def _fetch_journal(
             f"the response is not a journal ({error}); check that it is a gateway of this release"
         )
     return found
-
-
-async def _body(response: aiohttp.ClientResponse) -> bytes:
-    """Read a response; one that is longer than any journal is an error. Raises ClientError."""
-    body = bytearray()
-    async for piece in response.content.iter_any():
-        body += piece
-        if len(body) > _BODY_LIMIT:
-            raise aiohttp.ClientPayloadError(f"the response is larger than {_BODY_LIMIT} bytes")
-    return bytes(body)
 
 
 def _access_denied_text(url: str, status: int) -> str:

@@ -10,6 +10,7 @@ import aiohttp
 import psutil
 
 from machinery.clock import Clock
+from machinery.http_body import read_limited
 from machinery.process_log import LogRing
 from machinery.prometheus import Gauge, LabelledGauge, MetricFamily, parse_samples
 from machinery.version import version
@@ -143,7 +144,7 @@ def _url_host(host: str) -> str:
 async def _fetch_metrics(session: aiohttp.ClientSession, url: str) -> Mapping[str, Any]:
     """Return the metrics of an engine. Raises ClientError, OSError, TimeoutError or ValueError."""
     async with session.get(url, allow_redirects=False) as response:
-        raw = await response.content.read(_MAX_RESPONSE_BYTES)
+        raw = await read_limited(response.content.iter_any(), _MAX_RESPONSE_BYTES)
     return parse_engine_metrics(raw.decode())
 
 
@@ -155,11 +156,9 @@ def parse_engine_metrics(text: str) -> dict[str, float]:
 
     """
     found = {}
-    for sample in parse_samples(text):
-        name = _FORWARDED.get(sample.name)
-        if name is not None:
-            number = float(sample.value)
-            found[name] = int(number) if number.is_integer() else number
+    for sample in parse_samples(text, _FORWARDED):
+        number = float(sample.value)
+        found[_FORWARDED[sample.name]] = int(number) if number.is_integer() else number
     return found
 
 

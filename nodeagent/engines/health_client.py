@@ -7,6 +7,7 @@ from typing import Any, Final, Protocol
 import aiohttp
 import orjson
 
+from machinery.http_body import read_limited
 from models import golden_question
 from schemas.formation import GoldenAnswer
 from schemas.wire.errors import ErrorBody
@@ -87,7 +88,9 @@ class HealthClient:
         timeout = aiohttp.ClientTimeout(total=limit_s)
         try:
             async with self._client().get(self._url(port, "/health"), timeout=timeout) as response:
-                tree = orjson.loads(await _read_body(response))
+                tree = orjson.loads(
+                    await read_limited(response.content.iter_any(), _MAX_BODY_BYTES)
+                )
             if tree["replicaUid"] != replica_uid:
                 return None
             return _parse_health(tree)
@@ -144,22 +147,12 @@ class HealthClient:
         timeout = aiohttp.ClientTimeout(total=_PROBE_TIMEOUT_S)
         url = self._url(port, path)
         async with self._client().post(url, json=body, timeout=timeout) as response:
-            return response.status, await _read_body(response)
+            return response.status, await read_limited(response.content.iter_any(), _MAX_BODY_BYTES)
 
     async def close(self) -> None:
         """Close the connections."""
         if self._session is not None:
             await self._session.close()
-
-
-async def _read_body(response: aiohttp.ClientResponse) -> bytes:
-    """Return the body; raises aiohttp.ClientPayloadError if it is larger than any answer of an engine."""
-    body = bytearray()
-    async for piece in response.content.iter_any():
-        body += piece
-        if len(body) > _MAX_BODY_BYTES:
-            raise aiohttp.ClientPayloadError(f"the answer is larger than {_MAX_BODY_BYTES} bytes")
-    return bytes(body)
 
 
 def _error_code(body: bytes) -> str | None:

@@ -4,13 +4,13 @@ Counts are cumulative, as those of a gateway: the difference of two values is wh
 from a process that may be hostile, so lines that make no sense are skipped. Names: schemas/wire/metrics.py.
 """
 
-import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from itertools import pairwise
 from math import inf, isfinite
 
+from machinery.prometheus import parse_samples
 from schemas.wire import metrics
 
 
@@ -129,11 +129,6 @@ _KNOWN = frozenset(
     }
 )
 
-_LINE = re.compile(r"(?m)^([a-z_]{1,100})\{([^\n]{1,1000})\} ([^ \n]{1,40})")
-_LABEL = re.compile(r'([a-z_]{1,40})="((?:[^"\\]|\\.){0,300})",?')
-_ESCAPES = {r"\\": "\\", r"\"": '"', r"\n": "\n"}
-_ESCAPE = re.compile(r"\\[\\\"n]")
-
 # More than any fleet needs: made-up values must not cost memory or break arithmetic.
 _MOST = 1e12
 _MOST_BUSY = 100_000
@@ -183,9 +178,10 @@ class GatewaySample:
 def parse(text: str, needed: AbstractSet[str]) -> GatewaySample:
     """Parse the metrics of the needed deployments; lines that make no sense are skipped."""
     sample = GatewaySample()
-    for name, labels, value in _lines(text):
+    for found in parse_samples(text, _KNOWN):
+        name, labels, value = found.name, found.labels, _number(found.value)
         deployment = labels.get(metrics.DEPLOYMENT_LABEL, "")
-        if deployment not in needed:
+        if deployment not in needed or value is None or not isfinite(value):
             continue
         if name in (metrics.DEPLOYMENT_IN_FLIGHT, metrics.DEPLOYMENT_WAITING):
             is_in_flight = name == metrics.DEPLOYMENT_IN_FLIGHT
@@ -197,24 +193,6 @@ def parse(text: str, needed: AbstractSet[str]) -> GatewaySample:
         if template in versions or len(versions) < _VERSIONS:
             _count(versions.setdefault(template, VersionSample()), name, labels, value)
     return sample
-
-
-def _lines(text: str) -> Iterator[tuple[str, Mapping[str, str], float]]:
-    for found in _LINE.finditer(text):
-        if found[1] not in _KNOWN:
-            continue
-        value = _number(found[3])
-        if value is not None and isfinite(value):
-            yield found[1], _labels(found[2]), value
-
-
-def _labels(text: str) -> dict[str, str]:
-    found, at = {}, 0
-    # Matched one after the other: a search would be quadratic in the length of a hostile text.
-    while (label := _LABEL.match(text, at)) is not None:
-        found[label[1]] = _unescaped(label[2])
-        at = label.end()
-    return found
 
 
 def _count(version: VersionSample, name: str, labels: Mapping[str, str], value: float) -> None:
@@ -239,10 +217,6 @@ def _number(text: str) -> float | None:
     except ValueError:
         return None
     return value if 0 <= value <= _MOST or value == inf else None
-
-
-def _unescaped(text: str) -> str:
-    return _ESCAPE.sub(lambda found: _ESCAPES[found[0]], text) if "\\" in text else text
 
 
 # The last answer of a silent gateway counts for this long.

@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 import aiohttp
 
 from machinery.clock import Clock
+from machinery.http_body import read_limited
 from reconciler.demand import gateway_metrics
 from reconciler.demand.gateway_metrics import Demand, DemandTotals, GatewaySample, VersionMetrics
 from schemas.records import GatewayLease
@@ -139,11 +140,7 @@ async def _scrape(
             # Several gateways may register 127.0.0.1, each on its own machine.
             if response.status != 200 or response.headers.get(headers.GATEWAY) != id_:
                 return None
-            body = bytearray()
-            async for chunk in response.content.iter_any():
-                body += chunk
-                if len(body) > _BODY_LIMIT:
-                    return None
+            body = await read_limited(response.content.iter_any(), _BODY_LIMIT)
     except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
         log.debug("gateway does not answer", extra={"url": url, "why": str(error)})
         return None

@@ -54,6 +54,10 @@ def test_samples_are_parsed(text: str, expected: list[Sample]) -> None:
     assert list(parse_samples(text)) == expected
 
 
+def test_samples_of_other_names_are_skipped() -> None:
+    assert list(parse_samples("a 1\nb 2\na_total 3\n", {"a"})) == [Sample("a", {}, "1")]
+
+
 @given(st.text(max_size=200))
 def test_any_text_can_be_parsed(text: str) -> None:
     assert all(sample.name for sample in parse_samples(text))

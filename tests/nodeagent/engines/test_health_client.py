@@ -53,7 +53,7 @@ async def test_an_answer_larger_than_any_engines_fails_the_probe(
     port: FakeEngine, client: HealthClient
 ) -> None:
     port.completion = b'{"usage":{"completion_tokens":1},"x":"' + b"x" * (5 << 20) + b'"}'
-    assert "the answer is larger than 4194304 bytes" in await client.probe(port.number, "x")
+    assert "the response is larger than 4 MiB" in await client.probe(port.number, "x")
 
 
 async def test_an_embedding_model_is_probed_with_an_embedding(
