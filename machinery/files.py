@@ -61,6 +61,22 @@ def make_private_folder(folder: Path) -> None:
         )
 
 
+def make_owner_folder(folder: Path, *, sign: str) -> None:
+    """Create the folder for its owner only, or close an existing one to others if it is ours.
+
+    It is ours if it is empty or contains the file `sign`. Any other folder keeps its mode: it may have been given by
+    mistake, such as /tmp.
+
+    Raises:
+        OSError: it cannot be created, or its mode cannot be changed.
+
+    """
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    is_open = folder.stat().st_mode & 0o077
+    if is_open and ((folder / sign).exists() or not any(folder.iterdir())):
+        folder.chmod(0o700)
+
+
 def sync_folder(folder: Path) -> None:
     """Flush the folder's entries to disk, so that new file names survive a power failure."""
     descriptor = os.open(folder, os.O_RDONLY)

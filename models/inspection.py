@@ -49,6 +49,10 @@ def fallback_models(
     }
 
 
+DEFAULT_MODELS_DIR = Path("~/models")
+"""Folder for relative model paths, of agents and of `fleetctl up`."""
+
+
 def resolve_path(path: str, models_dir: Path) -> Path:
     """Return the folder of a deployment's path on this machine; a relative path is below `models_dir`."""
     return Path(path) if path.startswith("/") else models_dir / path

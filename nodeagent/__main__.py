@@ -13,10 +13,11 @@ from pydantic import TypeAdapter, ValidationError
 
 from machinery import environment, process_log
 from machinery.clock import SystemClock
-from machinery.log_flags import log_options
-from machinery.process_log import LogFormat, LogLevel, LogRing
+from machinery.files import make_owner_folder
+from machinery.process_log import LogRing
 from machinery.process_main import run_until_signal
 from machinery.version import version
+from models import inspection
 from nodeagent.agent import Agent
 from nodeagent.dependencies import AgentConfig
 from nodeagent.hardware.probe import read_machine_facts
@@ -31,6 +32,7 @@ from store.etcd.connect import connect
 from store.etcd.flags import VARIABLE_PREFIX, address_from_flags, etcd_options
 
 _LABELS = TypeAdapter(Labels)
+_LOCK = "lock"
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
@@ -45,7 +47,7 @@ _LABELS = TypeAdapter(Labels)
 @click.option(
     "--models-dir",
     type=click.Path(file_okay=False, path_type=Path),
-    default=Path("~/models"),
+    default=inspection.DEFAULT_MODELS_DIR,
     show_default=True,
     envvar="FLEET_MODELS_DIR",
     help="Folder for relative model paths.",
@@ -204,8 +206,8 @@ def _label(text: str) -> tuple[str, str]:
 def _lock(state_dir: Path) -> IO[str]:
     """Lock the folder for this process: two agents in one folder would stop each other's engines."""
     try:
-        state_dir.mkdir(parents=True, exist_ok=True)
-        lock = (state_dir / "lock").open("w")
+        make_owner_folder(state_dir, sign=_LOCK)
+        lock = (state_dir / _LOCK).open("w")
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
         raise SystemExit(

@@ -8,10 +8,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from fleetctl.cli.errors import FleetctlError
-from machinery.files import write_atomically
+from machinery.files import make_owner_folder, write_atomically
 
 # Increase this when an older fleetctl could damage the data of a newer one.
 LAYOUT_VERSION = 1
+_LOCK = "lock"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,13 +46,18 @@ class DataDir:
 
     @property
     def models(self) -> Path:
-        """Default folder for models."""
+        """Folder of the demo's model."""
         return self.path / "models"
 
     @property
     def fleet_file(self) -> Path:
         """File with the state of the fleet."""
         return self.path / "fleet.json"
+
+    @property
+    def previous_context_file(self) -> Path:
+        """File with the name of the context that `fleetctl up` replaced as the current one."""
+        return self.path / "previous-context"
 
     def log(self, program: str) -> Path:
         """Return the log file of a program."""
@@ -81,8 +87,10 @@ class DataDir:
 
         """
         try:
-            self.path.mkdir(parents=True, exist_ok=True)
-            (self.path / "run").mkdir(exist_ok=True)
+            # Logs name who asked which model when.
+            make_owner_folder(self.path, sign=_LOCK)
+            for name in ("run", "logs", "nodes"):
+                (self.path / name).mkdir(mode=0o700, exist_ok=True)
         except OSError as error:
             raise FleetctlError(
                 f"cannot use the data folder {self.path}: {error.strerror}. "
@@ -152,7 +160,7 @@ class DataDir:
             FleetctlError: a fleet already runs in the folder.
 
         """
-        with (self.path / "lock").open("w") as lock:
+        with (self.path / _LOCK).open("w") as lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError as error:
@@ -165,7 +173,7 @@ class DataDir:
     def is_locked(self) -> bool:
         """Return whether a supervisor runs in the folder."""
         try:
-            with (self.path / "lock").open("r+") as lock:
+            with (self.path / _LOCK).open("r+") as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except FileNotFoundError:
             return False

@@ -3,6 +3,7 @@
 import asyncio
 import os
 import sys
+from collections.abc import Callable
 
 import click
 
@@ -21,8 +22,8 @@ _DETACH_S = 120.0
 _STOP_S = 120.0
 
 
-def run_in_foreground(settings: LocalFleetSettings) -> int:
-    """Run the fleet until SIGINT or SIGTERM; return the exit code.
+def run_in_foreground(settings: LocalFleetSettings, on_ready: Callable[[], None]) -> int:
+    """Run the fleet until SIGINT or SIGTERM, and call `on_ready` when it is ready; return the exit code.
 
     Raises:
         FleetctlError: the fleet cannot be started.
@@ -37,7 +38,7 @@ def run_in_foreground(settings: LocalFleetSettings) -> int:
 
         async def run() -> None:
             try:
-                await fleet.run(click.echo)
+                await fleet.run(click.echo, on_ready)
             except FleetctlError as error:
                 failures.append(error)
 
@@ -96,6 +97,7 @@ def _foreground_command(settings: LocalFleetSettings) -> list[str]:
         *("--node-grace-period", str(settings.node_grace_s)),
         *("--etcd-quota", str(settings.etcd_quota_bytes)),
         *("--log-level", settings.log_level),
+        "--keep-context",
         *binary,
     ]
 

@@ -137,7 +137,7 @@ class LocalFleet:
         self._supervisors: list[Supervisor] = []
         self._warning = ""
 
-    async def run(self, say: Say) -> None:
+    async def run(self, say: Say, on_ready: Callable[[], None]) -> None:
         """Start the fleet, report when it is ready, and supervise it until cancelled; then stop it.
 
         Raises:
@@ -155,6 +155,7 @@ class LocalFleet:
                 await self._wait_ready()
                 self._write_record(is_ready=True)
                 say(f"fleet ready: {settings.gateway_url}/v1")
+                on_ready()
         except FleetctlError as error:
             self._write_record(is_ready=False, error=str(error))
             raise

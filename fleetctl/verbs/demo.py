@@ -20,6 +20,7 @@ from fleetctl.cli.errors import FleetctlError
 from fleetctl.fleets import lifecycle
 from fleetctl.fleets.data_dir import DataDir, FleetRecord
 from fleetctl.fleets.local_fleet import LocalFleetSettings
+from fleetctl.verbs import local_context
 from machinery.clock import SystemClock
 from machinery.control_characters import make_printable
 from schemas.deployment import ModelDeployment
@@ -61,7 +62,8 @@ def demo(data_dir: Path, port: int, once: bool) -> None:
         steps.say(f"asking {_NAME} through the gateway: {_QUESTION}")
         asyncio.run(_chat(fleet.gateway_url))
         if not once:
-            _print_next_steps(fleet.gateway_url, folder)
+            local_context.enter(folder)
+            _print_next_steps(fleet.gateway_url)
             return
     except BaseException:
         # A fleet that already ran is not stopped because a later step failed.
@@ -150,11 +152,12 @@ def _prepare_model(steps: StepReporter, checkout: Path, target: Path) -> None:
     """Create the model folder in a child process: the conversion imports mlx, which this process must not."""
     command = [sys.executable, "-m", "examples.models.smollm2", str(target)]
     with steps.step(f"preparing the model {_MODEL} (98 MB, downloaded once)") as step:
+        # Its standard output is the folder's path, for scripts; progress is on standard error.
         process = subprocess.Popen(
-            command, cwd=checkout, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+            command, cwd=checkout, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
         )
-        assert process.stdout is not None
-        lines = [line.strip() for line in _report_lines(process.stdout, step)]
+        assert process.stderr is not None
+        lines = [line.strip() for line in _report_lines(process.stderr, step)]
         if process.wait() != 0:
             raise FleetctlError(f"preparing the model failed: {' '.join(lines[-3:])}")
 
@@ -280,13 +283,12 @@ async def _texts(lines: aiohttp.StreamReader) -> AsyncIterator[str]:
             yield choice["delta"].get("content") or ""
 
 
-def _print_next_steps(url: str, folder: DataDir) -> None:
+def _print_next_steps(url: str) -> None:
     request = json.dumps({"model": _NAME, "messages": [{"role": "user", "content": "Hello!"}]})
     click.echo(
         f"\nThe fleet keeps running: {url}/v1\n\n"
         f"  curl {url}/v1/chat/completions -H 'content-type: application/json' \\\n"
         f"    -d '{request}'\n\n"
-        f"  export FLEET_DATA_DIR={folder.path}\n"
         f"  fleetctl get modeldeployments      # in {Path(sys.executable).parent}\n\n"
         f"Stop it with: make stop"
     )

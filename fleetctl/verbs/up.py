@@ -11,7 +11,9 @@ from fleetctl.cli.connect import data_dir_option
 from fleetctl.fleets import lifecycle
 from fleetctl.fleets.data_dir import DataDir
 from fleetctl.fleets.local_fleet import LocalFleetSettings
+from fleetctl.verbs import local_context
 from machinery.clock import SystemClock
+from models import inspection
 from schemas import quantity
 
 # An empty etcd needs almost the minimum; above the maximum, etcd warns at its start.
@@ -56,7 +58,10 @@ _MIN_QUOTA, _MAX_QUOTA = 16 * 2**20, 8 * 2**30
 @click.option(
     "--models-dir",
     type=click.Path(file_okay=False, path_type=Path),
-    help="Folder for relative model paths (default: `models` in the data folder).",
+    default=inspection.DEFAULT_MODELS_DIR,
+    show_default=True,
+    envvar="FLEET_MODELS_DIR",
+    help="Folder for relative model paths.",
 )
 @click.option(
     "--node-grace-period",
@@ -82,12 +87,17 @@ _MIN_QUOTA, _MAX_QUOTA = 16 * 2**20, 8 * 2**30
     "--detach", is_flag=True, help="Return when the fleet is ready, and leave it running."
 )
 @click.option(
+    "--keep-context",
+    is_flag=True,
+    help="Do not make this fleet the one that other commands use (`fleetctl config`).",
+)
+@click.option(
     "--log-level",
     type=click.Choice(["debug", "info", "warning", "error"]),
     default="info",
     envvar="FLEET_LOG_LEVEL",
 )
-def up(*, detach: bool, **options: Any) -> None:
+def up(*, detach: bool, keep_context: bool, **options: Any) -> None:
     """Run a whole fleet on this machine: etcd, a reconciler, node agents and a gateway."""
     settings = build_settings(options)
     settings.data_dir.prepare()
@@ -96,9 +106,16 @@ def up(*, detach: bool, **options: Any) -> None:
         if fleet.warning:
             click.echo(f"warning: {fleet.warning}", err=True)
         click.echo(f"fleet ready: {fleet.gateway_url}/v1")
+        if not keep_context:
+            local_context.enter(settings.data_dir)
         click.echo(f"stop it with: fleetctl down --data-dir {settings.data_dir.path}")
         return
-    sys.exit(lifecycle.run_in_foreground(settings))
+    code = lifecycle.run_in_foreground(
+        settings, lambda: None if keep_context else local_context.enter(settings.data_dir)
+    )
+    if not keep_context:
+        local_context.leave(settings.data_dir)
+    sys.exit(code)
 
 
 def build_settings(options: dict[str, Any]) -> LocalFleetSettings:
@@ -114,11 +131,10 @@ def build_settings(options: dict[str, Any]) -> LocalFleetSettings:
             quantity.parse(options["node_memory"])
         except ValueError as error:
             raise click.UsageError(f"--node-memory: {error}") from error
-    models_dir = options["models_dir"] or data_dir.models
     quota_bytes = _parse_quota(options["etcd_quota"])
     return LocalFleetSettings(
         data_dir=data_dir,
-        models_dir=models_dir.expanduser().absolute(),
+        models_dir=options["models_dir"].expanduser().absolute(),
         nodes=options["nodes"],
         node_memory=options["node_memory"],
         host=options["host"],
@@ -153,3 +169,4 @@ def down(data_dir: Path) -> None:
     folder.check_version()
     was_running = asyncio.run(lifecycle.stop_fleet(folder, SystemClock()))
     click.echo("stopped" if was_running else f"no fleet runs in {folder.path}")
+    local_context.leave(folder)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from machinery.files import write_atomically
+from machinery.files import make_owner_folder, write_atomically
 
 
 def names(folder: Path) -> list[str]:
@@ -48,6 +48,19 @@ def test_a_folder_that_cannot_be_is_an_oserror(tmp_path: Path) -> None:
     with pytest.raises(IsADirectoryError):
         write_atomically(tmp_path / "folder", "x")
     assert names(tmp_path) == ["file", "folder"]
+
+
+def test_only_folders_that_are_ours_are_closed_to_others(tmp_path: Path) -> None:
+    ours, empty, foreign = (tmp_path / name for name in ("ours", "empty", "foreign"))
+    for folder in (ours, empty, foreign):
+        folder.mkdir(mode=0o755)
+    (ours / "lock").touch()
+    (foreign / "letter").touch()
+    for folder in (ours, empty, foreign, tmp_path / "a" / "new"):
+        make_owner_folder(folder, sign="lock")
+    folders = (ours, empty, foreign, tmp_path / "a" / "new")
+    modes = [stat.S_IMODE(folder.stat().st_mode) for folder in folders]
+    assert modes == [0o700, 0o700, 0o755, 0o700]
 
 
 @pytest.fixture

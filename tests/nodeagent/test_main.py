@@ -1,5 +1,6 @@
 """The start of an agent: refused flags and folders, their messages, and one agent per name."""
 
+import stat
 import subprocess
 import sys
 from pathlib import Path
@@ -7,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from machinery import processes
+from nodeagent import __main__ as nodeagent_main
 from store import keys
 from store.etcd.member.embedded import EmbeddedEtcd
 from tests.support.nodeagent_agents import AgentProcess, Desk
@@ -90,6 +92,12 @@ async def test_two_agents_never_share_a_name(
     finally:
         await first.end()
         await second.end()
+
+
+def test_the_state_folder_is_its_owners_alone(tmp_path: Path) -> None:
+    """The logs in it name models and requests."""
+    nodeagent_main._lock(tmp_path / "state").close()
+    assert stat.S_IMODE((tmp_path / "state").stat().st_mode) == 0o700
 
 
 @pytest.mark.etcd

@@ -29,6 +29,7 @@ async def test_demo_once(tmp_path: Path) -> None:
         "shutting down",
     ]
     assert "modeldeployment/smollm2 created" in lines
+    assert str(tmp_path / "demo" / "models" / MODEL) not in lines  # for scripts
     assert "The capital of France is Paris." in lines
     tables = [line.split() for line in lines]
     assert ["node-1", "Ready"] in [words[:2] for words in tables]

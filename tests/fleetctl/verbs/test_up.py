@@ -8,9 +8,12 @@ import socket
 import sys
 from pathlib import Path
 
+import click
 import pytest
 
+from fleetctl.verbs import up as up_verb
 from machinery import processes
+from nodeagent import __main__ as nodeagent_main
 from nodeagent.engines.engine_processes import EngineProcesses
 from tests.support.fleet import Done, engine_port, fleetctl
 from tests.support.ports import free_port
@@ -47,12 +50,21 @@ def pids(folder: Path) -> dict[str, int]:
 
 @pytest.mark.fleet
 @pytest.mark.timeout(240)
-async def test_a_killed_fleet_is_adopted_and_stopped(tmp_path: Path, models_dir: Path) -> None:
+async def test_a_killed_fleet_is_adopted_and_stopped(
+    tmp_path: Path, models_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder, port = tmp_path / "data", free_port()
     try:
         done = await up(folder, models_dir, port, "--nodes", "2")
         assert done.code == 0, done.err
-        assert f"http://127.0.0.1:{port}/v1" in done.out
+        assert done.out.splitlines() == [
+            f"fleet ready: http://127.0.0.1:{port}/v1",
+            'Switched to context "local-data".',
+            f"stop it with: fleetctl down --data-dir {folder}",
+        ]
+        monkeypatch.delenv("FLEET_DATA_DIR")
+        same = await fleetctl("get", "nodes", "--no-headers")
+        assert same.out.startswith("node-1"), same.err
         nodes = await on(folder, "get", "nodes", "--no-headers")
         rows = [line.split()[:2] for line in nodes.out.splitlines()]
         assert rows == [["node-1", "Ready"], ["node-2", "Ready"]]
@@ -153,6 +165,16 @@ async def test_of_two_concurrent_starts_one_fleet_remains(tmp_path: Path, models
         assert set(pids(folder)) == {"gateway", "node-1", "reconciler"}
     finally:
         await on(folder, "down")
+
+
+def test_a_model_of_up_is_found_by_an_agent_and_vice_versa() -> None:
+    defaults = {
+        parameter.get_default(click.Context(command))
+        for command in (up_verb.up, nodeagent_main.main)
+        for parameter in command.params
+        if parameter.name == "models_dir"
+    }
+    assert defaults == {Path("~/models")}
 
 
 @pytest.mark.timeout(180)
