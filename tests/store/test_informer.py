@@ -18,7 +18,7 @@ from reconciler.listers.caches import make_caches
 from store.errors import StoreError, UnavailableError
 from store.etcd.address import EtcdAddress
 from store.etcd.connect import connect
-from store.etcd.member.binary import locate
+from store.etcd.member.binary import locate, parse_version_number, unfit_for_clusters
 from store.etcd.member.embedded import EmbeddedEtcd
 from store.informer import HandlerError, Informer
 from store.memory import MemoryTransport
@@ -87,7 +87,9 @@ async def test_an_unreadable_document_keeps_its_last_good_value(
         assert (dict(informer.items), informer.undecodable) == ({}, set())
 
 
-async def test_a_broken_watch_resumes_without_a_list(transport: Transport, corner: str) -> None:
+async def test_a_broken_watch_resumes_without_a_list_if_revisions_can_be_trusted(
+    transport: Transport, corner: str
+) -> None:
     faulty = FaultyTransport(transport)
     await put(transport, f"{corner}gone", "1")
     told: list[str] = []
@@ -102,7 +104,9 @@ async def test_a_broken_watch_resumes_without_a_list(transport: Transport, corne
         async with asyncio.timeout(30):
             await informer.reached(revision)
         assert dict(informer.items) == {f"{corner}new": "2"}
-    assert faulty.lists == 1
+    # 3.5.1 may renumber revisions, so that only a list can be trusted after a break.
+    version = parse_version_number((await transport.status()).version)
+    assert faulty.lists == (2 if unfit_for_clusters(version) else 1)
     assert sorted(set(told)) == [f"{corner}gone", f"{corner}new"]
 
 

@@ -14,6 +14,7 @@ import orjson
 
 from machinery.clock import Clock
 from store.errors import ConflictError, StoreError, UnavailableError
+from store.etcd.member.binary import locate, unfit_for_clusters
 from store.informer import Informer
 from store.port import KeyValue, ModRevisionGuard, Put, Transport, WatchBatch
 
@@ -146,6 +147,23 @@ def gaps(seen: list[Count]) -> str:
         if now != before + 1
     ]
     return f"steps {wrong[:5]} among {len(totals)}" if wrong else ""
+
+
+def informers_relist() -> bool:
+    """Return whether informers list again after every break, because this etcd may renumber revisions."""
+    return bool(unfit_for_clusters(locate(None).version))
+
+
+def missed(watcher: Follower | CachedFollower, final: Count) -> str:
+    """Check that a watcher saw every total up to the final one; return the problem, or an empty string.
+
+    An informer that lists sees the latest total, again or later, and none in between; it never goes back.
+    """
+    totals = [count.total for count in watcher.seen]
+    if isinstance(watcher, CachedFollower) and informers_relist():
+        is_right = totals == sorted(totals) and totals[-1] == final.total
+        return "" if is_right else f"{totals[-5:]} instead of {final.total}"
+    return gaps(watcher.seen) or ("" if len(totals) == final.total else f"{len(totals)} totals")
 
 
 async def succeeds_soon(transport: Transport, key: str, clock: Clock) -> KeyValue | None:

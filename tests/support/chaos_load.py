@@ -12,7 +12,7 @@ from tests.support.chaos_followers import (
     CachedFollower,
     Follower,
     Writer,
-    gaps,
+    missed,
     read,
     succeeds_soon,
 )
@@ -106,8 +106,7 @@ class Load:
         final = read(await succeeds_soon(self._transports[0], self._key, self._clock))
         assert final.by == {writer.name: writer.done for writer in self.writers}
         for number, watcher in enumerate(self.watchers):
-            assert not gaps(watcher.seen), f"watcher {number}: {gaps(watcher.seen)}"
-            assert len(watcher.seen) == final.total, f"watcher {number}"
+            assert not missed(watcher, final), f"watcher {number}: {missed(watcher, final)}"
 
     @asynccontextmanager
     async def leases(self) -> AsyncIterator[None]:
