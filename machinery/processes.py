@@ -20,6 +20,7 @@ from machinery.clock import Clock
 from machinery.files import write_atomically
 
 _STARTTIME_FIELD = 19  # the 22nd field of /proc/PID/stat (proc(5)), counted from behind the name
+_IS_LINUX: bool = sys.platform == "linux"
 _PROC_FOLDER = Path("/proc")
 
 
@@ -33,7 +34,7 @@ def process_start(pid: int) -> str:
         psutil.Error: there is no such process, or it may not be inspected.
 
     """
-    if sys.platform != "linux":
+    if not _IS_LINUX:
         return f"{psutil.Process(pid).create_time():.3f}"
     try:
         stat = (_PROC_FOLDER / str(pid) / "stat").read_text(errors="replace")

@@ -44,12 +44,12 @@ _COMPILE_TIMEOUT_S = 60
 log = logging.getLogger(__name__)
 
 
-def install(cache: Path) -> bool:
+def install(cache: Path, *, platform: str = sys.platform) -> bool:
     """Load a fast BLAS into this process; return whether one is in place.
 
     `cache` is the folder of the compiled shim. Only this user may write to it, because its content is executed.
     """
-    if sys.platform != "linux":
+    if platform != "linux":
         return False
     for found in _candidates(cache):
         if _load(found):

@@ -15,6 +15,7 @@ from multiprocessing.context import ForkServerContext, ForkServerProcess
 from pathlib import Path
 
 from engine.linux import blas
+from tests.support import forker
 from tests.support.engine_process import NO_HEADERS, Engine, Headers, Start, engine_argv, launching
 from tests.support.ports import free_port
 
@@ -49,7 +50,7 @@ class Forked:
 @contextlib.contextmanager
 def forking(folder: Path, cache: Path) -> Iterator[Start]:
     """Yield a function that starts ranks; at the end, kill those that still run."""
-    if sys.platform != "linux":
+    if not forker.is_sound():
         with launching(folder, cache) as function:
             yield function
         return
