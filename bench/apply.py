@@ -5,7 +5,6 @@ other and sixteen at once: what a client without transactions would need at leas
 """
 
 import asyncio
-import json
 import statistics
 import sys
 import tempfile
@@ -13,6 +12,7 @@ import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
+from bench.result import finish, sized
 from machinery.clock import SystemClock
 from manifests.apply import apply
 from manifests.load import load_objects
@@ -22,8 +22,8 @@ from store.etcd.member.binary import locate
 from store.etcd.member.embedded import EmbeddedEtcd
 from store.port import Delete, Put, Transport
 
-COUNT = 1000
-ROUNDS = 3
+COUNT = sized(1000, smoke=50)
+ROUNDS = sized(3, smoke=1)
 
 
 def manifests() -> str:
@@ -117,7 +117,7 @@ def main() -> None:
         "puts_one_by_one_over_apply": round(found["puts_one_by_one_s"] / found["apply_s"], 1),
         "puts_16_at_once_over_apply": round(found["puts_16_at_once_s"] / found["apply_s"], 1),
     }
-    print(json.dumps({"bench": "apply", "objects": COUNT, **ratios, **found}))
+    finish("apply", ratios, {"objects": COUNT, **found})
 
 
 if __name__ == "__main__":

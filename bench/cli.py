@@ -13,7 +13,6 @@ processor time, of which other processes take nothing).
 
 import argparse
 import asyncio
-import json
 import os
 import resource
 import shutil
@@ -26,6 +25,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from bench.result import arguments, finish, sized
 from tests.support.fleet import Fleet
 
 MANIFEST = (
@@ -137,10 +137,13 @@ async def main(rounds: int) -> None:
             await fleet.stop()
     for name, value in result["ms_median"].items():
         print(f"{name:>14} {value:8.1f} ms   processor {result['ms_cpu_median'][name]:8.1f} ms")
-    print(json.dumps(result))
+    compared = {name: value for name, value in result.items() if "_over_" in name}
+    figures = {name: value for name, value in result.items() if name not in compared}
+    failed = {} if "kubectl" in found else {"kubectl": "not on PATH"}
+    finish("cli", compared, figures, failed=failed)
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=30)
-    asyncio.run(main(parser.parse_args().rounds))
+    parser.add_argument("--rounds", type=int, default=sized(30, smoke=1))
+    asyncio.run(main(parser.parse_args(arguments()).rounds))

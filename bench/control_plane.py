@@ -33,6 +33,7 @@ from bench.control_plane_parts import (
     used,
     wait_for,
 )
+from bench.result import finish, sized
 from machinery.clock import SystemClock
 from schemas.deployment import ModelDeployment, ModelDeploymentSpec, ModelSource, Resources
 from schemas.meta import ObjectMeta
@@ -47,8 +48,8 @@ from store.port import KeyValue
 # kubernetes/test/integration/scheduler_perf: SchedulingBasic, 5,000 nodes; with device claims.
 KUBE_SCHEDULER_PODS_PER_S, KUBE_SCHEDULER_CLAIMS_PER_S = 680, 180
 PROCESSORS = os.cpu_count() or 1
-DEPLOYMENTS, PER_DEPLOYMENT, PROBED = 250, 40, 10
-CONVERGE_S, IDLE_S, TAKE_OVERS = 100.0, 20.0, 5
+DEPLOYMENTS, PER_DEPLOYMENT, PROBED = sized((250, 40, 10), smoke=(4, 5, 2))
+CONVERGE_S, IDLE_S, TAKE_OVERS = sized((100.0, 20.0, 5), smoke=(100.0, 2.0, 1))
 # A hollow agent looks at each of its engines all the time: 10,000 of them keep four processors busy by themselves.
 REPLICAS_A_PROCESSOR = 1000
 REPLICAS_PREFIX = keys.spec_prefix("Replica")
@@ -324,7 +325,7 @@ def main() -> None:
     print(f"\n{figures['seconds']} s in all")
     if "error" in figures:
         print(f"control plane: not measured to the end: {figures['error']}", file=sys.stderr)
-    print(json.dumps({"bench": "control_plane", **ratios, **figures}), flush=True)
+    finish("control_plane", ratios, figures)
     sys.exit("error" in figures)
 
 

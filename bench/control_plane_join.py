@@ -9,10 +9,11 @@ import asyncio
 import time
 
 from bench.control_plane_parts import Bench, TooSlowError, used, wait_for
+from bench.result import sized
 from store import keys
 from store.leases import LEASE_TTL_S
 
-NODES, PROCESSES, VICTIMS = 1000, 4, 5
+NODES, PROCESSES, VICTIMS = sized((1000, 4, 5), smoke=(40, 2, 2))
 # No other nodes are waited for when one is gone: what is measured is how soon its replicas are replaced.
 RECONCILER = ("reconciler", "--node-grace-period", "0")
 _EACH = NODES // PROCESSES

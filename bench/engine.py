@@ -23,6 +23,8 @@ from typing import Any
 import aiohttp
 
 from bench.engine_parts import Burst, Json, Server, ask, body, burst, prompt, serving
+from bench.engine_start import real_model, tiny_model
+from bench.result import arguments, finish, recorded, sized
 from engine.linux import blas
 
 _BUDGET_S = 285.0
@@ -61,7 +63,7 @@ class Bench:
 
 async def plain(bench: Bench) -> None:
     """Distinct prompts at concurrency 1, 4 and 16."""
-    for count, tokens in ((1, 32), (4, 32), (16, 32)):
+    for count, tokens in sized(((1, 32), (4, 32), (16, 32)), smoke=((1, 4),)):
         texts = [prompt(bench.rng, 60) for _ in range(count)]
         await bench.take(f"c{count}", [(one, tokens, {}) for one in texts])
 
@@ -150,7 +152,7 @@ async def overhead(bench: Bench) -> None:
     for server in bench.both:
         rounds = [
             await burst(server, [body(server, prompt(bench.rng, 12), 16) for _ in range(16)])
-            for _ in range(5)
+            for _ in range(sized(5, smoke=1))
         ]
         found.append(
             Burst(
@@ -204,15 +206,17 @@ CASES: dict[str, Callable[[Bench], Awaitable[None]]] = {
 
 def make_models(root: Path) -> tuple[Path, Path]:
     """Return the folders of SmolLM2 and of a tiny model with random weights."""
-    smol, tiny = root / "SmolLM2-135M-Instruct", root / "tiny"
-    make = [sys.executable, "-m"]
-    subprocess.run([*make, "tests.support.tiny_model", str(tiny), "--endless"], check=True)
-    subprocess.run([*make, "examples.models.smollm2", str(smol)], check=True)
-    return smol, tiny
+    (root / "real").mkdir()
+    return real_model(root / "real"), tiny_model(root)
 
 
 async def run(models: tuple[Path, Path], wanted: list[str]) -> Bench:
-    """Run the cases that are wanted, for as long as there is time."""
+    """Run the cases that are wanted, for as long as there is time.
+
+    Raises:
+        PeerError: mlx_lm.server does not start, or does not answer.
+
+    """
     began = time.perf_counter()
     smol, tiny = models
     library = blas.locate(smol.parent / "blas")
@@ -241,9 +245,17 @@ async def run(models: tuple[Path, Path], wanted: list[str]) -> Bench:
 
 def main() -> None:
     """Measure and print."""
-    with tempfile.TemporaryDirectory() as root:
-        bench = asyncio.run(run(make_models(Path(root)), sys.argv[1:]))
-    print(json.dumps({"bench": "engine", **bench.ratios, **bench.figures}))
+    failed: dict[str, str] = {}
+    ratios: dict[str, float] = {}
+    figures: dict[str, Any] = {}
+    with tempfile.TemporaryDirectory() as root, recorded(failed, "mlx_lm.server"):
+        bench = asyncio.run(
+            run(
+                make_models(Path(root)), [*arguments()] or sized([], smoke=["tiny", "raw", "plain"])
+            )
+        )
+        ratios, figures = bench.ratios, bench.figures
+    finish("engine", ratios, figures, failed=failed)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ import aiohttp
 import psutil
 
 from bench.engine_start import free_port, theirs
+from bench.result import of_peer
 
 Json = dict[str, Any]
 _READY_S = 90.0
@@ -32,6 +33,11 @@ class Server:
     model: str
     port: int
     process: subprocess.Popen[bytes]
+    log: Path
+
+    def blamed(self) -> AbstractContextManager[None]:
+        """Return a context in which the peer's failures are its own, and ours are errors of the bench."""
+        return nullcontext() if self.name == "ours" else of_peer()
 
     @property
     def cpu_s(self) -> float:
@@ -103,6 +109,11 @@ def body(server: Server, text: str, tokens: int, **more: Any) -> Json:
 
 async def ask(session: aiohttp.ClientSession, server: Server, request: Json) -> Reply:
     """Send one request; note when each piece of text came."""
+    with server.blamed():
+        return await _streamed(session, server, request)
+
+
+async def _streamed(session: aiohttp.ClientSession, server: Server, request: Json) -> Reply:
     reply, began = Reply(), time.perf_counter()
     url = f"http://127.0.0.1:{server.port}/v1/chat/completions"
     async with session.post(url, json=request) as response:
@@ -142,7 +153,8 @@ async def serving(model: Path, library: Path | None) -> AsyncIterator[tuple[Serv
     servers = [_begun("ours", model, None), _begun("mlx_lm", model, library)]
     try:
         for server, path in zip(servers, ("/ready", "/health"), strict=True):
-            await _ready(server, path)
+            with server.blamed():
+                await _ready(server, path)
         yield servers[0], servers[1]
     finally:
         for server in servers:
@@ -159,10 +171,11 @@ def _begun(name: str, model: Path, library: Path | None) -> Server:
     environment |= {"HF_HUB_CACHE": str(hub)}
     environment |= {} if library is None else {"LD_PRELOAD": str(library)}
     command = _ours(model, port) if name == "ours" else theirs(model, port)
-    with (model.parent / f"{name}-{model.name}.log").open("wb") as log:
-        process = subprocess.Popen(command, env=environment, stdout=log, stderr=subprocess.STDOUT)
+    log = model.parent / f"{name}-{model.name}.log"
+    with log.open("wb") as words:
+        process = subprocess.Popen(command, env=environment, stdout=words, stderr=subprocess.STDOUT)
     served = "bench" if name == "ours" else str(model)
-    return Server(name=name, model=served, port=port, process=process)
+    return Server(name=name, model=served, port=port, process=process, log=log)
 
 
 def _ours(model: Path, port: int) -> list[str]:
@@ -183,5 +196,6 @@ async def _ready(server: Server, path: str) -> None:
             except aiohttp.ClientError:
                 pass
             if server.process.poll() is not None or time.perf_counter() - began > _READY_S:
-                raise RuntimeError(f"{server.name} did not start; see its log")
+                words = server.log.read_text(errors="replace").strip().splitlines()
+                raise RuntimeError(f"{server.name} did not start: {' | '.join(words[-2:])}")
             await asyncio.sleep(0.1)

@@ -22,7 +22,9 @@ from pathlib import Path
 
 import psutil
 
-ROUNDS = 5
+from bench.result import SMOKE, arguments, finish, of_peer, recorded, sized
+
+ROUNDS = sized(5, smoke=1)
 _LOOK_S = 0.025
 _GIVE_UP_S = 120.0
 
@@ -121,13 +123,31 @@ def medians(starts: list[Start]) -> dict[str, float]:
     }
 
 
+def tiny_model(folder: Path, *flags: str) -> Path:
+    """Make a model with random weights."""
+    made = folder / "tiny"
+    make = [sys.executable, "-m", "tests.support.tiny_model", str(made), "--endless", *flags]
+    subprocess.run(make, check=True, stdout=subprocess.DEVNULL)
+    return made
+
+
+def real_model(folder: Path) -> Path:
+    """Make SmolLM2, which is downloaded; in a smoke test a model with random weights."""
+    if SMOKE:
+        return tiny_model(folder)
+    made = folder / "SmolLM2-135M-Instruct"
+    subprocess.run([sys.executable, "-m", "examples.models.smollm2", str(made)], check=True)
+    return made
+
+
 def measure(model: Path) -> dict[str, dict[str, float]]:
     found: dict[str, list[Start]] = {"ours": [], "theirs": []}
     for number in range(ROUNDS + 1):
         port = free_port()
         mine = one(ours(model, port), port, ready="/ready", name="bench")
         port = free_port()
-        other = one(theirs(model, port), port, ready="/health", name=str(model))
+        with of_peer():
+            other = one(theirs(model, port), port, ready="/health", name=str(model))
         if number:  # the first reads what the others find in the page cache
             found["ours"].append(mine)
             found["theirs"].append(other)
@@ -136,18 +156,19 @@ def measure(model: Path) -> dict[str, dict[str, float]]:
 
 def main() -> None:
     """Measure and print."""
-    with tempfile.TemporaryDirectory() as root:
-        model = Path(sys.argv[1] if len(sys.argv) > 1 else f"{root}/SmolLM2-135M-Instruct")
-        if not model.exists():
-            make = [sys.executable, "-m", "examples.models.smollm2", str(model)]
-            subprocess.run(make, check=True)
-        found = measure(model)
-    mine, other = found["ours"], found["theirs"]
-    ratios = {f"{name}_ratio": round(mine[name] / other[name], 2) for name in mine}
-    for name, ratio in ratios.items():
-        plain = name.removesuffix("_ratio")
-        print(f"{name:16} {ratio:6} {mine[plain]:10} {other[plain]:10}")
-    print(json.dumps({"bench": "engine_start", "rounds": ROUNDS, **ratios, **found}))
+    failed: dict[str, str] = {}
+    found: dict[str, dict[str, float]] = {}
+    ratios: dict[str, float] = {}
+    with tempfile.TemporaryDirectory() as root, recorded(failed, "mlx_lm.server"):
+        given = next(iter(arguments()), None)
+        found = measure(Path(given) if given else real_model(Path(root)))
+    if found:
+        mine, other = found["ours"], found["theirs"]
+        ratios = {f"{name}_ratio": round(mine[name] / other[name], 2) for name in mine}
+        for name, ratio in ratios.items():
+            plain = name.removesuffix("_ratio")
+            print(f"{name:16} {ratio:6} {mine[plain]:10} {other[plain]:10}")
+    finish("engine_start", ratios, {"rounds": ROUNDS, **found}, failed=failed)
 
 
 if __name__ == "__main__":

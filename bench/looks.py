@@ -11,6 +11,7 @@ import time
 from collections.abc import Sequence
 from datetime import UTC, datetime
 
+from bench.result import sized
 from machinery.clock import SystemClock
 from reconciler.listers.caches import Caches, make_caches
 from reconciler.listers.lister import Lister
@@ -23,7 +24,7 @@ from tests.support.fleets import deployment, replica
 from tests.support.reconciler_agents import node_status, put_lease, put_node
 
 MOMENT = Now(time=datetime(2026, 1, 1, tzinfo=UTC), flapping={})
-ROUNDS = 11
+ROUNDS = sized(11, smoke=1)
 
 
 def name_of(number: int) -> str:

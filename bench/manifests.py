@@ -19,6 +19,7 @@ from pathlib import Path
 import yaml
 from ruamel.yaml import YAML
 
+from bench.result import arguments, finish, sized
 from machinery.clock import SystemClock
 from machinery.gc_pause import pause_collection
 from manifests import load
@@ -33,9 +34,9 @@ from store.etcd.connect import connect
 from store.etcd.member.binary import locate
 from store.etcd.member.embedded import EmbeddedEtcd
 
-COUNT = 10_000
+COUNT = sized(10_000, smoke=200)
 # A file may have 4 MiB and so many values; 1,000 deployments like these are well below both.
-PER_FILE = 1_000
+PER_FILE = sized(1_000, smoke=50)
 # What reads a whole tree with the places of all values takes minutes: of that, a few files are read, and the rest reckoned.
 SLOW_FILES = 2
 SLOW = ("events, ruamel (pure Python)", "values, ruamel round-trip")
@@ -292,7 +293,7 @@ def ratios(rows: dict[str, dict[str, float]]) -> dict[str, float]:
         "store_of_diff": (rows["of it, reading the store"], diff),
     }
     return {
-        name: round(above["seconds"] / below["seconds"], 3)
+        name: round(above["seconds"] / max(below["seconds"], 0.01), 3)
         for name, (above, below) in pairs.items()
     }
 
@@ -331,8 +332,8 @@ def main(words: list[str]) -> None:
             rows[name] = row
             more = f"{row['cpu']:>8.2f} s of CPU {row['mib']:>6} MiB" if "mib" in row else ""
             print(f"{name:34}{row['seconds']:>8.2f} s {more}", flush=True)
-    print(json.dumps({**ratios(rows), "objects": count, "rows": rows}))
+    finish("manifests", ratios(rows), {"objects": count, "rows": rows})
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main([*arguments()])

@@ -5,7 +5,6 @@ all sizes with every kind of wish. Prints tables, and as its last line one JSON 
 """
 
 import gc
-import json
 import random
 import statistics
 import time
@@ -15,6 +14,7 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from bench.looks import looks
+from bench.result import finish, sized
 from reconciler.explain import explain_nodes
 from reconciler.placement.inputs import Allocation, NodeView, PlacementRequest, request_for
 from reconciler.placement.refusals import Unschedulable, summary_line
@@ -30,9 +30,9 @@ T = TypeVar("T")
 GIB = 2**30
 # kubernetes/test/integration/scheduler_perf: threshold of SchedulingBasic, 5,000 nodes and 10,000 pods.
 KUBE_SCHEDULER_PODS_PER_S = 680
-NODES, REPLICAS, PER_DEPLOYMENT = 5000, 10_000, 10
-ROUNDS = 5
-CURVE = (50, 500, 5000)
+NODES, REPLICAS, PER_DEPLOYMENT = sized((5000, 10_000, 10), smoke=(100, 200, 10))
+ROUNDS = sized(5, smoke=1)
+CURVE = sized((50, 500, 5000), smoke=(20, 50, 100))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -346,26 +346,23 @@ def main() -> None:
     ours, plain = by_nodes[NODES]
     growth = (ours / by_nodes[CURVE[0]][0]) / (NODES / CURVE[0])
     print(f"\n{time.perf_counter() - begin:.0f} s")
-    print(
-        json.dumps(
-            {
-                "ratio_to_kube_scheduler_680_per_s": round(
-                    scratch["per_s"] / KUBE_SCHEDULER_PODS_PER_S, 1
-                ),
-                "ratio_to_node_by_node": round(plain / ours, 1),
-                "ratio_of_growth_to_linear_50_to_5000": round(growth, 3),
-                "placements_per_s": round(scratch["per_s"]),
-                "placed": scratch["placed"],
-                "pass_100_new_ms": round(passes["100 replicas that fit"], 2),
-                "pass_100_unplaceable_ms": round(passes["100 that fit nowhere"], 2),
-                "displace_10_ms": round(displacing_ms, 1),
-                **seen,
-                "us_per_placement_by_nodes": {
-                    str(nodes): round(pair[0] * 1e6, 1) for nodes, pair in by_nodes.items()
-                },
-            }
-        )
-    )
+    compared = {
+        "ratio_to_kube_scheduler_680_per_s": round(scratch["per_s"] / KUBE_SCHEDULER_PODS_PER_S, 1),
+        "ratio_to_node_by_node": round(plain / ours, 1),
+        "ratio_of_growth_to_linear_50_to_5000": round(growth, 3),
+    }
+    figures = {
+        "placements_per_s": round(scratch["per_s"]),
+        "placed": scratch["placed"],
+        "pass_100_new_ms": round(passes["100 replicas that fit"], 2),
+        "pass_100_unplaceable_ms": round(passes["100 that fit nowhere"], 2),
+        "displace_10_ms": round(displacing_ms, 1),
+        **seen,
+        "us_per_placement_by_nodes": {
+            str(nodes): round(pair[0] * 1e6, 1) for nodes, pair in by_nodes.items()
+        },
+    }
+    finish("placement", compared, figures)
 
 
 if __name__ == "__main__":

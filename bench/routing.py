@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from types import MappingProxyType
 from typing import get_args
 
+from bench.result import finish, sized
 from gateway.forwarding.router import LoadTracker, Router
 from gateway.request import InferenceRequest
 from gateway.routing.table import BackendBuilder, EngineEndpoint, Origin, RoutingTable, ServedModel
@@ -24,10 +25,10 @@ from schemas.routing import Routing, Strategy
 from store.memory import MemoryTransport
 
 ENGINES = (10, 100, 1000)
-SESSIONS = (0, 10_000, 1_000_000)
-PROMPTS = (100, 1_000, 10_000, 100_000)
+SESSIONS = sized((0, 10_000, 1_000_000), smoke=(0, 100, 1_000))
+PROMPTS = sized((100, 1_000, 10_000, 100_000), smoke=(100, 1_000))
 STRATEGIES: tuple[Strategy, ...] = get_args(Strategy)
-ROUNDS, CHOICES = 15, 300
+ROUNDS, CHOICES = sized((15, 300), smoke=(2, 20))
 _NOBODY: frozenset[EngineEndpoint] = frozenset()
 
 
@@ -135,20 +136,19 @@ def main() -> None:
     _print("us a choice, by bytes of the prompt (10 engines)", {"Scored": by_prompt})
 
     ratios = {name: round(found[1000] / found[10], 2) for name, found in by_engines.items()}
-    print(
-        json.dumps(
-            {
-                "ratio_1000_to_10_engines": ratios,
-                "ratio_1000000_to_10000_sessions": round(
-                    by_sessions[SESSIONS[2]] / by_sessions[SESSIONS[1]], 2
-                ),
-                "bytes_per_session_of_1000000": round(each[2]),
-                "us_by_engines": _rounded(by_engines),
-                "us_by_sessions": {n: round(us, 1) for n, us in by_sessions.items()},
-                "us_by_prompt_bytes": {n: round(us, 1) for n, us in by_prompt.items()},
-            }
-        )
-    )
+    compared = {
+        "ratio_1000_to_10_engines": ratios,
+        "ratio_1000000_to_10000_sessions": round(
+            by_sessions[SESSIONS[2]] / by_sessions[SESSIONS[1]], 2
+        ),
+    }
+    figures = {
+        "bytes_per_session_of_1000000": round(each[2]),
+        "us_by_engines": _rounded(by_engines),
+        "us_by_sessions": {n: round(us, 1) for n, us in by_sessions.items()},
+        "us_by_prompt_bytes": {n: round(us, 1) for n, us in by_prompt.items()},
+    }
+    finish("routing", compared, figures)
 
 
 def _rounded(found: dict[str, dict[int, float]]) -> dict[str, dict[int, float]]:

@@ -27,6 +27,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from bench.result import finish, recorded, sized
 from bench.shard_parts import (
     Settings,
     Side,
@@ -40,12 +41,13 @@ from bench.shard_parts import (
 from engine.linux import blas
 
 _BUDGET_S = 220.0
-_ROUNDS = 3
-_TOKENS = 24
+_SIZES = sized((1, 2, 3), smoke=(1, 2))
+_ROUNDS = sized(3, smoke=1)
+_TOKENS = sized(24, smoke=6)
 _WORDS = "time year people way day man thing woman life child world school state family"
 _THREADS = os.cpu_count() or 1
 """Of BLAS on each side, shared by its ranks, at least one each. More than there are cores would spin for each other."""
-_PEER_S = 20.0
+_PEER_S = sized(20.0, smoke=3.0)
 _MODEL = ("--arch=qwen2", "--hidden=384", "--heads=12", "--kv-heads=6", "--layers=6", "--endless")
 
 Json = dict[str, Any]
@@ -53,11 +55,17 @@ Json = dict[str, Any]
 
 @contextmanager
 def serving(settings: Settings, size: int) -> Iterator[tuple[Side, Side]]:
-    """Start both sides; they stand still when this begins."""
+    """Start both sides; they stand still when this begins.
+
+    Raises:
+        PeerError: mlx_lm.server does not serve with so many ranks.
+
+    """
     sides = (start_ours(settings, size), start_theirs(settings, size))
     try:
         for side in sides:
-            until_serving(side)
+            with side.blamed():
+                until_serving(side)
             side.signal(signal.SIGSTOP)
         yield sides
     finally:
@@ -66,14 +74,19 @@ def serving(settings: Settings, size: int) -> Iterator[tuple[Side, Side]]:
 
 
 def compare(settings: Settings, size: int, rng: random.Random, until: float) -> tuple[Json, Json]:
-    """Return the ratios and the figures of groups of this size."""
+    """Return the ratios and the figures of groups of this size.
+
+    Raises:
+        PeerError: mlx_lm.server does not serve with so many ranks, or fails meanwhile.
+
+    """
     found: dict[str, dict[str, list[Turn]]] = {}
     with serving(settings, size) as sides:
         for number in range(_ROUNDS + 1):
             for count in (1, 4):
                 prompts = [" ".join(rng.choices(_WORDS.split(), k=30)) for _ in range(count)]
                 for side in sides if number % 2 else sides[::-1]:
-                    with awake(side):
+                    with side.blamed(), awake(side):
                         came = turn(side, prompts, _TOKENS)
                     if number:  # the first compiles and allocates
                         found.setdefault(f"c{count}", {}).setdefault(side.name, []).append(came)
@@ -123,10 +136,16 @@ def lose_ours(settings: Settings) -> Json:
 
 
 def lose_theirs(settings: Settings) -> Json:
-    """Kill a rank of theirs; return when it served again, None for never."""
+    """Kill a rank of theirs; return when it served again, None for never.
+
+    Raises:
+        PeerError: it did not serve in the first place.
+
+    """
     side = start_theirs(settings, 2)
     try:
-        until_serving(side)
+        with side.blamed():
+            until_serving(side)
         working = threading.Thread(target=_work, args=(side,), daemon=True)
         working.start()
         time.sleep(1.0)
@@ -137,7 +156,7 @@ def lose_theirs(settings: Settings) -> Json:
         max(ranks, key=lambda one: (one.create_time(), one.pid)).kill()
         try:
             return {"serving_again_s": round(until_serving(side, _PEER_S), 2)}
-        except TimeoutError:
+        except (TimeoutError, RuntimeError):
             return {"serving_again_s": None, "given_s": _PEER_S}
     finally:
         side.end()
@@ -164,17 +183,23 @@ def main() -> None:
         settings = Settings(model=model, folder=Path(root), threads=_THREADS, library=library)
         ratios: Json = {}
         figures: Json = {}
+        failed: dict[str, str] = {}
         rng = random.Random(7)
-        for at, size in enumerate((1, 2, 3), 1):
+        for at, size in enumerate(_SIZES, 1):
             until = began + 0.2 * at * _BUDGET_S
-            more, seen = compare(settings, size, rng, until)
-            ratios |= more
-            figures |= seen
-        loss = {"ours": lose_ours(settings), "mlx_lm": lose_theirs(settings)}
+            with recorded(failed, f"mlx_lm.server with {size} ranks"):
+                more, seen = compare(settings, size, rng, until)
+                ratios |= more
+                figures |= seen
+        loss = {"ours": lose_ours(settings)}
+        with recorded(failed, "mlx_lm.server that loses a rank"):
+            loss["mlx_lm"] = lose_theirs(settings)
         print(f"loss of a rank: {loss}", flush=True)
-        sums = {f"ranks{size}": sweep(size) for size in (2, 3)}
-    result = {"bench": "shard", **ratios, "loss": loss, "figures": figures, "all_sum": sums}
-    print(json.dumps(result | {"seconds": round(time.perf_counter() - began)}))
+        sums = {f"ranks{size}": sweep(size) for size in _SIZES if size > 1}
+    took = {"seconds": round(time.perf_counter() - began)}
+    finish(
+        "shard", ratios, {"loss": loss, "figures": figures, "all_sum": sums} | took, failed=failed
+    )
 
 
 if __name__ == "__main__":

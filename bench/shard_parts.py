@@ -17,6 +17,7 @@ from pathlib import Path
 import psutil
 
 from bench.engine_start import free_port, ours, theirs
+from bench.result import of_peer
 
 READY_S = 120.0
 _LOOK_S = 0.05
@@ -44,7 +45,17 @@ class Side:
     model: str
     """By this name it is asked."""
     port: int
+    logs: list[Path] = field(default_factory=list)
     started: list[subprocess.Popen[bytes]] = field(default_factory=list)
+
+    def blamed(self) -> contextlib.AbstractContextManager[None]:
+        """Return a context in which the peer's failures are its own, and ours are errors of the bench."""
+        return contextlib.nullcontext() if self.name == "ours" else of_peer()
+
+    def last_words(self) -> str:
+        """Return the last line of each process's log."""
+        found = [log.read_text(errors="replace").strip().splitlines()[-1:] for log in self.logs]
+        return " | ".join(line for lines in found for line in lines)[-500:]
 
     def processes(self) -> list[psutil.Process]:
         """Return all of its processes, those of a launcher included."""
@@ -124,6 +135,7 @@ def start_ours(settings: Settings, size: int, *, epoch: int = 1) -> Side:
             environment |= {"MLX_RANK": str(rank), "MLX_HOSTFILE": str(hosts)}
             environment |= {"MLX_FLEET_GROUP_SECRET": f"bench {epoch}"}
         log = settings.folder / f"ours-{size}-{rank}.log"
+        side.logs.append(log)
         side.started.append(_start(command, environment, log))
     return side
 
@@ -140,7 +152,7 @@ def start_theirs(settings: Settings, size: int) -> Side:
     if settings.library is not None:
         environment["LD_PRELOAD"] = str(settings.library)
     log = settings.folder / f"mlx_lm-{size}.log"
-    side = Side(name="mlx_lm", model=str(settings.model), port=port)
+    side = Side(name="mlx_lm", model=str(settings.model), port=port, logs=[log])
     side.started.append(_start(command, environment, log))
     return side
 
@@ -167,12 +179,15 @@ def until_serving(side: Side, within_s: float = READY_S) -> float:
 
     Raises:
         TimeoutError: it does not.
+        RuntimeError: all of its processes ended.
 
     """
     began = time.perf_counter()
     while not answers(side, max(1.0, within_s - (time.perf_counter() - began))):
+        if all(process.poll() is not None for process in side.started):
+            raise RuntimeError(f"it ended: {side.last_words()}")
         if time.perf_counter() - began > within_s:
-            raise TimeoutError(f"{side.name} did not serve within {within_s:g} s; see its log")
+            raise TimeoutError(f"it did not serve within {within_s:g} s: {side.last_words()}")
         time.sleep(_LOOK_S)
     return time.perf_counter() - began
 

@@ -15,6 +15,7 @@ from collections.abc import AsyncGenerator
 from datetime import datetime
 from pathlib import Path
 
+from bench.result import finish, sized
 from machinery.clock import SystemClock
 from manifests.apply import apply
 from manifests.delete import delete
@@ -26,7 +27,7 @@ from store.port import Put, Transport, WatchBatch
 from tests.support.commands import run_module
 from tests.support.fleet import Fleet, running_fleet
 
-RUNS = 20
+RUNS = sized(20, smoke=2)
 MANIFEST = (
     "apiVersion: fleet/v1alpha1\nkind: ModelDeployment\nmetadata: {{name: run-{number}}}\n"
     "spec: {{model: {{path: tiny}}, contextLength: 512}}\n"
@@ -109,7 +110,7 @@ def main() -> None:
         print(f"{name:26} {value}")
     floor = 2 * found["write_to_watcher_ms_p50"] + found["bare_process_ms_p50"]
     ratio = {"start_over_two_hops_and_a_process": round(found["start_ms_p50"] / floor, 1)}
-    print(json.dumps({"bench": "start", "runs": RUNS, **ratio, "aim_ms": 150, **found}))
+    finish("start", ratio, {"runs": RUNS, "aim_ms": 150, **found})
 
 
 if __name__ == "__main__":

@@ -18,7 +18,11 @@ import urllib.request
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-_RESET, _DUMP = signal.SIGRTMIN + 5, signal.SIGRTMIN + 6
+from bench.result import arguments, finish
+
+_FIRST_SIGNAL: int = getattr(signal, "SIGRTMIN", 0)
+"""Linux has signals for free use, and /proc."""
+_RESET, _DUMP = _FIRST_SIGNAL + 5, _FIRST_SIGNAL + 6
 _LIMIT_S = 90.0
 
 # Loaded by every Python process of the measured fleet, whatever tree it runs.
@@ -66,6 +70,7 @@ class RecordedFleet:
             **os.environ,
             "PYTHONPATH": f"{site}:{tree}",
             "WALK_FOLDER": str(self.records),
+            "FLEETCTL_CONFIG": str(folder / "fleetctl.toml"),
             "WALK_TREE": str(tree),
         }
         self.python = str(tree / ".venv" / "bin" / "python")
@@ -230,9 +235,11 @@ def _count(seen: dict[str, set[str]], *, skip: Sequence[str]) -> int:
 
 
 def main() -> None:
-    given = [word for word in sys.argv[1:] if not word.startswith("--")]
+    if not _FIRST_SIGNAL:
+        sys.exit("bench walks: it follows processes by /proc, so it runs on Linux only")
+    given = [word for word in arguments() if not word.startswith("--")]
     tree = Path(given[0] if given else Path(__file__).parent.parent).resolve()
-    print(json.dumps(measure(tree)))
+    finish("walks", measure(tree), {})
 
 
 if __name__ == "__main__":

@@ -7,7 +7,6 @@ In the last runs of ours its etcd is dead. The last line is JSON.
 """
 
 import asyncio
-import json
 import os
 import tempfile
 import time
@@ -25,11 +24,14 @@ from bench.gateway.loading import Load
 from bench.gateway.outcomes import Circumstances, Outcome
 from bench.gateway.parts import Engine, Programs, compiled, free_port
 from bench.gateway.peers import Peer
+from bench.result import finish, sized
 from schemas.routing import Timeouts
 
 _OPTIONS = ("delay_us=50000", "pace_us=10000", f"tokens={loading.TOKENS}")
 _BEFORE_S = 0.7
 _AFTER_S = 1.2
+_FAULTS = sized(FAULTS, smoke=FAULTS[:2])
+_CONNECTIONS = sized((16, 64), smoke=(4,))
 _SETTLE_S = 15.0
 _PATIENCE = Timeouts(attempt="1s", first_token="1s")
 
@@ -101,7 +103,7 @@ async def settled(programs: Programs, setting: Setting) -> bool:
 async def runs(programs: Programs, setting: Setting) -> AsyncIterator[Outcome]:
     """Yield what each fault does in this setting."""
     for count in setting.concurrencies:
-        for fault in FAULTS:
+        for fault in _FAULTS:
             if not await settled(programs, setting):
                 print(f"{setting.name}: an engine is not used again; what follows is without it")
             outcome = await under_load(programs, setting, count, fault)
@@ -129,44 +131,46 @@ async def of_ours(programs: Programs, folder: Path, engines: int) -> list[Outcom
         running = await stack.enter_async_context(engines_running(programs, engines))
         gateway = await ours.start(stack, own, {"bench": running}, _PATIENCE)
         peer = Peer("ours", gateway.port, gateway.pid, key=ours.KEY)
-        setting = Setting(peer, f"ours, {engines} engines", running, (16, 64))
+        setting = Setting(peer, f"ours, {engines} engines", running, _CONNECTIONS)
         found = [outcome async for outcome in runs(programs, setting)]
         if engines == 2:
             await gateway.etcd.supervisor.stop()
-            setting = Setting(peer, "ours, etcd dead", running, (16,))
+            setting = Setting(peer, "ours, etcd dead", running, _CONNECTIONS[:1])
             found += [outcome async for outcome in runs(programs, setting)]
     return found
 
 
-async def of_peer(programs: Programs, folder: Path, name: str) -> list[Outcome]:
-    """Measure another gateway; nothing if it is not installed."""
+async def of_peer(
+    programs: Programs, folder: Path, name: str, failed: dict[str, str]
+) -> list[Outcome]:
+    """Measure another gateway; nothing if it cannot be, which is recorded."""
     async with AsyncExitStack() as stack:
         running = await stack.enter_async_context(engines_running(programs, 2))
-        started, missing = await peers.started(stack, folder, running, [name])
-        if missing:
-            print(f"{name}: not installed, left out (make bench-gateway-peers)")
-            return []
-        setting = Setting(started[0], name, running, (16,))
-        return [outcome async for outcome in runs(programs, setting)]
+        started, more = await peers.started(stack, folder, running, [name])
+        failed |= more
+        setting = [Setting(peer, name, running, _CONNECTIONS[:1]) for peer in started]
+        return [outcome for one in setting async for outcome in runs(programs, one)]
 
 
 async def main() -> None:
     """Measure and print."""
     began_s = time.monotonic()
     found: list[Outcome] = []
+    failed: dict[str, str] = {}
     with tempfile.TemporaryDirectory(prefix="fleet-bench-") as name:
         folder = Path(name)
         programs = compiled(folder)
         print(f"{os.cpu_count()} cores shared by load, engines, gateway and etcd", flush=True)
-        for engines in (2, 3):
+        for engines in sized((2, 3), smoke=(2,)):
             found += await of_ours(programs, folder, engines)
         for peer in ("nginx", "haproxy"):
-            found += await of_peer(programs, folder, peer)
+            found += await of_peer(programs, folder, peer, failed)
     totals = outcomes.summary(found)
     rows = [[name, *values.values()] for name, values in totals.items()]
     print(tabulate(rows, headers=["gateway", *next(iter(totals.values()))]))
     mine = outcomes.sums([one for one in found if one.during.setting.startswith("ours")])
-    print(json.dumps({**mine, **totals, "seconds": round(time.monotonic() - began_s, 1)}))
+    took = {"seconds": round(time.monotonic() - began_s, 1)}
+    finish("gateway_faults", mine, {**totals, **took}, failed=failed)
 
 
 if __name__ == "__main__":

@@ -5,7 +5,6 @@ processor is part of it: they share the cores with the gateway, and send as fast
 """
 
 import asyncio
-import json
 import resource
 import socket
 import tempfile
@@ -23,6 +22,7 @@ from tabulate import tabulate
 from bench.gateway import loading, ours
 from bench.gateway.loading import Load
 from bench.gateway.parts import Engine, Programs, compiled, free_port, rss_mb
+from bench.result import finish, sized
 
 Crowd: TypeAlias = Callable[[int], AbstractAsyncContextManager[None]]
 """Hostile clients of a port, for as long as the context lasts."""
@@ -30,7 +30,7 @@ Crowd: TypeAlias = Callable[[int], AbstractAsyncContextManager[None]]
 _HEAD = b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\nauthorization: Bearer %b\r\n" % (
     ours.KEY.encode()
 )
-_SECONDS = 3.0
+_SECONDS = sized(3.0, smoke=0.3)
 # For the gateway to close thousands of connections.
 _CALM_S = 1.5
 _ATTACKERS = 8
@@ -123,7 +123,7 @@ def shooting(shot: bytes) -> Crowd:
 def crowds() -> dict[str, Crowd]:
     """Return the crowds by what they do."""
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    count = min(10_000, limit - 500)
+    count = min(sized(10_000, smoke=200), limit - 500)
     return {
         "nobody": nobody,
         f"{count} idle": idle(count, b""),
@@ -131,7 +131,7 @@ def crowds() -> dict[str, Crowd]:
             count // 10, b"POST /v1/chat/completions HTTP/1.1\r\nx-a: b"
         ),
         # More than 10 MB each, of which the kernel keeps some.
-        "16 that do not read": idle(16, _post(_STREAM), settle_s=10.0),
+        "16 that do not read": idle(16, _post(_STREAM), settle_s=sized(10.0, smoke=1.0)),
         **{name: shooting(shot) for name, shot in _SHOTS.items()},
     }
 
@@ -175,17 +175,19 @@ async def main() -> None:
     ]
     columns = ["beside", "p50 us", "p99 us", "p50 ratio", "p99 ratio", "failed", "RSS MB"]
     print(tabulate(table, headers=columns, floatfmt=".2f"))
-    last = {
+    compared = {
         "worst_p50_ratio": max(p50 for p50, _ in ratios.values()),
         "worst_p99_ratio": max(p99 for _, p99 in ratios.values()),
+    }
+    figures = {
         "aim_ratio": 2,
         "ratios_p50_p99": ratios,
-        "failed": sum(row.failed for _, row in rows),
+        "failed_requests": sum(row.failed for _, row in rows),
         "most_rss_mb": max(row.rss_mb for _, row in rows),
         "first_rss_mb": first_rss_mb,
         "seconds": round(time.monotonic() - began_s, 1),
     }
-    print(json.dumps(last))
+    finish("gateway_hostile", compared, figures)
 
 
 if __name__ == "__main__":

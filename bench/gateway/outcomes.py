@@ -103,7 +103,7 @@ def slowest_again_s(found: Sequence[Outcome]) -> float | None:
 def sums(found: Sequence[Outcome]) -> dict[str, float | None]:
     """Return sums and worst cases."""
     return {
-        "failed": sum(one.failed for one in found),
+        "failed_requests": sum(one.failed for one in found),
         "truncated_streams": sum(one.truncated for one in found),
         "wrong_texts": sum(one.wrong for one in found),
         "requests": sum(one.requests for one in found),

@@ -102,14 +102,14 @@ def ask(port: int, path: str, timeout_s: float = 2.0) -> bytes:
 
 
 async def answers(port: int, path: str, log: Path) -> None:
-    """Wait until a GET is answered with success."""
+    """Wait until a GET is answered with success. Raises TimeoutError."""
     deadline_s = time.monotonic() + _READY_S
     while True:
         try:
             await asyncio.to_thread(ask, port, path)
         except OSError as error:
             if time.monotonic() > deadline_s:
-                raise SystemExit(f"port {port}: {error}\n{log.read_text()[-2000:]}") from error
+                raise TimeoutError(f"port {port}: {error}\n{log.read_text()[-2000:]}") from error
             await asyncio.sleep(0.05)
         else:
             return

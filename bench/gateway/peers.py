@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bench.gateway.parts import Engine, answers, child, free_port
+from bench.result import PeerError, of_peer, recorded
 
 FOLDER = Path(os.environ.get("FLEET_BENCH_PEERS", "~/.cache/mlx-fleet-bench")).expanduser()
 SYSTEM = FOLDER / "system"
@@ -192,28 +193,36 @@ def _environment(key: str) -> dict[str, str]:
 
 async def started(
     stack: AsyncExitStack, folder: Path, engines: Sequence[Engine], names: Sequence[str]
-) -> tuple[list[Peer], list[str]]:
-    """Start the peers of these names; return them, and those that are not installed."""
-    peers, missing, key = [], [], "sk-" + secrets.token_hex(32)
-    for kind in KINDS:
-        program = kind.program() if kind.name in names else None
-        if program is None:
-            missing += [kind.name] if kind.name in names else []
-            continue
-        own = folder / kind.name.replace(" ", "-")
-        own.mkdir()
-        port, log = free_port(), own / "log"
-        command = kind.command(program, own, port, engines)
-        pid = await stack.enter_async_context(child(*command, log=log, env=_environment(key)))
-        await answers(port, kind.health, log)
-        peers.append(
-            Peer(
-                kind.name,
-                port,
-                pid,
-                key=key if kind.name == "litellm" else "",
-                is_llm_router=kind.is_llm_router,
-                is_slow=kind.is_slow,
-            )
-        )
-    return peers, missing
+) -> tuple[list[Peer], dict[str, str]]:
+    """Start the peers of these names; return them, and why others cannot be measured."""
+    peers: list[Peer] = []
+    failed: dict[str, str] = {}
+    for kind in (kind for kind in KINDS if kind.name in names):
+        with recorded(failed, kind.name):
+            peers.append(await _start(stack, folder, engines, kind))
+    return peers, failed
+
+
+async def _start(
+    stack: AsyncExitStack, folder: Path, engines: Sequence[Engine], kind: Kind
+) -> Peer:
+    program = kind.program()
+    if program is None:
+        raise PeerError("not installed (make bench-gateway-peers)")
+    own = folder / kind.name.replace(" ", "-")
+    own.mkdir()
+    port, log, key = free_port(), own / "log", "sk-" + secrets.token_hex(32)
+    async with AsyncExitStack() as mine:
+        with of_peer():
+            command = kind.command(program, own, port, engines)
+            pid = await mine.enter_async_context(child(*command, log=log, env=_environment(key)))
+            await answers(port, kind.health, log)
+        stack.push_async_exit(mine.pop_all())
+    return Peer(
+        kind.name,
+        port,
+        pid,
+        key=key if kind.name == "litellm" else "",
+        is_llm_router=kind.is_llm_router,
+        is_slow=kind.is_slow,
+    )

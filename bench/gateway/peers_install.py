@@ -11,6 +11,7 @@ import tempfile
 from pathlib import Path
 
 from bench.gateway.peers import FOLDER, SYSTEM
+from bench.result import of_peer, recorded
 
 _PACKAGES = {
     "vllm-router": "vllm-router",
@@ -64,5 +65,7 @@ if __name__ == "__main__":
     FOLDER.mkdir(parents=True, exist_ok=True)
     for name, packages in _DEBIAN.items():
         from_debian(name, packages)
+    failed: dict[str, str] = {}
     for name, package in _PACKAGES.items():
-        from_index(name, package)
+        with recorded(failed, name), of_peer():
+            from_index(name, package)

@@ -8,7 +8,6 @@ at least as long, and numbers of engines and connections are combined in more wa
 """
 
 import asyncio
-import json
 import os
 import re
 import signal
@@ -30,6 +29,7 @@ from bench.gateway.loading import Load
 from bench.gateway.outcomes import Circumstances, Outcome
 from bench.gateway.parts import Programs, ask, compiled
 from bench.gateway.real_acts import FAULTS, MODEL, Fault, Scene
+from bench.result import finish, sized
 from tests.support.commands import run_module
 from tests.support.fleet import running_fleet
 
@@ -56,6 +56,7 @@ class Setting:
         return f"{self.nodes} engines" + (", etcd away" if self.is_without_etcd else "")
 
 
+BRIEF = (Setting(2, (4,), faults=frozenset({"none", "kill"})),)
 SHORT = (
     Setting(2, (16,)),
     Setting(2, (16,), is_without_etcd=True, faults=frozenset({"kill", "stop", "roll"})),
@@ -215,13 +216,13 @@ async def main() -> None:
         programs = compiled(folder)
         await run_module("tests.support.tiny_model", str(folder / "models" / MODEL), "--endless")
         print(f"{os.cpu_count()} cores shared by load, engines and all else", flush=True)
-        for setting in LONG if seconds else SHORT:
+        for setting in LONG if seconds else sized(SHORT, smoke=BRIEF):
             found += await measured(programs, folder, setting, seconds)
     totals = outcomes.summary(found)
     rows = [[name, *values.values()] for name, values in totals.items()]
     print(tabulate(rows, headers=["", *next(iter(totals.values()))]))
     took = {"seconds": round(time.monotonic() - began_s, 1)}
-    print(json.dumps({**outcomes.sums(found), **totals, **took}))
+    finish("gateway_faults_real", outcomes.sums(found), {**totals, **took})
 
 
 if __name__ == "__main__":

@@ -6,7 +6,6 @@ JSON object, ratios first.
 """
 
 import asyncio
-import json
 import os
 import signal
 import statistics
@@ -17,6 +16,7 @@ from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 
+from bench.result import finish
 from bench.store import cases, peers, report
 from bench.store.cases import Case
 from bench.store.child import Worker, WorkerError
@@ -90,10 +90,15 @@ def main() -> None:
     print(f"Medians of the rounds.\n\n{report.tables(results)}\n")
     for line in report.verdicts(results):
         print(line)
-    figures = report.figures(results)
-    figures["install_seconds"] = round(installed_s, 1)
-    figures["seconds"] = round(time.monotonic() - began_s, 1)
-    print(json.dumps(figures))
+    figures = {
+        **report.figures(results),
+        "install_seconds": round(installed_s, 1),
+        "seconds": round(time.monotonic() - began_s, 1),
+    }
+    failed = missing | report.failures(results)
+    finish("store", report.ratios(results), figures, failed=failed)
+    if ours := [way.name for way in OURS if way.name in failed]:
+        sys.exit(f"bench store: {', '.join(ours)} failed")
 
 
 if __name__ == "__main__":

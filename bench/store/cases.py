@@ -3,15 +3,18 @@
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
+from bench.result import sized
 from schemas.deployment import ModelDeployment, ModelDeploymentSpec, ModelSource
 from schemas.meta import ObjectMeta
 from schemas.placement import Placement
 from store import codec
 
-UNARY_S = 0.4
+UNARY_S = sized(0.4, smoke=0.05)
 CONCURRENCIES = (1, 16, 64)
-COUNTS = (5_000, 50_000)
-AGENTS, TTL_S = 1_000, 4
+COUNTS = sized((5_000, 50_000), smoke=(50, 500))
+"""Objects that are listed: few, and many."""
+TWICE, THRICE = sized((2, 3), smoke=(1, 1))
+AGENTS, TTL_S = sized(1_000, smoke=20), 4
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,16 +60,20 @@ def prefix(count: int) -> str:
 def cases() -> list[Case]:
     """Return all cases in order; lists come after puts, for they make the store large."""
     text = document(0).decode()
-    fanout: dict[str, object] = {"watchers": 20, "count": 1_000, "document": text}
-    beat: dict[str, object] = {"agents": AGENTS, "ttl_s": TTL_S, "periods": 2}
+    fanout: dict[str, object] = {
+        "watchers": 20,
+        "count": sized(1_000, smoke=50),
+        "document": text,
+    }
+    beat: dict[str, object] = {"agents": AGENTS, "ttl_s": TTL_S, "periods": sized(2, smoke=1)}
     return [
         *(
             Case(
                 name=f"{work.removesuffix('s')}_c{at_once}",
                 work=work,
                 arguments={"at_once": at_once, "seconds": UNARY_S},
-                rounds=3,
-                rounds_of_peers=3,
+                rounds=THRICE,
+                rounds_of_peers=THRICE,
             )
             for work in ("puts", "gets")
             for at_once in CONCURRENCIES
@@ -74,9 +81,9 @@ def cases() -> list[Case]:
         Case(
             name="latency",
             work="latency",
-            arguments={"count": 200, "document": text},
-            rounds=2,
-            rounds_of_peers=2,
+            arguments={"count": sized(200, smoke=20), "document": text},
+            rounds=TWICE,
+            rounds_of_peers=TWICE,
         ),
         Case(name="fanout_watch", work="fanout", arguments={"how": "watch", **fanout}),
         Case(
@@ -85,12 +92,12 @@ def cases() -> list[Case]:
             arguments={"how": "inform", **fanout},
             rounds_of_peers=0,
         ),
-        Case(name="leases", work="leases", arguments={"is_apart": False, **beat}, rounds=2),
+        Case(name="leases", work="leases", arguments={"is_apart": False, **beat}, rounds=TWICE),
         Case(
             name="leases_apart",
             work="leases",
             arguments={"is_apart": True, **beat},
-            rounds=2,
+            rounds=TWICE,
             rounds_of_peers=0,
         ),
         *(
@@ -98,8 +105,8 @@ def cases() -> list[Case]:
                 name=f"list_{count}",
                 work="lists",
                 arguments={"prefix": prefix(count), "count": count},
-                rounds=3 if count < 10_000 else 1,
-                rounds_of_peers=3 if count < 10_000 else 1,
+                rounds=THRICE if count == COUNTS[0] else 1,
+                rounds_of_peers=THRICE if count == COUNTS[0] else 1,
             )
             for count in COUNTS
         ),

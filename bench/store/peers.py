@@ -23,8 +23,8 @@ _SHARED = (
     "typing-extensions",
     "uvloop",
 )
-# What `bench.store.worker` needs itself.
-_OURS = ("orjson", "psutil", "pydantic", "typing-extensions", "uvloop")
+# What `bench.store.worker` imports in the peers' environment; tests/bench/test_store.py holds it complete.
+OURS = ("cronsim", "orjson", "psutil", "pydantic", "typing-extensions", "uvloop")
 # For all installing together: without a network pip tries for long, once for each peer.
 _BUDGET_S = 100.0
 
@@ -42,12 +42,12 @@ def interpreter() -> Path:
 def prepare(ways: Sequence[Way]) -> dict[str, str]:
     """Install what is not installed yet; return who cannot take part, and why."""
     constraints, done = environment() / "constraints.txt", environment() / "installed.txt"
-    pins = "".join(f"{name}=={version(name)}\n" for name in _SHARED)
+    pins = "".join(f"{name}=={version(name)}\n" for name in sorted({*_SHARED, *OURS}))
     if not constraints.exists() or constraints.read_text() != pins:
         venv.create(environment(), clear=True)
         constraints.write_text(pins)
     installed = set(done.read_text().splitlines()) if done.exists() else set()
-    wanted = {way.name: {*_OURS, *way.requires} - installed for way in ways}
+    wanted = {way.name: {*OURS, *way.requires} - installed for way in ways}
     # All in one go, for pip is slow to start; one by one only to know who is to blame.
     everything = set[str]().union(*wanted.values())
     missing: dict[str, str] = {}
@@ -56,7 +56,7 @@ def prepare(ways: Sequence[Way]) -> dict[str, str]:
         for name, requirements in wanted.items():
             if why := _install(requirements, until_s):
                 missing[name] = why
-    kept = (set(way.requires) | {*_OURS} for way in ways if way.name not in missing)
+    kept = (set(way.requires) | {*OURS} for way in ways if way.name not in missing)
     done.write_text("".join(f"{name}\n" for name in sorted(installed.union(*kept))))
     return missing
 

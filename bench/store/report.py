@@ -124,7 +124,7 @@ def _cell(results: Results, way: Way, column: Column) -> str:
 
 def verdicts(results: Results) -> list[str]:
     """Return what the choice of the transport hangs on, in words."""
-    ratios, lines = _ratios(results), []
+    lines, ratios = [], _of_transports(results)
     for case, what in (("leases", "one connection"), ("leases_apart", "a connection each")):
         python, etcd = (
             ratios.get(f"{case}_{who}_cpu_grpc_over_http") for who in ("python", "etcd")
@@ -136,9 +136,18 @@ def verdicts(results: Results) -> list[str]:
     return lines
 
 
+def failures(results: Results) -> dict[str, str]:
+    """Return why clients have no figures, other than what they are known not to take part in."""
+    failed: dict[str, str] = {}
+    for way in results.ways:
+        for (name, case), why in results.notes.items():
+            if name == way.name and why != way.reason_to_skip(case):
+                failed.setdefault(name, f"{case}: {why}")
+    return failed
+
+
 def figures(results: Results) -> dict[str, float]:
-    """Return ratios, and then what ours are made of."""
-    ratios = _ratios(results)
+    """Return how our two transports compare, and what their figures are."""
     absolute = {
         f"{case}_{name.removeprefix('ours ')}_{figure}": value
         for (case, name), found in results.figures.items()
@@ -146,10 +155,22 @@ def figures(results: Results) -> dict[str, float]:
         for figure, value in found.items()
     }
     rounded = {name: round(value, 2 if value < 100 else 0) for name, value in absolute.items()}
-    return {**ratios, **rounded}
+    return {**_of_transports(results), **rounded}
 
 
-def _ratios(results: Results) -> dict[str, float]:
+def _of_transports(results: Results) -> dict[str, float]:
+    """Return what leases cost over gRPC, as a part of what they cost over HTTP."""
+    found: dict[str, float] = {}
+    for case in ("leases", "leases_apart"):
+        for whose in ("python", "etcd"):
+            grpc, http = (results.of(case, way.name, f"{whose}_us") for way in OURS)
+            if grpc is not None and http:
+                found[f"{case}_{whose}_cpu_grpc_over_http"] = round(grpc / http, 2)
+    return found
+
+
+def ratios(results: Results) -> dict[str, float]:
+    """Return how ours compare with the best peer in each case."""
     found: dict[str, float] = {}
 
     def note(name: str, ours: float | None, other: float | None) -> None:
@@ -164,10 +185,6 @@ def _ratios(results: Results) -> dict[str, float]:
             for label, figure in costs:
                 ours = results.of(case, way.name, figure)
                 note(f"{case}{label}{suffix}_vs_least", ours, results.best_peer(case, figure, min))
-    for case in ("leases", "leases_apart"):
-        for whose in ("python", "etcd"):
-            grpc, http = (results.of(case, way.name, f"{whose}_us") for way in OURS)
-            note(f"{case}_{whose}_cpu_grpc_over_http", grpc, http)
     for case in UNARY:
         ours = results.of(case, _OTHER.name, "python_us")
         least = results.best_peer(case, "python_us", min, http_only=True)

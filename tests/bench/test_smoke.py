@@ -1,0 +1,36 @@
+"""The smoke test of the benches knows all of them, and tells a bench that works from one that does not."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from bench import smoke
+
+MAKEFILE = Path(__file__).parents[2] / "Makefile"
+
+
+def test_every_bench_of_the_makefile_has_a_smoke_test() -> None:
+    recipes = re.findall(
+        r"^bench-([a-z-]+):.*\n\t@\$\(BIN\)/python -m (\S+)", MAKEFILE.read_text(), re.MULTILINE
+    )
+    others = {"smoke", "gateway-peers"}  # the last one only installs
+    assert dict(pair for pair in recipes if pair[0] not in others) == smoke.BENCHES
+
+
+@pytest.mark.parametrize(
+    ("code", "output", "fault"),
+    [
+        pytest.param(0, 'a table\n{"bench": "x", "r": 1, "failed": {}}\n', "", id="works"),
+        pytest.param(0, '{"bench": "x", "r": 1, "failed": {"p": "no"}}', "", id="without-a-peer"),
+        pytest.param(1, "a\nb\nc\nValueError: d", "exit code 1: b | c | ValueError: d", id="fails"),
+        pytest.param(0, "a table", "its last line is not JSON", id="no-json"),
+        pytest.param(0, "", "its last line is not JSON", id="silent"),
+        pytest.param(0, '{"r": 1}', "its last line does not say", id="not-by-the-helper"),
+    ],
+)
+def test_a_bench_is_judged_by_its_exit_code_and_last_line(
+    code: int, output: str, fault: str
+) -> None:
+    assert smoke.fault(code, output).startswith(fault)
+    assert bool(smoke.fault(code, output)) is bool(fault)
