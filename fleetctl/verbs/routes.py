@@ -16,7 +16,6 @@ from fleetctl.cli.errors import FleetctlError
 from fleetctl.fleets import gateways
 from fleetctl.output import printers
 from machinery.http_body import read_limited
-from schemas.records import GatewayLease
 from schemas.wire.metrics import REQUEST_OUTCOMES
 
 _ANSWER_S = 5.0

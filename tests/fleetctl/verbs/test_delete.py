@@ -128,6 +128,8 @@ async def test_a_live_node_is_not_deleted_and_the_advice_is_cordon(
     done = await shared_fleet.ctl("delete", "node", "alive")
     assert done.code == 1
     assert "`fleetctl cordon alive`" in done.err
+
+
 async def test_deleting_a_node_says_that_its_agent_registers_it_again(fleet: MemoryFleet) -> None:
     await fleet.store.commit([], [Put(key=keys.status_key("Node", "mac-9"), value=b"{}")])
     done = await fleet.ctl("delete", "node", "mac-9")

@@ -14,14 +14,14 @@ from tests.support.gateway_real_engine import in_front_of, tiny_engine
 # Importing LiteLLM alone takes seconds of CPU.
 pytestmark = [pytest.mark.mlx, pytest.mark.timeout(240)]
 
-# `make setup` creates it; LiteLLM pins older versions of our dependencies.
+# `make test` creates it; LiteLLM pins older versions of our dependencies.
 PYTHON = Path(__file__).parents[3] / ".venv-litellm" / "bin" / "python"
 CLIENT = Path(__file__).parents[2] / "support" / "gateway_litellm_client.py"
 
 
 @pytest.fixture(scope="module")
 async def found(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[dict[str, Any]]:
-    assert PYTHON.exists(), f"{PYTHON} is not there; run `make setup`"
+    assert PYTHON.exists(), f"{PYTHON} is not there; run `make .venv-litellm/.ready`"
     # Otherwise it downloads the prices of models.
     environment = {**os.environ, "LITELLM_LOCAL_MODEL_COST_MAP": "True"}
     with tiny_engine(tmp_path_factory.mktemp("litellm")) as engine:
