@@ -9,6 +9,7 @@ __all__ = [
     "Refusal",
     "RefusedError",
     "StoppedError",
+    "TextTooLongError",
     "draining",
     "internal",
     "invalid",
@@ -30,6 +31,14 @@ class GroupError(Exception):
 
 class PromptRefusedError(Exception):
     """The model's chat template does not support these messages."""
+
+
+class TextTooLongError(Exception):
+    """A text certainly has more tokens than the caller can use; it was not tokenized."""
+
+    def __init__(self, min_tokens: int) -> None:
+        super().__init__(f"at least {min_tokens} tokens")
+        self.min_tokens = min_tokens
 
 
 class GrammarError(Exception):

@@ -19,7 +19,7 @@ from engine.api.asgi_responses import EmbeddingResponse, GenerationResponse, Tok
 from engine.api.web import RequestOptions
 from engine.cache.interface import BLOCK_TOKENS
 from engine.lifecycle import EngineState
-from engine.openai import embeddings, request_body, responses, tokenization
+from engine.openai import embeddings, limits, request_body, responses, tokenization
 from engine.service import Service
 from machinery.prometheus import CONTENT_TYPE
 from machinery.version import version
@@ -96,16 +96,17 @@ class GenerationRoutes:
 
     async def chat(self, request: Request) -> GenerationResponse:
         """Continue a conversation."""
-        return await self._generate(request, request_body.parse_chat)
+        return await self._generate(request, request_body.parse_chat, prompts=1)
 
     async def complete(self, request: Request) -> GenerationResponse:
         """Continue a text."""
-        return await self._generate(request, request_body.parse_completion)
+        concurrency = self.service.config.concurrency
+        return await self._generate(request, request_body.parse_completion, prompts=concurrency)
 
     async def respond(self, request: Request) -> GenerationResponse:
         """Continue a conversation, in the form of OpenAI's Responses API."""
         arrived_s = self.service.clock.monotonic()
-        options, raw = await self._read(request)
+        options, raw = await self._read(request, prompts=1)
         web.check_not_resumable(options)
         parsed = responses.parse(raw)
         self._check_model(parsed.model)
@@ -114,7 +115,7 @@ class GenerationRoutes:
     async def embed(self, request: Request) -> EmbeddingResponse:
         """Return the embeddings of texts."""
         arrived_s = self.service.clock.monotonic()
-        options, raw = await self._read(request)
+        options, raw = await self._read(request, prompts=embeddings.MAX_INPUTS)
         web.check_not_resumable(options)
         parsed = embeddings.parse(raw)
         self._check_model(parsed.model)
@@ -123,25 +124,38 @@ class GenerationRoutes:
     async def tokenize(self, request: Request) -> TokenizeResponse:
         """Count the tokens of a prompt."""
         arrived_s = self.service.clock.monotonic()
-        options, raw = await self._read(request)
+        options, raw = await self._read(request, prompts=1)
         web.check_not_resumable(options)
         parsed = tokenization.parse(raw)
         self._check_model(parsed.request.model)
         return TokenizeResponse(self.service, parsed, arrived_s, options.timeout_s)
 
     async def _generate(
-        self, request: Request, parse: Callable[..., request_body.GenerationRequest]
+        self,
+        request: Request,
+        parse: Callable[..., request_body.GenerationRequest],
+        *,
+        prompts: int,
     ) -> GenerationResponse:
         arrived_s = self.service.clock.monotonic()
-        options, raw = await self._read(request)
-        parsed = parse(raw, is_resumable=options.is_resumable)
+        options, raw = await self._read(request, prompts=prompts)
+        parsed = parse(
+            raw,
+            is_resumable=options.is_resumable,
+            context_length=self.service.config.context_length,
+        )
         self._check_model(parsed.model)
         return GenerationResponse(self.service, parsed, arrived_s, options.timeout_s)
 
-    async def _read(self, request: Request) -> tuple[RequestOptions, bytes]:
+    async def _read(self, request: Request, *, prompts: int) -> tuple[RequestOptions, bytes]:
+        """Return the options and the body of a request with at most so many prompts."""
         self.service.admit()  # before the body is read
         options = web.read_options(request.headers)
-        return options, await web.read_body(request, self.service.config.max_body_bytes)
+        config = self.service.config
+        limit = limits.body_bytes(
+            config.context_length, prompts=prompts, most=config.max_body_bytes
+        )
+        return options, await web.read_body(request, limit)
 
     def _check_model(self, name: str) -> None:
         served = self.service.config.served_names

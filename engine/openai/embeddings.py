@@ -3,7 +3,6 @@
 Nothing here knows HTTP. Texts are tokenized in the tokenizer threads.
 """
 
-import asyncio
 import base64
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,20 +12,21 @@ import numpy as np
 import orjson
 from pydantic import BaseModel, ConfigDict, Field
 
+from engine.errors import TextTooLongError
 from engine.jobs import EmbeddingOutput, EmbedJob
 from engine.model import pooler
 from engine.model.pooler import PoolerConfig
-from engine.openai import limits, request_body
-from engine.openai.input_processor import InputProcessor
+from engine.openai import limits, parameters, request_body
+from engine.openai.input_processor import InputProcessor, StopSignal
 from engine.openai.parameters import EndpointParameters
-from engine.openai.request_body import Token
+from engine.openai.request_body import Prompt
 from engine.text.interface import Codec
 from schemas.wire import errors
 
 EmbeddingInput: TypeAlias = str | tuple[int, ...]
 
 # OpenAI's limits of one request.
-_MAX_INPUTS, _MAX_TOKENS = 2048, 300_000
+MAX_INPUTS, _MAX_TOKENS = 2048, 300_000
 
 
 class EmbeddingBody(BaseModel):
@@ -35,7 +35,7 @@ class EmbeddingBody(BaseModel):
     model_config = ConfigDict(strict=True, extra="ignore")
 
     model: str
-    input: str | list[str] | list[Token] | list[list[Token]]
+    input: Prompt
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: Annotated[int, Field(ge=1)] | None = None
     user: str | None = None
@@ -66,19 +66,23 @@ def parse(raw: bytes) -> EmbeddingRequest:
     """
     fields = request_body.read_object(raw)
     accepted_parameters().check(fields)
+    _check_count(fields.get("input"))
     body = request_body.validate(EmbeddingBody, fields)
     inputs = _inputs(body.input)
     if not inputs or "" in inputs or () in inputs:
         raise errors.invalid("Neither 'input' nor a part of it may be empty.", param="input")
-    if len(inputs) > _MAX_INPUTS:
-        message = f"'input' has {len(inputs)} parts; a request may have {_MAX_INPUTS}."
-        raise errors.invalid(message, param="input")
     return EmbeddingRequest(
         model=body.model,
         inputs=inputs,
         is_base64=body.encoding_format == "base64",
         dimensions=body.dimensions,
     )
+
+
+def _check_count(value: object) -> None:
+    """Refuse more inputs or more tokens than a request may have."""
+    is_tokens = isinstance(value, list) and bool(value) and isinstance(value[0], int)
+    parameters.check_count(value, _MAX_TOKENS if is_tokens else MAX_INPUTS, "input")
 
 
 def _inputs(value: str | list[str] | list[int] | list[list[int]]) -> tuple[EmbeddingInput, ...]:
@@ -113,20 +117,37 @@ async def build_job(
             f"'dimensions' is {request.dimensions}; this model's vectors have {pooling.width}."
         )
         raise errors.invalid(message, param="dimensions")
-    executor = processor.tokenizers.executor_for(sum(len(part) for part in request.inputs))
-    prompts = await asyncio.get_running_loop().run_in_executor(
-        executor, _tokenize, request.inputs, pooling.prefix, processor.ready.codec
-    )
     max_length = min(processor.context_length, pooling.max_tokens or processor.context_length)
+    prompts = await processor.tokenizers.run(
+        sum(len(part) for part in request.inputs),
+        lambda stop: _tokenize(
+            request.inputs, pooling.prefix, processor.ready.codec, stop, max_length
+        ),
+    )
     _check_lengths(prompts, max_length, processor.ready.vocab_size)
     return EmbedJob(id=job_id, prompts=tuple(prompts))
 
 
-def _tokenize(inputs: Sequence[EmbeddingInput], prefix: str, codec: Codec) -> list[tuple[int, ...]]:
-    return [
-        tuple(codec.encode_text(prefix + part)) if isinstance(part, str) else part
-        for part in inputs
-    ]
+def _tokenize(
+    inputs: Sequence[EmbeddingInput],
+    prefix: str,
+    codec: Codec,
+    stop: StopSignal,
+    max_length: int,
+) -> list[tuple[int, ...]]:
+    prompts: list[tuple[int, ...]] = []
+    for at, part in enumerate(inputs):
+        stop.check()
+        if not isinstance(part, str):
+            prompts.append(part)
+            continue
+        try:
+            prompts.append(tuple(codec.encode_text(prefix + part, max_tokens=max_length)))
+        except TextTooLongError as error:
+            param = "input" if len(inputs) == 1 else f"input[{at}]"
+            tokens = f"at least {error.min_tokens}"
+            raise request_body.context_exceeded(param, max_length, tokens) from error
+    return prompts
 
 
 def _check_lengths(prompts: Sequence[tuple[int, ...]], max_length: int, vocab_size: int) -> None:
@@ -134,11 +155,7 @@ def _check_lengths(prompts: Sequence[tuple[int, ...]], max_length: int, vocab_si
         param = "input" if len(prompts) == 1 else f"input[{at}]"
         limits.check_tokens(prompt, vocab_size, param=param)
         if len(prompt) > max_length:
-            message = (
-                f"This model's maximum context length is {max_length} tokens. However, your {param} "
-                f"resulted in {len(prompt)} tokens. Please reduce its length."
-            )
-            raise errors.invalid(message, param=param, code="context_length_exceeded")
+            raise request_body.context_exceeded(param, max_length, len(prompt))
     total = sum(len(prompt) for prompt in prompts)
     if total > _MAX_TOKENS:
         message = f"'input' has {total} tokens; a request may have {_MAX_TOKENS}."

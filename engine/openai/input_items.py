@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
 
+from engine.openai import messages, parameters
 from schemas.wire import errors
 
 Json: TypeAlias = dict[str, Any]
@@ -146,11 +147,12 @@ def normalize(items: object) -> object:
     """Return items without null fields; refuse unsupported types with a clearer message than pydantic's.
 
     Raises:
-        RefusedError: the type of an item or of a part is not supported.
+        RefusedError: there are too many items, or the type of an item or of a part is not supported.
 
     """
     if not isinstance(items, list):
         return items
+    parameters.check_count(items, messages.MAX_MESSAGES, "input")
     for at, item in enumerate(items):
         kind = item.get("type", "message") if isinstance(item, dict) else "message"
         if isinstance(kind, str) and kind not in _ITEM_TYPES:

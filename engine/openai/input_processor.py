@@ -7,15 +7,17 @@ Tokenizing runs in threads: 8 MiB of text take ten seconds, which must not delay
 import asyncio
 import dataclasses
 import hashlib
+import threading
 from array import array
-from collections.abc import Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import CancelledError, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import assert_never
+from typing import TypeVar, assert_never
 
-from engine.errors import PromptRefusedError
+from engine.errors import PromptRefusedError, TextTooLongError
 from engine.jobs import FinishReason, Job, TokenOutput
-from engine.openai import limits, messages, output_format
+from engine.openai import limits, messages, output_format, request_body
 from engine.openai.output_format import ChatEncoder, OutputFormat
 from engine.openai.request_body import Conversation, GenerationRequest, ResumePoint, TextPrompts
 from engine.ports import ServedModel
@@ -24,8 +26,26 @@ from engine.text.output_parser import OutputParser
 from schemas.wire import errors
 from schemas.wire.errors import Refusal, RefusedError
 
+T = TypeVar("T")
+
 # The tokenizer takes some 50 ms for these; longer texts go to the other thread.
 _MAX_SHORT_CHARACTERS = 50_000
+
+
+class StopSignal:
+    """Tells a tokenizer thread that the client has left; the thread looks between two pieces of its work."""
+
+    def __init__(self) -> None:
+        self._is_set = threading.Event()
+
+    def set(self) -> None:
+        """Stop the work before its next piece."""
+        self._is_set.set()
+
+    def check(self) -> None:
+        """Raise CancelledError if the client has left."""
+        if self._is_set.is_set():
+            raise CancelledError
 
 
 class TokenizerPool:
@@ -35,20 +55,19 @@ class TokenizerPool:
         self._short = ThreadPoolExecutor(max_workers=1, thread_name_prefix="tokenize-short")
         self._long = ThreadPoolExecutor(max_workers=1, thread_name_prefix="tokenize-long")
 
-    def executor(self, request: GenerationRequest) -> ThreadPoolExecutor:
-        """Return the thread for the prompts of a request."""
-        match request.prompt:
-            case Conversation(messages=turns):
-                length = messages.text_length(turns) + output_format.schema_length(request)
-            case TextPrompts(contents=contents):
-                length = sum(len(content) for content in contents)
-            case _:
-                assert_never(request.prompt)
-        return self.executor_for(length)
+    async def run(self, length: int, work: Callable[[StopSignal], T]) -> T:
+        """Do `work` in the thread for this many characters or tokens.
 
-    def executor_for(self, length: int) -> ThreadPoolExecutor:
-        """Return the thread for this many characters or tokens."""
-        return self._short if length <= _MAX_SHORT_CHARACTERS else self._long
+        A caller that is cancelled takes work that has not begun out of the queue, and stops other work at its next
+        piece.
+        """
+        stop = StopSignal()
+        executor = self._short if length <= _MAX_SHORT_CHARACTERS else self._long
+        try:
+            return await asyncio.get_running_loop().run_in_executor(executor, work, stop)
+        except asyncio.CancelledError:
+            stop.set()
+            raise
 
     def close(self) -> None:
         """Drop queued work; running work ends by itself."""
@@ -103,9 +122,9 @@ class InputProcessor:
             )
         if request.size > self.concurrency:
             raise limits.too_many_choices(request, self.concurrency)
-        executor = self.tokenizers.executor(request)
-        return await asyncio.get_running_loop().run_in_executor(
-            executor, self._choices, request, first_id, fresh_seed
+        return await self.tokenizers.run(
+            work_length(request),
+            lambda stop: self._choices(request, first_id, fresh_seed, stop),
         )
 
     async def tokens(self, request: GenerationRequest) -> list[int]:
@@ -115,21 +134,26 @@ class InputProcessor:
             RefusedError: the model does not support the prompt.
 
         """
-        executor = self.tokenizers.executor(request)
-        return await asyncio.get_running_loop().run_in_executor(executor, self._tokens, request)
+        return await self.tokenizers.run(
+            work_length(request), lambda stop: self._tokens(request, stop)
+        )
 
-    def _tokens(self, request: GenerationRequest) -> list[int]:
-        (prompt,) = encode_prompts(request, self.ready.codec)
+    def _tokens(self, request: GenerationRequest, stop: StopSignal) -> list[int]:
+        (prompt,) = encode_prompts(request, self.ready.codec, stop)
         limits.check_vocabulary(prompt, self.ready.vocab_size, "prompt")
         return prompt
 
     def _choices(
-        self, request: GenerationRequest, first_id: int, fresh_seed: int
+        self, request: GenerationRequest, first_id: int, fresh_seed: int, stop: StopSignal
     ) -> tuple[GenerationChoice, ...]:
         limits.check_bias(request, self.ready.vocab_size)
         first_seed = fresh_seed if request.seed is None else request.seed
         choices: list[GenerationChoice] = []
-        for at, prompt in enumerate(encode_prompts(request, self.ready.codec)):
+        prompts = encode_prompts(
+            request, self.ready.codec, stop, context_length=self.context_length
+        )
+        for at, prompt in enumerate(prompts):
+            stop.check()
             limits.check_tokens(prompt, self.ready.vocab_size)
             answer_format = output_format.build(
                 request, prompt, self.ready.codec, self.ready.grammars
@@ -178,38 +202,86 @@ class InputProcessor:
         )
 
 
-def encode_prompts(request: GenerationRequest, codec: Codec) -> list[list[int]]:
-    """Return the tokens of each prompt of a request.
-
-    Raises:
-        RefusedError: the model has no chat template, or the template refuses the messages.
-
-    """
+def work_length(request: GenerationRequest) -> int:
+    """Return the approximate work of tokenizing a request, in characters of text."""
     match request.prompt:
-        case TextPrompts(contents=contents):
-            return [
-                codec.encode_text(content) if isinstance(content, str) else list(content)
-                for content in contents
-            ]
         case Conversation(messages=turns):
-            return [_encode_chat(turns, ChatEncoder(request, codec))]
+            return messages.text_length(turns) + output_format.schema_length(request)
+        case TextPrompts(contents=contents):
+            return sum(len(content) for content in contents)
         case _:
             assert_never(request.prompt)
 
 
-def _encode_chat(turns: Sequence[Message], encoder: ChatEncoder) -> list[int]:
+def encode_prompts(
+    request: GenerationRequest,
+    codec: Codec,
+    stop: StopSignal,
+    *,
+    context_length: int | None = None,
+) -> list[list[int]]:
+    """Return the tokens of each prompt of a request.
+
+    A text that is certainly longer than the context is refused before it is tokenized; None accepts any text.
+
+    Raises:
+        RefusedError: the model has no chat template, the template refuses the messages, or a text is too long.
+        CancelledError: the client has left.
+
+    """
+    param = "messages" if request.is_chat else "prompt"
+    with refusing_long_texts(param, context_length) as max_tokens:
+        match request.prompt:
+            case TextPrompts(contents=contents):
+                return [_encode_content(content, codec, stop, max_tokens) for content in contents]
+            case Conversation(messages=turns):
+                encoder = ChatEncoder(request, codec, max_tokens=max_tokens)
+                return [_encode_chat(turns, encoder, stop)]
+            case _:
+                assert_never(request.prompt)
+
+
+@contextmanager
+def refusing_long_texts(param: str, context_length: int | None) -> Iterator[int | None]:
+    """Yield the most tokens that a prompt may have; refuse a text that certainly has more.
+
+    Raises:
+        RefusedError: the block raised TextTooLongError.
+
+    """
+    if context_length is None:
+        yield None
+        return
+    try:
+        yield context_length - 1  # an answer has at least one
+    except TextTooLongError as error:
+        raise request_body.context_exceeded(
+            param, context_length, f"at least {error.min_tokens}"
+        ) from error
+
+
+def _encode_content(
+    content: str | tuple[int, ...], codec: Codec, stop: StopSignal, max_tokens: int | None
+) -> list[int]:
+    stop.check()
+    if isinstance(content, str):
+        return codec.encode_text(content, max_tokens=max_tokens)
+    return list(content)
+
+
+def _encode_chat(turns: Sequence[Message], encoder: ChatEncoder, stop: StopSignal) -> list[int]:
     if not encoder.has_chat_template:
         raise errors.invalid(
             "This model has no chat template; use /v1/completions.", param="messages"
         )
     try:
         tokens = encoder.encode_chat(turns)
+        # One check for each role is enough: a template that writes one user's name writes all.
+        checked = {"tool"}
         for index, turn in enumerate(turns):
-            # One check for each role is enough: a template that writes one user's name writes all.
-            is_first = turn["role"] not in (
-                other["role"] for other in turns[:index] if "name" in other
-            )
-            if turn["role"] != "tool" and "name" in turn and is_first:
+            if "name" in turn and turn["role"] not in checked:
+                stop.check()
+                checked.add(turn["role"])
                 _check_name(turns, index, tokens, encoder)
     except PromptRefusedError as error:
         message = f"The model's chat template refuses these messages: {error}"

@@ -3,12 +3,20 @@
 from collections.abc import Iterable, Sequence
 
 from engine.memory.budget import MemoryBudget
+from engine.openai import request_body
 from engine.openai.request_body import GenerationRequest
 from schemas.wire import errors
 from schemas.wire.errors import RefusedError
 
+# Room for options, tools and schemas, and for the text of each token: most stand for 4 bytes, and few for 64.
+_BODY_BYTES, _BODY_BYTES_PER_TOKEN = 1 << 20, 64
 # OpenAI's default for completions. The default of a chat is the rest of the context.
 _COMPLETION_MAX_TOKENS = 16
+
+
+def body_bytes(context_length: int, *, prompts: int, most: int) -> int:
+    """Return the largest useful request body in bytes: that of `prompts` prompts which fill the context, at most `most`."""
+    return min(most, _BODY_BYTES + _BODY_BYTES_PER_TOKEN * context_length * prompts)
 
 
 def check_bias(request: GenerationRequest, vocab_size: int) -> None:
@@ -60,7 +68,7 @@ def resolve_max_tokens(request: GenerationRequest, prompt_tokens: int, context_l
         return left if request.is_chat else min(_COMPLETION_MAX_TOKENS, left)
     if request.max_tokens is not None and request.max_tokens <= left:
         return request.max_tokens
-    raise _context_exceeded(request, prompt_tokens, context_length)
+    raise _sum_exceeded(request, prompt_tokens, context_length)
 
 
 def fit_to_memory(
@@ -85,22 +93,19 @@ def fit_to_memory(
     return max_tokens
 
 
-def _context_exceeded(
+def _sum_exceeded(
     request: GenerationRequest, prompt_tokens: int, context_length: int
 ) -> RefusedError:
     param = "messages" if request.is_chat else "prompt"
-    limit = f"This model's maximum context length is {context_length} tokens."
     if request.max_tokens is None or prompt_tokens >= context_length:
-        found = f"However, your {param} resulted in {prompt_tokens} tokens."
-        remedy = f"Please reduce the length of the {param}."
-    else:
-        total = prompt_tokens + request.max_tokens
-        found = (
-            f"However, you requested {total} tokens ({prompt_tokens} in the {param}, "
-            f"{request.max_tokens} in the completion)."
-        )
-        remedy = f"Please reduce the length of the {param} or completion."
-    return errors.invalid(f"{limit} {found} {remedy}", param=param, code="context_length_exceeded")
+        return request_body.context_exceeded(param, context_length, prompt_tokens)
+    message = (
+        f"This model's maximum context length is {context_length} tokens. However, you requested "
+        f"{prompt_tokens + request.max_tokens} tokens ({prompt_tokens} in the {param}, "
+        f"{request.max_tokens} in the completion). "
+        f"Please reduce the length of the {param} or completion."
+    )
+    return errors.invalid(message, param=param, code="context_length_exceeded")
 
 
 def too_many_choices(request: GenerationRequest, concurrency: int) -> RefusedError:

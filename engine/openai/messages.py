@@ -10,12 +10,17 @@ from typing import Annotated, Any, Literal, TypeAlias
 import orjson
 from pydantic import BaseModel, ConfigDict, Field
 
+from engine.openai import parameters
 from engine.text.interface import Message
 from schemas.wire import errors
 
 _STRICT = ConfigDict(strict=True, extra="forbid")
 # Fields of OpenAI's replies that clients send back as history; accepted if they are empty.
 _EMPTY_FIELDS = ("annotations", "audio", "function_call")
+# More than a context of a million tokens has in practice: rendering this many takes 50 ms.
+MAX_MESSAGES = 4096
+# The work of rendering a message, in characters of text that take as long to tokenize.
+_MESSAGE_CHARACTERS = 16
 ROLES = ("system", "developer", "user", "assistant", "tool")
 Name: TypeAlias = Annotated[str, Field(min_length=1, max_length=256)]
 
@@ -101,9 +106,10 @@ def normalize(messages: object) -> None:
     """Drop empty extra fields, and refuse unsupported roles and parts with a clearer message than pydantic's.
 
     Raises:
-        RefusedError: a message has a role, a part or a field that is not supported.
+        RefusedError: there are too many messages, or one has a role, a part or a field that is not supported.
 
     """
+    parameters.check_count(messages, MAX_MESSAGES, "messages")
     for index, message in enumerate(messages if isinstance(messages, list) else ()):
         if not isinstance(message, dict):
             continue
@@ -230,9 +236,10 @@ def _text(content: str | Sequence[TextPart | RefusalPart]) -> str:
 
 
 def text_length(messages: Sequence[Mapping[str, Any]]) -> int:
-    """Return the approximate number of characters that a template writes for these messages."""
+    """Return the approximate work of rendering and tokenizing these messages, in characters of text."""
     return sum(
-        len(message["content"])
+        _MESSAGE_CHARACTERS
+        + len(message["content"])
         + len(message.get("reasoning_content", ""))
         + sum(len(str(call)) for call in message.get("tool_calls", ()))
         for message in messages

@@ -4,7 +4,7 @@ Combines what a request demands (tools, response format, reasoning effort) with 
 template. Runs in the tokenizer threads: compiling a grammar takes up to a second.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
@@ -85,6 +85,8 @@ class ChatEncoder:
 
     request: GenerationRequest
     codec: Codec
+    max_tokens: int | None = None
+    """A conversation that is certainly longer is not tokenized; None tokenizes any."""
 
     @property
     def has_chat_template(self) -> bool:
@@ -97,6 +99,7 @@ class ChatEncoder:
         Raises:
             PromptRefusedError: the template does not support these messages.
             RefusedError: the template has no place for a reasoning effort.
+            TextTooLongError: the conversation has more than `max_tokens`.
 
         """
         try:
@@ -112,16 +115,15 @@ class ChatEncoder:
             messages = template_traits.spell_tool_calls(messages)
         text = self._instructions(call_format)
         if not text:
-            return self.codec.encode_chat(list(messages), **variables)
+            return self._tokenize(messages, variables)
         try:
-            return self.codec.encode_chat(
-                template_traits.add_system_text(messages, text), **variables
-            )
+            return self._tokenize(template_traits.add_system_text(messages, text), variables)
         except PromptRefusedError:
             # Most templates that fail here have no system role.
-            return self.codec.encode_chat(
-                template_traits.add_user_text(messages, text), **variables
-            )
+            return self._tokenize(template_traits.add_user_text(messages, text), variables)
+
+    def _tokenize(self, messages: Sequence[Message], variables: Mapping[str, Json]) -> list[int]:
+        return self.codec.encode_chat(list(messages), max_tokens=self.max_tokens, **variables)
 
     def _instructions(self, call_format: ToolCallFormat) -> str:
         toolbox, schema = self.request.toolbox, self.request.format

@@ -167,7 +167,8 @@ class AllowedToolsChoice(BaseModel):
     allowed_tools: AllowedToolSet
 
 
-Tools: TypeAlias = Annotated[list[Tool], Field(max_length=128)]
+MAX_TOOLS = 128  # OpenAI's limit
+Tools: TypeAlias = Annotated[list[Tool], Field(max_length=MAX_TOOLS)]
 Mode: TypeAlias = Literal["none", "auto", "required"]
 Choice: TypeAlias = Mode | FunctionChoice | AllowedToolsChoice
 

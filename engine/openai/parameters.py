@@ -13,6 +13,19 @@ from schemas.wire import errors
 
 Json: TypeAlias = Any  # parsed, not validated
 
+
+def check_count(value: Json, most: int, param: str) -> None:
+    """Refuse a list with more than `most` parts, before anything looks at its parts.
+
+    Raises:
+        RefusedError: it is longer; names `param`.
+
+    """
+    if isinstance(value, list) and len(value) > most:
+        message = f"'{param}' has {len(value)} parts; a request may have {most}."
+        raise errors.invalid(message, param=param)
+
+
 # Their types are checked; they identify the client and change no answer.
 _LABELS = frozenset({"session_id", "user"})
 _LABELS_CHAT = _LABELS | {"metadata", "safety_identifier", "prompt_cache_key"}

@@ -9,7 +9,15 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Literal, TypeAlias, TypeVar
 
 import orjson
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Discriminator,
+    Field,
+    Tag,
+    ValidationError,
+    field_validator,
+)
 
 from engine.jobs import SamplingParams
 from engine.openai import messages, output_options, parameters
@@ -21,8 +29,33 @@ _B = TypeVar("_B", bound=BaseModel)
 Penalty: TypeAlias = Annotated[float, Field(ge=-2, le=2)]
 Probability: TypeAlias = Annotated[float, Field(ge=0, le=1)]
 Stop: TypeAlias = Annotated[str, Field(min_length=1)]
+_MAX_STOPS = 4
+# Lists of prompts: more choices than this are refused later by the number of slots.
+_MAX_PROMPTS = 1024
 Seed: TypeAlias = Annotated[int, Field(ge=-(2**63), lt=2**63)]
 Token: TypeAlias = Annotated[int, Field(ge=0, lt=2**31)]
+# A list of a million wrong values would become a million errors.
+Tokens: TypeAlias = Annotated[list[Token], Field(fail_fast=True)]
+
+
+def _prompt_kind(value: object) -> str:
+    """Return the tag of the one form that the first part of a prompt fits; pydantic would try all forms."""
+    if isinstance(value, str):
+        return "a text"
+    first = value[0] if isinstance(value, list | tuple) and value else ""
+    if isinstance(first, str):
+        return "some texts"
+    return "some lists" if isinstance(first, list | tuple) else "some tokens"
+
+
+Prompt: TypeAlias = Annotated[
+    Annotated[str, Tag("a text")]
+    | Annotated[list[str], Field(fail_fast=True), Tag("some texts")]
+    | Annotated[Tokens, Tag("some tokens")]
+    | Annotated[list[Tokens], Field(fail_fast=True), Tag("some lists")],
+    Discriminator(_prompt_kind),
+]
+"""Prompts of a completion, or inputs of embeddings: a text, some texts, tokens, or some lists of tokens."""
 SessionId: TypeAlias = Annotated[str, Field(max_length=512)]
 
 _STRICT = ConfigDict(strict=True, extra="forbid")
@@ -59,7 +92,7 @@ class _GenerationBody(SamplingBody):
     max_tokens: Annotated[int, Field(ge=1)] | None = None
     n: Annotated[int, Field(ge=1, le=128)] | None = None
     seed: Seed | None = None
-    stop: Annotated[list[Stop], Field(max_length=4)] | None = None
+    stop: Annotated[list[Stop], Field(max_length=_MAX_STOPS)] | None = None
     stream: bool | None = None
     stream_options: _StreamOptions | None = None
     include_performance: bool | None = None
@@ -93,7 +126,7 @@ class ChatBody(_GenerationBody):
 class CompletionBody(_GenerationBody):
     """Body of `/v1/completions`."""
 
-    prompt: str | list[str] | list[Token] | list[list[Token]]
+    prompt: Prompt
     best_of: int | None = None
     echo: bool | None = None
     logprobs: Annotated[int, Field(ge=0, le=5)] | None = None
@@ -104,7 +137,7 @@ class _ResumeBody(BaseModel):
 
     model_config = _STRICT
 
-    tokens: list[Token]
+    tokens: Tokens
     seed: Seed
     prompt: Annotated[str, Field(max_length=100)]
     id: Annotated[str, Field(min_length=1, max_length=200)]
@@ -184,15 +217,19 @@ class GenerationRequest:
         return prompts * self.n
 
 
-def parse_chat(raw: bytes, *, is_resumable: bool = False) -> GenerationRequest:
+def parse_chat(
+    raw: bytes, *, is_resumable: bool = False, context_length: int | None = None
+) -> GenerationRequest:
     """Parse the body of a chat request; the field `fleet` is allowed only with `is_resumable`.
+
+    Lists of tokens that are longer than the context are refused before their tokens are looked at; None accepts any.
 
     Raises:
         RefusedError: a value is wrong or not supported.
 
     """
     fields = read_object(raw)
-    resumed = _pop_resume_point(fields) if is_resumable else None
+    resumed = _pop_resume_point(fields, context_length) if is_resumable else None
     parameters.chat_parameters().check(fields)
     messages.normalize(fields.get("messages"))
     body = validate(ChatBody, fields)
@@ -218,16 +255,21 @@ def parse_chat(raw: bytes, *, is_resumable: bool = False) -> GenerationRequest:
     return request if not is_resumable else _with_resume_point(request, resumed)
 
 
-def parse_completion(raw: bytes, *, is_resumable: bool = False) -> GenerationRequest:
+def parse_completion(
+    raw: bytes, *, is_resumable: bool = False, context_length: int | None = None
+) -> GenerationRequest:
     """Parse the body of a completion request; the field `fleet` is allowed only with `is_resumable`.
+
+    Lists of tokens that are longer than the context are refused before their tokens are looked at; None accepts any.
 
     Raises:
         RefusedError: a value is wrong or not supported.
 
     """
     fields = read_object(raw)
-    resumed = _pop_resume_point(fields) if is_resumable else None
+    resumed = _pop_resume_point(fields, context_length) if is_resumable else None
     parameters.completion_parameters().check(fields)
+    check_token_lists(fields.get("prompt"), context_length)
     body = validate(CompletionBody, fields)
     if body.best_of is not None and body.best_of != (body.n or 1):
         raise errors.invalid(
@@ -325,10 +367,43 @@ def _common_fields(body: _GenerationBody) -> dict[str, Any]:
     }
 
 
-def _pop_resume_point(fields: dict[str, Any]) -> ResumePoint | None:
+def check_token_lists(prompt: object, context_length: int | None) -> None:
+    """Refuse too many prompts, and a list of tokens that is longer than the context.
+
+    Raises:
+        RefusedError: there is one.
+
+    """
+    if not isinstance(prompt, list) or not prompt:
+        return
+    if isinstance(prompt[0], int):
+        _check_tokens(prompt, context_length, "prompt")
+        return
+    parameters.check_count(prompt, _MAX_PROMPTS, "prompt")
+    for one in prompt:
+        _check_tokens(one, context_length, "prompt")
+
+
+def _check_tokens(tokens: object, context_length: int | None, param: str) -> None:
+    if context_length is not None and isinstance(tokens, list) and len(tokens) > context_length:
+        raise context_exceeded(param, context_length, len(tokens))
+
+
+def context_exceeded(param: str, context_length: int, tokens: int | str) -> errors.RefusedError:
+    """Return the refusal of a prompt of that many tokens, in OpenAI's words, which clients search for."""
+    message = (
+        f"This model's maximum context length is {context_length} tokens. However, your {param} "
+        f"resulted in {tokens} tokens. Please reduce the length of the {param}."
+    )
+    return errors.invalid(message, param=param, code="context_length_exceeded")
+
+
+def _pop_resume_point(fields: dict[str, Any], context_length: int | None) -> ResumePoint | None:
     value = fields.pop(streams.RESUME_FIELD, None)
     if value is None:
         return None
+    if isinstance(value, dict):
+        _check_tokens(value.get("tokens"), context_length, f"{streams.RESUME_FIELD}.tokens")
     body = validate(_ResumeBody, value, at=streams.RESUME_FIELD)
     return ResumePoint(
         tokens=tuple(body.tokens),

@@ -13,8 +13,9 @@ from typing import Annotated, Any, Literal, TypeAlias
 import orjson
 from pydantic import BaseModel, ConfigDict, Field, Tag
 
-from engine.openai import input_items, request_body
+from engine.openai import input_items, parameters, request_body
 from engine.openai.input_items import ChatTranscript, Item, ItemOrigin
+from engine.openai.output_options import MAX_TOOLS
 from engine.openai.parameters import EndpointParameters, LimitedParameter
 from engine.openai.request_body import GenerationRequest
 from schemas.wire import errors
@@ -238,6 +239,7 @@ def parse(raw: bytes) -> ResponsesRequest:
 
 def _check_tools(fields: Json) -> None:
     tools = fields.get("tools")
+    parameters.check_count(tools, MAX_TOOLS, "tools")
     if not isinstance(tools, list):
         return
     for at, tool in enumerate(tools):

@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 
 import jinja2
 
-from engine.errors import PromptRefusedError
+from engine.errors import PromptRefusedError, TextTooLongError
 from engine.text import template_traits
 from engine.text.interface import Detokenizer, Message
 from engine.text.template_traits import TemplateTraits
@@ -26,6 +26,8 @@ _TEMPLATE_ERRORS = (
     AttributeError,
     IndexError,
 )
+# Unicode's composition (NFC) makes a third of some texts: nine bytes of Korean letters become a syllable of three.
+_NORMALIZED_SHRINK = 3
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
@@ -56,6 +58,21 @@ def piece_speller(tokenizer: Any) -> PieceSpeller:
         return b"" if name is None else spell(name)
 
     return piece
+
+
+def longest_token(tokenizer: Any) -> int:
+    """Return the most bytes of text that one token stands for; 0 if a token may stand for any number.
+
+    Only a tokenizer that keeps every byte has such a number: others drop blanks, or read a run of unknown characters as
+    one token.
+    """
+    backend = tokenizer.backend_tokenizer
+    state = "" if backend.decoder is None else backend.decoder.__getstate__()
+    if not _decoder_kinds(json.loads(state) if state else {}) & {"ByteLevel", "ByteFallback"}:
+        return 0
+    spell = piece_speller(tokenizer)
+    longest = max(len(spell(token)) for token in range(len(tokenizer)))
+    return longest if backend.normalizer is None else longest * _NORMALIZED_SHRINK
 
 
 def _decoder_kinds(decoder: Any) -> set[str]:
@@ -93,6 +110,8 @@ class TextCodec:
         self._tokenizer = tokenizer
         self._piece = piece_speller(tokenizer)
         self._traits = template_traits.read_traits(tokenizer)
+        self._is_fast = getattr(tokenizer, "backend_tokenizer", None) is not None
+        self._token_bytes = longest_token(tokenizer) if self._is_fast else 0
 
     @property
     def traits(self) -> TemplateTraits:
@@ -126,25 +145,49 @@ class TextCodec:
         """The number of tokens in the vocabulary."""
         return len(self._tokenizer)
 
-    def encode_text(self, text: str) -> list[int]:
-        """Return the tokens of a text, with the special tokens that begin a text."""
+    def encode_text(self, text: str, *, max_tokens: int | None = None) -> list[int]:
+        """Return the tokens of a text, with the special tokens that begin a text.
+
+        Raises:
+            TextTooLongError: it certainly has more than `max_tokens`.
+
+        """
+        self._check_length(text, max_tokens)
         return list(self._tokenizer.encode(text))
 
-    def encode_chat(self, messages: Sequence[Message], **variables: Any) -> list[int]:
+    def encode_chat(
+        self, messages: Sequence[Message], *, max_tokens: int | None = None, **variables: Any
+    ) -> list[int]:
         """Return the tokens of messages up to the start of the answer; `variables` are passed to the template.
 
         Raises:
             PromptRefusedError: the template does not support these messages.
+            TextTooLongError: the rendered text certainly has more than `max_tokens`.
 
         """
+        if not self._is_fast:
+            return list(self._render(messages, variables, tokenize=True))
+        text = self._render(messages, variables, tokenize=False)
+        self._check_length(text, max_tokens)
+        return list(self._tokenizer.encode(text, add_special_tokens=False))
+
+    def _render(
+        self, messages: Sequence[Message], variables: Mapping[str, Any], *, tokenize: bool
+    ) -> Any:
         try:
-            return list(
-                self._tokenizer.apply_chat_template(
-                    list(messages), add_generation_prompt=True, **variables
-                )
+            return self._tokenizer.apply_chat_template(
+                list(messages), tokenize=tokenize, add_generation_prompt=True, **variables
             )
         except _TEMPLATE_ERRORS as error:
             raise PromptRefusedError(str(error)) from error
+
+    def _check_length(self, text: str, max_tokens: int | None) -> None:
+        """Refuse a text with more bytes than `max_tokens` of the longest token have."""
+        if max_tokens is None or not self._token_bytes or len(text) <= max_tokens:
+            return
+        min_tokens = len(text.encode(errors="replace")) // self._token_bytes
+        if min_tokens > max_tokens:
+            raise TextTooLongError(min_tokens)
 
     def template_complaint(self) -> str:
         """Return the syntax error of the chat template; "" if it has none, or if there is no template."""

@@ -43,12 +43,24 @@ class Codec(Protocol):
         """The model's markers, call syntax and template variables."""
         ...
 
-    def encode_text(self, text: str) -> list[int]:
-        """Return the tokens of a text."""
+    def encode_text(self, text: str, *, max_tokens: int | None = None) -> list[int]:
+        """Return the tokens of a text.
+
+        Raises:
+            TextTooLongError: it certainly has more than `max_tokens`, which its length shows; None accepts any text.
+
+        """
         ...
 
-    def encode_chat(self, messages: Sequence[Message], **variables: Any) -> list[int]:
-        """Return the tokens of a conversation; `variables` (tools, ...) are passed to the template."""
+    def encode_chat(
+        self, messages: Sequence[Message], *, max_tokens: int | None = None, **variables: Any
+    ) -> list[int]:
+        """Return the tokens of a conversation; `variables` (tools, ...) are passed to the template.
+
+        Raises:
+            TextTooLongError: it certainly has more than `max_tokens`; None accepts any conversation.
+
+        """
         ...
 
     def detokenizer(self) -> Detokenizer:

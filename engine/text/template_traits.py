@@ -120,19 +120,26 @@ def add_user_text(messages: Sequence[Message], text: str) -> list[Message]:
 def spell_tool_calls(messages: Sequence[Message]) -> list[Message]:
     """Return the messages with calls and results as text, in the format of Hermes' and Qwen's training data."""
     spelled: list[Message] = []
+    results: list[str] = []  # of the calls of one turn, which become one message
     for message in messages:
         if message["role"] == "tool":
-            result = f"<tool_response>\n{message['content']}\n</tool_response>"
-            if spelled and spelled[-1].get("content", "").startswith("<tool_response>"):
-                result = f"{spelled.pop()['content']}\n{result}"
-            spelled.append({"role": "user", "content": result})
-        elif message.get("tool_calls"):
+            results.append(f"<tool_response>\n{message['content']}\n</tool_response>")
+            continue
+        _end_results(spelled, results)
+        if message.get("tool_calls"):
             parts = [message["content"], *(_spell_call(call) for call in message["tool_calls"])]
             rest = {name: value for name, value in message.items() if name != "tool_calls"}
             spelled.append({**rest, "content": "\n".join(part for part in parts if part)})
         else:
             spelled.append(message)
+    _end_results(spelled, results)
     return spelled
+
+
+def _end_results(spelled: list[Message], results: list[str]) -> None:
+    if results:
+        spelled.append({"role": "user", "content": "\n".join(results)})
+        results.clear()
 
 
 def _spell_call(call: Message) -> str:

@@ -11,6 +11,7 @@ from tests.support.engine_process import Engine, Start, eventually
 
 pytestmark = [pytest.mark.mlx, pytest.mark.timeout(120)]
 READY_S = 60
+JSON = {"content-type": "application/json"}
 
 
 def ready(engine: Engine) -> Engine:
@@ -45,15 +46,19 @@ def test_probes_answer_while_the_model_loads(start: Start, tiny: Path) -> None:
 
 
 def assert_a_drain_refuses_a_prompt_in_the_tokenizer(engine: Engine) -> None:
-    huge = engine.connect()
-    prompt = "one two three " * 550_000  # seconds in the tokenizer
-    huge.request("POST", "/v1/completions", json.dumps({"model": "tiny", "prompt": prompt}))
-    # The engine has read it when it answers a later request on another connection.
+    huge = [engine.connect() for _ in range(8)]
+    prompt = "one two three " * 85_000  # the last one waits for seconds
+    for connection in huge:
+        connection.request(
+            "POST", "/tokenize", json.dumps({"model": "tiny", "prompt": prompt}), JSON
+        )
+    # The engine has read them when it answers a later request on another connection.
     assert engine.chat().status == 200
     engine.process.send_signal(signal.SIGTERM)
-    response = huge.getresponse()
+    response = huge[-1].getresponse()
     assert (response.status, json.load(response)["error"]["code"]) == (503, "draining")
-    huge.close()
+    for connection in huge:
+        connection.close()
     assert engine.wait() == 0
     assert "Traceback" not in engine.stderr.read_text()
 

@@ -1,5 +1,6 @@
 """Request bodies: accepted values, refused values and the parsed request."""
 
+import json
 import re
 from typing import Any
 
@@ -200,3 +201,42 @@ def test_a_body_must_be_a_json_object(raw: bytes) -> None:
 
 def test_max_tokens_may_be_set_once() -> None:
     assert refused(chat, max_tokens=1, max_completion_tokens=2).param == "max_tokens"
+
+
+USER = {"role": "user", "content": "x"}
+
+
+def test_the_number_of_messages_is_bounded() -> None:
+    assert chat(messages=[USER] * 4096).is_chat
+    refusal = refused(chat, messages=[USER] * 4097)
+    assert (refusal.status, refusal.param) == (400, "messages")
+    assert "4097" in refusal.message
+    assert "4096" in refusal.message
+
+
+@pytest.mark.parametrize("prompt", [[7] * 101, [[7], [7] * 101]], ids=["tokens", "lists"])
+def test_more_tokens_than_the_context_are_refused_before_they_are_looked_at(prompt: Any) -> None:
+    def parse(context_length: int | None) -> Any:
+        # The last token is no token, which only a look at it finds out.
+        body = {"model": "m", "prompt": [*prompt[:-1], "x"] if prompt[0] == 7 else prompt}
+        return request_body.parse_completion(
+            json.dumps(body).encode(), context_length=context_length
+        )
+
+    refusal = refused(parse, 100)
+    assert (refusal.code, refusal.param) == ("context_length_exceeded", "prompt")
+    assert "101 tokens" in refusal.message
+
+
+def test_a_million_wrong_tokens_are_one_error() -> None:
+    refusal = refused(complete, prompt=[1, *["x"] * 300_000])
+    assert (refusal.status, refusal.param) == (400, "prompt[1]")
+
+
+def test_a_resume_point_has_no_more_tokens_than_the_context() -> None:
+    fleet = {"tokens": [1] * 101, "seed": 1, "prompt": "", "id": "x", "created": 1}
+    body = {"model": "m", "messages": TURNS, "stream": True, "fleet": fleet}
+    refusal = refused(
+        request_body.parse_chat, json.dumps(body).encode(), is_resumable=True, context_length=100
+    )
+    assert (refusal.code, refusal.param) == ("context_length_exceeded", "fleet.tokens")

@@ -5,8 +5,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import (
+    AddedToken,
+    Tokenizer,
+    decoders,
+    models,
+    normalizers,
+    pre_tokenizers,
+    trainers,
+)
 
+from engine.errors import TextTooLongError
 from engine.text.codec import TextCodec
 from engine.text.tool_calls import HERMES, PLAIN
 from tests.support.mlx_models import module
@@ -120,3 +129,36 @@ def test_thinking_markers_are_found_in_the_vocabulary(tmp_path: Path) -> None:
     assert (traits.thinking.start, traits.thinking.end) == ("<think>", "</think>")
     assert traits.mentions("enable_thinking")
     assert not traits.mentions("reasoning_effort")
+
+
+def normalized() -> Any:
+    tokenizer = byte_level()
+    tokenizer.normalizer = normalizers.NFC()
+    return tokenizer
+
+
+@pytest.mark.parametrize("make", [byte_level, sentencepiece, normalized])
+def test_only_a_text_that_is_too_long_for_certain_is_refused_unread(
+    tmp_path: Path, make: Any
+) -> None:
+    tokenizer = make()
+    tokenizer.add_tokens([AddedToken("x" * 30, special=False)])
+    codec = load(tmp_path, tokenizer, chat_template="{{ messages[0].content }}")
+    longest = 30 * (3 if make is normalized else 1)
+    for text in (TEXT * 40, "x" * 900, "\u1112\u1161\u11ab" * 200, " " * 500, "é" * 300):
+        tokens = codec.encode_text(text)
+        chat = codec.encode_chat([{"role": "user", "content": text}])
+        assert codec.encode_text(text, max_tokens=len(tokens)) == tokens
+        assert codec.encode_chat([{"content": text}], max_tokens=len(chat)) == chat
+        most = len(text.encode()) // longest - 1
+        with pytest.raises(TextTooLongError):
+            codec.encode_text(text, max_tokens=most)
+        with pytest.raises(TextTooLongError):
+            codec.encode_chat([{"content": text}], max_tokens=most)
+
+
+def test_a_tokenizer_that_drops_text_accepts_any_length(tmp_path: Path) -> None:
+    tokenizer: Any = Tokenizer(models.WordLevel({"</s>": 0, "a": 1}, unk_token="</s>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    codec = load(tmp_path, tokenizer)
+    assert codec.encode_text("a" + " " * 10_000, max_tokens=2)
