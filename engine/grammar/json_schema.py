@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 from urllib.parse import unquote
 
 from engine.errors import GrammarError
+from engine.grammar import pattern_limits
 
 Json: TypeAlias = Any  # a parsed schema, or a part of it
 
@@ -20,6 +21,8 @@ _MAX_PARTS, _MAX_DEPTH, _MAX_VALUES, _MAX_PATTERN = 2_000, 50, 10_000, 2_000
 _MAX_OPTIONAL = 400
 # llguidance allows seven digits, but with five (on SmolLM2's vocabulary) compiling already takes a second.
 _MAX_MULTIPLE = 1_000
+# llguidance compares each pattern of property names with each other, again at each member of `allOf`.
+_MAX_PATTERNED = 16
 _MAX_TRIES = 30
 """Most compilations to find the faulty part of a schema."""
 
@@ -80,7 +83,8 @@ def normalize_schema(schema: Json, *, is_strict: bool = True) -> Json:
     """
     walk = _SchemaWalk(is_strict=is_strict)
     clean = walk.read(schema, "$", 0)
-    check_references(clean, walk.uses)
+    targets = check_references(clean, walk.uses)
+    pattern_limits.check_patterns(clean, targets)
     if not walk.is_composed:
         _close_objects(clean)
     return clean
@@ -94,6 +98,7 @@ class _SchemaWalk:
     """Each reference, and a place where it is used."""
     _parts: int = 0
     _values: int = 0
+    _patterned: int = 0
 
     def read(self, schema: Json, where: str, depth: int) -> Json:
         self._parts += 1
@@ -127,7 +132,7 @@ class _SchemaWalk:
         if name in _SCHEMAS:
             return self._list(name, value, where, depth)
         if name in _NAMED:
-            return self._named(value, here, depth)
+            return self._named(name, value, here, depth)
         if name in ("enum", "const"):
             return self._constants(name, value, here)
         return self._limit(name, value, here)
@@ -136,13 +141,20 @@ class _SchemaWalk:
         _expect(isinstance(value, list) and bool(value), f"{where}.{name}", "a list of schemas")
         return [self.read(one, f"{where}.{name}[{at}]", depth + 1) for at, one in enumerate(value)]
 
-    def _named(self, value: Json, here: str, depth: int) -> Json:
+    def _named(self, name: str, value: Json, here: str, depth: int) -> Json:
         _expect(isinstance(value, Mapping), here, "an object of schemas")
+        if name == "patternProperties":
+            self._patterned += len(value)
+            if self._patterned > _MAX_PATTERNED:
+                raise GrammarError(
+                    f"{here[:300]}: a schema can have at most {_MAX_PATTERNED} patterns of property names."
+                )
         return {key: self.read(one, f"{here}.{key[:100]}", depth + 1) for key, one in value.items()}
 
     def _constants(self, name: str, value: Json, here: str) -> Json:
         _expect(name == "const" or (isinstance(value, list) and bool(value)), here, "a list")
-        self._values += _count_values(value, here, 0)
+        is_long = isinstance(value, list) and len(value) > _MAX_VALUES  # not worth a count
+        self._values += len(value) if is_long else _count_values(value, here, 0)
         if self._values > _MAX_VALUES:
             raise GrammarError(
                 f"{here}: a schema can list at most {_MAX_VALUES} values in 'enum' and 'const'."
@@ -227,13 +239,16 @@ def check_nesting(value: Json) -> None:
 def find_failing_part(schema: Json, fails: Callable[[Json], bool]) -> str:
     """Return the path of the smallest part of a schema that fails by itself."""
     where, left = "$", _MAX_TRIES
+    # Deeply nested parts are each almost as large as the whole.
+    left_bytes = 2 * len(str(schema))
     shared = {name: schema[name] for name in ("$defs", "definitions") if name in schema}
     found = True
     while found and left > 0:
         found = False
         for path, part in _children(schema):
             left -= 1
-            if isinstance(part, dict) and left >= 0 and fails({**shared, **part}):
+            left_bytes -= len(str(part))
+            if isinstance(part, dict) and min(left, left_bytes) >= 0 and fails({**shared, **part}):
                 where, schema, found = f"{where}.{path}", part, True
                 break
     return where
@@ -271,8 +286,8 @@ def _expect(holds: bool, here: str, expected: str) -> None:  # noqa: FBT001 - an
         raise GrammarError(f"{here[:300]}: expected {expected}.")
 
 
-def check_references(schema: Json, uses: Mapping[str, str]) -> None:
-    """Refuse references that nothing can match because they refer only to themselves.
+def check_references(schema: Json, uses: Mapping[str, str]) -> Mapping[str, Json]:
+    """Return the targets of references; refuse those that nothing can match because they refer only to themselves.
 
     `uses` maps each reference in the schema to a place where it is used. Recursion through properties and items is
     allowed, because it consumes text.
@@ -292,6 +307,7 @@ def check_references(schema: Json, uses: Mapping[str, str]) -> None:
     for ref, where in uses.items():
         if ref not in founded:
             raise GrammarError(f"{where}: '{ref[:100]}' refers only to itself.")
+    return targets
 
 
 def _is_founded(part: Json, founded: set[str]) -> bool:

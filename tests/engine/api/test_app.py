@@ -209,6 +209,46 @@ def test_every_refusal_has_the_error_envelope(
     assert reply.headers["x-fleet-node"] == "mac-1"
 
 
+@pytest.mark.parametrize("count", [4097, 49_000])
+def test_a_huge_number_of_messages_is_refused_at_once(engine: Engine, count: int) -> None:
+    """This many would fill the tokenizer's thread for a minute, also after the client has left."""
+    messages = [{"role": "user", "content": "x"}] * count
+    raw = json.dumps({"model": "tiny", "messages": messages}, separators=(",", ":")).encode()
+    reply = engine.request("POST", "/v1/chat/completions", raw)
+    limit = (1 << 20) + 64 * 4096
+    assert reply.status == (400 if len(raw) <= limit else 413)
+    assert str(limit if reply.status == 413 else count) in reply.error["message"]
+
+
+def test_a_text_that_cannot_fit_the_context_is_not_tokenized(engine: Engine) -> None:
+    for path, fields in (
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x " * 400_000}]}),
+        ("/v1/completions", {"prompt": "x " * 400_000}),
+    ):
+        reply = engine.post(path, **fields)
+        assert (reply.status, reply.error["code"]) == (400, "context_length_exceeded")
+        assert "resulted in at least" in reply.error["message"]
+        assert reply.error["param"] in fields
+
+
+def test_a_body_is_limited_by_what_the_context_can_hold(engine: Engine) -> None:
+    body = json.dumps({"model": "tiny", "messages": [], "user": "x" * 1_400_000}).encode()
+    reply = engine.request("POST", "/v1/chat/completions", body)
+    assert (reply.status, reply.error["code"]) == (413, "body_too_large")
+    # A completion may have a prompt for each slot.
+    assert engine.request("POST", "/v1/completions", body).status == 400
+
+
+def test_a_schema_whose_patterns_meet_is_refused_by_its_place(engine: Engine) -> None:
+    """Compiling it would stop all chats of the engine."""
+    patterns = [{"type": "string", "pattern": f".*{n}.*"} for n in range(200)]
+    schema = {"type": "object", "properties": {"a": {"allOf": patterns}}}
+    wanted = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+    reply = engine.chat(response_format=wanted)
+    assert (reply.status, reply.error["param"]) == (400, "response_format.json_schema.schema")
+    assert "$.properties.a" in reply.error["message"]
+
+
 def test_a_large_body_without_a_length_is_refused(engine: Engine) -> None:
     connection = engine.connect()
     parts = (b" " * 65536 for _ in range(200))

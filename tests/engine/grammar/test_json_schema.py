@@ -146,3 +146,107 @@ _JSON = st.recursive(
 def test_any_input_is_normalized_or_refused(wanted: Any, *, is_strict: bool) -> None:
     with contextlib.suppress(GrammarError):
         normalize_schema(wanted, is_strict=is_strict)
+
+
+def patterned(text: str) -> Any:
+    return {"type": "string", "pattern": text}
+
+
+TOGETHER: dict[str, Any] = {
+    "members of allOf": {"allOf": [patterned("a"), patterned("b")]},
+    "a member and its parent": patterned("a") | {"allOf": [{"pattern": "b"}]},
+    "a reference beside a pattern": {
+        "$defs": {"x": patterned("a")},
+        "$ref": "#/$defs/x",
+        "pattern": "b",
+    },
+    "references": {
+        "$defs": {"x": patterned("a"), "y": {"allOf": [patterned("b")]}},
+        "allOf": [{"$ref": "#/$defs/x"}, {"$ref": "#/$defs/y"}],
+    },
+    "alternatives beside a pattern": patterned("a") | {"anyOf": [{"pattern": "b"}, INTEGER]},
+    "two formats": {"allOf": [{"format": "email"}, {"format": "uri"}]},
+    "one property": {
+        "allOf": [{"properties": {"a": patterned("a")}}, {"properties": {"a": patterned("b")}}]
+    },
+    "a property and all others": {
+        "allOf": [
+            {"properties": {"a": patterned("a")}},
+            {"additionalProperties": patterned("b")},
+        ]
+    },
+    "a property and a pattern of names": {
+        "properties": {"a": patterned("a")},
+        "patternProperties": {"^a": patterned("b")},
+    },
+    "deep items": {
+        "allOf": [
+            {"items": {"properties": {"a": {"items": patterned("a")}}}},
+            {"prefixItems": [INTEGER, {"properties": {"a": {"items": patterned("b")}}}]},
+        ]
+    },
+    "a recursive part": {
+        "$defs": {"x": {"properties": {"next": {"$ref": "#/$defs/x"}, "v": patterned("a")}}},
+        "allOf": [
+            {"$ref": "#/$defs/x"},
+            {
+                "properties": {
+                    "next": {"properties": {"next": {"properties": {"v": patterned("b")}}}}
+                }
+            },
+        ],
+    },
+    "one alternative of several": {
+        "allOf": [{"anyOf": [patterned("a"), patterned("b")]}, patterned("b")]
+    },
+}
+
+
+@pytest.mark.parametrize("name", TOGETHER)
+def test_a_text_must_match_one_pattern_and_one_format_at_most(name: str) -> None:
+    with pytest.raises(GrammarError, match="hold together") as caught:
+        normalize_schema(TOGETHER[name])
+    assert str(caught.value).startswith("$")
+
+
+APART: dict[str, Any] = {
+    "a pattern and a format": {"allOf": [patterned("a"), {"format": "email", "minLength": 3}]},
+    "alternatives": {"anyOf": [patterned("a"), patterned("b"), {"format": "uri"}]},
+    "different properties": {
+        "allOf": [
+            {"properties": {"a": patterned("a"), "z": {"properties": {"a": patterned("c")}}}},
+            {"properties": {"b": patterned("b"), "y": {"properties": {"a": patterned("d")}}}},
+        ]
+    },
+    "the same part twice": {
+        "$defs": {"x": patterned("a")},
+        "allOf": [{"$ref": "#/$defs/x"}, {"$ref": "#/$defs/x"}],
+    },
+    "other names": {"properties": {"a": patterned("a")}, "additionalProperties": patterned("b")},
+    "a recursive part beside another property": {
+        "$defs": {"x": {"properties": {"next": {"$ref": "#/$defs/x"}, "v": patterned("a")}}},
+        "allOf": [{"$ref": "#/$defs/x"}, {"properties": {"w": patterned("b")}}],
+    },
+    "one of many forms": {
+        "oneOf": [
+            {"properties": {"kind": {"const": at}, "id": patterned(f"^{at}")}} for at in range(40)
+        ]
+    },
+}
+
+
+@pytest.mark.parametrize("name", APART)
+def test_patterns_of_different_texts_are_accepted(name: str) -> None:
+    normalize_schema(APART[name])
+
+
+def test_the_comparison_of_patterns_is_bounded() -> None:
+    """References that branch at each level spell more places than could ever be compared."""
+    shared: dict[str, Any] = {
+        f"d{at}": {"properties": {name: {"$ref": f"#/$defs/d{at + 1}"} for name in "ab"}}
+        for at in range(40)
+    }
+    shared["d40"] = patterned("a")
+    one, other = {"$ref": "#/$defs/d0"}, {"additionalProperties": {"$ref": "#/$defs/d1"}}
+    with pytest.raises(GrammarError, match="too many patterns to compare"):
+        normalize_schema({"$defs": shared, "allOf": [one, other]})

@@ -172,7 +172,25 @@ _CROSSED = {
         for at in range(9)
     ]
 }
+
+
+def _classes(count: int, at: int = 0) -> str:
+    """Return a pattern of many overlapping classes of characters."""
+    ranges = (f"[{chr(0x400 + 7 * n + at)}-{chr(0x430 + 7 * n + at)}]x" for n in range(count))
+    return f"^({'|'.join(ranges)})*{chr(0x4E00 + at)}$"
+
+
 HOSTILE: dict[str, Any] = {
+    "patterns that meet": {"allOf": [{"pattern": f".*{chr(97 + at)}.*"} for at in range(25)]},
+    "patterns of names that meet": {
+        "allOf": [{"patternProperties": {_classes(150, at): {}}} for at in range(16)]
+    },
+    "a pattern that meets a format and a length": {
+        "anyOf": [
+            {"type": "string", "format": "uri", "pattern": _classes(150, at), "maxLength": 99}
+            for at in range(300)
+        ]
+    },
     "a huge enum": {"enum": [f"value {at}" for at in range(9_000)]},
     "many properties": {"properties": {f"p{at}": {"type": "string"} for at in range(400)}},
     "deep": _nested(50),
