@@ -21,6 +21,7 @@ from engine.cache.interface import BLOCK_TOKENS
 from engine.lifecycle import EngineState
 from engine.openai import embeddings, limits, request_body, responses, tokenization
 from engine.service import Service
+from machinery import host_header
 from machinery.prometheus import CONTENT_TYPE
 from machinery.version import version
 from schemas.wire import headers
@@ -50,7 +51,8 @@ def make_app(service: Service) -> web.RequestMiddleware:
     )
     app.router.redirect_slashes = False
     paths = frozenset(route.path for route in app.routes if isinstance(route, Route))
-    return web.RequestMiddleware(app, routes.headers, service.request_log, paths)
+    names = host_header.machine_names(service.config.host)
+    return web.RequestMiddleware(app, routes.headers, service.request_log, paths, names)
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,18 +4,19 @@ Nothing here knows models or jobs.
 """
 
 import asyncio
-from collections.abc import Callable, Container, Coroutine, Mapping
+from collections.abc import Callable, Container, Coroutine, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import orjson
-from starlette.datastructures import MutableHeaders
+from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from engine.request_log import RequestLog
+from machinery import host_header
 from schemas.wire import errors, headers
 from schemas.wire.errors import Refusal, RefusedError
 
@@ -98,14 +99,54 @@ async def on_crash(_: Request, error: Exception) -> Response:
     return refusal_response(errors.internal(f"The engine failed: {type(error).__name__}.").refusal)
 
 
-async def read_body(request: Request, limit: int) -> bytes:
-    """Return the body of a request.
+def check_sender(request_headers: Mapping[str, str], names: Iterable[str]) -> None:
+    """Refuse requests that web pages send: an engine has no API keys, and its port can be guessed.
+
+    `names` are those of this machine. Gateways, agents and clients send no `Origin`; browsers always do, unless the page
+    came from this very port under a name of its own.
 
     Raises:
-        RefusedError: it is larger than `limit` bytes.
+        RefusedError: there is an `Origin`, or `Host` has the name of another machine.
+
+    """
+    if "origin" in request_headers:
+        message = "An engine does not serve web pages: send the request to the gateway."
+        raise RefusedError(
+            Refusal(status=403, message=message, param="origin", code="origin_refused")
+        )
+    host = request_headers.get("host")
+    if host is not None and not host_header.is_known(host, names):
+        message = (
+            f"This engine is not called {host[:100]!r}: use its address, localhost or the name of its machine, "
+            "or send the request to the gateway."
+        )
+        raise RefusedError(Refusal(status=403, message=message, param="host", code="host_refused"))
+
+
+def _check_content_type(request_headers: Mapping[str, str]) -> None:
+    kind = request_headers.get("content-type", "application/json").partition(";")[0].strip().lower()
+    if kind != "application/json" and not (
+        kind.startswith("application/") and kind.endswith("+json")
+    ):
+        message = (
+            f"The body must be JSON: send 'content-type: application/json', not {kind[:50]!r}."
+        )
+        raise RefusedError(
+            Refusal(
+                status=415, message=message, param="content-type", code="unsupported_media_type"
+            )
+        )
+
+
+async def read_body(request: Request, limit: int) -> bytes:
+    """Return the body of a request, which must be JSON.
+
+    Raises:
+        RefusedError: it is larger than `limit` bytes, or declared as something else.
         ClientDisconnect: the client disconnected while it sent the body.
 
     """
+    _check_content_type(request.headers)
     declared = request.headers.get("content-length", "")
     if declared.isdecimal() and int(declared[:20]) > limit:
         raise errors.body_too_large(limit)
@@ -142,6 +183,8 @@ class RequestMiddleware:
     request_log: RequestLog
     endpoints: Container[str]
     """All paths that exist."""
+    names: Iterable[str]
+    """The names of this machine, for `check_sender`."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one request."""
@@ -161,7 +204,10 @@ class RequestMiddleware:
                 record.is_answered = True
 
         try:
+            check_sender(Headers(scope=scope), self.names)
             await self.app(scope, receive, send_with_headers)
+        except RefusedError as error:
+            await refusal_response(error.refusal)(scope, receive, send_with_headers)
         except ClientDisconnect:
             # The client left while it sent the body. Starlette answered with an error that nothing received.
             record.status, record.is_answered = 0, False

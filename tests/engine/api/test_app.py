@@ -249,6 +249,50 @@ def test_a_schema_whose_patterns_meet_is_refused_by_its_place(engine: Engine) ->
     assert "$.properties.a" in reply.error["message"]
 
 
+PAGE = {"origin": "http://evil.example"}
+
+
+@pytest.mark.parametrize(
+    ("headers", "param"),
+    [
+        (PAGE, "origin"),
+        ({"origin": "null"}, "origin"),
+        ({"origin": "http://localhost:4100"}, "origin"),
+        ({"host": "evil.example"}, "host"),
+        ({"host": "evil.example:4100"}, "host"),
+        ({"host": ""}, "host"),
+    ],
+    ids=str,
+)
+def test_web_pages_are_refused_on_every_path(
+    engine: Engine, headers: dict[str, str], param: str
+) -> None:
+    for method, path in (
+        ("POST", "/v1/chat/completions"),
+        ("OPTIONS", "/v1/chat/completions"),
+        ("GET", "/health"),
+        ("GET", "/cache"),
+        ("GET", "/v1/nothing"),
+    ):
+        reply = engine.request(method, path, b"{}", headers)
+        assert (reply.status, reply.error["param"]) == (403, param), path
+        assert "gateway" in reply.error["message"]
+        assert not any(name.startswith("access-control") for name in reply.headers)
+
+
+@pytest.mark.parametrize("host", ["localhost:1", "127.0.0.1", "[::1]:4100", "10.1.2.3:4100"])
+def test_own_names_and_addresses_are_accepted(engine: Engine, host: str) -> None:
+    assert engine.chat(headers={"host": host}).status == 200
+
+
+@pytest.mark.parametrize("kind", ["text/plain", "application/x-www-form-urlencoded", ""])
+def test_a_body_must_be_declared_as_json(engine: Engine, kind: str) -> None:
+    reply = engine.chat(headers={"content-type": kind})
+    assert (reply.status, reply.error["code"]) == (415, "unsupported_media_type")
+    for accepted in ("Application/JSON; charset=utf-8", "application/vnd.api+json"):
+        assert engine.chat(headers={"content-type": accepted}).status == 200
+
+
 def test_a_large_body_without_a_length_is_refused(engine: Engine) -> None:
     connection = engine.connect()
     parts = (b" " * 65536 for _ in range(200))
