@@ -76,7 +76,7 @@ async def serve(service: Service, listener: socket.socket) -> tuple[int, str]:
             http=BoundedHttpProtocol,
             lifespan="off",
             log_config=None,
-            log_level="warning",
+            log_level="error",  # malformed requests of strangers are not worth a line
             access_log=False,
             server_header=False,
             timeout_keep_alive=SERVER_KEEP_ALIVE_S,

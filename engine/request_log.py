@@ -1,6 +1,7 @@
 """Log of HTTP requests: an id, an outcome and one log line for each, and its share of the metrics.
 
-Log lines never contain text of a prompt or an answer. Used on the event loop only.
+Log lines never contain text of a prompt or an answer. Lines of refused requests are limited, with a count of those left
+out. Used on the event loop only.
 """
 
 import logging
@@ -24,6 +25,9 @@ RequestOutcome: TypeAlias = Literal[
 _OUTCOMES: dict[int, RequestOutcome] = {429: "queue_full", 503: "unavailable", 504: "deadline"}
 # The label of paths that do not exist: clients must not create label values.
 _OTHER_ENDPOINT = "other"
+
+# Lines of refused requests: one connection can cause a thousand a second, and fill a disk with them.
+_BURST_LINES, _LINES_PER_S = 200.0, 5.0
 
 _REQUEST_ID = headers.REQUEST_ID.encode()
 _TRACE_PARENT = headers.TRACE_PARENT.encode()
@@ -60,6 +64,26 @@ class RequestRecord:
         return _OUTCOMES.get(status, "invalid" if status < 500 else "error")
 
 
+@dataclass(slots=True)
+class LineBudget:
+    """A token bucket for the log lines of requests that cost a client nothing, and the number of lines left out."""
+
+    left_out: int = 0
+    """Lines that were not logged since the last one."""
+    _tokens: float = _BURST_LINES
+    _filled_s: float = 0.0
+
+    def take(self, now_s: float) -> bool:
+        """Return whether one more line may be logged now."""
+        self._tokens = min(_BURST_LINES, self._tokens + (now_s - self._filled_s) * _LINES_PER_S)
+        self._filled_s = now_s
+        if self._tokens < 1:
+            self.left_out += 1
+            return False
+        self._tokens -= 1
+        return True
+
+
 @dataclass(slots=True, kw_only=True)
 class RequestLog:
     """Begins and ends records. Between the two, each coroutine of a request finds its own record."""
@@ -68,6 +92,7 @@ class RequestLog:
     clock: Clock
     entropy: random.Random
     _current: ContextVar[RequestRecord] = field(default_factory=lambda: ContextVar("record"))
+    _refused_lines: LineBudget = field(default_factory=lambda: LineBudget())
 
     def begin(self, scope: Scope, endpoints: Container[str]) -> RequestRecord:
         """Return a new record and make it the current one; `endpoints` are the paths that exist."""
@@ -110,6 +135,15 @@ class RequestLog:
             line |= self._observe(record, record.ticket)
         if outcome == "ok":
             self.metrics.whole.observe(now_s - record.begun_s, record.endpoint)
+        self._write(line, now_s, has_answer=record.ticket is not None)
+
+    def _write(self, line: dict[str, object], now_s: float, *, has_answer: bool) -> None:
+        """Log a line. The metrics count every request, so lines of refused ones may be left out."""
+        if not has_answer and not self._refused_lines.take(now_s):
+            return
+        if self._refused_lines.left_out:
+            line["left_out"] = self._refused_lines.left_out
+            self._refused_lines.left_out = 0
         log.info("request", extra=line)
 
     def _observe(self, record: RequestRecord, ticket: Ticket) -> dict[str, object]:

@@ -1,5 +1,6 @@
 """Supervision of programs, as launchd does it: adopt, restart with backoff, stop."""
 
+import asyncio
 import logging
 import random
 import signal
@@ -7,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from machinery import processes
+from machinery import log_rotation, processes
 from machinery.backoff import Backoff
 from machinery.clock import Clock
 
@@ -84,7 +85,16 @@ class Supervisor:
         return child
 
     async def run(self) -> None:
-        """Restart the program whenever it ends, until `stop()`."""
+        """Restart the program whenever it ends, until `stop()`, and keep its log bounded."""
+        async with asyncio.TaskGroup() as group:
+            rotating = group.create_task(log_rotation.keep_bounded(self._rotate_log, self._clock))
+            await self._keep_running()
+            rotating.cancel()
+
+    def _rotate_log(self) -> None:
+        log_rotation.rotate(self.program.log)
+
+    async def _keep_running(self) -> None:
         failures = 0
         backoff = Backoff(first_s=0.1, limit_s=10.0)
         while self.wanted():

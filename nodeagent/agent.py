@@ -3,6 +3,7 @@
 import asyncio
 import logging
 
+from machinery import log_rotation
 from machinery.backoff import Backoff
 from machinery.clock import Clock
 from machinery.control_loop import Requeue, WorkQueue, run_loop
@@ -10,7 +11,7 @@ from nodeagent.api.machine_metrics import AgentView
 from nodeagent.api.server import AgentApi
 from nodeagent.dependencies import AgentConfig, Dependencies, real_dependencies
 from nodeagent.description import NodeDescriber
-from nodeagent.engines import group_launch
+from nodeagent.engines import engine_logs, group_launch
 from nodeagent.engines.engine_processes import EngineProcess
 from nodeagent.engines.references import ReferenceTasks
 from nodeagent.execute import ActionExecutor, BackgroundTasks
@@ -113,6 +114,10 @@ class Agent:
                     )
                 if self._api is not None:
                     group.create_task(self._api.run())
+                engines = self._config.state_dir / "engines"
+                group.create_task(
+                    log_rotation.keep_bounded(lambda: engine_logs.rotate_all(engines), self._clock)
+                )
                 group.create_task(self._run_loop(references, group))
         finally:
             await dependencies.health.close()

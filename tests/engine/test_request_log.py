@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from engine.request_log import LineBudget
 from tests.support.engine_process import Engine, eventually
 
 pytestmark = [pytest.mark.mlx, pytest.mark.timeout(120)]
@@ -219,3 +220,28 @@ def test_cached_blocks_are_listed(engine: Engine) -> None:
 
 def little_endian(tokens: Sequence[int]) -> bytes:
     return struct.pack(f"<{len(tokens)}I", *tokens)
+
+
+def test_lines_of_refused_requests_are_limited_and_counted(engine: Engine) -> None:
+    """One connection could fill a disk with them; the metrics count all."""
+    before, count = samples(engine), 600
+    # Behind what other tests have logged.
+    begin = len(engine.stderr.read_bytes())
+    for _ in range(count):
+        assert engine.request("POST", "/v1/chat/completions", b"{}").status == 400
+    assert increases(engine, before)[f'requests_total{{{CHAT},outcome="invalid"}}'] == count
+    engine.chat("hi", headers={"x-request-id": "after-the-refusals"})
+    last = line_of(engine, "after-the-refusals")
+    written = engine.stderr.read_bytes()[begin:].decode().splitlines()
+    refused = [json.loads(line) for line in written if '"outcome": "invalid"' in line]
+    assert len(refused) < count / 2
+    left_out = sum(line.get("left_out", 0) for line in [*refused, last])
+    assert len(refused) + left_out == count
+
+
+def test_the_budget_of_lines_refills() -> None:
+    budget = LineBudget()
+    assert sum(budget.take(0.0) for _ in range(1000)) == 200
+    assert budget.left_out == 800
+    assert [budget.take(0.2), budget.take(0.2)] == [True, False]
+    assert sum(budget.take(1e6) for _ in range(1000)) == 200

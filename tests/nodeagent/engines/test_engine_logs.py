@@ -102,3 +102,39 @@ async def test_a_follower_gets_the_next_run_also_after_a_rotation(
                 break
         await follow.aclose()
     assert told == b"first run\nmore\nsecond run\n"
+
+
+async def test_a_log_is_rotated_while_its_engine_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine_logs, "_LIMIT_BYTES", 20)
+    folder = tmp_path / "qwen-0"
+    folder.mkdir()
+    new_run(folder)
+    write(folder, "first run\n")
+    new_run(folder)
+    write(folder, "second run\n")
+    engine_logs.rotate_all(tmp_path)
+    assert await text(folder) == ""
+    assert await text(folder, previous=True) == "first run\n"
+    write(folder, "second goes on\n")
+    assert await text(folder) == "second goes on\n"
+    write(folder, "and on\n")
+    engine_logs.rotate_all(tmp_path)
+    write(folder, "to its end\n")
+    assert await text(folder) == "to its end\n"
+    new_run(folder)
+    assert await text(folder, previous=True) == "to its end\n"
+    assert {path.name for path in folder.iterdir()} == {"engine.log", "engine.log.1", "engine.runs"}
+
+
+async def test_a_log_that_cannot_be_rotated_does_not_stop_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine_logs, "_LIMIT_BYTES", 8)
+    (tmp_path / "a-0" / "engine.log").mkdir(parents=True)
+    (tmp_path / "b-0").mkdir()
+    write(tmp_path / "b-0", "many words\n")
+    with pytest.raises(OSError, match="directory"):
+        engine_logs.rotate_all(tmp_path)
+    assert (tmp_path / "b-0" / "engine.log").stat().st_size == 0
