@@ -4,23 +4,27 @@ import asyncio
 import contextlib
 import gc
 import os
+import resource
 import secrets
 import signal
 import socket
 import sys
 import threading
 from collections.abc import Sequence
+from functools import partial
+from typing import cast
 
 import uvicorn
 import uvloop
 
 from engine.api.app import make_app
+from engine.api.connections import EngineConnectionLimits, EngineHttpProtocol
 from engine.config import EngineConfig
 from engine.flags import parse
 from engine.service import Service
 from machinery import process_log as fleet_logging
 from machinery.clock import SystemClock
-from machinery.http_server import BoundedHttpProtocol, SignalServer, listen
+from machinery.http_server import SignalServer, listen
 from schemas.wire.connections import SERVER_KEEP_ALIVE_S
 from schemas.wire.exit_codes import ExitCode
 
@@ -29,6 +33,8 @@ _CLOSE_TIMEOUT_S = 5
 # The same, after another rank of the group was lost.
 _LOST_TIMEOUT_S = 1
 _STDERR_FD = 2
+# mlx-lm's own limits (mlx_lm/utils.py of 0.32.2). Connections may take half of the files.
+_FILES, _MIN_HARD_FILES = 2048, 4096
 
 
 def run(arguments: Sequence[str] | None, *, secret: str) -> int:
@@ -37,6 +43,10 @@ def run(arguments: Sequence[str] | None, *, secret: str) -> int:
     fleet_logging.setup("engine")
     # The engine outlives the agent that started it, so the hang-up of the agent's terminal does not concern it.
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    complaint = raise_file_limit()
+    if complaint:
+        write_exit_reason(complaint)
+        return ExitCode.UNUSABLE
     try:
         listener = listen(config.host, config.port)
     except OSError as error:
@@ -73,7 +83,11 @@ async def serve(service: Service, listener: socket.socket) -> tuple[int, str]:
     server = SignalServer(
         uvicorn.Config(
             make_app(service),
-            http=BoundedHttpProtocol,
+            http=cast(
+                "type[EngineHttpProtocol]",
+                partial(EngineHttpProtocol, _connection_limits(service)),
+            ),
+            ws="none",
             lifespan="off",
             log_config=None,
             log_level="error",  # malformed requests of strangers are not worth a line
@@ -92,6 +106,26 @@ async def serve(service: Service, listener: socket.socket) -> tuple[int, str]:
             server.config.timeout_graceful_shutdown = _LOST_TIMEOUT_S
         server.should_exit = True
     return code, service.message
+
+
+def _connection_limits(service: Service) -> EngineConnectionLimits:
+    return EngineConnectionLimits(is_crowded=lambda: service.admission.queued > 0)
+
+
+def raise_file_limit() -> str:
+    """Allow this process the open files that it needs; return the reason why it cannot have them, "" if it can.
+
+    mlx-lm sets both limits when it is imported, and fails if the hard limit is lower.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard != resource.RLIM_INFINITY and hard < _MIN_HARD_FILES:
+        return (
+            f"this process may have {hard} open files, and mlx-lm needs a hard limit of {_MIN_HARD_FILES}: run "
+            f"`ulimit -n {_MIN_HARD_FILES}` before the agent starts, or set HardResourceLimits of its launchd job"
+        )
+    if soft != resource.RLIM_INFINITY and soft < _FILES:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (_FILES, hard))
+    return ""
 
 
 def write_exit_reason(message: str) -> None:

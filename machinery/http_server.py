@@ -44,7 +44,7 @@ MAX_LOG_READERS = 16
 _LISTEN_BACKLOG = 2048
 _RETRY_S = 30.0
 _SHUTDOWN_S = 1.0
-_SERVICE_UNAVAILABLE = (
+SERVICE_UNAVAILABLE = (
     b"HTTP/1.1 503 Service Unavailable\r\nconnection: close\r\nretry-after: 1\r\n"
     b"content-length: 0\r\n\r\n"
 )
@@ -159,7 +159,7 @@ class AdminHttpProtocol(BoundedHttpProtocol):
         if connection is not None:
             enable_keepalive(connection)
         if len(self.connections) > self._limits.connections:
-            transport.write(_SERVICE_UNAVAILABLE)
+            transport.write(SERVICE_UNAVAILABLE)
             transport.close()
 
     @override

@@ -17,7 +17,13 @@ import uvloop
 
 from engine.flags import parse
 from engine.lifecycle import EngineState
-from engine.process import finish, new_service, serve, write_exit_reason
+from engine.process import (
+    finish,
+    new_service,
+    raise_file_limit,
+    serve,
+    write_exit_reason,
+)
 from engine.service import Service
 from machinery import process_log as fleet_logging
 from machinery.http_server import listen
@@ -36,6 +42,10 @@ _ANSWER_S = 120.0
 
 def run(arguments: Sequence[str]) -> int:
     """Ask the question and print the answer; return the exit code."""
+    complaint = raise_file_limit()
+    if complaint:
+        write_exit_reason(complaint)
+        return ExitCode.UNUSABLE
     try:
         listener = listen(_HOST, 0)
     except OSError as error:

@@ -7,6 +7,9 @@ races with the next request on it.
 from typing import Final
 
 SERVER_KEEP_ALIVE_S: Final = 75
-"""An idle connection is closed by an engine or a gateway after this time. nginx has the same default."""
+"""An idle connection is closed by an engine or a gateway after this time. nginx has the same default.
+
+Also one that has not sent a request yet (engine/api/connections.py).
+"""
 POOL_IDLE_S: Final = 60.0
 """An idle connection to an engine is closed by the gateway after this time; less than `SERVER_KEEP_ALIVE_S`."""

@@ -1,0 +1,259 @@
+"""Connections of an engine: idle ones, unfinished requests, too many of them, and clients that do not read."""
+
+import asyncio
+import json
+import resource
+import socket
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from engine.api.connections import EngineConnectionLimits, EngineHttpProtocol
+from machinery.http_server import SignalServer, listen
+from schemas.wire import connections
+from tests.support.engine_process import START_S, Engine, Start, eventually
+from tests.support.waiting import until
+
+pytestmark = pytest.mark.timeout(120)
+HOST = "127.0.0.1"
+GET = b"GET /fine HTTP/1.1\r\nhost: localhost\r\n\r\n"
+LAST = GET[:-2] + b"connection: close\r\n\r\n"
+LIMITS = EngineConnectionLimits()
+# Steps that the test is not about must not end by their limit.
+HURRIED = replace(LIMITS, idle_s=0.3)
+
+
+class Streams:
+    """The streams that run now."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    async def endless(self, _: Request) -> Response:
+        async def pieces() -> AsyncIterator[bytes]:
+            self.count += 1
+            try:
+                while True:
+                    yield b"x" * 4096
+                    await asyncio.sleep(0)
+            finally:
+                self.count -= 1
+
+        return StreamingResponse(pieces())
+
+    async def fine(self, request: Request) -> Response:
+        return PlainTextResponse(f"fine {len(await request.body())}")
+
+
+@asynccontextmanager
+async def serving(
+    limits: EngineConnectionLimits, streams: Streams | None = None
+) -> AsyncIterator[int]:
+    """Yield the port of a server with an engine's connections."""
+    app = streams or Streams()
+    routes = [
+        Route("/fine", app.fine, methods=["GET", "POST"]),
+        Route("/endless", app.endless),
+    ]
+    http: Any = partial(EngineHttpProtocol, limits)
+    server = SignalServer(
+        uvicorn.Config(
+            Starlette(routes=routes),
+            http=http,
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            timeout_keep_alive=60,
+            timeout_graceful_shutdown=1,
+        ),
+        lambda: None,
+    )
+    with listen(HOST, 0) as listener:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(server.serve(sockets=[listener]))
+            await until(lambda: server.started, what="the server")
+            yield int(listener.getsockname()[1])
+            server.should_exit = True
+
+
+@asynccontextmanager
+async def connected(port: int) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+    reader, writer = await asyncio.open_connection(HOST, port)
+    try:
+        yield reader, writer
+    finally:
+        writer.close()
+        with suppress(ConnectionError):
+            await writer.wait_closed()
+
+
+async def answer(port: int, sent: bytes) -> bytes:
+    """Send, and return all that comes until the other side closes."""
+    async with asyncio.timeout(20), connected(port) as (reader, writer):
+        writer.write(sent)
+        with suppress(ConnectionResetError):
+            return await reader.read(-1)
+        return b""
+
+
+POST = b"POST /fine HTTP/1.1\r\nhost: localhost\r\ncontent-length: 9\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    ("sent", "limits"),
+    [
+        pytest.param(b"", HURRIED, id="says-nothing"),
+        pytest.param(b"GET /fi", replace(LIMITS, head_s=0.3), id="half-a-line"),
+        pytest.param(GET[:-2] + b"x-a: ", replace(LIMITS, head_s=0.3), id="half-a-header"),
+        pytest.param(POST + b"half", replace(LIMITS, body_s=0.3), id="half-a-body"),
+        pytest.param(GET, HURRIED, id="idle-after-an-answer"),
+        pytest.param(GET + b"GET /f", replace(HURRIED, head_s=0.3), id="half-a-second-request"),
+        pytest.param(GET + POST + b"123456789", HURRIED, id="idle-after-two-answers"),
+    ],
+)
+async def test_a_connection_that_does_not_go_on_is_closed(
+    sent: bytes, limits: EngineConnectionLimits
+) -> None:
+    async with serving(limits) as port:
+        received = await answer(port, sent)
+        answered = 0 if sent.startswith(POST) else sent.count(b"\r\n\r\n")
+        assert received.count(b"200 OK") == answered
+        assert b"200 OK" in await answer(port, LAST)
+
+
+async def test_a_request_that_arrives_slowly_is_answered() -> None:
+    async with serving(HURRIED) as port, asyncio.timeout(20), connected(port) as (reader, writer):
+        for part in (POST[:20], POST[20:], b"1234", b"56789"):
+            writer.write(part)
+            await asyncio.sleep(0.4)  # longer than an idle connection may last
+        assert b"fine 9" in await reader.readuntil(b"fine 9")
+
+
+async def test_an_idle_connection_makes_room_for_a_new_one() -> None:
+    """The one that has waited longest; not one with a request, and not one that was just used."""
+    streams = Streams()
+    limits = replace(LIMITS, connections=3)
+    async with serving(limits, streams) as port, AsyncExitStack() as stack:
+        busy = await stack.enter_async_context(connected(port))
+        busy[1].write(GET.replace(b"fine", b"endless"))
+        assert await busy[0].readuntil(b"\r\n\r\n")
+        first = await stack.enter_async_context(connected(port))
+        used = await stack.enter_async_context(connected(port))
+        for line in (first, used):
+            line[1].write(GET)
+            assert await line[0].readuntil(b"fine 0")
+        for _ in range(20):
+            newer = await stack.enter_async_context(connected(port))
+            newer[1].write(GET)
+            async with asyncio.timeout(20):
+                assert await newer[0].readuntil(b"fine 0")
+        with suppress(ConnectionError):
+            assert await first[0].read(-1) == b""
+        assert await busy[0].readexactly(4096)
+
+
+async def test_a_connection_is_refused_if_all_others_have_a_request() -> None:
+    streams = Streams()
+    async with serving(replace(LIMITS, connections=2), streams) as port, AsyncExitStack() as stack:
+        for _ in range(2):
+            _, writer = await stack.enter_async_context(connected(port))
+            writer.write(GET.replace(b"fine", b"endless"))
+        await until(lambda: streams.count == 2, what="two streams")
+        refused = await answer(port, GET)
+        assert refused.startswith(b"HTTP/1.1 503 ")
+        assert b"retry-after: 1" in refused
+
+
+@asynccontextmanager
+async def unread(port: int, streams: Streams) -> AsyncIterator[socket.socket]:
+    """Yield a connection whose stream is not read."""
+    with socket.create_connection((HOST, port)) as lazy:
+        lazy.sendall(GET.replace(b"fine", b"endless"))
+        await until(lambda: streams.count == 1, what="the stream")
+        yield lazy
+
+
+async def test_a_stream_that_nobody_reads_ends_after_a_while() -> None:
+    streams = Streams()
+    async with serving(replace(LIMITS, stall_s=0.5), streams) as port, unread(port, streams):
+        await until(lambda: streams.count == 0, limit_s=20, what="the end of the stream")
+
+
+async def test_it_ends_sooner_while_others_wait() -> None:
+    streams, waiting = Streams(), False
+    limits = replace(LIMITS, crowded_stall_s=0.5, stall_s=3600, is_crowded=lambda: waiting)
+    async with serving(limits, streams) as port, unread(port, streams):
+        await asyncio.sleep(1.5)
+        assert streams.count == 1
+        waiting = True
+        await until(lambda: streams.count == 0, limit_s=20, what="the end of the stream")
+
+
+async def test_a_slow_reader_is_not_taken_for_one_that_does_not_read() -> None:
+    streams = Streams()
+    limits = replace(LIMITS, stall_s=1, crowded_stall_s=1, is_crowded=lambda: True)
+    async with serving(limits, streams) as port, unread(port, streams) as slow:
+        slow.settimeout(0)
+        for _ in range(30):
+            await asyncio.sleep(0.1)
+            with suppress(BlockingIOError):
+                slow.recv(128 << 10)
+        assert streams.count == 1
+
+
+def test_gateways_give_up_idle_connections_before_engines_do() -> None:
+    assert LIMITS.idle_s > connections.POOL_IDLE_S
+
+
+@pytest.mark.mlx
+def test_a_crowd_of_idle_connections_does_not_keep_others_out(engine: Engine) -> None:
+    """The engine closes those that have waited longest."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 4096), hard))
+    crowd: list[socket.socket] = []
+    try:
+        crowd += [socket.create_connection((HOST, engine.port), timeout=60) for _ in range(1500)]
+        assert engine.chat(max_tokens=2).status == 200
+    finally:
+        for one in crowd:
+            one.close()
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+@pytest.mark.mlx
+@pytest.mark.full
+def test_a_stream_that_nobody_reads_gives_up_its_slot(start: Start, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "tests.support.tiny_model", str(tmp_path / "tiny")]
+    subprocess.run([*command, "--endless", "--context", "60000"], check=True)
+    engine = start(tmp_path / "tiny", context_length=60_000, concurrency=1, queue_limit=4)
+    eventually(engine.is_ready, within_s=START_S)
+    unread_ = engine.begin(max_tokens=59_000, stream=True, logprobs=True, top_logprobs=20)
+    eventually(lambda: engine.busy() == (1, 0))
+    assert engine.chat(max_tokens=2).status == 200
+    eventually(lambda: '"outcome": "client_gone"' in engine.stderr.read_text())
+    (line,) = [x for x in engine.stderr.read_text().splitlines() if '"client_gone"' in x]
+    assert json.loads(line)["completion_tokens"] < 59_000
+    unread_.close()
+
+
+@pytest.mark.mlx
+def test_a_low_limit_of_files_is_told(start: Start, tiny: Path, tmp_path: Path) -> None:
+    limit = "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (512, 512))"
+    (tmp_path / "sitecustomize.py").write_text(limit)
+    engine = start(tiny, shadow=f"{tmp_path}:{Path.cwd()}")
+    assert engine.wait() == 2
+    assert "`ulimit -n 4096`" in engine.last_words()
+    assert "512 open files" in engine.last_words()
+    assert "Traceback" not in engine.stderr.read_text()
