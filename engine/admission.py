@@ -180,7 +180,7 @@ class Admission:
             if ticket is None:
                 continue
             if isinstance(event, JobFailure):
-                ticket.put(errors.internal(f"The model failed on this request: {event.reason}"))
+                ticket.put(errors.job_failed(event.reason, event.param))
                 self._free(event.job_id, now_s)
                 continue
             ticket.take(event, now_s)

@@ -13,6 +13,7 @@ __all__ = [
     "draining",
     "internal",
     "invalid",
+    "job_failed",
     "queue_full",
     "summarize",
     "unavailable",
@@ -66,6 +67,17 @@ def queue_full(concurrency: int, limit: int, *, retry_after_s: int) -> RefusedEr
             retry_after_s=retry_after_s,
         )
     )
+
+
+def job_failed(reason: str, param: str | None) -> RefusedError:
+    """Return the error of a request whose job was lost: 400 if `param` of the request is to blame, else 500."""
+    if param is None:
+        return internal(f"The model failed on this request: {reason}")
+    message = (
+        f"Invalid '{param}': the text that it asks for is too costly to match: {reason}. Use simpler patterns, shorter "
+        "repetitions or fewer alternatives."
+    )
+    return invalid(message, param=param, code="schema_too_complex")
 
 
 def summarize(error: BaseException) -> str:

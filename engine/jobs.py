@@ -46,6 +46,8 @@ class Job:
     """Number of alternatives to report for every token; None reports no logprobs at all."""
     grammar: str | None = None
     """The grammar of the whole output, in llguidance's Lark dialect; checked before."""
+    grammar_param: str = ""
+    """The path of the schema in the request, for a refusal of text that is too costly to match."""
     emitted: tuple[int, ...] = ()
     """Tokens that another process generated for this job before it died; the next token continues them."""
 
@@ -111,6 +113,8 @@ class JobFailure:
 
     job_id: int
     reason: str
+    param: str | None = None
+    """The part of the request that is to blame, so that no engine can answer it; None if this engine is."""
 
 
 WorkerEvent: TypeAlias = TokenOutput | EmbeddingOutput | JobFailure

@@ -17,7 +17,7 @@ from engine.batch.step_plan import PromptChunk, StepPlan
 from engine.cache.interface import PrefixCache
 from engine.gauges import Gauges
 from engine.grammar.interface import GrammarCompiler
-from engine.jobs import Job, TokenOutput
+from engine.jobs import Job, JobFailure, TokenOutput
 
 Model: TypeAlias = Any  # mlx ships no types
 
@@ -106,15 +106,19 @@ class StepExecutor:
             outputs += self._remove_finished(self.decode_stage.read())
         return outputs
 
-    def expel_faulty(self) -> dict[int, str]:
-        """Remove jobs whose grammar cannot be followed any further; return the faults by job ID."""
-        faults = {
-            row.job.id: row.matcher.fault
+    def expel_faulty(self) -> list[JobFailure]:
+        """Remove and return the jobs whose grammar cannot be followed any further."""
+        failures = [
+            JobFailure(
+                job_id=row.job.id,
+                reason=fault.reason,
+                param=row.job.grammar_param if fault.is_costly else None,
+            )
             for row in self.decode_stage.rows
-            if row.matcher is not None and row.matcher.fault is not None
-        }
-        self.leave(list(faults))
-        return faults
+            if row.matcher is not None and (fault := row.matcher.fault) is not None
+        ]
+        self.leave([failure.job_id for failure in failures])
+        return failures
 
     def prefill(self, chunks: Sequence[PromptChunk]) -> tuple[PrefilledPrompts | None, int]:
         """Read pieces of prompts; return the finished prompts and the number of computed tokens."""

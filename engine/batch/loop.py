@@ -151,7 +151,7 @@ class BatchLoop:
         start_s = self.clock.monotonic()
         try:
             outputs = self.executor.decode(reads_on=reads_on)
-            faults = self.executor.expel_faulty()
+            failures = self.executor.expel_faulty()
         except Exception as error:
             # Whatever the error was, the caches of all sequences may be half written.
             log.exception("decode step failed; all generating jobs are lost")
@@ -164,11 +164,10 @@ class BatchLoop:
             if output.finish is not None:
                 self._forget(output.job_id)
                 self._scheduler.note_cache_change()
-        for job_id in faults:
-            self._forget(job_id)
+        for failure in failures:
+            self._forget(failure.job_id)
         if self.peers is not None:
             self.peers.add_outputs(outputs)
-        failures = [JobFailure(job_id=job_id, reason=fault) for job_id, fault in faults.items()]
         return [*outputs, *failures]
 
     def _prefill(self, chunks: tuple[PromptChunk, ...]) -> list[WorkerEvent]:

@@ -1,5 +1,6 @@
 """The interface of grammar libraries: a compiler for each model and a matcher for each output."""
 
+from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
 import numpy as np
@@ -8,12 +9,21 @@ import numpy.typing as npt
 TokenMask: TypeAlias = npt.NDArray[np.uint32]
 
 
+@dataclass(frozen=True, slots=True)
+class GrammarFault:
+    """The reason why an output cannot be followed any further."""
+
+    reason: str
+    is_costly: bool
+    """True if its text is too costly to match, which lies in the grammar; False after a forbidden token."""
+
+
 class GrammarMatcher(Protocol):
     """One output's position in its grammar. Never raises: a fault concerns one output of a whole batch."""
 
     @property
-    def fault(self) -> str | None:
-        """The reason why the output cannot be followed any further: a forbidden token, or text that is too costly to match."""
+    def fault(self) -> GrammarFault | None:
+        """The reason why the output cannot be followed any further; None if it can."""
         ...
 
     def fill(self, row: TokenMask) -> None:

@@ -21,6 +21,8 @@ _MAX_PARTS, _MAX_DEPTH, _MAX_VALUES, _MAX_PATTERN = 2_000, 50, 10_000, 2_000
 _MAX_OPTIONAL = 400
 # llguidance allows seven digits, but with five (on SmolLM2's vocabulary) compiling already takes a second.
 _MAX_MULTIPLE = 1_000
+# llguidance's integers have 64 bits.
+_MAX_BOUND = 9 * 10**18
 # llguidance compares each pattern of property names with each other, again at each member of `allOf`.
 _MAX_PATTERNED = 16
 _MAX_TRIES = 30
@@ -169,6 +171,8 @@ class _SchemaWalk:
             return self._text(name, value, here)
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
         _expect(is_number, here, "a number (draft 4's true and false are not supported)")
+        if name != "multipleOf" and abs(value) > _MAX_BOUND:
+            return self._omit(here, f"use a number from -{_MAX_BOUND:.0e} to {_MAX_BOUND:.0e}")
         if name == "multipleOf" and not (0 < value <= _MAX_MULTIPLE):
             return self._omit(here, f"use a multiple of 1 to {_MAX_MULTIPLE}")
         return value

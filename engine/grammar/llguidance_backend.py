@@ -14,7 +14,7 @@ import llguidance
 import numpy as np
 
 from engine.errors import GrammarError
-from engine.grammar.interface import TokenMask
+from engine.grammar.interface import GrammarFault, TokenMask
 
 SerializeTokenizer: TypeAlias = Callable[[], str]  # the tokenizer as `tokenizer.json`
 
@@ -24,6 +24,8 @@ _MAX_SYMBOLS, _MAX_STATES = 100_000, 50_000
 _CACHED_GRAMMARS = 32
 """Compiled grammars to cache, for repeated schemas; each takes a few megabytes at most."""
 _SENTENCE = 300
+# Errors of the library that are limits of its work; `stop_reason` does not tell them from forbidden tokens.
+_COSTLY = ("lexer error:", "parser error:")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -35,9 +37,12 @@ class LlgMatcher:
     _ends: tuple[int, ...]
 
     @property
-    def fault(self) -> str | None:
-        """The reason why the output cannot be followed any further: a forbidden token, or text that is too costly to match."""
-        return _shorten(self._matcher.get_error()) if self._matcher.is_error() else None
+    def fault(self) -> GrammarFault | None:
+        """The reason why the output cannot be followed any further; None if it can."""
+        if not self._matcher.is_error():
+            return None
+        reason = _shorten(self._matcher.get_error())
+        return GrammarFault(reason, is_costly=reason.startswith(_COSTLY))
 
     def fill(self, row: TokenMask) -> None:
         """Write the mask of the allowed next tokens; after a fault, only end tokens."""

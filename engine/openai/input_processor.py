@@ -165,6 +165,7 @@ class InputProcessor:
                 sampling=answer_format.with_bias(request.sampling),
                 top_logprobs=request.top_logprobs,
                 grammar=answer_format.grammar,
+                grammar_param=answer_format.grammar_param,
             )
             for index in range(request.n):
                 sampling = dataclasses.replace(first_job.sampling, seed=first_seed + index)

@@ -38,6 +38,8 @@ class OutputFormat:
     """The grammar, the bias and the parsers for the answers to one prompt."""
 
     grammar: str | None
+    grammar_param: str
+    """The path of the schema in the request; empty without a grammar."""
     _bias: tuple[tuple[int, float], ...]
     _request: GenerationRequest
     _codec: Codec
@@ -207,12 +209,19 @@ def build(
         )
     return OutputFormat(
         grammar=_grammar(request, traits, markers, grammars),
+        grammar_param=_grammar_param(request),
         _bias=_tool_call_ban(request.toolbox, traits),
         _request=request,
         _codec=codec,
         _thinking_state=state,
         _call_format=tool_call_format(request, traits),
     )
+
+
+def _grammar_param(request: GenerationRequest) -> str:
+    if request.format is not None:
+        return request.format.param
+    return "tools" if request.toolbox is not None else ""
 
 
 def _tool_call_ban(

@@ -249,6 +249,17 @@ def test_a_schema_whose_patterns_meet_is_refused_by_its_place(engine: Engine) ->
     assert "$.properties.a" in reply.error["message"]
 
 
+def test_a_schema_that_is_too_costly_to_follow_is_the_clients_error(engine: Engine) -> None:
+    """Another engine would fail alike, so no gateway may repeat the request."""
+    pattern = {"type": "string", "pattern": "^((a{100}){100}){100}$"}
+    schema = {"type": "object", "properties": {"a": pattern}, "required": ["a"]}
+    wanted = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+    reply = engine.chat(response_format=wanted, max_tokens=3000)
+    assert (reply.status, reply.error["code"]) == (400, "schema_too_complex")
+    assert reply.error["param"] == "response_format.json_schema.schema"
+    assert "faults_total 0" in engine.request("GET", "/metrics").raw.decode()
+
+
 PAGE = {"origin": "http://evil.example"}
 
 

@@ -38,6 +38,11 @@ def deep(levels: int) -> Any:
         ({"required": "a"}, "$.required: expected a list of names"),
         ({"minLength": -1}, "$.minLength: expected a whole number"),
         ({"maxItems": True}, "$.maxItems"),
+        (
+            {"type": "integer", "minimum": -1e30, "maximum": 1e40},
+            "$.minimum: this keyword cannot be enforced; use a number from -9e+18 to 9e+18",
+        ),
+        ({"properties": {"a": {"exclusiveMaximum": 2**63}}}, "$.properties.a.exclusiveMaximum"),
         ({"exclusiveMinimum": True}, "$.exclusiveMinimum: expected a number"),
         ({"items": [INTEGER]}, "$.items: a schema must be a JSON object"),
         ({"properties": []}, "$.properties: expected an object of schemas"),
@@ -71,6 +76,7 @@ def test_unsupported_keywords_are_refused_with_their_place(wanted: Any, says: st
         ({"format": "regex", "type": "string"}, {"type": "string"}),
         ({"properties": {"a": {"not": {}}}}, {"properties": {"a": {}}}),
         ({"type": "string", "nullable": True}, {"type": "string"}),
+        ({"type": "integer", "minimum": 0, "maximum": 1e30}, {"type": "integer", "minimum": 0}),
     ],
 )
 def test_a_schema_that_is_not_strict_is_enforced_as_far_as_possible(

@@ -66,11 +66,25 @@ def test_a_mask_may_be_longer_or_shorter_than_the_vocabulary(grammars: Any, word
 def test_a_forbidden_token_is_a_fault_of_one_output(grammars: Any) -> None:
     matcher, other = grammars.matcher(ONE), grammars.matcher(ONE)
     matcher.take(17)
-    assert matcher.fault
+    assert matcher.fault is not None
+    assert not matcher.fault.is_costly
     assert allowed(matcher) == {2}
     matcher.take(2)
     assert other.fault is None
     assert len(allowed(other)) > 0
+
+
+def test_text_that_is_too_costly_to_match_is_a_fault_of_the_grammar(
+    loaded: Any, grammars: Any
+) -> None:
+    pattern = {"type": "string", "pattern": "^((a{100}){100}){100}$"}
+    matcher = grammars.matcher(lark.json_grammar(pattern, {}, None))
+    for token in encode(loaded, '"' + "a" * 60_000):
+        matcher.take(token)
+        if matcher.fault is not None:
+            break
+    assert matcher.fault.is_costly
+    assert allowed(matcher) == {2}
 
 
 def test_blanks_are_bounded(loaded: Any, grammars: Any) -> None:
