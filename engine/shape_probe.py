@@ -182,7 +182,7 @@ class SplitProber:
         self._folder = folder
 
     def build(self) -> Model:
-        return load_model(self._folder, lazy=True)[0]
+        return load_model(self._folder, lazy=True, trust_remote_code=False)[0]
 
     def tensor(self, size: int, whole: ShapeTrace) -> Weight | str:
         """Return the bytes of one part of a tensor split, or why the model cannot be split among `size` ranks."""

@@ -40,7 +40,7 @@ def add_draft(
     facts = model_files.inspect_model(folder)
     model_files.check_context(facts, config.context_length)
     with raise_unusable(folder):
-        model, found = load_model(folder, lazy=True)
+        model, found = load_model(folder, lazy=True, trust_remote_code=False)
     codec = load_codec(folder, found)
     _check_vocabulary(folder, codec.vocabulary, loaded.codec.vocabulary)
     _check_caches(config.model_dir, loaded.model)

@@ -80,7 +80,9 @@ def load(
         # A text model without a head is a broken one; an embedding model needs none.
         has_head = how is None or has_output_head(folder)
         model, config = (
-            load_model(folder, lazy=True) if how is None else load_embedding_model(folder)
+            load_model(folder, lazy=True, trust_remote_code=False)
+            if how is None
+            else load_embedding_model(folder)
         )
         if split is not None:
             mlx_group.split_model(model, split)
@@ -149,7 +151,7 @@ def load_codec(folder: Path, config: dict[str, Any]) -> TextCodec:
         codec = TextCodec(make_tokenizer(folder, extra, eos_token_ids=eos))
     complaint = codec.template_complaint()
     if complaint:
-        raise ModelUnusableError(f"{folder}: the chat template cannot be parsed: {complaint}")
+        raise ModelUnusableError(f"{folder}: the chat template cannot be used: {complaint}")
     return codec
 
 
@@ -232,7 +234,11 @@ def load_embedding_model(folder: Path) -> tuple[Any, dict[str, Any]]:
     """
     config = {} if has_output_head(folder) else {"tie_word_embeddings": True}
     model, found = utils.load_model(
-        folder, lazy=True, model_config=config, get_model_classes=_prefixed_classes
+        folder,
+        lazy=True,
+        model_config=config,
+        get_model_classes=_prefixed_classes,
+        trust_remote_code=False,
     )
     return model, found
 

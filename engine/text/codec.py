@@ -8,24 +8,13 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
-import jinja2
-
 from engine.errors import PromptRefusedError, TextTooLongError
-from engine.text import template_traits
+from engine.text import template_check, template_traits
 from engine.text.interface import Detokenizer, Message
 from engine.text.template_traits import TemplateTraits
 
 PieceSpeller: TypeAlias = Callable[[int], bytes]
 
-# Raised by chat templates for messages that they do not support.
-_TEMPLATE_ERRORS = (
-    jinja2.TemplateError,
-    TypeError,
-    ValueError,
-    KeyError,
-    AttributeError,
-    IndexError,
-)
 # Unicode's composition (NFC) makes a third of some texts: nine bytes of Korean letters become a syllable of three.
 _NORMALIZED_SHRINK = 3
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
@@ -178,7 +167,7 @@ class TextCodec:
             return self._tokenizer.apply_chat_template(
                 list(messages), tokenize=tokenize, add_generation_prompt=True, **variables
             )
-        except _TEMPLATE_ERRORS as error:
+        except template_check.REFUSALS as error:
             raise PromptRefusedError(str(error)) from error
 
     def _check_length(self, text: str, max_tokens: int | None) -> None:
@@ -190,15 +179,15 @@ class TextCodec:
             raise TextTooLongError(min_tokens)
 
     def template_complaint(self) -> str:
-        """Return the syntax error of the chat template; "" if it has none, or if there is no template."""
-        if not self.has_chat_template:
+        """Return why the chat template cannot be used; "" if it can, or if there is none. Takes a child process."""
+        template = getattr(self._tokenizer, "chat_template", None)
+        templates = list(template.values()) if isinstance(template, dict) else [template]
+        sources = [one for one in templates if isinstance(one, str)]
+        if not sources:
             return ""
-        try:
-            self.encode_chat([{"role": "user", "content": "?"}])
-        except PromptRefusedError as error:
-            cause = error.__cause__
-            return str(error) if isinstance(cause, jinja2.TemplateSyntaxError) else ""
-        return ""
+        tokens = getattr(self._tokenizer, "special_tokens_map", {})
+        texts = {name: token for name, token in tokens.items() if isinstance(token, str)}
+        return template_check.find_complaint(sources, texts)
 
     def detokenizer(self) -> Detokenizer:
         """Return a new detokenizer."""

@@ -183,7 +183,36 @@ def no_tokenizer_at_all(folder: Path) -> str:
 
 def broken_template(folder: Path) -> str:
     (folder / "chat_template.jinja").write_text("{% for x in %}")
-    return "the chat template cannot be parsed"
+    return "the chat template cannot be used: it cannot be parsed"
+
+
+def template_of_a_huge_range(folder: Path) -> str:
+    (folder / "chat_template.jinja").write_text("{% for i in range(10**9) %}x{% endfor %}")
+    return "the chat template cannot be used: it loops too often"
+
+
+def template_that_loops(folder: Path) -> str:
+    loop = "{% for x in range(99999) %}"
+    (folder / "chat_template.jinja").write_text(loop * 3 + "{% endfor %}" * 3)
+    return "the chat template cannot be used: it takes more than 2 s"
+
+
+def template_that_doubles_a_string(folder: Path) -> str:
+    text = "{% set n = namespace(s='x' * 1000) %}{% for i in range(40) %}{% set n.s = n.s ~ n.s %}{% endfor %}"
+    (folder / "chat_template.jinja").write_text(text)
+    return "the chat template cannot be used: it takes more than 1024 MiB of memory"
+
+
+def template_that_writes_without_end(folder: Path) -> str:
+    text = "{% for i in range(99999) %}{{ 'x' * 99 }}{% endfor %}"
+    (folder / "chat_template.jinja").write_text(text)
+    return "the chat template cannot be used: it writes more than 1 MiB"
+
+
+def template_that_calls_itself(folder: Path) -> str:
+    text = "{% macro again() %}{{ again() }}{% endmacro %}{{ again() }}"
+    (folder / "chat_template.jinja").write_text(text)
+    return "the chat template cannot be used: it calls itself"
 
 
 def broken_tokenizer(folder: Path) -> str:
@@ -228,6 +257,8 @@ FAULTS: list[Fault] = [
     missing_numbers, short_context, no_weights, weights_of_which_one_is_absent, cut_short,
     a_pointer_instead, a_link_to_nothing, a_pipe, broken_header, other_shape, missing_tensor,
     foreign_tensor, no_tokenizer, no_tokenizer_at_all, broken_template, broken_tokenizer, half_a_tokenizer,
+    template_of_a_huge_range, template_that_loops, template_that_doubles_a_string,
+    template_that_writes_without_end, template_that_calls_itself,
     broken_pooling, nothing_at_all, not_there, a_name_too_long,
 ]  # fmt: skip
 
@@ -295,7 +326,7 @@ def test_a_tokenizers_own_code_is_not_run(tiny: Path, tmp_path: Path, blas_cache
     assert not (folder / "ran").exists()
 
 
-@pytest.mark.parametrize("fault", [cut_short, broken_tokenizer])
+@pytest.mark.parametrize("fault", [cut_short, broken_tokenizer, template_of_a_huge_range])
 def test_the_process_ends_with_one_line(
     start: Start, tiny: Path, tmp_path: Path, fault: Fault
 ) -> None:
