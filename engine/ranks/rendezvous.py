@@ -5,10 +5,12 @@ Rank 0 accepts two channels of every other rank and rejects processes that do no
 
 import logging
 import secrets
+import selectors
 import socket
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from typing import Self, cast
 
 from engine.config import GroupConfig
 from engine.errors import GroupError, StoppedError
@@ -25,8 +27,9 @@ from engine.ranks.messages import (
 from machinery.clock import Clock
 from machinery.http_server import listen
 
-# The time for the first message: a foreign process on the port must not keep the ranks waiting.
-_JOIN_S = 5.0
+# The time and the size of a whole first message, and the connections that may be sending one: a foreign process on the
+# port must not keep the ranks waiting.
+_JOIN_S, _MAX_JOIN_BYTES, _MAX_VISITORS = 5.0, 4096, 64
 _ACCEPT_POLL_S = 0.5
 _POLL_S = 0.5
 _RETRY_S = 0.2
@@ -139,20 +142,121 @@ def accept_ranks(
     joined = JoinedRanks()
     expected = set(range(1, own.world_size))
     deadline = clock.monotonic() + timeout_s
-    while missing := expected - (joined.channels.keys() & joined.lifelines.keys()):
-        left_s = deadline - clock.monotonic()
-        if is_stopping() or left_s <= 0:
-            joined.close()
-            if is_stopping():
-                raise StoppedError
-            raise GroupError(f"ranks {sorted(missing)} did not come within {timeout_s:g} s")
-        listener.settimeout(min(left_s, _ACCEPT_POLL_S))
-        try:
-            channel, address = listener.accept()
-        except TimeoutError:
-            continue
-        _admit(channel, address[0], own, joined)
+    with _Lobby(listener, clock) as lobby:
+        while missing := expected - (joined.channels.keys() & joined.lifelines.keys()):
+            left_s = deadline - clock.monotonic()
+            if is_stopping() or left_s <= 0:
+                joined.close()
+                if is_stopping():
+                    raise StoppedError
+                raise GroupError(f"ranks {sorted(missing)} did not come within {timeout_s:g} s")
+            for visitor in lobby.wait(min(left_s, _ACCEPT_POLL_S)):
+                _admit(visitor, own, joined)
     return joined
+
+
+@dataclass(slots=True)
+class _Visitor:
+    """A connection whose first message is not complete."""
+
+    channel: socket.socket
+    address: str
+    until_s: float
+    """The end of its time, on the monotonic clock."""
+    received: bytearray = field(default_factory=bytearray)
+
+    @property
+    def missing_bytes(self) -> int:
+        """The rest of the message, or of its length; 0 if the message is complete."""
+        length = messages.LENGTH_BYTES
+        if len(self.received) >= length:
+            length += int.from_bytes(self.received[: messages.LENGTH_BYTES], "big")
+        return length - len(self.received)
+
+    @property
+    def is_too_long(self) -> bool:
+        """True if it announced more than a JoinMessage can have."""
+        return len(self.received) + self.missing_bytes > _MAX_JOIN_BYTES
+
+    def read(self) -> bool:
+        """Read what has arrived; return False if there is no more to come."""
+        try:
+            piece = self.channel.recv(self.missing_bytes)
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
+        self.received += piece
+        return bool(piece) and not self.is_too_long
+
+    def join(self) -> JoinMessage | None:
+        """Return the complete message; None if it is no JoinMessage."""
+        try:
+            message = messages.decode(bytes(self.received[messages.LENGTH_BYTES :]))
+        except GroupError:
+            return None
+        return message if isinstance(message, JoinMessage) else None
+
+
+class _Lobby:
+    """Accepts connections, and reads the first messages of all of them at once.
+
+    Until a visitor has sent the group's secret, it may be any process that reaches the port.
+    """
+
+    def __init__(self, listener: socket.socket, clock: Clock) -> None:
+        self._listener = listener
+        self._clock = clock
+        self._selector = selectors.DefaultSelector()
+        self._visitors: dict[socket.socket, _Visitor] = {}  # in the order of arrival
+
+    def __enter__(self) -> Self:
+        self._listener.settimeout(0)
+        self._selector.register(self._listener, selectors.EVENT_READ)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for visitor in tuple(self._visitors.values()):
+            self._dismiss(visitor)
+        self._selector.close()
+
+    def wait(self, timeout_s: float) -> list[_Visitor]:
+        """Wait for input; return the visitors whose first message is complete, and forget them."""
+        complete: list[_Visitor] = []
+        for key, _ in self._selector.select(timeout_s):
+            visitor = self._visitors.get(cast("socket.socket", key.fileobj))
+            if visitor is None:
+                self._accept()
+            elif not visitor.read():
+                self._dismiss(visitor)
+            elif not visitor.missing_bytes:
+                self._forget(visitor)
+                complete.append(visitor)
+        now_s = self._clock.monotonic()
+        for visitor in [one for one in self._visitors.values() if one.until_s <= now_s]:
+            self._dismiss(visitor)
+        return complete
+
+    def _accept(self) -> None:
+        try:
+            channel, address = self._listener.accept()
+        except OSError:  # it has left already
+            return
+        if len(self._visitors) >= _MAX_VISITORS:
+            self._dismiss(next(iter(self._visitors.values())))
+        channel.settimeout(0)
+        visitor = _Visitor(channel, address[0], self._clock.monotonic() + _JOIN_S)
+        self._visitors[channel] = visitor
+        self._selector.register(channel, selectors.EVENT_READ)
+
+    def _forget(self, visitor: _Visitor) -> None:
+        del self._visitors[visitor.channel]
+        self._selector.unregister(visitor.channel)
+        visitor.channel.settimeout(None)
+
+    def _dismiss(self, visitor: _Visitor) -> None:
+        self._forget(visitor)
+        _close_stranger(visitor)
 
 
 def _lead_group(group: GroupConfig, own: JoinMessage, wait: WaitContext) -> RankLink:
@@ -199,35 +303,29 @@ def _connect_to_leader(
     raise GroupError(f"rank 0 was not at {group.host}:{group.port} within {group.timeout_s:g} s")
 
 
-def _admit(channel: socket.socket, address: str, own: JoinMessage, joined: JoinedRanks) -> None:
+def _close_stranger(visitor: _Visitor) -> None:
+    log.warning("closed a connection that is from no rank", extra={"address": visitor.address})
+    visitor.channel.close()
+
+
+def _admit(visitor: _Visitor, own: JoinMessage, joined: JoinedRanks) -> None:
     """Keep a channel if its rank belongs to the group; reject and close it otherwise."""
-    join = _receive_join(channel)
+    channel, join = visitor.channel, visitor.join()
     if join is None:
-        log.warning("closed a connection that is from no rank", extra={"address": address})
-        channel.close()
+        _close_stranger(visitor)
         return
     channels = joined.lifelines if join.is_lifeline else joined.channels
     error = _join_error(join, own) or (
         f"rank {join.rank} has joined already" if join.rank in channels else ""
     )
     if error:
-        log.warning("rejected a rank", extra={"address": address, "reason": error})
+        log.warning("rejected a rank", extra={"address": visitor.address, "reason": error})
         with suppress(GroupError):  # the rank closed the channel itself
             messages.send(channel, messages.encode(RejectMessage(reason=error)))
         channel.close()
         return
     channel.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     channels[join.rank] = channel
-
-
-def _receive_join(channel: socket.socket) -> JoinMessage | None:
-    """Return the first message of a rank; None if it is no JoinMessage."""
-    try:
-        raw = messages.receive(channel, _JOIN_S)
-        message = messages.decode(raw) if raw is not None else None
-    except GroupError:
-        return None
-    return message if isinstance(message, JoinMessage) else None
 
 
 def _join_error(join: JoinMessage, own: JoinMessage) -> str:

@@ -2,10 +2,11 @@
 
 import socket
 import threading
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 
 import pytest
+from typing_extensions import override
 
 from engine.batch.step_plan import StepPlan
 from engine.config import GroupConfig
@@ -177,3 +178,65 @@ def test_a_rank_without_a_leader_names_the_address() -> None:
         rendezvous.join_group(group(1, port, timeout_s=0.05), WAIT)
     with pytest.raises(StoppedError):
         rendezvous.join_group(group(1, port), STOPPED)
+
+
+def strange(address: tuple[str, int], data: bytes, stack: ExitStack) -> socket.socket:
+    channel = stack.enter_context(socket.create_connection(address))
+    channel.sendall(data)
+    return channel
+
+
+@pytest.mark.parametrize(
+    "data",
+    [b"", b"\0\0", (256 << 20).to_bytes(4, "big"), (4096).to_bytes(4, "big") + b"{" * 3000],
+    ids=["silent", "half-a-length", "huge", "half-a-message"],
+)
+def test_strangers_do_not_delay_the_ranks(data: bytes) -> None:
+    """One after another, each would have had seconds for each byte."""
+    with ExitStack() as stack:
+        listener = stack.enter_context(socket.create_server(("127.0.0.1", 0), backlog=200))
+        address = listener.getsockname()[:2]
+        crowd = [strange(address, data, stack) for _ in range(100)]
+        for join in (JOIN, replace(JOIN, is_lifeline=True)):
+            for rank in (1, 2):
+                raw = messages.frame(messages.encode(replace(join, rank=rank)))
+                strange(address, raw, stack)
+        frozen = Ticks()
+        joined = rendezvous.accept_ranks(listener, JOIN, frozen, lambda: False, 20)
+        assert sorted(joined.channels) == sorted(joined.lifelines) == [1, 2]
+        joined.close()
+        for one in crowd[-3:]:
+            one.settimeout(20)
+            with suppress(ConnectionError):
+                assert one.recv(1) == b""
+
+
+class Ticks(SystemClock):
+    """A clock that stands still: nothing may depend on the time of a stranger."""
+
+    @override
+    def monotonic(self) -> float:
+        return 0.0
+
+
+def test_a_stranger_that_sends_byte_by_byte_has_one_limit_for_all() -> None:
+    stop = threading.Event()
+    with ExitStack() as stack:
+        listener = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+        channel = strange(listener.getsockname()[:2], (4000).to_bytes(4, "big"), stack)
+
+        def accept() -> None:
+            with pytest.raises(StoppedError):
+                rendezvous.accept_ranks(listener, JOIN, CLOCK, stop.is_set, 60)
+
+        thread = threading.Thread(target=accept)
+        thread.start()
+        sent = 0
+        with suppress(ConnectionError):
+            while sent < 2000:
+                channel.sendall(b"{")
+                sent += 1
+                stop.wait(0.02)
+        stop.set()
+        thread.join()
+        assert sent < 2000
