@@ -4,7 +4,10 @@ Only small JSON files and headers are read, so an agent can inspect every deploy
 broken one before it spends seconds on imports.
 """
 
+import contextlib
+import itertools
 import math
+import os
 import re
 import struct
 from collections.abc import Iterable, Mapping
@@ -94,13 +97,27 @@ def _count_parameters(tensors: Mapping[str, TensorHeader], group_size: int) -> i
     return found
 
 
-# The format's limit; a larger number is the beginning of some other file.
-_MAX_HEADER_BYTES = 100_000_000
+# Limits of what is read of a folder, which may come from anybody: one tensor takes a kilobyte of memory. The largest
+# published models have 100,000 tensors, indexes of 9 MB and tokenizers of 40 MB.
+_MAX_HEADER_BYTES, _MAX_TENSORS, _MAX_WEIGHT_FILES = 16 << 20, 200_000, 4_096
+_MAX_INDEX_BYTES = 32 << 20
+_MAX_CONFIG_BYTES, _MAX_OTHER_BYTES = 1 << 20, 256 << 20
+# Configs and templates; any other file is a tokenizer's.
+_CONFIG_FILES = frozenset(
+    {"config.json", "generation_config.json", "chat_template.jinja", "chat_template.json"}
+)
+_READ_SUFFIXES = (".json", ".jinja", ".model", ".txt", ".tiktoken")
 
 # Prompt tokens that the engine prefills at once (LARGEST_CHUNK in engine/batch/step_plan.py), on Linux and on a Mac.
 _PREFILL_LINUX, _PREFILL_MAC = 512, 2048
 # Head sizes with a fused prefill kernel on Metal (mlx 0.32: sdpa_full).
 _FUSED_HEAD_SIZES = (64, 80, 128)
+
+_INDEX_FILE = "model.safetensors.index.json"
+# Each tensor of a header is an object; counting braces is cheaper than parsing.
+_TENSOR_MARK = b"{"
+# The format's own limit; a larger number is the beginning of some other file.
+_FORMAT_HEADER_BYTES = 100_000_000
 
 _M = TypeVar("_M", bound=BaseModel)
 
@@ -165,10 +182,11 @@ def _inspect_folder(folder: Path) -> ModelFacts:
         raise ModelUnusableError(f"{folder} is not a directory", reason="ModelNotFound")
     if not (folder / "config.json").is_file():
         raise ModelUnusableError(f"{folder} has no config.json: not a model directory")
+    _check_sizes(folder)
     config = parse_json_file(ModelConfig, folder / "config.json")
     tensors: dict[str, TensorHeader] = {}
     for path in _weight_files(folder):
-        tensors.update(read_tensors(path))
+        tensors.update(read_tensors(path, most=_MAX_TENSORS - len(tensors)))
     packing = config.quantization
     return ModelFacts(
         model_type=config.model_type,
@@ -232,12 +250,31 @@ def check_context(facts: ModelFacts, context_length: int) -> None:
         )
 
 
+def _check_sizes(folder: Path) -> None:
+    """Refuse a file that is too large to be read whole, as the engine's libraries read all but weights."""
+    for path in folder.iterdir():
+        if path.suffix not in _READ_SUFFIXES or path.name == _INDEX_FILE:
+            continue
+        limit = _MAX_CONFIG_BYTES if path.name in _CONFIG_FILES else _MAX_OTHER_BYTES
+        with contextlib.suppress(FileNotFoundError):  # a link to nothing
+            _check_size(path, path.stat().st_size, limit)
+
+
+def _check_size(path: Path, size: int, limit: int) -> None:
+    if size > limit:
+        raise ModelUnusableError(f"{path} has {size} bytes; at most {limit} are read")
+
+
 def _weight_files(folder: Path) -> list[Path]:
     # mlx-lm reads files with such names only.
-    present = {path.name: path for path in sorted(folder.glob("model*.safetensors"))}
-    index = folder / "model.safetensors.index.json"
+    found = list(itertools.islice(folder.glob("model*.safetensors"), _MAX_WEIGHT_FILES + 1))
+    if len(found) > _MAX_WEIGHT_FILES:
+        raise ModelUnusableError(f"{folder} has more than {_MAX_WEIGHT_FILES} weight files")
+    present = {path.name: path for path in sorted(found)}
+    index = folder / _INDEX_FILE
     if index.is_file():
-        wanted = set(parse_json_file(_WeightIndex, index).weight_map.values())
+        parsed = parse_json_file(_WeightIndex, index, limit_bytes=_MAX_INDEX_BYTES)
+        wanted = set(parsed.weight_map.values())
         absent = sorted(wanted - present.keys())
         if absent:
             raise ModelUnusableError(
@@ -248,15 +285,17 @@ def _weight_files(folder: Path) -> list[Path]:
     return list(present.values())
 
 
-def parse_json_file(model: type[_M], path: Path) -> _M:
+def parse_json_file(model: type[_M], path: Path, *, limit_bytes: int = _MAX_CONFIG_BYTES) -> _M:
     """Return a small JSON file, validated as `model`.
 
     Raises:
-        ModelUnusableError: it cannot be read, or is invalid.
+        ModelUnusableError: it cannot be read, is too large, or is invalid.
 
     """
     try:
-        return model.model_validate_json(path.read_bytes())
+        with path.open("rb") as file:
+            _check_size(path, os.fstat(file.fileno()).st_size, limit_bytes)
+            return model.model_validate_json(file.read(limit_bytes))
     except OSError as error:
         raise ModelUnusableError(f"cannot read {path}: {error.strerror}") from error
     except ValidationError as error:
@@ -265,11 +304,11 @@ def parse_json_file(model: type[_M], path: Path) -> _M:
         raise ModelUnusableError(f"{path}: {where or 'content'}: {first['msg']}") from error
 
 
-def read_tensors(path: Path) -> dict[str, TensorHeader]:
+def read_tensors(path: Path, *, most: int = _MAX_TENSORS) -> dict[str, TensorHeader]:
     """Return the tensors of a safetensors file by name.
 
     Raises:
-        ModelUnusableError: the file is not a safetensors file, or is truncated.
+        ModelUnusableError: the file is not a safetensors file, is truncated, or has more than `most` tensors.
 
     """
     if not path.is_file():  # opening a pipe would block until another process writes to it
@@ -278,7 +317,12 @@ def read_tensors(path: Path) -> dict[str, TensorHeader]:
         size = path.stat().st_size
         with path.open("rb") as file:
             header = _header_length(file.read(8), path, size)
-            entries = _HEADER_ADAPTER.validate_json(file.read(header))
+            raw = file.read(header)
+        if raw.count(_TENSOR_MARK) > most + 2:  # the whole, and the metadata
+            raise ModelUnusableError(
+                f"{path} has too many tensors: a model can have at most {_MAX_TENSORS}"
+            )
+        entries = _HEADER_ADAPTER.validate_json(raw)
     except OSError as error:
         raise ModelUnusableError(f"cannot read {path}: {error.strerror}") from error
     except ValidationError as error:
@@ -293,6 +337,10 @@ def read_tensors(path: Path) -> dict[str, TensorHeader]:
 
 def _header_length(lead: bytes, path: Path, size: int) -> int:
     length = int(struct.unpack("<Q", lead)[0]) if len(lead) == 8 else 0
+    if _MAX_HEADER_BYTES < length <= min(_FORMAT_HEADER_BYTES, size - 8):
+        raise ModelUnusableError(
+            f"{path} has a header of {length} bytes; at most {_MAX_HEADER_BYTES} are read"
+        )
     if not 2 <= length <= min(_MAX_HEADER_BYTES, size - 8):
         raise ModelUnusableError(f"{path} is not a safetensors file, or was cut short")
     return length

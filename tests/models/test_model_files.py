@@ -2,6 +2,7 @@
 
 import json
 import os
+import resource
 import struct
 from collections.abc import Callable
 from pathlib import Path
@@ -298,3 +299,77 @@ def test_nothing_on_disk_is_worse_than_unusable(
         found = report(folder)
     assert found.geometry is not None or (found.reason and found.message)
     ModelReport.model_validate_json(found.model_dump_json())
+
+
+def sparse(path: Path, size: int) -> None:
+    with path.open("ab") as file:
+        file.truncate(size)
+
+
+def huge_header(folder: Path) -> str:
+    """A header of the format's largest size, of which nothing is read."""
+    with (folder / "model.safetensors").open("wb") as file:
+        file.write(struct.pack("<Q", 99_000_000))
+        file.truncate(99_000_100)
+    return "model.safetensors has a header of 99000000 bytes; at most 16777216 are read"
+
+
+def many_tensors(folder: Path) -> str:
+    """More in two files than a model can have, although each has few enough."""
+    for number in (1, 2):
+        entries = b",".join(
+            b'"%d":{"dtype":"F32","data_offsets":[0,0]}' % n for n in range(101_000)
+        )
+        header = b"{" + entries + b"}"
+        (folder / f"model-{number}.safetensors").write_bytes(
+            struct.pack("<Q", len(header)) + header
+        )
+    return "model-2.safetensors has too many tensors: a model can have at most 200000"
+
+
+def many_files(folder: Path) -> str:
+    for number in range(4_097):
+        (folder / f"model-{number}.safetensors").touch()
+    return "has more than 4096 weight files"
+
+
+def huge_config(folder: Path) -> str:
+    sparse(folder / "config.json", (1 << 20) + 1)
+    return "config.json has 1048577 bytes; at most 1048576 are read"
+
+
+def huge_index(folder: Path) -> str:
+    sparse(folder / "model.safetensors.index.json", 33 << 20)
+    return "model.safetensors.index.json has 34603008 bytes"
+
+
+def huge_tokenizer(folder: Path) -> str:
+    sparse(folder / "tokenizer.json", (256 << 20) + 1)
+    return "tokenizer.json has 268435457 bytes; at most 268435456 are read"
+
+
+def huge_template(folder: Path) -> str:
+    sparse(folder / "chat_template.jinja", (1 << 20) + 1)
+    return "chat_template.jinja has 1048577 bytes"
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [huge_header, many_tensors, many_files, huge_config, huge_index, huge_tokenizer, huge_template],
+)
+def test_a_folder_is_read_within_limits(folder: Path, fault: Callable[[Path], str]) -> None:
+    """An agent looks at every folder that a deployment names; none may take its memory."""
+    wanted = fault(folder)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    found = report(folder)
+    grown_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+    assert found.reason == "ModelUnusable"
+    assert wanted in found.message
+    assert grown_kib < 400 << 10
+
+
+def test_large_but_real_files_are_accepted(folder: Path) -> None:
+    sparse(folder / "tokenizer.json", 200 << 20)
+    tensors = {f"layer.{n}.weight": ("F32", 8 * n, 8 * n + 8) for n in range(100_000)}
+    (folder / "model.safetensors").write_bytes(safetensors(tensors))
+    assert report(folder).geometry is not None
