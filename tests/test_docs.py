@@ -6,6 +6,8 @@ import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
 from docs import kind_pages
 from docs.generate import generated
 from manifests.errors import ManifestErrors

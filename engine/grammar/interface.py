@@ -38,11 +38,17 @@ class GrammarMatcher(Protocol):
         ...
 
 
+class CompiledGrammar(Protocol):
+    """A compiled grammar in memory; it has no use but to exist."""
+
+
 class GrammarCompiler(Protocol):
     """Compiles grammars and makes matchers, for one model's vocabulary."""
 
-    def check(self, grammar: str) -> None:
-        """Compile and cache a grammar, so that its matchers are cheap; callable from any thread.
+    def check(self, grammar: str) -> CompiledGrammar:
+        """Compile a grammar, so that its matchers are cheap; callable from any thread.
+
+        The result holds the compiled grammar in memory: as long as it lives, `matcher` compiles nothing.
 
         Raises:
             GrammarError: the grammar is invalid or too large.

@@ -9,6 +9,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import TypeAlias
+from weakref import WeakValueDictionary
 
 import llguidance
 import numpy as np
@@ -22,7 +23,7 @@ SerializeTokenizer: TypeAlias = Callable[[], str]  # the tokenizer as `tokenizer
 # takes 1 to 2 kB, so 50,000 of them are 100 MB for one hostile output.
 _MAX_SYMBOLS, _MAX_STATES = 100_000, 50_000
 _CACHED_GRAMMARS = 32
-"""Compiled grammars to cache, for repeated schemas; each takes a few megabytes at most."""
+"""Compiled grammars to cache beside those of running requests, for repeated schemas; each takes a few megabytes at most."""
 _SENTENCE = 300
 # Errors of the library that are limits of its work; `stop_reason` does not tell them from forbidden tokens.
 _COSTLY = ("lexer error:", "parser error:")
@@ -64,6 +65,13 @@ class LlgMatcher:
         self._matcher.consume_token(token)
 
 
+@dataclass(frozen=True, slots=True, weakref_slot=True, eq=False)
+class LlgGrammar:
+    """A compiled grammar, at the start of an output; implements `CompiledGrammar`."""
+
+    start: llguidance.LLMatcher
+
+
 @dataclass(slots=True, kw_only=True)
 class LlgCompiler:
     """Compiles grammars for one model; implements `GrammarCompiler`.
@@ -75,18 +83,20 @@ class LlgCompiler:
     serialized: SerializeTokenizer
     eos_ids: tuple[int, ...]
     _tokenizer: llguidance.LLTokenizer | None = None
-    _compiled: OrderedDict[str, llguidance.LLMatcher] = field(default_factory=OrderedDict)
+    _living: WeakValueDictionary[str, LlgGrammar] = field(default_factory=WeakValueDictionary)
+    """All compiled grammars that a request or the cache holds."""
+    _cached: OrderedDict[str, LlgGrammar] = field(default_factory=OrderedDict)
     # Tokenizer threads check grammars while the worker makes matchers.
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def check(self, grammar: str) -> None:
-        """Compile and cache a grammar.
+    def check(self, grammar: str) -> LlgGrammar:
+        """Compile and cache a grammar; the result holds it in memory beyond the cache.
 
         Raises:
             GrammarError: the grammar is invalid or too large, or nothing matches it.
 
         """
-        self._start(grammar)
+        return self._compiled(grammar)
 
     def matcher(self, grammar: str) -> LlgMatcher:
         """Return a matcher at the start of an output.
@@ -95,29 +105,33 @@ class LlgCompiler:
             GrammarError: for the reasons of `check`.
 
         """
-        return LlgMatcher(
-            _matcher=self._start(grammar), _mask_words=self._mask_words, _ends=self.eos_ids
-        )
+        start = self._compiled(grammar).start.deep_copy()
+        return LlgMatcher(_matcher=start, _mask_words=self._mask_words, _ends=self.eos_ids)
 
     @property
     def _mask_words(self) -> int:
         assert self._tokenizer is not None
         return -(-self._tokenizer.vocab_size // 32)
 
-    def _start(self, grammar: str) -> llguidance.LLMatcher:
+    def _compiled(self, grammar: str) -> LlgGrammar:
         with self._lock:
-            cached = self._compiled.get(grammar)
-            if cached is not None:
-                self._compiled.move_to_end(grammar)
-                return cached.deep_copy()
+            found = self._living.get(grammar)
+            if found is not None:
+                self._cache(grammar, found)
+                return found
             tokenizer = self._vocabulary()
         # Outside the lock: compiling takes up to a second, and the worker needs matchers meanwhile.
-        compiled = self._compile(tokenizer, grammar)
+        compiled = LlgGrammar(self._compile(tokenizer, grammar))
         with self._lock:
-            self._compiled[grammar] = compiled
-            if len(self._compiled) > _CACHED_GRAMMARS:
-                self._compiled.popitem(last=False)
-            return compiled.deep_copy()
+            self._living[grammar] = compiled
+            self._cache(grammar, compiled)
+        return compiled
+
+    def _cache(self, grammar: str, compiled: LlgGrammar) -> None:
+        self._cached[grammar] = compiled
+        self._cached.move_to_end(grammar)
+        if len(self._cached) > _CACHED_GRAMMARS:
+            self._cached.popitem(last=False)
 
     def _compile(self, tokenizer: llguidance.LLTokenizer, grammar: str) -> llguidance.LLMatcher:
         limits = llguidance.LLParserLimits(

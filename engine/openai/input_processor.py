@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import TypeVar, assert_never
 
 from engine.errors import PromptRefusedError, TextTooLongError
+from engine.grammar.interface import CompiledGrammar
 from engine.jobs import FinishReason, Job, TokenOutput
 from engine.openai import limits, messages, output_format, request_body
 from engine.openai.output_format import ChatEncoder, OutputFormat
@@ -90,6 +91,8 @@ class GenerationChoice:
     """`prompt_digest` of the prompt, if the answer is resumable."""
     cached: int | None = None
     """Prompt tokens that were cached where the answer began, if that was another engine."""
+    compiled: CompiledGrammar | None = None
+    """The compiled grammar of the job, which lives as long as the request."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,7 +175,11 @@ class InputProcessor:
                 job = dataclasses.replace(first_job, id=first_id + len(choices), sampling=sampling)
                 choice = self._choice(request, job, answer_format, index)
                 echo = self._echo(request, at)
-                choices.append(dataclasses.replace(choice, prompt=at, echo=echo))
+                choices.append(
+                    dataclasses.replace(
+                        choice, prompt=at, echo=echo, compiled=answer_format.compiled
+                    )
+                )
         return tuple(choices)
 
     def _max_tokens(self, request: GenerationRequest, prompt_tokens: int) -> int:

@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 
 from engine.errors import GrammarError, PromptRefusedError
 from engine.grammar import json_schema, lark
-from engine.grammar.interface import GrammarCompiler
+from engine.grammar.interface import CompiledGrammar, GrammarCompiler
 from engine.grammar.lark import CallRules, CallSyntax, ReasoningMarkers
 from engine.jobs import SamplingParams
 from engine.openai.output_options import CallableTool, RequiredSchema, Toolbox
@@ -40,6 +40,8 @@ class OutputFormat:
     grammar: str | None
     grammar_param: str
     """The path of the schema in the request; empty without a grammar."""
+    compiled: CompiledGrammar | None
+    """Holds the grammar in memory, so that the worker need not compile it again."""
     _bias: tuple[tuple[int, float], ...]
     _request: GenerationRequest
     _codec: Codec
@@ -207,9 +209,11 @@ def build(
             end=traits.thinking.end,
             is_open=state is ThinkingState.OPEN,
         )
+    grammar = _grammar(request, traits, markers, grammars)
     return OutputFormat(
-        grammar=_grammar(request, traits, markers, grammars),
+        grammar=grammar,
         grammar_param=_grammar_param(request),
+        compiled=None if grammar is None or grammars is None else grammars.check(grammar),
         _bias=_tool_call_ban(request.toolbox, traits),
         _request=request,
         _codec=codec,

@@ -1,5 +1,6 @@
 """The llguidance backend: allowed tokens, limits, faults, and use from several threads."""
 
+import gc
 import json
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
@@ -262,6 +263,18 @@ def test_one_thread_checks_grammars_that_another_uses(grammars: Any) -> None:
         found = list(pool.map(use, texts * 3))
     assert found[:60] == found[60:120] == found[120:]
     assert len(set(found)) == 60
+
+
+def test_a_request_holds_its_grammar_however_many_others_there_are(loaded: Any) -> None:
+    """What is evicted would be compiled again by the worker, between two tokens of all requests."""
+    compiler = LlgCompiler(serialized=loaded.codec.serialized, eos_ids=(2,))
+    texts = [lark.json_grammar({"const": f"value {at}"}, {}, None) for at in range(100)]
+    held = [compiler.check(text) for text in texts]
+    assert [compiler.check(text) for text in texts] == held
+    assert len(compiler._living) == 100
+    del held
+    gc.collect()
+    assert len(compiler._living) == 32
 
 
 def test_an_invalid_grammar_is_refused(grammars: Any) -> None:
