@@ -6,9 +6,9 @@ request, and for a client that does not read.
 
 import asyncio
 import fcntl
+import platform
 import socket
 import struct
-import sys
 import termios
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -180,7 +180,7 @@ class EngineHttpProtocol(BoundedHttpProtocol):
 def _unacknowledged_bytes(connection: Any) -> int:
     """Return the bytes in the kernel's send buffer; 0 if unknown."""
     try:
-        if sys.platform == "darwin":
+        if platform.system() == "Darwin":
             return int(connection.getsockopt(socket.SOL_SOCKET, _SO_NWRITE))
         found = fcntl.ioctl(connection.fileno(), termios.TIOCOUTQ, b"\0\0\0\0")
         return int(struct.unpack("i", found)[0])
