@@ -8,12 +8,18 @@ class StoreError(Exception):
 class UnavailableError(StoreError):
     """The store did not answer: try again later, on another endpoint.
 
-    If `ambiguous` is true, a write may have been applied: read before writing again.
+    If `ambiguous` is true, a write may have been applied: read before writing again. If `absent` is true, no store
+    listens at the address.
     """
 
-    def __init__(self, message: str, *, ambiguous: bool = False) -> None:
+    def __init__(self, message: str, *, ambiguous: bool = False, absent: bool = False) -> None:
         super().__init__(message)
         self.ambiguous = ambiguous
+        self.absent = absent
+
+
+class SlowStoreError(UnavailableError):
+    """The store is there but did not answer in time: wait, and ask less often."""
 
 
 class UnknownOutcomeError(UnavailableError):

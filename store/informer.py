@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from contextlib import aclosing
 from typing import Generic, Protocol, TypeVar
 
-from machinery.backoff import Backoff
+from machinery.backoff import Backoff, Retries
 from machinery.clock import Clock
 from machinery.gc_pause import freeze_survivors, pause_collection
 from store.errors import (
@@ -76,7 +76,7 @@ class Relist(Generic[T]):
 
 log = logging.getLogger(__name__)
 
-_BACKOFF = Backoff(first_s=0.05, limit_s=1.0)
+_BACKOFF = Backoff(first_s=0.1, limit_s=4.0)
 # After a watch of this length, the next break counts as a first failure. A watch that breaks sooner counts as a
 # further failure, or a sick store would be asked twenty times a second.
 _STEADY_S = 5.0
@@ -122,10 +122,10 @@ class Informer(ObjectCache[T]):
         jitter: Callable[[], float] = random.random,
     ) -> None:
         super().__init__(decode)
-        self._jitter = jitter
         self._transport = transport
         self._prefix = prefix
         self._clock = clock
+        self._retries = Retries(_BACKOFF, clock, jitter=jitter)
         self._handlers: list[Callable[[str], None]] = []
         self._advanced = asyncio.Event()
         self._last_received_at: float | None = None
@@ -183,27 +183,36 @@ class Informer(ObjectCache[T]):
 
     async def run(self) -> None:
         """Keep the cache in sync until cancelled: resume after breaks, list again when needed."""
-        failures = 0
         while True:
             self._watching_since = float("inf")
+            failure: StoreError
             try:
                 await self._connect()
                 await self._follow()
             except CompactedError as error:
+                failure = error
                 log.info("listing again", extra={"prefix": self._prefix, "why": str(error)})
                 self._must_list = True
                 if isinstance(error, ReplacedError):
                     # A replaced store reuses revisions: every key counts as changed.
                     self._versions = dict.fromkeys(self._versions, -1)
             except StoreError as error:
-                self.refusal = str(error) if isinstance(error, PermissionDeniedError) else ""
-                # The first failure is often just an idle stream that was cut.
-                level = logging.WARNING if failures == 1 else logging.DEBUG
-                log.log(level, "watch broke", extra={"prefix": self._prefix, "why": str(error)})
-            stood_s = self._clock.monotonic() - self._watching_since
-            failures = 1 if stood_s >= _STEADY_S else failures + 1
-            # Full jitter: after a restart of etcd all watches of a fleet reconnect at once.
-            await self._clock.sleep(_BACKOFF.delay_s(failures) * self._jitter())
+                failure = error
+            else:
+                continue
+            if self._clock.monotonic() - self._watching_since >= _STEADY_S:
+                self._retries.reset()
+            await self._rest(failure)
+
+    async def _rest(self, failure: StoreError) -> None:
+        """Wait before the next attempt: longer after each failure, and much longer if the store refuses us."""
+        is_refused = isinstance(failure, PermissionDeniedError)
+        self.refusal = str(failure) if is_refused else ""
+        if not isinstance(failure, CompactedError):
+            # The first failure is often just an idle stream that was cut.
+            level = logging.WARNING if self._retries.failures == 1 else logging.DEBUG
+            log.log(level, "watch broke", extra={"prefix": self._prefix, "why": str(failure)})
+        await self._retries.wait(is_refused=is_refused)
 
     async def _connect(self) -> None:
         """List the first time, when the history is gone, and when the store may have renumbered its writes."""

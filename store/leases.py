@@ -7,10 +7,10 @@ by a guard on the election's key only (fencing).
 
 import asyncio
 import logging
-import random
 
+from machinery.backoff import Backoff, Retries
 from machinery.clock import Clock
-from store.errors import ConflictError, LeaseLostError, StoreError
+from store.errors import ConflictError, LeaseLostError, PermissionDeniedError, StoreError
 from store.port import CreateRevisionGuard, Guard, ModRevisionGuard, Put, Transport
 
 log = logging.getLogger(__name__)
@@ -24,6 +24,11 @@ up to half a second late.
 
 # Three renewals per time to live, as etcd's own client does.
 _RENEWALS = 3
+# A lease lives for seconds, so a failed renewal is repeated soon, until the lease's deadline.
+_RENEWAL_BACKOFF = Backoff(first_s=0.1, limit_s=0.4)
+_CAMPAIGN_BACKOFF = Backoff(first_s=0.1, limit_s=2.0)
+# A process that ends does not wait longer for the store: its leases expire by themselves.
+_CLOSE_S = 1.0
 
 
 class LeaseSession:
@@ -66,6 +71,7 @@ class LeaseSession:
 
     async def _renew(self) -> None:
         """Renew once; without an answer, try again until the deadline."""
+        retries = Retries(_RENEWAL_BACKOFF, self._clock, refused=_RENEWAL_BACKOFF)
         while self.valid():
             asked_at = self._clock.elapsed()
             try:
@@ -75,7 +81,7 @@ class LeaseSession:
             except StoreError as error:
                 # An error is no answer: only a TTL of 0 says that the lease is gone.
                 log.debug("lease not renewed", extra={"why": str(error)})
-                await self._clock.sleep(0.1)
+                await retries.wait()
                 continue
             if lives_s <= 0:
                 raise LeaseLostError("the store no longer has the lease")
@@ -83,14 +89,16 @@ class LeaseSession:
             return
 
     async def close(self) -> None:
-        """End the lease and delete its keys; if the store does not answer, they expire."""
+        """End the lease and delete its keys; if the store does not answer within a second, they expire."""
         self._deadline = float("-inf")
         if self.id == 0:
             return
         try:
-            await self._transport.revoke(self.id)
-        except StoreError as error:
-            log.info("lease not revoked; it will expire", extra={"why": str(error)})
+            async with asyncio.timeout(_CLOSE_S):
+                await self._transport.revoke(self.id)
+        except (StoreError, TimeoutError) as error:
+            why = str(error) or "no answer"
+            log.info("lease not revoked; it will expire", extra={"why": why})
 
 
 class Leadership:
@@ -128,17 +136,18 @@ class Election:
 
         Each attempt gets a new lease: while it waits, nothing needs to be kept alive.
         """
+        retries = Retries(_CAMPAIGN_BACKOFF, self._clock)
         while True:
             try:
                 await self._wait_for_vacancy()
                 session = LeaseSession(self._transport, self._clock, ttl_s=self._ttl_s)
                 await session.open()
                 epoch = await self._claim(identity, session)
-            except (ConflictError, LeaseLostError):
-                continue
+            except ConflictError:
+                continue  # another one leads: the next attempt waits until it does not
             except StoreError as error:
                 log.info("campaign waits for the store", extra={"why": str(error)})
-                await self._clock.sleep(random.uniform(0.05, 0.5))
+                await retries.wait(is_refused=isinstance(error, PermissionDeniedError))
                 continue
             return Leadership(self._key, epoch, session)
 

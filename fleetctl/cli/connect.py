@@ -15,7 +15,7 @@ from click.core import ParameterSource
 from fleetctl.cli import errors
 from fleetctl.cli.resolve import resolve_options
 from machinery.clock import SystemClock
-from store.errors import StoreError, UnavailableError, UndecodableError
+from store.errors import SlowStoreError, StoreError, UnavailableError, UndecodableError
 from store.etcd.address import EtcdAddress
 from store.etcd.flags import address_from_flags, etcd_options
 from store.reads import StoreReader
@@ -150,7 +150,9 @@ async def open_store(options: dict[str, Any]) -> AsyncIterator["Transport"]:
         if store_address.socket is None or options["etcd"] or store_address.socket.exists():
             raise
         folder = options["data_dir"].expanduser().absolute()
-        raise UnavailableError(f"no fleet runs in {folder}", ambiguous=error.ambiguous) from error
+        raise UnavailableError(
+            f"no fleet runs in {folder}", ambiguous=error.ambiguous, absent=True
+        ) from error
     finally:
         await transport.close()
 
@@ -203,6 +205,8 @@ def read_once(options: dict[str, Any], main: Callable[[StoreReader], Coroutine[A
         store = SyncReader(etcd_address(options), SystemClock())
         try:
             return run_sync(main(store))
+        except SlowStoreError:
+            raise  # the same question again would make etcd slower
         except StoreError:
             pass
         finally:

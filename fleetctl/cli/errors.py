@@ -7,6 +7,7 @@ from store.errors import (
     ConflictError,
     NoSpaceError,
     PermissionDeniedError,
+    SlowStoreError,
     StoreError,
     TooLargeError,
     UnauthenticatedError,
@@ -34,11 +35,14 @@ class InterruptedByUser(FleetctlError):  # noqa: N818 - an interrupt is not an e
     exit_code = 130
 
 
+_START = (
+    "Is the fleet up? `fleetctl up` starts a fleet on this machine; for another fleet, pass the "
+    "address of its etcd with --etcd, FLEET_ETCD or a context (`fleetctl config`)"
+)
 _ADVICE: tuple[tuple[type[StoreError], str], ...] = (
     (
-        UnavailableError,
-        "Is the fleet up? `fleetctl up` starts a fleet on this machine; for another fleet, pass the "
-        "address of its etcd with --etcd, FLEET_ETCD or a context (`fleetctl config`)",
+        SlowStoreError,
+        "Its machine or its disk may be busy: try again in a minute",
     ),
     (UnauthenticatedError, "Pass --etcd-password-file, such as admin.env of `fleetctl init-auth`"),
     (
@@ -58,6 +62,11 @@ _ADVICE: tuple[tuple[type[StoreError], str], ...] = (
 
 def from_store_error(error: StoreError) -> FleetctlError:
     """Return the error that a user reads when the store failed, with advice."""
-    advice = next((text for kind, text in _ADVICE if isinstance(error, kind)), "")
+    is_absent = isinstance(error, UnavailableError) and error.absent
+    advice = (
+        _START
+        if is_absent
+        else next((text for kind, text in _ADVICE if isinstance(error, kind)), "")
+    )
     sentence = str(error).rstrip(".")
     return FleetctlError(f"{sentence}. {advice}." if advice else sentence)

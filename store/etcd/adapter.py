@@ -1,22 +1,17 @@
 """The parts that both etcd adapters share: endpoint rotation, tokens, limits, and de-duplication of watch events."""
 
 import asyncio
-import logging
+import random
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
-from store.errors import (
-    AuthOffError,
-    PermissionDeniedError,
-    StoreError,
-    UnauthenticatedError,
-    UnavailableError,
-)
+from machinery.backoff import Backoff, RetryBudget
+from store.errors import PermissionDeniedError, UnauthenticatedError, UnavailableError
 from store.etcd.address import EtcdAddress
+from store.etcd.authentication import Authentication
 from store.port import KeyChange, WatchBatch
 
 T = TypeVar("T")
-log = logging.getLogger(__name__)
 
 CALL_S = 2.0
 # A renewal is sent after a third of the lease's time. Within a lease of four seconds there must be time for it to fail
@@ -26,9 +21,11 @@ RENEW_S = 1.0
 CONNECT_S = 1.0
 # Unary calls in flight at once; waiting for a slot does not count against a call's time.
 AT_ONCE = 32
-# Embedded etcd reports progress every 5 s. An external etcd may not: then an idle watch is opened again after this
-# time, which costs one request.
+# Embedded etcd reports progress every 5 s. An external etcd may not: then the watch asks for a report after half of this
+# time, and counts as broken if nothing arrives until its end.
 IDLE_S = 17.0
+# Between two attempts of one read: the second one goes to another endpoint, or to a fresh connection.
+_RETRY = Backoff(first_s=0.02, limit_s=0.2)
 
 
 class EndpointCaller:
@@ -37,15 +34,24 @@ class EndpointCaller:
     `authenticate` returns a token for the address's user; it makes one call to the current endpoint.
     """
 
-    def __init__(self, address: EtcdAddress, authenticate: Callable[[], Awaitable[str]]) -> None:
+    def __init__(
+        self,
+        address: EtcdAddress,
+        authenticate: Callable[[], Awaitable[str]],
+        authentication: Authentication | None = None,
+    ) -> None:
+        """Prepare to call; an `authentication` that several connections share is closed by its owner."""
         self._address = address
         self._authenticate = authenticate
+        self._owns_authentication = authentication is None
+        self._authentication = authentication or Authentication(address)
         self._slots = asyncio.Semaphore(AT_ONCE)
-        self._token: str | None = None
-        self._has_asked = False
-        # etcd checks a password with bcrypt: 32 concurrent calls must not request 32 tokens.
-        self._authenticating = asyncio.Lock()
+        self._budget = RetryBudget()
         self.turn = 0
+
+    async def close(self) -> None:
+        if self._owns_authentication:
+            await self._authentication.close()
 
     def rotate(self, turn: int) -> None:
         """Switch to the next endpoint; several calls that fail at the same endpoint count as one failure."""
@@ -71,58 +77,67 @@ class EndpointCaller:
                         raise
             return await self._ask(exchange, limit_s)
 
+    async def read(
+        self,
+        exchange: Callable[[str | None], Awaitable[T]],
+        *,
+        limit_s: float = CALL_S,
+        tries: int = 3,
+    ) -> T:
+        """Do the same with a call that may be repeated, on another endpoint or a fresh connection.
+
+        While most calls fail, it is not repeated: retries must not add to the load of a sick etcd.
+        """
+        for attempt in range(1, tries + 1):
+            try:
+                found = await self.call(exchange, limit_s=limit_s)
+            except UnavailableError:
+                self._budget.record_failure()
+                if attempt == tries or not self._budget.allows_retry:
+                    raise
+                await asyncio.sleep(_RETRY.delay_s(attempt, jitter=random.random()))
+            else:
+                self._budget.record_success()
+                return found
+        raise AssertionError("unreachable")
+
     async def _ask(self, exchange: Callable[[str | None], Awaitable[T]], limit_s: float) -> T:
         """Call one endpoint; retry once with a fresh token if the token is stale."""
-        token = await self.token(limit_s)
         try:
-            return await exchange(token)
+            return await self._exchange(exchange, limit_s)
         except UnauthenticatedError as error:
             if not self._address.username:
                 raise UnauthenticatedError(
                     f"etcd at {self._address} requires a user and a password, and got none ({error})"
                 ) from error
+        return await self._exchange(exchange, limit_s)
+
+    async def _exchange(self, exchange: Callable[[str | None], Awaitable[T]], limit_s: float) -> T:
+        token = await self.token(limit_s)
+        try:
+            found = await exchange(token)
+        except UnauthenticatedError:
+            self.reject_token(token)
+            raise
         except PermissionDeniedError as error:
+            self.accept_token(token)
             raise PermissionDeniedError(
                 f"etcd at {self._address} denies this to user {self._address.username!r}: {error}"
             ) from error
-        self.discard_token(token)
-        return await exchange(await self.token(limit_s))
+        self.accept_token(token)
+        return found
 
     async def token(self, limit_s: float = CALL_S) -> str | None:
-        """Return the token to call with; None without a user, or if etcd does not require one."""
-        if not self._address.username:
-            return None
-        try:
-            async with asyncio.timeout(limit_s), self._authenticating:
-                if not self._has_asked:
-                    self._token = await self._fresh_token()
-                    self._has_asked = True
-                return self._token
-        except TimeoutError as error:
-            raise UnavailableError(
-                f"etcd at {self._address}: no answer to the password in {limit_s:g} s"
-            ) from error
+        """Return the token to call with; raises as `Authentication.token`."""
+        return await self._authentication.token(self._authenticate, limit_s)
 
-    async def _fresh_token(self) -> str | None:
-        try:
-            return await self._authenticate()
-        except AuthOffError:
-            # Processes get their passwords before etcd requires them: see `init-auth`. From then on a call
-            # without a token is refused, and a token is requested.
-            log.warning("etcd does not require passwords", extra={"etcd": str(self._address)})
-            return None
-        except UnavailableError as error:
-            # No call was made, so nothing was written.
-            raise UnavailableError(str(error)) from error
-        except StoreError as error:
-            raise PermissionDeniedError(
-                f"etcd refuses user {self._address.username!r}: {error}"
-            ) from error
+    def accept_token(self, token: str | None) -> None:
+        """Record that etcd accepted the token."""
+        self._authentication.accept(token)
 
-    def discard_token(self, token: str | None) -> None:
-        """Request a fresh token next time, if this one is still in use."""
-        if self._token == token:
-            self._has_asked = False
+    def reject_token(self, token: str | None) -> None:
+        """Request a fresh token next time, because etcd rejected this one."""
+        self._authentication.reject(token)
 
 
 def drop_seen_changes(

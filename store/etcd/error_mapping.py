@@ -6,6 +6,7 @@ from store.errors import (
     LeaseLostError,
     NoSpaceError,
     PermissionDeniedError,
+    SlowStoreError,
     StoreError,
     TooLargeError,
     UnauthenticatedError,
@@ -13,7 +14,8 @@ from store.errors import (
 )
 
 # gRPC status codes: https://grpc.github.io/grpc/core/md_doc_statuscodes.html
-_DEADLINE, _NOT_FOUND, _DENIED, _EXHAUSTED, _RANGE, _UNAVAILABLE, _UNAUTHENTICATED = (
+_UNKNOWN, _DEADLINE, _NOT_FOUND, _DENIED, _EXHAUSTED, _RANGE, _UNAVAILABLE, _UNAUTHENTICATED = (
+    2,
     4,
     5,
     7,
@@ -68,8 +70,36 @@ def error_from_status(code: int, text: str) -> StoreError:
     return StoreError(f"etcd: {text} (code {code})")
 
 
-# Phrases of grpc, of aiohttp, and of the TLS libraries of Go, OpenSSL and BoringSSL, without underscores; the first match
-# wins.
+def slow_error(
+    where: str, limit_s: float, what: str = "", *, ambiguous: bool = False
+) -> SlowStoreError:
+    """Return the error for an etcd that is there and did not answer in time; `what` it was asked."""
+    asked = f" {what}" if what else ""
+    return SlowStoreError(
+        f"no answer from etcd at {where}{asked} within {limit_s:g} s: it is there but slow",
+        ambiguous=ambiguous,
+    )
+
+
+def connection_error(where: str, text: str, *, ambiguous: bool = False) -> UnavailableError:
+    """Return the error for a connection that failed, with its explanation for users."""
+    why = explain_connection_error(where, text)
+    if why == _SILENT:
+        return SlowStoreError(f"no answer from etcd at {where}: {why}", ambiguous=ambiguous)
+    is_absent = why in (_REFUSED, _NO_SOCKET)
+    return UnavailableError(f"etcd at {where}: {why}", ambiguous=ambiguous, absent=is_absent)
+
+
+def is_refusal(text: str) -> bool:
+    """Return whether a watch was cancelled because of its token, or of its user's rights."""
+    return isinstance(error_from_status(_UNKNOWN, text), PermissionDeniedError)
+
+
+_REFUSED = "connection refused: no etcd listens there"
+_NO_SOCKET = "no etcd runs there"
+_SILENT = "something listens there, but it does not speak: it is slow or stopped"
+
+# Phrases of grpc, of aiohttp and of Go's TLS; the first match wins.
 _HINTS: tuple[tuple[tuple[str, ...], str], ...] = (
     (
         ("hostname verification check failed", "hostname mismatch", "ip address mismatch"),
@@ -115,8 +145,17 @@ _HINTS: tuple[tuple[tuple[str, ...], str], ...] = (
         ("domain name not found", "name or service not known", "nodename nor servname"),
         "unknown host name. Check the URL of --etcd",
     ),
-    (("connection refused",), "connection refused: no etcd listens there"),
-    (("error: no such file or directory",), "no etcd runs there"),
+    (("connection refused",), _REFUSED),
+    (("error: no such file or directory",), _NO_SOCKET),
+    (("before receiving settings frame",), _SILENT),
+    (
+        ("no route to host", "host is down", "network is unreachable"),
+        "its machine cannot be reached. Check the address of --etcd, and that machine's network",
+    ),
+    (
+        ("timeout occurred", "connection timed out", "timed out"),
+        "its machine does not answer. Is it up, and is the address of --etcd right?",
+    ),
 )
 
 # aiohttp's "[None]" means that the other side closed the connection during the TLS handshake.

@@ -11,10 +11,21 @@ from store.reads import KeyValue
 
 Json = dict[str, Any]
 
+MAX_ANSWER_BYTES = 2**28
+"""The largest answer that is read: many times the pages that the fleet requests, 4 MiB of values each."""
+
 
 def not_etcd_error(answer: object) -> UnavailableError:
     """Return the error for an answer that etcd would not give; a write may have been applied."""
     return UnavailableError(f"not an answer of etcd: {str(answer)[:80]}", ambiguous=True)
+
+
+def too_large_error(where: str, limit: int) -> UnavailableError:
+    """Return the error for an answer that is not read to its end; a write may have been applied."""
+    return UnavailableError(
+        f"etcd at {where} sent more than {limit >> 10} KiB as one answer, which etcd would not do. Is it a web server?",
+        ambiguous=True,
+    )
 
 
 def field_at(tree: Json, *path: str) -> Any:

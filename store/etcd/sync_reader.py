@@ -14,10 +14,18 @@ from urllib.parse import urlsplit
 
 from machinery.clock import Clock
 from store import reads
-from store.errors import AuthOffError, UnavailableError
+from store.errors import AuthOffError, SlowStoreError, UnavailableError
 from store.etcd.address import EtcdAddress
-from store.etcd.error_mapping import error_from_status
-from store.etcd.json_values import Json, b64, error_body, field_at, key_value, not_etcd_error
+from store.etcd.error_mapping import error_from_status, slow_error
+from store.etcd.json_values import (
+    MAX_ANSWER_BYTES,
+    Json,
+    b64,
+    error_body,
+    field_at,
+    key_value,
+    not_etcd_error,
+)
 from store.keys import prefix_end
 from store.reads import KeyValue, Listing
 
@@ -27,6 +35,7 @@ if TYPE_CHECKING:  # 20 ms, for TLS only
 _CONNECT_S = 1.0
 _CHUNK = 2**18
 _LONGEST_HEAD = 2**16
+_MOST_HEADERS = 100
 
 
 class HttpResponse(NamedTuple):
@@ -119,6 +128,8 @@ class _ResponseReader:
         status = int(rest[:3])
         headers: dict[str, str] = {}
         while line := self._line():
+            if len(headers) >= _MOST_HEADERS:
+                raise ValueError("the response has too many headers")
             name, _, value = line.partition(":")
             headers[name.strip().lower()] = value.strip().lower()
         is_last = version == "HTTP/1.0" or headers.get("connection") == "close"
@@ -127,6 +138,7 @@ class _ResponseReader:
         length = headers.get("content-length", "")
         if not length.isdecimal():
             raise ValueError("the response has no length")
+        _check_length(int(length))
         return HttpResponse(status, self._exactly(int(length)), is_last=is_last)
 
     def _line(self) -> str:
@@ -147,12 +159,23 @@ class _ResponseReader:
 
     def _chunks(self) -> bytes:
         found: list[bytes] = []
+        size = 0
         while length := int(self._line().partition(";")[0], 16):
+            size += length
+            _check_length(length)
+            _check_length(size)
             found.append(self._exactly(length))
             self._line()
-        while self._line():  # trailers
-            pass
-        return b"".join(found)
+        for _ in range(_MOST_HEADERS):
+            if not self._line():
+                return b"".join(found)
+        raise ValueError("the response has too many trailers")
+
+
+def _check_length(length: int) -> None:
+    """Raise ValueError if the body, or a part of it, is larger than an answer of etcd."""
+    if not 0 <= length <= MAX_ANSWER_BYTES:
+        raise ValueError(f"an answer of {length} bytes")
 
 
 def _open_socket(address: EtcdAddress, url: str, tls: "SSLContext | None") -> socket.socket:
@@ -182,6 +205,8 @@ T = TypeVar("T")
 
 # Time limits as in the other adapters: for a call, and for one page of a list.
 _CALL_S, _LIST_S = 2.0, 5.0
+# As `store.etcd.authentication.AUTHENTICATE_S`, whose import is expensive: a busy etcd needs seconds for a password.
+_AUTHENTICATE_S = 10.0
 
 
 def run_sync(main: Coroutine[Any, Any, T]) -> T:
@@ -260,6 +285,8 @@ class SyncReader:
         for turn in range(len(self._urls)):
             try:
                 return self._ask(path, body, limit_s)
+            except SlowStoreError:
+                raise
             except UnavailableError:
                 self.close()
                 self._urls.append(self._urls.pop(0))
@@ -276,11 +303,16 @@ class SyncReader:
     def _authenticated(self) -> str | None:
         credentials = {"name": self._address.username, "password": self._address.password}
         try:
-            return str(
-                field_at(self._exchange("/auth/authenticate", credentials, _CALL_S), "token")
-            )
+            answer = self._exchange("/auth/authenticate", credentials, _AUTHENTICATE_S)
+            return str(field_at(answer, "token"))
         except AuthOffError:
             return None
+        except ConnectionBrokenError as error:
+            if not isinstance(error.__cause__, TimeoutError) or self._connection is None:
+                raise
+            # Another request for a token would only cost etcd another bcrypt.
+            self.close()
+            raise slow_error(str(self._address), _AUTHENTICATE_S, "to the password") from error
 
     def _exchange(self, path: str, body: Json, limit_s: float) -> Json:
         if self._connection is None:

@@ -7,7 +7,6 @@ import shutil
 import signal
 from dataclasses import fields
 from functools import partial
-from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -23,7 +22,6 @@ from store.etcd.member.embedded import EmbeddedEtcd
 from store.informer import HandlerError, Informer
 from store.memory import MemoryTransport
 from store.port import KeyValue, Put, Transport
-from tests.support.clock import FakeClock
 from tests.support.store_faults import FaultyTransport
 from tests.support.store_informers import compact, delete, put, running, text_of, watchers
 from tests.support.store_tcp_etcd import TcpEtcd
@@ -438,49 +436,6 @@ async def test_values_are_not_queued(memory: MemoryTransport) -> None:
         await informer.reached(await put(memory, "/a/1", "last"))
         assert informer.items["/a/1"] == "last"
     assert set(told) == {"/a/1"}
-
-
-async def opened_at(
-    clock: FakeClock, stands_s: float, for_s: float, *, jitter: float
-) -> list[float]:
-    """Return the times at which an informer opens watches that each last so long."""
-    faulty = FaultyTransport(MemoryTransport(clock))
-    opened: list[float] = []
-
-    async def break_them() -> None:
-        while True:
-            seen = faulty.watches
-            while faulty.watches == seen:
-                await clock.sleep(0.001)
-            opened.append(clock.monotonic())
-            await clock.sleep(stands_s)
-            faulty.leave()
-            faulty.come_back()
-
-    async with asyncio.TaskGroup() as group:
-        breaking = group.create_task(break_them())
-        await asyncio.sleep(0)
-        async with running(faulty, "/a/", clock, jitter=lambda: jitter):
-            await clock.advance(for_s)
-        breaking.cancel()
-    return opened
-
-
-async def test_a_watch_that_breaks_at_once_backs_off() -> None:
-    opened = await opened_at(FakeClock(), 0.0, 4.0, jitter=1.0)
-    gaps = [after - before for before, after in pairwise(opened)]
-    assert gaps == pytest.approx([0.05, 0.1, 0.2, 0.4, 0.8, 1.0, 1.0], abs=0.01)
-
-
-async def test_a_watch_that_lasted_is_reopened_soon() -> None:
-    opened = await opened_at(FakeClock(), 6.0, 60.0, jitter=1.0)
-    gaps = [after - before for before, after in pairwise(opened)]
-    assert gaps == pytest.approx([6.05] * 9, abs=0.02)
-
-
-async def test_many_informers_reconnect_with_full_jitter() -> None:
-    opened = await opened_at(FakeClock(), 0.0, 1.0, jitter=0.1)
-    assert opened[1] - opened[0] == pytest.approx(0.005, abs=0.002)
 
 
 @pytest.mark.etcd

@@ -5,20 +5,23 @@ One connection per endpoint carries all calls and streams of a process.
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable
-from contextlib import closing
+from contextlib import closing, suppress
 from typing import Any, Generic, cast
 from urllib.parse import urlsplit
 
 import grpc
 import grpc.aio
 
-from store.errors import StoreError, UnavailableError
+from store.errors import SlowStoreError, StoreError, UnauthenticatedError, UnavailableError
 from store.etcd.adapter import CALL_S, CONNECT_S, IDLE_S, EndpointCaller
 from store.etcd.address import EtcdAddress
-from store.etcd.error_mapping import error_from_status, explain_connection_error
+from store.etcd.authentication import AUTHENTICATE_S, Authentication
+from store.etcd.error_mapping import connection_error, error_from_status, slow_error
 from store.etcd.grpc.proto import etcd_pb2 as pb
 from store.etcd.grpc.wire import AUTHENTICATE, STATUS, Method, Request, Response
+from store.etcd.json_values import MAX_ANSWER_BYTES
 
+_TOO_LATE = grpc.StatusCode.DEADLINE_EXCEEDED
 # grpc's own codes for broken connections ("Internal error from Core", "Channel closed").
 _BROKEN = (grpc.StatusCode.INTERNAL, grpc.StatusCode.CANCELLED)
 
@@ -30,11 +33,15 @@ class Stream(Generic[Request, Response]):
         self,
         call: "grpc.aio.StreamStreamCall[Request, Response]",
         where: str,
-        blame: Callable[[], None],
+        blame: Callable[[StoreError], None],
+        accept: Callable[[], None],
     ) -> None:
+        """`blame` is called with the error that broke the stream, `accept` when etcd has answered on it."""
         self._call = call
         self._where = where
         self._blame = blame
+        self._accept = accept
+        self._nudge: asyncio.Task[None] | None = None
 
     async def send(self, request: Request, *, limit_s: float = CALL_S) -> None:
         """Send a request.
@@ -51,17 +58,35 @@ class Stream(Generic[Request, Response]):
         except (grpc.RpcError, asyncio.InvalidStateError) as error:
             raise self._error_of(error) from error
 
-    async def receive(self, *, limit_s: float) -> Response:
+    async def receive(self, *, limit_s: float, nudge: Request | None = None) -> Response:
         """Return the next answer.
+
+        `nudge` is sent when half of the time has passed without one, to find out whether the peer is alive.
 
         Raises:
             StoreError: the stream broke or ended, or nothing arrived in time.
 
         """
-        answer = await self.next(limit_s=limit_s)
+        # A read must not be cancelled, and a task for each answer would be expensive: a timer costs little.
+        timer = None
+        if nudge is not None:
+            timer = asyncio.get_running_loop().call_later(limit_s / 2, self._start_nudge, nudge)
+        try:
+            answer = await self.next(limit_s=limit_s)
+        finally:
+            if timer is not None:
+                timer.cancel()
         if answer is None:
             raise self.failure("the stream ended")
         return answer
+
+    def _start_nudge(self, request: Request) -> None:
+        self._nudge = asyncio.get_running_loop().create_task(self._send_nudge(request))
+
+    async def _send_nudge(self, request: Request) -> None:
+        # The reader finds out about a broken stream.
+        with suppress(StoreError):
+            await self.send(request)
 
     async def next(self, *, limit_s: float) -> Response | None:
         """Return the next answer; None at the end of the stream.
@@ -77,18 +102,25 @@ class Stream(Generic[Request, Response]):
             raise self.failure(f"nothing received for {limit_s:g} s") from error
         except (grpc.RpcError, asyncio.InvalidStateError) as error:
             raise self._error_of(error) from error
-        return None if answer is grpc.aio.EOF else cast("Response", answer)
+        if answer is grpc.aio.EOF:
+            return None
+        self._accept()
+        return cast("Response", answer)
 
     def failure(self, what: str) -> UnavailableError:
         """Return the error for a broken stream; the next stream goes to another endpoint."""
-        self._blame()
-        return UnavailableError(f"{self._where}: {what}")
+        error = UnavailableError(f"{self._where}: {what}")
+        self._blame(error)
+        return error
 
     def _error_of(self, error: BaseException) -> StoreError:
-        self._blame()
-        return error_of(error, self._where)
+        found = error_of(error, self._where)
+        self._blame(found)
+        return found
 
     def close(self) -> None:
+        if self._nudge is not None:
+            self._nudge.cancel()
         self._call.cancel()
 
 
@@ -106,7 +138,7 @@ def error_of(error: BaseException, where: str) -> StoreError:
 # https://grpc.github.io/grpc/core/group__grpc__arg__keys.html
 _OPTIONS: tuple[tuple[str, int | str], ...] = (
     # A page of large objects exceeds the client's default of 4 MiB.
-    ("grpc.max_receive_message_length", -1),
+    ("grpc.max_receive_message_length", MAX_ANSWER_BYTES),
     ("grpc.max_send_message_length", -1),
     # Each transport has its own connection, and closes it.
     ("grpc.use_local_subchannel_pool", 1),
@@ -132,15 +164,22 @@ Metadata = tuple[tuple[str, str], ...]
 class GrpcChannel:
     """Calls and streams to the etcd at an address. Connects on first use."""
 
-    def __init__(self, address: EtcdAddress, *, idle_s: float = IDLE_S) -> None:
+    def __init__(
+        self,
+        address: EtcdAddress,
+        *,
+        idle_s: float = IDLE_S,
+        authentication: Authentication | None = None,
+    ) -> None:
         self._address = address
         self.idle_s = idle_s
-        self._caller = EndpointCaller(address, self._authenticate)
+        self._caller = EndpointCaller(address, self._authenticate, authentication)
         self._channels: dict[str, grpc.aio.Channel] = {}
         # Creating a callable costs as much as a call.
         self._callables: dict[tuple[str, str], Any] = {}
 
     async def close(self) -> None:
+        await self._caller.close()
         for channel in self._channels.values():
             await channel.close()
         self._channels.clear()
@@ -159,6 +198,26 @@ class GrpcChannel:
             lambda token: self._exchange(method, request, limit_s, token), limit_s=limit_s
         )
 
+    async def read(
+        self,
+        method: Method[Request, Response],
+        request: Request,
+        *,
+        limit_s: float = CALL_S,
+        tries: int = 3,
+    ) -> Response:
+        """Return the answer of a call that may be repeated, on another endpoint or a fresh connection.
+
+        Raises:
+            StoreError: the last error.
+
+        """
+        return await self._caller.read(
+            lambda token: self._exchange(method, request, limit_s, token),
+            limit_s=limit_s,
+            tries=tries,
+        )
+
     async def _exchange(
         self, method: Method[Request, Response], request: Request, limit_s: float, token: str | None
     ) -> Response:
@@ -169,13 +228,13 @@ class GrpcChannel:
                 request, timeout=limit_s, metadata=_metadata(token)
             )
         except (grpc.RpcError, asyncio.InvalidStateError) as error:
-            raise self._failure(error, turn, url) from error
+            raise self._failure(error, turn, url, limit_s) from error
         except UnavailableError:
             self._caller.rotate(turn)
             raise
         return answer
 
-    def _failure(self, error: BaseException, turn: int, url: str) -> StoreError:
+    def _failure(self, error: BaseException, turn: int, url: str, limit_s: float) -> StoreError:
         """Return the error for grpc's.
 
         The caller must not keep it in a variable: its traceback holds the frame, the frame the call, and the call
@@ -184,6 +243,8 @@ class GrpcChannel:
         found = error_of(error, f"etcd at {url}")
         if isinstance(found, UnavailableError):
             self._caller.rotate(turn)
+        if isinstance(error, grpc.aio.AioRpcError) and error.code() is _TOO_LATE:
+            return slow_error(url, limit_s, ambiguous=True)
         return found
 
     async def _connected(self, url: str, limit_s: float) -> None:
@@ -201,7 +262,9 @@ class GrpcChannel:
                         await channel.wait_for_state_change(state)
                     state = channel.get_state(try_to_connect=True)
         except TimeoutError as error:
-            raise UnavailableError(f"etcd at {url}: no connection in {limit_s:g} s") from error
+            raise SlowStoreError(
+                f"no answer from etcd at {url} within {limit_s:g} s: it is slow, or its machine cannot be reached"
+            ) from error
 
     async def _explain(self, url: str) -> None:
         """Raise the cause of a missing connection: grpc reports it to calls only, so make a harmless one."""
@@ -209,10 +272,7 @@ class GrpcChannel:
             await self._callable(url, STATUS, "unary_unary")(pb.Empty(), timeout=CONNECT_S)
         except grpc.aio.AioRpcError as error:
             why = str(error.details()).rpartition("last error: ")[2].removeprefix("UNKNOWN: ")
-            no_answer = "no answer: " if "timed out" in why else ""
-            raise UnavailableError(
-                f"etcd at {url}: {no_answer}{explain_connection_error(url, why)}"
-            ) from error
+            raise connection_error(url, why) from error
 
     async def open(self, method: Method[Request, Response]) -> Stream[Request, Response]:
         """Open a stream of requests and answers to the current endpoint.
@@ -221,11 +281,11 @@ class GrpcChannel:
             StoreError: there is no connection, or no token.
 
         """
-        token, url, blame = await self._turn()
-        call = self._callable(url, method, "stream_stream")(
-            metadata=(*_metadata(token), *_NEEDS_LEADER)
+        return await self._stream(
+            lambda url, token: self._callable(url, method, "stream_stream")(
+                metadata=(*_metadata(token), *_NEEDS_LEADER)
+            )
         )
-        return Stream(call, f"etcd at {url}", blame)
 
     async def answers(
         self, method: Method[Request, Response], request: Request, *, limit_s: float
@@ -236,14 +296,17 @@ class GrpcChannel:
             StoreError: the stream broke before its end, or an answer did not arrive in time.
 
         """
-        token, url, blame = await self._turn()
-        call = self._callable(url, method, "unary_stream")(request, metadata=_metadata(token))
-        with closing(Stream[Request, Response](call, f"etcd at {url}", blame)) as stream:
+        opened: Stream[Request, Response] = await self._stream(
+            lambda url, token: self._callable(url, method, "unary_stream")(
+                request, metadata=_metadata(token)
+            )
+        )
+        with closing(opened) as stream:
             while (answer := await stream.next(limit_s=limit_s)) is not None:
                 yield answer
 
-    async def _turn(self) -> tuple[str | None, str, Callable[[], None]]:
-        """Return a token, the current endpoint (connected), and a callback to report a broken stream."""
+    async def _stream(self, begin: Callable[[str, str | None], Any]) -> Stream[Request, Response]:
+        """Begin a stream at the current endpoint, with a token."""
         token = await self._caller.token()
         turn, url = self._caller.turn, self._url()
         try:
@@ -252,19 +315,24 @@ class GrpcChannel:
             self._caller.rotate(turn)
             raise
 
-        def blame() -> None:
+        def blame(error: StoreError) -> None:
             self._caller.rotate(turn)
-            self._caller.discard_token(
-                token
-            )  # it may be stale; some versions of etcd cancel such a watch as denied
+            # A broken connection says nothing about the token.
+            if isinstance(error, UnauthenticatedError):
+                self._caller.reject_token(token)
 
-        return token, url, blame
+        return Stream(
+            begin(url, token),
+            f"etcd at {url}",
+            blame,
+            lambda: self._caller.accept_token(token),
+        )
 
     async def _authenticate(self) -> str:
         request = pb.AuthenticateRequest(
             name=self._address.username, password=self._address.password
         )
-        return (await self._exchange(AUTHENTICATE, request, CALL_S, None)).token
+        return (await self._exchange(AUTHENTICATE, request, AUTHENTICATE_S, None)).token
 
     def _url(self) -> str:
         if self._address.socket is not None:

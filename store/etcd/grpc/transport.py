@@ -12,14 +12,14 @@ from store.errors import (
     LeaseLostError,
     ReplacedError,
     TooLargeError,
-    UnavailableError,
 )
-from store.etcd.adapter import CALL_S, IDLE_S, RENEW_S, drop_seen_changes
+from store.etcd.adapter import IDLE_S, RENEW_S, drop_seen_changes
 from store.etcd.address import EtcdAddress
+from store.etcd.authentication import Authentication
+from store.etcd.error_mapping import is_refusal
 from store.etcd.grpc import wire
 from store.etcd.grpc.channel import GrpcChannel, Stream
 from store.etcd.grpc.proto import etcd_pb2 as pb
-from store.etcd.grpc.wire import Method, Request, Response
 from store.keys import prefix_end
 from store.port import (
     MAX_OPERATIONS,
@@ -84,6 +84,9 @@ class LeaseRenewals:
             self._drop()
 
 
+# The request of a progress report, and the watch id of its answer (clientv3's InvalidWatchID).
+_PROGRESS = pb.WatchRequest(progress_request=pb.WatchProgressRequest())
+_NO_WATCH = -1
 # For one page. A user at a terminal waits for two attempts of this.
 _LIST_S = 5.0
 
@@ -91,12 +94,18 @@ _LIST_S = 5.0
 class GrpcTransport:
     """`store.port.Transport` over gRPC; connects on first use."""
 
-    def __init__(self, address: EtcdAddress, *, idle_s: float = IDLE_S) -> None:
-        self._channel = GrpcChannel(address, idle_s=idle_s)
+    def __init__(
+        self,
+        address: EtcdAddress,
+        *,
+        idle_s: float = IDLE_S,
+        authentication: Authentication | None = None,
+    ) -> None:
+        self._channel = GrpcChannel(address, idle_s=idle_s, authentication=authentication)
         self._renewals = LeaseRenewals(self._channel)
 
     async def get(self, key: str) -> KeyValue | None:
-        answer = await self._read(wire.RANGE, pb.RangeRequest(key=wire.raw(key)))
+        answer = await self._channel.read(wire.RANGE, pb.RangeRequest(key=wire.raw(key)))
         return wire.key_value(answer.kvs[0]) if answer.kvs else None
 
     async def list(self, prefix: str) -> Listing:
@@ -109,7 +118,7 @@ class GrpcTransport:
             request = pb.RangeRequest(
                 key=wire.raw(start), range_end=range_end, limit=limit, revision=revision
             )
-            answer = await self._read(wire.RANGE, request, limit_s=_LIST_S, tries=2)
+            answer = await self._channel.read(wire.RANGE, request, limit_s=_LIST_S, tries=2)
             return reads.Page(
                 items=tuple(map(wire.key_value, answer.kvs)),
                 revision=answer.header.revision,
@@ -157,11 +166,20 @@ class GrpcTransport:
             await stream.send(pb.WatchRequest(create_request=create))
             fragments: list[KeyChange] = []
             while True:
-                answer = await stream.receive(limit_s=self._channel.idle_s)
+                answer = await stream.receive(limit_s=self._channel.idle_s, nudge=_PROGRESS)
                 if answer.canceled:
                     if answer.compact_revision:
                         raise CompactedError("the history after the last revision seen is gone")
+                    if is_refusal(answer.cancel_reason):
+                        await self._check_access(prefix)
                     raise stream.failure(f"watch cancelled: {answer.cancel_reason or 'no reason'}")
+                if answer.watch_id == _NO_WATCH:
+                    # The answer to a nudge. Its revision may be ahead of events that are still to come (etcd
+                    # issue 15220), so it only proves that the watch is alive.
+                    yield WatchBatch(
+                        revision=after_revision, changes=(), store=str(answer.header.cluster_id)
+                    )
+                    continue
                 fragments.extend(map(wire.change, answer.events))
                 if answer.fragment:
                     # Keep all changes of a revision together, so that a resume does not split them.
@@ -176,10 +194,20 @@ class GrpcTransport:
                     after_revision = max(after_revision, batch.revision)
                     yield batch
 
+    async def _check_access(self, prefix: str) -> None:
+        """Raise PermissionDeniedError unless the user may read the prefix.
+
+        For a stale token, too, etcd may cancel a watch as denied. A call tells the two apart, and renews the token.
+        """
+        request = pb.RangeRequest(
+            key=wire.raw(prefix), range_end=wire.raw(prefix_end(prefix)), limit=1
+        )
+        await self._channel.read(wire.RANGE, request)
+
     async def _newest(self, key: str) -> int:
         """Return the newest revision of the store, which a lagging member may not have yet."""
         request = pb.RangeRequest(key=wire.raw(key))
-        return (await self._read(wire.RANGE, request)).header.revision
+        return (await self._channel.read(wire.RANGE, request)).header.revision
 
     async def grant(self, ttl_s: int) -> int:
         return (await self._channel.call(wire.GRANT, pb.LeaseGrantRequest(ttl=ttl_s))).id
@@ -194,29 +222,12 @@ class GrpcTransport:
             return
 
     async def status(self) -> ServerStatus:
-        answer = await self._read(wire.STATUS, pb.Empty())
+        answer = await self._channel.read(wire.STATUS, pb.Empty())
         return ServerStatus(version=answer.version, revision=answer.header.revision)
 
     async def close(self) -> None:
         await self._renewals.close()
         await self._channel.close()
-
-    async def _read(
-        self,
-        method: Method[Request, Response],
-        request: Request,
-        *,
-        limit_s: float = CALL_S,
-        tries: int = 3,
-    ) -> Response:
-        """Make a call that may be repeated, on another endpoint or a fresh connection."""
-        for attempt in range(1, tries + 1):
-            try:
-                return await self._channel.call(method, request, limit_s=limit_s)
-            except UnavailableError:
-                if attempt == tries:
-                    raise
-        raise AssertionError("unreachable")
 
 
 def _batch(

@@ -17,11 +17,26 @@ import aiohttp
 import orjson
 from etcd3 import AioClient
 
-from store.errors import UnavailableError
+from store.errors import UnauthenticatedError, UnavailableError
 from store.etcd.adapter import AT_ONCE, CALL_S, CONNECT_S, IDLE_S, EndpointCaller
 from store.etcd.address import EtcdAddress
-from store.etcd.error_mapping import error_from_status, explain_connection_error
-from store.etcd.json_values import Json, b64, error_body, field_at, key_value, not_etcd_error
+from store.etcd.authentication import AUTHENTICATE_S, Authentication
+from store.etcd.error_mapping import (
+    connection_error,
+    error_from_status,
+    is_refusal,
+    slow_error,
+)
+from store.etcd.json_values import (
+    MAX_ANSWER_BYTES,
+    Json,
+    b64,
+    error_body,
+    field_at,
+    key_value,
+    not_etcd_error,
+    too_large_error,
+)
 from store.port import (
     CreateRevisionGuard,
     Delete,
@@ -126,6 +141,8 @@ def error_of_body(raw: bytes) -> tuple[int, str]:
 
 # Calls that write nothing, so they may be repeated on another endpoint after any failure.
 _HARMLESS = ("/kv/range", "/maintenance/status", "/auth/authenticate")
+# etcd's errors are short texts.
+_MAX_ERROR_BYTES = 2**16
 # The gateway parses about ten megabytes of JSON a second, several times over, before etcd can refuse a large
 # request. A call's time limit is for small requests, and this much is added for each byte.
 _SECONDS_A_BYTE = 1e-6
@@ -153,14 +170,21 @@ class _Etcd3Client(AioClient):  # type: ignore[misc]  # etcd3-py has no types
 class JsonGateway:
     """Calls and streams over etcd's JSON gateway. Connects on first use."""
 
-    def __init__(self, address: EtcdAddress, *, idle_s: float = IDLE_S) -> None:
+    def __init__(
+        self,
+        address: EtcdAddress,
+        *,
+        idle_s: float = IDLE_S,
+        authentication: Authentication | None = None,
+    ) -> None:
         self._address = address
         self._idle_s = idle_s
-        self._caller = EndpointCaller(address, self._authenticate)
+        self._caller = EndpointCaller(address, self._authenticate, authentication)
         self._calls: aiohttp.ClientSession | None = None
         self._streams: aiohttp.ClientSession | None = None
 
     async def close(self) -> None:
+        await self._caller.close()
         for session in (self._calls, self._streams):
             if session is not None:
                 await session.close()
@@ -176,6 +200,17 @@ class JsonGateway:
             lambda token: self._exchange(path, body, limit_s, token), limit_s=limit_s
         )
 
+    async def read(self, path: str, body: Json, *, limit_s: float = CALL_S, tries: int = 3) -> Json:
+        """Return the answer of a call that may be repeated, on another endpoint or a fresh connection.
+
+        Raises:
+            StoreError: the last error.
+
+        """
+        return await self._caller.read(
+            lambda token: self._exchange(path, body, limit_s, token), limit_s=limit_s, tries=tries
+        )
+
     async def _exchange(self, path: str, body: Json, limit_s: float, token: str | None) -> Json:
         raw = dumps(body)
         total_s = limit_s + len(raw) * _SECONDS_A_BYTE
@@ -186,7 +221,7 @@ class JsonGateway:
             async with route.call_rpc(
                 path, _payload(raw), raw=True, timeout=timeout, headers=headers
             ) as response:
-                answer = await response.read()
+                answer = await self._body(response)
                 if response.status == 200:
                     return loads(answer)
                 if response.status != 400 and not is_object(answer):
@@ -194,10 +229,20 @@ class JsonGateway:
                 raise error_from_status(*error_of_body(answer))
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             self._caller.rotate(turn)
-            raise self._unreachable(error) from error
+            raise self._unreachable(error, limit_s) from error
         except UnavailableError:
             self._caller.rotate(turn)
             raise
+
+    async def _body(self, response: aiohttp.ClientResponse) -> bytes:
+        """Return the body, up to the size that an answer of etcd may have."""
+        limit = MAX_ANSWER_BYTES if response.status == 200 else _MAX_ERROR_BYTES
+        body = bytearray()
+        async for chunk in response.content.iter_any():
+            body += chunk
+            if len(body) > limit:
+                raise too_large_error(str(self._address), limit)
+        return bytes(body)
 
     def _not_etcd(self, path: str, status: int) -> UnavailableError:
         """Return the error for the answer of a web server or proxy; a server behind it may have applied a write."""
@@ -207,22 +252,24 @@ class JsonGateway:
             ambiguous=path not in _HARMLESS,
         )
 
-    def _unreachable(self, error: BaseException) -> UnavailableError:
-        answer = str(error) or f"no answer ({type(error).__name__})"
-        is_refused = isinstance(getattr(error, "os_error", None), ConnectionRefusedError)
-        what = explain_connection_error(
-            str(self._address), "connection refused" if is_refused else answer
-        )
+    def _unreachable(self, error: BaseException, limit_s: float) -> UnavailableError:
         # Without a connection nothing was written.
         unconnected = isinstance(
             error, aiohttp.ClientConnectorError | aiohttp.ConnectionTimeoutError
         )
-        return UnavailableError(f"etcd at {self._address}: {what}", ambiguous=not unconnected)
+        if isinstance(error, TimeoutError) and not unconnected:
+            return slow_error(str(self._address), limit_s, ambiguous=True)
+        text = str(error) or f"timed out ({type(error).__name__})"
+        if isinstance(getattr(error, "os_error", None), ConnectionRefusedError):
+            text = "connection refused"
+        return connection_error(str(self._address), text, ambiguous=not unconnected)
 
     async def _authenticate(self) -> str:
         body = {"name": self._address.username, "password": self._address.password}
         return str(
-            field_at(await self._exchange("/auth/authenticate", body, CALL_S, None), "token")
+            field_at(
+                await self._exchange("/auth/authenticate", body, AUTHENTICATE_S, None), "token"
+            )
         )
 
     def _route(self, session: aiohttp.ClientSession, token: str | None) -> _Etcd3Client:
@@ -266,41 +313,46 @@ class JsonGateway:
             async with route.call_rpc(
                 path, dumps(body), raw=True, timeout=timeout, headers=headers
             ) as response:
-                yield _lines(response)
+                yield self._lines(response)
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             self._caller.rotate(turn)
-            raise self._unreachable(error) from error
+            raise self._unreachable(error, self._idle_s) from error
+        except UnauthenticatedError:
+            self._caller.reject_token(token)
+            raise
         except UnavailableError:
             self._caller.rotate(turn)
-            self._caller.discard_token(
-                token
-            )  # it may be stale; etcd cancels such a watch as denied
             raise
+
+    async def _lines(self, response: aiohttp.ClientResponse) -> AsyncGenerator[bytes]:
+        """Yield frames, which are separated by newlines and may share or span chunks.
+
+        Raises:
+            StoreError: the server refused or ended the stream, or a frame is too large.
+
+        """
+        if response.status != 200:
+            code, text = error_of_body(await self._body(response))
+            if is_refusal(text):
+                raise error_from_status(code, text)
+            raise UnavailableError(f"watch refused: {text} (code {code})")
+        rest: list[bytes] = []
+        held = 0
+        async for chunk in response.content.iter_any():
+            held += len(chunk)
+            if b"\n" not in chunk:
+                rest.append(chunk)
+                if held > MAX_ANSWER_BYTES:
+                    raise too_large_error(str(self._address), MAX_ANSWER_BYTES)
+                continue
+            *lines, last = (b"".join(rest) + chunk).split(b"\n")
+            rest, held = ([last], len(last)) if last else ([], 0)
+            for line in lines:
+                if line:
+                    yield line
+        raise UnavailableError("etcd ended the stream")
 
 
 def _payload(raw: bytes) -> bytes | io.BytesIO:
     """Return the body for aiohttp: a large one as a file, to avoid its warning."""
     return raw if len(raw) < 2**20 else io.BytesIO(raw)
-
-
-async def _lines(response: aiohttp.ClientResponse) -> AsyncGenerator[bytes]:
-    """Yield frames, which are separated by newlines and may share or span chunks.
-
-    Raises:
-        UnavailableError: the server refused or ended the stream.
-
-    """
-    if response.status != 200:
-        code, text = error_of_body(await response.read())
-        raise UnavailableError(f"watch refused: {text} (code {code})")
-    rest: list[bytes] = []
-    async for chunk in response.content.iter_any():
-        if b"\n" not in chunk:
-            rest.append(chunk)
-            continue
-        *lines, last = (b"".join(rest) + chunk).split(b"\n")
-        rest = [last] if last else []
-        for line in lines:
-            if line:
-                yield line
-    raise UnavailableError("etcd ended the stream")

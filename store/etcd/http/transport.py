@@ -11,9 +11,10 @@ from store.errors import (
     TooLargeError,
     UnavailableError,
 )
-from store.etcd.adapter import CALL_S, IDLE_S, RENEW_S, drop_seen_changes
+from store.etcd.adapter import IDLE_S, RENEW_S, drop_seen_changes
 from store.etcd.address import EtcdAddress
-from store.etcd.error_mapping import error_from_status
+from store.etcd.authentication import Authentication
+from store.etcd.error_mapping import error_from_status, is_refusal
 from store.etcd.http import json_api
 from store.etcd.http.json_api import JsonGateway
 from store.keys import prefix_end
@@ -35,11 +36,17 @@ _LIST_S = 5.0
 class HttpTransport:
     """`store.port.Transport` over HTTP; connects on first use."""
 
-    def __init__(self, address: EtcdAddress, *, idle_s: float = IDLE_S) -> None:
-        self._route = JsonGateway(address, idle_s=idle_s)
+    def __init__(
+        self,
+        address: EtcdAddress,
+        *,
+        idle_s: float = IDLE_S,
+        authentication: Authentication | None = None,
+    ) -> None:
+        self._route = JsonGateway(address, idle_s=idle_s, authentication=authentication)
 
     async def get(self, key: str) -> KeyValue | None:
-        answer = await self._read("/kv/range", {"key": json_api.b64(key)})
+        answer = await self._route.read("/kv/range", {"key": json_api.b64(key)})
         found = answer.get("kvs", ())
         return json_api.key_value(found[0]) if found else None
 
@@ -56,7 +63,7 @@ class HttpTransport:
                 "limit": limit,
                 "revision": str(revision),
             }
-            answer = await self._read("/kv/range", body, limit_s=_LIST_S, tries=2)
+            answer = await self._route.read("/kv/range", body, limit_s=_LIST_S, tries=2)
             return reads.Page(
                 items=tuple(json_api.key_value(tree) for tree in answer.get("kvs", ())),
                 revision=int(json_api.field_at(answer, "header", "revision")),
@@ -96,6 +103,8 @@ class HttpTransport:
         async with self._route.stream("/watch", {"create_request": request}, headers) as lines:
             async for line in lines:
                 frame = json_api.loads(line)
+                if is_refusal(_cancel_reason(frame)):
+                    await self._check_access(prefix)
                 if _lags(frame, after_revision) and await self._newest(prefix) < after_revision:
                     # A watch on a future revision would be silent forever.
                     raise ReplacedError("the store was replaced or rolled back")
@@ -128,9 +137,18 @@ class HttpTransport:
             revision=after_revision if is_created else revision, changes=(), store=store
         )
 
+    async def _check_access(self, prefix: str) -> None:
+        """Raise PermissionDeniedError unless the user may read the prefix.
+
+        For a stale token, too, etcd may cancel a watch as denied. A call tells the two apart, and renews the token.
+        """
+        end = json_api.b64(prefix_end(prefix))
+        body: json_api.Json = {"key": json_api.b64(prefix), "range_end": end, "count_only": True}
+        await self._route.read("/kv/range", body)
+
     async def _newest(self, key: str) -> int:
         """Return the newest revision of the store, which a lagging member may not have yet."""
-        answer = await self._read("/kv/range", {"key": json_api.b64(key), "count_only": True})
+        answer = await self._route.read("/kv/range", {"key": json_api.b64(key), "count_only": True})
         return int(json_api.field_at(answer, "header", "revision"))
 
     async def grant(self, ttl_s: int) -> int:
@@ -139,7 +157,9 @@ class HttpTransport:
         )
 
     async def keep_alive(self, lease: int) -> int:
-        answer = await self._read("/lease/keepalive", {"ID": str(lease)}, limit_s=RENEW_S, tries=1)
+        answer = await self._route.read(
+            "/lease/keepalive", {"ID": str(lease)}, limit_s=RENEW_S, tries=1
+        )
         return int(json_api.field_at(answer, "result").get("TTL", 0))
 
     async def revoke(self, lease: int) -> None:
@@ -149,7 +169,7 @@ class HttpTransport:
             return
 
     async def status(self) -> ServerStatus:
-        answer = await self._read("/maintenance/status", {})
+        answer = await self._route.read("/maintenance/status", {})
         return ServerStatus(
             version=str(json_api.field_at(answer, "version")),
             revision=int(json_api.field_at(answer, "header", "revision")),
@@ -158,17 +178,11 @@ class HttpTransport:
     async def close(self) -> None:
         await self._route.close()
 
-    async def _read(
-        self, path: str, body: json_api.Json, *, limit_s: float = CALL_S, tries: int = 3
-    ) -> json_api.Json:
-        """Make a call that may be repeated, on another endpoint or a fresh connection."""
-        for attempt in range(1, tries + 1):
-            try:
-                return await self._route.call(path, body, limit_s=limit_s)
-            except UnavailableError:
-                if attempt == tries:
-                    raise
-        raise AssertionError("unreachable")
+
+def _cancel_reason(frame: json_api.Json) -> str:
+    """Return why the watch was cancelled; "" if it was not, or because of its revision."""
+    result = frame.get("result", {})
+    return str(result.get("cancel_reason", "")) if result.get("canceled") else ""
 
 
 def _lags(frame: json_api.Json, after_revision: int) -> bool:

@@ -13,7 +13,8 @@ import pytest
 
 from machinery.clock import SystemClock
 from store import namespace
-from store.errors import PermissionDeniedError, StoreError, UnavailableError
+from store.errors import PermissionDeniedError, SlowStoreError, StoreError, UnavailableError
+from store.etcd import sync_reader
 from store.etcd.address import EtcdAddress
 from store.etcd.connect import connect
 from store.etcd.member.embedded import EmbeddedEtcd
@@ -170,6 +171,10 @@ def server(*answers: bytes, hangs: bool = False) -> Iterator[EtcdAddress]:
         HEAD + b"Content-Length: 2\r\n\r\nno",
         HEAD + b'Content-Length: 13\r\n\r\n{"kvs": [{}]}',
         HEAD + b"X: " + b"y" * 100_000,
+        HEAD + b"Content-Length: 99999999999\r\n\r\n{}",
+        HEAD + b"Transfer-Encoding: chunked\r\n\r\nfffffffff\r\n{}",
+        HEAD + b"Transfer-Encoding: chunked\r\n\r\n-5\r\n{}\r\n0\r\n\r\n",
+        HEAD + b"".join(b"X-%d: y\r\n" % n for n in range(200)) + b"\r\n",
         b"HTTP/1.1 404 Not Found\r\nContent-Length: 9\r\n\r\nNot Found",
         b"HTTP/1.1 503 Service Unavailable\r\nContent-Length: 6\r\n\r\n<html>",
     ],
@@ -182,6 +187,17 @@ def test_a_server_that_is_not_etcd_is_unavailable(answer: bytes) -> None:
 def test_a_silent_server_times_out() -> None:
     with server(HEAD, hangs=True) as address, pytest.raises(UnavailableError):
         read(address, "/a")
+
+
+def test_a_slow_answer_to_the_password_is_asked_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The caller must not ask again over gRPC: each request costs etcd a bcrypt."""
+    monkeypatch.setattr(sync_reader, "_AUTHENTICATE_S", 0.2)
+    with server(HEAD, HEAD, hangs=True) as address:
+        known = replace(address, endpoints=address.endpoints * 2, username="ann", password="b")
+        with pytest.raises(
+            SlowStoreError, match=r"to the password within 0\.2 s: it is there but slow"
+        ):
+            read(known, "/a")
 
 
 def test_a_closed_connection_is_opened_again() -> None:

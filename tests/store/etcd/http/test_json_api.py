@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import aclosing, asynccontextmanager
+from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import replace
 
 import pytest
@@ -192,6 +192,30 @@ async def test_a_web_server_among_the_endpoints_is_skipped(tcp: TcpEtcd) -> None
             await alone.call("/kv/txn", {})
         assert told.value.ambiguous
         await alone.close()
+
+
+@pytest.mark.parametrize(
+    ("status", "limit"), [("200 OK", "262144 KiB"), ("502 Bad Gateway", "64 KiB")]
+)
+async def test_an_endless_answer_is_not_read_to_its_end(status: str, limit: str) -> None:
+    sent = 0
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal sent
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(f"HTTP/1.1 {status}\r\nConnection: close\r\n\r\n".encode())
+        with suppress(ConnectionError):
+            while True:
+                writer.write(b"x" * 2**20)
+                await writer.drain()
+                sent += 2**20
+
+    async with serving(answer) as url:
+        transport = JsonGateway(EtcdAddress(endpoints=(url,)))
+        with pytest.raises(UnavailableError, match=f"more than {limit} as one answer"):
+            await transport.call("/kv/range", {}, limit_s=60)
+        await transport.close()
+    assert sent < 2**29
 
 
 async def test_a_truncated_answer_to_a_write_is_ambiguous() -> None:
