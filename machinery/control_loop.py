@@ -6,6 +6,7 @@ about retries.
 
 import asyncio
 import logging
+import math
 import random
 from collections import deque
 from collections.abc import Awaitable, Callable, Hashable
@@ -17,6 +18,9 @@ from machinery.clock import Clock
 
 K = TypeVar("K", bound=Hashable)
 log = logging.getLogger(__name__)
+
+# After an outage of the store the work must go on within seconds.
+_TRANSIENT_S = 5.0
 
 
 class WorkQueue(Generic[K]):
@@ -52,10 +56,10 @@ class WorkQueue(Generic[K]):
             self._due[key] = due
             self._changed.set()
 
-    def retry(self, key: K, *, jitter: float) -> float:
-        """Queue the key after its next backoff; return the delay in seconds."""
+    def retry(self, key: K, *, jitter: float, limit_s: float = math.inf) -> float:
+        """Queue the key after its next backoff, of `limit_s` seconds at most; return the delay in seconds."""
         self._failures[key] = self._failures.get(key, 0) + 1
-        delay_s = self._backoff.delay_s(self._failures[key], jitter=jitter)
+        delay_s = min(self._backoff.delay_s(self._failures[key], jitter=jitter), limit_s)
         self.add_after(key, delay_s)
         return delay_s
 
@@ -146,7 +150,7 @@ async def run_loop(
             log.exception("reconcile gave up until the object changes", extra={"key": str(key)})
             queue.forget(key)
         except transient as error:
-            delay_s = queue.retry(key, jitter=random.random())
+            delay_s = queue.retry(key, jitter=random.random(), limit_s=_TRANSIENT_S)
             log.info(
                 "reconcile will be retried",
                 extra={"key": str(key), "error": str(error), "after_s": round(delay_s, 3)},

@@ -27,6 +27,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from typing_extensions import override
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from machinery.backoff import Backoff, Retries
 from machinery.clock import Clock
 from machinery.tcp_keepalive import enable_keepalive
 
@@ -42,7 +43,7 @@ MAX_HEAD_BYTES = 64 << 10
 MAX_LOG_READERS = 16
 
 _LISTEN_BACKLOG = 2048
-_RETRY_S = 30.0
+_BACKOFF = Backoff(first_s=2.0, limit_s=30.0)
 _SHUTDOWN_S = 1.0
 SERVICE_UNAVAILABLE = (
     b"HTTP/1.1 503 Service Unavailable\r\nconnection: close\r\nretry-after: 1\r\n"
@@ -229,7 +230,8 @@ class AdminServer:
         """The reason it does not listen."""
 
     async def run(self) -> None:
-        """Listen and serve forever; while the port is in use, try again every 30 s."""
+        """Listen and serve forever; while the port is in use, try again every 30 s at last."""
+        retries = Retries(_BACKOFF, self._clock)
         while True:
             try:
                 listener = listen(self._host, self._port)
@@ -239,8 +241,9 @@ class AdminServer:
                     log.warning("admin server cannot listen; will retry", extra={"why": text})
                     self.error = text
                     self._on_change()
-                await self._clock.sleep(_RETRY_S)
+                await retries.wait()
                 continue
+            retries.reset()
             host = f"[{self._host}]" if ":" in self._host else self._host
             self.url, self.error = f"http://{host}:{listener.getsockname()[1]}", ""
             log.info("admin server listens", extra={"url": self.url})

@@ -5,6 +5,7 @@ answer the store is observed again; a write is never repeated blindly.
 """
 
 import asyncio
+import random
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias, assert_never
@@ -309,7 +310,7 @@ class _ApplyRun:
             if failure is None:
                 return
             if isinstance(failure, UnavailableError):
-                await self._clock.sleep(_BACKOFF.delay_s(attempt))
+                await self._clock.sleep(_BACKOFF.delay_s(attempt, jitter=random.random()))
             before, pending = pending, await self._look_again(pending, failure)
             if not pending:
                 return

@@ -5,6 +5,7 @@ inventory before they are written, and removed after they are deleted, so that a
 the set outside the inventory.
 """
 
+import random
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias, TypeVar
@@ -105,12 +106,11 @@ async def change_set(
             await transport.commit([guard], [_written(key, name, manager, wanted, clock)])
         except FencedError:
             raise
-        except (ConflictError, UnavailableError) as error:
+        except (ConflictError, UnavailableError):
             # The next read tells whether a write whose answer was lost was applied.
             if attempt == _ATTEMPTS:
                 raise
-            pause_s = _BACKOFF.delay_s(attempt)
-            await clock.sleep(pause_s if isinstance(error, UnavailableError) else pause_s / 2)
+            await clock.sleep(_BACKOFF.delay_s(attempt, jitter=random.random()))
         else:
             return wanted
     raise AssertionError("unreachable")

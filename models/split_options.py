@@ -7,6 +7,7 @@ caller never waits for it: a later call returns the answer. One child runs at a 
 import hashlib
 import importlib.metadata
 import os
+import random
 import signal
 import sys
 import threading
@@ -170,7 +171,7 @@ class SplitInspector:
 
     def _fail(self, key: str, why: str) -> None:
         times = self._failures[key].times + 1 if key in self._failures else 1
-        retry_at = self._clock.monotonic() + _RETRIES.delay_s(times)
+        retry_at = self._clock.monotonic() + _RETRIES.delay_s(times, jitter=random.random())
         text = " ".join(why.split())[:300]
         self._failures[key] = _FailedInspection(why=text, times=times, retry_at=retry_at)
 

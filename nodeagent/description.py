@@ -4,6 +4,7 @@ import asyncio
 import logging
 from dataclasses import replace
 
+from machinery.backoff import Backoff, Retries
 from machinery.clock import Clock
 from models import inspection
 from nodeagent.api.server import AgentApi
@@ -16,13 +17,13 @@ from nodeagent.node.registration import NodeRegistration
 from nodeagent.observe import NodeState
 from schemas.node import NodeFabric, NodeStatus
 from store.codec import NewerDocumentError
-from store.errors import StoreError
+from store.errors import PermissionDeniedError, StoreError
 
 log = logging.getLogger(__name__)
 
 # While a child process finds out how a model can be split, which takes seconds: a group waits for the answer.
 _SPLIT_POLL_S = 0.5
-_STORE_RETRY_S = 0.5
+_STORE_BACKOFF = Backoff(first_s=0.5, limit_s=4.0)
 # Each part of a reader has its own limit; this is for one that exceeds it.
 _READ_TIMEOUT_S = 20.0
 
@@ -153,10 +154,12 @@ class NodeDescriber:
         """Inspect deployed models and the machine, and write the status when it changes, forever."""
         await self._dependencies.deployments.wait_synced()
         last_error = ""
+        retries = Retries(_STORE_BACKOFF, self._clock)
         while True:
             self._requested.clear()
             try:
                 await self._describe(references, api)
+                retries.reset()
                 last_error, wait_s = "", self._config.inspect_every_s
                 if self._dependencies.is_inspecting():
                     wait_s = min(wait_s, _SPLIT_POLL_S)
@@ -166,7 +169,8 @@ class NodeDescriber:
             except StoreError as error:
                 if str(error) != last_error:
                     log.info("status not written; will retry", extra={"why": str(error)})
-                last_error, wait_s = str(error), _STORE_RETRY_S
+                is_refused = isinstance(error, PermissionDeniedError)
+                last_error, wait_s = str(error), retries.next_delay_s(is_refused=is_refused)
             try:
                 async with asyncio.timeout(wait_s):
                     await self._requested.wait()

@@ -5,6 +5,7 @@ marker in the store, and the election's key without a lease, so that no reconcil
 Restoring the same file again completes an interrupted restore.
 """
 
+import random
 import secrets
 from collections.abc import Iterable, Iterator
 from contextlib import aclosing
@@ -296,7 +297,7 @@ class _Restore:
     async def _wait(self, attempt: int, error: StoreError) -> None:
         if attempt == self._attempts:
             raise error
-        await self._clock.sleep(_BACKOFF.delay_s(attempt))
+        await self._clock.sleep(_BACKOFF.delay_s(attempt, jitter=random.random()))
 
 
 def _version(item: KeyValue | None) -> int:

@@ -76,7 +76,7 @@ class Relist(Generic[T]):
 
 log = logging.getLogger(__name__)
 
-_BACKOFF = Backoff(first_s=0.1, limit_s=4.0)
+_BACKOFF = Backoff(first_s=0.1, limit_s=5.0)
 # After a watch of this length, the next break counts as a first failure. A watch that breaks sooner counts as a
 # further failure, or a sick store would be asked twenty times a second.
 _STEADY_S = 5.0

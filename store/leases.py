@@ -81,7 +81,8 @@ class LeaseSession:
             except StoreError as error:
                 # An error is no answer: only a TTL of 0 says that the lease is gone.
                 log.debug("lease not renewed", extra={"why": str(error)})
-                await retries.wait()
+                left_s = max(0.0, self._deadline - self._clock.elapsed())
+                await self._clock.sleep(min(retries.next_delay_s(), left_s))
                 continue
             if lives_s <= 0:
                 raise LeaseLostError("the store no longer has the lease")

@@ -158,7 +158,7 @@ class _Change(Generic[T]):
             except (ConflictError, UnavailableError) as error:
                 if attempt == _ATTEMPTS:
                     raise self._given_up(error) from error
-            await self._clock.sleep(_BACKOFF.delay_s(attempt) * random.random())
+            await self._clock.sleep(_BACKOFF.delay_s(attempt, jitter=random.random()))
         raise AssertionError("unreachable")
 
     async def _try(self) -> T:

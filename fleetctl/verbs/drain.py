@@ -18,6 +18,7 @@ from fleetctl.objects.kind_args import kind_of
 from fleetctl.objects.targets import Selection
 from fleetctl.verbs import drain_progress
 from fleetctl.verbs.cordon import MANAGER
+from machinery.backoff import Backoff, Retries
 from machinery.clock import Clock, SystemClock
 from reconciler import snapshot
 from reconciler.snapshot import FleetSnapshot
@@ -30,7 +31,7 @@ from store.port import Transport
 
 # The longest wait for a change; a broken watch announces nothing.
 _POLL_S = 1.0
-_RETRY_S = 0.2
+_BACKOFF = Backoff(first_s=0.2, limit_s=4.0)
 
 _HELP = """Move all replicas away from nodes, and stop placing new ones there.
 
@@ -128,6 +129,7 @@ class _DrainWatch:
         self._remaining: dict[str, Replica] = {}
         self._drained: set[str] = set()
         self._revision = 0
+        self._retries = Retries(_BACKOFF, clock)
 
     async def announce(self, *, dry: bool) -> None:
         """Print which replicas will be moved, and warn about those that cannot."""
@@ -173,13 +175,14 @@ class _DrainWatch:
         try:
             # Taken before the list: a change during the list is seen twice rather than missed.
             self._revision = (await self._transport.status()).revision
+            self._retries.reset()
             replicas = await objects.list_all(self._transport, Replica)
             await self._refuse_if_ended()
         except UnavailableError:
             # Outages of the store are waited through.
             if self._clock.monotonic() >= deadline:
                 raise
-            await self._clock.sleep(_RETRY_S)
+            await self._retries.wait()
             return False
         remaining = drain_progress.replicas_on(replicas, frozenset(self._nodes))
         for name in sorted(self._remaining.keys() - remaining.keys()):
@@ -214,7 +217,7 @@ class _DrainWatch:
         except (TimeoutError, CompactedError):
             return
         except UnavailableError:
-            await self._clock.sleep(_RETRY_S)
+            await self._retries.wait()
 
     async def _too_late(self, timeout_s: float) -> str:
         deployments, lacks = self._outlook(await snapshot.take(self._transport, self._clock))

@@ -14,6 +14,7 @@ from fleetctl.objects.kind_args import parse_one
 from fleetctl.objects.query import TableContext
 from fleetctl.output import printers
 from fleetctl.output.printers import TableOptions
+from machinery.backoff import Backoff, Retries
 from machinery.clock import Clock, SystemClock
 from manifests.yaml import parser
 from store import keys, object_trees
@@ -21,7 +22,7 @@ from store.errors import CompactedError, ReplacedError, UnavailableError
 from store.object_trees import Tree
 from store.port import KeyValue, Transport
 
-_RETRY_S = 0.5
+_BACKOFF = Backoff(first_s=0.2, limit_s=4.0)
 _EVENT_TYPES = ("Normal", "Warning")
 _HELP = """Show events of objects, the latest last. Events are kept for one hour.
 
@@ -175,6 +176,7 @@ async def follow_events(transport: Transport, clock: Clock) -> AsyncGenerator[li
     """
     seen: dict[str, int] = {}
     revision = None
+    retries = Retries(_BACKOFF, clock)
     while True:
         try:
             if revision is None:
@@ -186,6 +188,7 @@ async def follow_events(transport: Transport, clock: Clock) -> AsyncGenerator[li
             watch = transport.watch(keys.EVENT_PREFIX, after_revision=revision)
             async with aclosing(watch) as batches:
                 async for batch in batches:
+                    retries.reset()
                     revision = batch.revision
                     items = [change.now for change in batch.changes if change.now is not None]
                     seen |= {one.key: one.mod_revision for one in items}
@@ -193,7 +196,7 @@ async def follow_events(transport: Transport, clock: Clock) -> AsyncGenerator[li
         except UnavailableError:
             if revision is None and not seen:
                 raise
-            await clock.sleep(_RETRY_S)
+            await retries.wait()
         except ReplacedError:
             # In another store the same revisions mean other events.
             seen, revision = {}, None

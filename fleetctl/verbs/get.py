@@ -24,7 +24,6 @@ if TYPE_CHECKING:  # its import takes 8 ms, and only -w needs it
 
 # Spec and status of one change arrive separately; one line for both is enough.
 _SETTLE_S = 0.05
-_RETRY_S = 0.5
 # Prefixes of the other keys that objects of a kind are made of.
 _EXTRA_PREFIXES = {
     "Endpoint": (keys.ENDPOINT_PREFIX,),
@@ -181,10 +180,14 @@ async def _changes(
     transport: "Transport", clock: Clock, prefixes: tuple[str, ...], revision: int
 ) -> AsyncIterator[None]:
     """Yield whenever a key below the prefixes may have changed after the revision."""
+    from machinery.backoff import Backoff, Retries  # noqa: PLC0415 - only `-w` waits
+
+    retries = Retries(Backoff(first_s=0.2, limit_s=4.0), clock)
     while True:
         try:
             async with aclosing(transport.watch(f"{keys.ROOT}/", after_revision=revision)) as watch:
                 async for batch in watch:
+                    retries.reset()
                     revision = batch.revision
                     if any(change.key.startswith(prefixes) for change in batch.changes):
                         await clock.sleep(_SETTLE_S)
@@ -193,4 +196,4 @@ async def _changes(
             revision = (await transport.status()).revision
             yield
         except UnavailableError:
-            await clock.sleep(_RETRY_S)
+            await retries.wait()

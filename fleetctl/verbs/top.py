@@ -22,6 +22,7 @@ from fleetctl.objects.selectors import LabelRequirement
 from fleetctl.top import collector, usage
 from fleetctl.top.collector import FleetInventory, FleetSample
 from machinery import environment
+from machinery.backoff import Backoff, Retries
 from machinery.clock import Clock, SystemClock
 from machinery.control_characters import make_printable
 from manifests.suggestions import not_found_message
@@ -76,7 +77,7 @@ def open_screen() -> Iterator[Screen]:
 SamplePair: TypeAlias = tuple[FleetSample, FleetSample]
 
 _MIN_INTERVAL_S = 0.1
-_RETRY_S = 1.0
+_BACKOFF = Backoff(first_s=0.5, limit_s=4.0)
 _HELP = """Show current usage of nodes or models: memory, requests, tokens per second.
 
 \b
@@ -209,12 +210,13 @@ async def _print_live(query: TopQuery, options: dict[str, Any]) -> None:
     clock = SystemClock()
     with open_screen() as screen:
         async with open_store(options) as transport:
-            is_first = True
+            is_first, retries = True, Retries(_BACKOFF, clock)
             while True:
                 try:
                     async with aclosing(sample_pairs(transport, clock, query)) as pairs:
                         async for pair in pairs:
                             is_first = False
+                            retries.reset()
                             # With -o json, print objects only.
                             shown = () if query.is_json else pair[1].reasons
                             reasons = (f"! {reason}" for reason in shown)
@@ -223,7 +225,7 @@ async def _print_live(query: TopQuery, options: dict[str, Any]) -> None:
                     if is_first:
                         raise
                     screen.show(f"the store does not answer: {error}")
-                    await clock.sleep(_RETRY_S)
+                    await retries.wait()
 
 
 async def sample_pairs(

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
+from machinery.backoff import Backoff, Retries
 from machinery.clock import Clock
 from nodeagent.fabric import measurements, rank_process
 from nodeagent.fabric.measurements import FabricVerdict
@@ -30,7 +31,7 @@ from store.port import Delete, Put, Transport
 log = logging.getLogger(__name__)
 
 FABRIC_HEALTHY: Final = "FabricHealthy"
-_RETRY_S = 0.3
+_BACKOFF = Backoff(first_s=0.3, limit_s=3.0)
 
 
 class FabricTestRank:
@@ -107,11 +108,14 @@ class FabricTestRank:
 
     async def _publish(self) -> None:
         """Write the result under the lease whenever it changes, forever; delete it at the end."""
+        retries = Retries(_BACKOFF, self._clock)
         try:
             while True:
                 self._changed_result.clear()
-                if not await self._write():
-                    await self._clock.sleep(_RETRY_S)
+                if await self._write():
+                    retries.reset()
+                else:
+                    await retries.wait()
                     self._changed_result.set()
                 await self._changed_result.wait()
         finally:

@@ -16,6 +16,7 @@ from nodeagent.hollow.engines import HollowTiming
 from nodeagent.hollow.node import HollowMac, SharedCaches, hollow_status
 from schemas import quantity
 from schemas.node import ModelGeometry, ModelReport
+from store.etcd.authentication import Authentication
 from store.etcd.connect import connect
 from store.etcd.flags import address_from_flags, etcd_options
 from store.leases import LEASE_TTL_S
@@ -79,7 +80,12 @@ def main(log_level: LogLevel, log_format: LogFormat, **options: Any) -> None:
 
     async def run() -> None:
         async with AsyncExitStack() as stack:
-            connections = [connect(where) for _ in range(0, len(macs), _MACS_PER_CONNECTION)]
+            authentication = Authentication(where)
+            stack.push_async_callback(authentication.close)
+            connections = [
+                connect(where, authentication=authentication)
+                for _ in range(0, len(macs), _MACS_PER_CONNECTION)
+            ]
             for connection in connections:
                 stack.push_async_callback(connection.close)
             feed = SharedCaches(connections[0], clock)

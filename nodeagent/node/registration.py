@@ -7,11 +7,11 @@ nothing, and a write of an agent would make the restore fail.
 import hashlib
 import logging
 import os
-import random
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
+from machinery.backoff import Backoff, Retries
 from machinery.clock import Clock
 from schemas.node import NodeLease, NodeStatus
 from store import codec, keys
@@ -37,6 +37,8 @@ async def is_replica_deleted(transport: Transport, replica: str) -> bool:
 
 
 log = logging.getLogger(__name__)
+
+_BACKOFF = Backoff(first_s=0.2, limit_s=2.0)
 
 
 class NameTakenError(Exception):
@@ -78,6 +80,7 @@ class NodeRegistration:
 
         """
         last_error = ""
+        retries = Retries(_BACKOFF, self._clock)
         while True:
             session = LeaseSession(self._transport, self._clock, ttl_s=ttl_s)
             try:
@@ -90,9 +93,9 @@ class NodeRegistration:
                     log.warning("no lease yet; will retry", extra={"why": str(error)})
                 last_error = str(error)
                 # A person must correct credentials; an unreachable etcd comes back by itself.
-                is_refused = isinstance(error, PermissionDeniedError)
-                await self._clock.sleep(random.uniform(0.1, 0.4) * (10 if is_refused else 1))
+                await retries.wait(is_refused=isinstance(error, PermissionDeniedError))
                 continue
+            retries.reset()
             last_error = ""
             self._session = session
             log.info("lease held", extra={"lease": session.id})

@@ -4,13 +4,14 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, Sequence
 
+from machinery.backoff import Backoff, Retries
 from machinery.clock import Clock
 from machinery.control_loop import AuthorityLostError, Requeue, WorkQueue, run_loop
 from reconciler.gitops import applier
 from reconciler.gitops.credentials import GitSettings
 from reconciler.gitops.source_reconciler import GitSourceReconciler
 from reconciler.listers.caches import BY_KIND, Caches, object_key
-from store.errors import ConflictError, FencedError, StoreError
+from store.errors import ConflictError, FencedError, PermissionDeniedError, StoreError
 from store.events import EventRecorder
 from store.leases import Leadership
 from store.port import (
@@ -84,6 +85,7 @@ log = logging.getLogger(__name__)
 
 # Up to three repositories that do not answer delay no other source.
 _AT_ONCE = 4
+_BACKOFF = Backoff(first_s=0.5, limit_s=4.0)
 
 
 class GitOpsController:
@@ -156,12 +158,13 @@ class GitOpsController:
         """Queue every source, and removed sources that still hold objects."""
         for source in self._caches.specs.by_index(BY_KIND, "GitSource").values():
             self._queue.add(source.name)
+        retries = Retries(_BACKOFF, self._clock)
         while True:
             try:
                 for name in await applier.orphans(transport):
                     self._queue.add(name)
             except StoreError as error:
                 log.info("apply sets cannot be read yet", extra={"why": str(error)})
-                await self._clock.sleep(1.0)
+                await retries.wait(is_refused=isinstance(error, PermissionDeniedError))
             else:
                 return

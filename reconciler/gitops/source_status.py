@@ -4,10 +4,12 @@ Conditions follow kstatus, as in Flux: Ready, Reconciling (in progress or retrie
 fix it).
 """
 
+import random
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
+from machinery.backoff import Backoff
 from manifests.load import LoadedObject
 from schemas import duration
 from schemas.gitsource import (
@@ -219,7 +221,7 @@ def dependency_cycle(name: str, sources: Mapping[str, GitSource]) -> tuple[str, 
     return ()
 
 
-_FIRST_RETRY_S = 2.0
+_BACKOFF = Backoff(first_s=2.0, limit_s=300.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -296,7 +298,9 @@ def wait_s(state: SourceState, source: GitSource) -> float:
     interval_s = float(duration.parse(source.spec.interval))
     if state.problem is None or state.problem.stalls or not state.failures:
         return interval_s
-    return min(interval_s, _FIRST_RETRY_S * 2.0 ** min(state.failures - 1, 16))
+    # Derived, not drawn: sources of one server spread out, and each question gets the same answer.
+    jitter = random.Random(f"{state.uid}/{state.failures}").random()
+    return min(interval_s, _BACKOFF.delay_s(state.failures, jitter=jitter))
 
 
 def requeue_after_s(state: SourceState, source: GitSource, now: float) -> float:

@@ -1,0 +1,115 @@
+"""The table of retry loops in docs/operations/store.md is complete, and no loop waits without backoff unseen."""
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+TABLE = ROOT / "docs" / "operations" / "store.md"
+ROOMS = ("machinery", "store", "manifests", "models", "reconciler", "nodeagent", "fleetctl")
+LOOPS = (*ROOMS, "gateway", "engine")
+
+# Waits that repeat nothing that failed: periods, polls of own children and files, and answers to users.
+PERIODS = {
+    "fleetctl/fabric/bench.py": "polls the progress of a test",
+    "fleetctl/fleets/lifecycle.py": "polls the end of own processes",
+    "fleetctl/fleets/local_fleet.py": "polls the start and end of own processes",
+    "fleetctl/simulate/simulated_fleet.py": "lets simulated time pass",
+    "fleetctl/verbs/delete.py": "polls the progress of a command until its timeout",
+    "fleetctl/verbs/demo.py": "polls the start of own processes",
+    "fleetctl/verbs/get.py": "collects changes before it shows them",
+    "fleetctl/verbs/replace.py": "polls the progress of a command until its timeout",
+    "fleetctl/verbs/rollout.py": "polls the progress of a command until its timeout",
+    "fleetctl/verbs/scale.py": "polls the progress of a command until its timeout",
+    "fleetctl/verbs/sync.py": "polls the progress of a command until its timeout",
+    "fleetctl/verbs/top.py": "samples at the interval that the user gave",
+    "fleetctl/verbs/wait.py": "polls, with pauses in proportion to the cost of a look",
+    "machinery/clock.py": "the clock itself",
+    "machinery/virtual_time.py": "the clock of tests and simulations",
+    "machinery/control_loop.py": "waits for keys that are due",
+    "machinery/process_log.py": "polls a file",
+    "machinery/processes.py": "polls the end of a process",
+    "machinery/supervisor.py": "polls the end of a process",
+    "nodeagent/engines/engine_logs.py": "polls a file",
+    "nodeagent/hollow/__main__.py": "spreads the start of agents",
+    "nodeagent/hollow/engines.py": "simulates the work of engines",
+    "reconciler/demand/scraper.py": "requests metrics once a second, answered or not",
+    "reconciler/event_handlers.py": "collects changes before it acts",
+    "reconciler/gitops/fetcher.py": "measures the memory of the fetch process",
+    "store/etcd/authentication.py": "waits for the end of its backoff",
+    "store/etcd/member/embedded.py": "polls the start of its own etcd",
+    "store/etcd/member/maintenance.py": "looks at its own etcd every five seconds",
+    "store/leases.py": "renews three times per time to live",
+}
+
+# Delays of another kind, or of work on the own machine, which has no peer that many processes share.
+WITHOUT_JITTER = {
+    "nodeagent/replicas/engine_tracker.py": "starts and probes the engines of its own Mac",
+    "reconciler/groups/epochs.py": "counts the rest of a delay that the epoch's own status holds",
+}
+
+
+def _modules(rooms: tuple[str, ...]) -> Iterator[tuple[str, ast.Module]]:
+    for room in rooms:
+        for path in sorted((ROOT / room).rglob("*.py")):
+            yield path.relative_to(ROOT).as_posix(), ast.parse(path.read_text())
+
+
+def _called(node: ast.AST) -> str:
+    """Return the name of the function that the node calls; "" if it is no call."""
+    if not isinstance(node, ast.Call):
+        return ""
+    function = node.func
+    return function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
+
+
+def declared_backoffs() -> set[tuple[str, str, str]]:
+    """Return file, base and cap of every `Backoff(...)` in the tree."""
+    found = set()
+    for name, tree in _modules(LOOPS):
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Call) and _called(node) == "Backoff":
+                given = {one.arg: ast.literal_eval(one.value) for one in node.keywords}
+                base, cap = given.get("first_s", 0.05), given.get("limit_s", 1.0)
+                found.add((name, f"{base:g} s", f"{cap:g} s"))
+    return found
+
+
+def listed_backoffs() -> set[tuple[str, str, str]]:
+    """Return the same from the table of the docs."""
+    rows = re.findall(
+        r"^\| .+ \| `([a-z_/]+\.py)` \| ([\d.]+ s) \| ([\d.]+ s) \|",
+        TABLE.read_text(),
+        re.MULTILINE,
+    )
+    return set(rows)
+
+
+def test_the_docs_list_every_retry_loop() -> None:
+    assert declared_backoffs() == listed_backoffs()
+
+
+def test_no_wait_without_backoff_is_unseen() -> None:
+    """A `sleep` whose time is no backoff's stands in a file that the table above explains."""
+    found = set()
+    for name, tree in _modules(ROOMS):
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Call) and _called(node) == "sleep":
+                argument = node.args[0]
+                is_backoff = _called(argument) in ("delay_s", "next_delay_s")
+                if not is_backoff and getattr(argument, "value", None) != 0:
+                    found.add(name)
+    assert found - PERIODS.keys() == set(), "use machinery.backoff.Retries, or explain the period"
+    assert PERIODS.keys() - found == set(), "these files no longer wait"
+
+
+def test_every_backoff_is_jittered() -> None:
+    """`delay_s` without a jitter makes the processes of a fleet retry at the same moments."""
+    wrong = []
+    for name, tree in _modules(ROOMS):
+        for node in ast.walk(tree):
+            is_delay = isinstance(node, ast.Call) and _called(node) == "delay_s"
+            if is_delay and "jitter" not in {one.arg for one in node.keywords}:
+                wrong.append(name)
+    assert set(wrong) - WITHOUT_JITTER.keys() == set()
