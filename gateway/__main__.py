@@ -208,6 +208,7 @@ def main(**flags: Any) -> None:
         journal_size=flags["journal_size"],
         journal_file=flags["journal_file"],
         ring=ring,
+        has_store_password=bool(etcd.password),
     )
     path, clock = flags["handover"], SystemClock()
     handover = None if path is None else HandOver(path, claimed, bound, clock)

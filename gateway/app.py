@@ -33,6 +33,7 @@ from gateway.state.table_cache import TableCache
 from machinery.prometheus import CONTENT_TYPE
 from schemas.wire import headers as wire_headers
 from schemas.wire.errors import Refusal, RefusedError
+from schemas.wire.health import StoreView
 
 Json: TypeAlias = dict[str, object]
 
@@ -187,7 +188,7 @@ class AppRoutes:
         body: Json = {
             "status": _status(table_cache),
             "source": table_cache.source,
-            "storeStalenessSeconds": None if staleness_s is None else round(staleness_s, 3),
+            **StoreView(staleness_s, table_cache.refusal).fields(),
             "isStale": table_cache.is_stale,
             "snapshotAgeSeconds": None if age_s is None else round(age_s, 1),
             "endpoints": table_cache.table.endpoints,

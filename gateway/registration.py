@@ -87,12 +87,24 @@ class Registration:
     """Keeps the gateway's key under a lease for as long as the gateway runs."""
 
     def __init__(
-        self, transport: Transport, clock: Clock, *, id_: str, url: str, asks_for_keys: bool = True
+        self,
+        transport: Transport,
+        clock: Clock,
+        *,
+        id_: str,
+        url: str,
+        asks_for_keys: bool = True,
+        has_store_password: bool = False,
     ) -> None:
         self._transport = transport
         self._clock = clock
         self._key = keys.named(keys.GATEWAY_LEASE_PREFIX, id_)
-        lease = GatewayLease(url=url, version=version(), asks_for_keys=asks_for_keys)
+        lease = GatewayLease(
+            url=url,
+            version=version(),
+            asks_for_keys=asks_for_keys,
+            has_store_password=has_store_password,
+        )
         self._value = codec.encode(lease)
 
     async def run(self) -> None:

@@ -89,6 +89,21 @@ class GatewayLimits:
     """File for the journal of all requests; None: not written."""
     ring: LogRing = field(default_factory=LogRing)
     """The last lines of the gateway's own log."""
+    has_store_password: bool = False
+    """True if the gateway has a password for the store, whether or not the store requires one."""
+
+
+def _registration(
+    transport: Transport, clock: Clock, limits: GatewayLimits, *, id_: str, url: str
+) -> Registration:
+    return Registration(
+        transport,
+        clock,
+        id_=id_,
+        url=url,
+        asks_for_keys=limits.asks_for_keys,
+        has_store_password=limits.has_store_password,
+    )
 
 
 class Gateway:
@@ -123,9 +138,7 @@ class Gateway:
         )
         self.versions = VersionMetrics()
         id_ = f"{entropy.getrandbits(48):012x}"
-        self.registration = Registration(
-            transport, clock, id_=id_, url=url, asks_for_keys=limits.asks_for_keys
-        )
+        self.registration = _registration(transport, clock, limits, id_=id_, url=url)
         self.recorder = self._recorder(id_, model_states, tracer)
         self.metrics = self.recorder.metrics
         self.fleet_state.access.on_refusal(self.metrics.limited.add)

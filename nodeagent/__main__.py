@@ -132,6 +132,7 @@ def main(log_level: LogLevel, log_format: LogFormat, **options: Any) -> None:
         start_concurrency=options["start_concurrency"],
         api_port=options["api_port"],
         ring=ring,
+        has_store_password=bool(where.password),
     )
 
     async def run() -> None:

@@ -20,6 +20,7 @@ from nodeagent.observe import NodeState, ReplicaObserver, start_request
 from nodeagent.plan import plan
 from nodeagent.replicas.engine_tracker import EngineProber, EngineTracker
 from nodeagent.replicas.rank_reports import RankReports
+from schemas.node import NodeLease
 from schemas.replica import Replica
 from store import keys
 from store.errors import StoreError
@@ -54,10 +55,12 @@ class Agent:
             self._dependencies.report_models,
             RankReports(transport, clock, config.name),
         )
-        self._node.starts.limit = config.start_concurrency
-        self._registration = NodeRegistration(
-            transport, clock, node=config.name, uid=config.status.uid, session=config.session
+        lease = NodeLease(
+            uid=config.status.uid,
+            session=config.session,
+            has_store_password=config.has_store_password,
         )
+        self._registration = NodeRegistration(transport, clock, node=config.name, lease=lease)
         # While etcd is unreachable every reconcile fails at its end; engines must be tended all the same.
         self._queue: WorkQueue[str] = WorkQueue(clock, Backoff(first_s=0.05, limit_s=1.0))
         self._replicas = self._dependencies.replicas

@@ -59,6 +59,8 @@ class AgentConfig:
     """The port of the agent's API, 0 for any; None: no API."""
     ring: LogRing = field(default_factory=LogRing)
     """The agent's own log."""
+    has_store_password: bool = False
+    """True if the agent has a password for the store, whether or not the store requires one."""
 
 
 class ObjectCache(Protocol[T_co]):

@@ -19,8 +19,9 @@ from machinery.process_log import LogFormat, LogLevel
 from machinery.process_main import run_until_signal
 from machinery.version import version
 from reconciler.controller import Controller
-from reconciler.gitops import credentials, webhook
-from reconciler.gitops.credentials import GitSettings
+from reconciler.gitops.source_reconciler import GitFolders
+from reconciler.registration import ReconcilerRegistration
+from schemas.records import ReconcilerLease
 from store.etcd.connect import connect
 from store.etcd.flags import VARIABLE_PREFIX, address_from_flags, etcd_options
 
@@ -105,17 +106,14 @@ def main(
     async def run() -> None:
         clock = SystemClock()
         transport = connect(etcd_address)
+        lease = ReconcilerLease(identity=identity, has_store_password=bool(etcd_address.password))
         controller = Controller(
             transport, clock, identity=identity, grace_s=node_grace_period, git=git
         )
         try:
             async with asyncio.TaskGroup() as group:
+                group.create_task(ReconcilerRegistration(transport, clock, lease).run())
                 group.create_task(controller.run())
-                if secret_file is not None:
-                    hook = webhook.Webhook(transport, clock, secret_file)
-                    address = (options["api_host"], options["api_port"])
-                    server = AdminServer(hook.app(), clock, address, lambda: None)
-                    group.create_task(server.run())
         finally:
             await transport.close()
 

@@ -263,6 +263,8 @@ class NodeLease(ApiModel):
     """The node's identity."""
     session: str
     """Distinguishes one run of the agent from the next."""
+    has_store_password: bool = False
+    """True if the agent was started with a password for the store. Older releases omit the field."""
 
 
 def effective_labels(node: Node) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""Documents in the store that are no API objects: API keys, apply sets, gateway leases, tickets."""
+"""Documents in the store that are no API objects: API keys, apply sets, leases of gateways and reconcilers, tickets."""
 
 from datetime import datetime
 from typing import Annotated
@@ -65,6 +65,17 @@ class GatewayLease(ApiModel):
     """The release of the gateway."""
     asks_for_keys: bool = True
     """True if it requires API keys. Only such gateways share the keys' rates. Older releases omit the field."""
+    has_store_password: bool = False
+    """True if it was started with a password for the store. Older releases omit the field."""
+
+
+class ReconcilerLease(ApiModel):
+    """The value of a reconciler's lease key, leading or not. The process is alive while the key exists."""
+
+    identity: str
+    """Host, process and release; the value of the election's key while it leads."""
+    has_store_password: bool = False
+    """True if it was started with a password for the store."""
 
 
 TICKET_TTL_S = 60

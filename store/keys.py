@@ -12,6 +12,7 @@ RANK_PREFIX = f"{ROOT}/rank/"
 LEASE_PREFIX = f"{ROOT}/lease/"
 NODE_LEASE_PREFIX = f"{LEASE_PREFIX}Node/"
 GATEWAY_LEASE_PREFIX = f"{LEASE_PREFIX}Gateway/"
+RECONCILER_LEASE_PREFIX = f"{LEASE_PREFIX}Reconciler/"
 # The leading reconciler's conditions of nodes; the statuses of nodes belong to their agents.
 LIFE_PREFIX = f"{ROOT}/life/"
 NODE_LIFE_PREFIX = f"{LIFE_PREFIX}Node/"

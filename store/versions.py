@@ -52,8 +52,17 @@ class VersionHistory:
         return f"{self.oldest} to {self.current}" if self.steps else str(self.current)
 
 
+def _unchanged(tree: Tree) -> Tree:
+    """Return the tree as it is: the next version has one more optional field."""
+    return tree
+
+
+_ONE_MORE_FIELD = VersionHistory(current=2, steps={1: _unchanged})
 # By the name of the document's model. Models that are missing have had one shape so far.
-HISTORIES: Mapping[str, VersionHistory] = {}
+HISTORIES: Mapping[str, VersionHistory] = {
+    "NodeLease": _ONE_MORE_FIELD,  # hasStorePassword
+    "GatewayLease": _ONE_MORE_FIELD,  # hasStorePassword
+}
 _FIRST = VersionHistory()
 
 

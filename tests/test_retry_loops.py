@@ -109,7 +109,8 @@ def test_every_backoff_is_jittered() -> None:
     wrong = []
     for name, tree in _modules(ROOMS):
         for node in ast.walk(tree):
-            is_delay = isinstance(node, ast.Call) and _called(node) == "delay_s"
-            if is_delay and "jitter" not in {one.arg for one in node.keywords}:
+            if not isinstance(node, ast.Call) or _called(node) != "delay_s":
+                continue
+            if "jitter" not in {one.arg for one in node.keywords}:
                 wrong.append(name)
     assert set(wrong) - WITHOUT_JITTER.keys() == set()

@@ -1,15 +1,16 @@
 """The verb `fleetctl init-auth`: creates etcd users and roles, each with the permissions of one process.
 
-The command can be interrupted and run again: each step reads the current state first, and etcd starts to enforce
-passwords last, when root's password is on disk.
+It has two steps. `--prepare` makes users, roles and password files, and locks no process out. `--enable` makes etcd
+enforce passwords, when every live process has one. Each step reads the current state first, and can be interrupted and run
+again.
 """
 
 import ipaddress
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 from urllib.parse import urlsplit
 
 import click
@@ -18,12 +19,15 @@ from pydantic import TypeAdapter, ValidationError
 from fleetctl.cli.connect import cluster_options, run
 from fleetctl.cli.errors import FleetctlError, from_store_error
 from fleetctl.fleets.etcd_accounts import ROOT_FILE, AccountSetup, PasswordFolder
+from fleetctl.fleets.store_clients import StoreClient, list_clients
 from schemas.meta import ObjectName
 from store.errors import StoreError
 from store.etcd import users as etcd_users
 from store.etcd.address import EtcdAddress
+from store.etcd.connect import connect
 from store.etcd.flags import address_from_flags
-from store.etcd.grpc.admin import AuthClient
+from store.etcd.grpc.admin import AuthClient, member_addresses
+from store.etcd.member.binary import parse_version_number, unsafe_users
 from store.etcd.users import Credentials
 
 _NAME = TypeAdapter(ObjectName)
@@ -37,22 +41,58 @@ class InitAuthRequest:
     folder: PasswordFolder
     nodes: tuple[str, ...]
     rotated: frozenset[str]
+    step: Literal["", "prepare", "enable"] = ""
+    """The step to take; "" to say which one is next."""
+    is_forced: bool = False
+    """True to enable though processes have no password."""
 
 
-@click.command("init-auth")
+_HELP = """Create users and roles in etcd, then make etcd enforce passwords.
+
+\b
+  fleetctl init-auth --out fleet-auth --prepare --node mac-1 ...    users, roles, files
+  (copy each file to its machine, and restart the process with --etcd-password-file)
+  fleetctl init-auth --out fleet-auth --enable ...                  etcd enforces passwords
+
+Without a step, says which one is next. Run --prepare again to add a node, after an upgrade, or
+after an interruption.
+"""
+
+
+@click.command("init-auth", help=_HELP)
 @click.option(
     "--out",
     type=click.Path(file_okay=False, path_type=Path),
     required=True,
     help="Folder for the password files, one per user; created if it does not exist.",
 )
-@click.option("--node", "nodes", multiple=True, help="Name of a node to add; repeatable.")
+@click.option(
+    "--prepare",
+    "step",
+    flag_value="prepare",
+    help="Create or update users, roles and password files. No process is locked out.",
+)
+@click.option(
+    "--enable",
+    "step",
+    flag_value="enable",
+    help="Make etcd enforce passwords. Refused while a live process has none.",
+)
+@click.option(
+    "--force",
+    "is_forced",
+    is_flag=True,
+    help="With --enable: lock out the processes that have no password.",
+)
+@click.option(
+    "--node", "nodes", multiple=True, help="With --prepare: name of a node to add; repeatable."
+)
 @click.option(
     "--rotate",
     "rotated",
     multiple=True,
     metavar="USER",
-    help="User that gets a new password, such as fleet-gateway or root; repeatable.",
+    help="With --prepare: user that gets a new password, such as fleet-gateway or root; repeatable.",
 )
 @click.option(
     "--insecure", is_flag=True, help="Allow passwords over plain HTTP to another machine."
@@ -61,17 +101,21 @@ class InitAuthRequest:
 def init_auth(
     out: Path, nodes: tuple[str, ...], rotated: tuple[str, ...], insecure: bool, **options: Any
 ) -> None:
-    """Create users and roles in etcd: one per fleet component, and one per node.
-
-    Run it again to add a node, after an upgrade, or after an interruption.
-    """
+    """Take one of the two steps, or say which one is next."""
     address = address_from_flags(options)
     _check_transport(address, insecure=insecure)
+    step: Literal["", "prepare", "enable"] = options["step"] or ""
+    if (nodes or rotated) and step != "prepare":
+        raise click.UsageError("--node and --rotate need --prepare")
+    if options["is_forced"] and step != "enable":
+        raise click.UsageError("--force needs --enable")
     request = InitAuthRequest(
         address=address,
         folder=PasswordFolder(out),
         nodes=tuple(map(_node_name, nodes)),
         rotated=frozenset(rotated),
+        step=step,
+        is_forced=options["is_forced"],
     )
     with request.folder.lock():
         run(initialize_auth(request, click.echo))
@@ -120,24 +164,100 @@ def _node_name(name: str) -> str:
 
 
 async def initialize_auth(request: InitAuthRequest, say: Callable[[str], None]) -> None:
-    """Create or update etcd's users and roles, and report each change through `say`.
+    """Take the requested step, and report each change through `say`.
 
     Raises:
-        FleetctlError: a step failed; finished steps remain, and the command can be run again.
+        FleetctlError: a step failed or is refused; finished parts remain, and the command can be run again.
 
     """
     try:
         is_on, client = await _open_client(request)
-        setup = AccountSetup(client, request.folder, say, is_on=is_on, rotated=request.rotated)
         try:
-            await _set_up(request, setup, client, is_on=is_on)
+            await _take_step(request, client, say, is_on=is_on)
         finally:
             await client.close()
     except StoreError as error:
         raise FleetctlError(
             f"{from_store_error(error).message.rstrip('.')}. Finished steps remain; run the command again to continue"
         ) from error
-    _print_next_steps(request, say, is_on=is_on)
+
+
+async def _take_step(
+    request: InitAuthRequest, client: AuthClient, say: Callable[[str], None], *, is_on: bool
+) -> None:
+    if request.step == "prepare":
+        await _warn_of_version(request.address, say)
+        setup = AccountSetup(client, request.folder, say, is_on=is_on, rotated=request.rotated)
+        await _prepare(request, setup, client, is_on=is_on)
+        await _print_next_step(request, client, say, is_on=is_on)
+    elif request.step == "enable" and not is_on:
+        await _warn_of_version(request.address, say)
+        await _enable(request, client, say)
+    else:
+        await _print_next_step(request, client, say, is_on=is_on)
+
+
+async def _warn_of_version(address: EtcdAddress, say: Callable[[str], None]) -> None:
+    """Warn of versions of etcd whose users are not as safe as they should be."""
+    for member in member_addresses(address):
+        transport = connect(replace(member, username="", password=""))
+        try:
+            text = (await transport.status()).version
+        except StoreError:
+            continue  # the next step reports members that do not answer
+        finally:
+            await transport.close()
+        why = unsafe_users(parse_version_number(text))
+        if why:
+            say(f"warning: etcd at {member} is {text}: {why}")
+
+
+async def _enable(request: InitAuthRequest, client: AuthClient, say: Callable[[str], None]) -> None:
+    """Make etcd enforce passwords, unless a live process would be locked out."""
+    missing = await _missing_users(request, client)
+    if missing:
+        raise FleetctlError(
+            f"etcd has no user {missing[0]} yet. Run `{_command(request, '--prepare')}` first"
+        )
+    if request.folder.password(ROOT_FILE) is None:
+        raise FleetctlError(
+            f"{request.folder.file(ROOT_FILE)} does not exist, and without root's password nobody could change "
+            "users again. Give the folder of --prepare with --out"
+        )
+    locked_out = [one.name for one in await _clients(request) if not one.has_password]
+    if locked_out and not request.is_forced:
+        raise FleetctlError(
+            f"{_count(locked_out)} without a password for etcd would be locked out: {', '.join(locked_out)}. Restart "
+            f"each with --etcd-password-file FILE (the files are in {request.folder.path}), then run this again; "
+            "--force enables passwords all the same (for processes with a certificate whose CN is their user)"
+        )
+    await client.enable()
+    say(f"etcd at {request.address} now enforces passwords")
+    for name in locked_out:
+        say(f"warning: {name} is locked out until it is restarted with its password")
+    _print_hints(request, say)
+
+
+def _count(names: Sequence[str]) -> str:
+    return "1 process" if len(names) == 1 else f"{len(names)} processes"
+
+
+async def _clients(request: InitAuthRequest) -> Sequence[StoreClient]:
+    """Return the live processes; only while etcd enforces no passwords, so without one."""
+    transport = connect(replace(request.address, username="", password=""))
+    try:
+        return await list_clients(transport)
+    finally:
+        await transport.close()
+
+
+async def _missing_users(request: InitAuthRequest, client: AuthClient) -> list[str]:
+    """Return the users that --prepare has still to create."""
+    wanted = [
+        account.user for account in etcd_users.fleet_accounts((), prefix=request.address.prefix)
+    ]
+    existing = await client.users()
+    return [user for user in (etcd_users.ROOT_USER, *wanted) if user not in existing]
 
 
 async def _open_client(request: InitAuthRequest) -> tuple[bool, AuthClient]:
@@ -174,7 +294,7 @@ async def _find_root(request: InitAuthRequest, probe: AuthClient) -> Credentials
     )
 
 
-async def _set_up(
+async def _prepare(
     request: InitAuthRequest, setup: AccountSetup, client: AuthClient, *, is_on: bool
 ) -> None:
     prefix = request.address.prefix
@@ -186,11 +306,9 @@ async def _set_up(
         await setup.create_root()
     for account in accounts:
         await setup.set_up_account(account)
-    if not is_on:
-        await client.enable()
-        return
-    # Last, because a new password of root invalidates this client's own token.
-    await setup.renew_root()
+    if is_on:
+        # Last, because a new password of root invalidates this client's own token.
+        await setup.renew_root()
 
 
 def _check_rotated(request: InitAuthRequest, users: list[str]) -> None:
@@ -200,23 +318,43 @@ def _check_rotated(request: InitAuthRequest, users: list[str]) -> None:
             raise FleetctlError(f"--rotate {user}: no such user. Known users: {', '.join(known)}")
 
 
-def _print_next_steps(request: InitAuthRequest, say: Callable[[str], None], *, is_on: bool) -> None:
-    folder = request.folder.path
+async def _print_next_step(
+    request: InitAuthRequest, client: AuthClient, say: Callable[[str], None], *, is_on: bool
+) -> None:
     if is_on:
         say(f"etcd at {request.address} enforces passwords, as before")
+        _print_hints(request, say)
         return
-    say(f"etcd at {request.address} now enforces passwords. Next steps:")
-    say(f"  - keep {folder / ROOT_FILE} in a safe place; no process needs it")
+    if await _missing_users(request, client):
+        say(f"etcd at {request.address} has no users yet, and enforces no passwords. Next step:")
+        say(f"  {_command(request, '--prepare')} --node NAME")
+        return
+    say(f"etcd at {request.address} has the users, and does not enforce passwords yet. Next steps:")
+    clients = await _clients(request)
+    without = [one.name for one in clients if not one.has_password]
     say(
-        "  - copy each file to the machine of its process (mode 0600), and restart the process "
-        "with --etcd-password-file FILE"
+        f"  - copy each file in {request.folder.path} to the machine of its process (mode 0600), and restart the "
+        "process with --etcd-password-file FILE"
     )
-    flags = _flags(request.address)
+    for name in without:
+        say(f"      {name} has no password yet")
+    if clients and not without:
+        say("      done: every live process has a password")
+    say(f"  - then run: {_command(request, '--enable')}")
+
+
+def _print_hints(request: InitAuthRequest, say: Callable[[str], None]) -> None:
+    folder, flags = request.folder.path, _flags(request.address)
+    say(f"  - keep {folder / ROOT_FILE} in a safe place; no process needs it")
     admin = shlex.quote(str(folder / "admin.env"))
     say(f"  - use fleetctl with: fleetctl get nodes {flags} --etcd-password-file {admin}")
-    say(
-        f"  - add a node with: fleetctl init-auth --out {shlex.quote(str(folder))} --node NAME {flags}"
-    )
+    say(f"  - add a node with: {_command(request, '--prepare')} --node NAME")
+
+
+def _command(request: InitAuthRequest, step: str) -> str:
+    """Return the command of a step, quoted for a shell."""
+    out = shlex.quote(str(request.folder.path))
+    return f"fleetctl init-auth {step} --out {out} {_flags(request.address)}"
 
 
 def _flags(address: EtcdAddress) -> str:

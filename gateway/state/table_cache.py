@@ -90,6 +90,11 @@ class TableCache:
         """Return the seconds since the store's last sign of life; None before the first."""
         return self._staleness.staleness_s()
 
+    @property
+    def refusal(self) -> str:
+        """Reason why the store refuses this gateway; "" if it does not."""
+        return next((informer.refusal for informer in self._informers if informer.refusal), "")
+
     def on_change(self, handler: Callable[[], None]) -> None:
         """Call the handler after each change in the store."""
         self._handlers.append(handler)

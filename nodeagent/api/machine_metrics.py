@@ -20,6 +20,7 @@ from nodeagent.replicas.engine_tracker import EngineTracker
 from schemas.node import NodeStatus
 from schemas.replica import Replica
 from schemas.wire import metrics
+from schemas.wire.health import StoreView
 from store import keys
 
 
@@ -43,6 +44,10 @@ class AgentView:
     host: str
     """The address on which engines listen."""
     ring: LogRing
+
+    def store_view(self) -> StoreView:
+        """Return how old the agent's view of the store is, and whether the store refuses the agent."""
+        return StoreView(self.replicas.staleness_s(), self.replicas.refusal)
 
     def uptime_s(self) -> float:
         """Return the uptime of the agent in seconds."""

@@ -129,8 +129,8 @@ class AgentRoutes:
     async def health(self) -> Response:
         """Answer that the agent runs.
 
-        `leaseHeld` says whether the fleet counts the node as alive. `store` says how old the agent's view of the store is, in
-        seconds, and why the store refuses the agent: etcd renews the leases of processes that it locks out.
+        `leaseHeld` says whether the fleet counts the node as alive; etcd renews leases of agents that it refuses, so
+        `store` says whether the agent can read.
         """
         view = self.view
         age_s = view.replicas.staleness_s()
@@ -147,6 +147,7 @@ class AgentRoutes:
                     "refused": view.replicas.refusal,
                 },
                 "engines": len(view.engines),
+                **view.store_view().fields(),
             }
         )
 

@@ -74,6 +74,7 @@ def main(log_level: LogLevel, log_format: LogFormat, **options: Any) -> None:
             models=lambda path: ModelReport(path=path, geometry=_MODEL_GEOMETRY),
             pace=lambda _: pace,
             lease_s=options["lease"],
+            has_store_password=bool(where.password),
         )
         for number in range(options["first"], last)
     ]

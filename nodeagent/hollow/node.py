@@ -228,6 +228,8 @@ class HollowMac:
     pace: Callable[[str], HollowTiming] = field(default=lambda _: HollowTiming())
     lease_s: int = LEASE_TTL_S
     """The lifetime of its lease in seconds."""
+    has_store_password: bool = False
+    """True if its process has a password for the store."""
     engines: HollowEngines = field(init=False)
     health: HollowHealth = field(init=False)
     references: HollowReferences = field(init=False)
@@ -258,6 +260,7 @@ class HollowMac:
             name=self.name,
             casts_to_float32=False,
             lease_s=self.lease_s,
+            has_store_password=self.has_store_password,
         )
         return Agent(transport, self.clock, config, self.dependencies(caches))
 

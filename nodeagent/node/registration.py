@@ -57,13 +57,11 @@ def session_name(state_dir: Path, pid: int) -> str:
 class NodeRegistration:
     """Keeps the node's lease, and writes its status when it changed."""
 
-    def __init__(
-        self, transport: Transport, clock: Clock, *, node: str, uid: str, session: str
-    ) -> None:
+    def __init__(self, transport: Transport, clock: Clock, *, node: str, lease: NodeLease) -> None:
         self._transport = transport
         self._clock = clock
         self._node = node
-        self._lease_value = NodeLease(uid=uid, session=session)
+        self._lease_value = lease
         self._session: LeaseSession | None = None
 
     @property

@@ -196,6 +196,7 @@ def _reconciler() -> list[Permission]:
         # A watch on a key is a watch on everything that begins with it.
         prefix_permission(keys.ELECTION_RECONCILER, Right.READWRITE),
         prefix_permission(keys.event_prefix("reconciler"), Right.READWRITE),
+        prefix_permission(keys.RECONCILER_LEASE_PREFIX, Right.READWRITE),
     ]
 
 

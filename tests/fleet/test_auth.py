@@ -49,8 +49,9 @@ async def guarded_fleet(root: Path, models_dir: Path) -> AsyncIterator[Fleet]:
         fleet.passwords = root / "passwords"
         words = ("--etcd", etcd.url, "--etcd-prefix", "/lab", "--out", str(fleet.passwords))
         nodes = ("--node", "node-1", "--node", "node-2")
-        ran = await fleetctl("init-auth", *words, *nodes)
-        assert ran.code == 0, ran.err
+        for step in (("--prepare", *nodes), ("--enable",)):
+            ran = await fleetctl("init-auth", *step, *words)
+            assert ran.code == 0, ran.err
         admin = users.read_credentials(fleet.passwords / "admin.env")
         etcd.address = replace(
             etcd.address, username=admin.user, password=admin.password, prefix="/lab"

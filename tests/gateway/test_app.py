@@ -237,6 +237,7 @@ async def test_health_and_metrics(
             assert (body["status"], body["endpoints"]) == ("ok", 1)
             assert body["models"] == {"m": {"ready": 1, "kept": 0}}
             assert body["storeStalenessSeconds"] >= 0
+            assert body["store"] == "ok"
         async with http.post(gateway.url + CHAT, json={"model": "m"}) as response:
             await response.read()
         async with http.get(f"{gateway.url}/metrics") as response:

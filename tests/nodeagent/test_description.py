@@ -9,7 +9,7 @@ from nodeagent.description import MachineStatus
 from nodeagent.hardware.readings import DiskReading, HeatReading, MemoryReading
 from nodeagent.node.registration import NodeRegistration
 from schemas.meta import find_condition
-from schemas.node import NodeStatus
+from schemas.node import NodeLease, NodeStatus
 from store import codec, keys
 from store.errors import ConflictError
 from store.memory import MemoryTransport
@@ -31,7 +31,9 @@ class Desk:
 
     def run(self, uid: str = "u") -> None:
         self.status = STATUS.model_copy(update={"uid": uid})
-        self.presence = NodeRegistration(self.store, self.clock, node="mac-1", uid=uid, session="s")
+        self.presence = NodeRegistration(
+            self.store, self.clock, node="mac-1", lease=NodeLease(uid=uid, session="s")
+        )
         self.vitals = MachineStatus(self.machine, self.clock, every_s=5.0, limit_s=0.02)
 
     async def look(self) -> NodeStatus:

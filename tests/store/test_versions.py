@@ -12,7 +12,7 @@ from schemas import kinds
 from schemas.fabrictest import FabricRank
 from schemas.meta import ApiModel, ObjectMeta
 from schemas.node import NodeLease, NodeLifeStatus
-from schemas.records import ApiKey, GatewayLease
+from schemas.records import ApiKey, GatewayLease, ReconcilerLease
 from schemas.replica import RankStatus
 from store import codec, versions
 from store.port import KeyValue
@@ -167,7 +167,7 @@ def test_only_newer_documents_must_not_be_overwritten() -> None:
         codec.refuse_newer(NodeLease, item(value))
     codec.refuse_newer(NodeLease, None)
     with pytest.raises(codec.NewerDocumentError):
-        codec.refuse_newer(NodeLease, item(written(lease, 2)))
+        codec.refuse_newer(NodeLease, item(written(lease, 3)))
 
 
 def test_only_the_number_decides_about_a_version() -> None:
@@ -197,7 +197,7 @@ def test_documents_of_the_first_fleets_are_read(name: str, raw: bytes) -> None:
 def stored() -> dict[str, type[ApiModel]]:
     """Return every model that is stored as a document of its own."""
     found: list[type[ApiModel]] = [NodeLease, GatewayLease, NodeLifeStatus, RankStatus, ApiKey]
-    found.append(FabricRank)
+    found += [FabricRank, ReconcilerLease]
     for kind in kinds.KINDS:
         status = codec.status_type(kind.type)
         found += [kind.type] if status is None else [kind.type, status]
@@ -233,8 +233,9 @@ SHAPES: dict[str, tuple[int, str]] = {
     "ApiKey": (1, "931feb71a3a5"),
     "Revision": (1, "ef4519c3de30"),
     "NodeLifeStatus": (1, "b8f5719a979b"),
-    "GatewayLease": (1, "76050e983853"),
-    "NodeLease": (1, "16cfc222c002"),
+    "GatewayLease": (2, "bccd8902d8eb"),
+    "ReconcilerLease": (1, "2a5175aecc41"),
+    "NodeLease": (2, "f5c5a2d2c130"),
     "RankStatus": (1, "c5052ab32d43"),
     "ModelDeployment": (1, "e71145ef3c17"),
     "ModelDeploymentStatus": (1, "9c6875a2fa99"),

@@ -4,12 +4,15 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 from fleetctl.fleets.etcd_accounts import PasswordFolder
 from fleetctl.verbs.init_auth import InitAuthRequest, initialize_auth
 from store.etcd import users as etcd_users
 from store.etcd.grpc.admin import AuthClient
 from tests.support.store_tcp_etcd import TcpEtcd
+
+STEPS: tuple[Literal["prepare", "enable"], ...] = ("prepare", "enable")
 
 
 def request(etcd: TcpEtcd, out: Path, *nodes: str, root: Path | None = None) -> InitAuthRequest:
@@ -24,10 +27,11 @@ def request(etcd: TcpEtcd, out: Path, *nodes: str, root: Path | None = None) -> 
 
 
 async def run_init_auth(asked: InitAuthRequest) -> str:
-    """Run a request and return its output, which must not contain a password."""
+    """Prepare and enable, and return the output, which must not contain a password."""
     output: list[str] = []
     with asked.folder.lock():
-        await initialize_auth(asked, output.append)
+        for step in STEPS:
+            await initialize_auth(replace(asked, step=step), output.append)
     text = "\n".join(output)
     for file in asked.folder.path.glob("*.env*"):
         assert etcd_users.read_credentials(file).password not in text

@@ -56,6 +56,19 @@ def unfit_for_clusters(version: Version | None) -> str:
     )
 
 
+def unsafe_users(version: Version | None) -> str:
+    """Return why passwords protect less on an etcd of this version; empty if nothing is known against it.
+
+    CVE-2021-28235 (fixed in 3.4.25 and 3.5.8) and CVE-2023-32082 (fixed in 3.4.26 and 3.5.9).
+    """
+    if version is None or version >= (3, 5, 9) or (3, 4, 26) <= version < (3, 5, 0):
+        return ""
+    known = ["it tells the names of keys to users who may not read them (CVE-2023-32082)"]
+    if not (version >= (3, 5, 8) or (3, 4, 25) <= version < (3, 5, 0)):
+        known.append("its debug output can contain a password (CVE-2021-28235)")
+    return f"{' and '.join(known)}. Upgrade it to 3.4.26, 3.5.9 or newer"
+
+
 def parse_version_number(text: str) -> Version | None:
     """Return the version at the start of the text, as in `3.5.16`; None if there is none."""
     found = re.match(r"(\d+)\.(\d+)\.(\d+)", text)

@@ -146,7 +146,7 @@ async def test_a_killed_process_can_be_repeated(etcd: TcpEtcd, out: Path) -> Non
 
 async def killed_at(etcd: TcpEtcd, out: Path, files: int) -> None:
     """Run the real command, and kill it when `files` passwords are on disk."""
-    words = ("init-auth", "--etcd", etcd.url, "--out", str(out), "--node", "mac-1")
+    words = ("init-auth", "--prepare", "--etcd", etcd.url, "--out", str(out), "--node", "mac-1")
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "fleetctl", *words),
         stdout=asyncio.subprocess.DEVNULL,

@@ -12,13 +12,18 @@ from fleetctl.__main__ import main
 from fleetctl.cli.errors import FleetctlError
 from fleetctl.fleets.etcd_accounts import PasswordFolder
 from fleetctl.verbs.init_auth import InitAuthRequest
-from store import keys
+from schemas.meta import ApiModel
+from schemas.node import NodeLease
+from schemas.records import GatewayLease, ReconcilerLease
+from store import codec, keys
 from store.errors import PermissionDeniedError
 from store.etcd import users as etcd_users
 from store.etcd.connect import connect
+from store.etcd.member.binary import parse_version_number, unsafe_users
 from store.etcd.users import Right, key_permission, prefix_permission
+from store.port import Put
 from tests.support import store_admin
-from tests.support.fleet import fleetctl
+from tests.support.fleet import Done, fleetctl
 from tests.support.fleetctl_init_auth import as_root, check_accounts, request, run_init_auth
 from tests.support.ports import free_port
 from tests.support.store_tcp_etcd import TcpEtcd
@@ -46,18 +51,21 @@ async def refusal(asked: InitAuthRequest) -> str:
 
 @pytest.mark.etcd
 async def test_it_creates_users_and_can_run_again(etcd: TcpEtcd, out: Path) -> None:
-    words = ("init-auth", "--etcd", etcd.url, "--out", str(out))
+    where = ("--etcd", etcd.url, "--out", str(out))
+    words = ("init-auth", "--prepare", *where)
     ran = await fleetctl(*words, "--node", "mac-1")
     assert (ran.code, ran.err) == (0, "")
-    assert "now enforces passwords" in ran.out
-    assert f"--etcd-password-file {out / 'admin.env'}" in ran.out
+    enabled = await fleetctl("init-auth", "--enable", *where)
+    assert (enabled.code, enabled.err) == (0, "")
+    assert "now enforces passwords" in enabled.out
+    assert f"--etcd-password-file {out / 'admin.env'}" in enabled.out
     await check_accounts(etcd, out, "mac-1")
     assert sorted(file.name for file in out.glob("*.env")) == FILES
     assert stat.S_IMODE(out.stat().st_mode) == 0o700
     assert {stat.S_IMODE(file.stat().st_mode) for file in out.glob("*.env")} == {0o600}
     passwords = {etcd_users.read_credentials(file).password for file in out.glob("*.env")}
     assert len(passwords) == len(FILES)
-    assert not any(password in ran.out for password in passwords)
+    assert not any(password in ran.out + enabled.out for password in passwords)
 
     before = contents(out)
     again = await fleetctl(*words)
@@ -71,6 +79,98 @@ async def test_it_creates_users_and_can_run_again(etcd: TcpEtcd, out: Path) -> N
     assert "fleet-node-mac-2: 12 permissions granted, user added" in added
     await check_accounts(etcd, out, "mac-1", "mac-2")
     assert before.items() < contents(out).items()
+
+
+async def register(etcd: TcpEtcd, *, with_passwords: bool) -> None:
+    """Write the leases of a fleet's processes."""
+    node = NodeLease(uid="u", session="s", has_store_password=with_passwords)
+    gateway = GatewayLease(
+        url="http://10.0.0.5:4000", version="1", has_store_password=with_passwords
+    )
+    reconcilers = [
+        ReconcilerLease(identity=f"host/{pid} 1", has_store_password=with_passwords)
+        for pid in (1, 2)
+    ]
+    transport = connect(replace(etcd.address, username="", password=""))
+    leases: list[tuple[str, ApiModel]] = [
+        (keys.node_lease_key("mac-1"), node),
+        (keys.named(keys.GATEWAY_LEASE_PREFIX, "g1"), gateway),
+        *((keys.named(keys.RECONCILER_LEASE_PREFIX, r.identity[5:6]), r) for r in reconcilers),
+    ]
+    puts = [Put(key=key, value=codec.encode(lease)) for key, lease in leases]
+    puts.append(Put(key=keys.ELECTION_RECONCILER, value=b"host/1 1"))
+    await transport.commit([], puts)
+    await transport.close()
+
+
+async def step(etcd: TcpEtcd, out: Path, *words: str) -> Done:
+    return await fleetctl("init-auth", *words, "--etcd", etcd.url, "--out", str(out))
+
+
+@pytest.mark.etcd
+async def test_each_run_without_a_step_says_which_one_is_next(etcd: TcpEtcd, out: Path) -> None:
+    await register(etcd, with_passwords=False)
+    first = await step(etcd, out)
+    assert "has no users yet" in first.out
+    assert f"fleetctl init-auth --prepare --out {out} --etcd {etcd.url} --node NAME" in first.out
+    assert not list(out.glob("*.env"))
+    prepared = await step(etcd, out, "--prepare", "--node", "mac-1")
+    second = await step(etcd, out)
+    for said in (prepared.out, second.out):
+        assert "does not enforce passwords yet" in said
+        assert "agent of node mac-1 has no password yet" in said
+        assert f"then run: fleetctl init-auth --enable --out {out}" in said
+    await register(etcd, with_passwords=True)
+    assert "done: every live process has a password" in (await step(etcd, out)).out
+    assert (await step(etcd, out, "--enable")).code == 0
+    last = await step(etcd, out)
+    assert "enforces passwords, as before" in last.out
+
+
+@pytest.mark.etcd
+async def test_nothing_is_locked_before_enable(etcd: TcpEtcd, out: Path) -> None:
+    assert (await step(etcd, out, "--prepare", "--node", "mac-1")).code == 0
+    anonymous = connect(etcd.address)
+    assert await anonymous.get(keys.node_lease_key("mac-1")) is None
+    await anonymous.close()
+
+
+@pytest.mark.etcd
+async def test_enable_refuses_while_a_process_has_no_password(etcd: TcpEtcd, out: Path) -> None:
+    early = await step(etcd, out, "--enable")
+    assert early.code == 1
+    assert f"Run `fleetctl init-auth --prepare --out {out}" in early.err
+    await step(etcd, out, "--prepare", "--node", "mac-1")
+    await register(etcd, with_passwords=False)
+    refused = await step(etcd, out, "--enable")
+    assert refused.code == 1
+    assert (
+        "4 processes without a password for etcd would be locked out: agent of node mac-1, gateway g1, "
+        "reconciler host/1 1, reconciler host/2 1. Restart each with --etcd-password-file FILE"
+    ) in refused.err
+    anonymous = connect(etcd.address)
+    assert await anonymous.get(keys.node_lease_key("mac-1")) is not None
+    # A leader of a release that does not register.
+    await register(etcd, with_passwords=True)
+    await anonymous.commit([], [Put(key=keys.ELECTION_RECONCILER, value=b"old/7 0")])
+    await anonymous.close()
+    assert "1 process without" in (await step(etcd, out, "--enable")).err
+    forced = await step(etcd, out, "--enable", "--force")
+    assert forced.code == 0
+    assert "warning: reconciler old/7 0 is locked out until" in forced.out
+    async with as_root(etcd, out) as root:
+        assert await root.is_on()
+
+
+@pytest.mark.etcd
+async def test_versions_with_known_holes_are_named(etcd: TcpEtcd, out: Path) -> None:
+    transport = connect(etcd.address)
+    version = (await transport.status()).version
+    await transport.close()
+    why = unsafe_users(parse_version_number(version))
+    said = (await step(etcd, out, "--prepare")).out
+    assert ("warning: etcd at" in said) == bool(why)
+    assert why in said
 
 
 def contents(out: Path) -> dict[str, tuple[str, int]]:
@@ -158,7 +258,8 @@ async def test_two_fleets_in_one_etcd(etcd: TcpEtcd, out: Path) -> None:
     await run_init_auth(request(etcd, out, "mac-1"))
     lab = out.with_name("lab")
     words = ("--node", "mac-1", "--etcd-prefix", "/lab", "--etcd", etcd.url, "--out", str(lab))
-    ran = await fleetctl("init-auth", *words, "--etcd-password-file", str(out / "root.env"))
+    root_file = ("--etcd-password-file", str(out / "root.env"))
+    ran = await fleetctl("init-auth", "--prepare", *words, *root_file)
     assert ran.code == 0, ran.err
     async with as_root(etcd, out) as root:
         users = [a.user for a in etcd_users.fleet_accounts(["mac-1"], prefix="/lab")]
@@ -198,7 +299,15 @@ def refused(*words: str) -> str:
             ("--etcd", "http://127.0.0.1:1", "--etcd-transport", "http"), "gRPC", id="way"
         ),
         pytest.param(
-            ("--etcd", "http://127.0.0.1:1", "--node", "Mac 1"), "--node Mac 1", id="node"
+            ("--prepare", "--etcd", "http://127.0.0.1:1", "--node", "Mac 1"),
+            "--node Mac 1",
+            id="node",
+        ),
+        pytest.param(
+            ("--etcd", "http://127.0.0.1:1", "--node", "mac-1"), "need --prepare", id="no-step"
+        ),
+        pytest.param(
+            ("--etcd", "http://127.0.0.1:1", "--prepare", "--force"), "needs --enable", id="force"
         ),
         pytest.param(
             ("--etcd", "http://127.0.0.1:1", "--etcd-prefix", "lab/"), "such as /lab", id="prefix"

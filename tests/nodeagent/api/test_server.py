@@ -39,16 +39,16 @@ STATUS = NodeStatus(
 )  # fmt: skip
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Replicas:
     """A cache of one replica, of which this node has rank 1."""
 
     items: dict[str, Replica]
     synced: bool = True
-    refusal: str = "user name is empty"
+    refusal: str = ""
 
     def staleness_s(self) -> float | None:
-        return 7.5
+        return 0.5
 
     def on_change(self, handler: Callable[[str], None]) -> None: ...
 
@@ -138,13 +138,24 @@ async def test_health_and_metrics_are_open(agent: Asked) -> None:
         "node": NODE,
         "uid": "u",
         "leaseHeld": True,
-        "store": {"ageS": 7.5, "refused": "user name is empty"},
         "engines": 0,
+        "store": "ok",
+        "storeStalenessSeconds": 0.5,
     }
     async with agent.get("/metrics", headers={}) as response:
         text = await response.text()
     assert f"fleet_agent_memory_allocatable_bytes {2**35}\n" in text
     assert "fleet_agent_lease_held 1\n" in text
+
+
+async def test_health_says_that_the_store_refuses_the_agent(agent: Asked) -> None:
+    """etcd renews the leases of agents that it refuses, so a held lease says nothing."""
+    assert isinstance(agent.view.replicas, Replicas)
+    agent.view.replicas.refusal = "etcd requires a user and a password, and got none"
+    async with agent.get("/health", headers={}) as response:
+        tree: dict[str, Any] = await response.json()
+    assert (tree["leaseHeld"], tree["store"]) == (True, "refused")
+    assert tree["storeMessage"] == "etcd requires a user and a password, and got none"
 
 
 @pytest.mark.parametrize("path", ["/v1/vitals", "/v1/logs/agent", "/v1/logs/replicas/sharded-0"])

@@ -21,7 +21,9 @@ async def held_by(uid: str, session: str) -> NodeRegistration:
     transport = MemoryTransport(clock)
     value = codec.encode(NodeLease(uid=uid, session=session))
     await transport.commit([], [Put(key=keys.node_lease_key("n"), value=value)])
-    return NodeRegistration(transport, clock, node="n", uid="u", session="folder/2")
+    return NodeRegistration(
+        transport, clock, node="n", lease=NodeLease(uid="u", session="folder/2")
+    )
 
 
 @pytest.mark.parametrize(
@@ -45,7 +47,9 @@ async def test_a_name_that_another_version_held_is_taken_when_its_lease_ends() -
     lease = await transport.grant(4)
     newer = Put(key=keys.node_lease_key("n"), value=b'{"storedVersion":9}', lease=lease)
     await transport.commit([], [newer])
-    presence = NodeRegistration(transport, clock, node="n", uid="u", session="folder/2")
+    presence = NodeRegistration(
+        transport, clock, node="n", lease=NodeLease(uid="u", session="folder/2")
+    )
     async with asyncio.TaskGroup() as group:
         keeping = group.create_task(presence.keep(lambda: None))
         await clock.advance(2)

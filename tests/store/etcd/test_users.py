@@ -208,6 +208,7 @@ VERDICTS = [
     keys.status_key("ModelDeployment", "qwen"),
     keys.event_key("reconciler", "e"),
     keys.ELECTION_RECONCILER,
+    keys.named(keys.RECONCILER_LEASE_PREFIX, "r"),
 ]
 REGISTRATION = keys.named(keys.GATEWAY_LEASE_PREFIX, "g")
 # With the right to write one, a component could grant itself access.

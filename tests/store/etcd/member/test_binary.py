@@ -13,6 +13,7 @@ from store.etcd.member.binary import (
     locate,
     parse_version,
     sound_binaries,
+    unsafe_users,
     written_by,
 )
 
@@ -113,3 +114,20 @@ def test_the_version_that_wrote_the_data_is_read(
     (tmp_path / "version").write_text(text)
     assert written_by(tmp_path) == expected
     shutil.rmtree(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("version", "holes"),
+    [
+        ((3, 4, 23), 2),
+        ((3, 4, 25), 1),
+        ((3, 4, 26), 0),
+        ((3, 5, 1), 2),
+        ((3, 5, 8), 1),
+        ((3, 5, 9), 0),
+        ((3, 6, 0), 0),
+        (None, 0),
+    ],
+)
+def test_versions_whose_users_are_unsafe(version: Version | None, holes: int) -> None:
+    assert unsafe_users(version).count("CVE-") == holes

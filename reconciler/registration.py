@@ -1,0 +1,48 @@
+"""Registration of this reconciler in the store, leading or not: `fleetctl init-auth` finds all of them by it.
+
+Leading does not depend on it: a leader whose registration the store refuses goes on.
+"""
+
+import hashlib
+import logging
+
+from machinery.backoff import Backoff, Retries
+from machinery.clock import Clock
+from schemas.records import ReconcilerLease
+from store import codec, keys
+from store.errors import PermissionDeniedError, StoreError
+from store.leases import LEASE_TTL_S, LeaseSession
+from store.port import Put, Transport
+
+log = logging.getLogger(__name__)
+_BACKOFF = Backoff(first_s=0.5, limit_s=4.0)
+
+
+class ReconcilerRegistration:
+    """Keeps the reconciler's key under a lease for as long as the process runs."""
+
+    def __init__(self, transport: Transport, clock: Clock, lease: ReconcilerLease) -> None:
+        self._transport = transport
+        self._clock = clock
+        # An identity holds a slash and a space; the key is a digest, the document has the text.
+        id_ = hashlib.sha256(lease.identity.encode()).hexdigest()[:12]
+        key = keys.named(keys.RECONCILER_LEASE_PREFIX, id_)
+        self._put = Put(key=key, value=codec.encode(lease))
+
+    async def run(self) -> None:
+        """Hold a lease forever, replacing a lost one; revoke it at the end."""
+        retries = Retries(_BACKOFF, self._clock)
+        while True:
+            session = LeaseSession(self._transport, self._clock, ttl_s=LEASE_TTL_S)
+            try:
+                await session.open()
+                put = Put(key=self._put.key, value=self._put.value, lease=session.id)
+                await self._transport.commit([], [put])
+                retries.reset()
+                await session.keep()
+            except StoreError as error:
+                if retries.failures == 0:
+                    log.warning("reconciler not registered; will retry", extra={"why": str(error)})
+                await retries.wait(is_refused=isinstance(error, PermissionDeniedError))
+            finally:
+                await session.close()

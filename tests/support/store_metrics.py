@@ -1,0 +1,35 @@
+"""What etcd counts: calls by method and outcome, from its metrics."""
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+import aiohttp
+
+from machinery.prometheus import parse_samples
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallCounts:
+    """Calls since the start of an etcd."""
+
+    begun: Counter[str] = field(default_factory=Counter)
+    """By method, with streams."""
+    authenticated: Counter[str] = field(default_factory=Counter)
+    """Requests for a token, by gRPC code."""
+
+
+async def call_counts(url: str) -> CallCounts:
+    """Return the calls that the etcd at the URL has counted."""
+    async with aiohttp.ClientSession() as session, session.get(f"{url}/metrics") as response:
+        text = await response.text()
+    found = CallCounts()
+    for sample in parse_samples(text):
+        labels = dict(sample.labels)
+        method = labels.get("grpc_method", "")
+        if not float(sample.value):
+            continue
+        if sample.name == "grpc_server_started_total":
+            found.begun[method] += int(float(sample.value))
+        if sample.name == "grpc_server_handled_total" and method == "Authenticate":
+            found.authenticated[labels["grpc_code"]] += int(float(sample.value))
+    return found
