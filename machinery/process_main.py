@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import os
 import signal
 from collections.abc import Callable, Coroutine
 from typing import Any
@@ -11,13 +12,28 @@ import uvloop
 log = logging.getLogger(__name__)
 
 
-def run_until_signal(main: Callable[[], Coroutine[Any, Any, None]]) -> int:
-    """Run `main` until it ends, or until SIGTERM or SIGINT cancels it; return the exit code."""
+GRACE_S = 5.0
+"""The time to end, in seconds, for a process whose end must not wait for others: the store may not answer."""
+
+
+def run_until_signal(
+    main: Callable[[], Coroutine[Any, Any, None]], *, grace_s: float | None = None
+) -> int:
+    """Run `main` until it ends, or until SIGTERM or SIGINT cancels it; return the exit code.
+
+    A process that has not ended `grace_s` seconds after the signal is ended as if it were killed; None: it may take
+    any time.
+    """
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(_guarded(main))
+        return runner.run(_guarded(main, grace_s))
 
 
-async def _guarded(main: Callable[[], Coroutine[Any, Any, None]]) -> int:
+def _give_up(grace_s: float) -> None:
+    log.error("the process did not end in time after a signal", extra={"grace_s": grace_s})
+    os._exit(1)
+
+
+async def _guarded(main: Callable[[], Coroutine[Any, Any, None]], grace_s: float | None) -> int:
     loop = asyncio.get_running_loop()
     task = asyncio.current_task()
     assert task is not None
@@ -27,6 +43,8 @@ async def _guarded(main: Callable[[], Coroutine[Any, Any, None]]) -> int:
         nonlocal is_stopping
         is_stopping = True
         task.cancel()
+        if grace_s is not None:
+            loop.call_later(grace_s, _give_up, grace_s)
 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop)

@@ -13,10 +13,8 @@ from pydantic import TypeAdapter, ValidationError
 
 from machinery import environment, process_log
 from machinery.clock import SystemClock
-from machinery.files import make_owner_folder
-from machinery.log_flags import log_options
-from machinery.process_log import LogFormat, LogLevel, LogRing
-from machinery.process_main import run_until_signal
+from machinery.process_log import LogRing
+from machinery.process_main import GRACE_S, run_until_signal
 from machinery.version import version
 from models import inspection
 from nodeagent.agent import Agent
@@ -147,7 +145,7 @@ def main(log_level: LogLevel, log_format: LogFormat, **options: Any) -> None:
         finally:
             await transport.close()
 
-    code = run_until_signal(run)
+    code = run_until_signal(run, grace_s=GRACE_S)
     lock.close()
     sys.exit(code)
 

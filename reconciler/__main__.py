@@ -12,11 +12,7 @@ import platformdirs
 
 from machinery import process_log as house_logging
 from machinery.clock import SystemClock
-from machinery.environment import drop_variables
-from machinery.http_server import AdminServer
-from machinery.log_flags import log_options
-from machinery.process_log import LogFormat, LogLevel
-from machinery.process_main import run_until_signal
+from machinery.process_main import GRACE_S, run_until_signal
 from machinery.version import version
 from reconciler.controller import Controller
 from reconciler.gitops.source_reconciler import GitFolders
@@ -117,7 +113,7 @@ def main(
         finally:
             await transport.close()
 
-    sys.exit(run_until_signal(run))
+    sys.exit(run_until_signal(run, grace_s=GRACE_S))
 
 
 def _secret_file(path: Path | None) -> Path | None:

@@ -9,9 +9,7 @@ import click
 
 from machinery import process_log
 from machinery.clock import SystemClock
-from machinery.log_flags import log_format_option, log_level_option
-from machinery.process_log import LogFormat, LogLevel
-from machinery.process_main import run_until_signal
+from machinery.process_main import GRACE_S, run_until_signal
 from nodeagent.hollow.engines import HollowTiming
 from nodeagent.hollow.node import HollowMac, SharedCaches, hollow_status
 from schemas import quantity
@@ -101,7 +99,7 @@ def main(log_level: LogLevel, log_format: LogFormat, **options: Any) -> None:
                 for number in range(len(macs)):
                     group.create_task(run_mac(number))
 
-    sys.exit(run_until_signal(run))
+    sys.exit(run_until_signal(run, grace_s=GRACE_S))
 
 
 if __name__ == "__main__":

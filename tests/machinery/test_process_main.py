@@ -34,6 +34,15 @@ async def test_a_signal_ends_it_cleanly(tmp_path: Path, number: signal.Signals) 
     assert (tmp_path / "log").read_text() == "up\ncleaned up\n"
 
 
+async def test_an_end_that_hangs_is_forced(tmp_path: Path) -> None:
+    """The store may not answer: a signal ends a process within seconds all the same."""
+    child = daemon(tmp_path, "hangs")
+    await until(lambda: "up" in (tmp_path / "log").read_text())
+    child.send(signal.SIGTERM)
+    assert await ended(child) == 1
+    assert "did not end in time after a signal" in (tmp_path / "log").read_text()
+
+
 async def test_a_return_is_a_clean_end(tmp_path: Path) -> None:
     assert await ended(daemon(tmp_path, "returns")) == 0
 

@@ -14,6 +14,11 @@ async def main() -> None:
             return
         case "fails":
             raise RuntimeError("a defect")
+        case "hangs":
+            try:
+                await asyncio.Event().wait()
+            finally:
+                await asyncio.Event().wait()
         case "groups":
             async with asyncio.TaskGroup() as group:
                 group.create_task(failing())
@@ -31,4 +36,4 @@ async def failing() -> None:
 
 if __name__ == "__main__":
     process_log.setup("daemon")
-    sys.exit(run_until_signal(main))
+    sys.exit(run_until_signal(main, grace_s=1.0))

@@ -1,5 +1,7 @@
 """Tests of `store.etcd.flags`: addresses and credentials from the command line and the environment."""
 
+import asyncio
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -7,6 +9,8 @@ import click
 import pytest
 from click.testing import CliRunner, Result
 
+from machinery import processes
+from machinery.clock import SystemClock
 from store.etcd import users
 from store.etcd.address import EtcdAddress
 from store.etcd.flags import address_from_flags, etcd_options
@@ -48,6 +52,25 @@ def password(tmp_path: Path) -> Path:
     path.touch(mode=0o600)
     path.write_text("s3cret\n")
     return path
+
+
+def test_child_processes_do_not_inherit_the_password(tmp_path: Path) -> None:
+    """Engines and the Git fetcher have no use for it."""
+    log = tmp_path / "log"
+    children = []
+
+    @click.command()
+    @etcd_options
+    def command(**options: Any) -> None:
+        assert address_from_flags(options).password == "s3cret"
+        words = (sys.executable, "-c", "import os; print(sorted(os.environ))")
+        children.append(processes.spawn(words, log=log))
+
+    env = {"FLEET_ETCD_USER": "fleet-node-a", "FLEET_ETCD_PASSWORD": "s3cret"}
+    assert CliRunner().invoke(command, ETCD, env=env).exit_code == 0
+    assert asyncio.run(processes.wait_ended(children[0], SystemClock(), limit_s=20))
+    assert "FLEET_ETCD_USER" in log.read_text()
+    assert "FLEET_ETCD_PASSWORD" not in log.read_text()
 
 
 def test_defaults_without_flags() -> None:

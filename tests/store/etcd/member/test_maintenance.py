@@ -24,6 +24,7 @@ from store.etcd.member.maintenance import (
 )
 from store.informer import Informer
 from store.port import Delete, Put, Transport
+from tests.support.store_binaries import BINARIES
 from tests.support.waiting import until, until_async
 
 MIB = 2**20
@@ -124,9 +125,9 @@ def test_actions_carry_revisions_and_messages() -> None:
 class Small:
     """An etcd with the smallest quota, and its maintenance."""
 
-    def __init__(self, folder: Path, *, quota: int = QUOTA) -> None:
+    def __init__(self, folder: Path, *, quota: int = QUOTA, binary: Path | None = None) -> None:
         clock = SystemClock()
-        self.etcd = EmbeddedEtcd(locate(None), folder, clock, quota_bytes=quota)
+        self.etcd = EmbeddedEtcd(locate(binary), folder, clock, quota_bytes=quota)
         self.said: list[str] = []
         self.care = MemberMaintenance(self.etcd.address, clock, self.said.append, quota_bytes=quota)
         self.transport: Transport = connect(self.etcd.address)
@@ -165,9 +166,10 @@ async def settled(look: Callable[[], Awaitable[bool]]) -> None:
 
 
 @pytest.mark.etcd
-async def test_a_full_store_accepts_writes_again(tmp_path: Path) -> None:
+@pytest.mark.parametrize("binary", BINARIES)
+async def test_a_full_store_accepts_writes_again(tmp_path: Path, binary: Path) -> None:
     """It runs beside the fleet, without any manual action."""
-    async with Small(tmp_path).running() as small:
+    async with Small(tmp_path, binary=binary).running() as small:
         informer = Informer(small.transport, "/a/", lambda item: item.value, SystemClock())
         async with asyncio.TaskGroup() as group:
             watching = group.create_task(informer.run())
