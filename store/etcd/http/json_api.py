@@ -260,8 +260,11 @@ class JsonGateway:
         if isinstance(error, TimeoutError) and not unconnected:
             return slow_error(str(self._address), limit_s, ambiguous=True)
         text = str(error) or f"timed out ({type(error).__name__})"
-        if isinstance(getattr(error, "os_error", None), ConnectionRefusedError):
+        cause = getattr(error, "os_error", None)
+        if isinstance(cause, ConnectionRefusedError):
             text = "connection refused"
+        elif isinstance(cause, FileNotFoundError):
+            text = "error: no such file or directory"
         return connection_error(str(self._address), text, ambiguous=not unconnected)
 
     async def _authenticate(self) -> str:
