@@ -31,6 +31,9 @@ class Backoff:
         return full * (0.5 + 0.5 * jitter)
 
 
+SLOW_RETRY: Final = Backoff(first_s=300.0, limit_s=300.0)
+"""Retries of what failed again and again, or of what only a person can mend: within five minutes, the limit that
+Kubernetes has for containers in CrashLoopBackOff."""
 REFUSED = Backoff(first_s=1.0, limit_s=30.0)
 """For a peer that refuses credentials: a person must correct them, and each attempt costs the peer work."""
 

@@ -13,11 +13,6 @@ def drop_variables(prefix: str) -> None:
         del os.environ[name]
 
 
-def drop_variable(name: str) -> None:
-    """Remove one variable, such as a password that was read, so that child processes do not inherit it."""
-    os.environ.pop(name, None)
-
-
 def child_environment(added: Mapping[str, str], *, without: tuple[str, ...]) -> dict[str, str]:
     """Return our environment plus `added`, minus our variables that start with one of `without`."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(without)}

@@ -13,7 +13,9 @@ from pydantic import TypeAdapter, ValidationError
 
 from machinery import environment, process_log
 from machinery.clock import SystemClock
-from machinery.process_log import LogRing
+from machinery.files import make_owner_folder
+from machinery.log_flags import log_options
+from machinery.process_log import LogFormat, LogLevel, LogRing
 from machinery.process_main import GRACE_S, run_until_signal
 from machinery.version import version
 from models import inspection

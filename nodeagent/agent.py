@@ -55,6 +55,7 @@ class Agent:
             self._dependencies.report_models,
             RankReports(transport, clock, config.name),
         )
+        self._node.starts.limit = config.start_concurrency
         lease = NodeLease(
             uid=config.status.uid,
             session=config.session,

@@ -12,10 +12,15 @@ import platformdirs
 
 from machinery import process_log as house_logging
 from machinery.clock import SystemClock
+from machinery.environment import drop_variables
+from machinery.http_server import AdminServer
+from machinery.log_flags import log_options
+from machinery.process_log import LogFormat, LogLevel
 from machinery.process_main import GRACE_S, run_until_signal
 from machinery.version import version
 from reconciler.controller import Controller
-from reconciler.gitops.source_reconciler import GitFolders
+from reconciler.gitops import credentials, webhook
+from reconciler.gitops.credentials import GitSettings
 from reconciler.registration import ReconcilerRegistration
 from schemas.records import ReconcilerLease
 from store.etcd.connect import connect
@@ -110,6 +115,11 @@ def main(
             async with asyncio.TaskGroup() as group:
                 group.create_task(ReconcilerRegistration(transport, clock, lease).run())
                 group.create_task(controller.run())
+                if secret_file is not None:
+                    hook = webhook.Webhook(transport, clock, secret_file)
+                    address = (options["api_host"], options["api_port"])
+                    server = AdminServer(hook.app(), clock, address, lambda: None)
+                    group.create_task(server.run())
         finally:
             await transport.close()
 

@@ -185,34 +185,39 @@ class Informer(ObjectCache[T]):
         """Keep the cache in sync until cancelled: resume after breaks, list again when needed."""
         while True:
             self._watching_since = float("inf")
-            failure: StoreError
+            # No error may stay in a variable here: its traceback would hold the connection after `close()`.
             try:
                 await self._connect()
                 await self._follow()
             except CompactedError as error:
-                failure = error
+                is_refused = False
+                self._reset_if_steady()
                 log.info("listing again", extra={"prefix": self._prefix, "why": str(error)})
                 self._must_list = True
                 if isinstance(error, ReplacedError):
                     # A replaced store reuses revisions: every key counts as changed.
                     self._versions = dict.fromkeys(self._versions, -1)
             except StoreError as error:
-                failure = error
+                is_refused = isinstance(error, PermissionDeniedError)
+                self._note_failure(str(error), is_refused=is_refused)
             else:
                 continue
-            if self._clock.monotonic() - self._watching_since >= _STEADY_S:
-                self._retries.reset()
-            await self._rest(failure)
+            await self._retries.wait(is_refused=is_refused)
 
-    async def _rest(self, failure: StoreError) -> None:
-        """Wait before the next attempt: longer after each failure, and much longer if the store refuses us."""
-        is_refused = isinstance(failure, PermissionDeniedError)
-        self.refusal = str(failure) if is_refused else ""
-        if not isinstance(failure, CompactedError):
-            # The first failure is often just an idle stream that was cut.
-            level = logging.WARNING if self._retries.failures == 1 else logging.DEBUG
-            log.log(level, "watch broke", extra={"prefix": self._prefix, "why": str(failure)})
-        await self._retries.wait(is_refused=is_refused)
+    def _reset_if_steady(self) -> None:
+        if self._clock.monotonic() - self._watching_since >= _STEADY_S:
+            self._retries.reset()
+
+    def _note_failure(self, why: str, *, is_refused: bool) -> None:
+        self._reset_if_steady()
+        self.refusal = why if is_refused else ""
+        # The first failure is often just an idle stream that was cut; a refusal never is.
+        is_news = self._retries.failures == (0 if is_refused else 1)
+        log.log(
+            logging.WARNING if is_news else logging.DEBUG,
+            "watch broke",
+            extra={"prefix": self._prefix, "why": why},
+        )
 
     async def _connect(self) -> None:
         """List the first time, when the history is gone, and when the store may have renumbered its writes."""

@@ -1,4 +1,4 @@
-"""The space that keys take, by prefix: who fills the store's quota. Pure."""
+"""The space that keys take, by prefix: what fills the store's quota. Pure."""
 
 from collections import defaultdict
 from collections.abc import Iterable

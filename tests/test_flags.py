@@ -39,6 +39,10 @@ FOREIGN: Mapping[str, str] = {
     "mlx.distributed_config": "hosts over backend",
     "scutil": "get",
     "LocalAI": "models-config-file",
+    "hf": "local-dir",
+    "mlx_lm.convert": "hf-path mlx-path q-bits",
+    "xcode-select": "install",
+    "flux": "with-source",
     "python -m nodeagent.fabric": "bytes devices set size",
 }
 _FLAG = re.compile(r"(?<![\w-])--[a-z][a-z0-9-]*[a-z0-9](?![\w>])")

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from fleetctl.doctor import control_plane
-from fleetctl.doctor.control_plane import ControlPlane, StoreView
+from fleetctl.doctor.control_plane import ControlPlane
 from fleetctl.doctor.findings import Finding, Level, counted, ok
 from fleetctl.fabric.admission import GroupAdmission
 from fleetctl.fleets.version_skew import FleetVersions
@@ -15,6 +15,7 @@ from schemas.gitsource import GitSource
 from schemas.meta import ApiObject, Condition, ConditionStatus, find_condition
 from schemas.node import Node
 from schemas.replica import Replica
+from schemas.wire.health import StoreView
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,22 +10,13 @@ from typing import Protocol
 from fleetctl.doctor.findings import Finding, Level, counted, ok
 from schemas import quantity
 from schemas.meta import ApiObject
+from schemas.wire.health import StoreView
 
 # An idle watch of an etcd that sends no progress reports is opened again after 17 s.
 _VIEW_WARN_S, _VIEW_FAIL_S = 30.0, 60.0
 # etcd refuses writes at its quota; compaction and defragmentation need time before that.
 _QUOTA_WARN = 0.8
 _MAX_NAMES = 5
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StoreView:
-    """A process's view of the store, as its /health reports it."""
-
-    age_s: float | None
-    """Seconds since the store last sent it anything; None if it never did."""
-    refusal: str = ""
-    """Reason why the store refuses the process; empty if it does not."""
 
 
 class ProbedProcess(Protocol):
@@ -147,7 +138,7 @@ def check_store_views(processes: Sequence[ProbedProcess]) -> Iterator[Finding]:
             advice="upgrade them: until then nothing shows whether they are locked out of the store",
         )
     if views and not bad and not silent:
-        oldest_s = max(view.age_s or 0.0 for _, view in views)
+        oldest_s = max(view.staleness_s or 0.0 for _, view in views)
         message = f"{counted(len(views), 'process reads', 'processes read')} the store; the oldest view is {oldest_s:.0f} s old"
         yield ok("store views", message)
 
@@ -155,11 +146,11 @@ def check_store_views(processes: Sequence[ProbedProcess]) -> Iterator[Finding]:
 def _view_problem(view: StoreView) -> tuple[Level, str] | None:
     if view.refusal:
         return "FAIL", f"the store refuses it: {view.refusal}"
-    if view.age_s is None:
+    if view.staleness_s is None:
         return "FAIL", "it has never read the store"
-    if view.age_s > _VIEW_WARN_S:
-        level: Level = "FAIL" if view.age_s > _VIEW_FAIL_S else "WARN"
-        return level, f"it has heard nothing from the store for {view.age_s:.0f} s"
+    if view.staleness_s > _VIEW_WARN_S:
+        level: Level = "FAIL" if view.staleness_s > _VIEW_FAIL_S else "WARN"
+        return level, f"it has heard nothing from the store for {view.staleness_s:.0f} s"
     return None
 
 

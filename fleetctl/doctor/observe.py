@@ -20,7 +20,7 @@ from fleetctl.doctor.checks import (
     ProbeResult,
     StoreHealth,
 )
-from fleetctl.doctor.control_plane import ControlPlane, StoreView
+from fleetctl.doctor.control_plane import ControlPlane
 from fleetctl.doctor.observe_control import SETTLE_S
 from fleetctl.fabric.admission import check_admission
 from fleetctl.fleets import gateways, version_skew
@@ -34,6 +34,8 @@ from schemas.meta import ApiObject
 from schemas.node import Node
 from schemas.replica import Endpoint, Replica
 from schemas.shardgroup import ShardGroup
+from schemas.wire import health
+from schemas.wire.health import StoreView
 from store import keys, objects
 from store.errors import StoreError
 from store.etcd.address import EtcdAddress
@@ -249,13 +251,11 @@ def _health_tree(body: bytes) -> Mapping[str, Any]:
 
 def _store_view(tree: Mapping[str, Any]) -> StoreView | None:
     """Return the process's view of the store; None if it does not report one."""
-    view = tree.get("store")
-    if isinstance(view, dict) and "ageS" in view:
-        age_s, refused = view["ageS"], view.get("refused")
-        return StoreView(
-            age_s=float(age_s) if isinstance(age_s, int | float) else None,
-            refusal=refused if isinstance(refused, str) else "no reason given" if refused else "",
-        )
-    # Gateways of earlier releases.
-    age_s = tree.get("storeStalenessSeconds")
-    return StoreView(age_s=float(age_s)) if isinstance(age_s, int | float) else None
+    if health.STORE_STALENESS not in tree:
+        return None
+    age_s, message = tree[health.STORE_STALENESS], tree.get(health.STORE_MESSAGE)
+    is_refused = tree.get(health.STORE) == health.StoreState.REFUSED
+    return StoreView(
+        float(age_s) if isinstance(age_s, int | float) else None,
+        str(message or "it gives no reason") if is_refused else "",
+    )

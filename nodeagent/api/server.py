@@ -133,7 +133,6 @@ class AgentRoutes:
         `store` says whether the agent can read.
         """
         view = self.view
-        age_s = view.replicas.staleness_s()
         return _json_response(
             {
                 "status": "ok",
@@ -142,10 +141,6 @@ class AgentRoutes:
                 "version": version(),
                 "uptimeSeconds": round(view.uptime_s(), 3),
                 "leaseHeld": view.has_lease(),
-                "store": {
-                    "ageS": None if age_s is None else round(age_s, 3),
-                    "refused": view.replicas.refusal,
-                },
                 "engines": len(view.engines),
                 **view.store_view().fields(),
             }

@@ -9,6 +9,8 @@ import click
 
 from machinery import process_log
 from machinery.clock import SystemClock
+from machinery.log_flags import log_format_option, log_level_option
+from machinery.process_log import LogFormat, LogLevel
 from machinery.process_main import GRACE_S, run_until_signal
 from nodeagent.hollow.engines import HollowTiming
 from nodeagent.hollow.node import HollowMac, SharedCaches, hollow_status

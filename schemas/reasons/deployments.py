@@ -16,7 +16,7 @@ SECTION: Final = ReasonSection(
         problem(
             "CrashLooping",
             "A shard group's ranks failed three times in a row in every shape.",
-            "Correct the cause in the message, then `fleetctl rollout restart NAME`.",
+            "It is tried again within five minutes. To try at once: `fleetctl rollout restart NAME`.",
         ),
         problem(
             "ReplicaNotReady",
@@ -137,6 +137,13 @@ EVENTS: Final = ReasonSection(
             "An object of a GitSource was changed by hand, and was put back.",
             "Change the manifest in the repository.",
         ),
+        problem(
+            "ReplicaNotReady",
+            "A replica stopped serving; the message has its reason.",
+            "Look that reason up under Replica.",
+        ),
+        normal("ReplicaReady", "A replica began to serve."),
+        normal("Deleted", "The deletion of an object is complete."),
         normal("NodeReady", "A node renews its lease again."),
         normal("ReplicaPlaced", "A replica got a node."),
         normal("ReplicaAdopted", "A replica without a deployment belongs to this one now."),

@@ -19,6 +19,17 @@ SECTION: Final = ReasonSection(
             "The message names the file or the flag. Correct the folder on this Mac.",
         ),
         problem(
+            "MemoryExceeded",
+            "The engine used far more memory than was proven, and was ended.",
+            "It starts again with growing delays. Lower `contextLength` or `concurrency`, or raise "
+            "`spec.resources.memory`.",
+        ),
+        problem(
+            "LoadStuck",
+            "The engine's load stood still for minutes, so it was ended.",
+            "It starts again with growing delays. Look at the disk of that Mac.",
+        ),
+        problem(
             "PortInUse",
             "Another program listens on the engine's port.",
             "End that program, or start the agent with another `--engine-port`.",
@@ -81,7 +92,7 @@ SECTION: Final = ReasonSection(
         problem(
             "TriedEverything",
             "Every shape of the group failed three times in a row.",
-            "Correct the cause in the message, then `fleetctl rollout restart NAME`.",
+            "It is tried again within five minutes. To try at once: `fleetctl rollout restart NAME`.",
         ),
         problem(
             "MeasuredMore",
@@ -91,6 +102,7 @@ SECTION: Final = ReasonSection(
         normal("Serving", "The replica answers requests."),
         normal("Following", "A rank above 0 computes; rank 0 answers."),
         normal("Starting", "The engine is about to start."),
+        normal("WaitingToLoad", "Other engines of the Mac load first; the message has its place."),
         normal("Joining", "A rank waits for the other ranks."),
         normal("MakingReference", "One process answers the golden question for comparison."),
         normal("Loading", "The engine loads the model."),

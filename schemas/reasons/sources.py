@@ -44,6 +44,11 @@ SECTION: Final = ReasonSection(
             "Name its authority's file in `spec.credentials.caFile`.",
         ),
         problem(
+            "CredentialsRefused",
+            "A file of `spec.credentials` is not bound to the host of the repository, so it is not sent.",
+            "Move it to the folder of that host, as the message says.",
+        ),
+        problem(
             "CredentialsMissing",
             "A file of `spec.credentials` is not in `--git-credentials`.",
             "Copy it there, on each machine that may lead.",

@@ -12,7 +12,13 @@ from contextlib import suppress
 
 from machinery.backoff import Backoff
 from machinery.clock import Clock, SystemClock
-from store.errors import AuthOffError, PermissionDeniedError, StoreError, UnavailableError
+from store.errors import (
+    AuthOffError,
+    PermissionDeniedError,
+    SlowStoreError,
+    StoreError,
+    UnavailableError,
+)
 from store.etcd.address import EtcdAddress
 from store.etcd.error_mapping import slow_error
 
@@ -112,7 +118,8 @@ class Authentication:
             self._token = None
             self._log_off()
         except UnavailableError as error:
-            self._failure = error
+            # A new error: the traceback of this one would hold the connection after it was closed.
+            self._failure = _without_traceback(error)
             self._rest(_BACKOFF)
             return
         except StoreError as error:
@@ -137,5 +144,13 @@ class Authentication:
         """Return the reason why there is no token: a new error for each caller."""
         if self._failure is not None:
             # No call was made, so nothing was written: the error is not ambiguous.
-            return type(self._failure)(str(self._failure))
+            return _without_traceback(self._failure)
         return slow_error(str(self._address), limit_s, "to the password")
+
+
+def _without_traceback(error: StoreError) -> StoreError:
+    """Return a new error of the same kind and words, which is not ambiguous."""
+    if isinstance(error, UnavailableError):
+        kind = SlowStoreError if isinstance(error, SlowStoreError) else UnavailableError
+        return kind(str(error), absent=error.absent)
+    return PermissionDeniedError(str(error))

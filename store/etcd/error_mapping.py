@@ -99,7 +99,8 @@ _REFUSED = "connection refused: no etcd listens there"
 _NO_SOCKET = "no etcd runs there"
 _SILENT = "something listens there, but it does not speak: it is slow or stopped"
 
-# Phrases of grpc, of aiohttp and of Go's TLS; the first match wins.
+# Phrases of grpc, of aiohttp, and of the TLS libraries of Go, OpenSSL and BoringSSL, without underscores; the first match
+# wins.
 _HINTS: tuple[tuple[tuple[str, ...], str], ...] = (
     (
         ("hostname verification check failed", "hostname mismatch", "ip address mismatch"),

@@ -8,14 +8,15 @@ from urllib.parse import urlsplit
 
 import click
 
-from machinery import environment
 from store.etcd import users
 from store.etcd.address import EtcdAddress
 from store.etcd.users import Credentials, CredentialsError
 
 Command = Callable[..., Any]
 
-_INHERITED = "FLEET_ETCD_PASSWORD"
+VARIABLE_PREFIX: Final = "FLEET_ETCD"
+"""Prefix of the environment variables of these flags."""
+
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 _PREFIX = re.compile(r"(/[A-Za-z0-9][A-Za-z0-9._-]*)+")
 # A prefix with this part could lie within another fleet's keys.
@@ -53,7 +54,7 @@ _OPTIONS: tuple[Callable[[Command], Command], ...] = (
     ),
     click.option(
         "--etcd-password",
-        envvar=_INHERITED,
+        envvar="FLEET_ETCD_PASSWORD",
         default="",
         hidden=True,  # a command line is visible to every user of the machine
     ),
@@ -83,13 +84,12 @@ def etcd_options(command: Command) -> Command:
 
 
 def address_from_flags(options: dict[str, Any], default: EtcdAddress | None = None) -> EtcdAddress:
-    """Return the address from the flags' values; the password leaves the environment, which engines would inherit.
+    """Return the address from the flags' values.
 
     Raises:
         click.UsageError: there is none, or flags contradict each other.
 
     """
-    environment.drop_variable(_INHERITED)
     endpoints, socket = _place(options["etcd"], default)
     credentials = _credentials(options)
     found = EtcdAddress(

@@ -141,14 +141,18 @@ class GrpcTransport:
         return answer.header.revision
 
     async def _commit_one(self, operation: Operation) -> int:
-        """Apply one operation without a transaction, which costs both sides a third less.
+        """Write without a transaction: a put then costs both sides a third less.
 
-        With its quota used up, etcd 3.5.1 refuses a deletion within a transaction, but not this one.
+        etcd 3.5.1 refuses every transaction when its quota is used up, but not a call that deletes.
         """
-        if isinstance(operation, Put):
-            return (await self._channel.call(wire.PUT, wire.put(operation))).header.revision
-        request = pb.DeleteRangeRequest(key=wire.raw(operation.key))
-        return (await self._channel.call(wire.DELETE_RANGE, request)).header.revision
+        match operation:
+            case Put():
+                done = await self._channel.call(wire.PUT, wire.put(operation))
+            case Delete():
+                done = await self._channel.call(wire.DELETE_RANGE, wire.delete(operation))
+            case _:
+                assert_never(operation)
+        return done.header.revision
 
     async def watch(self, prefix: str, *, after_revision: int) -> AsyncGenerator[WatchBatch]:
         create = pb.WatchCreateRequest(

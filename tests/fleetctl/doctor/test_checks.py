@@ -17,7 +17,6 @@ from fleetctl.doctor.control_plane import (
     ControlPlane,
     EtcdHealth,
     ForeignEndpoint,
-    StoreView,
     UnobservedChange,
 )
 from fleetctl.doctor.findings import (
@@ -32,6 +31,7 @@ from schemas.gitsource import GitSource
 from schemas.meta import Condition, ConditionStatus, ObjectMeta
 from schemas.node import Node, NodeStatus
 from schemas.pools import NodePool, NodePoolSpec, NodePoolStatus
+from schemas.wire.health import StoreView
 from tests.support.fleet import Fleet, fleetctl
 
 GIB = 2**30
@@ -52,7 +52,7 @@ def condition(type_: str, status: ConditionStatus, message: str) -> Condition:
     return Condition(type=type_, status=status, reason="Because", message=message)
 
 
-FRESH = StoreView(age_s=2.4)
+FRESH = StoreView(staleness_s=2.4)
 ETCD = EtcdHealth(has_users=False, size_bytes=12 * 2**20, quota_bytes=512 * 2**20)
 
 
@@ -198,22 +198,22 @@ def test_a_healthy_fleet_has_only_ok_findings() -> None:
             id="engine-silent",
         ),
         pytest.param(
-            agents(store=StoreView(age_s=3.0, refusal="user name is empty")),
+            agents(store=StoreView(staleness_s=3.0, refusal="user name is empty")),
             "FAIL store views: node/mac-1: the store refuses it: user name is empty",
             id="locked-out",
         ),
         pytest.param(
-            agents(store=StoreView(age_s=None)),
+            agents(store=StoreView(staleness_s=None)),
             "FAIL store views: node/mac-1: it has never read the store",
             id="never-read-the-store",
         ),
         pytest.param(
-            agents(store=StoreView(age_s=31.0)),
+            agents(store=StoreView(staleness_s=31.0)),
             "WARN store views: node/mac-1: it has heard nothing from the store for 31 s",
             id="old-view",
         ),
         pytest.param(
-            agents(store=StoreView(age_s=240.0)),
+            agents(store=StoreView(staleness_s=240.0)),
             "FAIL store views: node/mac-1: it has heard nothing from the store for 240 s",
             id="frozen-view",
         ),

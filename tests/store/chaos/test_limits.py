@@ -77,7 +77,7 @@ async def fill(transport: Transport) -> None:
 @pytest.mark.parametrize("binary", BINARIES)
 @pytest.mark.parametrize("way", WAYS)
 async def test_without_space_reads_leases_and_informers_still_work(
-    way: str, binary: Path, tmp_path: Path
+    way: str, tmp_path: Path, binary: Path
 ) -> None:
     async with (
         TcpEtcd(tmp_path, f"--quota-backend-bytes={8 * 2**20}", binary=binary) as etcd,
