@@ -1,4 +1,4 @@
-"""The space that keys take, by prefix: what fills the store's quota. Pure."""
+"""The space that keys take, by prefix: what fills the quota of the store. Pure."""
 
 from collections import defaultdict
 from collections.abc import Iterable

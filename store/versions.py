@@ -62,6 +62,8 @@ _ONE_MORE_FIELD = VersionHistory(current=2, steps={1: _unchanged})
 HISTORIES: Mapping[str, VersionHistory] = {
     "NodeLease": _ONE_MORE_FIELD,  # hasStorePassword
     "GatewayLease": _ONE_MORE_FIELD,  # hasStorePassword
+    "GitSource": _ONE_MORE_FIELD,  # the commits' author and subject, and the preview, in its status
+    "GitSourceStatus": _ONE_MORE_FIELD,
 }
 _FIRST = VersionHistory()
 

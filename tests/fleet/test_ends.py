@@ -1,6 +1,5 @@
 """Reconcilers and agents end within seconds after a signal, though the store does not answer."""
 
-import os
 import signal
 from pathlib import Path
 
@@ -8,6 +7,7 @@ import pytest
 
 from machinery import processes
 from machinery.clock import SystemClock
+from tests.support import slow_cpu
 from tests.support.fleet import Fleet
 from tests.support.store_guarded_etcd import guarded_etcd
 
@@ -32,13 +32,12 @@ async def test_processes_end_while_the_store_does_not_answer(
             fleet.start_agent("mac-1", "--etcd-transport", way)
             guarded.etcd.address = guarded.address("root")
             await fleet.joined(1)
-            os.kill(pid, signal.SIGSTOP)
-            await clock.sleep(frozen_s)
-            for name in ("reconciler", "mac-1"):
-                fleet._children[name].send(signal.SIGTERM)
-            for name in ("reconciler", "mac-1"):
-                child = fleet._children[name]
-                assert await processes.wait_ended(child, clock, limit_s=LIMIT_S), name
+            async with slow_cpu.frozen(pid):
+                await clock.sleep(frozen_s)
+                for name in ("reconciler", "mac-1"):
+                    fleet._children[name].send(signal.SIGTERM)
+                for name in ("reconciler", "mac-1"):
+                    child = fleet._children[name]
+                    assert await processes.wait_ended(child, clock, limit_s=LIMIT_S), name
         finally:
-            os.kill(pid, signal.SIGCONT)
             await fleet.stop()

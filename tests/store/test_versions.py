@@ -226,8 +226,8 @@ def shape(model: type[ApiModel]) -> str:
 
 # The shape of each document at its current version.
 SHAPES: dict[str, tuple[int, str]] = {
-    "GitSourceStatus": (1, "48ff36c32245"),
-    "GitSource": (1, "92e3024e30c0"),
+    "GitSourceStatus": (2, "fab6dc1f1143"),
+    "GitSource": (2, "8131f8ac34d3"),
     "FabricTest": (1, "87603a38741b"),
     "FabricRank": (1, "5e927d2c4f71"),
     "ApiKey": (1, "931feb71a3a5"),

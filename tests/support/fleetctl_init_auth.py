@@ -16,13 +16,17 @@ STEPS: tuple[Literal["prepare", "enable"], ...] = ("prepare", "enable")
 
 
 def request(etcd: TcpEtcd, out: Path, *nodes: str, root: Path | None = None) -> InitAuthRequest:
-    """Return a request; `root` is a file with root's password."""
+    """Return a request to prepare; `root` is a file with root's password."""
     who = etcd_users.read_credentials(root) if root is not None else None
     where = etcd.address
     if who is not None:
         where = replace(where, username=who.user or "root", password=who.password)
     return InitAuthRequest(
-        address=where, folder=PasswordFolder(out), nodes=nodes, rotated=frozenset()
+        address=where,
+        folder=PasswordFolder(out),
+        nodes=nodes,
+        rotated=frozenset(),
+        step="prepare",
     )
 
 

@@ -7,6 +7,10 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
+import psutil
+
+from tests.support.waiting import until
+
 SHARE = 0.1
 _PERIOD_S = 0.1
 _V1, _V2 = Path("/sys/fs/cgroup/cpu"), Path("/sys/fs/cgroup")
@@ -70,6 +74,9 @@ async def duty_cycle(pid: int) -> AsyncIterator[None]:
 async def frozen(pid: int) -> AsyncIterator[None]:
     """Stop the process during the block."""
     os.kill(pid, signal.SIGSTOP)
+    # On a busy machine its threads may run for a moment after the signal.
+    stopped = psutil.Process(pid)
+    await until(lambda: stopped.status() == psutil.STATUS_STOPPED, what="the stop")
     try:
         yield
     finally:

@@ -121,7 +121,7 @@ def test_commits_are_shortened_except_in_wide_tables() -> None:
     shown = {
         is_wide: printers.table(
             [tree], TableContext(now=NOW), is_wide=is_wide, headers=False
-        ).split()[2]
+        ).split()[3]
         for is_wide in (False, True)
     }
     assert shown == {False: "main@012345678901", True: revision}

@@ -87,7 +87,7 @@ REFUSED = [
     pytest.param(
         PAIR,
         (A, mac("b", 5)),
-        "1/2 members fit, 2 are needed at once: 1 too small (need 7.8 GiB, the largest has 5.0 in all, 5.0 free)",
+        "1/2 members fit, 2 are needed at once: 1 too small even when empty (need 7.8 GiB, the largest has 5.0)",
         id="memory",
     ),
     pytest.param(

@@ -1,8 +1,6 @@
 """Errors of connections say in plain words whether etcd is slow, silent, absent or out of reach."""
 
 import asyncio
-import os
-import signal
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +10,7 @@ import pytest
 from store.errors import SlowStoreError, StoreError, UnavailableError
 from store.etcd.connect import connect
 from store.etcd.error_mapping import connection_error
+from tests.support import slow_cpu
 from tests.support.store_tcp_etcd import TcpEtcd
 
 SETTINGS = "connection attempt timed out before receiving SETTINGS frame"
@@ -48,15 +47,12 @@ async def test_a_frozen_etcd_is_there_but_slow(etcd: TcpEtcd, way: str) -> None:
     before, fresh = connect(address), connect(address)
     await before.get("/a")
     assert etcd.supervisor.pid is not None
-    os.kill(etcd.supervisor.pid, signal.SIGSTOP)
-    try:
+    async with slow_cpu.frozen(etcd.supervisor.pid):
         for transport in (before, fresh):
             with pytest.raises(SlowStoreError, match="no answer from etcd at") as refused:
                 await transport.get("/a")
             assert "slow" in str(refused.value)
             assert not any(word in str(refused.value) for word in JARGON)
-    finally:
-        os.kill(etcd.supervisor.pid, signal.SIGCONT)
     await asyncio.gather(before.close(), fresh.close())
 
 
