@@ -1,11 +1,11 @@
-"""The space that keys take, by prefix: what fills the quota of the store. Pure."""
+"""The space that keys take, by prefix: what fills the quota of the store."""
 
 from collections import defaultdict
-from collections.abc import Iterable
+from contextlib import aclosing
 from dataclasses import dataclass
 
 from store.keys import ROOT
-from store.port import KeyValue
+from store.port import Transport
 
 # Kind of key, kind of object, and node or name: `event/Node/mac-1/`.
 _LEVELS = 3
@@ -20,13 +20,20 @@ class PrefixUsage:
     size_bytes: int
 
 
-def usage_by_prefix(items: Iterable[KeyValue]) -> list[PrefixUsage]:
-    """Return the usage of each prefix, the largest first: of a node's events, of a kind's specs, and so on."""
+async def usage_by_prefix(transport: Transport) -> list[PrefixUsage]:
+    """Return the usage of each prefix, the largest first: of a node's events, of a kind's specs, and so on.
+
+    Raises:
+        StoreError: the store cannot be read.
+
+    """
     counts: dict[str, list[int]] = defaultdict(lambda: [0, 0])
-    for item in items:
-        found = counts[_prefix_of(item.key)]
-        found[0] += 1
-        found[1] += len(item.key) + len(item.value)
+    async with aclosing(transport.pages(f"{ROOT}/")) as pages:
+        async for page in pages:
+            for item in page.items:
+                found = counts[_prefix_of(item.key)]
+                found[0] += 1
+                found[1] += len(item.key) + len(item.value)
     usages = (
         PrefixUsage(prefix=prefix, keys=number, size_bytes=size)
         for prefix, (number, size) in counts.items()

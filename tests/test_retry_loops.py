@@ -12,9 +12,11 @@ LOOPS = (*ROOMS, "gateway", "engine")
 
 # Waits that repeat nothing that failed: periods, polls of own children and files, and answers to users.
 PERIODS = {
+    "fleetctl/doctor/observe.py": "looks a second time at what may still be under way",
     "fleetctl/fabric/bench.py": "polls the progress of a test",
     "fleetctl/fleets/lifecycle.py": "polls the end of own processes",
     "fleetctl/fleets/local_fleet.py": "polls the start and end of own processes",
+    "fleetctl/objects/git_preview.py": "polls the progress of a command until its timeout",
     "fleetctl/simulate/simulated_fleet.py": "lets simulated time pass",
     "fleetctl/verbs/delete.py": "polls the progress of a command until its timeout",
     "fleetctl/verbs/demo.py": "polls the start of own processes",
@@ -26,6 +28,7 @@ PERIODS = {
     "fleetctl/verbs/top.py": "samples at the interval that the user gave",
     "fleetctl/verbs/wait.py": "polls, with pauses in proportion to the cost of a look",
     "machinery/clock.py": "the clock itself",
+    "machinery/log_rotation.py": "looks at the size of own logs",
     "machinery/virtual_time.py": "the clock of tests and simulations",
     "machinery/control_loop.py": "waits for keys that are due",
     "machinery/process_log.py": "polls a file",

@@ -46,13 +46,12 @@ class UnobservedChange:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForeignEndpoint:
-    """An endpoint on a node that its replica is not assigned to."""
+    """An endpoint that gateways refuse: it does not speak for its replica."""
 
     replica: str
     node: str
     """The node below whose key it is published."""
-    assigned: str
-    """The node that the replica is assigned to; empty if there is no such replica."""
+    reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,11 +156,10 @@ def _view_problem(view: StoreView) -> tuple[Level, str] | None:
 def check_endpoints(control: ControlPlane) -> Iterator[Finding]:
     """Yield whether each endpoint is on the node that its replica is assigned to."""
     for one in control.foreign_endpoints:
-        assigned = f"is assigned to {one.assigned}" if one.assigned else "does not exist"
         yield Finding(
             check="endpoints",
             level="FAIL",
-            message=f"node/{one.node} publishes an endpoint of replica/{one.replica}, which {assigned}",
+            message=f"node/{one.node} publishes an endpoint of replica/{one.replica} that does not count: {one.reason}",
             advice=f"requests and prompts may go to a process that is no part of the fleet: check node/{one.node}, and give it "
             f"a new password with `fleetctl init-auth --rotate`",
         )

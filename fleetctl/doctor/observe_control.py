@@ -1,9 +1,7 @@
 """Observation of the control plane: unobserved changes, endpoints on foreign nodes, and the etcd behind the store."""
 
 import ipaddress
-from collections import Counter
 from collections.abc import Sequence
-from contextlib import aclosing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -20,13 +18,15 @@ from machinery import processes
 from machinery.clock import Clock
 from machinery.prometheus import parse_samples
 from schemas.meta import ApiObject
-from schemas.replica import Replica
-from store import keys, objects
+from schemas.replica import Endpoint, Replica, unassigned_reason
+from store import codec, keys, objects
 from store.errors import StoreError
 from store.etcd.address import EtcdAddress
 from store.etcd.grpc.admin import AuthClient, MaintenanceClient, MemberStatus, member_addresses
-from store.port import Transport
+from store.port import KeyValue, Transport
+from store.usage import usage_by_prefix
 
+_FOREIGN_KEY = "it was written below the key of another node"
 SETTLE_S = 3.0
 """Seconds between two readings: a reconciler observes a change, and an agent withdraws an endpoint, much faster."""
 _METRICS_S = 2.0
@@ -60,9 +60,9 @@ class ControlReading:
 
 async def read_control(transport: Transport, observed: Sequence[ApiObject]) -> ControlReading:
     """Compare endpoints with replicas, and generations with statuses. Raises StoreError."""
-    endpoints = [item.key for item in (await transport.list(keys.ENDPOINT_PREFIX)).items]
+    endpoints = (await transport.list(keys.ENDPOINT_PREFIX)).items
     replicas = {one.name: one for one in await objects.list_all(transport, Replica)}
-    compared = (_compare_endpoint(key, replicas) for key in endpoints)
+    compared = (_compare_endpoint(item, replicas) for item in endpoints)
     return ControlReading(
         endpoints=len(endpoints),
         foreign=frozenset(one for one in compared if one is not None),
@@ -72,14 +72,18 @@ async def read_control(transport: Transport, observed: Sequence[ApiObject]) -> C
     )
 
 
-def _compare_endpoint(key: str, replicas: dict[str, Replica]) -> ForeignEndpoint | None:
-    node = key.removeprefix(keys.ENDPOINT_PREFIX).partition("/")[0]
-    name = keys.replica_of(key)
-    replica = replicas.get(name)
-    assigned = "" if replica is None else replica.spec.ranks[0].node
-    if assigned == node:
-        return None
-    return ForeignEndpoint(replica=name, node=node, assigned=assigned)
+def _compare_endpoint(item: KeyValue, replicas: dict[str, Replica]) -> ForeignEndpoint | None:
+    """Apply the rule by which gateways refuse endpoints."""
+    node = item.key.removeprefix(keys.ENDPOINT_PREFIX).partition("/")[0]
+    name = keys.replica_of(item.key)
+    try:
+        endpoint = codec.decode(Endpoint, item)
+    except codec.UndecodableError as error:
+        reason = f"it cannot be read: {error}"
+    else:
+        is_own = endpoint.spec.node == node
+        reason = unassigned_reason(endpoint, replicas.get(name)) if is_own else _FOREIGN_KEY
+    return ForeignEndpoint(replica=name, node=node, reason=reason) if reason else None
 
 
 def label_of(found: ApiObject) -> str:
@@ -133,8 +137,10 @@ async def observe_etcd(
     )
     if not health.is_nearly_full:
         return health
-    prefix, size_bytes = await largest_prefix(transport)
-    return replace(health, largest_prefix=prefix, largest_bytes=size_bytes)
+    largest = next(iter(await usage_by_prefix(transport)), None)
+    if largest is None:
+        return health
+    return replace(health, largest_prefix=largest.prefix, largest_bytes=largest.size_bytes)
 
 
 def exposed_urls(address: EtcdAddress) -> tuple[str, ...]:
@@ -193,20 +199,3 @@ async def _fetch_quota(address: EtcdAddress, url: str) -> int | None:
         return int(float(values[0])) if values else None
     except (aiohttp.ClientError, OSError, TimeoutError, ValueError):
         return None
-
-
-async def largest_prefix(transport: Transport) -> tuple[str, int]:
-    """Return the prefix of keys that holds most bytes: an area of a kind, or of one node. Raises StoreError."""
-    sizes: Counter[str] = Counter()
-    async with aclosing(transport.pages(f"{keys.ROOT}/")) as pages:
-        async for page in pages:
-            for item in page.items:
-                sizes[_prefix_of(item.key)] += len(item.key) + len(item.value)
-    return max(sizes.items(), key=lambda one: one[1], default=("", 0))
-
-
-def _prefix_of(key: str) -> str:
-    """Return the key's writer or kind, as in `event/Node/mac-2/` and `spec/Replica/`."""
-    parts = key.removeprefix(f"{keys.ROOT}/").split("/")
-    depth = 3 if parts[:2] == ["event", "Node"] else 2
-    return "".join(f"{part}/" for part in parts[: min(depth, len(parts) - 1)])

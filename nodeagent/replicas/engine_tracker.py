@@ -28,7 +28,7 @@ from schemas.formation import GoldenAnswer
 from schemas.wire.exit_codes import ExitCode
 
 # A restart must not overload the Mac: a model takes memory, and minutes to load.
-RESTART_BACKOFF: Final = Backoff(first_s=1.0, limit_s=SLOW_RETRY.limit_s)
+RESTART_BACKOFF: Final = Backoff(first_s=1.0, limit_s=300.0)
 # A shorter wait is over before a person has read when it ends.
 _TOLD_WAIT_S = 5.0
 # A first token may fail because memory is short for a moment; an immediate retry would not help.

@@ -4,23 +4,29 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from store import keys
-from store.port import KeyValue
-from store.usage import usage_by_prefix
+from store.memory import MemoryTransport
+from store.port import Put
+from store.usage import PrefixUsage, usage_by_prefix
+from tests.support.clock import FakeClock
 
 
-def item(key: str, size: int) -> KeyValue:
-    return KeyValue(key=key, value=b"x" * size, create_revision=1, mod_revision=1)
+async def usage_of(sizes: dict[str, int]) -> list[PrefixUsage]:
+    """Return the usage of a store with values of these sizes."""
+    store = MemoryTransport(FakeClock())
+    for key, size in sizes.items():
+        await store.commit([], [Put(key=key, value=b"x" * size)])
+    return await usage_by_prefix(store)
 
 
-def test_a_flood_of_one_nodes_events_is_named() -> None:
-    flood = [item(keys.event_key("Node/mac-2", f"e{n}"), 1000) for n in range(20)]
-    others = [
-        item(keys.event_key("Node/mac-1", "e"), 5000),
-        item(keys.spec_key("ModelDeployment", "qwen"), 3000),
-        item(keys.rank_key("mac-1", "qwen-0", 0), 100),
-        item(keys.RESTORING, 10),
-    ]
-    found = usage_by_prefix([*others, *flood])
+async def test_a_flood_of_one_nodes_events_is_named() -> None:
+    flood = {keys.event_key("Node/mac-2", f"e{n}"): 1000 for n in range(20)}
+    others = {
+        keys.event_key("Node/mac-1", "e"): 5000,
+        keys.spec_key("ModelDeployment", "qwen"): 3000,
+        keys.rank_key("mac-1", "qwen-0", 0): 100,
+        keys.RESTORING: 10,
+    }
+    found = await usage_of({**others, **flood})
     assert (found[0].prefix, found[0].keys) == ("/mlx-fleet/v1/event/Node/mac-2/", 20)
     assert 20_000 < found[0].size_bytes < 22_000
     assert [one.prefix.removeprefix("/mlx-fleet/v1/") for one in found[1:]] == [
@@ -31,9 +37,9 @@ def test_a_flood_of_one_nodes_events_is_named() -> None:
     ]
 
 
-@given(st.lists(st.tuples(st.text("ab/", max_size=8), st.integers(0, 50)), max_size=20))
-def test_every_byte_counts_once(given_items: list[tuple[str, int]]) -> None:
-    items = [item(f"{keys.ROOT}/{key}", size) for key, size in given_items]
-    found = usage_by_prefix(items)
-    assert sum(one.size_bytes for one in found) == sum(len(i.key) + len(i.value) for i in items)
-    assert sum(one.keys for one in found) == len(items)
+@given(st.dictionaries(st.text("ab/", max_size=8), st.integers(0, 50), max_size=20))
+async def test_every_byte_counts_once(given_sizes: dict[str, int]) -> None:
+    sizes = {f"{keys.ROOT}/{key}": size for key, size in given_sizes.items()}
+    found = await usage_of(sizes)
+    assert sum(one.size_bytes for one in found) == sum(len(k) + n for k, n in sizes.items())
+    assert sum(one.keys for one in found) == len(sizes)

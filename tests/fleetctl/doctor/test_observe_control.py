@@ -6,7 +6,7 @@ from pathlib import Path
 
 from fleetctl.doctor import observe_control
 from fleetctl.doctor.control_plane import ForeignEndpoint
-from fleetctl.doctor.observe_control import exposed_urls, largest_prefix
+from fleetctl.doctor.observe_control import exposed_urls
 from schemas.meta import ManagedFieldsEntry, ObjectMeta
 from schemas.pools import NodePool, NodePoolSpec, NodePoolStatus
 from store import codec, keys
@@ -15,6 +15,7 @@ from store.memory import MemoryTransport
 from store.port import Delete, Put, Transport
 from tests.support.clock import FakeClock
 from tests.support.fleet import Fleet, fleetctl
+from tests.support.gateway_world import endpoint
 from tests.support.nodeagent_plans import wanted
 
 STOLEN = keys.endpoint_key("mac-2", "qwen-0")
@@ -29,13 +30,25 @@ async def doctor(shared: Fleet) -> dict[str, list[dict[str, str]]]:
 
 
 async def test_an_endpoint_of_a_stolen_agent_fails(shared: Fleet, transport: Transport) -> None:
-    key = keys.endpoint_key("a", "qwen-0")
-    await transport.commit([], [codec.put_spec(wanted()), Put(key=key, value=b"{}")])
+    key, replica = keys.endpoint_key("a", "qwen-0"), wanted()
+    own = endpoint("qwen-0", "qwen", "http://127.0.0.1:4100", node="a")
+    spec = own.spec.model_copy(update={"replica_uid": replica.metadata.uid})
+    own = own.model_copy(update={"spec": spec})
+    value = codec.encode(own)
+    await transport.commit([], [codec.put_spec(replica), Put(key=key, value=value)])
     reading = await observe_control.read_control(transport, ())
-    assert reading.is_settled
+    assert reading.is_settled, reading.foreign
+    stolen = own.model_copy(update={"spec": spec.model_copy(update={"node": "mac-2"})})
+    for written, reason in (
+        (codec.encode(stolen), "replica qwen-0 is assigned to node a, not to mac-2"),
+        (value, "it was written below the key of another node"),
+    ):
+        await transport.commit([], [Put(key=STOLEN, value=written)])
+        reading = await observe_control.read_control(transport, ())
+        assert reading.foreign == {ForeignEndpoint(replica="qwen-0", node="mac-2", reason=reason)}
     await transport.commit([], [Put(key=STOLEN, value=b"{}")])
-    reading = await observe_control.read_control(transport, ())
-    assert reading.foreign == {ForeignEndpoint(replica="qwen-0", node="mac-2", assigned="a")}
+    (unreadable,) = (await observe_control.read_control(transport, ())).foreign
+    assert "it cannot be read" in unreadable.reason
     await transport.commit([], [Delete(key=key), Delete(key=STOLEN)])
 
 
@@ -77,8 +90,8 @@ async def test_the_quota_of_an_embedded_etcd_is_on_its_command_line(
 
 
 def test_only_what_is_there_twice_is_confirmed() -> None:
-    one = ForeignEndpoint(replica="a-0", node="x", assigned="y")
-    other = ForeignEndpoint(replica="b-0", node="x", assigned="y")
+    one = ForeignEndpoint(replica="a-0", node="x", reason="y")
+    other = ForeignEndpoint(replica="b-0", node="x", reason="y")
     first = observe_control.ControlReading(
         endpoints=2, foreign=frozenset({one}), unobserved=frozenset({("nodepool/a", 2)})
     )
@@ -108,17 +121,6 @@ def test_the_age_of_a_change_is_that_of_its_last_write() -> None:
     )
     (change,) = observe_control.unobserved_changes(reading, [pool], clock)
     assert (change.generation, change.observed_generation, change.age_s) == (2, 1, 226)
-
-
-async def test_the_largest_prefix_is_that_of_one_node() -> None:
-    store = MemoryTransport(FakeClock())
-    puts = [Put(key=keys.event_key("Node/mac-2", f"e{n}"), value=b"x" * 1000) for n in range(9)]
-    puts += [Put(key=keys.event_key("Node/mac-1", f"e{n}"), value=b"x" * 1000) for n in range(7)]
-    puts += [Put(key=keys.spec_key("Replica", f"r{n}"), value=b"x" * 1000) for n in range(8)]
-    await store.commit([], puts)
-    prefix, size_bytes = await largest_prefix(store)
-    assert prefix == "event/Node/mac-2/"
-    assert 9000 < size_bytes < 9900
 
 
 def test_only_an_etcd_that_other_machines_can_reach_is_exposed() -> None:
