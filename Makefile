@@ -38,6 +38,7 @@ $(READY): requirements-build.txt requirements.txt pyproject.toml
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements-build.txt
 	@$(UV) pip install $(QUIET) --python $(BIN)/python --require-hashes -r requirements.txt
 	@$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --no-build-isolation --editable .
+	@rm -f $(BIN)/etcd $(BIN)/etcdctl $(BIN)/etcdutl  # 3.5.1 must not hide a sound etcd on PATH; fleetctl up finds its own
 	@touch $@
 
 $(TEST_READY): $(READY) requirements-test.txt

@@ -181,7 +181,7 @@ def _unknown(it: FieldError) -> Explanation:
     if _type_at(it.model, it.path[:-1]) is ModelSource and word in _HUB_WORDS:
         return "unknown field", (
             "Nothing is downloaded yet: put the model's folder on each Mac, and write its path "
-            "(docs/operations/models.md)"
+            "(docs/models.md)"
         )
     return "unknown field", did_you_mean(word, known_fields(it.model, it.path[:-1]), "Known fields")
 

@@ -205,7 +205,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--dtype", default="float32", choices=["float32", "float16", "bfloat16"])
     flags = parser.parse_args(arguments)
     prepare(flags.out, progress=lambda line: print(line, file=sys.stderr), dtype=flags.dtype)
-    print(flags.out)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ Command = Callable[..., Any]
 VERB_SYNONYMS = {
     "cat": "get", "status": "get",
     "remove": "delete", "rm": "delete", "show": "describe", "inspect": "describe",
-    "start": "up", "serve": "up", "stop": "down", "deploy": "apply", "prompt": "chat", "ask": "chat",
+    "start": "up", "serve": "up", "deploy": "apply", "prompt": "chat", "ask": "chat",
     "tail": "logs", "journal": "logs", "stats": "top", "check": "doctor", "context": "config",
 }  # fmt: skip
 
@@ -37,6 +37,7 @@ VERB_ANSWERS = {
     "ps": "`fleetctl get replicas` lists the running replicas, `fleetctl top models` their load",
     "pull": _PULL,
     "push": _PULL,
+    "stop": "`fleetctl scale md/NAME --replicas=0` unloads a model; `fleetctl down` stops the fleet on this machine",
     "load": "`fleetctl scale md/NAME --replicas=1` starts a replica; `fleetctl create modeldeployment` deploys a model",
     "unload": "`fleetctl scale md/NAME --replicas=0` ends all replicas of a model",
     "exec": _PROCESSES,

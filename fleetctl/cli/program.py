@@ -148,7 +148,13 @@ class RootGroup(LazyGroup):
         **extra: Any,
     ) -> click.Context:
         with _translate_failures():
-            return super().make_context(info_name, args, parent, **extra)
+            try:
+                return super().make_context(info_name, args, parent, **extra)
+            except click.NoSuchOption as error:
+                if not error.possibilities:
+                    name = error.option_name
+                    error.message = f"No such option before the verb: {name}. Options of a verb come after it: fleetctl get md {name} ..."
+                raise
 
     @override
     def invoke(self, ctx: click.Context) -> Any:

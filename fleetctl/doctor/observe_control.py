@@ -16,6 +16,7 @@ from fleetctl.doctor.control_plane import (
 )
 from machinery import processes
 from machinery.clock import Clock
+from machinery.http_body import read_limited
 from machinery.prometheus import parse_samples
 from schemas.meta import ApiObject
 from schemas.replica import Endpoint, Replica, unassigned_reason
@@ -182,11 +183,12 @@ async def _read_quota(address: EtcdAddress, etcd_folder: Path | None) -> int | N
         flags = () if record is None else record.command
         found = [flag.removeprefix(_QUOTA_FLAG) for flag in flags if flag.startswith(_QUOTA_FLAG)]
         return int(found[0]) if found and found[0].isdigit() else None
-    quotas = [await _fetch_quota(address, url) for url in address.endpoints]
+    quotas = [await fetch_quota(address, url) for url in address.endpoints]
     return min((quota for quota in quotas if quota), default=None)
 
 
-async def _fetch_quota(address: EtcdAddress, url: str) -> int | None:
+async def fetch_quota(address: EtcdAddress, url: str) -> int | None:
+    """Return the quota that etcd's metrics report, in bytes; None if they do not."""
     timeout = aiohttp.ClientTimeout(total=_METRICS_S)
     try:
         context = address.ssl_context() or False
@@ -194,7 +196,8 @@ async def _fetch_quota(address: EtcdAddress, url: str) -> int | None:
             aiohttp.ClientSession(timeout=timeout) as session,
             session.get(f"{url.rstrip('/')}/metrics", ssl=context, allow_redirects=False) as found,
         ):
-            text = (await found.content.read(_MAX_METRICS_BYTES)).decode(errors="replace")
+            body = await read_limited(found.content.iter_any(), _MAX_METRICS_BYTES)
+        text = body.decode(errors="replace")
         values = [one.value for one in parse_samples(text) if one.name == _QUOTA_METRIC]
         return int(float(values[0])) if values else None
     except (aiohttp.ClientError, OSError, TimeoutError, ValueError):

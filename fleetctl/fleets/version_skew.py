@@ -69,7 +69,7 @@ def _etcd_warnings(etcd: ComponentVersion) -> Iterator[str]:
     if number is not None and not is_sound(number):
         yield (
             f"etcd {etcd.version} can lose acknowledged writes when it is killed; 3.4.21 and 3.5.5 are the first that "
-            'do not. docs/operations/store.md, "Which etcd", says how to change it'
+            'do not. docs/operations/store.md, "Choose an etcd version", says how to change it'
         )
 
 

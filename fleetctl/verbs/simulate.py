@@ -124,7 +124,7 @@ def _parse_added_node(text: str, number: int) -> FleetNode:
         return FleetNode.model_validate_json(tree)
     except ValidationError as error:
         first = error.errors()[0]
-        why = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
+        why = f"{'.'.join(map(str, first['loc']))}: {first['msg'].removeprefix('Value error, ')}"
         raise click.UsageError(
             f'--add {text}: {why}; expected CHIP:MEMORY, such as "Apple M4 Max:128Gi"'
         ) from error

@@ -136,7 +136,8 @@ async def _sync(
                 lambda now: with_sync_request(now, request_id),
             )
         outcomes = [
-            SyncOutcome(text=f"gitsource/{one} is suspended", is_ready=True) for one in suspended
+            SyncOutcome(text=f"gitsource/{one} is suspended", is_ready=bool(requested))
+            for one in suspended
         ]
         if limit_s is None:
             return [

@@ -116,7 +116,7 @@ def _duplicate(node: Node, status: NodeStatus, peers: Sequence[Node]) -> NodeHol
         reason="DuplicateHardware",
         message=f"node {first} is the same machine (hardware UUID {status.hardware_uuid}). If this "
         f"one is a clone, give it its own identity; if the Mac was renamed, "
-        f"`fleetctl delete node {first}`",
+        f"`fleetctl delete node {first}`; for two agents on one machine, start both with --part-of-machine",
     )
 
 

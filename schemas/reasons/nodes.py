@@ -72,7 +72,7 @@ SECTION: Final = ReasonSection(
             "SameHardware",
             "DuplicateHardware: another node is the same machine.",
             "For a clone, start the agent with a new `--state-dir`. After a rename, "
-            "`fleetctl delete node OLD`.",
+            "`fleetctl delete node OLD`. For two agents on one machine, start both with `--part-of-machine`.",
         ),
         problem(
             "PoolPolicy",

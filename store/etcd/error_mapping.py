@@ -67,7 +67,7 @@ def error_from_status(code: int, text: str) -> StoreError:
             if error is UnavailableError:
                 return UnavailableError(text, ambiguous=True)
             return error(text)
-    return StoreError(f"etcd: {text} (code {code})")
+    return StoreError(f"etcd: {explain_connection_error('', text)} (code {code})")
 
 
 def slow_error(

@@ -206,7 +206,7 @@ def test_a_model_of_a_hub_is_explained(word: str) -> None:
     told = complaints(f"{MD}spec:\n  model: {{{word}: mlx-community/Qwen3-4B-4bit}}\n")
     assert told[-1].endswith(
         f"spec.model.{word}: unknown field. Nothing is downloaded yet: put the model's folder on each Mac, and write "
-        "its path (docs/operations/models.md)"
+        "its path (docs/models.md)"
     )
 
 

@@ -9,7 +9,7 @@ import click
 import pytest
 
 from fleetctl.__main__ import main
-from fleetctl.cli.kubectl_hints import KIND_SYNONYMS, VERB_ANSWERS
+from fleetctl.cli.kubectl_hints import KIND_SYNONYMS, VERB_ANSWERS, VERB_SYNONYMS
 from fleetctl.cli.summaries import SUMMARIES
 from fleetctl.cli.verb_table import SECTIONS
 from fleetctl.objects.kind_args import WITH_API_KEYS
@@ -134,3 +134,15 @@ async def test_the_version_and_the_help() -> None:
     for title in SECTIONS:
         assert f"\n{title}:\n" in text
     assert "__complete" not in text
+
+
+async def test_an_option_before_the_verb_is_explained() -> None:
+    done = await fleetctl("--etcd", "http://127.0.0.1:1", "get", "md")
+    assert done.code == 2
+    assert "come after it: fleetctl get md --etcd" in " ".join(done.err.split())
+
+
+def test_stop_is_not_the_end_of_the_fleet() -> None:
+    """Users of Ollama unload one model with it."""
+    assert "--replicas=0" in VERB_ANSWERS["stop"]
+    assert "stop" not in VERB_SYNONYMS

@@ -1,5 +1,6 @@
 """The doctor's observation of the control plane, at a real etcd."""
 
+import asyncio
 import json
 from datetime import timedelta
 from pathlib import Path
@@ -17,6 +18,7 @@ from tests.support.clock import FakeClock
 from tests.support.fleet import Fleet, fleetctl
 from tests.support.gateway_world import endpoint
 from tests.support.nodeagent_plans import wanted
+from tests.support.ports import free_port
 
 STOLEN = keys.endpoint_key("mac-2", "qwen-0")
 
@@ -121,6 +123,24 @@ def test_the_age_of_a_change_is_that_of_its_last_write() -> None:
     )
     (change,) = observe_control.unobserved_changes(reading, [pool], clock)
     assert (change.generation, change.observed_generation, change.age_s) == (2, 1, 226)
+
+
+async def test_a_quota_in_a_later_piece_of_the_metrics_is_found() -> None:
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        body = b"# HELP other\n", b"etcd_server_quota_backend_bytes 5.36870912e+08\n"
+        size = sum(map(len, body))
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n" % size + body[0])
+        await writer.drain()
+        await asyncio.sleep(0.2)
+        writer.write(body[1])
+        await writer.drain()
+        writer.close()
+
+    async with await asyncio.start_server(serve, "127.0.0.1", free_port()) as server:
+        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        address = EtcdAddress(endpoints=(url,))
+        assert await observe_control.fetch_quota(address, url) == 512 * 2**20
 
 
 def test_only_an_etcd_that_other_machines_can_reach_is_exposed() -> None:

@@ -72,7 +72,7 @@ def versions(
             versions(etcd="3.5.1"),
             [
                 "etcd 3.5.1 can lose acknowledged writes when it is killed; 3.4.21 and 3.5.5 are the first that do "
-                'not. docs/operations/store.md, "Which etcd", says how to change it'
+                'not. docs/operations/store.md, "Choose an etcd version", says how to change it'
             ],
         ),
     ],

@@ -109,7 +109,7 @@ HOLDS = [
         around(peers=(TWIN,)),
         "DuplicateHardware",
         "node b is the same machine (hardware UUID M). If this one is a clone, give it its own "
-        "identity; if the Mac was renamed, `fleetctl delete node b`",
+        "identity; if the Mac was renamed, `fleetctl delete node b`; for two agents on one machine, start both with --part-of-machine",
         id="a-clone",
     ),
     pytest.param(
