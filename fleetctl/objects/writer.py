@@ -72,7 +72,8 @@ async def write_edit(
     """Change an object in the store and record `manager` as the owner; with None, `edit` records the owner itself.
 
     `edit` (pure) receives the current object and returns the changed one, or None if nothing changes. A node that has
-    only a status, from its agent, gets its spec here. A change of a field that a GitSource keeps prints a warning.
+    only a status, from its agent, gets its spec here. A change of a field that a GitSource keeps prints a warning, in a
+    dry run too.
 
     Raises:
         FleetctlError: the object is gone, or `edit` refused.
@@ -82,6 +83,7 @@ async def write_edit(
     tracked = _TrackedEdit(edit, manager, clock)
     if is_dry:
         changed = tracked(obj)
+        await git_warnings.warn_of_fields(transport, obj, tracked.kept_in_git)
         return WriteResult(obj=changed or obj, is_changed=changed is not None)
     for _ in range(_ATTEMPTS):
         try:

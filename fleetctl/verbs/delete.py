@@ -1,6 +1,6 @@
 """`fleetctl delete`: deletes objects by name, by label, or those in manifests."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import click
@@ -11,17 +11,18 @@ from fleetctl.cli.connect import open_store, run, store_options
 from fleetctl.cli.errors import FleetctlError
 from fleetctl.cli.kubectl_hints import unsupported_flag
 from fleetctl.fleets import api_keys
-from fleetctl.objects import targets
+from fleetctl.objects import git_warnings, targets
 from fleetctl.objects.kind_args import WITH_API_KEYS
 from fleetctl.objects.targets import Selection
 from machinery.clock import Clock, SystemClock
-from manifests import apply_sets
+from manifests import apply_sets, ownership
 from manifests import delete as deleting
 from manifests.errors import InUseError, NotFoundError, WriteRefusedError
 from schemas import kinds
 from schemas.kinds import Kind
 from schemas.meta import ApiObject, ObjectKey
 from store import objects
+from store.errors import UndecodableError
 from store.port import Transport
 
 _POLL_S = 0.1
@@ -112,8 +113,9 @@ async def _delete_all(
     clock = SystemClock()
     async with open_store(options) as transport:
         selected = await _selected_keys(transport, chosen)
+        kept = await _kept_in_git(transport, selected)
         if options["dry_run"] != "none":
-            return await _preview(transport, selected, options)
+            return await _preview(transport, selected, kept, options)
         # Mark all before waiting for any: an object that is to be deleted must not use the memory that another frees.
         marked: list[tuple[ObjectKey, deleting.Deletion]] = []
         is_complete = True
@@ -126,6 +128,9 @@ async def _delete_all(
                 is_complete &= _is_ignored(error, options)
             else:
                 marked.append((key, done))
+        await git_warnings.warn_of_deletions(
+            transport, (kept[key] for key, _ in marked if key in kept), going=selected
+        )
         for key, done in marked:
             if isinstance(done, deleting.PendingDeletion) and options["wait"]:
                 await _wait_gone(transport, done.obj, clock, timeout_s)
@@ -168,10 +173,29 @@ async def _selected_keys(transport: Transport, chosen: Sequence[Selection]) -> l
     return sorted(found, key=lambda key: places.get(key.kind, len(places)))
 
 
+async def _kept_in_git(
+    transport: Transport, selected: Sequence[ObjectKey]
+) -> dict[ObjectKey, ApiObject]:
+    """Return those of the objects that GitSources keep. A document that cannot be decoded can still be deleted."""
+    found: dict[ObjectKey, ApiObject] = {}
+    for key in selected:
+        kind = kinds.by_name(key.kind)
+        try:
+            obj = None if kind is None else await objects.get(transport, kind.type, key.name)
+        except UndecodableError:
+            continue
+        if obj is not None and ownership.git_entries(obj.metadata.managed_fields):
+            found[key] = obj
+    return found
+
+
 async def _preview(
-    transport: Transport, selected: Sequence[ObjectKey], options: dict[str, Any]
+    transport: Transport,
+    selected: Sequence[ObjectKey],
+    kept: Mapping[ObjectKey, ApiObject],
+    options: dict[str, Any],
 ) -> bool:
-    is_complete = True
+    is_complete, doomed = True, []
     for key in selected:
         try:
             await deleting.check_exists(transport, key)
@@ -180,7 +204,11 @@ async def _preview(
         except (NotFoundError, InUseError, WriteRefusedError) as error:
             is_complete &= _is_ignored(error, options)
         else:
+            doomed.append(key)
             _print_result(key, "deleted", options)
+    await git_warnings.warn_of_deletions(
+        transport, (kept[key] for key in doomed if key in kept), going=selected
+    )
     return is_complete
 
 

@@ -152,12 +152,44 @@ async def test_a_change_of_what_git_keeps_is_a_warning(
     meta = f"  name: {name}\n  labels: {{team: a}}\n  annotations: {{owner: anna}}\n"
     repo.commit({"a.yaml": deployment(name).replace(f"  name: {name}\n", meta)})
     await kept(git, repo, name)
-    done = await git.ctl(*(word.format(name) for word in words))
-    assert done.code == 0, done.err
-    assert done.err == (
-        f"warning: {fields} of modeldeployment/{name} is kept by gitsource/{name}, which restores its manifest; "
-        f"commit the change to {repo.url} instead, or first run: fleetctl suspend gs/{name}\n"
+    for more in (("--dry-run=server",), ()):
+        done = await git.ctl(*(word.format(name) for word in words), *more)
+        assert done.code == 0, done.err
+        assert done.err == (
+            f"warning: {fields} of modeldeployment/{name} is kept by gitsource/{name}, which restores its manifest; "
+            f"commit the change to {repo.url} instead, or first run: fleetctl suspend gs/{name}\n"
+        )
+
+
+async def test_a_deletion_of_what_git_keeps_is_a_warning(git: MemoryFleet, tmp_path: Path) -> None:
+    repo = Repository(tmp_path / "deleted.git")
+    repo.commit({f"{name}.yaml": pool(f"deleted-{name}") for name in "ab"})
+    await kept(git, repo, "deleted")
+    await git.applied(pool("deleted-own"))
+    own = await git.ctl("delete", "np/deleted-own")
+    assert (own.code, own.err) == (0, "")
+    text = (
+        "warning: nodepool/deleted-a is kept by gitsource/deleted, which creates it again; remove its manifest from "
+        f"{repo.url} first, or run: fleetctl suspend gs/deleted\n"
     )
+    dry = await git.ctl("delete", "np/deleted-a", "--dry-run=server")
+    assert (dry.out, dry.err) == ("nodepool/deleted-a deleted (server dry run)\n", text)
+    done = await git.ctl("delete", "np/deleted-a")
+    assert (done.out, done.err) == ("nodepool/deleted-a deleted\n", text)
+    assert (await git.ctl("sync", "deleted")).code == 0
+    assert (await git.ctl("get", "np/deleted-a")).code == 0
+    assert (await git.ctl("suspend", "gs/deleted")).code == 0
+    asleep = await git.ctl("delete", "np", "deleted-a", "deleted-b")
+    assert asleep.err == (
+        "warning: NodePool/deleted-a, NodePool/deleted-b are kept by gitsource/deleted, which is suspended: "
+        "`fleetctl resume gs/deleted` creates them again\n"
+    )
+    assert (await git.ctl("resume", "gs/deleted")).code == 0
+    assert (await git.ctl("sync", "deleted")).code == 0
+    # Without the source, nothing creates its objects again.
+    for more in (("--dry-run=client",), ()):
+        both = await git.ctl("delete", "gs/deleted", "np/deleted-a", *more)
+        assert (both.code, both.err) == (0, "")
 
 
 async def test_an_edit_of_what_git_keeps_is_a_warning(
