@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import TypeVar
+from typing import Final, TypeVar
 
 from pydantic import ValidationError
 
@@ -158,6 +158,8 @@ def merge_manifest(
 
 _NO_FIELDS: Mapping[str, Tree] = {"metadata": {"labels": {}, "annotations": {}}, "spec": {}}
 _CAUSE = show_path(("metadata", "annotations", CHANGE_CAUSE))
+ROLLOUT: Final = "fleetctl-rollout"
+"""The manager of `fleetctl rollout`. It writes a change cause only together with the version that it belongs to."""
 _TEMPLATE = {
     name: field.alias or name
     for name, field in RevisionTemplate.model_fields.items()
@@ -168,8 +170,8 @@ _TEMPLATE = {
 def has_stale_cause(before: ApiObject, after: ApiObject) -> bool:
     """Return whether a change to a new version keeps a change cause that belongs to an earlier version.
 
-    A cause is meant for the next change, so it is stale if the version changed since it was written. A cause that a
-    manifest contains is never stale.
+    A cause is meant for the next change, so it is stale if the version changed since it was written, or if it came
+    back with an earlier version. A cause that a manifest contains is never stale.
     """
     if not isinstance(before, ModelDeployment) or not isinstance(after, ModelDeployment):
         return False
@@ -183,6 +185,8 @@ def has_stale_cause(before: ApiObject, after: ApiObject) -> bool:
     applied = [last_applied(entry) for entry in entries if entry.operation == "Apply"]
     if any(trees.value_at(tree, path) is not ABSENT for tree in applied):
         return False
+    if any(entry.manager == ROLLOUT and _CAUSE in entry.fields for entry in entries):
+        return True
     written = [entry.time for entry in entries if _CAUSE in entry.fields]
     changed = [entry.time for entry in entries if _has_template(entry)]
     return not written or bool(changed and max(written) < max(changed))

@@ -8,11 +8,12 @@ from fleetctl.cli.errors import FleetctlError
 from fleetctl.objects import kind_args, reader, writer
 from fleetctl.objects.kind_args import kind_of
 from machinery.clock import Clock
+from manifests import ownership
 from manifests.suggestions import not_found_message
 from manifests.trees import Tree
-from reconciler.rollout.revisions import content_of, with_content
+from reconciler.rollout.revisions import content_of, new_cause, restored_cause, with_content
 from schemas.deployment import ModelDeployment, Revision, RevisionTemplate
-from schemas.meta import RESTARTED_AT
+from schemas.meta import CHANGE_CAUSE, RESTARTED_AT
 from store import objects
 from store.port import Transport
 
@@ -65,7 +66,7 @@ async def change_deployment(
 
     there = await read_deployment(transport, name)
     written = await writer.write_edit(
-        transport, clock, there, checked, manager="fleetctl-rollout", is_dry=is_dry
+        transport, clock, there, checked, manager=ownership.ROLLOUT, is_dry=is_dry
     )
     return written.is_changed
 
@@ -154,22 +155,34 @@ def rollback_target(
     return found
 
 
-def with_revision(deployment: ModelDeployment, content: RevisionTemplate) -> ModelDeployment | None:
-    """Return the deployment with the content of a revision and the next generation; None if nothing changes."""
+def with_revision(
+    deployment: ModelDeployment, back: Revision, newest: Revision
+) -> ModelDeployment | None:
+    """Return the deployment with the version of a revision and the next generation; None if nothing changes. Pure.
+
+    As with kubectl, the change cause of the revision comes back with it, unless a new one was annotated after the
+    newest revision: that is the cause of the rollback.
+    """
+    content = back.spec.content
     if content_of(deployment) == content:
         return None
-    back = with_restart_mark(with_content(deployment, content), content.restarted_at)
+    cause = new_cause(deployment, newest) or restored_cause(back)
+    found = with_restart_mark(with_content(deployment, content), content.restarted_at)
+    found = _with_annotation(found, CHANGE_CAUSE, cause)
     generation = deployment.metadata.generation + 1
-    metadata = back.metadata.model_copy(update={"generation": generation})
-    return back.model_copy(update={"metadata": metadata})
+    metadata = found.metadata.model_copy(update={"generation": generation})
+    return found.model_copy(update={"metadata": metadata})
 
 
 def with_restart_mark(deployment: ModelDeployment, at: str) -> ModelDeployment:
     """Return the deployment with the time of a restart in its annotations; an empty `at` removes it."""
-    annotations = {
-        key: text for key, text in deployment.metadata.annotations.items() if key != RESTARTED_AT
-    }
-    if at:
-        annotations[RESTARTED_AT] = at
+    return _with_annotation(deployment, RESTARTED_AT, at)
+
+
+def _with_annotation(deployment: ModelDeployment, key: str, text: str) -> ModelDeployment:
+    """Return the deployment with an annotation; an empty text removes it."""
+    annotations = {k: v for k, v in deployment.metadata.annotations.items() if k != key}
+    if text:
+        annotations[key] = text
     metadata = deployment.metadata.model_copy(update={"annotations": annotations})
     return deployment.model_copy(update={"metadata": metadata})

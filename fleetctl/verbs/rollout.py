@@ -236,7 +236,8 @@ def undo(what: tuple[str, ...], number: int, **options: Any) -> None:
     """Roll back to an earlier revision of a deployment.
 
     This restores the settings that engines start with: model, served names, context length, concurrency, resources,
-    and the last restart. Replicas, placement and other fields stay the same. A later apply keeps the rollback, unless
+    and the last restart. The annotation kubernetes.io/change-cause of the revision comes back too, unless a new one was
+    set for this rollback. Replicas, placement and other fields stay the same. A later apply keeps the rollback, unless
     the manifest changes.
     """
     name = deployments.parse_name(what)
@@ -254,7 +255,7 @@ async def _undo(name: str, number: int | None, options: dict[str, Any]) -> str:
 
         def edit(deployment: ModelDeployment) -> ModelDeployment | None:
             chosen[:] = [deployments.rollback_target(revisions, deployment, number=number)]
-            return deployments.with_revision(deployment, chosen[0].spec.content)
+            return deployments.with_revision(deployment, chosen[0], revisions[-1])
 
         clock = SystemClock()
         is_changed = await deployments.change_deployment(

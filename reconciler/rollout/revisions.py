@@ -17,24 +17,33 @@ def change_cause(
 ) -> str:
     """Return why the deployment's newest version came; empty for a first version without an annotation.
 
-    `before` is the newest saved revision, `same` an earlier revision of the same version. The annotation with the change
-    cause counts if it is another one than at `before`. Without one, a return to `same` is told as that, and any other
-    change by its fields. The cause is stored with the revision, because earlier revisions may be removed later.
+    `before` is the newest saved revision, `same` an earlier revision of the same version. An annotation that was written
+    for this change comes first. Without one, a return to `same` is told as that, and any other change by its fields. The
+    cause is stored with the revision, because earlier revisions may be removed later.
     """
-    given = deployment.metadata.annotations.get(CHANGE_CAUSE, "")
-    if given and (before is None or given != _annotated_cause(before)):
-        return given
-    if before is None:
-        return ""
-    if same is not None:
-        cause = same.metadata.annotations.get(CHANGE_CAUSE, "")
+    given = new_cause(deployment, before)
+    if same is not None and given in ("", restored_cause(same)):
+        cause = restored_cause(same)
         return f"undo to revision {same.spec.revision}" + (f": {cause}" if cause else "")
+    if given or before is None:
+        return given
     return describe_difference(before.spec.content, content_of(deployment))
 
 
-def _annotated_cause(revision: Revision) -> str:
-    """Return the annotation at the time of a revision; an earlier release recorded the cause only."""
-    return revision.metadata.annotations.get(CHANGE_CAUSE) or revision.spec.change_cause
+def new_cause(deployment: ModelDeployment, newest: Revision | None) -> str:
+    """Return the change cause that was annotated after the newest revision; empty if there is none.
+
+    Earlier releases recorded only the cause of a revision, and not its annotation.
+    """
+    given = deployment.metadata.annotations.get(CHANGE_CAUSE, "")
+    if newest is None:
+        return given
+    return "" if given == (restored_cause(newest) or newest.spec.change_cause) else given
+
+
+def restored_cause(revision: Revision) -> str:
+    """Return the change cause that a return to the revision brings back: its annotation; empty if it had none."""
+    return revision.metadata.annotations.get(CHANGE_CAUSE, "")
 
 
 def describe_difference(before: RevisionTemplate, now: RevisionTemplate) -> str:
