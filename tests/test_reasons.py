@@ -61,3 +61,26 @@ def test_commands_in_cures_exist() -> None:
         for word in unknown_words(section.shown_by)
     ]
     assert wrong == []
+
+
+_TOLD_ONCE = {"cause", "meaning", "problem", "remedy", "what to do", "what to fix"}
+
+
+def test_no_page_of_operations_tells_meanings_and_remedies_of_reasons() -> None:
+    """They live in schemas/reasons/; a page about operations has what is its own, such as thresholds, and links."""
+    names = {row.name for _, row in ROWS}
+    found: dict[str, list[str]] = {}
+    for page in sorted((ROOT / "docs" / "operations").glob("*.md")):
+        for table in re.findall(r"(?:^\|.*\n)+", page.read_text(), re.MULTILINE):
+            header, _, *rows = (
+                [cell.strip() for cell in line.split("|")[1:-1]] for line in table.splitlines()
+            )
+            told = [row[0] for row in rows if _words(row[0]) and _words(row[0]) <= names]
+            if len(told) > 1 and not _TOLD_ONCE.isdisjoint(header):
+                found[page.name] = told
+    assert found == {}, "move them to schemas/reasons/, and link to docs/troubleshooting.md"
+
+
+def _words(cell: str) -> set[str]:
+    """Return the names in the first cell of a row: `RankEnded`, or `True, Measured`."""
+    return set(re.findall(r"[^\s`,]+", cell)) - {"True", "False", "Unknown"}

@@ -16,7 +16,7 @@ SECTION: Final = ReasonSection(
         problem(
             "NoSuchGroup",
             "`spec.sharding` names a ShardGroup that does not exist.",
-            "Create the group, or correct the name.",
+            "Create the group, apply it again if it was deleted by hand, or correct the name.",
         ),
         problem(
             "UnknownNode",
@@ -30,7 +30,7 @@ SECTION: Final = ReasonSection(
         ),
         problem(
             "TooMany",
-            "JACCL connects fewer Macs than this.",
+            "JACCL connects 8 Macs at most.",
             "Write `backend: ring`, or a smaller `size`.",
         ),
         problem(
@@ -78,41 +78,44 @@ CABLES: Final = ReasonSection(
         problem(
             "NoCable",
             "Two Macs that need a Thunderbolt cable have none.",
-            "Plug in the cables that the message names, or use the layout that it offers.",
+            "Plug in the cables that the message names, use the ring that it offers (`backend: jaccl-ring`), or "
+            "change the order of the members.",
         ),
         problem(
             "WrongCable",
-            "A cable leads to another port than `spec.members[].rdma` says.",
+            "A cable leads to another port than `spec.members[].rdma` says; names change at restarts (mlx #3207).",
             "Correct `spec.members[].rdma`, or leave it out: agents find the cables.",
         ),
         problem(
             "SlowCable",
-            "The cable or a port is slower than Thunderbolt 5.",
+            "The cable or a port is slower than Thunderbolt 5 (80 Gbit/s).",
             "Use a Thunderbolt 5 cable between Thunderbolt 5 ports.",
         ),
         problem(
             "PortDown",
-            "The RDMA device of a cable is down.",
-            "Turn RDMA on at both ends, and replug the cable. If it stays, restart the Mac.",
+            "The RDMA device of a cable is down: RDMA is off at the other end, the port is dead (exo #1973), or it is the "
+            "port next to Ethernet on a Mac Studio.",
+            "Turn RDMA on at both ends, and replug the cable. If it stays, restart the Mac, or use another port.",
         ),
         problem(
             "InBridge",
-            "The cable's interface belongs to the Thunderbolt Bridge.",
-            "Delete the bridge in System Settings, Network, Manage Virtual Interfaces.",
+            "The cable's interface belongs to an active Thunderbolt Bridge.",
+            "Delete the bridge in System Settings, Network, Manage Virtual Interfaces. `sudo ifconfig bridge0 down` "
+            "lasts until a restart.",
         ),
         problem(
             "NoLinkAddress",
-            "The cable's interface has no IPv4 address.",
+            "The cable's interface has no IPv4 address, by which JACCL finds a cable (mlx #3467, #4191).",
             "Give each cable a small network of its own, such as 10.0.1.1/30 and 10.0.1.2/30.",
         ),
         problem(
             "SameAddress",
             "Both ends of a cable have the same address.",
-            "Give each end an address of its own.",
+            "Give each end an address of its own, such as 10.0.1.1/30 and 10.0.1.2/30.",
         ),
         problem(
             "NoDevice",
-            "A port has no RDMA device.",
+            "A port has no RDMA device, or `spec.members[].rdma` names one that does not exist.",
             "Use a port that has one. Leave `spec.members[].rdma` out if agents find the cables.",
         ),
         problem(
@@ -127,7 +130,7 @@ CABLES: Final = ReasonSection(
         ),
         problem(
             "LoopbackAddress",
-            "A Mac gives an address that only itself reaches.",
+            "One of several Macs gives 127.0.0.1, an address that only itself reaches.",
             "Start its agent with `--address`, or write `spec.members[].addresses`.",
         ),
         problem(
@@ -137,29 +140,31 @@ CABLES: Final = ReasonSection(
         ),
         problem(
             "NoMeetingPlace",
-            "The ranks have no address that all of them reach.",
+            "The first address of rank 0 belongs to one cable, and its agent has no other address.",
             "Start the agent with an `--address` in the common network.",
         ),
         problem("NotAMac", "RDMA over Thunderbolt needs a Mac.", "Use `backend: ring`."),
         problem(
             "FabricUnknown",
-            "The agent has not reported its ports yet.",
-            "Wait a minute. Then see `fleetctl logs node/NAME`.",
+            "The agent has not reported its ports yet, could not read them, or is older.",
+            "Wait a minute. Then see `fleetctl logs node/NAME`, and upgrade an older agent.",
         ),
         problem(
             "NoThunderbolt5",
-            "The Mac has no Thunderbolt 5 port.",
+            "The Mac has no Thunderbolt 5 port. M4 Pro, M4 Max, M3 Ultra, M5 Pro and M5 Max have one.",
             "Use `backend: ring`, or another Mac.",
         ),
         problem(
             "NoRdma",
-            "This version of macOS has no RDMA over Thunderbolt.",
+            "macOS before 26.2 has no RDMA over Thunderbolt.",
             "Upgrade macOS, or use `backend: ring`.",
         ),
-        problem("RdmaOff", "RDMA is turned off on the Mac.", _RECOVERY),
+        problem(
+            "RdmaOff", "RDMA is turned off on the Mac: `rdma_ctl status` says disabled.", _RECOVERY
+        ),
         problem(
             "NoRdmaDevice",
-            "The Mac has no RDMA device.",
+            "RDMA is on, but `ibv_devinfo` lists no device (mlx #3777).",
             "Restart the Mac. If that does not help, switch RDMA off and on again in Recovery.",
         ),
         problem(

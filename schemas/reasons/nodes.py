@@ -91,17 +91,17 @@ SECTION: Final = ReasonSection(
         ),
         problem(
             "WrongSums",
-            "FabricHealthy: sums over the cables were wrong.",
+            "FabricHealthy: sums over the cables were wrong, so models would give wrong answers.",
             "Replace the cable. Compare the versions of macOS and MLX: `fleetctl fabric matrix`.",
         ),
         problem(
             "TooSlow",
-            "FabricHealthy: the cables are slower than Thunderbolt 5.",
+            "FabricHealthy: JACCL summed 64 MB at less than 5 GB/s.",
             "Look for a cable or a port that is not Thunderbolt 5.",
         ),
         problem(
             "TestBrokeOff",
-            "FabricHealthy: the last test did not finish.",
+            "FabricHealthy: the last test lost a rank, on this Mac or another.",
             "Run `fleetctl fabric bench GROUP` again.",
         ),
         normal("LeaseHeld", "The agent renews its lease."),
@@ -113,6 +113,6 @@ SECTION: Final = ReasonSection(
         normal("NothingFound", "No other node is this machine, and no policy withholds it."),
         normal("Steady", "The node does not flap."),
         normal("VersionsAgree", "All versions fit together."),
-        normal("Measured", "The cables work at their speed."),
+        normal("Measured", "Sums over the cables are right, and fast enough."),
     ),
 )

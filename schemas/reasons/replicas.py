@@ -15,24 +15,25 @@ SECTION: Final = ReasonSection(
         ),
         problem(
             "ModelUnusable",
-            "The engine cannot load the model (exit code 2).",
-            "The message names the file or the flag. Correct the folder on this Mac.",
+            "The engine cannot load the model, or refuses a flag (exit code 2).",
+            "The message names the file or the flag. Correct the folder on this Mac. It is tried again within five minutes.",
         ),
         problem(
             "MemoryExceeded",
-            "The engine used far more memory than was proven, and was ended.",
+            "The engine used more than 1.5 times the proven memory and 1 GiB for 10 s, and was ended.",
             "It starts again with growing delays. Lower `contextLength` or `concurrency`, or raise "
             "`spec.resources.memory`.",
         ),
         problem(
             "LoadStuck",
-            "The engine's load stood still for minutes, so it was ended.",
+            "The engine's load stood still for 10 minutes, so it was ended.",
             "It starts again with growing delays. Look at the disk of that Mac.",
         ),
         problem(
             "PortInUse",
-            "Another program listens on the engine's port.",
-            "End that program, or start the agent with another `--engine-port`.",
+            "Another program took the engine's port first.",
+            "It starts again on another port. If that repeats, end that program, or start the agent with "
+            "another `--engine-port`.",
         ),
         problem(
             "EngineFailed",
@@ -42,7 +43,7 @@ SECTION: Final = ReasonSection(
         problem(
             "EngineSilent",
             "The engine runs, but does not answer its health check.",
-            "The agent restarts it if it stays silent. Look for swapping on the Mac.",
+            "The agent ends it after 60 s, and starts it again with growing delays. Look for swapping on the Mac.",
         ),
         problem(
             "ProbeFailed",
@@ -51,8 +52,9 @@ SECTION: Final = ReasonSection(
         ),
         problem(
             "CannotStart",
-            "The Mac could not start the engine's process.",
-            "The message has the error of the system. Correct it on that Mac.",
+            "The Mac could not start the engine's process: no port, no disk, no address on the cables, or a hard limit of "
+            "open files below 4,096.",
+            "The message has the error of the system. Correct it on that Mac; it is tried again with growing delays.",
         ),
         problem(
             "AgentAway",
@@ -71,7 +73,7 @@ SECTION: Final = ReasonSection(
         ),
         problem(
             "RankEnded",
-            "The process of a rank ended.",
+            "The process of a rank ended or reports a failure, or is gone after the agent's restart.",
             "The group starts again. Read `fleetctl logs NAME --all-ranks --previous`.",
         ),
         problem(
@@ -86,7 +88,7 @@ SECTION: Final = ReasonSection(
         ),
         problem(
             "GoldenFailed",
-            "The group's answer to the fixed question differs from that of one process.",
+            "The group's answer to the fixed question is not the expected one, or did not come three times.",
             "Compare the versions of macOS and MLX (`fleetctl fabric matrix`), and test the cables.",
         ),
         problem(
