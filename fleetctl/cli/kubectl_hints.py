@@ -12,7 +12,7 @@ VERB_SYNONYMS = {
     "cat": "get", "status": "get",
     "remove": "delete", "rm": "delete", "show": "describe", "inspect": "describe",
     "start": "up", "serve": "up", "deploy": "apply", "prompt": "chat", "ask": "chat",
-    "tail": "logs", "journal": "logs", "stats": "top", "check": "doctor", "context": "config",
+    "tail": "logs", "journal": "logs", "stats": "top", "check": "doctor", "context": "config", "image": "model",
 }  # fmt: skip
 
 _MODELS = "`fleetctl get md` lists the deployed models, `fleetctl get nodes` the Macs"
@@ -47,8 +47,6 @@ VERB_ANSWERS = {
     "port-forward": _PORTS,
     "proxy": _PORTS,
     "expose": "every deployment is served by all gateways; `fleetctl create modelroute` gives it further names",
-    "set": '`fleetctl patch md/NAME -p \'{"spec": {"model": {"path": "FOLDER"}}}\'` changes a field; '
-    "`fleetctl edit md/NAME` changes several",
     "auth": _KEYS,
     "login": _KEYS,
     "kustomize": "`fleetctl apply -f DIR` reads overlays: a folder with an overlay.yaml; `fleetctl diff -f DIR` previews it",

@@ -39,6 +39,7 @@ SUMMARIES: dict[str, str] = {
     "routes": "Show which node served each request, the latest last.",
     "run": "Chat with a deployed model, as `ollama run` does.",
     "scale": "Set the number of replicas of deployments.",
+    "set": "Set the model or the memory of deployments.",
     "simulate": "Simulate a fleet with these manifests: where replicas are placed, and what happens when a node...",
     "support-bundle": "Write an archive for the diagnosis of problems: objects, events, versions, doctor's findings, and...",
     "suspend": "Stop applying new commits of GitSources until `fleetctl resume`.",

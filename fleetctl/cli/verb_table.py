@@ -41,6 +41,7 @@ VERBS = {
     "routes": "fleetctl.verbs.routes:routes",
     "run": "fleetctl.verbs.chat:run_model",
     "scale": "fleetctl.verbs.scale:scale",
+    "set": "fleetctl.verbs.set:set_field",
     "simulate": "fleetctl.verbs.simulate:simulate",
     "support-bundle": "fleetctl.verbs.support_bundle:support_bundle",
     "suspend": "fleetctl.verbs.sync:suspend",
@@ -54,7 +55,7 @@ VERBS = {
 }
 
 SECTIONS: dict[str, tuple[str, ...]] = {
-    "Declare": ("apply", "diff", "plan", "create", "replace", "edit", "patch", "delete"),
+    "Declare": ("apply", "diff", "plan", "create", "replace", "edit", "patch", "set", "delete"),
     "Inspect": ("get", "describe", "explain", "events", "logs", "top", "wait", "routes"),
     "Chat": ("chat", "run"),
     "Roll out": ("rollout", "scale", "autoscale", "label", "annotate"),

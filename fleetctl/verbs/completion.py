@@ -369,6 +369,8 @@ def _as_get_line(words: list[str]) -> list[str]:
     """Return the line of `get` with the same candidates; the line itself if there is none."""
     if words[:1] == ["rollout"] and len(words) > 1:
         return ["get", "modeldeployments", *words[2:]]
+    if words[:1] == ["set"] and len(words) > 1:
+        return ["get", *words[2:]]
     kind = _LIKE_GET.get(words[0]) if words else None
     return words if kind is None else ["get", *kind, *words[1:]]
 

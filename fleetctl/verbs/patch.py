@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import click
@@ -69,15 +70,27 @@ def patch(words: tuple[str, ...], text: str | None, **options: Any) -> None:
     if options["form"] == "merge" and not isinstance(wanted, dict):
         hint = "; --type=json takes a list of operations" if isinstance(wanted, list) else ""
         raise FleetctlError(f"{source}: a merge patch is a mapping, such as spec: {{...}}{hint}")
-    run(_patch(chosen, PatchRequest(wanted, options["form"]), options))
+    verb = PatchVerb(manager="fleetctl-patch", done="patched")
+    run(patch_all(chosen, PatchRequest(wanted, options["form"]), options, verb))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PatchVerb:
+    """The names under which a verb patches."""
+
+    manager: str
+    """The field manager that owns the changed fields."""
+    done: str
+    """The end of its status line."""
 
 
 class PatchRequest:
     """A patch that is applied to each object."""
 
-    def __init__(self, wanted: Tree, form: str) -> None:
+    def __init__(self, wanted: Tree, form: str, how: str = "as patched") -> None:
         self._wanted = wanted
         self._form = form
+        self._how = how
 
     def of(self, now: ApiObject) -> LoadedObject:
         """Return the patched object. Pure.
@@ -94,7 +107,7 @@ class PatchRequest:
                 if self._form == "merge"
                 else patches.apply_json_patch(before, self._wanted)
             )
-            return writer.load_patched(now, after, f"{label}, as patched")
+            return writer.load_patched(now, after, f"{label}, {self._how}")
         except PatchError as error:
             raise FleetctlError(f"{label}: {error}") from None
         except ManifestErrors as errors:
@@ -123,7 +136,15 @@ def _read(text: str | None, file: str | None) -> tuple[str, Tree]:
     return source, nodes.plain_value(parsed.documents[0])
 
 
-async def _patch(chosen: Sequence[Selection], patch: PatchRequest, options: dict[str, Any]) -> None:
+async def patch_all(
+    chosen: Sequence[Selection], patch: PatchRequest, options: dict[str, Any], verb: PatchVerb
+) -> None:
+    """Patch all of the objects, or none if one of them cannot be patched; print a line for each.
+
+    Raises:
+        FleetctlError: an operation cannot be applied, or a result is invalid.
+
+    """
     clock, results = SystemClock(), ResultPrinter.of(options)
     async with open_store(options) as transport:
         found = await targets.read_all_selected(transport, chosen)
@@ -133,10 +154,10 @@ async def _patch(chosen: Sequence[Selection], patch: PatchRequest, options: dict
             await _check(transport, [patch.of(obj) for obj in found])
         for obj in found:
             written = await writer.write_edit(
-                transport, clock, obj, patch.edit, manager="fleetctl-patch", is_dry=results.is_dry
+                transport, clock, obj, patch.edit, manager=verb.manager, is_dry=results.is_dry
             )
             results.print_object(
-                written.obj, "patched" if written.is_changed else "patched (no change)"
+                written.obj, verb.done if written.is_changed else f"{verb.done} (no change)"
             )
 
 
