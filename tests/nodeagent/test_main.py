@@ -57,7 +57,7 @@ def test_a_state_folder_that_cannot_be_one(tmp_path: Path) -> None:
 
 @pytest.mark.etcd
 @pytest.mark.mlx
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(600)
 async def test_two_agents_never_share_a_name(
     etcd: EmbeddedEtcd, desk: Desk, tmp_path: Path, models_dir: Path
 ) -> None:
@@ -65,11 +65,11 @@ async def test_two_agents_never_share_a_name(
     second = AgentProcess(etcd, tmp_path / "two", models_dir, "twin")
     try:
         first.start()
-        held = await until_async(lambda: desk.store.get(keys.node_lease_key("twin")), limit_s=40)
+        held = await until_async(lambda: desk.store.get(keys.node_lease_key("twin")), limit_s=120)
         await desk.assign("tiny-0", uid="u1", node="twin")
         await desk.until_published("tiny-0")
         refused = second.start(tells_code=True)
-        await until(lambda: not refused.running(), limit_s=40)
+        await until(lambda: not refused.running(), limit_s=120)
         assert refused.exit_code() == 1
         words = processes.last_lines(second.log, 1)
         assert words.startswith("nodeagent: the name twin is taken by a live agent on this machine")
@@ -108,7 +108,7 @@ async def test_two_agents_never_share_a_folder(
     agent = AgentProcess(etcd, tmp_path / "state", models_dir, "lone")
     try:
         agent.start()
-        await until_async(lambda: desk.store.get(keys.node_lease_key("lone")), limit_s=40)
+        await until_async(lambda: desk.store.get(keys.node_lease_key("lone")), limit_s=120)
         code, words = start(tmp_path / "state", "--name", "lone")
         assert code == 1
         assert words == (

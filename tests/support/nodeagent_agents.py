@@ -91,7 +91,7 @@ class AgentProcess:
             assert len(found) < 2
             return found[0] if found else None
 
-        return await until_async(one, limit_s=40, what="an engine runs")
+        return await until_async(one, limit_s=120, what="an engine runs")
 
 
 class Desk:
@@ -152,7 +152,7 @@ class Desk:
         return 0 if item is None else codec.decode(RankStatus, item).peak_bytes
 
     async def until(
-        self, condition: Callable[[], Awaitable[object]], what: str, *, limit_s: float = 40
+        self, condition: Callable[[], Awaitable[object]], what: str, *, limit_s: float = 120
     ) -> None:
         async def holds() -> bool:
             return bool(await condition())
@@ -161,7 +161,7 @@ class Desk:
 
     async def until_published(self, name: str) -> Endpoint:
         return await until_async(
-            lambda: self.endpoint(name), limit_s=60, what=f"{name} is published"
+            lambda: self.endpoint(name), limit_s=120, what=f"{name} is published"
         )
 
     async def until_withdrawn(self, name: str) -> None:

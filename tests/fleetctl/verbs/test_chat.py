@@ -228,7 +228,8 @@ async def test_ctrl_c_stops_the_answer_and_not_the_conversation() -> None:
             await shown.until("qwen> ")
             shown.type("/quit" + ENTER)
             assert await shown.ended() == 0
-    assert engine.abandoned == 1
+        await until(lambda: engine.abandoned, limit_s=60, what="the engine noticing")
+        assert engine.abandoned == 1
 
 
 @asynccontextmanager

@@ -322,13 +322,21 @@ async def test_silence_beyond_the_limit_is_retried_elsewhere(
         assert "m-1" in str(body)
 
 
-@pytest.mark.parametrize("limit", [{"firstToken": "200ms"}, {"attempt": "200ms"}], ids=str)
+@pytest.mark.parametrize("limit", [{"firstToken": "900ms"}, {"attempt": "900ms"}], ids=str)
 async def test_limits_may_be_shorter_than_a_second(
-    world: World, gateway: Running, http: aiohttp.ClientSession, limit: dict[str, str]
+    world: World,
+    http: aiohttp.ClientSession,
+    monkeypatch: pytest.MonkeyPatch,
+    limit: dict[str, str],
 ) -> None:
-    """The request's deadline passes before the usual sweep would notice."""
-    timeouts = {**limit, "request": "900ms"}
-    async with running(FakeEngine("m-0", slow(30))) as late, running(FakeEngine("m-1", chat)) as o:
+    """The usual sweep, once a second, would notice too late; here it never comes."""
+    monkeypatch.setattr("gateway.upstream.connection_pool._SWEEP_S", 3600.0)
+    timeouts = {**limit, "request": "60s"}
+    async with (
+        running(FakeEngine("m-0", slow(3600))) as late,
+        running(FakeEngine("m-1", chat)) as o,
+        running_gateway(world.transport) as gateway,
+    ):
         await serve_deployment(world, gateway, with_routing("m", timeouts=timeouts), late, o)
         status, body, _ = await post_chat(http, gateway, stream=True)
         assert (status, len(late.calls)) == (200, 1)
