@@ -55,7 +55,7 @@ class Side:
     def last_words(self) -> str:
         """Return the last line of each process's log."""
         found = [log.read_text(errors="replace").strip().splitlines()[-1:] for log in self.logs]
-        return " | ".join(line for lines in found for line in lines)[-500:]
+        return " | ".join(line for lines in found for line in lines)[-500:] or "it wrote nothing"
 
     def processes(self) -> list[psutil.Process]:
         """Return all of its processes, those of a launcher included."""
@@ -185,7 +185,8 @@ def until_serving(side: Side, within_s: float = READY_S) -> float:
     began = time.perf_counter()
     while not answers(side, max(1.0, within_s - (time.perf_counter() - began))):
         if all(process.poll() is not None for process in side.started):
-            raise RuntimeError(f"it ended: {side.last_words()}")
+            codes = ", ".join(str(process.returncode) for process in side.started)
+            raise RuntimeError(f"it ended with exit code {codes}: {side.last_words()}")
         if time.perf_counter() - began > within_s:
             raise TimeoutError(f"it did not serve within {within_s:g} s: {side.last_words()}")
         time.sleep(_LOOK_S)

@@ -1,0 +1,34 @@
+"""What the bench of shard groups says about a side that does not serve."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from bench.result import PeerError
+from bench.shard_parts import Side, until_serving
+from tests.support.ports import free_port
+
+
+@pytest.mark.parametrize(
+    ("code", "reason"),
+    [
+        pytest.param("", "it ended with exit code 0: it wrote nothing", id="silent"),
+        pytest.param(
+            "raise SystemExit('no room')", "it ended with exit code 1: no room", id="with-a-reason"
+        ),
+    ],
+)
+def test_a_peer_that_ends_is_blamed_with_its_exit_code(
+    tmp_path: Path, code: str, reason: str
+) -> None:
+    log = tmp_path / "peer.log"
+    with log.open("ab") as words:
+        started = subprocess.Popen([sys.executable, "-c", code], stderr=words)
+    side = Side(name="mlx_lm", model="bench", port=free_port(), logs=[log], started=[started])
+    try:
+        with pytest.raises(PeerError, match=f"RuntimeError: {reason}"), side.blamed():
+            until_serving(side)
+    finally:
+        side.end()
