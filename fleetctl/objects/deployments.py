@@ -103,9 +103,10 @@ def trial_notes(revisions: Sequence[Revision], deployment: ModelDeployment) -> l
         return []
     serves = f"revision {good} serves" if good is not None else "the previous revision serves"
     why = f" ({status.canary.message})" if status.canary.message else ""
+    target = f" --to-revision {good}" if good is not None else ""
     return [
         f"revision {bad} failed as a canary{why}; {serves}. To roll back the spec: "
-        f"fleetctl rollout undo {deployment.name}"
+        f"fleetctl rollout undo {deployment.name}{target}"
     ]
 
 
@@ -120,9 +121,12 @@ def template_tree(content: RevisionTemplate) -> dict[str, Tree]:
 
 
 def rollback_target(
-    revisions: Sequence[Revision], deployment: ModelDeployment, *, number: int | None
+    revisions: Sequence[Revision], deployment: ModelDeployment, *, number: int | None, served: str
 ) -> Revision:
-    """Return the revision to roll back to: the given number, or the newest that is not current.
+    """Return the revision to roll back to: the given number, or the one before the current spec.
+
+    While a rollout is under way or has failed, that is the revision that served last: the newest other one may be a
+    canary that failed, too. `served`: its template, from the deployment's status.
 
     Raises:
         FleetctlError: there is none, or the rollout is paused.
@@ -145,7 +149,7 @@ def rollback_target(
             raise FleetctlError(
                 f"modeldeployment/{name} has no earlier revision; `fleetctl rollout history {name}` shows the recorded ones"
             )
-        return others[-1]
+        return next((one for one in reversed(others) if one.spec.template == served), others[-1])
     found = next((one for one in revisions if one.spec.revision == number), None)
     if found is None:
         there = ", ".join(str(one.spec.revision) for one in revisions)

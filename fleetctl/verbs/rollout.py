@@ -248,13 +248,15 @@ async def _undo(name: str, number: int | None, options: dict[str, Any]) -> str:
     """Roll back; return the status line."""
     results = ResultPrinter.of(options)
     async with open_store(options) as transport:
-        revisions = await _read_revisions(
-            transport, await deployments.read_deployment(transport, name)
-        )
+        there = await deployments.read_deployment(transport, name)
+        revisions = await _read_revisions(transport, there)
+        served = there.status.stable_template if there.status is not None else ""
         chosen: list[Revision] = []
 
         def edit(deployment: ModelDeployment) -> ModelDeployment | None:
-            chosen[:] = [deployments.rollback_target(revisions, deployment, number=number)]
+            chosen[:] = [
+                deployments.rollback_target(revisions, deployment, number=number, served=served)
+            ]
             return deployments.with_revision(deployment, chosen[0], revisions[-1])
 
         clock = SystemClock()

@@ -185,9 +185,29 @@ async def test_history_and_undo(shared_fleet: MemoryFleet, shared_transport: Tra
     failed = await shared_fleet.ctl("rollout", "history", "back")
     assert failed.out.splitlines()[-1] == (
         "revision 3 failed as a canary (3 of 40 requests failed); revision 2 serves. To roll back the spec: "
-        "fleetctl rollout undo back"
+        "fleetctl rollout undo back --to-revision 2"
     )
     await goes_back(shared_fleet, shared_transport, first)
+
+
+async def test_undo_after_two_failed_canaries_returns_to_what_serves(
+    shared_fleet: MemoryFleet, shared_transport: Transport
+) -> None:
+    paths = ("small", "medium", "large")
+    for number, path in enumerate(paths, start=1):
+        await applied(shared_fleet, "twice", change=("small}, servedNames: [fast]", f"{path}}}"))
+        await keep(shared_transport, "twice", number)
+    templates = {
+        one.spec.revision: one.spec.template
+        for one in await objects.list_all(shared_transport, Revision)
+        if one.spec.deployment == "twice"
+    }
+    await fail(shared_transport, "twice", bad=templates[3], good=templates[1])
+    done = await shared_fleet.ctl("rollout", "undo", "twice")
+    assert done.code == 0, done.err
+    found = await objects.get(shared_transport, ModelDeployment, "twice")
+    assert found is not None
+    assert found.spec.model.path == "small"
 
 
 async def fail(shared_transport: Transport, name: str, *, bad: str, good: str) -> None:
