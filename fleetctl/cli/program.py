@@ -151,10 +151,11 @@ class RootGroup(LazyGroup):
             try:
                 return super().make_context(info_name, args, parent, **extra)
             except click.NoSuchOption as error:
-                if not error.possibilities:
-                    name = error.option_name
-                    error.message = f"No such option before the verb: {name}. Options of a verb come after it: fleetctl get md {name} ..."
-                raise
+                if error.possibilities:
+                    raise
+                name = error.option_name
+                message = f"No such option before the verb: {name}. Options of a verb come after it: fleetctl get md {name} ..."
+                raise click.NoSuchOption(name, message, ctx=error.ctx) from None
 
     @override
     def invoke(self, ctx: click.Context) -> Any:
