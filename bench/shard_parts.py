@@ -133,10 +133,14 @@ def start_ours(settings: Settings, size: int, *, epoch: int = 1) -> Side:
             command += ["--rank", str(rank), "--world-size", str(size), "--epoch", str(epoch)]
             command += ["--coordinator", f"127.0.0.1:{ports[-1]}"]
             environment |= {"MLX_RANK": str(rank), "MLX_HOSTFILE": str(hosts)}
-            environment |= {"MLX_FLEET_GROUP_SECRET": f"bench {epoch}"}
         log = settings.folder / f"ours-{size}-{rank}.log"
         side.logs.append(log)
-        side.started.append(_start(command, environment, log))
+        process = _start(command, environment, log)
+        if size > 1:
+            assert process.stdin is not None
+            process.stdin.write(f"bench {epoch}".encode())
+            process.stdin.close()
+        side.started.append(process)
     return side
 
 

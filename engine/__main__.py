@@ -5,14 +5,21 @@ import sys
 from collections.abc import Sequence
 
 from engine.process import run
-from schemas.wire.engine_flags import GROUP_KEY_VARIABLE
+from schemas.wire.engine_flags import LEGACY_GROUP_VARIABLE, MAX_SECRET_BYTES
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one engine; return its exit code."""
     # A model is a local folder. Without these, transformers asks the hub about some models.
     os.environ.update(HF_HUB_OFFLINE="1", TRANSFORMERS_OFFLINE="1")
-    return run(arguments, secret=os.environ.get(GROUP_KEY_VARIABLE, ""))
+    # Out of the environment in any case: no child of the engine needs it.
+    legacy = os.environ.pop(LEGACY_GROUP_VARIABLE, "")
+    return run(arguments, read_secret=lambda: _read_secret() or legacy)
+
+
+def _read_secret() -> str:
+    """Return the secret on stdin, up to its end; "" if there is none."""
+    return sys.stdin.buffer.read(MAX_SECRET_BYTES).decode(errors="replace").strip()
 
 
 if __name__ == "__main__":

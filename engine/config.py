@@ -1,6 +1,6 @@
 """The config of one engine process, as its command line says. Values only; no logic."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from schemas.shardgroup import Backend, Parallelism
@@ -15,7 +15,7 @@ class GroupConfig:
     host: str
     """The host on which rank 0 listens to the other ranks."""
     port: int
-    secret: str
+    secret: str = field(repr=False)
     """A secret that only the ranks of one start of the group know."""
     epoch: int = 1
     """The number of this start of the group: ranks of another epoch are rejected."""

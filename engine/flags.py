@@ -1,13 +1,13 @@
 """The engine's configuration from its command line: fills in defaults, and adds the secret of a group."""
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 import platformdirs
 
 from engine.config import EngineConfig, GroupConfig
-from schemas.wire.engine_flags import GROUP_KEY_VARIABLE, EngineFlags
+from schemas.wire.engine_flags import EngineFlags
 from schemas.wire.exit_codes import ExitCode
 
 _T = TypeVar("_T")
@@ -21,15 +21,17 @@ _DRAFT_TOKENS = 3
 _QUEUED_PER_RUNNING = 4
 
 
-def parse(arguments: Sequence[str] | None, *, secret: str = "") -> EngineConfig:
+def parse(arguments: Sequence[str] | None, *, read_secret: Callable[[], str] = str) -> EngineConfig:
     """Return the configuration in `arguments`, or in `sys.argv` for None.
 
-    Exits the process with code 2 and a line on stderr if the flags are wrong. `secret` authenticates the ranks of a
-    group to each other; it is no flag, because other users of a machine can read command lines.
+    Exits the process with code 2 and a line on stderr if the flags are wrong. `read_secret` is called
+    for a rank of a group, and returns what authenticates the ranks to each other. It is no flag, because other users
+    of a machine can read command lines.
     """
     flags = EngineFlags.from_argv(arguments)
+    secret = read_secret() if flags.is_grouped else ""
     if flags.is_grouped and not secret:
-        sys.stderr.write(f"engine: error: a group needs its secret in {GROUP_KEY_VARIABLE}\n")
+        sys.stderr.write("engine: error: a rank needs the secret of its group on stdin\n")
         sys.exit(ExitCode.UNUSABLE)
     return EngineConfig(
         model_dir=flags.model_dir,

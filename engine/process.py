@@ -10,7 +10,7 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import cast
 
@@ -37,9 +37,9 @@ _STDERR_FD = 2
 _FILES, _MIN_HARD_FILES = 2048, 4096
 
 
-def run(arguments: Sequence[str] | None, *, secret: str) -> int:
-    """Run one engine; return its exit code. `secret` authenticates the ranks of a group to each other."""
-    config = parse(arguments, secret=secret)
+def run(arguments: Sequence[str] | None, *, read_secret: Callable[[], str]) -> int:
+    """Run one engine; return its exit code. `read_secret` returns what authenticates the ranks of a group."""
+    config = parse(arguments, read_secret=read_secret)
     fleet_logging.setup("engine")
     # The engine outlives the agent that started it, so the hang-up of the agent's terminal does not concern it.
     signal.signal(signal.SIGHUP, signal.SIG_IGN)

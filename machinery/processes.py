@@ -4,12 +4,14 @@ A record on disk names the pid and the start of the process. If both still match
 restarted parent adopts the children of its predecessor.
 """
 
+import errno
 import json
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -165,21 +167,22 @@ def spawn(
     log: Path,
     cwd: Path | None = None,
     environment: Mapping[str, str] | None = None,
+    stdin: bytes = b"",
 ) -> ChildProcess:
     """Start a process in a session of its own, and append its output to a file.
 
     In its own session neither a closed terminal nor Ctrl-C at its parent ends it. Without an `environment` it inherits
-    ours.
+    ours. It reads `stdin` and then the end, even if this process is killed meanwhile.
 
     Raises:
-        OSError: the program or the log cannot be opened.
+        OSError: the program or the log cannot be opened, or `stdin` is larger than a pipe.
 
     """
     log.parent.mkdir(parents=True, exist_ok=True)
-    with log.open("ab") as output:
+    with log.open("ab") as output, _filled_pipe(stdin) as pipe:
         popen = subprocess.Popen(
             list(command),
-            stdin=subprocess.DEVNULL,
+            stdin=pipe,
             stdout=output,
             stderr=output,
             cwd=cwd,
@@ -192,6 +195,25 @@ def spawn(
         start = ""
     record = ProcessRecord(pid=popen.pid, start=start, command=tuple(command))
     return ChildProcess(record, popen)
+
+
+@contextmanager
+def _filled_pipe(content: bytes) -> Iterator[int]:
+    """Yield the end to read of a pipe that holds the content and has no writer."""
+    if not content:
+        yield subprocess.DEVNULL
+        return
+    reader, writer = os.pipe()
+    try:
+        try:
+            os.set_blocking(writer, False)  # a full pipe is an error, because nothing reads it yet
+            if os.write(writer, content) < len(content):
+                raise OSError(errno.EMSGSIZE, "the input is larger than a pipe")
+        finally:
+            os.close(writer)
+        yield reader
+    finally:
+        os.close(reader)
 
 
 async def wait_ended(child: ProcessHandle, clock: Clock, *, limit_s: float) -> bool:

@@ -49,7 +49,7 @@ class Formation(ApiModel):
     """The lowest port that ranks of the group listen on; `rendezvous` derives the ports of an epoch."""
     environment: Environment = Field(default_factory=dict)
     """Variables for every rank."""
-    secret: str = ""
+    secret: str = Field(default="", repr=False)
     """The shared secret of the ranks of this epoch; worthless once the epoch is over."""
     formed_at: datetime
     """Start of the epoch."""

@@ -14,7 +14,7 @@ sends its reason to end, a FailureMessage or a StopMessage. A lifeline that clos
 
 import socket
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Literal, TypeAlias
 from zlib import crc32
 
@@ -39,7 +39,7 @@ class JoinMessage:
     rank: int
     world_size: int
     epoch: int
-    secret: str
+    secret: str = field(repr=False)
     is_lifeline: bool = False
     kind: Literal["join"] = "join"
 

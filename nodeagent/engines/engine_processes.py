@@ -189,8 +189,9 @@ class EngineProcesses:
                 group_launch.group_variables(group, folder),
                 without=group_launch.CLEARED_VARIABLES,
             )
+        secret = group.secret.encode() if group is not None else b""
         log = engine_logs.new_run(folder)
-        child = processes.spawn(argv, log=log, cwd=folder, environment=variables)
+        child = processes.spawn(argv, log=log, cwd=folder, environment=variables, stdin=secret)
         return EngineProcess(
             replica=order.replica,
             replica_uid=order.replica_uid,

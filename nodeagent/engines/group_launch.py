@@ -1,11 +1,13 @@
 """The launch of one rank of a group: its place, its environment, and the files that MLX reads. Starts nothing.
 
+The secret of the group is in none of them: the rank reads it from its stdin.
+
 Every agent derives the same values from the Replica and its epoch (schemas/formation.py).
 """
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
@@ -13,7 +15,6 @@ from machinery.files import write_atomically
 from schemas.formation import Formation, Rendezvous, rendezvous
 from schemas.replica import Replica
 from schemas.shardgroup import Backend, Parallelism
-from schemas.wire import engine_flags
 
 CLEARED_VARIABLES: Final = ("JACCL_", "MLX_RANK", "MLX_HOSTFILE", "MLX_IBV_DEVICES", "MLX_JACCL_")
 """Prefixes of variables that MLX would read and that an agent may have inherited; ranks do not inherit them."""
@@ -41,7 +42,7 @@ class RankLaunch:
     rendezvous: Rendezvous
     environment: Mapping[str, str]
     """Variables that the ShardGroup declares."""
-    secret: str
+    secret: str = field(repr=False)
     join_timeout_s: float
     """The time to wait for the other ranks, in seconds."""
 
@@ -102,7 +103,6 @@ def group_variables(group: RankLaunch, folder: Path) -> dict[str, str]:
     """Return the environment variables of the rank; `folder` holds its files."""
     variables = {
         **group.environment,
-        engine_flags.GROUP_KEY_VARIABLE: group.secret,
         "MLX_RANK": str(group.rank),
         "MLX_HOSTFILE": str(folder / HOST_FILE),
     }

@@ -26,8 +26,12 @@ SHAPE_PROBE_MODULE: Final = "engine.shape_probe"
 # The name before the engine became a top-level package: an agent adopts engines that its predecessor started.
 _MODULES: Final = (MODULE, "nodeagent.engine")
 
-GROUP_KEY_VARIABLE: Final = "MLX_FLEET_GROUP_SECRET"
-"""The environment variable with the secret of a group: other users of a machine can read command lines."""
+MAX_SECRET_BYTES: Final = 512
+"""The largest secret of a group, in bytes. The agent writes it to a pipe, the rank's stdin, before the rank exists:
+other users of a machine can read command lines, and environments stay readable for as long as a process lives. 512 bytes
+fit every pipe (_POSIX_PIPE_BUF), so the agent never waits, and its death at any moment leaves the rank with all or none."""
+LEGACY_GROUP_VARIABLE: Final = "MLX_FLEET_GROUP_SECRET"
+"""The environment variable in which agents of 0.1.0 and earlier give the secret; engines read it if stdin is empty."""
 
 Value: TypeAlias = str | int | float | Path | tuple[str, ...] | tuple[int, ...] | None
 

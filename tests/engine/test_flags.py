@@ -40,7 +40,7 @@ def test_names_come_once_in_their_order() -> None:
 
 
 def test_a_rank_of_a_group() -> None:
-    plain = parse(GROUP.to_argv(), secret="s").group
+    plain = parse(GROUP.to_argv(), read_secret=lambda: "s").group
     assert plain is not None
     assert (plain.rank, plain.world_size) == (1, 2)
     assert (plain.host, plain.port, plain.secret, plain.epoch) == ("10.0.0.1", 20001, "s", 1)
@@ -49,7 +49,7 @@ def test_a_rank_of_a_group() -> None:
     pipeline = dataclasses.replace(
         GROUP, epoch=3, backend="jaccl-ring", parallelism="Pipeline", layers=(3, 1)
     )
-    found = parse(pipeline.to_argv(), secret="s").group
+    found = parse(pipeline.to_argv(), read_secret=lambda: "s").group
     assert found is not None
     assert (found.epoch, found.backend) == (3, "jaccl-ring")
     assert (found.parallelism, found.layers) == ("Pipeline", (3, 1))
@@ -83,7 +83,7 @@ def test_every_flag_reaches_the_configuration() -> None:
     ("arguments", "error"),
     [
         pytest.param(
-            GROUP.to_argv(), "a group needs its secret in MLX_FLEET_GROUP_SECRET", id="no-secret"
+            GROUP.to_argv(), "a rank needs the secret of its group on stdin", id="no-secret"
         ),
         pytest.param(
             [*LEAST.to_argv(), "--kv-bits", "5"], "argument --kv-bits: invalid choice: 5", id="flag"

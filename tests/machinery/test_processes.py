@@ -1,9 +1,11 @@
 """Child processes are found again, never confused with others, and always ended."""
 
+import asyncio
 import dataclasses
 import json
 import os
 import signal
+import subprocess
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -185,3 +187,24 @@ def test_last_words(tmp_path: Path, content: bytes | None, expected: str) -> Non
 def test_an_ordinary_entry_is_no_last_word(tmp_path: Path, line: str, expected: str) -> None:
     (tmp_path / "log").write_text(f"before\n{line}\n" if line else "")
     assert processes.last_words(tmp_path / "log") == expected
+
+
+async def test_a_process_reads_its_input_though_its_parent_was_killed(tmp_path: Path) -> None:
+    parent = """
+import os, signal, sys
+from pathlib import Path
+from machinery import processes
+child = "import sys, time; time.sleep(0.5); print(sys.stdin.read(), flush=True)"
+processes.spawn([sys.executable, "-c", child], log=Path(sys.argv[1]), stdin=b"all of it")
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    log = tmp_path / "log"
+    await asyncio.to_thread(
+        subprocess.run, [sys.executable, "-c", parent, str(log)], check=False, timeout=60
+    )
+    assert await until(log.read_text, what="its output") == "all of it\n"
+
+
+def test_an_input_that_no_pipe_holds_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(OSError, match="larger than a pipe"):
+        processes.spawn(["true"], log=tmp_path / "log", stdin=bytes(2 << 20))

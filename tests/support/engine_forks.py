@@ -58,12 +58,17 @@ def forking(folder: Path, cache: Path) -> Iterator[Start]:
     started: list[Engine] = []
 
     def start(
-        model: Path, *, port: int = 0, variables: Headers = NO_HEADERS, **flags: object
+        model: Path,
+        *,
+        port: int = 0,
+        variables: Headers = NO_HEADERS,
+        secret: str = "",
+        **flags: object,
     ) -> Engine:
         port = port or free_port()
         stderr = folder / f"stderr-{len(started)}"
         words = engine_argv(model, port, cache, flags)
-        process = context.Process(target=_run, args=(words, dict(variables), stderr))
+        process = context.Process(target=_run, args=(words, dict(variables), secret, stderr))
         process.start()
         started.append(Engine(process=Forked(process), port=port, stderr=stderr))
         return started[-1]
@@ -96,11 +101,11 @@ def _context(cache: Path) -> ForkServerContext:
     return context
 
 
-def _run(words: list[str], variables: Mapping[str, str], stderr: Path) -> None:
+def _run(words: list[str], variables: Mapping[str, str], secret: str, stderr: Path) -> None:
     """Run an engine in this process."""
     from engine import process  # noqa: PLC0415 - as a fork has it already
 
     os.environ.update(variables)
     with stderr.open("wb") as file:
         os.dup2(file.fileno(), 2)
-    sys.exit(process.run(words, secret=variables.get("MLX_FLEET_GROUP_SECRET", "")))
+    sys.exit(process.run(words, read_secret=lambda: secret))

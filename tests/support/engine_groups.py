@@ -33,12 +33,11 @@ class Meeting:
     def rank(self, start: Start, model: Path, number: int, **flags: object) -> Engine:
         """Start one rank."""
         variables = {
-            "MLX_FLEET_GROUP_SECRET": SECRET,
             "MLX_RANK": str(number),
             "MLX_HOSTFILE": str(self.hostfile),
         }
         given = {"rank": number, "world_size": self.size, "coordinator": self.coordinator} | flags
-        return start(model, variables=variables, **given)
+        return start(model, variables=variables, secret=SECRET, **given)
 
 
 def form(start: Start, model: Path, folder: Path, size: int, **flags: object) -> list[Engine]:

@@ -157,6 +157,7 @@ def launching(folder: Path, cache: Path) -> Iterator[Start]:
         port: int = 0,
         shadow: str = "",
         variables: Headers = NO_HEADERS,
+        secret: str = "",
         **flags: object,
     ) -> Engine:
         """Start an engine; `shadow` is a folder of modules that replace installed ones."""
@@ -167,7 +168,10 @@ def launching(folder: Path, cache: Path) -> Iterator[Start]:
         environment |= {"PYTHONPATH": shadow} if shadow else {}
         environment |= variables
         with stderr.open("wb") as file:
-            process = subprocess.Popen(command, stderr=file, env=environment)
+            process = subprocess.Popen(command, stdin=subprocess.PIPE, stderr=file, env=environment)
+        assert process.stdin is not None
+        process.stdin.write(secret.encode())
+        process.stdin.close()
         started.append(Engine(process=process, port=port, stderr=stderr))
         return started[-1]
 

@@ -1,7 +1,13 @@
 """The launch of a rank: flags that the engine parses, and variables and files that MLX reads."""
 
+import asyncio
 import json
-from collections.abc import Iterator
+import os
+import secrets
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import psutil
@@ -11,11 +17,14 @@ from engine import flags
 from machinery.clock import SystemClock
 from nodeagent.engines import engine_processes, group_launch
 from nodeagent.engines.engine_processes import EngineProcesses, EpochRecords
+from nodeagent.engines.health_client import HealthClient
 from nodeagent.execute import engine_order
+from schemas.deployment import ModelSource
 from schemas.formation import GoldenAnswer, rendezvous
 from schemas.replica import Replica
 from tests.support.nodeagent_groups import GOLDEN, group
-from tests.support.waiting import until
+from tests.support.ports import free_port
+from tests.support.waiting import until, until_async
 
 HOST = "127.0.0.1"
 CLOCK = SystemClock()
@@ -37,7 +46,7 @@ def test_a_rank_gets_its_place(parallelism: str) -> None:
     order = engine_order(replica, Path("/models"), 1)
     assert order.memory_limit_bytes == replica.spec.ranks[1].memory.total_bytes
     words = engine_processes.engine_command(order, node="b", host=HOST, port=4100)
-    found = flags.parse(words[3:], secret="s3cret").group
+    found = flags.parse(words[3:], read_secret=lambda: "s3cret").group
     assert found is not None
     assert (found.rank, found.world_size, found.epoch) == (1, 2, 7)
     assert (found.backend, found.parallelism) == ("ring", parallelism)
@@ -56,7 +65,7 @@ def test_ranks_wait_for_the_reference_that_is_made_first(
 ) -> None:
     order = engine_order(group("a", "b", fits_single=True, golden=golden), Path("/models"), 1)
     words = engine_processes.engine_command(order, node="b", host=HOST, port=4100)
-    found = flags.parse(words[3:], secret="s3cret").group
+    found = flags.parse(words[3:], read_secret=lambda: "s3cret").group
     assert found is not None
     assert found.timeout_s == seconds
 
@@ -67,7 +76,6 @@ def test_a_ring_has_a_hostfile(tmp_path: Path) -> None:
     group_launch.write_group_files(order, tmp_path)
     assert group_launch.group_variables(order, tmp_path) == {
         "MLX_METAL_FAST_SYNCH": "1",
-        "MLX_FLEET_GROUP_SECRET": "s3cret",
         "MLX_RANK": "1",
         "MLX_HOSTFILE": str(tmp_path / "hosts.json"),
     }
@@ -129,7 +137,7 @@ async def test_a_rank_is_started_and_found_again(
         psutil.Process(started.child.record.pid).environ, what="its environment"
     )
     assert inherited["MLX_RANK"] == "1"
-    assert inherited["MLX_FLEET_GROUP_SECRET"] == "s3cret"
+    assert "s3cret" not in " ".join([*inherited.values(), *started.child.record.command])
     assert inherited["FLEET_OTHER"] == "kept"
     assert not {"JACCL_RANK", "MLX_JACCL_RING"} & inherited.keys()
     (found,) = EngineProcesses(folder, node="b", host=HOST, first_port=1024).find()
@@ -140,6 +148,86 @@ async def test_a_rank_is_started_and_found_again(
     again = EngineProcesses(folder, node="b", host=HOST, first_port=1024)
     assert again.last_epoch("qwen-0", "u1") == 3
     assert again.last_epoch("qwen-0", "u2") == 0
+
+
+CANARY = "canary-of-the-group"
+KILLED_AGENT = """
+import os, signal, sys
+from pathlib import Path
+from nodeagent.engines.engine_processes import EngineProcesses
+from nodeagent.execute import engine_order
+from schemas.replica import Replica
+folder, models, port = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
+replica = Replica.model_validate_json((folder / "replica.json").read_bytes())
+for rank, node in enumerate("ab"):
+    processes = EngineProcesses(folder / node, node=node, host="127.0.0.1", first_port=port + rank)
+    processes.start(engine_order(replica, models, rank), taken=())
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def on_this_machine(uid: str, model: str) -> Replica:
+    """Return a group of two ranks on the loopback address."""
+    replica = group("a", "b", uid=uid, secret=CANARY)
+    seats = [one.model_copy(update={"addresses": (HOST,)}) for one in replica.spec.ranks]
+    found = ModelSource(path=model)
+    spec = replica.spec.model_copy(update={"ranks": tuple(seats), "model": found})
+    return replica.model_copy(update={"spec": spec})
+
+
+async def test_a_group_forms_with_a_secret_that_no_process_shows(
+    tmp_path: Path, models_dir: Path
+) -> None:
+    """Also when its agents are killed as soon as they have started the ranks."""
+    uid = secrets.token_hex(8)
+    replica = on_this_machine(uid, "tiny")
+    (tmp_path / "replica.json").write_text(replica.model_dump_json(by_alias=True))
+    agent = [sys.executable, "-c", KILLED_AGENT, str(tmp_path), str(models_dir), str(free_port())]
+    ended = await asyncio.to_thread(subprocess.run, agent, timeout=60, check=False)
+    assert ended.returncode == -signal.SIGKILL
+    agents = [EngineProcesses(tmp_path / n, node=n, host=HOST, first_port=1024) for n in "ab"]
+    ranks = [one for agent in agents for one in agent.find()]
+    client = HealthClient(HOST)
+    try:
+        assert [one.epoch for one in ranks] == [1, 1]
+
+        async def is_ready() -> bool:
+            found = await client.ask(ranks[0].port, uid)
+            assert all(one.child.running() for one in ranks), ranks[0].log.read_text()
+            return found is not None and found.state == "Ready"
+
+        await until_async(is_ready, limit_s=60)
+        for one in ranks:
+            shown = psutil.Process(one.child.record.pid)
+            assert CANARY not in " ".join([*shown.cmdline(), *shown.environ().values()])
+        files = [path for n in "ab" for path in (tmp_path / n).rglob("*") if path.is_file()]
+        assert [str(path) for path in files if CANARY.encode() in path.read_bytes()] == []
+    finally:
+        await client.close()
+        for one in ranks:
+            engine_processes.kill(one)
+
+
+def test_a_rank_of_an_older_agent_reads_the_variable(tmp_path: Path) -> None:
+    """An agent that was updated on disk goes on with its old code until it is restarted."""
+    order = engine_order(on_this_machine("u1", "absent"), tmp_path, 0)
+    words = engine_processes.engine_command(order, node="a", host=HOST, port=free_port())
+    variables = {**os.environ, "MLX_FLEET_GROUP_SECRET": CANARY}
+
+    def last_line(environment: Mapping[str, str]) -> str:
+        ended = subprocess.run(
+            words,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        return str(ended.stderr.splitlines()[-1])
+
+    assert "needs the secret of its group on stdin" in last_line(os.environ)
+    assert "secret" not in last_line(variables)
 
 
 @pytest.mark.parametrize("words", ["", "[]", '{"uid": "u1"}', '{"uid": "u1", "epoch": "x"}'])
