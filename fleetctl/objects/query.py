@@ -127,7 +127,7 @@ async def fetch(store: StoreReader, clock: Clock, query: ObjectQuery) -> QueryRe
     candidates: list[Tree] = []
     for target in query.targets:
         found, unknown = await _fetch_kind(store, target)
-        found = [with_selectable_labels(tree) for tree in found]
+        found = [with_selectable_labels(object_trees.hide_secrets(tree)) for tree in found]
         groups.append(KindGroup(kind=target.kind, trees=_select(found, query)))
         candidates += found
         missing += unknown

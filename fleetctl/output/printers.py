@@ -8,7 +8,7 @@ from fleetctl.objects.query import TableContext
 from fleetctl.objects.selectors import tree_labels
 from fleetctl.output import columns
 from fleetctl.output.columns import Column, Columns
-from store.object_trees import Tree
+from store.object_trees import Tree, hide_secrets
 
 if TYPE_CHECKING:  # callers with typed objects have imported it; `fleetctl get` has none
     from schemas.meta import ApiObject
@@ -159,7 +159,7 @@ def _label_cells(tree: Tree, options: TableOptions) -> list[str]:
 
 def _tree(obj: "Tree | ApiObject") -> Tree:
     if isinstance(obj, dict):
-        return obj
+        return hide_secrets(obj)
     from manifests.trees import object_tree  # noqa: PLC0415 - as above
 
-    return object_tree(obj)
+    return hide_secrets(object_tree(obj))

@@ -28,6 +28,7 @@ from schemas.pools import NodePool, in_pool, selects
 from schemas.replica import Replica
 from schemas.route import Backend, ModelRoute
 from schemas.shardgroup import ShardGroup
+from store.object_trees import hide_secrets
 from store.port import Transport
 
 # Enough for a writer that changes single fields. A manifest can have hundreds of fields.
@@ -341,7 +342,7 @@ async def _description(transport: Transport, obj: ApiObject) -> str:
     now = SystemClock().now()
     parts = [
         header(obj, now),
-        yaml_section("Spec", object_tree(obj).get("spec")),
+        yaml_section("Spec", hide_secrets(object_tree(obj)).get("spec")),
         condition_section(obj, now),
         *await kind_sections(transport, obj, now),
         owner_section(obj, now),
