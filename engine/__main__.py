@@ -5,11 +5,13 @@ import sys
 from collections.abc import Sequence
 
 from engine.process import run
+from machinery.process_secrets import disable_core_dumps
 from schemas.wire.engine_flags import LEGACY_GROUP_VARIABLE, MAX_SECRET_BYTES
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one engine; return its exit code."""
+    disable_core_dumps()
     # A model is a local folder. Without these, transformers asks the hub about some models.
     os.environ.update(HF_HUB_OFFLINE="1", TRANSFORMERS_OFFLINE="1")
     # Out of the environment in any case: no child of the engine needs it.

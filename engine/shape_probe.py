@@ -24,6 +24,8 @@ from mlx.utils import tree_flatten
 from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.utils import load_model
 
+from machinery.process_secrets import disable_core_dumps
+
 Model: TypeAlias = Any  # an mlx.nn.Module; mlx ships no types
 Shape: TypeAlias = tuple[int, ...]
 
@@ -263,6 +265,7 @@ def _kill_self(reason: str) -> None:
 
 def main() -> None:
     """Print the possible splits of the model in the folder that the command line names."""
+    disable_core_dumps()
     folder, parent = sys.argv[1:]
     threading.Thread(target=_watchdog, args=(int(parent),), daemon=True).start()
     sys.stdout.write(json.dumps(probe_splits(Path(folder))) + "\n")

@@ -7,6 +7,7 @@ from fleetctl.cli.resolve import DEFAULT_PATH
 from fleetctl.cli.summaries import SUMMARIES
 from fleetctl.cli.verb_table import SECTIONS, VERBS
 from machinery import environment
+from machinery.process_secrets import disable_core_dumps
 
 
 def _show_version(context: click.Context, _: click.Parameter, value: bool) -> None:
@@ -48,6 +49,7 @@ def main(context: str | None, config: str | None) -> None:
 
     Run "fleetctl COMMAND --help" for details about a command.
     """
+    disable_core_dumps()
     # `fleetctl.cli.resolve` reads both from click's context.
     del context, config
     # click strips colours according to this; it does not read the environment itself.

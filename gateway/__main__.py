@@ -32,9 +32,10 @@ from machinery import process_log as fleet_logging
 from machinery.clock import SystemClock
 from machinery.log_flags import log_options
 from machinery.process_log import LogRing
+from machinery.process_secrets import disable_core_dumps
 from schemas.wire.exit_codes import ExitCode
 from store.etcd.connect import connect
-from store.etcd.flags import address_from_flags, etcd_options
+from store.etcd.flags import VARIABLE_PREFIX, address_from_flags, etcd_options
 
 # The default limit of open files on macOS (OPEN_MAX in sys/syslimits.h). It holds whatever the hard
 # limit is.
@@ -175,7 +176,9 @@ _FILES_OF_MACOS = 10_240
 )
 def main(**flags: Any) -> None:
     """Serve the models of the fleet as one OpenAI-compatible endpoint."""
+    disable_core_dumps()
     etcd = address_from_flags(flags)
+    environment.drop_secrets(VARIABLE_PREFIX)
     ring = LogRing()
     fleet_logging.setup("gateway", flags["log_level"], log_format=flags["log_format"], ring=ring)
     tracer = _tracer()
@@ -183,10 +186,7 @@ def main(**flags: Any) -> None:
         advertised = registration.parse_address(flags["advertise_address"] or "")
     except ValueError as error:
         raise click.UsageError(f"--advertise-address: {error}") from error
-    try:
-        origins = AllowedOrigins(flags["cors_origin"])
-    except ValueError as error:
-        raise click.UsageError(f"--cors-origin: {error}") from error
+    origins = _allowed_origins(flags)
     claimed = _claimed(flags)
     address, port = claimed.listener.getsockname()[:2]
     bound = Origin(flags["host"], port)
@@ -265,6 +265,13 @@ def _allowed_hosts(
         return AllowedHosts([*own, *flags["allowed_host"]])
     except ValueError as error:
         raise click.UsageError(f"--allowed-host: {error}") from error
+
+
+def _allowed_origins(flags: dict[str, Any]) -> AllowedOrigins:
+    try:
+        return AllowedOrigins(flags["cors_origin"])
+    except ValueError as error:
+        raise click.UsageError(f"--cors-origin: {error}") from error
 
 
 def _allow_many_connections() -> int:

@@ -4,19 +4,37 @@ Our own settings (FLEET_*) are read by click, at the command line.
 """
 
 import os
+import re
 from collections.abc import Mapping
 
+# FLEET_ETCD_PASSWORD, FLEET_API_KEY, HF_TOKEN, AWS_SECRET_ACCESS_KEY; not FLEET_API_KEY_FILE, which is a path.
+_SECRET = re.compile(
+    r"(?i)(?:^|_)(?:PASSWORD|PASSWD|PASSPHRASE|SECRET|TOKEN|API_?KEY|ACCESS_KEY|PRIVATE_KEY)$"
+)
 
-def drop_variables(prefix: str) -> None:
-    """Remove the variables that start with `prefix`, so that child processes do not inherit them."""
-    for name in [name for name in os.environ if name.startswith(prefix)]:
+
+def drop_secrets(*prefixes: str) -> None:
+    """Remove variables that hold secrets, and those that start with a prefix: child processes do not inherit them.
+
+    Call it when the variables have been read. The kernel goes on showing this process's own ones to its user.
+    """
+    kept = environment_without_secrets(*prefixes)
+    for name in set(os.environ) - kept.keys():
         del os.environ[name]
 
 
+def environment_without_secrets(*prefixes: str) -> dict[str, str]:
+    """Return our environment for a child, minus variables that hold secrets, and those that start with a prefix."""
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if not (_SECRET.search(name) or name.startswith(prefixes))
+    }
+
+
 def child_environment(added: Mapping[str, str], *, without: tuple[str, ...]) -> dict[str, str]:
-    """Return our environment plus `added`, minus our variables that start with one of `without`."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(without)}
-    return {**kept, **added}
+    """Return `environment_without_secrets` plus `added`."""
+    return {**environment_without_secrets(*without), **added}
 
 
 def are_traces_enabled() -> bool:

@@ -19,6 +19,7 @@ from typing import Protocol
 import psutil
 
 from machinery.clock import Clock
+from machinery.environment import environment_without_secrets
 from machinery.files import write_atomically
 
 _STARTTIME_FIELD = 19  # the 22nd field of /proc/PID/stat (proc(5)), counted from behind the name
@@ -172,7 +173,7 @@ def spawn(
     """Start a process in a session of its own, and append its output to a file.
 
     In its own session neither a closed terminal nor Ctrl-C at its parent ends it. Without an `environment` it inherits
-    ours. It reads `stdin` and then the end, even if this process is killed meanwhile.
+    ours, except for variables that hold secrets. It reads `stdin` and then the end, even if this process is killed meanwhile.
 
     Raises:
         OSError: the program or the log cannot be opened, or `stdin` is larger than a pipe.
@@ -186,7 +187,7 @@ def spawn(
             stdout=output,
             stderr=output,
             cwd=cwd,
-            env=environment,
+            env=environment_without_secrets() if environment is None else environment,
             start_new_session=True,
         )
     try:

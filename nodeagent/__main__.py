@@ -17,6 +17,7 @@ from machinery.files import make_owner_folder
 from machinery.log_flags import log_options
 from machinery.process_log import LogFormat, LogLevel, LogRing
 from machinery.process_main import GRACE_S, run_until_signal
+from machinery.process_secrets import disable_core_dumps
 from machinery.version import version
 from models import inspection
 from nodeagent.agent import Agent
@@ -34,6 +35,8 @@ from store.etcd.flags import VARIABLE_PREFIX, address_from_flags, etcd_options
 
 _LABELS = TypeAdapter(Labels)
 _LOCK = "lock"
+# Headers of an OpenTelemetry collector, which hold its token: gateways alone trace.
+_NOT_FOR_ENGINES = ("OTEL_EXPORTER_OTLP_",)
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
@@ -102,10 +105,12 @@ _LOCK = "lock"
 @log_options
 def main(log_level: LogLevel, log_format: LogFormat, **options: Any) -> None:
     """Run the agent of this Mac: its engines, its lease and its status."""
+    disable_core_dumps()
     ring = LogRing()
     process_log.setup("nodeagent", log_level, log_format=log_format, ring=ring)
     where = address_from_flags(options)
-    environment.drop_variables(VARIABLE_PREFIX)  # engines must not inherit the agent's password
+    # Engines must not inherit the agent's password, nor anything that it was given for other programs.
+    environment.drop_secrets(VARIABLE_PREFIX, *_NOT_FOR_ENGINES)
     state_dir: Path = options["state_dir"].expanduser().resolve()
     lock = _lock(state_dir)
     try:

@@ -12,11 +12,12 @@ import platformdirs
 
 from machinery import process_log as house_logging
 from machinery.clock import SystemClock
-from machinery.environment import drop_variables
+from machinery.environment import drop_secrets
 from machinery.http_server import AdminServer
 from machinery.log_flags import log_options
 from machinery.process_log import LogFormat, LogLevel
 from machinery.process_main import GRACE_S, run_until_signal
+from machinery.process_secrets import disable_core_dumps
 from machinery.version import version
 from reconciler.controller import Controller
 from reconciler.gitops import credentials, webhook
@@ -91,9 +92,10 @@ def main(
     **options: Any,
 ) -> None:
     """Decide which Mac runs which replica. Run any number of reconcilers: one leads."""
+    disable_core_dumps()
     house_logging.setup("reconciler", log_level, log_format=log_format)
     etcd_address = address_from_flags(options)
-    drop_variables(VARIABLE_PREFIX)  # the process that fetches from Git inherits no password
+    drop_secrets(VARIABLE_PREFIX)  # the process that fetches from Git inherits no password
     secret_file = _secret_file(options["git_webhook_secret_file"])
     # `fleetctl version` shows it: the leading process and its release.
     identity = f"{socket.gethostname()}/{os.getpid()} {version()}"

@@ -27,6 +27,7 @@ from engine.process import (
 from engine.service import Service
 from machinery import process_log as fleet_logging
 from machinery.http_server import listen
+from machinery.process_secrets import disable_core_dumps
 from models import golden_question
 from schemas.formation import GoldenAnswer
 from schemas.wire import engine_flags
@@ -42,6 +43,7 @@ _ANSWER_S = 120.0
 
 def run(arguments: Sequence[str]) -> int:
     """Ask the question and print the answer; return the exit code."""
+    disable_core_dumps()
     complaint = raise_file_limit()
     if complaint:
         write_exit_reason(complaint)

@@ -22,6 +22,8 @@ from jinja2 import nodes
 from jinja2.parser import Parser
 from typing_extensions import override
 
+from machinery.process_secrets import disable_core_dumps
+
 # A usual template takes 10 ms and some megabytes; a busy machine may start the child late.
 _CPU_S, _WALL_S = 2, 60.0
 _MEMORY_BYTES = 1 << 30
@@ -146,7 +148,7 @@ def render_complaint(template: str, variables: Mapping[str, Any]) -> str:
 def main() -> None:
     """Answer the question on stdin; print the complaint."""
     resource.setrlimit(resource.RLIMIT_CPU, (_CPU_S, _CPU_S + 1))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    disable_core_dumps()
     if sys.platform == "linux":
         resource.setrlimit(resource.RLIMIT_AS, (_MEMORY_BYTES, _MEMORY_BYTES))
     question = json.load(sys.stdin)

@@ -9,6 +9,7 @@ import click
 from fleetctl.cli.connect import open_store
 from fleetctl.cli.errors import FleetctlError
 from fleetctl.fleets.data_dir import DataDir
+from machinery import process_secrets
 from schemas.records import GatewayLease
 from store import codec, keys
 from store.port import Transport
@@ -27,9 +28,11 @@ def read_api_key(options: dict[str, Any]) -> str:
     if file is None:
         return str(options["api_key"])
     try:
-        text = file.read_text().strip()
+        text = process_secrets.read_secret_file(file).decode().strip()
+    except process_secrets.OpenSecretError as error:
+        raise FleetctlError(str(error)) from error
     except (OSError, UnicodeDecodeError) as error:
-        why = error.strerror if isinstance(error, OSError) else "the file is not text"
+        why = error.strerror or error if isinstance(error, OSError) else "the file is not text"
         raise FleetctlError(f"cannot read the API key in {file}: {why}") from error
     if not text or len(text) > _MAX_KEY_LENGTH or not text.isprintable() or " " in text:
         raise FleetctlError(

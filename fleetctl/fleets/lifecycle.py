@@ -13,7 +13,7 @@ from fleetctl.fleets.local_fleet import LocalFleet, LocalFleetSettings, stop_eng
 from machinery import process_log as house_logging
 from machinery import processes
 from machinery.clock import Clock, SystemClock
-from machinery.environment import drop_variables
+from machinery.environment import drop_secrets
 from machinery.process_main import run_until_signal
 from store.etcd.flags import VARIABLE_PREFIX
 
@@ -31,7 +31,7 @@ def run_in_foreground(settings: LocalFleetSettings, on_ready: Callable[[], None]
     """
     house_logging.setup("up", "warning")
     # The local fleet has its own etcd: variables that point to another store must not reach its processes.
-    drop_variables(VARIABLE_PREFIX)
+    drop_secrets(VARIABLE_PREFIX)
     with settings.data_dir.lock():
         fleet = LocalFleet(settings, SystemClock(), os.getpid())
         failures: list[FleetctlError] = []
@@ -57,7 +57,7 @@ def start_detached(settings: LocalFleetSettings, clock: Clock) -> FleetRecord:
     """
     _refuse_second_fleet(settings.data_dir)
     # The local fleet has its own etcd: variables that point to another store must not reach its processes.
-    drop_variables(VARIABLE_PREFIX)
+    drop_secrets(VARIABLE_PREFIX)
     child = processes.spawn(_foreground_command(settings), log=settings.data_dir.log("up"))
     try:
         return asyncio.run(_await_ready(settings.data_dir, child, clock))

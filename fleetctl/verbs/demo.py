@@ -23,6 +23,7 @@ from fleetctl.fleets.local_fleet import LocalFleetSettings
 from fleetctl.verbs import local_context
 from machinery.clock import SystemClock
 from machinery.control_characters import make_printable
+from machinery.environment import environment_without_secrets
 from schemas.deployment import ModelDeployment
 from schemas.meta import find_condition, is_true
 from schemas.wire import headers, streams
@@ -154,7 +155,12 @@ def _prepare_model(steps: StepReporter, checkout: Path, target: Path) -> None:
     with steps.step(f"preparing the model {_MODEL} (98 MB, downloaded once)") as step:
         # Its standard output is the folder's path, for scripts; progress is on standard error.
         process = subprocess.Popen(
-            command, cwd=checkout, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+            command,
+            cwd=checkout,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=environment_without_secrets(),
         )
         assert process.stderr is not None
         lines = [line.strip() for line in _report_lines(process.stderr, step)]
@@ -194,7 +200,7 @@ def _fleetctl(folder: DataDir, *words: str) -> None:
     """Run a verb as a user would."""
     command = [sys.executable, "-m", "fleetctl", *words, "--data-dir", str(folder.path)]
     sys.stdout.flush()
-    done = subprocess.run(command, check=False)
+    done = subprocess.run(command, check=False, env=environment_without_secrets())
     if done.returncode != 0:
         raise FleetctlError(f"`fleetctl {' '.join(words)}` failed with exit code {done.returncode}")
 

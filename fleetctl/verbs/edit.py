@@ -22,6 +22,7 @@ from fleetctl.output.results import ResultPrinter
 from fleetctl.verbs import edit_session
 from fleetctl.verbs.edit_session import EditSession, RejectedError, load_text
 from machinery.clock import Clock, SystemClock
+from machinery.environment import environment_without_secrets
 from manifests import apply as applying
 from manifests import sources
 from manifests.errors import ApplyError, ManifestError, ManifestErrors
@@ -63,7 +64,9 @@ class Editor:
         name = self._words[0]
         try:
             with _ignore_interrupts():
-                code = subprocess.run([*self._words, str(path)], check=False).returncode
+                code = subprocess.run(
+                    [*self._words, str(path)], check=False, env=environment_without_secrets()
+                ).returncode
         except OSError as error:
             raise FleetctlError(
                 f"the editor {name!r} cannot be started: {error.strerror}. Choose another one with "

@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 
 from machinery.clock import Clock, SystemClock
+from machinery.process_secrets import disable_core_dumps
 from nodeagent.fabric import rank_process
 from nodeagent.fabric.rank_process import (
     CONNECT_TIMEOUT_S,
@@ -82,6 +83,7 @@ _EXIT_ORPHANED = 4
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one rank; return its exit code."""
+    disable_core_dumps()
     order = rank_process.parse_order(arguments)
     os.environ.update(order.variables())
     threading.Thread(target=_die_with_parent, daemon=True).start()

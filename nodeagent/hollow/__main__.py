@@ -12,6 +12,7 @@ from machinery.clock import SystemClock
 from machinery.log_flags import log_format_option, log_level_option
 from machinery.process_log import LogFormat, LogLevel
 from machinery.process_main import GRACE_S, run_until_signal
+from machinery.process_secrets import disable_core_dumps
 from nodeagent.hollow.engines import HollowTiming
 from nodeagent.hollow.node import HollowMac, SharedCaches, hollow_status
 from schemas import quantity
@@ -60,6 +61,7 @@ _MACS_PER_CONNECTION = 25
 @log_format_option
 def main(log_level: LogLevel, log_format: LogFormat, **options: Any) -> None:
     """Run many agents with simulated engines in one process, for load tests. Their endpoints do not answer."""
+    disable_core_dumps()
     process_log.setup("hollow", log_level, log_format=log_format)
     where, clock = address_from_flags(options), SystemClock()
     pace = HollowTiming(load_s=options["load"])

@@ -22,6 +22,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from machinery import process_secrets
 from machinery.clock import Clock
 from schemas.gitsource import (
     GitSource,
@@ -45,7 +46,6 @@ _BODIES = 16
 # A burst of pushes, and a push every two seconds after it. A sync that is left out is no loss: sources are polled, too.
 _BURST, _PER_S = 20.0, 0.5
 _MIN_SECRET = 16
-_MAX_SECRET_FILE = 4096
 _MAX_URLS = 20
 _URL_FIELDS = (
     *("clone_url", "ssh_url", "git_url", "html_url", "url", "homepage"),
@@ -74,12 +74,11 @@ def read_secrets(path: Path) -> list[bytes]:
 
     """
     try:
-        if path.stat().st_mode & 0o077:
-            raise SecretError(f"{path} is open to other users; run: chmod 600 {path}")
-        with path.open("rb") as file:
-            found = file.read(_MAX_SECRET_FILE).split()
+        found = process_secrets.read_secret_file(path).split()
+    except process_secrets.OpenSecretError as error:
+        raise SecretError(str(error)) from error
     except OSError as error:
-        raise SecretError(f"{path} cannot be read: {error.strerror}") from error
+        raise SecretError(f"{path} cannot be read: {error.strerror or error}") from error
     if not found or any(len(one) < _MIN_SECRET for one in found):
         raise SecretError(
             f"{path}: expected a secret of {_MIN_SECRET} characters or more in each line; make one with: "

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from machinery.process_secrets import check_secret_file
 from machinery.typing_compat import override
 
 if TYPE_CHECKING:  # a quarter of the import time of `fleetctl get`, for https only
@@ -39,6 +40,7 @@ class EtcdAddress:
 
         context = ssl.create_default_context(cafile=self.ca)
         if self.certificate is not None:
+            check_secret_file(self.key or self.certificate)
             context.load_cert_chain(self.certificate, self.key)
         return context
 

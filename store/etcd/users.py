@@ -4,12 +4,12 @@ A role has the permissions that one process needs, and no others; docs/operation
 `store.keys` defines the keys themselves.
 """
 
-import stat
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 
+from machinery import process_secrets
 from schemas.kinds import KINDS
 from store import keys
 
@@ -41,16 +41,13 @@ def read_credentials(path: Path) -> Credentials:
 
     """
     try:
-        mode, text = path.stat().st_mode, path.read_text(encoding="utf-8")
+        text = process_secrets.read_secret_file(path).decode()
+    except process_secrets.OpenSecretError as error:
+        raise CredentialsError(str(error)) from error
     except OSError as error:
-        raise CredentialsError(f"{path} cannot be read: {error.strerror}") from error
+        raise CredentialsError(f"{path} cannot be read: {error.strerror or error}") from error
     except UnicodeDecodeError as error:
         raise CredentialsError(f"{path} is not text: {_WANTED}") from error
-    if mode & stat.S_IROTH:
-        raise CredentialsError(
-            f"{path} holds a password, and every user of this machine may read it (mode "
-            f"{stat.S_IMODE(mode):04o}). Run `chmod 600 {path}`"
-        )
     lines = [line.strip() for line in text.splitlines()]
     lines = [line for line in lines if line and not line.startswith("#")]
     named = dict(

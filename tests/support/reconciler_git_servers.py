@@ -82,6 +82,7 @@ class Keys:
         self.folder = folder
         self.key_file, self.hosts_file = folder / "deploy-key", folder / "known_hosts"
         self.key_file.write_bytes(self.person.export_private_key())
+        self.key_file.chmod(0o600)
 
     def know(self, port: int, key: asyncssh.SSHKey) -> None:
         """Write a known_hosts file for the host on the port."""

@@ -82,6 +82,7 @@ class Authority:
         )
         found = Identity(certificate=self._folder / f"{name}.crt", key=self._folder / f"{name}.key")
         found.certificate.write_bytes(made.public_bytes(serialization.Encoding.PEM))
+        found.key.touch(mode=0o600)
         found.key.write_bytes(
             key.private_bytes(
                 serialization.Encoding.PEM,

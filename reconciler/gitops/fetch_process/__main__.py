@@ -10,6 +10,7 @@ from threading import Thread
 from types import TracebackType
 
 from machinery.gc_pause import pause_collection
+from machinery.process_secrets import disable_core_dumps
 from manifests.documents import Document
 from reconciler.gitops.fetch_messages import FetchRequest, FetchResponse, line_of
 from reconciler.gitops.fetch_process import repository
@@ -28,7 +29,7 @@ def main() -> None:
     """Answer one request."""
     resource.setrlimit(resource.RLIMIT_AS, (_MEMORY, _MEMORY))
     resource.setrlimit(resource.RLIMIT_FSIZE, (_FILE, _FILE))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    disable_core_dumps()
     socket.setdefaulttimeout(SILENCE_S)
     request = FetchRequest.model_validate_json(sys.stdin.buffer.readline(_REQUEST_BYTES))
     signal.alarm(int(request.timeout_s) + 5)

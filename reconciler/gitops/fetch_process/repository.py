@@ -6,7 +6,7 @@ The repository is a cache: when it is broken or too large, it is removed and fet
 import fcntl
 import re
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +26,7 @@ from dulwich.refs import Ref
 from dulwich.repo import Repo
 
 from machinery.files import make_private_folder
+from machinery.process_secrets import OpenSecretError, read_secret_file
 from manifests import suggestions
 from reconciler.gitops.fetch_messages import FetchRequest
 from reconciler.gitops.fetch_process.errors import (
@@ -88,7 +89,7 @@ def _http(request: FetchRequest) -> GitRemote:
     # Uses the proxies of HTTPS_PROXY and NO_PROXY; reads no Git configuration.
     manager = default_urllib3_manager(None, base_url=request.repository, timeout=SILENCE_S)
     if credentials.ca_file is not None:
-        _secret(credentials.ca_file, "credentials.caFile")
+        _read(Path(credentials.ca_file), "credentials.caFile", Path.read_bytes)
         manager.connection_pool_kw["ca_certs"] = credentials.ca_file
     host = parts.netloc.rpartition("@")[2]
     client = Urllib3HttpGitClient(
@@ -127,7 +128,8 @@ def _ssh(request: FetchRequest, host: str, port: int | None, user: str, path: st
         message = f"{host} needs authentication: name a private key in credentials.sshKeyFile"
         raise FetchError("CredentialsMissing", message)
     key = _secret(credentials.ssh_key_file, "credentials.sshKeyFile")
-    _secret(credentials.known_hosts_file, "credentials.knownHostsFile")
+    known_hosts = Path(credentials.known_hosts_file)
+    _read(known_hosts, "credentials.knownHostsFile", Path.read_bytes)
     vendor = AsyncsshVendor(key=key, known_hosts=credentials.known_hosts_file, silence_s=SILENCE_S)
     username = unquote(user) or credentials.username or "git"
     client = SSHGitClient(host, port=port, username=username, vendor=vendor)
@@ -135,19 +137,26 @@ def _ssh(request: FetchRequest, host: str, port: int | None, user: str, path: st
 
 
 def _secret(path: str | None, field: str) -> str:
+    """Return the password or key in a file that the spec names; "" for None."""
+    if path is None:
+        return ""
+    return _read(Path(path), field, read_secret_file).removesuffix("\n")
+
+
+def _read(path: Path, field: str, read: Callable[[Path], bytes]) -> str:
     """Read a file that the spec names.
 
     Raises:
-        FetchError: it cannot be read on this machine.
+        FetchError: it cannot be read on this machine, or other users may read a secret in it.
 
     """
-    if path is None:
-        return ""
     try:
-        return Path(path).read_text().removesuffix("\n")
+        return read(path).decode()
+    except OpenSecretError as error:
+        raise FetchError("CredentialsRefused", f"{field}: {error}") from error
     except (OSError, UnicodeDecodeError) as error:
-        why = error.strerror if isinstance(error, OSError) else "it is not text"
-        name = Path(path).name
+        why = (error.strerror or error) if isinstance(error, OSError) else "it is not text"
+        name = path.name
         message = (
             f"{field}: {name} cannot be read in the reconciler's --git-credentials folder: {why}. "
             "Every Mac that runs a reconciler needs it"

@@ -152,6 +152,7 @@ async def test_a_gateway_that_requires_api_keys(tmp_path: Path) -> None:
             ". Set FLEET_API_KEY, or give the key's file with --api-key-file\n"
         )
         key = tmp_path / "key"
+        key.touch(mode=0o600)
         key.write_text("sk-fleet-abc\n")
         done = await run_fleetctl(*words, "--api-key-file", str(key))
         assert (done.code, done.out) == (0, "HI (1)\n")
@@ -164,8 +165,12 @@ async def test_a_silent_gateway_times_out(tmp_path: Path) -> None:
         assert (done.code, done.out) == (1, "once upon a time\n")
         assert done.err.startswith(f"error: the gateway at {url} sent nothing for 0.2 s")
     key = tmp_path / "key"
+    key.touch(mode=0o600)
     key.write_text("two lines\n")
     odd = await run_fleetctl(*words, "--api-key-file", str(key))
+    key.chmod(0o644)
+    readable = await run_fleetctl(*words, "--api-key-file", str(key))
+    assert f"Run `chmod 600 {key}`" in readable.err
     assert odd.err.startswith(f"error: {key} does not contain an API key")
 
 

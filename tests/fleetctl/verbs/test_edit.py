@@ -36,6 +36,22 @@ async def there(shared_transport: Transport, name: str) -> ModelDeployment:
     return found
 
 
+async def test_the_editor_inherits_no_secret(
+    shared_fleet: MemoryFleet,
+    editor: ScriptedEditor,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    await applied(shared_fleet, "private")
+    monkeypatch.setenv("FLEET_API_KEY", "canary-4711")
+    monkeypatch.setenv("MY_TERMINAL", "seen")
+    editor.runs(f'env > "{tmp_path}/env"')
+    assert (await shared_fleet.ctl("edit", "md/private")).code == 0
+    inherited = (tmp_path / "env").read_text()
+    assert "MY_TERMINAL=seen" in inherited
+    assert "canary-4711" not in inherited
+
+
 async def test_an_edit_is_written(
     shared_fleet: MemoryFleet, shared_transport: Transport, editor: ScriptedEditor
 ) -> None:

@@ -101,6 +101,7 @@ async def test_the_key_comes_from_a_file_the_environment_or_the_context(
 ) -> None:
     world = World(MemoryTransport(SystemClock()))
     await put_api_key(world, ADMIN, "me", is_admin=True)
+    (tmp_path / "key").touch(mode=0o600)
     (tmp_path / "key").write_text(f"{ADMIN}\n")
     async with running_gateway(world.transport, KEYS_REQUIRED) as gateway:
         plain = ("routes", "--gateway", gateway.url)

@@ -46,6 +46,7 @@ def places_with(root: Path, *files: str) -> GitSettings:
         path = root / "credentials" / file
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("geheim")
+        path.chmod(0o600)
     return places(root)
 
 

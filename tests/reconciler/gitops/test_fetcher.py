@@ -45,12 +45,18 @@ async def test_over_http_a_password_goes_only_to_its_server(tmp_path: Path) -> N
     first = repo.commit({"a.yaml": pool("a")})
     secret = tmp_path / "token"
     secret.write_text("geheim-4711\n")
+    secret.chmod(0o600)
     who = FetchCredentials(username="anna", password_file=str(secret))
     with over_http(repo.repo, password="geheim-4711") as url:
         found = await fetched(url, tmp_path / "cache", who=who)
         assert (found.answer.revision, message(found)) == (first, "")
         nobody = await fetched(url, tmp_path / "cache2")
         assert reason(nobody) == "AuthenticationFailed"
+        secret.chmod(0o644)
+        readable = await fetched(url, tmp_path / "c6", who=who)
+        assert reason(readable) == "CredentialsRefused"
+        assert f"Run `chmod 600 {secret}`" in message(readable)
+        secret.chmod(0o600)
         secret.write_text("falsch-4712")
         wrong = await fetched(url, tmp_path / "cache3", who=who)
     assert reason(wrong) == "AuthenticationFailed"

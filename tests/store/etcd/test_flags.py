@@ -15,6 +15,7 @@ from store.etcd import users
 from store.etcd.address import EtcdAddress
 from store.etcd.flags import address_from_flags, etcd_options
 from store.etcd.users import Credentials, CredentialsError
+from tests.support.store_certificates import Authority
 
 ETCD = ("--etcd", "http://127.0.0.1:1")
 
@@ -171,8 +172,18 @@ def test_a_file_that_others_may_read_is_refused(password: Path) -> None:
     said = refused(*ETCD, "--etcd-user", "fleet", "--etcd-password-file", str(password))
     assert "chmod 600" in said
     assert "s3cret" not in said
-    password.chmod(0o640)  # a group of the fleet's processes may read it
-    assert users.read_credentials(password).password == "s3cret"
+    password.chmod(0o640)  # on macOS every user is in the group
+    with pytest.raises(CredentialsError, match="chmod 600"):
+        users.read_credentials(password)
+
+
+def test_a_tls_key_that_others_may_read_is_refused(tmp_path: Path) -> None:
+    authority = Authority(tmp_path, "ca")
+    mine = authority.issue("mine")
+    mine.key.chmod(0o644)
+    tls = ("--etcd-cert", str(mine.certificate), "--etcd-key", str(mine.key))
+    said = refused("--etcd", "https://127.0.0.1:1", "--etcd-ca", str(authority.certificate), *tls)
+    assert f"chmod 600 {mine.key}" in said.replace("\n", " ")
 
 
 def test_unreadable_files_are_refused(tmp_path: Path, password: Path) -> None:
