@@ -45,8 +45,9 @@ SECTION: Final = ReasonSection(
         ),
         problem(
             "CredentialsRefused",
-            "A file of `spec.credentials` is not bound to the host of the repository, so it is not sent.",
-            "Move it to the folder of that host, as the message says.",
+            "A file of `spec.credentials` is not bound to the host of the repository, or other users of the Mac may "
+            "read it. So it is not sent.",
+            "Move it to the folder of that host, or run `chmod 600`, as the message says.",
         ),
         problem(
             "CredentialsMissing",
