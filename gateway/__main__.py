@@ -14,6 +14,7 @@ import random
 import resource
 import secrets
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,8 @@ from machinery.clock import SystemClock
 from machinery.log_flags import log_options
 from machinery.process_log import LogRing
 from machinery.process_secrets import disable_core_dumps
+from machinery.tls_flags import TransportError, check_plain_http, read_certificate, tls_flags
+from machinery.tls_server import ServerCertificate
 from schemas.wire.exit_codes import ExitCode
 from store.etcd.connect import connect
 from store.etcd.flags import VARIABLE_PREFIX, address_from_flags, etcd_options
@@ -58,6 +61,7 @@ _FILES_OF_MACOS = 10_240
     help="Address at which the reconciler reads this gateway's metrics. Default: --host, or for 0.0.0.0 the "
     "local address of the route to etcd.",
 )
+@tls_flags
 @etcd_options
 @log_options
 @click.option(
@@ -187,32 +191,25 @@ def main(**flags: Any) -> None:
     except ValueError as error:
         raise click.UsageError(f"--advertise-address: {error}") from error
     origins = _allowed_origins(flags)
-    claimed = _claimed(flags)
+    certificate = _certificate(flags)
+    is_tls = certificate is not None
+    claimed = _claimed(flags, is_tls=is_tls)
     address, port = claimed.listener.getsockname()[:2]
     bound = Origin(flags["host"], port)
     requires_keys = access_control.requires_keys(flags["auth"], address)
-    limits = GatewayLimits(
-        max_body_bytes=flags["max_body"],
-        max_body_memory_bytes=flags["max_body_memory"],
-        max_files=_allow_many_connections(),
-        request_timeout_s=flags["request_timeout"],
-        send_timeout_s=flags["send_timeout"],
-        drain_timeout_s=flags["drain_timeout"],
-        hold_timeout_s=flags["hold_timeout"],
-        hold_limit=flags["hold_limit"],
-        hosts=_allowed_hosts(flags, address, advertised, requires_keys=requires_keys),
+    hosts = _allowed_hosts(flags, address, advertised, requires_keys=requires_keys)
+    limits = replace(
+        _limits(flags),
+        certificate=certificate,
+        hosts=hosts,
         origins=origins,
         asks_for_keys=requires_keys,
-        state_dir=flags["state_dir"] and flags["state_dir"].expanduser(),
-        site=flags["site"],
-        journal_size=flags["journal_size"],
-        journal_file=flags["journal_file"],
         ring=ring,
         has_store_password=bool(etcd.password),
     )
     path, clock = flags["handover"], SystemClock()
-    handover = None if path is None else HandOver(path, claimed, bound, clock)
-    url = registration.advertised_url(advertised, bound, etcd.endpoints)
+    handover = None if path is None else HandOver(path, claimed, bound, clock, is_tls=is_tls)
+    url = registration.advertised_url(advertised, bound, etcd.endpoints, is_tls=is_tls)
 
     async def run() -> None:
         transport = connect(etcd)
@@ -234,14 +231,44 @@ def main(**flags: Any) -> None:
         tracer.close()
 
 
-def _claimed(flags: dict[str, Any]) -> ListenerClaim:
+def _limits(flags: dict[str, Any]) -> GatewayLimits:
+    """Return the limits and options that flags alone decide."""
+    return GatewayLimits(
+        max_body_bytes=flags["max_body"],
+        max_body_memory_bytes=flags["max_body_memory"],
+        max_files=_allow_many_connections(),
+        request_timeout_s=flags["request_timeout"],
+        send_timeout_s=flags["send_timeout"],
+        drain_timeout_s=flags["drain_timeout"],
+        hold_timeout_s=flags["hold_timeout"],
+        hold_limit=flags["hold_limit"],
+        state_dir=flags["state_dir"] and flags["state_dir"].expanduser(),
+        site=flags["site"],
+        journal_size=flags["journal_size"],
+        journal_file=flags["journal_file"],
+    )
+
+
+def _certificate(flags: dict[str, Any]) -> ServerCertificate | None:
+    """Return the certificate for clients; None for plain HTTP."""
+    try:
+        return read_certificate(
+            flags["tls_cert"], flags["tls_key"], is_insecure=flags["insecure_http"]
+        )
+    except TransportError as error:
+        raise click.UsageError(str(error)) from error
+
+
+def _claimed(flags: dict[str, Any], *, is_tls: bool) -> ListenerClaim:
     """Return the socket to listen on: from the running gateway if there is one, else a new one.
 
-    Exit if neither works.
+    Exit if neither works, or if other machines could read what clients send.
     """
     address = Origin(flags["host"], flags["port"])
     try:
-        return asyncio.run(claim_listener(flags["handover"], address, SystemClock()))
+        claim = asyncio.run(
+            claim_listener(flags["handover"], address, SystemClock(), is_tls=is_tls)
+        )
     except HandOverError as error:
         message = str(error)
     except OSError as error:
@@ -249,6 +276,15 @@ def _claimed(flags: dict[str, Any]) -> ListenerClaim:
             message = f"port {address.port} is in use on {address.host}; choose another with --port"
         else:
             message = f"cannot listen on {address.host}:{address.port}: {error.strerror or error}"
+    else:
+        try:
+            # The address that a name stands for is certain only now. Nothing was accepted yet.
+            bound = claim.listener.getsockname()[0]
+            check_plain_http(bound, is_insecure=is_tls or flags["insecure_http"])
+        except TransportError as error:
+            claim.close()
+            raise click.UsageError(f"--host {address.host}: {error}") from error
+        return claim
     click.echo(f"gateway: {message}", err=True)
     sys.exit(ExitCode.ADDRESS_IN_USE)
 

@@ -161,6 +161,12 @@ def not_http() -> Refusal:
     return Refusal(status=400, message=message, code="invalid_http")
 
 
+def https_required() -> Refusal:
+    """Return the refusal of plain HTTP on a port for HTTPS."""
+    message = "This port serves HTTPS, and the request is plain HTTP: use https:// in the address."
+    return Refusal(status=400, message=message, code="https_required")
+
+
 def wrong_origin(origin: str) -> Refusal:
     """Return the refusal of a web page whose origin is not allowed."""
     message = (

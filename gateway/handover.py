@@ -5,7 +5,7 @@ JSON; one carries the listening socket. See docs/adr/0025-hand-over.md.
 
     new                                 old
     {"versions": [1]}               ->
-                                    <-  {"version": 1, "host", "port"} and the listening socket
+                                    <-  {"version": 1, "host", "port", "tls"} and the listening socket
     ... reads the fleet state; both accept connections ...
     {"take": true}                  ->
                                     <-  {"taken": true}; drains, ends
@@ -51,9 +51,19 @@ class ListenerClaim:
     predecessor: socket.socket | None = None
     """Channel to the running gateway, which waits for our message; None if no gateway runs."""
 
+    def close(self) -> None:
+        """Give up the claim; a running gateway goes on."""
+        self.listener.close()
+        if self.predecessor is not None:
+            self.predecessor.close()
 
-async def claim_listener(path: Path | None, where: Origin, clock: Clock) -> ListenerClaim:
+
+async def claim_listener(
+    path: Path | None, where: Origin, clock: Clock, *, is_tls: bool = False
+) -> ListenerClaim:
     """Return the listening socket of the gateway behind `path`, or a new one.
+
+    `is_tls`: this gateway serves HTTPS. For a moment both gateways accept connections, so both must serve the same.
 
     Raises:
         HandOverError: the gateway behind `path` does not hand over.
@@ -65,7 +75,7 @@ async def claim_listener(path: Path | None, where: Origin, clock: Clock) -> List
         timeout: HandOverError | None = None
         if path is not None:
             try:
-                found = _request_listener(path, where)
+                found = _request_listener(path, where, is_tls=is_tls)
             except TimeoutError:
                 timeout = HandOverError(
                     f"the gateway behind {path} does not answer within {_TIMEOUT_S:g} s but still "
@@ -87,7 +97,7 @@ async def claim_listener(path: Path | None, where: Origin, clock: Clock) -> List
         await clock.sleep(_POLL_S)
 
 
-def _request_listener(path: Path, where: Origin) -> ListenerClaim | None:
+def _request_listener(path: Path, where: Origin, *, is_tls: bool) -> ListenerClaim | None:
     """Ask the gateway behind the path; return None if there is none. Raises HandOverError, TimeoutError."""
     try:
         found = path.lstat()
@@ -120,6 +130,13 @@ def _request_listener(path: Path, where: Origin) -> ListenerClaim | None:
                 f"the gateway behind {path} listens on {theirs.host}:{theirs.port}, not on "
                 f"{where.host}:{where.port}; stop it first, or give --handover another path"
             )
+        # Releases without TLS omit the field.
+        if bool(answer.get("tls")) != is_tls:
+            schemes = ("HTTPS", "plain HTTP") if is_tls else ("plain HTTP", "HTTPS")
+            raise HandOverError(
+                f"the gateway behind {path} serves {schemes[1]}, and this one would serve {schemes[0]} on the same "
+                "port; stop it first"
+            )
         sockets[0].set_inheritable(False)
         channel.settimeout(0)
         stack.pop_all()
@@ -129,8 +146,17 @@ def _request_listener(path: Path, where: Origin) -> ListenerClaim | None:
 class HandOver:
     """One gateway's side of the handover, from its start until it passes its socket on."""
 
-    def __init__(self, path: Path, claimed: ListenerClaim, where: Origin, clock: Clock) -> None:
+    def __init__(
+        self,
+        path: Path,
+        claimed: ListenerClaim,
+        where: Origin,
+        clock: Clock,
+        *,
+        is_tls: bool = False,
+    ) -> None:
         self._path = path
+        self._is_tls = is_tls
         self._claimed = claimed
         self._where = where
         self._clock = clock
@@ -179,7 +205,9 @@ class HandOver:
         deadline_s = self._clock.monotonic() + _TIMEOUT_S
         while self._clock.monotonic() < deadline_s:
             with contextlib.suppress(HandOverError, TimeoutError):
-                found = await asyncio.to_thread(_request_listener, self._path, self._where)
+                found = await asyncio.to_thread(
+                    _request_listener, self._path, self._where, is_tls=self._is_tls
+                )
                 if found is not None:
                     found.listener.close()  # the same socket as ours
                     return found.predecessor
@@ -243,7 +271,12 @@ class HandOver:
                 refused = "our versions have no way to hand over in common; stop this one first"
                 await loop.sock_sendall(successor, _line({"refused": refused}))
                 return
-            response = {"version": _VERSION, "host": self._where.host, "port": self._where.port}
+            response = {
+                "version": _VERSION,
+                "host": self._where.host,
+                "port": self._where.port,
+                "tls": self._is_tls,
+            }
             socket.send_fds(successor, [_line(response)], [self._claimed.listener.fileno()])
             # The successor takes its time to read the fleet state. If it dies, this call ends too.
             if _parsed(await loop.sock_recv(successor, _LINE_LIMIT)).get("take") is True:

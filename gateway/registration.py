@@ -50,7 +50,9 @@ def parse_address(text: str) -> Origin | None:
         raise ValueError(wrong) from None
 
 
-def advertised_url(advertised: Origin | None, bound: Origin, etcd: Sequence[str]) -> str:
+def advertised_url(
+    advertised: Origin | None, bound: Origin, etcd: Sequence[str], *, is_tls: bool = False
+) -> str:
     """Return the base URL at which the reconciler reaches this gateway.
 
     The configured address wins, then the bound one. If the gateway listens on every address, the
@@ -60,7 +62,7 @@ def advertised_url(advertised: Origin | None, bound: Origin, etcd: Sequence[str]
     if advertised is None and _is_any(host):
         host = next(filter(None, map(_leads_to, etcd)), _LOCAL)
     named = f"[{host}]" if ":" in host else host
-    return f"http://{named}:{port or bound.port}"
+    return f"{'https' if is_tls else 'http'}://{named}:{port or bound.port}"
 
 
 def _is_any(host: str) -> bool:

@@ -28,6 +28,7 @@ from gateway.handover import HandOver
 from gateway.http.cors import AllowedHosts, AllowedOrigins, CorsMiddleware
 from gateway.http.limits import BodyMemory, ConnectionLimit
 from gateway.http.protocol import ClientProtocol
+from gateway.http.tls import tls_options
 from gateway.metrics.gateway_metrics import ConnectionCounts, GatewayMetrics, ProcessMetrics
 from gateway.metrics.version_metrics import VersionMetrics
 from gateway.registration import Registration
@@ -39,6 +40,7 @@ from machinery.clock import Clock
 from machinery.http_server import SignalServer
 from machinery.process_log import LogRing
 from machinery.prometheus import Gauge, LabelledGauge
+from machinery.tls_server import ServerCertificate, TlsServer
 from schemas.wire import metrics as wire_metrics
 from store.port import Transport
 from store.tickets import TicketChecker
@@ -73,6 +75,8 @@ class GatewayLimits:
     resume_timeout_s: float = 10.0
     """The longest wait for another engine, of a stream whose engine died, and of a request for a deployment whose
     replicas are all starting again. Small models restart within it."""
+    certificate: ServerCertificate | None = None
+    """Certificate for clients; None: plain HTTP."""
     hosts: AllowedHosts = field(default_factory=AllowedHosts)
     """Host names by which clients may address the gateway."""
     origins: AllowedOrigins = field(default_factory=AllowedOrigins)
@@ -285,22 +289,28 @@ class Gateway:
         )
 
     def _http_server(self, app: FastAPI) -> SignalServer:
-        """Return the HTTP server for clients."""
-        return SignalServer(
-            uvicorn.Config(
-                CorsMiddleware(app, self._limits.origins),
-                http=cast("type[ClientProtocol]", partial(ClientProtocol, self.handler)),
-                ws="none",
-                lifespan="off",
-                log_config=None,
-                log_level="warning",
-                access_log=False,
-                server_header=False,
-                proxy_headers=False,
-                timeout_graceful_shutdown=int(self._limits.drain_timeout_s) + 1 + _LAST_EVENTS_S,
-            ),
-            self.stop,
+        """Return the HTTP or HTTPS server for clients."""
+        limits = self._limits
+        config = uvicorn.Config(
+            CorsMiddleware(app, limits.origins),
+            http=cast("type[ClientProtocol]", partial(ClientProtocol, self.handler)),
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            log_level="warning",
+            access_log=False,
+            server_header=False,
+            proxy_headers=False,
+            timeout_graceful_shutdown=int(limits.drain_timeout_s) + 1 + _LAST_EVENTS_S,
         )
+        if limits.certificate is None:
+            return SignalServer(config, self.stop)
+        options = tls_options(
+            limits.certificate,
+            max_files=limits.max_files,
+            on_shed=partial(self.metrics.shed.add, "handshake"),
+        )
+        return TlsServer(config, self.stop, options)
 
     def stop(self) -> None:
         """Accept no more connections and finish running requests; if called again, cut them off."""
@@ -329,6 +339,9 @@ class Gateway:
                 group.create_task(self._close_late()),
                 group.create_task(self._drain()),
             ]
+            if self._limits.certificate is not None:
+                watch = self._limits.certificate.watch(self._clock)
+                background.append(group.create_task(watch))
             # Until then connections wait in the socket's queue, which refuses none.
             await self.fleet_state.wait_settled()
             if handover is not None:

@@ -59,8 +59,8 @@ class ApplySet(ApiModel):
 class GatewayLease(ApiModel):
     """The value of a gateway's lease key. The gateway is alive while the key exists."""
 
-    url: Annotated[str, StringConstraints(pattern=r"^http://[^\s/?#@]+$", max_length=300)]
-    """Base address of the gateway for the reconciler, such as http://10.0.0.5:4000."""
+    url: Annotated[str, StringConstraints(pattern=r"^https?://[^\s/?#@]+$", max_length=300)]
+    """Base address of the gateway for the reconciler and fleetctl, such as http://10.0.0.5:4000."""
     version: str
     """The release of the gateway."""
     asks_for_keys: bool = True

@@ -91,6 +91,7 @@ def _foreground_command(settings: LocalFleetSettings) -> list[str]:
         *("--nodes", str(settings.nodes)),
         *("--node-memory", settings.node_memory),
         *("--host", settings.host),
+        *settings.transport_flags,
         *("--port", str(settings.gateway_port)),
         *("--engine-port", str(settings.engine_port)),
         *("--agent-port", str(settings.agent_port)),

@@ -48,11 +48,25 @@ class LocalFleetSettings:
     etcd_binary: Path | None
     etcd_quota_bytes: int
     log_level: str
+    tls_cert: Path | None = None
+    """Certificate of the gateway for HTTPS; None: plain HTTP."""
+    tls_key: Path | None = None
+    is_insecure_http: bool = False
+    """True if the gateway may serve plain HTTP to other machines."""
 
     @property
     def gateway_url(self) -> str:
         """Return the base URL of the gateway."""
-        return f"http://{self.host}:{self.gateway_port}"
+        scheme = "http" if self.tls_cert is None else "https"
+        return f"{scheme}://{self.host}:{self.gateway_port}"
+
+    @property
+    def transport_flags(self) -> tuple[str, ...]:
+        """Return the flags that say how clients reach the gateway."""
+        insecure = ("--insecure-http",) if self.is_insecure_http else ()
+        if self.tls_cert is None or self.tls_key is None:
+            return insecure
+        return ("--tls-cert", str(self.tls_cert), "--tls-key", str(self.tls_key))
 
 
 def node_names(settings: LocalFleetSettings) -> list[str]:
@@ -76,7 +90,8 @@ def gateway_program(settings: LocalFleetSettings, etcd: str) -> Program:
     """Return the gateway's command line."""
     address_flags = ("--host", settings.host, "--port", str(settings.gateway_port))
     state_flags = ("--state-dir", str(settings.data_dir.path / "gateway"))
-    return _program(settings, "gateway", "gateway", etcd, *address_flags, *state_flags)
+    flags = (*address_flags, *settings.transport_flags, *state_flags)
+    return _program(settings, "gateway", "gateway", etcd, *flags)
 
 
 def agent_programs(settings: LocalFleetSettings, etcd: str, share: str) -> list[Program]:
@@ -328,7 +343,8 @@ async def _wait_for_gateway(url: str) -> None:
     async with aiohttp.ClientSession(timeout=timeout) as session:
         while True:
             try:
-                async with session.get(f"{url}/health") as response:
+                # Without the certificate's authority: nothing is sent, and the answer is only that it serves.
+                async with session.get(f"{url}/health", ssl=False) as response:
                     if response.status == 200:
                         return
             except (aiohttp.ClientError, TimeoutError, OSError):

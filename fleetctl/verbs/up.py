@@ -1,6 +1,7 @@
 """The verbs `fleetctl up` and `fleetctl down`: start and stop a fleet on this machine."""
 
 import asyncio
+import socket
 import sys
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from fleetctl.fleets.data_dir import DataDir
 from fleetctl.fleets.local_fleet import LocalFleetSettings
 from fleetctl.verbs import local_context
 from machinery.clock import SystemClock
+from machinery.tls_flags import TransportError, check_plain_http, read_certificate, tls_flags
 from models import inspection
 from schemas import quantity
 
@@ -38,8 +40,10 @@ _MIN_QUOTA, _MAX_QUOTA = 16 * 2**20, 8 * 2**30
     "--host",
     default="127.0.0.1",
     show_default=True,
-    help="Address that the gateway listens on; if other machines can reach it, it requires API keys (`fleetctl create apikey`).",
+    help="Address that the gateway listens on; if other machines can reach it, it requires API keys (`fleetctl create "
+    "apikey`) and --tls-cert or --insecure-http. With --tls-cert, a name in the certificate.",
 )
+@tls_flags
 @click.option("--port", type=click.IntRange(1, 65535), default=4000, show_default=True)
 @click.option(
     "--engine-port",
@@ -132,6 +136,7 @@ def build_settings(options: dict[str, Any]) -> LocalFleetSettings:
         except ValueError as error:
             raise click.UsageError(f"--node-memory: {error}") from error
     quota_bytes = _parse_quota(options["etcd_quota"])
+    tls_cert, tls_key = _check_transport(options)
     return LocalFleetSettings(
         data_dir=data_dir,
         models_dir=options["models_dir"].expanduser().absolute(),
@@ -145,7 +150,31 @@ def build_settings(options: dict[str, Any]) -> LocalFleetSettings:
         etcd_binary=options["etcd_binary"],
         etcd_quota_bytes=quota_bytes,
         log_level=options["log_level"],
+        tls_cert=tls_cert,
+        tls_key=tls_key,
+        is_insecure_http=options["insecure_http"],
     )
+
+
+def _check_transport(options: dict[str, Any]) -> tuple[Path | None, Path | None]:
+    """Return the absolute paths of the certificate and its key; refuse what the gateway would refuse.
+
+    Raises:
+        click.UsageError: other machines could read what clients send, or a file cannot be used.
+
+    """
+    host, is_insecure = options["host"], options["insecure_http"]
+    found = (options["tls_cert"], options["tls_key"])
+    tls_cert, tls_key = (path and path.expanduser().absolute() for path in found)
+    try:
+        if read_certificate(tls_cert, tls_key, is_insecure=is_insecure) is None:
+            address = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0][4][0]
+            check_plain_http(str(address), is_insecure=is_insecure)
+    except TransportError as error:
+        raise click.UsageError(f"--host {host}: {error}") from error
+    except socket.gaierror as error:
+        raise click.UsageError(f"--host {host}: {error.strerror}") from error
+    return tls_cert, tls_key
 
 
 def _parse_quota(text: str) -> int:

@@ -9,9 +9,10 @@ from machinery.clock import Clock
 
 log = logging.getLogger(__name__)
 
-ShedReason: TypeAlias = Literal["body_memory", "idle", "refused"]
-"""body_memory: a body for which there is no memory. idle: an idle connection, closed to free its file descriptor.
-refused: a new connection, because no connection was idle."""
+ShedReason: TypeAlias = Literal["body_memory", "handshake", "idle", "refused"]
+"""body_memory: a body for which there is no memory. handshake: an unfinished TLS handshake, ended to make room for
+another. idle: an idle connection, closed to free its file descriptor. refused: a new connection, because no connection
+was idle."""
 
 # Room for the journal, the saved state and connections to etcd and engines that open at the same moment.
 _LEAST_SPARE, _MOST_SPARE = 8, 256

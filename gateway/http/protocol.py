@@ -32,6 +32,11 @@ _HEADERS_LIMIT = 100
 REQUEST_S = 60.0
 # Time for the client to read a refusal while it still sends.
 _CLOSE_LINGER_S = 2.0
+# The longest wait for the end of an idle TLS connection. TLS waits for the client's own end, which a client with a pool
+# of idle connections may never send.
+_TLS_CLOSE_S = 3.0
+# The limit of unsent bytes above which a stream waits, as without TLS. The default with TLS is 512 KiB.
+_TLS_HIGH_WATER_BYTES = 64 << 10
 _REQUEST_ID = wire_headers.REQUEST_ID.encode()
 # uvicorn's initial value of its cycle and scope, which its type hints leave out.
 _NONE: Final[Any] = None
@@ -226,6 +231,7 @@ class ClientProtocol(RequestFramer):
         """Bytes of the unfinished body that are counted in the handler's memory of bodies."""
         self._unsent_bytes = 0
         """Bytes of the last response that waited for the client at the last deadline."""
+        self._is_tls = False
 
     @override
     def on_request_head(self) -> None:
@@ -408,11 +414,15 @@ class ClientProtocol(RequestFramer):
     @override
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
         super().connection_made(transport)
+        self._is_tls = transport.get_extra_info("sslcontext") is not None
+        if self._is_tls:
+            transport.set_write_buffer_limits(high=_TLS_HIGH_WATER_BYTES)
         limit = self._handler.connection_limit
         if not limit.has_room(len(self.connections)) and not limit.make_room(self._others()):
             limit.refuse()
             # Closed without the wait for the client that other refusals have: it would hold the descriptor.
             self._send_refusal(errors.too_many_connections())
+            self._end_tls(_CLOSE_LINGER_S)
             self.ignores_input, self.deadline_s = True, NEVER
         if self._handler.is_stopping:  # accepted from the queue after listening stopped
             self.shutdown()
@@ -459,6 +469,12 @@ class ClientProtocol(RequestFramer):
     def _close_idle(self) -> None:
         if not self.has_begun and _is_complete(self._latest):
             self.transport.close()
+            self._end_tls(_TLS_CLOSE_S)
+
+    def _end_tls(self, seconds: float) -> None:
+        """Abort a TLS connection that is being closed, unless its client ends it within `seconds`."""
+        if self._is_tls:
+            self.loop.call_later(seconds, self.transport.abort)
 
     def on_deadline(self, now_s: float) -> None:
         """Close a connection without a request, or refuse one that arrives too slowly."""
@@ -478,6 +494,7 @@ class ClientProtocol(RequestFramer):
         unsent_bytes = self.transport.get_write_buffer_size()
         if not unsent_bytes:
             self.transport.close()
+            self._end_tls(_TLS_CLOSE_S)
         elif 0 < self._unsent_bytes <= unsent_bytes:
             self.transport.abort()
         else:
@@ -521,6 +538,8 @@ class ClientProtocol(RequestFramer):
         # Closing while the client still sends would discard the response.
         if self.transport.can_write_eof():
             self.transport.write_eof()
+        else:  # TLS, which reads on until the client has read the end
+            self.transport.close()
         self.loop.call_later(_CLOSE_LINGER_S, self.transport.abort)
 
 

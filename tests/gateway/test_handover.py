@@ -4,6 +4,7 @@ import asyncio
 import os
 import signal
 import socket
+import ssl
 import stat
 import subprocess
 import sys
@@ -28,6 +29,7 @@ from tests.support.gateway_engine_scripts import DONE, chat, slow, streams
 from tests.support.gateway_fake_engine import FakeEngine, running
 from tests.support.gateway_world import World
 from tests.support.ports import free_port
+from tests.support.store_certificates import Authority
 from tests.support.waiting import until, until_async
 
 CLOCK = SystemClock()
@@ -91,6 +93,16 @@ async def test_another_address(path: Path) -> None:
         for asked in (Origin(HERE, where.port - 1), Origin("127.0.0.2", where.port)):
             with pytest.raises(HandOverError, match=f"listens on 127.0.0.1:{where.port}, not on"):
                 await claimed(path, asked)
+        assert not taken.is_set()
+
+
+async def test_a_gateway_that_serves_plain_http(path: Path) -> None:
+    async with owner(path) as (where, taken):
+        claim = claim_listener(path, where, CLOCK, is_tls=True)
+        with pytest.raises(
+            HandOverError, match="serves plain HTTP, and this one would serve HTTPS"
+        ):
+            await asyncio.to_thread(asyncio.run, claim)
         assert not taken.is_set()
 
 
@@ -213,15 +225,27 @@ class Site:
     engine: FakeEngine
     path: Path
     where: Origin
+    tls: ssl.SSLContext | None = None
+    """Trusts the gateways' certificate; None for plain HTTP."""
+    tls_flags: tuple[str, ...] = ()
     started: list[asyncio.subprocess.Process] = field(default_factory=list)
 
     @property
     def url(self) -> str:
-        return f"http://{self.where.host}:{self.where.port}"
+        scheme = "http" if self.tls is None else "https"
+        return f"{scheme}://{self.where.host}:{self.where.port}"
 
     async def start(self, *more: str) -> asyncio.subprocess.Process:
         where = ("--port", str(self.where.port), "--etcd", str(self.etcd))
-        flags = (*where, "--handover", str(self.path), "--drain-timeout", "20", *more)
+        flags = (
+            *where,
+            "--handover",
+            str(self.path),
+            "--drain-timeout",
+            "20",
+            *self.tls_flags,
+            *more,
+        )
         child = await asyncio.create_subprocess_exec(
             sys.executable, "-m", "gateway", *flags, stderr=subprocess.PIPE
         )
@@ -241,7 +265,7 @@ class Site:
     async def serves(self, http: aiohttp.ClientSession) -> None:
         async def healthy() -> bool:
             try:
-                async with http.get(f"{self.url}/health") as response:
+                async with http.get(f"{self.url}/health", ssl=self.tls or True) as response:
                     return "m" in (await response.json())["models"]
             except aiohttp.ClientError:
                 return False
@@ -250,7 +274,8 @@ class Site:
 
 
 @pytest.fixture
-async def site(tmp_path: Path) -> AsyncIterator[Site]:
+async def site(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Site]:
+    """Plain HTTP, or HTTPS where a test asks for it by an indirect parameter."""
     async with (
         running_etcd(tmp_path) as etcd,
         running(FakeEngine("m-0", UNHURRIED)) as engine,
@@ -260,6 +285,14 @@ async def site(tmp_path: Path) -> AsyncIterator[Site]:
         # Not in tmp_path: paths of sockets are short (104 bytes on macOS).
         path = Path(f"/tmp/fleet-handover-{os.getpid()}")
         site = Site(etcd.address, engine, path, Origin("127.0.0.1", free_port()))
+        if getattr(request, "param", "http") == "https":
+            authority = Authority(tmp_path, "ours")
+            files = authority.issue("gateway")
+            site.tls = ssl.create_default_context(cafile=authority.certificate)
+            site.tls_flags = (
+                *("--tls-cert", str(files.certificate)),
+                *("--tls-key", str(files.key)),
+            )
         try:
             yield site
         finally:
@@ -284,7 +317,7 @@ class Load:
         await until(lambda: self.answered > more, what="answers")
 
     async def ask(self, site: Site, *, keeps: bool) -> None:
-        connector = aiohttp.TCPConnector(force_close=not keeps)
+        connector = aiohttp.TCPConnector(force_close=not keeps, ssl=site.tls or True)
         async with aiohttp.ClientSession(connector=connector) as http:
             while not self.is_over:
                 try:
@@ -307,6 +340,9 @@ async def loaded(site: Site) -> AsyncIterator[Load]:
         load.is_over = True
 
 
+@pytest.mark.parametrize(
+    "site", ["http", pytest.param("https", marks=pytest.mark.full)], indirect=True
+)
 async def test_nothing_is_refused_while_gateways_follow_each_other(
     site: Site, http: aiohttp.ClientSession
 ) -> None:
@@ -316,7 +352,7 @@ async def test_nothing_is_refused_while_gateways_follow_each_other(
     site.engine.script = streams(100, pause_s=0.03)
     body = {"model": "m", "stream": True}
     async with (
-        http.post(f"{site.url}/v1/completions", json=body) as response,
+        http.post(f"{site.url}/v1/completions", json=body, ssl=site.tls or True) as response,
         asyncio.timeout(60),
     ):
         await response.content.readany()

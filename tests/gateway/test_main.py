@@ -44,12 +44,31 @@ def test_an_address_that_is_not_ours() -> None:
         (["--etcd", "https://a:1", "--etcd-ca", __file__], "TLS files"),
         ([], "no etcd given"),
         (["--etcd", "unix:/s", "--max-body", "0"], "--max-body"),
+        (["--etcd", "unix:/s", "--tls-cert", "/c"], "--tls-cert needs --tls-key as well"),
+        (["--etcd", "unix:/s", "--tls-key", "/k"], "--tls-key needs --tls-cert as well"),
+        (
+            ["--etcd", "unix:/s", "--tls-cert", "/c", "--tls-key", "/k"],
+            "/c cannot be read: No such",
+        ),
+        (
+            ["--etcd", "unix:/s", "--tls-cert", "/c", "--tls-key", "/k", "--insecure-http"],
+            "--tls-cert and --insecure-http contradict each other",
+        ),
     ],
 )
 def test_wrong_flags(flags: list[str], said: str) -> None:
     result = CliRunner().invoke(main, flags)
     assert result.exit_code == 2
     assert said in result.stderr
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::"])
+def test_plain_http_beyond_loopback_needs_a_flag(host: str) -> None:
+    result = CliRunner().invoke(main, ["--host", host, "--port", "0", "--etcd", "unix:/s"])
+    assert result.exit_code == 2
+    assert f"--host {host}: other machines can reach {host}" in result.stderr
+    assert "--tls-cert FILE --tls-key FILE" in result.stderr
+    assert "--insecure-http" in result.stderr
 
 
 @pytest.mark.etcd

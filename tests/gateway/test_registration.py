@@ -150,7 +150,7 @@ async def test_processes_on_a_real_etcd(tmp_path: Path) -> None:
         async with (
             gateway_process("--port", str(ports[0]), *flags) as killed,
             gateway_process(
-                *("--port", str(ports[1]), "--host", "0.0.0.0"),
+                *("--port", str(ports[1]), "--host", "0.0.0.0", "--insecure-http"),
                 *("--advertise-address", "gate.lan", *flags),
             ) as told,
         ):
@@ -191,6 +191,11 @@ def test_what_is_advertised(given: str, bound: str, expected: str) -> None:
         registration.advertised_url(registration.parse_address(given), Origin(bound, 4000), ())
         == expected
     )
+
+
+def test_https_is_advertised() -> None:
+    bound = Origin("10.0.0.5", 4000)
+    assert registration.advertised_url(None, bound, (), is_tls=True) == "https://10.0.0.5:4000"
 
 
 @pytest.mark.parametrize("everywhere", ["0.0.0.0", "::", ""])

@@ -3,6 +3,7 @@
 import asyncio
 import re
 import resource
+import ssl
 import sys
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -18,6 +19,7 @@ from tests.support.gateway_calls import put_api_key
 from tests.support.gateway_recording_engine import Recorder, recording
 from tests.support.gateway_world import World, deployment, endpoint, route
 from tests.support.ports import free_port
+from tests.support.store_certificates import Authority
 from tests.support.waiting import until_async
 
 BODY = b'{"model":"m","messages":[{"role":"user","content":"hello"}]}'
@@ -48,6 +50,8 @@ class Stand:
     """What the gateway logs, warnings and errors."""
     key: str = ""
     """The API key that requests need; empty if they need none."""
+    tls: ssl.SSLContext | None = None
+    """Trusts the gateway's certificate; None if it serves plain HTTP."""
 
     def rss(self) -> int:
         return int(self.process.memory_info().rss)
@@ -56,7 +60,7 @@ class Stand:
     async def connection(
         self,
     ) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
-        reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.port, ssl=self.tls)
         try:
             yield reader, writer
         finally:
@@ -103,13 +107,22 @@ def _limit_files(count: int) -> None:
 
 @asynccontextmanager
 async def running_stand(
-    folder: Path, *flags: str, files: int = 0, key: str = ""
+    folder: Path,
+    *flags: str,
+    files: int = 0,
+    key: str = "",
+    authority: Authority | None = None,
 ) -> AsyncIterator[Stand]:
     """Start everything; the model is `m`, with the alias `alias`.
 
     `flags`: further flags of the gateway; `files`: its limit of open files; `key`: an API key of the fleet, which
-    requests need.
+    requests need; `authority`: it issues a certificate `gateway` for HTTPS.
     """
+    tls = None
+    if authority is not None:
+        files_ = authority.issue("gateway")
+        flags = (*flags, "--tls-cert", str(files_.certificate), "--tls-key", str(files_.key))
+        tls = ssl.create_default_context(cafile=authority.certificate)
     async with AsyncExitStack() as stack:
         etcd = await stack.enter_async_context(running_etcd(folder))
         engine = await stack.enter_async_context(recording())
@@ -135,7 +148,7 @@ async def running_stand(
                 preexec_fn=partial(_limit_files, files) if files else None,
             )
         try:
-            made = Stand(port, psutil.Process(child.pid), engine, elsewhere, log, key)
+            made = Stand(port, psutil.Process(child.pid), engine, elsewhere, log, key, tls)
 
             async def ready() -> bool:
                 try:

@@ -1,4 +1,4 @@
-"""Certificate files for an etcd with TLS: an authority, a server and clients."""
+"""Certificate files for servers and clients with TLS, signed by an authority that exists for one test."""
 
 from dataclasses import dataclass
 from datetime import timedelta

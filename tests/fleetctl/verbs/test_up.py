@@ -11,12 +11,14 @@ from pathlib import Path
 import click
 import pytest
 
+from fleetctl.fleets import local_fleet
 from fleetctl.verbs import up as up_verb
 from machinery import processes
 from nodeagent import __main__ as nodeagent_main
 from nodeagent.engines.engine_processes import EngineProcesses
 from tests.support.fleet import Done, engine_port, fleetctl
 from tests.support.ports import free_port
+from tests.support.store_certificates import Authority
 from tests.support.streams import Stream, stream
 from tests.support.waiting import until
 
@@ -46,6 +48,25 @@ def pids(folder: Path) -> dict[str, int]:
     """Return the pid of each recorded process that runs."""
     found = {path.stem: processes.load_record(path) for path in (folder / "run").glob("*.pid")}
     return {n: r.pid for n, r in found.items() if r is not None and processes.is_running(r)}
+
+
+async def test_plain_http_for_other_machines_needs_a_flag(tmp_path: Path) -> None:
+    done = await fleetctl("up", "--data-dir", str(tmp_path / "data"), "--host", "0.0.0.0")
+    assert done.code == 2
+    assert "--host 0.0.0.0: other machines can reach 0.0.0.0" in done.err
+    assert "--tls-cert FILE --tls-key FILE" in done.err
+    assert "--insecure-http" in done.err
+    assert not (tmp_path / "data").exists()
+
+
+def test_the_gateway_gets_the_flags_for_https(tmp_path: Path) -> None:
+    files = Authority(tmp_path, "ours").issue("gateway")
+    given = ["--tls-cert", str(files.certificate), "--tls-key", str(files.key)]
+    with up_verb.up.make_context("up", ["--host", "0.0.0.0", *given]) as context:
+        options = {**context.params, "data_dir": tmp_path}
+        settings = up_verb.build_settings(options)
+    assert settings.gateway_url == "https://0.0.0.0:4000"
+    assert local_fleet.gateway_program(settings, "unix:/s").command[-8:-4] == (*given,)
 
 
 @pytest.mark.fleet

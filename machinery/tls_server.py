@@ -1,0 +1,310 @@
+"""HTTPS for uvicorn: a certificate that is reloaded when its files change, and a listener that bounds handshakes.
+
+    certificate = ServerCertificate(Path("gateway.crt"), Path("gateway.key"))
+    group.create_task(certificate.watch(clock))
+    server = TlsServer(config, on_signal, TlsOptions(certificate=certificate, plain_response=b"HTTP/1.1 400 ..."))
+
+The listener reads the first byte of a connection before TLS begins: plain HTTP gets an answer that a person can read.
+"""
+
+import asyncio
+import contextlib
+import errno
+import logging
+import socket
+import ssl
+import stat
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, NoReturn, TypeAlias
+
+import uvicorn
+from typing_extensions import override
+
+from machinery.clock import Clock
+from machinery.http_server import SignalServer
+
+log = logging.getLogger(__name__)
+
+# Mozilla's "intermediate" profile without its finite-field ciphers: forward secrecy and AEAD only. TLS 1.3 has its
+# own ciphers, which are all of that kind.
+_TLS_1_2_CIPHERS = "ECDHE+AESGCM:ECDHE+CHACHA20"
+_POLL_S = 1.0
+# The content type of a TLS record with a handshake (RFC 8446, 5.1): the first byte of every TLS connection.
+_HANDSHAKE_RECORD = b"\x16"
+# The rest of the queue waits for the next turn of the loop, so that requests are served in between.
+_ACCEPTS_AT_ONCE = 16
+_OUT_OF_FILES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+_OUT_OF_FILES_PAUSE_S = 1.0
+# Time for a client to read the answer to plain HTTP while it still sends.
+_PLAIN_LINGER_S = 2.0
+# The longest time for a client to read the rest of a response after which the connection is closed.
+_FLUSH_S = 60.0
+# A listener that closes waits this long for handshakes in progress.
+_LAST_HANDSHAKES_S = 2.0
+
+_FileState: TypeAlias = tuple[int, ...]
+
+
+class CertificateError(Exception):
+    """A certificate or its key cannot be used; the message names the file, the reason and what to do."""
+
+
+class ServerCertificate:
+    """The certificate of a server, with the TLS settings of its connections. `watch` keeps it up to date."""
+
+    def __init__(self, certificate: Path, key: Path) -> None:
+        """Load both files, which are PEM.
+
+        Raises:
+            CertificateError: a file cannot be used.
+
+        """
+        self._certificate = certificate
+        self._key = key
+        self._tried = self._state()
+        self.context = _load(certificate, key)
+        """The TLS context for new connections; another object after each reload."""
+
+    async def watch(self, clock: Clock) -> None:
+        """Reload the files when they change, forever. Files that cannot be used are logged; the old ones stay."""
+        seen = self._tried
+        while True:
+            await clock.sleep(_POLL_S)
+            before, seen = seen, self._state()
+            # Two files cannot change at once, so wait until both have settled.
+            if seen == self._tried or seen != before:
+                continue
+            self._tried = seen
+            try:
+                self.context = _load(self._certificate, self._key)
+            except CertificateError as error:
+                log.error("certificate not reloaded; the old one stays", extra={"why": str(error)})  # noqa: TRY400 - the reason is in the message
+            else:
+                log.info("certificate reloaded", extra={"path": str(self._certificate)})
+
+    def _state(self) -> tuple[_FileState, ...]:
+        return tuple(_file_state(path) for path in (self._certificate, self._key))
+
+
+def _file_state(path: Path) -> _FileState:
+    """Return what changes with the file; empty if it is missing."""
+    try:
+        found = path.stat()
+    except OSError:
+        return ()
+    return (found.st_mtime_ns, found.st_size, found.st_ino, found.st_mode)
+
+
+def _load(certificate: Path, key: Path) -> ssl.SSLContext:
+    """Return a server context with the certificate. Raises CertificateError."""
+    _check_file(certificate)
+    mode = _check_file(key)
+    if mode & stat.S_IRWXO:
+        raise CertificateError(
+            f"{key} holds a private key, and every user of this machine may open it (mode "
+            f"{stat.S_IMODE(mode):04o}). Run `chmod 600 {key}`"
+        )
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.options |= ssl.OP_NO_RENEGOTIATION
+    context.set_ciphers(_TLS_1_2_CIPHERS)
+    context.set_alpn_protocols(["http/1.1"])
+    try:
+        context.load_cert_chain(certificate, key, password=partial(_refuse_password, key))
+    except ssl.SSLError as error:
+        if error.reason == "KEY_VALUES_MISMATCH":
+            why = f"the key {key} does not belong to the certificate {certificate}"
+        else:
+            why = (
+                f"{certificate} and {key} are not a certificate and its key in PEM ({error.reason or error}); "
+                "expected -----BEGIN CERTIFICATE-----, with intermediate certificates after it, and "
+                "-----BEGIN PRIVATE KEY-----"
+            )
+        raise CertificateError(why) from error
+    except OSError as error:
+        raise CertificateError(
+            f"{certificate} or {key} cannot be read: {error.strerror or error}"
+        ) from error
+    return context
+
+
+def _check_file(path: Path) -> int:
+    """Return the mode of a regular file. Raises CertificateError."""
+    try:
+        mode = path.stat().st_mode
+    except OSError as error:
+        raise CertificateError(f"{path} cannot be read: {error.strerror}") from error
+    if not stat.S_ISREG(mode):
+        raise CertificateError(f"{path} is not a file")
+    return mode
+
+
+def _refuse_password(key: Path) -> NoReturn:
+    """Refuse an encrypted key. Without this, OpenSSL asks for the password on the terminal."""
+    raise CertificateError(
+        f"{key} is encrypted, and a server has nobody to ask for the password. Write it without one: "
+        f"`openssl pkey -in {key} -out NEW.key`"
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TlsOptions:
+    """Options of a TLS listener."""
+
+    certificate: ServerCertificate
+    plain_response: bytes
+    """The response to a client that speaks plain HTTP."""
+    handshake_s: float = 10.0
+    """The longest time from the connection to the end of its handshake."""
+    unfinished_handshakes: int = 256
+    """The number of unfinished handshakes at once. When it is reached, the oldest is ended."""
+    on_shed: Callable[[], None] = lambda: None
+    """Called when an unfinished handshake is ended to make room."""
+
+
+class TlsListener:
+    """Accepts connections on a listening socket, and hands those over whose handshake succeeds.
+
+    A handshake takes a client milliseconds. Ending the oldest unfinished one therefore ends those of clients that only
+    hold connections open.
+    """
+
+    def __init__(
+        self,
+        listener: socket.socket,
+        make_protocol: Callable[[], asyncio.Protocol],
+        options: TlsOptions,
+    ) -> None:
+        self._listener = listener
+        self._make_protocol = make_protocol
+        self._options = options
+        self._loop = asyncio.get_running_loop()
+        self._handshakes: dict[asyncio.Task[None], None] = {}
+        """The unfinished handshakes, oldest first."""
+        self._pause: asyncio.TimerHandle | None = None
+        listener.settimeout(0)
+        self._resume()
+
+    def close(self) -> None:
+        """Accept no more connections; handshakes in progress go on."""
+        self._loop.remove_reader(self._listener)
+        if self._pause is not None:
+            self._pause.cancel()
+
+    async def wait_closed(self) -> None:
+        """Give handshakes in progress a moment to finish, then end them."""
+        unfinished = tuple(self._handshakes)
+        if unfinished:
+            await asyncio.wait(unfinished, timeout=_LAST_HANDSHAKES_S)
+        for task in unfinished:
+            task.cancel()
+
+    def _resume(self) -> None:
+        self._pause = None
+        self._loop.add_reader(self._listener, self._accept)
+
+    def _accept(self) -> None:
+        for _ in range(_ACCEPTS_AT_ONCE):
+            try:
+                connection, _address = self._listener.accept()
+            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+                return
+            except OSError as error:
+                if error.errno not in _OUT_OF_FILES:
+                    raise
+                log.warning("no connection accepted", extra={"why": error.strerror})
+                self._loop.remove_reader(self._listener)
+                self._pause = self._loop.call_later(_OUT_OF_FILES_PAUSE_S, self._resume)
+                return
+            self._begin(connection)
+
+    def _begin(self, connection: socket.socket) -> None:
+        connection.settimeout(0)
+        if len(self._handshakes) >= self._options.unfinished_handshakes:
+            oldest = next(iter(self._handshakes))
+            del self._handshakes[oldest]
+            oldest.cancel()
+            self._options.on_shed()
+        task = self._loop.create_task(self._handshake(connection))
+        self._handshakes[task] = None
+        task.add_done_callback(self._end)
+
+    def _end(self, task: asyncio.Task[None]) -> None:
+        self._handshakes.pop(task, None)
+
+    async def _handshake(self, connection: socket.socket) -> None:
+        """Finish the connection's handshake; close it if that fails."""
+        is_served = False
+        try:
+            async with asyncio.timeout(self._options.handshake_s):
+                first = await self._first_byte(connection)
+                if first == _HANDSHAKE_RECORD:
+                    await self._loop.connect_accepted_socket(
+                        self._make_protocol,
+                        connection,
+                        ssl=self._options.certificate.context,
+                        ssl_shutdown_timeout=_FLUSH_S,
+                    )
+                    is_served = True
+                elif first:
+                    await self._answer_plain(connection)
+        except (OSError, TimeoutError) as error:  # ssl.SSLError is an OSError
+            log.debug("no TLS connection", extra={"why": str(error)})
+        finally:
+            if not is_served:
+                connection.close()
+
+    async def _first_byte(self, connection: socket.socket) -> bytes:
+        """Return the first byte and leave it in the socket; empty if the client has left."""
+        readable = asyncio.Event()
+        self._loop.add_reader(connection, readable.set)
+        try:
+            await readable.wait()
+        finally:
+            self._loop.remove_reader(connection)
+        return connection.recv(1, socket.MSG_PEEK)
+
+    async def _answer_plain(self, connection: socket.socket) -> None:
+        await self._loop.sock_sendall(connection, self._options.plain_response)
+        connection.shutdown(socket.SHUT_WR)
+        # Closing while the client still sends would discard the response.
+        async with asyncio.timeout(_PLAIN_LINGER_S):
+            while await self._loop.sock_recv(connection, 1 << 16):
+                pass
+
+
+class TlsServer(SignalServer):
+    """A uvicorn server whose clients speak TLS."""
+
+    def __init__(
+        self, config: uvicorn.Config, on_signal: Callable[[], object], options: TlsOptions
+    ) -> None:
+        super().__init__(config, on_signal)
+        self._options = options
+        self._listeners: list[TlsListener] = []
+
+    @override
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets=[])
+        self._listeners = [
+            TlsListener(one, self._make_protocol, self._options) for one in sockets or []
+        ]
+
+    def _make_protocol(self) -> asyncio.Protocol:
+        make: Callable[..., Any] = self.config.http_protocol_class
+        protocol: asyncio.Protocol = make(
+            config=self.config, server_state=self.server_state, app_state=self.lifespan.state
+        )
+        return protocol
+
+    @override
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        for one in self._listeners:
+            one.close()
+        # A client whose handshake is in progress has sent its request, or is about to.
+        with contextlib.suppress(TimeoutError):
+            await asyncio.gather(*(one.wait_closed() for one in self._listeners))
+        await super().shutdown(sockets)
