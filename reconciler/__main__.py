@@ -18,6 +18,7 @@ from machinery.log_flags import log_options
 from machinery.process_log import LogFormat, LogLevel
 from machinery.process_main import GRACE_S, run_until_signal
 from machinery.process_secrets import disable_core_dumps
+from machinery.tls_client import Trust, TrustError, read_trust
 from machinery.version import version
 from reconciler.controller import Controller
 from reconciler.gitops import credentials, webhook
@@ -82,6 +83,12 @@ from store.etcd.flags import VARIABLE_PREFIX, address_from_flags, etcd_options
     envvar="FLEET_GIT_WEBHOOK_SECRET_FILE",
     help="Listen for pushes at /hooks/git; the file has the secret that signs them.",
 )
+@click.option(
+    "--gateway-ca",
+    type=click.Path(dir_okay=False, path_type=Path),
+    envvar="FLEET_GATEWAY_CA",
+    help="CA certificate of gateways that serve HTTPS (PEM; default: those of the system).",
+)
 @log_options
 def main(
     node_grace_period: float,
@@ -97,6 +104,7 @@ def main(
     etcd_address = address_from_flags(options)
     drop_secrets(VARIABLE_PREFIX)  # the process that fetches from Git inherits no password
     secret_file = _secret_file(options["git_webhook_secret_file"])
+    trust = _trust(options["gateway_ca"])
     # `fleetctl version` shows it: the leading process and its release.
     identity = f"{socket.gethostname()}/{os.getpid()} {version()}"
 
@@ -111,7 +119,7 @@ def main(
         transport = connect(etcd_address)
         lease = ReconcilerLease(identity=identity, has_store_password=bool(etcd_address.password))
         controller = Controller(
-            transport, clock, identity=identity, grace_s=node_grace_period, git=git
+            transport, clock, identity=identity, grace_s=node_grace_period, git=git, trust=trust
         )
         try:
             async with asyncio.TaskGroup() as group:
@@ -126,6 +134,14 @@ def main(
             await transport.close()
 
     sys.exit(run_until_signal(run, grace_s=GRACE_S))
+
+
+def _trust(authorities: Path | None) -> Trust:
+    """Return the trust in gateways' certificates; an unusable file is refused at the start."""
+    try:
+        return read_trust(authorities and authorities.expanduser())
+    except TrustError as error:
+        raise click.UsageError(f"--gateway-ca: {error}") from error
 
 
 def _secret_file(path: Path | None) -> Path | None:

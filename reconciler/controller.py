@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from machinery.clock import Clock
 from machinery.control_loop import AuthorityLostError, Requeue, WorkQueue, run_loop
+from machinery.tls_client import Trust
 from machinery.version import version
 from reconciler.autoscaling.autoscaler import Autoscaler
 from reconciler.demand.scraper import DemandScraper
@@ -69,8 +70,13 @@ class Controller:
         identity: str,
         grace_s: float,
         git: GitSettings | None = None,
+        trust: Trust = True,
     ) -> None:
-        """Prepare to lead as `identity`; without folders for Git, GitSources are not reconciled."""
+        """Prepare to lead as `identity`; without folders for Git, GitSources are not reconciled.
+
+        `trust`: the authorities of gateways that serve HTTPS.
+        """
+        self._trust = trust
         self._transport = transport
         self._clock = clock
         self._identity = identity
@@ -121,6 +127,7 @@ class Controller:
             self._clock,
             needed=self._lister.scraped_deployments,
             on_change=lambda name: self._queue.add(ObjectKey("ModelDeployment", name)),
+            trust=self._trust,
         )
         # A new leader starts with an empty memory, so it waits before it replaces or scales down anything.
         state = LeaderState(

@@ -171,6 +171,7 @@ def test_two_macs(smollm2: Path) -> None:
         "--name mac-1 --address 10.0.0.11": f"--name mac-1 --address 127.0.0.1 {shared} {engine_port()}",
         "--name mac-2 --address 10.0.0.12": f"--name mac-2 --address 127.0.0.1 {shared} {engine_port()}",
         "fleet-gateway --host 10.0.0.11": f"fleet-gateway --host 127.0.0.1 --port {gateway}",
+        "IP:10.0.0.11": "IP:127.0.0.1",
         "10.0.0.11:2379": f"127.0.0.1:{etcd}",
         "10.0.0.11:4000": f"127.0.0.1:{gateway}",
         "127.0.0.1:2380": f"127.0.0.1:{peer}",

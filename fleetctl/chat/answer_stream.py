@@ -6,12 +6,14 @@ import socket
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import aiohttp
 import msgspec
 
 from fleetctl.chat.conversation import ChatAnswer, Json
 from fleetctl.cli.errors import FleetctlError
+from fleetctl.fleets import gateways
 from machinery.clock import Clock
 from machinery.http_body import read_limited
 from schemas.wire import headers, streams
@@ -31,6 +33,8 @@ class GatewayAccess:
 
     url: str
     key: str = ""
+    ca: Path | None = None
+    """Certificate of the authority that is trusted; None: those of the system."""
     silence_s: float = 300.0
     """Longest time without data, in seconds."""
 
@@ -201,8 +205,13 @@ async def _open_session(access: GatewayAccess) -> AsyncIterator[aiohttp.ClientSe
     """Open an HTTP session that turns connection errors into FleetctlErrors."""
     timeout = aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_S, sock_read=access.silence_s)
     try:
-        async with aiohttp.ClientSession(timeout=timeout) as http:
+        connector = aiohttp.TCPConnector(ssl=gateways.trust(access.ca))
+        async with aiohttp.ClientSession(timeout=timeout, connector=connector) as http:
             yield http
+    except aiohttp.ClientConnectorCertificateError as error:
+        raise FleetctlError(
+            f"the gateway at {access.url} was not asked: {gateways.untrusted_text(error)}"
+        ) from error
     except aiohttp.ConnectionTimeoutError as error:
         raise FleetctlError(
             _unreachable_text(access, f"no connection within {_CONNECT_S:g} s")

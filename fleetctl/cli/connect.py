@@ -32,8 +32,22 @@ def store_options(command: Command) -> Command:
     return _context(_data_dir(etcd_options(_resolve_context(command))))
 
 
+def process_options(command: Command) -> Command:
+    """Add `store_options` and --gateway-ca, for commands that connect to the fleet's processes.
+
+    The command receives `gateway_ca` (a path or None); `fleetctl.fleets.gateways.trust` reads it.
+    """
+    ca = click.option(
+        "--gateway-ca",
+        envvar="FLEET_GATEWAY_CA",
+        type=click.Path(exists=True, dir_okay=False, path_type=Path),
+        help="CA certificate of gateways that serve HTTPS (PEM; default: those of the system).",
+    )
+    return store_options(ca(command))
+
+
 def gateway_options(command: Command) -> Command:
-    """Add `store_options`, --gateway and `api_key_options`, for commands that use a gateway.
+    """Add `process_options`, --gateway and `api_key_options`, for commands that use a gateway.
 
     The command receives `gateway` (a URL, or "" to look one up in the store).
     """
@@ -44,7 +58,7 @@ def gateway_options(command: Command) -> Command:
         metavar="URL",
         help="Gateway to use (default: a gateway of the fleet).",
     )
-    return store_options(gateway(api_key_options(command)))
+    return process_options(gateway(api_key_options(command)))
 
 
 def api_key_options(command: Command) -> Command:

@@ -12,9 +12,9 @@ from fleetctl.cli.errors import FleetctlError
 Settings = Mapping[str, str | tuple[str, ...]]
 """Settings of a context, by key of the file; file names are absolute paths."""
 
-FILES = ("etcd-ca", "etcd-cert", "etcd-key", "etcd-password-file", "api-key-file")
+FILES = ("etcd-ca", "etcd-cert", "etcd-key", "etcd-password-file", "api-key-file", "gateway-ca")
 KEYS = ("etcd", *FILES[:3], "etcd-user", "etcd-password-file", "etcd-prefix", "etcd-transport",
-        "data-dir", "gateway", "api-key-file")  # fmt: skip
+        "data-dir", "gateway", "gateway-ca", "api-key-file")  # fmt: skip
 CURRENT, CONTEXTS = "current-context", "contexts"
 
 

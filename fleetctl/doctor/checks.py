@@ -3,6 +3,7 @@
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from urllib.parse import urlsplit
 
 from fleetctl.doctor import control_plane
 from fleetctl.doctor.control_plane import ControlPlane
@@ -317,6 +318,15 @@ def _gateways(fleet: FleetObservation) -> Iterator[Finding]:
         )
     advice = "clients get no answer there: check its log, and that this machine can reach its port"
     yield from _probe_results("gateways", fleet.gateways, "gateways", advice, "FAIL")
+    for one in fleet.gateways:
+        parts = urlsplit(one.url)
+        if parts.scheme == "http" and control_plane.is_remote(parts.hostname or ""):
+            yield Finding(
+                check="gateways",
+                level="WARN",
+                message=f"{one.label} serves plain HTTP at {one.url}: others on the network can read keys and prompts",
+                advice="start it with --tls-cert and --tls-key instead of --insecure-http",
+            )
 
 
 def _fabric(fleet: FleetObservation) -> Iterator[Finding]:

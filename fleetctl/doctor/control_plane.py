@@ -3,6 +3,7 @@
 A lease proves little: etcd renews the leases of processes that it locks out. What cannot be observed is never OK.
 """
 
+import ipaddress
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -216,3 +217,11 @@ def _full_etcd(etcd: EtcdHealth) -> Finding:
         advice="at the quota nothing in the fleet can change: docs/operations/store.md says how to free space; a node that "
         "writes far more than others may be compromised",
     )
+
+
+def is_remote(host: str) -> bool:
+    """Return whether another machine can have the address."""
+    try:
+        return not ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host != "localhost"

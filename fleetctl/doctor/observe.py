@@ -32,6 +32,7 @@ from machinery.version import version as fleet_version
 from schemas import kinds
 from schemas.meta import ApiObject
 from schemas.node import Node
+from schemas.records import GatewayLease
 from schemas.replica import Endpoint, Replica
 from schemas.shardgroup import ShardGroup
 from schemas.wire import health
@@ -49,9 +50,14 @@ _MAX_BODY_BYTES = 2**20
 
 
 async def observe_fleet(
-    transport: Transport, address: EtcdAddress, clock: Clock, data_dir: Path | None
+    transport: Transport,
+    address: EtcdAddress,
+    clock: Clock,
+    data_dir: Path | None,
+    *,
+    gateway_ca: Path | None = None,
 ) -> FleetObservation:
-    """Observe all parts of the fleet. `data_dir` is the fleet's folder if it is on this machine.
+    """Observe all parts of the fleet. `data_dir`: its folder on this machine; `gateway_ca`: see `gateways.trust`.
 
     Raises:
         StoreError: the store does not answer.
@@ -69,13 +75,8 @@ async def observe_fleet(
     groups = [one for one in objects_by_kind["ShardGroup"] if isinstance(one, ShardGroup)]
     leases = await gateways.list_leases(transport)
     endpoints = await objects.list_all(transport, Endpoint)
-    prober = _Prober(clock)
-    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=_PROBE_S)) as session:
-        agents, answered, engines = await asyncio.gather(
-            prober.all(_probe_agent(node, prober, session) for node in nodes if node.name in ready),
-            prober.all(prober.health(session, f"gateway/{i}", g.url) for i, g in leases.items()),
-            prober.all(prober.port(f"replica/{e.name}", e.spec.url) for e in endpoints),
-        )
+    present = [node for node in nodes if node.name in ready]
+    agents, answered, engines = await _probe_all(present, leases, endpoints, clock, gateway_ca)
     if not reading.is_settled:
         # The probes above took a part of this time.
         await clock.sleep(max(0.0, SETTLE_S - (clock.monotonic() - read_at)))
@@ -108,6 +109,26 @@ async def observe_fleet(
         ),
         disk=_observe_disk(data_dir),
     )
+
+
+async def _probe_all(
+    nodes: Sequence[Node],
+    leases: Mapping[str, GatewayLease],
+    endpoints: Sequence[Endpoint],
+    clock: Clock,
+    gateway_ca: Path | None,
+) -> tuple[list[ProbeResult], list[ProbeResult], list[ProbeResult]]:
+    """Return the results for the nodes' agents, the gateways and the engines."""
+    prober = _Prober(clock)
+    async with aiohttp.ClientSession(
+        timeout=aiohttp.ClientTimeout(total=_PROBE_S),
+        connector=aiohttp.TCPConnector(ssl=gateways.trust(gateway_ca)),
+    ) as session:
+        return await asyncio.gather(
+            prober.all(_probe_agent(node, prober, session) for node in nodes),
+            prober.all(prober.health(session, f"gateway/{i}", g.url) for i, g in leases.items()),
+            prober.all(prober.port(f"replica/{e.name}", e.spec.url) for e in endpoints),
+        )
 
 
 async def _read_objects(transport: Transport) -> dict[str, list[ApiObject]]:
@@ -235,6 +256,8 @@ class _Prober:
 
 
 def _cause(error: Exception) -> str:
+    if untrusted := gateways.untrusted_text(error):
+        return untrusted
     inner = getattr(error, "os_error", error)
     reason = inner.strerror if isinstance(inner, OSError) else ""
     return (reason or str(error) or type(error).__name__).lower()

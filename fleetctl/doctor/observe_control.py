@@ -1,6 +1,5 @@
 """Observation of the control plane: unobserved changes, endpoints on foreign nodes, and the etcd behind the store."""
 
-import ipaddress
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,6 +11,7 @@ from fleetctl.doctor.control_plane import (
     EtcdHealth,
     ForeignEndpoint,
     UnobservedChange,
+    is_remote,
     is_unobserved,
 )
 from machinery import processes
@@ -148,14 +148,7 @@ def exposed_urls(address: EtcdAddress) -> tuple[str, ...]:
     """Return the URLs that other machines can reach; none where clients need a certificate."""
     if address.certificate is not None:
         return ()
-    return tuple(url for url in address.endpoints if _is_remote(urlsplit(url).hostname or ""))
-
-
-def _is_remote(host: str) -> bool:
-    try:
-        return not ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host != "localhost"
+    return tuple(url for url in address.endpoints if is_remote(urlsplit(url).hostname or ""))
 
 
 async def _member_status(address: EtcdAddress) -> MemberStatus:

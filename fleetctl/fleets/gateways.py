@@ -10,6 +10,7 @@ from fleetctl.cli.connect import open_store
 from fleetctl.cli.errors import FleetctlError
 from fleetctl.fleets.data_dir import DataDir
 from machinery import process_secrets
+from machinery.tls_client import Trust, TrustError, read_trust, untrusted_reason
 from schemas.records import GatewayLease
 from store import codec, keys
 from store.port import Transport
@@ -39,6 +40,28 @@ def read_api_key(options: dict[str, Any]) -> str:
             f"{file} does not contain an API key: expected one line, as `fleetctl create apikey` prints it"
         )
     return text
+
+
+def trust(ca: Path | None) -> Trust:
+    """Return the trust in gateways' certificates that --gateway-ca gives.
+
+    Raises:
+        FleetctlError: the file cannot be used.
+
+    """
+    try:
+        return read_trust(ca)
+    except TrustError as error:
+        raise FleetctlError(f"--gateway-ca: {error}") from error
+
+
+def untrusted_text(error: Exception) -> str:
+    """Return the message for a certificate that is not trusted, with the remedy; empty for another error."""
+    reason = untrusted_reason(error)
+    return reason and (
+        f"its certificate is not trusted ({reason}). Give the certificate of its authority with --gateway-ca FILE, "
+        "FLEET_GATEWAY_CA or `fleetctl config set-context NAME --gateway-ca FILE`"
+    )
 
 
 def parse_url(url: str) -> str:

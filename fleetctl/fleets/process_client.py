@@ -9,6 +9,7 @@ import socket
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -112,6 +113,8 @@ class ProcessAddress:
     """Holder for `issue_ticket`: `Node/mac-1`, `Gateway/1f2e3d`."""
     url: str
     """Base URL."""
+    ca: Path | None = None
+    """Certificate of the authority that is trusted with HTTPS; None: those of the system."""
 
 
 async def find_agent(transport: Transport, name: str) -> ProcessAddress:
@@ -136,14 +139,14 @@ async def find_agent(transport: Transport, name: str) -> ProcessAddress:
     return ProcessAddress(label=f"node/{name}", key=f"Node/{name}", url=url)
 
 
-async def find_gateway(transport: Transport, id_: str) -> ProcessAddress:
-    """Return the address of a registered gateway.
+async def find_gateway(transport: Transport, id_: str, *, ca: Path | None = None) -> ProcessAddress:
+    """Return the address of a registered gateway; `ca`: see `ProcessAddress`.
 
     Raises:
         FleetctlError: no gateway with this id is registered; the message lists the registered ones.
 
     """
-    found = await list_gateways(transport)
+    found = await list_gateways(transport, ca=ca)
     for one in found:
         if one.key == f"Gateway/{id_}":
             return one
@@ -151,11 +154,11 @@ async def find_gateway(transport: Transport, id_: str) -> ProcessAddress:
     raise FleetctlError(f"gateway/{id_} is not registered. Registered gateways: {known}")
 
 
-async def list_gateways(transport: Transport) -> list[ProcessAddress]:
-    """Return the addresses of all registered gateways, sorted by id."""
+async def list_gateways(transport: Transport, *, ca: Path | None = None) -> list[ProcessAddress]:
+    """Return the addresses of all registered gateways, sorted by id; `ca`: see `ProcessAddress`."""
     leases = await gateways.list_leases(transport)
     return [
-        ProcessAddress(label=f"gateway/{id_}", key=f"Gateway/{id_}", url=lease.url)
+        ProcessAddress(label=f"gateway/{id_}", key=f"Gateway/{id_}", url=lease.url, ca=ca)
         for id_, lease in leases.items()
     ]
 
@@ -230,7 +233,10 @@ async def open_stream(
     """
     headers = {"authorization": f"Bearer {bearer}"} if bearer else {}
     timeout = aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_S)
-    async with aiohttp.ClientSession(timeout=timeout, auto_decompress=False) as session:
+    connector = aiohttp.TCPConnector(ssl=gateways.trust(address.ca))
+    async with aiohttp.ClientSession(
+        timeout=timeout, connector=connector, auto_decompress=False
+    ) as session:
         try:
             async with asyncio.timeout(_ANSWER_S):
                 response = await session.get(
@@ -279,6 +285,8 @@ def _enable_keepalive(response: aiohttp.ClientResponse) -> None:
 
 def _cause(error: Exception) -> str:
     # aiohttp's message repeats host, port and TLS; only the operating system's reason is new.
+    if untrusted := gateways.untrusted_text(error):
+        return untrusted
     inner = getattr(error, "os_error", error)
     if isinstance(inner, OSError) and (inner.errno or 0) > 0:
         return os.strerror(inner.errno or 0).lower()

@@ -145,8 +145,17 @@ class BundleRequest:
 class BundleCollector:
     """Collector of one bundle."""
 
-    def __init__(self, transport: Transport, archive: BundleArchive, clock: Clock) -> None:
+    def __init__(
+        self,
+        transport: Transport,
+        archive: BundleArchive,
+        clock: Clock,
+        *,
+        gateway_ca: Path | None = None,
+    ) -> None:
+        """`gateway_ca`: the certificate of the gateways' authority; None: those of the system."""
         self._transport = transport
+        self._gateway_ca = gateway_ca
         self._archive = archive
         self._clock = clock
 
@@ -158,7 +167,9 @@ class BundleCollector:
             "versions.json",
             version_skew.tree(versions, version_skew.warnings(versions)),
         )
-        observation = await observe.observe_fleet(self._transport, address, self._clock, data_dir)
+        observation = await observe.observe_fleet(
+            self._transport, address, self._clock, data_dir, gateway_ca=self._gateway_ca
+        )
         self._archive.add_tree("doctor.json", findings_tree(checks.run_checks(observation)))
         for kind in kinds.KINDS:
             try:
@@ -187,7 +198,7 @@ class BundleCollector:
                 f"there is no node {unknown[0]}; there are {', '.join(nodes) or 'none'}"
             )
         chosen = [name for name in nodes if not request.nodes or name in request.nodes]
-        gateways = await process_client.list_gateways(self._transport)
+        gateways = await process_client.list_gateways(self._transport, ca=self._gateway_ca)
         slots, done = asyncio.Semaphore(_MAX_PARALLEL), 0
 
         async def collect(

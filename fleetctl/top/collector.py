@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -121,6 +122,8 @@ class FleetInventory:
     replicas: Mapping[str, ReplicaPlacement]
     endpoints: Sequence[Tree]
     gateways: Mapping[str, GatewayLease]
+    gateway_ca: Path | None = None
+    """Certificate of the gateways' authority; None: those of the system."""
 
     def agents(self) -> dict[str, ProcessAddress]:
         """Return the addresses of reachable agents, by node name."""
@@ -133,7 +136,7 @@ class FleetInventory:
         }
 
 
-async def read_inventory(transport: Transport) -> FleetInventory:
+async def read_inventory(transport: Transport, *, gateway_ca: Path | None = None) -> FleetInventory:
     """Read the inventory from the store. Raises StoreError."""
     replicas = await object_trees.list_all(transport, "Replica")
     return FleetInventory(
@@ -142,6 +145,7 @@ async def read_inventory(transport: Transport) -> FleetInventory:
         replicas={object_trees.name_of(tree): _replica_placement(tree) for tree in replicas},
         endpoints=await object_trees.list_all(transport, "Endpoint"),
         gateways=await gateways.list_leases(transport),
+        gateway_ca=gateway_ca,
     )
 
 
@@ -281,7 +285,9 @@ class SampleCollector:
     async def _gateway(
         self, id_: str, lease: GatewayLease, inventory: FleetInventory, reasons: list[str]
     ) -> GatewaySample | None:
-        address = ProcessAddress(label=f"gateway/{id_}", key="", url=lease.url)
+        address = ProcessAddress(
+            label=f"gateway/{id_}", key="", url=lease.url, ca=inventory.gateway_ca
+        )
         try:
             text = await self._fetch(address, "/metrics/demand")
         except FleetctlError as error:

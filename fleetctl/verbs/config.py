@@ -204,6 +204,7 @@ def _setting_options(command: Any) -> Any:
     """Add a flag for each setting; click shows the last one first."""
     texts = {
         "api-key-file": "File with an API key for the gateway.",
+        "gateway-ca": "CA certificate of gateways that serve HTTPS (PEM).",
         "gateway": "URL of the gateway, such as http://mac-1:4000.",
         "etcd-transport": "grpc, or http if only plain HTTP reaches etcd.",
         "etcd-prefix": "Prefix of the fleet's keys, such as /lab.",

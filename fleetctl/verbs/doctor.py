@@ -7,7 +7,7 @@ import click
 import orjson
 
 from fleetctl.cli import errors
-from fleetctl.cli.connect import etcd_address, open_store, run, store_options
+from fleetctl.cli.connect import etcd_address, open_store, process_options, run
 from fleetctl.doctor import checks, findings, observe
 from fleetctl.doctor.findings import Finding
 from machinery.clock import SystemClock
@@ -27,7 +27,7 @@ a check FAILed.
 @click.option(
     "-o", "--output", type=click.Choice(["table", "json"]), default="table", show_default=True
 )
-@store_options
+@process_options
 def doctor(output: str, **options: Any) -> None:
     """Check every part of the fleet, and print problems with their remedies."""
     found = run(examine(options))
@@ -46,7 +46,9 @@ async def examine(options: dict[str, Any]) -> list[Finding]:
     folder: Path | None = None if options["etcd"] else options["data_dir"]
     try:
         async with open_store(options) as transport:
-            observation = await observe.observe_fleet(transport, address, SystemClock(), folder)
+            observation = await observe.observe_fleet(
+                transport, address, SystemClock(), folder, gateway_ca=options["gateway_ca"]
+            )
     except StoreError as error:
         return checks.unreachable_findings(errors.from_store_error(error).message)
     return checks.run_checks(observation)

@@ -4,11 +4,12 @@ import asyncio
 import sys
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import IO, Any
 
 import click
 
-from fleetctl.cli.connect import open_store, run, store_options
+from fleetctl.cli.connect import open_store, process_options, run
 from fleetctl.cli.errors import FleetctlError
 from fleetctl.cli.kubectl_hints import unsupported_flag
 from fleetctl.fleets import process_client
@@ -242,7 +243,13 @@ class LinePrefixer:
         return self._prefix + self._time + line + b"\n"
 
 
-async def print_logs(transport: Transport, sources: list[LogSource], display: LogDisplay) -> None:
+async def print_logs(
+    transport: Transport,
+    sources: list[LogSource],
+    display: LogDisplay,
+    *,
+    gateway_ca: Path | None = None,
+) -> None:
     """Print one log, or several in parallel, to the end.
 
     Raises:
@@ -256,7 +263,7 @@ async def print_logs(transport: Transport, sources: list[LogSource], display: Lo
             "raise the limit with --max-log-requests"
         )
     async with AsyncExitStack() as stack:
-        access = _ProcessAccess(transport, stack)
+        access = _ProcessAccess(transport, stack, gateway_ca)
         if len(sources) == 1:
             await _print_log(access, sources[0], display)
             return
@@ -294,8 +301,11 @@ async def _print_all(
 class _ProcessAccess:
     """Addresses and tickets of processes; one ticket for each."""
 
-    def __init__(self, transport: Transport, stack: AsyncExitStack) -> None:
+    def __init__(
+        self, transport: Transport, stack: AsyncExitStack, gateway_ca: Path | None
+    ) -> None:
         self._transport = transport
+        self._gateway_ca = gateway_ca
         self._stack = stack
         self._known: dict[tuple[str, str], tuple[ProcessAddress, str] | FleetctlError] = {}
 
@@ -311,7 +321,9 @@ class _ProcessAccess:
             if kind == "Node":
                 found = await process_client.find_agent(self._transport, name)
             else:
-                found = await process_client.find_gateway(self._transport, name)
+                found = await process_client.find_gateway(
+                    self._transport, name, ca=self._gateway_ca
+                )
         except FleetctlError as error:
             return error
         return found, await self._stack.enter_async_context(
@@ -407,7 +419,7 @@ def _since(_: click.Context, __: click.Parameter, value: str) -> str:
     "--container",
     takes_value=True,
 )
-@store_options
+@process_options
 def logs(what: str | None, **options: Any) -> None:
     """Print the log of a replica's engine, an agent or a gateway."""
     selection = _log_selection(what, options)
@@ -458,4 +470,4 @@ def _log_selection(what: str | None, options: dict[str, Any]) -> LogSelection:
 async def _logs(selection: LogSelection, display: LogDisplay, options: dict[str, Any]) -> None:
     async with open_store(options) as transport:
         sources = await find_sources(transport, selection)
-        await print_logs(transport, sources, display)
+        await print_logs(transport, sources, display, gateway_ca=options["gateway_ca"])

@@ -11,7 +11,7 @@ import click
 import msgspec
 import orjson
 
-from fleetctl.cli.connect import api_key_options, open_store, run, store_options
+from fleetctl.cli.connect import api_key_options, open_store, process_options, run
 from fleetctl.cli.errors import FleetctlError
 from fleetctl.fleets import gateways
 from fleetctl.output import printers
@@ -112,7 +112,7 @@ class AccessDenied:
     help="Gateway to read (default: all gateways of the fleet). Can be repeated.",
 )
 @api_key_options
-@store_options
+@process_options
 def routes(last: int, output: str, gateway: tuple[str, ...], **options: Any) -> None:
     """Show which node served each request, the latest last."""
     filters = {
@@ -194,7 +194,8 @@ async def _fetch_requests(urls: Sequence[str], query: JournalQuery, options: Jso
     """
     urls = urls or await _registered(options)
     timeout = aiohttp.ClientTimeout(total=_ANSWER_S)
-    async with aiohttp.ClientSession(timeout=timeout) as session:
+    connector = aiohttp.TCPConnector(ssl=gateways.trust(options["gateway_ca"]))
+    async with aiohttp.ClientSession(timeout=timeout, connector=connector) as session:
         answers = await asyncio.gather(*(_fetch_journal(session, url, query) for url in urls))
     silent = [
         f"{url}: {journal}"
@@ -254,7 +255,7 @@ async def _fetch_journal(
             found: list[Json] = orjson.loads(body)["requests"]
             msgspec.convert(found, list[RequestRow])
     except (aiohttp.ClientError, OSError, TimeoutError) as error:
-        return str(error) or f"no answer within {_ANSWER_S:g} s"
+        return gateways.untrusted_text(error) or str(error) or f"no answer within {_ANSWER_S:g} s"
     except (orjson.JSONDecodeError, KeyError, TypeError, msgspec.ValidationError) as error:
         return (
             f"the response is not a journal ({error}); check that it is a gateway of this release"

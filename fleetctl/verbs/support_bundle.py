@@ -5,7 +5,7 @@ from typing import Any
 
 import click
 
-from fleetctl.cli.connect import etcd_address, open_store, run, store_options
+from fleetctl.cli.connect import etcd_address, open_store, process_options, run
 from fleetctl.cli.errors import FleetctlError
 from fleetctl.cli.terminal import ProgressLine
 from fleetctl.doctor import checks
@@ -49,7 +49,7 @@ the archive lists the contents, and processes that did not answer. Review the ar
     show_default=True,
     help="Maximum size before compression; further files are left out.",
 )
-@store_options
+@process_options
 def support_bundle(output: Path | None, force: bool, max_size: str, **options: Any) -> None:
     """Write a redacted archive for the diagnosis of problems."""
     clock = SystemClock()
@@ -105,7 +105,9 @@ async def _fill(
         contents.add_local_logs(archive, folder, request)
     try:
         async with open_store(options) as transport:
-            collector = contents.BundleCollector(transport, archive, SystemClock())
+            collector = contents.BundleCollector(
+                transport, archive, SystemClock(), gateway_ca=options["gateway_ca"]
+            )
             progress.show("reading the store")
             await collector.add_fleet(address, folder)
             await collector.add_processes(request, progress)

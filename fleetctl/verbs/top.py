@@ -4,6 +4,7 @@ import sys
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
 import click
@@ -14,7 +15,7 @@ from rich.text import Text
 
 from fleetctl.cli import terminal
 from fleetctl.cli.arguments import parse_duration
-from fleetctl.cli.connect import open_store, run, store_options
+from fleetctl.cli.connect import open_store, process_options, run
 from fleetctl.cli.errors import FleetctlError
 from fleetctl.objects import selectors
 from fleetctl.objects.kind_args import kind_of, parse_target
@@ -102,6 +103,8 @@ class TopQuery:
     over_s: float
     is_json: bool
     headers: bool
+    gateway_ca: Path | None = None
+    """Certificate of the gateways' authority; None: those of the system."""
 
     @property
     def orders(self) -> Mapping[str, str]:
@@ -143,7 +146,7 @@ class TopQuery:
     "-o", "--output", type=click.Choice(["table", "json"]), default="table", show_default=True
 )
 @click.option("--no-headers", is_flag=True, help="Omit the header line.")
-@store_options
+@process_options
 def top(what: tuple[str, ...], watch: bool, **options: Any) -> None:
     """Show current usage of nodes or models: memory, requests, tokens per second."""
     query = _top_query(what, options)
@@ -178,6 +181,7 @@ def _top_query(what: tuple[str, ...], options: dict[str, Any]) -> TopQuery:
         over_s=over_s,
         is_json=options["output"] == "json",
         headers=not options["no_headers"],
+        gateway_ca=options["gateway_ca"],
     )
     if query.order not in ("name", *query.orders):
         known = ", ".join(("name", *query.orders))
@@ -240,7 +244,8 @@ async def sample_pairs(
     """
     before: FleetSample | None = None
     while True:
-        inventory = _narrow_inventory(await collector.read_inventory(transport), query)
+        whole = await collector.read_inventory(transport, gateway_ca=query.gateway_ca)
+        inventory = _narrow_inventory(whole, query)
         async with collector.open_collector(transport, clock, inventory) as sampler:
             while not sampler.is_stale:
                 now = await sampler.sample(inventory)
@@ -248,7 +253,8 @@ async def sample_pairs(
                     yield before, now
                 before = now
                 await clock.sleep(query.over_s)
-                inventory = _narrow_inventory(await collector.read_inventory(transport), query)
+                whole = await collector.read_inventory(transport, gateway_ca=query.gateway_ca)
+        inventory = _narrow_inventory(whole, query)
 
 
 def _narrow_inventory(inventory: FleetInventory, query: TopQuery) -> FleetInventory:

@@ -13,6 +13,7 @@ import aiohttp
 
 from machinery.clock import Clock
 from machinery.http_body import read_limited
+from machinery.tls_client import Trust, untrusted_reason
 from reconciler.demand import gateway_metrics
 from reconciler.demand.gateway_metrics import Demand, DemandTotals, GatewaySample, VersionMetrics
 from schemas.records import GatewayLease
@@ -42,8 +43,15 @@ class DemandScraper:
         *,
         needed: Callable[[], AbstractSet[str]],
         on_change: Callable[[str], object],
+        trust: Trust = True,
     ) -> None:
-        """Scrape for the deployments that `needed` returns; call `on_change` with one whose demand changed."""
+        """Scrape for the deployments that `needed` returns; call `on_change` with one whose demand changed.
+
+        `trust`: the authorities of gateways that serve HTTPS.
+        """
+        self._trust = trust
+        self._untrusted: set[str] = set()
+        """Gateways whose certificate was refused, by URL; each is logged once."""
         self._clock = clock
         self._needed = needed
         self._on_change = on_change
@@ -64,6 +72,7 @@ class DemandScraper:
             # No cookies, no redirects, no decompression: the answer is one plain text.
             async with aiohttp.ClientSession(
                 timeout=aiohttp.ClientTimeout(total=_ANSWER_S),
+                connector=aiohttp.TCPConnector(ssl=self._trust),
                 cookie_jar=aiohttp.DummyCookieJar(),
                 auto_decompress=False,
             ) as session:
@@ -86,15 +95,49 @@ class DemandScraper:
                 self._totals, self._reported = DemandTotals(), {}
             return
         urls = self._urls()
+        self._untrusted &= set(urls.values())
         async with asyncio.TaskGroup() as group:
             scrapes = {
-                id_: group.create_task(_scrape(session, id_, url, needed))
+                id_: group.create_task(self._scrape(session, id_, url, needed))
                 for id_, url in urls.items()
             }
         now_s = self._clock.monotonic()
         answers = {id_: task.result() for id_, task in scrapes.items()}
         self._totals.record(answers, urls, needed, now_s)
         self._report(needed, now_s)
+
+    async def _scrape(
+        self, session: aiohttp.ClientSession, id_: str, url: str, needed: frozenset[str]
+    ) -> GatewaySample | None:
+        """Return the gateway's metrics; None if it does not answer, or if another gateway answers."""
+        if not _is_plain(url):
+            return None
+        try:
+            async with session.get(
+                f"{url.rstrip('/')}/metrics/demand",
+                allow_redirects=False,
+                headers={"accept-encoding": "identity"},
+            ) as response:
+                self._untrusted.discard(url)
+                # Several gateways may register 127.0.0.1, each on its own machine.
+                if response.status != 200 or response.headers.get(headers.GATEWAY) != id_:
+                    return None
+                body = await read_limited(response.content.iter_any(), _BODY_LIMIT)
+        except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
+            self._log_silence(url, error)
+            return None
+        return gateway_metrics.parse(body.decode(errors="replace"), needed)
+
+    def _log_silence(self, url: str, error: Exception) -> None:
+        reason = untrusted_reason(error)
+        if not reason:
+            log.debug("gateway does not answer", extra={"url": url, "why": str(error)})
+        elif url not in self._untrusted:
+            self._untrusted.add(url)
+            log.warning(
+                "gateway's certificate is not trusted; autoscaling does not see its load. Give --gateway-ca",
+                extra={"url": url, "why": reason},
+            )
 
     def _urls(self) -> dict[str, str]:
         found: Mapping[str, GatewayLease] = self._gateways.items
@@ -125,34 +168,12 @@ def is_significant(last: Demand, now: Demand, *, since_s: float) -> bool:
     return now.finished != last.finished and since_s >= _FINISHED_REPORT_S
 
 
-async def _scrape(
-    session: aiohttp.ClientSession, id_: str, url: str, needed: frozenset[str]
-) -> GatewaySample | None:
-    """Return the gateway's metrics; None if it does not answer, or if another gateway answers."""
-    if not _is_plain(url):
-        return None
-    try:
-        async with session.get(
-            f"{url.rstrip('/')}/metrics/demand",
-            allow_redirects=False,
-            headers={"accept-encoding": "identity"},
-        ) as response:
-            # Several gateways may register 127.0.0.1, each on its own machine.
-            if response.status != 200 or response.headers.get(headers.GATEWAY) != id_:
-                return None
-            body = await read_limited(response.content.iter_any(), _BODY_LIMIT)
-    except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
-        log.debug("gateway does not answer", extra={"url": url, "why": str(error)})
-        return None
-    return gateway_metrics.parse(body.decode(errors="replace"), needed)
-
-
 def _is_plain(url: str) -> bool:
-    """Return whether a URL is http://host:port and nothing more."""
+    """Return whether a URL is http://host:port or https://host:port, and nothing more."""
     try:
         parts = urlsplit(url)
         is_whole = bool(parts.hostname and parts.port)
     except ValueError:
         return False
     extra = parts.path.strip("/") or parts.query or parts.fragment or parts.username
-    return parts.scheme == "http" and is_whole and not extra
+    return parts.scheme in ("http", "https") and is_whole and not extra

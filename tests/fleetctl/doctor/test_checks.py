@@ -82,7 +82,7 @@ HEALTHY: dict[str, Any] = {
         ProbeResult(label="node/mac-1", url="http://mac-1:4001", offset_s=-0.4, store=FRESH),
     ),
     "gateways": (
-        ProbeResult(label="gateway/a", url="http://mac-1:4000", offset_s=0.1, store=FRESH),
+        ProbeResult(label="gateway/a", url="https://mac-1:4000", offset_s=0.1, store=FRESH),
     ),
     "engines": (),
     "control": ControlPlane(etcd=ETCD, endpoints=2),
@@ -188,6 +188,11 @@ def test_a_healthy_fleet_has_only_ok_findings() -> None:
             {"gateways": ()}, "WARN gateways: no gateway is registered, so clients cannot reach the models", id="no-gateway"
         ),
         pytest.param(
+            {"gateways": (ProbeResult(label="gateway/a", url="http://mac-1:4000", store=FRESH),)},
+            "WARN gateways: gateway/a serves plain HTTP at http://mac-1:4000: others on the network can read keys and prompts",
+            id="plain-http",
+        ),
+        pytest.param(
             {"gateways": (ProbeResult(label="gateway/a", url="x", error="refused"),)},
             "FAIL gateways: gateway/a: refused",
             id="gateway-silent",
@@ -272,6 +277,11 @@ def test_each_problem_has_one_finding_with_advice(different: dict[str, Any], lin
     bad = [one for one in findings(**different) if one.level != "OK"]
     assert [f"{one.level} {one.check}: {one.message}" for one in bad] == [line]
     assert bad[0].advice
+
+
+def test_plain_http_on_loopback_is_no_problem() -> None:
+    local = ProbeResult(label="gateway/a", url="http://127.0.0.1:4000", store=FRESH)
+    assert {one.level for one in findings(gateways=(local,))} == {"OK"}
 
 
 def test_an_object_with_an_unobserved_change_is_not_healthy() -> None:

@@ -3,11 +3,15 @@
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import aiohttp
 import pytest
 
+from gateway.server import GatewayLimits
 from machinery.clock import SystemClock
+from machinery.tls_client import Trust, read_trust
+from machinery.tls_server import ServerCertificate
 from reconciler.demand.gateway_metrics import Demand
 from reconciler.demand.scraper import DemandScraper
 from schemas.records import GatewayLease
@@ -18,15 +22,20 @@ from tests.support.gateway_calls import scaled_to_zero
 from tests.support.gateway_engine_scripts import chat
 from tests.support.gateway_fake_engine import Call, FakeEngine, running
 from tests.support.gateway_world import World, published, running_gateway
+from tests.support.store_certificates import Authority
 from tests.support.waiting import until
 
 
 @asynccontextmanager
 async def watching(
-    transport: Transport, needed: set[str], told: list[str]
+    transport: Transport, needed: set[str], told: list[str], trust: Trust = True
 ) -> AsyncIterator[DemandScraper]:
     watch = DemandScraper(
-        transport, SystemClock(), needed=lambda: needed, on_change=lambda name: told.append(name)
+        transport,
+        SystemClock(),
+        needed=lambda: needed,
+        on_change=lambda name: told.append(name),
+        trust=trust,
     )
     async with asyncio.TaskGroup() as group:
         task = group.create_task(watch.run())
@@ -44,6 +53,23 @@ async def says(
         return demand if demand is not None and holds(demand) else None
 
     return await until(found, what=what)
+
+
+async def test_a_gateway_with_https_is_scraped_if_its_authority_is_trusted(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    world, authority = World(MemoryTransport(SystemClock())), Authority(tmp_path, "ours")
+    files = authority.issue("gateway")
+    certificate = ServerCertificate(files.certificate, files.key)
+    limits = GatewayLimits(drain_timeout_s=0.0, certificate=certificate)
+    async with running_gateway(world.transport, limits):
+        async with watching(world.transport, {"m"}, []) as blind:
+            await until(lambda: "certificate is not trusted" in caplog.text, what="the warning")
+            demand = blind.demand("m")
+            assert demand is None or not demand.is_complete
+        trusted = read_trust(authority.certificate)
+        async with watching(world.transport, {"m"}, [], trusted) as watch:
+            await says(watch, lambda demand: demand.is_complete)
 
 
 async def test_a_real_gateway_is_found_and_scraped() -> None:
