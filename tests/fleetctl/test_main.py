@@ -182,7 +182,7 @@ SMOKE = [
     (("label", "md/qwen", "team=b", "--overwrite"), 0, "modeldeployment/qwen labeled"),
     (("annotate", "md/qwen", "owner=anna"), 0, "modeldeployment/qwen annotated"),
     (("patch", "md/qwen", "-p", "spec: {concurrency: 8}"), 0, "modeldeployment/qwen patched"),
-    (("set", "resources", "md/qwen", "--memory=20Gi"), 0, "resource requirements updated"),
+    (("set", "resources", "md/qwen", "--memory=20Gi"), 0, "modeldeployment/qwen resource"),
     (("scale", "md/qwen", "--replicas=1"), 0, "modeldeployment/qwen scaled"),
     (("describe", "md/qwen"), 0, "Name:"),
     (("explain", "placement", "qwen"), 0, "modeldeployment/qwen: 0 of 1 replicas are placed"),
