@@ -4,6 +4,7 @@ import contextlib
 import http.client
 import json
 import os
+import re
 import signal
 import statistics
 import subprocess
@@ -22,6 +23,8 @@ from bench.result import of_peer
 READY_S = 120.0
 _LOOK_S = 0.05
 _ANSWER_S = 120.0
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+_ERROR = re.compile(r"\b\w*(Error|Exception)\b")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,9 +56,13 @@ class Side:
         return contextlib.nullcontext() if self.name == "ours" else of_peer()
 
     def last_words(self) -> str:
-        """Return the last line of each process's log."""
-        found = [log.read_text(errors="replace").strip().splitlines()[-1:] for log in self.logs]
-        return " | ".join(line for lines in found for line in lines)[-500:] or "it wrote nothing"
+        """Return the last error in each process's log, or else its last line: a launcher goes on after an error."""
+        found = []
+        for log in self.logs:
+            lines = _COLOUR.sub("", log.read_text(errors="replace")).strip().splitlines()
+            errors = [line for line in lines if _ERROR.search(line)]
+            found += (errors or lines)[-1:]
+        return " | ".join(line.strip() for line in found)[-500:] or "it wrote nothing"
 
     def processes(self) -> list[psutil.Process]:
         """Return all of its processes, those of a launcher included."""

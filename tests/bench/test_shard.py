@@ -18,6 +18,11 @@ from tests.support.ports import free_port
         pytest.param(
             "raise SystemExit('no room')", "it ended with exit code 1: no room", id="with-a-reason"
         ),
+        pytest.param(
+            "import sys; sys.exit('OSError: port in use\\n\\x1b[33m[WARN] rank 0 was ended\\x1b[0m')",
+            "it ended with exit code 1: OSError: port in use",
+            id="of-a-launcher",
+        ),
     ],
 )
 def test_a_peer_that_ends_is_blamed_with_its_exit_code(
