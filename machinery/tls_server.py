@@ -23,6 +23,7 @@ from typing import Any, NoReturn, TypeAlias
 import uvicorn
 from typing_extensions import override
 
+from machinery import process_secrets
 from machinery.clock import Clock
 from machinery.http_server import SignalServer
 
@@ -101,12 +102,11 @@ def _file_state(path: Path) -> _FileState:
 def _load(certificate: Path, key: Path) -> ssl.SSLContext:
     """Return a server context with the certificate. Raises CertificateError."""
     _check_file(certificate)
-    mode = _check_file(key)
-    if mode & stat.S_IRWXO:
-        raise CertificateError(
-            f"{key} holds a private key, and every user of this machine may open it (mode "
-            f"{stat.S_IMODE(mode):04o}). Run `chmod 600 {key}`"
-        )
+    _check_file(key)
+    try:
+        process_secrets.check_secret_file(key)
+    except process_secrets.OpenSecretError as error:
+        raise CertificateError(str(error)) from error
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.options |= ssl.OP_NO_RENEGOTIATION
@@ -131,15 +131,14 @@ def _load(certificate: Path, key: Path) -> ssl.SSLContext:
     return context
 
 
-def _check_file(path: Path) -> int:
-    """Return the mode of a regular file. Raises CertificateError."""
+def _check_file(path: Path) -> None:
+    """Raise CertificateError if the path is not a regular file."""
     try:
         mode = path.stat().st_mode
     except OSError as error:
         raise CertificateError(f"{path} cannot be read: {error.strerror}") from error
     if not stat.S_ISREG(mode):
         raise CertificateError(f"{path} is not a file")
-    return mode
 
 
 def _refuse_password(key: Path) -> NoReturn:

@@ -61,7 +61,7 @@ _ONE_MORE_FIELD = VersionHistory(current=2, steps={1: _unchanged})
 # By the name of the document's model. Models that are missing have had one shape so far.
 HISTORIES: Mapping[str, VersionHistory] = {
     "NodeLease": _ONE_MORE_FIELD,  # hasStorePassword
-    "GatewayLease": _ONE_MORE_FIELD,  # hasStorePassword
+    "GatewayLease": _ONE_MORE_FIELD,  # hasStorePassword, and https in its url
     "GitSource": _ONE_MORE_FIELD,  # the commits' author and subject, and the preview, in its status
     "GitSourceStatus": _ONE_MORE_FIELD,
 }

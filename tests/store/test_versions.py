@@ -233,7 +233,7 @@ SHAPES: dict[str, tuple[int, str]] = {
     "ApiKey": (1, "931feb71a3a5"),
     "Revision": (1, "ef4519c3de30"),
     "NodeLifeStatus": (1, "b8f5719a979b"),
-    "GatewayLease": (2, "bccd8902d8eb"),
+    "GatewayLease": (2, "ab787ae00411"),
     "ReconcilerLease": (1, "2a5175aecc41"),
     "NodeLease": (2, "f5c5a2d2c130"),
     "RankStatus": (1, "c5052ab32d43"),
