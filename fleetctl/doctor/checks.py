@@ -362,7 +362,6 @@ def _objects(fleet: FleetObservation) -> Iterator[Finding]:
         every = [obj for obj in fleet.objects if obj.kind == kind]
         # A user suspended these on purpose.
         suspended = [obj for obj in every if isinstance(obj, GitSource) and obj.spec.suspend]
-        active = [obj for obj in every if obj not in suspended]
         for one in suspended:
             yield Finding(
                 check="objects",
@@ -370,22 +369,64 @@ def _objects(fleet: FleetObservation) -> Iterator[Finding]:
                 message=f"{kind.lower()}/{one.name} is suspended: commits are not applied",
                 advice=f"`fleetctl resume {kind.lower()}/{one.name}` ends it",
             )
-        bad = 0
-        for obj in active:
-            status = getattr(obj, "status", None)
-            found = find_condition(status.conditions, type_) if status is not None else None
-            why = _unhealthy_reason(obj, found)
-            if not why:
-                continue
-            bad += 1
-            yield Finding(
-                check="objects",
-                level="WARN",
-                message=f"{kind.lower()}/{obj.name} is not {type_}: {why}",
-                advice=f"`fleetctl describe {kind.lower()}/{obj.name}` shows details",
-            )
+        active = [obj for obj in every if obj not in suspended]
+        bad = [found for obj in active if (found := _unhealthy(obj, type_)) is not None]
+        yield from bad
         if active and not bad:
-            yield ok("objects", f"{len(active)} of {len(active)} {kind}s are {type_}")
+            yield _healthy(fleet, f"{len(active)} of {len(active)} {kind}s are {type_}")
+        yield from (found for obj in active if (found := _rollout(obj)) is not None)
+
+
+def _unhealthy(obj: ApiObject, type_: str) -> Finding | None:
+    """Return the finding about an object whose health condition is not true."""
+    why = _unhealthy_reason(obj, _condition(obj, type_))
+    if not why:
+        return None
+    label = f"{obj.kind.lower()}/{obj.name}"
+    return Finding(
+        check="objects",
+        level="WARN",
+        message=f"{label} is not {type_}: {why}",
+        advice=f"`fleetctl describe {label}` shows details",
+    )
+
+
+def _healthy(fleet: FleetObservation, message: str) -> Finding:
+    """Return the finding about objects without a problem: without a leader, their conditions may be out of date."""
+    if fleet.versions.reconciler is not None:
+        return ok("objects", message)
+    return Finding(
+        check="objects",
+        level="WARN",
+        message=f"{message} as last observed: no reconciler leads, so this may be out of date",
+        advice="start fleet-reconciler, and run doctor again",
+    )
+
+
+_FAILED_ROLLOUTS = {
+    "CanaryFailed": "was rolled back",
+    "Stalled": "has a stalled rollout",
+}
+
+
+def _rollout(obj: ApiObject) -> Finding | None:
+    """Return the finding about a deployment whose newest version does not roll out, though replicas serve."""
+    found = _condition(obj, "Progressing")
+    if found is None or control_plane.is_unobserved(obj) or found.reason not in _FAILED_ROLLOUTS:
+        return None
+    name = obj.name
+    return Finding(
+        check="objects",
+        level="WARN",
+        message=f"modeldeployment/{name} {_FAILED_ROLLOUTS[found.reason]} ({found.reason}): {found.message}",
+        advice=f"`fleetctl describe md/{name}` shows details; `fleetctl rollout undo {name} --to-revision N` declares an "
+        f"earlier revision, and `fleetctl rollout history {name}` lists them",
+    )
+
+
+def _condition(obj: ApiObject, type_: str) -> Condition | None:
+    status = getattr(obj, "status", None)
+    return find_condition(status.conditions, type_) if status is not None else None
 
 
 def _unhealthy_reason(obj: ApiObject, found: Condition | None) -> str:

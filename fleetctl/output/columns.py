@@ -92,10 +92,29 @@ def reason(type_: str) -> Cell:
         found = object_trees.condition(tree, type_)
         if found is None or found.get("status") == "True":
             return ""
-        words = [str(found.get("reason", "")), str(found.get("message", ""))]
-        return ": ".join(word for word in words if word)
+        return _reason_text(found)
 
     return cell
+
+
+def _reason_text(found: Tree) -> str:
+    """Return `REASON: MESSAGE` of a condition."""
+    words = (str(found.get("reason", "")), str(found.get("message", "")))
+    return ": ".join(word for word in words if word)
+
+
+_available_reason = reason("Available")
+
+
+def _deployment_why(deployment: Tree, context: TableContext) -> str:
+    """Return why a deployment is not available, or else why its newest version does not serve everywhere."""
+    why = _available_reason(deployment, context)
+    rollout = object_trees.condition(deployment, "Progressing")
+    if why or rollout is None:
+        return why
+    # A running canary is True, but only a share of the requests reaches the new version.
+    is_shown = rollout.get("status") == "False" or rollout.get("reason") == "CanaryRunning"
+    return _reason_text(rollout) if is_shown else ""
 
 
 NAME = Column("NAME", text("metadata", "name"))
@@ -223,7 +242,7 @@ DECLARED_COLUMNS: dict[str, Columns] = {
         AGE,
         Column("MODEL", text("spec", "model", "path"), is_wide=True),
         Column("SERVED NAMES", _served_names, is_wide=True),
-        Column("WHY", reason("Available"), is_wide=True),
+        Column("WHY", _deployment_why, is_wide=True),
     ),
     "NodePool": (
         NAME,

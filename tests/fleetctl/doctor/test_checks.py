@@ -27,6 +27,12 @@ from fleetctl.doctor.findings import (
     summary_line,
 )
 from fleetctl.fleets.version_skew import ComponentVersion, FleetVersions
+from schemas.deployment import (
+    ModelDeployment,
+    ModelDeploymentSpec,
+    ModelDeploymentStatus,
+    ModelSource,
+)
 from schemas.gitsource import GitSource
 from schemas.meta import Condition, ConditionStatus, ObjectMeta
 from schemas.node import Node, NodeStatus
@@ -295,6 +301,46 @@ def test_an_object_with_an_unobserved_change_is_not_healthy() -> None:
     assert (found.level, found.message) == (
         "WARN",
         "nodepool/desk is not Ready: the reconciler has not observed its latest change yet",
+    )
+
+
+def deployed(reason: str, message: str, truth: ConditionStatus) -> ModelDeployment:
+    """Return a deployment that is available, with this condition Progressing."""
+    available = condition("Available", ConditionStatus.TRUE, "2 of 2 replicas ready")
+    progressing = Condition(type="Progressing", status=truth, reason=reason, message=message)
+    return ModelDeployment(
+        metadata=ObjectMeta(name="q", generation=1),
+        spec=ModelDeploymentSpec(model=ModelSource(path="small")),
+        status=ModelDeploymentStatus(observed_generation=1, conditions=(available, progressing)),
+    )
+
+
+@pytest.mark.parametrize(
+    ("reason", "message", "words"),
+    [
+        ("CanaryFailed", "aborted by a user; replicas run revision 1 again", "was rolled back"),
+        ("Stalled", "no progress for 10m", "has a stalled rollout"),
+    ],
+)
+def test_a_failed_rollout_is_told_though_replicas_serve(
+    reason: str, message: str, words: str
+) -> None:
+    failed = deployed(reason, message, ConditionStatus.FALSE)
+    fine, bad = [one for one in findings(objects=(failed,)) if one.check == "objects"]
+    assert (fine.level, fine.message) == ("OK", "1 of 1 ModelDeployments are Available")
+    assert (bad.level, bad.message) == ("WARN", f"modeldeployment/q {words} ({reason}): {message}")
+    assert "`fleetctl rollout undo q --to-revision N`" in bad.advice
+
+
+def test_no_object_is_ok_while_no_reconciler_leads() -> None:
+    complete = deployed("RolloutComplete", "all run revision 1", ConditionStatus.TRUE)
+    versions = replace(HEALTHY["versions"], reconciler=None)
+    (found,) = [
+        one for one in findings(objects=(complete,), versions=versions) if one.check == "objects"
+    ]
+    assert (found.level, found.message) == (
+        "WARN",
+        "1 of 1 ModelDeployments are Available as last observed: no reconciler leads, so this may be out of date",
     )
 
 

@@ -6,7 +6,12 @@ import pytest
 
 from fleetctl.objects.query import TableContext
 from fleetctl.output import printers
-from schemas.deployment import ModelSource
+from schemas.deployment import (
+    ModelDeployment,
+    ModelDeploymentSpec,
+    ModelDeploymentStatus,
+    ModelSource,
+)
 from schemas.meta import Condition, ConditionStatus, ObjectMeta
 from schemas.replica import MemoryProof, RankAssignment, Replica, ReplicaSpec
 from schemas.route import (
@@ -69,6 +74,42 @@ def test_the_columns_of_a_route(is_wide: bool, rows: list[str]) -> None:
     full = route("chat", status, rules=(RULE,), fallbacks=("small", "tiny"))
     shown = printers.table([full, route("plain")], TableContext(now=NOW), is_wide=is_wide)
     assert [line.split() for line in shown.splitlines()] == [row.split() for row in rows]
+
+
+@pytest.mark.parametrize(
+    ("available", "truth", "reason", "why"),
+    [
+        ("True", "False", "CanaryFailed", "CanaryFailed: of something"),
+        ("True", "False", "Stalled", "Stalled: of something"),
+        ("True", "True", "CanaryRunning", "CanaryRunning: of something"),
+        ("True", "True", "RolloutComplete", ""),
+        ("False", "False", "Stalled", "ReplicasStarting: 0 of 1"),
+    ],
+)
+def test_a_failed_or_running_canary_is_the_why_of_a_deployment(
+    available: str, truth: str, reason: str, why: str
+) -> None:
+    conditions = (
+        Condition(
+            type="Available",
+            status=ConditionStatus(available),
+            reason="ReplicasStarting",
+            message="0 of 1",
+        ),
+        Condition(
+            type="Progressing",
+            status=ConditionStatus(truth),
+            reason=reason,
+            message="of something",
+        ),
+    )
+    deployed = ModelDeployment(
+        metadata=ObjectMeta(name="qwen", creation_timestamp=NOW),
+        spec=ModelDeploymentSpec(model=ModelSource(path="small")),
+        status=ModelDeploymentStatus(conditions=conditions),
+    )
+    shown = printers.table([deployed], TableContext(now=NOW), is_wide=True, headers=False)
+    assert shown.split() == ["qwen", "0/1", available, "0s", "small", "qwen", *why.split()]
 
 
 @pytest.mark.parametrize(
