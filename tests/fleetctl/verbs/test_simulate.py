@@ -1,6 +1,8 @@
 """The verb `fleetctl simulate`: placements, node failures, added nodes, and error messages."""
 
 import json
+import re
+import shlex
 from pathlib import Path
 
 import pytest
@@ -9,7 +11,13 @@ from click.testing import CliRunner, Result
 from fleetctl.verbs.simulate import simulate
 from manifests.yaml import parser
 
-EXAMPLES = Path(__file__).parents[3] / "examples" / "simulate"
+ROOT = Path(__file__).parents[3]
+EXAMPLES = ROOT / "examples" / "simulate"
+CONSOLES = re.findall(
+    r"```console\n\$ fleetctl simulate (.*?)\n(.*?)```",
+    (ROOT / "docs" / "operations" / "simulate.md").read_text(),
+    re.DOTALL,
+)
 FLEET = """
 nodes:
 - {name: a, chip: M4 Max, memory: 64Gi}
@@ -45,6 +53,21 @@ def test_replicas_are_placed(tmp_path: Path) -> None:
 def test_the_output_is_deterministic(tmp_path: Path) -> None:
     flags = ("--fail", "a", "--add", "M4 Max:64Gi")
     assert run(tmp_path, *flags).output == run(tmp_path, *flags).output
+
+
+@pytest.mark.parametrize(("words", "shown"), CONSOLES, ids=["fail", "lose-each"])
+def test_the_documented_output_is_what_the_command_prints(
+    words: str, shown: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Lines `...` of the page, and ends of lines after it, stand for what the page leaves out."""
+    monkeypatch.chdir(ROOT)
+    printed = iter(CliRunner().invoke(simulate, shlex.split(words)).output.splitlines())
+    for line in shown.splitlines():
+        head, dots, _ = line.partition("...")
+        found = head.rstrip() == "" or any(
+            one.startswith(head) if dots else one == line for one in printed
+        )
+        assert found, f"not printed, or not in this order: {line}"
 
 
 def test_a_lost_replica_waits_for_an_added_node(tmp_path: Path) -> None:
