@@ -262,6 +262,14 @@ def _replica_ready(view: ReplicaView, reports: Sequence[RankStatus | None]) -> C
         return condition("Ready", view.epoch.over, view.epoch.message, holds=False)
     ranks = view.replica.spec.ranks
     prefix = [f"rank {number} on {rank.node}: " for number, rank in enumerate(ranks)]
+    # The last report of an agent that is away is about the time before.
+    away = [
+        rank.node
+        for rank, report in zip(ranks, reports, strict=True)
+        if report is not None and rank.node in view.away_nodes
+    ]
+    if away:
+        return _agent_away(away)
     ready = [
         (number, found)
         for number, report in enumerate(reports)
@@ -272,12 +280,16 @@ def _replica_ready(view: ReplicaView, reports: Sequence[RankStatus | None]) -> C
             head = prefix[number] if len(ranks) > 1 and found.message else ""
             return condition("Ready", found.reason, f"{head}{found.message}", holds=False)
     if reports[0] is not None and ready:
-        message = f"its agent on {view.node} is away; the engine may still serve"
-        return condition("Ready", "AgentAway", message, holds=False)
+        return _agent_away([view.node])
     silent = [rank.node for rank, one in zip(ranks, reports, strict=True) if one is None]
     agent = "its agent" if len(ranks) == 1 else f"the agent on {', '.join(silent)}"
     message = f"{agent} has not reported yet"
     return condition("Ready", "WaitingForAgent", message, holds=False)
+
+
+def _agent_away(nodes: Sequence[str]) -> Condition:
+    message = f"its agent on {', '.join(nodes)} is away; the engine may still serve"
+    return condition("Ready", "AgentAway", message, holds=False)
 
 
 def _epoch_conditions(formation: Formation, epoch: Epoch) -> Iterator[Condition]:

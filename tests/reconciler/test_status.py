@@ -202,6 +202,15 @@ def test_replica(
     assert said(made, "Ready") == wanted
 
 
+def test_the_last_report_of_an_agent_that_is_away_does_not_count() -> None:
+    view = replace(replica(0, is_ready=False), away_nodes=frozenset({"a"}))
+    made = replica_status(view, [rank("WarmingUp", holds=False)], old=None, now=NOW)
+    away = "its agent on a is away; the engine may still serve"
+    assert said(made, "Ready") == ("False", "AgentAway", away)
+    never = replica_status(view, [None], old=None, now=NOW)
+    assert said(never, "Ready")[1] == "WaitingForAgent"
+
+
 def test_pool() -> None:
     pool = NodePool(metadata=ObjectMeta(name="lab", generation=3), spec=NodePoolSpec())
     made = status.pool_status(pool, ["a", "b"], {"b", "c"}, old=None, now=NOW)
