@@ -228,7 +228,7 @@ class GitSourceReconciler:
             return
         state.failures, state.problem = 0, None
         if known is None or commit != known:
-            await self._load(source, state, found)
+            await self._load(state, found, state.observed)
 
     async def _load_applied(self, source: GitSource, state: SourceState) -> None:
         """Load the applied commit from the cache, so that drift is corrected while the repository is away."""
@@ -240,10 +240,10 @@ class GitSourceReconciler:
             return
         found = await self._fetch_commit(source, offline=commit)
         if found.answer.failure is None:
-            await self._load(source, state, found)
+            # It was found under the reference of its time, which the spec may not name any more.
+            await self._load(state, found, status.applied_revision)
 
-    async def _load(self, source: GitSource, state: SourceState, found: FetchResult) -> None:
-        commit = found.answer.revision
+    async def _load(self, state: SourceState, found: FetchResult, revision: str) -> None:
         try:
             # In a thread: ten thousand objects take a second, and the leader must renew its leases.
             loaded = tuple(await asyncio.to_thread(read_objects, found.documents))
@@ -252,9 +252,11 @@ class GitSourceReconciler:
                 reason="BrokenManifests", message=errors.show(_SHOWN), stalls=True
             )
             return
-        revision = source_status.revision_of(source.spec.reference, commit)
         state.loaded_commit = LoadedCommit(
-            revision=revision, commit=commit, info=found.answer.commit, loaded=loaded
+            revision=revision,
+            commit=found.answer.revision,
+            info=found.answer.commit,
+            loaded=loaded,
         )
 
     async def _fetch_commit(

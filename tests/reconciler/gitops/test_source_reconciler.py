@@ -11,7 +11,7 @@ from fleetctl.objects.writer import with_spec
 from manifests.delete import delete
 from manifests.ownership import record_update
 from schemas.deployment import ModelDeployment
-from schemas.gitsource import Drift, GitSource
+from schemas.gitsource import Drift, GitSource, GitSourceStatus
 from schemas.meta import APPLY_SET, find_condition
 from schemas.pools import NodePool
 from schemas.route import ModelRoute
@@ -196,6 +196,29 @@ async def test_pinned_commits_and_tags(store: Transport, folder: Path) -> None:
     await applied(store, source("g", repo.url, "  reference: {branch: mian}\n"))
     missing = await said(store, "g", "Stalled", reason="ReferenceNotFound")
     assert f"{repo.url} has no branch mian. Did you mean main?" in missing.message
+
+
+async def test_the_applied_commit_keeps_the_branch_under_which_it_was_found(
+    store: Transport, folder: Path
+) -> None:
+    repo = Repository(folder / "r.git")
+    first = repo.commit({"r.yaml": pool("r", priority=1)})
+    await applied(store, source("r", repo.url))
+    await ready(store, "r", first)
+    await applied(store, source("r", repo.url, "  reference: {branch: mian}\n"))
+    await said(store, "r", "Stalled", reason="ReferenceNotFound")
+    request = await synced(
+        store, "r"
+    )  # with a status about this spec, the applied commit is loaded
+
+    async def answered() -> GitSourceStatus | None:
+        now = await status(store, "r")
+        return now if now is not None and now.last_sync == request else None
+
+    found = await until_async(answered, limit_s=20.0, what="the answer to the sync of r")
+    assert found.applied_revision == f"main@{first}"
+    stalled = await said(store, "r", "Stalled", reason="ReferenceNotFound")
+    assert stalled.message.endswith(f"main@{first} stays applied")
 
 
 async def test_a_site_is_an_overlay(store: Transport, folder: Path) -> None:
