@@ -10,11 +10,13 @@ from fleetctl.objects import reader
 from fleetctl.objects.kind_args import kind_of, parse_names
 from reconciler.groups import fabric
 from reconciler.groups.fabric import Cable, FabricFault, assign_seats
+from schemas.deployment import ModelDeployment
 from schemas.formation import Seat
 from schemas.meta import ConditionStatus, find_condition
 from schemas.node import Node, NodeStatus
 from schemas.pools import selects
 from schemas.shardgroup import ShardGroup, ShardGroupSpec
+from store import objects
 from store.port import Transport
 
 
@@ -104,10 +106,11 @@ class FabricState:
     nodes: tuple[Node, ...]
     ready: frozenset[str]
     """Nodes whose agents hold their lease."""
+    deployments: tuple[ModelDeployment, ...] = ()
 
 
 async def read_fabric(words: Sequence[str], options: dict[str, Any]) -> FabricState:
-    """Read the named groups, or all, and all nodes.
+    """Read the named groups, or all, and all nodes and deployments.
 
     Raises:
         FleetctlError: a group does not exist; the message names the nearest.
@@ -120,6 +123,7 @@ async def read_fabric(words: Sequence[str], options: dict[str, Any]) -> FabricSt
             groups=tuple(one for one in found if isinstance(one, ShardGroup)),
             nodes=tuple(await read_nodes(transport)),
             ready=await reader.ready_nodes(transport),
+            deployments=tuple(await objects.list_all(transport, ModelDeployment)),
         )
 
 
@@ -165,6 +169,15 @@ class AdmissionMember:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class UnplacedDeployment:
+    """A deployment that names a group, and has replicas without a place on it."""
+
+    name: str
+    reason: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class GroupAdmission:
     """Result of the admission check of one group."""
 
@@ -176,11 +189,31 @@ class GroupAdmission:
     faults: tuple[FabricFault, ...] = ()
     """Reasons against admission."""
     warnings: tuple[str, ...] = ()
+    unplaced: tuple[UnplacedDeployment, ...] = ()
+    """Deployments that the group cannot run, though its Macs may be admitted."""
 
     @property
     def is_admitted(self) -> bool:
         """Return whether the group has no faults."""
         return not self.faults
+
+
+def unplaced_on(
+    group: ShardGroup, deployments: Sequence[ModelDeployment]
+) -> tuple[UnplacedDeployment, ...]:
+    """Return the deployments that name the group, and of whose latest spec Placed is False."""
+    found: list[UnplacedDeployment] = []
+    for one in deployments:
+        if one.spec.sharding != group.name or one.status is None:
+            continue
+        placed = find_condition(one.status.conditions, "Placed")
+        if placed is None or placed.status is not ConditionStatus.FALSE:
+            continue
+        if placed.observed_generation >= one.metadata.generation:
+            found.append(
+                UnplacedDeployment(name=one.name, reason=placed.reason, message=placed.message)
+            )
+    return tuple(found)
 
 
 def check_admission(

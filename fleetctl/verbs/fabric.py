@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import click
@@ -13,7 +13,7 @@ from fleetctl.cli.connect import run, store_options
 from fleetctl.cli.errors import FleetctlError
 from fleetctl.cli.program import LazyGroup
 from fleetctl.fabric import admission
-from fleetctl.fabric.admission import AdmissionMember, GroupAdmission, check_admission
+from fleetctl.fabric.admission import AdmissionMember, GroupAdmission, check_admission, unplaced_on
 from fleetctl.output import printers
 from manifests.trees import Tree
 from reconciler.groups.fabric import Cable, CableEnd, FabricFault, cables_between
@@ -27,7 +27,8 @@ _CHECK_HELP = """Check whether the Macs of each ShardGroup can work together, an
   fleetctl fabric check
   fleetctl fabric check studio -o json
 
-Uses the agents' reports, which are at most 40 seconds old, and starts nothing. Exit code 1: a group is not admitted.
+Uses the agents' reports, which are at most 40 seconds old, and starts nothing. Deployments of a group that are not placed
+are listed below it. Exit code 1: a group is not admitted.
 JACCL is not yet tested on hardware: docs/operations/shardgroups.md has a checklist for the first run.
 """
 
@@ -54,7 +55,13 @@ def check(group: tuple[str, ...], output: str, **options: Any) -> None:
 
 async def _check_groups(words: tuple[str, ...], options: dict[str, Any]) -> list[GroupAdmission]:
     state = await admission.read_fabric(words, options)
-    return [check_admission(one, state.nodes, state.ready) for one in state.groups]
+    return [
+        replace(
+            check_admission(one, state.nodes, state.ready),
+            unplaced=unplaced_on(one, state.deployments),
+        )
+        for one in state.groups
+    ]
 
 
 def admission_text(group: GroupAdmission) -> str:
@@ -62,7 +69,7 @@ def admission_text(group: GroupAdmission) -> str:
     spec = group.spec
     word = "admitted" if group.is_admitted else "not admitted"
     coloured = terminal.paint(word, "good" if group.is_admitted else "bad")
-    head = f"shardgroup/{group.group}: {spec.backend} over {spec.wanted_size} Macs, {coloured}"
+    head = f"shardgroup/{group.group}: {spec.backend} over {spec.wanted_size} Macs, cables and settings: {coloured}"
     rows = [_member_row(one) for one in group.members]
     parts = [head, _indent(printers.align_columns(rows, ["RANK", "NODE", "STATUS", "ADDRESSES"]))]
     if any(group.cables):
@@ -70,6 +77,10 @@ def admission_text(group: GroupAdmission) -> str:
         parts.append(_indent(printers.align_columns(cables, ["CABLE", "FROM", "TO", "GBIT/S"])))
     parts += [f"  {terminal.paint(one.reason, 'bad')}: {one.message}" for one in group.faults]
     parts += [f"  {terminal.paint('warning', 'warn')}: {one}" for one in group.warnings]
+    parts += [
+        f"  modeldeployment/{one.name} is {terminal.paint('not placed', 'bad')} ({one.reason}): {one.message}"
+        for one in group.unplaced
+    ]
     return "\n".join(parts)
 
 
@@ -119,6 +130,10 @@ def admission_tree(group: GroupAdmission) -> dict[str, Tree]:
         "cables": [cable_tree(one) for pair in group.cables for one in pair],
         "missing": [{"reason": one.reason, "message": one.message} for one in group.faults],
         "warnings": list(group.warnings),
+        "unplaced": [
+            {"deployment": one.name, "reason": one.reason, "message": one.message}
+            for one in group.unplaced
+        ],
     }
 
 

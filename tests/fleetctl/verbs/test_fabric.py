@@ -9,10 +9,17 @@ from fleetctl.cli import terminal
 from fleetctl.fabric.admission import GroupAdmission, check_admission
 from fleetctl.verbs import fabric
 from nodeagent.hardware import linux
+from schemas.deployment import (
+    ModelDeployment,
+    ModelDeploymentSpec,
+    ModelDeploymentStatus,
+    ModelSource,
+)
 from schemas.meta import Condition, ConditionStatus, ObjectMeta
 from schemas.node import Node
 from schemas.shardgroup import ShardGroup, ShardGroupSpec
-from store import codec
+from store import codec, keys
+from store.port import Put
 from tests.support.fleet import Fleet
 from tests.support.fleetctl_runner import MemoryFleet
 from tests.support.reconciler_agents import node_status, put_lease, put_node
@@ -37,14 +44,14 @@ TWO = '{"members": [{"node": "mac-0"}, {"node": "mac-1"}], "backend": "jaccl"}'
 SPARE = '{"members": [{"node": "mac-0"}, {"node": "mac-1"}, {"node": "mac-2"}], "size": 2, "backend": "jaccl"}'
 
 ADMITTED = """\
-shardgroup/studio: jaccl over 2 Macs, admitted
+shardgroup/studio: jaccl over 2 Macs, cables and settings: admitted
   RANK    NODE    STATUS    ADDRESSES
   0       mac-0   Ready     192.168.1.0
   1       mac-1   Ready     192.168.1.1
   CABLE    FROM                                TO                                    GBIT/S
   0-1      mac-0 rdma_en2 (active, 10.0.1.1)   mac-1 rdma_en2 (active, 10.1.1.1)     80"""
 REFUSED = """\
-shardgroup/studio: jaccl over 2 Macs, not admitted
+shardgroup/studio: jaccl over 2 Macs, cables and settings: not admitted
   RANK    NODE    STATUS    ADDRESSES
   0       mac-0   Ready     -
   1       mac-1   Ready     -
@@ -192,21 +199,28 @@ def test_the_matrix_compares_macs() -> None:
 
 @pytest.fixture(scope="module")
 async def two_groups(shared_fleet: MemoryFleet) -> MemoryFleet:
-    """Return a store with two live Linux nodes and two groups."""
-    transport = shared_fleet.store
+    return await with_two_groups(shared_fleet)
+
+
+async def with_two_groups(fleet: MemoryFleet) -> MemoryFleet:
+    """Return the fleet with two live Linux nodes and two groups."""
+    transport = fleet.store
     for name in ("node-1", "node-2"):
         status = node_status(name).model_copy(update={"os": "Linux"})
         await transport.commit([], [put_node(name, status), put_lease(name)])
     ring = '{"members": [{"node": "node-1"}, {"node": "node-2"}]}'
     for name, spec in (("pair", ring), ("fast", ring.replace("]}", '], "backend": "jaccl"}'))):
         await transport.commit([], [codec.put_spec(shardgroup(name, spec))])
-    return shared_fleet
+    return fleet
 
 
 async def test_groups_of_a_store(two_groups: MemoryFleet) -> None:
     done = await two_groups.ctl("fabric", "check", "pair")
     assert (done.code, done.err) == (0, "")
-    assert done.out.splitlines()[0] == "shardgroup/pair: ring over 2 Macs, admitted"
+    assert (
+        done.out.splitlines()[0]
+        == "shardgroup/pair: ring over 2 Macs, cables and settings: admitted"
+    )
     assert [line.split() for line in done.out.splitlines()[2:]] == [
         ["0", "node-1", "Ready", "127.0.0.1"],
         ["1", "node-2", "Ready", "127.0.0.1"],
@@ -231,6 +245,35 @@ async def test_groups_of_a_store(two_groups: MemoryFleet) -> None:
     assert side.out.splitlines()[0].split() == ["node-1", "node-2", "SAME"]
     tree = json.loads((await two_groups.ctl("fabric", "matrix", "pair", "-o", "json")).out)
     assert (tree["nodes"], tree["cables"]) == (["node-1", "node-2"], [])
+
+
+async def test_a_deployment_that_the_group_cannot_run_is_listed(fleet: MemoryFleet) -> None:
+    two_groups = await with_two_groups(fleet)
+    why = "0/1 groups fit: Tensor works with 3, not 2"
+    placed = Condition(
+        type="Placed",
+        status=ConditionStatus.FALSE,
+        reason="Unschedulable",
+        message=why,
+        observed_generation=1,
+    )
+    for name, group, generation in (("big", "pair", 1), ("else", "fast", 1), ("new", "pair", 2)):
+        made = ModelDeployment(
+            metadata=ObjectMeta(name=name, uid=f"uid-{name}", generation=generation),
+            spec=ModelDeploymentSpec(model=ModelSource(path="m"), sharding=group),
+        )
+        status = codec.encode(ModelDeploymentStatus(conditions=(placed,)))
+        key = keys.status_key("ModelDeployment", name)
+        await two_groups.store.commit([], [codec.put_spec(made), Put(key=key, value=status)])
+    done = await two_groups.ctl("fabric", "check", "pair")
+    assert (done.code, done.err) == (0, "")
+    head, *_, last = done.out.splitlines()
+    assert head == "shardgroup/pair: ring over 2 Macs, cables and settings: admitted"
+    assert last == f"  modeldeployment/big is not placed (Unschedulable): {why}"
+    (pair,) = json.loads((await two_groups.ctl("fabric", "check", "pair", "-o", "json")).out)[
+        "groups"
+    ]
+    assert [one["deployment"] for one in pair["unplaced"]] == ["big"]
 
 
 async def test_a_store_without_groups(fleet: MemoryFleet) -> None:
