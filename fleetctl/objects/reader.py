@@ -17,7 +17,7 @@ from store import codec, keys, object_trees, objects, versions
 from store.object_trees import Tree, ready_nodes
 from store.port import KeyValue, StoreReader, Transport
 
-__all__ = ["read", "read_one", "read_peaks", "ready_nodes", "table_context"]
+__all__ = ["read", "read_one", "read_peaks", "ready_nodes", "reconciler_problem", "table_context"]
 
 
 async def read(transport: Transport, kind: Kind, names: Sequence[str]) -> list[ApiObject]:
@@ -35,6 +35,13 @@ async def read(transport: Transport, kind: Kind, names: Sequence[str]) -> list[A
     if missing:
         raise FleetctlError(not_found_message(kind, missing[0], list(by_name)))
     return [by_name[name] for name in names]
+
+
+async def reconciler_problem(store: StoreReader) -> str:
+    """Return why a wait for the reconciler is in vain, and what to do; empty if one leads."""
+    if await store.get(keys.ELECTION_RECONCILER) is not None:
+        return ""
+    return "no reconciler is running: start fleet-reconciler"
 
 
 async def read_one(transport: Transport, kind: Kind, name: str) -> ApiObject | None:

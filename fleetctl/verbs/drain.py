@@ -13,7 +13,7 @@ from fleetctl.cli.arguments import parse_duration
 from fleetctl.cli.connect import open_store, run, store_options
 from fleetctl.cli.errors import FleetctlError, InterruptedByUser
 from fleetctl.cli.kubectl_hints import unsupported_flag
-from fleetctl.objects import targets, writer
+from fleetctl.objects import reader, targets, writer
 from fleetctl.objects.kind_args import kind_of
 from fleetctl.objects.targets import Selection
 from fleetctl.verbs import drain_progress
@@ -226,8 +226,8 @@ class _DrainWatch:
             for name, replica in self._remaining.items()
         ]
         names = " ".join(node for node in self._nodes if node not in self._drained)
-        if await self._transport.get(keys.ELECTION_RECONCILER) is None:
-            lines.append("  no reconciler is running: start fleet-reconciler, which moves replicas")
+        if why := await reader.reconciler_problem(self._transport):
+            lines.append(f"  {why}, which moves replicas")
         count = f"{len(self._remaining)} {'replica is' if len(self._remaining) == 1 else 'replicas are'}"
         return (
             f"timed out after {timeout_s:g} s: {count} still on {names.replace(' ', ', ')}\n"

@@ -11,7 +11,7 @@ from fleetctl.cli.arguments import dry_run_option, parse_duration
 from fleetctl.cli.connect import open_store, run, store_options
 from fleetctl.cli.errors import FleetctlError
 from fleetctl.cli.program import SuggestingGroup
-from fleetctl.objects import deployments, writer
+from fleetctl.objects import deployments, reader, writer
 from fleetctl.output import printers
 from fleetctl.output.results import ResultPrinter
 from machinery.clock import Clock, SystemClock
@@ -20,7 +20,7 @@ from manifests.yaml import parser
 from schemas.deployment import ModelDeployment, Revision
 from schemas.meta import RESTARTED_AT, Condition, ConditionStatus, find_condition
 from schemas.rollout import CanaryDecision, canary_decision_notes
-from store import keys, objects
+from store import objects
 from store.errors import UnavailableError
 from store.port import Transport
 
@@ -121,8 +121,8 @@ async def _status(name: str, timeout_s: float, options: dict[str, Any], *, watch
                     True,
                 )
                 text = progress.text
-                if progress.is_unobserved and await transport.get(keys.ELECTION_RECONCILER) is None:
-                    text += "; no reconciler is running: start fleet-reconciler"
+                if progress.is_unobserved and (why := await reader.reconciler_problem(transport)):
+                    text += f"; {why}"
             except UnavailableError:
                 # Outages of the store are waited through.
                 if clock.monotonic() >= deadline or not watch or not was_observed:

@@ -11,7 +11,7 @@ from fleetctl.cli.arguments import parse_timeout
 from fleetctl.cli.connect import open_store, run, store_options
 from fleetctl.cli.errors import FleetctlError
 from fleetctl.cli.terminal import ProgressLine
-from fleetctl.objects import selectors, targets, wait_conditions
+from fleetctl.objects import reader, selectors, targets, wait_conditions
 from fleetctl.objects.targets import Selection
 from fleetctl.objects.wait_conditions import CreatedGoal, DeletedGoal, Goal
 from machinery.clock import Clock, SystemClock
@@ -29,6 +29,8 @@ _REST_FACTOR = 4
 _QUIET_S = 3.0
 # From this many objects on, one list of the kind is cheaper than single reads.
 _MIN_FOR_LIST = 5
+# Kinds whose state does not come from the reconciler: agents report nodes, and nothing reports on keys.
+_UNLED_KINDS = frozenset(("ApiKey", "Event", "Node"))
 _HELP = """Wait until objects reach the state of --for.
 
 \b
@@ -155,14 +157,27 @@ class ObjectWaiter:
                 if not left:
                     return
                 first = seen[left[0]]
-                notes.update(self._so_far(left, first), wait_conditions.reason(self._goal, first))
+                why = await self._leader_text(left)
+                reason = f"{wait_conditions.reason(self._goal, first)}{why}"
+                notes.update(f"{self._so_far(left, first)}{why}", reason)
                 if not await self._has_time():
-                    raise FleetctlError("\n".join(self._too_late(one, seen[one]) for one in left))
+                    lines = (self._too_late(one, seen[one], why) for one in left)
+                    raise FleetctlError("\n".join(lines))
 
     def _so_far(self, left: Sequence[AwaitedObject], tree: Tree | None) -> str:
         """Return the progress line, about the first remaining object."""
         others = f" and {len(left) - 1} more" if len(left) > 1 else ""
         return f"{left[0].label}{others}: waiting for {self._goal.text}{wait_conditions.state_text(self._goal, tree)}"
+
+    async def _leader_text(self, left: Sequence[AwaitedObject]) -> str:
+        """Return that no reconciler leads, as the end of a sentence, if the goal needs one."""
+        if isinstance(self._goal, CreatedGoal) or all(one.kind in _UNLED_KINDS for one in left):
+            return ""
+        try:
+            why = await reader.reconciler_problem(self._store)
+        except UnavailableError:
+            return ""
+        return f"; {why}" if why else ""
 
     async def _looked(self, left: Sequence[AwaitedObject]) -> dict[AwaitedObject, Tree | None]:
         """Read the objects."""
@@ -213,13 +228,14 @@ class ObjectWaiter:
                 known = [object_trees.name_of(t) for t in await self._all(kinds[one.kind])]
                 raise FleetctlError(not_found_message(kinds[one.kind], one.name, known))
 
-    def _too_late(self, one: AwaitedObject, tree: Tree | None) -> str:
+    def _too_late(self, one: AwaitedObject, tree: Tree | None, leader_text: str) -> str:
         now = wait_conditions.state_text(self._goal, tree)
+        why = "" if one.kind in _UNLED_KINDS else leader_text
         # An object that does not exist cannot be described.
         more = (
             f"describe {one.label}` shows details" if tree else f"get {one.kind.lower()}` lists all"
         )
         return (
-            f"timed out after {self._timeout_s:g} s waiting for {self._goal.text} of {one.label}{now}. "
+            f"timed out after {self._timeout_s:g} s waiting for {self._goal.text} of {one.label}{now}{why}. "
             f"`fleetctl {more}"
         )

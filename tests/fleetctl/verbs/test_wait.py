@@ -128,7 +128,8 @@ async def test_several_at_once(shared: Fleet, transport: Transport) -> None:
     assert (late.code, late.out) == (1, "modeldeployment/wait-a condition met\n")
     assert late.err == (
         "error: timed out after 0 s waiting for condition Available=True of modeldeployment/wait-b; "
-        "it is False (Counted). `fleetctl describe modeldeployment/wait-b` shows details\n"
+        "it is False (Counted); no reconciler is running: start fleet-reconciler. "
+        "`fleetctl describe modeldeployment/wait-b` shows details\n"
     )
     async with streaming(shared, *words) as running:
         assert await running.line() == "modeldeployment/wait-a condition met\n"
@@ -152,7 +153,9 @@ def test_a_wait_in_a_pipe_says_after_three_seconds_what_it_waits_for(
     async def main() -> None:
         clock = VirtualClock()
         store = MemoryTransport(clock, expires_by_itself=False)
-        await store.commit([], [codec.put_spec(ModelDeployment.model_validate_json(DECLARED))])
+        leader = Put(key=keys.ELECTION_RECONCILER, value=b"{}")
+        declared = codec.put_spec(ModelDeployment.model_validate_json(DECLARED))
+        await store.commit([], [leader, declared])
         goal = wait_conditions.parse("condition=Available")
         waiter = ObjectWaiter(store, clock, goal, 60.0)
 
@@ -188,6 +191,23 @@ async def write_condition(store: Transport, truth: ConditionStatus, reason: str)
     status = ModelDeploymentStatus(conditions=(found,))
     key = keys.status_key("ModelDeployment", "x")
     await store.commit([], [Put(key=key, value=codec.encode(status))])
+
+
+async def test_a_wait_without_a_reconciler_says_that_none_is_running(fleet: MemoryFleet) -> None:
+    await fleet.applied(MANIFEST.format(name="x", set="none"))
+    words = ("wait", "md/x", "--for=condition=Available", "--timeout=0")
+    none = "no reconciler is running: start fleet-reconciler"
+    late = await fleet.ctl(*words)
+    assert (late.code, late.err) == (
+        1,
+        "error: timed out after 0 s waiting for condition Available=True of modeldeployment/x; "
+        f"{none}. `fleetctl describe modeldeployment/x` shows details\n",
+    )
+    for other in ("md/y --for=create", "md/x --for=jsonpath={.status.replicas}=2"):
+        done = await fleet.ctl("wait", *other.split(), "--timeout=0")
+        assert (done.code, none in done.err) == (1, "jsonpath" in other)
+    await fleet.store.commit([], [Put(key=keys.ELECTION_RECONCILER, value=b"{}")])
+    assert none not in (await fleet.ctl(*words)).err
 
 
 @pytest.mark.etcd
