@@ -29,7 +29,10 @@ async def agent(
     made = AgentProcess(etcd, folder, models_dir, NODE, flags=("--start-concurrency", "1"))
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("FLEET_ETCD_USER", "fleet-node-mac-1")
-        patch.setenv("FLEET_ETCD_PASSWORD", "hunter2")
+        password = folder.parent / "password"
+        password.write_text("hunter2\n")
+        password.chmod(0o600)
+        patch.setenv("FLEET_ETCD_PASSWORD_FILE", str(password))
         made.start(tells_code=True)  # an interpreter of its own, with this environment
     yield made
     await made.end()

@@ -245,6 +245,7 @@ async def one_model(*names: str) -> AsyncIterator[str]:
         for name in names:
             await World(transport).serve(name, engine)
             await gateway.knows(name, ready=1)
+        await until(lambda: gateway.gateway.table_cache.is_synced, what="the first list")
         yield gateway.url
 
 
