@@ -1,4 +1,4 @@
-"""How long `fleetctl` takes from the shell's Enter to its last letter: get, --help, a typo; processes from scratch.
+"""Time of `fleetctl` from the shell's Enter to its last letter: get, --help, a typo; processes from scratch.
 
 Beside them, in turns with them, so that a machine that is busy with something else is so for all: Python doing
 nothing, Python importing click (less than that no command built with it can take), and `kubectl version --client`

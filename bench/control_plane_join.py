@@ -25,7 +25,7 @@ _JOINS_S, _WATCHED_S = 30.0, 5.0
 
 
 async def join(bench: Bench) -> None:
-    """Have everybody there, and at rest, before there is work: that is not what is measured.
+    """Wait until all agents are registered and at rest: their start is not measured.
 
     Raises:
         TooSlowError: not even the first of them can be kept alive.

@@ -24,7 +24,7 @@ class TooSlowError(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cost:
-    """What processes have taken so far: seconds of processor, by name; and bytes of memory now."""
+    """Use of processes so far: seconds of processor by name, and bytes of memory now."""
 
     at: float
     cpu_s: dict[str, float]
@@ -131,7 +131,7 @@ def others(before: Cost, after: Cost) -> float:
 
 @dataclass(slots=True, kw_only=True)
 class Heard:
-    """When keys below a prefix were first written, and when they went, by this process's clock."""
+    """Times of the first write and of the deletion of keys below a prefix, by this process's clock."""
 
     first: dict[str, float] = field(default_factory=dict)
     last: dict[str, float] = field(default_factory=dict)
@@ -175,7 +175,7 @@ class Heard:
 
 @dataclass(slots=True, kw_only=True)
 class Bench:
-    """What every phase needs."""
+    """State that every phase needs."""
 
     transport: Transport
     crowd: Crowd
@@ -185,7 +185,7 @@ class Bench:
     figures: dict[str, object]
     processors: int
     ends_at: float = 0.0
-    """When the present phase must have ended, by `time.perf_counter`."""
+    """Deadline of the present phase, by `time.perf_counter`."""
 
     def within(self, most_s: float) -> float:
         """Return how many seconds may be waited for something: at most so many, and not beyond the phase."""

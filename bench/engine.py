@@ -140,7 +140,7 @@ async def _quiet(server: Server, most_s: float) -> float:
 
 
 async def memory(bench: Bench) -> None:
-    """What both hold after all this."""
+    """Memory of both servers after all cases."""
     held = [server.rss_mb for server in bench.both]
     bench.ratios["rss_after"] = round(held[0] / held[1], 2)
     bench.note("memory", rss_mb=held)

@@ -1,4 +1,4 @@
-"""What `bench.engine` is made of: the two servers, a client that notes when tokens come, and prompts."""
+"""Parts of `bench.engine`: the two servers, a client that notes when tokens come, and prompts."""
 
 import asyncio
 import json
@@ -52,7 +52,7 @@ class Server:
 
 @dataclass(slots=True)
 class Reply:
-    """When the pieces of one answer came, in seconds from the request."""
+    """Times of the pieces of one answer, in seconds from the request."""
 
     times: list[float] = field(default_factory=list)
     tokens: int = 0
@@ -61,7 +61,7 @@ class Reply:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Burst:
-    """What some requests at once came to."""
+    """Figures of several requests at once."""
 
     wall_s: float
     cpu_s: float

@@ -1,4 +1,4 @@
-"""What all benches share: their short form for a smoke test, peers that fail, and the last line with its exit code.
+"""Parts that all benches share: the short form for a smoke test, peers that fail, the last line and the exit code.
 
 The last line of a bench is one JSON object: what it compared first, then `failed` (the peers that could not be measured,
 with the reason), then other figures. A bench that compared nothing exits with an error.

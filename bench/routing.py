@@ -1,4 +1,4 @@
-"""What choosing an engine costs: `make bench-routing`. No store, no network: the gateway's own Router alone.
+"""Cost of the choice of an engine: `make bench-routing`. No store, no network: the gateway's own Router alone.
 
 By engines (10 to 1,000, every strategy), by conversations that are remembered (none to a million) and by the length of
 prompts. Prints tables, and as its last line one JSON object, ratios first.
@@ -90,7 +90,7 @@ def asks(size: int = 100, sessions: int = 0) -> list[InferenceRequest]:
 
 
 def fill(into: Router, sessions: int) -> float:
-    """Have so many sessions remembered; return the bytes that each of them took."""
+    """Fill the session table with this number; return the bytes that each session took."""
     before = _resident_bytes()
     for number in range(sessions):
         name = f"session-{number}"

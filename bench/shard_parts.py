@@ -1,4 +1,4 @@
-"""What `bench.shard` is made of: groups of ranks, ours and `mlx.launch`'s, and a client that notes when tokens come."""
+"""Parts of `bench.shard`: groups of ranks, ours and `mlx.launch`'s, and a client that notes when tokens come."""
 
 import contextlib
 import http.client
@@ -29,7 +29,7 @@ _ERROR = re.compile(r"\b\w*(Error|Exception)\b")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """What both sides get."""
+    """Input of both sides."""
 
     model: Path
     folder: Path
@@ -97,7 +97,7 @@ class Side:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Turn:
-    """What requests at once came to."""
+    """Figures of several requests at once."""
 
     tokens_per_s: float
     tokens_per_cpu_s: float

@@ -134,12 +134,12 @@ def test_the_same_class_name_is_not_used_everywhere() -> None:
     assert often == {}, "give each class the head word that says which one it is"
 
 
-@pytest.mark.parametrize("room", PRODUCTION)
+@pytest.mark.parametrize("room", [*PRODUCTION, "bench", "docs", "examples", "tests"])
 def test_docstrings_start_with_a_noun_or_a_verb(room: str) -> None:
     wrong = [
         f"{_name(path)}:{line}: {text.splitlines()[0]}"
-        for path in _production()
-        if _name(path).startswith(f"{room}/")
+        for path in _files(f"{room}/**.py")
+        if not path.name.endswith("_pb2.py")
         for line, text in _docstrings(path)
         if re.split(r"\W", text.lower(), maxsplit=1)[0] in BAD_FIRST_WORDS
     ]

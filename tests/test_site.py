@@ -34,7 +34,7 @@ def test_the_site_may_load_nothing_from_other_hosts(tmp_path: Path) -> None:
 
 
 def test_every_page_of_the_site_navigation_exists() -> None:
-    """What `mkdocs build --strict` would refuse, without its environment."""
+    """Find what `mkdocs build --strict` refuses, without its environment."""
     named = re.findall(r"([\w./-]+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE)
     assert len(named) > 40
     assert [name for name in named if not (ROOT / name).exists()] == []

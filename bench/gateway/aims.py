@@ -1,4 +1,4 @@
-"""What this gateway aims for beside its peers, held against what was measured. Pure."""
+"""Aims of this gateway beside its peers, compared with the figures. Pure."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass

@@ -81,7 +81,7 @@ async def under_load(programs: Programs, setting: Setting, count: int, fault: Fa
 
 
 async def settled(programs: Programs, setting: Setting) -> bool:
-    """Have all engines well, and wait until all of them are used again; return whether they are."""
+    """Repair all engines, and wait until all of them are used again; return whether they are."""
     for engine in setting.engines:
         engine.revive()
     deadline_s = time.monotonic() + _SETTLE_S

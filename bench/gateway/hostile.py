@@ -54,7 +54,7 @@ _SHOTS = {
 
 @dataclass(frozen=True)
 class Row:
-    """What honest clients noticed."""
+    """The effects on honest clients."""
 
     crowd: str
     p50_us: float

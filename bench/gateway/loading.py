@@ -19,7 +19,7 @@ EVENTS = TOKENS + 3
 """A stream's: the role, the tokens, the finish, [DONE]."""
 
 OUTCOMES = ("ok", "refused", "truncated", "wrong", "broken", "unreachable", "silent")
-"""As enum outcome: `broken` ended in order and without [DONE], `wrong` has another text."""
+"""The values of enum outcome: `broken` ended in order and without [DONE], `wrong` has another text."""
 
 _RECORD = np.dtype(
     [
@@ -37,14 +37,14 @@ Records: TypeAlias = npt.NDArray[Any]
 
 @dataclass(frozen=True, kw_only=True)
 class Load:
-    """What is asked of one port."""
+    """The load on one port."""
 
     port: int
     connections: int
     is_streamed: bool
     seconds: float = math.inf
     tokens: int | Path = TOKENS
-    """How long the stand-in's answers are; or a file of what to ask and what must be answered."""
+    """The length of the stand-in's answers; or a file of requests with the answers that they must get."""
     key: str = ""
     """An API key, where one is needed."""
 
@@ -61,7 +61,7 @@ class Running:
         return np.frombuffer(output, dtype=_RECORD)
 
     async def ended(self) -> Records:
-        """Have it ask nothing more; return what came of every request."""
+        """Stop the load; return the outcome of every request."""
         self._process.terminate()
         return await self.records()
 

@@ -1,4 +1,4 @@
-"""What a fault did to those who asked meanwhile: counted, told in a line, summed up."""
+"""Effects of a fault on the requests meanwhile: counted, as a line, and as a sum."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,11 +11,11 @@ NEVER = float("inf")
 
 @dataclass(frozen=True, kw_only=True)
 class Circumstances:
-    """Where something happened, and what the servers say of it."""
+    """The place of an event, and what the servers report of it."""
 
     setting: str
     connections: int
-    """As many for streams as for whole answers."""
+    """The same number for streams and for whole answers."""
     fault: str
     again_s: float | None = None
     """Until all was as before; None if nothing was done. `make bench-gateway-faults`: from the engine being well
@@ -27,7 +27,7 @@ class Circumstances:
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """What one fault did."""
+    """The effects of one fault."""
 
     during: Circumstances
     requests: int

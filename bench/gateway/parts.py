@@ -1,4 +1,4 @@
-"""What all benches of the gateway are made of: the programs in `native/`, child processes, what they cost."""
+"""Parts of all benches of the gateway: the programs in `native/`, child processes, their cost."""
 
 import asyncio
 import json
@@ -148,7 +148,7 @@ class Engine:
             self._process = None
 
     def revive(self) -> None:
-        """Have it run and behave, whatever happened to it."""
+        """Make it run and behave, after any fault."""
         if self._process is not None and self._process.poll() is None:
             self.signal(signal.SIGCONT)
             self.set("fault/none")

@@ -17,7 +17,7 @@ from bench.result import PeerError, of_peer, recorded
 
 FOLDER = Path(os.environ.get("FLEET_BENCH_PEERS", "~/.cache/mlx-fleet-bench")).expanduser()
 SYSTEM = FOLDER / "system"
-"""Where Debian's packages are unpacked."""
+"""Folder in which Debian's packages are unpacked."""
 
 _NGINX = """
 worker_processes 1; pid {folder}/pid; error_log {folder}/error.log; daemon off;
@@ -79,7 +79,7 @@ class Peer:
 
 @dataclass(frozen=True)
 class Kind:
-    """How one of them is found and started; `command` writes what config it needs into the folder."""
+    """One kind of peer: its program and its command; `command` writes the configuration into the folder."""
 
     name: str
     program: Callable[[], Path | None]

@@ -33,13 +33,13 @@ class Scene:
 
     fleet: Fleet
     nodes: int
-    """As many as engines."""
+    """One for each engine."""
     context: int = 512
     """Another one is another template."""
     drained: str = ""
     """The node that is drained."""
     hurt: Counter[str] = field(default_factory=Counter)
-    """How often each replica was the victim."""
+    """Number of times that each replica was the victim."""
 
     async def declare(self) -> None:
         """Apply the deployment as it is now."""
@@ -85,7 +85,7 @@ class Scene:
         )
 
     async def ordered(self, *words: str) -> None:
-        """Have fleetctl do something."""
+        """Run fleetctl."""
         done = await self.fleet.ctl(*words, limit_s=_WHOLE_S)
         assert done.code == 0, done.err
 

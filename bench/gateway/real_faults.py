@@ -43,7 +43,7 @@ _GRACE_S = 10.0
 
 @dataclass(frozen=True)
 class Setting:
-    """How many engines there are, and who asks."""
+    """The engines and the clients of one run."""
 
     nodes: int
     connections: tuple[int, ...]
@@ -129,7 +129,7 @@ def counted(scene: Scene) -> tuple[int, int]:
 
 @asynccontextmanager
 async def without_etcd(scene: Scene) -> AsyncIterator[None]:
-    """Have etcd be dead for a while, at least as long as the context."""
+    """Stop etcd for a while, at least as long as the context."""
     await scene.fleet.kill_etcd()
     began_s = time.monotonic()
     try:
@@ -140,7 +140,7 @@ async def without_etcd(scene: Scene) -> AsyncIterator[None]:
 
 
 async def suffered(scene: Scene, fault: Fault, *, is_without_etcd: bool) -> float:
-    """Have the fault happen; return the seconds until all was well again."""
+    """Cause the fault; return the seconds until all is well again."""
     began_s = time.monotonic()
     async with AsyncExitStack() as stack:
         if is_without_etcd and not fault.is_ordered:

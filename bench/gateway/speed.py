@@ -34,7 +34,7 @@ _SLOW_CONNECTIONS = 8
 
 @dataclass(frozen=True)
 class Case:
-    """What is asked, by how many at once."""
+    """One workload: the request, and the number of clients at once."""
 
     name: str
     connections: int
@@ -54,7 +54,7 @@ CASES = (
 
 @dataclass
 class Bursts:
-    """What one peer did in one case."""
+    """The figures of one peer in one case."""
 
     rates: list[float] = field(default_factory=list)
     p50_us: list[float] = field(default_factory=list)
@@ -141,7 +141,7 @@ def row(case: Case, peer: Peer, bursts: Bursts) -> Row:
 
 @dataclass(frozen=True)
 class Figures:
-    """What is compared of one gateway."""
+    """The figures of one gateway that are compared."""
 
     peer: Peer
     requests_per_s: float

@@ -26,7 +26,7 @@ from store.etcd.member.binary import locate
 
 
 async def measure(workers: Sequence[Worker], case: Case, results: report.Results) -> None:
-    """Have every client do the case, in turns."""
+    """Run the case with every client, in turns."""
     rounds: dict[str, list[dict[str, float]]] = {}
     for round_ in range(max(case.rounds, case.rounds_of_peers)):
         for worker in workers:

@@ -1,4 +1,4 @@
-"""What is measured, in which order, how often; and the objects that are listed."""
+"""Cases in their order, with their repetitions; and the objects that are listed."""
 
 from dataclasses import dataclass
 from datetime import UTC, datetime

@@ -27,7 +27,7 @@ class Worker:
         self._process = process
         self._log = log
         self.lost = ""
-        """Why there will be no more answers."""
+        """Reason why there are no more answers."""
 
     @classmethod
     async def start(cls, way: Way, server: Server, log: Path) -> "Worker":
@@ -50,7 +50,7 @@ class Worker:
         return worker
 
     async def do(self, work: str, arguments: dict[str, object], limit_s: float) -> dict[str, float]:
-        """Have the work done; return its figures.
+        """Run the work; return its figures.
 
         Raises:
             WorkerError: it was not done.

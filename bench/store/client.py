@@ -1,4 +1,4 @@
-"""What a client must do to be measured, ours or another's; imports nothing but the schemas.
+"""Interface of a client that is measured, ours or another's; imports nothing but the schemas.
 
 Children that run in the peers' environment import this, so it must not need our dependencies.
 """

@@ -17,7 +17,7 @@ _AT_ONCE = 16
 
 @dataclass
 class Tally:
-    """How the renewals went."""
+    """Results of the renewals."""
 
     done: int = 0
     late: int = 0

@@ -1,4 +1,4 @@
-"""What a piece of work cost: time, our process's CPU and etcd's CPU, all in seconds."""
+"""Cost of a piece of work: time, our process's CPU and etcd's CPU, all in seconds."""
 
 import resource
 import time
@@ -40,13 +40,13 @@ class Meter:
 
 @dataclass(frozen=True, kw_only=True)
 class Stage:
-    """What a workload has to work with."""
+    """Input of a workload."""
 
     client: Client
     connect: Callable[[], Awaitable[Client]]
     etcd: psutil.Process
     folder: str
-    """Where this client may write."""
+    """Prefix of the keys that this client may write."""
 
     def meter(self) -> Meter:
         return Meter(self.etcd)

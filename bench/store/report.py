@@ -1,4 +1,4 @@
-"""What was measured, as tables for people and as one flat object for machines: ratios first. Pure.
+"""The figures, as tables for people and as one flat object for machines: ratios first. Pure.
 
 `..._vs_fastest` compares speeds with the fastest peer's: 0.9 is ten percent slower. `..._vs_least`
 compares costs with the cheapest peer's: 1.1 is ten percent dearer. Names of ours without a suffix

@@ -13,7 +13,7 @@ class Way:
     """In `bench.store.clients`."""
     option: str = ""
     requires: tuple[str, ...] = ()
-    """What pip installs for it; nothing for ours, which runs in our own environment."""
+    """Packages that pip installs for it; none for ours, which runs in our own environment."""
     is_http: bool = False
     is_slow: bool = False
     """One round is enough: it is far behind, and would eat the others' time."""

@@ -1,4 +1,4 @@
-"""What is done with each client, and what of it is measured. Every figure is a number."""
+"""Workloads of each client, and their figures. Every figure is a number."""
 
 import asyncio
 import statistics
@@ -80,7 +80,7 @@ async def lists(stage: Stage, *, prefix: str, count: int) -> Figures:
 
 @asynccontextmanager
 async def watching(stage: Stage, how: str, prefix: str, seen: list[Told]) -> AsyncIterator[None]:
-    """Have as many watches (or informers) as there are listeners, all open."""
+    """Open one watch (or informer) for each listener."""
     follow = getattr(stage.client, how)
     opened = [asyncio.Event() for _ in seen]
     tasks = [

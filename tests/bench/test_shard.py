@@ -1,4 +1,4 @@
-"""What the bench of shard groups says about a side that does not serve."""
+"""Reasons that the bench of shard groups gives for a side that does not serve."""
 
 import subprocess
 import sys

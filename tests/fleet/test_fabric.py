@@ -114,7 +114,7 @@ async def test_a_group_is_measured(fleet: Fleet) -> None:
 
 
 async def test_a_group_is_exported_and_imported(fleet: Fleet, tmp_path: Path) -> None:
-    """Where the group leaves addresses to agents, the file has theirs."""
+    """The file has the addresses of the agents if the group leaves them out."""
     file = tmp_path / "pair.json"
     done = await fleet.ctl("export", "hostfile", "pair", "-o", str(file))
     assert done.code == 0, done.err

@@ -58,7 +58,7 @@ ASKED: dict[str, dict[str, Any]] = {
 
 @dataclass
 class Heard:
-    """What a client was told by one stream."""
+    """The events that a client got from one stream."""
 
     text: str = ""
     calls: str = ""

@@ -42,7 +42,7 @@ async def answered(fleet: Fleet, count: int = 4) -> None:
 
 
 async def converges(fleet: Fleet, name: str) -> None:
-    """Whatever happened, something new can be declared and comes to serve."""
+    """A new deployment can be applied after the kills, and comes to serve."""
     await fleet.applied(MANIFEST.format(name=name, replicas=1))
     await fleet.available(name)
     await fleet.available("tiny")

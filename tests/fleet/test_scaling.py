@@ -48,7 +48,7 @@ async def test_load_decides(tmp_path: Path, models_dir: Path) -> None:
 
 
 async def ended(fleet: Fleet) -> None:
-    """Nobody asks: the last replica ends."""
+    """Without requests the last replica ends."""
 
     async def is_empty() -> bool:
         return not await replicas(fleet)

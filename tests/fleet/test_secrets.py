@@ -88,7 +88,7 @@ class RealFleet(Fleet):
 
 @dataclass(slots=True)
 class Witness:
-    """What the processes of the fleet, and this test's commands, showed to other users of the machine."""
+    """Argv and environment of the fleet's processes and of this test's commands, as other users see them."""
 
     fleet: RealFleet
     argv: set[str] = field(default_factory=set)

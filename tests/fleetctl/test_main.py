@@ -77,7 +77,7 @@ async def selects(fleet: CommandFleet) -> None:
 
 
 async def diffs(fleet: CommandFleet, tmp_path: Path) -> None:
-    """What `get -o yaml` prints can be applied again, and is no difference."""
+    """The output of `get -o yaml` can be applied again, and is no difference."""
     same = await fleet.ctl("diff", "-f", "-", stdin=MANIFEST.encode())
     assert (same.code, same.out) == (0, "")
     other = await fleet.ctl("diff", "-f", "-", stdin=MANIFEST.replace("2", "3").encode())

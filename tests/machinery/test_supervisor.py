@@ -136,7 +136,7 @@ async def test_a_program_that_does_not_exist_is_an_oserror(program: Program) -> 
 
 
 async def test_a_program_without_a_record_is_killed(program: Program, tmp_path: Path) -> None:
-    """Nobody would find it again: it would be an orphan for ever."""
+    """A child without a record would be an orphan for ever."""
     pid_file = tmp_path / "its-pid"
     (tmp_path / "file").write_text("in the way")
     command = ("sh", "-c", f"echo $$ > {pid_file}; exec sleep 60")

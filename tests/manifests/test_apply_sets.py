@@ -209,7 +209,7 @@ class Killed(BaseException):
 
 @pytest.mark.parametrize("turn", range(1, 8))
 async def test_a_kill_at_any_write_loses_nothing(turn: int) -> None:
-    """Whatever was written before the crash, the next apply completes the rest."""
+    """The next apply completes the rest of any crashed apply."""
     clock = InstantClock()
     store = FaultyTransport(clock)
     await apply.apply(store, read(ALL), clock, SITE)

@@ -70,7 +70,7 @@ def test_geometry(folder: Path) -> None:
 
 
 def test_a_header_without_metadata(folder: Path) -> None:
-    """What mlx writes if it is given none."""
+    """The metadata that mlx writes if it is given none."""
     header = b'{"__metadata__":null,"a":{"data_offsets":[0,8],"dtype":"F32","shape":[2]}}'
     data = struct.pack("<Q", len(header)) + header + bytes(8)
     (folder / "model.safetensors").write_bytes(data)

@@ -44,11 +44,11 @@ class State:
     leases: set[str] = field(default_factory=set)
     """The keys of the nodes that are there."""
     answered_at: dict[str, float] = field(default_factory=dict)
-    """When the replica of a uid last had an endpoint."""
+    """The time when the replica of a uid last had an endpoint."""
     runs: Callable[[str, str], bool] = lambda _node, _uid: False
     """True if an engine of the replica with the uid really runs on the node."""
     changed_at: dict[str, float] = field(default_factory=dict)
-    """When what users or agents say last changed, by key."""
+    """The time of the last change by a user or an agent, by key."""
 
     def answers(self, replica: Replica) -> bool:
         """Return whether the replica has an endpoint."""
@@ -140,7 +140,7 @@ class History(MemoryTransport):
         super().__init__(clock, expires_by_itself=False)
         self.state = State()
         self.broken: list[str] = []
-        """What went against a law, with its time and revision. Not raised: its writer would just try again."""
+        """Note a breach of a law, with its time and revision. Not raised: its writer would just try again."""
         self._laws = laws
 
     @property

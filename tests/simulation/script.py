@@ -8,7 +8,7 @@ from typing_extensions import override
 
 NAMES = ("qwen", "llama", "qwen-1")
 NODES = {"a": 7.0, "b": 9.0, "c": 12.0, "d": 3.0}
-"""What models may use on each Mac, in GiB; one replica takes about three."""
+"""Memory for models on each Mac, in GiB; one replica takes about three."""
 
 
 class What(StrEnum):

@@ -16,7 +16,7 @@ from tests.simulation.script import NODES
 from tests.support.fleets import GEOMETRY, GIB
 
 GRACE_S = 3.0
-"""How long nodes may be away; shorter than in real fleets, so that a short history has such losses."""
+"""The grace period of nodes; shorter than in real fleets, so that a short history has such losses."""
 
 _QUICK, _SLOW = (
     HollowTiming(load_s=0.3, probe_s=0.1, drain_s=0.2),

@@ -1,1 +1,1 @@
-"""What tests share: real etcd, real fleets, tiny models."""
+"""Helpers that tests share: real etcd, real fleets, tiny models."""

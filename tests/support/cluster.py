@@ -25,7 +25,7 @@ _STARTS = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """Where a member lives: its hosts, and what its command line begins with (a namespace, say)."""
+    """The place of a member: its hosts, and the prefix of its command line (a namespace, say)."""
 
     client_host: str = "127.0.0.1"
     peer_host: str = "127.0.0.1"

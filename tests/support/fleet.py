@@ -29,7 +29,7 @@ from tests.support.waiting import until, until_async
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Done:
-    """What a command printed, and its exit code."""
+    """The output of a command, and its exit code."""
 
     code: int
     out: str

@@ -29,7 +29,7 @@ from machinery import processes
 from machinery.processes import ChildProcess, ProcessRecord, spawn
 
 _PACKAGES = ("fleetctl", "gateway", "nodeagent", "reconciler")
-"""What the commands are made of; engines import what no other process does, and are no forks."""
+"""The modules that the commands import; engines import many others, and are no forks."""
 _LARGEST = 1 << 20
 
 

@@ -16,7 +16,7 @@ class RefusedError(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Standing:
-    """What a member says of itself and of its leader."""
+    """A member's report on itself and on its leader."""
 
     member: str
     leader: str

@@ -47,7 +47,7 @@ class Stand:
     elsewhere: Recorder
     """Listens, but was never published."""
     log: Path
-    """What the gateway logs, warnings and errors."""
+    """The gateway's warnings and errors."""
     key: str = ""
     """The API key that requests need; empty if they need none."""
     tls: ssl.SSLContext | None = None

@@ -91,7 +91,7 @@ def target(
 
 @dataclass(frozen=True)
 class World:
-    """What the store holds, and how to change it."""
+    """The content of the store, and methods to change it."""
 
     transport: Transport
 

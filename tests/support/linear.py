@@ -63,7 +63,7 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class _State:
-    """What was put in order so far, as bits, and the value then."""
+    """The operations that are in order so far, as bits, and the value after them."""
 
     answered: int
     unanswered: int

@@ -75,7 +75,7 @@ async def nothing_runs(fleet: Fleet) -> None:
 
 @dataclass(slots=True)
 class Heard:
-    """What one client was told: a text, and an error if it broke off."""
+    """The answer that one client got: a text, and an error if it broke off."""
 
     text: str = ""
     chunks: int = 0

@@ -1,4 +1,4 @@
-"""What etcd counts: calls by method and outcome, from its metrics."""
+"""etcd's counters: calls by method and outcome, from its metrics."""
 
 from collections import Counter
 from dataclasses import dataclass, field

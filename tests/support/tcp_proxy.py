@@ -13,7 +13,7 @@ _CHUNK = 65_536
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fate:
-    """What happens to one direction of one connection; without anything it lives undisturbed."""
+    """The fault of one direction of one connection; without one, bytes pass undisturbed."""
 
     delay_s: float = 0.0
     """Every chunk waits this long."""

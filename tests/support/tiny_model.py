@@ -48,7 +48,7 @@ are accustomed. system user assistant hello world one two three 1 2 3 {"name": "
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shapes:
-    """How big the model is; the defaults are what tests share."""
+    """The size of the model; tests share the defaults."""
 
     arch: Arch = "qwen3"
     hidden: int = 64

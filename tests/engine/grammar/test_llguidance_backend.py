@@ -266,7 +266,7 @@ def test_one_thread_checks_grammars_that_another_uses(grammars: Any) -> None:
 
 
 def test_a_request_holds_its_grammar_however_many_others_there_are(loaded: Any) -> None:
-    """What is evicted would be compiled again by the worker, between two tokens of all requests."""
+    """The worker would compile an evicted grammar again, between two tokens of all requests."""
     compiler = LlgCompiler(serialized=loaded.codec.serialized, eos_ids=(2,))
     texts = [lark.json_grammar({"const": f"value {at}"}, {}, None) for at in range(100)]
     held = [compiler.check(text) for text in texts]

@@ -59,7 +59,7 @@ def test_a_repeated_plan_writes_nothing(seed: int, steps: int) -> None:
 @settings(max_examples=samples(10), deadline=None)
 @given(seeds)
 def test_a_crash_loop_slows_down_and_goes_on(seed: int) -> None:
-    """Whatever a group may fall back on, an epoch that never serves begins again after minutes, and not before."""
+    """An epoch that never serves begins again after minutes and not before, with any fallback."""
     world = World(random.Random(seed))
 
     def pass_minutes(number: int) -> dict[str, int]:

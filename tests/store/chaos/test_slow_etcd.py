@@ -26,7 +26,7 @@ RECOVERY_S = 10.0
 
 
 class Client:
-    """What one process does with the store: watches, and a call every tenth of a second."""
+    """The work of one process on the store: watches, and a call every tenth of a second."""
 
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
