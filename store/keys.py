@@ -27,6 +27,13 @@ TICKET_PREFIX = f"{ROOT}/ticket/"
 EVENT_PREFIX = f"{ROOT}/event/"
 ELECTION_PREFIX = f"{ROOT}/election/"
 ELECTION_RECONCILER = f"{ELECTION_PREFIX}reconciler"
+# The fleet's authorities and TLS mode, issued and revoked certificates (schemas/trust.py). Every process reads them.
+TRUST_PREFIX = f"{ROOT}/trust/"
+FLEET_TRUST = f"{TRUST_PREFIX}fleet"
+ISSUED_PREFIX = f"{TRUST_PREFIX}issued/"
+REVOKED_PREFIX = f"{TRUST_PREFIX}revoked/"
+# Requests for certificates, each below the role and name that asks.
+REQUEST_PREFIX = f"{ROOT}/csr/"
 # Exists while `fleetctl restore` writes, and after a restore that was interrupted.
 RESTORING = f"{ROOT}/restoring"
 # Keys under a lease: they describe the present moment, so backups leave them out.
@@ -106,6 +113,20 @@ def ticket_key(holder: str, ticket: str) -> str:
 def named(prefix: str, name: str) -> str:
     """Return the key of a name below a prefix whose keys are names: API keys, gateways, cable tests, apply sets."""
     return f"{prefix}{name}"
+
+
+def issued_key(role: str, name: str) -> str:
+    """Return the key of an identity's current certificate."""
+    return f"{ISSUED_PREFIX}{role}/{name}"
+
+
+def request_prefix(role: str) -> str:
+    return f"{REQUEST_PREFIX}{role}/"
+
+
+def request_key(role: str, name: str) -> str:
+    """Return the key of an identity's request for its next certificate."""
+    return f"{request_prefix(role)}{name}"
 
 
 def replica_of(key: str) -> str:

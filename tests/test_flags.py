@@ -19,7 +19,7 @@ from schemas.wire.engine_flags import EngineFlags
 ROOT = Path(__file__).parent.parent
 PACKAGES = (
     *("engine", "fleetctl", "gateway", "machinery", "manifests"),
-    *("models", "nodeagent", "reconciler", "schemas", "store"),
+    *("identity", "models", "nodeagent", "reconciler", "schemas", "store"),
 )
 PROGRAMS: Mapping[str, click.Command] = {
     "fleetctl": fleetctl,

@@ -10,7 +10,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 PRODUCTION = (
-    "schemas", "machinery", "store", "models", "manifests",
+    "schemas", "machinery", "store", "identity", "models", "manifests",
     "reconciler", "nodeagent", "engine", "gateway", "fleetctl",
 )  # fmt: skip
 _LINES, _FUNCTION_LINES = 600, 60

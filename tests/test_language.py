@@ -13,7 +13,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 PRODUCTION = (
-    "schemas", "machinery", "store", "models", "manifests",
+    "schemas", "machinery", "store", "identity", "models", "manifests",
     "reconciler", "nodeagent", "engine", "gateway", "fleetctl",
 )  # fmt: skip
 

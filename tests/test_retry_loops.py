@@ -7,7 +7,16 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 TABLE = ROOT / "docs" / "operations" / "store.md"
-ROOMS = ("machinery", "store", "manifests", "models", "reconciler", "nodeagent", "fleetctl")
+ROOMS = (
+    "machinery",
+    "store",
+    "identity",
+    "manifests",
+    "models",
+    "reconciler",
+    "nodeagent",
+    "fleetctl",
+)
 LOOPS = (*ROOMS, "gateway", "engine")
 
 # Waits that repeat nothing that failed: periods, polls of own children and files, and answers to users.
@@ -27,6 +36,7 @@ PERIODS = {
     "fleetctl/verbs/sync.py": "polls the progress of a command until its timeout",
     "fleetctl/verbs/top.py": "samples at the interval that the user gave",
     "fleetctl/verbs/wait.py": "polls, with pauses in proportion to the cost of a look",
+    "identity/credentials.py": "polls files for changes",
     "machinery/clock.py": "the clock itself",
     "machinery/control_loop.py": "waits for keys that are due",
     "machinery/log_rotation.py": "looks at the size of own logs",

@@ -159,6 +159,9 @@ def _admin() -> list[Permission]:
         prefix_permission(keys.FABRIC_TEST_PREFIX, Right.READWRITE),
         prefix_permission(keys.APPLY_SET_PREFIX, Right.READWRITE),
         prefix_permission(keys.TICKET_PREFIX, Right.READWRITE),
+        # The TLS mode, revocations, and an administrator's own certificate.
+        prefix_permission(keys.TRUST_PREFIX, Right.READWRITE),
+        prefix_permission(keys.request_prefix("admin"), Right.READWRITE),
     ]
 
 
@@ -194,6 +197,8 @@ def _reconciler() -> list[Permission]:
         prefix_permission(keys.ELECTION_RECONCILER, Right.READWRITE),
         prefix_permission(keys.event_prefix("reconciler"), Right.READWRITE),
         prefix_permission(keys.RECONCILER_LEASE_PREFIX, Right.READWRITE),
+        prefix_permission(keys.TRUST_PREFIX, Right.READ),
+        prefix_permission(keys.request_prefix("reconciler"), Right.READWRITE),
     ]
 
 
@@ -219,6 +224,8 @@ def _gateway() -> list[Permission]:
     return [
         *(prefix_permission(prefix, Right.READ) for prefix in prefixes),
         prefix_permission(keys.GATEWAY_LEASE_PREFIX, Right.READWRITE),
+        prefix_permission(keys.TRUST_PREFIX, Right.READ),
+        prefix_permission(keys.request_prefix("gateway"), Right.READWRITE),
     ]
 
 
@@ -238,4 +245,6 @@ def _agent(node: str) -> list[Permission]:
         prefix_permission(keys.FABRIC_TEST_PREFIX, Right.READ),
         prefix_permission(keys.fabric_rank_prefix(node), Right.READWRITE),
         prefix_permission(keys.ticket_prefix(f"Node/{node}"), Right.READ),
+        prefix_permission(keys.TRUST_PREFIX, Right.READ),
+        key_permission(keys.request_key("node", node), Right.READWRITE),
     ]

@@ -1,0 +1,172 @@
+"""Issue of certificates: signs requests, and binds every name to one machine and one key in the store.
+
+A caller decides whether a process may have an identity: by a join token, an approval, or the proof of the current key. The binding is
+written before a certificate leaves, so that two machines cannot have one name.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from identity.authority import LEAF_LIFETIME, Authority, AuthorityError
+from identity.names import Identity, Role
+from identity.proof import verify_proof
+from machinery.clock import Clock
+from schemas.trust import (
+    CertificateRequest,
+    EarlierCertificate,
+    IssuedCertificate,
+    RevokedCertificate,
+)
+from store import codec, keys
+from store.errors import ConflictError
+from store.port import Delete, Guard, KeyValue, ModRevisionGuard, Put, Transport
+
+_ATTEMPTS = 5
+# A revocation is about all of them, in one transaction.
+_MAX_EARLIER = 100
+
+
+class IssueError(Exception):
+    """A certificate is refused; the message says why, and what to do."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Signer:
+    """Signs for one fleet. Several may run: the store decides between them."""
+
+    transport: Transport
+    clock: Clock
+    authority: Authority
+    lifetime: timedelta = LEAF_LIFETIME
+
+    async def issue(
+        self,
+        identity: Identity,
+        request: bytes,
+        *,
+        hardware_uuid: str = "",
+        addresses: Sequence[str] = (),
+        guards: Sequence[Guard] = (),
+    ) -> IssuedCertificate:
+        """Return a new certificate for the identity; the one before it stays valid until it ends.
+
+        `guards` must hold when the binding is written, such as a token's that counts its uses.
+
+        Raises:
+            IssueError: the request is invalid, or the name belongs to another machine.
+            ConflictError: a guard does not hold, or others kept issuing for this name.
+            StoreError: the store did not answer.
+
+        """
+        key = keys.issued_key(identity.role, identity.name)
+        try:
+            leaf = self.authority.sign(
+                request, identity, self.clock.now(), addresses=addresses, lifetime=self.lifetime
+            )
+        except AuthorityError as error:
+            raise IssueError(str(error)) from error
+        item = await self.transport.get(key)
+        before = None if item is None else codec.decode(IssuedCertificate, item)
+        if before is not None:
+            _check_machine(identity, before, hardware_uuid)
+        found = IssuedCertificate(
+            certificate=leaf.pem,
+            serial=leaf.serial,
+            key_hash=leaf.key_hash,
+            issued=self.clock.now(),
+            not_after=leaf.not_after,
+            hardware_uuid=hardware_uuid,
+            earlier=_earlier(identity, before, self.clock.now()),
+        )
+        guard = ModRevisionGuard(key=key, mod_revision=item.mod_revision if item else 0)
+        await self.transport.commit([guard, *guards], [Put(key=key, value=codec.encode(found))])
+        return found
+
+    async def renew(self, identity: Identity, asked: CertificateRequest) -> IssuedCertificate:
+        """Return the next certificate of an identity that proves to have the current key.
+
+        Raises:
+            IssueError: it has no certificate, another key or machine, or its certificate is revoked.
+            StoreError: as `issue`.
+
+        """
+        item = await self.transport.get(keys.issued_key(identity.role, identity.name))
+        if item is None:
+            raise IssueError(f"{identity.uri} has no certificate to renew; join with a token")
+        current = codec.decode(IssuedCertificate, item)
+        if await self.transport.get(keys.named(keys.REVOKED_PREFIX, current.serial)) is not None:
+            raise IssueError(f"the certificate of {identity.uri} is revoked; join with a new token")
+        if not verify_proof(current.certificate, asked.request, asked.proof):
+            raise IssueError(
+                f"the request of {identity.uri} is not signed with its current key; a Mac that has lost its key joins "
+                "with a new token"
+            )
+        return await self.issue(
+            identity,
+            asked.request.encode(),
+            hardware_uuid=asked.hardware_uuid,
+            addresses=asked.addresses,
+            guards=[ModRevisionGuard(key=item.key, mod_revision=item.mod_revision)],
+        )
+
+
+def _check_machine(identity: Identity, bound: IssuedCertificate, uuid: str) -> None:
+    """Refuse a name that belongs to another machine (as k3s' node passwords do)."""
+    if identity.role is not Role.NODE or bound.hardware_uuid == uuid:
+        return
+    raise IssueError(
+        f"the name {identity.name} belongs to another Mac ({bound.hardware_uuid}; this one is {uuid}). Choose "
+        f"another name with --name, or run `fleetctl delete node {identity.name}` first if that Mac is gone"
+    )
+
+
+def _earlier(
+    identity: Identity, before: IssuedCertificate | None, now: datetime
+) -> tuple[EarlierCertificate, ...]:
+    """Return the certificates that the new one joins and that have not ended yet. Raises IssueError."""
+    if before is None:
+        return ()
+    last = EarlierCertificate(serial=before.serial, not_after=before.not_after)
+    found = tuple(one for one in (*before.earlier, last) if one.not_after > now)
+    if len(found) > _MAX_EARLIER:
+        raise IssueError(
+            f"{identity.uri} has {len(found)} certificates that have not ended; it is replaced too often"
+        )
+    return found
+
+
+async def revoke(transport: Transport, clock: Clock, identity: Identity, why: str) -> str:
+    """Revoke all certificates of an identity, and free its name; return the serial number of the current one, "" without one.
+
+    Raises:
+        ConflictError: a new certificate was issued meanwhile, several times.
+        StoreError: the store did not answer.
+
+    """
+    key = keys.issued_key(identity.role, identity.name)
+    for _ in range(_ATTEMPTS):
+        item = await transport.get(key)
+        if item is None:
+            return ""
+        try:
+            return await _revoke(transport, clock, identity, item, why)
+        except ConflictError:
+            continue
+    raise ConflictError(f"{identity.uri} gets new certificates all the time; try again")
+
+
+async def _revoke(
+    transport: Transport, clock: Clock, identity: Identity, item: KeyValue, why: str
+) -> str:
+    current = codec.decode(IssuedCertificate, item)
+    last = EarlierCertificate(serial=current.serial, not_after=current.not_after)
+    puts = []
+    for one in (*current.earlier, last):
+        entry = RevokedCertificate(
+            identity=identity.uri, revoked=clock.now(), not_after=one.not_after, why=why
+        )
+        puts.append(Put(key=keys.named(keys.REVOKED_PREFIX, one.serial), value=codec.encode(entry)))
+    guard = ModRevisionGuard(key=item.key, mod_revision=item.mod_revision)
+    await transport.commit([guard], [*puts, Delete(key=item.key)])
+    return current.serial

@@ -1,0 +1,102 @@
+"""Documents about trust: the fleet's authorities and mode, revoked certificates, and requests for certificates.
+
+They are no API objects: `fleetctl secure`, `cert` and `join` write them, and no manifest can.
+"""
+
+from datetime import datetime
+from enum import StrEnum
+from typing import Annotated
+
+from pydantic import Field, StringConstraints
+
+from schemas.meta import ApiModel
+
+MAX_PEM = 64 << 10
+"""Most characters of certificates in one document."""
+Pem = Annotated[str, StringConstraints(max_length=MAX_PEM)]
+Serial = Annotated[str, StringConstraints(pattern=r"^[0-9A-F]{2,64}$")]
+Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
+Address = Annotated[str, StringConstraints(max_length=253)]
+FleetUid = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{32}$")]
+
+
+class TlsMode(StrEnum):
+    """The use of TLS between the fleet's processes, in the order of a migration (as Istio's PeerAuthentication)."""
+
+    PERMISSIVE = "permissive"
+    """Listeners accept TLS and plain connections; clients dial plain ones."""
+    TLS = "tls"
+    """Listeners accept both; clients dial TLS."""
+    STRICT = "strict"
+    """Listeners refuse plain connections."""
+
+
+class FleetTrust(ApiModel):
+    """The trust of the whole fleet: the value of `trust/fleet`. A fleet without it has no certificates."""
+
+    fleet: FleetUid
+    authorities: Pem
+    """Certificates of the authorities, in PEM. During an exchange there are two; the first one signs."""
+    mode: TlsMode = TlsMode.PERMISSIVE
+
+
+class RevokedCertificate(ApiModel):
+    """One revoked certificate: the value of `trust/revoked/<serial>`."""
+
+    identity: Annotated[str, StringConstraints(max_length=300)]
+    """Its URI."""
+    revoked: datetime
+    not_after: datetime
+    """Its end, after which the entry is not needed."""
+    why: Annotated[str, StringConstraints(max_length=200)] = ""
+
+
+class EarlierCertificate(ApiModel):
+    """A certificate that was replaced, and is valid until it ends."""
+
+    serial: Serial
+    not_after: datetime
+
+
+class IssuedCertificate(ApiModel):
+    """The current certificate of an identity: the value of `trust/issued/<role>/<name>`.
+
+    It binds the name to a key and, for a node, to a machine: another machine cannot take the name.
+    """
+
+    certificate: Pem
+    """In PEM, for the process that asked."""
+    serial: Serial
+    key_hash: Sha256
+    """SHA-256 of its public key (SubjectPublicKeyInfo, RFC 7469)."""
+    issued: datetime
+    not_after: datetime
+    hardware_uuid: Annotated[str, StringConstraints(max_length=100)] = ""
+    """The Mac that it was issued to."""
+    earlier: Annotated[tuple[EarlierCertificate, ...], Field(max_length=100)] = ()
+    """Certificates that were replaced and have not ended yet; a revocation is about them as well."""
+
+
+class CertificateRequest(ApiModel):
+    """A process's request for its next certificate: the value of `csr/<role>/<name>`, which it alone may write."""
+
+    request: Annotated[str, StringConstraints(max_length=16 << 10)]
+    """The request (PKCS#10) for a new key, in PEM."""
+    hardware_uuid: Annotated[str, StringConstraints(max_length=100)] = ""
+    addresses: Annotated[tuple[Address, ...], Field(max_length=32)] = ()
+    """IP addresses and DNS names of the process."""
+    proof: Annotated[str, StringConstraints(max_length=200)] = ""
+    """The request signed with the current key (ECDSA with SHA-256, base64); empty if there is none yet."""
+
+
+class TrustSnapshot(ApiModel):
+    """The trust as a process last saw it in the store: the file `trust.json` beside its certificate.
+
+    An agent writes it for its engines. Every process starts with it while the store does not answer.
+    """
+
+    fleet: FleetUid
+    mode: TlsMode = TlsMode.PERMISSIVE
+    revoked: Annotated[tuple[Serial, ...], Field(max_length=100_000)] = ()
+    seen: datetime
+    """The last time at which the store answered."""

@@ -1,0 +1,1 @@
+"""Tests of identities: names, certificates, connections, tokens."""

@@ -1,0 +1,67 @@
+"""Identities for tests: folders with certificates of one authority."""
+
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from pathlib import Path
+
+from identity.authority import LEAF_LIFETIME, Authority, Leaf, new_key
+from identity.folder import IdentityFolder
+from identity.names import Identity, Role
+from machinery.clock import SystemClock
+from schemas.trust import TlsMode, TrustSnapshot
+
+
+def now() -> datetime:
+    """Return the time of this machine."""
+    return SystemClock().now()
+
+
+@dataclass
+class TestAuthority:
+    """An authority, and the folders of the identities that it has signed."""
+
+    __test__ = False
+
+    root: Path
+    authority: Authority = field(default_factory=lambda: Authority.create(now()))
+    leaves: dict[str, Leaf] = field(default_factory=dict)
+    """The last certificate of each identity, by its URI."""
+
+    def identity(self, role: Role, name: str) -> Identity:
+        return Identity(self.authority.fleet, role, name)
+
+    def issue(
+        self,
+        role: Role,
+        name: str,
+        *,
+        start: datetime | None = None,
+        lifetime: timedelta = LEAF_LIFETIME,
+    ) -> IdentityFolder:
+        """Return the folder of an identity with a new key and certificate."""
+        identity = self.identity(role, name)
+        key, request = new_key()
+        leaf = self.authority.sign(
+            request,
+            identity,
+            start or now(),
+            addresses=["127.0.0.1", "localhost"],
+            lifetime=lifetime,
+        )
+        self.leaves[identity.uri] = leaf
+        folder = IdentityFolder(self.root / f"{role}-{name}")
+        folder.write_identity(key, leaf.pem)
+        folder.write_authorities(self.authority.pem)
+        return folder
+
+    def snapshot(
+        self,
+        *,
+        mode: TlsMode = TlsMode.STRICT,
+        revoked: tuple[str, ...] = (),
+        seen: datetime | None = None,
+    ) -> TrustSnapshot:
+        """Return a snapshot of the fleet's trust."""
+        return TrustSnapshot(
+            fleet=self.authority.fleet, mode=mode, revoked=revoked, seen=seen or now()
+        )
