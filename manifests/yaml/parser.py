@@ -179,12 +179,7 @@ class ValueBuilder:
             NotPlainError: the builder must read the text.
 
         """
-        if event.anchor is not None or event.tag is not None:
-            raise NotPlainError
-        text = event.value
-        value: core_schema.Scalar = text
-        if not event.style:
-            value = _resolve_cached(text) if len(text) < _LONG else _resolve(text)
+        value = _plain_scalar(event)
         if self._key is None and isinstance(self._open, dict):
             if not isinstance(value, str) or value in self._open:
                 raise NotPlainError
@@ -246,6 +241,21 @@ class ValueBuilder:
             raise NotPlainError  # a scalar document, whose end readers see differently
 
 
+def _plain_scalar(event: ScalarStart) -> core_schema.Scalar:
+    """Return the value of a scalar.
+
+    Raises:
+        NotPlainError: it has an anchor or a tag.
+
+    """
+    if event.anchor is not None or event.tag is not None:
+        raise NotPlainError
+    text = event.value
+    if event.style:
+        return text
+    return _resolve_cached(text) if len(text) < _LONG else _resolve(text)
+
+
 class NodeBuilder:
     """Collects the nodes of documents from events; the rules are those of ValueBuilder, and the places are kept."""
 
@@ -262,12 +272,7 @@ class NodeBuilder:
             NotPlainError: the builder must read the text.
 
         """
-        if event.anchor is not None or event.tag is not None:
-            raise NotPlainError
-        text = event.value
-        value: core_schema.Scalar = text
-        if not event.style:
-            value = _resolve_cached(text) if len(text) < _LONG else _resolve(text)
+        text, value = event.value, _plain_scalar(event)
         mark = _mark(event)
         above = self._above[-1] if self._above else None
         if above is not None and above.entries is not None and above.key is None:
