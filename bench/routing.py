@@ -18,10 +18,11 @@ from typing import get_args
 from bench.result import finish, sized
 from gateway.forwarding.router import LoadTracker, Router
 from gateway.request import InferenceRequest
-from gateway.routing.table import BackendBuilder, EngineEndpoint, Origin, RoutingTable, ServedModel
+from gateway.routing.table import BackendBuilder, EngineEndpoint, RoutingTable, ServedModel
 from gateway.state.table_cache import TableCache
 from machinery.clock import SystemClock
 from schemas.routing import Routing, Strategy
+from schemas.wire.engine_address import EngineAddress
 from store.memory import MemoryTransport
 
 ENGINES = (10, 100, 1000)
@@ -41,7 +42,7 @@ def router(engines: int, strategy: Strategy = "Scored") -> Router:
             replica=f"m-{n}",
             node=f"mac-{n}",
             deployment="m",
-            origin=Origin(f"10.0.{n // 250}.{n % 250}", 4100),
+            origin=EngineAddress(f"10.0.{n // 250}.{n % 250}", 4100),
             names=("m",),
             version=n,
             points=draws.uniform(20, 200),

@@ -25,12 +25,12 @@ from gateway import registration
 from gateway.auth import access_control
 from gateway.handover import HandOver, HandOverError, ListenerClaim, claim_listener
 from gateway.http.cors import AllowedHosts, AllowedOrigins
-from gateway.routing.table import Origin
 from gateway.server import Gateway, GatewayLimits
 from gateway.telemetry.recorder import Tracer
-from machinery import environment
+from machinery import environment, unix_sockets
 from machinery import process_log as fleet_logging
 from machinery.clock import SystemClock
+from machinery.http_server import ListenAddress
 from machinery.log_flags import log_options
 from machinery.process_log import LogRing
 from machinery.process_secrets import disable_core_dumps
@@ -141,6 +141,13 @@ _FILES_OF_MACOS = 10_240
     help="Site of this gateway: Macs with the same label `site` are preferred.",
 )
 @click.option(
+    "--engine-sockets",
+    type=click.Path(file_okay=False, path_type=Path),
+    envvar="FLEET_ENGINE_SOCKETS",
+    help="Folder of the sockets of engines on this machine, as given to its agents. Engines on sockets elsewhere are "
+    "not used.",
+)
+@click.option(
     "--journal-size",
     type=click.IntRange(1, 1_000_000),
     default=10_000,
@@ -168,7 +175,7 @@ _FILES_OF_MACOS = 10_240
     multiple=True,
     envvar="FLEET_GATEWAY_CORS_ORIGIN",
     metavar="ORIGIN",
-    help="Origin of web pages that may use this gateway besides those of this machine, such as "
+    help="ListenAddress of web pages that may use this gateway besides those of this machine, such as "
     "https://chat.example.com, or * for all; may be repeated.",
 )
 @click.option(
@@ -193,13 +200,14 @@ def main(**flags: Any) -> None:
     origins = _allowed_origins(flags)
     certificate = _certificate(flags)
     is_tls = certificate is not None
+    limits = _limits(flags)
     claimed = _claimed(flags, is_tls=is_tls)
     address, port = claimed.listener.getsockname()[:2]
-    bound = Origin(flags["host"], port)
+    bound = ListenAddress(flags["host"], port)
     requires_keys = access_control.requires_keys(flags["auth"], address)
     hosts = _allowed_hosts(flags, address, advertised, requires_keys=requires_keys)
     limits = replace(
-        _limits(flags),
+        limits,
         certificate=certificate,
         hosts=hosts,
         origins=origins,
@@ -244,9 +252,18 @@ def _limits(flags: dict[str, Any]) -> GatewayLimits:
         hold_limit=flags["hold_limit"],
         state_dir=flags["state_dir"] and flags["state_dir"].expanduser(),
         site=flags["site"],
+        engine_sockets=_engine_sockets(flags["engine_sockets"]),
         journal_size=flags["journal_size"],
         journal_file=flags["journal_file"],
     )
+
+
+def _engine_sockets(folder: Path | None) -> Path | None:
+    """Return the absolute path of the folder, which exists then and is accessible by its owner only."""
+    try:
+        return folder and unix_sockets.make_folder(folder.expanduser().absolute())
+    except (unix_sockets.SocketFolderError, OSError) as error:
+        raise click.UsageError(f"--engine-sockets: {error}") from error
 
 
 def _certificate(flags: dict[str, Any]) -> ServerCertificate | None:
@@ -264,7 +281,7 @@ def _claimed(flags: dict[str, Any], *, is_tls: bool) -> ListenerClaim:
 
     Exit if neither works, or if other machines could read what clients send.
     """
-    address = Origin(flags["host"], flags["port"])
+    address = ListenAddress(flags["host"], flags["port"])
     try:
         claim = asyncio.run(
             claim_listener(flags["handover"], address, SystemClock(), is_tls=is_tls)
@@ -290,7 +307,7 @@ def _claimed(flags: dict[str, Any], *, is_tls: bool) -> ListenerClaim:
 
 
 def _allowed_hosts(
-    flags: dict[str, Any], address: str, advertised: Origin | None, *, requires_keys: bool
+    flags: dict[str, Any], address: str, advertised: ListenAddress | None, *, requires_keys: bool
 ) -> AllowedHosts:
     """Return the host names by which clients may address the gateway, which listens on `address`."""
     is_open = requires_keys or not ipaddress.ip_address(address).is_loopback

@@ -25,9 +25,8 @@ from typing import Any
 
 import orjson
 
-from gateway.routing.table import Origin
 from machinery.clock import Clock
-from machinery.http_server import listen
+from machinery.http_server import ListenAddress, listen
 
 log = logging.getLogger(__name__)
 
@@ -59,7 +58,7 @@ class ListenerClaim:
 
 
 async def claim_listener(
-    path: Path | None, where: Origin, clock: Clock, *, is_tls: bool = False
+    path: Path | None, where: ListenAddress, clock: Clock, *, is_tls: bool = False
 ) -> ListenerClaim:
     """Return the listening socket of the gateway behind `path`, or a new one.
 
@@ -97,7 +96,7 @@ async def claim_listener(
         await clock.sleep(_POLL_S)
 
 
-def _request_listener(path: Path, where: Origin, *, is_tls: bool) -> ListenerClaim | None:
+def _request_listener(path: Path, where: ListenAddress, *, is_tls: bool) -> ListenerClaim | None:
     """Ask the gateway behind the path; return None if there is none. Raises HandOverError, TimeoutError."""
     try:
         found = path.lstat()
@@ -124,7 +123,7 @@ def _request_listener(path: Path, where: Origin, *, is_tls: bool) -> ListenerCla
             raise HandOverError(f"the gateway behind {path} says: {answer['refused']}")
         if not sockets or answer.get("version") != _VERSION:
             return None  # the gateway ended during the exchange
-        theirs = Origin(str(answer.get("host")), int(answer.get("port", 0)))
+        theirs = ListenAddress(str(answer.get("host")), int(answer.get("port", 0)))
         if where.host != theirs.host or where.port not in (0, theirs.port):
             raise HandOverError(
                 f"the gateway behind {path} listens on {theirs.host}:{theirs.port}, not on "
@@ -150,7 +149,7 @@ class HandOver:
         self,
         path: Path,
         claimed: ListenerClaim,
-        where: Origin,
+        where: ListenAddress,
         clock: Clock,
         *,
         is_tls: bool = False,

@@ -12,9 +12,9 @@ import socket
 from collections.abc import Sequence
 from urllib.parse import urlsplit
 
-from gateway.routing.table import Origin
 from machinery.backoff import Backoff
 from machinery.clock import Clock
+from machinery.http_server import ListenAddress
 from machinery.version import version
 from schemas.records import GatewayLease
 from store import codec, keys
@@ -30,7 +30,7 @@ _BACKOFF = Backoff(first_s=0.5, limit_s=5.0)
 _REFUSED_BACKOFF = Backoff(first_s=20.0, limit_s=60.0)
 
 
-def parse_address(text: str) -> Origin | None:
+def parse_address(text: str) -> ListenAddress | None:
     """Return host and port of HOST[:PORT], port 0 if it is missing; None for an empty text.
 
     Raises:
@@ -45,13 +45,17 @@ def parse_address(text: str) -> Origin | None:
     if parts is None or not parts.hostname or parts.netloc != text or "@" in text:
         raise ValueError(wrong)
     try:
-        return Origin(parts.hostname, parts.port or 0)
+        return ListenAddress(parts.hostname, parts.port or 0)
     except ValueError:
         raise ValueError(wrong) from None
 
 
 def advertised_url(
-    advertised: Origin | None, bound: Origin, etcd: Sequence[str], *, is_tls: bool = False
+    advertised: ListenAddress | None,
+    bound: ListenAddress,
+    etcd: Sequence[str],
+    *,
+    is_tls: bool = False,
 ) -> str:
     """Return the base URL at which the reconciler reaches this gateway.
 

@@ -87,6 +87,8 @@ class GatewayLimits:
     """Folder for the state that a start without the store needs; None: not saved."""
     site: str = ""
     """Site of the gateway; engines of the same site are preferred."""
+    engine_sockets: Path | None = None
+    """Folder of the sockets of engines on this machine; None: endpoints with sockets are not used."""
     journal_size: int = 10_000
     """The number of requests that the journal keeps in memory."""
     journal_file: Path | None = None
@@ -132,6 +134,7 @@ class Gateway:
             asks_for_keys=limits.asks_for_keys,
             state_dir=limits.state_dir,
             site=limits.site,
+            sockets=limits.engine_sockets,
         )
         self.table_cache = self.fleet_state.table_cache
         self.load_tracker = LoadTracker(entropy)

@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from types import FrameType
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import uvicorn
 from starlette.responses import StreamingResponse
@@ -59,6 +59,13 @@ _HEAD_TOO_LARGE_HEAD = (
 )
 
 log = logging.getLogger(__name__)
+
+
+class ListenAddress(NamedTuple):
+    """Host and port of a server."""
+
+    host: str
+    port: int
 
 
 def listen(host: str, port: int) -> socket.socket:

@@ -130,7 +130,7 @@ class EndpointSpec(ApiModel):
     template: str = ""
     """The version of the deployment that answers here."""
     url: str
-    """Base address of the engine, such as http://10.0.0.5:4100."""
+    """Address of the engine, such as http://10.0.0.5:4100, or unix:/PATH for gateways on the same machine."""
     served_names: tuple[str, ...]
     site: str = ""
     """The node's label `site`, if its agent was given one."""

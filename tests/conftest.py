@@ -3,6 +3,8 @@
 import gc
 import os
 from collections.abc import Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 from hypothesis import settings
@@ -17,6 +19,13 @@ pytest_plugins = ["tests.support.models"]
 settings.register_profile("default", derandomize=True, max_examples=60, deadline=None)
 settings.register_profile("full", max_examples=1000, deadline=None)
 settings.load_profile("full" if FULL else "default")
+
+
+@pytest.fixture
+def short_folder() -> Iterator[Path]:
+    """A private folder with a path that is short enough for sockets, other than pytest's own."""
+    with TemporaryDirectory(prefix="fleet-") as path:
+        yield Path(path)
 
 
 @pytest.hookimpl(trylast=True)

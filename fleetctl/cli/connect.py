@@ -135,13 +135,14 @@ def _resolve_context(command: Command) -> Command:
 
 def etcd_address(options: dict[str, Any]) -> EtcdAddress:
     """Return the address of the store: --etcd, else the embedded etcd of the data folder."""
-    from store.etcd.member import sockets  # noqa: PLC0415 - not needed with --etcd
+    from machinery.unix_sockets import SocketFolderError  # noqa: PLC0415 - not needed with --etcd
+    from store.etcd.member import sockets  # noqa: PLC0415 - the same
 
     if options["etcd"]:
         return address_from_flags(options)
     try:
         local = EtcdAddress(socket=sockets.client_socket(etcd_dir(options["data_dir"])))
-    except sockets.SocketFolderError as error:
+    except SocketFolderError as error:
         raise errors.FleetctlError(str(error)) from error
     return address_from_flags(options, default=local)
 

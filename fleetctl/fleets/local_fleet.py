@@ -15,6 +15,7 @@ from fleetctl.fleets.data_dir import LAYOUT_VERSION, DataDir, FleetRecord
 from machinery import processes
 from machinery.clock import Clock
 from machinery.supervisor import Program, Supervisor
+from machinery.unix_sockets import SocketFolderError
 from nodeagent.engines.engine_processes import stop_all
 from nodeagent.hardware.probe import read_machine_facts
 from nodeagent.hardware.readings import HardwareError
@@ -25,7 +26,6 @@ from store.etcd.connect import connect
 from store.etcd.member.binary import NoBinaryError, locate, written_by
 from store.etcd.member.embedded import EmbeddedEtcd, EmbeddedEtcdError
 from store.etcd.member.maintenance import MemberMaintenance
-from store.etcd.member.sockets import SocketFolderError
 
 _PORTS_PER_NODE = 100
 

@@ -14,6 +14,7 @@ from fleetctl.cli.errors import FleetctlError
 from fleetctl.fleets.data_dir import LAYOUT_VERSION, DataDir, FleetRecord
 from machinery import files, processes
 from machinery.clock import SystemClock
+from machinery.unix_sockets import SocketFolderError
 from store import backup as restoring
 from store.archive import ArchiveError, ArchiveReader, ArchiveSummary
 from store.errors import StoreError
@@ -146,7 +147,7 @@ def _restore_to_folder(
         try:
             run(_fill(data_dir, archive, binary=binary, quota_bytes=quota_bytes))
             replaced = _swap(data_dir)
-        except (NoBinaryError, EmbeddedEtcdError, sockets.SocketFolderError) as error:
+        except (NoBinaryError, EmbeddedEtcdError, SocketFolderError) as error:
             raise FleetctlError(str(error)) from error
         except OSError as error:
             raise FleetctlError(

@@ -11,10 +11,11 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from gateway.admin.admin_context import DAY_S, RECENT_S, AdminContext, NodeList, endpoints_of
-from gateway.routing.table import EndpointHealth, EngineEndpoint, Origin
+from gateway.routing.table import EndpointHealth, EngineEndpoint
 from gateway.telemetry.time_series import SERIES_METRICS
 from machinery.version import version
 from schemas.node import NodeStatus
+from schemas.wire.engine_address import EngineAddress
 
 Json: TypeAlias = dict[str, object]
 
@@ -125,10 +126,11 @@ def _hardware(report: NodeStatus | None) -> Json | None:
 
 
 def _host(endpoints_here: list[EngineEndpoint]) -> str | None:
-    return endpoints_here[0].origin.host if endpoints_here else None
+    """Return the host of the engines; None if there is none, or they listen on sockets."""
+    return (endpoints_here[0].origin.host or None) if endpoints_here else None
 
 
-def _active_requests(origin: Origin, health: EndpointHealth) -> int:
+def _active_requests(origin: EngineAddress, health: EndpointHealth) -> int:
     """Return the requests at an engine: this gateway's, and those that the engine reported of others."""
     return health.in_flight.get(origin, 0) + round(health.others_in_flight.get(origin, 0.0))
 
@@ -140,11 +142,10 @@ def _free_percent(endpoints_here: list[EngineEndpoint], health: EndpointHealth) 
 
 
 def _endpoint(endpoint: EngineEndpoint, inputs: WorkerInputs) -> Json:
-    host, port = endpoint.origin
     return {
         "replica": endpoint.replica,
         "deployment": endpoint.deployment,
-        "url": f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}",
+        "url": endpoint.origin.url,
         "site": endpoint.site or None,
         "hasLease": inputs.endpoints[endpoint],
         "isEjected": endpoint.origin in inputs.health.ejected,

@@ -15,10 +15,11 @@ from typing import Literal, TypeAlias
 
 from gateway.forwarding.attempt import AttemptRunner, read_body
 from gateway.forwarding.model_state import ModelStates
-from gateway.routing.table import EngineEndpoint, Origin, RoutingTable
+from gateway.routing.table import EngineEndpoint, RoutingTable
 from gateway.upstream.connection import BrokenResponseError
 from gateway.upstream.connection_pool import ConnectionPool, UnreachableError
 from schemas.wire import headers
+from schemas.wire.engine_address import EngineAddress
 
 _REPLICA = headers.REPLICA.encode()
 
@@ -45,11 +46,11 @@ ProbeResult: TypeAlias = Literal["well", "busy", "gone", "mute", "bad", "unknown
 class ProbeSchedule:
     """Times of the last response and the last check of each endpoint. Pure. At most `RATE_PER_S` checks a second."""
 
-    _targets: dict[Origin, EngineEndpoint] = field(default_factory=dict)
-    _heard_s: dict[Origin, float] = field(default_factory=dict)
-    _checked_s: dict[Origin, float] = field(default_factory=dict)
-    _in_progress: set[Origin] = field(default_factory=set)
-    _ejected_s: dict[Origin, float] = field(default_factory=dict)
+    _targets: dict[EngineAddress, EngineEndpoint] = field(default_factory=dict)
+    _heard_s: dict[EngineAddress, float] = field(default_factory=dict)
+    _checked_s: dict[EngineAddress, float] = field(default_factory=dict)
+    _in_progress: set[EngineAddress] = field(default_factory=set)
+    _ejected_s: dict[EngineAddress, float] = field(default_factory=dict)
     """The time at which each ejected endpoint was first seen so."""
 
     def set_endpoints(self, endpoints: Iterable[EngineEndpoint], now_s: float) -> None:
@@ -59,13 +60,13 @@ class ProbeSchedule:
         self._checked_s = {o: s for o, s in self._checked_s.items() if o in self._targets}
         self._ejected_s = {o: s for o, s in self._ejected_s.items() if o in self._targets}
 
-    def record_heard(self, origins: Collection[Origin], now_s: float) -> None:
+    def record_heard(self, origins: Collection[EngineAddress], now_s: float) -> None:
         """Record endpoints that sent anything."""
         for origin in origins:
             if origin in self._heard_s:
                 self._heard_s[origin] = now_s
 
-    def heard_since(self, origin: Origin, then_s: float) -> bool:
+    def heard_since(self, origin: EngineAddress, then_s: float) -> bool:
         """Return whether the endpoint sent anything after that time."""
         return self._heard_s.get(origin, then_s) > then_s
 
@@ -73,8 +74,8 @@ class ProbeSchedule:
         self,
         now_s: float,
         *,
-        awaited: AbstractSet[Origin],
-        is_open: Callable[[Origin], bool],
+        awaited: AbstractSet[EngineAddress],
+        is_open: Callable[[EngineAddress], bool],
         draw: Callable[[], float],
     ) -> list[EngineEndpoint]:
         """Return the endpoints to check now, the most urgent first; each is in progress until `done`.
@@ -106,7 +107,7 @@ class ProbeSchedule:
             self._checked_s[origin] = now_s
         return [self._targets[origin] for _, origin in chosen]
 
-    def done(self, origin: Origin) -> None:
+    def done(self, origin: EngineAddress) -> None:
         """Record the end of a check."""
         self._in_progress.discard(origin)
 
@@ -223,7 +224,7 @@ class HealthChecker:
             self._pool.fail_waiting(endpoint.origin, "it does not answer health checks")
 
 
-def _all_endpoints(table: RoutingTable) -> dict[Origin, EngineEndpoint]:
+def _all_endpoints(table: RoutingTable) -> dict[EngineAddress, EngineEndpoint]:
     """Return all endpoints of the table by origin."""
     return {
         endpoint.origin: endpoint
@@ -233,9 +234,7 @@ def _all_endpoints(table: RoutingTable) -> dict[Origin, EngineEndpoint]:
     }
 
 
-def _request(origin: Origin) -> bytes:
-    host, port = origin
-    host_name = f"[{host}]" if ":" in host else host
+def _request(origin: EngineAddress) -> bytes:
     # A connection of its own: one idle connection to each of a thousand engines would be a waste.
-    head = f"GET /health HTTP/1.1\r\nhost: {host_name}:{port}\r\nconnection: close\r\n\r\n"
+    head = f"GET /health HTTP/1.1\r\nhost: {origin.authority}\r\nconnection: close\r\n\r\n"
     return head.encode("ascii")

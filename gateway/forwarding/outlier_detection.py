@@ -14,8 +14,9 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from gateway.routing.table import EngineEndpoint, Origin
+from gateway.routing.table import EngineEndpoint
 from machinery.clock import NEVER
+from schemas.wire.engine_address import EngineAddress
 
 # In a row. Envoy ejects after 5 and HAProxy after 10; a request here is seconds of GPU work.
 FAILURES = 3
@@ -159,15 +160,15 @@ class OutlierDetector:
 
     def __init__(self, entropy: random.Random) -> None:
         self._random = entropy
-        self.breakers: dict[Origin, Breaker] = {}
+        self.breakers: dict[EngineAddress, Breaker] = {}
         """Endpoints that failed lately. While it is empty, no other method needs to be called."""
-        self._versions: dict[Origin, int] = {}
-        self._endpoints: dict[Origin, EngineEndpoint] = {}
-        self.ejected_origins: set[Origin] = set()
+        self._versions: dict[EngineAddress, int] = {}
+        self._endpoints: dict[EngineAddress, EngineEndpoint] = {}
+        self.ejected_origins: set[EngineAddress] = set()
         """Ejected endpoints as of the last call of any method."""
         self._due_s = NEVER
 
-    def ejected(self, now_s: float) -> AbstractSet[Origin]:
+    def ejected(self, now_s: float) -> AbstractSet[EngineAddress]:
         """Return the ejected endpoints: a live set, valid until the next call."""
         if now_s >= self._due_s:
             self._refresh(now_s)
@@ -216,7 +217,7 @@ class OutlierDetector:
             breaker.record_alive()
             self._refresh(now_s)
 
-    def is_open(self, origin: Origin) -> bool:
+    def is_open(self, origin: EngineAddress) -> bool:
         """Return whether the endpoint is ejected."""
         breaker = self.breakers.get(origin)
         return breaker is not None and breaker.is_open
@@ -246,7 +247,7 @@ class OutlierDetector:
             for origin, endpoint in self._endpoints.items()
         }
 
-    def _forget(self, origin: Origin) -> None:
+    def _forget(self, origin: EngineAddress) -> None:
         del self.breakers[origin], self._versions[origin]
 
     def _refresh(self, now_s: float) -> None:

@@ -12,10 +12,11 @@ from gateway.forwarding.outlier_detection import OutlierDetector
 from gateway.request import InferenceRequest
 from gateway.routing.affinity import AffinityMemory
 from gateway.routing.selection import ChosenEndpoint, RoutingChoice, choose
-from gateway.routing.table import EndpointHealth, EngineEndpoint, Origin, RoutingQuery
+from gateway.routing.table import EndpointHealth, EngineEndpoint, RoutingQuery
 from gateway.state.table_cache import TableCache
 from machinery.clock import Clock
 from schemas.wire import headers as wire_headers
+from schemas.wire.engine_address import EngineAddress
 
 _IN_FLIGHT = wire_headers.IN_FLIGHT.encode()
 _QUEUED = wire_headers.QUEUED.encode()
@@ -34,11 +35,11 @@ class LoadTracker:
         self.draw = entropy.random
         """Returns a random number, 0..1."""
         self.outliers = OutlierDetector(entropy)
-        self._in_flight: dict[Origin, int] = {}
+        self._in_flight: dict[EngineAddress, int] = {}
         self._by_deployment: dict[str, int] = {}
-        self._others_in_flight: dict[Origin, float] = {}
-        self._headroom: dict[Origin, float] = {}
-        self._reported_s: dict[Origin, float] = {}
+        self._others_in_flight: dict[EngineAddress, float] = {}
+        self._headroom: dict[EngineAddress, float] = {}
+        self._reported_s: dict[EngineAddress, float] = {}
         # Its members change in place: a new object for each request would be most of the cost of a
         # choice.
         self._health = EndpointHealth(
@@ -64,7 +65,9 @@ class LoadTracker:
             del self._in_flight[origin]
         self._by_deployment[endpoint.deployment] -= 1
 
-    def record_report(self, origin: Origin, headers: Mapping[bytes, bytes], now_s: float) -> None:
+    def record_report(
+        self, origin: EngineAddress, headers: Mapping[bytes, bytes], now_s: float
+    ) -> None:
         """Record the load and the free memory that an engine reports; values that are not numbers are ignored."""
         running = headers.get(_IN_FLIGHT, b"")
         queued = headers.get(_QUEUED, b"")
@@ -76,7 +79,7 @@ class LoadTracker:
         if free.isdigit() and len(free) <= 3:
             self._headroom[origin] = min(int(free), 100) / 100
 
-    def set_endpoints(self, origins: Collection[Origin]) -> None:
+    def set_endpoints(self, origins: Collection[EngineAddress]) -> None:
         """Drop the memory values of endpoints that are gone."""
         for origin in self._headroom.keys() - origins:
             del self._headroom[origin]

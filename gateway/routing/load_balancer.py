@@ -15,10 +15,10 @@ from gateway.routing.table import (
     EndpointHealth,
     EndpointPool,
     EngineEndpoint,
-    Origin,
     RoutingQuery,
     WeightedBackend,
 )
+from schemas.wire.engine_address import EngineAddress
 
 # Scores that differ by less are equal. One request more at an engine with concurrency 16 makes four
 # times as much, and memory that varies by 2 % should not decide.
@@ -33,7 +33,7 @@ SCAN_LIMIT = 16
 # request.
 SAMPLE_SIZE = 8
 _REDRAWS = 3
-NO_ORIGINS: AbstractSet[Origin] = frozenset()
+NO_ORIGINS: AbstractSet[EngineAddress] = frozenset()
 
 
 class Candidates:
@@ -157,7 +157,7 @@ class Scope:
     __slots__ = ("_others", "_ours", "has_others", "health", "query", "skipped")
 
     def __init__(
-        self, query: RoutingQuery, health: EndpointHealth, skipped: AbstractSet[Origin]
+        self, query: RoutingQuery, health: EndpointHealth, skipped: AbstractSet[EngineAddress]
     ) -> None:
         self.query = query
         self.health = health

@@ -9,22 +9,15 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import NamedTuple
 
 from schemas.routing import Routing, ScoreWeights
 from schemas.wire import headers as wire_headers
+from schemas.wire.engine_address import EngineAddress
 
 _USUAL = Routing()
 # The default of deployments (schemas/deployment.py).
 DEFAULT_CONCURRENCY = 4
 _HALF = 1 << 32
-
-
-class Origin(NamedTuple):
-    """Host and port of an engine: the key of connections, load and failures."""
-
-    host: str
-    port: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +27,8 @@ class EngineEndpoint:
     replica: str
     node: str
     deployment: str
-    origin: Origin
+    origin: EngineAddress
+    """The key of connections, load and failures."""
     names: tuple[str, ...]
     """Names that the engine answers to, its deployment's own first."""
     version: int
@@ -53,16 +47,14 @@ class EngineEndpoint:
     """32-bit id for affinity. It does not depend on `version`: an engine keeps its cache when its agent restarts."""
     # Computed once for all requests.
     host: bytes = field(default=b"", init=False, compare=False, repr=False)
-    """Host and port of the engine, as in the host header."""
+    """The value of the `Host` header."""
     lines: bytes = field(default=b"", init=False, compare=False, repr=False)
     """Header lines that name the node and the replica to clients."""
 
     def __post_init__(self) -> None:
         mark = zlib.crc32(f"{self.replica} {self.node}".encode())
         object.__setattr__(self, "mark", mark or 1)
-        host, port = self.origin
-        named = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-        object.__setattr__(self, "host", named.encode("ascii", "replace"))
+        object.__setattr__(self, "host", self.origin.authority.encode("ascii", "replace"))
         lines = f"{wire_headers.NODE}: {self.node}\r\n{wire_headers.REPLICA}: {self.replica}\r\n"
         object.__setattr__(self, "lines", lines.encode())
 
@@ -284,13 +276,15 @@ _NOBODY: frozenset[EngineEndpoint] = frozenset()
 class EndpointHealth:
     """Load and failures of the endpoints as this gateway sees them. Live views."""
 
-    in_flight: Mapping[Origin, int] = field(default_factory=lambda: MappingProxyType({}))
+    in_flight: Mapping[EngineAddress, int] = field(default_factory=lambda: MappingProxyType({}))
     """This gateway's requests; exact."""
-    others_in_flight: Mapping[Origin, float] = field(default_factory=lambda: MappingProxyType({}))
+    others_in_flight: Mapping[EngineAddress, float] = field(
+        default_factory=lambda: MappingProxyType({})
+    )
     """Requests of other gateways, as the engines reported a moment ago."""
-    headroom: Mapping[Origin, float] = field(default_factory=lambda: MappingProxyType({}))
+    headroom: Mapping[EngineAddress, float] = field(default_factory=lambda: MappingProxyType({}))
     """Free part of each engine's memory, 0..1; a missing value counts as 1."""
-    ejected: AbstractSet[Origin] = frozenset()
+    ejected: AbstractSet[EngineAddress] = frozenset()
     """Endpoints that failed a moment ago: used only if no other remains."""
 
 

@@ -3,7 +3,6 @@
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from urllib.parse import urlsplit
 
 from gateway.routing.table import (
     DEFAULT_CONCURRENCY,
@@ -11,7 +10,6 @@ from gateway.routing.table import (
     CanarySplit,
     EngineEndpoint,
     HeaderRule,
-    Origin,
     RoutingTable,
     ServedModel,
     WeightedBackend,
@@ -22,6 +20,7 @@ from schemas.meta import Condition, ConditionStatus, find_condition
 from schemas.replica import Endpoint
 from schemas.route import Backend, ModelRoute, ModelRouteSpec
 from schemas.routing import Routing
+from schemas.wire.engine_address import EngineAddress
 from store import keys
 
 # The longest time that an engine may outlive its agent's lease and still be tried. An agent update
@@ -57,21 +56,19 @@ class TableInputs:
     """Deployments that had an endpoint since the gateway started, or in the saved state."""
 
 
-def endpoint_of(published: Endpoint, version: int) -> EngineEndpoint | None:
-    """Return the routable endpoint; None if its URL is not supported."""
-    url = urlsplit(published.spec.url)
-    if url.scheme != "http" or not url.hostname or url.path.strip("/"):
-        return None
-    try:
-        port = url.port or 80
-    except ValueError:
-        return None
+def endpoint_of(published: Endpoint, version: int) -> EngineEndpoint:
+    """Return the routable endpoint.
+
+    Raises:
+        ValueError: its URL is not an engine's address.
+
+    """
     hardware = published.spec.hardware
     return EngineEndpoint(
         replica=published.metadata.name,
         node=published.spec.node,
         deployment=published.spec.deployment,
-        origin=Origin(url.hostname, port),
+        origin=EngineAddress.parse(published.spec.url),
         names=published.spec.served_names,
         version=version,
         template=published.spec.template,

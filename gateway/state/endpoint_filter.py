@@ -1,17 +1,20 @@
 """Endpoint filter: which published endpoints a gateway uses. An agent speaks for its own replicas only.
 
 A stolen agent credential can write any endpoint below its own node. Such an endpoint counts only if the reconciler
-assigned the replica to that node.
+assigned the replica to that node. One that leads to a socket of the gateway's own machine counts only in the folder
+of that node: it could otherwise lead to any program of this machine, such as Docker.
 """
 
 import asyncio
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import MappingProxyType
 
 from gateway.routing.table import EngineEndpoint
 from gateway.state.build_table import endpoint_of
+from machinery import unix_sockets
 from machinery.clock import Clock
 from schemas.replica import Endpoint, Replica, unassigned_reason
 from store import codec, keys
@@ -45,8 +48,16 @@ class EndpointFilter:
     replicas change, and so no decision does.
     """
 
-    def __init__(self, transport: Transport, clock: Clock, on_change: Callable[[], None]) -> None:
-        """`on_change`: called when the decision about an endpoint may change."""
+    def __init__(
+        self,
+        transport: Transport,
+        clock: Clock,
+        on_change: Callable[[], None],
+        *,
+        sockets: Path | None = None,
+    ) -> None:
+        """`on_change`: called when the decision about an endpoint may change; `sockets`: folder of engines' sockets."""
+        self._sockets = sockets
         self._transport = transport
         self._clock = clock
         self._on_change = on_change
@@ -110,10 +121,14 @@ class EndpointFilter:
         used: dict[str, EngineEndpoint] = {}
         reasons: dict[str, str] = {}
         for key, (one, version) in published.items():
-            endpoint = endpoint_of(one, version)
-            reason = self._reason(key, one)
-            if endpoint is None or reason:
-                reasons[key] = reason or "its url is not http://host:port"
+            try:
+                endpoint = endpoint_of(one, version)
+            except ValueError as error:
+                reasons[key] = f"its url: {error}"
+                continue
+            reason = self._reason(key, one) or self._socket_reason(endpoint)
+            if reason:
+                reasons[key] = reason
                 continue
             before = used.get(endpoint.replica)
             # After a replica moved, the previous node may not have withdrawn its endpoint yet.
@@ -124,6 +139,27 @@ class EndpointFilter:
                 log.error("endpoint ignored", extra={"key": key, "why": reason})
         self._reported = reasons
         return FilteredEndpoints(used=used, refused=frozenset(reasons))
+
+    def _socket_reason(self, endpoint: EngineEndpoint) -> str:
+        """Return why an endpoint's socket is not used; empty if it is, or if it has none."""
+        path, node, sockets = endpoint.origin.socket, endpoint.node, self._sockets
+        if not path:
+            return ""
+        if sockets is None:
+            return (
+                f"it leads to a socket on the machine of node {node}: only a gateway there with --engine-sockets can use "
+                "it. Start that agent without --engine-sockets if it is another machine"
+            )
+        folder = unix_sockets.node_folder(sockets, node)
+        if Path(path).parent != folder:
+            return f"its socket {path} is not in {folder}, the folder of node {node}"
+        try:
+            unix_sockets.check_private(folder)
+        except unix_sockets.SocketFolderError as error:
+            return str(error)
+        except OSError as error:
+            return f"node {node} has no folder {folder} on this machine ({error.strerror}); it runs on another machine"
+        return ""
 
     def _reason(self, key: str, endpoint: Endpoint) -> str:
         """Return why an endpoint does not count; empty if it does."""

@@ -112,9 +112,10 @@ class FleetState:
         asks_for_keys: bool,
         state_dir: Path | None,
         site: str,
+        sockets: Path | None = None,
     ) -> None:
-        """`state_dir`: the folder of the file, None: not saved; `site`: the gateway's own."""
-        self.table_cache = TableCache(transport, clock, site=site)
+        """`state_dir`: the folder of the file, None: not saved; `site`: the gateway's own; `sockets`: of engines."""
+        self.table_cache = TableCache(transport, clock, site=site, sockets=sockets)
         self.keyring = Keyring(clock)
         self.access = AccessControl(self.keyring, clock, is_on=asks_for_keys)
         self.key_cache = KeyCache(transport, clock, self.keyring) if asks_for_keys else None

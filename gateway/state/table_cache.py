@@ -7,6 +7,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Mapping
 from collections.abc import Set as AbstractSet
+from pathlib import Path
 from typing import Literal, TypeAlias, TypeVar
 
 from gateway.routing.table import EngineEndpoint, RoutingTable
@@ -43,8 +44,10 @@ _RETRY_S = 30.0
 class TableCache:
     """The current table. Run `run()` in a task group."""
 
-    def __init__(self, transport: Transport, clock: Clock, *, site: str = "") -> None:
-        """`site`: the gateway's own; empty if it has none."""
+    def __init__(
+        self, transport: Transport, clock: Clock, *, site: str = "", sockets: Path | None = None
+    ) -> None:
+        """`site`: the gateway's own, empty if it has none; `sockets`: folder of engines' sockets."""
         self._transport = transport
         self._clock = clock
         self.table = RoutingTable()
@@ -70,7 +73,7 @@ class TableCache:
         self._routes = self._informer(keys.spec_prefix("ModelRoute"), ModelRoute)
         self._nodes = self._informer(keys.spec_prefix("Node"), Node) if site else None
         self._site = site
-        self._filter = EndpointFilter(transport, clock, self._dirty.set)
+        self._filter = EndpointFilter(transport, clock, self._dirty.set, sockets=sockets)
         self._may_build = False
         """True once the store was read."""
         self._informers = (self._endpoints, self._deployments, self._statuses, self._routes)

@@ -127,7 +127,7 @@ def _render_entry(entry: JournalEntry, gateway: str) -> Json:
         "deployment": endpoint.deployment if endpoint is not None else None,
         "replica": endpoint.replica if endpoint is not None else None,
         "worker": endpoint.node if endpoint is not None else None,
-        "endpoint": _url(endpoint) if endpoint is not None else None,
+        "endpoint": endpoint.origin.url if endpoint is not None else None,
         "strategy": entry.strategy or None,
         "attempts": [
             {
@@ -154,11 +154,6 @@ def _render_entry(entry: JournalEntry, gateway: str) -> Json:
         "apiKey": entry.key or None,
         "session": session_digest(entry.session) if entry.session else None,
     }
-
-
-def _url(endpoint: EngineEndpoint) -> str:
-    host, port = endpoint.origin
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 def _ms(seconds: float) -> float:

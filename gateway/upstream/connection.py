@@ -7,9 +7,9 @@ from typing import TypeAlias, cast
 import httptools
 from typing_extensions import override
 
-from gateway.routing.table import Origin
 from machinery.clock import NEVER, Clock
 from machinery.http_server import MAX_HEAD_BYTES
+from schemas.wire.engine_address import EngineAddress
 
 Headers: TypeAlias = list[tuple[bytes, bytes]]
 
@@ -192,7 +192,7 @@ class Connection(asyncio.Protocol):
         self,
         loop: asyncio.AbstractEventLoop,
         clock: Clock,
-        origin: Origin,
+        origin: EngineAddress,
         settle: Callable[["Connection"], None],
     ) -> None:
         self.origin = origin

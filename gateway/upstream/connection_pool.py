@@ -6,12 +6,14 @@ import os
 import socket
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Protocol
 
-from gateway.routing.table import Origin
 from gateway.upstream.connection import BrokenResponseError, Connection, Exchange, Headers
+from machinery import unix_sockets
 from machinery.clock import NEVER, Clock
 from schemas.wire.connections import POOL_IDLE_S
+from schemas.wire.engine_address import EngineAddress
 
 # A lost SYN is sent again after 1 s; a sleeping or missing Mac never answers.
 _CONNECT_S = 2.0
@@ -71,7 +73,7 @@ class Upstream(Protocol):
 
     async def request(
         self,
-        origin: Origin,
+        origin: EngineAddress,
         raw: bytes,
         *,
         silence_s: float | None = None,
@@ -96,7 +98,7 @@ class ConnectionPool:
     def __init__(self, clock: Clock, *, silence_s: float) -> None:
         self._clock = clock
         self._silence_s = silence_s
-        self._idle: dict[Origin, list[Connection]] = {}
+        self._idle: dict[EngineAddress, list[Connection]] = {}
         self.open: set[Connection] = set()
         """All connections, idle ones included."""
         self._short_limits: set[Connection] = set()
@@ -107,7 +109,7 @@ class ConnectionPool:
 
     async def request(
         self,
-        origin: Origin,
+        origin: EngineAddress,
         raw: bytes,
         *,
         silence_s: float | None = None,
@@ -169,7 +171,7 @@ class ConnectionPool:
         """Return the number of connections, idle ones included."""
         return len(self.open)
 
-    def responding_origins(self) -> set[Origin]:
+    def responding_origins(self) -> set[EngineAddress]:
         """Return the origins that sent anything since the last call."""
         found = set()
         for connection in self.open:
@@ -178,11 +180,11 @@ class ConnectionPool:
                 found.add(connection.origin)
         return found
 
-    def silent_origins(self, since_s: float) -> set[Origin]:
+    def silent_origins(self, since_s: float) -> set[EngineAddress]:
         """Return the origins that readers have been waiting on at least since that time."""
         return {one.origin for one in self.open if one.silent_since <= since_s}
 
-    def fail_waiting(self, origin: Origin, why: str) -> None:
+    def fail_waiting(self, origin: EngineAddress, why: str) -> None:
         """Fail the requests that wait for the origin."""
         for connection in tuple(self.open):
             if connection.origin == origin and connection.silent_since < NEVER:
@@ -193,7 +195,7 @@ class ConnectionPool:
         for connection in list(self.open):
             connection.cut()
 
-    def _reused(self, origin: Origin) -> Connection | None:
+    def _reused(self, origin: EngineAddress) -> Connection | None:
         idle = self._idle.get(origin)
         oldest = self._clock.monotonic() - POOL_IDLE_S
         while idle:
@@ -208,7 +210,7 @@ class ConnectionPool:
         left_s = until_s - self._clock.monotonic()
         return max(0.0, min(_CONNECT_S, silence_s, left_s))
 
-    async def _connect(self, origin: Origin, limit_s: float) -> Connection:
+    async def _connect(self, origin: EngineAddress, limit_s: float) -> Connection:
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(limit_s):
@@ -222,18 +224,24 @@ class ConnectionPool:
         except TimeoutError:
             reason = f"no connection within {limit_s:.3g} s"
             raise UnreachableError(reason, is_timeout=True) from None
+        except unix_sockets.SocketFolderError as error:
+            raise UnreachableError(str(error)) from error
         except OSError as error:
             # Not asyncio's message, which repeats the address and leaves out the reason.
             reason = os.strerror(error.errno) if error.errno else str(error)
             raise UnreachableError(reason, is_own_fault=error.errno in _NO_FILES) from error
-        _enable_keepalive(transport.get_extra_info("socket"))
+        if not origin.socket:
+            _enable_keepalive(transport.get_extra_info("socket"))
         return connection
 
     async def _open(
-        self, loop: asyncio.AbstractEventLoop, origin: Origin
+        self, loop: asyncio.AbstractEventLoop, origin: EngineAddress
     ) -> tuple[asyncio.Transport, Connection]:
-        return await loop.create_connection(
-            lambda: Connection(loop, self._clock, origin, self._settle), *origin
+        if origin.socket:
+            # At each connection: the folder may have been replaced since its endpoint was accepted.
+            unix_sockets.check_private(Path(origin.socket).parent)
+        return await origin.connect(
+            loop, lambda: Connection(loop, self._clock, origin, self._settle)
         )
 
     def _settle(self, connection: Connection) -> None:

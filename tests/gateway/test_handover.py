@@ -19,9 +19,8 @@ import pytest
 
 from gateway import handover
 from gateway.handover import HandOver, HandOverError, ListenerClaim, claim_listener
-from gateway.routing.table import Origin
 from machinery.clock import SystemClock
-from machinery.http_server import listen
+from machinery.http_server import ListenAddress, listen
 from store.etcd.address import EtcdAddress
 from store.etcd.connect import connect
 from tests.support.etcd import running_etcd
@@ -46,11 +45,11 @@ def path(tmp_path: Path) -> Path:
 
 
 @asynccontextmanager
-async def owner(path: Path) -> AsyncIterator[tuple[Origin, asyncio.Event]]:
+async def owner(path: Path) -> AsyncIterator[tuple[ListenAddress, asyncio.Event]]:
     """A gateway that would hand over its socket."""
     taken = asyncio.Event()
     with listen(HERE, 0) as listener:
-        where = Origin(HERE, port_of(listener))
+        where = ListenAddress(HERE, port_of(listener))
         giver = HandOver(path, ListenerClaim(listener), where, CLOCK)
         async with asyncio.TaskGroup() as group:
             task = group.create_task(giver.run(taken.set))
@@ -59,13 +58,13 @@ async def owner(path: Path) -> AsyncIterator[tuple[Origin, asyncio.Event]]:
             task.cancel()
 
 
-async def claimed(path: Path, where: Origin) -> ListenerClaim:
+async def claimed(path: Path, where: ListenAddress) -> ListenerClaim:
     """Claim in another thread, as another process would."""
     return await asyncio.to_thread(asyncio.run, claim_listener(path, where, CLOCK))
 
 
 async def test_nobody_is_there(path: Path) -> None:
-    found = await claim_listener(path, Origin(HERE, 0), CLOCK)
+    found = await claim_listener(path, ListenAddress(HERE, 0), CLOCK)
     with found.listener:
         assert found.predecessor is None
 
@@ -74,7 +73,7 @@ async def test_nobody_is_there(path: Path) -> None:
 async def test_the_same_socket_is_handed_over(path: Path, port: int | None) -> None:
     async with owner(path) as (where, taken):
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
-        found = await claimed(path, Origin(HERE, where.port if port is None else port))
+        found = await claimed(path, ListenAddress(HERE, where.port if port is None else port))
         with found.listener:
             assert port_of(found.listener) == where.port
             assert not found.listener.get_inheritable()
@@ -90,7 +89,7 @@ async def test_the_same_socket_is_handed_over(path: Path, port: int | None) -> N
 
 async def test_another_address(path: Path) -> None:
     async with owner(path) as (where, taken):
-        for asked in (Origin(HERE, where.port - 1), Origin("127.0.0.2", where.port)):
+        for asked in (ListenAddress(HERE, where.port - 1), ListenAddress("127.0.0.2", where.port)):
             with pytest.raises(HandOverError, match=f"listens on 127.0.0.1:{where.port}, not on"):
                 await claimed(path, asked)
         assert not taken.is_set()
@@ -109,7 +108,7 @@ async def test_a_gateway_that_serves_plain_http(path: Path) -> None:
 async def test_a_file_that_is_no_socket(path: Path) -> None:
     path.write_text("mine")
     with pytest.raises(HandOverError, match="is not a socket"):
-        await claim_listener(path, Origin(HERE, 0), CLOCK)
+        await claim_listener(path, ListenAddress(HERE, 0), CLOCK)
     assert path.read_text() == "mine"
 
 
@@ -119,13 +118,13 @@ async def test_a_socket_of_another_user(path: Path, monkeypatch: pytest.MonkeyPa
         theirs.bind(str(path))
         monkeypatch.setattr(os, "geteuid", lambda: owner + 1)  # only root could change the owner
         with pytest.raises(HandOverError, match=rf"belongs to another user \(uid {owner}\)"):
-            await claim_listener(path, Origin(HERE, 0), CLOCK)
+            await claim_listener(path, ListenAddress(HERE, 0), CLOCK)
 
 
 async def test_a_socket_without_a_listener(path: Path) -> None:
     with socket.socket(socket.AF_UNIX) as gone:
         gone.bind(str(path))
-    found = await claim_listener(path, Origin(HERE, 0), CLOCK)
+    found = await claim_listener(path, ListenAddress(HERE, 0), CLOCK)
     with found.listener:
         assert found.predecessor is None
 
@@ -146,7 +145,7 @@ async def saying(path: Path, answer: bytes) -> AsyncIterator[None]:
 @pytest.mark.parametrize("answer", [b"", b"hello\n", b"[]\n", b'{"version": 1}\n'])
 async def test_a_predecessor_that_ends_or_sends_invalid_data(path: Path, answer: bytes) -> None:
     async with saying(path, answer):
-        found = await claimed(path, Origin(HERE, 0))
+        found = await claimed(path, ListenAddress(HERE, 0))
         with found.listener:
             assert found.predecessor is None
 
@@ -154,7 +153,7 @@ async def test_a_predecessor_that_ends_or_sends_invalid_data(path: Path, answer:
 async def test_a_predecessor_that_refuses(path: Path) -> None:
     async with saying(path, b'{"refused": "not you"}\n'):
         with pytest.raises(HandOverError, match="says: not you"):
-            await claimed(path, Origin(HERE, 0))
+            await claimed(path, ListenAddress(HERE, 0))
 
 
 async def test_a_predecessor_that_hangs(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -163,8 +162,8 @@ async def test_a_predecessor_that_hangs(path: Path, monkeypatch: pytest.MonkeyPa
         hung.bind(str(path))
         hung.listen()
         with pytest.raises(HandOverError, match=r"does not answer within 0\.1 s"):
-            await claim_listener(path, Origin(HERE, port_of(listener)), CLOCK)
-        found = await claim_listener(path, Origin(HERE, 0), CLOCK)  # there is another way
+            await claim_listener(path, ListenAddress(HERE, port_of(listener)), CLOCK)
+        found = await claim_listener(path, ListenAddress(HERE, 0), CLOCK)  # there is another way
         found.listener.close()
 
 
@@ -175,7 +174,7 @@ async def test_a_predecessor_that_hangs_after_it_gave_the_socket(
     ours, theirs = socket.socketpair(socket.AF_UNIX)
     ours.setblocking(False)
     with theirs, listen(HERE, 0) as listener:
-        where = Origin(HERE, port_of(listener))
+        where = ListenAddress(HERE, port_of(listener))
         heir = HandOver(path, ListenerClaim(listener, ours), where, CLOCK)
         async with asyncio.TaskGroup() as group:
             task = group.create_task(heir.run(lambda: None))
@@ -192,7 +191,7 @@ async def test_a_predecessor_that_ends_after_it_gave_the_socket(
     ours.setblocking(False)
     theirs.close()
     with listen(HERE, 0) as listener:
-        heir = HandOver(path, ListenerClaim(listener, ours), Origin(HERE, 1), CLOCK)
+        heir = HandOver(path, ListenerClaim(listener, ours), ListenAddress(HERE, 1), CLOCK)
         await heir.wait_ready(lambda: False)
         async with asyncio.TaskGroup() as group:
             task = group.create_task(heir.run(lambda: None))
@@ -224,7 +223,7 @@ class Site:
     etcd: EtcdAddress
     engine: FakeEngine
     path: Path
-    where: Origin
+    where: ListenAddress
     tls: ssl.SSLContext | None = None
     """Trusts the gateways' certificate; None for plain HTTP."""
     tls_flags: tuple[str, ...] = ()
@@ -284,7 +283,7 @@ async def site(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[
         await World(transport).serve("m", engine)
         # Not in tmp_path: paths of sockets are short (104 bytes on macOS).
         path = Path(f"/tmp/fleet-handover-{os.getpid()}")
-        site = Site(etcd.address, engine, path, Origin("127.0.0.1", free_port()))
+        site = Site(etcd.address, engine, path, ListenAddress("127.0.0.1", free_port()))
         if getattr(request, "param", "http") == "https":
             authority = Authority(tmp_path, "ours")
             files = authority.issue("gateway")

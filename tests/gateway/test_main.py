@@ -44,6 +44,10 @@ def test_an_address_that_is_not_ours() -> None:
         (["--etcd", "https://a:1", "--etcd-ca", __file__], "TLS files"),
         ([], "no etcd given"),
         (["--etcd", "unix:/s", "--max-body", "0"], "--max-body"),
+        (
+            ["--etcd", "unix:/s", "--port", "0", "--engine-sockets", "/dev/null/s"],
+            "--engine-sockets: ",
+        ),
         (["--etcd", "unix:/s", "--tls-cert", "/c"], "--tls-cert needs --tls-key as well"),
         (["--etcd", "unix:/s", "--tls-key", "/k"], "--tls-key needs --tls-cert as well"),
         (

@@ -12,9 +12,9 @@ from typing_extensions import override
 from gateway import registration
 from gateway.__main__ import main
 from gateway.registration import Registration
-from gateway.routing.table import Origin
 from gateway.server import GatewayLimits
 from machinery.clock import SystemClock
+from machinery.http_server import ListenAddress
 from machinery.version import version
 from schemas.records import GatewayLease
 from store import codec, keys
@@ -188,13 +188,15 @@ async def test_processes_on_a_real_etcd(tmp_path: Path) -> None:
 )
 def test_what_is_advertised(given: str, bound: str, expected: str) -> None:
     assert (
-        registration.advertised_url(registration.parse_address(given), Origin(bound, 4000), ())
+        registration.advertised_url(
+            registration.parse_address(given), ListenAddress(bound, 4000), ()
+        )
         == expected
     )
 
 
 def test_https_is_advertised() -> None:
-    bound = Origin("10.0.0.5", 4000)
+    bound = ListenAddress("10.0.0.5", 4000)
     assert registration.advertised_url(None, bound, (), is_tls=True) == "https://10.0.0.5:4000"
 
 
@@ -206,7 +208,8 @@ def test_a_wildcard_address_becomes_that_of_the_route_to_etcd(
     everywhere: str, etcd: tuple[str, ...]
 ) -> None:
     assert (
-        registration.advertised_url(None, Origin(everywhere, 4000), etcd) == "http://127.0.0.1:4000"
+        registration.advertised_url(None, ListenAddress(everywhere, 4000), etcd)
+        == "http://127.0.0.1:4000"
     )
 
 

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
-from gateway.routing.table import Origin
+from schemas.wire.engine_address import EngineAddress
 
 Answering = Callable[[asyncio.StreamWriter], Awaitable[object]]
 REQUEST = b"POST / HTTP/1.1\r\ncontent-length: 0\r\n\r\n"
@@ -42,11 +42,11 @@ class Server:
 
 
 @asynccontextmanager
-async def serving(*answers: Answering | bytes) -> AsyncIterator[tuple[Server, Origin]]:
+async def serving(*answers: Answering | bytes) -> AsyncIterator[tuple[Server, EngineAddress]]:
     server = Server(*answers)
     listening = await asyncio.start_server(server.serve, "127.0.0.1", 0)
     try:
-        yield server, Origin("127.0.0.1", listening.sockets[0].getsockname()[1])
+        yield server, EngineAddress("127.0.0.1", listening.sockets[0].getsockname()[1])
     finally:
         listening.close()
         for writer in server.writers:

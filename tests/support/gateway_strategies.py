@@ -4,10 +4,10 @@ from hypothesis import strategies as st
 
 from gateway.routing.table import (
     EndpointHealth,
-    Origin,
 )
+from schemas.wire.engine_address import EngineAddress
 
-origins = st.builds(Origin, st.just("127.0.0.1"), st.integers(1, 6))
+origins = st.builds(EngineAddress, st.just("127.0.0.1"), st.integers(1, 6))
 
 
 endpoint_health = st.builds(

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from typing_extensions import override
 
-from gateway.routing.table import EngineEndpoint, Origin
+from gateway.routing.table import EngineEndpoint
 from gateway.server import Gateway, GatewayLimits
 from gateway.telemetry.recorder import Tracer
 from machinery.clock import Clock, SystemClock
@@ -29,6 +29,7 @@ from schemas.replica import (
     ReplicaSpec,
 )
 from schemas.route import Backend, ModelRoute, ModelRouteSpec
+from schemas.wire.engine_address import EngineAddress
 from store import codec, keys
 from store.port import Delete, Operation, Put, Transport
 from tests.support.gateway_fake_engine import FakeEngine
@@ -82,7 +83,7 @@ def target(
         replica=replica,
         node="mac-1",
         deployment=of,
-        origin=Origin("127.0.0.1", port),
+        origin=EngineAddress("127.0.0.1", port),
         names=(of,),
         version=version,
         template=template,

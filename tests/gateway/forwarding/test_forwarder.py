@@ -6,9 +6,9 @@ import aiohttp
 import orjson
 import pytest
 
-from gateway.routing.table import Origin
 from gateway.server import GatewayLimits
 from machinery.clock import SystemClock
+from schemas.wire.engine_address import EngineAddress
 from store import keys
 from tests.support import gateway_engine_faults, gateway_engine_scripts
 from tests.support.gateway_calls import (
@@ -462,7 +462,9 @@ async def test_a_restarted_engine_is_used_as_soon_as_it_is_published(
         await serve_deployment(world, gateway, deployment("m"), engine, o)
         await engine.kill()
         await asyncio.gather(*(post_chat(http, gateway) for _ in range(8)))
-        assert gateway.gateway.load_tracker.outliers.is_open(Origin("127.0.0.1", engine.port))
+        assert gateway.gateway.load_tracker.outliers.is_open(
+            EngineAddress("127.0.0.1", engine.port)
+        )
         await world.delete(keys.endpoint_key("mac-1", "m-0"))
         await gateway.knows("m", ready=1)
         await engine.start()

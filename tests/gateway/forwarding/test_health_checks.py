@@ -8,10 +8,11 @@ from gateway.forwarding.health_checks import (
     TICK_S,
     ProbeSchedule,
 )
-from gateway.routing.table import EngineEndpoint, Origin
+from gateway.routing.table import EngineEndpoint
+from schemas.wire.engine_address import EngineAddress
 from tests.support.gateway_world import target
 
-NOBODY: frozenset[Origin] = frozenset()
+NOBODY: frozenset[EngineAddress] = frozenset()
 
 
 def fleet(count: int) -> list[EngineEndpoint]:
@@ -21,8 +22,8 @@ def fleet(count: int) -> list[EngineEndpoint]:
 def asked(
     rounds: ProbeSchedule,
     now_s: float,
-    awaited: frozenset[Origin] = NOBODY,
-    ejected: frozenset[Origin] = NOBODY,
+    awaited: frozenset[EngineAddress] = NOBODY,
+    ejected: frozenset[EngineAddress] = NOBODY,
 ) -> list[str]:
     due = rounds.due(now_s, awaited=awaited, is_open=ejected.__contains__, draw=lambda: 0.5)
     return [found.replica for found in due]

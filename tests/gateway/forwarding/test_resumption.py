@@ -19,12 +19,12 @@ from gateway.forwarding.router import LoadTracker, Router
 from gateway.metrics.gateway_metrics import GatewayMetrics
 from gateway.metrics.version_metrics import VersionMetrics
 from gateway.request import InferenceRequest
-from gateway.routing.table import Origin
 from gateway.state.build_table import TableInputs, build_table
 from gateway.state.table_cache import TableCache
 from gateway.upstream.connection import BrokenResponseError, Headers
 from gateway.upstream.connection_pool import UnreachableError, Upstream, UpstreamResponse
 from machinery.clock import SystemClock
+from schemas.wire.engine_address import EngineAddress
 from store.memory import MemoryTransport
 from tests.support.gateway_resume_engine import (
     BODY,
@@ -85,7 +85,7 @@ class Cut(Upstream):
     @override
     async def request(
         self,
-        origin: Origin,
+        origin: EngineAddress,
         raw: bytes,
         *,
         silence_s: float | None = None,

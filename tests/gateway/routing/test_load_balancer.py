@@ -23,7 +23,6 @@ from gateway.routing.table import (
     BackendBuilder,
     EndpointHealth,
     EngineEndpoint,
-    Origin,
     RoutingQuery,
     RoutingTable,
     ServedModel,
@@ -34,6 +33,7 @@ from schemas.chips import GIB
 from schemas.meta import ObjectMeta
 from schemas.replica import Endpoint, EndpointHardware, EndpointSpec
 from schemas.routing import PrefixAffinity, Routing, ScoreWeights, Strategy
+from schemas.wire.engine_address import EngineAddress
 from tests.support.gateway_world import target
 from tests.support.sampling import samples
 
@@ -291,8 +291,8 @@ class Gateway:
 
     table: RoutingTable
     draws: random.Random
-    in_flight: Counter[Origin] = field(default_factory=Counter)
-    others_in_flight: dict[Origin, float] = field(default_factory=dict)
+    in_flight: Counter[EngineAddress] = field(default_factory=Counter)
+    others_in_flight: dict[EngineAddress, float] = field(default_factory=dict)
 
     def ask(self, cached: tuple[tuple[int, float], ...] = ()) -> EngineEndpoint:
         query = RoutingQuery("m", self.draws.random())
@@ -376,11 +376,11 @@ def test_stale_news_leave_engines_even(count: int) -> None:
     endpoints, clock = MANY[:count], random.Random(1)
     found = large_table(*endpoints, strategy="LeastLoaded")
     gateways = [Gateway(found, random.Random(n)) for n in range(3)]
-    running: list[tuple[float, Gateway, Origin]] = []
+    running: list[tuple[float, Gateway, EngineAddress]] = []
     worst = []
     for now in range(3000):
         if now % 30 == 0:
-            had = sum((gateway.in_flight for gateway in gateways), Counter[Origin]())
+            had = sum((gateway.in_flight for gateway in gateways), Counter[EngineAddress]())
             for one in gateways:
                 one.others_in_flight = {
                     t.origin: had[t.origin] - one.in_flight[t.origin] for t in endpoints

@@ -3,12 +3,14 @@
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import aiohttp
 import pytest
 from typing_extensions import override
 
 from gateway.server import GatewayLimits
+from gateway.state.endpoint_filter import EndpointFilter
 from gateway.state.table_cache import TableCache
 from machinery.clock import SystemClock
 from schemas.replica import Endpoint, unassigned_reason
@@ -184,3 +186,55 @@ async def test_a_gateway_that_loses_the_right_to_read_replicas_uses_new_endpoint
         await until(lambda: table_cache.table.refused == 1, what="the refusal")
         await clock.advance(15)
         await until(lambda: sorted(ports(table_cache)) == [4100, 4666], what="the endpoint")
+
+
+def why_ignored(sockets: Path | None, url: str, caplog: pytest.LogCaptureFixture) -> str:
+    """Return why a gateway with that folder ignores an endpoint of node mac-1; empty if it uses it."""
+    one = EndpointFilter(MemoryTransport(FakeClock()), FakeClock(), lambda: None, sockets=sockets)
+    key = keys.endpoint_key("mac-1", "m-0")
+    found = one.filter({key: (endpoint("m-0", "m", url, node="mac-1"), 1)})
+    told = [r.why for r in caplog.records if r.message == "endpoint ignored"]  # type: ignore[attr-defined]  # extra
+    assert (len(found.used), len(found.refused)) == ((0, 1) if told else (1, 0))
+    return told[0] if told else ""
+
+
+@pytest.mark.parametrize(
+    ("url", "reason"),
+    [
+        pytest.param("unix:{0}/mac-1/4100.sock", "", id="its-node"),
+        pytest.param("unix:/var/run/docker.sock", "is not in {0}/mac-1, the folder of node mac-1", id="docker"),
+        pytest.param("unix:{0}/mac-2/4100.sock", "is not in {0}/mac-1", id="of-another-node"),
+        pytest.param("unix:{0}/mac-1/../../s", "is not http://HOST:PORT or unix:/PATH", id="dots"),
+        pytest.param("unix:{0}/mac-1/deeper/s", "is not in {0}/mac-1", id="deeper"),
+    ],
+)  # fmt: skip
+def test_an_agent_can_publish_sockets_of_its_own_folder_only(
+    short_folder: Path, caplog: pytest.LogCaptureFixture, url: str, reason: str
+) -> None:
+    for node in ("mac-1", "mac-2"):
+        (short_folder / node).mkdir(mode=0o700)
+    assert reason.format(short_folder) in why_ignored(
+        short_folder, url.format(short_folder), caplog
+    )
+    assert bool(reason) == bool(caplog.records)
+
+
+def test_a_gateway_on_another_machine_ignores_sockets(
+    short_folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    why = why_ignored(None, "unix:/s/mac-1/4100.sock", caplog)
+    assert "only a gateway there with --engine-sockets can use it" in why
+    # Its own folder may have the same path.
+    caplog.clear()
+    why = why_ignored(short_folder, f"unix:{short_folder}/mac-1/4100.sock", caplog)
+    assert "it runs on another machine" in why
+
+
+def test_a_folder_that_other_users_may_enter_is_not_trusted(
+    short_folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (short_folder / "mac-1").mkdir()
+    (short_folder / "mac-1").chmod(0o750)
+    assert "is open to other users" in why_ignored(
+        short_folder, f"unix:{short_folder}/mac-1/s", caplog
+    )

@@ -120,12 +120,12 @@ async def test_an_orphan_ends_with_its_failure_its_return_or_its_deployment(worl
 async def test_unusable_addresses_get_nothing(
     world: World, caplog: pytest.LogCaptureFixture
 ) -> None:
-    await world.put(deployment("m"), endpoint("m-0", "m", "unix:/tmp/x"))
+    await world.put(deployment("m"), endpoint("m-0", "m", "ftp:/tmp/x"))
     async with keeping(world.transport) as (table_cache, _):
         await until(lambda: table_cache.is_synced, what="the first list")
         assert ready(table_cache, "m") == 0
         assert [(r.message, r.why) for r in caplog.records if r.levelname == "ERROR"] == [  # type: ignore[attr-defined]  # extra
-            ("endpoint ignored", "its url is not http://host:port")
+            ("endpoint ignored", "its url: 'ftp:/tmp/x' is not http://HOST:PORT or unix:/PATH")
         ]
 
 

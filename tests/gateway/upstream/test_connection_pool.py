@@ -5,20 +5,23 @@ import contextlib
 import socket
 import sys
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
 
 import pytest
 from typing_extensions import override
 
-from gateway.routing.table import Origin
 from gateway.upstream.connection import BrokenResponseError
 from gateway.upstream.connection_pool import ConnectionPool, UnreachableError
 from machinery.clock import SystemClock
+from schemas.wire.engine_address import EngineAddress
 from tests.support.clock import FakeClock
 from tests.support.gateway_raw_server import (
     CHUNKED,
     LENGTH,
     REQUEST,
     Answering,
+    Server,
     in_steps,
     serving,
     then_closing,
@@ -34,7 +37,7 @@ async def pool() -> AsyncIterator[ConnectionPool]:
     await asyncio.sleep(0)
 
 
-async def ask(pool: ConnectionPool, origin: Origin) -> bytes:
+async def ask(pool: ConnectionPool, origin: EngineAddress) -> bytes:
     answer = await pool.request(origin, REQUEST)
     try:
         parts = []
@@ -163,7 +166,7 @@ async def test_connecting_takes_no_longer_than_the_request_may(pool: ConnectionP
             one.setblocking(False)
             one.connect_ex(full.getsockname())
         with pytest.raises(UnreachableError, match=r"^no connection within 0\.05 s$") as caught:
-            await pool.request(Origin(*full.getsockname()), REQUEST, silence_s=0.05)
+            await pool.request(EngineAddress(*full.getsockname()), REQUEST, silence_s=0.05)
         assert caught.value.is_timeout
 
 
@@ -295,14 +298,56 @@ class _Counting(FakeClock):
 
 
 async def _given_up(
-    pool: ConnectionPool, origin: Origin, silence_s: float, until_s: float
+    pool: ConnectionPool, origin: EngineAddress, silence_s: float, until_s: float
 ) -> BrokenResponseError:
     with pytest.raises(BrokenResponseError) as caught:
         await pool.request(origin, REQUEST, silence_s=silence_s, until_s=until_s)
     return caught.value
 
 
-async def _broken(pool: ConnectionPool, origin: Origin) -> BrokenResponseError:
+async def _broken(pool: ConnectionPool, origin: EngineAddress) -> BrokenResponseError:
     with pytest.raises(BrokenResponseError) as caught:
         await ask(pool, origin)
     return caught.value
+
+
+@asynccontextmanager
+async def serving_on_socket(path: Path) -> AsyncIterator[tuple[Server, EngineAddress]]:
+    server = Server(LENGTH)
+    listening = await asyncio.start_unix_server(server.serve, path)
+    try:
+        yield server, EngineAddress.at_socket(path)
+    finally:
+        listening.close()
+        for writer in server.writers:
+            writer.transport.abort()
+
+
+async def test_a_socket_is_an_address_like_any_other(
+    pool: ConnectionPool, short_folder: Path
+) -> None:
+    async with serving_on_socket(short_folder / "s") as (server, origin):
+        assert [await ask(pool, origin) for _ in range(3)] == [b"200 hello"] * 3
+        assert (server.connections, server.requests) == (1, 3)
+
+
+async def test_a_socket_on_which_nobody_listens_is_unreachable(
+    pool: ConnectionPool, short_folder: Path
+) -> None:
+    origin = EngineAddress.at_socket(short_folder / "s")
+    with pytest.raises(UnreachableError, match="No such file"):
+        await ask(pool, origin)
+    with socket.socket(socket.AF_UNIX) as killed:
+        killed.bind(origin.socket)
+    with pytest.raises(UnreachableError, match="Connection refused"):
+        await ask(pool, origin)
+
+
+async def test_a_socket_is_not_used_once_others_may_enter_its_folder(
+    pool: ConnectionPool, short_folder: Path
+) -> None:
+    async with serving_on_socket(short_folder / "s") as (server, origin):
+        short_folder.chmod(0o755)
+        with pytest.raises(UnreachableError, match="is open to other users"):
+            await ask(pool, origin)
+        assert server.connections == 0

@@ -13,11 +13,11 @@ import psutil
 import pytest
 
 from machinery.clock import SystemClock
+from machinery.unix_sockets import SocketFolderError
 from store.etcd.connect import connect
 from store.etcd.member.binary import Binary, Version, locate
 from store.etcd.member.embedded import EmbeddedEtcd, EmbeddedEtcdError, command, failure_reason
 from store.etcd.member.sockets import (
-    SocketFolderError,
     client_socket,
     make_socket_folder,
     socket_folder,

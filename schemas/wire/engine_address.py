@@ -1,0 +1,114 @@
+"""Address of an engine, as `Endpoint.spec.url` has it: a TCP port, or a Unix socket on the node's own machine.
+
+    address = EngineAddress.parse("unix:/Users/a/fleet/sock/node-1/4100.sock")
+    transport, protocol = await address.connect(loop, make_protocol)
+
+The value is the key under which a gateway counts connections, load and failures.
+"""
+
+import contextlib
+import os.path
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, NamedTuple, Self, TypeVar
+from urllib.parse import urlsplit
+
+if TYPE_CHECKING:  # `fleetctl get` does not wait for it
+    import asyncio
+
+    _P = TypeVar("_P", bound=asyncio.BaseProtocol)
+
+_UNIX: Final = "unix:"
+_FORMS: Final = "http://HOST:PORT or unix:/PATH"
+MAX_SOCKET_BYTES: Final = 103
+"""The longest path of a socket: sun_path of macOS holds 104 bytes with the zero at its end; Linux has 108."""
+# Far beyond a host name's 253 characters.
+_MAX_URL = 1024
+
+
+class EngineAddress(NamedTuple):
+    """Address of one engine."""
+
+    host: str
+    """Name or IP address; empty for a socket."""
+    port: int
+    """0 for a socket."""
+    socket: str = ""
+    """Absolute path of a Unix socket, valid on the engine's machine only; empty for TCP."""
+
+    @classmethod
+    def at_socket(cls, path: Path) -> Self:
+        """Return the address of a socket.
+
+        Raises:
+            ValueError: no socket can have this path.
+
+        """
+        return cls("", 0, _checked_path(str(path)))
+
+    @classmethod
+    def parse(cls, url: str) -> Self:
+        """Return the address in an endpoint's URL.
+
+        Raises:
+            ValueError: the URL has another form; the message says which is expected.
+
+        """
+        if url.startswith(_UNIX):
+            return cls("", 0, _checked_path(url.removeprefix(_UNIX)))
+        # The port may be beyond 65535, or brackets may not match.
+        with contextlib.suppress(ValueError):
+            parts = urlsplit(url[:_MAX_URL])
+            is_plain = not (parts.path.strip("/") or parts.query or parts.fragment or "@" in url)
+            if parts.scheme == "http" and parts.hostname and is_plain and len(url) <= _MAX_URL:
+                return cls(parts.hostname, parts.port or 80)
+        raise ValueError(f"{url[:100]!r} is not {_FORMS}")
+
+    @property
+    def url(self) -> str:
+        """The address as `parse` reads it."""
+        return f"{_UNIX}{self.socket}" if self.socket else self.http_url
+
+    @property
+    def http_url(self) -> str:
+        """The base of HTTP requests on a connection to the engine."""
+        return f"http://{self.authority}"
+
+    @property
+    def authority(self) -> str:
+        """The value of the `Host` header."""
+        if self.socket:
+            return "localhost"
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+    async def connect(
+        self, loop: "asyncio.AbstractEventLoop", make_protocol: "Callable[[], _P]"
+    ) -> "tuple[asyncio.Transport, _P]":
+        """Open a connection to the engine.
+
+        Raises:
+            OSError: nothing listens there.
+
+        """
+        if self.socket:
+            return await loop.create_unix_connection(make_protocol, self.socket)
+        return await loop.create_connection(make_protocol, self.host, self.port)
+
+
+def _checked_path(path: str) -> str:
+    """Return the path of a socket if it can be one.
+
+    Raises:
+        ValueError: it is relative, has parts such as `..`, or is too long.
+
+    """
+    if len(os.fsencode(path)) > MAX_SOCKET_BYTES:
+        raise ValueError(
+            f"the socket's path {path[:40]!r}... has more than {MAX_SOCKET_BYTES} bytes, the limit of macOS"
+        )
+    is_normal = path.startswith(os.sep) and os.path.normpath(path) == path and path.isprintable()
+    if not is_normal or path == os.sep:
+        raise ValueError(
+            f"unix:{path!r} is not {_FORMS}: the path must be absolute, without . and .."
+        )
+    return path
