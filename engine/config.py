@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from schemas.shardgroup import Backend, Parallelism
+from schemas.wire.engine_address import EngineAddress
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,8 +38,8 @@ class EngineConfig:
     replica_uid: str
     node: str
     served_names: tuple[str, ...]
-    host: str
-    port: int
+    address: EngineAddress
+    """Where it listens."""
     context_length: int
     """Most tokens of one request, prompt and answer together."""
     concurrency: int

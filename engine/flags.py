@@ -12,7 +12,6 @@ from schemas.wire.exit_codes import ExitCode
 
 _T = TypeVar("_T")
 
-_HOST = "127.0.0.1"
 _DRAIN_TIMEOUT_S = 30.0
 _JOIN_TIMEOUT_S = 120.0
 _MAX_BODY_BYTES = 8 << 20
@@ -39,8 +38,7 @@ def parse(arguments: Sequence[str] | None, *, read_secret: Callable[[], str] = s
         replica_uid=flags.replica_uid,
         node=flags.node,
         served_names=flags.served_names,
-        host=flags.host or _HOST,
-        port=flags.port,
+        address=flags.address(),
         context_length=flags.context_length,
         concurrency=flags.concurrency,
         queue_limit=_or(flags.queue_limit, _QUEUED_PER_RUNNING * flags.concurrency),

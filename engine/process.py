@@ -11,7 +11,9 @@ import socket
 import sys
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import cast
 
 import uvicorn
@@ -23,9 +25,11 @@ from engine.config import EngineConfig
 from engine.flags import parse
 from engine.service import Service
 from machinery import process_log as fleet_logging
+from machinery import unix_sockets
 from machinery.clock import SystemClock
 from machinery.http_server import SignalServer, listen
 from schemas.wire.connections import SERVER_KEEP_ALIVE_S
+from schemas.wire.engine_address import EngineAddress
 from schemas.wire.exit_codes import ExitCode
 
 # For responses whose last bytes are on their way at the end of the drain.
@@ -48,17 +52,43 @@ def run(arguments: Sequence[str] | None, *, read_secret: Callable[[], str]) -> i
         write_exit_reason(complaint)
         return ExitCode.UNUSABLE
     try:
-        listener = listen(config.host, config.port)
-    except OSError as error:
-        write_exit_reason(
-            f"port {config.port} is in use on {config.host} or not available: {error.strerror}"
-        )
+        listener = open_listener(config.address)
+    except (OSError, unix_sockets.SocketFolderError) as error:
+        write_exit_reason(_listen_error(config.address, error))
         return ExitCode.ADDRESS_IN_USE
     # Loading a model creates no garbage, and collecting takes a fifth of the start. The service turns it on again.
     gc.disable()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         code, message = runner.run(serve(new_service(config), listener))
     return finish(code, message)
+
+
+@dataclass(frozen=True, slots=True)
+class EngineListener:
+    """The socket on which an engine listens, and its file if it has one."""
+
+    socket: socket.socket
+    file: unix_sockets.SocketFile | None = None
+
+
+def open_listener(address: EngineAddress) -> EngineListener:
+    """Listen at the address.
+
+    Raises:
+        OSError: it is in use, or not of this machine.
+        SocketFolderError: other users may enter the folder of the socket.
+
+    """
+    if address.socket:
+        return EngineListener(*unix_sockets.listen(Path(address.socket)))
+    return EngineListener(listen(address.host, address.port))
+
+
+def _listen_error(address: EngineAddress, error: Exception) -> str:
+    reason = error.strerror if isinstance(error, OSError) else str(error)
+    if address.socket:
+        return f"socket {address.socket} is in use or not available: {reason}"
+    return f"port {address.port} is in use on {address.host} or not available: {reason}"
 
 
 def finish(code: int, message: str) -> int:
@@ -78,7 +108,7 @@ def new_service(config: EngineConfig) -> Service:
     return Service(config, clock=SystemClock(), entropy=secrets.SystemRandom())
 
 
-async def serve(service: Service, listener: socket.socket) -> tuple[int, str]:
+async def serve(service: Service, listener: EngineListener) -> tuple[int, str]:
     """Serve until the service ends; return the exit code and the reason."""
     server = SignalServer(
         uvicorn.Config(
@@ -99,11 +129,13 @@ async def serve(service: Service, listener: socket.socket) -> tuple[int, str]:
         service.request_stop,
     )
     async with asyncio.TaskGroup() as group:
-        group.create_task(server.serve(sockets=[listener]))
+        group.create_task(server.serve(sockets=[listener.socket]))
         code = await service.run()
         if code == ExitCode.GROUP_LOST:
             # The other ranks have ended already: slow readers get no more time than this.
             server.config.timeout_graceful_shutdown = _LOST_TIMEOUT_S
+        if listener.file is not None:
+            listener.file.remove()
         server.should_exit = True
     return code, service.message
 

@@ -18,10 +18,12 @@ from machinery.log_flags import log_options
 from machinery.process_log import LogFormat, LogLevel, LogRing
 from machinery.process_main import GRACE_S, run_until_signal
 from machinery.process_secrets import disable_core_dumps
+from machinery.unix_sockets import SocketFolderError
 from machinery.version import version
 from models import inspection
 from nodeagent.agent import Agent
 from nodeagent.dependencies import AgentConfig
+from nodeagent.engines.addresses import EngineAddresses, make_socket_folder
 from nodeagent.hardware.probe import read_machine_facts
 from nodeagent.hardware.readings import HardwareError, HardwareFacts
 from nodeagent.node.identity import Identity, IdentityError, load_or_create
@@ -63,7 +65,14 @@ _NOT_FOR_ENGINES = ("OTEL_EXPORTER_OTLP_",)
     default="127.0.0.1",
     show_default=True,
     envvar="FLEET_NODE_ADDRESS",
-    help="Address on which engines listen and gateways reach them.",
+    help="Address on which engines listen and gateways reach them; with --engine-sockets, that of the agent's API only.",
+)
+@click.option(
+    "--engine-sockets",
+    type=click.Path(file_okay=False, path_type=Path),
+    envvar="FLEET_ENGINE_SOCKETS",
+    help="Folder in which engines listen on Unix sockets instead of ports. Only gateways on this machine with the same "
+    "flag and the same user reach them.",
 )
 @click.option(
     "--engine-port",
@@ -71,7 +80,7 @@ _NOT_FOR_ENGINES = ("OTEL_EXPORTER_OTLP_",)
     default=4100,
     show_default=True,
     envvar="FLEET_ENGINE_PORT",
-    help="First port for engines; the agent uses up to 100 ports from there on.",
+    help="First port for engines; the agent uses up to 100 ports from there on. Also the first name of a socket.",
 )
 @click.option(
     "--api-port",
@@ -128,8 +137,7 @@ def main(log_level: LogLevel, log_format: LogFormat, **options: Any) -> None:
     config = AgentConfig(
         state_dir=state_dir,
         models_dir=options["models_dir"].expanduser().resolve(),
-        engine_host=options["node_address"],
-        first_port=options["engine_port"],
+        addresses=_addresses(options, identity.name),
         session=session_name(state_dir, os.getpid()),
         name=identity.name,
         status=describe(facts, identity, options),
@@ -155,6 +163,18 @@ def main(log_level: LogLevel, log_format: LogFormat, **options: Any) -> None:
     code = run_until_signal(run, grace_s=GRACE_S)
     lock.close()
     sys.exit(code)
+
+
+def _addresses(options: dict[str, Any], node: str) -> EngineAddresses:
+    """Return the addresses for engines; the folder for their sockets exists then."""
+    folder: Path | None = options["engine_sockets"]
+    try:
+        sockets = folder and make_socket_folder(folder.expanduser(), node)
+    except (SocketFolderError, OSError, ValueError) as error:
+        raise click.UsageError(f"--engine-sockets: {error}") from error
+    return EngineAddresses(
+        host=options["node_address"], first=options["engine_port"], sockets=sockets
+    )
 
 
 def describe(facts: HardwareFacts, identity: Identity, options: dict[str, Any]) -> NodeStatus:

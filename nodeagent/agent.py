@@ -82,7 +82,6 @@ class Agent:
             replicas=self._replicas,
             has_lease=lambda: self._registration.lease is not None,
             folder=config.state_dir / "engines",
-            host=config.engine_host,
             ring=config.ring,
         )
         return AgentApi(view, self._transport, port=port, on_change=self._describer.request)

@@ -13,6 +13,7 @@ from machinery.clock import Clock
 from machinery.process_log import LogRing
 from models import inspection
 from models.split_options import SplitInspector
+from nodeagent.engines.addresses import EngineAddresses
 from nodeagent.engines.engine_processes import EngineProcesses, EnginesPort
 from nodeagent.engines.health_client import HealthClient, HealthPort
 from nodeagent.engines.references import GoldenReferences, ReferencesPort
@@ -43,8 +44,8 @@ class AgentConfig:
 
     state_dir: Path
     models_dir: Path
-    engine_host: str
-    first_port: int
+    addresses: EngineAddresses
+    """Those of its engines."""
     session: str
     status: NodeStatus
     """The node's status without its models, which are inspected later."""
@@ -150,10 +151,9 @@ def real_dependencies(transport: Transport, clock: Clock, config: AgentConfig) -
         engines=EngineProcesses(
             config.state_dir / "engines",
             node=config.name,
-            host=config.engine_host,
-            first_port=config.first_port,
+            addresses=config.addresses,
         ),
-        health=HealthClient(config.engine_host),
+        health=HealthClient(),
         references=GoldenReferences(config.state_dir),
         report_models=report_models,
         report_adapters=report_adapters,

@@ -35,6 +35,7 @@ from schemas import quantity
 from schemas.deployment import KvCache
 from schemas.meta import ObjectMeta
 from schemas.replica import Endpoint, EndpointHardware, EndpointSpec, RankStatus, Replica
+from schemas.wire.engine_address import EngineAddress
 from store import codec, keys
 from store.errors import StoreError, UnavailableError
 from store.port import Delete, ModRevisionGuard, Put, Transport
@@ -139,7 +140,7 @@ class ActionExecutor:
 
     def _start(self, replica: Replica) -> None:
         before = self._node.engines.get(replica.name)
-        taken = [engine.process.port for engine in self._node.engines.values()]
+        taken = [engine.process.address for engine in self._node.engines.values()]
         now = self._clock.monotonic()
         order = self._order(replica)
         try:
@@ -151,7 +152,11 @@ class ActionExecutor:
         self._node.starts.remove(replica.name)
         log.info(
             "engine started",
-            extra={"replica": replica.name, "pid": process.child.record.pid, "port": process.port},
+            extra={
+                "replica": replica.name,
+                "pid": process.child.record.pid,
+                "url": process.address.url,
+            },
         )
         self._node.engines[replica.name] = EngineTracker(
             process=process,
@@ -207,7 +212,7 @@ class ActionExecutor:
             raise UnavailableError("no lease to publish under yet")
         engine = self._node.engines[replica.name]
         millions = await self._node.millions(replica.spec.model.path)
-        endpoint = new_endpoint(replica, self._node, engine.process.port, millions)
+        endpoint = new_endpoint(replica, self._node, engine.process.address, millions)
         key = keys.endpoint_key(self._node.name, replica.name)
         put = Put(key=key, value=codec.encode(endpoint), lease=lease)
         # The guard fails if the replica was assigned elsewhere meanwhile.
@@ -215,10 +220,10 @@ class ActionExecutor:
             await self._transport.commit([codec.unchanged_guard(replica)], [put])
         except UnavailableError as error:
             if error.ambiguous:
-                # It may have been written. Port 0 matches no engine, so it is published again, and withdrawn in the end.
-                self._node.published[replica.name] = 0
+                # It may have been written. None matches no engine, so it is published again, and withdrawn in the end.
+                self._node.published[replica.name] = None
             raise
-        self._node.published[replica.name] = engine.process.port
+        self._node.published[replica.name] = engine.process.address
         log.info("endpoint published", extra={"replica": replica.name, "url": endpoint.spec.url})
 
     async def _withdraw(self, name: str) -> None:
@@ -248,7 +253,9 @@ class ActionExecutor:
         )
 
 
-def new_endpoint(replica: Replica, node: NodeState, port: int, millions: int) -> Endpoint:
+def new_endpoint(
+    replica: Replica, node: NodeState, address: EngineAddress, millions: int
+) -> Endpoint:
     """Return the endpoint of the replica's engine for gateways; `millions` are the model's parameters."""
     spec, status = replica.spec, node.status
     return Endpoint(
@@ -258,7 +265,7 @@ def new_endpoint(replica: Replica, node: NodeState, port: int, millions: int) ->
             replica_uid=replica.metadata.uid,
             node=node.name,
             template=spec.template,
-            url=f"http://{status.address}:{port}",
+            url=address.url,
             served_names=spec.served_names,
             site=status.labels.get("site", ""),
             concurrency=spec.concurrency,

@@ -17,6 +17,7 @@ from nodeagent.replicas.rank_reports import RankReports
 from nodeagent.replicas.start_queue import StartQueue, StartRequest
 from schemas.node import ModelReport, NodeStatus
 from schemas.replica import Replica
+from schemas.wire.engine_address import EngineAddress
 from store import keys
 from store.port import Transport
 
@@ -62,8 +63,8 @@ class NodeState:
         self._millions: dict[str, int] = {}
         self.engines: dict[str, EngineTracker] = {}
         """Engines by replica name."""
-        self.published: dict[str, int] = {}
-        """The ports of our endpoints in the store, by replica name."""
+        self.published: dict[str, EngineAddress | None] = {}
+        """The addresses of our endpoints in the store, by replica name; None if it is not known what was written."""
         self.leaked = LeakedResources()
         self.start_errors: dict[str, StartError] = {}
         """Errors of engines that could not be started, by replica name."""
@@ -96,8 +97,10 @@ class NodeState:
 
     def is_stale(self, name: str) -> bool:
         """Return whether the published endpoint leads to an earlier engine than the current one."""
-        published, engine = self.published.get(name), self.engines.get(name)
-        return published is not None and (engine is None or engine.process.port != published)
+        if name not in self.published:
+            return False
+        engine = self.engines.get(name)
+        return engine is None or engine.process.address != self.published[name]
 
     def forget(self, name: str) -> None:
         """Drop the state of a replica that has no engine here any more."""

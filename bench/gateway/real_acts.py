@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import aiohttp
 
-from nodeagent.engines.engine_processes import EngineProcess, EngineProcesses
+from nodeagent.engines.engine_processes import EngineProcess, find_engines
 from tests.support.fleet import Fleet
 from tests.support.waiting import until_async
 
@@ -51,9 +51,7 @@ class Scene:
         return [
             (name, engine)
             for name in names
-            for engine in EngineProcesses(
-                self.fleet.root / name / "engines", node="", host="", first_port=0
-            ).find()
+            for engine in find_engines(self.fleet.root / name / "engines")
         ]
 
     def victim(self) -> tuple[str, int]:
@@ -73,7 +71,7 @@ class Scene:
             return False
         async with aiohttp.ClientSession() as session:
             for _, engine in found:
-                if not await _says(session, f"http://127.0.0.1:{engine.port}/ready"):
+                if not await _says(session, f"{engine.address.http_url}/ready"):
                     return False
             health = await _says(session, f"{self.fleet.url}/health")
         return bool(health.get("models", {}).get(MODEL, {}).get("ready") == self.nodes)

@@ -108,7 +108,7 @@ async def write_references(scene: Scene, folder: Path) -> None:
     _, engine = scene.engines()[0]
     async with aiohttp.ClientSession() as session:
         for body in bodies():
-            url = f"http://127.0.0.1:{engine.port}/v1/chat/completions"
+            url = f"{engine.address.http_url}/v1/chat/completions"
             async with session.post(url, json=body) as response:
                 text = (await response.json())["choices"][0]["message"]["content"]
             for name, asked in (("wholes", body), ("streams", {**body, "stream": True})):

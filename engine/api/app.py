@@ -51,7 +51,8 @@ def make_app(service: Service) -> web.RequestMiddleware:
     )
     app.router.redirect_slashes = False
     paths = frozenset(route.path for route in app.routes if isinstance(route, Route))
-    names = host_header.machine_names(service.config.host)
+    address = service.config.address
+    names = None if address.socket else host_header.machine_names(address.host)
     return web.RequestMiddleware(app, routes.headers, service.request_log, paths, names)
 
 

@@ -99,10 +99,10 @@ async def on_crash(_: Request, error: Exception) -> Response:
     return refusal_response(errors.internal(f"The engine failed: {type(error).__name__}.").refusal)
 
 
-def check_sender(request_headers: Mapping[str, str], names: Iterable[str]) -> None:
+def check_sender(request_headers: Mapping[str, str], names: Iterable[str] | None) -> None:
     """Refuse requests that web pages send: an engine has no API keys, and its port can be guessed.
 
-    `names` are those of this machine. Gateways, agents and clients send no `Origin`; browsers always do, unless the page
+    `names` are those of this machine; None accepts any, on a socket that no web page can reach. Gateways, agents and clients send no `Origin`; browsers always do, unless the page
     came from this very port under a name of its own.
 
     Raises:
@@ -115,7 +115,7 @@ def check_sender(request_headers: Mapping[str, str], names: Iterable[str]) -> No
             Refusal(status=403, message=message, param="origin", code="origin_refused")
         )
     host = request_headers.get("host")
-    if host is not None and not host_header.is_known(host, names):
+    if names is not None and host is not None and not host_header.is_known(host, names):
         message = (
             f"This engine is not called {host[:100]!r}: use its address, localhost or the name of its machine, "
             "or send the request to the gateway."
@@ -183,8 +183,8 @@ class RequestMiddleware:
     request_log: RequestLog
     endpoints: Container[str]
     """All paths that exist."""
-    names: Iterable[str]
-    """The names of this machine, for `check_sender`."""
+    names: Iterable[str] | None
+    """The names of this machine, for `check_sender`; None if it listens on a socket."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one request."""

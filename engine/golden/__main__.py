@@ -1,6 +1,6 @@
 """`python -m engine.golden`: prints the answer of one process, with the whole model, to the golden question.
 
-Takes an engine's flags about the model (--model-dir, --kv-bits, ...), serves on a port of its own while it asks, and
+Takes an engine's flags about the model (--model-dir, --kv-bits, ...), serves on a socket of its own while it asks, and
 prints the answer as JSON (schemas.formation.GoldenAnswer) on stdout. Exit codes are the engine's.
 """
 
@@ -12,28 +12,32 @@ import socket
 import sys
 from collections.abc import Sequence
 from contextlib import closing
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import uvloop
 
 from engine.flags import parse
 from engine.lifecycle import EngineState
 from engine.process import (
+    EngineListener,
     finish,
     new_service,
+    open_listener,
     raise_file_limit,
     serve,
     write_exit_reason,
 )
 from engine.service import Service
 from machinery import process_log as fleet_logging
-from machinery.http_server import listen
 from machinery.process_secrets import disable_core_dumps
 from models import golden_question
 from schemas.formation import GoldenAnswer
 from schemas.wire import engine_flags
+from schemas.wire.engine_address import EngineAddress
 from schemas.wire.exit_codes import ExitCode
 
-_HOST, _NAME = "127.0.0.1", "golden"
+_NAME = "golden"
 # The question and its answer have about 40 tokens.
 _CONTEXT = 256
 _POLL_S = 0.1
@@ -48,12 +52,24 @@ def run(arguments: Sequence[str]) -> int:
     if complaint:
         write_exit_reason(complaint)
         return ExitCode.UNUSABLE
-    try:
-        listener = listen(_HOST, 0)
-    except OSError as error:
-        write_exit_reason(f"cannot listen on any port of {_HOST}: {error.strerror}")
-        return ExitCode.ADDRESS_IN_USE
-    port = int(listener.getsockname()[1])
+    with TemporaryDirectory(prefix="mlx-fleet-") as folder:
+        try:
+            address = EngineAddress.at_socket(Path(folder) / "golden.sock")
+            listener = open_listener(address)
+        except (OSError, ValueError) as error:
+            write_exit_reason(f"cannot listen on a socket in {folder}: {error}")
+            return ExitCode.ADDRESS_IN_USE
+        code, answer = _run_at(address, listener, arguments)
+    if code != ExitCode.OK or not isinstance(answer, GoldenAnswer):
+        return finish(code, str(answer))
+    sys.stdout.write(f"{answer.model_dump_json(by_alias=True)}\n")
+    sys.stdout.flush()
+    return finish(code, "")
+
+
+def _run_at(
+    address: EngineAddress, listener: EngineListener, arguments: Sequence[str]
+) -> tuple[int, GoldenAnswer | str]:
     defaults = engine_flags.to_argv(
         replica=_NAME,
         replica_uid=_NAME,
@@ -63,18 +79,13 @@ def run(arguments: Sequence[str]) -> int:
         concurrency=1,
         prefix_cache_bytes=0,
     )
-    config = parse([*defaults, *arguments, "--host", _HOST, "--port", str(port)])
+    config = parse([*defaults, *arguments, "--socket", address.socket])
     fleet_logging.setup("golden")
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        code, answer = runner.run(_ask(new_service(config), listener))
-    if code != ExitCode.OK or not isinstance(answer, GoldenAnswer):
-        return finish(code, str(answer))
-    sys.stdout.write(f"{answer.model_dump_json(by_alias=True)}\n")
-    sys.stdout.flush()
-    return finish(code, "")
+        return runner.run(_ask(new_service(config), listener))
 
 
-async def _ask(service: Service, listener: socket.socket) -> tuple[int, GoldenAnswer | str]:
+async def _ask(service: Service, listener: EngineListener) -> tuple[int, GoldenAnswer | str]:
     """Serve until the question is answered; return the exit code, and the answer or the error."""
     async with asyncio.TaskGroup() as group:
         serving = group.create_task(serve(service, listener))
@@ -82,7 +93,7 @@ async def _ask(service: Service, listener: socket.socket) -> tuple[int, GoldenAn
             await service.clock.sleep(_POLL_S)
         answer: GoldenAnswer | str = service.message
         if service.state is EngineState.READY:
-            answer = await asyncio.to_thread(_answer, service.config.port)
+            answer = await asyncio.to_thread(_answer, service.config.address)
         service.request_stop()
         code, message = await serving
     if code != ExitCode.OK:
@@ -90,10 +101,13 @@ async def _ask(service: Service, listener: socket.socket) -> tuple[int, GoldenAn
     return (ExitCode.OK if isinstance(answer, GoldenAnswer) else ExitCode.CRASHED), answer
 
 
-def _answer(port: int) -> GoldenAnswer | str:
+def _answer(address: EngineAddress) -> GoldenAnswer | str:
     """Ask the engine's own API, as agents ask a group; return the answer or the error."""
-    with closing(http.client.HTTPConnection(_HOST, port, timeout=_ANSWER_S)) as connection:
+    with closing(http.client.HTTPConnection(address.authority)) as connection:
         try:
+            connection.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            connection.sock.settimeout(_ANSWER_S)
+            connection.sock.connect(address.socket)
             headers = {"content-type": "application/json"}
             connection.request(
                 "POST",

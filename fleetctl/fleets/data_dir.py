@@ -8,11 +8,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from fleetctl.cli.errors import FleetctlError
+from machinery import unix_sockets
 from machinery.files import make_owner_folder, write_atomically
 
 # Increase this when an older fleetctl could damage the data of a newer one.
 LAYOUT_VERSION = 1
 _LOCK = "lock"
+# The last engine of the last node that `fleetctl up` may run.
+_LONGEST_SOCKET = "node-64/65535.sock"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +61,11 @@ class DataDir:
     def previous_context_file(self) -> Path:
         """File with the name of the context that `fleetctl up` replaced as the current one."""
         return self.path / "previous-context"
+
+    @property
+    def engine_sockets(self) -> Path:
+        """Folder of the sockets of engines; in a temporary folder if the data folder's path is too long."""
+        return unix_sockets.short_folder(self.path, _LONGEST_SOCKET)
 
     def log(self, program: str) -> Path:
         """Return the log file of a program."""

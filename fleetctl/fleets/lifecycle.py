@@ -94,6 +94,7 @@ def _foreground_command(settings: LocalFleetSettings) -> list[str]:
         *settings.transport_flags,
         *("--port", str(settings.gateway_port)),
         *("--engine-port", str(settings.engine_port)),
+        *(("--engine-tcp",) if settings.is_engine_tcp else ()),
         *("--agent-port", str(settings.agent_port)),
         *("--node-grace-period", str(settings.node_grace_s)),
         *("--etcd-quota", str(settings.etcd_quota_bytes)),

@@ -48,6 +48,8 @@ class LocalFleetSettings:
     etcd_binary: Path | None
     etcd_quota_bytes: int
     log_level: str
+    is_engine_tcp: bool = False
+    """True if engines listen on ports of the loopback address, which every process of this machine can reach."""
     tls_cert: Path | None = None
     """Certificate of the gateway for HTTPS; None: plain HTTP."""
     tls_key: Path | None = None
@@ -59,6 +61,11 @@ class LocalFleetSettings:
         """Return the base URL of the gateway."""
         scheme = "http" if self.tls_cert is None else "https"
         return f"{scheme}://{self.host}:{self.gateway_port}"
+
+    @property
+    def engine_flags(self) -> tuple[str, ...]:
+        """Return the flags of agents and the gateway that say where engines listen."""
+        return () if self.is_engine_tcp else ("--engine-sockets", str(self.data_dir.engine_sockets))
 
     @property
     def transport_flags(self) -> tuple[str, ...]:
@@ -90,7 +97,12 @@ def gateway_program(settings: LocalFleetSettings, etcd: str) -> Program:
     """Return the gateway's command line."""
     address_flags = ("--host", settings.host, "--port", str(settings.gateway_port))
     state_flags = ("--state-dir", str(settings.data_dir.path / "gateway"))
-    flags = (*address_flags, *settings.transport_flags, *state_flags)
+    flags = (
+        *address_flags,
+        *settings.engine_flags,
+        *settings.transport_flags,
+        *state_flags,
+    )
     return _program(settings, "gateway", "gateway", etcd, *flags)
 
 
@@ -107,6 +119,7 @@ def agent_programs(settings: LocalFleetSettings, etcd: str, share: str) -> list[
             *("--models-dir", str(settings.models_dir)),
             *("--memory", settings.node_memory or share),
             *(("--part-of-machine",) if settings.nodes > 1 else ()),
+            *settings.engine_flags,
             *("--engine-port", str(settings.engine_port + _PORTS_PER_NODE * number)),
             *("--api-port", str(settings.agent_port + number if settings.agent_port else 0)),
         )

@@ -50,7 +50,13 @@ _MIN_QUOTA, _MAX_QUOTA = 16 * 2**20, 8 * 2**30
     type=click.IntRange(1024, 58000),
     default=4100,
     show_default=True,
-    help="First port for engines; each node gets 100 ports from there.",
+    help="First port for engines with --engine-tcp, and first name of a socket without; each node gets 100 from there.",
+)
+@click.option(
+    "--engine-tcp",
+    is_flag=True,
+    help="Engines listen on ports of the loopback address, which every user and program of this machine can reach, "
+    "instead of on Unix sockets in the data folder.",
 )
 @click.option(
     "--agent-port",
@@ -145,6 +151,7 @@ def build_settings(options: dict[str, Any]) -> LocalFleetSettings:
         host=options["host"],
         gateway_port=options["port"],
         engine_port=options["engine_port"],
+        is_engine_tcp=options["engine_tcp"],
         agent_port=options["agent_port"],
         node_grace_s=options["node_grace_period"],
         etcd_binary=options["etcd_binary"],

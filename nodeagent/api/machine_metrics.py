@@ -10,16 +10,17 @@ import aiohttp
 import psutil
 
 from machinery.clock import Clock
-from machinery.http_body import read_limited
 from machinery.process_log import LogRing
 from machinery.prometheus import Gauge, LabelledGauge, MetricFamily, parse_samples
 from machinery.version import version
 from nodeagent.dependencies import ObjectCache
 from nodeagent.engines import group_launch
+from nodeagent.engines.engine_http import EngineHttp
 from nodeagent.replicas.engine_tracker import EngineTracker
 from schemas.node import NodeStatus
 from schemas.replica import Replica
 from schemas.wire import metrics
+from schemas.wire.engine_address import EngineAddress
 from schemas.wire.health import StoreView
 from store import keys
 
@@ -41,8 +42,6 @@ class AgentView:
     """True if the node's lease is held."""
     folder: Path
     """The folder of engines; each replica has a subfolder with its log."""
-    host: str
-    """The address on which engines listen."""
     ring: LogRing
 
     def store_view(self) -> StoreView:
@@ -80,11 +79,13 @@ _FORWARDED = {
 async def machine_vitals(view: AgentView) -> Json:
     """Return the machine's memory and the metrics of every rank here; None (null) where they are unknown."""
     machine = await asyncio.to_thread(_machine_memory)
-    timeout = aiohttp.ClientTimeout(total=_ENGINE_TIMEOUT_S)
     # A copy: engines may start and end while their metrics are fetched.
     found = sorted(view.engines.items())
-    async with aiohttp.ClientSession(timeout=timeout) as session:
-        ranks = await asyncio.gather(*(_rank_vitals(view, session, *one) for one in found))
+    http = EngineHttp()
+    try:
+        ranks = await asyncio.gather(*(_rank_vitals(view, http, *one) for one in found))
+    finally:
+        await http.close()
     return {
         "node": view.name,
         "uid": view.status.uid,
@@ -108,7 +109,7 @@ def _machine_memory() -> Json:
 
 
 async def _rank_vitals(
-    view: AgentView, session: aiohttp.ClientSession, replica: str, engine: EngineTracker
+    view: AgentView, http: EngineHttp, replica: str, engine: EngineTracker
 ) -> Json:
     seen, process = engine.view(view.clock), engine.process
     pid = process.child.record.pid if seen.is_running else None
@@ -116,9 +117,7 @@ async def _rank_vitals(
     why = "" if seen.is_running else "its engine is not running"
     if seen.is_running:
         try:
-            engine_metrics |= await _fetch_metrics(
-                session, f"http://{_url_host(view.host)}:{process.port}/metrics"
-            )
+            engine_metrics |= await _fetch_metrics(http, process.address)
         except (aiohttp.ClientError, OSError, TimeoutError, ValueError) as error:
             why = f"its engine does not answer: {str(error) or 'no answer in time'}"
     rss_bytes, born = await asyncio.to_thread(_process_memory, pid)
@@ -129,7 +128,7 @@ async def _rank_vitals(
         "rank": view.rank_of(replica) or 0,
         "epoch": process.epoch,
         "pid": pid,
-        "port": process.port,
+        "url": process.address.url,
         "state": seen.state if seen.is_running else "Ended",
         "message": seen.message,
         "restarts": seen.restarts,
@@ -142,14 +141,11 @@ async def _rank_vitals(
     }
 
 
-def _url_host(host: str) -> str:
-    return f"[{host}]" if ":" in host else host
-
-
-async def _fetch_metrics(session: aiohttp.ClientSession, url: str) -> Mapping[str, Any]:
+async def _fetch_metrics(http: EngineHttp, address: EngineAddress) -> Mapping[str, Any]:
     """Return the metrics of an engine. Raises ClientError, OSError, TimeoutError or ValueError."""
-    async with session.get(url, allow_redirects=False) as response:
-        raw = await read_limited(response.content.iter_any(), _MAX_RESPONSE_BYTES)
+    raw = await http.get(
+        address, "/metrics", limit_s=_ENGINE_TIMEOUT_S, max_bytes=_MAX_RESPONSE_BYTES
+    )
     return parse_engine_metrics(raw.decode())
 
 

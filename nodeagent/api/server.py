@@ -258,7 +258,7 @@ class AgentApi:
         self._server = AdminServer(
             make_app(view, tickets),
             view.clock,
-            (view.host, port),
+            (view.status.address, port),
             self._on_server_change(on_change),
         )
         self._condition: Condition | None = None

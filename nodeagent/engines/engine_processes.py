@@ -6,13 +6,11 @@ its engines again (docs/adr/0005-an-engine-is-a-child-process.md).
 """
 
 import contextlib
-import errno
 import json
 import resource
 import signal
-import socket
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -24,11 +22,12 @@ from machinery.clock import Clock
 from machinery.files import write_atomically
 from machinery.processes import process_start
 from nodeagent.engines import engine_logs, group_launch
+from nodeagent.engines.addresses import EngineAddresses
 from nodeagent.engines.group_launch import RankLaunch
 from schemas.wire import engine_flags
+from schemas.wire.engine_address import EngineAddress
 from schemas.wire.engine_flags import EngineFlags, EngineIdentity
 
-_MAX_PORTS = 100
 # mlx-lm sets this limit when it is imported, which fails below it.
 _MIN_OPEN_FILES = 4096
 _EPOCH_FILE = "epoch.json"
@@ -36,7 +35,7 @@ _EPOCH_FILE = "epoch.json"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineOrder:
-    """The parameters of one engine, without its node and port; None leaves a value to the engine."""
+    """The parameters of one engine, without its node and address; None leaves a value to the engine."""
 
     replica: str
     replica_uid: str
@@ -64,7 +63,7 @@ class EngineProcess:
     replica: str
     replica_uid: str
     served_name: str
-    port: int
+    address: EngineAddress
     child: processes.ProcessHandle
     log: Path
     epoch: int = 0
@@ -76,8 +75,8 @@ class EngineProcess:
 class EnginesPort(Protocol):
     """The port to the engines of one node."""
 
-    def start(self, order: EngineOrder, taken: Sequence[int]) -> EngineProcess:
-        """Start an engine on a port that is not in `taken`.
+    def start(self, order: EngineOrder, taken: Collection[EngineAddress]) -> EngineProcess:
+        """Start an engine at an address that is not in `taken`.
 
         Raises:
             OSError: it cannot be started.
@@ -115,17 +114,19 @@ class EpochRecords:
             return 0
 
 
-def flags_of(order: EngineOrder, *, node: str, host: str, port: int) -> EngineFlags:
-    """Return the flags of the engine on a node and a port."""
+def flags_of(order: EngineOrder, *, node: str, address: EngineAddress) -> EngineFlags:
+    """Return the flags of the engine on a node."""
     group = order.group
+    is_tcp = not address.socket
     return EngineFlags(
         model_dir=order.model_dir,
         replica=order.replica,
         replica_uid=order.replica_uid,
         node=node,
         served_names=order.served_names,
-        host=host,
-        port=port,
+        socket=None if is_tcp else Path(address.socket),
+        host=address.host if is_tcp else None,
+        port=address.port if is_tcp else None,
         context_length=order.context_length,
         concurrency=order.concurrency,
         memory_limit_bytes=order.memory_limit_bytes,
@@ -147,31 +148,30 @@ def flags_of(order: EngineOrder, *, node: str, host: str, port: int) -> EngineFl
     )
 
 
-def engine_command(order: EngineOrder, *, node: str, host: str, port: int) -> list[str]:
+def engine_command(order: EngineOrder, *, node: str, address: EngineAddress) -> list[str]:
     """Return the engine's command line."""
-    flags = flags_of(order, node=node, host=host, port=port)
+    flags = flags_of(order, node=node, address=address)
     return [sys.executable, "-m", engine_flags.MODULE, *flags.to_argv()]
 
 
 class EngineProcesses:
     """The engines below one agent's state folder (`EnginesPort`)."""
 
-    def __init__(self, folder: Path, *, node: str, host: str, first_port: int) -> None:
+    def __init__(self, folder: Path, *, node: str, addresses: EngineAddresses) -> None:
         self._folder = folder
         self._node = node
-        self._host = host
-        self._first_port = first_port
+        self._addresses = addresses
         self._epochs = EpochRecords(folder)
 
     def last_epoch(self, replica: str, uid: str) -> int:
         """Return the last epoch for which a rank of the replica was started here; 0 if none was."""
         return self._epochs.last(replica, uid)
 
-    def start(self, order: EngineOrder, taken: Sequence[int]) -> EngineProcess:
-        """Start an engine on a free port; this uses up a rank's epoch, even if the start fails.
+    def start(self, order: EngineOrder, taken: Collection[EngineAddress]) -> EngineProcess:
+        """Start an engine at a free address; this uses up a rank's epoch, even if the start fails.
 
         Raises:
-            OSError: there is no free port, no process, no disk space, or too low a limit of open files.
+            OSError: there is no free address, no process, no disk space, or too low a limit of open files.
 
         """
         group = order.group
@@ -180,8 +180,8 @@ class EngineProcesses:
             self._epochs.use(order.replica, order.replica_uid, group.epoch)
         folder = self._folder / order.replica
         folder.mkdir(parents=True, exist_ok=True)
-        port = free_port(self._host, self._first_port, taken)
-        argv = engine_command(order, node=self._node, host=self._host, port=port)
+        address = self._addresses.free(taken)
+        argv = engine_command(order, node=self._node, address=address)
         variables: dict[str, str] | None = None
         if group is not None:
             group_launch.write_group_files(group, folder)
@@ -196,7 +196,7 @@ class EngineProcesses:
             replica=order.replica,
             replica_uid=order.replica_uid,
             served_name=order.served_names[0],
-            port=port,
+            address=address,
             child=child,
             log=log,
             epoch=group.epoch if group is not None else 0,
@@ -205,31 +205,38 @@ class EngineProcesses:
 
     def find(self) -> list[EngineProcess]:
         """Return the engines that an earlier run of this agent left running."""
-        return [found for found in map(self._adopt, psutil.process_iter()) if found is not None]
+        return find_engines(self._folder)
 
-    def _adopt(self, process: psutil.Process) -> EngineProcess | None:
-        try:
-            argv = process.cmdline()
-            identity = EngineIdentity.from_argv(argv)
-            if identity is None or process.status() == psutil.STATUS_ZOMBIE:
-                return None
-            folder = Path(process.cwd())
-            start = process_start(process.pid)
-        except psutil.Error:
+
+def find_engines(folder: Path) -> list[EngineProcess]:
+    """Return the engines below an agent's folder of engines, of whatever release and address."""
+    found = (_adopt(process, folder.resolve()) for process in psutil.process_iter())
+    return [engine for engine in found if engine is not None]
+
+
+def _adopt(process: psutil.Process, engines: Path) -> EngineProcess | None:
+    try:
+        argv = process.cmdline()
+        identity = EngineIdentity.from_argv(argv)
+        if identity is None or process.status() == psutil.STATUS_ZOMBIE:
             return None
-        if folder.parent.resolve() != self._folder.resolve() or not identity.served_names:
-            return None
-        record = processes.ProcessRecord(pid=process.pid, start=start, command=tuple(argv))
-        return EngineProcess(
-            replica=identity.replica,
-            replica_uid=identity.replica_uid,
-            served_name=identity.served_names[0],
-            port=identity.port,
-            child=processes.ChildProcess(record, None),
-            log=folder / engine_logs.LOG_FILE,
-            epoch=identity.epoch,
-            memory_bytes=identity.memory_limit_bytes,
-        )
+        folder = Path(process.cwd())
+        start = process_start(process.pid)
+    except psutil.Error:
+        return None
+    if folder.parent.resolve() != engines or not identity.served_names:
+        return None
+    record = processes.ProcessRecord(pid=process.pid, start=start, command=tuple(argv))
+    return EngineProcess(
+        replica=identity.replica,
+        replica_uid=identity.replica_uid,
+        served_name=identity.served_names[0],
+        address=identity.address,
+        child=processes.ChildProcess(record, None),
+        log=folder / engine_logs.LOG_FILE,
+        epoch=identity.epoch,
+        memory_bytes=identity.memory_limit_bytes,
+    )
 
 
 def check_open_files(hard_limit: int) -> None:
@@ -263,36 +270,9 @@ def end_references(folder: Path) -> None:
 async def stop_all(folder: Path, clock: Clock, *, grace_s: float) -> int:
     """Stop every engine below an agent's folder, each after at most `grace_s`; return their number."""
     end_references(folder)
-    found = EngineProcesses(folder, node="", host="", first_port=0).find()
+    found = find_engines(folder)
     for engine in found:
         ask_to_stop(engine)
     for engine in found:
         await processes.end(engine.child, clock, grace_s=grace_s)
     return len(found)
-
-
-def free_port(host: str, first: int, taken: Sequence[int]) -> int:
-    """Return the lowest free port from `first` on that is not in `taken`.
-
-    Another process may take it before the engine does; then the engine exits with ExitCode.ADDRESS_IN_USE, and the
-    next start tries the next port.
-
-    Raises:
-        OSError: a hundred ports in a row are in use, or the host is not an address of this machine.
-
-    """
-    for port in range(first, first + _MAX_PORTS):
-        if port in taken:
-            continue
-        with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                probe.bind((host, port))
-            except OSError as error:
-                if error.errno in (errno.EADDRINUSE, errno.EACCES):
-                    continue
-                raise OSError(
-                    f"engines cannot listen on {host}: {error.strerror}; is it an address of this Mac?"
-                ) from error
-            return port
-    raise OSError(f"ports {first} to {first + _MAX_PORTS - 1} on {host} are all in use")

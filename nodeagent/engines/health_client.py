@@ -7,9 +7,10 @@ from typing import Any, Final, Protocol
 import aiohttp
 import orjson
 
-from machinery.http_body import read_limited
 from models import golden_question
+from nodeagent.engines.engine_http import EngineHttp
 from schemas.formation import GoldenAnswer
+from schemas.wire.engine_address import EngineAddress
 from schemas.wire.errors import ErrorBody
 
 HEALTH_TIMEOUT_S = 2.0
@@ -17,7 +18,7 @@ FIRST_STEP_LIMIT_S: Final = 120.0
 """The time for the first step of a cold model on a busy machine, in seconds, as long as for a stuck load."""
 # The probe is the first request: its first step, and the few that follow.
 _PROBE_TIMEOUT_S = FIRST_STEP_LIMIT_S + 30.0
-# Another process may listen on an engine's port. The largest answer of an engine is an embedding, below 1 MiB.
+# Another process may listen at an engine's address. The largest answer of an engine is an embedding, below 1 MiB.
 _MAX_BODY_BYTES = 4 << 20
 # The code with which an embedding model refuses a completion.
 _NOT_A_TEXT_MODEL = "not_a_text_model"
@@ -45,16 +46,16 @@ class HealthPort(Protocol):
     """The port to the health and probes of engines."""
 
     async def ask(
-        self, port: int, replica_uid: str, *, limit_s: float = HEALTH_TIMEOUT_S
+        self, address: EngineAddress, replica_uid: str, *, limit_s: float = HEALTH_TIMEOUT_S
     ) -> EngineHealth | None:
         """Return the health of the replica's engine; None if it does not answer within the limit."""
         ...
 
-    async def probe(self, port: int, model: str) -> str:
+    async def probe(self, address: EngineAddress, model: str) -> str:
         """Generate one token; return the error, "" if there is none."""
         ...
 
-    async def golden(self, port: int, model: str) -> tuple[GoldenAnswer | None, str]:
+    async def golden(self, address: EngineAddress, model: str) -> tuple[GoldenAnswer | None, str]:
         """Ask the golden question; return (answer, ""), (None, error), or (None, "") for a model without text."""
         ...
 
@@ -66,46 +67,36 @@ class HealthPort(Protocol):
 class HealthClient:
     """Asks engines over HTTP (`HealthPort`). Call `close()` when done."""
 
-    def __init__(self, host: str) -> None:
-        self._host = host
-        self._session: aiohttp.ClientSession | None = None
-
-    def _url(self, port: int, path: str) -> str:
-        return f"http://{self._host}:{port}{path}"
-
-    def _client(self) -> aiohttp.ClientSession:
-        if self._session is None:
-            self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0))
-        return self._session
+    def __init__(self) -> None:
+        self._http = EngineHttp()
 
     async def ask(
-        self, port: int, replica_uid: str, *, limit_s: float = HEALTH_TIMEOUT_S
+        self, address: EngineAddress, replica_uid: str, *, limit_s: float = HEALTH_TIMEOUT_S
     ) -> EngineHealth | None:
         """Return the health of the replica's engine; None if it does not answer within the limit.
 
-        An answer of another replica counts as none: its process may have taken the port before our engine did.
+        An answer of another replica counts as none: its process may have taken the address before our engine did.
         """
-        timeout = aiohttp.ClientTimeout(total=limit_s)
         try:
-            async with self._client().get(self._url(port, "/health"), timeout=timeout) as response:
-                tree = orjson.loads(
-                    await read_limited(response.content.iter_any(), _MAX_BODY_BYTES)
-                )
+            raw = await self._http.get(
+                address, "/health", limit_s=limit_s, max_bytes=_MAX_BODY_BYTES
+            )
+            tree = orjson.loads(raw)
             if tree["replicaUid"] != replica_uid:
                 return None
             return _parse_health(tree)
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError, KeyError, TypeError):
             return None
 
-    async def probe(self, port: int, model: str) -> str:
+    async def probe(self, address: EngineAddress, model: str) -> str:
         """Generate one token, or one embedding with an embedding model; return the error, "" if there is none."""
         completion = {"model": model, "prompt": "1", "max_tokens": 1, "temperature": 0}
         counter = "completion_tokens"
         try:
-            status, raw = await self._post(port, "/v1/completions", completion)
+            status, raw = await self._post(address, "/v1/completions", completion)
             if status == 400 and _error_code(raw) == _NOT_A_TEXT_MODEL:
                 embedding, counter = {"model": model, "input": "1"}, "prompt_tokens"
-                status, raw = await self._post(port, "/v1/embeddings", embedding)
+                status, raw = await self._post(address, "/v1/embeddings", embedding)
             if status != 200:
                 return f"the first token failed: {raw[:200].decode('utf-8', 'replace')}"
             tokens = int(orjson.loads(raw)["usage"][counter])
@@ -120,18 +111,18 @@ class HealthClient:
             return f"the first token failed: {type(error).__name__} {error}"
         return "" if tokens >= 1 else "the engine answered without a token"
 
-    async def golden(self, port: int, model: str) -> tuple[GoldenAnswer | None, str]:
+    async def golden(self, address: EngineAddress, model: str) -> tuple[GoldenAnswer | None, str]:
         """Ask the golden question; return (answer, ""), or (None, error).
 
         An embedding model has no such answer: it is probed with one embedding, and the result is (None, "").
         """
         try:
             body = golden_question.request_body(model)
-            status, raw = await self._post(port, golden_question.PATH, body)
+            status, raw = await self._post(address, golden_question.PATH, body)
             if status == 200:
                 return golden_question.read_answer(orjson.loads(raw), is_reference=False), ""
             if status == 400 and _error_code(raw) == _NOT_A_TEXT_MODEL:
-                return None, await self.probe(port, model)
+                return None, await self.probe(address, model)
         except (
             aiohttp.ClientError,
             TimeoutError,
@@ -143,16 +134,16 @@ class HealthClient:
             return None, f"the golden answer failed: {type(e).__name__} {e}"
         return None, f"the golden answer failed: {raw[:200].decode('utf-8', 'replace')}"
 
-    async def _post(self, port: int, path: str, body: Mapping[str, object]) -> tuple[int, bytes]:
-        timeout = aiohttp.ClientTimeout(total=_PROBE_TIMEOUT_S)
-        url = self._url(port, path)
-        async with self._client().post(url, json=body, timeout=timeout) as response:
-            return response.status, await read_limited(response.content.iter_any(), _MAX_BODY_BYTES)
+    async def _post(
+        self, address: EngineAddress, path: str, body: Mapping[str, object]
+    ) -> tuple[int, bytes]:
+        return await self._http.post(
+            address, path, body, limit_s=_PROBE_TIMEOUT_S, max_bytes=_MAX_BODY_BYTES
+        )
 
     async def close(self) -> None:
         """Close the connections."""
-        if self._session is not None:
-            await self._session.close()
+        await self._http.close()
 
 
 def _error_code(body: bytes) -> str | None:

@@ -6,7 +6,7 @@ nothing.
 
 import os
 import signal
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -16,6 +16,7 @@ from machinery.processes import ProcessRecord
 from nodeagent.engines.engine_processes import EngineOrder, EngineProcess
 from nodeagent.engines.health_client import HEALTH_TIMEOUT_S, EngineHealth
 from schemas.formation import GoldenAnswer
+from schemas.wire.engine_address import EngineAddress
 from schemas.wire.exit_codes import ExitCode
 
 # A closed channel is noticed at once, and the process takes a moment to end.
@@ -104,7 +105,7 @@ class HollowEngine:
 
     record: ProcessRecord
     order: EngineOrder
-    port: int
+    address: EngineAddress
     started_at: float
     load_s: float
     drain_s: float
@@ -178,6 +179,7 @@ class HollowEngines:
     clock: Clock
     pace: Callable[[str], HollowTiming]
     """From a model's path to its times."""
+    host: str = "127.0.0.1"
     first_port: int = 4100
     epochs: HollowEpochs = field(default_factory=HollowEpochs)
     """The epochs in which its ranks find those of other Macs."""
@@ -191,8 +193,8 @@ class HollowEngines:
         """Return the last epoch for which a rank of the replica was started here; 0 if none was."""
         return self._epochs.get((replica, uid), 0)
 
-    def start(self, order: EngineOrder, taken: Sequence[int]) -> EngineProcess:
-        """Start an engine on a free port; this uses up a rank's epoch, even if the start fails.
+    def start(self, order: EngineOrder, taken: Collection[EngineAddress]) -> EngineProcess:
+        """Start an engine at a free address; this uses up a rank's epoch, even if the start fails.
 
         Raises:
             OSError: `start_error` is set.
@@ -203,14 +205,17 @@ class HollowEngines:
             self._epochs[order.replica, order.replica_uid] = group.epoch
         if self.start_error:
             raise OSError(self.start_error)
-        used = {*taken, *(engine.port for engine in self.running())}
-        port = next(p for p in range(self.first_port, self.first_port + 1000) if p not in used)
+        used = {*taken, *(engine.address for engine in self.running())}
+        ports = range(self.first_port, self.first_port + 1000)
+        address = next(
+            address for port in ports if (address := EngineAddress(self.host, port)) not in used
+        )
         self._started += 1
         pace = self.pace(model_path(order))
         engine = HollowEngine(
             record=ProcessRecord(pid=self._started, start="hollow", command=()),
             order=order,
-            port=port,
+            address=address,
             started_at=self.clock.monotonic(),
             load_s=pace.load_s,
             drain_s=pace.drain_s,
@@ -235,9 +240,9 @@ class HollowEngines:
         """Return the engines that run now."""
         return [engine for engine in self._engines if engine.running()]
 
-    def on_port(self, port: int) -> HollowEngine | None:
-        """Return the engine on the port; None if there is none."""
-        return next((engine for engine in self.running() if engine.port == port), None)
+    def at(self, address: EngineAddress) -> HollowEngine | None:
+        """Return the engine at the address; None if there is none."""
+        return next((engine for engine in self.running() if engine.address == address), None)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -251,18 +256,18 @@ class HollowHealth:
     """The golden answer of groups whose rank 0 is here."""
 
     async def ask(
-        self, port: int, replica_uid: str, *, limit_s: float = HEALTH_TIMEOUT_S
+        self, address: EngineAddress, replica_uid: str, *, limit_s: float = HEALTH_TIMEOUT_S
     ) -> EngineHealth | None:
         """Return the health of the replica's engine; None at once if it hangs."""
         del limit_s  # nothing waits here
-        engine = self.engines.on_port(port)
+        engine = self.engines.at(address)
         if engine is None or engine.is_silent or engine.order.replica_uid != replica_uid:
             return None
         return engine.health()
 
-    async def probe(self, port: int, model: str) -> str:
+    async def probe(self, address: EngineAddress, model: str) -> str:
         """Wait for one simulated token; return the error, "" if there is none."""
-        engine = self.engines.on_port(port)
+        engine = self.engines.at(address)
         if engine is None:
             return "the first token failed: no engine listens"
         await self.engines.clock.sleep(self.engines.pace(model_path(engine.order)).probe_s)
@@ -272,9 +277,9 @@ class HollowHealth:
             return f"the first token failed: the engine does not serve {model}"
         return self.probe_error
 
-    async def golden(self, port: int, model: str) -> tuple[GoldenAnswer | None, str]:
+    async def golden(self, address: EngineAddress, model: str) -> tuple[GoldenAnswer | None, str]:
         """Return the golden answer, or the error of the probe."""
-        error = await self.probe(port, model)
+        error = await self.probe(address, model)
         return (None, error) if error else (self.answer, "")
 
     async def close(self) -> None:
@@ -294,7 +299,7 @@ def _engine_process(engine: HollowEngine) -> EngineProcess:
         replica=engine.order.replica,
         replica_uid=engine.order.replica_uid,
         served_name=engine.order.served_names[0],
-        port=engine.port,
+        address=engine.address,
         child=engine,
         log=_NO_LOG,
         epoch=engine.order.group.epoch if engine.order.group is not None else 0,

@@ -15,6 +15,7 @@ from machinery.clock import Clock
 from machinery.version import version
 from nodeagent.agent import Agent
 from nodeagent.dependencies import AgentConfig, Dependencies
+from nodeagent.engines.addresses import EngineAddresses
 from nodeagent.hardware.macos import gpu_memory_limit
 from nodeagent.hardware.readings import (
     DiskReading,
@@ -237,7 +238,7 @@ class HollowMac:
     _runs: int = 0
 
     def __post_init__(self) -> None:
-        self.engines = HollowEngines(clock=self.clock, pace=self.pace)
+        self.engines = HollowEngines(clock=self.clock, pace=self.pace, host=self.status.address)
         self.health = HollowHealth(engines=self.engines)
         self.references = HollowReferences(engines=self.engines)
         self.readings = HollowMachineReader(now=healthy_reading(self.status))
@@ -253,8 +254,7 @@ class HollowMac:
         config = AgentConfig(
             state_dir=HOLLOW_FOLDER,
             models_dir=HOLLOW_FOLDER,
-            engine_host=self.status.address,
-            first_port=self.engines.first_port,
+            addresses=EngineAddresses(host=self.engines.host, first=self.engines.first_port),
             session=f"hollow-{self.name}/{self._runs}",
             status=self.status,
             name=self.name,

@@ -288,7 +288,7 @@ class EngineTracker:
         self._read_memory(now)
         limit_s = HEALTH_TIMEOUT_S if self.rank is None else _RANK_HEALTH_TIMEOUT_S
         process = self.process
-        health = await client.ask(process.port, process.replica_uid, limit_s=limit_s)
+        health = await client.ask(process.address, process.replica_uid, limit_s=limit_s)
         if health is not None:
             if self.health is None or _has_progress(self.health, health):
                 self._progress_at = clock.monotonic()
@@ -438,9 +438,9 @@ class EngineProber:
     async def _run(self, engine: EngineTracker) -> None:
         process = engine.process
         if engine.rank is None:
-            engine.probe_error = await self._client.probe(process.port, process.served_name)
+            engine.probe_error = await self._client.probe(process.address, process.served_name)
         else:
-            question = self._client.golden(process.port, process.served_name)
+            question = self._client.golden(process.address, process.served_name)
             engine.rank.answer, engine.probe_error = await question
         engine.probed_at = self._clock.monotonic()
         engine.probe_failures = engine.probe_failures + 1 if engine.probe_error else 0

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Final, Self, TypeAlias, get_args
 
 from schemas.shardgroup import Backend, Parallelism
+from schemas.wire.engine_address import EngineAddress
 
 MODULE: Final = "engine"
 """`python -m engine` runs one engine."""
@@ -35,6 +36,7 @@ LEGACY_GROUP_VARIABLE: Final = "MLX_FLEET_GROUP_SECRET"
 
 Value: TypeAlias = str | int | float | Path | tuple[str, ...] | tuple[int, ...] | None
 
+_HOST: Final = "127.0.0.1"
 _MAX_PORT: Final = 65535
 # A draft token is right only if all before it were: beyond this a draft costs more than it saves.
 _MAX_DRAFT_TOKENS: Final = 16
@@ -74,6 +76,13 @@ def _seconds(text: str) -> float:
     return value
 
 
+def _socket(text: str) -> Path:
+    try:
+        return Path(EngineAddress.at_socket(Path(text)).socket)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+
+
 def _layers(text: str) -> tuple[int, ...]:
     parts = text.split(",")
     if not all(part.isascii() and part.isdecimal() for part in parts):
@@ -94,15 +103,23 @@ class EngineFlags:
             "--served-name", str, "name that requests may ask for; repeatable", is_repeated=True
         )
     )
-    port: int = field(metadata=_flag("--port", _at_least(1, _MAX_PORT), "TCP port of the API"))
     context_length: int = field(
         metadata=_flag("--context-length", _at_least(2), "tokens of a request, prompt and answer")
     )
     concurrency: int = field(
         metadata=_flag("--concurrency", _at_least(1), "requests that run at the same time")
     )
+    socket: Path | None = field(
+        default=None,
+        metadata=_flag("--socket", _socket, "Unix socket of the API, in a folder of mode 0700"),
+    )
+    port: int | None = field(
+        default=None,
+        metadata=_flag("--port", _at_least(1, _MAX_PORT), "TCP port of the API, without --socket"),
+    )
     host: str | None = field(
-        default=None, metadata=_flag("--host", str, "address to listen on; default: 127.0.0.1")
+        default=None,
+        metadata=_flag("--host", str, f"address to listen on with --port; default: {_HOST}"),
     )
     queue_limit: int | None = field(
         default=None,
@@ -217,6 +234,10 @@ class EngineFlags:
         """Return whether the process shares its model with other ranks."""
         return self.rank is not None
 
+    def address(self) -> EngineAddress:
+        """Return where the engine listens."""
+        return _address(self.socket, self.host, self.port)
+
     def coordinator_address(self) -> tuple[str, int]:
         """Return host and port of `coordinator`, an IPv6 address without its brackets.
 
@@ -251,7 +272,14 @@ class EngineFlags:
 
     def conflict(self) -> str:
         """Return why the flags exclude each other, "" if they do not; schemas/deployment.py has the same rules."""
-        return self._model_conflict() or self._group_conflict()
+        return self._address_conflict() or self._model_conflict() or self._group_conflict()
+
+    def _address_conflict(self) -> str:
+        if (self.socket is None) == (self.port is None):
+            return "exactly one of --socket and --port is needed: an engine listens in one place"
+        if self.socket is not None and self.host is not None:
+            return "--host needs --port: a socket has no host"
+        return ""
 
     def _model_conflict(self) -> str:
         if self.kv_window is not None:
@@ -355,10 +383,17 @@ class EngineIdentity:
     replica: str = ""
     replica_uid: str = ""
     served_names: tuple[str, ...] = ()
+    socket: Path | None = None
+    host: str | None = None
     port: int = 0
     epoch: int = 0
     """The start of its group; 0 where one process has all of the model."""
     memory_limit_bytes: int = 0
+
+    @property
+    def address(self) -> EngineAddress:
+        """Return where the engine listens; engines of earlier releases do so on TCP ports only."""
+        return _address(self.socket, self.host, self.port)
 
     @classmethod
     def from_argv(cls, argv: Sequence[str]) -> Self | None:
@@ -378,6 +413,12 @@ class EngineIdentity:
             return None
         found["served_names"] = tuple(found["served_names"] or ())
         return cls(**{name: value for name, value in found.items() if value is not None})
+
+
+def _address(path: Path | None, host: str | None, port: int | None) -> EngineAddress:
+    if path is not None:
+        return EngineAddress.at_socket(path)
+    return EngineAddress(host or _HOST, port or 0)
 
 
 def is_golden(argv: Sequence[str]) -> bool:

@@ -26,7 +26,11 @@ GROUP = dataclasses.replace(LEAST, rank=1, world_size=2, coordinator="10.0.0.1:2
 
 def test_missing_flags_have_defaults() -> None:
     config = parse(LEAST.to_argv())
-    assert (config.queue_limit, config.host, config.drain_timeout_s) == (8, "127.0.0.1", 30.0)
+    assert (config.queue_limit, config.address.url, config.drain_timeout_s) == (
+        8,
+        "http://127.0.0.1:4100",
+        30.0,
+    )
     assert (config.draft_tokens, config.max_body_bytes) == (3, 8 << 20)
     assert config.blas_cache.name == "blas"
     assert config.group is None
@@ -71,7 +75,11 @@ def test_every_flag_reaches_the_configuration() -> None:
         draft_tokens=5,
     )
     config = parse(flags.to_argv())
-    assert (config.host, config.queue_limit, config.drain_timeout_s) == ("10.0.0.2", 0, 0.0)
+    assert (config.address.url, config.queue_limit, config.drain_timeout_s) == (
+        "http://10.0.0.2:4100",
+        0,
+        0.0,
+    )
     assert (config.max_body_bytes, config.blas_cache) == (7, Path("/c"))
     assert (config.kv_bits, config.prefix_cache_bytes) == (4, 0)
     assert (config.memory_limit_bytes, config.adapter) == (1000, Path("/m/law"))

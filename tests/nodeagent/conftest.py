@@ -9,6 +9,7 @@ import pytest
 from aiohttp import web
 
 from nodeagent.engines.health_client import HealthClient
+from schemas.wire.engine_address import EngineAddress
 from store.etcd.connect import connect
 from store.etcd.member.embedded import EmbeddedEtcd
 from tests.support.etcd import running_etcd
@@ -60,13 +61,13 @@ async def port() -> AsyncIterator[FakeEngine]:
     await runner.setup()
     site = web.TCPSite(runner, "127.0.0.1", 0)
     await site.start()
-    made.number = runner.addresses[0][1]
+    made.address = EngineAddress("127.0.0.1", runner.addresses[0][1])
     yield made
     await runner.cleanup()
 
 
 @pytest.fixture
 async def client() -> AsyncIterator[HealthClient]:
-    made = HealthClient("127.0.0.1")
+    made = HealthClient()
     yield made
     await made.close()

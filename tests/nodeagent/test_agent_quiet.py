@@ -10,6 +10,7 @@ import pytest
 
 from nodeagent.agent import Agent
 from nodeagent.dependencies import AgentConfig, real_dependencies
+from nodeagent.engines.addresses import EngineAddresses
 from nodeagent.hardware.readings import HeatReading
 from schemas.meta import is_true
 from schemas.node import NodeStatus
@@ -41,8 +42,7 @@ async def running(
     config = AgentConfig(
         state_dir=folder,
         models_dir=folder,
-        engine_host="127.0.0.1",
-        first_port=4100,
+        addresses=EngineAddresses(host="127.0.0.1", first=4100),
         session="folder/1",
         status=STATUS,
         name=NAME,

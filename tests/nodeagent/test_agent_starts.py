@@ -13,7 +13,7 @@ from schemas.meta import find_condition
 from schemas.replica import RankStatus
 from store import codec, keys
 from store.etcd.member.embedded import EmbeddedEtcd
-from tests.support.nodeagent_agents import HOST, NODE, AgentProcess, Desk
+from tests.support.nodeagent_agents import NODE, AgentProcess, Desk
 
 pytestmark = [pytest.mark.etcd, pytest.mark.mlx, pytest.mark.timeout(240)]
 
@@ -66,14 +66,14 @@ async def test_the_words_of_an_engine_that_refuses_stay_and_it_is_not_started_ag
 async def test_one_engine_loads_after_the_other(desk: Desk, agent: AgentProcess) -> None:
     for name in NAMES:
         await desk.assign(name, uid=name)
-    client = HealthClient(HOST)
+    client = HealthClient()
     seen: set[str] = set()
     inherited: set[str] = set()
 
     async def all_serve() -> bool:
         running = agent.engines()
         # Listed first: an engine that is listed beside another one was started after that was Ready.
-        answers = [await client.ask(one.port, one.replica_uid) for one in running]
+        answers = [await client.ask(one.address, one.replica_uid) for one in running]
         assert sum(one is None or one.state != "Ready" for one in answers) <= 1
         for one in running:
             with contextlib.suppress(psutil.Error):

@@ -109,12 +109,12 @@ async def test_engines_are_tended_while_etcd_is_away(
     engine_processes.kill(first)
     await until(lambda: not first.child.running())
     second = await agent.engine()
-    assert await until_async(lambda: answers(f":{second.port}"), limit_s=60)
+    assert await until_async(lambda: answers(second.address.url), limit_s=60)
     await etcd.start()
 
     async def leads_to_the_second() -> bool:
         found = await desk.endpoint(serving.name)
-        return found is not None and found.spec.url.endswith(f":{second.port}")
+        return found is not None and found.spec.url == second.address.url
 
     await desk.until(leads_to_the_second, "what runs is published")
     await desk.until_condition(serving.name, "True", "Serving")

@@ -14,6 +14,7 @@ from nodeagent.plan import plan
 from nodeagent.replicas.rank_reports import RankReports
 from nodeagent.replicas.start_queue import StartRequest
 from schemas.replica import Replica
+from schemas.wire.engine_address import EngineAddress
 from store import codec, keys
 from store.memory import MemoryTransport
 from store.port import Put
@@ -100,7 +101,7 @@ async def test_an_error_counts_for_its_own_epoch_only(scene: Scene) -> None:
 
 
 async def test_a_published_replica_that_is_gone_is_withdrawn_and_not_unknown(scene: Scene) -> None:
-    scene.node.published["qwen-0"] = 4100
+    scene.node.published["qwen-0"] = EngineAddress("127.0.0.1", 4100)
     seen = await scene.observer.observe("qwen-0")
     assert seen is not None
     assert (seen.replica, seen.is_unknown, seen.is_published, seen.is_stale) == (
@@ -113,7 +114,7 @@ async def test_a_published_replica_that_is_gone_is_withdrawn_and_not_unknown(sce
 
 async def test_a_missing_replica_is_unknown_during_a_restore(scene: Scene) -> None:
     await scene.store.commit([], [Put(key=keys.RESTORING, value=b"{}")])
-    scene.node.published["qwen-0"] = 4100
+    scene.node.published["qwen-0"] = EngineAddress("127.0.0.1", 4100)
     seen = await scene.observer.observe("qwen-0")
     assert seen is not None
     assert seen.is_unknown

@@ -10,6 +10,7 @@ from engine.gauges import Gauges
 from engine.jobs import Job, SamplingParams, TokenOutput, WorkerEvent
 from machinery.clock import SystemClock
 from models import model_files
+from schemas.wire.engine_address import EngineAddress
 from tests.support.mlx_models import module
 
 GREEDY = SamplingParams(temperature=0)
@@ -20,8 +21,7 @@ CONFIG = EngineConfig(
     replica_uid="u",
     node="n",
     served_names=("m",),
-    host="127.0.0.1",
-    port=1,
+    address=EngineAddress("127.0.0.1", 1),
     context_length=2048,
     concurrency=16,
     queue_limit=16,

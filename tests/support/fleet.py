@@ -16,7 +16,7 @@ import aiohttp
 from machinery import processes
 from machinery.clock import SystemClock
 from machinery.supervisor import Supervisor
-from nodeagent.engines.engine_processes import EngineProcesses, stop_all
+from nodeagent.engines.engine_processes import find_engines, stop_all
 from store import keys
 from store.etcd.address import EtcdAddress
 from store.etcd.connect import connect
@@ -163,13 +163,13 @@ class Fleet:
 
     def kill_engines(self, node: str) -> int:
         """Kill all engines of a node; return how many there were."""
-        found = EngineProcesses(self.root / node / "engines", node="", host="", first_port=0).find()
+        found = find_engines(self.root / node / "engines")
         for engine in found:
             engine.child.send(signal.SIGKILL)
         return len(found)
 
     def engine_pids(self, node: str) -> set[int]:
-        found = EngineProcesses(self.root / node / "engines", node="", host="", first_port=0).find()
+        found = find_engines(self.root / node / "engines")
         return {engine.child.record.pid for engine in found}
 
     async def ctl(self, *words: str, stdin: bytes = b"", limit_s: float = 60.0) -> Done:

@@ -10,11 +10,12 @@ from pathlib import Path
 from machinery import processes
 from machinery.clock import SystemClock
 from nodeagent.engines import engine_processes
-from nodeagent.engines.engine_processes import EngineProcess, EngineProcesses
+from nodeagent.engines.engine_processes import EngineProcess, find_engines
 from nodeagent.engines.health_client import HealthClient
 from schemas.deployment import ModelSource
 from schemas.meta import ObjectMeta, find_condition
 from schemas.replica import Endpoint, MemoryProof, RankAssignment, RankStatus, Replica, ReplicaSpec
+from schemas.wire.engine_address import EngineAddress
 from store import codec, keys, objects
 from store.etcd.member.embedded import EmbeddedEtcd
 from store.port import Delete, Transport
@@ -81,7 +82,7 @@ class AgentProcess:
             await processes.wait_ended(found.child, CLOCK, limit_s=30)
 
     def engines(self) -> list[EngineProcess]:
-        return EngineProcesses(self.state_dir / "engines", node="", host="", first_port=0).find()
+        return find_engines(self.state_dir / "engines")
 
     async def engine(self) -> EngineProcess:
         """Wait until one engine runs, and return it."""
@@ -181,8 +182,8 @@ class Desk:
 
 async def answers(url: str) -> bool:
     """Return whether the engine at the URL generates a token."""
-    client = HealthClient(HOST)
+    client = HealthClient()
     try:
-        return await client.probe(int(url.rpartition(":")[2]), "tiny") == ""
+        return await client.probe(EngineAddress.parse(url), "tiny") == ""
     finally:
         await client.close()

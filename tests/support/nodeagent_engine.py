@@ -2,6 +2,8 @@
 
 from aiohttp import web
 
+from schemas.wire.engine_address import EngineAddress
+
 HEALTHY = b'{"state":"Ready","replicaUid":"u1"}'
 
 
@@ -16,7 +18,7 @@ class FakeEngine:
         self.completion = TOKEN
         self.embedding = b'{"usage":{"prompt_tokens":1}}'
         self.status = 200
-        self.number = 0
+        self.address = EngineAddress("127.0.0.1", 0)
         self.asked = 0
 
     async def on_health(self, _: web.Request) -> web.Response:

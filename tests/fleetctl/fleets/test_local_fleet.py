@@ -1,5 +1,7 @@
 """Command lines of the processes of a local fleet."""
 
+import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -35,3 +37,18 @@ def test_agents_that_share_a_machine_get_a_flag(nodes: int, is_part: bool) -> No
 def test_the_gateway_stores_its_state_in_the_data_folder() -> None:
     command = local_fleet.gateway_program(order(1), "unix:/etcd").command
     assert command[command.index("--state-dir") + 1] == "/fleet/gateway"
+
+
+def test_engines_listen_on_sockets_unless_told_otherwise() -> None:
+    def commands(settings: LocalFleetSettings) -> list[str]:
+        agents = local_fleet.agent_programs(settings, "unix:/etcd", "8Gi")
+        programs = [*agents, local_fleet.gateway_program(settings, "unix:/etcd")]
+        return [" ".join(one.command) for one in programs]
+
+    flag = "--engine-sockets /fleet/sock"
+    assert [flag in one for one in commands(order(2))] == [True] * 3
+    tcp = replace(order(2), is_engine_tcp=True)
+    assert [flag in one for one in commands(tcp)] == [False] * 3
+    deep = replace(order(2), data_dir=DataDir(Path("/" + "deep/" * 30)))
+    (folder,) = {one.partition("--engine-sockets ")[2].split()[0] for one in commands(deep)}
+    assert folder.startswith(f"{tempfile.gettempdir()}/mlx-fleet-")

@@ -9,13 +9,14 @@ import sys
 from pathlib import Path
 
 import click
+import psutil
 import pytest
 
 from fleetctl.fleets import local_fleet
 from fleetctl.verbs import up as up_verb
 from machinery import processes
 from nodeagent import __main__ as nodeagent_main
-from nodeagent.engines.engine_processes import EngineProcesses
+from nodeagent.engines.engine_processes import EngineProcess, find_engines
 from tests.support.fleet import Done, engine_port, fleetctl
 from tests.support.ports import free_port
 from tests.support.store_certificates import Authority
@@ -97,6 +98,13 @@ async def test_a_killed_fleet_is_adopted_and_stopped(
         waited = await on(folder, "wait", "md/tiny", "--for=condition=Available", "--timeout=60s")
         assert waited.code == 0, waited.err
 
+        # No web page and no other user reaches an engine.
+        (engine,) = engines(folder)
+        assert engine.address.socket.endswith(".sock")
+        assert psutil.Process(engine.child.record.pid).net_connections("inet") == []
+        endpoints = await on(folder, "get", "endpoints", "--no-headers")
+        assert f" {engine.address.url} " in endpoints.out
+
         # The data folder names the gateway, so the store is not needed.
         asked = await on(folder, "chat", "tiny", "-m", "x", "--max-tokens", "4")
         assert (asked.code, asked.out.endswith("\n")) == (0, True), asked.err
@@ -128,10 +136,10 @@ async def test_a_killed_fleet_is_adopted_and_stopped(
     assert nothing.out.startswith("no fleet runs in")
 
 
-def engines(folder: Path) -> list[object]:
-    found: list[object] = []
+def engines(folder: Path) -> list[EngineProcess]:
+    found: list[EngineProcess] = []
     for node in (folder / "nodes").glob("*"):
-        found += EngineProcesses(node / "engines", node="", host="", first_port=0).find()
+        found += find_engines(node / "engines")
     return found
 
 

@@ -112,7 +112,7 @@ async def agent(tmp_path: Path) -> AsyncIterator[Asked]:
     view = AgentView(
         name=NODE, status=STATUS, clock=CLOCK, started_at=CLOCK.monotonic(), engines={},
         replicas=Replicas({keys.spec_key("Replica", "sharded-0"): sharded()}),
-        has_lease=lambda: True, folder=tmp_path / "engines", host="127.0.0.1", ring=ring,
+        has_lease=lambda: True, folder=tmp_path / "engines", ring=ring,
     )  # fmt: skip
     store = MemoryTransport(CLOCK)
     ticket = Ticket(hash=hashlib.sha256(SECRET.encode()).hexdigest(), user="anna@studio")

@@ -4,6 +4,7 @@ import dataclasses
 import os
 import signal
 import socket
+import stat
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
@@ -13,20 +14,21 @@ from pathlib import Path
 import pytest
 
 from engine import flags
-from machinery import processes
+from machinery import processes, unix_sockets
 from machinery.clock import SystemClock
 from nodeagent.engines import engine_processes
+from nodeagent.engines.addresses import EngineAddresses, make_socket_folder
 from nodeagent.engines.engine_processes import (
     EngineOrder,
     EngineProcess,
     EngineProcesses,
-    free_port,
 )
 from nodeagent.engines.health_client import HealthClient
 from nodeagent.execute import engine_order
 from schemas.deployment import DraftModel, KvCache, ModelSource
 from schemas.meta import ObjectMeta
 from schemas.replica import MemoryProof, RankAssignment, Replica, ReplicaSpec
+from schemas.wire.engine_address import EngineAddress
 from tests.support.waiting import until, until_async
 
 CLOCK = SystemClock()
@@ -42,7 +44,7 @@ def first_port() -> int:
 
 @pytest.fixture
 async def client() -> AsyncIterator[HealthClient]:
-    made = HealthClient(HOST)
+    made = HealthClient()
     yield made
     await made.close()
 
@@ -55,8 +57,13 @@ def folder(tmp_path: Path) -> Iterator[Path]:
         engine_processes.kill(found)
 
 
-def agent(folder: Path, first_port: int) -> EngineProcesses:
-    return EngineProcesses(folder, node="a", host=HOST, first_port=first_port)
+def ports(first: int, host: str = HOST) -> EngineAddresses:
+    return EngineAddresses(host=host, first=first)
+
+
+def agent(folder: Path, first_port: int, sockets: Path | None = None) -> EngineProcesses:
+    addresses = EngineAddresses(host=HOST, first=first_port, sockets=sockets)
+    return EngineProcesses(folder, node="a", addresses=addresses)
 
 
 def order(models_dir: Path) -> EngineOrder:
@@ -74,7 +81,7 @@ def order(models_dir: Path) -> EngineOrder:
 def test_an_engine_gets_exactly_the_declared_fields(tmp_path: Path) -> None:
     """The agent's words are those that the engine understands: both sides of the command line."""
     plain = order(tmp_path)
-    words = engine_processes.engine_command(plain, node="a", host=HOST, port=4100)
+    words = engine_processes.engine_command(plain, node="a", address=EngineAddress(HOST, 4100))
     assert not {"--queue-limit", "--kv-bits", "--adapter", "--draft-tokens"} & set(words)
     config = flags.parse(words[3:])
     assert (config.queue_limit, config.kv_bits, config.kv_window) == (4, None, None)
@@ -90,14 +97,16 @@ def test_an_engine_gets_exactly_the_declared_fields(tmp_path: Path) -> None:
         draft_model=tmp_path / "small",
         draft_tokens=5,
     )
-    config = flags.parse(engine_processes.engine_command(told, node="a", host=HOST, port=4100)[3:])
+    config = flags.parse(
+        engine_processes.engine_command(told, node="a", address=EngineAddress(HOST, 4100))[3:]
+    )
     assert (config.queue_limit, config.kv_bits, config.prefix_cache_bytes) == (0, 8, 0)
     assert (config.adapter, config.draft_model) == (tmp_path / "law", tmp_path / "small")
     assert config.draft_tokens == 5
     windowed = dataclasses.replace(plain, kv_window=32)
     assert (
         flags.parse(
-            engine_processes.engine_command(windowed, node="a", host=HOST, port=1)[3:]
+            engine_processes.engine_command(windowed, node="a", address=EngineAddress(HOST, 1))[3:]
         ).kv_window
         == 32
     )
@@ -140,7 +149,7 @@ def test_every_field_of_a_replica_reaches_its_engine() -> None:
 
 async def ready(client: HealthClient, engine: EngineProcess) -> None:
     async def says_so() -> bool:
-        health = await client.ask(engine.port, engine.replica_uid)
+        health = await client.ask(engine.address, engine.replica_uid)
         return health is not None and health.state == "Ready"
 
     await until_async(says_so, limit_s=25, what="the engine is ready")
@@ -148,23 +157,32 @@ async def ready(client: HealthClient, engine: EngineProcess) -> None:
 
 @pytest.mark.mlx
 @pytest.mark.timeout(180)
+@pytest.mark.parametrize("is_tcp", [True, False], ids=["port", "socket"])
 async def test_the_life_of_an_engine(
-    folder: Path, models_dir: Path, first_port: int, client: HealthClient
+    folder: Path,
+    short_folder: Path,
+    models_dir: Path,
+    first_port: int,
+    client: HealthClient,
+    is_tcp: bool,
 ) -> None:
-    started = agent(folder, first_port).start(order(models_dir), taken=())
-    assert started.port == first_port
+    ours = agent(folder, first_port, sockets=None if is_tcp else short_folder)
+    started = ours.start(order(models_dir), taken=())
+    path = short_folder / f"{first_port}.sock"
+    at = EngineAddress(HOST, first_port) if is_tcp else EngineAddress.at_socket(path)
+    assert started.address == at
     await ready(client, started)
-    assert await client.probe(started.port, "fast") == ""
-    assert "the first token failed" in await client.probe(started.port, "unheard-of")
-    assert await client.ask(started.port, "of another replica") is None
+    assert await client.probe(started.address, "fast") == ""
+    assert "the first token failed" in await client.probe(started.address, "unheard-of")
+    assert await client.ask(started.address, "of another replica") is None
 
     (found,) = agent(folder, 9).find()
     assert found.child.record.pid == started.child.record.pid
-    assert (found.replica, found.replica_uid, found.served_name, found.port) == (
+    assert (found.replica, found.replica_uid, found.served_name, found.address) == (
         "tiny-0",
         "u1",
         "tiny",
-        first_port,
+        at,
     )
     assert found.log == started.log
     assert found.child.running()
@@ -178,8 +196,9 @@ async def test_the_life_of_an_engine(
     assert started.child.exit_code() == 0
     assert found.child.exit_code() is None
     assert agent(folder, 9).find() == []
-    assert await client.ask(started.port, "u1") is None
-    assert "the first token failed" in await client.probe(started.port, "tiny")
+    assert await client.ask(started.address, "u1") is None
+    assert "the first token failed" in await client.probe(started.address, "tiny")
+    assert not path.exists()
 
 
 @pytest.mark.timeout(180)
@@ -195,10 +214,10 @@ async def test_a_port_that_is_taken_meanwhile(
         assert first.child.exit_code() == 3
         words = processes.last_lines(first.log, 1)
         assert words.startswith(f"engine: port {first_port} is in use on {HOST}")
-        assert free_port(HOST, first_port, ()) > first_port
+        assert ports(first_port).free(()).port > first_port
     # The thief is gone; the engine that failed still counts as one that holds the port.
-    second = ours.start(order(models_dir), taken=(first_port,))
-    assert second.port > first_port
+    second = ours.start(order(models_dir), taken=(first.address,))
+    assert second.address.port > first_port
     engine_processes.kill(second)
     await until(lambda: not second.child.running())
 
@@ -253,21 +272,41 @@ def test_an_engine_is_not_started_with_a_limit_of_open_files_that_it_cannot_live
 
 
 def test_ports_are_given_out_from_the_lowest(first_port: int) -> None:
-    assert free_port(HOST, first_port, (first_port, first_port + 1)) >= first_port + 2
+    taken = [EngineAddress(HOST, first_port + number) for number in range(2)]
+    assert ports(first_port).free(taken).port >= first_port + 2
 
 
 def test_an_address_of_another_machine_is_named() -> None:
     with pytest.raises(OSError, match=r"cannot listen on 192\.0\.2\.1: .*an address of this Mac"):
-        free_port("192.0.2.1", 4100, ())
+        ports(4100, "192.0.2.1").free(())
 
 
 def test_no_port_is_left() -> None:
     with pytest.raises(OSError, match=r"ports 4100 to 4199 on 127\.0\.0\.1 are all in use"):
-        free_port(HOST, 4100, range(4100, 4200))
+        ports(4100).free([EngineAddress(HOST, port) for port in range(4100, 4200)])
 
 
 async def test_an_engine_that_does_not_answer(client: HealthClient) -> None:
     with socket.create_server((HOST, 0)) as silent:
-        port = int(silent.getsockname()[1])
-        assert await client.ask(port, "u1") is None
-    assert await client.ask(port, "u1") is None
+        address = EngineAddress(HOST, int(silent.getsockname()[1]))
+        assert await client.ask(address, "u1") is None
+    assert await client.ask(address, "u1") is None
+
+
+def test_sockets_are_given_out_like_ports(short_folder: Path) -> None:
+    sockets = EngineAddresses(host=HOST, first=4100, sockets=short_folder)
+    listener, _ = unix_sockets.listen(short_folder / "4100.sock")
+    with listener:
+        taken = [EngineAddress.at_socket(short_folder / "4101.sock")]
+        assert sockets.free(taken).url == f"unix:{short_folder}/4102.sock"
+    # The process ended without removing its file.
+    assert sockets.free(()).url == f"unix:{short_folder}/4100.sock"
+
+
+def test_the_folder_of_a_node_is_for_its_user_only_and_has_a_short_path(short_folder: Path) -> None:
+    made = make_socket_folder(short_folder / "s", "mac-1")
+    assert made == short_folder / "s" / "mac-1"
+    assert [stat.S_IMODE(one.stat().st_mode) for one in (made.parent, made)] == [0o700, 0o700]
+    with pytest.raises(ValueError, match="more than 103 bytes"):
+        make_socket_folder(short_folder / ("deep" * 20), "mac-1")
+    assert not (short_folder / ("deep" * 20)).exists()

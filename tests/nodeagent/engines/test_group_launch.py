@@ -16,12 +16,14 @@ import pytest
 from engine import flags
 from machinery.clock import SystemClock
 from nodeagent.engines import engine_processes, group_launch
+from nodeagent.engines.addresses import EngineAddresses
 from nodeagent.engines.engine_processes import EngineProcesses, EpochRecords
 from nodeagent.engines.health_client import HealthClient
 from nodeagent.execute import engine_order
 from schemas.deployment import ModelSource
 from schemas.formation import GoldenAnswer, rendezvous
 from schemas.replica import Replica
+from schemas.wire.engine_address import EngineAddress
 from tests.support.nodeagent_groups import GOLDEN, group
 from tests.support.ports import free_port
 from tests.support.waiting import until, until_async
@@ -45,7 +47,7 @@ def test_a_rank_gets_its_place(parallelism: str) -> None:
     replica = group("a", "b", epoch=7, parallelism=parallelism)
     order = engine_order(replica, Path("/models"), 1)
     assert order.memory_limit_bytes == replica.spec.ranks[1].memory.total_bytes
-    words = engine_processes.engine_command(order, node="b", host=HOST, port=4100)
+    words = engine_processes.engine_command(order, node="b", address=EngineAddress(HOST, 4100))
     found = flags.parse(words[3:], read_secret=lambda: "s3cret").group
     assert found is not None
     assert (found.rank, found.world_size, found.epoch) == (1, 2, 7)
@@ -64,7 +66,7 @@ def test_ranks_wait_for_the_reference_that_is_made_first(
     golden: GoldenAnswer | None, seconds: float
 ) -> None:
     order = engine_order(group("a", "b", fits_single=True, golden=golden), Path("/models"), 1)
-    words = engine_processes.engine_command(order, node="b", host=HOST, port=4100)
+    words = engine_processes.engine_command(order, node="b", address=EngineAddress(HOST, 4100))
     found = flags.parse(words[3:], read_secret=lambda: "s3cret").group
     assert found is not None
     assert found.timeout_s == seconds
@@ -118,7 +120,9 @@ def test_a_rank_without_an_address_is_refused() -> None:
 @pytest.fixture
 def folder(tmp_path: Path) -> Iterator[Path]:
     yield tmp_path
-    for found in EngineProcesses(tmp_path, node="b", host=HOST, first_port=1024).find():
+    for found in EngineProcesses(
+        tmp_path, node="b", addresses=EngineAddresses(host=HOST, first=1024)
+    ).find():
         engine_processes.kill(found)
 
 
@@ -129,7 +133,7 @@ async def test_a_rank_is_started_and_found_again(
     monkeypatch.setenv("JACCL_RANK", "9")
     monkeypatch.setenv("MLX_JACCL_RING", "1")
     monkeypatch.setenv("FLEET_OTHER", "kept")
-    ours = EngineProcesses(folder, node="b", host=HOST, first_port=24_100)
+    ours = EngineProcesses(folder, node="b", addresses=EngineAddresses(host=HOST, first=24_100))
     assert ours.last_epoch("qwen-0", "u1") == 0
     started = ours.start(engine_order(group("a", "b", epoch=3), folder, 1), taken=())
     # In the middle of its exec a process has no environment yet.
@@ -140,12 +144,14 @@ async def test_a_rank_is_started_and_found_again(
     assert "s3cret" not in " ".join([*inherited.values(), *started.child.record.command])
     assert inherited["FLEET_OTHER"] == "kept"
     assert not {"JACCL_RANK", "MLX_JACCL_RING"} & inherited.keys()
-    (found,) = EngineProcesses(folder, node="b", host=HOST, first_port=1024).find()
+    (found,) = EngineProcesses(
+        folder, node="b", addresses=EngineAddresses(host=HOST, first=1024)
+    ).find()
     assert (found.epoch, found.memory_bytes) == (3, 2**30)
     assert (started.epoch, started.memory_bytes) == (3, 2**30)
     # There is no such model: it ends.
     await until(lambda: not started.child.running(), limit_s=30)
-    again = EngineProcesses(folder, node="b", host=HOST, first_port=1024)
+    again = EngineProcesses(folder, node="b", addresses=EngineAddresses(host=HOST, first=1024))
     assert again.last_epoch("qwen-0", "u1") == 3
     assert again.last_epoch("qwen-0", "u2") == 0
 
@@ -154,13 +160,14 @@ CANARY = "canary-of-the-group"
 KILLED_AGENT = """
 import os, signal, sys
 from pathlib import Path
+from nodeagent.engines.addresses import EngineAddresses
 from nodeagent.engines.engine_processes import EngineProcesses
 from nodeagent.execute import engine_order
 from schemas.replica import Replica
 folder, models, port = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
 replica = Replica.model_validate_json((folder / "replica.json").read_bytes())
 for rank, node in enumerate("ab"):
-    processes = EngineProcesses(folder / node, node=node, host="127.0.0.1", first_port=port + rank)
+    processes = EngineProcesses(folder / node, node=node, addresses=EngineAddresses(host="127.0.0.1", first=port + rank))
     processes.start(engine_order(replica, models, rank), taken=())
 os.kill(os.getpid(), signal.SIGKILL)
 """
@@ -185,14 +192,17 @@ async def test_a_group_forms_with_a_secret_that_no_process_shows(
     agent = [sys.executable, "-c", KILLED_AGENT, str(tmp_path), str(models_dir), str(free_port())]
     ended = await asyncio.to_thread(subprocess.run, agent, timeout=60, check=False)
     assert ended.returncode == -signal.SIGKILL
-    agents = [EngineProcesses(tmp_path / n, node=n, host=HOST, first_port=1024) for n in "ab"]
+    agents = [
+        EngineProcesses(tmp_path / n, node=n, addresses=EngineAddresses(host=HOST, first=1024))
+        for n in "ab"
+    ]
     ranks = [one for agent in agents for one in agent.find()]
-    client = HealthClient(HOST)
+    client = HealthClient()
     try:
         assert [one.epoch for one in ranks] == [1, 1]
 
         async def is_ready() -> bool:
-            found = await client.ask(ranks[0].port, uid)
+            found = await client.ask(ranks[0].address, uid)
             assert all(one.child.running() for one in ranks), ranks[0].log.read_text()
             return found is not None and found.state == "Ready"
 
@@ -211,7 +221,9 @@ async def test_a_group_forms_with_a_secret_that_no_process_shows(
 def test_a_rank_of_an_older_agent_reads_the_variable(tmp_path: Path) -> None:
     """An agent that was updated on disk goes on with its old code until it is restarted."""
     order = engine_order(on_this_machine("u1", "absent"), tmp_path, 0)
-    words = engine_processes.engine_command(order, node="a", host=HOST, port=free_port())
+    words = engine_processes.engine_command(
+        order, node="a", address=EngineAddress(HOST, free_port())
+    )
     variables = {**os.environ, "MLX_FLEET_GROUP_SECRET": CANARY}
 
     def last_line(environment: Mapping[str, str]) -> str:

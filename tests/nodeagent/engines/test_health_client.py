@@ -28,7 +28,7 @@ async def test_answers_of_other_processes_are_ignored(
     port: FakeEngine, client: HealthClient, said: bytes
 ) -> None:
     port.health = said
-    assert await client.ask(port.number, "u1") is None
+    assert await client.ask(port.address, "u1") is None
 
 
 @pytest.mark.parametrize(
@@ -46,23 +46,23 @@ async def test_an_answer_without_a_token_fails_the_probe(
     port: FakeEngine, client: HealthClient, said: bytes, status: int
 ) -> None:
     port.completion, port.status = said, status
-    assert await client.probe(port.number, "x") != ""
+    assert await client.probe(port.address, "x") != ""
 
 
 async def test_an_answer_larger_than_any_engines_fails_the_probe(
     port: FakeEngine, client: HealthClient
 ) -> None:
     port.completion = b'{"usage":{"completion_tokens":1},"x":"' + b"x" * (5 << 20) + b'"}'
-    assert "the response is larger than 4 MiB" in await client.probe(port.number, "x")
+    assert "the response is larger than 4 MiB" in await client.probe(port.address, "x")
 
 
 async def test_an_embedding_model_is_probed_with_an_embedding(
     port: FakeEngine, client: HealthClient
 ) -> None:
     port.completion, port.status = b'{"error":{"message":"m","code":"not_a_text_model"}}', 400
-    assert await client.probe(port.number, "x") == ""
+    assert await client.probe(port.address, "x") == ""
     port.embedding = b'{"usage":{"prompt_tokens":0}}'
-    assert await client.probe(port.number, "x") != ""
+    assert await client.probe(port.address, "x") != ""
 
 
 ANSWER = b'{"choices":[{"logprobs":{"tokens":["a","b"],"token_logprobs":[-0.5,-1.0]}}]}'
@@ -70,10 +70,10 @@ ANSWER = b'{"choices":[{"logprobs":{"tokens":["a","b"],"token_logprobs":[-0.5,-1
 
 async def test_the_golden_answer_is_read(port: FakeEngine, client: HealthClient) -> None:
     port.completion = ANSWER
-    assert await client.golden(port.number, "x") == (GOLDEN, "")
+    assert await client.golden(port.address, "x") == (GOLDEN, "")
     # A model that only reads is asked to read.
     port.completion, port.status = b'{"error":{"message":"m","code":"not_a_text_model"}}', 400
-    assert await client.golden(port.number, "x") == (None, "")
+    assert await client.golden(port.address, "x") == (None, "")
 
 
 @pytest.mark.parametrize(
@@ -91,6 +91,6 @@ async def test_an_invalid_golden_answer_is_an_error(
     port: FakeEngine, client: HealthClient, said: bytes, status: int
 ) -> None:
     port.completion, port.status = said, status
-    answer, error = await client.golden(port.number, "x")
+    answer, error = await client.golden(port.address, "x")
     assert answer is None
     assert error.startswith("the golden answer failed: ")

@@ -34,6 +34,7 @@ from nodeagent.replicas.observation import (
 )
 from nodeagent.status import replica_conditions
 from schemas.replica import RankStatus
+from schemas.wire.engine_address import EngineAddress
 from tests.support.clock import FakeClock
 from tests.support.nodeagent_engine import TOKEN, FakeEngine
 from tests.support.nodeagent_plans import wanted
@@ -106,7 +107,12 @@ async def engine(tmp_path: Path, port: FakeEngine) -> AsyncIterator[EngineTracke
     log = tmp_path / "engine.log"
     child = processes.spawn([sys.executable, "-c", "import signal; signal.pause()"], log=log)
     process = EngineProcess(
-        replica="qwen-0", replica_uid="u1", served_name="x", port=port.number, child=child, log=log
+        replica="qwen-0",
+        replica_uid="u1",
+        served_name="x",
+        address=port.address,
+        child=child,
+        log=log,
     )
     yield EngineTracker(process=process, started_at=0, answered_at=0)
     child.send(signal.SIGKILL)
@@ -209,7 +215,12 @@ async def test_an_engine_that_refuses_to_start_is_retried_within_five_minutes(
     child = processes.spawn([sys.executable, "-c", code], log=log)
     await until(lambda: not child.running())
     process = EngineProcess(
-        replica="qwen-0", replica_uid="u1", served_name="x", port=1, child=child, log=log
+        replica="qwen-0",
+        replica_uid="u1",
+        served_name="x",
+        address=EngineAddress("127.0.0.1", 1),
+        child=child,
+        log=log,
     )
     refused = EngineTracker(process=process, started_at=0, answered_at=0, jitter=jitter)
     await refused.observe(client, clock)
@@ -254,7 +265,7 @@ async def test_the_agent_measures_the_memory_of_an_engine_itself(
             replica="qwen-0",
             replica_uid="u1",
             served_name="x",
-            port=port.number,
+            address=port.address,
             child=child,
             log=log,
             memory_bytes=2**20,
@@ -287,7 +298,12 @@ async def test_an_engine_that_ignores_the_request_to_stop_is_killed_after_its_gr
     child = processes.spawn([sys.executable, "-c", code], log=log)
     await until(lambda: "deaf" in log.read_text(), what="it ignores SIGTERM")
     process = EngineProcess(
-        replica="qwen-0", replica_uid="u1", served_name="x", port=port.number, child=child, log=log
+        replica="qwen-0",
+        replica_uid="u1",
+        served_name="x",
+        address=port.address,
+        child=child,
+        log=log,
     )
     deaf = EngineTracker(process=process, started_at=0, answered_at=0)
     for waited_s, expected in ((0, [StopEngine()]), (60, []), (1, [StopEngine(kill=True)])):

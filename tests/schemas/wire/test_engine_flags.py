@@ -33,6 +33,7 @@ GROUP = dataclasses.replace(
     layers=(3, 1),
     join_timeout_s=720.0,
 )
+SOCKET = dataclasses.replace(LEAST, port=None, socket=Path("/s/mac-1/4100.sock"))
 WHOLE = dataclasses.replace(
     LEAST,
     queue_limit=0,
@@ -51,12 +52,14 @@ WHOLE = dataclasses.replace(
 def test_a_field_of_none_is_not_written() -> None:
     assert LEAST.to_argv() == [
         *("--model-dir", "/m/tiny", "--replica", "tiny-0", "--replica-uid", "u", "--node", "a"),
-        *("--served-name", "tiny", "--served-name", "fast", "--port", "4100"),
-        *("--context-length", "64", "--concurrency", "2"),
+        *("--served-name", "tiny", "--served-name", "fast"),
+        *("--context-length", "64", "--concurrency", "2", "--port", "4100"),
     ]
 
 
-@pytest.mark.parametrize("flags", [LEAST, GROUP, WHOLE, dataclasses.replace(LEAST, kv_window=63)])
+@pytest.mark.parametrize(
+    "flags", [LEAST, SOCKET, GROUP, WHOLE, dataclasses.replace(LEAST, kv_window=63)]
+)
 def test_what_is_written_is_read_back(flags: EngineFlags) -> None:
     assert EngineFlags.from_argv(flags.to_argv()) == flags
 
@@ -173,7 +176,12 @@ def test_some_flags_alone_are_written() -> None:
 def test_a_running_engine_is_identified_by_its_command_line(module: str) -> None:
     argv = ["/usr/bin/python3", "-m", module, *GROUP.to_argv(), "--flag-of-a-later-version", "1"]
     assert EngineIdentity.from_argv(argv) == EngineIdentity(
-        replica="tiny-0", replica_uid="u", served_names=("tiny", "fast"), port=4100, epoch=3
+        replica="tiny-0",
+        replica_uid="u",
+        served_names=("tiny", "fast"),
+        host="::1",
+        port=4100,
+        epoch=3,
     )
     argv += ["--memory-limit-bytes", "7"]
     found = EngineIdentity.from_argv(argv)
@@ -198,3 +206,35 @@ def test_other_processes_are_no_engines(argv: list[str]) -> None:
 def test_the_process_of_the_golden_question_is_identified() -> None:
     assert engine_flags.is_golden(["python", "-m", engine_flags.GOLDEN_MODULE, "--model-dir", "/m"])
     assert not engine_flags.is_golden(["python", "-m", engine_flags.MODULE])
+
+
+@pytest.mark.parametrize(
+    ("flags", "url"),
+    [
+        (LEAST, "http://127.0.0.1:4100"),
+        (GROUP, "http://[::1]:4100"),
+        (SOCKET, "unix:/s/mac-1/4100.sock"),
+    ],
+)
+def test_an_engine_is_found_where_it_listens(flags: EngineFlags, url: str) -> None:
+    assert flags.address().url == url
+    found = EngineIdentity.from_argv(["python", "-m", "engine", *flags.to_argv()])
+    assert found is not None
+    assert found.address.url == url
+
+
+@pytest.mark.parametrize(
+    ("words", "error"),
+    [
+        (LEAST.to_argv()[:-2], "exactly one of --socket and --port is needed"),
+        ([*LEAST.to_argv(), "--socket", "/s"], "exactly one of --socket and --port is needed"),
+        ([*SOCKET.to_argv(), "--host", "::1"], "--host needs --port"),
+        ([*LEAST.to_argv()[:-2], "--socket", "s"], "argument --socket: unix:'s' is not http://HOST:PORT or unix:/PATH"),
+    ],
+)  # fmt: skip
+def test_an_engine_listens_in_one_place(
+    words: list[str], error: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        EngineFlags.from_argv(words)
+    assert f"engine: error: {error}" in capsys.readouterr().err.splitlines()[-1]

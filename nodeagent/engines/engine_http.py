@@ -1,0 +1,79 @@
+"""HTTP requests of an agent to its engines, on ports and on sockets."""
+
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+
+import aiohttp
+
+from machinery.http_body import read_limited
+from schemas.wire.engine_address import EngineAddress
+
+
+class EngineHttp:
+    """Sends requests to engines. Call `close()` when done."""
+
+    def __init__(self) -> None:
+        self._session: aiohttp.ClientSession | None = None
+
+    async def get(
+        self, address: EngineAddress, path: str, *, limit_s: float, max_bytes: int
+    ) -> bytes:
+        """Return the body of an answer, whatever its status.
+
+        Raises:
+            aiohttp.ClientError, OSError, TimeoutError: the engine does not answer within the limit.
+            ValueError: the body is larger than `max_bytes`.
+
+        """
+        async with (
+            self._client(address) as session,
+            session.get(
+                f"{address.http_url}{path}",
+                timeout=aiohttp.ClientTimeout(total=limit_s),
+                allow_redirects=False,
+            ) as response,
+        ):
+            return await read_limited(response.content.iter_any(), max_bytes)
+
+    async def post(
+        self,
+        address: EngineAddress,
+        path: str,
+        body: Mapping[str, object],
+        *,
+        limit_s: float,
+        max_bytes: int,
+    ) -> tuple[int, bytes]:
+        """Return the status and the body of an answer. Raises what `get` does."""
+        async with (
+            self._client(address) as session,
+            session.post(
+                f"{address.http_url}{path}",
+                json=body,
+                timeout=aiohttp.ClientTimeout(total=limit_s),
+                allow_redirects=False,
+            ) as response,
+        ):
+            return response.status, await read_limited(response.content.iter_any(), max_bytes)
+
+    @asynccontextmanager
+    async def _client(self, address: EngineAddress) -> AsyncIterator[aiohttp.ClientSession]:
+        """Yield the session for the engine.
+
+        aiohttp binds a session to one socket, and a connection to a socket costs next to nothing. So each request has
+        its own there, and no session is left when an engine is gone.
+        """
+        if address.socket:
+            connector = aiohttp.UnixConnector(address.socket)
+            async with aiohttp.ClientSession(connector=connector) as session:
+                yield session
+            return
+        if self._session is None:
+            self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0))
+        yield self._session
+
+    async def close(self) -> None:
+        """Close the connections."""
+        if self._session is not None:
+            await self._session.close()
+            self._session = None
