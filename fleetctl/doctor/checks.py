@@ -44,6 +44,8 @@ class ProbeResult:
     """Reason of the failure; empty on success."""
     offset_s: float | None = None
     """Lead of its clock over this machine's, in seconds, accurate to one; None if unknown."""
+    is_elsewhere: bool = False
+    """True if it listens on a socket of another machine, and was not connected to."""
     holds_lease: bool = True
     """True if the process reports that it holds its lease."""
     store: StoreView | None = None
@@ -115,7 +117,7 @@ def run_checks(fleet: FleetObservation) -> list[Finding]:
         *_probe_results("agents", fleet.agents, "agents", _AGENT_ADVICE),
         *_clocks(fleet.agents, fleet.gateways),
         *_gateways(fleet),
-        *_probe_results("engines", fleet.engines, "engines", _ENGINE_ADVICE),
+        *_engines(fleet.engines),
         *control_plane.check_endpoints(fleet.control),
         *_fabric(fleet),
         *_objects(fleet),
@@ -123,7 +125,10 @@ def run_checks(fleet: FleetObservation) -> list[Finding]:
 
 
 _AGENT_ADVICE = "logs, top and support-bundle need it: check that the agent runs and that this machine can reach its --api-port"
-_ENGINE_ADVICE = "gateways need it: check that a firewall allows the node's --engine-port and the 100 ports after it"
+_ENGINE_ADVICE = (
+    "gateways need it: check that a firewall allows the node's --engine-port and the 100 ports after it, or that the "
+    "gateway and the engine's agent run as the same user with the same --engine-sockets"
+)
 
 
 def unreachable_findings(message: str) -> list[Finding]:
@@ -286,6 +291,14 @@ def _probe_results(
             )
     if results and not silent:
         yield ok(check, f"{len(results)} of {len(results)} {what} answer")
+
+
+def _engines(results: Sequence[ProbeResult]) -> Iterator[Finding]:
+    here = [one for one in results if not one.is_elsewhere]
+    yield from _probe_results("engines", here, "engines", _ENGINE_ADVICE)
+    if len(here) < len(results):
+        number = counted(len(results) - len(here), "engine listens", "engines listen")
+        yield ok("engines", f"{number} on sockets of other machines: run doctor there to check")
 
 
 def _clocks(*groups: Sequence[ProbeResult]) -> Iterator[Finding]:

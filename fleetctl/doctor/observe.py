@@ -6,7 +6,6 @@ from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from email.utils import parsedate_to_datetime
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import aiohttp
 import orjson
@@ -36,6 +35,7 @@ from schemas.records import GatewayLease
 from schemas.replica import Endpoint, Replica
 from schemas.shardgroup import ShardGroup
 from schemas.wire import health
+from schemas.wire.engine_address import EngineAddress
 from schemas.wire.health import StoreView
 from store import keys, objects
 from store.errors import StoreError
@@ -127,7 +127,7 @@ async def _probe_all(
         return await asyncio.gather(
             prober.all(_probe_agent(node, prober, session) for node in nodes),
             prober.all(prober.health(session, f"gateway/{i}", g.url) for i, g in leases.items()),
-            prober.all(prober.port(f"replica/{e.name}", e.spec.url) for e in endpoints),
+            prober.all(prober.engine(f"replica/{e.name}", e.spec.url) for e in endpoints),
         )
 
 
@@ -236,13 +236,16 @@ class _Prober:
             return None
         return (their_time - self._clock.now()).total_seconds()
 
-    async def port(self, label: str, url: str) -> ProbeResult:
-        """Check that an engine's port accepts connections."""
-        parts = urlsplit(url)
+    async def engine(self, label: str, url: str) -> ProbeResult:
+        """Check that an engine accepts connections, unless its socket is on another machine."""
         async with self._slots:
             try:
+                address = EngineAddress.parse(url)
+                if address.socket and not Path(address.socket).parent.exists():
+                    return ProbeResult(label=label, url=url, is_elsewhere=True)
                 async with asyncio.timeout(_PROBE_S):
-                    _, writer = await asyncio.open_connection(parts.hostname, parts.port)
+                    loop = asyncio.get_running_loop()
+                    transport, _ = await address.connect(loop, asyncio.Protocol)
             except TimeoutError:
                 return ProbeResult(
                     label=label, url=url, error=f"no connection to {url} within {_PROBE_S:.0f} s"
@@ -251,7 +254,7 @@ class _Prober:
                 return ProbeResult(
                     label=label, url=url, error=f"no connection to {url}: {_cause(error)}"
                 )
-        writer.close()
+        transport.close()
         return ProbeResult(label=label, url=url)
 
 

@@ -129,3 +129,21 @@ def test_the_folder_of_another_user_is_refused(short_folder: Path) -> None:
     os.chown(short_folder / "theirs", 12345, -1)
     with pytest.raises(SocketFolderError, match="belongs to another user"):
         unix_sockets.check_private(short_folder / "theirs")
+
+
+_STRANGER = """
+import os, socket, sys
+os.setgid(12345), os.setuid(12345)
+try:
+    socket.socket(socket.AF_UNIX).connect(sys.argv[1])
+except PermissionError:
+    print("no permission")
+"""
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
+def test_another_user_cannot_connect(short_folder: Path) -> None:
+    listener, _ = unix_sockets.listen(short_folder / "s")
+    with listener:
+        command = [sys.executable, "-c", _STRANGER, str(short_folder / "s")]
+        assert subprocess.check_output(command, text=True) == "no permission\n"

@@ -3,8 +3,10 @@
 import asyncio
 import os
 import signal
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 
@@ -17,6 +19,20 @@ from tests.support.nodeagent_agents import NODE, AgentProcess, Desk, answers
 from tests.support.waiting import until, until_async
 
 pytestmark = [pytest.mark.etcd, pytest.mark.mlx, pytest.mark.timeout(240)]
+
+
+@pytest.fixture(scope="module")
+async def agent(
+    etcd: EmbeddedEtcd, tmp_path_factory: pytest.TempPathFactory, models_dir: Path
+) -> AsyncIterator[AgentProcess]:
+    """Return an agent whose engine listens on a socket, as with `fleetctl up`."""
+    with TemporaryDirectory(prefix="fleet-") as sockets:
+        flags = ("--engine-sockets", sockets)
+        state = tmp_path_factory.mktemp("agent") / "state"
+        made = AgentProcess(etcd, state, models_dir, NODE, flags=flags)
+        made.start()
+        yield made
+        await made.end()
 
 
 @pytest.fixture
@@ -34,6 +50,8 @@ async def test_engines_outlive_their_agent(
 ) -> None:
     engine = await agent.engine()
     endpoint = await desk.until_published(serving.name)
+    assert endpoint.spec.url == engine.address.url
+    assert Path(engine.address.socket).parent.name == NODE
     await desk.until_condition(serving.name, "True", "Serving")
     peak = await desk.peak(serving.name)
     # Python and MLX alone take this much, and the tiny model no more than the rest.

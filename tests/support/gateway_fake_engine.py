@@ -7,6 +7,7 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 
 Script = Callable[["Call"], Awaitable[None]]
 
@@ -59,6 +60,8 @@ class FakeEngine:
     replica: str
     script: Script
     port: int = 0
+    path: Path | None = None
+    """Listens on this socket instead."""
     calls: list[Call] = field(default_factory=list)
     abandoned: int = 0
     """Connections that the other side closed during a response."""
@@ -71,6 +74,9 @@ class FakeEngine:
     _writers: set[asyncio.StreamWriter] = field(default_factory=set)
 
     async def start(self) -> None:
+        if self.path is not None:
+            self._server = await asyncio.start_unix_server(self._serve, self.path)
+            return
         self._server = await asyncio.start_server(self._serve, "127.0.0.1", self.port)
         self.port = self._server.sockets[0].getsockname()[1]
 

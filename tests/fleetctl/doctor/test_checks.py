@@ -99,6 +99,16 @@ def findings(**different: Any) -> list[Finding]:
     return run_checks(FleetObservation(**{**HEALTHY, **different}))
 
 
+def test_engines_on_sockets_of_other_machines_are_counted_and_not_blamed() -> None:
+    here = ProbeResult(label="replica/q-0", url="unix:/s/a/4100.sock")
+    there = ProbeResult(label="replica/q-1", url="unix:/s/b/4100.sock", is_elsewhere=True)
+    found = [(f.level, f.message) for f in findings(engines=(here, there)) if f.check == "engines"]
+    assert found == [
+        ("OK", "1 of 1 engines answer"),
+        ("OK", "1 engine listens on sockets of other machines: run doctor there to check"),
+    ]
+
+
 def test_a_healthy_fleet_has_only_ok_findings() -> None:
     assert format_findings(findings()) == (
         "OK    store        etcd 3.6.1 at http://mac-1:2379 answers in 4 ms\n"

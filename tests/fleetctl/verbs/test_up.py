@@ -104,6 +104,8 @@ async def test_a_killed_fleet_is_adopted_and_stopped(
         assert psutil.Process(engine.child.record.pid).net_connections("inet") == []
         endpoints = await on(folder, "get", "endpoints", "--no-headers")
         assert f" {engine.address.url} " in endpoints.out
+        checked = await on(folder, "doctor")
+        assert "1 of 1 engines answer" in checked.out, checked.out
 
         # The data folder names the gateway, so the store is not needed.
         asked = await on(folder, "chat", "tiny", "-m", "x", "--max-tokens", "4")

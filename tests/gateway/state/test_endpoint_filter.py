@@ -219,6 +219,34 @@ def test_an_agent_can_publish_sockets_of_its_own_folder_only(
     assert bool(reason) == bool(caplog.records)
 
 
+async def test_a_stolen_agent_leads_no_request_to_another_program_of_the_gateways_machine(
+    world: World, http: aiohttp.ClientSession, short_folder: Path
+) -> None:
+    sockets, own = short_folder / "s", short_folder / "s" / "mac-1" / "4100.sock"
+    own.parent.mkdir(mode=0o700, parents=True)
+    limits = GatewayLimits(drain_timeout_s=0, engine_sockets=sockets)
+    async with (
+        running(FakeEngine("m-0", echo, path=own)) as engine,
+        running(FakeEngine("m-1", echo, path=short_folder / "docker.sock")) as docker,
+        running_gateway(world.transport, limits) as gateway,
+    ):
+        stolen = endpoint("m-1", "m", f"unix:{docker.path}", node="mac-1")
+        await world.put(deployment("m"), endpoint("m-0", "m", f"unix:{own}", node="mac-1"), stolen)
+        await gateway.knows("m", ready=1)
+        await until(lambda: gateway.gateway.table_cache.table.refused == 1, what="the refusal")
+        for _ in range(5):
+            async with http.post(f"{gateway.url}/v1/completions", json={"model": "m"}) as answer:
+                assert answer.status == 200
+        assert {call.headers["host"] for call in engine.calls} == {"localhost"}
+        assert (len(engine.calls), docker.connections) == (5, 0)
+        # Its next process listens at the same path.
+        await engine.kill()
+        own.unlink(missing_ok=True)
+        await engine.start()
+        async with http.post(f"{gateway.url}/v1/completions", json={"model": "m"}) as answer:
+            assert answer.status == 200
+
+
 def test_a_gateway_on_another_machine_ignores_sockets(
     short_folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
