@@ -39,7 +39,7 @@ class EngineConfig:
     node: str
     served_names: tuple[str, ...]
     address: EngineAddress
-    """Where it listens."""
+    """Address of its API."""
     context_length: int
     """Most tokens of one request, prompt and answer together."""
     concurrency: int

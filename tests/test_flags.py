@@ -43,7 +43,7 @@ FOREIGN: Mapping[str, str] = {
     "mlx_lm.convert": "hf-path mlx-path q-bits",
     "xcode-select": "install",
     "flux": "with-source",
-    "curl": "cacert",
+    "curl": "cacert unix-socket",
     "python -m nodeagent.fabric": "bytes devices set size",
 }
 _FLAG = re.compile(r"(?<![\w-])--[a-z][a-z0-9-]*[a-z0-9](?![\w>])")

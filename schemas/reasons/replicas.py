@@ -31,8 +31,8 @@ SECTION: Final = ReasonSection(
         ),
         problem(
             "PortInUse",
-            "Another program took the engine's port first.",
-            "It starts again on another port. If that repeats, end that program, or start the agent with "
+            "Another program took the engine's port or socket first.",
+            "It starts again on another one. If that repeats, end that program, or start the agent with "
             "another `--engine-port`.",
         ),
         problem(
