@@ -11,6 +11,7 @@ from typing import Protocol
 
 from gateway.upstream.connection import BrokenResponseError, Connection, Exchange, Headers
 from machinery import unix_sockets
+from machinery.backoff import Backoff, Retries
 from machinery.clock import NEVER, Clock
 from schemas.wire.connections import POOL_IDLE_S
 from schemas.wire.engine_address import EngineAddress
@@ -23,6 +24,12 @@ _SHORT_LIMIT_S = 5.0
 _SHORT_SWEEP_S = 0.05
 # No file descriptor is left, in the process or in the system.
 _NO_FILES = frozenset({errno.EMFILE, errno.ENFILE})
+
+# The kernel's queue of a busy engine's socket is full. TCP waits then; a socket refuses at once, on macOS from 192
+# connections on and with the error of a dead engine.
+_FULL_QUEUE = frozenset({errno.ECONNREFUSED if sys.platform == "darwin" else errno.EAGAIN})
+_QUEUE_BACKOFF = Backoff(first_s=0.005, limit_s=0.02)
+_QUEUE_TRIES = 6
 
 
 class UnreachableError(Exception):
@@ -240,9 +247,17 @@ class ConnectionPool:
         if origin.socket:
             # At each connection: the folder may have been replaced since its endpoint was accepted.
             unix_sockets.check_private(Path(origin.socket).parent)
-        return await origin.connect(
-            loop, lambda: Connection(loop, self._clock, origin, self._settle)
-        )
+        retries = Retries(_QUEUE_BACKOFF, self._clock)
+        while True:
+            try:
+                return await origin.connect(
+                    loop, lambda: Connection(loop, self._clock, origin, self._settle)
+                )
+            except OSError as error:
+                is_full = bool(origin.socket) and error.errno in _FULL_QUEUE
+                if not is_full or retries.failures == _QUEUE_TRIES:
+                    raise
+            await retries.wait()
 
     def _settle(self, connection: Connection) -> None:
         """Take back a connection whose exchange is over, or forget one that is gone."""

@@ -5,10 +5,11 @@ import contextlib
 import socket
 import sys
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
 
 import pytest
+import uvloop
 from typing_extensions import override
 
 from gateway.upstream.connection import BrokenResponseError
@@ -351,3 +352,45 @@ async def test_a_socket_is_not_used_once_others_may_enter_its_folder(
         with pytest.raises(UnreachableError, match="is open to other users"):
             await ask(pool, origin)
         assert server.connections == 0
+
+
+class BusyEngine(SystemClock):
+    """Listens with a queue for one connection, and accepts one whenever the pool sleeps."""
+
+    def __init__(self, path: Path) -> None:
+        self.listener = socket.socket(socket.AF_UNIX)
+        self.listener.bind(str(path))
+        self.listener.listen(0)
+        self.pauses_s: list[float] = []
+
+    @override
+    async def sleep(self, seconds: float) -> None:
+        self.pauses_s.append(seconds)
+        self.listener.accept()[0].close()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="macOS makes a queue longer than it is told")
+@pytest.mark.parametrize("queued", [0, 1])
+def test_a_full_queue_of_a_busy_engine_is_waited_for(short_folder: Path, queued: int) -> None:
+    path = short_folder / "s"
+    engine = BusyEngine(path)
+
+    async def connect() -> None:
+        pool = ConnectionPool(engine, silence_s=60)
+        async with asyncio.TaskGroup() as group:
+            request = group.create_task(pool.request(EngineAddress.at_socket(path), REQUEST))
+            await until(lambda: bool(pool.open), what="a connection")
+            accepted, _ = engine.listener.accept()
+            with accepted:
+                accepted.sendall(LENGTH)
+                assert (await request).status == 200
+        pool.close()
+
+    with engine.listener, ExitStack() as crowd:
+        for _ in range(queued):
+            crowd.enter_context(socket.socket(socket.AF_UNIX)).connect(str(path))
+        # asyncio's own loop takes a full queue for a connection; gateways run on uvloop.
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(connect())
+    assert len(engine.pauses_s) == queued
+    assert all(0 < pause_s <= 0.005 for pause_s in engine.pauses_s)
