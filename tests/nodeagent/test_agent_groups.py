@@ -4,6 +4,7 @@ import os
 import signal
 from collections.abc import AsyncIterator
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import psutil
@@ -107,16 +108,21 @@ class Pair:
 async def agents(
     etcd: EmbeddedEtcd, tmp_path_factory: pytest.TempPathFactory, models_dir: Path
 ) -> AsyncIterator[dict[str, AgentProcess]]:
+    """Return two agents of one machine, whose ranks listen on sockets of one folder."""
     folder = tmp_path_factory.mktemp("pair")
-    made = {
-        name: AgentProcess(etcd, folder / name, models_dir, name, port=_PORT + 80 * number)
-        for number, name in enumerate(NAMES)
-    }
-    for agent in made.values():
-        agent.start()
-    yield made
-    for agent in made.values():
-        await agent.end()
+    with TemporaryDirectory(prefix="fleet-") as sockets:
+        flags = ("--engine-sockets", sockets)
+        made = {
+            name: AgentProcess(
+                etcd, folder / name, models_dir, name, port=_PORT + 80 * number, flags=flags
+            )
+            for number, name in enumerate(NAMES)
+        }
+        for agent in made.values():
+            agent.start()
+        yield made
+        for agent in made.values():
+            await agent.end()
 
 
 async def test_a_group_lives_breaks_and_lives_again(
