@@ -19,7 +19,7 @@ PIP_INDEX = $$($(BIN)/python -m pip config list | sed -nE "s/^.*\.index-url='(.*
 QUIET = $$(test -t 2 || echo --quiet)
 UV = UV_DEFAULT_INDEX="$${UV_DEFAULT_INDEX:-$(PIP_INDEX)}" $(BIN)/uv
 
-.PHONY: help setup demo stop test unit test-full coverage lint format docs proto lock bench-smoke bench-apply bench-cli bench-start bench-gateway bench-gateway-faults bench-gateway-faults-real bench-gateway-hostile bench-gateway-peers bench-routing bench-store bench-placement bench-control-plane bench-manifests bench-engine bench-engine-start bench-shard bench-walks clean
+.PHONY: help setup demo stop test unit test-full coverage lint format docs proto lock bench-smoke bench-apply bench-cli bench-start bench-gateway bench-gateway-faults bench-gateway-faults-real bench-gateway-hostile bench-gateway-peers bench-routing bench-store bench-placement bench-control-plane bench-manifests bench-engine bench-engine-sockets bench-engine-start bench-shard bench-walks clean
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -122,6 +122,9 @@ bench-gateway-hostile: $(TEST_READY)  ## hostile clients: the gateway's memory, 
 
 bench-gateway-peers: $(TEST_READY)  ## install the other gateways for it, into ~/.cache/mlx-fleet-bench or FLEET_BENCH_PEERS
 	@$(BIN)/python -m bench.gateway.peers_install
+
+bench-engine-sockets: $(TEST_READY)  ## what a request to an engine costs on a port and on a Unix socket
+	@$(BIN)/python -m bench.engine_sockets
 
 bench-routing: $(TEST_READY)  ## what choosing an engine costs among 10 to 1,000, with up to a million sessions
 	@$(BIN)/python -m bench.routing

@@ -19,6 +19,7 @@ BENCHES = {
     "cli": "bench.cli",
     "control-plane": "bench.control_plane",
     "engine": "bench.engine",
+    "engine-sockets": "bench.engine_sockets",
     "engine-start": "bench.engine_start",
     "gateway": "bench.gateway",
     "gateway-faults": "bench.gateway.faults",
