@@ -20,7 +20,7 @@ from gateway.apis.anthropic import request_translator as anthropic
 from gateway.apis.ollama import request_translator as ollama
 from gateway.apis.openai import PATHS as OPENAI_PATHS
 from gateway.app import make_app
-from gateway.auth.access_control import PUBLIC_PATHS
+from gateway.auth.roles import PUBLIC_PATHS, needed_role
 from gateway.forwarding.model_state import ModelStates
 from gateway.server import Gateway, GatewayLimits
 from machinery.clock import SystemClock
@@ -237,9 +237,8 @@ def text() -> str:
 
 def table() -> str:
     """Return the table of routes for the page."""
-    rows = ["| route | API | key | does |", "|---|---|---|---|"]
+    rows = ["| route | API | role | does |", "|---|---|---|---|"]
     for method, path, own in gateway_routes():
-        key = "none" if path in PUBLIC_PATHS else "admin" if _tag(path) == "Admin" else "any"
-        key = "ticket" if path == LOG_PATH else key
-        rows.append(f"| `{method.upper()} {path}` | {_tag(path)} | {key} | {_summary(own)} |")
+        role = "ticket" if path == LOG_PATH else needed_role(method.upper(), path) or "no key"
+        rows.append(f"| `{method.upper()} {path}` | {_tag(path)} | {role} | {_summary(own)} |")
     return "\n".join(rows)

@@ -23,6 +23,7 @@ import uvloop
 
 from gateway import registration
 from gateway.auth import access_control
+from gateway.auth.rate_limits import Limits
 from gateway.handover import HandOver, HandOverError, ListenerClaim, claim_listener
 from gateway.http.cors import AllowedHosts, AllowedOrigins
 from gateway.server import Gateway, GatewayLimits
@@ -36,6 +37,7 @@ from machinery.process_log import LogRing
 from machinery.process_secrets import disable_core_dumps
 from machinery.tls_flags import TransportError, check_plain_http, read_certificate, tls_flags
 from machinery.tls_server import ServerCertificate
+from schemas.routing import MAX_RATE
 from schemas.wire.exit_codes import ExitCode
 from store.etcd.connect import connect
 from store.etcd.flags import VARIABLE_PREFIX, address_from_flags, etcd_options
@@ -129,6 +131,25 @@ _FILES_OF_MACOS = 10_240
     help="Require API keys (`fleetctl create apikey`). auto: unless the gateway listens on loopback.",
 )
 @click.option(
+    "--anonymous-requests-per-minute",
+    type=click.IntRange(1, MAX_RATE),
+    envvar="FLEET_GATEWAY_ANONYMOUS_REQUESTS_PER_MINUTE",
+    help="Rate limit of requests to models without an API key, for each client address (IPv6: each /64). For gateways "
+    "that require no keys.",
+)
+@click.option(
+    "--anonymous-tokens-per-minute",
+    type=click.IntRange(1, MAX_RATE),
+    envvar="FLEET_GATEWAY_ANONYMOUS_TOKENS_PER_MINUTE",
+    help="The same for tokens of prompts and answers.",
+)
+@click.option(
+    "--anonymous-concurrency",
+    type=click.IntRange(1, MAX_RATE),
+    envvar="FLEET_GATEWAY_ANONYMOUS_CONCURRENCY",
+    help="The same for concurrent requests.",
+)
+@click.option(
     "--state-dir",
     type=click.Path(file_okay=False, path_type=Path),
     envvar="FLEET_GATEWAY_STATE_DIR",
@@ -212,6 +233,7 @@ def main(**flags: Any) -> None:
         hosts=hosts,
         origins=origins,
         asks_for_keys=requires_keys,
+        anonymous=_anonymous_limits(flags, claimed, requires_keys=requires_keys),
         ring=ring,
         has_store_password=bool(etcd.password),
     )
@@ -318,6 +340,26 @@ def _allowed_hosts(
         return AllowedHosts([*own, *flags["allowed_host"]])
     except ValueError as error:
         raise click.UsageError(f"--allowed-host: {error}") from error
+
+
+def _anonymous_limits(
+    flags: dict[str, Any], claim: ListenerClaim, *, requires_keys: bool
+) -> Limits | None:
+    """Return the limits of each client without a key; None if there are none."""
+    limits = Limits(
+        requests_per_minute=flags["anonymous_requests_per_minute"],
+        tokens_per_minute=flags["anonymous_tokens_per_minute"],
+        concurrency=flags["anonymous_concurrency"],
+    )
+    if limits == Limits():
+        return None
+    if requires_keys:
+        claim.close()
+        raise click.UsageError(
+            "--anonymous-requests-per-minute and the like: this gateway requires keys (--auth), so no request comes "
+            "without one; limit the keys: fleetctl create apikey NAME --requests-per-minute N"
+        )
+    return limits
 
 
 def _allowed_origins(flags: dict[str, Any]) -> AllowedOrigins:

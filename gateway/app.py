@@ -10,7 +10,7 @@ from itertools import islice
 from typing import TypeAlias
 
 import orjson
-from fastapi import FastAPI, Request, Response
+from fastapi import Depends, FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import StreamingResponse
 from starlette.exceptions import HTTPException
@@ -26,6 +26,7 @@ from gateway.apis.anthropic import response_translator as anthropic
 from gateway.apis.ollama import routes as ollama
 from gateway.apis.openai import PATHS
 from gateway.auth.access_control import AuthMiddleware, can_see, principal_of
+from gateway.auth.roles import check_role
 from gateway.routing.selection import nearest
 from gateway.routing.table import ServedModel
 from gateway.state.fleet_state import FleetState
@@ -57,7 +58,13 @@ _NOT_POST = ("GET", "HEAD", "PUT", "PATCH", "DELETE", "OPTIONS")
 def make_app(context: AdminContext) -> FastAPI:
     """Return the FastAPI application."""
     fleet_state = context.fleet_state
-    app = FastAPI(title="mlx-fleet gateway", docs_url=None, redoc_url=None, openapi_url=None)
+    app = FastAPI(
+        title="mlx-fleet gateway",
+        docs_url=None,
+        redoc_url=None,
+        openapi_url=None,
+        dependencies=[Depends(check_role)],
+    )
     app.router.redirect_slashes = False
     app.add_middleware(AuthMiddleware, access=fleet_state.access, refuse=refuse)
     routes = AppRoutes(context)
@@ -180,8 +187,8 @@ class AppRoutes:
     async def health(self, request: Request) -> Response:
         """Report the health of the gateway; 200 once the gateway has a routing table.
 
-        The route needs no key. Model names are therefore shown only to admin keys, or where keys
-        are not required.
+        The route needs no key. Model names are therefore shown only to keys with the role viewer, or
+        where keys are not required.
         """
         table_cache = self.table_cache
         staleness_s, age_s = table_cache.staleness_s(), self.fleet_state.snapshot_age_s()

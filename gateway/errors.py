@@ -6,6 +6,7 @@ from dataclasses import replace
 from datetime import datetime
 from typing import TypeAlias
 
+from schemas.records import Role
 from schemas.wire import headers
 from schemas.wire.errors import ErrorBody, Refusal, RefusedError
 
@@ -343,6 +344,15 @@ def expired(key: str, at: datetime) -> RefusedError:
     return RefusedError(_refusal(401, message, "api_key_expired", _CHALLENGE))
 
 
+def replaced(key: str, at: datetime) -> RefusedError:
+    """Return the refusal of an earlier secret of a rotated key after its overlap."""
+    message = (
+        f"The API key '{key}' was rotated, and this earlier secret of it ended on {at:%Y-%m-%d %H:%M} UTC: use the new "
+        f"one. If it is lost, `fleetctl rotate apikey {key}` makes another."
+    )
+    return RefusedError(_refusal(401, message, "api_key_expired", _CHALLENGE))
+
+
 def keys_unknown() -> RefusedError:
     """Return the refusal before the keys were read from the store."""
     refusal = Refusal(
@@ -368,55 +378,60 @@ def wrong_model(key: str, allowed: Iterable[str], name: str) -> RefusedError:
     )
 
 
-def not_admin(key: str) -> RefusedError:
-    """Return the refusal of the admin API for keys without admin rights."""
+def role_required(key: str, role: Role, needed: Role) -> RefusedError:
+    """Return the refusal of a route for keys of a lower role."""
     message = (
-        f"The API key '{key}' may not use the admin API; `fleetctl create apikey NAME --admin` makes one "
-        "that may."
+        f"The API key '{key}' has the role {role}, and this needs the role {needed}; `fleetctl create apikey NAME "
+        f"--role {needed}` makes a key that has it."
     )
-    return RefusedError(_refusal(403, message, "admin_required"))
+    return RefusedError(_refusal(403, message, "role_required"))
 
 
-def too_many_at_once(key: str, in_flight: int, rates: HeaderList) -> RefusedError:
-    """Return the refusal of a request over the key's concurrency."""
+def key_required(needed: Role) -> RefusedError:
+    """Return the refusal of a route that changes something, for other machines and without a key."""
     message = (
-        f"The API key '{key}' has {in_flight} requests in progress at this gateway, its limit; "
+        f"This needs the role {needed}. Without keys only clients on the gateway's own machine have it: start the "
+        f"gateway with --auth on, and use a key of `fleetctl create apikey NAME --role {needed}`."
+    )
+    return RefusedError(_refusal(403, message, "role_required"))
+
+
+def too_many_at_once(subject: str, of: str, in_flight: int) -> Refusal:
+    """Return the refusal of a request over a concurrency. `subject`: "The API key 'ci'"; `of`: " for the model 'm'"."""
+    message = (
+        f"{subject} has {in_flight} {_requests(in_flight)} in progress{of} at this gateway, the limit; "
         "repeat the request when one has ended."
     )
-    return _rate_limited(message, 1.0, rates)
+    return _rate_limited(message, 1.0)
 
 
-def too_many_requests(
-    key: str, per_minute: float, wait_s: float, rates: HeaderList
-) -> RefusedError:
-    """Return the refusal of a request over the key's request rate."""
+def too_many_requests(subject: str, of: str, per_minute: float, wait_s: float) -> Refusal:
+    """Return the refusal of a request over a rate of requests."""
     message = (
-        f"The API key '{key}' has used up its requests for now (at this gateway "
+        f"{subject} has used up the requests{of} for now (at this gateway "
         f"{per_minute:.6g} per minute); repeat the request in {math.ceil(wait_s)} s."
     )
-    return _rate_limited(message, wait_s, rates)
+    return _rate_limited(message, wait_s)
 
 
-def too_many_tokens(key: str, per_minute: float, wait_s: float, rates: HeaderList) -> RefusedError:
-    """Return the refusal of a request over the key's token rate."""
+def too_many_tokens(subject: str, of: str, per_minute: float, wait_s: float) -> Refusal:
+    """Return the refusal of a request over a rate of tokens."""
     message = (
-        f"The API key '{key}' has used up its tokens for now (at this gateway "
+        f"{subject} has used up the tokens{of} for now (at this gateway "
         f"{per_minute:.6g} per minute, prompts and answers); repeat the request in "
         f"{math.ceil(wait_s)} s."
     )
-    return _rate_limited(message, wait_s, rates)
+    return _rate_limited(message, wait_s)
 
 
-def _rate_limited(message: str, wait_s: float, rates: HeaderList) -> RefusedError:
-    refusal = Refusal(
+def _rate_limited(message: str, wait_s: float) -> Refusal:
+    return Refusal(
         status=429,
         message=message,
         type="rate_limit_error",
         code="rate_limit_exceeded",
         retry_after_s=max(1, math.ceil(wait_s)),
-        extra_headers=tuple(rates),
     )
-    return RefusedError(refusal)
 
 
 def _refusal(status: int, message: str, code: str, extra: HeaderList = ()) -> Refusal:

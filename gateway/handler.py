@@ -12,14 +12,13 @@ from gateway import errors
 from gateway.apis.adapter import ApiAdapter, ResponseTranslator
 from gateway.apis.openai import find_model_name
 from gateway.auth.access_control import AccessControl
-from gateway.auth.keyring import Principal
+from gateway.auth.rate_limits import RateLimiter
 from gateway.forwarding.engine_stream import EngineStream
 from gateway.forwarding.forwarder import Forwarder
 from gateway.forwarding.retry_state import WholeResponse
 from gateway.http.cors import AllowedHosts, AllowedOrigins
 from gateway.http.limits import BodyMemory, ConnectionLimit
 from gateway.http.request_context import RequestContext, RequestHandler, header_lines
-from gateway.request import RawHeaders
 from gateway.routing.table import EngineEndpoint
 from gateway.telemetry.recorder import RequestRecorder
 from gateway.upstream.connection import BrokenResponseError, Headers
@@ -97,32 +96,37 @@ class InferenceHandler(RequestHandler):
 
     @override
     def identify(self, context: RequestContext) -> Refusal | None:
+        access = self._access
         try:
-            context.principal = self._access.identify(context.http_request.headers)
+            context.principal = principal = access.identify(context.http_request.headers)
         except RefusedError as error:
             return error.refusal
+        if principal is not None:
+            context.limiter = principal.limiter
+        elif access.anonymous is not None:
+            peer = context.response.transport.get_extra_info("peername")
+            context.limiter = access.anonymous.of(peer[0] if isinstance(peer, tuple) else "")
         context.is_identified = True
         return None
 
     @override
     async def serve(self, context: RequestContext) -> None:
         self._contexts.add(context)
-        translator, principal = context.adapter.error_translator(), context.principal
+        translator = context.adapter.error_translator()
         try:
             self._recorder.begin(context)
-            if principal is not None:
-                self._access.admit(principal)
+            if (limiter := context.limiter) is not None:
+                if limiter.is_limited:
+                    self._admit(context, (limiter,))
+                else:
+                    limiter.enter()
+                    context.limiters = (limiter,)
             context.is_admitted = True
-            if self._forwarder.table_cache.is_stale or (
-                principal is not None and principal.is_limited
-            ):
-                context.extra_headers = self._extra_headers(principal)
+            if self._forwarder.table_cache.is_stale and not context.extra_headers:
+                context.extra_headers = (_STALE,)
             request, translator = context.adapter.read(context.http_request)
             context.request = request
-            if principal is not None and principal.models:
-                self._access.allow(principal, request.model)
-            if request.model in self._forwarder.table_cache.table.models:
-                context.model = request.model
+            self._admit_model(context, request.model)
             context.translator = translator
             result = await self._forwarder.serve(request, context.retry_state, context)
             if isinstance(result, EngineStream):
@@ -142,13 +146,42 @@ class InferenceHandler(RequestHandler):
                 self._break_off(context, translator, errors.internal())
             self._finish(context)
 
+    def _admit(self, context: RequestContext, limiters: tuple[RateLimiter, ...]) -> None:
+        """Count the request under these limits. Its response tells the state of all its limits, refused or not."""
+        try:
+            self._access.admit(limiters)
+        except RefusedError:
+            self._show_rates(context, (*context.limiters, *limiters))
+            raise
+        context.limiters += limiters
+        self._show_rates(context, context.limiters)
+
+    def _show_rates(self, context: RequestContext, limiters: tuple[RateLimiter, ...]) -> None:
+        rates = context.adapter.rate_headers(self._access.rates(limiters))
+        is_stale = self._forwarder.table_cache.is_stale
+        context.extra_headers = (*rates, _STALE) if is_stale else rates
+
+    def _admit_model(self, context: RequestContext, name: str) -> None:
+        """Check that the key may use the model, and count the request under the model's limits."""
+        principal = context.principal
+        if principal is not None and principal.models:
+            self._access.allow(principal, name)
+        served = self._forwarder.table_cache.table.models.get(name)
+        if served is not None:
+            context.model = name
+            if served.routing.rate_limit is not None:
+                self._admit(context, self._access.model_limiters(principal, name, served))
+                return
+        if principal is not None and principal.by_model:
+            self._admit(context, self._access.model_limiters(principal, name, served))
+
     def _finish(self, context: RequestContext) -> None:
         """Release and record a request that was served."""
         self._contexts.discard(context)
         self._forwarder.leave(context.retry_state)
-        if context.principal is not None and context.is_admitted:
+        if context.limiters:
             prompt, _, output = context.retry_state.usage
-            self._access.leave(context.principal, prompt + output)
+            self._access.leave(context.limiters, prompt + output)
         self._recorder.record(context)
         context.release()
 
@@ -158,10 +191,6 @@ class InferenceHandler(RequestHandler):
             name = find_model_name(context.http_request.body)
             if name in self._forwarder.table_cache.table.models:
                 context.model = name
-
-    def _extra_headers(self, principal: Principal | None) -> RawHeaders:
-        more = self._access.headers(principal)
-        return (*more, _STALE) if self._forwarder.table_cache.is_stale else more
 
     @override
     def refuse(self, context: RequestContext, refusal: Refusal) -> None:

@@ -16,6 +16,7 @@ from gateway.admin.gateway_log import GatewayLog
 from gateway.apis.openai import PATHS, OpenAiAdapter
 from gateway.apis.registry import translated_adapters
 from gateway.app import make_app
+from gateway.auth.rate_limits import Limits
 from gateway.forwarding.admission import KEEP_ALIVE_S, Activator
 from gateway.forwarding.attempt import AttemptRunner
 from gateway.forwarding.forwarder import Forwarder
@@ -83,6 +84,8 @@ class GatewayLimits:
     """Web origins that may use the gateway."""
     asks_for_keys: bool = False
     """True if requests need an API key."""
+    anonymous: Limits | None = None
+    """Limits of each client without a key, by address; None: none."""
     state_dir: Path | None = None
     """Folder for the state that a start without the store needs; None: not saved."""
     site: str = ""
@@ -132,6 +135,7 @@ class Gateway:
             transport,
             clock,
             asks_for_keys=limits.asks_for_keys,
+            anonymous=limits.anonymous,
             state_dir=limits.state_dir,
             site=limits.site,
             sockets=limits.engine_sockets,

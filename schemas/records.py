@@ -1,9 +1,9 @@
 """Documents in the store that are no API objects: API keys, apply sets, leases of gateways and reconcilers, tickets."""
 
 from datetime import datetime
-from typing import Annotated
+from typing import Annotated, Literal, Self, TypeAlias
 
-from pydantic import Field, StringConstraints
+from pydantic import Field, StringConstraints, model_validator
 
 from schemas.deployment import ServedName
 from schemas.meta import NAME_PATTERN, ApiModel, ObjectName
@@ -12,24 +12,75 @@ API_KEY_MARKER = "sk-fleet-"
 """The first characters of every key, so that secret scanners recognise one."""
 
 
+Role: TypeAlias = Literal["user", "viewer", "operator", "admin"]
+ROLES: tuple[Role, ...] = ("user", "viewer", "operator", "admin")
+"""Roles of API keys. Each includes the rights of those before it."""
+
+MAX_PREVIOUS_SECRETS = 4
+Hash = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
+Limit = Annotated[int, Field(ge=1)]
+
+
+def role_includes(role: Role, needed: Role) -> bool:
+    """Return whether a role has the rights of another."""
+    return ROLES.index(role) >= ROLES.index(needed)
+
+
+class PreviousSecret(ApiModel):
+    """An earlier secret of a key that was rotated. It has the rights of the key and shares its limits."""
+
+    hash: Hash
+    expires: datetime
+    """The end of the overlap: the secret is refused from this time on."""
+
+
+class ModelLimits(ApiModel):
+    """Limits of one key for one model name, below the limits of the key itself."""
+
+    requests_per_minute: Limit | None = None
+    tokens_per_minute: Limit | None = None
+    """Prompt and output tokens together."""
+    concurrency: Limit | None = None
+    """The most requests in flight at once, at each gateway."""
+
+    @model_validator(mode="after")
+    def _limits_something(self) -> Self:
+        if self.requests_per_minute is self.tokens_per_minute is self.concurrency is None:
+            raise ValueError(
+                "limits nothing: set requestsPerMinute, tokensPerMinute or concurrency"
+            )
+        return self
+
+
 class ApiKey(ApiModel):
     """One API key as it is stored: its hash, rights and limits. Only the owner has the key itself."""
 
     name: ObjectName
-    hash: Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
+    hash: Hash
     """SHA-256 of the key. A key has 256 random bits, so a slow hash would add no protection."""
     created: datetime
+    """Time at which the first secret was created; a rotation keeps it."""
     expires: datetime | None = None
     """The key is refused from this time on; None: never."""
     models: tuple[ServedName, ...] = ()
     """Model names it may request, as clients write them; empty: all."""
-    is_admin: bool = False
-    """True if it may also read the admin API."""
-    requests_per_minute: Annotated[int, Field(ge=1)] | None = None
-    tokens_per_minute: Annotated[int, Field(ge=1)] | None = None
+    role: Role = "user"
+    """user: models. viewer: also reads the admin API. operator: also operates gateways. admin: everything."""
+    requests_per_minute: Limit | None = None
+    tokens_per_minute: Limit | None = None
     """Prompt and output tokens together."""
-    concurrency: Annotated[int, Field(ge=1)] | None = None
+    concurrency: Limit | None = None
     """The most requests in flight at once, at each gateway."""
+    model_limits: dict[ServedName, ModelLimits] = Field(default_factory=dict, max_length=100)
+    """Further limits by model name, as clients write it."""
+    previous: Annotated[tuple[PreviousSecret, ...], Field(max_length=MAX_PREVIOUS_SECRETS)] = ()
+    """Earlier secrets, newest first, while they overlap with the present one."""
+
+    @model_validator(mode="after")
+    def _limits_models_of_the_key(self) -> Self:
+        if self.models and (strange := sorted(set(self.model_limits) - set(self.models))):
+            raise ValueError(f"limits the model {strange[0]!r}, which the key may not use")
+        return self
 
 
 # The set of a GitSource is called `gitsource.` and its name, which may have 128 characters.

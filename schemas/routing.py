@@ -9,6 +9,8 @@ from schemas.meta import ApiModel
 
 Strategy = Literal["Scored", "HardwareAware", "LeastLoaded", "RoundRobin", "Random", "PowerOfTwo"]
 
+MAX_RATE = 1_000_000_000
+"""The largest limit in a minute."""
 Weight = Annotated[int, Field(ge=0, le=1000)]
 
 
@@ -114,6 +116,23 @@ class Queueing(ApiModel):
     """Longest wait; then the client gets 503."""
 
 
+class RateLimit(ApiModel):
+    """Limits of all callers together, over all gateways; each gateway grants its share. Beyond them clients get 429."""
+
+    requests_per_minute: Annotated[int, Field(ge=1, le=MAX_RATE)] | None = None
+    """Most requests in a minute. Default: no limit."""
+    tokens_per_minute: Annotated[int, Field(ge=1, le=MAX_RATE)] | None = None
+    """Most tokens of prompts and answers in a minute, counted when an answer ends. Default: no limit."""
+
+    @model_validator(mode="after")
+    def _limits_something(self) -> Self:
+        if self.requests_per_minute is None and self.tokens_per_minute is None:
+            raise ValueError(
+                "limits nothing; set requestsPerMinute or tokensPerMinute, or leave rateLimit out"
+            )
+        return self
+
+
 class Routing(ApiModel):
     """The choice among the endpoints of one name by gateways."""
 
@@ -139,3 +158,5 @@ class Routing(ApiModel):
     """A second request beside the one to a slow endpoint. Default: none."""
     queueing: Queueing | None = None
     """Limits of requests in flight. Default: only the engines' own limits."""
+    rate_limit: RateLimit | None = None
+    """Limits of all callers together. All names that these settings apply to share them. Default: none."""

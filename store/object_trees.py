@@ -192,13 +192,17 @@ async def _api_keys(store: StoreReader) -> list[Tree]:
 
 
 def api_key_tree(stored: Tree, mod_revision: int = 0) -> Tree:
-    """Return an API key in the form of an object, without its hash, which no reader needs."""
+    """Return an API key in the form of an object, without its hashes, which no reader needs."""
     metadata = {
         "name": stored["name"],
         "resourceVersion": str(mod_revision),
         "creationTimestamp": stored.get("created"),
     }
     spec = {part: v for part, v in stored.items() if part not in ("name", "hash", "created")}
+    spec["previous"] = [{"expires": one["expires"]} for one in stored.get("previous", ())]
+    for part in ("previous", "modelLimits"):
+        if not spec.get(part):
+            spec.pop(part, None)
     return {"apiVersion": API_VERSION, "kind": "ApiKey", "metadata": metadata, "spec": spec}
 
 

@@ -57,6 +57,12 @@ def _unchanged(tree: Tree) -> Tree:
     return tree
 
 
+def _role_for_admin(tree: Tree) -> Tree:
+    """Return an API key with a role in place of `isAdmin`."""
+    rest = {name: value for name, value in tree.items() if name != "isAdmin"}
+    return {**rest, "role": "admin" if tree.get("isAdmin") else "user"}
+
+
 _ONE_MORE_FIELD = VersionHistory(current=2, steps={1: _unchanged})
 # By the name of the document's model. Models that are missing have had one shape so far.
 HISTORIES: Mapping[str, VersionHistory] = {
@@ -64,6 +70,9 @@ HISTORIES: Mapping[str, VersionHistory] = {
     "GatewayLease": _ONE_MORE_FIELD,  # hasStorePassword, and https in its url
     "GitSource": _ONE_MORE_FIELD,  # the commits' author and subject, and the preview, in its status
     "GitSourceStatus": _ONE_MORE_FIELD,
+    "ApiKey": VersionHistory(current=2, steps={1: _role_for_admin}),
+    "ModelDeployment": _ONE_MORE_FIELD,  # rateLimit in its routing
+    "ModelRoute": _ONE_MORE_FIELD,
 }
 _FIRST = VersionHistory()
 

@@ -13,7 +13,7 @@ from starlette.testclient import TestClient
 from docs import gateway_openapi
 from gateway.apis import registry
 from gateway.apis.openai import PATHS
-from gateway.auth.access_control import PUBLIC_PATHS
+from gateway.auth.roles import PUBLIC_PATHS
 from machinery.version import version
 
 DOCUMENT = Path(__file__).parent.parent / "docs" / "api" / "openapi.json"

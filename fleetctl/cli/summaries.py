@@ -36,6 +36,7 @@ SUMMARIES: dict[str, str] = {
     "restore": "Restore a FILE of `fleetctl backup` into --data-dir, or into an empty --etcd.",
     "resume": "Resume applying new commits of suspended GitSources.",
     "rollout": "Manage rollouts of deployments.",
+    "rotate": "Replace the secret of an API key, and print the new one.",
     "routes": "Show which node served each request, the latest last.",
     "run": "Chat with a deployed model, as `ollama run` does.",
     "scale": "Set the number of replicas of deployments.",

@@ -38,6 +38,7 @@ VERBS = {
     "restore": "fleetctl.verbs.restore:restore",
     "resume": "fleetctl.verbs.sync:resume",
     "rollout": "fleetctl.verbs.rollout:rollout",
+    "rotate": "fleetctl.verbs.rotate:rotate",
     "routes": "fleetctl.verbs.routes:routes",
     "run": "fleetctl.verbs.chat:run_model",
     "scale": "fleetctl.verbs.scale:scale",
@@ -62,7 +63,7 @@ SECTIONS: dict[str, tuple[str, ...]] = {
     "Nodes and fabric": ("cordon", "uncordon", "drain", "taint", "fabric"),
     "Git, import and export": ("sync", "suspend", "resume", "export", "import"),
     "Troubleshoot": ("cluster-info", "doctor", "support-bundle", "version", "simulate"),
-    "Manage fleets": ("up", "down", "demo", "backup", "restore", "init-auth"),
+    "Manage fleets": ("up", "down", "demo", "backup", "restore", "init-auth", "rotate"),
     "fleetctl itself": ("config", "completion", "api-resources", "help"),
 }
 """Titles in `fleetctl --help`, with the verbs below them."""

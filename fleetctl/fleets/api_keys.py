@@ -1,9 +1,11 @@
-"""API keys in `describe` and `delete`. They are not API objects, because secrets must not be in manifests."""
+"""API keys in `describe`, `delete` and `rotate`. They are not API objects: secrets must not be in manifests."""
 
+import hashlib
 import json
-from collections.abc import Callable, Sequence
+import secrets
+from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime
-from typing import Any
+from typing import Any, NamedTuple
 
 import click
 
@@ -14,10 +16,24 @@ from fleetctl.output import printers
 from fleetctl.output.printers import TableOptions
 from machinery.clock import SystemClock
 from manifests.suggestions import did_you_mean
-from schemas.records import ApiKey
+from schemas.records import API_KEY_MARKER, ApiKey, ModelLimits
 from store import codec, keys, object_trees
 from store.errors import ConflictError
 from store.port import Delete, ModRevisionGuard, Transport
+
+
+class NewSecret(NamedTuple):
+    """The secret of a key, which is shown once, and the hash of it, which is stored."""
+
+    text: str
+    hash: str
+
+
+def new_secret() -> NewSecret:
+    """Return a new secret with 256 random bits."""
+    text = API_KEY_MARKER + secrets.token_urlsafe(32)
+    return NewSecret(text, hashlib.sha256(text.encode()).hexdigest())
+
 
 _ALIASES = ("apikey", "apikeys", "ak")
 
@@ -51,11 +67,17 @@ async def describe(names: tuple[str, ...], options: dict[str, Any]) -> None:
             "never" if key.expires is None else f"{_time(key.expires)} ({cells['EXPIRES']})",
         ),
         ("Models:", ", ".join(key.models) or "<all>"),
-        ("Admin API:", "yes" if key.is_admin else "no"),
+        ("Role:", key.role),
         ("Requests:", f"{key.requests_per_minute or 'no limit'} per minute"),
         ("Tokens:", f"{key.tokens_per_minute or 'no limit'} per minute, prompts and answers"),
         ("At once:", f"{key.concurrency or 'no limit'} at each gateway"),
+        *(("For one model:", text) for text in _model_limits(key)),
         ("Key:", "known to its owner alone; the store has its SHA-256"),
+        *(
+            ("Earlier secret:", f"valid until {_time(one.expires)}")
+            for one in key.previous
+            if one.expires > now
+        ),
     ]
     click.echo(printers.align_columns(rows))
 
@@ -90,6 +112,12 @@ async def read(transport: Transport, names: Sequence[str]) -> list[ApiKey]:
     return [found[name] for name in names] if names else [found[name] for name in sorted(found)]
 
 
+async def is_stored(transport: Transport, key: str, value: bytes) -> bool:
+    """Return whether the key holds the value: a write whose answer was lost has succeeded."""
+    item = await transport.get(key)
+    return item is not None and item.value == value
+
+
 async def _delete_one(transport: Transport, name: str, *, is_dry: bool) -> bool:
     """Delete a key; return whether it existed."""
     key = keys.named(keys.API_KEY_PREFIX, name)
@@ -108,13 +136,27 @@ async def _delete_one(transport: Transport, name: str, *, is_dry: bool) -> bool:
     return True
 
 
+def _model_limits(key: ApiKey) -> Iterator[str]:
+    for model, limits in sorted(key.model_limits.items()):
+        yield f"{model}: {', '.join(_limit_texts(limits))}"
+
+
+def _limit_texts(limits: ModelLimits) -> Iterator[str]:
+    if limits.requests_per_minute is not None:
+        yield f"{limits.requests_per_minute} requests per minute"
+    if limits.tokens_per_minute is not None:
+        yield f"{limits.tokens_per_minute} tokens per minute"
+    if limits.concurrency is not None:
+        yield f"{limits.concurrency} at once at each gateway"
+
+
 def _time(moment: datetime) -> str:
     return f"{moment:%Y-%m-%d %H:%M} UTC"
 
 
 def _cells(key: ApiKey, now: datetime) -> dict[str, str]:
     """Return the cells of the key in `fleetctl get`, by column."""
-    tree = json.loads(key.model_dump_json(by_alias=True, exclude_none=True, exclude={"hash"}))
+    tree = json.loads(key.model_dump_json(by_alias=True, exclude_none=True))
     options = TableOptions()
     (row,) = printers.rows([object_trees.api_key_tree(tree)], TableContext(now=now), options)
     return dict(zip(printers.titles("ApiKey", options), row, strict=True))

@@ -225,6 +225,20 @@ def _expiry(key: Tree, context: TableContext) -> str:
     return "expired" if expires <= context.now else f"in {_remaining(context.now, expires)}"
 
 
+def _earlier_secret(key: Tree, context: TableContext) -> str:
+    """Return for how long an earlier secret of a rotated key is still valid."""
+    ends = [
+        object_trees.parse_time(one.get("expires"))
+        for one in field_at(key, "spec", "previous") or ()
+    ]
+    left = [end for end in ends if end is not None and end > context.now]
+    return f"for {_remaining(context.now, max(left))}" if left else ""
+
+
+def _model_limits(key: Tree, _: TableContext) -> str:
+    return ",".join(sorted(field_at(key, "spec", "modelLimits") or ()))
+
+
 def _remaining(now: datetime, then: datetime) -> str:
     """Return a time to go in the units of `age`, rounded: a key for 30 days has 30d a second later."""
     seconds = (then - now).total_seconds()
@@ -290,9 +304,11 @@ DECLARED_COLUMNS: dict[str, Columns] = {
         Column("REQUESTS/MIN", _limit("requestsPerMinute")),
         Column("TOKENS/MIN", _limit("tokensPerMinute")),
         Column("AT ONCE", _limit("concurrency")),
-        Column("ADMIN", lambda key, _: "yes" if field_at(key, "spec", "isAdmin") else ""),
+        Column("ROLE", text("spec", "role")),
         AGE,
         Column("EXPIRES", _expiry, is_timeless=False),
+        Column("EARLIER SECRET", _earlier_secret, is_timeless=False),
+        Column("MODEL LIMITS", _model_limits, is_wide=True),
     ),
 }
 

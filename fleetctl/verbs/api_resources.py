@@ -11,7 +11,7 @@ _WRITTEN = ("apply", "create", "edit", "patch", "replace", "delete")
 # Replicas are written by the fleet; a deleted one is replaced.
 _DELETED = ("Replica",)
 # API keys are not a kind of the API, because secrets do not belong in manifests. Verbs accept them like a kind.
-_API_KEYS = ("apikeys", "ak", "", "ApiKey", "get,list,create,delete")
+_API_KEYS = ("apikeys", "ak", "", "ApiKey", "get,list,create,rotate,delete")
 
 
 @click.command("api-resources")

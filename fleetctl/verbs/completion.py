@@ -137,7 +137,7 @@ _KIND_OF_ARGUMENT = {
 # Verbs whose NAME is a deployment.
 _DEPLOYMENT_VERBS = ("rollout",)
 # Verbs that accept API keys as a kind.
-_API_KEY_VERBS = ("get", "describe", "delete")
+_API_KEY_VERBS = ("get", "describe", "delete", "rotate")
 
 
 class CandidateType(click.ParamType[str]):
@@ -268,6 +268,8 @@ def _objects(ctx: click.Context, incomplete: str) -> list[CandidateItem]:
     if words:
         return []
     known = [*kinds.KINDS, API_KEYS] if _takes_api_keys(ctx) else kinds.KINDS
+    if ctx.find_root().obj == "rotate":
+        known = [API_KEYS]
     return [CompletionItem(kind.plural, help=kind.short) for kind in known]
 
 
@@ -317,6 +319,7 @@ _LIKE_GET: dict[str, tuple[str, ...]] = {
         ("annotate", "autoscale", "delete", "describe", "edit", "label", "patch", "scale", "wait"),
         (),
     ),
+    "rotate": (),
     **dict.fromkeys(("cordon", "drain", "uncordon"), ("nodes",)),
     **dict.fromkeys(("chat", "run"), ("modeldeployments",)),
     "sync": ("gitsources",),

@@ -266,7 +266,7 @@ async def _fetch_journal(
 def _access_denied_text(url: str, status: int) -> str:
     if status == 401:
         return (
-            f"{url} requires an admin API key: pass --api-key-file, or set FLEET_API_KEY "
-            "(`fleetctl create apikey NAME --admin` creates one)"
+            f"{url} requires an API key with the role viewer: pass --api-key-file, or set FLEET_API_KEY "
+            "(`fleetctl create apikey NAME --role viewer` creates one)"
         )
-    return f"{url}: this API key is not an admin key; create one with `fleetctl create apikey NAME --admin`"
+    return f"{url}: this API key lacks the role viewer; create one with `fleetctl create apikey NAME --role viewer`"

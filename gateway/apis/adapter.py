@@ -9,6 +9,7 @@ from typing import Any, Protocol, TypeVar
 import msgspec
 import orjson
 
+from gateway.auth.rate_limits import Rates, openai_headers
 from gateway.request import HttpRequest, InferenceRequest
 from gateway.upstream.connection import Headers
 from schemas.wire import headers as wire_headers
@@ -47,6 +48,10 @@ class ResponseTranslator(Protocol):
 
 class ApiAdapter(Protocol):
     """One API."""
+
+    def rate_headers(self, rates: Rates) -> Headers:
+        """Return the response headers that tell the state of rate limits; OpenAI's unless an API has its own."""
+        return openai_headers(rates)
 
     def error_translator(self) -> ResponseTranslator | None:
         """Return the translator of refusals before the request is parsed; None for OpenAI's format."""

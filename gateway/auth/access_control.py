@@ -1,7 +1,6 @@
-"""Access control: the key, the model and the rates of a request, and the ASGI middleware for FastAPI's routes.
+"""Access control: the key, the model and the limits of a request, and the ASGI middleware for FastAPI's routes.
 
-The middleware asks for a key on every path outside `PUBLIC_PATHS`. Routes for admins declare
-`dependencies=[Depends(require_admin)]`.
+The middleware asks for a key on every path outside `PUBLIC_PATHS`. `roles.py` has the role that each route needs.
 """
 
 import ipaddress
@@ -11,17 +10,14 @@ from fastapi import Request, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gateway import errors
-from gateway.auth.keyring import Keyring, Principal, lacks_scheme, presented_key
+from gateway.auth.keyring import Keyring, KeySecret, Principal, lacks_scheme, presented_key
+from gateway.auth.rate_limits import AnonymousClients, ModelRates, RateLimiter, Rates, rates_of
+from gateway.auth.roles import PUBLIC_PATHS
 from gateway.request import RawHeaders
+from gateway.routing.table import ServedModel
 from machinery.clock import Clock
+from schemas.records import role_includes
 from schemas.wire.errors import Refusal, RefusedError
-
-# Paths that need no key. Health checks, Prometheus and the reconciler have none; these answers
-# contain nothing that a client wrote. Ollama clients read the first two before they send a key. The
-# log asks for a ticket of the store instead (gateway/admin/gateway_log.py).
-PUBLIC_PATHS = frozenset(
-    {"/", "/api/version", "/health", "/metrics", "/metrics/demand", "/v1/logs/gateway"}
-)
 
 
 def requires_keys(auth: str, host: str) -> bool:
@@ -33,13 +29,23 @@ def requires_keys(auth: str, host: str) -> bool:
 
 
 class AccessControl:
-    """Checks API keys. If keys are not required, every request is admitted and nothing is counted."""
+    """Checks API keys and limits. If keys are not required, limits apply by the client's address, or not at all."""
 
-    def __init__(self, keyring: Keyring, clock: Clock, *, is_on: bool) -> None:
+    def __init__(
+        self,
+        keyring: Keyring,
+        clock: Clock,
+        *,
+        is_on: bool,
+        anonymous: AnonymousClients | None = None,
+    ) -> None:
+        """`anonymous`: limits of clients without a key; None: none."""
         self._keyring = keyring
         self._clock = clock
         self._handlers: list[Callable[[str], None]] = []
         self.is_on = is_on
+        self.anonymous = anonymous
+        self.model_rates = ModelRates(clock)
 
     def on_refusal(self, handler: Callable[[str], None]) -> None:
         """Call the handler with the reason of each refusal, in one word."""
@@ -55,41 +61,57 @@ class AccessControl:
         if not self.is_on:
             return None
         key = presented_key(headers)
-        principal = self._keyring.find(key) if key else None
-        if principal is None:
+        secret = self._keyring.secret(key) if key else None
+        if secret is None:
             raise self._nobody(headers, is_shown=bool(key))
-        if principal.expires is not None and principal.expires <= self._clock.now():
-            raise self._count_refusal("expired", errors.expired(principal.name, principal.expires))
+        principal = secret.principal
+        if secret.expires is not None and secret.expires <= self._clock.now():
+            raise self._expired(secret)
+        if secret.is_previous:
+            principal.previous_used += 1
         return principal
 
+    def _expired(self, secret: KeySecret) -> RefusedError:
+        name = secret.principal.name
+        if secret.replaced_until is not None:
+            return self._count_refusal("expired", errors.replaced(name, secret.replaced_until))
+        assert secret.expires is not None
+        return self._count_refusal("expired", errors.expired(name, secret.expires))
+
     def sees_all(self, headers: RawHeaders) -> bool:
-        """Return whether the client may see every model: with an admin key, or if keys are not required."""
+        """Return whether the client may see every model: as a viewer, or if keys are not required."""
         if not self.is_on:
             return True
         key = presented_key(headers)
-        principal = self._keyring.find(key) if key else None
-        if principal is None or not principal.is_admin:
+        secret = self._keyring.secret(key) if key else None
+        if secret is None or not role_includes(secret.principal.role, "viewer"):
             return False
-        return principal.expires is None or principal.expires > self._clock.now()
+        return secret.expires is None or secret.expires > self._clock.now()
 
-    def admit(self, principal: Principal) -> None:
-        """Admit and count a request before its body is parsed; `leave` must follow.
-
-        `allow` checks the model.
+    def admit(self, limiters: tuple[RateLimiter, ...]) -> None:
+        """Admit and count a request under all these limits, or under none; `leave` must follow.
 
         Raises:
-            RefusedError: the request is not allowed now; `leave` must not follow.
+            RefusedError: the request is over one of them; it is charged to none, and `leave` must not follow.
 
         """
-        if principal.concurrency is not None and principal.in_flight >= principal.concurrency:
-            refusal = errors.too_many_at_once(
-                principal.name, principal.in_flight, principal.headers(self._clock.monotonic())
-            )
-            raise self._count_refusal("concurrency", refusal)
-        if principal.is_limited:
-            self._charge(principal)
-        principal.in_flight += 1
-        principal.requests_used += 1
+        for limiter in limiters:
+            if limiter.is_limited and (over := limiter.check(self._clock.monotonic())):
+                reason, refusal = over
+                raise self._count_refusal(limiter.kind + reason, RefusedError(refusal))
+        for limiter in limiters:
+            limiter.enter()
+
+    def model_limiters(
+        self, principal: Principal | None, model: str, served: ServedModel | None
+    ) -> tuple[RateLimiter, ...]:
+        """Return the limits of this model: of all callers together, and of the key for it."""
+        found: tuple[RateLimiter, ...] = ()
+        if served is not None and (common := self.model_rates.of(served)) is not None:
+            found = (common,)
+        if principal is not None and (own := principal.by_model.get(model)) is not None:
+            found = (own, *found)
+        return found
 
     def allow(self, principal: Principal | None, model: str) -> None:
         """Raise RefusedError if the key may not use the model."""
@@ -98,37 +120,14 @@ class AccessControl:
                 "model", errors.wrong_model(principal.name, principal.models, model)
             )
 
-    def leave(self, principal: Principal, tokens: int) -> None:
-        """Release the request's slot and charge its tokens, whose number is known only now."""
-        principal.in_flight -= 1
-        principal.tokens_used += tokens
-        if principal.tokens is not None and tokens:
-            principal.tokens.level(self._clock.monotonic())
-            principal.tokens.take(tokens)
+    def leave(self, limiters: tuple[RateLimiter, ...], tokens: int) -> None:
+        """Release the request's slots and charge its tokens, whose number is known only now."""
+        for limiter in limiters:
+            limiter.leave(tokens, self._clock)
 
-    def headers(self, principal: Principal | None) -> RawHeaders:
-        """Return the rate limit headers of a response."""
-        if principal is None or not principal.is_limited:
-            return ()
-        return principal.headers(self._clock.monotonic())
-
-    def _charge(self, principal: Principal) -> None:
-        """Charge the request to the key's rates; a refused request is not charged."""
-        now_s = self._clock.monotonic()
-        tokens, requests = principal.tokens, principal.requests
-        if tokens is not None and tokens.level(now_s) <= 0:
-            refusal = errors.too_many_tokens(
-                principal.name, tokens.capacity, tokens.wait_s(1.0), principal.headers(now_s)
-            )
-            raise self._count_refusal("tokens", refusal)
-        if requests is None:
-            return
-        if requests.level(now_s) < 1:
-            refusal = errors.too_many_requests(
-                principal.name, requests.capacity, requests.wait_s(1.0), principal.headers(now_s)
-            )
-            raise self._count_refusal("requests", refusal)
-        requests.take(1)
+    def rates(self, limiters: tuple[RateLimiter, ...]) -> Rates:
+        """Return the rates of a request, for the headers of its response."""
+        return rates_of(limiters, self._clock)
 
     def _nobody(self, headers: RawHeaders, *, is_shown: bool) -> RefusedError:
         keyring = self._keyring
@@ -177,18 +176,6 @@ def principal_of(request: Request) -> Principal | None:
     """Return the principal of the request; None if keys are not required."""
     principal: Principal | None = request.state.principal
     return principal
-
-
-def require_admin(request: Request) -> None:
-    """Refuse keys without admin rights; a FastAPI dependency.
-
-    Raises:
-        RefusedError: the key is not an admin key.
-
-    """
-    principal = principal_of(request)
-    if principal is not None and not principal.is_admin:
-        raise errors.not_admin(principal.name)
 
 
 def can_see(request: Request, model: str) -> bool:

@@ -1,161 +1,97 @@
-"""API keys as this gateway knows them: lookup, limits and usage.
+"""API keys as this gateway knows them: lookup, rights and usage.
 
-Keys are not stored. The key of each request is hashed (under 1 us), looked up by its hash and
+Keys are not stored. The secret of each request is hashed (under 1 us), looked up by its hash and
 compared in constant time. A revocation therefore has no cache to invalidate.
 """
 
 import hashlib
 import hmac
-import math
 from collections.abc import Iterator, Mapping
 from datetime import datetime
-from typing import TypeAlias
 
+from gateway.auth.rate_limits import Limits, RateLimiter
 from gateway.request import RawHeaders
 from machinery.clock import Clock
 from machinery.prometheus import family_header, format_labels
-from schemas.records import ApiKey
-from schemas.wire import headers as wire_headers
+from schemas.records import ApiKey, ModelLimits, Role
 
-Headers: TypeAlias = list[tuple[bytes, bytes]]
-_REQUESTS = tuple(name.encode() for name in wire_headers.RATE_LIMIT_REQUESTS)
-_TOKENS = tuple(name.encode() for name in wire_headers.RATE_LIMIT_TOKENS)
 _KEY_METRICS = (
     ("fleet_gateway_key_requests_total", "Admitted requests by API key.", "requests_used"),
     ("fleet_gateway_key_tokens_total", "Prompt and output tokens by API key.", "tokens_used"),
     ("fleet_gateway_key_in_flight", "Running requests by API key.", "in_flight"),
 )
-
-
-class TokenBucket:
-    """A token bucket that may go into debt.
-
-    The cost of a request in tokens is known only after it, so the level may be negative. No request
-    is admitted until it is positive again. Over `t` seconds at most `capacity + per_minute / 60 *
-    t` is admitted.
-    """
-
-    __slots__ = ("_at_s", "_level", "_per_minute", "capacity")
-
-    def __init__(self, per_minute: float, now_s: float) -> None:
-        self.capacity = 0.0
-        """At least 1: a share of a small rate still admits a request now and then."""
-        self._level = math.inf
-        self._at_s = now_s
-        self.resize(per_minute, now_s)
-
-    def resize(self, per_minute: float, now_s: float) -> None:
-        """Change the rate; the level stays, up to the new capacity."""
-        if self.capacity:
-            self.level(now_s)
-        self.capacity = max(1.0, per_minute)
-        self._per_minute = per_minute
-        self._level = min(self._level, self.capacity)
-
-    def level(self, now_s: float) -> float:
-        """Return the current level."""
-        passed_s = now_s - self._at_s
-        if passed_s > 0:
-            self._at_s = now_s
-            self._level = min(self.capacity, self._level + passed_s * self._per_minute / 60.0)
-        return self._level
-
-    def take(self, amount: float) -> None:
-        """Take an amount, which may be more than the level."""
-        self._level -= amount
-
-    def wait_s(self, wanted: float) -> float:
-        """Return the seconds until the level reaches an amount, counted from the last call of `level`."""
-        return max(0.0, wanted - self._level) * 60.0 / self._per_minute
-
-    def full_s(self) -> float:
-        """Return the seconds until the bucket is full, counted from the last call of `level`."""
-        return self.wait_s(self.capacity)
+_PREVIOUS_METRIC = "fleet_gateway_key_previous_secret_requests_total"
 
 
 class Principal:
     """One API key with its limits and usage. The object lives as long as the key; `renew` updates it."""
 
-    __slots__ = (
-        "concurrency",
-        "digest",
-        "expires",
-        "in_flight",
-        "is_admin",
-        "is_limited",
-        "models",
-        "name",
-        "requests",
-        "requests_used",
-        "tokens",
-        "tokens_used",
-    )
+    __slots__ = ("by_model", "created", "limiter", "models", "name", "previous_used", "role")
 
-    def __init__(self, key: ApiKey, backend: float, now_s: float) -> None:
-        self.digest = bytes.fromhex(key.hash)
+    def __init__(self, key: ApiKey, part: float, now_s: float) -> None:
         self.name = key.name
-        self.in_flight = 0
-        self.requests_used = 0
-        """Since the gateway started."""
-        self.tokens_used = 0
-        """Prompt and output tokens since the gateway started."""
-        self.requests: TokenBucket | None = None
-        self.tokens: TokenBucket | None = None
-        self.renew(key, backend, now_s)
+        self.created = key.created
+        self.limiter = RateLimiter(f"The API key '{key.name}'", Limits(), now_s)
+        self.by_model: dict[str, RateLimiter] = {}
+        """Limits by model name; nearly always empty."""
+        self.previous_used = 0
+        """Requests with an earlier secret since the gateway started."""
+        self.renew(key, part, now_s)
 
-    def renew(self, key: ApiKey, backend: float, now_s: float) -> None:
-        """Apply the key's current settings. `share`: the part of its rates that this gateway grants, 0..1."""
-        self.expires: datetime | None = key.expires
+    def renew(self, key: ApiKey, part: float, now_s: float) -> None:
+        """Apply the key's current settings. `part`: of its rates that this gateway grants, 0..1."""
         self.models: frozenset[str] = frozenset(key.models)
         """Models that the key may use; empty: all."""
-        self.is_admin = key.is_admin
-        self.concurrency = key.concurrency
-        self.requests = _bucket(self.requests, key.requests_per_minute, backend, now_s)
-        self.tokens = _bucket(self.tokens, key.tokens_per_minute, backend, now_s)
-        self.is_limited = self.requests is not None or self.tokens is not None
-        """True if the key has rates."""
+        self.role: Role = key.role
+        self.limiter.renew(_limits(key).share(part), now_s)
+        found = dict[str, RateLimiter]()
+        for model, declared in key.model_limits.items():
+            limits, before = _limits(declared).share(part), self.by_model.get(model)
+            if before is None:
+                of = f" for the model '{model}'"
+                before = RateLimiter(self.limiter.subject, limits, now_s, of=of)
+            else:
+                before.renew(limits, now_s)
+            found[model] = before
+        self.by_model = found
 
     def may_ask_for(self, model: str) -> bool:
         """Return whether the key may use the model."""
         return not self.models or model in self.models
 
-    def headers(self, now_s: float) -> Headers:
-        """Return the state of the key's rates as OpenAI's headers; limits that are not set are left out."""
-        found: Headers = []
-        if self.requests is not None:
-            found += _rate_headers(_REQUESTS, self.requests, now_s)
-        if self.tokens is not None:
-            found += _rate_headers(_TOKENS, self.tokens, now_s)
-        return found
+
+def _limits(declared: ApiKey | ModelLimits) -> Limits:
+    return Limits(
+        requests_per_minute=declared.requests_per_minute,
+        tokens_per_minute=declared.tokens_per_minute,
+        concurrency=declared.concurrency,
+    )
 
 
-def _bucket(
-    before: TokenBucket | None, per_minute: int | None, backend: float, now_s: float
-) -> TokenBucket | None:
-    if per_minute is None:
-        return None
-    if before is None:
-        return TokenBucket(per_minute * backend, now_s)
-    before.resize(per_minute * backend, now_s)
-    return before
+class KeySecret:
+    """One secret by which a key is known: the present one, or an earlier one until its overlap ends."""
 
+    __slots__ = ("digest", "expires", "is_previous", "principal", "replaced_until")
 
-def _rate_headers(names: tuple[bytes, ...], bucket: TokenBucket, now_s: float) -> Headers:
-    left = bucket.level(now_s)
-    limit, remaining, reset = names
-    return [
-        (limit, b"%d" % bucket.capacity),
-        (remaining, b"%d" % left if left > 0 else b"0"),
-        (reset, b"%ds" % math.ceil(bucket.full_s())),
-    ]
+    def __init__(
+        self, hash_: str, principal: Principal, expires: datetime | None, until: datetime | None
+    ) -> None:
+        """`expires`: the end of the key itself; `until`: the end of the overlap, None for the present secret."""
+        self.digest = bytes.fromhex(hash_)
+        self.principal = principal
+        self.is_previous = until is not None
+        is_replaced_first = until is not None and (expires is None or until < expires)
+        self.expires = until if is_replaced_first else expires
+        self.replaced_until = until if is_replaced_first else None
+        """The end of the overlap if the secret ends by it, and not by the end of the key."""
 
 
 class Keyring:
-    """All API keys by hash."""
+    """All API keys by the hashes of their secrets."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._by_digest: dict[bytes, Principal] = {}
+        self._by_digest: dict[bytes, KeySecret] = {}
         self.is_known = False
         """True once the keys were read from the store or from the saved state."""
 
@@ -169,38 +105,57 @@ class Keyring:
         Each gateway grants its share, as Envoy's local_cluster_rate_limit does. A shared counter
         would add a dependency to each request.
         """
-        now_s, backend = self._clock.monotonic(), 1.0 / max(1, gateways)
-        before, found = self._by_digest, dict[bytes, Principal]()
+        now_s, part = self._clock.monotonic(), 1.0 / max(1, gateways)
+        before = {secret.principal.name: secret.principal for secret in self._by_digest.values()}
+        found = dict[bytes, KeySecret]()
         for key in keys.values():
-            digest = bytes.fromhex(key.hash)
-            principal = before.get(digest)
-            # A deleted and recreated key is a new one; an edited key keeps its usage.
-            if principal is None or principal.name != key.name:
-                principal = Principal(key, backend, now_s)
+            principal = before.get(key.name)
+            # A deleted and recreated key is a new one; an edited or rotated key keeps its usage.
+            if principal is None or principal.created != key.created:
+                principal = Principal(key, part, now_s)
             else:
-                principal.renew(key, backend, now_s)
-            found[digest] = principal
+                principal.renew(key, part, now_s)
+            for old in key.previous:
+                secret = KeySecret(old.hash, principal, key.expires, old.expires)
+                found[secret.digest] = secret
+            secret = KeySecret(key.hash, principal, key.expires, None)
+            found[secret.digest] = secret
         self._by_digest = found
         self.is_known = True
 
-    def find(self, key: bytes) -> Principal | None:
-        """Return the principal of a key; None if the key is unknown."""
+    def secret(self, key: bytes) -> KeySecret | None:
+        """Return what is known of a presented key; None if it is unknown. It may be expired."""
         digest = hashlib.sha256(key).digest()
-        principal = self._by_digest.get(digest)
-        if principal is None or not hmac.compare_digest(principal.digest, digest):
+        found = self._by_digest.get(digest)
+        if found is None or not hmac.compare_digest(found.digest, digest):
             return None
-        return principal
+        return found
+
+    def find(self, key: bytes) -> Principal | None:
+        """Return the principal of a presented key; None if it is unknown."""
+        found = self.secret(key)
+        return None if found is None else found.principal
+
+    def _principals(self) -> list[Principal]:
+        found = {secret.principal.name: secret.principal for secret in self._by_digest.values()}
+        return [found[name] for name in sorted(found)]
 
     def lines(self) -> Iterator[str]:
         """Yield the usage of each key in Prometheus text format."""
-        principals = sorted(self._by_digest.values(), key=lambda principal: principal.name)
+        principals = self._principals()
         for name, help_, attribute in _KEY_METRICS:
             yield from family_header(
                 name, help_, "gauge" if attribute == "in_flight" else "counter"
             )
             for principal in principals:
                 labels = format_labels(("key",), (principal.name,))
-                yield f"{name}{labels} {getattr(principal, attribute)}"
+                yield f"{name}{labels} {getattr(principal.limiter, attribute)}"
+        yield from family_header(
+            _PREVIOUS_METRIC, "Requests with an earlier secret of a rotated API key.", "counter"
+        )
+        for principal in principals:
+            labels = format_labels(("key",), (principal.name,))
+            yield f"{_PREVIOUS_METRIC}{labels} {principal.previous_used}"
 
 
 def presented_key(headers: RawHeaders) -> bytes:

@@ -34,6 +34,9 @@ _EXPOSED = ", ".join(
         wire_headers.ATTEMPTS,
         wire_headers.STORE,
         *sorted((*wire_headers.RATE_LIMIT_REQUESTS, *wire_headers.RATE_LIMIT_TOKENS)),
+        *sorted(
+            (*wire_headers.ANTHROPIC_RATE_LIMIT_REQUESTS, *wire_headers.ANTHROPIC_RATE_LIMIT_TOKENS)
+        ),
     )
 ).encode()
 

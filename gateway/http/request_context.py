@@ -13,6 +13,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
 from gateway.apis.adapter import ApiAdapter, ResponseTranslator
 from gateway.auth.keyring import Principal
+from gateway.auth.rate_limits import RateLimiter
 from gateway.forwarding.retry_state import RetryState
 from gateway.http.cors import AllowedHosts, AllowedOrigins
 from gateway.http.limits import BodyMemory, ConnectionLimit
@@ -199,13 +200,17 @@ class RequestContext:
     retry_state: RetryState = field(default_factory=RetryState)
     principal: Principal | None = None
     """The API key of the request once it is identified; None if keys are not required."""
+    limiter: RateLimiter | None = None
+    """Limits of the key, or of a client without one, once it is identified; None: there are none."""
     is_identified: bool = False
     """True once host, origin and key are checked. The journal has no entries of other requests: strangers could push
     out its history."""
     is_admitted: bool = False
-    """True once the limits of the key are checked and the request is counted."""
+    """True once the limits of the key or the client are checked and the request is counted."""
+    limiters: tuple[RateLimiter, ...] = ()
+    """Limits under which the request is counted."""
     extra_headers: RawHeaders = ()
-    """Response headers about the key's rates and the store."""
+    """Response headers about rates and the store."""
     model: str = "unknown"
     outcome: str = "client_gone"
     began_s: float = 0.0

@@ -123,6 +123,8 @@ class ServedModel:
     """A deployment that served before and has no endpoint now: its replicas are starting again. Empty if there is none."""
     routing: Routing = _USUAL
     """Routing settings of the model."""
+    routing_source: str = ""
+    """The object that declares them, such as "ModelDeployment/qwen": its names share the limits in them."""
     rules: tuple[HeaderRule, ...] = ()
     """The first matching rule replaces `backends`."""
     fallbacks: tuple[WeightedBackend, ...] = ()

@@ -177,7 +177,8 @@ class _TableBuilder:
                 )
             )
         backends = self._backends(spec.backends, spec.routing)
-        return self.model(spec.model, backends, fallbacks, tuple(rules))
+        source = "" if spec.routing is None else f"ModelRoute/{spec.model}"
+        return self.model(spec.model, backends, fallbacks, tuple(rules), source)
 
     def model(
         self,
@@ -185,8 +186,9 @@ class _TableBuilder:
         backends: tuple[WeightedBackend, ...],
         fallbacks: tuple[WeightedBackend, ...] = (),
         rules: tuple[HeaderRule, ...] = (),
+        routing_source: str = "",
     ) -> ServedModel:
-        """Return a model that the backends serve."""
+        """Return a model that the backends serve. `routing_source`: empty for a deployment's own routing."""
         inputs = self._inputs
         some = (*backends, *fallbacks, *(backend for rule in rules for backend in rule.backends))
         deployments_of_all = dict.fromkeys(name for backend in some for name in backend.deployments)
@@ -201,6 +203,7 @@ class _TableBuilder:
             for backend in some
             if backend.routing.sessions.enabled
         ]
+        heaviest = max(backends, key=lambda backend: backend.weight)
         return ServedModel(
             name=name,
             created=min(created, default=0),
@@ -208,7 +211,8 @@ class _TableBuilder:
             reason=_reason(backends, fallbacks, inputs),
             scaled_to_zero=tuple(_scaled_to_zero(backends, inputs)),
             recovering=next(_recovering(backends, inputs), ""),
-            routing=max(backends, key=lambda backend: backend.weight).routing,
+            routing=heaviest.routing,
+            routing_source=routing_source or self._declaring_deployment(heaviest.deployments),
             rules=rules,
             fallbacks=fallbacks,
             session_s=max(ttls, default=0.0),
@@ -228,6 +232,11 @@ class _TableBuilder:
     def _own_routing(self, deployments: Sequence[str]) -> Routing:
         there = self._inputs.deployments
         return next((there[one].spec.routing for one in deployments if one in there), Routing())
+
+    def _declaring_deployment(self, deployments: Sequence[str]) -> str:
+        """Return the deployment whose settings `_own_routing` returns."""
+        there = self._inputs.deployments
+        return next((f"ModelDeployment/{one}" for one in deployments if one in there), "")
 
 
 def _canary_splits(statuses: Mapping[str, ModelDeploymentStatus]) -> dict[str, CanarySplit]:

@@ -7,7 +7,8 @@ from pathlib import Path
 
 from gateway.auth.access_control import AccessControl
 from gateway.auth.keyring import Keyring
-from gateway.state.key_cache import KeyCache
+from gateway.auth.rate_limits import AnonymousClients, Limits
+from gateway.state.key_cache import GatewayCounter, KeyCache
 from gateway.state.persistence import GatewaySnapshot, KnownKeys, SnapshotFile
 from gateway.state.table_cache import TableCache
 from machinery.clock import Clock
@@ -29,6 +30,7 @@ class StatePersister:
         file: SnapshotFile,
         table_cache: TableCache,
         key_cache: KeyCache | None,
+        gateways: GatewayCounter,
         clock: Clock,
         *,
         patience_s: float = _PATIENCE_S,
@@ -37,6 +39,7 @@ class StatePersister:
         self._file = file
         self._table_cache = table_cache
         self._key_cache = key_cache
+        self._gateways = gateways
         self._clock = clock
         self._patience_s = patience_s
         self._changed_event = asyncio.Event()
@@ -84,6 +87,7 @@ class StatePersister:
                 "store not reached in time; using the saved fleet state",
                 extra={"saved_at": snapshot.saved_at.isoformat()},
             )
+            self._gateways.restore(snapshot.gateways)
             if self._key_cache is not None and snapshot.keys is not None:
                 self._key_cache.restore(snapshot.keys)
             # Perhaps only the keys are missing: the gateway role of an earlier release may not read
@@ -97,7 +101,10 @@ class StatePersister:
             # Keys that cannot be read now are kept unchanged.
             self._keys = self._key_cache.known() or self._keys
         return GatewaySnapshot(
-            saved_at=self._clock.now(), known=self._table_cache.known(), keys=self._keys
+            saved_at=self._clock.now(),
+            known=self._table_cache.known(),
+            keys=self._keys,
+            gateways=self._gateways.all(),
         )
 
 
@@ -110,20 +117,41 @@ class FleetState:
         clock: Clock,
         *,
         asks_for_keys: bool,
+        anonymous: Limits | None = None,
         state_dir: Path | None,
         site: str,
         sockets: Path | None = None,
     ) -> None:
-        """`state_dir`: the folder of the file, None: not saved; `site`: the gateway's own; `sockets`: of engines."""
+        """Create the state, empty.
+
+        Args:
+            transport: the store.
+            clock: the time.
+            asks_for_keys: whether requests need a key.
+            anonymous: limits of each client without a key; None: none.
+            state_dir: the folder of the file; None: not saved.
+            site: the gateway's own.
+            sockets: the folder of engines' sockets; None: none.
+
+        """
         self.table_cache = TableCache(transport, clock, site=site, sockets=sockets)
         self.keyring = Keyring(clock)
-        self.access = AccessControl(self.keyring, clock, is_on=asks_for_keys)
-        self.key_cache = KeyCache(transport, clock, self.keyring) if asks_for_keys else None
+        clients = None if anonymous is None else AnonymousClients(anonymous, clock)
+        self.access = AccessControl(self.keyring, clock, is_on=asks_for_keys, anonymous=clients)
+        self.gateways = GatewayCounter(transport, clock)
+        self.key_cache: KeyCache | None = None
         """None if keys are not required."""
+        if asks_for_keys:
+            self.key_cache = KeyCache(transport, clock, self.keyring, self.gateways)
+        rates = self.access.model_rates
+        self.table_cache.on_change(lambda: rates.update(self.table_cache.table.models))
+        self.gateways.on_change(lambda: rates.share(self.gateways.all()))
         self._persister: StatePersister | None = None
         if state_dir is not None:
             file = SnapshotFile(state_dir)
-            self._persister = StatePersister(file, self.table_cache, self.key_cache, clock)
+            self._persister = StatePersister(
+                file, self.table_cache, self.key_cache, self.gateways, clock
+            )
 
     async def wait_settled(self) -> None:
         """Wait until there is state to use, or nothing to wait for; two seconds at most."""
@@ -138,6 +166,7 @@ class FleetState:
         """Keep the state current, forever."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self.table_cache.run())
+            group.create_task(self.gateways.run())
             if self.key_cache is not None:
                 group.create_task(self.key_cache.run())
             if self._persister is not None:

@@ -1,4 +1,4 @@
-"""Cache of the API keys in the store, and of the number of gateways that share their rates."""
+"""Caches of the API keys in the store, and of the number of gateways that share rates."""
 
 import asyncio
 from collections.abc import Callable
@@ -12,6 +12,47 @@ from store.informer import Informer
 from store.port import Transport
 
 
+class GatewayCounter:
+    """Counts the gateways with a lease. Run `run()` in a task group."""
+
+    def __init__(self, transport: Transport, clock: Clock) -> None:
+        self._leases = Informer(
+            transport,
+            keys.GATEWAY_LEASE_PREFIX,
+            lambda item: codec.decode(GatewayLease, item),
+            clock,
+        )
+        self._restored = 1
+        """The saved number, in use until the store was read."""
+        self._handlers: list[Callable[[], None]] = []
+        self._leases.on_change(lambda _: self._tell())
+
+    def on_change(self, handler: Callable[[], None]) -> None:
+        """Call the handler after each change."""
+        self._handlers.append(handler)
+
+    def _tell(self) -> None:
+        for handler in self._handlers:
+            handler()
+
+    def restore(self, gateways: int) -> None:
+        """Use the saved number until the store was read."""
+        self._restored = gateways
+        self._tell()
+
+    def all(self) -> int:
+        """Return the number of gateways, which share the rates of models."""
+        return len(self._leases.items) if self._leases.synced else self._restored
+
+    def sharing_keys(self) -> int:
+        """Return the number of gateways that share the rates of keys: those that require keys."""
+        return sum(one.asks_for_keys for one in self._leases.items.values())
+
+    async def run(self) -> None:
+        """Keep the count current, forever."""
+        await self._leases.run()
+
+
 class KeyCache:
     """Updates the keyring after each change of the keys. Run `run()` in a task group.
 
@@ -19,20 +60,17 @@ class KeyCache:
     gets a table.
     """
 
-    def __init__(self, transport: Transport, clock: Clock, keyring: Keyring) -> None:
+    def __init__(
+        self, transport: Transport, clock: Clock, keyring: Keyring, gateways: GatewayCounter
+    ) -> None:
         self._keyring = keyring
+        self._gateways = gateways
         self._handlers: list[Callable[[], None]] = []
         self._keys = Informer(
             transport, keys.API_KEY_PREFIX, lambda item: codec.decode(ApiKey, item), clock
         )
-        self._gateways = Informer(
-            transport,
-            keys.GATEWAY_LEASE_PREFIX,
-            lambda item: codec.decode(GatewayLease, item),
-            clock,
-        )
-        for informer in (self._keys, self._gateways):
-            informer.on_change(lambda _: self._update_keyring())
+        self._keys.on_change(lambda _: self._update_keyring())
+        gateways.on_change(self._update_keyring)
 
     def on_change(self, handler: Callable[[], None]) -> None:
         """Call the handler after each change in the store."""
@@ -45,9 +83,7 @@ class KeyCache:
         found = {
             key.removeprefix(keys.API_KEY_PREFIX): one for key, one in self._keys.items.items()
         }
-        # Gateways that do not require keys use none of their rates.
-        sharing = sum(one.asks_for_keys for one in self._gateways.items.values())
-        return KnownKeys(keys=found, gateways=sharing)
+        return KnownKeys(keys=found, gateways=self._gateways.sharing_keys())
 
     def restore(self, known: KnownKeys) -> None:
         """Use the saved keys until the store was read."""
@@ -62,7 +98,6 @@ class KeyCache:
         """Keep the keyring current, forever."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self._keys.run())
-            group.create_task(self._gateways.run())
             await self._keys.wait_synced()
             self._update_keyring()  # a fleet without keys sends no change
 

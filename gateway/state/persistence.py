@@ -58,6 +58,8 @@ class GatewaySnapshot:
     known: KnownObjects
     keys: KnownKeys | None = None
     """None if the gateway that wrote the file did not require keys."""
+    gateways: int = 1
+    """The number of gateways, which share the rates of models."""
 
 
 class SnapshotError(ValueError):
@@ -115,6 +117,7 @@ def encode(snapshot: GatewaySnapshot) -> bytes:
         "sites": dict(known.sites),
         "keys": None if keys is None else _encoded(keys.keys),
         "gateways": 1 if keys is None else keys.gateways,
+        "allGateways": snapshot.gateways,
     }
     return orjson.dumps(tree)
 
@@ -146,6 +149,7 @@ def decode(raw: bytes) -> GatewaySnapshot:
             keys=None
             if tree["keys"] is None
             else KnownKeys(keys=_decoded(ApiKey, tree["keys"]), gateways=int(tree["gateways"])),
+            gateways=int(tree.get("allGateways", 1)),
         )
     except codec.UndecodableError as error:
         raise SnapshotError(str(error)) from error

@@ -27,6 +27,7 @@ class Refusal:
     code: str | None = None
     """A constant that programs can compare, such as `model_not_found`."""
     retry_after_s: int | None = None
+    """Value of `retry-after`. Every 429 has that header: 1 s if nothing is known."""
     extra_headers: tuple[tuple[bytes, bytes], ...] = ()
     """Headers beside `content-type` and `retry-after`: (name in lower case, value)."""
 
@@ -54,8 +55,11 @@ class Refusal:
     def headers(self) -> list[tuple[bytes, bytes]]:
         """Return the response headers in ASGI's form, without `content-length`."""
         headers = [(b"content-type", b"application/json")]
-        if self.retry_after_s is not None:
-            headers.append((b"retry-after", b"%d" % self.retry_after_s))
+        retry_after_s = self.retry_after_s
+        if retry_after_s is None and self.status == 429:
+            retry_after_s = 1
+        if retry_after_s is not None:
+            headers.append((b"retry-after", b"%d" % retry_after_s))
         headers += self.extra_headers
         return headers
 

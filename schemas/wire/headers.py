@@ -44,7 +44,7 @@ ENGINE_RESPONSE_HEADERS: Final = frozenset({"content-type", "cache-control", RET
 """The headers of an engine's response that gateways pass on to clients. All others end at the gateway: an engine
 must not be able to set cookies, allow origins or redirect."""
 
-# OpenAI's rate limit headers, sent by gateways to clients with an API key that has limits.
+# OpenAI's rate limit headers, sent by gateways to clients under a limit. Resets are durations: see `format_reset`.
 RATE_LIMIT_REQUESTS: Final = (
     "x-ratelimit-limit-requests",
     "x-ratelimit-remaining-requests",
@@ -54,6 +54,17 @@ RATE_LIMIT_TOKENS: Final = (
     "x-ratelimit-limit-tokens",
     "x-ratelimit-remaining-tokens",
     "x-ratelimit-reset-tokens",
+)
+# Anthropic's, sent on its API instead. Resets are times (RFC 3339).
+ANTHROPIC_RATE_LIMIT_REQUESTS: Final = (
+    "anthropic-ratelimit-requests-limit",
+    "anthropic-ratelimit-requests-remaining",
+    "anthropic-ratelimit-requests-reset",
+)
+ANTHROPIC_RATE_LIMIT_TOKENS: Final = (
+    "anthropic-ratelimit-tokens-limit",
+    "anthropic-ratelimit-tokens-remaining",
+    "anthropic-ratelimit-tokens-reset",
 )
 
 MAX_TIMEOUT_S: Final = 86_400.0
@@ -78,3 +89,15 @@ def parse_timeout(text: str) -> float:
             param=REQUEST_TIMEOUT,
         )
     return seconds
+
+
+def format_reset(seconds: float) -> str:
+    """Return seconds in the format of OpenAI's resets, which is Go's: `20ms`, `1s`, `6m0s`. Rounded up."""
+    if 0 < seconds < 1 and (thousandths := math.ceil(round(seconds * 1000, 3))) < 1000:
+        return f"{thousandths}ms"
+    whole = math.ceil(round(seconds, 3))
+    if whole < 60:
+        return f"{whole}s"
+    if whole < 3600:
+        return f"{whole // 60}m{whole % 60}s"
+    return f"{whole // 3600}h{whole // 60 % 60}m{whole % 60}s"

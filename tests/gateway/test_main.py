@@ -58,6 +58,11 @@ def test_an_address_that_is_not_ours() -> None:
             ["--etcd", "unix:/s", "--tls-cert", "/c", "--tls-key", "/k", "--insecure-http"],
             "--tls-cert and --insecure-http contradict each other",
         ),
+        (["--etcd", "unix:/s", "--anonymous-concurrency", "0"], "--anonymous-concurrency"),
+        (
+            ["--etcd", "unix:/s", "--port", "0", "--auth", "on", "--anonymous-concurrency", "1"],
+            "this gateway requires keys (--auth), so no request comes without one; limit the keys",
+        ),
     ],
 )
 def test_wrong_flags(flags: list[str], said: str) -> None:

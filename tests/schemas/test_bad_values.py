@@ -55,6 +55,8 @@ DEPLOYMENT: list[tuple[str, Tree]] = [
     ("model.adapter", {"model": {"path": "qwen", "adapter": ""}}),
     ("model", {"model": {"path": "qwen", "adapter": "qwen/"}}),
     ("model.draft", {"model": {"path": "qwen", "draft": "small"}}),
+    ("routing.rateLimit", {"routing": {"rateLimit": {}}}),
+    ("routing.rateLimit.tokensPerMinute", {"routing": {"rateLimit": {"tokensPerMinute": 0}}}),
     ("sharding", {"sharding": "Sometimes"}),
     ("", {"sharding": "pair", "contextLength": 255}),
     ("", {"sharding": "Auto", "model": {"path": "qwen", "adapter": "lora"}}),

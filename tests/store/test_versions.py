@@ -68,7 +68,7 @@ def written(model: ApiModel, version: int | None) -> bytes:
 def test_a_document_begins_with_its_version() -> None:
     assert codec.encode(NOW, THING).startswith(b'{"storedVersion":3,"metadata":')
     assert codec.encode(NOW).startswith(b'{"storedVersion":1,"metadata":')
-    assert codec.encode_spec(deployment()).startswith(b'{"storedVersion":1,"apiVersion":')
+    assert codec.encode_spec(deployment()).startswith(b'{"storedVersion":2,"apiVersion":')
     assert versions.stamp_version(b"{}", 2) == b'{"storedVersion":2}'
 
 
@@ -189,6 +189,23 @@ UNSTAMPED = (
 )
 
 
+OLD_KEY = (
+    b'{"storedVersion":1,"name":"ci","hash":"'
+    + b"a" * 64
+    + b'","created":"2026-01-01T00:00:00Z","models":["m"],'
+    b'"isAdmin":%b,"requestsPerMinute":60}'
+)
+
+
+@pytest.mark.parametrize(("is_admin", "role"), [(b"true", "admin"), (b"false", "user")])
+def test_an_admin_key_of_the_previous_release_has_the_role_admin(
+    is_admin: bytes, role: str
+) -> None:
+    key = codec.decode(ApiKey, item(OLD_KEY % is_admin))
+    assert (key.role, key.models, key.requests_per_minute) == (role, ("m",), 60)
+    assert codec.encode(key).startswith(b'{"storedVersion":2,')
+
+
 @pytest.mark.parametrize(("name", "raw"), UNSTAMPED)
 def test_documents_of_the_first_fleets_are_read(name: str, raw: bytes) -> None:
     codec.decode(stored()[name], item(raw))
@@ -230,20 +247,20 @@ SHAPES: dict[str, tuple[int, str]] = {
     "GitSource": (2, "8131f8ac34d3"),
     "FabricTest": (1, "87603a38741b"),
     "FabricRank": (1, "5e927d2c4f71"),
-    "ApiKey": (1, "931feb71a3a5"),
+    "ApiKey": (2, "e3951ec66d0a"),
     "Revision": (1, "ef4519c3de30"),
     "NodeLifeStatus": (1, "b8f5719a979b"),
     "GatewayLease": (2, "ab787ae00411"),
     "ReconcilerLease": (1, "2a5175aecc41"),
     "NodeLease": (2, "f5c5a2d2c130"),
     "RankStatus": (1, "c5052ab32d43"),
-    "ModelDeployment": (1, "e71145ef3c17"),
+    "ModelDeployment": (2, "7ba966e1f398"),
     "ModelDeploymentStatus": (1, "9c6875a2fa99"),
     "NodePool": (1, "c7ff0ecb3e16"),
     "NodePoolStatus": (1, "b6d47a333cc2"),
     "ShardGroup": (1, "956397de0011"),
     "ShardGroupStatus": (1, "708db70d4434"),
-    "ModelRoute": (1, "bf67f489ae03"),
+    "ModelRoute": (2, "e3e3e635a8bf"),
     "ModelRouteStatus": (1, "b8f5719a979b"),
     "Node": (1, "0ff447ef48ba"),
     "NodeStatus": (1, "c33d979b2997"),

@@ -11,7 +11,9 @@ from gateway.apis.anthropic.response_translator import (
     MessageTranslator,
     TokenCountTranslator,
 )
+from gateway.auth.rate_limits import Rates, anthropic_headers
 from gateway.request import HttpRequest, InferenceRequest
+from gateway.upstream.connection import Headers
 
 MESSAGES, COUNT = "/v1/messages", "/v1/messages/count_tokens"
 PATHS = (MESSAGES, COUNT)
@@ -19,6 +21,10 @@ PATHS = (MESSAGES, COUNT)
 
 class AnthropicAdapter(ApiAdapter):
     """Adapter of `PATHS`."""
+
+    @override
+    def rate_headers(self, rates: Rates) -> Headers:
+        return anthropic_headers(rates)
 
     @override
     def error_translator(self) -> ResponseTranslator:

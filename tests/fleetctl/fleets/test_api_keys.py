@@ -7,11 +7,13 @@ from datetime import UTC, datetime, timedelta
 import click
 import pytest
 
-from fleetctl.verbs.create_apikey import parse_expiry, unserved_warnings
+from fleetctl.cli.errors import FleetctlError
+from fleetctl.verbs.create_apikey import name_warnings, parse_expiry
+from fleetctl.verbs.rotate import rotated
 from machinery.clock import SystemClock
 from schemas.deployment import ModelDeployment, ModelDeploymentSpec, ModelSource
 from schemas.meta import ObjectMeta
-from schemas.records import ApiKey
+from schemas.records import ApiKey, ModelLimits, PreviousSecret
 from schemas.route import Backend, ModelRoute, ModelRouteSpec
 from store import codec, keys
 from store.backup import is_backed_up
@@ -46,7 +48,7 @@ async def test_a_key_is_printed_once_and_kept_as_a_hash(
     key = await stored(shared_transport, "ci")
     assert key is not None
     assert key.hash == hashlib.sha256(secret.encode()).hexdigest()
-    assert (key.models, key.is_admin) == (("fast", "qwen/best"), False)
+    assert (key.models, key.role) == (("fast", "qwen/best"), "user")
     assert (key.requests_per_minute, key.tokens_per_minute, key.concurrency) == (60, 9000, 4)
     assert key.expires is not None
     assert key.expires - key.created == timedelta(days=30)
@@ -71,7 +73,8 @@ async def test_a_key_is_printed_once_and_kept_as_a_hash(
         assert secret not in done.out
         assert key.hash not in done.out
     table, _, tree, told = shown
-    titles, row = table.out.splitlines()[:2]
+    titles = table.out.splitlines()[0]
+    row = next(line for line in table.out.splitlines() if line.startswith("ci "))
     assert titles.split("  ")[0] == "NAME"
     assert row.split()[:5] == ["ci", "fast,qwen/best", "60", "9000", "4"]
     assert row.split()[-2] == "in"
@@ -81,7 +84,95 @@ async def test_a_key_is_printed_once_and_kept_as_a_hash(
     assert "apikey/ci\n" in named.out
 
 
-async def test_unserved_model_names_are_warnings() -> None:
+async def test_a_rotated_key_has_a_new_secret_and_the_old_one_for_an_overlap(
+    shared_fleet: MemoryFleet, shared_transport: Transport
+) -> None:
+    await shared_fleet.ctl("create", "apikey", "turn", "--concurrency", "4")
+    before = await stored(shared_transport, "turn")
+    assert before is not None
+    done = await shared_fleet.ctl("rotate", "apikey", "turn")
+    assert done.code == 0, done.err
+    secret = done.out.removesuffix("\n")
+    assert done.err.startswith("apikey/turn rotated. The earlier secret is valid until 2")
+    now = await stored(shared_transport, "turn")
+    assert now is not None
+    assert now.hash == hashlib.sha256(secret.encode()).hexdigest()
+    assert [one.hash for one in now.previous] == [before.hash]
+    assert timedelta(hours=23) < now.previous[0].expires - SystemClock().now() <= timedelta(days=1)
+    assert now.model_copy(update={"hash": before.hash, "previous": ()}) == before
+    table = (await shared_fleet.ctl("get", "apikey", "turn")).out.splitlines()
+    assert "EARLIER SECRET" in table[0]
+    assert table[1].split()[-2:] == ["for", "24h"]
+    told = (await shared_fleet.ctl("describe", "apikey", "turn")).out
+    assert "valid until" in told
+    tree = await shared_fleet.ctl("get", "apikey", "turn", "-o", "yaml")
+    for shown in (told, tree.out):
+        assert before.hash not in shown
+        assert now.hash not in shown
+
+    ended = await shared_fleet.ctl("rotate", "apikey/turn", "--end-overlap")
+    assert (ended.code, ended.out) == (0, "apikey/turn: 1 earlier secret ended\n")
+    assert await stored(shared_transport, "turn") == now.model_copy(update={"previous": ()})
+    await shared_fleet.ctl("rotate", "apikey", "turn", "--overlap", "7d")
+    at_once = await shared_fleet.ctl("rotate", "apikey", "turn", "--overlap", "0s")
+    assert "Its earlier secrets are refused from now on." in at_once.err
+    last = await stored(shared_transport, "turn")
+    assert last is not None
+    assert last.previous == ()
+    assert last.hash == hashlib.sha256(at_once.out.strip().encode()).hexdigest()
+    assert "EARLIER" in (await shared_fleet.ctl("get", "apikey", "turn")).out
+    await shared_fleet.ctl("delete", "apikey", "turn")
+
+
+def key_with(*ends: timedelta, **more: object) -> ApiKey:
+    previous = tuple(
+        PreviousSecret(hash=f"{n:064}", expires=NOW + end) for n, end in enumerate(ends)
+    )
+    return ApiKey(name="ci", hash="a" * 64, created=NOW, previous=previous, **more)  # type: ignore[arg-type]  # any field
+
+
+def test_a_lost_new_secret_costs_the_clients_with_the_old_one_nothing() -> None:
+    once = rotated(key_with(), "b" * 64, timedelta(hours=1), NOW)
+    twice = rotated(once, "c" * 64, timedelta(hours=2), NOW)
+    assert [(one.hash[0], one.expires - NOW) for one in twice.previous] == [
+        ("b", timedelta(hours=2)),
+        ("a", timedelta(hours=1)),
+    ]
+
+
+def test_ended_secrets_make_room_and_others_are_not_ended_silently() -> None:
+    hours = [timedelta(hours=n) for n in (3, 2, 1, -1)]
+    assert len(rotated(key_with(*hours), "b" * 64, hours[0], NOW).previous) == 4
+    with pytest.raises(FleetctlError, match=r"has 4 earlier secrets .* --end-overlap"):
+        rotated(key_with(*hours[:3], timedelta(hours=4)), "b" * 64, hours[0], NOW)
+    with pytest.raises(FleetctlError, match=r"apikey/ci expired on 2026-06-01 11:00 UTC"):
+        rotated(key_with(expires=NOW - timedelta(hours=1)), "b" * 64, hours[0], NOW)
+
+
+async def test_roles_and_limits_of_models(
+    shared_fleet: MemoryFleet, shared_transport: Transport
+) -> None:
+    limit = "qwen:7b,requests-per-minute=10,concurrency=2"
+    made = await shared_fleet.ctl("create", "apikey", "ops", "--role", "viewer", "--limit", limit)
+    assert made.code == 0, made.err
+    assert "no deployment or route serves the name qwen:7b yet" in made.err
+    key = await stored(shared_transport, "ops")
+    assert key is not None
+    assert key.role == "viewer"
+    assert key.model_limits == {"qwen:7b": ModelLimits(requests_per_minute=10, concurrency=2)}
+    table = (await shared_fleet.ctl("get", "apikey", "ops", "-o", "wide")).out.splitlines()
+    assert "ROLE" in table[0]
+    assert "viewer" in table[1].split()
+    assert table[1].split()[-1] == "qwen:7b"
+    told = (await shared_fleet.ctl("describe", "apikey", "ops")).out
+    assert "qwen:7b: 10 requests per minute, 2 at once at each gateway" in told
+    made = await shared_fleet.ctl("create", "apikey", "boss", "--admin")
+    boss = await stored(shared_transport, "boss")
+    assert boss is not None
+    assert boss.role == "admin"
+
+
+async def test_unserved_and_uncovered_model_names_are_warnings() -> None:
     transport = MemoryTransport(SystemClock())
     source = ModelSource(path="/m")
     spec = ModelDeploymentSpec(model=source, served_names=("standard",), replicas=0)
@@ -91,8 +182,14 @@ async def test_unserved_model_names_are_warnings() -> None:
         metadata=ObjectMeta(name="r"), spec=ModelRouteSpec(model="smart", backends=backends)
     )
     await transport.commit([], [codec.put_spec(one), codec.put_spec(route)])
-    assert await unserved_warnings(transport, ("qwen", "standard", "smart")) == []
-    assert await unserved_warnings(transport, ("standart", "nonono")) == [
+    assert await name_warnings(transport, ("qwen", "standard", "smart")) == []
+    assert await name_warnings(transport, (), ("qwen", "standard")) == []
+    assert await name_warnings(transport, ("qwen", "smart"), ("qwen",)) == []
+    assert await name_warnings(transport, (), ("qwen",)) == [
+        "warning: the limit of qwen does not cover the model's other names: standard. Limit them too, or name the "
+        "models that the key may use with --model"
+    ]
+    assert await name_warnings(transport, ("standart", "nonono")) == [
         "warning: no deployment or route serves the name standart yet. Did you mean standard?",
         "warning: no deployment or route serves the name nonono yet.",
     ]
@@ -128,6 +225,37 @@ async def test_a_key_is_revoked(shared_fleet: MemoryFleet, shared_transport: Tra
         (("create", "apikey", "a", "--expires", "soon"), 2, "a duration such as 30d"),
         (("create", "apikey", "a", "--expires", "2020-01-01"), 2, "is not in the future"),
         (("create", "apikey", "a", "--concurrency", "0"), 2, "--concurrency"),
+        (("create", "apikey", "a", "--admin", "--role", "user"), 2, "--admin is the same as"),
+        (("create", "apikey", "a", "--role", "root"), 2, "'root' is not one of"),
+        (("create", "apikey", "a", "--limit", "m"), 2, "is not of the form MODEL,LIMIT=N"),
+        (("create", "apikey", "a", "--limit", "m,rpm=1"), 2, "has no limit 'rpm'; there are"),
+        (
+            ("create", "apikey", "a", "--limit", "m,token-per-minute=1"),
+            2,
+            "did you mean tokens-per-minute?",
+        ),
+        (("create", "apikey", "a", "--limit", "m,concurrency=0"), 2, "must be a number from 1"),
+        (
+            ("create", "apikey", "a", "--limit", "m,concurrency=1,concurrency=2"),
+            2,
+            "has concurrency twice",
+        ),
+        (
+            ("create", "apikey", "a", *(("--limit", "m,concurrency=1") * 2)),
+            2,
+            "a model is named twice",
+        ),
+        (
+            ("create", "apikey", "a", "--model", "b", "--limit", "m,concurrency=1"),
+            2,
+            "limits the model 'm', which the key may not use",
+        ),
+        (("rotate",), 2, "expected one API key"),
+        (("rotate", "md", "a"), 2, "expected one API key"),
+        (("rotate", "apikey", "nobody"), 1, "there is no apikey nobody"),
+        (("rotate", "apikey", "a", "--overlap", "soon"), 2, "a duration such as 24h, 7d or 0s"),
+        (("rotate", "apikey", "a", "--overlap", "366d"), 2, "longer than 365d"),
+        (("rotate", "apikey", "a", "--overlap", "1h", "--end-overlap"), 2, "but not both"),
         (("create", "deployment", "a"), 2, "did you mean modeldeployment?"),
         (("get", "apikeys", "-w"), 2, "cannot be watched"),
         (("get", "apikeys", "-l", "a=b"), 2, "have no labels"),

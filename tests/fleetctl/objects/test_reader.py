@@ -161,7 +161,7 @@ async def test_api_keys_have_no_hash() -> None:
     store = await stored((f"{keys.API_KEY_PREFIX}ci", value))
     (key,) = await object_trees.list_all(store, "ApiKey")
     assert list(key) == ["apiVersion", "kind", "metadata", "spec"]
-    assert key["spec"] == {"isAdmin": True}
+    assert key["spec"] == {"role": "admin"}
     assert "abc" not in str(key)
 
 

@@ -248,10 +248,10 @@ async def test_api_keys_are_printed_without_hashes(fleet: MemoryFleet) -> None:
         "apiVersion": "fleet/v1alpha1",
         "kind": "ApiKey",
         "metadata": {"name": "ci", "creationTimestamp": "2000-01-01T00:00:00Z"},
-        "spec": {"models": ["qwen"]},
+        "spec": {"models": ["qwen"], "role": "user"},
     }
     assert await good(fleet, "ak", "-o", "jsonpath={.items[*].metadata.name}") == "ci"
-    chosen = ("--field-selector", "metadata.name=ci,spec.isAdmin!=true")
+    chosen = ("--field-selector", "metadata.name=ci,spec.role!=admin")
     assert await good(fleet, "ak", *chosen, "-o", "name") == "apikey/ci\n"
     assert await good(fleet, "apikeys", "-o", "name") == "apikey/ci\n"
 

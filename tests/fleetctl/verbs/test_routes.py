@@ -92,7 +92,7 @@ async def test_a_gateway_that_requires_a_key_is_a_warning() -> None:
         done = await fleetctl("routes", "--gateway", one.url, "--gateway", locked)
         assert (done.code, len(done.out.splitlines())) == (0, 4)
         assert done.err.startswith("warning: a gateway denies access: ")
-        assert f"{locked} requires an admin API key" in done.err
+        assert f"{locked} requires an API key with the role viewer" in done.err
         assert "FLEET_API_KEY" in done.err
 
 
@@ -100,13 +100,16 @@ async def test_the_key_comes_from_a_file_the_environment_or_the_context(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     world = World(MemoryTransport(SystemClock()))
-    await put_api_key(world, ADMIN, "me", is_admin=True)
+    await put_api_key(world, ADMIN, "me", role="viewer")
     (tmp_path / "key").touch(mode=0o600)
     (tmp_path / "key").write_text(f"{ADMIN}\n")
     async with running_gateway(world.transport, KEYS_REQUIRED) as gateway:
         plain = ("routes", "--gateway", gateway.url)
         refused = await run_fleetctl(*plain)
-        assert "requires an admin API key: pass --api-key-file, or set FLEET_API_KEY" in refused.err
+        assert (
+            "requires an API key with the role viewer: pass --api-key-file, or set FLEET_API_KEY"
+            in refused.err
+        )
         file = await run_fleetctl(*plain, "--api-key-file", str(tmp_path / "key"))
         assert (file.code, file.err) == (0, "no requests found\n")
         monkeypatch.setenv("FLEET_API_KEY", ADMIN)
@@ -168,7 +171,7 @@ async def answering(status: int, body: bytes) -> AsyncIterator[str]:
     ("status", "body", "says"),
     [
         pytest.param(401, b"", "FLEET_API_KEY", id="no-key"),
-        pytest.param(403, b"", "not an admin key", id="another-key"),
+        pytest.param(403, b"", "lacks the role viewer", id="another-key"),
         pytest.param(500, b"", "status 500", id="ill"),
         pytest.param(200, b"<html>", "not a journal", id="something-else"),
         pytest.param(200, b'{"requests":[{"id":7}]}', "not a journal", id="another-shape"),

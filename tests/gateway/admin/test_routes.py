@@ -242,7 +242,7 @@ async def test_only_keys_for_admins_may_ask(world: World, http: aiohttp.ClientSe
             name=name,
             hash=hashlib.sha256(word.encode()).hexdigest(),
             created=SystemClock().now(),
-            is_admin=name == "admin",
+            role="viewer" if name == "admin" else "user",
         )
         put = Put(key=keys.named(keys.API_KEY_PREFIX, name), value=codec.encode(key))
         await world.transport.commit([], [put])

@@ -220,6 +220,25 @@ SHORT = Routing(sessions=Sessions(ttl="90s"), prefix_affinity=PrefixAffinity(ena
 OFF = Routing(sessions=Sessions(enabled=False))
 
 
+def test_names_with_the_same_routing_settings_have_the_same_source() -> None:
+    own = ModelRoute(
+        metadata=ObjectMeta(name="own"),
+        spec=ModelRouteSpec(
+            model="own", backends=(Backend(deployment="a"),), routing=Routing(strategy="Random")
+        ),
+    )
+    plain = route("plain", "plain", a=1, b=9)
+    table = build_table(seen(deployment("a", "fast"), deployment("b", "fast"), own, plain), ())
+    sources = {name: model.routing_source for name, model in table.models.items()}
+    assert sources == {
+        "a": "ModelDeployment/a",
+        "b": "ModelDeployment/b",
+        "fast": "ModelDeployment/a",
+        "own": "ModelRoute/own",
+        "plain": "ModelDeployment/b",
+    }
+
+
 def test_each_backend_has_its_deployments_routing_unless_the_route_has_one() -> None:
     objects = (routing_as("a", CHANCE), routing_as("b", TURNS))
     both = (Backend(deployment="a", weight=1), Backend(deployment="b", weight=2))

@@ -38,6 +38,7 @@ FULL = GatewaySnapshot(
         endpoints={"e": (endpoint("m-0", "m", "http://127.0.0.1:4100"), 7)},
         sites={"mac-1": "berlin"},
     ),
+    gateways=5,
     keys=KnownKeys(
         keys={"ci": ApiKey(name="ci", hash="0" * 64, created=NOW, models=("m",))}, gateways=3
     ),

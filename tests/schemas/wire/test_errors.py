@@ -28,6 +28,8 @@ def test_half_a_surrogate_pair_does_not_break_the_body() -> None:
 def test_headers_are_in_asgi_form() -> None:
     plain = Refusal(status=400, message="m")
     assert plain.headers() == [(b"content-type", b"application/json")]
+    bare = Refusal(status=429, message="m")
+    assert bare.headers()[1:] == [(b"retry-after", b"1")]
     more = Refusal(
         status=429,
         message="m",

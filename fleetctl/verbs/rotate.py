@@ -1,0 +1,140 @@
+"""`fleetctl rotate apikey`: replaces the secret of an API key. The earlier one stays valid for an overlap."""
+
+import re
+from datetime import datetime, timedelta
+from typing import Any
+
+import click
+
+from fleetctl.cli.connect import open_store, run, store_options
+from fleetctl.cli.errors import FleetctlError
+from fleetctl.fleets import api_keys
+from machinery.clock import SystemClock
+from schemas import duration
+from schemas.records import MAX_PREVIOUS_SECRETS, ApiKey, PreviousSecret
+from store import codec, keys
+from store.errors import ConflictError, UnavailableError
+from store.port import ModRevisionGuard, Put
+
+_MAX_OVERLAP = timedelta(days=365)
+_HELP = """Replace the secret of an API key, and print the new one. It cannot be shown again.
+
+\b
+  KEY=$(fleetctl rotate apikey ci)              the earlier secret is valid for another day
+  fleetctl rotate apikey ci --overlap 0s        it is refused at once, for example because it leaked
+  fleetctl rotate apikey ci --end-overlap       end the overlap now; no new secret
+
+Name, rights and limits stay. All secrets of a key share its limits. Only the new secret is written to standard output.
+"""
+
+
+@click.command(help=_HELP)
+@click.argument("what", nargs=-1, metavar="apikey NAME")
+@click.option(
+    "--overlap",
+    metavar="24h|7d|0s",
+    help="Time for which earlier secrets stay valid; 0s refuses all of them at once (default: 24h).",
+)
+@click.option(
+    "--end-overlap",
+    is_flag=True,
+    help="Refuse the earlier secrets at once, and make no new one.",
+)
+@store_options
+def rotate(what: tuple[str, ...], overlap: str | None, end_overlap: bool, **options: Any) -> None:
+    """Replace the secret of an API key, and print the new one. It cannot be shown again."""
+    names = api_keys.parse_names(what)
+    if names is None or len(names) != 1:
+        raise click.UsageError("expected one API key: apikey NAME or apikey/NAME")
+    if end_overlap:
+        if overlap is not None:
+            raise click.UsageError("give --overlap, or --end-overlap, but not both")
+        ended = run(_change(names[0], None, timedelta(0), options))
+        count = f"{len(ended.previous)} earlier secret{'s' if len(ended.previous) != 1 else ''}"
+        click.echo(f"apikey/{names[0]}: {count if ended.previous else 'no earlier secret'} ended")
+        return
+    lasting, secret = parse_overlap(overlap or "24h"), api_keys.new_secret()
+    before = run(_change(names[0], secret.hash, lasting, options))
+    until = SystemClock().now() + lasting
+    told = (
+        "Its earlier secrets are refused from now on."
+        if not lasting
+        else f"The earlier secret is valid until {min(until, before.expires or until):%Y-%m-%d %H:%M} UTC."
+    )
+    click.echo(f"apikey/{names[0]} rotated. {told} The new key is shown only once:", err=True)
+    click.echo(secret.text)
+
+
+def parse_overlap(text: str) -> timedelta:
+    """Return the duration of `24h`, `7d` or `0s`.
+
+    Raises:
+        click.UsageError: the text is of another form, or the time too long.
+
+    """
+    try:
+        if re.fullmatch(r"[0-9]{1,5}d", text):
+            found = timedelta(days=int(text[:-1]))
+        else:
+            found = timedelta(seconds=duration.parse(text))
+    except ValueError as error:
+        raise click.UsageError(
+            f"--overlap: {text!r} is not a duration such as 24h, 7d or 0s"
+        ) from error
+    if found > _MAX_OVERLAP:
+        raise click.UsageError(f"--overlap: {text} is longer than {_MAX_OVERLAP.days}d")
+    return found
+
+
+def rotated(key: ApiKey, hash_: str | None, overlap: timedelta, now: datetime) -> ApiKey:
+    """Return the key with a new secret (None: the present one), and its earlier secrets until their overlaps end. Pure.
+
+    Raises:
+        FleetctlError: the key is expired, or has as many earlier secrets as it can.
+
+    """
+    if hash_ is None:
+        return key.model_copy(update={"previous": ()})
+    if key.expires is not None and key.expires <= now:
+        raise FleetctlError(
+            f"apikey/{key.name} expired on {key.expires:%Y-%m-%d %H:%M} UTC, and so would a new secret of it. Create "
+            "another key: fleetctl create apikey NAME"
+        )
+    if not overlap:
+        return key.model_copy(update={"hash": hash_, "previous": ()})
+    kept = tuple(one for one in key.previous if one.expires > now)
+    if len(kept) >= MAX_PREVIOUS_SECRETS:
+        raise FleetctlError(
+            f"apikey/{key.name} has {len(kept)} earlier secrets that are still valid, and can have no more. End them "
+            f"first: fleetctl rotate apikey {key.name} --end-overlap"
+        )
+    newest = PreviousSecret(hash=key.hash, expires=now + overlap)
+    return key.model_copy(update={"hash": hash_, "previous": (newest, *kept)})
+
+
+async def _change(
+    name: str, hash_: str | None, overlap: timedelta, options: dict[str, Any]
+) -> ApiKey:
+    """Rotate the key; return it as it was."""
+    stored = keys.named(keys.API_KEY_PREFIX, name)
+    async with open_store(options) as transport:
+        await api_keys.read(transport, (name,))  # an unknown name is refused with the nearest
+        item = await transport.get(stored)
+        if item is None:
+            raise _changed_meanwhile(name)
+        before = codec.decode(ApiKey, item)
+        value = codec.encode(rotated(before, hash_, overlap, SystemClock().now()))
+        try:
+            guard = ModRevisionGuard(key=stored, mod_revision=item.mod_revision)
+            await transport.commit([guard], [Put(key=stored, value=value)])
+        except ConflictError as error:
+            raise _changed_meanwhile(name) from error
+        except UnavailableError as error:
+            # The write succeeded, and only its answer was lost, if the stored key is ours.
+            if not error.ambiguous or not await api_keys.is_stored(transport, stored, value):
+                raise
+    return before
+
+
+def _changed_meanwhile(name: str) -> FleetctlError:
+    return FleetctlError(f"apikey/{name} was changed by another client; run the command again")
