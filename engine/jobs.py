@@ -48,6 +48,8 @@ class Job:
     """The grammar of the whole output, in llguidance's Lark dialect; checked before."""
     grammar_param: str = ""
     """The path of the schema in the request, for a refusal of text that is too costly to match."""
+    cache_salt: str = ""
+    """Jobs with different salts share no cached prefixes; empty for the one shared cache."""
     emitted: tuple[int, ...] = ()
     """Tokens that another process generated for this job before it died; the next token continues them."""
 

@@ -19,6 +19,7 @@ from gateway.forwarding.retry_state import WholeResponse
 from gateway.http.cors import AllowedHosts, AllowedOrigins
 from gateway.http.limits import BodyMemory, ConnectionLimit
 from gateway.http.request_context import RequestContext, RequestHandler, header_lines
+from gateway.request import InferenceRequest
 from gateway.routing.table import EngineEndpoint
 from gateway.telemetry.recorder import RequestRecorder
 from gateway.upstream.connection import BrokenResponseError, Headers
@@ -126,7 +127,7 @@ class InferenceHandler(RequestHandler):
                 context.extra_headers = (_STALE,)
             request, translator = context.adapter.read(context.http_request)
             context.request = request
-            self._admit_model(context, request.model)
+            self._admit_model(context, request)
             context.translator = translator
             result = await self._forwarder.serve(request, context.retry_state, context)
             if isinstance(result, EngineStream):
@@ -161,14 +162,16 @@ class InferenceHandler(RequestHandler):
         is_stale = self._forwarder.table_cache.is_stale
         context.extra_headers = (*rates, _STALE) if is_stale else rates
 
-    def _admit_model(self, context: RequestContext, name: str) -> None:
-        """Check that the key may use the model, and count the request under the model's limits."""
-        principal = context.principal
+    def _admit_model(self, context: RequestContext, request: InferenceRequest) -> None:
+        """Check that the key may use the model, count the request under the model's limits, and salt its cache."""
+        principal, name = context.principal, request.model
         if principal is not None and principal.models:
             self._access.allow(principal, name)
         served = self._forwarder.table_cache.table.models.get(name)
         if served is not None:
             context.model = name
+            if principal is not None and not served.shares_cache:
+                request.key_salt = principal.cache_salt
             if served.routing.rate_limit is not None:
                 self._admit(context, self._access.model_limiters(principal, name, served))
                 return

@@ -134,8 +134,7 @@ class Gateway:
         self.fleet_state = FleetState(
             transport,
             clock,
-            asks_for_keys=limits.asks_for_keys,
-            anonymous=limits.anonymous,
+            anonymous=None if limits.asks_for_keys else limits.anonymous or Limits(),
             state_dir=limits.state_dir,
             site=limits.site,
             sockets=limits.engine_sockets,

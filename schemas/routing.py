@@ -11,6 +11,8 @@ Strategy = Literal["Scored", "HardwareAware", "LeastLoaded", "RoundRobin", "Rand
 
 MAX_RATE = 1_000_000_000
 """The largest limit in a minute."""
+CacheSharing = Literal["Key", "Deployment"]
+
 Weight = Annotated[int, Field(ge=0, le=1000)]
 
 
@@ -146,6 +148,10 @@ class Routing(ApiModel):
     """Affinity of conversations to one endpoint."""
     prefix_affinity: PrefixAffinity = PrefixAffinity()
     """Affinity of prompts to the endpoint that has cached their beginning."""
+    cache_sharing: CacheSharing = "Key"
+    """Clients that share cached prompts. Key: those with the same API key. Deployment: all; the time of an answer and
+    its cached_tokens then tell whether another client has sent the same beginning. A route needs it as well as each
+    of its deployments."""
     site_affinity: bool = True
     """Prefer endpoints at the gateway's own site while there are any."""
     retries: Retries = Retries()

@@ -113,7 +113,8 @@ class GenerationRoutes:
         web.check_not_resumable(options)
         parsed = responses.parse(raw)
         self._check_model(parsed.model)
-        return GenerationResponse(self.service, parsed.chat, arrived_s, options.timeout_s, parsed)
+        chat = request_body.with_key_salt(parsed.chat, options.cache_salt)
+        return GenerationResponse(self.service, chat, arrived_s, options.timeout_s, parsed)
 
     async def embed(self, request: Request) -> EmbeddingResponse:
         """Return the embeddings of texts."""
@@ -148,7 +149,8 @@ class GenerationRoutes:
             context_length=self.service.config.context_length,
         )
         self._check_model(parsed.model)
-        return GenerationResponse(self.service, parsed, arrived_s, options.timeout_s)
+        salted = request_body.with_key_salt(parsed, options.cache_salt)
+        return GenerationResponse(self.service, salted, arrived_s, options.timeout_s)
 
     async def _read(self, request: Request, *, prompts: int) -> tuple[RequestOptions, bytes]:
         """Return the options and the body of a request with at most so many prompts."""

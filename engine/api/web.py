@@ -4,6 +4,7 @@ Nothing here knows models or jobs.
 """
 
 import asyncio
+import re
 from collections.abc import Callable, Container, Coroutine, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -20,6 +21,8 @@ from machinery import host_header
 from schemas.wire import errors, headers
 from schemas.wire.errors import Refusal, RefusedError
 
+_SALT = re.compile(r"[0-9a-f]{32}", re.ASCII)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestOptions:
@@ -29,6 +32,8 @@ class RequestOptions:
     """Seconds from the arrival to the end of the answer; None waits without a limit."""
     is_resumable: bool = False
     """True if a gateway wants resume comments, and may send the field `fleet`."""
+    cache_salt: str = ""
+    """The salt of the sender's API key; empty if it has none."""
 
 
 def read_options(request_headers: Mapping[str, str]) -> RequestOptions:
@@ -42,6 +47,7 @@ def read_options(request_headers: Mapping[str, str]) -> RequestOptions:
     return RequestOptions(
         timeout_s=None if timeout is None else headers.parse_timeout(timeout),
         is_resumable=_read_flag(request_headers.get(headers.RESUMABLE, "0")),
+        cache_salt=_read_salt(request_headers.get(headers.CACHE_SALT)),
     )
 
 
@@ -57,6 +63,17 @@ def check_not_resumable(options: RequestOptions) -> None:
             f"The header '{headers.RESUMABLE}' is for chats and completions; leave it out.",
             param=headers.RESUMABLE,
         )
+
+
+def _read_salt(text: str | None) -> str:
+    if text is None:
+        return ""
+    if not _SALT.fullmatch(text):
+        raise errors.invalid(
+            f"The header '{headers.CACHE_SALT}' must be 32 hexadecimal digits; it is {text[:50]!r}.",
+            param=headers.CACHE_SALT,
+        )
+    return text
 
 
 def _read_flag(text: str) -> bool:

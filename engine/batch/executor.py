@@ -142,7 +142,7 @@ class StepExecutor:
         """Store what a sequence computed where its continuation will look it up."""
         found = self.decode_stage.extract(job_id)
         if found is not None:
-            self.prefix.store(*found)
+            self.prefix.store(*found, self.jobs[job_id].cache_salt)
 
 
 def update_gauges(gauges: Gauges, executor: StepExecutor) -> None:

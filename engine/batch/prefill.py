@@ -89,7 +89,7 @@ class PrefillStage:
     def _find_or_open(self, job: Job) -> PrefillPrompt:
         found = self._prompts.get(job.id)
         if found is None:
-            caches, cached_tokens = self._prefix.fetch(job.prompt + job.emitted)
+            caches, cached_tokens = self._prefix.fetch(job.prompt + job.emitted, job.cache_salt)
             found = PrefillPrompt(
                 job=job,
                 caches=caches,
@@ -109,7 +109,9 @@ class PrefillStage:
         prompt.position += count
         is_done = prompt.position == len(prompt.tokens)
         if is_done or prompt.position - prompt.stored >= _STORE_EVERY:
-            self._prefix.store(prompt.tokens[: prompt.position], prompt.caches)
+            self._prefix.store(
+                prompt.tokens[: prompt.position], prompt.caches, prompt.job.cache_salt
+            )
             prompt.stored = prompt.position
 
     def _read_together(self, prompts: Sequence[PrefillPrompt]) -> list[LayerCache]:
@@ -133,8 +135,9 @@ class PrefillStage:
         for at, prompt in enumerate(prompts):
             prompt.position = len(prompt.tokens)
             # The extra token is never part of a match. Extracting copies, so store only new tokens.
-            if self._prefix.match((*prompt.tokens, 0)) < len(prompt.tokens):
-                self._prefix.store(prompt.tokens, [cache.extract(at) for cache in caches])
+            salt = prompt.job.cache_salt
+            if self._prefix.match((*prompt.tokens, 0), salt) < len(prompt.tokens):
+                self._prefix.store(prompt.tokens, [cache.extract(at) for cache in caches], salt)
         return caches
 
 

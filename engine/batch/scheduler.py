@@ -99,8 +99,8 @@ class MemoryGate(Protocol):
 class Scheduler:
     """Prompts in order of arrival; a short prompt need not wait for the whole of a long one."""
 
-    match: Callable[[Sequence[int]], int]
-    """Returns the number of tokens that the prefix cache holds of a prompt."""
+    match: Callable[[Sequence[int], str], int]
+    """Returns the number of tokens that the prefix cache holds of a prompt with a salt."""
     memory: MemoryGate
     waiting: list[QueuedPrompt] = field(default_factory=list)
     _version: int = 0
@@ -188,6 +188,8 @@ class Scheduler:
 
     def _shares(self, prompt: QueuedPrompt, other: QueuedPrompt) -> bool:
         """Return whether `other` will soon have read a beginning of `prompt` that is not in the cache yet."""
+        if prompt.job.cache_salt != other.job.cache_salt:
+            return False
         known = max(self._match_tokens(prompt), prompt.position)
         if len(prompt.tokens) - known < _WORTH_WAITING:
             return False
@@ -200,7 +202,7 @@ class Scheduler:
     def _match_tokens(self, prompt: QueuedPrompt) -> int:
         if prompt.matched[0] != self._version:
             tokens = (*prompt.job.prompt, *prompt.job.emitted)
-            prompt.matched = (self._version, self.match(tokens))
+            prompt.matched = (self._version, self.match(tokens, prompt.job.cache_salt))
         return prompt.matched[1]
 
 

@@ -1,6 +1,7 @@
 """The prefix cache's tree of token blocks: lookup, size accounting and LRU eviction. Pure: no mlx, opaque values.
 
-A node stands for the tokens of its block and of all blocks before it. A full block has exactly `BlockRules.block`
+A node stands for the tokens of its block and of all blocks before it. Each salt has a tree of its own, so that prompts
+with different salts share nothing; all trees share one limit and one order of eviction. A full block has exactly `BlockRules.block`
 tokens; a shorter one (a tail) has no children. Layers differ in the values that they keep, and in those that must be
 present to continue from a position:
 - `own`: values of layers that attend to every earlier token. Any part of a block can be used.
@@ -33,8 +34,13 @@ def encode_tokens(tokens: Sequence[int]) -> bytes:
 
 
 def block_hash(parent: bytes, tokens: bytes) -> bytes:
-    """Return the name of a full block: 8 bytes of BLAKE2b over its parent's name (b"" at the root) and its tokens."""
+    """Return the name of a full block: 8 bytes of BLAKE2b over its parent's name (`salt_key` at a root) and its tokens."""
     return hashlib.blake2b(parent + tokens, digest_size=8).digest()
+
+
+def salt_key(salt: str) -> bytes:
+    """Return the parent's name of a salt's first blocks: 16 bytes of BLAKE2b; b"" without a salt."""
+    return hashlib.blake2b(salt.encode(), digest_size=16).digest() if salt else b""
 
 
 def count_common(one: bytes, other: bytes) -> int:
@@ -90,15 +96,17 @@ class BlockNode:
 
     __slots__ = ("children", "end", "extras", "key", "order", "own", "parent", "tails", "tokens")
 
-    def __init__(self, parent: "BlockNode | None", tokens: bytes, rules: BlockRules) -> None:
+    def __init__(
+        self, parent: "BlockNode | None", tokens: bytes, rules: BlockRules, *, salt: bytes = b""
+    ) -> None:
         count = len(tokens) // TOKEN_BYTES
         self.parent = parent
         self.tokens = tokens
         self.end: int = count if parent is None else parent.end + count
         """Number of tokens up to the end of the block, counted from the root."""
         is_full = parent is not None and count == rules.block
-        self.key: bytes = block_hash(parent.key, tokens) if parent is not None and is_full else b""
-        """The name of a full block; b"" for a tail."""
+        self.key: bytes = block_hash(parent.key, tokens) if parent is not None and is_full else salt
+        """The name of a full block; b"" for a tail; the salt's key for a root."""
         self.children: dict[bytes, BlockNode] = {}
         self.order: list[bytes] = []
         """The children's tokens, sorted: those that share most with a key are neighbours of its place."""
@@ -248,20 +256,28 @@ class BlockTree:
         self.evictions = 0
         """Number of items evicted for lack of room."""
         self.root = BlockNode(None, b"", rules)
+        """The root of the blocks without a salt."""
+        self._salted: dict[bytes, BlockNode] = {}  # the roots of other salts that have blocks
         self._uses: OrderedDict[CacheItem, None] = OrderedDict()  # least recently used first
         self._turn = 0  # the number of touches: a clock that is the same on every rank
 
-    def match(self, tokens: bytes, *, limit: int) -> PrefixMatch:
+    def root_of(self, salt: str) -> BlockNode:
+        """Return the root of a salt's blocks; the tree keeps it as long as it has any."""
+        if not salt:
+            return self.root
+        key = salt_key(salt)
+        return self._salted.get(key) or BlockNode(None, b"", self.rules, salt=key)
+
+    def match(self, tokens: bytes, *, limit: int, root: BlockNode | None = None) -> PrefixMatch:
         """Return the longest run of at most `limit` of these tokens from which a model can continue."""
-        return find_match(self.root, tokens, self.rules, limit=limit)
+        return find_match(root or self.root, tokens, self.rules, limit=limit)
 
-    def walk(self, tokens: bytes) -> list[BlockNode]:
+    def walk(self, tokens: bytes, root: BlockNode | None = None) -> list[BlockNode]:
         """Return the nodes that stand for these tokens, as far as they exist; the last one may go beyond the tokens."""
-        return walk_path(self.root, tokens, self.rules)
+        return walk_path(root or self.root, tokens, self.rules)
 
-    def find_partial(self, path: Sequence[BlockNode], tokens: bytes) -> BlockNode | None:
-        """Return the tail behind a path of full blocks with which the next block of these tokens begins."""
-        node = path[-1] if path else self.root
+    def find_partial(self, node: BlockNode, tokens: bytes) -> BlockNode | None:
+        """Return the tail behind a full block or a root with which the next block of these tokens begins."""
         start = node.end * TOKEN_BYTES
         return find_partial_block(node, tokens[start : start + self.rules.block * TOKEN_BYTES])
 
@@ -300,6 +316,8 @@ class BlockTree:
         parent.children[tokens] = node
         insort(parent.order, tokens)
         parent.tails += not node.key
+        if parent.parent is None and parent is not self.root:
+            self._salted[parent.key] = parent
         self.entries += 1
         self._insert(node.own)
         return node
@@ -345,6 +363,8 @@ class BlockTree:
         del parent.children[node.tokens]
         del parent.order[bisect_left(parent.order, node.tokens)]
         parent.tails -= not node.key
+        if not parent.children and self._salted.get(parent.key) is parent:
+            del self._salted[parent.key]  # clients choose salts, so roots must not pile up
         self.entries -= 1
         for item in (node.own, *node.extras):
             if item is not None:

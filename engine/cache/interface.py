@@ -43,7 +43,10 @@ class PrefixCacheStats:
 
 
 class PrefixCache(Protocol):
-    """Caches of earlier prompts. Worker thread only."""
+    """Caches of earlier prompts. Worker thread only.
+
+    Prompts with different salts share nothing: `match` and `fetch` find only what was stored with the same salt.
+    """
 
     @property
     def nbytes(self) -> int:
@@ -59,15 +62,15 @@ class PrefixCache(Protocol):
         """Return the names of at most `limit` held blocks, last used first."""
         ...
 
-    def match(self, tokens: Sequence[int]) -> int:
+    def match(self, tokens: Sequence[int], salt: str = "") -> int:
         """Return how many of the first tokens `fetch` would find; always less than all. Changes nothing."""
         ...
 
-    def fetch(self, tokens: Sequence[int]) -> tuple[list[LayerCache], int]:
+    def fetch(self, tokens: Sequence[int], salt: str = "") -> tuple[list[LayerCache], int]:
         """Return caches for one sequence, filled with its first tokens, and their number; the caller owns the caches."""
         ...
 
-    def store(self, tokens: Sequence[int], caches: Sequence[LayerCache]) -> None:
+    def store(self, tokens: Sequence[int], caches: Sequence[LayerCache], salt: str = "") -> None:
         """Store the values of these tokens, the first of a sequence, from its caches; the caller keeps the caches."""
         ...
 

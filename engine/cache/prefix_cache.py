@@ -74,22 +74,22 @@ class BlockPrefixCache:
         """Return the names of at most `limit` full blocks, last used first; a block comes before those that follow it.
 
         A name identifies all tokens up to its block's end, and any process can compute it: the hexadecimal digits of
-        BLAKE2b with digest_size=8 over the name of the previous block (8 bytes; none for the first one) and this block's
-        tokens as little-endian uint32. A prompt is held up to the last of its blocks whose name is listed.
+        BLAKE2b with digest_size=8 over the name of the previous block (8 bytes; for the first one `salt_key` of the salt,
+        which is empty without a salt) and this block's tokens as little-endian uint32. A prompt is held up to the last of its blocks whose name is listed.
         """
         full = (node.key.hex() for node in self._blocks.recent() if node.key)
         return list(islice(full, max(0, limit)))
 
-    def match(self, tokens: Sequence[int]) -> int:
+    def match(self, tokens: Sequence[int], salt: str = "") -> int:
         """Return how many of the first tokens `fetch` would find; always less than all. Changes nothing."""
-        return self._find_match(tokens).length
+        return self._find_match(tokens, salt).length
 
-    def fetch(self, tokens: Sequence[int]) -> tuple[list[LayerCache], int]:
+    def fetch(self, tokens: Sequence[int], salt: str = "") -> tuple[list[LayerCache], int]:
         """Return caches for one sequence, filled with its first tokens, and their number; the caller owns the caches."""
         caches = self._make()
         if not self._blocks.limit_bytes:
             return caches, 0
-        found = self._find_match(tokens)
+        found = self._find_match(tokens, salt)
         self._lookups += 1
         self._asked += len(tokens)
         if found.length:
@@ -99,7 +99,7 @@ class BlockPrefixCache:
             self._fill(layer_copies.flatten_caches(caches), found)
         return caches, found.length
 
-    def store(self, tokens: Sequence[int], caches: Sequence[LayerCache]) -> None:
+    def store(self, tokens: Sequence[int], caches: Sequence[LayerCache], salt: str = "") -> None:
         """Store the values of these tokens, the first of a sequence, from its caches; the caller keeps the caches.
 
         Copies only values that are not held yet, so calling it after each piece of a prompt costs no more than calling it
@@ -119,10 +119,11 @@ class BlockPrefixCache:
         if not end or (has_state and read != {len(tokens)}):
             return
         data = encode_tokens(tokens)[: end * TOKEN_BYTES]
-        path = self._blocks.walk(data)
+        root = self._blocks.root_of(salt)
+        path = self._blocks.walk(data, root)
         self._blocks.touch(path, end)
         starts = [max((rows.start for rows in kind.values()), default=0) for kind in held[1:]]
-        tail = self._blocks.find_partial(path, data)
+        tail = self._blocks.find_partial(path[-1] if path else root, data)
         pieces = plan_copies(path, tail, end, starts, self._blocks.rules)
         has_end = bool(path) and path[-1].end == end and path[-1].extras[-1:] != [None]
         recurrent = (
@@ -131,16 +132,18 @@ class BlockPrefixCache:
             else []
         )
         if pieces or recurrent:
-            self._insert(data, path, pieces, held, recurrent)
+            self._insert(data, [root, *path], pieces, held, recurrent)
 
     def trim(self, limit_bytes: int) -> None:
         """Evict the least recently used items until at most this many bytes are held."""
         self._blocks.trim(limit_bytes)
 
-    def _find_match(self, tokens: Sequence[int]) -> PrefixMatch:
+    def _find_match(self, tokens: Sequence[int], salt: str) -> PrefixMatch:
         if not self._blocks.entries:
             return PrefixMatch()
-        return self._blocks.match(encode_tokens(tokens), limit=len(tokens) - 1)
+        return self._blocks.match(
+            encode_tokens(tokens), limit=len(tokens) - 1, root=self._blocks.root_of(salt)
+        )
 
     def _recurrent(self, leaves: list[LayerCache]) -> list[LayerCache]:
         return [leaves[at] for at in self._layout.states]
@@ -182,7 +185,7 @@ class BlockPrefixCache:
         held: list[dict[int, CacheRows]],
         recurrent: list[LayerCache],
     ) -> None:
-        """Copy the pieces that fit and add them below `path`; copy a state only if everything fits."""
+        """Copy the pieces that fit and add them below `path`, which begins with a root; copy a state only if everything fits."""
         packings = self._pack(held)
         weight = layer_copies.state_bytes(recurrent)
         sizes = [self._size(piece, packings) for piece in pieces]
@@ -196,10 +199,9 @@ class BlockPrefixCache:
         for piece, blocks in zip(pieces, copies, strict=True):
             node = piece.node
             if node is None:
-                parent = path[-1] if path else self._blocks.root
                 tokens = data[piece.start * TOKEN_BYTES : piece.stop * TOKEN_BYTES]
                 size = self._weight(piece.stop - piece.start, blocks[0])
-                node = self._blocks.add(parent, tokens, blocks[0], size)
+                node = self._blocks.add(path[-1], tokens, blocks[0], size)
                 path.append(node)
             for part in piece.parts:
                 block = blocks[part.kind]
@@ -211,7 +213,7 @@ class BlockPrefixCache:
             slot = len(self._layout.windows)
             self._blocks.attach(path[-1], slot, kept, weight, first=path[-1].start)
             self._stored_bytes += weight
-        if path:
+        if path[-1].end:
             self._blocks.touch(path, min(path[-1].end, len(data) // TOKEN_BYTES))
 
     def _size(self, piece: BlockCopy, packings: Sequence[BlockPacking]) -> int:

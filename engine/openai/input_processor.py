@@ -169,6 +169,7 @@ class InputProcessor:
                 top_logprobs=request.top_logprobs,
                 grammar=answer_format.grammar,
                 grammar_param=answer_format.grammar_param,
+                cache_salt=request.cache_salt,
             )
             for index in range(request.n):
                 sampling = dataclasses.replace(first_job.sampling, seed=first_seed + index)

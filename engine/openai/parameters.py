@@ -57,6 +57,7 @@ EXTENSIONS = frozenset(
         "include_performance",
         "session_id",
         "fit_max_tokens",
+        "cache_salt",
     }
 )
 

@@ -57,6 +57,8 @@ Prompt: TypeAlias = Annotated[
 ]
 """Prompts of a completion, or inputs of embeddings: a text, some texts, tokens, or some lists of tokens."""
 SessionId: TypeAlias = Annotated[str, Field(max_length=512)]
+CacheSalt: TypeAlias = Annotated[str, Field(min_length=1, max_length=512)]
+"""vLLM's field: prompts with different values share no cached prefixes."""
 
 _STRICT = ConfigDict(strict=True, extra="forbid")
 # Logits divided by a lower temperature overflow float32; the sampled token is the most probable one anyway.
@@ -99,6 +101,7 @@ class _GenerationBody(SamplingBody):
     fit_max_tokens: bool | None = None
     user: str | None = None
     session_id: SessionId | None = None
+    cache_salt: CacheSalt | None = None
 
     @field_validator("stop", mode="before", json_schema_input_type=Stop | list[Stop] | None)
     @classmethod
@@ -204,6 +207,8 @@ class GenerationRequest:
     toolbox: output_options.Toolbox | None = None
     effort: str | None = None
     """Reasoning effort."""
+    cache_salt: str = ""
+    """Requests with different salts share no cached prefixes."""
 
     @property
     def is_chat(self) -> bool:
@@ -364,7 +369,16 @@ def _common_fields(body: _GenerationBody) -> dict[str, Any]:
         "has_usage": bool(body.stream_options and body.stream_options.include_usage),
         "has_performance": bool(body.include_performance),
         "is_fitted": bool(body.fit_max_tokens),
+        "cache_salt": body.cache_salt or "",
     }
+
+
+def with_key_salt(request: GenerationRequest, key_salt: str) -> GenerationRequest:
+    """Return the request with the salt of its sender's API key; the body's own salt divides that key's cache."""
+    if not key_salt and not request.cache_salt:
+        return request
+    # A key's salt has no colon, so no body can spell the salt of another key.
+    return dataclasses.replace(request, cache_salt=f"{key_salt}:{request.cache_salt}")
 
 
 def check_token_lists(prompt: object, context_length: int | None) -> None:

@@ -150,6 +150,7 @@ class ResponsesBody(BaseModel):
     top_p: Annotated[float, Field(ge=0, le=1)] | None = None
     user: str | None = None
     session_id: request_body.SessionId | None = None
+    cache_salt: request_body.CacheSalt | None = None
 
 
 _LABELS = frozenset({"metadata", "prompt_cache_key", "safety_identifier", "session_id", "user"})
@@ -257,6 +258,7 @@ def _chat_body(body: ResponsesBody, chat: ChatTranscript) -> Json:
     text = body.text or TextConfig()
     chat_body: Json = {
         "model": body.model,
+        "cache_salt": body.cache_salt,
         "messages": chat.messages,
         "max_completion_tokens": body.max_output_tokens,
         "metadata": body.metadata,

@@ -69,6 +69,7 @@ class _RoutingFields(msgspec.Struct):
     session_id: Any = None
     conversation: Any = None
     prompt_cache_key: Any = None
+    cache_salt: Any = None
     messages: msgspec.Raw = msgspec.Raw()
     prompt: msgspec.Raw = msgspec.Raw()
     input: msgspec.Raw = msgspec.Raw()
@@ -112,6 +113,7 @@ class OpenAiAdapter(ApiAdapter):
             if http_request.path == _EMBEDDINGS
             else bytes(head.messages or head.prompt or head.input),
             cache_key=head.prompt_cache_key if isinstance(head.prompt_cache_key, str) else "",
+            cache_salt=head.cache_salt if isinstance(head.cache_salt, str) else "",
         )
         return (
             request,

@@ -15,6 +15,7 @@ from machinery.clock import Clock
 from machinery.prometheus import family_header, format_labels
 from schemas.records import ApiKey, ModelLimits, Role
 
+_SALT_LABEL = b"mlx-fleet prefix cache\0"
 _KEY_METRICS = (
     ("fleet_gateway_key_requests_total", "Admitted requests by API key.", "requests_used"),
     ("fleet_gateway_key_tokens_total", "Prompt and output tokens by API key.", "tokens_used"),
@@ -26,7 +27,16 @@ _PREVIOUS_METRIC = "fleet_gateway_key_previous_secret_requests_total"
 class Principal:
     """One API key with its limits and usage. The object lives as long as the key; `renew` updates it."""
 
-    __slots__ = ("by_model", "created", "limiter", "models", "name", "previous_used", "role")
+    __slots__ = (
+        "by_model",
+        "cache_salt",
+        "created",
+        "limiter",
+        "models",
+        "name",
+        "previous_used",
+        "role",
+    )
 
     def __init__(self, key: ApiKey, part: float, now_s: float) -> None:
         self.name = key.name
@@ -43,6 +53,9 @@ class Principal:
         self.models: frozenset[str] = frozenset(key.models)
         """Models that the key may use; empty: all."""
         self.role: Role = key.role
+        digest = hashlib.sha256(_SALT_LABEL + bytes.fromhex(key.hash))
+        self.cache_salt = digest.hexdigest()[:32].encode()
+        """The salt of cached prompts: equal at all gateways, and as secret as the hash of the current secret."""
         self.limiter.renew(_limits(key).share(part), now_s)
         found = dict[str, RateLimiter]()
         for model, declared in key.model_limits.items():

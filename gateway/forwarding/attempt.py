@@ -31,6 +31,7 @@ _WHOLE_LIMIT = 64 << 20
 _REPLICA = headers.REPLICA.encode()
 _RETRY_AFTER = headers.RETRY_AFTER.encode()
 _RESUMABLE_LINE = f"{headers.RESUMABLE}: 1\r\n".encode()
+_SALT_LINE = headers.CACHE_SALT.encode() + b": %b\r\n"
 _TIMEOUT_LINE = f"{headers.REQUEST_TIMEOUT}: %.3f\r\n".encode()
 
 HeaderMap: TypeAlias = dict[bytes, bytes]
@@ -210,6 +211,8 @@ def _attempt_lines(
     lines = b"" if state.trace is None else state.trace.attempt(endpoint.replica, endpoint.node)
     if request.is_resumable and state.terms.policy.resumptions:
         lines += _RESUMABLE_LINE
+    if request.key_salt:
+        lines += _SALT_LINE % request.key_salt
     if state.terms.deadline.at_s == NEVER:
         return lines
     # The engine enforces the deadline too, so that an abandoned request frees its slot.

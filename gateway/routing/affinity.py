@@ -5,6 +5,7 @@ cached. Only hashes are stored, salted by this process (Python's SipHash).
 """
 
 import mmap
+from collections.abc import Hashable
 from typing import Any
 
 import msgspec
@@ -104,19 +105,20 @@ class AffinityMemory:
         if model.session_s:
             if request.session:
                 query.session = request.session
-                query.session_key = key = _key((request.model, request.session))
+                query.session_key = key = _key((request.model, request.session, request.key_salt))
                 query.sticky_mark = self._sessions.get(key, now_s)
             elif not model.has_one_endpoint:
                 opening, goes_on = opening_of(request.prompt)
                 if opening:
-                    query.session_key = key = _key((request.model, opening))
+                    query.session_key = key = _key((request.model, opening, request.key_salt))
                     # Many conversations begin alike; only one with an answer has an endpoint.
                     if goes_on:
                         query.sticky_mark = self._sessions.get(key, now_s)
         if model.is_prefix_aware and not model.has_one_endpoint:
             if len(request.prompt) < FIRST_BLOCK and not request.cache_key:
                 return
-            blocks = blocks_of(request.prompt, (request.model, request.cache_key))
+            scope = (request.model, request.cache_key, request.cache_salt, request.key_salt)
+            blocks = blocks_of(request.prompt, scope)
             if not request.cache_key:
                 del blocks[0]
             query.blocks = blocks
@@ -161,11 +163,11 @@ def opening_of(prompt: bytes) -> tuple[bytes, bool]:
     return b"", False
 
 
-def blocks_of(prompt: bytes, cache_scope: tuple[str, str]) -> list[tuple[int, int]]:
+def blocks_of(prompt: bytes, cache_scope: Hashable) -> list[tuple[int, int]]:
     """Return the end and the key of each block of the prompt, beginning with an empty one.
 
-    Each block is as long as all before it together, so there are few. `kin`: prompts with equal
-    values share caches.
+    Each block is as long as all before it together, so there are few. Prompts with
+    equal scopes share caches.
     """
     key, size = hash(cache_scope) & _64_BITS or 1, len(prompt)
     found, begin, end = [(0, key)], 0, FIRST_BLOCK

@@ -133,6 +133,8 @@ class ServedModel:
     """The lifetime of a session after its last request, in seconds; 0: no sessions."""
     is_prefix_aware: bool = False
     """True if cached prefixes influence the choice in any backend."""
+    shares_cache: bool = False
+    """True if clients with different API keys share cached prompts."""
     has_one_endpoint: bool = False
     """True if there is at most one endpoint."""
 

@@ -217,6 +217,7 @@ class _TableBuilder:
             fallbacks=fallbacks,
             session_s=max(ttls, default=0.0),
             is_prefix_aware=any(backend.uses_prefixes for backend in some),
+            shares_cache=all(self._shares_cache(backend) for backend in some),
             has_one_endpoint=len(
                 {t for backend in some for t in (*backend.leased, *backend.orphans)}
             )
@@ -228,6 +229,12 @@ class _TableBuilder:
     ) -> tuple[WeightedBackend, ...]:
         ordered = sorted(backends, key=lambda b: (b.deployment, b.weight))
         return tuple(self.backend((one.deployment,), one.weight, routing) for one in ordered)
+
+    def _shares_cache(self, backend: WeightedBackend) -> bool:
+        """Return whether keys share cached prompts: each deployment and the route, if any, must allow it."""
+        there = self._inputs.deployments
+        own = [there[one].spec.routing for one in backend.deployments if one in there]
+        return all(one.cache_sharing == "Deployment" for one in (backend.routing, *own))
 
     def _own_routing(self, deployments: Sequence[str]) -> Routing:
         there = self._inputs.deployments

@@ -116,8 +116,7 @@ class FleetState:
         transport: Transport,
         clock: Clock,
         *,
-        asks_for_keys: bool,
-        anonymous: Limits | None = None,
+        anonymous: Limits | None,
         state_dir: Path | None,
         site: str,
         sockets: Path | None = None,
@@ -127,8 +126,7 @@ class FleetState:
         Args:
             transport: the store.
             clock: the time.
-            asks_for_keys: whether requests need a key.
-            anonymous: limits of each client without a key; None: none.
+            anonymous: limits of each client without a key; None: requests need a key.
             state_dir: the folder of the file; None: not saved.
             site: the gateway's own.
             sockets: the folder of engines' sockets; None: none.
@@ -136,7 +134,8 @@ class FleetState:
         """
         self.table_cache = TableCache(transport, clock, site=site, sockets=sockets)
         self.keyring = Keyring(clock)
-        clients = None if anonymous is None else AnonymousClients(anonymous, clock)
+        asks_for_keys = anonymous is None
+        clients = AnonymousClients(anonymous, clock) if anonymous not in (None, Limits()) else None
         self.access = AccessControl(self.keyring, clock, is_on=asks_for_keys, anonymous=clients)
         self.gateways = GatewayCounter(transport, clock)
         self.key_cache: KeyCache | None = None

@@ -20,6 +20,10 @@ TRACE_STATE: Final = "tracestate"
 RESUMABLE: Final = "x-fleet-resumable"
 """`1` asks for a stream with resume comments (streams.py) and allows the body field `fleet`; `0` is the default."""
 
+CACHE_SALT: Final = "x-fleet-cache-salt"
+"""The salt of the sender's API key: prompts with different salts share no cached prefixes. The value is a digest that
+only gateways can compute. A body's own `cache_salt` divides the cache of one key further."""
+
 # Sent by engines; gateways weigh replicas by them.
 NODE: Final = "x-fleet-node"
 REPLICA: Final = "x-fleet-replica"

@@ -283,6 +283,7 @@ def test_dumped_fields_are_in_kubectls_order() -> None:
         "    prefixAffinity:\n"
         "      enabled: true\n"
         "      bound: 125\n"
+        "    cacheSharing: Key\n"
         "    siteAffinity: true\n"
         "    retries:\n"
         "      maxAttempts: 8\n"

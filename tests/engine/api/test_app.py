@@ -314,3 +314,36 @@ def test_a_large_body_without_a_length_is_refused(engine: Engine) -> None:
         assert "error" in json.loads(response.read())
     finally:
         connection.close()
+
+
+def test_cached_tokens_tell_nothing_of_other_keys(engine: Engine) -> None:
+    secret = "the code of the safe is 7 4 1 9 2 5 " * 8
+    alice, bob = ({"x-fleet-cache-salt": digit * 32} for digit in "ab")
+
+    def cached(headers: dict[str, str], path: str = "chat", **fields: Any) -> int:
+        if path == "responses":
+            reply = engine.post("/v1/responses", headers=headers, input=secret, **fields)
+            found = reply.json["usage"]["input_tokens_details"]["cached_tokens"]
+        else:
+            reply = engine.chat(secret, headers=headers, **fields)
+            found = reply.json["usage"]["prompt_tokens_details"]["cached_tokens"]
+        return int(found)
+
+    assert cached(alice) == 0
+    assert cached(bob) == 0
+    assert cached({}) < 20  # the beginning of every chat
+    assert cached(alice) > 100
+    assert cached(alice, cache_salt="project") == 0
+    assert cached(alice, cache_salt="project") > 100
+    assert cached(bob, cache_salt="project") == 0
+    assert cached({}, cache_salt=f"{'a' * 32}:project") == 0
+    assert cached(bob, "responses", max_output_tokens=4) > 100
+    assert cached(bob, "responses", max_output_tokens=4, cache_salt="new") == 0
+    for headers, fields, param in (
+        ({"x-fleet-cache-salt": "A"}, {}, "x-fleet-cache-salt"),
+        ({}, {"cache_salt": ""}, "cache_salt"),
+        ({}, {"cache_salt": 7}, "cache_salt"),
+        ({}, {"cache_salt": "x" * 513}, "cache_salt"),
+    ):
+        reply = engine.chat(headers=headers, **fields)
+        assert (reply.status, reply.error["param"]) == (400, param)

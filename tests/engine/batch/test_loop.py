@@ -166,6 +166,23 @@ def test_an_answer_is_cached_as_the_prefix_of_the_next_question(new: NewBatch) -
     assert tokens(again) == run(new(), job(2, [*PROMPTS[3], *made, 17, 18]))[2]
 
 
+def test_prompts_of_another_salt_are_computed_anew(new: NewBatch) -> None:
+    head = [(11 * at) % 480 + 10 for at in range(300)]
+    batch = new()
+    prompts = {number: [*head, *PROMPTS[1][:number]] for number in (1, 2, 3, 4)}
+    for number, salt in ((1, "alice"), (2, "bob"), (3, "alice"), (4, "")):
+        batch.add(job(number, prompts[number], cache_salt=salt))
+    found = drain(batch)
+    assert [found[number][0].cached_tokens for number in (1, 2, 3, 4)] == [0, 0, 300, 0]
+    for number, prompt in prompts.items():
+        assert tokens(found[number]) == run(new(), job(1, prompt))[1]
+    # An answer, too, is cached for its own salt only.
+    longer = [*prompts[1], *tokens(found[1]), 17]
+    for salt, is_cached in (("bob", False), ("alice", True)):
+        batch.add(job(9, longer, cache_salt=salt))
+        assert (drain(batch)[9][0].cached_tokens > 301) == is_cached
+
+
 def test_embeddings_need_no_generating_jobs(batch: Any) -> None:
     assert batch.is_idle
     assert batch.embedder is None

@@ -1,5 +1,6 @@
 """The scheduler: which prompts a step reads, in tables of situations and as a property."""
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -38,7 +39,8 @@ class Store:
 
     held: list[tuple[int, ...]] = field(default_factory=list)
 
-    def match(self, tokens: Sequence[int]) -> int:
+    def match(self, tokens: Sequence[int], salt: str = "") -> int:
+        assert not salt, "the fake cache has no salts"
         best = 0
         for one in self.held:
             length = 0
@@ -99,6 +101,16 @@ def test_a_prompt_with_a_shared_beginning_waits_for_the_other() -> None:
     # the other one is read in the same step or the next, and only what the cache lacks of it
     rest = (*rest, *scheduler.next_chunks(512))
     assert {chunk.job_id: chunk.count for chunk in rest} == {1: 1, 2: 39}
+
+
+def test_a_prompt_does_not_wait_for_one_with_another_salt() -> None:
+    head = numbers(200, 0)
+    scheduler = Scheduler(match=lambda _tokens, _salt: 0, memory=Slots())
+    for number, salt in enumerate(("alice", "bob")):
+        one = job(number, [*head, number])
+        scheduler.add(dataclasses.replace(one, cache_salt=salt))
+    # Its wait would help neither, and would tell that somebody sends the same prompt.
+    assert [chunk.job_id for chunk in scheduler.next_chunks(512)] == [0, 1]
 
 
 def test_without_memory_later_prompts_do_not_overtake_the_first() -> None:

@@ -30,14 +30,19 @@ LIMITS = st.sampled_from([NODE_BYTES + 30, 3 * (NODE_BYTES + 60), 7 * (NODE_BYTE
 STEPS = st.lists(st.tuples(st.sampled_from("sssff"), TOKENS), max_size=30)
 
 
-def store(blocks: BlockTree, tokens: Tokens, *, still: int = 0) -> None:
+def store(blocks: BlockTree, tokens: Tokens, *, still: int = 0, salt: str = "") -> None:
     """Store like prefix_cache.py, with the tokens as values; windows have `still` tokens more than they need."""
     rules = blocks.rules
-    path = blocks.walk(encode_tokens(tokens))
+    root = blocks.root_of(salt)
+    path = blocks.walk(encode_tokens(tokens), root)
     blocks.touch(path, len(tokens))
     starts = [max(0, len(tokens) - size - still) for size in rules.windows]
     pieces = plan_copies(
-        path, blocks.find_partial(path, encode_tokens(tokens)), len(tokens), starts, rules
+        path,
+        blocks.find_partial(path[-1] if path else root, encode_tokens(tokens)),
+        len(tokens),
+        starts,
+        rules,
     )
     has_end = bool(path) and path[-1].end == len(tokens) and path[-1].extras[-1:] != [None]
     state = 0 if has_end or not rules.has_state else STATE
@@ -53,7 +58,7 @@ def store(blocks: BlockTree, tokens: Tokens, *, still: int = 0) -> None:
         own = tokens[piece.start : piece.stop]
         node = piece.node
         if node is None:
-            above = path[-1] if path else blocks.root
+            above = path[-1] if path else root
             node = blocks.add(above, encode_tokens(own), own, WEIGHT * len(own))
             path.append(node)
         for part in piece.parts:
@@ -237,3 +242,51 @@ def test_another_process_can_compute_the_block_names() -> None:
     second = block_hash(first, bytes([3, 0, 0, 0, 0x70, 0x11, 1, 0]))
     assert [node.key for node in blocks.recent()] == [first, second, b""]
     assert first.hex() == "2be61d6b44e007e6"
+
+
+def test_salts_share_no_blocks_and_one_limit() -> None:
+    blocks = BlockTree(BlockRules(block=BLOCK), limit_bytes=4 * (NODE_BYTES + WEIGHT * BLOCK))
+    tokens = (1, 2, 3, 4, 5)
+
+    def length(salt: str) -> int:
+        root = blocks.root_of(salt)
+        return blocks.match(encode_tokens(tokens), limit=4, root=root).length
+
+    store(blocks, tokens, salt="alice")
+    assert [length(salt) for salt in ("alice", "bob", "")] == [4, 0, 0]
+    alice = {node.key for node in blocks.recent() if node.key}
+    store(blocks, tokens)
+    assert [length(salt) for salt in ("alice", "bob", "")] == [4, 0, 4]
+    # Names of salted blocks cannot be computed from the tokens alone.
+    assert len(alice) == 1
+    assert alice < {node.key for node in blocks.recent() if node.key}
+    # A client may choose its salts: neither blocks nor roots pile up.
+    for number in range(100):
+        store(blocks, tokens, salt=f"s{number}")
+        assert blocks.nbytes <= blocks.limit_bytes
+    assert [length(salt) for salt in ("alice", "", "s99")] == [0, 0, 4]
+    assert len(blocks._salted) <= 4
+    blocks.trim(0)
+    assert not blocks._salted
+    store(blocks, tokens, salt="alice")
+    assert length("alice") == 4
+
+
+@settings(max_examples=samples(50))
+@given(STEPS, LIMITS, st.lists(st.sampled_from(["", "a", "b"]), min_size=1, max_size=5))
+def test_a_match_never_goes_beyond_what_its_own_salt_stored(
+    steps: list[tuple[str, Tokens]], limit: int, salts: list[str]
+) -> None:
+    blocks = BlockTree(BlockRules(block=BLOCK), limit_bytes=limit)
+    stored: dict[str, list[Tokens]] = {salt: [] for salt in ("", "a", "b")}
+    for at, (verb, tokens) in enumerate(steps):
+        salt = salts[at % len(salts)]
+        if verb == "s":
+            store(blocks, tokens, salt=salt)
+            stored[salt].append(tokens)
+            continue
+        found = blocks.match(
+            encode_tokens(tokens), limit=len(tokens) - 1, root=blocks.root_of(salt)
+        )
+        assert found.length <= max((shared(tokens, one) for one in stored[salt]), default=0)
+        assert blocks.nbytes <= limit

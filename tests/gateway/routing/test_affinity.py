@@ -1,7 +1,9 @@
 """Affinity: the bounded map, conversations, and beginnings of prompts."""
 
+import dataclasses
 import json
 from itertools import pairwise
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -26,12 +28,12 @@ LONG = "a long story " * 400
 
 
 def ask(
-    messages: object, *, session: str = "", model: str = "m", cache_key: str = ""
+    messages: object, *, session: str = "", model: str = "m", cache_key: str = "", **salts: Any
 ) -> InferenceRequest:
     prompt = messages if isinstance(messages, bytes) else json.dumps(messages).encode()
     return InferenceRequest(
         path="/", model=model, body=b"", request_id=b"", session=session, prompt=prompt,
-        cache_key=cache_key,
+        cache_key=cache_key, **salts,
     )  # fmt: skip
 
 
@@ -132,6 +134,25 @@ def test_a_cache_key_joins_and_separates_prompts() -> None:
     kin = recalled(memory, ask([{"role": "user", "content": "else"}], cache_key="team"))
     assert [mark for mark, _ in kin.cached] == [A.mark]
     assert recalled(memory, ask([{"role": "user", "content": "short"}], cache_key="x")).cached == []
+
+
+@pytest.mark.parametrize("salts", [{"key_salt": b"bob"}, {"key_salt": b""}])
+def test_the_engine_of_another_keys_prompt_is_not_told(salts: dict[str, Any]) -> None:
+    memory = small()
+    for one in (ask(LONG.encode()), ask(TALK), ask([], session="s")):
+        one.key_salt = b"alice"
+        asked(memory, one)
+        own, other = recalled(memory, one), recalled(memory, dataclasses.replace(one, **salts))
+        assert own.sticky_mark == A.mark or own.cached
+        assert not other.sticky_mark
+        assert not other.cached
+
+
+def test_a_cache_salt_separates_the_prompts_of_one_key() -> None:
+    memory, prompt = small(), LONG.encode()
+    asked(memory, ask(prompt, cache_salt="one", key_salt=b"alice"))
+    assert recalled(memory, ask(prompt, cache_salt="one", key_salt=b"alice")).cached
+    assert not recalled(memory, ask(prompt, cache_salt="two", key_salt=b"alice")).cached
 
 
 @given(st.binary(max_size=5_000), st.binary(max_size=3_000), st.binary(max_size=3_000))

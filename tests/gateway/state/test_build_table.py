@@ -21,7 +21,7 @@ from schemas.deployment import ModelDeployment, ModelDeploymentStatus
 from schemas.meta import Condition, ConditionStatus, ObjectMeta
 from schemas.replica import EndpointHardware
 from schemas.route import Backend, HeaderMatch, ModelRoute, ModelRouteSpec, RouteRule
-from schemas.routing import PrefixAffinity, Routing, Sessions
+from schemas.routing import CacheSharing, PrefixAffinity, Routing, Sessions
 from schemas.wire.engine_address import EngineAddress
 from tests.support.gateway_world import deployment, endpoint, route, target
 
@@ -263,6 +263,31 @@ def test_each_backend_has_its_deployments_routing_unless_the_route_has_one() -> 
 def test_what_is_remembered(routing: Routing, session_s: float, is_prefix_aware: bool) -> None:
     model = build_table(seen(routing_as("a", routing)), ()).models["a"]
     assert (model.session_s, model.is_prefix_aware) == (session_s, is_prefix_aware)
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "shares"),
+    [
+        ("Deployment", "Deployment", True),
+        ("Deployment", "Key", False),
+        ("Key", "Deployment", False),
+    ],
+)
+def test_keys_share_cached_prompts_only_if_every_deployment_says_so(
+    a: CacheSharing, b: CacheSharing, *, shares: bool
+) -> None:
+    one, two = (
+        deployment(name, "fast").model_copy(
+            update={"spec": routing_as(name, Routing(cache_sharing=kind)).spec}
+        )
+        for name, kind in (("a", a), ("b", b))
+    )
+    loose, strict = Routing(cache_sharing="Deployment"), Routing()
+    for routing, expected in ((None, shares), (loose, shares), (strict, False)):
+        both = tuple(Backend(deployment=name) for name in ("a", "b"))
+        table = build_table(seen(one, two, routed(backends=both, routing=routing)), {})
+        assert table.models["x"].shares_cache is expected
+    assert not build_table(seen(deployment("a", "fast"), two), {}).models["a"].shares_cache
 
 
 def test_rules_and_fallbacks() -> None:
