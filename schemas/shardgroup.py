@@ -68,7 +68,7 @@ class GroupMember(ApiModel):
     """The node."""
     addresses: tuple[Address, ...] = ()
     """Its addresses on the cables of the group, one per link; several are used in parallel. Default: the address
-    that its agent reports."""
+    that its agent reports, which is mostly one of a shared network (see allowUnencryptedRing)."""
     rdma: dict[ObjectName, tuple[Device, ...]] = Field(default_factory=dict)
     """Its RDMA devices towards each other member, such as {studio-2: [rdma_en5]}. Default: as agents report."""
 
@@ -113,6 +113,9 @@ class ShardGroupSpec(ApiModel):
     """Ranks listen on ports from here to 8,192 above; each new epoch takes others."""
     fallbacks: Annotated[tuple[Fallback, ...], Field(max_length=8)] = ()
     """Variants to run while the group cannot be formed as declared, in order."""
+    allow_unencrypted_ring: bool = False
+    """Allow ranks to listen on a network that other machines share. They neither encrypt prompts nor authenticate each
+    other, so they otherwise listen on Thunderbolt, link-local and loopback addresses only."""
     reservation: Literal["Shared", "Exclusive"] = "Shared"
     """Exclusive keeps single-Mac replicas off the members; Shared allows them."""
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import combinations
 
 from schemas.formation import Seat
-from schemas.node import NodeFabric, NodeStatus, RdmaDevice, ThunderboltPort
+from schemas.node import FabricInterface, NodeFabric, NodeStatus, RdmaDevice, ThunderboltPort
 from schemas.shardgroup import MOST_JACCL_RANKS, GroupMember, ShardGroupSpec
 
 
@@ -279,6 +279,7 @@ def find_faults(
     for name, status in nodes:
         yield from _unreachable(group, name, status, nodes)
     yield from _nowhere_to_meet(group, nodes)
+    yield from _on_shared_networks(group, nodes)
     if group.backend == "ring":
         return
     if len(nodes) > MOST_JACCL_RANKS:
@@ -368,6 +369,48 @@ def _nowhere_to_meet(group: ShardGroupSpec, nodes: Sequence[NamedStatus]) -> Ite
             message=f"the address of {name} in spec.members belongs to one cable, and all ranks must meet there; "
             "start its agent with an --address on a network that all members share",
         )
+
+
+def _on_shared_networks(
+    group: ShardGroupSpec, nodes: Sequence[NamedStatus]
+) -> Iterator[FabricFault]:
+    """Yield a fault for each rank that strangers could reach: MLX's sockets have no authentication and no encryption."""
+    if group.allow_unencrypted_ring:
+        return
+    for rank, (name, status) in enumerate(nodes):
+        used = _addresses(group, name, status)
+        if not rank and (meeting := _meeting_address(group, name, status, len(nodes))):
+            used = (*used, meeting)
+        shared = [one for one in dict.fromkeys(used) if _is_shared(one, status)]
+        if shared:
+            cables = [one.address for one in status.fabric.interfaces if _is_cable(one, status)]
+            hint = f" ({name} has {', '.join(cables)})" if cables else ""
+            yield FabricFault(
+                reason="NotPointToPoint",
+                message=f"ranks exchange prompts without encryption, and {', '.join(shared)} of {name} is not known to "
+                f"be on a cable between two Macs; write its Thunderbolt addresses in spec.members[].addresses{hint}, "
+                "or allowUnencryptedRing: true if nobody else uses the network",
+            )
+
+
+def _is_shared(address: str, status: NodeStatus) -> bool:
+    """Return whether more than the other end of a cable, or this machine itself, may reach the address."""
+    number, interfaces = _ip_address(address), status.fabric.interfaces
+    if number is None:
+        return True  # a host name, whose address is not known here
+    if number.is_loopback:
+        return False
+    at = [one for one in interfaces if one.address == address]
+    if at or number.version == 6:
+        return not (at and all(_is_cable(one, status) for one in at))
+    # Another Mac's address is a fault of its own. Agents that report no addresses leave only the range to go by.
+    return not interfaces and not number.is_link_local
+
+
+def _is_cable(interface: FabricInterface, status: NodeStatus) -> bool:
+    """Return whether an interface is a Thunderbolt port, or the bridge over several."""
+    ports = {port.interface for port in status.fabric.ports}
+    return interface.is_thunderbolt or interface.name in ports
 
 
 def _ip_address(address: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:

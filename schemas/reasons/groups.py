@@ -134,6 +134,13 @@ CABLES: Final = ReasonSection(
             "Start its agent with `--address`, or write `spec.members[].addresses`.",
         ),
         problem(
+            "NotPointToPoint",
+            "A rank would listen on a network that other machines share. Ranks neither encrypt prompts nor authenticate "
+            "each other.",
+            "Write addresses of Thunderbolt ports or of the Thunderbolt bridge in `spec.members[].addresses`, or "
+            "`spec.allowUnencryptedRing: true` if you trust every machine on that network.",
+        ),
+        problem(
             "NotItsAddress",
             "A Mac does not have the address that is written for it.",
             "Correct `spec.members[].addresses`.",

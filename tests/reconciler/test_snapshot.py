@@ -118,7 +118,7 @@ async def test_a_group_explains_the_rank_of_each_node() -> None:
     puts = [codec.put_spec(one) for one in (pair, sharded())]
     for name in "abc":
         made = node_status(name, memory_gib=10)
-        status = made.model_copy(update={"models": reports, "address": f"10.0.0.{ord(name)}"})
+        status = made.model_copy(update={"models": reports, "address": f"169.254.0.{ord(name)}"})
         puts += [put_node(name, status), put_lease(name)]
     await transport.commit([], puts)
     seen = await snapshot.take(transport, CLOCK)

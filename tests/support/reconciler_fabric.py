@@ -63,10 +63,11 @@ def ringed(count: int, *, wires: int = 1) -> list[Mac]:
 
 
 def group(backend: Backend, macs: list[Mac], **member: object) -> ShardGroupSpec:
+    """Return a group of the Macs, whose ranks may use the Ethernet; `member` changes the first one."""
     members = tuple(GroupMember(node=name) for name, _ in macs)
     if member:
         members = (members[0].model_copy(update=member), *members[1:])
-    return ShardGroupSpec(members=members, backend=backend)
+    return ShardGroupSpec(members=members, backend=backend, allow_unencrypted_ring=True)
 
 
 def with_fabric(macs: list[Mac], at: int, **changes: object) -> list[Mac]:

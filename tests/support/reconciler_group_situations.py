@@ -45,7 +45,7 @@ def group(members: str = "ab", *, name: str = "pair", **spec: object) -> GroupVi
     if "selector" not in spec:
         spec["members"] = [{"node": one} for one in members]
     machines = {
-        one: node_status(one).model_copy(update={"address": f"10.0.0.{ord(one)}"})
+        one: node_status(one).model_copy(update={"address": f"169.254.0.{ord(one)}"})
         for one in members
     }
     return GroupView(

@@ -45,7 +45,8 @@ def seated(backend: Backend, macs: list[Mac]) -> tuple[Seat, ...]:
 def test_a_ring_has_the_members_addresses_or_the_agents() -> None:
     macs = [mac("a", [], number=1), mac("b", [], number=2)]
     spec = ShardGroupSpec(
-        members=(GroupMember(node="a", addresses=("192.168.1.1",)), GroupMember(node="b"))
+        members=(GroupMember(node="a", addresses=("192.168.1.1",)), GroupMember(node="b")),
+        allow_unencrypted_ring=True,
     )
     assert assign_seats(spec, macs) == (
         Seat(node="a", addresses=("192.168.1.1",)),
@@ -209,6 +210,7 @@ def test_devices_that_a_person_named(here: str, there: str, reasons: list[str]) 
             GroupMember(node="mac-1", rdma={"mac-0": (there,)} if there else {}),
             GroupMember(node="mac-2"),
         ),
+        allow_unencrypted_ring=True,
     )
     assert [one.reason for one in find_faults(spec, macs)] == reasons
     if not reasons:
@@ -260,9 +262,73 @@ def test_where_all_ranks_meet(backend: Backend, count: int, own: str, meeting: s
         assert [one.reason for one in find_faults(spec, lonely)] == ["NoMeetingPlace"]
 
 
+BRIDGE = FabricInterface(name="bridge0", address="10.7.0.1", is_thunderbolt=True)
+
+
+@pytest.mark.parametrize(
+    ("backend", "count", "address", "changes", "shared"),
+    [
+        pytest.param("ring", 2, "10.0.1.1", {}, "", id="a-cable"),
+        pytest.param("ring", 2, "", {}, "192.168.1.0", id="the-agents-address"),
+        pytest.param("ring", 2, "192.168.1.0", {}, "192.168.1.0", id="ethernet"),
+        pytest.param("ring", 3, "10.0.1.1", {}, "192.168.1.0", id="three-meet-on-the-ethernet"),
+        pytest.param("jaccl", 2, "10.0.1.1", {}, "192.168.1.0", id="jaccl-meets-on-the-ethernet"),
+        pytest.param(
+            "ring", 3, "10.7.0.1", {"fabric": NodeFabric(interfaces=(BRIDGE,))}, "", id="a-bridge"
+        ),
+        pytest.param(
+            "ring",
+            2,
+            "169.254.3.4",
+            {
+                "fabric": NodeFabric(
+                    interfaces=(FabricInterface(name="en0", address="169.254.3.4"),)
+                )
+            },
+            "169.254.3.4",
+            id="link-local-on-an-ethernet",
+        ),
+        pytest.param("ring", 2, "169.254.3.4", {"fabric": NodeFabric()}, "", id="link-local"),
+        pytest.param("ring", 2, "10.0.0.9", {"fabric": NodeFabric()}, "10.0.0.9", id="unknown"),
+        pytest.param("ring", 2, "", {"address": "mac-0.local"}, "mac-0.local", id="a-name"),
+        pytest.param("ring", 2, "", {"address": "fe80::1"}, "fe80::1", id="ipv6"),
+    ],
+)
+def test_ranks_listen_on_point_to_point_addresses_only(
+    backend: Backend, count: int, address: str, changes: dict[str, object], shared: str
+) -> None:
+    macs = with_status(meshed(count), 0, **changes)
+    allowed = group(backend, macs, addresses=(address,) if address else ())
+    others = tuple(
+        member.model_copy(update={"addresses": (f"10.{at}.1.1",)})
+        for at, member in enumerate(allowed.members)
+        if at
+    )
+    allowed = allowed.model_copy(update={"members": (allowed.members[0], *others)})
+    assert not list(find_faults(allowed, macs))
+    refused = allowed.model_copy(update={"allow_unencrypted_ring": False})
+    faults = list(find_faults(refused, macs))
+    assert [one.reason for one in faults] == ["NotPointToPoint"] * bool(shared)
+    if shared:
+        assert f"{shared} of mac-0 is not known" in faults[0].message
+        assert "addresses" in faults[0].message
+        assert "allowUnencryptedRing" in faults[0].message
+        assert assign_seats(refused, macs) == faults[0]
+    if shared == "192.168.1.0":
+        assert "(mac-0 has 10.0.1.1" in faults[0].message
+
+
+def test_ranks_on_one_machine_use_loopback() -> None:
+    macs = [
+        (name, status.model_copy(update={"address": "127.0.0.1"})) for name, status in meshed(2)
+    ]
+    spec = group("ring", macs).model_copy(update={"allow_unencrypted_ring": False})
+    assert not list(find_faults(spec, macs))
+
+
 def test_sizes_that_jaccl_does_not_take() -> None:
     selecting = ShardGroupSpec.model_validate_json(
-        '{"selector": {}, "size": 2, "backend": "jaccl"}'
+        '{"selector": {}, "size": 2, "backend": "jaccl", "allowUnencryptedRing": true}'
     )
     assert [one.reason for one in find_faults(selecting, meshed(1))] == ["TooFew"]
     assert [one.reason for one in find_faults(selecting, meshed(9))] == ["TooMany"]

@@ -392,7 +392,7 @@ def test_a_new_version_takes_the_place_of_the_old_one() -> None:
 def test_actions_name_every_rank() -> None:
     (action,) = plan(seen(sharded(), nodes=[A, B], groups=[PAIR])).actions
     assert isinstance(action, CreateReplica)
-    assert [rank.addresses for rank in action.ranks] == [("10.0.0.97",), ("10.0.0.98",)]
+    assert [rank.addresses for rank in action.ranks] == [("169.254.0.97",), ("169.254.0.98",)]
     assert action.form is not None
     assert (action.form.group, action.form.backend, action.form.parallelism) == (
         "pair",

@@ -39,7 +39,7 @@ def status_of(name: str) -> NodeStatus:
     """Return the status of a Mac with half the room for the model."""
     made = node_status(name, memory_gib=10)
     models = (ModelReport(path="qwen", geometry=BIG),)
-    return made.model_copy(update={"address": f"10.0.0.{ord(name)}", "models": models})
+    return made.model_copy(update={"address": f"169.254.0.{ord(name)}", "models": models})
 
 
 @asynccontextmanager
