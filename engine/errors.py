@@ -13,6 +13,7 @@ __all__ = [
     "draining",
     "internal",
     "invalid",
+    "is_panic",
     "job_failed",
     "queue_full",
     "summarize",
@@ -78,6 +79,11 @@ def job_failed(reason: str, param: str | None) -> RefusedError:
         "repetitions or fewer alternatives."
     )
     return invalid(message, param=param, code="schema_too_complex")
+
+
+def is_panic(error: BaseException) -> bool:
+    """Return whether a library written in Rust has panicked; such an error is no `Exception`."""
+    return type(error).__module__ == "pyo3_runtime"
 
 
 def summarize(error: BaseException) -> str:

@@ -9,6 +9,7 @@ import itertools
 import math
 import os
 import re
+import stat
 import struct
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -113,6 +114,8 @@ _PREFILL_LINUX, _PREFILL_MAC = 512, 2048
 # Head sizes with a fused prefill kernel on Metal (mlx 0.32: sdpa_full).
 _FUSED_HEAD_SIZES = (64, 80, 128)
 
+# Further templates of a model, all of which transformers reads.
+_TEMPLATE_FOLDER, _MAX_TEMPLATES = "additional_chat_templates", 32
 _INDEX_FILE = "model.safetensors.index.json"
 # Each tensor of a header is an object; counting braces is cheaper than parsing.
 _TENSOR_MARK = b"{"
@@ -251,13 +254,29 @@ def check_context(facts: ModelFacts, context_length: int) -> None:
 
 
 def _check_sizes(folder: Path) -> None:
-    """Refuse a file that is too large to be read whole, as the engine's libraries read all but weights."""
+    """Refuse a file that cannot be read whole, as the engine's libraries read all but weights.
+
+    Links are followed wherever they lead, as in the caches of Hugging Face, but to files only: a device has no end.
+    """
     for path in folder.iterdir():
         if path.suffix not in _READ_SUFFIXES or path.name == _INDEX_FILE:
             continue
-        limit = _MAX_CONFIG_BYTES if path.name in _CONFIG_FILES else _MAX_OTHER_BYTES
-        with contextlib.suppress(FileNotFoundError):  # a link to nothing
-            _check_size(path, path.stat().st_size, limit)
+        _check_file(path, _MAX_CONFIG_BYTES if path.name in _CONFIG_FILES else _MAX_OTHER_BYTES)
+    more = list(itertools.islice((folder / _TEMPLATE_FOLDER).glob("*"), _MAX_TEMPLATES + 1))
+    if len(more) > _MAX_TEMPLATES:
+        raise ModelUnusableError(
+            f"{folder / _TEMPLATE_FOLDER} has more than {_MAX_TEMPLATES} files"
+        )
+    for path in more:
+        _check_file(path, _MAX_CONFIG_BYTES)
+
+
+def _check_file(path: Path, limit: int) -> None:
+    with contextlib.suppress(FileNotFoundError):  # a link to nothing
+        found = path.stat()
+        if not stat.S_ISREG(found.st_mode) and not stat.S_ISDIR(found.st_mode):
+            raise ModelUnusableError(f"{path} is not a file, or a link to none")
+        _check_size(path, found.st_size, limit)
 
 
 def _check_size(path: Path, size: int, limit: int) -> None:

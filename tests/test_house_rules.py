@@ -90,13 +90,14 @@ def test_the_environment_is_read_at_the_edge_only(room: str) -> None:
 
 
 # Who may catch everything: the loop that decides about retries, the outermost edge of a process or a
-# thread, and the wall around mlx-lm, which raises whatever its own libraries raise.
+# thread, and the walls around mlx-lm and tokenizers, which raise whatever their own libraries raise.
 MAY_CATCH_ALL = {
     "machinery/control_loop.py",
     "machinery/process_main.py",
     "engine/batch/loop.py",
     "engine/batch/embedder.py",
     "engine/model/loader.py",
+    "engine/text/codec.py",
     "engine/worker.py",
 }
 

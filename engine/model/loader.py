@@ -18,7 +18,7 @@ from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.tuner.utils import load_adapters
 from mlx_lm.utils import load_model, load_tokenizer
 
-from engine.errors import StoppedError, summarize
+from engine.errors import StoppedError, is_panic, summarize
 from engine.gauges import Gauges
 from engine.grammar import llguidance_backend
 from engine.grammar.interface import GrammarCompiler
@@ -35,6 +35,8 @@ Model: TypeAlias = Any  # an mlx.nn.Module; mlx ships no types
 _SLICE_BYTES = 256 << 20
 
 # Files that each contain a whole tokenizer's vocabulary.
+# Some tokenizers load and then fail on every text.
+_PROBE = "Hello, world! 123"
 _TOKENIZER_FILES = (
     *("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "tekken.json"),
     *("spiece.model", "sentencepiece.bpe.model", "tiktoken.model"),
@@ -149,6 +151,7 @@ def load_codec(folder: Path, config: dict[str, Any]) -> TextCodec:
         make_tokenizer: Callable[..., Any] = load_tokenizer
         eos = config.get("eos_token_id")
         codec = TextCodec(make_tokenizer(folder, extra, eos_token_ids=eos))
+        codec.encode_text(_PROBE)
     complaint = codec.template_complaint()
     if complaint:
         raise ModelUnusableError(f"{folder}: the chat template cannot be used: {complaint}")
@@ -160,9 +163,11 @@ def raise_unusable(culprit: Path | str) -> Iterator[None]:
     """Turn any exception into a ModelUnusableError that names the culprit; for code that only bad files make fail."""
     try:
         yield
-    except Exception as error:
-        # No narrower list is possible: the tokenizers library raises bare Exception, and mlx-lm raises
+    except BaseException as error:
+        # No narrower list is possible: the tokenizers library raises bare Exception or panics, and mlx-lm raises
         # TypeError, KeyError, AttributeError and ValueError for unusual configs.
+        if not isinstance(error, Exception) and not is_panic(error):
+            raise
         raise ModelUnusableError(f"{culprit}: {summarize(error)}") from error
 
 

@@ -5,18 +5,26 @@ The tokenizer is passed in; nothing here imports mlx.
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, TypeAlias
 
+from engine import errors
 from engine.errors import PromptRefusedError, TextTooLongError
 from engine.text import template_check, template_traits
 from engine.text.interface import Detokenizer, Message
 from engine.text.template_traits import TemplateTraits
+from engine.text.watchdog import OverdueError, Watchdog
 
 PieceSpeller: TypeAlias = Callable[[int], bytes]
 
 # Unicode's composition (NFC) makes a third of some texts: nine bytes of Korean letters become a syllable of three.
 _NORMALIZED_SHRINK = 3
+# Rendering takes milliseconds; 4,096 long messages on a busy machine may take a second.
+_RENDER_S = 20.0
+# The longest context is some 64 MiB of text.
+_MAX_RENDERED_CHARACTERS = 128 << 20
+_WATCHDOG = Watchdog()
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
@@ -92,11 +100,26 @@ def _spell_sentencepiece(name: str) -> bytes:
     return bytes([int(byte[1], 16)]) if byte else name.replace("\u2581", " ").encode()
 
 
+@contextmanager
+def _refusing_unreadable() -> Iterator[None]:
+    """Refuse a text on which the tokenizer fails: its patterns and tables come with the model's files."""
+    try:
+        yield
+    except BaseException as error:
+        # The tokenizers library raises bare Exception, or panics, as for a pattern that backtracks without an end.
+        if not isinstance(error, Exception) and not errors.is_panic(error):
+            raise
+        message = f"The model's tokenizer cannot read this text: {errors.summarize(error)}"
+        raise errors.invalid(message, code="unreadable_text") from error
+
+
 class TextCodec:
     """Implements `engine.text.interface.Codec`. `encode_*` run in the tokenizer threads, not in the worker."""
 
-    def __init__(self, tokenizer: Any) -> None:
+    def __init__(self, tokenizer: Any, *, render_s: float = _RENDER_S) -> None:
+        """Wrap a tokenizer; its chat template may take `render_s` seconds for one prompt."""
         self._tokenizer = tokenizer
+        self._render_s = render_s
         self._piece = piece_speller(tokenizer)
         self._traits = template_traits.read_traits(tokenizer)
         self._is_fast = getattr(tokenizer, "backend_tokenizer", None) is not None
@@ -139,10 +162,12 @@ class TextCodec:
 
         Raises:
             TextTooLongError: it certainly has more than `max_tokens`.
+            RefusedError: the tokenizer fails on it.
 
         """
         self._check_length(text, max_tokens)
-        return list(self._tokenizer.encode(text))
+        with _refusing_unreadable():
+            return list(self._tokenizer.encode(text))
 
     def encode_chat(
         self, messages: Sequence[Message], *, max_tokens: int | None = None, **variables: Any
@@ -152,23 +177,34 @@ class TextCodec:
         Raises:
             PromptRefusedError: the template does not support these messages.
             TextTooLongError: the rendered text certainly has more than `max_tokens`.
+            RefusedError: the tokenizer fails on the rendered text.
 
         """
         if not self._is_fast:
             return list(self._render(messages, variables, tokenize=True))
         text = self._render(messages, variables, tokenize=False)
         self._check_length(text, max_tokens)
-        return list(self._tokenizer.encode(text, add_special_tokens=False))
+        with _refusing_unreadable():
+            return list(self._tokenizer.encode(text, add_special_tokens=False))
 
     def _render(
         self, messages: Sequence[Message], variables: Mapping[str, Any], *, tokenize: bool
     ) -> Any:
         try:
-            return self._tokenizer.apply_chat_template(
-                list(messages), tokenize=tokenize, add_generation_prompt=True, **variables
-            )
+            with _WATCHDOG.limit(self._render_s):
+                rendered = self._tokenizer.apply_chat_template(
+                    list(messages), tokenize=tokenize, add_generation_prompt=True, **variables
+                )
         except template_check.REFUSALS as error:
             raise PromptRefusedError(str(error)) from error
+        except OverdueError as error:
+            message = f"it takes more than {self._render_s:.0f} s for them"
+            raise PromptRefusedError(message) from error
+        except MemoryError as error:
+            raise PromptRefusedError("it takes too much memory for them") from error
+        if len(rendered) > _MAX_RENDERED_CHARACTERS:
+            raise PromptRefusedError(f"it writes {len(rendered)} characters for them")
+        return rendered
 
     def _check_length(self, text: str, max_tokens: int | None) -> None:
         """Refuse a text with more bytes than `max_tokens` of the longest token have."""

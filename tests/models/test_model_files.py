@@ -175,6 +175,17 @@ def pipe(name: str) -> Callable[[Path], None]:
     return make
 
 
+def device(name: str) -> Callable[[Path], None]:
+    """Return a function that makes a link to a device from which one could read without an end."""
+
+    def make(folder: Path) -> None:
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).unlink(missing_ok=True)
+        (folder / name).symlink_to("/dev/zero")
+
+    return make
+
+
 def as_folder(name: str) -> Callable[[Path], None]:
     def make(folder: Path) -> None:
         (folder / name).unlink(missing_ok=True)
@@ -199,6 +210,12 @@ BROKEN = [
     pytest.param(lambda f: (f / "config.json").unlink(), "has no config.json", id="no-config"),
     pytest.param(as_folder("config.json"), "has no config.json", id="config-is-a-folder"),
     pytest.param(pipe("config.json"), "has no config.json", id="config-is-a-pipe"),
+    pytest.param(device("tokenizer.json"), "tokenizer.json is not a file", id="endless-tokenizer"),
+    pytest.param(device("chat_template.jinja"), "is not a file", id="endless-template"),
+    pytest.param(device("config.json"), "has no config.json", id="endless-config"),
+    pytest.param(
+        device("additional_chat_templates/a.jinja"), "a.jinja is not a file", id="endless-folder"
+    ),
     pytest.param(content("config.json", b"{"), "content: Invalid JSON", id="config-no-json"),
     pytest.param(content("config.json", b"\xff{}"), "content: Invalid", id="config-no-text"),
     pytest.param(content("config.json", b"[" * 99_999), "Invalid JSON", id="config-deep"),
@@ -353,9 +370,32 @@ def huge_template(folder: Path) -> str:
     return "chat_template.jinja has 1048577 bytes"
 
 
+def many_templates(folder: Path) -> str:
+    (folder / "additional_chat_templates").mkdir()
+    for number in range(33):
+        (folder / "additional_chat_templates" / f"{number}.jinja").touch()
+    return "additional_chat_templates has more than 32 files"
+
+
+def huge_second_template(folder: Path) -> str:
+    (folder / "additional_chat_templates").mkdir()
+    sparse(folder / "additional_chat_templates" / "a.jinja", (1 << 20) + 1)
+    return "a.jinja has 1048577 bytes"
+
+
 @pytest.mark.parametrize(
     "fault",
-    [huge_header, many_tensors, many_files, huge_config, huge_index, huge_tokenizer, huge_template],
+    [
+        many_templates,
+        huge_second_template,
+        huge_header,
+        many_tensors,
+        many_files,
+        huge_config,
+        huge_index,
+        huge_tokenizer,
+        huge_template,
+    ],
 )
 def test_a_folder_is_read_within_limits(folder: Path, fault: Callable[[Path], str]) -> None:
     """An agent looks at every folder that a deployment names; none may take its memory."""
@@ -366,6 +406,16 @@ def test_a_folder_is_read_within_limits(folder: Path, fault: Callable[[Path], st
     assert found.reason == "ModelUnusable"
     assert wanted in found.message
     assert grown_kib < 400 << 10
+
+
+def test_a_folder_of_links_as_in_the_cache_of_hugging_face(folder: Path, tmp_path: Path) -> None:
+    blobs = tmp_path / "blobs"
+    blobs.mkdir()
+    (folder / "tokenizer.json").write_text("{}")
+    for path in [one for one in folder.iterdir() if one.is_file()]:
+        path.rename(blobs / path.name)
+        path.symlink_to(Path("..") / "blobs" / path.name)
+    assert report(folder).geometry is not None
 
 
 def test_large_but_real_files_are_accepted(folder: Path) -> None:

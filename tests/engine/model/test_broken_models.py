@@ -220,6 +220,52 @@ def broken_tokenizer(folder: Path) -> str:
     return "tokenizer"
 
 
+def tokenizer_with(folder: Path, **changes: object) -> str:
+    path = folder / "tokenizer.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+    return "tokenizer: "
+
+
+def tokenizer_that_panics(folder: Path) -> str:
+    charsmap = {"type": "Precompiled", "precompiled_charsmap": "/////w=="}
+    return tokenizer_with(folder, normalizer=charsmap) + "PanicException"
+
+
+def tokenizer_that_panics_later(folder: Path) -> str:
+    single = [{"SpecialToken": {"id": "none", "type_id": 0}}]
+    empty = {"type": "TemplateProcessing", "single": single, "pair": [], "special_tokens": {}}
+    return tokenizer_with(folder, post_processor=empty)
+
+
+def tokenizer_without_words(folder: Path) -> str:
+    model = {"type": "WordLevel", "unk_token": "none", "vocab": {}}
+    return tokenizer_with(folder, model=model, pre_tokenizer=None)
+
+
+def tokenizer_nested_deeply(folder: Path) -> str:
+    (folder / "tokenizer.json").write_bytes(b"[" * 20_000_000)
+    return "tokenizer: RecursionError"
+
+
+def tokenizer_of_another_file(folder: Path) -> str:
+    (folder / "tokenizer.json").unlink()
+    (folder / "tokenizer.json").symlink_to("/etc/passwd")
+    return "tokenizer: "
+
+
+def a_shape_larger_than_its_bytes(folder: Path) -> str:
+    """Check that a file of 600 kB cannot become a gigabyte of memory that no proof has counted."""
+    path = folder / "model.safetensors"
+    raw = path.read_bytes()
+    length = int.from_bytes(raw[:8], "little")
+    header = json.loads(raw[8 : 8 + length])
+    header["model.embed_tokens.weight"]["shape"][0] = 1 << 22
+    lead = json.dumps(header).encode()
+    path.write_bytes(len(lead).to_bytes(8, "little") + lead + raw[8 + length :])
+    change(folder / "config.json", vocab_size=1 << 22)
+    return "invalid data offsets"
+
+
 def half_a_tokenizer(folder: Path) -> str:
     path = folder / "tokenizer.json"
     path.write_bytes(path.read_bytes()[:5000])
@@ -257,6 +303,8 @@ FAULTS: list[Fault] = [
     missing_numbers, short_context, no_weights, weights_of_which_one_is_absent, cut_short,
     a_pointer_instead, a_link_to_nothing, a_pipe, broken_header, other_shape, missing_tensor,
     foreign_tensor, no_tokenizer, no_tokenizer_at_all, broken_template, broken_tokenizer, half_a_tokenizer,
+    tokenizer_that_panics, tokenizer_that_panics_later, tokenizer_without_words, tokenizer_nested_deeply,
+    tokenizer_of_another_file, a_shape_larger_than_its_bytes,
     template_of_a_huge_range, template_that_loops, template_that_doubles_a_string,
     template_that_writes_without_end, template_that_calls_itself,
     broken_pooling, nothing_at_all, not_there, a_name_too_long,

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from tokenizers import (
     AddedToken,
+    Regex,
     Tokenizer,
     decoders,
     models,
@@ -15,7 +16,7 @@ from tokenizers import (
     trainers,
 )
 
-from engine.errors import TextTooLongError
+from engine.errors import PromptRefusedError, RefusedError, TextTooLongError
 from engine.text.codec import TextCodec
 from engine.text.tool_calls import HERMES, PLAIN
 from tests.support.mlx_models import module
@@ -52,12 +53,12 @@ def sentencepiece() -> Any:
     return tokenizer
 
 
-def load(folder: Path, tokenizer: Any, **config: Any) -> TextCodec:
+def load(folder: Path, tokenizer: Any, *, render_s: float = 20.0, **config: Any) -> TextCodec:
     folder.mkdir(exist_ok=True)
     tokenizer.save(str(folder / "tokenizer.json"))
     given = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "</s>"} | config
     (folder / "tokenizer_config.json").write_text(json.dumps(given))
-    return TextCodec(module("mlx_lm.tokenizer_utils").load(folder))
+    return TextCodec(module("mlx_lm.tokenizer_utils").load(folder), render_s=render_s)
 
 
 @pytest.mark.parametrize("make", [byte_level, sentencepiece])
@@ -99,7 +100,7 @@ HERMES_TEMPLATE = "{% if tools %}<tool_call>{{ tools }}{{ tool_call.name }}{% en
 def test_the_template_defines_the_tool_call_format(
     tmp_path: Path, template: str | None, start: str, syntax: Any, *, is_native: bool
 ) -> None:
-    more = {} if template is None else {"chat_template": template}
+    more: dict[str, Any] = {} if template is None else {"chat_template": template}
     call_format = load(tmp_path, byte_level(), **more).traits.tool_call_format
     assert call_format.start == start
     assert call_format.is_native is is_native
@@ -162,3 +163,54 @@ def test_a_tokenizer_that_drops_text_accepts_any_length(tmp_path: Path) -> None:
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     codec = load(tmp_path, tokenizer)
     assert codec.encode_text("a" + " " * 10_000, max_tokens=2)
+
+
+# Templates that pass the check with one short message.
+LATER = "{% if messages|length > 1 %}BOMB{% endif %}{{ messages[0].content }}"
+LOOP = "{% for x in range(99999) %}" * 3 + "{% endfor %}" * 3
+
+
+@pytest.mark.parametrize(
+    ("bomb", "complaint"),
+    [
+        pytest.param(LOOP, "takes more than 1 s", id="loops"),
+        pytest.param("{{ 'x' * 10**15 }}", "takes too much memory", id="multiplies"),
+        pytest.param("{{ ''.__class__.__mro__[1].__subclasses__() }}", "unsafe", id="escapes"),
+        pytest.param("{{ messages.append(1) }}", "unsafe", id="changes-the-messages"),
+        pytest.param("{% include '/etc/passwd' %}", "no loader", id="reads-a-file"),
+    ],
+)
+def test_a_template_that_is_hostile_for_some_messages_only(
+    tmp_path: Path, bomb: str, complaint: str
+) -> None:
+    codec = load(
+        tmp_path / "m", byte_level(), render_s=1, chat_template=LATER.replace("BOMB", bomb)
+    )
+    assert codec.template_complaint() == ""
+    message = {"role": "user", "content": "a"}
+    turns = [message, message]
+    with pytest.raises(PromptRefusedError, match=complaint):
+        codec.encode_chat(turns)
+    assert turns == [message, message]
+    # The thread goes on, and no late error meets the next prompt.
+    for _ in range(100):
+        assert codec.encode_chat([message]) == codec.encode_text("a")
+
+
+def test_a_text_on_which_the_tokenizer_panics_is_refused(tmp_path: Path) -> None:
+    tokenizer = byte_level()
+    split: Any = pre_tokenizers.Split
+    regex: Any = Regex
+    backtracking = split(regex("(a+)+$"), "isolated")
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([backtracking, tokenizer.pre_tokenizer])
+    codec = load(tmp_path / "m", tokenizer, chat_template="{{ messages[0].content }}")
+    text = "a" * 40 + "!"
+    for encode in (
+        lambda: codec.encode_text(text),
+        lambda: codec.encode_chat([{"role": "user", "content": text}]),
+    ):
+        with pytest.raises(RefusedError) as caught:
+            encode()
+        assert (caught.value.refusal.status, caught.value.refusal.code) == (400, "unreadable_text")
+        assert "tokenizer cannot read this text" in caught.value.refusal.message
+    assert codec.encode_text("a")
