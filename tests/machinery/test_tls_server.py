@@ -151,6 +151,23 @@ async def test_old_versions_and_ciphers_are_refused(
             await server.echoes()
 
 
+@pytest.mark.parametrize(
+    ("group", "is_accepted"),
+    [("ffdhe8192", False), ("ffdhe2048", False), ("prime256v1", True)],
+)
+@on_uvloop
+async def test_costly_groups_are_refused(tmp_path: Path, group: str, *, is_accepted: bool) -> None:
+    async with running_server(tmp_path) as server:
+        try:
+            server.client.set_ecdh_curve(group)
+        except ValueError:
+            pytest.skip(f"this OpenSSL's client has no {group}")
+        try:
+            assert await server.echoes() is is_accepted
+        except (ssl.SSLError, ConnectionError):
+            assert not is_accepted
+
+
 @on_uvloop
 async def test_plain_http_gets_an_answer(tmp_path: Path) -> None:
     async with (
