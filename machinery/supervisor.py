@@ -109,7 +109,17 @@ class Supervisor:
             self._log_end(lifetime_s)
             await self._clock.sleep(backoff.delay_s(failures, jitter=random.random()))
             if self.wanted():
-                self._child = self._spawn()
+                self._try_spawn()
+
+    def _try_spawn(self) -> None:
+        """Start the program again; the loop tries again later if its log or record cannot be written."""
+        try:
+            self._child = self._spawn()
+        except OSError as error:
+            log.warning(
+                "cannot start a program; trying again",
+                extra={"program": self.program.name, "why": str(error)},
+            )
 
     def _log_end(self, lifetime_s: float) -> None:
         log.warning(
@@ -131,4 +141,11 @@ class Supervisor:
         """End the program, and do not start it again."""
         self._wanted = False
         await self.end()
-        self.program.record.unlink(missing_ok=True)
+        try:
+            self.program.record.unlink(missing_ok=True)
+        except OSError as error:
+            # A disk that became read-only must not keep the other programs running.
+            log.warning(
+                "cannot remove the record of a program that ended",
+                extra={"path": str(self.program.record), "why": str(error)},
+            )

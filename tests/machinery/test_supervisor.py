@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import shutil
 import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -73,6 +74,30 @@ async def test_a_crash_loop_is_slowed_down_and_logged(
     logged = [r for r in caplog.records if r.getMessage() == "a program ended; restarting it"]
     assert {(vars(r)["exit_code"], vars(r)["program"]) for r in logged} == {(3, "sleeper")}
     assert "broken" in vars(logged[-1])["last_words"]
+
+
+async def test_a_disk_that_takes_no_writes_ends_nothing_else(
+    program: Program, tmp_path: Path
+) -> None:
+    folder = tmp_path / "run"
+    folder.mkdir()
+    async with supervised(replace(program, record=folder / "pid")) as supervisor:
+        await supervisor.start()
+        first = supervisor.pid
+        assert first
+        shutil.rmtree(folder)
+        folder.touch()  # as a read-only file system does, this refuses every change below it
+        async with running(supervisor) as task:
+            os.kill(first, signal.SIGKILL)
+            await until(lambda: supervisor.restarts >= 2, limit_s=20.0)
+            assert not task.done()
+            folder.unlink()
+            folder.mkdir()
+            await until(lambda: supervisor.running and (folder / "pid").exists(), limit_s=20.0)
+        shutil.rmtree(folder)
+        folder.touch()
+        await supervisor.stop()
+        assert not supervisor.running
 
 
 async def test_a_successor_adopts_a_running_program(program: Program) -> None:
