@@ -23,7 +23,16 @@ _CALL_HEAD = re.compile(
 )
 
 # Raised by the parsers of mlx-lm for malformed calls.
-_PARSER_ERRORS = (ValueError, TypeError, KeyError, AttributeError, IndexError, SyntaxError)
+_PARSER_ERRORS = (
+    ValueError,
+    TypeError,
+    KeyError,
+    AttributeError,
+    IndexError,
+    SyntaxError,
+    RecursionError,
+    MemoryError,
+)
 
 
 def parse_json(text: str, _: Tools) -> Json:

@@ -92,8 +92,13 @@ def _parse(text: str, source: str) -> YamlNode:
             hint=_SHAPES,
         )
         raise ManifestErrors([problem]) from error
-    except RecursionError as error:
-        message = "is nested too deeply for a host file"
+    except (RecursionError, ValueError) as error:
+        is_deep = isinstance(error, RecursionError)
+        message = (
+            "is nested too deeply for a host file"
+            if is_deep
+            else "has a number of thousands of digits"
+        )
         raise ManifestErrors(
             [ManifestError(source=source, message=message, hint=_SHAPES)]
         ) from error

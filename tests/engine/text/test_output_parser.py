@@ -221,6 +221,9 @@ def test_the_end_of_a_prompt_gives_the_thinking_state() -> None:
 CALL = '<tool_call>\n{"name": "%s", "arguments": {"a": %s}}\n</tool_call>'
 
 
+DEEP_CALL = '<tool_call>{"name": "f", "arguments": "%s"}</tool_call>' % ("[" * 5000)
+
+
 @pytest.mark.parametrize(
     ("text", "content", "calls"),
     [
@@ -236,6 +239,7 @@ CALL = '<tool_call>\n{"name": "%s", "arguments": {"a": %s}}\n</tool_call>'
         ('<tool_call>{"name": "f"}</tool_call>', "", [("f", {})]),
         ('<tool_call>{"name": "f", "arguments": "{}"}</tool_call>', "", [("f", {})]),
         ('<tool_call>{"name": ["f"], "arguments": {}}</tool_call>', None, []),
+        (DEEP_CALL, None, []),
         (CALL % ("f", r'"\ud800 ü"'), "", [("f", {"a": "\ud800 ü"})]),
     ],
 )

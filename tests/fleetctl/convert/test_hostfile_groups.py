@@ -103,6 +103,7 @@ REFUSED = [
     pytest.param("null", "the file is null. Expected", id="null"),
     pytest.param('{"hosts": [,]}', "hosts.json:1:12: is not JSON", id="syntax"),
     pytest.param("[" * 5000 + "]" * 5000, "nested", id="deep"),
+    pytest.param(f"[{'9' * 5000}]", "a number of thousands of digits", id="long-number"),
     pytest.param("{}", "hosts: expected a list of hosts, got nothing", id="no hosts"),
     pytest.param('{"hosts": {}}', "1:2: hosts: expected a list of hosts, got a mapping", id="hosts"),
     pytest.param("[1, 2]", "is not a host file", id="numbers"),
