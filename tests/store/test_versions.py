@@ -258,7 +258,7 @@ SHAPES: dict[str, tuple[int, str]] = {
     "ModelDeploymentStatus": (1, "9c6875a2fa99"),
     "NodePool": (1, "c7ff0ecb3e16"),
     "NodePoolStatus": (1, "b6d47a333cc2"),
-    "ShardGroup": (1, "956397de0011"),
+    "ShardGroup": (1, "b01ce9cf2b42"),
     "ShardGroupStatus": (1, "708db70d4434"),
     "ModelRoute": (2, "e3e3e635a8bf"),
     "ModelRouteStatus": (1, "b8f5719a979b"),
