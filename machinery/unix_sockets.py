@@ -15,7 +15,7 @@ from pathlib import Path
 
 # sun_path holds 104 bytes on macOS, 108 on Linux.
 _LONGEST_PATH = 100
-# As for TCP (machinery/http_server.py). A connection beyond it is refused at once, on macOS from 128 on.
+# As for TCP (machinery/http_server.py). A connection beyond it is refused at once; macOS allows fewer by default.
 _BACKLOG = 2048
 
 

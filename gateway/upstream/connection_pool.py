@@ -25,8 +25,8 @@ _SHORT_SWEEP_S = 0.05
 # No file descriptor is left, in the process or in the system.
 _NO_FILES = frozenset({errno.EMFILE, errno.ENFILE})
 
-# The kernel's queue of a busy engine's socket is full. TCP waits then; a socket refuses at once, on macOS from 192
-# connections on and with the error of a dead engine.
+# The kernel's queue of a busy engine's socket is full. TCP waits then; a socket refuses at once. BSDs, so probably
+# macOS (not tried on a Mac), do so with the error of a dead engine.
 _FULL_QUEUE = frozenset({errno.ECONNREFUSED if sys.platform == "darwin" else errno.EAGAIN})
 _QUEUE_BACKOFF = Backoff(first_s=0.005, limit_s=0.02)
 _QUEUE_TRIES = 6
