@@ -71,8 +71,9 @@ HISTORIES: Mapping[str, VersionHistory] = {
     "GitSource": _ONE_MORE_FIELD,  # the commits' author and subject, and the preview, in its status
     "GitSourceStatus": _ONE_MORE_FIELD,
     "ApiKey": VersionHistory(current=2, steps={1: _role_for_admin}),
-    "ModelDeployment": _ONE_MORE_FIELD,  # rateLimit in its routing
+    "ModelDeployment": _ONE_MORE_FIELD,  # rateLimit and cacheSharing in its routing
     "ModelRoute": _ONE_MORE_FIELD,
+    "ShardGroup": _ONE_MORE_FIELD,  # allowUnencryptedRing
 }
 _FIRST = VersionHistory()
 
