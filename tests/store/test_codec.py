@@ -7,6 +7,7 @@ from schemas.deployment import ModelDeployment, ModelDeploymentStatus
 from schemas.event import Event
 from schemas.meta import ApiObject, ObjectMeta, Status
 from schemas.node import Node, NodeStatus
+from schemas.pools import NodePool
 from schemas.replica import Endpoint, EndpointSpec, Replica, ReplicaStatus
 from store import codec, keys, objects
 from store.memory import MemoryTransport
@@ -40,8 +41,6 @@ def test_none_values_are_omitted() -> None:
 @pytest.mark.parametrize(
     ("value", "where"),
     [
-        pytest.param(b"", "document", id="empty"),
-        pytest.param(b"\xff", "document", id="bytes"),
         pytest.param(b'{"metadata":{"name":"a"}}', "spec", id="missing"),
         pytest.param(
             b'{"metadata":{"name":"a"},"spec":{"model":{"path":"p"},"replicas":"2"}}',
@@ -58,6 +57,14 @@ def test_none_values_are_omitted() -> None:
 def test_an_unreadable_document_is_reported_with_place_and_remedy(value: bytes, where: str) -> None:
     with pytest.raises(codec.UndecodableError, match=f"^/k: {where}: .*run the newer version"):
         codec.decode(ModelDeployment, item("/k", value))
+
+
+@pytest.mark.parametrize("value", [b"", b"\xff"])
+def test_bytes_that_are_no_document_are_reported(value: bytes) -> None:
+    with pytest.raises(codec.UndecodableError, match=r"^/k: document: .*run the newer version"):
+        codec.decode(NodePool, item("/k", value))
+    with pytest.raises(codec.UndecodableError, match=r"^/k .*Repair it, or delete the key"):
+        codec.decode(ModelDeployment, item("/k", value))  # of a kind whose documents are migrated
 
 
 @pytest.mark.parametrize(

@@ -309,8 +309,12 @@ def test_invalid_expiry_times_are_refused(text: str) -> None:
 
 
 @pytest.mark.etcd
-async def test_a_key_is_created_by_a_real_process(shared: Fleet) -> None:
+async def test_a_key_is_created_and_rotated_by_a_real_process(shared: Fleet) -> None:
     made = await shared.ctl("create", "apikey", "ci")
     assert made.code == 0, made.err
     listed = await shared.ctl("get", "apikeys", "-o", "name")
     assert (listed.code, listed.out) == (0, "apikey/ci\n")
+    rotated_key = await shared.ctl("rotate", "apikey", "ci", "--overlap", "1h")
+    assert rotated_key.code == 0, rotated_key.err
+    assert rotated_key.out.startswith("sk-fleet-")
+    assert rotated_key.out != made.out

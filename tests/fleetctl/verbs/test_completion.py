@@ -67,6 +67,8 @@ async def candidates_of(shell: str, line: str) -> list[tuple[str, str]]:
         pytest.param("fleetctl get api", [("whole", "apikeys")], id="api-keys"),
         pytest.param("fleetctl label api", [], id="what-has-no-labels"),
         pytest.param("fleetctl delete ak pho", [("whole", "phone-2")], id="names-of-api-keys"),
+        pytest.param("fleetctl rotate ", [("whole", "apikeys")], id="what-can-be-rotated"),
+        pytest.param("fleetctl rotate apikey pho", [("whole", "phone-2")], id="names-of-keys-to-rotate"),
         pytest.param("fleetctl describe apikey/pho", [("whole", "apikey/phone-2")], id="api-key"),
         pytest.param("fleetctl get md ", [("whole", "quark"), ("whole", "qwen-coder")], id="names"),
         pytest.param("fleetctl get md quark q", [("whole", "qwen-coder")], id="not-those-that-are-there"),
