@@ -12,7 +12,7 @@ from pydantic import BaseModel, Field
 from models import model_files
 from models.model_files import ModelUnusableError, WeightTotals, total_weights
 
-_CONFIG_FILE, _WEIGHTS_FILE = "adapter_config.json", "adapters.safetensors"
+_CONFIG_FILE, WEIGHTS_FILE = "adapter_config.json", "adapters.safetensors"
 # The tensors of an adapted layer: two thin matrices, and with DoRA a magnitude.
 _TENSOR_NAMES = ("lora_a", "lora_b", "m")
 
@@ -78,7 +78,7 @@ def _inspect(folder: Path) -> AdapterFacts:
         raise ModelUnusableError(f"{folder} has no {_CONFIG_FILE}: not an adapter folder")
     kind = model_files.parse_json_file(_AdapterFormat, folder / _CONFIG_FILE)
     is_peft = kind.peft_type is not None or (folder / "adapter_model.safetensors").is_file()
-    if is_peft and not (folder / _WEIGHTS_FILE).is_file():
+    if is_peft and not (folder / WEIGHTS_FILE).is_file():
         raise ModelUnusableError(
             f"{folder} is in PEFT's format, which mlx-lm does not read; merge it into the model and "
             "convert that, or train the adapter with mlx_lm.lora"
@@ -89,16 +89,16 @@ def _inspect(folder: Path) -> AdapterFacts:
             "fuse it with mlx_lm.fuse and deploy the result as a model"
         )
     config = model_files.parse_json_file(_AdapterConfig, folder / _CONFIG_FILE)
-    if not (folder / _WEIGHTS_FILE).is_file():
-        raise ModelUnusableError(f"{folder} has no {_WEIGHTS_FILE}: no weights")
-    tensors = model_files.read_tensors(folder / _WEIGHTS_FILE)
+    if not (folder / WEIGHTS_FILE).is_file():
+        raise ModelUnusableError(f"{folder} has no {WEIGHTS_FILE}: no weights")
+    tensors = model_files.read_tensors(folder / WEIGHTS_FILE)
     unexpected = sorted(name for name in tensors if name.rpartition(".")[2] not in _TENSOR_NAMES)
     if unexpected:
         raise ModelUnusableError(
-            f"{folder / _WEIGHTS_FILE} has {len(unexpected)} tensors that are not part of an adapter, first {unexpected[0]}"
+            f"{folder / WEIGHTS_FILE} has {len(unexpected)} tensors that are not part of an adapter, first {unexpected[0]}"
         )
     if not tensors:
-        raise ModelUnusableError(f"{folder / _WEIGHTS_FILE} has no tensors")
+        raise ModelUnusableError(f"{folder / WEIGHTS_FILE} has no tensors")
     return AdapterFacts(
         rank=config.lora_parameters.rank, weights=total_weights(tensors, group_size=None)
     )

@@ -26,7 +26,7 @@ from engine.model import mlx_group, pooler
 from engine.model.mlx_group import ModelSplit
 from engine.model.pooler import PoolerConfig
 from engine.text.codec import TextCodec
-from models import adapter_files
+from models import adapter_files, model_files
 from models.model_files import ModelFacts, ModelUnusableError
 
 Model: TypeAlias = Any  # an mlx.nn.Module; mlx ships no types
@@ -281,8 +281,27 @@ def apply_adapter(model: Model, folder: Path) -> None:
             f"adapter: {folder} (rank {facts.rank}) is not for this model: {_summarize_error(error)}",
             reason="AdapterUnusable",
         ) from error
+    _check_complete(model, folder)
     # New layers start in training mode, with dropout.
     model.eval()
+
+
+def _check_complete(model: Model, folder: Path) -> None:
+    """Refuse an adapter whose file lacks matrices that its config declares.
+
+    mlx-lm would fill them with random numbers, of any rank: memory that no proof has counted.
+    """
+    held = model_files.read_tensors(folder / adapter_files.WEIGHTS_FILE)
+    names: list[str] = [pair[0] for pair in tree_flatten(model.parameters())]
+    missing = sorted(
+        name for name in names if name.endswith((".lora_a", ".lora_b")) and name not in held
+    )
+    if missing:
+        raise ModelUnusableError(
+            f"adapter: {folder} declares {len(missing)} matrices that its weights do not have, first {missing[0]}; "
+            "copy both files of one training run",
+            reason="AdapterUnusable",
+        )
 
 
 def _summarize_error(error: Exception) -> str:

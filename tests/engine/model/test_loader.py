@@ -134,3 +134,17 @@ def test_a_broken_adapter_is_refused(
     damage(folder)
     with pytest.raises(ModelUnusableError, match=message):
         load_adapted(tiny, folder)
+
+
+def test_an_adapter_may_not_declare_more_than_it_has(tiny: Path, tmp_path: Path) -> None:
+    """Check that a file of magnitudes cannot become matrices of rank 65,536, which no proof has counted."""
+    folder = make_adapter(tmp_path / "law", tiny, kind="dora")
+    path = folder / "adapters.safetensors"
+    held = module("mlx.core").load(str(path))
+    magnitudes = {name: array for name, array in held.items() if name.endswith(".m")}
+    module("mlx.core").save_safetensors(str(path), magnitudes)
+    rewrite(rank=65_536)(folder)
+    gauges = Gauges()
+    with pytest.raises(ModelUnusableError, match=r"declares .* matrices that its weights do not"):
+        load_adapted(tiny, folder, gauges=gauges)
+    assert not gauges.loaded_bytes
