@@ -456,7 +456,8 @@ async def test_a_stream_keeps_its_place_to_its_end(
         async with asyncio.TaskGroup() as group:
             asked = [group.create_task(post_chat(http, gateway, stream=True)) for _ in range(3)]
             await queued(gateway, http, 2)
-            assert len(engine.calls) == 1
+            # The place is taken before the engine has heard of the request.
+            await until(lambda: len(engine.calls) == 1, what="the first being there")
             ends.set()
         assert all(task.result()[1].endswith(gateway_engine_scripts.DONE) for task in asked)
 
