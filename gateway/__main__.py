@@ -28,6 +28,8 @@ from gateway.handover import HandOver, HandOverError, ListenerClaim, claim_liste
 from gateway.http.cors import AllowedHosts, AllowedOrigins
 from gateway.server import Gateway, GatewayLimits
 from gateway.telemetry.recorder import Tracer
+from identity.flags import identity_folder, identity_option, read_identity
+from identity.names import Role
 from machinery import environment, unix_sockets
 from machinery import process_log as fleet_logging
 from machinery.clock import SystemClock
@@ -64,6 +66,7 @@ _FILES_OF_MACOS = 10_240
     "local address of the route to etcd.",
 )
 @tls_flags
+@identity_option
 @etcd_options
 @log_options
 @click.option(
@@ -213,7 +216,7 @@ def main(**flags: Any) -> None:
     environment.drop_secrets(VARIABLE_PREFIX)
     ring = LogRing()
     fleet_logging.setup("gateway", flags["log_level"], log_format=flags["log_format"], ring=ring)
-    tracer = _tracer()
+    tracer, clock = _tracer(), SystemClock()
     try:
         advertised = registration.parse_address(flags["advertise_address"] or "")
     except ValueError as error:
@@ -236,8 +239,9 @@ def main(**flags: Any) -> None:
         anonymous=_anonymous_limits(flags, claimed, requires_keys=requires_keys),
         ring=ring,
         has_store_password=bool(etcd.password),
+        credentials=read_identity(identity_folder(flags["identity_dir"]), Role.GATEWAY, clock),
     )
-    path, clock = flags["handover"], SystemClock()
+    path = flags["handover"]
     handover = None if path is None else HandOver(path, claimed, bound, clock, is_tls=is_tls)
     url = registration.advertised_url(advertised, bound, etcd.endpoints, is_tls=is_tls)
 

@@ -37,6 +37,7 @@ from gateway.state.fleet_state import FleetState
 from gateway.telemetry.recorder import RequestRecorder, Tracer
 from gateway.telemetry.request_journal import JournalWriter, RequestJournal
 from gateway.upstream.connection_pool import ConnectionPool
+from identity.credentials import Credentials
 from machinery.clock import Clock
 from machinery.http_server import SignalServer
 from machinery.process_log import LogRing
@@ -100,6 +101,8 @@ class GatewayLimits:
     """The last lines of the gateway's own log."""
     has_store_password: bool = False
     """True if the gateway has a password for the store, whether or not the store requires one."""
+    credentials: Credentials | None = None
+    """The gateway's certificate and key for connections within the fleet; None: no TLS."""
 
 
 def _registration(
@@ -348,6 +351,8 @@ class Gateway:
             if self._limits.certificate is not None:
                 watch = self._limits.certificate.watch(self._clock)
                 background.append(group.create_task(watch))
+            if self._limits.credentials is not None:
+                background.append(group.create_task(self._limits.credentials.watch()))
             # Until then connections wait in the socket's queue, which refuses none.
             await self.fleet_state.wait_settled()
             if handover is not None:

@@ -11,6 +11,8 @@ from typing import IO, Any
 import click
 from pydantic import TypeAdapter, ValidationError
 
+from identity.flags import identity_folder, identity_option, read_identity
+from identity.names import Role
 from machinery import environment, process_log
 from machinery.clock import SystemClock
 from machinery.files import make_owner_folder
@@ -111,6 +113,7 @@ _NOT_FOR_ENGINES = ("OTEL_EXPORTER_OTLP_",)
 @click.option(
     "--label", "labels", multiple=True, help="Label of the node as KEY=VALUE; may be repeated."
 )
+@identity_option
 @log_options
 def main(log_level: LogLevel, log_format: LogFormat, **options: Any) -> None:
     """Run the agent of this Mac: its engines, its lease and its status."""
@@ -134,6 +137,8 @@ def main(log_level: LogLevel, log_format: LogFormat, **options: Any) -> None:
         raise SystemExit(f"nodeagent: {error}") from error
     if identity.notice:
         click.echo(f"nodeagent: {identity.notice}", err=True)
+    clock = SystemClock()
+    folder = identity_folder(options["identity_dir"], state_dir / "identity")
     config = AgentConfig(
         state_dir=state_dir,
         models_dir=options["models_dir"].expanduser().resolve(),
@@ -146,12 +151,13 @@ def main(log_level: LogLevel, log_format: LogFormat, **options: Any) -> None:
         api_port=options["api_port"],
         ring=ring,
         has_store_password=bool(where.password),
+        credentials=read_identity(folder, Role.NODE, clock),
     )
 
     async def run() -> None:
         transport = connect(where)
         try:
-            await Agent(transport, SystemClock(), config).run()
+            await Agent(transport, clock, config).run()
         except BaseExceptionGroup as group:
             taken = group.subgroup(NameTakenError)
             if taken is None:

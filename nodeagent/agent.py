@@ -102,6 +102,8 @@ class Agent:
         try:
             async with asyncio.TaskGroup() as group:
                 references = ReferenceTasks(dependencies.references, group)
+                if self._config.credentials is not None:
+                    group.create_task(self._config.credentials.watch())
                 group.create_task(self._replicas.run())
                 group.create_task(dependencies.deployments.run())
                 if dependencies.groups is not None:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol, TypeAlias, TypeVar
 
+from identity.credentials import Credentials
 from machinery.clock import Clock
 from machinery.process_log import LogRing
 from models import inspection
@@ -62,6 +63,8 @@ class AgentConfig:
     """The agent's own log."""
     has_store_password: bool = False
     """True if the agent has a password for the store, whether or not the store requires one."""
+    credentials: Credentials | None = None
+    """The node's certificate and key; None: no TLS."""
 
 
 class ObjectCache(Protocol[T_co]):

@@ -10,6 +10,8 @@ from typing import Any
 import click
 import platformdirs
 
+from identity.flags import identity_folder, identity_option, read_identity
+from identity.names import Role
 from machinery import process_log as house_logging
 from machinery.clock import SystemClock
 from machinery.environment import drop_secrets
@@ -89,6 +91,7 @@ from store.etcd.flags import VARIABLE_PREFIX, address_from_flags, etcd_options
     envvar="FLEET_GATEWAY_CA",
     help="CA certificate of gateways that serve HTTPS (PEM; default: those of the system).",
 )
+@identity_option
 @log_options
 def main(
     node_grace_period: float,
@@ -105,6 +108,9 @@ def main(
     drop_secrets(VARIABLE_PREFIX)  # the process that fetches from Git inherits no password
     secret_file = _secret_file(options["git_webhook_secret_file"])
     trust = _trust(options["gateway_ca"])
+    clock = SystemClock()
+    identity_dir = identity_folder(options["identity_dir"])
+    own = read_identity(identity_dir, Role.RECONCILER, clock)
     # `fleetctl version` shows it: the leading process and its release.
     identity = f"{socket.gethostname()}/{os.getpid()} {version()}"
 
@@ -115,7 +121,6 @@ def main(
     )
 
     async def run() -> None:
-        clock = SystemClock()
         transport = connect(etcd_address)
         lease = ReconcilerLease(identity=identity, has_store_password=bool(etcd_address.password))
         controller = Controller(
@@ -125,6 +130,8 @@ def main(
             async with asyncio.TaskGroup() as group:
                 group.create_task(ReconcilerRegistration(transport, clock, lease).run())
                 group.create_task(controller.run())
+                if own is not None:
+                    group.create_task(own.watch())
                 if secret_file is not None:
                     hook = webhook.Webhook(transport, clock, secret_file)
                     address = (options["api_host"], options["api_port"])

@@ -1,0 +1,50 @@
+"""The command-line flag for the identity of a process, shared by every program of the fleet."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+
+from identity.credentials import Credentials, CredentialsError
+from identity.folder import IdentityFolder
+from identity.names import Role
+from machinery.clock import Clock
+
+Command = Callable[..., Any]
+
+
+def identity_option(command: Command) -> Command:
+    """Add --identity-dir; the command receives it as `identity_dir`, for `identity_folder`."""
+    return click.option(
+        "--identity-dir",
+        type=click.Path(file_okay=False, path_type=Path),
+        envvar="FLEET_IDENTITY_DIR",
+        help="Folder with the certificate, the key and the authorities of this process (mode 0700), for TLS.",
+    )(command)
+
+
+def identity_folder(given: Path | None, default: Path | None = None) -> IdentityFolder | None:
+    """Return the folder that the flag gives, or the default; None without both."""
+    found = given or default
+    return None if found is None else IdentityFolder(found.expanduser().absolute())
+
+
+def read_identity(folder: IdentityFolder | None, role: Role, clock: Clock) -> Credentials | None:
+    """Return the identity in the folder; None without a folder, or if nothing was issued to it yet.
+
+    Raises:
+        click.UsageError: its files cannot be used, or it is the identity of another part.
+
+    """
+    if folder is None or not folder.is_issued:
+        return None
+    try:
+        found = Credentials(folder, clock)
+    except CredentialsError as error:
+        raise click.UsageError(f"--identity-dir: {error}") from error
+    if found.identity.role is not role:
+        raise click.UsageError(
+            f"--identity-dir {folder.path}: it holds {found.identity.uri}; this program needs the identity of a {role}"
+        )
+    return found

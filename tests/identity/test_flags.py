@@ -1,0 +1,41 @@
+"""The flag --identity-dir of the three programs."""
+
+from pathlib import Path
+
+import click
+import pytest
+
+from gateway.__main__ import main as gateway
+from identity.flags import identity_folder, read_identity
+from identity.names import Role
+from machinery.clock import SystemClock
+from nodeagent.__main__ import main as nodeagent
+from reconciler.__main__ import main as reconciler
+from tests.support.identities import TestAuthority
+
+
+@pytest.mark.parametrize("program", [nodeagent, gateway, reconciler])
+def test_every_program_takes_the_folder_of_its_identity(program: click.Command) -> None:
+    (option,) = [one for one in program.params if one.name == "identity_dir"]
+    assert option.envvar == "FLEET_IDENTITY_DIR"
+
+
+def test_a_folder_without_a_certificate_is_no_identity_yet(tmp_path: Path) -> None:
+    folder = identity_folder(None, tmp_path / "identity")
+    assert folder is not None
+    assert read_identity(folder, Role.NODE, SystemClock()) is None
+    assert identity_folder(None) is None
+
+
+def test_the_identity_of_another_part_is_refused(tmp_path: Path) -> None:
+    folder = TestAuthority(tmp_path).issue(Role.GATEWAY, "edge")
+    assert read_identity(folder, Role.GATEWAY, SystemClock()) is not None
+    with pytest.raises(click.UsageError, match="needs the identity of a node"):
+        read_identity(folder, Role.NODE, SystemClock())
+
+
+def test_an_identity_that_other_users_may_read_is_refused(tmp_path: Path) -> None:
+    folder = TestAuthority(tmp_path).issue(Role.GATEWAY, "edge")
+    folder.identity.chmod(0o644)
+    with pytest.raises(click.UsageError, match="chmod 600"):
+        read_identity(folder, Role.GATEWAY, SystemClock())
