@@ -58,6 +58,8 @@ class EngineConfig:
     """Memory of the prefix cache that the memory proof has counted; None for memory that requests leave free."""
     memory_limit_bytes: int | None = None
     """Memory that the memory proof promised this process, with weights and Python; None without a proof."""
+    identity_dir: Path | None = None
+    """Folder of the node's identity, with which the engine serves TLS; None: plain HTTP."""
     adapter: Path | None = None
     """Folder of a LoRA adapter for the model."""
     draft_model: Path | None = None

@@ -49,6 +49,7 @@ def parse(arguments: Sequence[str] | None, *, read_secret: Callable[[], str] = s
         kv_window=flags.kv_window,
         prefix_cache_bytes=flags.prefix_cache_bytes,
         memory_limit_bytes=flags.memory_limit_bytes,
+        identity_dir=flags.identity_dir,
         adapter=flags.adapter,
         draft_model=flags.draft_model,
         draft_tokens=_or(flags.draft_tokens, _DRAFT_TOKENS),

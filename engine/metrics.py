@@ -142,6 +142,42 @@ class MetricSources:
     queued: Callable[[], int]
 
 
+class TlsMetrics:
+    """Metrics of TLS connections; an engine without an identity has none."""
+
+    def __init__(self) -> None:
+        self.failures = Counter(
+            f"{ENGINE_PREFIX}tls_handshake_failures_total",
+            "Connections that were refused, by reason: the peer's identity, its handshake, or plain HTTP.",
+            ("reason",),
+        )
+        self.closed = Counter(
+            f"{ENGINE_PREFIX}tls_connections_closed_total",
+            "Connections that were closed because their peer was revoked.",
+            ("reason",),
+        )
+        self.certificate_end_s = 0.0
+        self.count_expired: Callable[[], int] = lambda: 0
+        """Returns the number of connections that were accepted after the end of the peer's certificate."""
+
+    def parts(self) -> tuple[MetricFamily, ...]:
+        """Return all metric families."""
+        return (
+            self.failures,
+            self.closed,
+            _counter(
+                f"{ENGINE_PREFIX}tls_expired_peers_total",
+                "Connections accepted after the end of the peer's certificate, because the store is away.",
+                lambda: self.count_expired(),
+            ),
+            Gauge(
+                f"{ENGINE_PREFIX}tls_certificate_end_seconds",
+                "End of the certificate's validity, in seconds since 1970; 0 without TLS.",
+                lambda: self.certificate_end_s,
+            ),
+        )
+
+
 class EngineMetrics:
     """All metrics of one engine."""
 
@@ -179,6 +215,7 @@ class EngineMetrics:
             ("endpoint",),
             bounds=_WHOLE_S,
         )
+        self.tls = TlsMetrics()
         self._parts: tuple[MetricFamily, ...] = (
             self.requests,
             self.prompt_tokens,
@@ -190,6 +227,7 @@ class EngineMetrics:
             *_token_series(sources.gauges, sources.speed),
             *_prefix_cache_series(sources.gauges),
             *_memory_series(sources.gauges),
+            *self.tls.parts(),
         )
 
     def text(self) -> str:

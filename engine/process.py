@@ -21,13 +21,16 @@ import uvloop
 
 from engine.api.app import make_app
 from engine.api.connections import EngineConnectionLimits, EngineHttpProtocol
+from engine.api.tls import EngineTls, read_credentials
 from engine.config import EngineConfig
 from engine.flags import parse
 from engine.service import Service
+from identity.credentials import Credentials, CredentialsError
 from machinery import process_log as fleet_logging
 from machinery import unix_sockets
 from machinery.clock import SystemClock
 from machinery.http_server import SignalServer, listen
+from machinery.tls_server import TlsServer
 from schemas.wire.connections import SERVER_KEEP_ALIVE_S
 from schemas.wire.engine_address import EngineAddress
 from schemas.wire.exit_codes import ExitCode
@@ -52,6 +55,11 @@ def run(arguments: Sequence[str] | None, *, read_secret: Callable[[], str]) -> i
         write_exit_reason(complaint)
         return ExitCode.UNUSABLE
     try:
+        credentials = read_credentials(config.identity_dir, config.node, SystemClock())
+    except CredentialsError as error:
+        write_exit_reason(f"--identity-dir: {error}")
+        return ExitCode.UNUSABLE
+    try:
         listener = open_listener(config.address)
     except (OSError, unix_sockets.SocketFolderError) as error:
         write_exit_reason(_listen_error(config.address, error))
@@ -59,7 +67,7 @@ def run(arguments: Sequence[str] | None, *, read_secret: Callable[[], str]) -> i
     # Loading a model creates no garbage, and collecting takes a fifth of the start. The service turns it on again.
     gc.disable()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        code, message = runner.run(serve(new_service(config), listener))
+        code, message = runner.run(serve(new_service(config), listener, credentials))
     return finish(code, message)
 
 
@@ -108,28 +116,23 @@ def new_service(config: EngineConfig) -> Service:
     return Service(config, clock=SystemClock(), entropy=secrets.SystemRandom())
 
 
-async def serve(service: Service, listener: EngineListener) -> tuple[int, str]:
-    """Serve until the service ends; return the exit code and the reason."""
-    server = SignalServer(
-        uvicorn.Config(
-            make_app(service),
-            http=cast(
-                "type[EngineHttpProtocol]",
-                partial(EngineHttpProtocol, _connection_limits(service)),
-            ),
-            ws="none",
-            lifespan="off",
-            log_config=None,
-            log_level="error",  # malformed requests of strangers are not worth a line
-            access_log=False,
-            server_header=False,
-            timeout_keep_alive=SERVER_KEEP_ALIVE_S,
-            timeout_graceful_shutdown=_CLOSE_TIMEOUT_S,
-        ),
-        service.request_stop,
+async def serve(
+    service: Service, listener: EngineListener, credentials: Credentials | None = None
+) -> tuple[int, str]:
+    """Serve until the service ends, TLS with credentials; return the exit code and the reason."""
+    config = _server_config(service)
+    tls = None if credentials is None else EngineTls(credentials, service.metrics.tls)
+    server = (
+        SignalServer(config, service.request_stop)
+        if tls is None
+        else TlsServer(config, service.request_stop, tls.options())
     )
     async with asyncio.TaskGroup() as group:
         group.create_task(server.serve(sockets=[listener.socket]))
+        following = None
+        if tls is not None:
+            follow = tls.run(service.clock, lambda: server.server_state.connections)
+            following = group.create_task(follow)
         code = await service.run()
         if code == ExitCode.GROUP_LOST:
             # The other ranks have ended already: slow readers get no more time than this.
@@ -137,7 +140,27 @@ async def serve(service: Service, listener: EngineListener) -> tuple[int, str]:
         if listener.file is not None:
             listener.file.remove()
         server.should_exit = True
+        if following is not None:
+            following.cancel()
     return code, service.message
+
+
+def _server_config(service: Service) -> uvicorn.Config:
+    return uvicorn.Config(
+        make_app(service),
+        http=cast(
+            "type[EngineHttpProtocol]",
+            partial(EngineHttpProtocol, _connection_limits(service)),
+        ),
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        log_level="error",  # malformed requests of strangers are not worth a line
+        access_log=False,
+        server_header=False,
+        timeout_keep_alive=SERVER_KEEP_ALIVE_S,
+        timeout_graceful_shutdown=_CLOSE_TIMEOUT_S,
+    )
 
 
 def _connection_limits(service: Service) -> EngineConnectionLimits:

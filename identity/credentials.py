@@ -13,7 +13,7 @@ on. `on_change` tells of every change, for what has to close the connections of 
 import logging
 import ssl
 from collections.abc import Callable
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Final
 
 from identity.authority import AuthorityError, identity_of, load_certificate
@@ -74,6 +74,9 @@ class Credentials:
         self._handlers: list[Callable[[], None]] = []
         self._seen = folder.state()
         self._snapshot: TrustSnapshot | None = None
+        self._revoked: frozenset[str] = frozenset()
+        self.not_after = datetime.min.replace(tzinfo=UTC)
+        """The end of this process's certificate."""
         self.identity: Identity = self._read()
         """The identity of this process."""
 
@@ -90,13 +93,19 @@ class Credentials:
         is_away = self._clock.now() - snapshot.seen >= _STORE_IS_AWAY
         return Trust(
             fleet=self.identity.fleet,
-            revoked=frozenset(snapshot.revoked),
+            revoked=self._revoked,
             grace=GRACE if is_away else timedelta(0),
         )
 
-    def server(self, roles: frozenset[Role], *, is_optional: bool = False) -> PeerContext:
-        """Return the contexts of a listener for clients with one of the roles."""
-        return self._add(roles, ssl.PROTOCOL_TLS_SERVER, is_optional=is_optional)
+    def server(
+        self, roles: frozenset[Role], *, is_optional: bool = False, only_own_node: bool = False
+    ) -> PeerContext:
+        """Return the contexts of a listener for clients with one of the roles.
+
+        `only_own_node`: of the nodes, only the one with this process's name is accepted.
+        """
+        node = self.identity.name if only_own_node else ""
+        return self._add(roles, ssl.PROTOCOL_TLS_SERVER, is_optional=is_optional, node=node)
 
     def client(self, roles: frozenset[Role]) -> PeerContext:
         """Return the contexts of connections to servers with one of the roles.
@@ -105,9 +114,11 @@ class Credentials:
         """
         return self._add(roles, ssl.PROTOCOL_TLS_CLIENT, is_optional=False)
 
-    def _add(self, roles: frozenset[Role], purpose: int, *, is_optional: bool) -> PeerContext:
+    def _add(
+        self, roles: frozenset[Role], purpose: int, *, is_optional: bool, node: str = ""
+    ) -> PeerContext:
         verifier = PeerVerifier(
-            trust=self.trust, clock=self._clock, roles=roles, is_optional=is_optional
+            trust=self.trust, clock=self._clock, roles=roles, is_optional=is_optional, node=node
         )
         found = PeerContext(self, verifier, purpose)
         self._contexts.append(found)
@@ -122,6 +133,9 @@ class Credentials:
         context.set_ciphers(_TLS_1_2_CIPHERS)
         context.set_alpn_protocols(["http/1.1"])
         context.verify_mode = ssl.CERT_REQUIRED
+        if purpose == ssl.PROTOCOL_TLS_SERVER:
+            # Our clients keep connections and never resume sessions: tickets would be made and sent in vain.
+            context.num_tickets = 0
         try:
             context.load_cert_chain(folder.identity, password=_no_password)
             context.load_verify_locations(folder.authorities)
@@ -169,7 +183,8 @@ class Credentials:
 
     def _read(self) -> Identity:
         try:
-            identity = identity_of(load_certificate(self.folder.certificate()))
+            certificate = load_certificate(self.folder.certificate())
+            identity = identity_of(certificate)
             self._snapshot = self.folder.read_trust()
         except (FolderError, AuthorityError) as error:
             raise CredentialsError(str(error)) from error
@@ -177,6 +192,8 @@ class Credentials:
             raise CredentialsError(
                 f"{self.folder.trust} is of another fleet than the certificate beside it; delete it"
             )
+        self._revoked = frozenset(self._snapshot.revoked if self._snapshot is not None else ())
+        self.not_after = certificate.not_valid_after_utc
         return identity
 
 

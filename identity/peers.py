@@ -68,6 +68,8 @@ class PeerVerifier:
     clock: Clock
     roles: frozenset[Role] = _ANYTHING
     """The roles that are accepted at this place."""
+    node: str = ""
+    """The only node that is accepted; empty: every one."""
     is_optional: bool = False
     """True if a peer without a certificate is accepted."""
     refused: Counter[str] = field(default_factory=Counter)
@@ -122,6 +124,10 @@ class PeerVerifier:
         if identity.role not in self.roles:
             expected = " or ".join(sorted(self.roles))
             raise self._error("WrongRole", f"{identity.uri} has no role here; expected {expected}")
+        if self.node and identity.role is Role.NODE and identity.name != self.node:
+            raise self._error(
+                "OtherNode", f"{identity.uri} has no role here; the only node is {self.node}"
+            )
         if server_name is not None and identity.dns_name != server_name:
             raise self._error(
                 "WrongName", f"{identity.uri} answered; expected the identity of {server_name}"

@@ -4,7 +4,8 @@
     group.create_task(certificate.watch(clock))
     server = TlsServer(config, on_signal, TlsOptions(certificate=certificate, plain_response=b"HTTP/1.1 400 ..."))
 
-The listener reads the first byte of a connection before TLS begins: plain HTTP gets an answer that a person can read.
+The listener reads the first byte of a connection before TLS begins. A plain connection is served if `accepts_plain`
+says so at that moment; otherwise it gets an answer that a person can read.
 """
 
 import asyncio
@@ -18,7 +19,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn, TypeAlias
+from typing import Any, Final, NoReturn, Protocol, TypeAlias
 
 import uvicorn
 from typing_extensions import override
@@ -53,8 +54,39 @@ _LAST_HANDSHAKES_S = 2.0
 _FileState: TypeAlias = tuple[int, ...]
 
 
+# Reasons of OpenSSL that say what the client has; the number of all others is too large for a metric's label.
+_REASONS = {
+    "PEER_DID_NOT_RETURN_A_CERTIFICATE": "NoCertificate",
+    "CERTIFICATE_VERIFY_FAILED": "UntrustedCertificate",
+    "UNSUPPORTED_PROTOCOL": "OldProtocol",
+    "NO_SHARED_CIPHER": "NoSharedCipher",
+    "TLSV1_ALERT_UNKNOWN_CA": "ServerRefused",
+    "SSLV3_ALERT_CERTIFICATE_UNKNOWN": "ServerRefused",
+    "SSLV3_ALERT_BAD_CERTIFICATE": "ServerRefused",
+}
+PLAIN_REFUSED: Final = "Plain"
+"""The reason of a connection that is refused because it is not TLS."""
+
+
 class CertificateError(Exception):
     """A certificate or its key cannot be used; the message names the file, the reason and what to do."""
+
+
+class ContextSource(Protocol):
+    """The TLS context for the connections that begin now: of a `ServerCertificate`, or of an identity."""
+
+    @property
+    def context(self) -> ssl.SSLContext: ...
+
+
+def failure_reason(error: OSError | TimeoutError) -> str:
+    """Return one word, for metrics, for the reason of a failed handshake."""
+    refusal = getattr(error, "refusal", None)  # of an identity's PeerError
+    if isinstance(refusal, str):
+        return refusal
+    if isinstance(error, ssl.SSLError):
+        return _REASONS.get(error.reason or "", "Other")
+    return "Timeout" if isinstance(error, TimeoutError) else "Closed"
 
 
 class ServerCertificate:
@@ -158,15 +190,19 @@ def _refuse_password(key: Path) -> NoReturn:
 class TlsOptions:
     """Options of a TLS listener."""
 
-    certificate: ServerCertificate
+    certificate: ContextSource
     plain_response: bytes
     """The response to a client that speaks plain HTTP."""
+    accepts_plain: Callable[[], bool] = lambda: False
+    """Returns whether plain connections are served; asked at each of them."""
     handshake_s: float = 10.0
     """The longest time from the connection to the end of its handshake."""
     unfinished_handshakes: int = 256
     """The number of unfinished handshakes at once. When it is reached, the oldest is ended."""
     on_shed: Callable[[], None] = lambda: None
     """Called when an unfinished handshake is ended to make room."""
+    on_failure: Callable[[str], None] = lambda _: None
+    """Called with the reason, as one word, when a handshake fails or a plain connection is refused."""
 
 
 class TlsListener:
@@ -240,26 +276,35 @@ class TlsListener:
         self._handshakes.pop(task, None)
 
     async def _handshake(self, connection: socket.socket) -> None:
-        """Finish the connection's handshake; close it if that fails."""
-        is_served = False
+        """Hand the connection over when its handshake has succeeded; close it if that fails."""
+        options, is_served = self._options, False
         try:
-            async with asyncio.timeout(self._options.handshake_s):
+            async with asyncio.timeout(options.handshake_s):
                 first = await self._first_byte(connection)
                 if first == _HANDSHAKE_RECORD:
-                    await self._loop.connect_accepted_socket(
-                        self._make_protocol,
-                        connection,
-                        ssl=self._options.certificate.context,
-                        ssl_shutdown_timeout=_FLUSH_S,
-                    )
+                    await self._serve(connection, options.certificate.context)
+                    is_served = True
+                elif first and options.accepts_plain():
+                    await self._serve(connection, None)
                     is_served = True
                 elif first:
+                    options.on_failure(PLAIN_REFUSED)
                     await self._answer_plain(connection)
         except (OSError, TimeoutError) as error:  # ssl.SSLError is an OSError
+            options.on_failure(failure_reason(error))
             log.debug("no TLS connection", extra={"why": str(error)})
         finally:
             if not is_served:
                 connection.close()
+
+    async def _serve(self, connection: socket.socket, context: ssl.SSLContext | None) -> None:
+        """Hand the connection over, after its handshake if there is a context."""
+        await self._loop.connect_accepted_socket(
+            self._make_protocol,
+            connection,
+            ssl=context,
+            ssl_shutdown_timeout=None if context is None else _FLUSH_S,
+        )
 
     async def _first_byte(self, connection: socket.socket) -> bytes:
         """Return the first byte and leave it in the socket; empty if the client has left."""

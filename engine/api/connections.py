@@ -95,6 +95,13 @@ class EngineHttpProtocol(BoundedHttpProtocol):
         min(others, key=lambda one: one.idle_since).transport.abort()
         return True
 
+    def retire(self) -> None:
+        """Take no further request: close now, or when the current one is answered."""
+        if self.has_request:
+            self.cycle.keep_alive = False
+        else:
+            self.transport.close()
+
     def _wait_for_request(self) -> None:
         self.idle_since = self.loop.time()
         self._begin_step(self._limits.idle_s)

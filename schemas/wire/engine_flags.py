@@ -172,6 +172,14 @@ class EngineFlags:
             "--memory-limit-bytes", _at_least(1), "memory of this process; default: no limit"
         ),
     )
+    identity_dir: Path | None = field(
+        default=None,
+        metadata=_flag(
+            "--identity-dir",
+            Path,
+            "folder of the node's identity, to serve TLS; default: plain HTTP",
+        ),
+    )
     adapter: Path | None = field(
         default=None, metadata=_flag("--adapter", Path, "folder of a LoRA adapter")
     )
@@ -389,6 +397,8 @@ class EngineIdentity:
     epoch: int = 0
     """The start of its group; 0 where one process has all of the model."""
     memory_limit_bytes: int = 0
+    identity_dir: Path | None = None
+    """The folder of the identity with which it serves TLS; None where it serves plain HTTP."""
 
     @property
     def address(self) -> EngineAddress:

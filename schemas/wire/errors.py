@@ -7,6 +7,7 @@ The edge of a process turns `RefusedError.refusal` into a response with `status`
 
 import json
 from dataclasses import dataclass
+from http import HTTPStatus
 from typing import Literal, Self, TypeAlias
 
 ErrorType: TypeAlias = Literal[
@@ -62,6 +63,18 @@ class Refusal:
             headers.append((b"retry-after", b"%d" % retry_after_s))
         headers += self.extra_headers
         return headers
+
+    def http_response(self) -> bytes:
+        """Return the whole HTTP response, after which the connection is closed."""
+        body = self.body()
+        fields = [
+            *self.headers(),
+            (b"connection", b"close"),
+            (b"content-length", b"%d" % len(body)),
+        ]
+        lines = b"".join(b"%s: %s\r\n" % field for field in fields)
+        phrase = HTTPStatus(self.status).phrase.encode()
+        return b"HTTP/1.1 %d %s\r\n%s\r\n%s" % (self.status, phrase, lines, body)
 
 
 class RefusedError(Exception):

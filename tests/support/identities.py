@@ -26,9 +26,11 @@ class TestAuthority:
     authority: Authority = field(default_factory=lambda: Authority.create(now()))
     leaves: dict[str, Leaf] = field(default_factory=dict)
     """The last certificate of each identity, by its URI."""
+    fleet: str = ""
+    """The uid in the identities; empty: the authority's own."""
 
     def identity(self, role: Role, name: str) -> Identity:
-        return Identity(self.authority.fleet, role, name)
+        return Identity(self.fleet or self.authority.fleet, role, name)
 
     def issue(
         self,
