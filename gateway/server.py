@@ -20,7 +20,7 @@ from gateway.auth.rate_limits import Limits
 from gateway.forwarding.admission import KEEP_ALIVE_S, Activator
 from gateway.forwarding.attempt import AttemptRunner
 from gateway.forwarding.forwarder import Forwarder
-from gateway.forwarding.health_checks import HealthChecker
+from gateway.forwarding.health_checks import HealthChecker, all_endpoints
 from gateway.forwarding.model_state import ModelStates
 from gateway.forwarding.resumption import Resumer
 from gateway.forwarding.router import LoadTracker, Router
@@ -33,10 +33,12 @@ from gateway.http.tls import tls_options
 from gateway.metrics.gateway_metrics import ConnectionCounts, GatewayMetrics, ProcessMetrics
 from gateway.metrics.version_metrics import VersionMetrics
 from gateway.registration import Registration
+from gateway.state.endpoint_filter import EngineAccess
 from gateway.state.fleet_state import FleetState
 from gateway.telemetry.recorder import RequestRecorder, Tracer
 from gateway.telemetry.request_journal import JournalWriter, RequestJournal
 from gateway.upstream.connection_pool import ConnectionPool
+from gateway.upstream.tls import EngineTls
 from identity.credentials import Credentials
 from machinery.clock import Clock
 from machinery.http_server import SignalServer
@@ -140,11 +142,11 @@ class Gateway:
             anonymous=None if limits.asks_for_keys else limits.anonymous or Limits(),
             state_dir=limits.state_dir,
             site=limits.site,
-            sockets=limits.engine_sockets,
+            access=EngineAccess(sockets=limits.engine_sockets, credentials=limits.credentials),
         )
         self.table_cache = self.fleet_state.table_cache
         self.load_tracker = LoadTracker(entropy)
-        self.pool = ConnectionPool(clock, silence_s=limits.request_timeout_s)
+        self.pool = self._connection_pool()
         self.activator = self._activator()
         model_states = ModelStates(
             clock, silence_s=limits.request_timeout_s, keep_alive_s=limits.keep_alive_s
@@ -178,6 +180,21 @@ class Gateway:
         self._server = self._http_server(
             make_app(self._admin_context(transport, id_, model_states))
         )
+
+    def _connection_pool(self) -> ConnectionPool:
+        """Return the connections to engines, which follow the table and the gateway's identity."""
+        limits, credentials = self._limits, self._limits.credentials
+        pool = ConnectionPool(
+            self._clock,
+            silence_s=limits.request_timeout_s,
+            tls=None if credentials is None else EngineTls(credentials),
+        )
+        if credentials is not None:
+            self.table_cache.on_change(
+                lambda: pool.set_engines(all_endpoints(self.table_cache.table))
+            )
+            credentials.on_change(pool.close_revoked)
+        return pool
 
     def _activator(self) -> Activator:
         """Return what holds requests for deployments without a replica."""
@@ -257,6 +274,7 @@ class Gateway:
             others=(
                 self.fleet_state.keyring,
                 process,
+                self.pool.tls_failures,
                 *([file] if file else ()),
                 Gauge(
                     "fleet_gateway_unfinished_body_bytes",

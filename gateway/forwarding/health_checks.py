@@ -153,7 +153,7 @@ class HealthChecker:
         )
         if table is not self._table:
             self._table = table
-            endpoints = _all_endpoints(table)
+            endpoints = all_endpoints(table)
             schedule.set_endpoints(endpoints.values(), now_s)
             outliers.set_endpoints(endpoints.values(), now_s)
             self._load_tracker.set_endpoints(endpoints.keys())
@@ -224,7 +224,7 @@ class HealthChecker:
             self._pool.fail_waiting(endpoint.origin, "it does not answer health checks")
 
 
-def _all_endpoints(table: RoutingTable) -> dict[EngineAddress, EngineEndpoint]:
+def all_endpoints(table: RoutingTable) -> dict[EngineAddress, EngineEndpoint]:
     """Return all endpoints of the table by origin."""
     return {
         endpoint.origin: endpoint
@@ -235,6 +235,7 @@ def _all_endpoints(table: RoutingTable) -> dict[EngineAddress, EngineEndpoint]:
 
 
 def _request(origin: EngineAddress) -> bytes:
-    # A connection of its own: one idle connection to each of a thousand engines would be a waste.
-    head = f"GET /health HTTP/1.1\r\nhost: {origin.authority}\r\nconnection: close\r\n\r\n"
-    return head.encode("ascii")
+    # Without TLS a connection of its own: one idle connection to each of a thousand engines would be a waste. With TLS
+    # the check keeps one open: a handshake for each check would cost more, and delay the next request.
+    end = "" if origin.node else "connection: close\r\n"
+    return f"GET /health HTTP/1.1\r\nhost: {origin.authority}\r\n{end}\r\n".encode("ascii")

@@ -68,7 +68,7 @@ def endpoint_of(published: Endpoint, version: int) -> EngineEndpoint:
         replica=published.metadata.name,
         node=published.spec.node,
         deployment=published.spec.deployment,
-        origin=EngineAddress.parse(published.spec.url),
+        origin=EngineAddress.parse(published.spec.url, node=published.spec.node),
         names=published.spec.served_names,
         version=version,
         template=published.spec.template,

@@ -3,9 +3,13 @@
 A stolen agent credential can write any endpoint below its own node. Such an endpoint counts only if the reconciler
 assigned the replica to that node. One that leads to a socket of the gateway's own machine counts only in the folder
 of that node: it could otherwise lead to any program of this machine, such as Docker.
+
+An endpoint with TLS leads to its own node only, whatever its address is: the engine proves the node's identity. In the
+fleet's mode strict, other endpoints count only on loopback addresses.
 """
 
 import asyncio
+import ipaddress
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -14,9 +18,12 @@ from types import MappingProxyType
 
 from gateway.routing.table import EngineEndpoint
 from gateway.state.build_table import endpoint_of
+from identity.credentials import Credentials
 from machinery import unix_sockets
 from machinery.clock import Clock
 from schemas.replica import Endpoint, Replica, unassigned_reason
+from schemas.trust import TlsMode
+from schemas.wire.engine_address import EngineAddress
 from store import codec, keys
 from store.errors import PermissionDeniedError, StoreError
 from store.informer import Informer
@@ -29,6 +36,16 @@ log = logging.getLogger(__name__)
 _FIRST_LIST_S = 1.0
 # Interval of the check that replicas may still be read, while endpoints are refused.
 _CONFIRM_S, _CONFIRM_TIMEOUT_S = 10.0, 2.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineAccess:
+    """The engines that this gateway can reach beside those on plain ports."""
+
+    sockets: Path | None = None
+    """Folder of the sockets of engines on this machine; None: endpoints with sockets are not used."""
+    credentials: Credentials | None = None
+    """The gateway's identity; None: engines with TLS cannot be reached."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,11 +70,13 @@ class EndpointFilter:
         transport: Transport,
         clock: Clock,
         on_change: Callable[[], None],
-        *,
-        sockets: Path | None = None,
+        access: EngineAccess,
     ) -> None:
-        """`on_change`: called when the decision about an endpoint may change; `sockets`: folder of engines' sockets."""
-        self._sockets = sockets
+        """`on_change`: called when the decision about an endpoint may change."""
+        self._sockets = access.sockets
+        self._credentials = access.credentials
+        if access.credentials is not None:
+            access.credentials.on_change(on_change)
         self._transport = transport
         self._clock = clock
         self._on_change = on_change
@@ -126,7 +145,11 @@ class EndpointFilter:
             except ValueError as error:
                 reasons[key] = f"its url: {error}"
                 continue
-            reason = self._reason(key, one) or self._socket_reason(endpoint)
+            reason = (
+                self._reason(key, one)
+                or self._socket_reason(endpoint)
+                or self._tls_reason(endpoint.origin)
+            )
             if reason:
                 reasons[key] = reason
                 continue
@@ -161,6 +184,21 @@ class EndpointFilter:
             return f"node {node} has no folder {folder} on this machine ({error.strerror}); it runs on another machine"
         return ""
 
+    def _tls_reason(self, origin: EngineAddress) -> str:
+        """Return why an endpoint on a port is not used with its kind of connection; empty if it is."""
+        if origin.node and self._credentials is None:
+            return (
+                "its engine serves TLS, and this gateway has no identity: start the gateway with --identity-dir, after "
+                "`fleetctl join` or `fleetctl secure`"
+            )
+        is_strict = self._credentials is not None and self._credentials.mode is TlsMode.STRICT
+        if origin.node or origin.socket or not is_strict or _is_loopback(origin.host):
+            return ""
+        return (
+            "its engine serves plain HTTP, and the fleet's TLS mode is strict. Give the node an identity, and restart "
+            "the replicas that it ran before"
+        )
+
     def _reason(self, key: str, endpoint: Endpoint) -> str:
         """Return why an endpoint does not count; empty if it does."""
         name = endpoint.metadata.name
@@ -173,3 +211,10 @@ class EndpointFilter:
         if replica_key in self._replicas.undecodable:
             return ""  # of a newer release
         return unassigned_reason(endpoint, self._replicas.items.get(replica_key))
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

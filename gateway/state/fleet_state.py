@@ -8,6 +8,7 @@ from pathlib import Path
 from gateway.auth.access_control import AccessControl
 from gateway.auth.keyring import Keyring
 from gateway.auth.rate_limits import AnonymousClients, Limits
+from gateway.state.endpoint_filter import EngineAccess
 from gateway.state.key_cache import GatewayCounter, KeyCache
 from gateway.state.persistence import GatewaySnapshot, KnownKeys, SnapshotFile
 from gateway.state.table_cache import TableCache
@@ -119,7 +120,7 @@ class FleetState:
         anonymous: Limits | None,
         state_dir: Path | None,
         site: str,
-        sockets: Path | None = None,
+        access: EngineAccess | None = None,
     ) -> None:
         """Create the state, empty.
 
@@ -129,10 +130,10 @@ class FleetState:
             anonymous: limits of each client without a key; None: requests need a key.
             state_dir: the folder of the file; None: not saved.
             site: the gateway's own.
-            sockets: the folder of engines' sockets; None: none.
+            access: to engines; None: those on ports, without TLS.
 
         """
-        self.table_cache = TableCache(transport, clock, site=site, sockets=sockets)
+        self.table_cache = TableCache(transport, clock, site=site, access=access)
         self.keyring = Keyring(clock)
         asks_for_keys = anonymous is None
         clients = AnonymousClients(anonymous, clock) if anonymous not in (None, Limits()) else None

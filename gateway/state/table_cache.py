@@ -7,7 +7,6 @@ import asyncio
 import logging
 from collections.abc import Callable, Mapping
 from collections.abc import Set as AbstractSet
-from pathlib import Path
 from typing import Literal, TypeAlias, TypeVar
 
 from gateway.routing.table import EngineEndpoint, RoutingTable
@@ -17,7 +16,7 @@ from gateway.state.build_table import (
     build_table,
     orphans_of,
 )
-from gateway.state.endpoint_filter import EndpointFilter
+from gateway.state.endpoint_filter import EndpointFilter, EngineAccess
 from gateway.state.persistence import KnownObjects
 from gateway.state.staleness import StalenessMonitor
 from machinery.clock import Clock
@@ -45,9 +44,14 @@ class TableCache:
     """The current table. Run `run()` in a task group."""
 
     def __init__(
-        self, transport: Transport, clock: Clock, *, site: str = "", sockets: Path | None = None
+        self,
+        transport: Transport,
+        clock: Clock,
+        *,
+        site: str = "",
+        access: EngineAccess | None = None,
     ) -> None:
-        """`site`: the gateway's own, empty if it has none; `sockets`: folder of engines' sockets."""
+        """`site`: the gateway's own, empty if it has none; `access`: the engines that it can reach."""
         self._transport = transport
         self._clock = clock
         self.table = RoutingTable()
@@ -73,7 +77,7 @@ class TableCache:
         self._routes = self._informer(keys.spec_prefix("ModelRoute"), ModelRoute)
         self._nodes = self._informer(keys.spec_prefix("Node"), Node) if site else None
         self._site = site
-        self._filter = EndpointFilter(transport, clock, self._dirty.set, sockets=sockets)
+        self._filter = EndpointFilter(transport, clock, self._dirty.set, access or EngineAccess())
         self._may_build = False
         """True once the store was read."""
         self._informers = (self._endpoints, self._deployments, self._statuses, self._routes)

@@ -204,6 +204,15 @@ class Connection(asyncio.Protocol):
         """The longest silence that the reader accepts, in seconds."""
         self.has_received = False
         """True if anything arrived since this was last reset."""
+        self.opened_s = clock.monotonic()
+        self.end = ""
+        """The reason of its end."""
+        self.is_cut = False
+        """True once the gateway has closed it."""
+        self.is_refused = False
+        """True once its end was counted as a refusal by the engine."""
+        self.is_proven = False
+        """True once anything has arrived: the engine has accepted the connection."""
         self._loop = loop
         self._clock = clock
         self._settle = settle
@@ -224,6 +233,12 @@ class Connection(asyncio.Protocol):
             self._transport.write(raw)
         return self._exchange
 
+    def rest(self) -> None:
+        """Become idle without a request, so that one finds the connection open."""
+        if self._transport is not None and not self._transport.is_closing():
+            self.is_usable, self.idle_since = True, self._clock.monotonic()
+            self._settle(self)
+
     def finish(self, exchange: Exchange) -> None:
         """Release the exchange: the connection becomes idle if the response is complete, else it is closed."""
         if exchange is not self._exchange:
@@ -239,7 +254,7 @@ class Connection(asyncio.Protocol):
 
     def cut(self) -> None:
         """Close at once, so that the engine frees the request's slot."""
-        self.is_usable = False
+        self.is_usable, self.is_cut = False, True
         if self._transport is not None:
             self._transport.abort()
 
@@ -265,6 +280,11 @@ class Connection(asyncio.Protocol):
         return NEVER if self._exchange is None else self._exchange.until_s
 
     @property
+    def ssl_object(self) -> object:
+        """The TLS state; None without TLS."""
+        return None if self._transport is None else self._transport.get_extra_info("ssl_object")
+
+    @property
     def is_gone(self) -> bool:
         """True if nothing can be sent."""
         return self._transport is None
@@ -276,7 +296,7 @@ class Connection(asyncio.Protocol):
 
     @override
     def data_received(self, data: bytes) -> None:
-        self.has_received = True
+        self.has_received = self.is_proven = True
         if self._exchange is None:
             # Input without a request must not become the response of the next one.
             self.cut()
@@ -294,7 +314,7 @@ class Connection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self.is_usable = False
         self._transport = None
+        self.end = "the connection was lost" if exc is None else f"the connection was lost: {exc}"
         if self._exchange is not None:
-            why = "the connection was lost" if exc is None else f"the connection was lost: {exc}"
-            self._exchange.end_of_input(why, is_orderly=False)
+            self._exchange.end_of_input(self.end, is_orderly=False)
         self._settle(self)

@@ -1,15 +1,22 @@
-"""Pool of connections to engines, with one request at a time on each."""
+"""Pool of connections to engines, with one request at a time on each.
+
+Engines with TLS get a spare connection when they appear, and another one whenever the last idle connection is taken: a
+handshake takes milliseconds, and no request shall wait for one.
+"""
 
 import asyncio
 import errno
+import logging
 import os
 import socket
+import ssl
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Protocol
 
 from gateway.upstream.connection import BrokenResponseError, Connection, Exchange, Headers
+from gateway.upstream.tls import REFUSED, EngineTls, message_of, new_failures, reason_of
 from machinery import unix_sockets
 from machinery.backoff import Backoff, Retries
 from machinery.clock import NEVER, Clock
@@ -24,6 +31,12 @@ _SHORT_LIMIT_S = 5.0
 _SHORT_SWEEP_S = 0.05
 # No file descriptor is left, in the process or in the system.
 _NO_FILES = frozenset({errno.EMFILE, errno.ENFILE})
+# A refused client learns of it within a round trip and a turn of the engine's loop.
+_REFUSAL_S = 1.0
+# Handshakes at once; each takes 1 ms of CPU.
+_SPARES_AT_ONCE = 8
+
+log = logging.getLogger(__name__)
 
 # The kernel's queue of a busy engine's socket is full. TCP waits then; a socket refuses at once. BSDs, so probably
 # macOS (not tried on a Mac), do so with the error of a dead engine.
@@ -102,9 +115,17 @@ class Upstream(Protocol):
 class ConnectionPool:
     """`Upstream` over kept-alive connections. `run()` must run for its time limits to hold."""
 
-    def __init__(self, clock: Clock, *, silence_s: float) -> None:
+    def __init__(self, clock: Clock, *, silence_s: float, tls: EngineTls | None = None) -> None:
+        """`tls`: the gateway's identity; None: engines with TLS are unreachable."""
         self._clock = clock
         self._silence_s = silence_s
+        self._tls = tls
+        self.tls_failures = new_failures()
+        self._known: frozenset[EngineAddress] = frozenset()
+        """The engines with TLS that have an endpoint."""
+        self._spares: dict[EngineAddress, None] = {}
+        """Those that need a spare connection."""
+        self._needs_spares = asyncio.Event()
         self._idle: dict[EngineAddress, list[Connection]] = {}
         self.open: set[Connection] = set()
         """All connections, idle ones included."""
@@ -140,9 +161,14 @@ class ConnectionPool:
             except BrokenResponseError as error:
                 exchange.close()
                 # The engine closed the connection while it was idle and never saw the request.
-                if is_new or error.had_bytes or error.is_silence:
-                    raise
-                connection = None
+                if not (is_new or error.had_bytes or error.is_silence):
+                    connection = None
+                    continue
+                if is_new and self._is_refusal(connection) and not error.is_silence:
+                    self._record_refusal(connection, str(error))
+                    reason = f"the engine refused the connection after its TLS handshake: {error}"
+                    raise UnreachableError(reason) from error
+                raise
             except BaseException:
                 exchange.close()
                 raise
@@ -153,9 +179,63 @@ class ConnectionPool:
         """Close connections to silent engines and idle connections, forever."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self._check_short_limits())
+            group.create_task(self._open_spares())
             while True:
                 await self._clock.sleep(_SWEEP_S)
                 self.sweep(self._clock.monotonic())
+
+    def set_engines(self, addresses: Iterable[EngineAddress]) -> None:
+        """Set the engines that have an endpoint, and open a connection to each new one with TLS."""
+        known = frozenset(one for one in addresses if one.node) if self._tls is not None else ()
+        for one in known:
+            if one not in self._known:
+                self._want_spare(one)
+        self._known = frozenset(known)
+
+    def close_revoked(self) -> None:
+        """Close the connections to nodes whose certificate was revoked; their requests go elsewhere."""
+        if self._tls is None:
+            return
+        is_revoked = self._tls.credentials.is_revoked
+        for connection in tuple(self.open):
+            if connection.origin.node and is_revoked(connection.ssl_object):
+                log.warning(
+                    "connection closed; its node is revoked", extra={"node": connection.origin.node}
+                )
+                self.tls_failures.add("Revoked")
+                connection.fail("the node's certificate was revoked", is_silence=False)
+
+    def _want_spare(self, origin: EngineAddress) -> None:
+        self._spares[origin] = None
+        self._needs_spares.set()
+
+    async def _open_spares(self) -> None:
+        """Open spare connections, forever; failures are left to health checks and requests."""
+        async with asyncio.TaskGroup() as group:
+            limit = asyncio.Semaphore(_SPARES_AT_ONCE)
+            while True:
+                await self._needs_spares.wait()
+                self._needs_spares.clear()
+                wanted, self._spares = self._spares, {}
+                for origin in wanted:
+                    await limit.acquire()
+                    group.create_task(self._open_spare(origin)).add_done_callback(
+                        lambda _: limit.release()
+                    )
+
+    async def _open_spare(self, origin: EngineAddress) -> None:
+        if origin not in self._known or self._idle.get(origin):
+            return
+        try:
+            connection = await self._connect(origin, _CONNECT_S)
+        except UnreachableError as error:
+            log.info(
+                "no spare connection to an engine",
+                extra={"node": origin.node, "url": origin.url, "why": str(error)},
+            )
+            return
+        self.open.add(connection)
+        connection.rest()
 
     def sweep(self, now_s: float) -> None:
         """Check every connection once."""
@@ -208,8 +288,12 @@ class ConnectionPool:
         while idle:
             connection = idle.pop()
             if connection.is_usable and connection.idle_since >= oldest:
+                if not idle and origin in self._known:
+                    self._want_spare(origin)
                 return connection
             connection.cut()
+        if origin in self._known:
+            self._want_spare(origin)
         return None
 
     def _connect_s(self, silence_s: float, until_s: float) -> float:
@@ -233,6 +317,9 @@ class ConnectionPool:
             raise UnreachableError(reason, is_timeout=True) from None
         except unix_sockets.SocketFolderError as error:
             raise UnreachableError(str(error)) from error
+        except ssl.SSLError as error:
+            self._record_failure(origin, reason_of(error), message_of(error))
+            raise UnreachableError(message_of(error)) from error
         except OSError as error:
             # Not asyncio's message, which repeats the address and leaves out the reason.
             reason = os.strerror(error.errno) if error.errno else str(error)
@@ -247,20 +334,46 @@ class ConnectionPool:
         if origin.socket:
             # At each connection: the folder may have been replaced since its endpoint was accepted.
             unix_sockets.check_private(Path(origin.socket).parent)
+
+        def make() -> Connection:
+            return Connection(loop, self._clock, origin, self._settle)
+
+        if origin.node:
+            if self._tls is None:
+                raise OSError("the engine serves TLS, and this gateway has no identity")
+            name = self._tls.server_name(origin.node)
+            return await origin.connect(loop, make, self._tls.context, name)
         retries = Retries(_QUEUE_BACKOFF, self._clock)
         while True:
             try:
-                return await origin.connect(
-                    loop, lambda: Connection(loop, self._clock, origin, self._settle)
-                )
+                return await origin.connect(loop, make)
             except OSError as error:
                 is_full = bool(origin.socket) and error.errno in _FULL_QUEUE
                 if not is_full or retries.failures == _QUEUE_TRIES:
                     raise
             await retries.wait()
 
+    def _is_refusal(self, connection: Connection) -> bool:
+        """Return whether the engine closed the connection as it does to a peer that it refuses."""
+        age_s = self._clock.monotonic() - connection.opened_s
+        return bool(connection.origin.node) and not connection.is_proven and age_s < _REFUSAL_S
+
+    def _record_refusal(self, connection: Connection, why: str) -> None:
+        if not connection.is_refused:
+            connection.is_refused = True
+            self._record_failure(connection.origin, REFUSED, why)
+
+    def _record_failure(self, origin: EngineAddress, reason: str, why: str) -> None:
+        self.tls_failures.add(reason)
+        log.warning(
+            "TLS connection to an engine failed",
+            extra={"node": origin.node, "url": origin.url, "reason": reason, "why": why},
+        )
+
     def _settle(self, connection: Connection) -> None:
         """Take back a connection whose exchange is over, or forget one that is gone."""
+        if connection.is_gone and not connection.is_cut and self._is_refusal(connection):
+            self._record_refusal(connection, connection.end)
         if connection.is_usable:
             idle = self._idle.get(connection.origin)
             if idle is None:

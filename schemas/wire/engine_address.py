@@ -3,6 +3,9 @@
     address = EngineAddress.parse("unix:/Users/a/fleet/sock/node-1/4100.sock")
     transport, protocol = await address.connect(loop, make_protocol)
 
+    address = EngineAddress.parse("https://10.0.0.5:4100", node="mac-1")
+    transport, protocol = await address.connect(loop, make_protocol, context, "mac-1.node.mlx-fleet.internal")
+
 The value is the key under which a gateway counts connections, load and failures.
 """
 
@@ -15,11 +18,13 @@ from urllib.parse import urlsplit
 
 if TYPE_CHECKING:  # `fleetctl get` does not wait for it
     import asyncio
+    import ssl
 
     _P = TypeVar("_P", bound=asyncio.BaseProtocol)
 
 _UNIX: Final = "unix:"
-_FORMS: Final = "http://HOST:PORT or unix:/PATH"
+_FORMS: Final = "https://HOST:PORT, http://HOST:PORT or unix:/PATH"
+_PORTS: Final = {"http": 80, "https": 443}
 MAX_SOCKET_BYTES: Final = 103
 """The longest path of a socket: sun_path of macOS holds 104 bytes with the zero at its end; Linux has 108."""
 # Far beyond a host name's 253 characters.
@@ -35,6 +40,10 @@ class EngineAddress(NamedTuple):
     """0 for a socket."""
     socket: str = ""
     """Absolute path of a Unix socket, valid on the engine's machine only; empty for TCP."""
+    node: str = ""
+    """The node whose identity the engine proves over TLS; empty for plain HTTP.
+
+    A part of the key: a connection to one node never carries the requests for another."""
 
     @classmethod
     def at_socket(cls, path: Path) -> Self:
@@ -47,8 +56,8 @@ class EngineAddress(NamedTuple):
         return cls("", 0, _checked_path(str(path)))
 
     @classmethod
-    def parse(cls, url: str) -> Self:
-        """Return the address in an endpoint's URL.
+    def parse(cls, url: str, *, node: str = "") -> Self:
+        """Return the address in the URL of an endpoint of the node.
 
         Raises:
             ValueError: the URL has another form; the message says which is expected.
@@ -60,8 +69,10 @@ class EngineAddress(NamedTuple):
         with contextlib.suppress(ValueError):
             parts = urlsplit(url[:_MAX_URL])
             is_plain = not (parts.path.strip("/") or parts.query or parts.fragment or "@" in url)
-            if parts.scheme == "http" and parts.hostname and is_plain and len(url) <= _MAX_URL:
-                return cls(parts.hostname, parts.port or 80)
+            is_known = parts.scheme == "http" or (parts.scheme == "https" and node)
+            if is_known and parts.hostname and is_plain and len(url) <= _MAX_URL:
+                port = parts.port or _PORTS[parts.scheme]
+                return cls(parts.hostname, port, "", node if parts.scheme == "https" else "")
         raise ValueError(f"{url[:100]!r} is not {_FORMS}")
 
     @property
@@ -72,7 +83,7 @@ class EngineAddress(NamedTuple):
     @property
     def http_url(self) -> str:
         """The base of HTTP requests on a connection to the engine."""
-        return f"http://{self.authority}"
+        return f"{'https' if self.node else 'http'}://{self.authority}"
 
     @property
     def authority(self) -> str:
@@ -82,17 +93,23 @@ class EngineAddress(NamedTuple):
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
     async def connect(
-        self, loop: "asyncio.AbstractEventLoop", make_protocol: "Callable[[], _P]"
+        self,
+        loop: "asyncio.AbstractEventLoop",
+        make_protocol: "Callable[[], _P]",
+        context: "ssl.SSLContext | None" = None,
+        server_name: str | None = None,
     ) -> "tuple[asyncio.Transport, _P]":
-        """Open a connection to the engine.
+        """Open a connection to the engine; over TLS with a context, to a server of this name.
 
         Raises:
-            OSError: nothing listens there.
+            OSError: nothing listens there, or the handshake failed.
 
         """
         if self.socket:
             return await loop.create_unix_connection(make_protocol, self.socket)
-        return await loop.create_connection(make_protocol, self.host, self.port)
+        return await loop.create_connection(
+            make_protocol, self.host, self.port, ssl=context, server_hostname=server_name
+        )
 
 
 def _checked_path(path: str) -> str:

@@ -10,10 +10,13 @@ import pytest
 from typing_extensions import override
 
 from gateway.server import GatewayLimits
-from gateway.state.endpoint_filter import EndpointFilter
+from gateway.state.endpoint_filter import EndpointFilter, EngineAccess
 from gateway.state.table_cache import TableCache
+from identity.credentials import Credentials
+from identity.names import Role
 from machinery.clock import SystemClock
 from schemas.replica import Endpoint, unassigned_reason
+from schemas.trust import TlsMode
 from store import codec, keys
 from store.errors import PermissionDeniedError
 from store.memory import MemoryTransport
@@ -29,6 +32,7 @@ from tests.support.gateway_world import (
     replica_of,
     running_gateway,
 )
+from tests.support.identities import TestAuthority
 from tests.support.waiting import until
 
 VICTIM = endpoint("m-0", "m", "http://127.0.0.1:4100", node="mac-1")
@@ -188,9 +192,13 @@ async def test_a_gateway_that_loses_the_right_to_read_replicas_uses_new_endpoint
         await until(lambda: sorted(ports(table_cache)) == [4100, 4666], what="the endpoint")
 
 
-def why_ignored(sockets: Path | None, url: str, caplog: pytest.LogCaptureFixture) -> str:
-    """Return why a gateway with that folder ignores an endpoint of node mac-1; empty if it uses it."""
-    one = EndpointFilter(MemoryTransport(FakeClock()), FakeClock(), lambda: None, sockets=sockets)
+def why_ignored(
+    access: Path | EngineAccess | None, url: str, caplog: pytest.LogCaptureFixture
+) -> str:
+    """Return why a gateway with that access or folder ignores an endpoint of node mac-1; empty if it uses it."""
+    if not isinstance(access, EngineAccess):
+        access = EngineAccess(sockets=access)
+    one = EndpointFilter(MemoryTransport(FakeClock()), FakeClock(), lambda: None, access)
     key = keys.endpoint_key("mac-1", "m-0")
     found = one.filter({key: (endpoint("m-0", "m", url, node="mac-1"), 1)})
     told = [r.why for r in caplog.records if r.message == "endpoint ignored"]  # type: ignore[attr-defined]  # extra
@@ -204,7 +212,7 @@ def why_ignored(sockets: Path | None, url: str, caplog: pytest.LogCaptureFixture
         pytest.param("unix:{0}/mac-1/4100.sock", "", id="its-node"),
         pytest.param("unix:/var/run/docker.sock", "is not in {0}/mac-1, the folder of node mac-1", id="docker"),
         pytest.param("unix:{0}/mac-2/4100.sock", "is not in {0}/mac-1", id="of-another-node"),
-        pytest.param("unix:{0}/mac-1/../../s", "is not http://HOST:PORT or unix:/PATH", id="dots"),
+        pytest.param("unix:{0}/mac-1/../../s", "http://HOST:PORT or unix:/PATH", id="dots"),
         pytest.param("unix:{0}/mac-1/deeper/s", "is not in {0}/mac-1", id="deeper"),
     ],
 )  # fmt: skip
@@ -266,3 +274,36 @@ def test_a_folder_that_other_users_may_enter_is_not_trusted(
     assert "is open to other users" in why_ignored(
         short_folder, f"unix:{short_folder}/mac-1/s", caplog
     )
+
+
+PLAIN, TLS = "http://10.0.0.5:4100", "https://10.0.0.5:4100"
+
+
+@pytest.mark.parametrize(
+    ("mode", "url", "reason"),
+    [
+        (None, PLAIN, ""),
+        (None, TLS, "this gateway has no identity"),
+        (TlsMode.PERMISSIVE, PLAIN, ""),
+        (TlsMode.PERMISSIVE, TLS, ""),
+        (TlsMode.TLS, PLAIN, ""),
+        (TlsMode.STRICT, TLS, ""),
+        (TlsMode.STRICT, PLAIN, "the fleet's TLS mode is strict"),
+        (TlsMode.STRICT, "http://mac-1.local:4100", "the fleet's TLS mode is strict"),
+        (TlsMode.STRICT, "http://127.0.0.1:4100", ""),
+        (TlsMode.STRICT, "http://[::1]:4100", ""),
+        (TlsMode.STRICT, "http://localhost:4100", ""),
+    ],
+)
+def test_the_mode_decides_about_engines_without_tls(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, mode: TlsMode | None, url: str, reason: str
+) -> None:
+    credentials = None
+    if mode is not None:
+        fleet = TestAuthority(tmp_path)
+        folder = fleet.issue(Role.GATEWAY, "edge")
+        folder.write_trust(fleet.snapshot(mode=mode))
+        credentials = Credentials(folder, SystemClock())
+    why = why_ignored(EngineAccess(credentials=credentials), url, caplog)
+    assert reason in why
+    assert bool(reason) == bool(why)

@@ -26,6 +26,15 @@ def test_an_address_is_written_as_it_is_read(
     assert (address.url, address.authority) == (url, authority)
 
 
+def test_an_address_with_tls_belongs_to_its_node() -> None:
+    address = EngineAddress.parse("https://10.0.0.5:4100", node="mac-1")
+    assert address == EngineAddress("10.0.0.5", 4100, "", "mac-1")
+    assert (address.url, address.http_url) == ("https://10.0.0.5:4100",) * 2
+    assert address != EngineAddress.parse("https://10.0.0.5:4100", node="mac-2")
+    assert EngineAddress.parse("https://mac.local", node="mac-1").port == 443
+    assert EngineAddress.parse("http://10.0.0.5:4100", node="mac-1").node == ""
+
+
 def test_a_missing_port_is_that_of_http() -> None:
     assert EngineAddress.parse("http://mac.local/") == EngineAddress("mac.local", 80)
 
