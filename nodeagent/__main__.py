@@ -6,11 +6,12 @@ import importlib.metadata
 import os
 import sys
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Literal
 
 import click
 from pydantic import TypeAdapter, ValidationError
 
+from identity.credentials import Credentials
 from identity.flags import identity_folder, identity_option, read_identity
 from identity.names import Role
 from machinery import environment, process_log
@@ -34,6 +35,7 @@ from nodeagent.replicas.start_queue import DEFAULT_CONCURRENCY
 from schemas import quantity
 from schemas.meta import Labels
 from schemas.node import NodeStatus
+from schemas.wire.engine_address import is_loopback
 from store.etcd.connect import connect
 from store.etcd.flags import VARIABLE_PREFIX, address_from_flags, etcd_options
 
@@ -114,6 +116,13 @@ _NOT_FOR_ENGINES = ("OTEL_EXPORTER_OTLP_",)
     "--label", "labels", multiple=True, help="Label of the node as KEY=VALUE; may be repeated."
 )
 @identity_option
+@click.option(
+    "--insecure-engines",
+    is_flag=True,
+    envvar="FLEET_INSECURE_ENGINES",
+    help="Let engines serve plain HTTP without authentication on an --address that other machines can reach, while the "
+    "node has no identity.",
+)
 @log_options
 def main(log_level: LogLevel, log_format: LogFormat, **options: Any) -> None:
     """Run the agent of this Mac: its engines, its lease and its status."""
@@ -139,19 +148,27 @@ def main(log_level: LogLevel, log_format: LogFormat, **options: Any) -> None:
         click.echo(f"nodeagent: {identity.notice}", err=True)
     clock = SystemClock()
     folder = identity_folder(options["identity_dir"], state_dir / "identity")
+    credentials = read_identity(folder, Role.NODE, clock)
+    addresses = _addresses(options, identity.name)
+    check_engine_address(
+        addresses, has_identity=credentials is not None, is_insecure=options["insecure_engines"]
+    )
+    status = describe(facts, identity, options).model_copy(
+        update={"engine_transport": _transport(addresses, credentials)}
+    )
     config = AgentConfig(
         state_dir=state_dir,
         models_dir=options["models_dir"].expanduser().resolve(),
-        addresses=_addresses(options, identity.name),
+        addresses=addresses,
         session=session_name(state_dir, os.getpid()),
         name=identity.name,
-        status=describe(facts, identity, options),
+        status=status,
         casts_to_float32=facts.os == "Linux",
         start_concurrency=options["start_concurrency"],
         api_port=options["api_port"],
         ring=ring,
         has_store_password=bool(where.password),
-        credentials=read_identity(folder, Role.NODE, clock),
+        credentials=credentials,
     )
 
     async def run() -> None:
@@ -181,6 +198,32 @@ def _addresses(options: dict[str, Any], node: str) -> EngineAddresses:
     return EngineAddresses(
         host=options["node_address"], first=options["engine_port"], sockets=sockets
     )
+
+
+def check_engine_address(
+    addresses: EngineAddresses, *, has_identity: bool, is_insecure: bool
+) -> None:
+    """Refuse plain HTTP without authentication on an address that other machines can reach, unless it is wanted.
+
+    Raises:
+        click.UsageError: the engines would answer everyone.
+
+    """
+    if addresses.sockets is not None or has_identity or is_insecure or is_loopback(addresses.host):
+        return
+    raise click.UsageError(
+        f"--address {addresses.host}: other machines can reach it, and this node has no identity, so its engines would "
+        "answer everyone in clear text. Run `fleetctl join` on this Mac; or give --engine-sockets if all gateways run "
+        "on it; or --insecure-engines if you trust everything on the network"
+    )
+
+
+def _transport(
+    addresses: EngineAddresses, credentials: Credentials | None
+) -> Literal["Socket", "Tls", "Plain"]:
+    if addresses.sockets is not None:
+        return "Socket"
+    return "Plain" if credentials is None else "Tls"
 
 
 def describe(facts: HardwareFacts, identity: Identity, options: dict[str, Any]) -> NodeStatus:

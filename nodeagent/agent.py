@@ -56,6 +56,8 @@ class Agent:
             RankReports(transport, clock, config.name),
         )
         self._node.starts.limit = config.start_concurrency
+        if self._dependencies.tls is not None:
+            self._node.advertised = self._dependencies.tls.advertised
         lease = NodeLease(
             uid=config.status.uid,
             session=config.session,
@@ -83,6 +85,7 @@ class Agent:
             has_lease=lambda: self._registration.lease is not None,
             folder=config.state_dir / "engines",
             ring=config.ring,
+            tls=self._dependencies.tls,
         )
         return AgentApi(view, self._transport, port=port, on_change=self._describer.request)
 
@@ -103,6 +106,7 @@ class Agent:
             async with asyncio.TaskGroup() as group:
                 references = ReferenceTasks(dependencies.references, group)
                 if self._config.credentials is not None:
+                    self._config.credentials.on_change(self._trust_changed)
                     group.create_task(self._config.credentials.watch())
                 group.create_task(self._replicas.run())
                 group.create_task(dependencies.deployments.run())
@@ -141,6 +145,11 @@ class Agent:
             request = start_request(self._node, self._dependencies, replica)
             if request is not None:
                 self._node.starts.add(request)
+
+    def _trust_changed(self) -> None:
+        """Look at every endpoint: the fleet's TLS mode decides how gateways dial engines."""
+        for name in self._node.engines:
+            self._queue.add(name)
 
     def _new_session(self) -> None:
         """Publish everything again: all our keys in the store depend on the lease."""

@@ -18,6 +18,7 @@ from nodeagent.engines.addresses import EngineAddresses
 from nodeagent.engines.engine_processes import EngineProcesses, EnginesPort
 from nodeagent.engines.health_client import HealthClient, HealthPort
 from nodeagent.engines.references import GoldenReferences, ReferencesPort
+from nodeagent.engines.tls import NodeTls
 from nodeagent.fabric.node_tests import NodeFabricTests
 from nodeagent.hardware.probe import SystemMachineReader
 from nodeagent.hardware.readings import MachineReader
@@ -108,6 +109,8 @@ class Dependencies:
     """The reader of the machine; None keeps the configured status."""
     fabric: NodeFabricTests | None = None
     """Tests of the cables; None where no process can be started for one."""
+    tls: NodeTls | None = None
+    """The node's identity for its engines; None: they serve plain HTTP."""
 
 
 def real_dependencies(transport: Transport, clock: Clock, config: AgentConfig) -> Dependencies:
@@ -150,13 +153,16 @@ def real_dependencies(transport: Transport, clock: Clock, config: AgentConfig) -
             casts_to_float32=config.casts_to_float32,
         )
 
+    tls = None if config.credentials is None else NodeTls(config.credentials, clock)
     return Dependencies(
+        tls=tls,
         engines=EngineProcesses(
             config.state_dir / "engines",
             node=config.name,
             addresses=config.addresses,
+            identity_dir=None if tls is None else tls.folder,
         ),
-        health=HealthClient(),
+        health=HealthClient(tls),
         references=GoldenReferences(config.state_dir),
         report_models=report_models,
         report_adapters=report_adapters,

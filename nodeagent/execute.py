@@ -212,7 +212,8 @@ class ActionExecutor:
             raise UnavailableError("no lease to publish under yet")
         engine = self._node.engines[replica.name]
         millions = await self._node.millions(replica.spec.model.path)
-        endpoint = new_endpoint(replica, self._node, engine.process.address, millions)
+        address = self._node.advertised(engine.process.address)
+        endpoint = new_endpoint(replica, self._node, address, millions)
         key = keys.endpoint_key(self._node.name, replica.name)
         put = Put(key=key, value=codec.encode(endpoint), lease=lease)
         # The guard fails if the replica was assigned elsewhere meanwhile.
@@ -223,7 +224,7 @@ class ActionExecutor:
                 # It may have been written. None matches no engine, so it is published again, and withdrawn in the end.
                 self._node.published[replica.name] = None
             raise
-        self._node.published[replica.name] = engine.process.address
+        self._node.published[replica.name] = address
         log.info("endpoint published", extra={"replica": replica.name, "url": endpoint.spec.url})
 
     async def _withdraw(self, name: str) -> None:

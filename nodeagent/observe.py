@@ -1,6 +1,6 @@
 """Observation of one replica on this node, and the state that the agent keeps between observations."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -65,6 +65,8 @@ class NodeState:
         """Engines by replica name."""
         self.published: dict[str, EngineAddress | None] = {}
         """The addresses of our endpoints in the store, by replica name; None if it is not known what was written."""
+        self.advertised: Callable[[EngineAddress], EngineAddress] = lambda address: address
+        """Returns the address of an engine as gateways shall dial it."""
         self.leaked = LeakedResources()
         self.start_errors: dict[str, StartError] = {}
         """Errors of engines that could not be started, by replica name."""
@@ -99,8 +101,17 @@ class NodeState:
         """Return whether the published endpoint leads to an earlier engine than the current one."""
         if name not in self.published:
             return False
-        engine = self.engines.get(name)
-        return engine is None or engine.process.address != self.published[name]
+        engine, published = self.engines.get(name), self.published[name]
+        if engine is None or published is None:
+            return True
+        return engine.process.address._replace(node="") != published._replace(node="")
+
+    def is_outdated(self, name: str) -> bool:
+        """Return whether gateways shall dial the engine in another way than the published endpoint says."""
+        engine, published = self.engines.get(name), self.published.get(name)
+        if engine is None or published is None:
+            return False
+        return self.advertised(engine.process.address) != published
 
     def forget(self, name: str) -> None:
         """Drop the state of a replica that has no engine here any more."""
@@ -178,6 +189,7 @@ class ReplicaObserver:
             engine=engine.view(self._clock) if engine is not None else None,
             is_published=name in self._node.published,
             is_stale=self._node.is_stale(name),
+            is_outdated=self._node.is_outdated(name),
             start_error=error.message if error is not None else "",
             next_start=error.next_start(self._clock.monotonic()) if error is not None else None,
             start_place=self._start_place(name, replica, engine),

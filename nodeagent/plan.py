@@ -133,7 +133,7 @@ def _tend_engine(seen: ObservedReplica, engine: ObservedEngine) -> ActionPlan:
 
 
 def _publish(seen: ObservedReplica) -> tuple[Action, ...]:
-    is_current = seen.is_published and not seen.is_stale
+    is_current = seen.is_published and not (seen.is_stale or seen.is_outdated)
     return () if is_current else (PublishEndpoint(),)
 
 

@@ -9,7 +9,6 @@ fleet's mode strict, other endpoints count only on loopback addresses.
 """
 
 import asyncio
-import ipaddress
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -23,7 +22,7 @@ from machinery import unix_sockets
 from machinery.clock import Clock
 from schemas.replica import Endpoint, Replica, unassigned_reason
 from schemas.trust import TlsMode
-from schemas.wire.engine_address import EngineAddress
+from schemas.wire.engine_address import EngineAddress, is_loopback
 from store import codec, keys
 from store.errors import PermissionDeniedError, StoreError
 from store.informer import Informer
@@ -192,7 +191,7 @@ class EndpointFilter:
                 "`fleetctl join` or `fleetctl secure`"
             )
         is_strict = self._credentials is not None and self._credentials.mode is TlsMode.STRICT
-        if origin.node or origin.socket or not is_strict or _is_loopback(origin.host):
+        if origin.node or origin.socket or not is_strict or is_loopback(origin.host):
             return ""
         return (
             "its engine serves plain HTTP, and the fleet's TLS mode is strict. Give the node an identity, and restart "
@@ -211,10 +210,3 @@ class EndpointFilter:
         if replica_key in self._replicas.undecodable:
             return ""  # of a newer release
         return unassigned_reason(endpoint, self._replicas.items.get(replica_key))
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"

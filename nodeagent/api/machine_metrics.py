@@ -16,6 +16,7 @@ from machinery.version import version
 from nodeagent.dependencies import ObjectCache
 from nodeagent.engines import group_launch
 from nodeagent.engines.engine_http import EngineHttp
+from nodeagent.engines.tls import NodeTls
 from nodeagent.replicas.engine_tracker import EngineTracker
 from schemas.node import NodeStatus
 from schemas.replica import Replica
@@ -43,6 +44,8 @@ class AgentView:
     folder: Path
     """The folder of engines; each replica has a subfolder with its log."""
     ring: LogRing
+    tls: NodeTls | None = None
+    """The node's identity for its engines; None: they serve plain HTTP."""
 
     def store_view(self) -> StoreView:
         """Return how old the agent's view of the store is, and whether the store refuses the agent."""
@@ -81,7 +84,7 @@ async def machine_vitals(view: AgentView) -> Json:
     machine = await asyncio.to_thread(_machine_memory)
     # A copy: engines may start and end while their metrics are fetched.
     found = sorted(view.engines.items())
-    http = EngineHttp()
+    http = EngineHttp(view.tls)
     try:
         ranks = await asyncio.gather(*(_rank_vitals(view, http, *one) for one in found))
     finally:

@@ -31,9 +31,10 @@ class EngineAddresses:
             OSError: all are in use, or the host is not an address of this machine.
 
         """
+        places = {one._replace(node="") for one in taken}
         for number in range(self.first, self.first + _MAX_ENGINES):
             address = self._numbered(number)
-            if address not in taken and not _is_in_use(address):
+            if address not in places and not _is_in_use(address):
                 return address
         last = self.first + _MAX_ENGINES - 1
         if self.sockets is not None:

@@ -1,18 +1,22 @@
-"""HTTP requests of an agent to its engines, on ports and on sockets."""
+"""HTTP requests of an agent to its engines, on ports with and without TLS, and on sockets."""
 
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from typing import Any
 
 import aiohttp
 
 from machinery.http_body import read_limited
+from nodeagent.engines.tls import NodeTls
 from schemas.wire.engine_address import EngineAddress
 
 
 class EngineHttp:
     """Sends requests to engines. Call `close()` when done."""
 
-    def __init__(self) -> None:
+    def __init__(self, tls: NodeTls | None = None) -> None:
+        """`tls`: the node's identity. Without it engines with TLS are asked in plain HTTP, which they may refuse."""
+        self._tls = tls
         self._session: aiohttp.ClientSession | None = None
 
     async def get(
@@ -28,9 +32,10 @@ class EngineHttp:
         async with (
             self._client(address) as session,
             session.get(
-                f"{address.http_url}{path}",
+                f"{self._url(address)}{path}",
                 timeout=aiohttp.ClientTimeout(total=limit_s),
                 allow_redirects=False,
+                **self._options(address),
             ) as response,
         ):
             return await read_limited(response.content.iter_any(), max_bytes)
@@ -48,13 +53,23 @@ class EngineHttp:
         async with (
             self._client(address) as session,
             session.post(
-                f"{address.http_url}{path}",
+                f"{self._url(address)}{path}",
                 json=body,
                 timeout=aiohttp.ClientTimeout(total=limit_s),
                 allow_redirects=False,
+                **self._options(address),
             ) as response,
         ):
             return response.status, await read_limited(response.content.iter_any(), max_bytes)
+
+    def _url(self, address: EngineAddress) -> str:
+        return (address if self._tls is not None else address._replace(node="")).http_url
+
+    def _options(self, address: EngineAddress) -> dict[str, Any]:
+        """Return the options of a request for the engine's TLS."""
+        if self._tls is None or not address.node:
+            return {}
+        return {"ssl": self._tls.context, "server_hostname": self._tls.server_name}
 
     @asynccontextmanager
     async def _client(self, address: EngineAddress) -> AsyncIterator[aiohttp.ClientSession]:

@@ -114,8 +114,10 @@ class EpochRecords:
             return 0
 
 
-def flags_of(order: EngineOrder, *, node: str, address: EngineAddress) -> EngineFlags:
-    """Return the flags of the engine on a node."""
+def flags_of(
+    order: EngineOrder, *, node: str, address: EngineAddress, identity_dir: Path | None = None
+) -> EngineFlags:
+    """Return the flags of the engine on a node; it serves TLS with the identity in the folder."""
     group = order.group
     is_tcp = not address.socket
     return EngineFlags(
@@ -134,6 +136,7 @@ def flags_of(order: EngineOrder, *, node: str, address: EngineAddress) -> Engine
         kv_bits=order.kv_bits,
         kv_window=order.kv_window,
         prefix_cache_bytes=order.prefix_cache_bytes,
+        identity_dir=identity_dir if is_tcp else None,
         adapter=order.adapter,
         draft_model=order.draft_model,
         draft_tokens=order.draft_tokens,
@@ -148,16 +151,27 @@ def flags_of(order: EngineOrder, *, node: str, address: EngineAddress) -> Engine
     )
 
 
-def engine_command(order: EngineOrder, *, node: str, address: EngineAddress) -> list[str]:
+def engine_command(
+    order: EngineOrder, *, node: str, address: EngineAddress, identity_dir: Path | None = None
+) -> list[str]:
     """Return the engine's command line."""
-    flags = flags_of(order, node=node, address=address)
+    flags = flags_of(order, node=node, address=address, identity_dir=identity_dir)
     return [sys.executable, "-m", engine_flags.MODULE, *flags.to_argv()]
 
 
 class EngineProcesses:
     """The engines below one agent's state folder (`EnginesPort`)."""
 
-    def __init__(self, folder: Path, *, node: str, addresses: EngineAddresses) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        node: str,
+        addresses: EngineAddresses,
+        identity_dir: Path | None = None,
+    ) -> None:
+        """`identity_dir`: the folder of the node's identity, with which engines on ports serve TLS."""
+        self._identity_dir = identity_dir
         self._folder = folder
         self._node = node
         self._addresses = addresses
@@ -181,7 +195,11 @@ class EngineProcesses:
         folder = self._folder / order.replica
         folder.mkdir(parents=True, exist_ok=True)
         address = self._addresses.free(taken)
-        argv = engine_command(order, node=self._node, address=address)
+        argv = engine_command(
+            order, node=self._node, address=address, identity_dir=self._identity_dir
+        )
+        if self._identity_dir is not None and not address.socket:
+            address = address._replace(node=self._node)
         variables: dict[str, str] | None = None
         if group is not None:
             group_launch.write_group_files(group, folder)

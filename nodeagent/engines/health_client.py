@@ -9,6 +9,7 @@ import orjson
 
 from models import golden_question
 from nodeagent.engines.engine_http import EngineHttp
+from nodeagent.engines.tls import NodeTls
 from schemas.formation import GoldenAnswer
 from schemas.wire.engine_address import EngineAddress
 from schemas.wire.errors import ErrorBody
@@ -67,8 +68,9 @@ class HealthPort(Protocol):
 class HealthClient:
     """Asks engines over HTTP (`HealthPort`). Call `close()` when done."""
 
-    def __init__(self) -> None:
-        self._http = EngineHttp()
+    def __init__(self, tls: NodeTls | None = None) -> None:
+        """`tls`: the node's identity, for engines that serve TLS."""
+        self._http = EngineHttp(tls)
 
     async def ask(
         self, address: EngineAddress, replica_uid: str, *, limit_s: float = HEALTH_TIMEOUT_S

@@ -130,6 +130,8 @@ class ObservedReplica:
     """True if our endpoint for it is in the store."""
     is_stale: bool = False
     """True if that endpoint leads to an engine that is gone, because the store was unreachable."""
+    is_outdated: bool = False
+    """True if that endpoint must be published anew, because the fleet's TLS mode has changed."""
     start_error: str = ""
     """The reason this machine could not start the engine."""
     next_start: NextStart | None = None

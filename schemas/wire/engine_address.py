@@ -112,6 +112,16 @@ class EngineAddress(NamedTuple):
         )
 
 
+def is_loopback(host: str) -> bool:
+    """Return whether only this machine can reach the host; a name other than localhost counts as reachable."""
+    import ipaddress  # noqa: PLC0415 - `fleetctl get` does not wait for it
+
+    try:
+        return ipaddress.ip_address(host.partition("%")[0]).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
 def _checked_path(path: str) -> str:
     """Return the path of a socket if it can be one.
 

@@ -287,6 +287,8 @@ class EngineFlags:
             return "exactly one of --socket and --port is needed: an engine listens in one place"
         if self.socket is not None and self.host is not None:
             return "--host needs --port: a socket has no host"
+        if self.socket is not None and self.identity_dir is not None:
+            return "--identity-dir needs --port: a socket is private to its user without TLS"
         return ""
 
     def _model_conflict(self) -> str:
@@ -390,6 +392,7 @@ class EngineIdentity:
 
     replica: str = ""
     replica_uid: str = ""
+    node: str = ""
     served_names: tuple[str, ...] = ()
     socket: Path | None = None
     host: str | None = None
@@ -402,8 +405,9 @@ class EngineIdentity:
 
     @property
     def address(self) -> EngineAddress:
-        """Return where the engine listens; engines of earlier releases do so on TCP ports only."""
-        return _address(self.socket, self.host, self.port)
+        """Return where the engine listens; engines of earlier releases do so on TCP ports only, without TLS."""
+        found = _address(self.socket, self.host, self.port)
+        return found if self.identity_dir is None else found._replace(node=self.node)
 
     @classmethod
     def from_argv(cls, argv: Sequence[str]) -> Self | None:

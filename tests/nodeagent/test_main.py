@@ -39,6 +39,8 @@ def start(state_dir: Path, *flags: str) -> tuple[int, str]:
         (["--label", "ra ck=1"], 2, "--label ra ck=1: String should match pattern"),
         (["--label", "rack=a b"], 2, "--label rack=a b: String should match pattern"),
         (["--engine-port", "80"], 2, "80 is not in the range"),
+        (["--address", "192.0.2.7"], 2, "this node has no identity"),
+        (["--address", "mac-1.local"], 2, "--insecure-engines"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,
 )

@@ -145,6 +145,12 @@ SITUATIONS = [
         id="an-endpoint-of-the-engine-before-is-written-over",
     ),
     pytest.param(
+        seen(PASSED, is_published=True, is_outdated=True),
+        ["PublishEndpoint", "Ready=True Serving"],
+        1.0,
+        id="the-tls-mode-has-changed",
+    ),
+    pytest.param(
         seen(engine(state="Loading"), is_published=True),
         ["WithdrawEndpoint", LOADING],
         0.1,
@@ -328,6 +334,7 @@ states = st.builds(
     engine=st.none() | engines,
     is_published=st.booleans(),
     is_stale=st.booleans(),
+    is_outdated=st.booleans(),
     start_error=st.sampled_from(["", "no disk"]),
     reported=st.none() | reports,
 )

@@ -79,6 +79,7 @@ states = st.builds(
     engine=st.none() | engines,
     is_published=st.booleans(),
     is_stale=st.booleans(),
+    is_outdated=st.booleans(),
     start_error=st.sampled_from(["", "no disk"]),
     reported=st.sampled_from([None, over_told(), told(()), told((), epoch=1, golden=GOLDEN)]),
     rank=st.integers(0, 1),

@@ -49,7 +49,7 @@ class TlsEngine:
     metrics: TlsMetrics = field(default_factory=TlsMetrics)
     reached: int = 0
     port: int = 0
-    listening: bool = True
+    health_body: dict[str, str] = field(default_factory=dict)
 
     @property
     def url(self) -> str:
@@ -63,7 +63,7 @@ class TlsEngine:
         return {reason: int(count) for reason, count in found}
 
     async def health(self, _: Request) -> Response:
-        return JSONResponse({}, headers=self._headers())
+        return JSONResponse(self.health_body, headers=self._headers())
 
     async def chat(self, request: Request) -> Response:
         self.reached += 1

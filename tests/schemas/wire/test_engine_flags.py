@@ -178,6 +178,7 @@ def test_a_running_engine_is_identified_by_its_command_line(module: str) -> None
     assert EngineIdentity.from_argv(argv) == EngineIdentity(
         replica="tiny-0",
         replica_uid="u",
+        node=GROUP.node,
         served_names=("tiny", "fast"),
         host="::1",
         port=4100,
@@ -229,7 +230,7 @@ def test_an_engine_is_found_where_it_listens(flags: EngineFlags, url: str) -> No
         (LEAST.to_argv()[:-2], "exactly one of --socket and --port is needed"),
         ([*LEAST.to_argv(), "--socket", "/s"], "exactly one of --socket and --port is needed"),
         ([*SOCKET.to_argv(), "--host", "::1"], "--host needs --port"),
-        ([*LEAST.to_argv()[:-2], "--socket", "s"], "argument --socket: unix:'s' is not http://HOST:PORT or unix:/PATH"),
+        ([*LEAST.to_argv()[:-2], "--socket", "s"], "argument --socket: unix:'s' is not https://HOST:PORT, http://HOST:PORT or unix:/PATH"),
     ],
 )  # fmt: skip
 def test_an_engine_listens_in_one_place(
