@@ -6,12 +6,11 @@ import importlib.metadata
 import os
 import sys
 from pathlib import Path
-from typing import IO, Any, Literal
+from typing import IO, Any
 
 import click
 from pydantic import TypeAdapter, ValidationError
 
-from identity.credentials import Credentials
 from identity.flags import identity_folder, identity_option, read_identity
 from identity.names import Role
 from machinery import environment, process_log
@@ -149,20 +148,13 @@ def main(log_level: LogLevel, log_format: LogFormat, **options: Any) -> None:
     clock = SystemClock()
     folder = identity_folder(options["identity_dir"], state_dir / "identity")
     credentials = read_identity(folder, Role.NODE, clock)
-    addresses = _addresses(options, identity.name)
-    check_engine_address(
-        addresses, has_identity=credentials is not None, is_insecure=options["insecure_engines"]
-    )
-    status = describe(facts, identity, options).model_copy(
-        update={"engine_transport": _transport(addresses, credentials)}
-    )
     config = AgentConfig(
         state_dir=state_dir,
         models_dir=options["models_dir"].expanduser().resolve(),
-        addresses=addresses,
+        addresses=_addresses(options, identity.name, has_identity=credentials is not None),
         session=session_name(state_dir, os.getpid()),
         name=identity.name,
-        status=status,
+        status=describe(facts, identity, options),
         casts_to_float32=facts.os == "Linux",
         start_concurrency=options["start_concurrency"],
         api_port=options["api_port"],
@@ -188,42 +180,27 @@ def main(log_level: LogLevel, log_format: LogFormat, **options: Any) -> None:
     sys.exit(code)
 
 
-def _addresses(options: dict[str, Any], node: str) -> EngineAddresses:
-    """Return the addresses for engines; the folder for their sockets exists then."""
+def _addresses(options: dict[str, Any], node: str, *, has_identity: bool) -> EngineAddresses:
+    """Return the addresses for engines; the folder for their sockets exists then.
+
+    Raises:
+        click.UsageError: the folder cannot be used, or engines would answer other machines without authentication.
+
+    """
     folder: Path | None = options["engine_sockets"]
     try:
         sockets = folder and make_socket_folder(folder.expanduser(), node)
     except (SocketFolderError, OSError, ValueError) as error:
         raise click.UsageError(f"--engine-sockets: {error}") from error
-    return EngineAddresses(
-        host=options["node_address"], first=options["engine_port"], sockets=sockets
-    )
-
-
-def check_engine_address(
-    addresses: EngineAddresses, *, has_identity: bool, is_insecure: bool
-) -> None:
-    """Refuse plain HTTP without authentication on an address that other machines can reach, unless it is wanted.
-
-    Raises:
-        click.UsageError: the engines would answer everyone.
-
-    """
-    if addresses.sockets is not None or has_identity or is_insecure or is_loopback(addresses.host):
-        return
-    raise click.UsageError(
-        f"--address {addresses.host}: other machines can reach it, and this node has no identity, so its engines would "
-        "answer everyone in clear text. Run `fleetctl join` on this Mac; or give --engine-sockets if all gateways run "
-        "on it; or --insecure-engines if you trust everything on the network"
-    )
-
-
-def _transport(
-    addresses: EngineAddresses, credentials: Credentials | None
-) -> Literal["Socket", "Tls", "Plain"]:
-    if addresses.sockets is not None:
-        return "Socket"
-    return "Plain" if credentials is None else "Tls"
+    host = options["node_address"]
+    is_safe = sockets is not None or has_identity or is_loopback(host)
+    if not (is_safe or options["insecure_engines"]):
+        raise click.UsageError(
+            f"--address {host}: other machines can reach it, and this node has no identity, so its engines would answer "
+            "everyone, in clear text. Run `fleetctl join` on this Mac; or give --engine-sockets if all gateways run on "
+            "it; or --insecure-engines if you trust everything on the network"
+        )
+    return EngineAddresses(host=host, first=options["engine_port"], sockets=sockets)
 
 
 def describe(facts: HardwareFacts, identity: Identity, options: dict[str, Any]) -> NodeStatus:

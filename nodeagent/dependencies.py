@@ -24,6 +24,7 @@ from nodeagent.hardware.probe import SystemMachineReader
 from nodeagent.hardware.readings import MachineReader
 from nodeagent.replicas.start_queue import DEFAULT_CONCURRENCY
 from schemas.deployment import ModelDeployment
+from schemas.meta import ApiObject
 from schemas.node import AdapterReport, ModelReport, NodeStatus
 from schemas.replica import Replica
 from schemas.shardgroup import ShardGroup
@@ -33,6 +34,7 @@ from store.leases import LEASE_TTL_S
 from store.port import Transport
 
 T_co = TypeVar("T_co", covariant=True)
+Obj = TypeVar("Obj", bound=ApiObject)
 
 ReportModels: TypeAlias = Callable[[set[str]], Awaitable[tuple[ModelReport, ...]]]
 """From models' paths to this node's reports of them, sorted by path."""
@@ -116,24 +118,9 @@ class Dependencies:
 def real_dependencies(transport: Transport, clock: Clock, config: AgentConfig) -> Dependencies:
     """Return the dependencies of an agent on a real machine."""
     splits = SplitInspector(config.state_dir / "splitting", clock)
-    deployments = Informer(
-        transport,
-        keys.spec_prefix("ModelDeployment"),
-        lambda item: codec.decode_object(ModelDeployment, item),
-        clock,
-    )
-    groups = Informer(
-        transport,
-        keys.spec_prefix("ShardGroup"),
-        lambda item: codec.decode_object(ShardGroup, item),
-        clock,
-    )
-    replicas = Informer(
-        transport,
-        keys.spec_prefix("Replica"),
-        lambda item: codec.decode_object(Replica, item),
-        clock,
-    )
+    deployments = _informer(transport, clock, ModelDeployment)
+    groups = _informer(transport, clock, ShardGroup)
+    replicas = _informer(transport, clock, Replica)
 
     async def report_models(paths: set[str]) -> tuple[ModelReport, ...]:
         return await asyncio.to_thread(
@@ -174,4 +161,14 @@ def real_dependencies(transport: Transport, clock: Clock, config: AgentConfig) -
         fabric=NodeFabricTests(
             transport, clock, node=config.name, folder=config.state_dir / "fabric"
         ),
+    )
+
+
+def _informer(transport: Transport, clock: Clock, kind: type[Obj]) -> Informer[Obj]:
+    """Return the cache of all objects of a kind."""
+    return Informer(
+        transport,
+        keys.spec_prefix(kind.__name__),
+        lambda item: codec.decode_object(kind, item),
+        clock,
     )

@@ -209,8 +209,6 @@ class NodeStatus(Status):
     hostname: str
     address: str
     """Address at which gateways reach the node's engines."""
-    engine_transport: Literal["Socket", "Tls", "Plain"] | None = None
-    """How its engines listen: on sockets of the machine, with TLS, or in plain HTTP; unknown of earlier agents."""
     agent_url: str = ""
     """Base address of the agent's API for health, metrics and logs; empty if it has none."""
     agent_version: str
