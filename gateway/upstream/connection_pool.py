@@ -121,6 +121,8 @@ class ConnectionPool:
         self._silence_s = silence_s
         self._tls = tls
         self.tls_failures = new_failures()
+        self._failing: dict[EngineAddress, str] = {}
+        """The reason that was logged, of engines to which the last TLS connection failed."""
         self._known: frozenset[EngineAddress] = frozenset()
         """The engines with TLS that have an endpoint."""
         self._spares: dict[EngineAddress, None] = {}
@@ -191,6 +193,7 @@ class ConnectionPool:
             if one not in self._known:
                 self._want_spare(one)
         self._known = frozenset(known)
+        self._failing = {one: why for one, why in self._failing.items() if one in self._known}
 
     def close_revoked(self) -> None:
         """Close the connections to nodes whose certificate was revoked; their requests go elsewhere."""
@@ -365,6 +368,9 @@ class ConnectionPool:
 
     def _record_failure(self, origin: EngineAddress, reason: str, why: str) -> None:
         self.tls_failures.add(reason)
+        if self._failing.get(origin) == reason:
+            return  # health checks try again and again
+        self._failing[origin] = reason
         log.warning(
             "TLS connection to an engine failed",
             extra={"node": origin.node, "url": origin.url, "reason": reason, "why": why},
@@ -375,6 +381,8 @@ class ConnectionPool:
         if connection.is_gone and not connection.is_cut and self._is_refusal(connection):
             self._record_refusal(connection, connection.end)
         if connection.is_usable:
+            if self._failing and connection.is_proven:
+                self._failing.pop(connection.origin, None)
             idle = self._idle.get(connection.origin)
             if idle is None:
                 self._idle[connection.origin] = [connection]

@@ -125,7 +125,10 @@ async def test_unusable_addresses_get_nothing(
         await until(lambda: table_cache.is_synced, what="the first list")
         assert ready(table_cache, "m") == 0
         assert [(r.message, r.why) for r in caplog.records if r.levelname == "ERROR"] == [  # type: ignore[attr-defined]  # extra
-            ("endpoint ignored", "its url: 'ftp:/tmp/x' is not https://HOST:PORT, http://HOST:PORT or unix:/PATH")
+            (
+                "endpoint ignored",
+                "its url: 'ftp:/tmp/x' is not https://HOST:PORT, http://HOST:PORT or unix:/PATH",
+            )
         ]
 
 
