@@ -10,6 +10,7 @@ from identity.credentials import Credentials, CredentialsError
 from identity.folder import IdentityFolder
 from identity.names import Role
 from machinery.clock import Clock
+from store.etcd.flags import IdentityFiles
 
 Command = Callable[..., Any]
 
@@ -48,3 +49,10 @@ def read_identity(folder: IdentityFolder | None, role: Role, clock: Clock) -> Cr
             f"--identity-dir {folder.path}: it holds {found.identity.uri}; this program needs the identity of a {role}"
         )
     return found
+
+
+def etcd_files(folder: IdentityFolder | None) -> IdentityFiles | None:
+    """Return the files with which the process connects to etcd; None without an identity."""
+    if folder is None or not folder.is_issued:
+        return None
+    return IdentityFiles(authorities=folder.authorities, identity=folder.identity)

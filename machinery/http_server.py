@@ -10,6 +10,7 @@ tests/machinery/test_private_parts.py.
 
 import asyncio
 import contextlib
+import ipaddress
 import logging
 import os
 import re
@@ -19,7 +20,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from types import FrameType
-from typing import Any, NamedTuple, cast
+from typing import Any, Final, NamedTuple, NoReturn, Protocol, TypeAlias, cast
 
 import uvicorn
 from starlette.responses import StreamingResponse
@@ -39,12 +40,15 @@ TRACE_PARENT = re.compile(
 )
 # Twice the default of nginx (4 buffers of 8 KiB).
 MAX_HEAD_BYTES = 64 << 10
+SSL_OBJECT: Final = "ssl_object"
+"""The key in an ASGI scope's `state` with the connection's SSL object, which knows the verified peer; None without TLS."""
 # A follower polls its log four times a second.
 MAX_LOG_READERS = 16
 
 _LISTEN_BACKLOG = 2048
 _BACKOFF = Backoff(first_s=2.0, limit_s=30.0)
 _SHUTDOWN_S = 1.0
+_FOREVER_S = 3600.0
 SERVICE_UNAVAILABLE = (
     b"HTTP/1.1 503 Service Unavailable\r\nconnection: close\r\nretry-after: 1\r\n"
     b"content-length: 0\r\n\r\n"
@@ -77,6 +81,11 @@ def listen(host: str, port: int) -> socket.socket:
     """
     family, *_ = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     return socket.create_server((host, port), family=family, backlog=_LISTEN_BACKLOG)
+
+
+def is_loopback(address: str) -> bool:
+    """Return whether only this machine can connect to an IP address, or can have it as its own."""
+    return ipaddress.ip_address(address.partition("%")[0]).is_loopback
 
 
 class SignalServer(uvicorn.Server):
@@ -120,6 +129,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         self._head_bytes = 0
         super().on_message_begin()
+        self.scope["state"][SSL_OBJECT] = self.transport.get_extra_info("ssl_object")
 
     @override
     def on_headers_complete(self) -> None:
@@ -204,13 +214,70 @@ class AdminHttpProtocol(BoundedHttpProtocol):
         super().connection_lost(exc)
 
 
+class ConnectionAcceptor(Protocol):
+    """Accepts connections on a listening socket until it is closed (`machinery.tls_server.TlsListener` is one)."""
+
+    def close(self) -> None: ...
+
+    async def wait_closed(self) -> None: ...
+
+
+MakeAcceptor: TypeAlias = Callable[
+    [socket.socket, Callable[[], asyncio.Protocol]], ConnectionAcceptor
+]
+"""From a listening socket and the protocol of its connections to what accepts them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerSecurity:
+    """What protects a server. Without an acceptor it listens on loopback only, unless the operator insists."""
+
+    acceptor: MakeAcceptor | None = None
+    """Accepts TLS connections, and plain ones where they are allowed; None: all connections are plain."""
+    is_https: Callable[[], bool] = lambda: False
+    """Returns whether clients should use TLS now."""
+    insecure_flag: str = ""
+    """The flag by which the operator insists on plain HTTP, such as --insecure-http."""
+    is_insecure: bool = False
+    """True if the flag is given."""
+
+
+_LOOPBACK_ONLY: Final = ServerSecurity()
+
+
 class _AdminUvicornServer(uvicorn.Server):
     """A uvicorn server without signal handlers: the process has its own."""
+
+    def __init__(self, config: uvicorn.Config, make_acceptor: MakeAcceptor | None) -> None:
+        super().__init__(config)
+        self._make_acceptor = make_acceptor
+        self._acceptors: list[ConnectionAcceptor] = []
 
     @override
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
+
+    @override
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        make = self._make_acceptor
+        if make is None:
+            await super().startup(sockets)
+            return
+        await super().startup(sockets=[])
+        self._acceptors = [make(one, self._make_protocol) for one in sockets or []]
+
+    def _make_protocol(self) -> asyncio.Protocol:
+        make: Callable[..., Any] = self.config.http_protocol_class
+        protocol: asyncio.Protocol = make(
+            config=self.config, server_state=self.server_state, app_state=self.lifespan.state
+        )
+        return protocol
+
+    def close(self) -> None:
+        """Accept no more connections."""
+        for one in (*self.servers, *self._acceptors):
+            one.close()
 
 
 class AdminServer:
@@ -224,17 +291,25 @@ class AdminServer:
         on_change: Callable[[], None],
         *,
         limits: ConnectionLimits | None = None,
+        security: ServerSecurity = _LOOPBACK_ONLY,
     ) -> None:
         """`address` is host and port, 0 for any; `on_change` is called when `url` or `error` changes."""
+        self._security = security
         self._app = app
         self._clock = clock
         self._host, self._port = address
         self._limits = limits or ConnectionLimits()
         self._on_change = on_change
-        self.url = ""
-        """The URL of the server; "" while it does not listen."""
+        self._bound = ""
         self.error = ""
         """The reason it does not listen."""
+        self.is_refused = False
+        """True if it does not listen because other machines could read what it sends."""
+
+    @property
+    def url(self) -> str:
+        """The URL of the server; "" while it does not listen."""
+        return self._bound and f"{'https' if self._security.is_https() else 'http'}://{self._bound}"
 
     async def run(self) -> None:
         """Listen and serve forever; while the port is in use, try again every 30 s at last."""
@@ -251,11 +326,34 @@ class AdminServer:
                 await retries.wait()
                 continue
             retries.reset()
+            address, port = listener.getsockname()[:2]
+            if self._is_open(address):
+                listener.close()
+                await self._refuse(address)
             host = f"[{self._host}]" if ":" in self._host else self._host
-            self.url, self.error = f"http://{host}:{listener.getsockname()[1]}", ""
+            self._bound, self.error = f"{host}:{port}", ""
             log.info("admin server listens", extra={"url": self.url})
             self._on_change()
             await self._serve(listener)
+
+    def _is_open(self, address: str) -> bool:
+        """Return whether other machines would use the server without TLS."""
+        security = self._security
+        return not (security.acceptor or security.is_insecure or is_loopback(address))
+
+    async def _refuse(self, address: str) -> NoReturn:
+        """Report why the server does not listen, and wait forever: a person has to change it."""
+        flag = self._security.insecure_flag
+        self.error = (
+            f"other machines can reach {address}, and the process has no identity for TLS. Give it one with "
+            "--identity-dir (`fleetctl join` and `fleetctl secure` issue it)"
+            + (f", or give {flag} if you trust everything on the network" if flag else "")
+        )
+        self.is_refused = True
+        log.error("admin server does not listen", extra={"why": self.error})
+        self._on_change()
+        while True:
+            await self._clock.sleep(_FOREVER_S)
 
     async def _serve(self, listener: socket.socket) -> None:
         server = _AdminUvicornServer(
@@ -269,13 +367,15 @@ class AdminServer:
                 access_log=False,
                 server_header=False,
                 proxy_headers=False,
-            )
+            ),
+            self._security.acceptor,
         )
         try:
             await server.serve(sockets=[listener])
         finally:
-            for one in server.servers:
-                one.close()
+            server.close()
+            if self._security.acceptor is not None:
+                listener.close()
             for connection in tuple(server.server_state.connections):
                 if isinstance(connection, AdminHttpProtocol):
                     connection.transport.abort()

@@ -25,6 +25,7 @@ import uvicorn
 from typing_extensions import override
 
 from machinery import process_secrets
+from machinery.client_hello import read_server_name
 from machinery.clock import Clock
 from machinery.http_server import SignalServer
 
@@ -195,6 +196,8 @@ class TlsOptions:
     """The response to a client that speaks plain HTTP."""
     accepts_plain: Callable[[], bool] = lambda: False
     """Returns whether plain connections are served; asked at each of them."""
+    context_for: Callable[[str], ssl.SSLContext] | None = None
+    """Returns the context for a client that names the server (SNI; empty without a name); None: all get the certificate's."""
     handshake_s: float = 10.0
     """The longest time from the connection to the end of its handshake."""
     unfinished_handshakes: int = 256
@@ -282,7 +285,7 @@ class TlsListener:
             async with asyncio.timeout(options.handshake_s):
                 first = await self._first_byte(connection)
                 if first == _HANDSHAKE_RECORD:
-                    await self._serve(connection, options.certificate.context)
+                    await self._serve(connection, await self._context(connection))
                     is_served = True
                 elif first and options.accepts_plain():
                     await self._serve(connection, None)
@@ -296,6 +299,12 @@ class TlsListener:
         finally:
             if not is_served:
                 connection.close()
+
+    async def _context(self, connection: socket.socket) -> ssl.SSLContext:
+        """Return the TLS context for the connection."""
+        if self._options.context_for is None:
+            return self._options.certificate.context
+        return self._options.context_for(await read_server_name(connection))
 
     async def _serve(self, connection: socket.socket, context: ssl.SSLContext | None) -> None:
         """Hand the connection over, after its handshake if there is a context."""

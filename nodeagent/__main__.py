@@ -11,7 +11,9 @@ from typing import IO, Any
 import click
 from pydantic import TypeAdapter, ValidationError
 
-from identity.flags import identity_folder, identity_option, read_identity
+from identity.flags import etcd_files, identity_folder, identity_option, read_identity
+from identity.listeners import ApiSecurity, api_security, insecure_http_flag
+from identity.metrics_access import metrics_flags
 from identity.names import Role
 from machinery import environment, process_log
 from machinery.clock import SystemClock
@@ -122,16 +124,19 @@ _NOT_FOR_ENGINES = ("OTEL_EXPORTER_OTLP_",)
     help="Let engines serve plain HTTP without authentication on an --address that other machines can reach, while the "
     "node has no identity.",
 )
+@insecure_http_flag
+@metrics_flags
 @log_options
 def main(log_level: LogLevel, log_format: LogFormat, **options: Any) -> None:
     """Run the agent of this Mac: its engines, its lease and its status."""
     disable_core_dumps()
     ring = LogRing()
     process_log.setup("nodeagent", log_level, log_format=log_format, ring=ring)
-    where = address_from_flags(options)
+    state_dir: Path = options["state_dir"].expanduser().resolve()
+    folder = identity_folder(options["identity_dir"], state_dir / "identity")
+    where = address_from_flags(options, identity=etcd_files(folder))
     # Engines must not inherit the agent's password, nor anything that it was given for other programs.
     environment.drop_secrets(VARIABLE_PREFIX, *_NOT_FOR_ENGINES)
-    state_dir: Path = options["state_dir"].expanduser().resolve()
     lock = _lock(state_dir)
     try:
         facts = asyncio.run(read_machine_facts())
@@ -145,8 +150,7 @@ def main(log_level: LogLevel, log_format: LogFormat, **options: Any) -> None:
         raise SystemExit(f"nodeagent: {error}") from error
     if identity.notice:
         click.echo(f"nodeagent: {identity.notice}", err=True)
-    clock = SystemClock()
-    folder = identity_folder(options["identity_dir"], state_dir / "identity")
+    clock, security = SystemClock(), api_security(options)
     credentials = read_identity(folder, Role.NODE, clock)
     config = AgentConfig(
         state_dir=state_dir,
@@ -154,10 +158,11 @@ def main(log_level: LogLevel, log_format: LogFormat, **options: Any) -> None:
         addresses=_addresses(options, identity.name, has_identity=credentials is not None),
         session=session_name(state_dir, os.getpid()),
         name=identity.name,
-        status=describe(facts, identity, options),
+        status=describe(facts, identity, options, security),
         casts_to_float32=facts.os == "Linux",
         start_concurrency=options["start_concurrency"],
         api_port=options["api_port"],
+        api_security=security,
         ring=ring,
         has_store_password=bool(where.password),
         credentials=credentials,
@@ -203,7 +208,9 @@ def _addresses(options: dict[str, Any], node: str, *, has_identity: bool) -> Eng
     return EngineAddresses(host=host, first=options["engine_port"], sockets=sockets)
 
 
-def describe(facts: HardwareFacts, identity: Identity, options: dict[str, Any]) -> NodeStatus:
+def describe(
+    facts: HardwareFacts, identity: Identity, options: dict[str, Any], security: ApiSecurity
+) -> NodeStatus:
     """Return the node's status without its models.
 
     Raises:
@@ -218,6 +225,7 @@ def describe(facts: HardwareFacts, identity: Identity, options: dict[str, Any]) 
         uid=identity.uid,
         hostname=facts.hostname,
         address=options["node_address"],
+        insecure_flags=security.insecure_flags,
         agent_version=version(),
         os=facts.os,
         os_version=facts.os_version,

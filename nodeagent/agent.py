@@ -87,7 +87,14 @@ class Agent:
             ring=config.ring,
             tls=self._dependencies.tls,
         )
-        return AgentApi(view, self._transport, port=port, on_change=self._describer.request)
+        return AgentApi(
+            view,
+            self._transport,
+            port=port,
+            on_change=self._describer.request,
+            security=config.api_security,
+            credentials=config.credentials,
+        )
 
     async def run(self) -> None:
         """Run forever. Engines are stopped only when the store says so, never because the agent ends.

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Protocol, TypeAlias, TypeVar
 
 from identity.credentials import Credentials
+from identity.listeners import ApiSecurity
 from machinery.clock import Clock
 from machinery.process_log import LogRing
 from models import inspection
@@ -62,6 +63,8 @@ class AgentConfig:
     """The number of engines that may load at once."""
     api_port: int | None = None
     """The port of the agent's API, 0 for any; None: no API."""
+    api_security: ApiSecurity = field(default_factory=ApiSecurity)
+    """The flags that protect the agent's API."""
     ring: LogRing = field(default_factory=LogRing)
     """The agent's own log."""
     has_store_password: bool = False

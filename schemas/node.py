@@ -211,6 +211,8 @@ class NodeStatus(Status):
     """Address at which gateways reach the node's engines."""
     agent_url: str = ""
     """Base address of the agent's API for health, metrics and logs; empty if it has none."""
+    insecure_flags: tuple[str, ...] = ()
+    """The agent's flags that switch protection off, such as --insecure-http."""
     agent_version: str
     os: str
     os_version: str

@@ -1,7 +1,7 @@
 """The agent's API server: its routes, their authorization, and the condition that says whether it listens.
 
-`/health` and `/metrics` are open: they contain numbers and replica names, and nothing that a client wrote. The other routes
-need a ticket (store/tickets.py).
+`/health` and `/metrics` are open on this machine; elsewhere they need an identity of the fleet, a ticket or a token
+(identity/metrics_access.py). The other routes need a ticket everywhere (store/tickets.py).
 """
 
 import logging
@@ -16,6 +16,10 @@ from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.exceptions import HTTPException
 
+from identity.credentials import Credentials
+from identity.listeners import ApiSecurity, server_security
+from identity.metrics_access import MetricsAccess
+from identity.names import Role
 from machinery import process_log, prometheus
 from machinery.clock import Clock
 from machinery.http_server import AdminServer, LogReaders, LogResponse
@@ -34,6 +38,8 @@ from store.tickets import TicketChecker, TicketDenial, TicketGrant
 log = logging.getLogger(__name__)
 
 _MAX_LOG_LINES = 10_000_000
+_ROLES = frozenset((Role.NODE, Role.GATEWAY, Role.RECONCILER, Role.ADMIN))
+"""The roles of clients. A ticket is needed all the same."""
 
 
 class AgentLogQuery(BaseModel):
@@ -62,11 +68,20 @@ ReplicaNameParam = Annotated[str, Path(pattern=NAME_PATTERN, max_length=128)]
 AuthorizationHeader = Annotated[str, Header()]
 
 
-def make_app(view: AgentView, tickets: TicketChecker) -> FastAPI:
+def make_app(
+    view: AgentView, tickets: TicketChecker, security: ApiSecurity | None = None
+) -> FastAPI:
     """Return the FastAPI application."""
+    security = security or ApiSecurity()
     app = FastAPI(title="mlx-fleet agent", docs_url=None, redoc_url=None, openapi_url=None)
     app.router.redirect_slashes = False
-    routes = AgentRoutes(view, tickets)
+    access = MetricsAccess(
+        tickets=tickets,
+        roles=_ROLES,
+        token=security.metrics_token,
+        is_open=security.has_open_metrics,
+    )
+    routes = AgentRoutes(view, tickets, access)
     for path, answer in (
         ("/health", routes.health),
         ("/metrics", routes.metrics),
@@ -124,14 +139,16 @@ class AgentRoutes:
 
     view: AgentView
     tickets: TicketChecker
+    access: MetricsAccess
     readers: LogReaders = field(default_factory=LogReaders)
 
-    async def health(self) -> Response:
+    async def health(self, request: Request) -> Response:
         """Answer that the agent runs.
 
         `leaseHeld` says whether the fleet counts the node as alive; etcd renews leases of agents that it refuses, so
         `store` says whether the agent can read.
         """
+        await self._check_reader(request)
         view = self.view
         return _json_response(
             {
@@ -146,8 +163,9 @@ class AgentRoutes:
             }
         )
 
-    async def metrics(self) -> Response:
+    async def metrics(self, request: Request) -> Response:
         """Answer with the metrics in Prometheus' text format."""
+        await self._check_reader(request)
         text = prometheus.render(machine_metrics.metric_families(self.view))
         return Response(text, media_type=prometheus.CONTENT_TYPE)
 
@@ -222,6 +240,12 @@ class AgentRoutes:
             lines=query.tail, since=None if before_s is None else now - timedelta(seconds=before_s)
         )
 
+    async def _check_reader(self, request: Request) -> None:
+        """Refuse a client that may not read metrics."""
+        denial = await self.access.denial(request.scope)
+        if denial is not None:
+            raise refused(denial.status, f"{self.view.name}: {denial.message}")
+
     async def _authorize(self, authorization: str) -> TicketGrant:
         found = await self.tickets.check(authorization)
         if isinstance(found, TicketDenial):
@@ -251,17 +275,29 @@ class AgentApi:
     """The API of one agent."""
 
     def __init__(
-        self, view: AgentView, transport: Transport, *, port: int, on_change: Callable[[], None]
+        self,
+        view: AgentView,
+        transport: Transport,
+        *,
+        port: int,
+        on_change: Callable[[], None],
+        security: ApiSecurity,
+        credentials: Credentials | None,
     ) -> None:
+        """`port`: 0 for any."""
         self._clock: Clock = view.clock
         tickets = TicketChecker(transport, view.clock, f"Node/{view.name}")
         self._server = AdminServer(
-            make_app(view, tickets),
+            make_app(view, tickets, security),
             view.clock,
             (view.status.address, port),
             self._on_server_change(on_change),
+            security=server_security(credentials, _ROLES, is_insecure=security.is_insecure),
         )
         self._condition: Condition | None = None
+        if credentials is not None:
+            # The fleet's mode is in the URL.
+            credentials.on_change(on_change)
 
     def _on_server_change(self, on_change: Callable[[], None]) -> Callable[[], None]:
         def changed() -> None:
@@ -274,6 +310,14 @@ class AgentApi:
         """Return the condition that says why the API does not listen; None while it does."""
         if not self._server.error:
             return None
+        if self._server.is_refused:
+            return Condition(
+                type=API_SERVING,
+                status=ConditionStatus.FALSE,
+                reason="IdentityRequired",
+                message=f"{self._server.error}. Models are served all the same; logs and metrics are not",
+                last_transition_time=self._clock.now(),
+            )
         return Condition(
             type=API_SERVING,
             status=ConditionStatus.FALSE,

@@ -85,6 +85,12 @@ SECTION: Final = ReasonSection(
             "Start the agent with another `--api-port`, or stop the other program.",
         ),
         problem(
+            "IdentityRequired",
+            "ApiServing: other machines can reach the agent's address, and it has no identity. Models are served all the "
+            "same; logs and metrics are not.",
+            "Give the Mac an identity with `fleetctl join` or `fleetctl secure`, or start the agent with `--insecure-http`.",
+        ),
+        problem(
             "NotReadable",
             "A part of the machine could not be read for a minute.",
             "The agent's log names it: `fleetctl logs node/NAME`.",

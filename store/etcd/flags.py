@@ -3,7 +3,7 @@
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 from urllib.parse import urlsplit
 
 import click
@@ -21,6 +21,14 @@ _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 _PREFIX = re.compile(r"(/[A-Za-z0-9][A-Za-z0-9._-]*)+")
 # A prefix with this part could lie within another fleet's keys.
 _OURS = "mlx-fleet"
+
+
+class IdentityFiles(NamedTuple):
+    """Files of a process's identity, the default of the TLS flags with https."""
+
+    authorities: Path
+    identity: Path
+    """Certificate and key in one file."""
 
 
 class _EtcdUrl(click.ParamType[str]):
@@ -83,8 +91,13 @@ def etcd_options(command: Command) -> Command:
     return command
 
 
-def address_from_flags(options: dict[str, Any], default: EtcdAddress | None = None) -> EtcdAddress:
-    """Return the address from the flags' values.
+def address_from_flags(
+    options: dict[str, Any],
+    default: EtcdAddress | None = None,
+    *,
+    identity: IdentityFiles | None = None,
+) -> EtcdAddress:
+    """Return the address from the flags' values. With https, `identity` takes the place of TLS flags that are not given.
 
     Raises:
         click.UsageError: there is none, or flags contradict each other.
@@ -92,12 +105,17 @@ def address_from_flags(options: dict[str, Any], default: EtcdAddress | None = No
     """
     endpoints, socket = _place(options["etcd"], default)
     credentials = _credentials(options)
+    ca, certificate, key = options["etcd_ca"], options["etcd_cert"], options["etcd_key"]
+    if identity is not None and any(url.startswith("https:") for url in endpoints):
+        ca = ca or identity.authorities
+        if certificate is None and key is None:
+            certificate = key = identity.identity
     found = EtcdAddress(
         endpoints=endpoints,
         socket=socket,
-        ca=options["etcd_ca"],
-        certificate=options["etcd_cert"],
-        key=options["etcd_key"],
+        ca=ca,
+        certificate=certificate,
+        key=key,
         username=credentials.user,
         password=credentials.password,
         transport=options["etcd_transport"],

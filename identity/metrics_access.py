@@ -1,0 +1,189 @@
+"""Access to metrics and health beyond loopback: by an identity of the fleet, a ticket, or Prometheus' bearer token."""
+
+import hashlib
+import hmac
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import click
+
+from identity.names import Role
+from identity.peers import peer_of
+from machinery import process_secrets
+from machinery.http_server import SSL_OBJECT, is_loopback
+from store.tickets import TicketChecker, TicketDenial
+
+Command = Callable[..., Any]
+
+INSECURE_METRICS: Final = "--insecure-metrics"
+"""The flag that shows metrics to every client."""
+# A token is guessed over the network, so 128 bits in base32 are enough.
+_TOKEN = re.compile(r"[!-~]{26,512}")
+_BEARER = re.compile(r"bearer ([!-~]{1,600})", re.IGNORECASE | re.ASCII)
+_FORM = (
+    "expected one line of 26 to 512 characters without spaces, such as from `openssl rand -hex 32`"
+)
+
+
+class TokenFileError(Exception):
+    """The file with the metrics token cannot be used; the message says why."""
+
+
+class MetricsToken:
+    """The bearer token in a file, which is read again when it changes."""
+
+    def __init__(self, path: Path) -> None:
+        """Read the file.
+
+        Raises:
+            TokenFileError: it cannot be used.
+
+        """
+        self._path = path
+        self._state = self._stat()
+        self._token = self._read()
+
+    @property
+    def token(self) -> str:
+        """The token. Raises TokenFileError: the file has changed and cannot be used."""
+        state = self._stat()
+        if state != self._state:
+            self._token = self._read()
+            self._state = state
+        return self._token
+
+    def is_valid(self, token: str) -> bool:
+        """Return whether the text is the token, in constant time; False while the file cannot be used."""
+        try:
+            own = self.token
+        except TokenFileError:
+            return False
+        return hmac.compare_digest(_digest(own), _digest(token))
+
+    def _stat(self) -> tuple[int, ...]:
+        try:
+            found = self._path.stat()
+        except OSError:
+            return ()
+        return (found.st_mtime_ns, found.st_size, found.st_ino, found.st_mode)
+
+    def _read(self) -> str:
+        try:
+            text = process_secrets.read_secret_file(self._path).decode().strip()
+        except process_secrets.OpenSecretError as error:
+            raise TokenFileError(str(error)) from error
+        except OSError as error:
+            raise TokenFileError(
+                f"{self._path} cannot be read: {error.strerror or error}"
+            ) from error
+        except UnicodeDecodeError as error:
+            raise TokenFileError(f"{self._path} holds no token; {_FORM}") from error
+        if not _TOKEN.fullmatch(text):
+            raise TokenFileError(f"{self._path} holds no token; {_FORM}")
+        return text
+
+
+def _digest(text: str) -> bytes:
+    return hashlib.sha256(text.encode()).digest()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AccessDenial:
+    """A refusal; `status` is an HTTP status."""
+
+    status: int
+    message: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MetricsAccess:
+    """Decides who may read the metrics and the health of one process."""
+
+    tickets: TicketChecker
+    roles: frozenset[Role]
+    """The roles that may read them."""
+    token: MetricsToken | None = None
+    is_open: bool = False
+    """True if every client may: --insecure-metrics."""
+
+    async def denial(self, scope: Mapping[str, Any]) -> AccessDenial | None:
+        """Return the refusal of a request (an ASGI scope); None if it may read."""
+        if self.is_open or _is_local(scope):
+            return None
+        peer = peer_of(scope.get("state", {}).get(SSL_OBJECT))
+        if peer is not None and peer.identity.role in self.roles:
+            return None
+        authorization = dict(scope["headers"]).get(b"authorization", b"").decode("latin-1")
+        if authorization:
+            return await self._check(authorization)
+        if peer is not None:
+            return AccessDenial(status=403, message=f"{peer.identity.uri}: {self._rule()}")
+        return AccessDenial(status=401, message=self._rule())
+
+    async def _check(self, authorization: str) -> AccessDenial | None:
+        bearer = _BEARER.fullmatch(authorization)
+        if self.token is not None and bearer is not None and self.token.is_valid(bearer[1]):
+            return None
+        found = await self.tickets.check(authorization)
+        if not isinstance(found, TicketDenial):
+            return None
+        status = found.status if found.status != 401 else 403
+        return AccessDenial(status=status, message=f"{found.why}; {self._rule()}")
+
+    def _rule(self) -> str:
+        roles = " or ".join(sorted(self.roles))
+        return (
+            f"other machines read metrics and health with a certificate of the fleet (role {roles}), a ticket of "
+            "fleetctl, or the token in --metrics-token-file as `Authorization: Bearer TOKEN`; "
+            f"{INSECURE_METRICS} shows them to every client"
+        )
+
+
+def _is_local(scope: Mapping[str, Any]) -> bool:
+    """Return whether the client is on this machine: on loopback, or on a unix socket."""
+    client = scope.get("client")
+    if not client:
+        return True
+    try:
+        return is_loopback(client[0])
+    except ValueError:
+        return False
+
+
+def metrics_flags(command: Command) -> Command:
+    """Add --metrics-token-file and --insecure-metrics, for `read_metrics_token`."""
+    options = (
+        click.option(
+            INSECURE_METRICS,
+            is_flag=True,
+            envvar="FLEET_INSECURE_METRICS",
+            help="Show metrics and health to every machine that reaches this process.",
+        ),
+        click.option(
+            "--metrics-token-file",
+            type=click.Path(dir_okay=False, path_type=Path),
+            envvar="FLEET_METRICS_TOKEN_FILE",
+            help="File (mode 0600) with the bearer token by which Prometheus reads metrics from another machine.",
+        ),
+    )
+    for option in options:
+        command = option(command)
+    return command
+
+
+def read_metrics_token(path: Path | None) -> MetricsToken | None:
+    """Return the token of --metrics-token-file; None without it.
+
+    Raises:
+        click.UsageError: the file cannot be used.
+
+    """
+    if path is None:
+        return None
+    try:
+        return MetricsToken(path.expanduser().absolute())
+    except TokenFileError as error:
+        raise click.UsageError(f"--metrics-token-file: {error}") from error

@@ -1,0 +1,183 @@
+"""TLS of the agent's API on real sockets: who connects, who is shown metrics, and what a listener in between reads."""
+
+import asyncio
+import hashlib
+import ssl
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+
+import aiohttp
+import pytest
+from fastapi import FastAPI
+
+from identity.credentials import Credentials
+from identity.folder import IdentityFolder
+from identity.listeners import server_security
+from identity.names import Role
+from machinery.clock import SystemClock
+from machinery.http_server import AdminServer
+from machinery.process_log import LogRing
+from nodeagent.api import server
+from nodeagent.api.machine_metrics import AgentView
+from schemas.records import Ticket
+from schemas.trust import TlsMode
+from store import codec, keys
+from store.memory import MemoryTransport
+from store.port import Put
+from store.tickets import TicketChecker
+from tests.nodeagent.api.test_server import STATUS, Replicas
+from tests.support.identities import TestAuthority, now
+
+CLOCK, NODE = SystemClock(), "mac-2"
+ID, SECRET = "0123456789abcdef", "s" * 43
+TICKET = {"authorization": f"Bearer {ID}.{SECRET}"}
+
+
+@dataclass(frozen=True, slots=True)
+class Api:
+    """A listening API of an agent."""
+
+    fleet: TestAuthority
+    credentials: Credentials
+    port: int
+
+    async def status(
+        self, client: ssl.SSLContext, path: str = "/v1/vitals", headers: dict[str, str] = TICKET
+    ) -> int:
+        """Return the HTTP status, 0 if the connection is refused."""
+        dns_name = self.credentials.identity.dns_name
+        try:
+            async with (
+                asyncio.timeout(20),
+                aiohttp.ClientSession() as http,
+                http.get(
+                    f"https://127.0.0.1:{self.port}{path}",
+                    ssl=client,
+                    server_hostname=dns_name,
+                    headers=headers,
+                ) as response,
+            ):
+                return response.status
+        except (aiohttp.ClientError, ssl.SSLError, ConnectionError):
+            return 0
+
+    async def plain_status(self) -> int:
+        async with (
+            asyncio.timeout(20),
+            aiohttp.ClientSession() as http,
+            http.get(f"http://127.0.0.1:{self.port}/health", headers=TICKET) as response,
+        ):
+            return response.status
+
+
+@asynccontextmanager
+async def serving(fleet: TestAuthority, mode: TlsMode = TlsMode.STRICT) -> AsyncIterator[Api]:
+    folder = fleet.issue(Role.NODE, NODE)
+    folder.write_trust(fleet.snapshot(mode=mode))
+    credentials = Credentials(folder, CLOCK)
+    view = AgentView(
+        name=NODE, status=STATUS, clock=CLOCK, started_at=0.0, engines={}, replicas=Replicas({}),
+        has_lease=lambda: True, folder=fleet.root / "engines", ring=LogRing(),
+    )  # fmt: skip
+    store = MemoryTransport(CLOCK)
+    ticket = Ticket(hash=hashlib.sha256(SECRET.encode()).hexdigest(), user="anna@studio")
+    key = keys.ticket_key(f"Node/{NODE}", ID)
+    await store.commit([], [Put(key=key, value=codec.encode(ticket))])
+    tickets = TicketChecker(store, CLOCK, f"Node/{NODE}")
+    app = server.make_app(view, tickets)
+    security = server_security(credentials, frozenset({Role.ADMIN, Role.NODE}), is_insecure=False)
+    changed = asyncio.Event()
+    api = AdminServer(app, CLOCK, ("127.0.0.1", 0), changed.set, security=security)
+    async with asyncio.TaskGroup() as group:
+        running = group.create_task(api.run())
+        await changed.wait()
+        scheme, _, rest = api.url.partition("://")
+        assert scheme == ("http" if mode is TlsMode.PERMISSIVE else "https")
+        yield Api(fleet, credentials, int(rest.rpartition(":")[2]))
+        running.cancel()
+
+
+@pytest.fixture
+def fleet(tmp_path: Path) -> TestAuthority:
+    return TestAuthority(tmp_path / "a")
+
+
+def client(folder: IdentityFolder) -> ssl.SSLContext:
+    return Credentials(folder, CLOCK).client(frozenset({Role.NODE})).context
+
+
+def anonymous(fleet: TestAuthority) -> ssl.SSLContext:
+    return ssl.create_default_context(cadata=fleet.authority.pem)
+
+
+async def test_an_administrator_with_a_ticket_is_answered(fleet: TestAuthority) -> None:
+    async with serving(fleet) as api:
+        admin = client(fleet.issue(Role.ADMIN, "anna"))
+        assert await api.status(admin) == 200
+        assert await api.status(admin, headers={}) == 401
+        assert await api.status(anonymous(fleet)) == 200
+
+
+async def test_nobody_else_gets_an_answer(fleet: TestAuthority, tmp_path: Path) -> None:
+    other = TestAuthority(tmp_path / "b")
+    foreign = other.issue(Role.ADMIN, "anna")
+    foreign.write_authorities(fleet.authority.pem)  # it trusts the agent, which must not trust it
+    old = fleet.issue(Role.ADMIN, "old", start=now() - timedelta(days=40))
+    revoked = fleet.issue(Role.ADMIN, "revoked")
+    revoked_client = client(revoked)
+    serial = fleet.leaves[fleet.identity(Role.ADMIN, "revoked").uri].serial
+    wrong_role = fleet.issue(Role.ETCD, "etcd-1")
+    async with serving(fleet) as api:
+        assert await api.status(revoked_client) == 200
+        api.credentials.folder.write_trust(fleet.snapshot(revoked=(serial,)))
+        api.credentials.refresh()
+        for one in (client(foreign), client(old), revoked_client, client(wrong_role)):
+            assert await api.status(one) == 0
+
+
+async def test_a_client_refuses_another_node_under_the_agent_s_address(
+    fleet: TestAuthority,
+) -> None:
+    async with serving(fleet) as api:
+        admin = client(fleet.issue(Role.ADMIN, "anna"))
+        thief = fleet.identity(Role.NODE, "mac-1")
+        with pytest.raises(ssl.SSLCertVerificationError):
+            await asyncio.open_connection(
+                "127.0.0.1", api.port, ssl=admin, server_hostname=thief.dns_name
+            )
+
+
+@pytest.mark.parametrize(
+    ("mode", "status"), [(TlsMode.PERMISSIVE, 200), (TlsMode.TLS, 200), (TlsMode.STRICT, 400)]
+)
+async def test_plain_http_is_answered_until_the_mode_is_strict(
+    fleet: TestAuthority, mode: TlsMode, status: int
+) -> None:
+    async with serving(fleet, mode) as api:
+        assert await api.plain_status() == status
+        assert await api.status(client(fleet.issue(Role.ADMIN, "anna"))) == 200
+
+
+async def test_an_address_of_the_network_needs_an_identity_or_the_flag() -> None:
+    changed = asyncio.Event()
+    for is_insecure in (False, True):
+        changed.clear()
+        security = server_security(None, frozenset(), is_insecure=is_insecure)
+        api = AdminServer(FastAPI(), CLOCK, ("0.0.0.0", 0), changed.set, security=security)
+        async with asyncio.TaskGroup() as group:
+            running = group.create_task(api.run())
+            await changed.wait()
+            if is_insecure:
+                port = api.url.rpartition(":")[2]
+                async with (
+                    aiohttp.ClientSession() as http,
+                    http.get(f"http://127.0.0.1:{port}/") as response,
+                ):
+                    assert response.status == 404
+            running.cancel()
+        assert api.is_refused is not is_insecure
+        assert bool(api.url) is is_insecure
+        assert ("--identity-dir" in api.error) is not is_insecure
