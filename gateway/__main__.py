@@ -28,12 +28,14 @@ from gateway.handover import HandOver, HandOverError, ListenerClaim, claim_liste
 from gateway.http.cors import AllowedHosts, AllowedOrigins
 from gateway.server import Gateway, GatewayLimits
 from gateway.telemetry.recorder import Tracer
-from identity.flags import identity_folder, identity_option, read_identity
+from identity.flags import etcd_files, identity_folder, identity_option, read_identity
+from identity.listeners import api_security
+from identity.metrics_access import metrics_flags
 from identity.names import Role
 from machinery import environment, unix_sockets
 from machinery import process_log as fleet_logging
 from machinery.clock import SystemClock
-from machinery.http_server import ListenAddress
+from machinery.http_server import ListenAddress, is_loopback
 from machinery.log_flags import log_options
 from machinery.process_log import LogRing
 from machinery.process_secrets import disable_core_dumps
@@ -67,6 +69,7 @@ _FILES_OF_MACOS = 10_240
 )
 @tls_flags
 @identity_option
+@metrics_flags
 @etcd_options
 @log_options
 @click.option(
@@ -212,18 +215,18 @@ _FILES_OF_MACOS = 10_240
 def main(**flags: Any) -> None:
     """Serve the models of the fleet as one OpenAI-compatible endpoint."""
     disable_core_dumps()
-    etcd = address_from_flags(flags)
+    folder = identity_folder(flags["identity_dir"])
+    etcd = address_from_flags(flags, identity=etcd_files(folder))
     environment.drop_secrets(VARIABLE_PREFIX)
     ring = LogRing()
     fleet_logging.setup("gateway", flags["log_level"], log_format=flags["log_format"], ring=ring)
     tracer, clock = _tracer(), SystemClock()
-    try:
-        advertised = registration.parse_address(flags["advertise_address"] or "")
-    except ValueError as error:
-        raise click.UsageError(f"--advertise-address: {error}") from error
+    advertised = _advertised(flags)
     origins = _allowed_origins(flags)
     certificate = _certificate(flags)
-    is_tls = certificate is not None
+    credentials, security = read_identity(folder, Role.GATEWAY, clock), api_security(flags)
+    # With an identity there is TLS for clients, whether or not plain HTTP is accepted as well.
+    is_tls = certificate is not None or credentials is not None
     limits = _limits(flags)
     claimed = _claimed(flags, is_tls=is_tls)
     address, port = claimed.listener.getsockname()[:2]
@@ -239,11 +242,15 @@ def main(**flags: Any) -> None:
         anonymous=_anonymous_limits(flags, claimed, requires_keys=requires_keys),
         ring=ring,
         has_store_password=bool(etcd.password),
-        credentials=read_identity(identity_folder(flags["identity_dir"]), Role.GATEWAY, clock),
+        credentials=credentials,
+        accepts_plain=flags["insecure_http"] or is_loopback(address),
+        security=security,
     )
     path = flags["handover"]
     handover = None if path is None else HandOver(path, claimed, bound, clock, is_tls=is_tls)
-    url = registration.advertised_url(advertised, bound, etcd.endpoints, is_tls=is_tls)
+    url = registration.advertised_url(
+        advertised, bound, etcd.endpoints, is_tls=certificate is not None
+    )
 
     async def run() -> None:
         transport = connect(etcd)
@@ -263,6 +270,14 @@ def main(**flags: Any) -> None:
         runner.run(run())
     if tracer is not None:
         tracer.close()
+
+
+def _advertised(flags: dict[str, Any]) -> ListenAddress | None:
+    """Return the address for other processes; None to derive it."""
+    try:
+        return registration.parse_address(flags["advertise_address"] or "")
+    except ValueError as error:
+        raise click.UsageError(f"--advertise-address: {error}") from error
 
 
 def _limits(flags: dict[str, Any]) -> GatewayLimits:

@@ -187,10 +187,16 @@ class AppRoutes:
     async def health(self, request: Request) -> Response:
         """Report the health of the gateway; 200 once the gateway has a routing table.
 
-        The route needs no key. Model names are therefore shown only to keys with the role viewer, or
-        where keys are not required.
+        The route needs no key. Other machines are told the status alone, unless they may read
+        metrics. Model names are shown only to keys with the role viewer, or where keys are not
+        required.
         """
         table_cache = self.table_cache
+        status = 200 if table_cache.is_synced else 503
+        sees_all = self.fleet_state.access.sees_all(request.scope["headers"])
+        if not sees_all and await self.context.metrics_access.denial(request.scope) is not None:
+            # Load balancers have no credentials.
+            return _json({"status": _status(table_cache)}, status)
         staleness_s, age_s = table_cache.staleness_s(), self.fleet_state.snapshot_age_s()
         body: Json = {
             "status": _status(table_cache),
@@ -206,14 +212,15 @@ class AppRoutes:
         ready = {name: model.ready() for name, model in models}
         body["modelsKnown"] = len(ready)
         body["modelsReady"] = sum(count > 0 for count in ready.values())
-        if self.fleet_state.access.sees_all(request.scope["headers"]):
+        if sees_all:
             body["models"] = {
                 name: {"ready": ready[name], "kept": model.kept()} for name, model in models
             }
-        return _json(body, 200 if table_cache.is_synced else 503)
+        return _json(body, status)
 
-    async def metrics_text(self) -> Response:
+    async def metrics_text(self, request: Request) -> Response:
         """Return the metrics in Prometheus text format."""
+        await self._check_reader(request)
         return StreamingResponse(self._metrics(), media_type=CONTENT_TYPE)
 
     async def _metrics(self) -> AsyncIterator[str]:
@@ -223,8 +230,15 @@ class AppRoutes:
             yield "\n".join(piece) + "\n"
             await self.context.clock.sleep(0)
 
-    async def demand_text(self) -> Response:
+    async def _check_reader(self, request: Request) -> None:
+        """Refuse a client that may not read metrics."""
+        denial = await self.context.metrics_access.denial(request.scope)
+        if denial is not None:
+            raise RefusedError(errors.metrics_denied(denial.status, denial.message))
+
+    async def demand_text(self, request: Request) -> Response:
         """Return the metrics that the reconciler reads."""
+        await self._check_reader(request)
         # The reconciler detects by this id that another gateway answers at the same address.
         headers = {wire_headers.GATEWAY: self.context.id}
         text = self.context.recorder.metrics.demand_text()

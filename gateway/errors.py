@@ -168,6 +168,12 @@ def https_required() -> Refusal:
     return Refusal(status=400, message=message, code="https_required")
 
 
+def metrics_denied(status: int, message: str) -> Refusal:
+    """Return the refusal of metrics to another machine."""
+    extra = _CHALLENGE if status == 401 else ()
+    return Refusal(status=status, message=message, code="metrics_denied", extra_headers=extra)
+
+
 def wrong_origin(origin: str) -> Refusal:
     """Return the refusal of a web page whose origin is not allowed."""
     message = (

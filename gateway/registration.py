@@ -9,13 +9,12 @@ import ipaddress
 import logging
 import random
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from urllib.parse import urlsplit
 
 from machinery.backoff import Backoff
 from machinery.clock import Clock
 from machinery.http_server import ListenAddress
-from machinery.version import version
 from schemas.records import GatewayLease
 from store import codec, keys
 from store.errors import PermissionDeniedError, StoreError
@@ -98,20 +97,18 @@ class Registration:
         clock: Clock,
         *,
         id_: str,
-        url: str,
-        asks_for_keys: bool = True,
-        has_store_password: bool = False,
+        lease: Callable[[], GatewayLease],
     ) -> None:
+        """`lease` returns the value of the key; call `refresh` when it may have changed."""
         self._transport = transport
         self._clock = clock
         self._key = keys.named(keys.GATEWAY_LEASE_PREFIX, id_)
-        lease = GatewayLease(
-            url=url,
-            version=version(),
-            asks_for_keys=asks_for_keys,
-            has_store_password=has_store_password,
-        )
-        self._value = codec.encode(lease)
+        self._lease = lease
+        self._is_due = asyncio.Event()
+
+    def refresh(self) -> None:
+        """Write the value again if it has changed."""
+        self._is_due.set()
 
     async def run(self) -> None:
         """Hold a lease forever, replacing a lost one; revoke it at the end."""
@@ -146,7 +143,23 @@ class Registration:
     async def _hold(self, session: LeaseSession) -> None:
         """Register, and return when the lease is lost. Raises StoreError."""
         await session.open()
-        put = Put(key=self._key, value=self._value, lease=session.id)
-        await self._transport.commit([], [put])
-        log.info("gateway registered", extra={"lease": session.id})
-        await session.keep()
+        try:
+            async with asyncio.TaskGroup() as group:
+                publishing = group.create_task(self._publish(session.id))
+                await session.keep()
+                publishing.cancel()
+        except BaseExceptionGroup as failed:
+            raise failed.exceptions[0] from None
+
+    async def _publish(self, lease_id: int) -> None:
+        """Write the value, and again after each change, forever. Raises StoreError."""
+        written = None
+        while True:
+            self._is_due.clear()
+            lease = self._lease()
+            if lease != written:
+                put = Put(key=self._key, value=codec.encode(lease), lease=lease_id)
+                await self._transport.commit([], [put])
+                written = lease
+                log.info("gateway registered", extra={"lease": lease_id, "url": lease.url})
+            await self._is_due.wait()

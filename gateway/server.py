@@ -40,11 +40,17 @@ from gateway.telemetry.request_journal import JournalWriter, RequestJournal
 from gateway.upstream.connection_pool import ConnectionPool
 from gateway.upstream.tls import EngineTls
 from identity.credentials import Credentials
+from identity.listeners import ApiSecurity
+from identity.metrics_access import MetricsAccess
+from identity.names import Role
 from machinery.clock import Clock
 from machinery.http_server import SignalServer
 from machinery.process_log import LogRing
 from machinery.prometheus import Gauge, LabelledGauge
 from machinery.tls_server import ServerCertificate, TlsServer
+from machinery.version import version
+from schemas.records import GatewayLease
+from schemas.trust import TlsMode
 from schemas.wire import metrics as wire_metrics
 from store.port import Transport
 from store.tickets import TicketChecker
@@ -105,19 +111,35 @@ class GatewayLimits:
     """True if the gateway has a password for the store, whether or not the store requires one."""
     credentials: Credentials | None = None
     """The gateway's certificate and key for connections within the fleet; None: no TLS."""
+    accepts_plain: bool = True
+    """True if clients may speak plain HTTP where only a certificate of the fleet is served."""
+    security: ApiSecurity = field(default_factory=ApiSecurity)
+    """The flags that protect metrics, or switch protection off."""
+
+    def lease(self, url: str) -> GatewayLease:
+        """Return the gateway's registration. Processes of the fleet dial TLS from mode tls on."""
+        own = self.credentials
+        if own is not None and self.certificate is None:
+            is_plain = self.accepts_plain and own.mode is TlsMode.PERMISSIVE
+            url = f"{'http' if is_plain else 'https'}://{url.partition('://')[2]}"
+        return GatewayLease(
+            url=url,
+            version=version(),
+            asks_for_keys=self.asks_for_keys,
+            has_store_password=self.has_store_password,
+            has_identity=own is not None,
+            insecure_flags=self.security.insecure_flags,
+        )
 
 
 def _registration(
     transport: Transport, clock: Clock, limits: GatewayLimits, *, id_: str, url: str
 ) -> Registration:
-    return Registration(
-        transport,
-        clock,
-        id_=id_,
-        url=url,
-        asks_for_keys=limits.asks_for_keys,
-        has_store_password=limits.has_store_password,
-    )
+    """Return the registration, which follows the fleet's mode."""
+    found = Registration(transport, clock, id_=id_, lease=lambda: limits.lease(url))
+    if limits.credentials is not None:
+        limits.credentials.on_change(found.refresh)
+    return found
 
 
 class Gateway:
@@ -152,7 +174,9 @@ class Gateway:
             clock, silence_s=limits.request_timeout_s, keep_alive_s=limits.keep_alive_s
         )
         self.versions = VersionMetrics()
-        id_ = f"{entropy.getrandbits(48):012x}"
+        instance = f"{entropy.getrandbits(48):012x}"
+        # Its certificate proves the name, so nothing else can register as this gateway.
+        id_ = instance if limits.credentials is None else limits.credentials.identity.name
         self.registration = _registration(transport, clock, limits, id_=id_, url=url)
         self.recorder = self._recorder(id_, model_states, tracer)
         self.metrics = self.recorder.metrics
@@ -173,7 +197,7 @@ class Gateway:
             },
             self.fleet_state.access,
             self.recorder,
-            self._handler_options(id_),
+            self._handler_options(instance),
         )
         self.pool.make_room = self._make_room
         self._stopping = asyncio.Event()
@@ -232,9 +256,16 @@ class Gateway:
         self, transport: Transport, id_: str, model_states: ModelStates
     ) -> AdminContext:
         """Return the context of the admin API."""
-        clock = self._clock
+        clock, security = self._clock, self._limits.security
+        tickets = TicketChecker(transport, clock, f"Gateway/{id_}")
         return AdminContext(
             id=id_,
+            metrics_access=MetricsAccess(
+                tickets=tickets,
+                roles=frozenset({Role.RECONCILER, Role.ADMIN}),
+                token=security.metrics_token,
+                is_open=security.has_open_metrics,
+            ),
             fleet_state=self.fleet_state,
             load_tracker=self.load_tracker,
             activator=self.activator,
@@ -243,7 +274,7 @@ class Gateway:
             nodes=NodeCache(transport, clock),
             log=GatewayLog(
                 ring=self._limits.ring,
-                tickets=TicketChecker(transport, clock, f"Gateway/{id_}"),
+                tickets=tickets,
                 clock=clock,
                 is_stopping=lambda: self.handler.is_stopping,
             ),
@@ -330,13 +361,15 @@ class Gateway:
             proxy_headers=False,
             timeout_graceful_shutdown=int(limits.drain_timeout_s) + 1 + _LAST_EVENTS_S,
         )
-        if limits.certificate is None:
-            return SignalServer(config, self.stop)
         options = tls_options(
             limits.certificate,
+            limits.credentials,
+            accepts_plain=limits.certificate is None and limits.accepts_plain,
             max_files=limits.max_files,
             on_shed=partial(self.metrics.shed.add, "handshake"),
         )
+        if options is None:
+            return SignalServer(config, self.stop)
         return TlsServer(config, self.stop, options)
 
     def stop(self) -> None:

@@ -53,7 +53,8 @@ class PeerContext:
     def _load(self) -> ssl.SSLContext:
         context = self._credentials.load(self._purpose)
         if self.verifier.is_optional:
-            context.verify_mode = ssl.CERT_OPTIONAL
+            is_asked = bool(self.verifier.roles)
+            context.verify_mode = ssl.CERT_OPTIONAL if is_asked else ssl.CERT_NONE
         install(context, self.verifier)
         return context
 
@@ -100,7 +101,7 @@ class Credentials:
     def server(
         self, roles: frozenset[Role], *, is_optional: bool = False, only_own_node: bool = False
     ) -> PeerContext:
-        """Return the contexts of a listener for clients with one of the roles.
+        """Return the contexts of a listener for clients with one of the roles. Without roles no client is asked for a certificate.
 
         `only_own_node`: of the nodes, only the one with this process's name is accepted.
         """

@@ -153,25 +153,27 @@ def _is_local(scope: Mapping[str, Any]) -> bool:
         return False
 
 
+def metrics_token_flag(command: Command) -> Command:
+    """Add --metrics-token-file, for `read_metrics_token`."""
+    return click.option(
+        "--metrics-token-file",
+        type=click.Path(dir_okay=False, path_type=Path),
+        envvar="FLEET_METRICS_TOKEN_FILE",
+        help="File (mode 0600) with the bearer token for metrics on other machines: agents and gateways ask for it, "
+        "Prometheus and reconcilers without an identity send it.",
+    )(command)
+
+
 def metrics_flags(command: Command) -> Command:
-    """Add --metrics-token-file and --insecure-metrics, for `read_metrics_token`."""
-    options = (
+    """Add --metrics-token-file and --insecure-metrics to an agent or a gateway."""
+    return metrics_token_flag(
         click.option(
             INSECURE_METRICS,
             is_flag=True,
             envvar="FLEET_INSECURE_METRICS",
             help="Show metrics and health to every machine that reaches this process.",
-        ),
-        click.option(
-            "--metrics-token-file",
-            type=click.Path(dir_okay=False, path_type=Path),
-            envvar="FLEET_METRICS_TOKEN_FILE",
-            help="File (mode 0600) with the bearer token by which Prometheus reads metrics from another machine.",
-        ),
+        )(command)
     )
-    for option in options:
-        command = option(command)
-    return command
 
 
 def read_metrics_token(path: Path | None) -> MetricsToken | None:

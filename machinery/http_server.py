@@ -230,7 +230,7 @@ MakeAcceptor: TypeAlias = Callable[
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerSecurity:
-    """What protects a server. Without an acceptor it listens on loopback only, unless the operator insists."""
+    """Protection of a server: without an acceptor it listens on loopback only, unless the operator insists."""
 
     acceptor: MakeAcceptor | None = None
     """Accepts TLS connections, and plain ones where they are allowed; None: all connections are plain."""

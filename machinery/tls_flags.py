@@ -50,7 +50,7 @@ def check_plain_http(address: str, *, is_insecure: bool) -> None:
         return
     raise TransportError(
         f"other machines can reach {address}, and plain HTTP shows them keys, prompts and answers. Serve HTTPS with "
-        "--tls-cert FILE --tls-key FILE; or give --insecure-http if a proxy serves HTTPS before this gateway, or you "
+        "--tls-cert FILE --tls-key FILE, or with the gateway's identity (--identity-dir DIR); or give --insecure-http if a proxy serves HTTPS before this gateway, or you "
         "trust everything on the network"
     )
 

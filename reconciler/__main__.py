@@ -10,7 +10,10 @@ from typing import Any
 import click
 import platformdirs
 
-from identity.flags import identity_folder, identity_option, read_identity
+from identity.dialer import Dialer
+from identity.flags import etcd_files, identity_folder, identity_option, read_identity
+from identity.listeners import insecure_http_flag, server_security
+from identity.metrics_access import metrics_token_flag, read_metrics_token
 from identity.names import Role
 from machinery import process_log as house_logging
 from machinery.clock import SystemClock
@@ -92,6 +95,8 @@ from store.etcd.flags import VARIABLE_PREFIX, address_from_flags, etcd_options
     help="CA certificate of gateways that serve HTTPS (PEM; default: those of the system).",
 )
 @identity_option
+@insecure_http_flag
+@metrics_token_flag
 @log_options
 def main(
     node_grace_period: float,
@@ -104,13 +109,14 @@ def main(
     """Decide which Mac runs which replica. Run any number of reconcilers: one leads."""
     disable_core_dumps()
     house_logging.setup("reconciler", log_level, log_format=log_format)
-    etcd_address = address_from_flags(options)
+    identity_dir = identity_folder(options["identity_dir"])
+    etcd_address = address_from_flags(options, identity=etcd_files(identity_dir))
     drop_secrets(VARIABLE_PREFIX)  # the process that fetches from Git inherits no password
     secret_file = _secret_file(options["git_webhook_secret_file"])
-    trust = _trust(options["gateway_ca"])
     clock = SystemClock()
-    identity_dir = identity_folder(options["identity_dir"])
     own = read_identity(identity_dir, Role.RECONCILER, clock)
+    token = read_metrics_token(options["metrics_token_file"])
+    dialer = Dialer(own, trust=_trust(options["gateway_ca"]), token=token)
     # `fleetctl version` shows it: the leading process and its release.
     identity = f"{socket.gethostname()}/{os.getpid()} {version()}"
 
@@ -124,7 +130,7 @@ def main(
         transport = connect(etcd_address)
         lease = ReconcilerLease(identity=identity, has_store_password=bool(etcd_address.password))
         controller = Controller(
-            transport, clock, identity=identity, grace_s=node_grace_period, git=git, trust=trust
+            transport, clock, identity=identity, grace_s=node_grace_period, git=git, dialer=dialer
         )
         try:
             async with asyncio.TaskGroup() as group:
@@ -135,7 +141,12 @@ def main(
                 if secret_file is not None:
                     hook = webhook.Webhook(transport, clock, secret_file)
                     address = (options["api_host"], options["api_port"])
-                    server = AdminServer(hook.app(), clock, address, lambda: None)
+                    security = server_security(
+                        own, frozenset(Role), is_insecure=options["insecure_http"]
+                    )
+                    server = AdminServer(
+                        hook.app(), clock, address, lambda: None, security=security
+                    )
                     group.create_task(server.run())
         finally:
             await transport.close()

@@ -5,9 +5,9 @@ import logging
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
+from identity.dialer import Dialer
 from machinery.clock import Clock
 from machinery.control_loop import AuthorityLostError, Requeue, WorkQueue, run_loop
-from machinery.tls_client import Trust
 from machinery.version import version
 from reconciler.autoscaling.autoscaler import Autoscaler
 from reconciler.demand.scraper import DemandScraper
@@ -70,13 +70,13 @@ class Controller:
         identity: str,
         grace_s: float,
         git: GitSettings | None = None,
-        trust: Trust = True,
+        dialer: Dialer | None = None,
     ) -> None:
         """Prepare to lead as `identity`; without folders for Git, GitSources are not reconciled.
 
-        `trust`: the authorities of gateways that serve HTTPS.
+        `dialer`: how to dial gateways.
         """
-        self._trust = trust
+        self._dialer = dialer
         self._transport = transport
         self._clock = clock
         self._identity = identity
@@ -127,7 +127,7 @@ class Controller:
             self._clock,
             needed=self._lister.scraped_deployments,
             on_change=lambda name: self._queue.add(ObjectKey("ModelDeployment", name)),
-            trust=self._trust,
+            dialer=self._dialer,
         )
         # A new leader starts with an empty memory, so it waits before it replaces or scales down anything.
         state = LeaderState(

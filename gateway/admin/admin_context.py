@@ -14,6 +14,7 @@ from gateway.routing.table import EngineEndpoint, ServedModel
 from gateway.state.fleet_state import FleetState
 from gateway.telemetry.recorder import RequestRecorder
 from gateway.telemetry.time_series import IntervalSums
+from identity.metrics_access import MetricsAccess
 from machinery.clock import Clock
 from schemas.node import NodeStatus
 from store import codec, keys
@@ -110,6 +111,7 @@ class AdminContext:
     """One gateway, as the admin API reads it."""
 
     id: str
+    metrics_access: MetricsAccess
     fleet_state: FleetState
     load_tracker: LoadTracker
     activator: Activator

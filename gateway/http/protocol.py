@@ -22,7 +22,7 @@ from gateway.http.request_context import (
 )
 from gateway.request import HttpRequest, RawHeaders
 from machinery.clock import NEVER, Clock
-from machinery.http_server import MAX_HEAD_BYTES, REQUEST_ID
+from machinery.http_server import MAX_HEAD_BYTES, REQUEST_ID, SSL_OBJECT
 from schemas.wire import headers as wire_headers
 from schemas.wire.connections import SERVER_KEEP_ALIVE_S
 from schemas.wire.errors import Refusal, body_too_large
@@ -174,6 +174,7 @@ class RequestFramer(HttpToolsProtocol, RequestReceiver):
         """Pass the request to the ASGI application."""
         url, headers = self.url, self.headers
         super().on_message_begin()
+        self.scope["state"][SSL_OBJECT] = self.transport.get_extra_info("ssl_object")
         self.url = url
         for name, value in headers:
             super().on_header(name, value)

@@ -11,13 +11,16 @@ from urllib.parse import urlsplit
 
 import aiohttp
 
+from identity.dialer import Dial, Dialer, UntrustedAddressError
+from identity.metrics_access import TokenFileError
 from machinery.clock import Clock
 from machinery.http_body import read_limited
-from machinery.tls_client import Trust, untrusted_reason
+from machinery.tls_client import untrusted_reason
 from reconciler.demand import gateway_metrics
 from reconciler.demand.gateway_metrics import Demand, DemandTotals, GatewaySample, VersionMetrics
 from schemas.records import GatewayLease
 from schemas.wire import headers
+from schemas.wire.errors import ErrorBody
 from store import codec, keys
 from store.informer import Informer
 from store.port import Transport
@@ -27,6 +30,7 @@ log = logging.getLogger(__name__)
 _PERIOD_S = 1.0
 _ANSWER_S = 1.0
 _BODY_LIMIT = 4 << 20
+_REFUSAL_LIMIT = 4096
 # A client that may register gateways could register millions.
 _GATEWAYS = 100
 # Under load requests end all the time: a change of `finished` alone is reported this often at most.
@@ -43,15 +47,12 @@ class DemandScraper:
         *,
         needed: Callable[[], AbstractSet[str]],
         on_change: Callable[[str], object],
-        trust: Trust = True,
+        dialer: Dialer | None = None,
     ) -> None:
-        """Scrape for the deployments that `needed` returns; call `on_change` with one whose demand changed.
-
-        `trust`: the authorities of gateways that serve HTTPS.
-        """
-        self._trust = trust
+        """Scrape for the deployments that `needed` returns; call `on_change` with one whose demand changed."""
+        self._dialer = dialer or Dialer()
         self._untrusted: set[str] = set()
-        """Gateways whose certificate was refused, by URL; each is logged once."""
+        """Gateways that are refused or refuse, by URL; each is logged once."""
         self._clock = clock
         self._needed = needed
         self._on_change = on_change
@@ -72,7 +73,6 @@ class DemandScraper:
             # No cookies, no redirects, no decompression: the answer is one plain text.
             async with aiohttp.ClientSession(
                 timeout=aiohttp.ClientTimeout(total=_ANSWER_S),
-                connector=aiohttp.TCPConnector(ssl=self._trust),
                 cookie_jar=aiohttp.DummyCookieJar(),
                 auto_decompress=False,
             ) as session:
@@ -94,12 +94,13 @@ class DemandScraper:
                 # What happens until metrics are needed again does not count.
                 self._totals, self._reported = DemandTotals(), {}
             return
-        urls = self._urls()
+        leases = self._leases()
+        urls = {id_: lease.url for id_, lease in leases.items()}
         self._untrusted &= set(urls.values())
         async with asyncio.TaskGroup() as group:
             scrapes = {
-                id_: group.create_task(self._scrape(session, id_, url, needed))
-                for id_, url in urls.items()
+                id_: group.create_task(self._scrape(session, id_, lease, needed))
+                for id_, lease in leases.items()
             }
         now_s = self._clock.monotonic()
         answers = {id_: task.result() for id_, task in scrapes.items()}
@@ -107,22 +108,33 @@ class DemandScraper:
         self._report(needed, now_s)
 
     async def _scrape(
-        self, session: aiohttp.ClientSession, id_: str, url: str, needed: frozenset[str]
+        self, session: aiohttp.ClientSession, id_: str, lease: GatewayLease, needed: frozenset[str]
     ) -> GatewaySample | None:
         """Return the gateway's metrics; None if it does not answer, or if another gateway answers."""
+        url = lease.url
         if not _is_plain(url):
             return None
         try:
+            dial = self._dialer.gateway(id_, lease)
             async with session.get(
                 f"{url.rstrip('/')}/metrics/demand",
                 allow_redirects=False,
-                headers={"accept-encoding": "identity"},
+                headers=_headers(dial),
+                ssl=dial.ssl,
+                server_hostname=dial.server_hostname,
             ) as response:
+                if response.status in (401, 403):
+                    body = await read_limited(response.content.iter_any(), _REFUSAL_LIMIT)
+                    self._log_once(url, _refusal_text(body))
+                    return None
                 self._untrusted.discard(url)
                 # Several gateways may register 127.0.0.1, each on its own machine.
                 if response.status != 200 or response.headers.get(headers.GATEWAY) != id_:
                     return None
                 body = await read_limited(response.content.iter_any(), _BODY_LIMIT)
+        except (UntrustedAddressError, TokenFileError) as error:
+            self._log_once(url, str(error))
+            return None
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
             self._log_silence(url, error)
             return None
@@ -132,17 +144,24 @@ class DemandScraper:
         reason = untrusted_reason(error)
         if not reason:
             log.debug("gateway does not answer", extra={"url": url, "why": str(error)})
-        elif url not in self._untrusted:
-            self._untrusted.add(url)
-            log.warning(
-                "gateway's certificate is not trusted; autoscaling does not see its load. Give --gateway-ca",
-                extra={"url": url, "why": reason},
+        else:
+            self._log_once(
+                url,
+                f"its certificate is not trusted ({reason}); give --identity-dir or --gateway-ca",
             )
 
-    def _urls(self) -> dict[str, str]:
+    def _log_once(self, url: str, why: str) -> None:
+        if url not in self._untrusted:
+            self._untrusted.add(url)
+            log.warning(
+                "gateway does not show its load; autoscaling does not see it",
+                extra={"url": url, "why": why},
+            )
+
+    def _leases(self) -> dict[str, GatewayLease]:
         found: Mapping[str, GatewayLease] = self._gateways.items
-        named = sorted((key.rpartition("/")[2], lease.url) for key, lease in found.items())
-        return dict(named[:_GATEWAYS])
+        named = sorted((key.rpartition("/")[2], key) for key in found)
+        return {id_: found[key] for id_, key in named[:_GATEWAYS]}
 
     def _report(self, needed: frozenset[str], now_s: float) -> None:
         self._reported = {
@@ -166,6 +185,18 @@ def is_significant(last: Demand, now: Demand, *, since_s: float) -> bool:
     if abs(now.requests - last.requests) * 20 > last.requests:
         return True
     return now.finished != last.finished and since_s >= _FINISHED_REPORT_S
+
+
+def _headers(dial: Dial) -> dict[str, str]:
+    """Return the headers of a request. Raises TokenFileError."""
+    bearer = {} if dial.token is None else {"authorization": f"Bearer {dial.token.token}"}
+    return {"accept-encoding": "identity", **bearer}
+
+
+def _refusal_text(body: bytes) -> str:
+    """Return the message of a refusal."""
+    refused = ErrorBody.parse(body)
+    return refused.message if refused is not None else "it refuses to show its metrics"
 
 
 def _is_plain(url: str) -> bool:

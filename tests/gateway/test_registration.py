@@ -71,6 +71,9 @@ async def test_only_gateways_that_require_keys_share_their_rates(world: World) -
         await until(lambda: count() == 2, what="those that share rates")
 
 
+LEASE = GatewayLease(url="http://127.0.0.1:1", version="1")
+
+
 class Forbidding(MemoryTransport):
     """Refuses as an etcd does whose roles are older than registration."""
 
@@ -99,7 +102,7 @@ class Away(MemoryTransport):
 async def test_after_an_outage_of_a_minute_it_is_registered_soon_and_asked_seldom() -> None:
     clock = FakeClock()
     transport = Away(clock)
-    registration = Registration(transport, clock, id_="g", url="http://127.0.0.1:1")
+    registration = Registration(transport, clock, id_="g", lease=lambda: LEASE)
     async with asyncio.TaskGroup() as group:
         task = group.create_task(registration.run())
         await clock.advance(60)
@@ -116,7 +119,7 @@ async def test_without_the_right_to_register_it_serves_and_says_so_once(
 ) -> None:
     clock = FakeClock()
     transport = Forbidding(clock)
-    presence = Registration(transport, clock, id_="g", url="http://127.0.0.1:1")
+    presence = Registration(transport, clock, id_="g", lease=lambda: LEASE)
     async with asyncio.TaskGroup() as group:
         task = group.create_task(presence.run())
         await until(lambda: transport.asked, what="the first try")

@@ -45,11 +45,12 @@ async def test_a_message_in_pieces_stays_in_the_socket() -> None:
     ours, theirs = connected()
     with ours, theirs:
         message = hello("mac-1.node.mlx-fleet.internal")
-        reading = asyncio.create_task(read_server_name(ours))
-        for at in range(0, len(message), 50):
-            theirs.sendall(message[at : at + 50])
-            await asyncio.sleep(0)
-        assert await reading == "mac-1.node.mlx-fleet.internal"
+        async with asyncio.TaskGroup() as group:
+            reading = group.create_task(read_server_name(ours))
+            for at in range(0, len(message), 50):
+                theirs.sendall(message[at : at + 50])
+                await asyncio.sleep(0)
+        assert reading.result() == "mac-1.node.mlx-fleet.internal"
         assert ours.recv(1 << 16) == message
 
 

@@ -9,6 +9,7 @@ import aiohttp
 import pytest
 
 from gateway.server import GatewayLimits
+from identity.dialer import Dialer
 from machinery.clock import SystemClock
 from machinery.tls_client import Trust, read_trust
 from machinery.tls_server import ServerCertificate
@@ -35,7 +36,7 @@ async def watching(
         SystemClock(),
         needed=lambda: needed,
         on_change=lambda name: told.append(name),
-        trust=trust,
+        dialer=Dialer(trust=trust),
     )
     async with asyncio.TaskGroup() as group:
         task = group.create_task(watch.run())
@@ -64,7 +65,7 @@ async def test_a_gateway_with_https_is_scraped_if_its_authority_is_trusted(
     limits = GatewayLimits(drain_timeout_s=0.0, certificate=certificate)
     async with running_gateway(world.transport, limits):
         async with watching(world.transport, {"m"}, []) as blind:
-            await until(lambda: "certificate is not trusted" in caplog.text, what="the warning")
+            await until(lambda: "does not show its load" in caplog.text, what="the warning")
             demand = blind.demand("m")
             assert demand is None or not demand.is_complete
         trusted = read_trust(authority.certificate)
