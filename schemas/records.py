@@ -131,6 +131,8 @@ class ReconcilerLease(ApiModel):
     """Host, process and release; the value of the election's key while it leads."""
     has_store_password: bool = False
     """True if it was started with a password for the store."""
+    join_address: Annotated[str, StringConstraints(max_length=300)] = ""
+    """Host and port at which Macs join through it; empty if it does not sign certificates."""
 
 
 TICKET_TTL_S = 60

@@ -5,11 +5,11 @@ They are no API objects: `fleetctl secure`, `cert` and `join` write them, and no
 
 from datetime import datetime
 from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, Literal, TypeAlias
 
 from pydantic import Field, StringConstraints
 
-from schemas.meta import ApiModel
+from schemas.meta import ApiModel, Labels, ObjectName
 
 MAX_PEM = 64 << 10
 """Most characters of certificates in one document."""
@@ -18,6 +18,11 @@ Serial = Annotated[str, StringConstraints(pattern=r"^[0-9A-F]{2,64}$")]
 Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 Address = Annotated[str, StringConstraints(max_length=253)]
 FleetUid = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{32}$")]
+HardwareUuid = Annotated[str, StringConstraints(pattern=r"^[0-9A-Za-z-]{0,64}$")]
+JoinTokenId = Annotated[str, StringConstraints(pattern=r"^[a-z2-7]{8}$")]
+JoinRole: TypeAlias = Literal["node", "gateway", "reconciler", "admin"]
+"""The roles that a join token can give."""
+MAX_TOKEN_USES = 1000
 
 
 class TlsMode(StrEnum):
@@ -100,3 +105,36 @@ class TrustSnapshot(ApiModel):
     revoked: Annotated[tuple[Serial, ...], Field(max_length=100_000)] = ()
     seen: datetime
     """The last time at which the store answered."""
+
+
+class JoinTokenUse(ApiModel):
+    """One use of a join token. The same key and name again are the same use, so that a lost answer costs nothing."""
+
+    key_hash: Sha256
+    """SHA-256 of the key that got the certificate (SubjectPublicKeyInfo)."""
+    name: ObjectName
+
+
+class JoinTokenRecord(ApiModel):
+    """A join token as it is stored: the value of `secret/JoinToken/<id>`, under a lease that ends with it."""
+
+    id: JoinTokenId
+    hash: Sha256
+    """SHA-256 of the secret. A secret has 128 random bits, so a slow hash would add no protection."""
+    created: datetime
+    expires: datetime
+    created_by: Annotated[str, StringConstraints(max_length=200)] = ""
+    role: JoinRole = "node"
+    name: ObjectName | None = None
+    """The only name that it gives; None: the name that the machine asks for."""
+    pool: ObjectName | None = None
+    """The pool whose labels a node gets."""
+    labels: Labels = Field(default_factory=dict)
+    """Labels that a node gets, those of the pool included."""
+    most_uses: Annotated[int, Field(ge=1, le=MAX_TOKEN_USES)] = 1
+    uses: Annotated[tuple[JoinTokenUse, ...], Field(max_length=MAX_TOKEN_USES)] = ()
+
+    @property
+    def uses_left(self) -> int:
+        """The number of uses that are left."""
+        return max(0, self.most_uses - len(self.uses))

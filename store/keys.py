@@ -34,16 +34,21 @@ ISSUED_PREFIX = f"{TRUST_PREFIX}issued/"
 REVOKED_PREFIX = f"{TRUST_PREFIX}revoked/"
 # Requests for certificates, each below the role and name that asks.
 REQUEST_PREFIX = f"{ROOT}/csr/"
+# Requests of Macs without a token, which a signer writes, and the answers of administrators to them.
+JOIN_REQUEST_PREFIX = f"{ROOT}/joinrequest/"
+JOIN_DECISION_PREFIX = f"{ROOT}/joindecision/"
 # Exists while `fleetctl restore` writes, and after a restore that was interrupted.
 RESTORING = f"{ROOT}/restoring"
+# No role of an agent or the reconciler may read it; gateways read the hashes of API keys.
+SECRET_PREFIX = f"{ROOT}/secret/"
+API_KEY_PREFIX = f"{SECRET_PREFIX}ApiKey/"
+JOIN_TOKEN_PREFIX = f"{SECRET_PREFIX}JoinToken/"
 # Keys under a lease: they describe the present moment, so backups leave them out.
 TRANSIENT_PREFIXES = (
     *(LEASE_PREFIX, ENDPOINT_PREFIX, EVENT_PREFIX, ELECTION_PREFIX),
     *(FABRIC_TEST_PREFIX, FABRIC_RANK_PREFIX, TICKET_PREFIX),
+    *(JOIN_TOKEN_PREFIX, JOIN_REQUEST_PREFIX, JOIN_DECISION_PREFIX),
 )
-# No role of an agent or the reconciler may read it; gateways read the hashes of API keys.
-SECRET_PREFIX = f"{ROOT}/secret/"
-API_KEY_PREFIX = f"{SECRET_PREFIX}ApiKey/"
 
 
 def spec_prefix(kind: str) -> str:

@@ -68,6 +68,7 @@ _ONE_MORE_FIELD = VersionHistory(current=2, steps={1: _unchanged})
 HISTORIES: Mapping[str, VersionHistory] = {
     "NodeLease": _ONE_MORE_FIELD,  # hasStorePassword
     "GatewayLease": _ONE_MORE_FIELD,  # hasStorePassword, and https in its url
+    "ReconcilerLease": _ONE_MORE_FIELD,  # joinAddress
     "GitSource": _ONE_MORE_FIELD,  # the commits' author and subject, and the preview, in its status
     "GitSourceStatus": _ONE_MORE_FIELD,
     "ApiKey": VersionHistory(current=2, steps={1: _role_for_admin}),

@@ -46,6 +46,7 @@ SUMMARIES: dict[str, str] = {
     "suspend": "Stop applying new commits of GitSources until `fleetctl resume`.",
     "sync": "Fetch new commits now, and wait until they are applied.",
     "taint": "Keep replicas away from nodes unless their deployment tolerates the taint.",
+    "token": "Create, list and revoke join tokens.",
     "top": "Show current usage of nodes or models: memory, requests, tokens per second.",
     "uncordon": "Enable placement on nodes again, after `fleetctl cordon` or `fleetctl drain`.",
     "up": "Run a whole fleet on this machine: etcd, a reconciler, node agents and a gateway.",

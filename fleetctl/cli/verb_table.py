@@ -48,6 +48,7 @@ VERBS = {
     "suspend": "fleetctl.verbs.sync:suspend",
     "sync": "fleetctl.verbs.sync:sync",
     "taint": "fleetctl.verbs.taint:taint",
+    "token": "fleetctl.verbs.token:token",
     "top": "fleetctl.verbs.top:top",
     "uncordon": "fleetctl.verbs.cordon:uncordon",
     "up": "fleetctl.verbs.up:up",
@@ -64,6 +65,7 @@ SECTIONS: dict[str, tuple[str, ...]] = {
     "Git, import and export": ("sync", "suspend", "resume", "export", "import"),
     "Troubleshoot": ("cluster-info", "doctor", "support-bundle", "version", "simulate"),
     "Manage fleets": ("up", "down", "demo", "backup", "restore", "init-auth", "rotate"),
+    "Join machines": ("token",),
     "fleetctl itself": ("config", "completion", "api-resources", "help"),
 }
 """Titles in `fleetctl --help`, with the verbs below them."""

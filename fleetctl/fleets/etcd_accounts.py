@@ -1,11 +1,10 @@
 """etcd users, roles and passwords, as `fleetctl init-auth` creates them.
 
 `PasswordFolder` keeps one password file per user. `AccountSetup` brings etcd to the state that `store.etcd.users`
-describes, one step at a time, and reads the current state before each step.
+describes, one step at a time, and reads the current state before each step; `store.etcd.accounts` has the steps.
 """
 
 import fcntl
-import secrets
 import stat
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,12 +12,9 @@ from pathlib import Path
 
 from fleetctl.cli.errors import FleetctlError
 from machinery.files import write_atomically
-from store.etcd import users
+from store.etcd import accounts, users
 from store.etcd.grpc.admin import AuthClient
-from store.etcd.users import Account, Credentials, CredentialsError, Permission
-
-# 32 bytes become 43 characters of the URL-safe base64 alphabet, which needs no quoting in a shell or a URL.
-_BYTES = 32
+from store.etcd.users import Account, Credentials, CredentialsError
 
 
 class PasswordFolder:
@@ -102,7 +98,7 @@ class PasswordFolder:
             raise FleetctlError(str(error)) from error
 
     def _write(self, path: Path, user: str) -> str:
-        credentials = Credentials(user=user, password=secrets.token_urlsafe(_BYTES))
+        credentials = Credentials(user=user, password=accounts.new_password())
         text = users.render_credentials(
             credentials, "written by `fleetctl init-auth`; keep this file private"
         )
@@ -121,14 +117,14 @@ class AccountSetup:
 
     def __init__(
         self,
-        accounts: AuthClient,
+        client: AuthClient,
         folder: PasswordFolder,
         say: Callable[[str], None],
         *,
         is_on: bool,
         rotated: frozenset[str] = frozenset(),
     ) -> None:
-        self._accounts = accounts
+        self._accounts = client
         self._folder = folder
         self._say = say
         self._is_on = is_on
@@ -151,37 +147,10 @@ class AccountSetup:
 
     async def set_up_account(self, account: Account) -> None:
         """Create the user and its role, with exactly the permissions and roles that it should have."""
-        done = await self._set_up_role(account)
+        done = await accounts.set_up_role(self._accounts, account)
         done += await self._set_up_password(account.user, account.file)
-        roles = await self._accounts.roles_of(account.user)
-        if account.user not in roles:
-            await self._accounts.grant_role(account.user, account.user)
-            done.append("role granted")
-        for other in sorted(roles - {account.user}):
-            await self._accounts.revoke_role(account.user, other)
-            done.append(f"role {other} revoked")
+        done += await accounts.set_up_membership(self._accounts, account)
         self._report(account.user, done)
-
-    async def _set_up_role(self, account: Account) -> list[str]:
-        role, granted = account.user, frozenset[Permission]()
-        if role in await self._accounts.roles():
-            granted = await self._accounts.permissions_of(role)
-        else:
-            await self._accounts.add_role(role)
-        # Grant first, revoke later: a running process must not lose a permission that it keeps.
-        missing = sorted(account.permissions - granted)
-        for permission in missing:
-            await self._accounts.grant(role, permission)
-        # Read again: for some ranges etcd replaces an old permission when the new one is granted.
-        surplus = sorted(await self._accounts.permissions_of(role) - account.permissions)
-        for permission in surplus:
-            await self._accounts.revoke(role, permission)
-        for permission in sorted(account.permissions - await self._accounts.permissions_of(role)):
-            await self._accounts.grant(
-                role, permission
-            )  # revoked together with a surplus one of the same range
-        added = [f"{len(missing)} permissions granted"] if missing else []
-        return added + ([f"{len(surplus)} permissions revoked"] if surplus else [])
 
     async def _set_up_password(self, user: str, file: str) -> list[str]:
         """Create the user, or bring its password in line with the file."""

@@ -5,7 +5,7 @@ A role has the permissions that one process needs, and no others; docs/operation
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
 
@@ -89,9 +89,11 @@ class Permission:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Account:
-    """A user of etcd; its only role has the same name."""
+    """A user of etcd, and its only role."""
 
     user: str
+    role: str
+    """The name of the role; several gateways have a user each, and one role."""
     file: str
     """The name of the file with its password."""
     permissions: frozenset[Permission]
@@ -117,6 +119,18 @@ def fleet_accounts(nodes: Iterable[str], *, prefix: str = "") -> tuple[Account, 
     return tuple(found_accounts)
 
 
+def joined_account(component: str, name: str, *, prefix: str = "") -> Account:
+    """Return the user of one machine or person that has joined: `fleet-node-<name>`, `fleet-gateway-<name>`.
+
+    A node has a role of its own; the others share the role of their component, so that each can lose its user alone.
+    """
+    if component == "node":
+        return _account(f"node-{name}", _agent(name), prefix)
+    (shared,) = (one for one in fleet_accounts((), prefix=prefix) if one.file == f"{component}.env")
+    user = f"fleet-{component}-{name}{_mark(prefix)}"
+    return replace(shared, user=user, file=f"{component}-{name}.env")
+
+
 def node_of_user(user: str, *, prefix: str = "") -> str | None:
     """Return the node whose agent has this user in the fleet below the prefix; None for other users."""
     head, tail = "fleet-node-", _mark(prefix)
@@ -132,8 +146,10 @@ def _account(component: str, permissions: Iterable[Permission], prefix: str) -> 
         Permission(key=prefix + p.key, end=p.end and prefix + p.end, right=p.right)
         for p in permissions
     )
+    user = f"fleet-{component}{_mark(prefix)}"
     return Account(
-        user=f"fleet-{component}{_mark(prefix)}",
+        user=user,
+        role=user,
         file=f"{component}.env",
         permissions=frozenset(moved),
     )
@@ -162,6 +178,8 @@ def _admin() -> list[Permission]:
         # The TLS mode, revocations, and an administrator's own certificate.
         prefix_permission(keys.TRUST_PREFIX, Right.READWRITE),
         prefix_permission(keys.request_prefix("admin"), Right.READWRITE),
+        # The answers to Macs that ask to join; the requests themselves are a signer's.
+        prefix_permission(keys.JOIN_DECISION_PREFIX, Right.READWRITE),
     ]
 
 

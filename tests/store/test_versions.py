@@ -14,6 +14,7 @@ from schemas.meta import ApiModel, ObjectMeta
 from schemas.node import NodeLease, NodeLifeStatus
 from schemas.records import ApiKey, GatewayLease, ReconcilerLease
 from schemas.replica import RankStatus
+from schemas.trust import JoinTokenRecord
 from store import codec, versions
 from store.port import KeyValue
 from store.versions import HISTORIES, Tree, VersionError, VersionHistory
@@ -214,7 +215,7 @@ def test_documents_of_the_first_fleets_are_read(name: str, raw: bytes) -> None:
 def stored() -> dict[str, type[ApiModel]]:
     """Return every model that is stored as a document of its own."""
     found: list[type[ApiModel]] = [NodeLease, GatewayLease, NodeLifeStatus, RankStatus, ApiKey]
-    found += [FabricRank, ReconcilerLease]
+    found += [FabricRank, ReconcilerLease, JoinTokenRecord]
     for kind in kinds.KINDS:
         status = codec.status_type(kind.type)
         found += [kind.type] if status is None else [kind.type, status]
@@ -251,7 +252,8 @@ SHAPES: dict[str, tuple[int, str]] = {
     "Revision": (1, "ef4519c3de30"),
     "NodeLifeStatus": (1, "b8f5719a979b"),
     "GatewayLease": (2, "ab787ae00411"),
-    "ReconcilerLease": (1, "2a5175aecc41"),
+    "ReconcilerLease": (2, "d8be33885bd6"),
+    "JoinTokenRecord": (1, "76a13dc09e81"),
     "NodeLease": (2, "f5c5a2d2c130"),
     "RankStatus": (1, "c5052ab32d43"),
     "ModelDeployment": (2, "fb09287eb63f"),

@@ -73,6 +73,36 @@ def test_a_gateway_writes_its_lease_and_requests_for_its_certificate_only() -> N
     }
 
 
+def test_join_tokens_and_decisions_are_the_admins() -> None:
+    token = keys.named(keys.JOIN_TOKEN_PREFIX, "abcdefgh")
+    request = keys.named(keys.JOIN_REQUEST_PREFIX, "abcdefgh")
+    decision = keys.named(keys.JOIN_DECISION_PREFIX, "abcdefgh")
+    admin = account("fleet-admin")
+    assert may(admin, Right.WRITE, token)
+    assert may(admin, Right.WRITE, decision)
+    assert may(admin, Right.READ, request)
+    assert not may(admin, Right.WRITE, request)  # a signer's, which uses root's password
+    for user in ("fleet-reconciler", "fleet-gateway", "fleet-node-a"):
+        for right in (Right.READ, Right.WRITE):
+            assert not any(
+                may(account(user, "a"), right, key) for key in (token, request, decision)
+            )
+
+
+@given(names)
+def test_a_joined_node_has_the_rights_of_an_agent(name: str) -> None:
+    [agent] = [one for one in users.fleet_accounts([name]) if one.user == f"fleet-node-{name}"]
+    assert users.joined_account("node", name) == agent
+
+
+@pytest.mark.parametrize("component", ["gateway", "reconciler", "admin"])
+def test_joined_processes_share_a_role_and_have_a_user_each(component: str) -> None:
+    one, shared = users.joined_account(component, "edge-1"), account(f"fleet-{component}")
+    assert (one.user, one.role) == (f"fleet-{component}-edge-1", shared.role)
+    assert one.permissions == shared.permissions
+    assert users.joined_account(component, "edge-1", prefix="/lab").user == f"{one.user}@/lab"
+
+
 @given(names, names, names)
 def test_an_agent_writes_its_own_keys_only(own: str, other: str, replica: str) -> None:
     agent = account(f"fleet-node-{own}", own, other)

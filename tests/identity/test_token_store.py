@@ -1,0 +1,137 @@
+"""Join tokens in the store: uses, ends and revocation; on a real etcd one of a hundred takes the only use."""
+
+import asyncio
+import os
+from collections.abc import AsyncIterator
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from identity import token_store
+from identity.join_token import JoinToken
+from identity.token_store import TokenOptions, TokenRefusedError, create_token, use_token
+from machinery.clock import SystemClock
+from schemas.trust import JoinTokenUse
+from store.errors import ConflictError
+from store.etcd.connect import connect
+from store.memory import MemoryTransport
+from store.port import Put, Transport
+from tests.support.clock import FakeClock
+from tests.support.etcd import running_etcd
+
+PINNED = bytes(32)
+WRONG = "a" * 26
+
+
+def a_use(number: int = 0, name: str = "mac-1") -> JoinTokenUse:
+    return JoinTokenUse(key_hash=f"{number:064x}", name=name)
+
+
+async def a_token(transport: Transport, clock: FakeClock, options: TokenOptions) -> JoinToken:
+    return await create_token(transport, clock, PINNED, os.urandom(21), options)
+
+
+async def test_a_token_gives_as_many_uses_as_it_says() -> None:
+    clock = FakeClock()
+    store = MemoryTransport(clock)
+    token = await a_token(store, clock, TokenOptions(uses=2, labels={}))
+    for number in (1, 2):
+        grant = await use_token(store, clock, token.id, token.secret_text, a_use(number))
+        assert grant.token.uses_left == 2 - number
+    with pytest.raises(TokenRefusedError, match="used 2 times, as often as it allows"):
+        await use_token(store, clock, token.id, token.secret_text, a_use(3))
+
+
+async def test_the_same_key_and_name_again_is_the_same_use() -> None:
+    clock = FakeClock()
+    store = MemoryTransport(clock)
+    token = await a_token(store, clock, TokenOptions(labels={}))
+    await use_token(store, clock, token.id, token.secret_text, a_use(1))
+    again = await use_token(store, clock, token.id, token.secret_text, a_use(1))
+    assert again.token.uses == (a_use(1),)
+    with pytest.raises(TokenRefusedError, match="used once"):
+        await use_token(store, clock, token.id, token.secret_text, a_use(1, "mac-2"))
+
+
+async def test_a_token_ends_by_the_clock_even_if_its_lease_lives_on() -> None:
+    stopped, clock = FakeClock(), FakeClock()
+    store = MemoryTransport(stopped)  # its leases do not end
+    token = await a_token(store, clock, TokenOptions(lifetime=timedelta(hours=1), labels={}))
+    await clock.advance(3599)
+    await use_token(store, clock, token.id, token.secret_text, a_use(1))
+    await clock.advance(1)
+    with pytest.raises(TokenRefusedError, match="expired on 2026-01-01 01:00 UTC") as caught:
+        await use_token(store, clock, token.id, token.secret_text, a_use(1))
+    assert caught.value.is_known
+
+
+async def test_the_store_ends_a_token_by_its_lease() -> None:
+    clock, stopped = FakeClock(), FakeClock()
+    store = MemoryTransport(clock)
+    token = await a_token(store, stopped, TokenOptions(lifetime=timedelta(seconds=60), labels={}))
+    await use_token(store, stopped, token.id, token.secret_text, a_use(1))  # keeps the lease
+    await clock.advance(61)
+    assert await token_store.list_tokens(store) == []
+
+
+async def test_a_wrong_secret_is_refused_like_an_unknown_id() -> None:
+    clock = FakeClock()
+    store = MemoryTransport(clock)
+    token = await a_token(store, clock, TokenOptions(labels={}))
+    refused = []
+    for id_ in (token.id, "aaaaaaaa"):
+        with pytest.raises(TokenRefusedError) as caught:
+            await use_token(store, clock, id_, WRONG, a_use())
+        assert not caught.value.is_known
+        refused.append(str(caught.value))
+    assert refused[0] == refused[1]
+
+
+async def test_a_revoked_token_gives_nothing_not_even_a_use_that_was_counted() -> None:
+    clock = FakeClock()
+    store = MemoryTransport(clock)
+    token = await a_token(store, clock, TokenOptions(labels={}))
+    grant = await use_token(store, clock, token.id, token.secret_text, a_use())
+    assert await token_store.revoke_token(store, token.id)
+    assert not await token_store.revoke_token(store, token.id)
+    with pytest.raises(TokenRefusedError):
+        await use_token(store, clock, token.id, token.secret_text, a_use())
+    with pytest.raises(ConflictError):
+        await store.commit([grant.guard], [Put(key="/issued", value=b"")])
+
+
+async def test_the_store_has_no_secret() -> None:
+    clock = FakeClock()
+    store = MemoryTransport(clock)
+    token = await a_token(store, clock, TokenOptions(labels={}))
+    stored = b"".join(item.value for item in (await store.list("/")).items)
+    assert token.secret_text.encode() not in stored
+    assert token.secret_text not in repr(token)
+
+
+@pytest.fixture
+async def etcd(tmp_path: Path) -> AsyncIterator[Transport]:
+    async with running_etcd(tmp_path) as running:
+        transport = connect(running.address)
+        yield transport
+        await transport.close()
+
+
+@pytest.mark.etcd
+async def test_one_of_a_hundred_parallel_uses_is_counted(etcd: Transport) -> None:
+    clock, start = SystemClock(), asyncio.Barrier(100)
+    token = await create_token(etcd, clock, PINNED, os.urandom(21), TokenOptions(labels={}))
+
+    async def attempt(number: int) -> bool:
+        await start.wait()
+        try:
+            await use_token(etcd, clock, token.id, token.secret_text, a_use(number))
+        except TokenRefusedError:
+            return False
+        return True
+
+    counted = await asyncio.gather(*map(attempt, range(100)))
+    assert sum(counted) == 1
+    [record] = await token_store.list_tokens(etcd)
+    assert record.uses == (a_use(counted.index(True)),)
