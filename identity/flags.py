@@ -1,4 +1,4 @@
-"""The command-line flag for the identity of a process, shared by every program of the fleet."""
+"""The command-line flags for identities and authorities, shared by the programs of the fleet."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -6,6 +6,8 @@ from typing import Any
 
 import click
 
+from identity.authority import AuthorityError
+from identity.authority_folder import AuthorityFolder
 from identity.credentials import Credentials, CredentialsError
 from identity.folder import IdentityFolder
 from identity.names import Role
@@ -23,6 +25,33 @@ def identity_option(command: Command) -> Command:
         envvar="FLEET_IDENTITY_DIR",
         help="Folder with the certificate, the key and the authorities of this process (mode 0700), for TLS.",
     )(command)
+
+
+def authority_option(command: Command) -> Command:
+    """Add --authority-dir; the command receives it as `authority_dir`, for `authority_folder`."""
+    return click.option(
+        "--authority-dir",
+        type=click.Path(file_okay=False, path_type=Path),
+        envvar="FLEET_AUTHORITY_DIR",
+        help="Folder with the key of the fleet's authority (ca.pem, ca.key, root.env; mode 0700), to sign certificates.",
+    )(command)
+
+
+def authority_folder(given: Path | None) -> AuthorityFolder | None:
+    """Return the folder that the flag gives; None without it.
+
+    Raises:
+        click.UsageError: it holds no authority that can be used.
+
+    """
+    if given is None:
+        return None
+    found = AuthorityFolder(given.expanduser().absolute())
+    try:
+        found.load()
+    except AuthorityError as error:
+        raise click.UsageError(f"--authority-dir: {error}") from error
+    return found
 
 
 def identity_folder(given: Path | None, default: Path | None = None) -> IdentityFolder | None:

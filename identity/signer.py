@@ -121,6 +121,24 @@ def _check_machine(identity: Identity, bound: IssuedCertificate, uuid: str) -> N
     )
 
 
+async def check_name(
+    transport: Transport, identity: Identity, hardware_uuid: str
+) -> IssuedCertificate | None:
+    """Return the identity's current certificate; None if there is none.
+
+    Raises:
+        IssueError: the name belongs to another machine.
+        StoreError: the store did not answer.
+
+    """
+    item = await transport.get(keys.issued_key(identity.role, identity.name))
+    if item is None:
+        return None
+    bound = codec.decode(IssuedCertificate, item)
+    _check_machine(identity, bound, hardware_uuid)
+    return bound
+
+
 def _earlier(
     identity: Identity, before: IssuedCertificate | None, now: datetime
 ) -> tuple[EarlierCertificate, ...]:

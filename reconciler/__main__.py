@@ -1,6 +1,7 @@
 """The command `fleet-reconciler`: flags and wiring."""
 
 import asyncio
+import contextlib
 import os
 import socket
 import sys
@@ -9,16 +10,26 @@ from typing import Any
 
 import click
 import platformdirs
+from starlette.applications import Starlette
+from starlette.routing import Route
 
+from identity.credentials import Credentials
 from identity.dialer import Dialer
-from identity.flags import etcd_files, identity_folder, identity_option, read_identity
+from identity.flags import (
+    authority_folder,
+    authority_option,
+    etcd_files,
+    identity_folder,
+    identity_option,
+    read_identity,
+)
 from identity.listeners import insecure_http_flag, server_security
 from identity.metrics_access import metrics_token_flag, read_metrics_token
 from identity.names import Role
 from machinery import process_log as house_logging
-from machinery.clock import SystemClock
+from machinery.clock import Clock, SystemClock
 from machinery.environment import drop_secrets
-from machinery.http_server import AdminServer
+from machinery.http_server import AdminServer, ServerSecurity
 from machinery.log_flags import log_options
 from machinery.process_log import LogFormat, LogLevel
 from machinery.process_main import GRACE_S, run_until_signal
@@ -28,10 +39,14 @@ from machinery.version import version
 from reconciler.controller import Controller
 from reconciler.gitops import credentials, webhook
 from reconciler.gitops.credentials import GitSettings
+from reconciler.join.flags import JoinSettings, advertised_etcd, join_address, join_options
 from reconciler.registration import ReconcilerRegistration
+from reconciler.signer import SignerError, signer_address
 from schemas.records import ReconcilerLease
+from store.etcd.address import EtcdAddress
 from store.etcd.connect import connect
 from store.etcd.flags import VARIABLE_PREFIX, address_from_flags, etcd_options
+from store.port import Transport
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
@@ -72,7 +87,7 @@ from store.etcd.flags import VARIABLE_PREFIX, address_from_flags, etcd_options
     default="127.0.0.1",
     show_default=True,
     envvar="FLEET_RECONCILER_API_HOST",
-    help="Address of this machine for --git-webhook-secret-file.",
+    help="Address of this machine for webhooks (--git-webhook-secret-file) and joins (--authority-dir).",
 )
 @click.option(
     "--api-port",
@@ -80,7 +95,7 @@ from store.etcd.flags import VARIABLE_PREFIX, address_from_flags, etcd_options
     default=4002,
     show_default=True,
     envvar="FLEET_RECONCILER_API_PORT",
-    help="Port for --git-webhook-secret-file; 0 for any.",
+    help="Port for webhooks and joins; 0 for any.",
 )
 @click.option(
     "--git-webhook-secret-file",
@@ -97,6 +112,8 @@ from store.etcd.flags import VARIABLE_PREFIX, address_from_flags, etcd_options
 @identity_option
 @insecure_http_flag
 @metrics_token_flag
+@authority_option
+@join_options
 @log_options
 def main(
     node_grace_period: float,
@@ -117,6 +134,7 @@ def main(
     own = read_identity(identity_dir, Role.RECONCILER, clock)
     token = read_metrics_token(options["metrics_token_file"])
     dialer = Dialer(own, trust=_trust(options["gateway_ca"]), token=token)
+    joins = _join_settings(options, etcd_address, own)
     # `fleetctl version` shows it: the leading process and its release.
     identity = f"{socket.gethostname()}/{os.getpid()} {version()}"
 
@@ -128,7 +146,12 @@ def main(
 
     async def run() -> None:
         transport = connect(etcd_address)
-        lease = ReconcilerLease(identity=identity, has_store_password=bool(etcd_address.password))
+        host, port = options["api_host"], options["api_port"]
+        lease = ReconcilerLease(
+            identity=identity,
+            has_store_password=bool(etcd_address.password),
+            join_address=(joins and join_address(options["advertise_join"], host, port)) or "",
+        )
         controller = Controller(
             transport, clock, identity=identity, grace_s=node_grace_period, git=git, dialer=dialer
         )
@@ -138,20 +161,40 @@ def main(
                 group.create_task(controller.run())
                 if own is not None:
                     group.create_task(own.watch())
-                if secret_file is not None:
-                    hook = webhook.Webhook(transport, clock, secret_file)
-                    address = (options["api_host"], options["api_port"])
-                    security = server_security(
-                        own, frozenset(Role), is_insecure=options["insecure_http"]
-                    )
-                    server = AdminServer(
-                        hook.app(), clock, address, lambda: None, security=security
-                    )
-                    group.create_task(server.run())
+                security = server_security(
+                    own, frozenset(Role), is_insecure=options["insecure_http"]
+                )
+                api = _serve_api(transport, clock, secret_file, joins, (host, port), security)
+                group.create_task(api)
         finally:
             await transport.close()
 
     sys.exit(run_until_signal(run, grace_s=GRACE_S))
+
+
+async def _serve_api(
+    transport: Transport,
+    clock: Clock,
+    secret_file: Path | None,
+    joins: JoinSettings | None,
+    address: tuple[str, int],
+    security: ServerSecurity,
+) -> None:
+    """Serve webhooks and joins, as far as the flags ask for them."""
+    routes: list[Route] = []
+    async with contextlib.AsyncExitStack() as stack, asyncio.TaskGroup() as group:
+        if secret_file is not None:
+            routes += webhook.Webhook(transport, clock, secret_file).routes()
+        if joins is not None:
+            signer = connect(joins.signer)
+            stack.push_async_callback(signer.close)
+            port, events = joins.port(signer, clock)
+            group.create_task(events.run())
+            routes += port.routes()
+        if routes:
+            app = Starlette(routes=routes)
+            server = AdminServer(app, clock, address, lambda: None, security=security)
+            group.create_task(server.run())
 
 
 def _trust(authorities: Path | None) -> Trust:
@@ -160,6 +203,21 @@ def _trust(authorities: Path | None) -> Trust:
         return read_trust(authorities and authorities.expanduser())
     except TrustError as error:
         raise click.UsageError(f"--gateway-ca: {error}") from error
+
+
+def _join_settings(
+    options: dict[str, Any], etcd: EtcdAddress, own: Credentials | None
+) -> JoinSettings | None:
+    """Return the settings of the join port; None without an authority, or without an identity to serve it with."""
+    folder = authority_folder(options["authority_dir"])
+    advertised = advertised_etcd(options["advertise_etcd"], etcd)
+    if folder is None or own is None:
+        return None
+    try:
+        address = signer_address(folder, etcd)
+    except SignerError as error:
+        raise click.UsageError(f"--authority-dir: {error}") from error
+    return JoinSettings(authority=folder, credentials=own, signer=address, advertised=advertised)
 
 
 def _secret_file(path: Path | None) -> Path | None:

@@ -51,6 +51,7 @@ PERIODS = {
     "reconciler/demand/scraper.py": "requests metrics once a second, answered or not",
     "reconciler/event_handlers.py": "collects changes before it acts",
     "reconciler/gitops/fetcher.py": "measures the memory of the fetch process",
+    "reconciler/join/port.py": "answers every refused token after the same time",
     "store/etcd/authentication.py": "waits for the end of its backoff",
     "store/etcd/member/embedded.py": "polls the start of its own etcd",
     "store/etcd/member/maintenance.py": "looks at its own etcd every five seconds",

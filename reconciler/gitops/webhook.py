@@ -5,7 +5,6 @@ nothing and learns nothing. A valid one writes the annotation that `fleetctl syn
 it, and the leading one fetches. The body decides only which sources are fetched, never what is fetched.
 """
 
-import asyncio
 import hashlib
 import hmac
 import json
@@ -18,12 +17,14 @@ from urllib.parse import parse_qs
 
 from starlette.applications import Starlette
 from starlette.datastructures import Headers
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from machinery import process_secrets
 from machinery.clock import Clock
+from machinery.rate_limit import RateLimit
+from machinery.request_body import BodyReader, RequestRefusedError
 from schemas.gitsource import (
     GitSource,
     RepositoryAddress,
@@ -55,15 +56,6 @@ _URL_FIELDS = (
 
 class SecretError(Exception):
     """The secret file cannot be used."""
-
-
-class RefusedError(Exception):
-    """A request that is answered with an error."""
-
-    def __init__(self, status: int, message: str, *, retry_after_s: int = 0) -> None:
-        super().__init__(message)
-        self.status = status
-        self.retry_after_s = retry_after_s
 
 
 def read_secrets(path: Path) -> list[bytes]:
@@ -127,7 +119,7 @@ def parse_push(content_type: str, body: bytes) -> Push:
     """Return the push of a body.
 
     Raises:
-        RefusedError: the body is not JSON, or names no repository.
+        RequestRefusedError: the body is not JSON, or names no repository.
 
     """
     text: bytes | str = body
@@ -136,9 +128,9 @@ def parse_push(content_type: str, body: bytes) -> Push:
     try:
         event = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise RefusedError(400, "not a push: the body is not JSON") from error
+        raise RequestRefusedError(400, "not a push: the body is not JSON") from error
     if not isinstance(event, dict):
-        raise RefusedError(400, "not a push: the body is not a JSON object")
+        raise RequestRefusedError(400, "not a push: the body is not a JSON object")
     places = [event.get(name) for name in ("repository", "project")]
     urls = [
         place[name]
@@ -155,7 +147,7 @@ def parse_push(content_type: str, body: bytes) -> Push:
     addresses = {one for one in addresses if one.host and one.path}
     if not addresses:
         message = "not a push: it names no repository with a clone_url, ssh_url or git_http_url"
-        raise RefusedError(400, message)
+        raise RequestRefusedError(400, message)
     reference = event.get("ref")
     return Push(
         addresses=frozenset(addresses), reference=reference if isinstance(reference, str) else ""
@@ -173,27 +165,6 @@ def concerns(push: Push, source: GitSource) -> bool:
     return push.reference == tracked
 
 
-class RateLimit:
-    """A token bucket: a burst, and a rate after it."""
-
-    def __init__(self, clock: Clock, *, burst: float, per_s: float) -> None:
-        self._clock = clock
-        self._burst = burst
-        self._per_s = per_s
-        self._left = burst
-        self._at = clock.monotonic()
-
-    def take(self) -> bool:
-        """Take a token; return whether there was one."""
-        now = self._clock.monotonic()
-        self._left = min(self._burst, self._left + (now - self._at) * self._per_s)
-        self._at = now
-        if self._left < 1.0:
-            return False
-        self._left -= 1.0
-        return True
-
-
 class Webhook:
     """The handler of `/hooks/git`."""
 
@@ -202,11 +173,15 @@ class Webhook:
         self._clock = clock
         self._secret_file = secret_file
         self._limit = RateLimit(clock, burst=_BURST, per_s=_PER_S)
-        self._bodies = 0
+        self._bodies = BodyReader(limit_bytes=_MAX_BODY, limit_s=_BODY_S, at_once=_BODIES)
+
+    def routes(self) -> list[Route]:
+        """Return the routes of the port's application."""
+        return [Route(PATH, self.receive, methods=["POST"])]
 
     def app(self) -> Starlette:
-        """Return the application of the port; it has no other path."""
-        return Starlette(routes=[Route(PATH, self.receive, methods=["POST"])])
+        """Return an application with these routes alone."""
+        return Starlette(routes=self.routes())
 
     async def receive(self, request: Request) -> Response:
         """Request a sync of the sources that a push concerns."""
@@ -214,9 +189,10 @@ class Webhook:
             body = await self._signed_body(request)
             push = parse_push(request.headers.get("content-type", ""), body)
             names = await self._request_syncs(push)
-        except RefusedError as error:
-            after = {"retry-after": str(error.retry_after_s)} if error.retry_after_s else {}
-            return JSONResponse({"error": str(error)}, status_code=error.status, headers=after)
+        except RequestRefusedError as error:
+            return JSONResponse(
+                {"error": str(error)}, status_code=error.status, headers=error.headers
+            )
         log.info("webhook", extra={"sources": names, "reference": push.reference[:100]})
         return JSONResponse({"requested": names}, status_code=202)
 
@@ -224,7 +200,7 @@ class Webhook:
         """Return the body of a request that proves to know the secret.
 
         Raises:
-            RefusedError: it does not, or the body is too large or too slow.
+            RequestRefusedError: it does not, or the body is too large or too slow.
 
         """
         token, signature = token_of(request.headers), signature_of(request.headers)
@@ -233,35 +209,20 @@ class Webhook:
         except SecretError as error:
             log.warning("webhook refused", extra={"why": str(error)})
             message = "the secret of this webhook cannot be read; see the reconciler's log"
-            raise RefusedError(503, message) from error
+            raise RequestRefusedError(503, message) from error
         if not signature and (token is None or not is_token(token, known)):
-            raise RefusedError(401, "a signature or token with the webhook's secret is required")
-        body = await self._body(request)
+            raise RequestRefusedError(
+                401, "a signature or token with the webhook's secret is required"
+            )
+        body = await self._bodies.read(request)
         if signature and not is_signed(signature, body, known):
-            raise RefusedError(401, "the signature does not match the webhook's secret")
+            raise RequestRefusedError(401, "the signature does not match the webhook's secret")
         return body
-
-    async def _body(self, request: Request) -> bytes:
-        length = request.headers.get("content-length", "")
-        if length.isdecimal() and int(length[:20]) > _MAX_BODY:
-            raise _too_large()
-        if self._bodies >= _BODIES:
-            raise RefusedError(503, "too many requests at a time", retry_after_s=1)
-        self._bodies += 1
-        try:
-            async with asyncio.timeout(_BODY_S):
-                return await _read_body(request)
-        except TimeoutError as error:
-            raise RefusedError(408, f"the body did not arrive within {_BODY_S:g} s") from error
-        except ClientDisconnect as error:
-            raise RefusedError(400, "the body is not complete") from error
-        finally:
-            self._bodies -= 1
 
     async def _request_syncs(self, push: Push) -> list[str]:
         if not self._limit.take():
             message = "too many pushes; the sources are polled as well"
-            raise RefusedError(429, message, retry_after_s=2)
+            raise RequestRefusedError(429, message, retry_after_s=2)
         try:
             sources = await objects.list_all(self._transport, GitSource)
             names = sorted(one.name for one in sources if concerns(push, one))
@@ -269,7 +230,7 @@ class Webhook:
                 await self._request_sync(name)
         except StoreError as error:
             log.warning("webhook could not request a sync", extra={"why": str(error)})
-            raise RefusedError(503, "the store does not answer", retry_after_s=5) from error
+            raise RequestRefusedError(503, "the store does not answer", retry_after_s=5) from error
         return names
 
     async def _request_sync(self, name: str) -> None:
@@ -284,18 +245,3 @@ class Webhook:
             )
         except NotFoundError:
             return  # deleted meanwhile
-
-
-async def _read_body(request: Request) -> bytes:
-    pieces: list[bytes] = []
-    size = 0
-    async for piece in request.stream():
-        size += len(piece)
-        if size > _MAX_BODY:
-            raise _too_large()
-        pieces.append(piece)
-    return b"".join(pieces)
-
-
-def _too_large() -> RefusedError:
-    return RefusedError(413, f"the body has more than {_MAX_BODY:,} bytes")

@@ -6,7 +6,7 @@ reasons in the code: a reason without a row fails the tests, and so does a row w
 
 from typing import Final
 
-from schemas.reasons import deployments, groups, nodes, placement, replicas, sources
+from schemas.reasons import deployments, groups, joins, nodes, placement, replicas, sources
 from schemas.reasons.reason import ReasonSection
 
 SECTIONS: Final[tuple[ReasonSection, ...]] = (
@@ -14,6 +14,7 @@ SECTIONS: Final[tuple[ReasonSection, ...]] = (
     deployments.SECTION,
     replicas.SECTION,
     nodes.SECTION,
+    joins.SECTION,
     sources.SECTION,
     groups.SECTION,
     groups.CABLES,

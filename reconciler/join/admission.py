@@ -1,0 +1,224 @@
+"""Admission of machines: issues the certificate, the labels and the store's password of one that may join.
+
+The caller has decided that it may, by a token or by an administrator's approval. Every step can be repeated: a machine
+that lost the answer gets the same certificate again, with a new password.
+"""
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Protocol
+
+from identity.authority import AuthorityError, read_request, spki_hash
+from identity.authority_folder import AuthorityFolder
+from identity.names import Identity, IdentityError, Role
+from identity.signer import IssueError, Signer, check_name
+from machinery.clock import Clock
+from manifests.plan import uid_of
+from schemas.meta import Labels, ObjectMeta
+from schemas.node import Node
+from schemas.trust import FleetTrust, IssuedCertificate
+from schemas.wire.join import JoinAnswer, Machine
+from store import codec, keys
+from store.errors import ConflictError, NotFoundError
+from store.etcd.users import Credentials
+from store.mutate import mutate
+from store.port import Guard, ModRevisionGuard, Transport
+
+log = logging.getLogger(__name__)
+
+_ATTEMPTS = 5
+
+
+class AdmissionError(Exception):
+    """A machine may not join as it asks; the message says why and what to do."""
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class SignerUnreadyError(Exception):
+    """The reconciler cannot sign now; the message, for its operator, says why."""
+
+
+class StoreAccounts(Protocol):
+    """The users of the store (`store.etcd.accounts.JoinedAccounts`)."""
+
+    async def are_required(self) -> bool: ...
+
+    async def issue(self, component: str, name: str) -> Credentials: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Applicant:
+    """A machine, its key and the role that it was granted."""
+
+    role: Role
+    name: str
+    machine: Machine
+    request: bytes
+    key_hash: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Admission:
+    """Issues identities of one fleet."""
+
+    transport: Transport
+    clock: Clock
+    authority: AuthorityFolder
+    accounts: StoreAccounts
+    etcd: tuple[str, ...]
+    """URLs of the store that machines get."""
+    etcd_prefix: str = ""
+
+    async def trust(self) -> FleetTrust:
+        """Return the fleet's trust. Raises SignerUnreadyError, StoreError."""
+        item = await self.transport.get(keys.FLEET_TRUST)
+        if item is None:
+            raise SignerUnreadyError("the fleet has no authorities yet; run `fleetctl secure`")
+        return codec.decode(FleetTrust, item)
+
+    def applicant(self, role: Role, name: str, machine: Machine, request: str) -> Applicant:
+        """Return the applicant with its key. Raises AdmissionError: the request or the machine is not valid."""
+        if role is Role.NODE and not machine.hardware_uuid:
+            raise AdmissionError(
+                "NoHardwareUuid",
+                "a node needs a hardware UUID, to which its name is bound, and this machine has sent none. On Linux "
+                "systemd-machine-id-setup creates /etc/machine-id",
+            )
+        try:
+            key_hash = spki_hash(read_request(request.encode())).hex()
+        except AuthorityError as error:
+            raise AdmissionError("InvalidRequest", str(error)) from error
+        # Macs print it in upper case, other systems in lower case.
+        machine = machine.model_copy(update={"hardware_uuid": machine.hardware_uuid.lower()})
+        return Applicant(
+            role=role, name=name, machine=machine, request=request.encode(), key_hash=key_hash
+        )
+
+    async def check(self, applicant: Applicant, trust: FleetTrust) -> None:
+        """Check all that can be checked before a token's use is counted.
+
+        Raises:
+            AdmissionError: the name belongs to another machine.
+            SignerUnreadyError: the authority's key or root's password is not here.
+            StoreError: the store did not answer.
+
+        """
+        await self._issued(self._identity(applicant, trust), applicant)
+        self._signer(trust)
+        await self.accounts.are_required()
+
+    async def admit(
+        self,
+        applicant: Applicant,
+        trust: FleetTrust,
+        *,
+        labels: Labels,
+        guards: Sequence[Guard] = (),
+    ) -> JoinAnswer:
+        """Return all that the machine needs. `guards` must hold when its certificate is issued.
+
+        Raises:
+            AdmissionError: the name belongs to another machine.
+            ConflictError: a guard does not hold, or others kept issuing for this name.
+            SignerUnreadyError, StoreError: as `check`.
+
+        """
+        identity = self._identity(applicant, trust)
+        issued = await self._issued(identity, applicant)
+        is_repeated = issued is not None and self._is_current(issued, applicant)
+        if issued is None or not is_repeated:
+            issued = await self._sign(identity, applicant, trust, guards)
+        if applicant.role is Role.NODE and labels:
+            await self._label(applicant.name, labels)
+        account = Credentials(user="", password="")
+        if await self.accounts.are_required():
+            account = await self.accounts.issue(applicant.role, applicant.name)
+        log.info("joined", extra={"identity": identity.uri, "repeated": is_repeated})
+        return JoinAnswer(
+            identity=identity.uri,
+            fleet=trust.fleet,
+            mode=trust.mode,
+            certificate=issued.certificate,
+            authorities=trust.authorities,
+            etcd=self.etcd,
+            etcd_prefix=self.etcd_prefix,
+            etcd_user=account.user,
+            etcd_password=account.password,
+        )
+
+    async def _sign(
+        self, identity: Identity, applicant: Applicant, trust: FleetTrust, guards: Sequence[Guard]
+    ) -> IssuedCertificate:
+        try:
+            return await self._signer(trust).issue(
+                identity,
+                applicant.request,
+                hardware_uuid=applicant.machine.hardware_uuid,
+                addresses=applicant.machine.addresses,
+                guards=guards,
+            )
+        except IssueError as error:
+            raise AdmissionError("NameTaken", str(error)) from error
+
+    def _signer(self, trust: FleetTrust) -> Signer:
+        try:
+            authority = self.authority.signing(trust.authorities)
+        except AuthorityError as error:
+            raise SignerUnreadyError(str(error)) from error
+        return Signer(transport=self.transport, clock=self.clock, authority=authority)
+
+    def _identity(self, applicant: Applicant, trust: FleetTrust) -> Identity:
+        try:
+            return Identity(trust.fleet, applicant.role, applicant.name)
+        except IdentityError as error:
+            raise AdmissionError("InvalidRequest", str(error)) from error
+
+    async def _issued(self, identity: Identity, applicant: Applicant) -> IssuedCertificate | None:
+        try:
+            return await check_name(self.transport, identity, applicant.machine.hardware_uuid)
+        except IssueError as error:
+            raise AdmissionError("NameTaken", str(error)) from error
+
+    def _is_current(self, issued: IssuedCertificate, applicant: Applicant) -> bool:
+        return issued.key_hash == applicant.key_hash and self.clock.now() < issued.not_after
+
+    async def _label(self, name: str, labels: Labels) -> None:
+        """Give the node the labels of its token, before its agent starts. A label that it has stays."""
+        for _ in range(_ATTEMPTS):
+            try:
+                await mutate(
+                    self.transport, self.clock, Node, name, lambda node: _labelled(node, labels)
+                )
+            except NotFoundError:
+                put = codec.put_spec(_new_node(name, labels, self.clock.now()))
+                try:
+                    await self.transport.commit(
+                        [ModRevisionGuard(key=put.key, mod_revision=0)], [put]
+                    )
+                except ConflictError:
+                    continue  # the reconciler has registered it meanwhile
+            return
+
+
+def _new_node(name: str, labels: Labels, now: datetime) -> Node:
+    metadata = ObjectMeta(
+        name=name,
+        labels=labels,
+        uid=uid_of("Node", name, now),
+        generation=1,
+        creation_timestamp=now,
+    )
+    return Node(metadata=metadata)
+
+
+def _labelled(node: Node, labels: Labels) -> Node | None:
+    wanted = {**labels, **node.metadata.labels}
+    if wanted == node.metadata.labels:
+        return None
+    metadata = node.metadata.model_copy(update={"labels": wanted})
+    return node.model_copy(update={"metadata": metadata})

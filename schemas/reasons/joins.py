@@ -1,0 +1,19 @@
+"""Reasons of machines that join: tokens, requests and refusals."""
+
+from typing import Final
+
+from schemas.reasons.reason import ReasonSection, normal, problem
+
+SECTION: Final = ReasonSection(
+    title="Join",
+    shown_by="fleetctl events",
+    reasons=(
+        normal("Joined", "A machine or a person got a certificate (event)."),
+        problem(
+            "JoinRefused",
+            "A join token was refused: unknown, ended, for another name, or asked too often (event).",
+            "The message has the sender's address and hardware UUID. If it is nobody of yours, look for who can reach the "
+            "join port. Else create another token: `fleetctl token create`.",
+        ),
+    ),
+)
