@@ -211,6 +211,16 @@ def load_certificate(pem: str) -> x509.Certificate:
         ) from error
 
 
+def load_authorities(pem: str) -> tuple[x509.Certificate, ...]:
+    """Return the certificates of a bundle, in order. Raises AuthorityError: there is none."""
+    try:
+        return tuple(x509.load_pem_x509_certificates(pem.encode()))
+    except ValueError as error:
+        raise AuthorityError(
+            "expected certificates of authorities in PEM, which begin with -----BEGIN CERTIFICATE-----"
+        ) from error
+
+
 def fleet_of(authority: x509.Certificate) -> str:
     """Return the uid of the authority's fleet. Raises AuthorityError."""
     names = authority.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
@@ -251,6 +261,23 @@ def serial_text(certificate: x509.Certificate) -> str:
     """Return the serial number as `SSLObject.getpeercert()` writes it."""
     text = f"{certificate.serial_number:X}"
     return text.zfill(len(text) + len(text) % 2)
+
+
+def pem_of(certificate: x509.Certificate) -> str:
+    """Return the certificate in PEM."""
+    return certificate.public_bytes(serialization.Encoding.PEM).decode()
+
+
+def request_for(key: bytes) -> bytes:
+    """Return a new request (PKCS#10, PEM) for a key in PEM. Raises AuthorityError: it is no P-256 key."""
+    try:
+        found = serialization.load_pem_private_key(key, None)
+    except (ValueError, TypeError, UnsupportedAlgorithm) as error:
+        raise AuthorityError(f"the key cannot be read: {error}") from error
+    if not isinstance(found, ec.EllipticCurvePrivateKey):
+        raise AuthorityError("the key is no elliptic-curve key; expected P-256")
+    request = x509.CertificateSigningRequestBuilder().subject_name(x509.Name([]))
+    return request.sign(found, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
 
 
 def _builder(

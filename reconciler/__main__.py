@@ -134,6 +134,8 @@ def main(
     own = read_identity(identity_dir, Role.RECONCILER, clock)
     token = read_metrics_token(options["metrics_token_file"])
     dialer = Dialer(own, trust=_trust(options["gateway_ca"]), token=token)
+    # A machine that joins has no certificate yet.
+    security = server_security(own, frozenset(Role), is_insecure=options["insecure_http"])
     joins = _join_settings(options, etcd_address, own)
     # `fleetctl version` shows it: the leading process and its release.
     identity = f"{socket.gethostname()}/{os.getpid()} {version()}"
@@ -161,9 +163,6 @@ def main(
                 group.create_task(controller.run())
                 if own is not None:
                     group.create_task(own.watch())
-                security = server_security(
-                    own, frozenset(Role), is_insecure=options["insecure_http"]
-                )
                 api = _serve_api(transport, clock, secret_file, joins, (host, port), security)
                 group.create_task(api)
         finally:

@@ -25,6 +25,7 @@ PERIODS = {
     "fleetctl/fabric/bench.py": "polls the progress of a test",
     "fleetctl/fleets/lifecycle.py": "polls the end of own processes",
     "fleetctl/fleets/local_fleet.py": "polls the start and end of own processes",
+    "fleetctl/fleets/join_client.py": "waits as long as the join port asks for, or for its backoff",
     "fleetctl/objects/git_preview.py": "polls the progress of a command until its timeout",
     "fleetctl/simulate/simulated_fleet.py": "lets simulated time pass",
     "fleetctl/verbs/delete.py": "polls the progress of a command until its timeout",

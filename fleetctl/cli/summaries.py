@@ -28,6 +28,7 @@ SUMMARIES: dict[str, str] = {
     "help": "Show the help of a command, the same as its --help.",
     "import": "Convert configuration files of other tools to manifests.",
     "init-auth": "Create users and roles in etcd, then make etcd enforce passwords.",
+    "join": "Join a fleet with a token of `fleetctl token create`.",
     "label": "Set and remove labels of objects.",
     "logs": "Print the log of a replica's engine, an agent or a gateway.",
     "patch": "Change fields of objects; all other fields stay the same.",

@@ -30,6 +30,7 @@ VERBS = {
     "help": "fleetctl.verbs.help:show_help",
     "import": "fleetctl.verbs.import_:importing",
     "init-auth": "fleetctl.verbs.init_auth:init_auth",
+    "join": "fleetctl.verbs.join:join",
     "label": "fleetctl.verbs.label:label",
     "logs": "fleetctl.verbs.logs:logs",
     "patch": "fleetctl.verbs.patch:patch",
@@ -65,7 +66,7 @@ SECTIONS: dict[str, tuple[str, ...]] = {
     "Git, import and export": ("sync", "suspend", "resume", "export", "import"),
     "Troubleshoot": ("cluster-info", "doctor", "support-bundle", "version", "simulate"),
     "Manage fleets": ("up", "down", "demo", "backup", "restore", "init-auth", "rotate"),
-    "Join machines": ("token",),
+    "Join machines": ("token", "join"),
     "fleetctl itself": ("config", "completion", "api-resources", "help"),
 }
 """Titles in `fleetctl --help`, with the verbs below them."""

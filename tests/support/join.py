@@ -1,19 +1,24 @@
 """A join port for tests: a store with the fleet's trust, an authority's folder, and the port's application."""
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import httpx
 from starlette.applications import Starlette
 
+from fleetctl.fleets.join_client import JoinAddress
 from identity.authority import new_key, read_request, spki_hash
 from identity.authority_folder import AuthorityFolder
 from identity.credentials import Credentials
 from identity.join_token import JoinToken
+from identity.listeners import server_security
 from identity.names import Role
 from identity.token_store import TokenOptions, create_token
 from machinery.clock import Clock, SystemClock
+from machinery.http_server import AdminServer
 from machinery.rate_limit import SourceRateLimit
 from reconciler.join.admission import Admission
 from reconciler.join.port import JoinPort
@@ -63,9 +68,10 @@ class JoinStand:
             accounts=self.accounts,  # type: ignore[arg-type]  # any of the two
             etcd=("https://127.0.0.1:2379",),
         )
+        self.credentials = Credentials(self.identity, self.clock)
         self.port = JoinPort(
             self.admission,
-            Credentials(self.identity, self.clock),
+            self.credentials,
             EventRecorder(self.transport, self.clock, source="reconciler"),
             SourceRateLimit(
                 self.clock,
@@ -77,6 +83,20 @@ class JoinStand:
     @property
     def app(self) -> Starlette:
         return Starlette(routes=self.port.routes())
+
+    @asynccontextmanager
+    async def serve(self) -> AsyncIterator[JoinAddress]:
+        """Serve the port over TLS on a real socket, as a reconciler does."""
+        security = server_security(self.credentials, frozenset(Role), is_insecure=False)
+        listening = asyncio.Event()
+        server = AdminServer(
+            self.app, SystemClock(), ("127.0.0.1", 0), listening.set, security=security
+        )
+        async with asyncio.TaskGroup() as group:
+            task = group.create_task(server.run())
+            await listening.wait()
+            yield JoinAddress("127.0.0.1", int(server.url.rpartition(":")[2]))
+            task.cancel()
 
     async def open(self) -> "JoinStand":
         """Write the fleet's trust into the store."""

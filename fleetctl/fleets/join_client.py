@@ -1,0 +1,271 @@
+"""The client of a join port: verifies the fleet first, and sends a secret only to a server that the fleet has certified.
+
+The first connection trusts nothing and asks for the authorities, whose hash is in the token. It is closed. The second one
+is verified with that authority alone: chain, fleet and role. Redirects are never followed, and plain HTTP is never spoken.
+"""
+
+import hmac
+import ssl
+from dataclasses import dataclass
+from typing import Final, TypeVar
+
+import aiohttp
+from pydantic import ValidationError
+
+from fleetctl.cli.errors import FleetctlError
+from identity.authority import AuthorityError, fleet_of, load_authorities, pem_of, spki_hash
+from identity.names import IdentityError, Role, parse_identity
+from identity.peers import PeerVerifier, Trust, install
+from machinery.backoff import Backoff, Retries
+from machinery.clock import Clock
+from machinery.http_body import read_limited
+from schemas.meta import ApiModel
+from schemas.wire.join import (
+    CA_PATH,
+    DEFAULT_PORT,
+    JOIN_PATH,
+    MAX_ANSWER_BYTES,
+    AuthorityAnswer,
+    JoinAnswer,
+    JoinBody,
+    JoinRefusal,
+)
+
+M = TypeVar("M", bound=ApiModel)
+
+_BACKOFF: Final = Backoff(first_s=0.5, limit_s=15.0)
+_CALL_S: Final = 20.0
+_CONNECT_S: Final = 10.0
+_MAX_WAIT_S: Final = 60.0
+_AGAIN: Final = (429, 503)
+
+
+class UnreachableError(FleetctlError):
+    """A join port does not answer; another one may."""
+
+
+class BusyError(FleetctlError):
+    """A join port asks to try again; `after_s` is the time that it asks for, 0 for none."""
+
+    def __init__(self, message: str, after_s: float) -> None:
+        super().__init__(message)
+        self.after_s = after_s
+
+
+@dataclass(frozen=True, slots=True)
+class JoinAddress:
+    """Host and port of a join port."""
+
+    host: str
+    port: int
+
+    @property
+    def url(self) -> str:
+        """The base of its URLs; always https."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"https://{host}:{self.port}"
+
+
+def parse_addresses(text: str) -> tuple[JoinAddress, ...]:
+    """Return the addresses in `HOST:PORT[,HOST:PORT]`; the port may be left out. Raises FleetctlError."""
+    return tuple(_parse_address(one.strip()) for one in text.split(",") if one.strip())
+
+
+def _parse_address(text: str) -> JoinAddress:
+    wrong = FleetctlError(
+        f"{text[:100]!r} is not the address of a join port: write HOST:PORT, as in control-1:{DEFAULT_PORT}"
+    )
+    if "/" in text or "@" in text:
+        raise wrong  # a URL: fleetctl speaks TLS whatever it says
+    host, colon, port = text.rpartition(":")
+    if (text.startswith("[") and text.endswith("]")) or not colon:
+        host, port = text, str(DEFAULT_PORT)
+    host = host.removeprefix("[").removesuffix("]")
+    if not host or not (port.isascii() and port.isdecimal()) or not 0 < int(port[:6]) < 65536:
+        raise wrong
+    return JoinAddress(host, int(port))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PinnedServer:
+    """A join port, and the trust with which it is dialled."""
+
+    address: JoinAddress
+    context: ssl.SSLContext
+    server_name: str | None
+    """The DNS name that its certificate must have; None for a server that is not verified."""
+    authority_hash: bytes = b""
+    """SHA-256 of the public key of the fleet's authority."""
+
+
+async def pin(address: JoinAddress, expected: bytes | None, clock: Clock) -> PinnedServer:
+    """Return the server with trust in the authority that has the expected hash; without one, in the first that it shows.
+
+    Raises:
+        UnreachableError: it does not answer, or not over TLS.
+        FleetctlError: no authority has the hash, or the answer is not one of a join port.
+
+    """
+    untrusted = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    untrusted.check_hostname = False
+    untrusted.verify_mode = ssl.CERT_NONE
+    stranger = PinnedServer(address=address, context=untrusted, server_name=None)
+    answer = parse_answer(AuthorityAnswer, await send(stranger, "GET", CA_PATH))
+    try:
+        shown = load_authorities(answer.authorities)
+        hashes = [spki_hash(one.public_key()) for one in shown]
+    except (AuthorityError, AssertionError) as error:
+        raise FleetctlError(f"{address.url} shows no authority of a fleet: {error}") from error
+    index = 0 if expected is None else _find(hashes, expected, address)
+    authority = shown[index]
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.load_verify_locations(cadata=pem_of(authority))
+    try:
+        fleet, identity = fleet_of(authority), parse_identity(answer.identity)
+    except (AuthorityError, IdentityError) as error:
+        raise FleetctlError(f"{address.url} is no join port: {error}") from error
+    install(
+        context,
+        PeerVerifier(
+            trust=lambda: Trust(fleet=fleet), clock=clock, roles=frozenset({Role.RECONCILER})
+        ),
+    )
+    # What it says of itself counts only together with the chain, the fleet and the role.
+    return PinnedServer(
+        address=address,
+        context=context,
+        server_name=identity.dns_name,
+        authority_hash=hashes[index],
+    )
+
+
+def _find(hashes: list[bytes], expected: bytes, address: JoinAddress) -> int:
+    matches = [hmac.compare_digest(one, expected) for one in hashes]
+    if not any(matches):
+        raise FleetctlError(
+            f"{address.url} is not a server of the fleet that made this token. Somebody may sit between this machine and "
+            "the fleet; or the address is of another fleet, or its authority was replaced since.\n"
+            f"  the token expects SHA-256 {expected.hex()}\n"
+            f"  the server shows  SHA-256 {hashes[0].hex()}\n"
+            "The token's secret was not sent. Check the address; then create another token"
+        )
+    return matches.index(True)
+
+
+async def send(
+    server: PinnedServer,
+    method: str,
+    path: str,
+    document: ApiModel | None = None,
+    headers: dict[str, str] | None = None,
+) -> bytes:
+    """Return the body of a successful answer, over a connection of its own.
+
+    Raises:
+        UnreachableError: the server does not answer, or not over TLS.
+        BusyError: it asks to try again.
+        FleetctlError: it is not verified, or refuses.
+
+    """
+    where = server.address.url
+    body = None if document is None else document.model_dump_json(by_alias=True).encode()
+    timeout = aiohttp.ClientTimeout(total=_CALL_S, connect=_CONNECT_S)
+    connector = aiohttp.TCPConnector(force_close=True, limit=1)
+    try:
+        async with (
+            aiohttp.ClientSession(connector=connector, timeout=timeout) as session,
+            session.request(
+                method,
+                where + path,
+                data=body,
+                headers={"content-type": "application/json", **(headers or {})},
+                ssl=server.context,
+                server_hostname=server.server_name,
+                allow_redirects=False,
+            ) as answered,
+        ):
+            content = await read_limited(answered.content.iter_any(), MAX_ANSWER_BYTES)
+            status, after = answered.status, answered.headers.get("retry-after", "")
+    except aiohttp.ClientConnectorCertificateError as error:
+        why = getattr(error.certificate_error, "verify_message", "") or error.certificate_error
+        raise FleetctlError(
+            f"{where} did not prove that it belongs to the fleet ({why}). Somebody may sit between this machine and the "
+            "fleet. The token's secret was not sent"
+        ) from error
+    except aiohttp.ClientConnectorSSLError as error:
+        raise UnreachableError(
+            f"{where} does not speak TLS, and fleetctl sends nothing without it ({_reason(error)})"
+        ) from error
+    except (aiohttp.ClientError, TimeoutError, OSError) as error:
+        raise UnreachableError(f"{where} does not answer ({_reason(error)})") from error
+    if status == 200:
+        return content
+    refusal = _refusal(content, where, status)
+    if status in _AGAIN:
+        wait_s = min(float(after), _MAX_WAIT_S) if after.isdecimal() else 0.0
+        raise BusyError(refusal, wait_s)
+    raise FleetctlError(refusal)
+
+
+def _reason(error: BaseException) -> str:
+    if isinstance(error, TimeoutError):
+        return f"no answer within {_CALL_S:g} s"
+    found = getattr(error, "os_error", error)
+    return str(getattr(found, "strerror", None) or found)[:200]
+
+
+def _refusal(content: bytes, where: str, status: int) -> str:
+    """Return the server's sentence, or one about a server that is no join port."""
+    try:
+        return JoinRefusal.model_validate_json(content).message
+    except ValidationError:
+        return (
+            f"{where} is no join port: it answered with status {status}. Give the address of a reconciler with "
+            "--authority-dir"
+        )
+
+
+def parse_answer(model: type[M], content: bytes) -> M:
+    """Return the document in an answer. Raises FleetctlError."""
+    try:
+        return model.model_validate_json(content)
+    except ValidationError as error:
+        first = error.errors(include_input=False)[0]
+        where = ".".join(map(str, first["loc"])) or "the answer"
+        raise FleetctlError(
+            f"the answer cannot be read ({where}: {first['msg']}); is fleetctl of the fleet's release?"
+        ) from error
+
+
+async def join(
+    addresses: tuple[JoinAddress, ...],
+    authority_hash: bytes,
+    body: JoinBody,
+    clock: Clock,
+    *,
+    limit_s: float,
+) -> JoinAnswer:
+    """Return the answer of the first join port that gives one; try again while none does, up to `limit_s`.
+
+    Raises:
+        FleetctlError: a server is not of the fleet, or refuses the token.
+
+    """
+    retries, end = Retries(_BACKOFF, clock), clock.monotonic() + limit_s
+    while True:
+        after_s = 0.0
+        failures: list[str] = []
+        for address in addresses:
+            try:
+                server = await pin(address, authority_hash, clock)
+                return parse_answer(JoinAnswer, await send(server, "POST", JOIN_PATH, body))
+            except BusyError as error:
+                after_s = max(after_s, error.after_s)
+                failures.append(str(error))
+            except UnreachableError as error:
+                failures.append(str(error))
+        wait_s = max(after_s, retries.next_delay_s())
+        if clock.monotonic() + wait_s >= end:
+            raise FleetctlError("; ".join(failures))
+        await clock.sleep(wait_s)

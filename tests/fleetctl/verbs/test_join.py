@@ -1,0 +1,172 @@
+"""`fleetctl join`: the files of a machine that joins, and the command that is run twice or was killed."""
+
+import shlex
+import stat
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from fleetctl.fleets.join_client import JoinAddress
+from fleetctl.fleets.join_files import JoinFolder
+from fleetctl.verbs.join import JoinRequest, join_with_token
+from identity.credentials import Credentials
+from identity.folder import IdentityFolder
+from identity.join_token import JoinToken
+from identity.names import Role
+from identity.token_store import TokenOptions, list_tokens
+from machinery.clock import SystemClock
+from schemas.trust import TlsMode
+from tests.support.fleet import Done
+from tests.support.fleetctl_runner import run_fleetctl
+from tests.support.identities import TestAuthority, now
+from tests.support.join import JoinStand, machine
+
+GATEWAY = TokenOptions(role="gateway", name="edge-1", labels={})
+
+
+@dataclass
+class Serving:
+    """A join port, and fleetctl on a machine that joins through it."""
+
+    stand: JoinStand
+    address: JoinAddress
+    folder: Path
+
+    async def join(self, *words: str, stdin: bytes = b"") -> Done:
+        where = f"127.0.0.1:{self.address.port}"
+        words = ("join", *words, where, "--identity-dir", str(self.folder), "--timeout=1")
+        return await run_fleetctl(*words, stdin=stdin)
+
+    def request(self, token: JoinToken) -> JoinRequest:
+        """Return the request of a node, whatever this machine is."""
+        return JoinRequest(
+            token=token,
+            addresses=(self.address,),
+            folder=JoinFolder(IdentityFolder(self.folder)),
+            machine=machine("mac-1"),
+            limit_s=1.0,
+        )
+
+
+@pytest.fixture
+async def serving(tmp_path: Path) -> AsyncIterator[Serving]:
+    stand = await JoinStand(tmp_path / "fleet").open()
+    async with stand.serve() as address:
+        yield Serving(stand, address, tmp_path / "mine" / "identity")
+
+
+async def test_join_writes_an_identity_that_works(serving: Serving) -> None:
+    token = await serving.stand.token(GATEWAY)
+    done = await serving.join(token.render())
+    assert done.code == 0, done.err
+    assert "gateway/edge-1 joined the fleet" in done.out
+    assert "start it with: fleet-gateway --identity-dir" in done.out
+    assert "--etcd https://127.0.0.1:2379" in done.out
+    credentials = Credentials(IdentityFolder(serving.folder), SystemClock())
+    assert credentials.identity == serving.stand.ca.identity(Role.GATEWAY, "edge-1")
+    assert credentials.mode is TlsMode.STRICT
+    assert stat.S_IMODE(serving.folder.stat().st_mode) == 0o700
+    files = {path.name: path for path in serving.folder.iterdir() if path.name[0] != "."}
+    assert set(files) == {"identity.pem", "ca.pem", "trust.json", "fleet.env"}
+    assert {stat.S_IMODE(path.stat().st_mode) for path in files.values()} == {0o600}
+    variables = dict(line.split("=", 1) for line in files["fleet.env"].read_text().splitlines()[1:])
+    assert shlex.split(variables["FLEET_IDENTITY_DIR"]) == [str(serving.folder)]
+    assert token.secret_text not in done.out + done.err
+
+
+async def test_a_node_gets_the_flags_of_its_agent(serving: Serving) -> None:
+    identity, variables = await join_with_token(serving.request(await serving.stand.token()))
+    assert identity.role is Role.NODE
+    assert variables["FLEET_NODE_NAME"] == "mac-1"
+    assert variables["FLEET_NODE_ADDRESS"] == "10.0.0.7"
+    assert variables["FLEET_STATE_DIR"] == str(serving.folder.parent / "agent")
+
+
+@pytest.mark.parametrize("way", ["-", "--token-file"])
+async def test_the_token_is_read_from_where_ps_does_not_show_it(
+    serving: Serving, way: str, tmp_path: Path
+) -> None:
+    text = (await serving.stand.token(GATEWAY)).render() + "\n"
+    file = tmp_path / "token"
+    file.write_text(text)
+    file.chmod(0o600)
+    words, stdin = ((way,), text.encode()) if way == "-" else ((f"{way}={file}",), b"")
+    done = await serving.join(*words, stdin=stdin)
+    assert done.code == 0, done.err
+
+
+async def test_a_second_run_says_so_and_asks_nobody(serving: Serving) -> None:
+    token = await serving.stand.token(TokenOptions(role="gateway", uses=2, labels={}))
+    await serving.join(token.render(), "--name=edge-1")
+    before = (serving.folder / "identity.pem").read_bytes()
+    again = await serving.join(token.render(), "--name=edge-1")
+    assert (again.code, again.err) == (0, "")
+    assert "this machine is gateway/edge-1 already, until" in again.out
+    assert (serving.folder / "identity.pem").read_bytes() == before
+    [record] = await list_tokens(serving.stand.transport)
+    assert record.uses_left == 1
+
+
+async def test_a_run_after_a_kill_uses_the_same_key_and_no_second_use(serving: Serving) -> None:
+    """At its worst a kill comes after the fleet has answered and before anything was written."""
+    token = await serving.stand.token()
+    request = serving.request(token)
+    with request.folder.lock():
+        key, _ = request.folder.load_key()
+    await join_with_token(request)
+    for name in ("identity.pem", "ca.pem", "trust.json", "fleet.env"):
+        (serving.folder / name).unlink()
+    request.folder.key.write_bytes(key)
+    request.folder.key.chmod(0o600)
+    identity, _ = await join_with_token(request)
+    assert identity.name == "mac-1"
+    assert Credentials(request.folder.identity, SystemClock()).identity == identity
+    assert not request.folder.key.exists()
+    [record] = await list_tokens(serving.stand.transport)
+    assert len(record.uses) == 1
+
+
+async def test_an_identity_of_another_fleet_is_kept(serving: Serving, tmp_path: Path) -> None:
+    token = await serving.stand.token(GATEWAY)
+    await serving.join(token.render())
+    other = await JoinStand(tmp_path / "other").open()
+    refused = await serving.join((await other.token()).render())
+    assert refused.code == 1
+    assert "of another fleet than the token's" in refused.err
+
+
+async def test_an_expired_identity_is_replaced(serving: Serving) -> None:
+    old = TestAuthority(serving.folder.parent, serving.stand.ca.authority)
+    expired = old.issue(Role.GATEWAY, "edge-1", start=now() - timedelta(days=60))
+    expired.path.rename(serving.folder)
+    done = await serving.join((await serving.stand.token(GATEWAY)).render())
+    assert done.code == 0, done.err
+    assert "joined the fleet" in done.out
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("join",), "expected a token and the address"),
+        (("join", "mf1.abc"), "the address is missing"),
+        (("join", "mf1.abc", "host"), "this is no join token"),
+        (("join", "mf1.abc", "http://host:4002"), "write HOST:PORT"),
+    ],
+)
+async def test_wrong_arguments_are_explained(
+    words: tuple[str, ...], told: str, tmp_path: Path
+) -> None:
+    done = await run_fleetctl(*words, "--identity-dir", str(tmp_path / "identity"))
+    assert done.code != 0
+    assert told in done.err
+
+
+async def test_a_folder_that_others_may_read_is_refused(serving: Serving) -> None:
+    serving.folder.mkdir(parents=True, mode=0o755)
+    serving.folder.chmod(0o755)
+    refused = await serving.join((await serving.stand.token(GATEWAY)).render())
+    assert refused.code == 1
+    assert "chmod 700" in refused.err
