@@ -17,11 +17,11 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from identity.names import Identity, IdentityError, parse_identity
+from identity.names import DOMAIN, Identity, IdentityError, Role, parse_identity
 
 AUTHORITY_LIFETIME: Final = timedelta(days=3652)
 LEAF_LIFETIME: Final = timedelta(days=30)
-_BACKDATED: Final = timedelta(hours=1)
+BACKDATED: Final = timedelta(hours=1)
 """For clocks that are behind."""
 _MAX_REQUEST_BYTES = 16 << 10
 _MAX_ADDRESSES = 32
@@ -128,8 +128,8 @@ class Authority:
     ) -> Leaf:
         """Return a certificate for the key in a request (PKCS#10, PEM).
 
-        Only the key is taken from the request. The names are the identity's, and `addresses`: IP addresses and DNS
-        names by which clients that do not know identities reach the process.
+        Only the key is taken from the request. The names are the identity's, and those of `addresses` that it may
+        have: IP addresses and DNS names by which clients that do not know identities reach the process.
 
         Raises:
             AuthorityError: the request is invalid.
@@ -138,7 +138,9 @@ class Authority:
         public_key = read_request(request)
         builder = _builder(public_key, now, lifetime).subject_name(x509.Name([]))
         builder = builder.issuer_name(self.certificate.subject)
-        builder = builder.add_extension(_subject(identity, addresses), critical=True)
+        builder = builder.add_extension(
+            _subject(identity, allowed_addresses(identity, addresses)), critical=True
+        )
         builder = builder.add_extension(
             x509.BasicConstraints(ca=False, path_length=None), critical=True
         )
@@ -163,8 +165,11 @@ class Authority:
         )
 
 
-def new_key() -> tuple[bytes, bytes]:
-    """Return a new P-256 key, and the request (PKCS#10) for its certificate; both in PEM."""
+def new_key(identity: Identity | None = None, addresses: Sequence[str] = ()) -> tuple[bytes, bytes]:
+    """Return a new P-256 key, and the request (PKCS#10) for its certificate; both in PEM.
+
+    An external authority takes the names from the request. Ours decides about them itself.
+    """
     key = ec.generate_private_key(ec.SECP256R1())
     pem = key.private_bytes(
         serialization.Encoding.PEM,
@@ -172,6 +177,9 @@ def new_key() -> tuple[bytes, bytes]:
         serialization.NoEncryption(),
     )
     request = x509.CertificateSigningRequestBuilder().subject_name(x509.Name([]))
+    if identity is not None:
+        names = _subject(identity, allowed_addresses(identity, addresses))
+        request = request.add_extension(names, critical=True)
     return pem, request.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
 
 
@@ -219,6 +227,43 @@ def load_authorities(pem: str) -> tuple[x509.Certificate, ...]:
         raise AuthorityError(
             "expected certificates of authorities in PEM, which begin with -----BEGIN CERTIFICATE-----"
         ) from error
+
+
+def is_signed_by(certificate: x509.Certificate, authority: x509.Certificate) -> bool:
+    """Return whether the authority's key has signed the certificate."""
+    try:
+        certificate.verify_directly_issued_by(authority)
+    except (ValueError, TypeError, InvalidSignature):
+        return False
+    return True
+
+
+def life_of(certificate: x509.Certificate) -> tuple[datetime, datetime]:
+    """Return beginning and end of the certificate's use: it is valid a little before, for clocks that are behind."""
+    start, end = certificate.not_valid_before_utc, certificate.not_valid_after_utc
+    return (start + BACKDATED if start + BACKDATED < end else start), end
+
+
+def addresses_of(certificate: x509.Certificate) -> frozenset[str]:
+    """Return the IP addresses and DNS names in a certificate, its identity's DNS name among them."""
+    try:
+        names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    except x509.ExtensionNotFound:
+        return frozenset()
+    addresses = map(str, names.get_values_for_type(x509.IPAddress))
+    return frozenset((*names.get_values_for_type(x509.DNSName), *addresses))
+
+
+def allowed_addresses(identity: Identity, asked: Sequence[str]) -> tuple[str, ...]:
+    """Return the addresses that the identity's certificate may have.
+
+    The address that a Mac claims cannot be checked, and a client that knows no identities, such as a browser, trusts
+    it: a stolen node could so answer for the gateway. Nodes have clients of their own fleet only, which expect the DNS
+    name of an identity; no certificate has such a name of another.
+    """
+    if identity.role in (Role.NODE, Role.ADMIN):
+        return ()
+    return tuple(one for one in asked if not f".{one.lower().rstrip('.')}".endswith(f".{DOMAIN}"))
 
 
 def fleet_of(authority: x509.Certificate) -> str:
@@ -285,7 +330,7 @@ def _builder(
 ) -> x509.CertificateBuilder:
     builder = x509.CertificateBuilder().public_key(key)
     builder = builder.serial_number(x509.random_serial_number())
-    return builder.not_valid_before(now - _BACKDATED).not_valid_after(now + lifetime)
+    return builder.not_valid_before(now - BACKDATED).not_valid_after(now + lifetime)
 
 
 def _usage(*, is_authority: bool) -> x509.KeyUsage:

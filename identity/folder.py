@@ -3,6 +3,7 @@
 identity.pem   its private key and certificate (one file, so that both change at once, as kubelet's are)
 ca.pem         the authorities that it trusts
 trust.json     the fleet's mode and revoked certificates, as last seen in the store
+pending.pem    the key that waits for its certificate, and its request
 """
 
 from dataclasses import dataclass
@@ -45,6 +46,11 @@ class IdentityFolder:
     def trust(self) -> Path:
         """The file with the snapshot of the fleet's trust."""
         return self.path / "trust.json"
+
+    @property
+    def pending(self) -> Path:
+        """The file with the key that waits for its certificate."""
+        return self.path / "pending.pem"
 
     @property
     def is_issued(self) -> bool:

@@ -1,7 +1,8 @@
-"""Proof of the current key: a request for the next certificate is signed with it."""
+"""Proof of the current key: a request for the next certificate is signed with it. And the name of a request, its hash."""
 
 import base64
 import binascii
+import hashlib
 
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import hashes, serialization
@@ -21,6 +22,11 @@ def make_proof(identity_pem: bytes, request: str) -> str:
     if not isinstance(key, ec.EllipticCurvePrivateKey):
         raise AuthorityError("the current key is no elliptic-curve key")
     return base64.b64encode(key.sign(request.encode(), _ALGORITHM)).decode()
+
+
+def request_hash(request: str) -> str:
+    """Return the hash by which a refusal names its request."""
+    return hashlib.sha256(request.encode()).hexdigest()
 
 
 def verify_proof(certificate: str, request: str, proof: str) -> bool:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from identity.authority import LEAF_LIFETIME, Authority, AuthorityError
+from identity.authority import LEAF_LIFETIME, Authority, AuthorityError, Leaf
 from identity.names import Identity, Role
 from identity.proof import verify_proof
 from machinery.clock import Clock
@@ -20,7 +20,15 @@ from schemas.trust import (
 )
 from store import codec, keys
 from store.errors import ConflictError
-from store.port import Delete, Guard, KeyValue, ModRevisionGuard, Put, Transport
+from store.port import (
+    Delete,
+    Guard,
+    KeyValue,
+    ModRevisionGuard,
+    Operation,
+    Put,
+    Transport,
+)
 
 _ATTEMPTS = 5
 # A revocation is about all of them, in one transaction.
@@ -48,10 +56,12 @@ class Signer:
         hardware_uuid: str = "",
         addresses: Sequence[str] = (),
         guards: Sequence[Guard] = (),
+        operations: Sequence[Operation] = (),
     ) -> IssuedCertificate:
         """Return a new certificate for the identity; the one before it stays valid until it ends.
 
-        `guards` must hold when the binding is written, such as a token's that counts its uses.
+        `guards` must hold when the binding is written, such as a token's that counts its uses; `operations` happen
+        with it.
 
         Raises:
             IssueError: the request is invalid, or the name belongs to another machine.
@@ -59,31 +69,29 @@ class Signer:
             StoreError: the store did not answer.
 
         """
-        key = keys.issued_key(identity.role, identity.name)
         try:
             leaf = self.authority.sign(
                 request, identity, self.clock.now(), addresses=addresses, lifetime=self.lifetime
             )
         except AuthorityError as error:
             raise IssueError(str(error)) from error
-        item = await self.transport.get(key)
-        before = None if item is None else codec.decode(IssuedCertificate, item)
-        if before is not None:
-            _check_machine(identity, before, hardware_uuid)
-        found = IssuedCertificate(
-            certificate=leaf.pem,
-            serial=leaf.serial,
-            key_hash=leaf.key_hash,
-            issued=self.clock.now(),
-            not_after=leaf.not_after,
-            hardware_uuid=hardware_uuid,
-            earlier=_earlier(identity, before, self.clock.now()),
+        return await bind(
+            self.transport,
+            self.clock,
+            identity,
+            (leaf, hardware_uuid),
+            guards=guards,
+            operations=operations,
         )
-        guard = ModRevisionGuard(key=key, mod_revision=item.mod_revision if item else 0)
-        await self.transport.commit([guard, *guards], [Put(key=key, value=codec.encode(found))])
-        return found
 
-    async def renew(self, identity: Identity, asked: CertificateRequest) -> IssuedCertificate:
+    async def renew(
+        self,
+        identity: Identity,
+        asked: CertificateRequest,
+        *,
+        guards: Sequence[Guard] = (),
+        operations: Sequence[Operation] = (),
+    ) -> IssuedCertificate:
         """Return the next certificate of an identity that proves to have the current key.
 
         Raises:
@@ -91,24 +99,77 @@ class Signer:
             StoreError: as `issue`.
 
         """
-        item = await self.transport.get(keys.issued_key(identity.role, identity.name))
-        if item is None:
-            raise IssueError(f"{identity.uri} has no certificate to renew; join with a token")
-        current = codec.decode(IssuedCertificate, item)
-        if await self.transport.get(keys.named(keys.REVOKED_PREFIX, current.serial)) is not None:
-            raise IssueError(f"the certificate of {identity.uri} is revoked; join with a new token")
-        if not verify_proof(current.certificate, asked.request, asked.proof):
-            raise IssueError(
-                f"the request of {identity.uri} is not signed with its current key; a Mac that has lost its key joins "
-                "with a new token"
-            )
+        current = await check_current_key(self.transport, identity, asked)
         return await self.issue(
             identity,
             asked.request.encode(),
             hardware_uuid=asked.hardware_uuid,
             addresses=asked.addresses,
-            guards=[ModRevisionGuard(key=item.key, mod_revision=item.mod_revision)],
+            guards=[current, *guards],
+            operations=operations,
         )
+
+
+async def check_current_key(
+    transport: Transport, identity: Identity, asked: CertificateRequest
+) -> Guard:
+    """Check that a request is signed with the identity's current key; return the guard that it stays so.
+
+    Raises:
+        IssueError: the identity has no certificate, another key, or its certificate is revoked.
+        StoreError: the store did not answer.
+
+    """
+    item = await transport.get(keys.issued_key(identity.role, identity.name))
+    if item is None:
+        raise IssueError(f"{identity.uri} has no certificate to renew; join with a token")
+    current = codec.decode(IssuedCertificate, item)
+    if await transport.get(keys.named(keys.REVOKED_PREFIX, current.serial)) is not None:
+        raise IssueError(f"the certificate of {identity.uri} is revoked; join with a new token")
+    if not verify_proof(current.certificate, asked.request, asked.proof):
+        raise IssueError(
+            f"the request of {identity.uri} is not signed with its current key; a Mac that has lost its key joins "
+            "with a new token"
+        )
+    return ModRevisionGuard(key=item.key, mod_revision=item.mod_revision)
+
+
+async def bind(
+    transport: Transport,
+    clock: Clock,
+    identity: Identity,
+    signed: tuple[Leaf, str],
+    *,
+    guards: Sequence[Guard] = (),
+    operations: Sequence[Operation] = (),
+) -> IssuedCertificate:
+    """Record a certificate, with the hardware UUID of its Mac, as the current one of the identity; return the record.
+
+    Raises:
+        IssueError: the name belongs to another machine.
+        ConflictError: a guard does not hold, or another certificate was issued meanwhile.
+        StoreError: the store did not answer.
+
+    """
+    leaf, hardware_uuid = signed
+    key = keys.issued_key(identity.role, identity.name)
+    item = await transport.get(key)
+    before = None if item is None else codec.decode(IssuedCertificate, item)
+    if before is not None:
+        _check_machine(identity, before, hardware_uuid)
+    found = IssuedCertificate(
+        certificate=leaf.pem,
+        serial=leaf.serial,
+        key_hash=leaf.key_hash,
+        issued=clock.now(),
+        not_after=leaf.not_after,
+        hardware_uuid=hardware_uuid,
+        earlier=_earlier(identity, before, clock.now()),
+    )
+    guard = ModRevisionGuard(key=key, mod_revision=item.mod_revision if item else 0)
+    put = Put(key=key, value=codec.encode(found))
+    await transport.commit([guard, *guards], [put, *operations])
+    return found
 
 
 def _check_machine(identity: Identity, bound: IssuedCertificate, uuid: str) -> None:

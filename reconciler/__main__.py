@@ -13,6 +13,7 @@ import platformdirs
 from starlette.applications import Starlette
 from starlette.routing import Route
 
+from identity.authority_folder import AuthorityFolder
 from identity.credentials import Credentials
 from identity.dialer import Dialer
 from identity.flags import (
@@ -41,7 +42,7 @@ from reconciler.gitops import credentials, webhook
 from reconciler.gitops.credentials import GitSettings
 from reconciler.join.flags import JoinSettings, advertised_etcd, join_address, join_options
 from reconciler.registration import ReconcilerRegistration
-from reconciler.signer import SignerError, signer_address
+from reconciler.signer import SignerError, run_signer, signer_address
 from schemas.records import ReconcilerLease
 from store.etcd.address import EtcdAddress
 from store.etcd.connect import connect
@@ -137,6 +138,7 @@ def main(
     # A machine that joins has no certificate yet.
     security = server_security(own, frozenset(Role), is_insecure=options["insecure_http"])
     joins = _join_settings(options, etcd_address, own)
+    signer = _signer(options["authority_dir"], etcd_address)
     # `fleetctl version` shows it: the leading process and its release.
     identity = f"{socket.gethostname()}/{os.getpid()} {version()}"
 
@@ -161,6 +163,8 @@ def main(
             async with asyncio.TaskGroup() as group:
                 group.create_task(ReconcilerRegistration(transport, clock, lease).run())
                 group.create_task(controller.run())
+                if signer is not None:
+                    group.create_task(run_signer(*signer, clock))
                 if own is not None:
                     group.create_task(own.watch())
                 api = _serve_api(transport, clock, secret_file, joins, (host, port), security)
@@ -217,6 +221,15 @@ def _join_settings(
     except SignerError as error:
         raise click.UsageError(f"--authority-dir: {error}") from error
     return JoinSettings(authority=folder, credentials=own, signer=address, advertised=advertised)
+
+
+def _signer(path: Path | None, etcd: EtcdAddress) -> tuple[AuthorityFolder, EtcdAddress] | None:
+    """Return the authorities' folder, and the store's address for the signer; None without --authority-dir."""
+    folder = authority_folder(path)
+    try:
+        return None if folder is None else (folder, signer_address(folder, etcd))
+    except SignerError as error:
+        raise click.UsageError(f"--authority-dir: {error}") from error
 
 
 def _secret_file(path: Path | None) -> Path | None:

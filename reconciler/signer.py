@@ -4,7 +4,10 @@ import logging
 from dataclasses import replace
 
 from identity.authority_folder import AuthorityFolder
+from identity.signing_controller import SigningController
+from machinery.clock import Clock
 from store.etcd.address import EtcdAddress
+from store.etcd.connect import connect
 from store.etcd.users import ROOT_USER, CredentialsError, read_credentials
 
 log = logging.getLogger(__name__)
@@ -36,3 +39,12 @@ def signer_address(folder: AuthorityFolder, etcd: EtcdAddress) -> EtcdAddress:
     except CredentialsError as error:
         raise SignerError(str(error)) from error
     return replace(etcd, username=found.user or ROOT_USER, password=found.password)
+
+
+async def run_signer(folder: AuthorityFolder, etcd: EtcdAddress, clock: Clock) -> None:
+    """Sign forever, over a connection to the store of its own."""
+    transport = connect(etcd)
+    try:
+        await SigningController(transport, clock, folder).run()
+    finally:
+        await transport.close()

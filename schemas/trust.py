@@ -36,6 +36,17 @@ class TlsMode(StrEnum):
     """Listeners refuse plain connections."""
 
 
+class AuthorityExchange(ApiModel):
+    """The exchange of the fleet's authority for a new one: `fleetctl cert rotate-authority`.
+
+    The new one is trusted first, then it comes first and signs, then the old one goes.
+    """
+
+    incoming: Sha256
+    """SHA-256 of the new authority's public key (SubjectPublicKeyInfo)."""
+    begun: datetime
+
+
 class FleetTrust(ApiModel):
     """The trust of the whole fleet: the value of `trust/fleet`. A fleet without it has no certificates."""
 
@@ -43,6 +54,7 @@ class FleetTrust(ApiModel):
     authorities: Pem
     """Certificates of the authorities, in PEM. During an exchange there are two; the first one signs."""
     mode: TlsMode = TlsMode.PERMISSIVE
+    exchange: AuthorityExchange | None = None
 
 
 class RevokedCertificate(ApiModel):
@@ -92,6 +104,18 @@ class CertificateRequest(ApiModel):
     """IP addresses and DNS names of the process."""
     proof: Annotated[str, StringConstraints(max_length=200)] = ""
     """The request signed with the current key (ECDSA with SHA-256, base64); empty if there is none yet."""
+
+
+class RefusedRequest(ApiModel):
+    """The refusal of a request for a certificate: the value of `trust/refused/<role>/<name>`.
+
+    The signer removes it with the next certificate of the identity, or after ten minutes.
+    """
+
+    request_hash: Sha256
+    """SHA-256 of the request's PEM text: the process may have asked again meanwhile."""
+    why: Annotated[str, StringConstraints(max_length=1000)]
+    refused: datetime
 
 
 class TrustSnapshot(ApiModel):

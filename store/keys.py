@@ -32,6 +32,7 @@ TRUST_PREFIX = f"{ROOT}/trust/"
 FLEET_TRUST = f"{TRUST_PREFIX}fleet"
 ISSUED_PREFIX = f"{TRUST_PREFIX}issued/"
 REVOKED_PREFIX = f"{TRUST_PREFIX}revoked/"
+REFUSED_PREFIX = f"{TRUST_PREFIX}refused/"
 # Requests for certificates, each below the role and name that asks.
 REQUEST_PREFIX = f"{ROOT}/csr/"
 # Requests of Macs without a token, which a signer writes, and the answers of administrators to them.
@@ -123,6 +124,17 @@ def named(prefix: str, name: str) -> str:
 def issued_key(role: str, name: str) -> str:
     """Return the key of an identity's current certificate."""
     return f"{ISSUED_PREFIX}{role}/{name}"
+
+
+def refused_key(role: str, name: str) -> str:
+    """Return the key of the refusal of an identity's last request."""
+    return f"{REFUSED_PREFIX}{role}/{name}"
+
+
+def role_and_name(prefix: str, key: str) -> tuple[str, str]:
+    """Return role and name of a key below `csr/`, `trust/issued/` or `trust/refused/`; both may be empty."""
+    role, _, name = key.removeprefix(prefix).partition("/")
+    return role, name
 
 
 def request_prefix(role: str) -> str:

@@ -14,7 +14,14 @@ from schemas.meta import ApiModel, ObjectMeta
 from schemas.node import NodeLease, NodeLifeStatus
 from schemas.records import ApiKey, GatewayLease, ReconcilerLease
 from schemas.replica import RankStatus
-from schemas.trust import JoinTokenRecord
+from schemas.trust import (
+    CertificateRequest,
+    FleetTrust,
+    IssuedCertificate,
+    JoinTokenRecord,
+    RefusedRequest,
+    RevokedCertificate,
+)
 from store import codec, versions
 from store.port import KeyValue
 from store.versions import HISTORIES, Tree, VersionError, VersionHistory
@@ -216,6 +223,7 @@ def stored() -> dict[str, type[ApiModel]]:
     """Return every model that is stored as a document of its own."""
     found: list[type[ApiModel]] = [NodeLease, GatewayLease, NodeLifeStatus, RankStatus, ApiKey]
     found += [FabricRank, ReconcilerLease, JoinTokenRecord]
+    found += [FleetTrust, IssuedCertificate, RevokedCertificate, CertificateRequest, RefusedRequest]
     for kind in kinds.KINDS:
         status = codec.status_type(kind.type)
         found += [kind.type] if status is None else [kind.type, status]
@@ -270,6 +278,11 @@ SHAPES: dict[str, tuple[int, str]] = {
     "ReplicaStatus": (1, "b8f5719a979b"),
     "Endpoint": (1, "3d566410dcbd"),
     "Event": (1, "b77b443a401d"),
+    "FleetTrust": (1, "4c143e9b1daa"),
+    "IssuedCertificate": (1, "3ea331162e34"),
+    "RevokedCertificate": (1, "54302417331b"),
+    "CertificateRequest": (1, "32d47f51c1bf"),
+    "RefusedRequest": (1, "218dbcff76d3"),
 }
 
 

@@ -9,10 +9,13 @@ import psutil
 import pytest
 
 from identity.authority import LEAF_LIFETIME, Authority, Leaf, new_key
+from identity.authority_folder import AuthorityFolder
 from identity.folder import IdentityFolder
 from identity.names import Identity, Role
 from machinery.clock import SystemClock
-from schemas.trust import TlsMode, TrustSnapshot
+from schemas.trust import FleetTrust, TlsMode, TrustSnapshot
+from store import codec, keys
+from store.port import Put, Transport
 
 
 def now() -> datetime:
@@ -72,6 +75,17 @@ class TestAuthority:
         folder = IdentityFolder(self.root / f"{role}-{name}")
         folder.write_identity(key, leaf.pem)
         folder.write_authorities(self.authority.pem)
+        return folder
+
+    async def publish(self, transport: Transport, mode: TlsMode = TlsMode.PERMISSIVE) -> None:
+        """Write the fleet's trust to a store."""
+        trust = FleetTrust(fleet=self.authority.fleet, authorities=self.authority.pem, mode=mode)
+        await transport.commit([], [Put(key=keys.FLEET_TRUST, value=codec.encode(trust))])
+
+    def authority_folder(self) -> AuthorityFolder:
+        """Return a folder with the authority's key, for a signer."""
+        folder = AuthorityFolder(self.root / "authority")
+        folder.write(self.authority)
         return folder
 
     def snapshot(

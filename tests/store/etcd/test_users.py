@@ -249,25 +249,44 @@ MY_TICKET = keys.ticket_key("Node/mac-1", "t")
 OTHER_TICKETS = [keys.ticket_key(holder, "t") for holder in ("Node/mac-10", "Node/mac-2")]
 GATEWAY_TICKET = keys.ticket_key("Gateway/g", "t")
 TICKETS = [MY_TICKET, *OTHER_TICKETS, GATEWAY_TICKET]
+# Whoever writes these decides whom the fleet trusts.
+TRUST = [
+    keys.FLEET_TRUST,
+    keys.issued_key("node", "mac-1"),
+    keys.named(keys.REVOKED_PREFIX, "0A"),
+    keys.refused_key("node", "mac-1"),
+]
+MY_REQUEST = keys.request_key("node", "mac-1")
+# mac-10 begins with mac-1.
+OTHER_REQUESTS = [keys.request_key("node", name) for name in ("mac-10", "mac-2")]
+GATEWAY_REQUEST = keys.request_key("gateway", "g")
+RECONCILER_REQUEST = keys.request_key("reconciler", "r")
+REQUESTS = [MY_REQUEST, *OTHER_REQUESTS, GATEWAY_REQUEST, RECONCILER_REQUEST]
 APPLY_SET = keys.named(keys.APPLY_SET_PREFIX, "gitsource.a")
 DELETED_AT_ONCE = ("NodePool", "ModelRoute", "ShardGroup", "GitSource")
 FOREIGN = [SECRET, API_KEY, "/elsewhere", f"{keys.ROOT}/new/x"]
 
 DENIED_TO_WRITE = {
-    "node-mac-1": [*OTHERS, *SPECS, *VERDICTS, *FOREIGN, *TICKETS, REGISTRATION, APPLY_SET],
-    "gateway": [*MINE, *SPECS, *VERDICTS, *FOREIGN, *TICKETS, APPLY_SET],
+    "node-mac-1": [
+        *(*OTHERS, *SPECS, *VERDICTS, *FOREIGN, *TICKETS, REGISTRATION, APPLY_SET),
+        *(*TRUST, *OTHER_REQUESTS, GATEWAY_REQUEST, RECONCILER_REQUEST),
+    ],
+    "gateway": [
+        *(*MINE, *SPECS, *VERDICTS, *FOREIGN, *TICKETS, APPLY_SET),
+        *(*TRUST, MY_REQUEST, *OTHER_REQUESTS, RECONCILER_REQUEST),
+    ],
     "reconciler": [
-        *FOREIGN,
+        *(*FOREIGN, *TRUST, MY_REQUEST, *OTHER_REQUESTS, GATEWAY_REQUEST),
         *TICKETS,
         REGISTRATION,
         *(key for key in MINE if not key.startswith(keys.RANK_PREFIX)),
     ],
-    "admin": [*MINE[1:], *VERDICTS, keys.spec_key("Revision", "qwen-1"), *FOREIGN[2:]],
+    "admin": [*MINE[1:], *VERDICTS, keys.spec_key("Revision", "qwen-1"), *FOREIGN[2:], *REQUESTS],
 }
 DENIED_TO_READ = {
     "node-mac-1": [
         *(SECRET, API_KEY, *OTHERS, *VERDICTS, SPECS[0], "/elsewhere", REGISTRATION),
-        *(*OTHER_TICKETS, GATEWAY_TICKET),
+        *(*OTHER_TICKETS, GATEWAY_TICKET, *OTHER_REQUESTS, GATEWAY_REQUEST),
     ],
     "gateway": [
         *(SECRET, MINE[2], keys.spec_key("Revision", "a"), *VERDICTS[2:]),
@@ -291,9 +310,10 @@ DENIED_TO_LIST = {
     "admin": ["/"],
 }
 ALLOWED_TO_WRITE = {
-    "node-mac-1": MINE,
-    "gateway": [REGISTRATION],
+    "node-mac-1": [*MINE, MY_REQUEST],
+    "gateway": [REGISTRATION, GATEWAY_REQUEST],
     "reconciler": [
+        RECONCILER_REQUEST,
         *VERDICTS,
         *(keys.spec_key(kind, "a") for kind in ("Replica", "Node", "ModelDeployment")),
         # Kinds of a GitSource's manifests.
@@ -302,8 +322,7 @@ ALLOWED_TO_WRITE = {
         keys.rank_key("mac-2", "qwen-0", 0),
     ],
     "admin": [
-        SECRET,
-        API_KEY,
+        *(SECRET, API_KEY, *TRUST, keys.request_key("admin", "anna")),
         keys.status_key("Node", "mac-1"),
         *(keys.spec_key(kind, "a") for kind in ("ModelDeployment", "Node", "NodePool")),
         *(keys.spec_key("GitSource", "a"), APPLY_SET, *TICKETS),
@@ -314,6 +333,7 @@ ALLOWED_TO_LIST = {
         keys.spec_prefix("Replica"),
         keys.spec_prefix("ModelDeployment"),
         keys.ticket_prefix("Node/mac-1"),
+        *(keys.FLEET_TRUST, keys.REVOKED_PREFIX),
     ],
     "gateway": [
         keys.ENDPOINT_PREFIX,
@@ -325,6 +345,7 @@ ALLOWED_TO_LIST = {
         keys.API_KEY_PREFIX,
         keys.GATEWAY_LEASE_PREFIX,
         keys.ticket_prefix("Gateway"),
+        *(keys.FLEET_TRUST, keys.REVOKED_PREFIX),
     ],
     "reconciler": [
         keys.SPEC_PREFIX,
@@ -334,6 +355,7 @@ ALLOWED_TO_LIST = {
         keys.GATEWAY_LEASE_PREFIX,
         keys.ENDPOINT_PREFIX,
         keys.ELECTION_RECONCILER,
+        *(keys.FLEET_TRUST, keys.REVOKED_PREFIX),
     ],
     "admin": [f"{keys.ROOT}/", keys.SECRET_PREFIX],
 }

@@ -1,0 +1,160 @@
+"""A fleet's store with an authority in virtual time: signers, nodes with certificates, and requests of theirs."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from identity.authority import LEAF_LIFETIME, Authority, new_key
+from identity.authority_folder import AuthorityFolder
+from identity.folder import IdentityFolder
+from identity.names import Identity, Role
+from identity.proof import make_proof
+from identity.signer import Signer
+from identity.signing_controller import SigningController
+from machinery import virtual_time
+from machinery.virtual_time import VirtualClock
+from schemas.meta import ObjectMeta
+from schemas.node import Node, NodeStatus
+from schemas.trust import (
+    CertificateRequest,
+    FleetTrust,
+    IssuedCertificate,
+    RefusedRequest,
+    TlsMode,
+)
+from store import codec, keys
+from store.memory import MemoryTransport
+from store.port import Put, Transport
+from tests.support.waiting import until_async
+
+UUID = "11111111-aaaa"
+
+
+@dataclass
+class SigningFleet:
+    """One store and one authority. Make it within virtual time."""
+
+    root: Path
+    lifetime: timedelta = LEAF_LIFETIME
+    clock: VirtualClock = field(default_factory=VirtualClock)
+    authority: Authority = field(init=False)
+    store: MemoryTransport = field(init=False)
+    folder: AuthorityFolder = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.authority = Authority.create(self.clock.now())
+        self.store = MemoryTransport(self.clock, expires_by_itself=False)
+        self.folder = AuthorityFolder(self.root / "authority")
+        self.folder.write(self.authority)
+
+    def identity(self, role: Role = Role.NODE, name: str = "mac-1") -> Identity:
+        return Identity(self.authority.fleet, role, name)
+
+    async def publish(self, mode: TlsMode = TlsMode.PERMISSIVE) -> None:
+        """Write the fleet's trust to the store."""
+        trust = FleetTrust(fleet=self.authority.fleet, authorities=self.authority.pem, mode=mode)
+        await self.put(keys.FLEET_TRUST, trust)
+
+    async def put(self, key: str, document: Any) -> None:
+        await self.store.commit([], [Put(key=key, value=codec.encode(document))])
+
+    async def register(self, name: str = "mac-1", uuid: str = UUID) -> None:
+        """Write a node as the reconciler and its agent do."""
+        await self.store.commit([], node_status(name, uuid))
+
+    async def join(self, role: Role = Role.NODE, name: str = "mac-1") -> IdentityFolder:
+        """Return the folder of a process with its first certificate."""
+        folder = IdentityFolder(self.root / f"{role}-{name}")
+        key, request = new_key()
+        signer = Signer(
+            transport=self.store,
+            clock=self.clock,
+            authority=self.authority,
+            lifetime=self.lifetime,
+        )
+        issued = await signer.issue(self.identity(role, name), request, hardware_uuid=UUID)
+        folder.write_identity(key, issued.certificate)
+        folder.write_authorities(self.authority.pem)
+        return folder
+
+    @asynccontextmanager
+    async def signers(self, *transports: Transport) -> AsyncIterator[None]:
+        """Run a signer for each transport, or one."""
+        async with asyncio.TaskGroup() as group:
+            tasks = [
+                group.create_task(
+                    SigningController(one, self.clock, self.folder, lifetime=self.lifetime).run()
+                )
+                for one in transports or (self.store,)
+            ]
+            yield
+            for task in tasks:
+                task.cancel()
+
+    async def ask(
+        self, identity: Identity, folder: IdentityFolder | None, uuid: str = UUID
+    ) -> CertificateRequest:
+        """Write a request, signed with the key in the folder."""
+        request = new_key()[1].decode()
+        proof = "" if folder is None else make_proof(folder.identity.read_bytes(), request)
+        asked = CertificateRequest(request=request, hardware_uuid=uuid, proof=proof)
+        await self.put(keys.request_key(identity.role, identity.name), asked)
+        return asked
+
+    async def answered(self, identity: Identity) -> None:
+        """Wait until the request is gone."""
+        key = keys.request_key(identity.role, identity.name)
+
+        async def is_gone() -> bool:
+            return await self.store.get(key) is None
+
+        await until_async(is_gone, what=f"an answer to {identity.uri}")
+
+    async def issued(self, identity: Identity) -> IssuedCertificate | None:
+        item = await self.store.get(keys.issued_key(identity.role, identity.name))
+        return None if item is None else codec.decode(IssuedCertificate, item)
+
+    async def refusal(self, identity: Identity) -> RefusedRequest | None:
+        item = await self.store.get(keys.refused_key(identity.role, identity.name))
+        return None if item is None else codec.decode(RefusedRequest, item)
+
+
+def node_status(name: str, uuid: str) -> tuple[Put, Put]:
+    """Return the operations by which the reconciler and an agent write a node."""
+    status = NodeStatus(
+        uid=name,
+        hostname=name,
+        address="192.0.2.1",
+        agent_version="1",
+        os="Darwin",
+        os_version="26.1",
+        machine="Mac16,11",
+        chip="Apple M4 Pro",
+        cpu_cores=14,
+        gpu_cores=20,
+        memory_bytes=64 << 30,
+        allocatable_bytes=48 << 30,
+        hardware_uuid=uuid,
+    )
+    node = Node(metadata=ObjectMeta(name=name))
+    key = keys.status_key("Node", name)
+    return codec.put_spec(node), Put(key=key, value=codec.encode(status))
+
+
+def in_fleet(
+    root: Path,
+    test: Callable[[SigningFleet], Coroutine[Any, Any, None]],
+    lifetime: timedelta = LEAF_LIFETIME,
+) -> None:
+    """Run a test in virtual time with a fleet whose trust is published."""
+
+    async def main() -> None:
+        fleet = SigningFleet(root, lifetime)
+        await fleet.publish()
+        await test(fleet)
+
+    virtual_time.run(main())
