@@ -39,6 +39,7 @@ PERIODS = {
     "fleetctl/verbs/wait.py": "polls, with pauses in proportion to the cost of a look",
     "identity/credentials.py": "polls files for changes",
     "identity/signing_controller.py": "limits its rate, and sweeps once a minute",
+    "identity/trust_sync.py": "asks the store once a minute whether it is there",
     "machinery/clock.py": "the clock itself",
     "machinery/control_loop.py": "waits for keys that are due",
     "machinery/log_rotation.py": "looks at the size of own logs",

@@ -34,6 +34,16 @@ from tests.support.waiting import until_async
 UUID = "11111111-aaaa"
 
 
+@asynccontextmanager
+async def running(*work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
+    """Run endless work beside the block."""
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(one) for one in work]
+        yield
+        for task in tasks:
+            task.cancel()
+
+
 @dataclass
 class SigningFleet:
     """One store and one authority. Make it within virtual time."""
@@ -84,16 +94,12 @@ class SigningFleet:
     @asynccontextmanager
     async def signers(self, *transports: Transport) -> AsyncIterator[None]:
         """Run a signer for each transport, or one."""
-        async with asyncio.TaskGroup() as group:
-            tasks = [
-                group.create_task(
-                    SigningController(one, self.clock, self.folder, lifetime=self.lifetime).run()
-                )
-                for one in transports or (self.store,)
-            ]
+        controllers = [
+            SigningController(one, self.clock, self.folder, lifetime=self.lifetime)
+            for one in transports or (self.store,)
+        ]
+        async with running(*(one.run() for one in controllers)):
             yield
-            for task in tasks:
-                task.cancel()
 
     async def ask(
         self, identity: Identity, folder: IdentityFolder | None, uuid: str = UUID
