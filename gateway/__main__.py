@@ -242,6 +242,8 @@ def main(**flags: Any) -> None:
         anonymous=_anonymous_limits(flags, claimed, requires_keys=requires_keys),
         ring=ring,
         has_store_password=bool(etcd.password),
+        identity_folder=folder,
+        identity_addresses=(flags["host"], *flags["allowed_host"]),
         credentials=credentials,
         accepts_plain=flags["insecure_http"] or is_loopback(address),
         security=security,

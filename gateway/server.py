@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import cast
+from urllib.parse import urlsplit
 
 import uvicorn
 from fastapi import FastAPI
@@ -40,9 +41,12 @@ from gateway.telemetry.request_journal import JournalWriter, RequestJournal
 from gateway.upstream.connection_pool import ConnectionPool
 from gateway.upstream.tls import EngineTls
 from identity.credentials import Credentials
+from identity.folder import IdentityFolder
 from identity.listeners import ApiSecurity
 from identity.metrics_access import MetricsAccess
 from identity.names import Role
+from identity.renewal import Applicant, own_addresses
+from identity.upkeep import IdentityUpkeep
 from machinery.clock import Clock
 from machinery.http_server import SignalServer
 from machinery.process_log import LogRing
@@ -109,6 +113,10 @@ class GatewayLimits:
     """The last lines of the gateway's own log."""
     has_store_password: bool = False
     """True if the gateway has a password for the store, whether or not the store requires one."""
+    identity_folder: IdentityFolder | None = None
+    """The folder of the gateway's certificate, which is renewed there; None: the gateway has none."""
+    identity_addresses: tuple[str, ...] = ()
+    """IP addresses and names by which clients reach the gateway, for its certificate."""
     credentials: Credentials | None = None
     """The gateway's certificate and key for connections within the fleet; None: no TLS."""
     accepts_plain: bool = True
@@ -140,6 +148,17 @@ def _registration(
     if limits.credentials is not None:
         limits.credentials.on_change(found.refresh)
     return found
+
+
+def _upkeep(
+    transport: Transport, clock: Clock, limits: GatewayLimits, url: str
+) -> IdentityUpkeep | None:
+    """Return the upkeep of the gateway's certificate; None without a folder for it."""
+    if limits.identity_folder is None:
+        return None
+    addresses = own_addresses(*limits.identity_addresses, urlsplit(url).hostname or "")
+    applicant = Applicant(role=Role.GATEWAY, addresses=lambda: addresses)
+    return IdentityUpkeep(transport, clock, limits.identity_folder, applicant, limits.credentials)
 
 
 class Gateway:
@@ -178,6 +197,7 @@ class Gateway:
         # Its certificate proves the name, so nothing else can register as this gateway.
         id_ = instance if limits.credentials is None else limits.credentials.identity.name
         self.registration = _registration(transport, clock, limits, id_=id_, url=url)
+        self._upkeep = _upkeep(transport, clock, limits, url)
         self.recorder = self._recorder(id_, model_states, tracer)
         self.metrics = self.recorder.metrics
         self.fleet_state.access.on_refusal(self.metrics.limited.add)
@@ -306,6 +326,7 @@ class Gateway:
                 self.fleet_state.keyring,
                 process,
                 self.pool.tls_failures,
+                *([self._upkeep] if self._upkeep else ()),
                 *([file] if file else ()),
                 Gauge(
                     "fleet_gateway_unfinished_body_bytes",
@@ -402,8 +423,8 @@ class Gateway:
             if self._limits.certificate is not None:
                 watch = self._limits.certificate.watch(self._clock)
                 background.append(group.create_task(watch))
-            if self._limits.credentials is not None:
-                background.append(group.create_task(self._limits.credentials.watch()))
+            if self._upkeep is not None:
+                background.append(group.create_task(self._upkeep.run()))
             # Until then connections wait in the socket's queue, which refuses none.
             await self.fleet_state.wait_settled()
             if handover is not None:

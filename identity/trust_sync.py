@@ -104,7 +104,7 @@ class TrustSync:
 def _check_continuity(folder: IdentityFolder, before: str, fleet: FleetTrust) -> None:
     """Refuse a bundle without any authority that is trusted already: an exchange always has one of them.
 
-    Another store behind the same address, or a restored one of another fleet, does not change whom we trust.
+    Another store behind the same address, or a restored one of another fleet, does not change what is trusted.
     """
     known = {spki_hash(one.public_key()) for one in load_authorities(before)}
     if known.isdisjoint(spki_hash(one.public_key()) for one in load_authorities(fleet.authorities)):

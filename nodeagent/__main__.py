@@ -165,6 +165,7 @@ def main(log_level: LogLevel, log_format: LogFormat, **options: Any) -> None:
         api_security=security,
         ring=ring,
         has_store_password=bool(where.password),
+        identity_folder=folder,
         credentials=credentials,
     )
 

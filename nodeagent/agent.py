@@ -3,6 +3,9 @@
 import asyncio
 import logging
 
+from identity.names import Role
+from identity.renewal import Applicant
+from identity.upkeep import IdentityUpkeep
 from machinery import log_rotation
 from machinery.backoff import Backoff
 from machinery.clock import Clock
@@ -71,6 +74,7 @@ class Agent:
             config, self._dependencies, self._node, self._registration, clock
         )
         self._registered = asyncio.Event()
+        self._upkeep = self._new_upkeep()
         self._api = self._new_api(config.api_port) if config.api_port is not None else None
 
     def _new_api(self, port: int) -> AgentApi:
@@ -86,6 +90,7 @@ class Agent:
             folder=config.state_dir / "engines",
             ring=config.ring,
             tls=self._dependencies.tls,
+            more=() if self._upkeep is None else (self._upkeep,),
         )
         return AgentApi(
             view,
@@ -94,6 +99,18 @@ class Agent:
             on_change=self._describer.request,
             security=config.api_security,
             credentials=config.credentials,
+        )
+
+    def _new_upkeep(self) -> IdentityUpkeep | None:
+        """Return the upkeep of the node's certificate; None without a folder for it."""
+        config = self._config
+        if config.identity_folder is None:
+            return None
+        applicant = Applicant(
+            role=Role.NODE, name=config.name, hardware_uuid=config.status.hardware_uuid
+        )
+        return IdentityUpkeep(
+            self._transport, self._clock, config.identity_folder, applicant, config.credentials
         )
 
     async def run(self) -> None:
@@ -114,7 +131,8 @@ class Agent:
                 references = ReferenceTasks(dependencies.references, group)
                 if self._config.credentials is not None:
                     self._config.credentials.on_change(self._trust_changed)
-                    group.create_task(self._config.credentials.watch())
+                if self._upkeep is not None:
+                    group.create_task(self._upkeep.run())
                 group.create_task(self._replicas.run())
                 group.create_task(dependencies.deployments.run())
                 if dependencies.groups is not None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Protocol, TypeAlias, TypeVar
 
 from identity.credentials import Credentials
+from identity.folder import IdentityFolder
 from identity.listeners import ApiSecurity
 from machinery.clock import Clock
 from machinery.process_log import LogRing
@@ -69,6 +70,8 @@ class AgentConfig:
     """The agent's own log."""
     has_store_password: bool = False
     """True if the agent has a password for the store, whether or not the store requires one."""
+    identity_folder: IdentityFolder | None = None
+    """The folder of the node's certificate, which is renewed there; None: the agent has none."""
     credentials: Credentials | None = None
     """The node's certificate and key; None: no TLS."""
 

@@ -27,6 +27,8 @@ from identity.flags import (
 from identity.listeners import insecure_http_flag, server_security
 from identity.metrics_access import metrics_token_flag, read_metrics_token
 from identity.names import Role
+from identity.renewal import Applicant, own_addresses
+from identity.upkeep import IdentityUpkeep
 from machinery import process_log as house_logging
 from machinery.clock import Clock, SystemClock
 from machinery.environment import drop_secrets
@@ -138,6 +140,7 @@ def main(
     # A machine that joins has no certificate yet.
     security = server_security(own, frozenset(Role), is_insecure=options["insecure_http"])
     joins = _join_settings(options, etcd_address, own)
+    addresses = own_addresses(options["api_host"], socket.gethostname())
     signer = _signer(options["authority_dir"], etcd_address)
     # `fleetctl version` shows it: the leading process and its release.
     identity = f"{socket.gethostname()}/{os.getpid()} {version()}"
@@ -165,8 +168,10 @@ def main(
                 group.create_task(controller.run())
                 if signer is not None:
                     group.create_task(run_signer(*signer, clock))
-                if own is not None:
-                    group.create_task(own.watch())
+                if identity_dir is not None:
+                    applicant = Applicant(role=Role.RECONCILER, addresses=lambda: addresses)
+                    upkeep = IdentityUpkeep(transport, clock, identity_dir, applicant, own)
+                    group.create_task(upkeep.run())
                 api = _serve_api(transport, clock, secret_file, joins, (host, port), security)
                 group.create_task(api)
         finally:

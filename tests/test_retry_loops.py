@@ -38,6 +38,7 @@ PERIODS = {
     "fleetctl/verbs/top.py": "samples at the interval that the user gave",
     "fleetctl/verbs/wait.py": "polls, with pauses in proportion to the cost of a look",
     "identity/credentials.py": "polls files for changes",
+    "identity/renewal.py": "looks whether its certificate is due",
     "identity/signing_controller.py": "limits its rate, and sweeps once a minute",
     "identity/trust_sync.py": "asks the store once a minute whether it is there",
     "machinery/clock.py": "the clock itself",

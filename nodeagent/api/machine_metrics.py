@@ -1,7 +1,7 @@
 """The metrics of the machine and of every rank on it, and the view of the agent from which its API computes them."""
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -46,6 +46,8 @@ class AgentView:
     ring: LogRing
     tls: NodeTls | None = None
     """The node's identity for its engines; None: they serve plain HTTP."""
+    more: Sequence[MetricFamily] = ()
+    """Metrics of the agent's other parts."""
 
     def store_view(self) -> StoreView:
         """Return how old the agent's view of the store is, and whether the store refuses the agent."""
@@ -208,6 +210,7 @@ def metric_families(view: AgentView) -> list[MetricFamily]:
             "Consecutive restarts after it ended by itself.",
             {name: seen.restarts for name, seen in engines.items()},
         ),
+        *view.more,
         _engine_gauge(
             "peak_bytes",
             "Peak memory of the engine.",
