@@ -24,7 +24,7 @@ from store.errors import StoreError
 from store.etcd.address import EtcdAddress
 from store.etcd.connect import connect
 from store.etcd.member.binary import NoBinaryError, locate, written_by
-from store.etcd.member.embedded import EmbeddedEtcd, EmbeddedEtcdError
+from store.etcd.member.embedded import EmbeddedEtcd, EmbeddedEtcdError, MemberConfig
 from store.etcd.member.maintenance import MemberMaintenance
 
 _PORTS_PER_NODE = 100
@@ -225,9 +225,8 @@ class LocalFleet:
             self._warning = binary.warning
             if binary.warning:
                 say(f"warning: {binary.warning}")
-            self._etcd = EmbeddedEtcd(
-                binary, settings.data_dir.etcd, self._clock, quota_bytes=settings.etcd_quota_bytes
-            )
+            config = MemberConfig(quota_bytes=settings.etcd_quota_bytes)
+            self._etcd = EmbeddedEtcd(binary, settings.data_dir.etcd, self._clock, config=config)
             await self._etcd.start()
         except (NoBinaryError, EmbeddedEtcdError, SocketFolderError, OSError) as error:
             raise FleetctlError(str(error)) from error

