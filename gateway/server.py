@@ -136,6 +136,7 @@ class GatewayLimits:
             asks_for_keys=self.asks_for_keys,
             has_store_password=self.has_store_password,
             has_identity=own is not None,
+            tls=None if own is None else own.report(),
             insecure_flags=self.security.insecure_flags,
         )
 

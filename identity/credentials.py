@@ -14,14 +14,14 @@ import logging
 import ssl
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
-from typing import Final
+from typing import Final, TypeAlias
 
 from identity.authority import AuthorityError, identity_of, load_certificate
 from identity.folder import FolderError, IdentityFolder
 from identity.names import Identity, Role
 from identity.peers import Peer, PeerVerifier, Trust, install, peer_of
 from machinery.clock import Clock
-from schemas.trust import TlsMode, TrustSnapshot
+from schemas.trust import TlsMode, TlsReport, TrustSnapshot
 
 log = logging.getLogger(__name__)
 
@@ -30,6 +30,14 @@ GRACE: Final = timedelta(days=7)
 _STORE_IS_AWAY: Final = timedelta(minutes=10)
 _POLL_S = 0.5
 _TLS_1_2_CIPHERS = "ECDHE+AESGCM:ECDHE+CHACHA20"
+
+
+TlsReporter: TypeAlias = Callable[[], TlsReport | None]
+
+
+def no_report() -> TlsReport | None:
+    """Report that this process has no certificate."""
+    return None
 
 
 class CredentialsError(Exception):
@@ -85,6 +93,10 @@ class Credentials:
     def mode(self) -> TlsMode:
         """The fleet's mode as last seen in the store."""
         return self._snapshot.mode if self._snapshot is not None else TlsMode.PERMISSIVE
+
+    def report(self) -> TlsReport:
+        """Return what other processes may know of this one's TLS."""
+        return TlsReport(identity=self.identity.uri, mode=self.mode)
 
     def trust(self) -> Trust:
         """Return the rules by which peers are accepted now."""

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 
+from identity.credentials import no_report
 from identity.names import Role
 from identity.renewal import Applicant
 from identity.upkeep import IdentityUpkeep
@@ -66,7 +67,11 @@ class Agent:
             session=config.session,
             has_store_password=config.has_store_password,
         )
-        self._registration = NodeRegistration(transport, clock, node=config.name, lease=lease)
+        credentials = config.credentials
+        tls = no_report if credentials is None else credentials.report
+        self._registration = NodeRegistration(
+            transport, clock, node=config.name, lease=lease, tls=tls
+        )
         # While etcd is unreachable every reconcile fails at its end; engines must be tended all the same.
         self._queue: WorkQueue[str] = WorkQueue(clock, Backoff(first_s=0.05, limit_s=1.0))
         self._replicas = self._dependencies.replicas

@@ -14,7 +14,7 @@ from starlette.applications import Starlette
 from starlette.routing import Route
 
 from identity.authority_folder import AuthorityFolder
-from identity.credentials import Credentials
+from identity.credentials import Credentials, no_report
 from identity.dialer import Dialer
 from identity.flags import (
     authority_folder,
@@ -164,7 +164,8 @@ def main(
         )
         try:
             async with asyncio.TaskGroup() as group:
-                group.create_task(ReconcilerRegistration(transport, clock, lease).run())
+                tls = no_report if own is None else own.report
+                group.create_task(ReconcilerRegistration(transport, clock, lease, tls).run())
                 group.create_task(controller.run())
                 if signer is not None:
                     group.create_task(run_signer(*signer, clock))

@@ -6,12 +6,13 @@ Leading does not depend on it: a leader whose registration the store refuses goe
 import hashlib
 import logging
 
+from identity.credentials import TlsReporter, no_report
 from machinery.backoff import Backoff, Retries
 from machinery.clock import Clock
 from schemas.records import ReconcilerLease
 from store import codec, keys
 from store.errors import PermissionDeniedError, StoreError
-from store.leases import LEASE_TTL_S, LeaseSession
+from store.leases import LEASE_TTL_S, LeaseSession, keep_published
 from store.port import Put, Transport
 
 log = logging.getLogger(__name__)
@@ -21,13 +22,21 @@ _BACKOFF = Backoff(first_s=0.5, limit_s=4.0)
 class ReconcilerRegistration:
     """Keeps the reconciler's key under a lease for as long as the process runs."""
 
-    def __init__(self, transport: Transport, clock: Clock, lease: ReconcilerLease) -> None:
+    def __init__(
+        self,
+        transport: Transport,
+        clock: Clock,
+        lease: ReconcilerLease,
+        tls: TlsReporter = no_report,
+    ) -> None:
+        """`tls` reports the TLS of this process; the lease follows it."""
         self._transport = transport
         self._clock = clock
+        self._lease = lease
+        self._tls = tls
         # An identity holds a slash and a space; the key is a digest, the document has the text.
         id_ = hashlib.sha256(lease.identity.encode()).hexdigest()[:12]
-        key = keys.named(keys.RECONCILER_LEASE_PREFIX, id_)
-        self._put = Put(key=key, value=codec.encode(lease))
+        self._key = keys.named(keys.RECONCILER_LEASE_PREFIX, id_)
 
     async def run(self) -> None:
         """Hold a lease forever, replacing a lost one; revoke it at the end."""
@@ -36,13 +45,16 @@ class ReconcilerRegistration:
             session = LeaseSession(self._transport, self._clock, ttl_s=LEASE_TTL_S)
             try:
                 await session.open()
-                put = Put(key=self._put.key, value=self._put.value, lease=session.id)
+                put = Put(key=self._key, value=self._value(), lease=session.id)
                 await self._transport.commit([], [put])
                 retries.reset()
-                await session.keep()
+                await keep_published(session, self._transport, self._clock, self._key, self._value)
             except StoreError as error:
                 if retries.failures == 0:
                     log.warning("reconciler not registered; will retry", extra={"why": str(error)})
                 await retries.wait(is_refused=isinstance(error, PermissionDeniedError))
             finally:
                 await session.close()
+
+    def _value(self) -> bytes:
+        return codec.encode(self._lease.model_copy(update={"tls": self._tls()}))

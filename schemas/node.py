@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field
 
 from schemas.meta import ApiModel, ApiObject, LabelKey, Labels, LabelValue, Status
+from schemas.trust import TlsReport
 
 
 class FabricInterface(ApiModel):
@@ -267,6 +268,8 @@ class NodeLease(ApiModel):
     """Distinguishes one run of the agent from the next."""
     has_store_password: bool = False
     """True if the agent was started with a password for the store. Older releases omit the field."""
+    tls: TlsReport | None = None
+    """Its identity and TLS mode; None if it has no certificate. Older releases omit the field."""
 
 
 def effective_labels(node: Node) -> dict[str, str]:

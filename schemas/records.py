@@ -7,6 +7,7 @@ from pydantic import Field, StringConstraints, model_validator
 
 from schemas.deployment import ServedName
 from schemas.meta import NAME_PATTERN, ApiModel, ObjectName
+from schemas.trust import TlsReport
 
 API_KEY_MARKER = "sk-fleet-"
 """The first characters of every key, so that secret scanners recognise one."""
@@ -122,6 +123,8 @@ class GatewayLease(ApiModel):
     """True if it proves the id under which it is registered with a certificate of the fleet."""
     insecure_flags: tuple[str, ...] = ()
     """Its flags that switch protection off, such as --insecure-http."""
+    tls: TlsReport | None = None
+    """Its identity and TLS mode; None if it has no certificate. Older releases omit the field."""
 
 
 class ReconcilerLease(ApiModel):
@@ -133,6 +136,8 @@ class ReconcilerLease(ApiModel):
     """True if it was started with a password for the store."""
     join_address: Annotated[str, StringConstraints(max_length=300)] = ""
     """Host and port at which Macs join through it; empty if it does not sign certificates."""
+    tls: TlsReport | None = None
+    """Its identity and TLS mode; None if it has no certificate. Older releases omit the field."""
 
 
 TICKET_TTL_S = 60

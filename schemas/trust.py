@@ -118,6 +118,15 @@ class RefusedRequest(ApiModel):
     refused: datetime
 
 
+class TlsReport(ApiModel):
+    """The TLS of a live process, in the value of its lease key. `fleetctl secure` goes on when every process is ready."""
+
+    identity: Annotated[str, StringConstraints(max_length=300)]
+    """The URI in its certificate."""
+    mode: TlsMode
+    """The mode that it follows now."""
+
+
 class TrustSnapshot(ApiModel):
     """The trust as a process last saw it in the store: the file `trust.json` beside its certificate.
 

@@ -7,6 +7,7 @@ by a guard on the election's key only (fencing).
 
 import asyncio
 import logging
+from collections.abc import Callable
 
 from machinery.backoff import Backoff, Retries
 from machinery.clock import Clock
@@ -27,6 +28,9 @@ _RENEWALS = 3
 # A lease lives for seconds, so a failed renewal is repeated soon, until the lease's deadline.
 _RENEWAL_BACKOFF = Backoff(first_s=0.1, limit_s=0.4)
 _CAMPAIGN_BACKOFF = Backoff(first_s=0.1, limit_s=2.0)
+# What a lease's value says changes rarely, and an administrator waits for it.
+_PUBLISH_EVERY_S = 0.5
+_PUBLISH_BACKOFF = Backoff(first_s=0.1, limit_s=2.0)
 # A process that ends does not wait longer for the store: its leases expire by themselves.
 _CLOSE_S = 1.0
 
@@ -100,6 +104,48 @@ class LeaseSession:
         except (StoreError, TimeoutError) as error:
             why = str(error) or "no answer"
             log.info("lease not revoked; it will expire", extra={"why": why})
+
+
+async def keep_published(
+    session: LeaseSession,
+    transport: Transport,
+    clock: Clock,
+    key: str,
+    value: Callable[[], bytes],
+) -> None:
+    """Keep the lease, and write the key when its value changes; return when the lease is lost.
+
+    The key has been written with the value that it has now.
+    """
+    async with asyncio.TaskGroup() as group:
+        publishing = group.create_task(_publish(session, transport, clock, key, value))
+        await session.keep()
+        publishing.cancel()
+
+
+async def _publish(
+    session: LeaseSession,
+    transport: Transport,
+    clock: Clock,
+    key: str,
+    value: Callable[[], bytes],
+) -> None:
+    """Write the key whenever its value has changed, forever."""
+    written = value()
+    retries = Retries(_PUBLISH_BACKOFF, clock)
+    while True:
+        await clock.sleep(_PUBLISH_EVERY_S)
+        wanted = value()
+        if wanted == written:
+            continue
+        try:
+            await transport.commit([], [Put(key=key, value=wanted, lease=session.id)])
+        except StoreError as error:
+            log.debug("lease's value not written", extra={"why": str(error)})
+            await retries.wait(is_refused=isinstance(error, PermissionDeniedError))
+            continue
+        retries.reset()
+        written = wanted
 
 
 class Leadership:

@@ -64,11 +64,12 @@ def _role_for_admin(tree: Tree) -> Tree:
 
 
 _ONE_MORE_FIELD = VersionHistory(current=2, steps={1: _unchanged})
+_TWO_MORE_FIELDS = VersionHistory(current=3, steps={1: _unchanged, 2: _unchanged})
 # By the name of the document's model. Models that are missing have had one shape so far.
 HISTORIES: Mapping[str, VersionHistory] = {
-    "NodeLease": _ONE_MORE_FIELD,  # hasStorePassword
-    "GatewayLease": _ONE_MORE_FIELD,  # hasStorePassword, and https in its url
-    "ReconcilerLease": _ONE_MORE_FIELD,  # joinAddress
+    "NodeLease": _TWO_MORE_FIELDS,  # hasStorePassword; tls
+    "GatewayLease": _TWO_MORE_FIELDS,  # hasStorePassword, and https in its url; hasIdentity, insecureFlags, tls
+    "ReconcilerLease": _ONE_MORE_FIELD,  # joinAddress, tls
     "GitSource": _ONE_MORE_FIELD,  # the commits' author and subject, and the preview, in its status
     "GitSourceStatus": _ONE_MORE_FIELD,
     "ApiKey": VersionHistory(current=2, steps={1: _role_for_admin}),

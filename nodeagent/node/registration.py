@@ -11,12 +11,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
+from identity.credentials import TlsReporter, no_report
 from machinery.backoff import Backoff, Retries
 from machinery.clock import Clock
 from schemas.node import NodeLease, NodeStatus
 from store import codec, keys
 from store.errors import PermissionDeniedError, StoreError
-from store.leases import LEASE_TTL_S, LeaseSession
+from store.leases import LEASE_TTL_S, LeaseSession, keep_published
 from store.port import ModRevisionGuard, Put, Transport
 
 NOT_RESTORING: Final = ModRevisionGuard(key=keys.RESTORING, mod_revision=0)
@@ -57,11 +58,21 @@ def session_name(state_dir: Path, pid: int) -> str:
 class NodeRegistration:
     """Keeps the node's lease, and writes its status when it changed."""
 
-    def __init__(self, transport: Transport, clock: Clock, *, node: str, lease: NodeLease) -> None:
+    def __init__(
+        self,
+        transport: Transport,
+        clock: Clock,
+        *,
+        node: str,
+        lease: NodeLease,
+        tls: TlsReporter = no_report,
+    ) -> None:
+        """`tls` reports the TLS of this process; the lease follows it."""
         self._transport = transport
         self._clock = clock
         self._node = node
         self._lease_value = lease
+        self._tls = tls
         self._session: LeaseSession | None = None
 
     @property
@@ -98,8 +109,12 @@ class NodeRegistration:
             self._session = session
             log.info("lease held", extra={"lease": session.id})
             on_new_session()
-            await session.keep()
+            key = keys.node_lease_key(self._node)
+            await keep_published(session, self._transport, self._clock, key, self._value)
             self._session = None
+
+    def _value(self) -> bytes:
+        return codec.encode(self._lease_value.model_copy(update={"tls": self._tls()}))
 
     async def _register(self, session: LeaseSession) -> None:
         key = keys.node_lease_key(self._node)
@@ -109,7 +124,7 @@ class NodeRegistration:
             if holder:
                 await session.close()
                 raise NameTakenError(f"the name {self._node} is taken by {holder}")
-        put = Put(key=key, value=codec.encode(self._lease_value), lease=session.id)
+        put = Put(key=key, value=self._value(), lease=session.id)
         guard = ModRevisionGuard(key=key, mod_revision=current.mod_revision if current else 0)
         await self._transport.commit([guard], [put])
 

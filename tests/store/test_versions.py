@@ -175,7 +175,7 @@ def test_only_newer_documents_must_not_be_overwritten() -> None:
         codec.refuse_newer(NodeLease, item(value))
     codec.refuse_newer(NodeLease, None)
     with pytest.raises(codec.NewerDocumentError):
-        codec.refuse_newer(NodeLease, item(written(lease, 3)))
+        codec.refuse_newer(NodeLease, item(written(lease, 4)))
 
 
 def test_only_the_number_decides_about_a_version() -> None:
@@ -259,10 +259,10 @@ SHAPES: dict[str, tuple[int, str]] = {
     "ApiKey": (2, "e3951ec66d0a"),
     "Revision": (1, "ef4519c3de30"),
     "NodeLifeStatus": (1, "b8f5719a979b"),
-    "GatewayLease": (2, "ab787ae00411"),
-    "ReconcilerLease": (2, "d8be33885bd6"),
+    "GatewayLease": (3, "feb30828b2a4"),
+    "ReconcilerLease": (2, "f0337a360cd0"),
+    "NodeLease": (3, "4a00e0385dbf"),
     "JoinTokenRecord": (1, "76a13dc09e81"),
-    "NodeLease": (2, "f5c5a2d2c130"),
     "RankStatus": (1, "c5052ab32d43"),
     "ModelDeployment": (2, "fb09287eb63f"),
     "ModelDeploymentStatus": (1, "9c6875a2fa99"),
@@ -272,8 +272,8 @@ SHAPES: dict[str, tuple[int, str]] = {
     "ShardGroupStatus": (1, "708db70d4434"),
     "ModelRoute": (2, "e4b7d9b5d243"),
     "ModelRouteStatus": (1, "b8f5719a979b"),
-    "Node": (1, "0ff447ef48ba"),
-    "NodeStatus": (1, "c33d979b2997"),
+    "Node": (1, "81115ff0c3ce"),
+    "NodeStatus": (1, "c0c6347a2d8c"),
     "Replica": (1, "e6598a56eecb"),
     "ReplicaStatus": (1, "b8f5719a979b"),
     "Endpoint": (1, "3d566410dcbd"),
