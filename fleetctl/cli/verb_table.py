@@ -43,6 +43,7 @@ VERBS = {
     "routes": "fleetctl.verbs.routes:routes",
     "run": "fleetctl.verbs.chat:run_model",
     "scale": "fleetctl.verbs.scale:scale",
+    "secure": "fleetctl.verbs.secure:secure",
     "set": "fleetctl.verbs.set:set_field",
     "simulate": "fleetctl.verbs.simulate:simulate",
     "support-bundle": "fleetctl.verbs.support_bundle:support_bundle",
@@ -65,7 +66,7 @@ SECTIONS: dict[str, tuple[str, ...]] = {
     "Nodes and fabric": ("cordon", "uncordon", "drain", "taint", "fabric"),
     "Git, import and export": ("sync", "suspend", "resume", "export", "import"),
     "Troubleshoot": ("cluster-info", "doctor", "support-bundle", "version", "simulate"),
-    "Manage fleets": ("up", "down", "demo", "backup", "restore", "init-auth", "rotate"),
+    "Manage fleets": ("up", "down", "demo", "secure", "backup", "restore", "init-auth", "rotate"),
     "Join machines": ("token", "join"),
     "fleetctl itself": ("config", "completion", "api-resources", "help"),
 }
