@@ -23,6 +23,9 @@ from store.reads import StoreReader
 if TYPE_CHECKING:  # its import takes 8 ms, and `get` needs only store.reads
     from store.port import Transport
 
+# In a data folder whose etcd asks for passwords.
+ADMIN_PASSWORD = Path("passwords") / "admin.env"
+
 T = TypeVar("T")
 Command = Callable[..., Any]
 
@@ -144,12 +147,26 @@ def etcd_address(options: dict[str, Any]) -> EtcdAddress:
         local = EtcdAddress(socket=sockets.client_socket(etcd_dir(options["data_dir"])))
     except SocketFolderError as error:
         raise errors.FleetctlError(str(error)) from error
-    return address_from_flags(options, default=local)
+    return address_from_flags(_with_password(options), default=local)
+
+
+def _with_password(options: dict[str, Any]) -> dict[str, Any]:
+    """Add the administrator's password if `fleetctl up --join` made one and no flag gives another."""
+    file = data_folder(options["data_dir"]) / ADMIN_PASSWORD
+    given = ("etcd_user", "etcd_password", "etcd_password_file")
+    if any(options[name] for name in given) or not file.exists():
+        return options
+    return {**options, "etcd_password_file": file}
 
 
 def etcd_dir(data_dir: Path) -> Path:
     """Return the folder of the embedded etcd in a data folder."""
-    return data_dir.expanduser().absolute() / "etcd"
+    return data_folder(data_dir) / "etcd"
+
+
+def data_folder(data_dir: Path) -> Path:
+    """Return the absolute path of a data folder."""
+    return data_dir.expanduser().absolute()
 
 
 @asynccontextmanager
@@ -164,7 +181,7 @@ async def open_store(options: dict[str, Any]) -> AsyncIterator["Transport"]:
     except UnavailableError as error:
         if store_address.socket is None or options["etcd"] or store_address.socket.exists():
             raise
-        folder = options["data_dir"].expanduser().absolute()
+        folder = data_folder(options["data_dir"])
         raise UnavailableError(
             f"no fleet runs in {folder}", ambiguous=error.ambiguous, absent=True
         ) from error

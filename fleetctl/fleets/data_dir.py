@@ -48,6 +48,24 @@ class DataDir:
         return self.path / "etcd.restoring"
 
     @property
+    def authority(self) -> Path:
+        """Folder of the fleet's certificate authority; it exists once other machines may join."""
+        return self.path / "authority"
+
+    @property
+    def passwords(self) -> Path:
+        """Folder of the processes' passwords in etcd."""
+        return self.path / "passwords"
+
+    def identity(self, role: str) -> Path:
+        """Return the folder with the identity of the reconciler, the gateway, etcd or the administrator."""
+        return self.path / "identities" / role
+
+    def node_identity(self, name: str) -> Path:
+        """Return the folder with a node's identity."""
+        return self.node(name) / "identity"
+
+    @property
     def models(self) -> Path:
         """Folder of the demo's model."""
         return self.path / "models"

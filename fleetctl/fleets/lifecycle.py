@@ -101,6 +101,7 @@ def _foreground_command(settings: LocalFleetSettings) -> list[str]:
         *("--log-level", settings.log_level),
         "--keep-context",
         *binary,
+        *settings.join_flags,
     ]
 
 

@@ -4,30 +4,49 @@ import asyncio
 import logging
 import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 
 import aiohttp
 
 from fleetctl.cli.errors import FleetctlError
 from fleetctl.fleets.data_dir import LAYOUT_VERSION, DataDir, FleetRecord
+from fleetctl.fleets.fleet_trust import Machine
+from fleetctl.fleets.local_trust import LocalTrust, url_host
 from machinery import processes
 from machinery.clock import Clock
 from machinery.supervisor import Program, Supervisor
 from machinery.unix_sockets import SocketFolderError
 from nodeagent.engines.engine_processes import stop_all
 from nodeagent.hardware.probe import read_machine_facts
-from nodeagent.hardware.readings import HardwareError
+from nodeagent.hardware.readings import HardwareError, HardwareFacts
+from schemas.wire.engine_address import is_loopback
 from store import keys
 from store.errors import StoreError
 from store.etcd.address import EtcdAddress
 from store.etcd.connect import connect
-from store.etcd.member.binary import NoBinaryError, locate, written_by
-from store.etcd.member.embedded import EmbeddedEtcd, EmbeddedEtcdError, MemberConfig
+from store.etcd.member.binary import Binary, NoBinaryError, locate, written_by
+from store.etcd.member.embedded import (
+    EmbeddedEtcd,
+    EmbeddedEtcdError,
+    MemberConfig,
+    TlsListener,
+)
 from store.etcd.member.maintenance import MemberMaintenance
 
 _PORTS_PER_NODE = 100
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JoinSettings:
+    """The address at which other Macs reach this one, and its ports."""
+
+    address: str
+    etcd_port: int
+    api_port: int
+    """The port at which Macs join, of the reconciler's API."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,11 +74,21 @@ class LocalFleetSettings:
     tls_key: Path | None = None
     is_insecure_http: bool = False
     """True if the gateway may serve plain HTTP to other machines."""
+    join: JoinSettings | None = None
+    """None: no other machine reaches the fleet."""
+
+    @property
+    def is_secured(self) -> bool:
+        """True if processes have users and identities: other machines may join, or might earlier."""
+        return self.join is not None or (self.data_dir.authority / "ca.pem").exists()
 
     @property
     def gateway_url(self) -> str:
         """Return the base URL of the gateway."""
-        scheme = "http" if self.tls_cert is None else "https"
+        # With an identity, the gateway serves HTTPS; on loopback addresses plain HTTP as well.
+        is_exposed = self.is_secured and not (self.is_insecure_http or is_loopback(self.host))
+        is_https = self.tls_cert is not None or is_exposed
+        scheme = "https" if is_https else "http"
         return f"{scheme}://{self.host}:{self.gateway_port}"
 
     @property
@@ -75,6 +104,26 @@ class LocalFleetSettings:
             return insecure
         return ("--tls-cert", str(self.tls_cert), "--tls-key", str(self.tls_key))
 
+    @property
+    def join_flags(self) -> tuple[str, ...]:
+        """Return the flags of `fleetctl up` that let other machines join."""
+        if self.join is None:
+            return ()
+        ports = ("--etcd-port", str(self.join.etcd_port), "--join-port", str(self.join.api_port))
+        return ("--join", self.join.address, *ports)
+
+    @property
+    def listen_address(self) -> tuple[str, ...]:
+        """Return the flag with the address of agents and engines."""
+        return () if self.join is None else ("--address", self.join.address)
+
+    def security_flags(self, component: str, identity: Path) -> tuple[str, ...]:
+        """Return the flags with a process's identity and its password in etcd."""
+        if not self.is_secured:
+            return ()
+        password = self.data_dir.passwords / f"{component}.env"
+        return ("--identity-dir", str(identity), "--etcd-password-file", str(password))
+
 
 def node_names(settings: LocalFleetSettings) -> list[str]:
     """Return the names of the nodes, starting with node-1."""
@@ -83,13 +132,30 @@ def node_names(settings: LocalFleetSettings) -> list[str]:
 
 def reconciler_program(settings: LocalFleetSettings, etcd: str) -> Program:
     """Return the reconciler's command line."""
+    data_dir = settings.data_dir
     return _program(
         settings,
         "reconciler",
         "reconciler",
         etcd,
-        "--node-grace-period",
-        str(settings.node_grace_s),
+        *("--node-grace-period", str(settings.node_grace_s)),
+        *settings.security_flags("reconciler", data_dir.identity("reconciler")),
+        *_signer_flags(settings),
+    )
+
+
+def _signer_flags(settings: LocalFleetSettings) -> tuple[str, ...]:
+    """Return the reconciler's flags for signing certificates, and for the port at which Macs join."""
+    if not settings.is_secured:
+        return ()
+    authority, join = ("--authority-dir", str(settings.data_dir.authority)), settings.join
+    if join is None:
+        return (*authority, "--api-port", "0")
+    etcd = f"https://{url_host(join.address)}:{join.etcd_port}"
+    return (
+        *authority,
+        *("--api-host", join.address, "--api-port", str(join.api_port)),
+        *("--advertise-etcd", etcd),
     )
 
 
@@ -102,6 +168,7 @@ def gateway_program(settings: LocalFleetSettings, etcd: str) -> Program:
         *settings.engine_flags,
         *settings.transport_flags,
         *state_flags,
+        *settings.security_flags("gateway", settings.data_dir.identity("gateway")),
     )
     return _program(settings, "gateway", "gateway", etcd, *flags)
 
@@ -119,12 +186,28 @@ def agent_programs(settings: LocalFleetSettings, etcd: str, share: str) -> list[
             *("--models-dir", str(settings.models_dir)),
             *("--memory", settings.node_memory or share),
             *(("--part-of-machine",) if settings.nodes > 1 else ()),
-            *settings.engine_flags,
+            *(settings.engine_flags if settings.join is None else ()),
             *("--engine-port", str(settings.engine_port + _PORTS_PER_NODE * number)),
-            *("--api-port", str(settings.agent_port + number if settings.agent_port else 0)),
+            *("--api-port", str(port)),
+            *settings.listen_address,
+            *settings.security_flags(f"node-{name}", settings.data_dir.node_identity(name)),
         )
-        for number, name in enumerate(node_names(settings))
+        for number, (name, port) in enumerate(
+            zip(node_names(settings), _agent_ports(settings), strict=False)
+        )
     ]
+
+
+def _agent_ports(settings: LocalFleetSettings) -> Iterator[int]:
+    """Yield the ports of the agents' APIs; those of other processes on the same address are left out."""
+    taken = {settings.gateway_port}
+    if settings.join is not None:
+        taken |= {settings.join.api_port, settings.join.etcd_port}
+    for port in count(settings.agent_port):
+        if not settings.agent_port:
+            yield 0
+        elif port not in taken:
+            yield port
 
 
 def _program(
@@ -149,6 +232,8 @@ Say = Callable[[str], None]
 _READY_S = 90.0
 # Longer than an engine's drain period.
 _ENGINE_GRACE_S = 45.0
+# Certificates have ten days left when they are renewed.
+_RENEW_EVERY_S = 3600.0
 
 
 class LocalFleet:
@@ -162,6 +247,7 @@ class LocalFleet:
         self._clock = clock
         self._pid = pid
         self._etcd: EmbeddedEtcd | None = None
+        self._trust: LocalTrust | None = None
         self._supervisors: list[Supervisor] = []
         self._warning = ""
 
@@ -180,6 +266,8 @@ class LocalFleet:
                 for supervisor in self._all_supervisors():
                     group.create_task(supervisor.run())
                 group.create_task(self._maintenance(say).run())
+                if self._trust is not None:
+                    group.create_task(self._keep_identities(self._trust))
                 await self._wait_ready()
                 self._write_record(is_ready=True)
                 say(f"fleet ready: {settings.gateway_url}/v1")
@@ -203,7 +291,26 @@ class LocalFleet:
     def _maintenance(self, say: Say) -> MemberMaintenance:
         assert self._etcd is not None
         quota_bytes = self._settings.etcd_quota_bytes
-        return MemberMaintenance(self._etcd.address, self._clock, say, quota_bytes=quota_bytes)
+        return MemberMaintenance(self._store_address(), self._clock, say, quota_bytes=quota_bytes)
+
+    def _store_address(self) -> EtcdAddress:
+        """Return etcd's address, with a password if it asks for one."""
+        assert self._etcd is not None
+        address = self._etcd.address
+        return address if self._trust is None else self._trust.as_root(address)
+
+    async def _keep_identities(self, trust: LocalTrust) -> None:
+        """Renew etcd's certificate and the administrator's; all other processes renew their own."""
+        assert self._etcd is not None
+        while True:
+            await self._clock.sleep(_RENEW_EVERY_S)
+            try:
+                is_outdated = await trust.renew(self._etcd.address)
+            except FleetctlError as error:
+                log.warning("certificate not renewed", extra={"why": str(error)})
+                continue
+            if is_outdated:
+                await self._etcd.supervisor.end()  # etcd reads trusted authorities at its start
 
     def _write_record(self, *, is_ready: bool, error: str = "") -> None:
         self._settings.data_dir.write(
@@ -220,21 +327,22 @@ class LocalFleet:
     async def _start(self, say: Say) -> None:
         settings = self._settings
         settings.data_dir.refuse_unfinished()
+        facts = await _read_facts()
+        if settings.is_secured:
+            self._trust = LocalTrust(settings.data_dir, self._clock, _machine(facts, settings))
         try:
             binary = locate(settings.etcd_binary, written_by=written_by(settings.data_dir.etcd))
             self._warning = binary.warning
             if binary.warning:
                 say(f"warning: {binary.warning}")
-            config = MemberConfig(quota_bytes=settings.etcd_quota_bytes)
-            self._etcd = EmbeddedEtcd(binary, settings.data_dir.etcd, self._clock, config=config)
-            await self._etcd.start()
+            await self._start_etcd(binary, say)
         except (NoBinaryError, EmbeddedEtcdError, SocketFolderError, OSError) as error:
             raise FleetctlError(str(error)) from error
-        say(f"etcd {binary.text} is up (unix socket, {settings.data_dir.etcd})")
+        assert self._etcd is not None
         etcd = str(self._etcd.address)
         started = [
             reconciler_program(settings, etcd),
-            *agent_programs(settings, etcd, await _memory_share(settings.nodes)),
+            *agent_programs(settings, etcd, _memory_share(facts, settings.nodes)),
             gateway_program(settings, etcd),
         ]
         self._supervisors = [Supervisor(program, self._clock) for program in started]
@@ -243,6 +351,32 @@ class LocalFleet:
         for supervisor in self._supervisors:
             await supervisor.start()
         say(f"started the reconciler, {settings.nodes} node agents and the gateway")
+
+    async def _start_etcd(self, binary: Binary, say: Say) -> None:
+        """Start etcd. It listens for other machines only when it has users and a certificate."""
+        settings, trust = self._settings, self._trust
+        names = node_names(settings)
+        listener = None
+        if trust is not None and settings.join is not None:
+            listener = trust.listener(settings.join.etcd_port)
+            if not trust.is_prepared():
+                self._etcd = self._make_etcd(binary, None)
+                await self._etcd.start()
+                await trust.prepare(self._etcd.address, names, say)
+                await self._etcd.supervisor.end()
+        self._etcd = self._make_etcd(binary, listener)
+        await self._etcd.start()
+        if trust is not None:
+            await trust.prepare(self._etcd.address, names, say)
+        where = f"unix socket, {settings.data_dir.etcd}"
+        if listener is not None:
+            where = f"{listener.url} with client certificates; {where}"
+        say(f"etcd {binary.text} is up ({where})")
+
+    def _make_etcd(self, binary: Binary, listener: TlsListener | None) -> EmbeddedEtcd:
+        settings = self._settings
+        config = MemberConfig(quota_bytes=settings.etcd_quota_bytes, listener=listener)
+        return EmbeddedEtcd(binary, settings.data_dir.etcd, self._clock, config=config)
 
     async def _end_leftovers(self, wanted: set[Path]) -> None:
         """End processes of a previous run with other flags, such as a third node."""
@@ -274,7 +408,7 @@ class LocalFleet:
         assert self._etcd is not None
         try:
             async with asyncio.timeout(_READY_S):
-                await _wait_for_control_plane(self._etcd.address, node_names(self._settings))
+                await _wait_for_control_plane(self._store_address(), node_names(self._settings))
                 await _wait_for_gateway(self._settings.gateway_url)
         except TimeoutError:
             details = [
@@ -295,7 +429,7 @@ class LocalFleet:
             await supervisor.stop()
         await stop_engines(self._settings.data_dir, self._clock)
         if self._etcd is not None:
-            await _revoke_leases(self._etcd.address, node_names(self._settings))
+            await _revoke_leases(self._store_address(), node_names(self._settings))
             await self._etcd.supervisor.stop()
         say("stopped")
 
@@ -306,12 +440,23 @@ async def stop_engines(data_dir: DataDir, clock: Clock) -> None:
         await stop_all(node / "engines", clock, grace_s=_ENGINE_GRACE_S)
 
 
-async def _memory_share(nodes: int) -> str:
-    """Return an equal share of the memory that models may use on this machine, as a quantity."""
+async def _read_facts() -> HardwareFacts:
     try:
-        facts = await read_machine_facts()
+        return await read_machine_facts()
     except HardwareError as error:
-        raise FleetctlError(f"cannot size the nodes: {error}. Give --node-memory") from error
+        raise FleetctlError(f"cannot read this machine's hardware: {error}") from error
+
+
+def _machine(facts: HardwareFacts, settings: LocalFleetSettings) -> Machine:
+    return Machine(
+        hostname=facts.hostname,
+        hardware_uuid=facts.hardware_uuid.strip().lower(),
+        address="" if settings.join is None else settings.join.address,
+    )
+
+
+def _memory_share(facts: HardwareFacts, nodes: int) -> str:
+    """Return an equal share of the memory that models may use on this machine, as a quantity."""
     return f"{facts.gpu_memory_limit_bytes // nodes // 2**20}Mi"
 
 

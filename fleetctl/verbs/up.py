@@ -1,6 +1,7 @@
 """The verbs `fleetctl up` and `fleetctl down`: start and stop a fleet on this machine."""
 
 import asyncio
+import ipaddress
 import socket
 import sys
 from pathlib import Path
@@ -11,7 +12,8 @@ import click
 from fleetctl.cli.connect import data_dir_option
 from fleetctl.fleets import lifecycle
 from fleetctl.fleets.data_dir import DataDir
-from fleetctl.fleets.local_fleet import LocalFleetSettings
+from fleetctl.fleets.local_fleet import JoinSettings, LocalFleetSettings
+from fleetctl.fleets.local_trust import url_host
 from fleetctl.verbs import local_context
 from machinery.clock import SystemClock
 from machinery.tls_flags import TransportError, check_plain_http, read_certificate, tls_flags
@@ -19,6 +21,7 @@ from models import inspection
 from schemas import quantity
 
 # An empty etcd needs almost the minimum; above the maximum, etcd warns at its start.
+_LOCAL = "127.0.0.1"
 _MIN_QUOTA, _MAX_QUOTA = 16 * 2**20, 8 * 2**30
 
 
@@ -37,9 +40,29 @@ _MIN_QUOTA, _MAX_QUOTA = 16 * 2**20, 8 * 2**30
     help="Memory for models per node, such as 24Gi (default: an equal share).",
 )
 @click.option(
-    "--host",
-    default="127.0.0.1",
+    "--join",
+    metavar="ADDRESS",
+    default="",
+    help="Let other Macs join this fleet: listen on this address of this machine, with TLS and certificates.",
+)
+@click.option(
+    "--etcd-port",
+    type=click.IntRange(1024, 65535),
+    default=2379,
     show_default=True,
+    help="Port of etcd on --join's address.",
+)
+@click.option(
+    "--join-port",
+    type=click.IntRange(1024, 65535),
+    default=4002,
+    show_default=True,
+    help="Port on --join's address at which other Macs join.",
+)
+@click.option(
+    "--host",
+    default="",
+    show_default="127.0.0.1, or --join's address",
     help="Address that the gateway listens on; if other machines can reach it, it requires API keys (`fleetctl create "
     "apikey`) and --tls-cert or --insecure-http. With --tls-cert, a name in the certificate.",
 )
@@ -116,16 +139,31 @@ def up(*, detach: bool, keep_context: bool, **options: Any) -> None:
         if fleet.warning:
             click.echo(f"warning: {fleet.warning}", err=True)
         click.echo(f"fleet ready: {fleet.gateway_url}/v1")
+        _print_join(settings)
         if not keep_context:
             local_context.enter(settings.data_dir)
         click.echo(f"stop it with: fleetctl down --data-dir {settings.data_dir.path}")
         return
-    code = lifecycle.run_in_foreground(
-        settings, lambda: None if keep_context else local_context.enter(settings.data_dir)
-    )
+
+    def on_ready() -> None:
+        _print_join(settings)
+        if not keep_context:
+            local_context.enter(settings.data_dir)
+
+    code = lifecycle.run_in_foreground(settings, on_ready)
     if not keep_context:
         local_context.leave(settings.data_dir)
     sys.exit(code)
+
+
+def _print_join(settings: LocalFleetSettings) -> None:
+    """Print how another Mac joins."""
+    join = settings.join
+    if join is None:
+        return
+    where = f"{url_host(join.address)}:{join.api_port}"
+    click.echo("add a Mac: run `fleetctl token create` here, and on the other Mac")
+    click.echo(f"  fleetctl join TOKEN {where}")
 
 
 def build_settings(options: dict[str, Any]) -> LocalFleetSettings:
@@ -142,7 +180,9 @@ def build_settings(options: dict[str, Any]) -> LocalFleetSettings:
         except ValueError as error:
             raise click.UsageError(f"--node-memory: {error}") from error
     quota_bytes = _parse_quota(options["etcd_quota"])
-    tls_cert, tls_key = _check_transport(options)
+    join = _join_settings(options)
+    options = {**options, "host": options["host"] or (join.address if join else _LOCAL)}
+    tls_cert, tls_key = _check_transport(options, is_secured=join is not None)
     return LocalFleetSettings(
         data_dir=data_dir,
         models_dir=options["models_dir"].expanduser().absolute(),
@@ -160,10 +200,46 @@ def build_settings(options: dict[str, Any]) -> LocalFleetSettings:
         tls_cert=tls_cert,
         tls_key=tls_key,
         is_insecure_http=options["insecure_http"],
+        join=join,
     )
 
 
-def _check_transport(options: dict[str, Any]) -> tuple[Path | None, Path | None]:
+def _join_settings(options: dict[str, Any]) -> JoinSettings | None:
+    """Return the address for other Macs, as an IP address of this machine; None without --join.
+
+    Raises:
+        click.UsageError: it is no address of this machine, or stands for all of them.
+
+    """
+    given = options["join"]
+    if not given:
+        return None
+    try:
+        found = socket.getaddrinfo(given, 0, type=socket.SOCK_STREAM)[0][4][0]
+        address = ipaddress.ip_address(str(found).partition("%")[0])
+        if address.is_unspecified:
+            raise click.UsageError(
+                f"--join {given}: name one address of this machine; other Macs are told to use it"
+            )
+        with socket.create_server((str(found), 0), family=_family(address)):
+            pass
+    except OSError as error:
+        raise click.UsageError(
+            f"--join {given}: {error.strerror or error}; expected an address of this machine in the network of the "
+            "other Macs"
+        ) from error
+    return JoinSettings(
+        address=str(found), etcd_port=options["etcd_port"], api_port=options["join_port"]
+    )
+
+
+def _family(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> socket.AddressFamily:
+    return socket.AF_INET if address.version == 4 else socket.AF_INET6
+
+
+def _check_transport(
+    options: dict[str, Any], *, is_secured: bool
+) -> tuple[Path | None, Path | None]:
     """Return the absolute paths of the certificate and its key; refuse what the gateway would refuse.
 
     Raises:
@@ -174,7 +250,8 @@ def _check_transport(options: dict[str, Any]) -> tuple[Path | None, Path | None]
     found = (options["tls_cert"], options["tls_key"])
     tls_cert, tls_key = (path and path.expanduser().absolute() for path in found)
     try:
-        if read_certificate(tls_cert, tls_key, is_insecure=is_insecure) is None:
+        is_plain = read_certificate(tls_cert, tls_key, is_insecure=is_insecure) is None
+        if is_plain and not is_secured:  # otherwise the gateway serves HTTPS with its identity
             address = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0][4][0]
             check_plain_http(str(address), is_insecure=is_insecure)
     except TransportError as error:

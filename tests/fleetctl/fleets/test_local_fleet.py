@@ -8,7 +8,7 @@ import pytest
 
 from fleetctl.fleets import local_fleet
 from fleetctl.fleets.data_dir import DataDir
-from fleetctl.fleets.local_fleet import LocalFleetSettings
+from fleetctl.fleets.local_fleet import JoinSettings, LocalFleetSettings
 
 
 def order(nodes: int) -> LocalFleetSettings:
@@ -52,3 +52,34 @@ def test_engines_listen_on_sockets_unless_told_otherwise() -> None:
     deep = replace(order(2), data_dir=DataDir(Path("/" + "deep/" * 30)))
     (folder,) = {one.partition("--engine-sockets ")[2].split()[0] for one in commands(deep)}
     assert folder.startswith(f"{tempfile.gettempdir()}/mlx-fleet-")
+
+
+def test_agents_leave_out_the_port_at_which_macs_join(tmp_path: Path) -> None:
+    join = JoinSettings(address="10.0.0.5", etcd_port=2379, api_port=4002)
+    settings = replace(order(3), join=join, data_dir=DataDir(tmp_path))
+    ports = [
+        agent.command[agent.command.index("--api-port") + 1]
+        for agent in local_fleet.agent_programs(settings, "unix:/etcd", "8Gi")
+    ]
+    assert ports == ["4001", "4003", "4004"]
+
+
+def test_a_fleet_that_others_may_join_gives_each_process_its_own_identity(tmp_path: Path) -> None:
+    join = JoinSettings(address="10.0.0.5", etcd_port=2379, api_port=4002)
+    settings = replace(order(1), join=join, data_dir=DataDir(tmp_path), host="10.0.0.5")
+    assert settings.gateway_url == "https://10.0.0.5:8080"
+    agent = " ".join(local_fleet.agent_programs(settings, "unix:/etcd", "8Gi")[0].command)
+    assert f"--identity-dir {tmp_path}/nodes/node-1/identity" in agent
+    assert f"--etcd-password-file {tmp_path}/passwords/node-node-1.env" in agent
+    assert "--address 10.0.0.5" in agent
+    assert "--engine-sockets" not in agent
+    reconciler = " ".join(local_fleet.reconciler_program(settings, "unix:/etcd").command)
+    assert f"--authority-dir {tmp_path}/authority" in reconciler
+    assert "--advertise-etcd https://10.0.0.5:2379" in reconciler
+
+
+def test_a_fleet_that_no_others_may_join_is_as_before(tmp_path: Path) -> None:
+    settings = replace(order(1), data_dir=DataDir(tmp_path))
+    programs = local_fleet.agent_programs(settings, "unix:/etcd", "8Gi")
+    programs.append(local_fleet.reconciler_program(settings, "unix:/etcd"))
+    assert not [word for one in programs for word in one.command if "identity" in word]

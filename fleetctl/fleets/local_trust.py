@@ -1,0 +1,217 @@
+"""Authority, users and identities of a local fleet that other machines may join (`fleetctl up --join`).
+
+    authority/            the authority's certificate and key, and root's password in etcd
+    passwords/            the passwords of this machine's processes in etcd
+    identities/ROLE/      identities of etcd, the reconciler, the gateway and the administrator
+    nodes/NAME/identity/  identities of agents
+
+A data folder that has an authority keeps it: without --join, its processes are reachable from this machine only, with the
+same users and identities. Every step reads what exists, so that an interrupted start is continued by the next.
+"""
+
+import getpass
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+from fleetctl.cli.errors import FleetctlError
+from fleetctl.fleets.data_dir import DataDir
+from fleetctl.fleets.etcd_accounts import ROOT_FILE, AccountSetup, PasswordFolder
+from fleetctl.fleets.fleet_trust import (
+    Machine,
+    ManagedIdentity,
+    authorities_of,
+    ensure_identity,
+    ensure_trust,
+    is_current,
+    open_authority,
+)
+from identity.authority import AuthorityError
+from identity.authority_folder import AuthorityFolder
+from identity.folder import FolderError, IdentityFolder
+from identity.names import Identity, Role
+from identity.signer import IssueError, Signer
+from machinery.clock import Clock
+from machinery.files import write_atomically
+from nodeagent.node.identity import dns_label
+from schemas.trust import FleetTrust, TlsMode
+from store.errors import StoreError
+from store.etcd import users
+from store.etcd.address import EtcdAddress
+from store.etcd.connect import connect
+from store.etcd.grpc.admin import AuthClient
+from store.etcd.member.embedded import TlsListener
+from store.port import Transport
+
+# In etcd's data folder, so that it disappears with the users, as in a restore.
+_GUARDED_FILE = "guarded"
+
+
+class LocalTrust:
+    """Authority, users and identities of one data folder."""
+
+    def __init__(self, data_dir: DataDir, clock: Clock, machine: Machine) -> None:
+        self._data_dir = data_dir
+        self._clock = clock
+        self._machine = machine
+        self.passwords: Final = PasswordFolder(data_dir.passwords)
+        self._root: Final = PasswordFolder(data_dir.authority)
+        self._authority = open_authority(data_dir.authority, clock)
+
+    @property
+    def address(self) -> str:
+        """The address at which other machines reach this one; empty if they do not."""
+        return self._machine.address
+
+    def password_file(self, component: str) -> Path:
+        """Return the file with the password of `reconciler`, `gateway`, `admin` or `node-NAME`."""
+        return self.passwords.file(f"{component}.env")
+
+    def listener(self, port: int) -> TlsListener | None:
+        """Return etcd's listener for other machines; None if there is none."""
+        if not self.address:
+            return None
+        folder = self._folder(Role.ETCD)
+        return TlsListener(
+            url=f"https://{url_host(self.address)}:{port}",
+            identity=folder.identity,
+            authorities=folder.authorities,
+        )
+
+    def is_prepared(self) -> bool:
+        """Return whether etcd has users and a certificate, so that it may listen for other machines."""
+        folder = self._folder(Role.ETCD)
+        trusted = authorities_of(folder)
+        is_guarded = (self._data_dir.etcd / _GUARDED_FILE).exists()
+        wanted = self._wanted(Role.ETCD)
+        return is_guarded and is_current(wanted, trusted, self._machine, self._clock)
+
+    def as_root(self, address: EtcdAddress) -> EtcdAddress:
+        """Return the address with root's password, if root has one yet."""
+        password = self._root.password(ROOT_FILE)
+        if password is None:
+            return address
+        return replace(address, username=users.ROOT_USER, password=password)
+
+    async def prepare(
+        self, address: EtcdAddress, nodes: Sequence[str], say: Callable[[str], None]
+    ) -> None:
+        """Bring users, the fleet's trust and all identities to the state that they should have.
+
+        Raises:
+            FleetctlError: the store belongs to another fleet, or a file cannot be used.
+
+        """
+        try:
+            await self._guard(address, nodes)
+            transport = connect(self.as_root(address))
+            try:
+                trust = await self._trust(transport, say)
+                await self._issue(
+                    transport, trust, [*self._control_plane(), *map(self._node, nodes)]
+                )
+            finally:
+                await transport.close()
+        except (StoreError, IssueError, FolderError, AuthorityError) as error:
+            raise FleetctlError(str(error)) from error
+
+    async def renew(self, address: EtcdAddress) -> bool:
+        """Renew the identities that no process renews itself; return whether etcd must be restarted to trust new authorities.
+
+        Raises:
+            FleetctlError: as `prepare`.
+
+        """
+        before = authorities_of(self._folder(Role.ETCD))
+        try:
+            transport = connect(self.as_root(address))
+            try:
+                trust = await self._trust(transport, lambda _: None)
+                await self._issue(
+                    transport, trust, [self._wanted(Role.ETCD), self._wanted(Role.ADMIN)]
+                )
+            finally:
+                await transport.close()
+        except (StoreError, IssueError, FolderError, AuthorityError) as error:
+            raise FleetctlError(str(error)) from error
+        return trust.authorities != before
+
+    async def _guard(self, address: EtcdAddress, nodes: Sequence[str]) -> None:
+        """Let etcd ask for passwords, and give each process of this machine its own."""
+        anonymous = AuthClient(address)
+        try:
+            is_on = await anonymous.is_on()
+            if not is_on:
+                await self._create_users(anonymous, nodes, is_on=False)
+                await anonymous.enable()
+        finally:
+            await anonymous.close()
+        if is_on:
+            if self._root.password(ROOT_FILE) is None:
+                raise FleetctlError(
+                    f"etcd asks for passwords, and {self._root.file(ROOT_FILE)} does not exist. Restore the file from a "
+                    "backup of the data folder"
+                )
+            client = AuthClient(self.as_root(address))
+            try:
+                known = (users.node_of_user(user) for user in await client.users())
+                # The rights of nodes that have joined, too: a new release may need others.
+                every = sorted({*nodes, *filter(None, known)})
+                await self._create_users(client, every, is_on=True)
+            finally:
+                await client.close()
+        write_atomically(self._data_dir.etcd / _GUARDED_FILE, "")
+
+    async def _create_users(self, client: AuthClient, nodes: Sequence[str], *, is_on: bool) -> None:
+        with self.passwords.lock(), self._root.lock():
+            if not is_on:
+                root = AccountSetup(client, self._root, _silent, is_on=False)
+                await root.create_root()
+            setup = AccountSetup(client, self.passwords, _silent, is_on=is_on)
+            for account in users.fleet_accounts(nodes):
+                await setup.set_up_account(account)
+
+    async def _trust(self, transport: Transport, say: Callable[[str], None]) -> FleetTrust:
+        """Return the fleet's trust. Make it if the fleet has none: strict, since all processes start with an identity."""
+        where = self._data_dir.authority
+        found, is_new = await ensure_trust(transport, self._authority, where, TlsMode.STRICT)
+        if is_new:
+            say(f"made the fleet's certificate authority ({where})")
+        return found
+
+    async def _issue(
+        self, transport: Transport, trust: FleetTrust, wanted: Sequence[ManagedIdentity]
+    ) -> None:
+        authority = AuthorityFolder(self._data_dir.authority).signing(trust.authorities)
+        signer = Signer(transport=transport, clock=self._clock, authority=authority)
+        for one in wanted:
+            await ensure_identity(signer, trust, one, self._machine)
+
+    def _folder(self, role: Role) -> IdentityFolder:
+        return IdentityFolder(self._data_dir.identity(role))
+
+    def _control_plane(self) -> list[ManagedIdentity]:
+        return list(map(self._wanted, (Role.ETCD, Role.RECONCILER, Role.GATEWAY, Role.ADMIN)))
+
+    def _wanted(self, role: Role) -> ManagedIdentity:
+        name = self._machine.label
+        if role is Role.ADMIN:
+            name = dns_label(f"{getpass.getuser()}-{name}", fallback="admin")
+        identity = Identity(self._authority.fleet, role, name)
+        return ManagedIdentity(identity=identity, folder=self._folder(role))
+
+    def _node(self, name: str) -> ManagedIdentity:
+        identity = Identity(self._authority.fleet, Role.NODE, name)
+        return ManagedIdentity(
+            identity=identity, folder=IdentityFolder(self._data_dir.node_identity(name))
+        )
+
+
+def _silent(_: str) -> None:
+    """Say nothing: the accounts of a local fleet are no news."""
+
+
+def url_host(address: str) -> str:
+    """Return the address as URLs have it: IPv6 in brackets."""
+    return f"[{address}]" if ":" in address else address
