@@ -15,6 +15,7 @@ from datetime import timedelta
 from typing import Any, Final, TypeVar
 
 from identity.authority import LEAF_LIFETIME, AuthorityError
+from identity.authority_exchange import drop_old_authority
 from identity.authority_folder import AuthorityFolder
 from identity.credentials import GRACE
 from identity.first_requests import check_first_request
@@ -186,8 +187,9 @@ class SigningController:
 
     async def _sweep_forever(self) -> None:
         while True:
-            with contextlib.suppress(StoreError):  # the next one is in a minute
+            with contextlib.suppress(StoreError, UndecodableError):  # the next one is in a minute
                 await sweep(self._transport, self._clock)
+                await drop_old_authority(self._transport, self._clock)
             await self._clock.sleep(SWEEP_S)
 
 

@@ -6,6 +6,7 @@ SUMMARIES: dict[str, str] = {
     "apply": "Create or change objects to match the manifests.",
     "autoscale": "Let load decide the number of replicas of deployments, between two bounds.",
     "backup": "Write the whole store to FILE, as of one revision; the fleet may keep running.",
+    "cert": "Manage the certificates of the fleet's processes, and the authority that signs them.",
     "chat": "Chat with a model through a gateway.",
     "cluster-info": "Show the addresses of etcd and the gateways, the leading reconciler, and how many nodes are Ready.",
     "completion": "Print a script that completes verbs, flags, kinds, object names and contexts in your shell.",

@@ -8,6 +8,7 @@ VERBS = {
     "apply": "fleetctl.verbs.apply:apply",
     "autoscale": "fleetctl.verbs.autoscale:autoscale",
     "backup": "fleetctl.verbs.backup:backup",
+    "cert": "fleetctl.verbs.cert:cert",
     "chat": "fleetctl.verbs.chat:chat",
     "completion": "fleetctl.verbs.completion:completion",
     "config": "fleetctl.verbs.config:config",
@@ -66,7 +67,7 @@ SECTIONS: dict[str, tuple[str, ...]] = {
     "Nodes and fabric": ("cordon", "uncordon", "drain", "taint", "fabric"),
     "Git, import and export": ("sync", "suspend", "resume", "export", "import"),
     "Troubleshoot": ("cluster-info", "doctor", "support-bundle", "version", "simulate"),
-    "Manage fleets": ("up", "down", "demo", "secure", "backup", "restore", "init-auth", "rotate"),
+    "Manage fleets": ("up", "down", "demo", "secure", "backup", "restore", "init-auth", "cert", "rotate"),
     "Join machines": ("token", "join"),
     "fleetctl itself": ("config", "completion", "api-resources", "help"),
 }

@@ -1,6 +1,8 @@
 """Identities for tests: folders with certificates of one authority."""
 
+import contextlib
 import socket
+import ssl
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -12,6 +14,7 @@ from identity.authority import LEAF_LIFETIME, Authority, Leaf, new_key
 from identity.authority_folder import AuthorityFolder
 from identity.folder import IdentityFolder
 from identity.names import Identity, Role
+from identity.peers import Peer, peer_of
 from machinery.clock import SystemClock
 from schemas.trust import FleetTrust, TlsMode, TrustSnapshot
 from store import codec, keys
@@ -35,6 +38,24 @@ def network_address() -> str:
     if not address:
         pytest.skip("this machine has no network")
     return address
+
+
+def handshake(client: ssl.SSLContext, server: ssl.SSLContext, server_name: str) -> Peer:
+    """Return the client as the server knows it after a handshake in memory. Raises what either side raises."""
+    to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
+    ends = [
+        client.wrap_bio(to_client, to_server, server_hostname=server_name),
+        server.wrap_bio(to_server, to_client, server_side=True),
+    ]
+    left = list(ends)
+    while left:
+        for end in tuple(left):
+            with contextlib.suppress(ssl.SSLWantReadError):
+                end.do_handshake()
+                left.remove(end)
+    peer = peer_of(ends[1])
+    assert peer is not None
+    return peer
 
 
 @dataclass

@@ -16,6 +16,7 @@ from identity.proof import make_proof
 from identity.signer import Signer
 from identity.signing_controller import SigningController
 from machinery import virtual_time
+from machinery.clock import Clock
 from machinery.virtual_time import VirtualClock
 from schemas.meta import ObjectMeta
 from schemas.node import Node, NodeStatus
@@ -46,11 +47,11 @@ async def running(*work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
 
 @dataclass
 class SigningFleet:
-    """One store and one authority. Make it within virtual time."""
+    """One store and one authority. Make it within virtual time, or with a clock."""
 
     root: Path
     lifetime: timedelta = LEAF_LIFETIME
-    clock: VirtualClock = field(default_factory=VirtualClock)
+    clock: Clock = field(default_factory=VirtualClock)
     authority: Authority = field(init=False)
     store: MemoryTransport = field(init=False)
     folder: AuthorityFolder = field(init=False)
@@ -102,10 +103,15 @@ class SigningFleet:
             yield
 
     async def ask(
-        self, identity: Identity, folder: IdentityFolder | None, uuid: str = UUID
+        self,
+        identity: Identity,
+        folder: IdentityFolder | None,
+        uuid: str = UUID,
+        *,
+        named: bool = False,
     ) -> CertificateRequest:
-        """Write a request, signed with the key in the folder."""
-        request = new_key()[1].decode()
+        """Write a request, signed with the key in the folder; `named` as for an external authority."""
+        request = new_key(identity if named else None)[1].decode()
         proof = "" if folder is None else make_proof(folder.identity.read_bytes(), request)
         asked = CertificateRequest(request=request, hardware_uuid=uuid, proof=proof)
         await self.put(keys.request_key(identity.role, identity.name), asked)
