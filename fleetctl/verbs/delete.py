@@ -1,13 +1,14 @@
 """`fleetctl delete`: deletes objects by name, by label, or those in manifests."""
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import click
 
 from fleetctl.cli import arguments
 from fleetctl.cli.arguments import dry_run_option, parse_duration
-from fleetctl.cli.connect import open_store, run, store_options
+from fleetctl.cli.connect import etcd_address, open_store, run, store_options
 from fleetctl.cli.errors import FleetctlError
 from fleetctl.cli.kubectl_hints import unsupported_flag
 from fleetctl.fleets import api_keys
@@ -21,6 +22,7 @@ from manifests.errors import InUseError, NotFoundError, WriteRefusedError
 from schemas import kinds
 from schemas.kinds import Kind
 from schemas.meta import ApiObject, ObjectKey
+from schemas.node import Node
 from store import objects
 from store.errors import UndecodableError
 from store.port import Transport
@@ -56,6 +58,12 @@ _DRY_RUN_SUFFIXES = {"client": " (dry run)", "server": " (server dry run)"}
 @click.option("--timeout", default="5m", show_default=True, help="How long to wait.")
 @click.option("--ignore-not-found", is_flag=True, help="Ignore objects that do not exist.")
 @click.option("-o", "--output", type=click.Choice(["name"]), help="Print names only.")
+@click.option(
+    "--authority-dir",
+    type=click.Path(file_okay=False, path_type=Path),
+    envvar="FLEET_AUTHORITY_DIR",
+    help="Folder with root.env, to delete the etcd users of deleted nodes.",
+)
 @unsupported_flag(_FORCE_HINT, "--force")
 @unsupported_flag(_FORCE_HINT, "--now")
 @unsupported_flag(_GRACE_PERIOD_HINT, "--grace-period", takes_value=True)
@@ -64,7 +72,8 @@ _DRY_RUN_SUFFIXES = {"client": " (dry run)", "server": " (server dry run)"}
 def delete(what: tuple[str, ...], **options: Any) -> None:
     """Delete objects.
 
-    A ModelDeployment is removed when its replicas have drained and ended, an API key at once.
+    A ModelDeployment is removed when its replicas have drained and ended, an API key at once. The certificates of a
+    deleted node are revoked, and its name is free for another Mac.
     """
     names = api_keys.parse_names(what)
     if names is not None and not options["files"]:
@@ -106,6 +115,15 @@ _NODE_RETURNS = (
 )
 
 
+_REVOKED = (
+    "note: certificate {serial} of {name} was revoked; a Mac of this name joins with a new token"
+)
+_USER_STAYS = (
+    "note: the agent of {name} can still use the store with its password. Delete its user with `fleetctl delete node "
+    "{name} --ignore-not-found --authority-dir DIR`, where DIR has root.env"
+)
+
+
 async def _delete_all(
     chosen: Sequence[Selection], options: dict[str, Any], timeout_s: float
 ) -> bool:
@@ -136,9 +154,39 @@ async def _delete_all(
                 await _wait_gone(transport, done.obj, clock, timeout_s)
             is_going = isinstance(done, deleting.PendingDeletion) and not options["wait"]
             _print_result(key, "is being deleted" if is_going else "deleted", options)
-            if key.kind == "Node" and options["output"] != "name":
-                click.echo(_NODE_RETURNS.format(name=key.name), err=True)
+        nodes = [key.name for key in selected if key.kind == "Node"]
+        for note in await _forget_nodes(transport, nodes, options) if nodes else ():
+            if options["output"] != "name":
+                click.echo(note, err=True)
         return is_complete
+
+
+async def _forget_nodes(
+    transport: Transport, names: Sequence[str], options: dict[str, Any]
+) -> list[str]:
+    """Revoke the certificates of nodes that are gone, and delete their users of etcd; return notes for the user."""
+    # cryptography takes 60 ms to import, and only nodes need it.
+    from fleetctl.fleets import node_removal  # noqa: PLC0415 - see above
+
+    address = etcd_address(options)
+    root = node_removal.root_address(address, options["authority_dir"])
+    notes = []
+    for name in names:
+        if await objects.get(transport, Node, name) is not None:
+            continue  # it could not be deleted, and the reason was printed
+        serial = await node_removal.revoke_node(transport, SystemClock(), name)
+        has_user = bool(address.username)
+        if root is not None and has_user:
+            has_user = False
+            if await node_removal.delete_user(root, name):
+                notes.append(f"note: etcd's user of {name} was deleted")
+        elif has_user:
+            notes.append(_USER_STAYS.format(name=name))
+        if serial:
+            notes.append(_REVOKED.format(serial=serial, name=name))
+        elif has_user or not address.username:
+            notes.append(_NODE_RETURNS.format(name=name))
+    return notes
 
 
 def _cascade(word: str) -> deleting.Cascade:

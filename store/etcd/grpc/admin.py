@@ -226,6 +226,10 @@ class AuthClient:
         request = pb.UserRequest(name=user, password=password)
         await self._channel.call(wire.USER_ADD, request, limit_s=_PASSWORD_S)
 
+    async def delete_user(self, user: str) -> None:
+        """Delete the user; its tokens become invalid at once."""
+        await self._channel.call(wire.USER_DELETE, pb.NameRequest(name=user))
+
     async def set_password(self, user: str, password: str) -> None:
         """Set the user's password; its current tokens become invalid."""
         request = pb.UserRequest(name=user, password=password)
@@ -246,6 +250,9 @@ class AuthClient:
 
     async def add_role(self, role: str) -> None:
         await self._channel.call(wire.ROLE_ADD, pb.NameRequest(name=role))
+
+    async def delete_role(self, role: str) -> None:
+        await self._channel.call(wire.ROLE_DELETE, pb.NameRequest(name=role))
 
     async def permissions_of(self, role: str) -> frozenset[Permission]:
         answer = await self._channel.call(wire.ROLE_GET, pb.NameRequest(name=role))

@@ -63,11 +63,13 @@ AUTH_DISABLE = Method("/etcdserverpb.Auth/AuthDisable", pb.Empty, pb.Done)
 USER_LIST = Method("/etcdserverpb.Auth/UserList", pb.Empty, pb.NamesResponse)
 USER_GET = Method("/etcdserverpb.Auth/UserGet", pb.NameRequest, pb.NamesResponse)
 USER_ADD = Method("/etcdserverpb.Auth/UserAdd", pb.UserRequest, pb.Done)
+USER_DELETE = Method("/etcdserverpb.Auth/UserDelete", pb.NameRequest, pb.Done)
 USER_PASSWORD = Method("/etcdserverpb.Auth/UserChangePassword", pb.UserRequest, pb.Done)
 USER_GRANT = Method("/etcdserverpb.Auth/UserGrantRole", pb.UserRoleRequest, pb.Done)
 USER_REVOKE = Method("/etcdserverpb.Auth/UserRevokeRole", pb.UserRoleRequest, pb.Done)
 ROLE_LIST = Method("/etcdserverpb.Auth/RoleList", pb.Empty, pb.NamesResponse)
 ROLE_ADD = Method("/etcdserverpb.Auth/RoleAdd", pb.NameRequest, pb.Done)
+ROLE_DELETE = Method("/etcdserverpb.Auth/RoleDelete", pb.NameRequest, pb.Done)
 ROLE_GET = Method("/etcdserverpb.Auth/RoleGet", pb.NameRequest, pb.RoleGetResponse)
 ROLE_GRANT = Method(
     "/etcdserverpb.Auth/RoleGrantPermission", pb.RoleGrantPermissionRequest, pb.Done

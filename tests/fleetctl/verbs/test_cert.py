@@ -19,9 +19,12 @@ from identity.signing_controller import SigningController
 from machinery.clock import SystemClock
 from schemas.trust import FleetTrust, TlsMode
 from store import codec, keys
-from tests.support.fleetctl_runner import MemoryFleet
+from store.errors import PermissionDeniedError
+from store.etcd.connect import connect
+from tests.support.fleetctl_runner import MemoryFleet, run_fleetctl
 from tests.support.identities import handshake
-from tests.support.signing import UUID, SigningFleet, running
+from tests.support.signing import UUID, SigningFleet, node_status, running
+from tests.support.store_guarded_etcd import guarded_etcd
 from tests.support.waiting import until, until_async
 
 NODE = Applicant(role=Role.NODE, name="mac-1", hardware_uuid=UUID)
@@ -327,3 +330,53 @@ async def test_an_external_renewal_must_prove_the_current_key(
     done = await fleet.ctl("cert", "install", "node/mac-1", "-", stdin=chain.encode())
     assert done.code == 1
     assert "not signed with its current key" in done.err
+
+
+async def test_a_deleted_node_is_revoked_and_its_name_is_free(
+    fleet: MemoryFleet, signing: SigningFleet
+) -> None:
+    await signing.register()
+    await signing.join()
+    issued = await signing.issued(signing.identity())
+    assert issued is not None
+    done = await fleet.ctl("delete", "node", "mac-1")
+    assert done.code == 0, done.err
+    assert f"certificate {issued.serial} of mac-1 was revoked" in done.err
+    assert await fleet.store.get(keys.named(keys.REVOKED_PREFIX, issued.serial)) is not None
+    assert await signing.issued(signing.identity()) is None
+
+
+async def test_a_node_that_is_not_deleted_keeps_its_certificate(
+    fleet: MemoryFleet, signing: SigningFleet
+) -> None:
+    await signing.register()
+    await signing.join()
+    assert (await fleet.ctl("delete", "node", "mac-1", "--dry-run=server")).code == 0
+    assert (await fleet.ctl("delete", "node", "mac-2")).code == 1
+    assert await signing.issued(signing.identity()) is not None
+
+
+@pytest.mark.etcd
+async def test_the_user_of_a_deleted_node_goes_where_roots_password_is_at_hand(
+    tmp_path: Path,
+) -> None:
+    async with guarded_etcd(tmp_path / "etcd") as etcd:
+        root = connect(etcd.address("root"))
+        await root.commit([], node_status("mac-1", UUID))
+        agent = connect(etcd.address("node-mac-1"))
+        await agent.get(keys.node_lease_key("mac-1"))
+        place = ("--etcd", str(etcd.etcd.address), "--etcd-password-file", str(etcd.file("admin")))
+        told = await run_fleetctl("delete", "node", "mac-1", *place)
+        assert told.code == 0, told.err
+        assert "fleetctl delete node mac-1 --ignore-not-found --authority-dir DIR" in told.err
+        await agent.get(keys.node_lease_key("mac-1"))
+        folder = ("--authority-dir", str(etcd.passwords))
+        gone = await run_fleetctl("delete", "node", "mac-1", "--ignore-not-found", *folder, *place)
+        assert gone.code == 0, gone.err
+        assert "etcd's user of mac-1 was deleted" in gone.err
+        with pytest.raises(PermissionDeniedError):
+            await agent.get(keys.node_lease_key("mac-1"))
+        others = connect(etcd.address("node-mac-10"))
+        await others.get(keys.node_lease_key("mac-10"))
+        for one in (root, agent, others):
+            await one.close()
