@@ -98,7 +98,23 @@ class TrustSync:
         if before != fleet.authorities:
             folder.write_authorities(fleet.authorities)
             log.info("authorities changed", extra={"folder": str(folder.path)})
-        folder.write_trust(snapshot)
+        folder.write_trust(_with_earlier(folder, snapshot))
+
+
+def _with_earlier(folder: IdentityFolder, snapshot: TrustSnapshot) -> TrustSnapshot:
+    """Return the snapshot with all revocations that this process has ever seen.
+
+    A store that was restored from an older backup does not make a certificate valid again. Serial numbers are never
+    used twice, so a revocation can only end by being forgotten, and revocations are few.
+    """
+    try:
+        before = folder.read_trust()
+    except FolderError:
+        return snapshot  # damaged, and written anew
+    if before is None or before.fleet != snapshot.fleet:
+        return snapshot
+    revoked = tuple(dict.fromkeys((*snapshot.revoked, *before.revoked)))[:_MAX_REVOKED]
+    return snapshot.model_copy(update={"revoked": revoked})
 
 
 def _check_continuity(folder: IdentityFolder, before: str, fleet: FleetTrust) -> None:

@@ -47,6 +47,8 @@ class ArchiveHeader(_Line):
     """The revision at which every key was read."""
     prefix: str
     """The prefix of every key."""
+    authority: str | None = None
+    """The keys of the fleet's authority, encrypted with a passphrase; None if they are not in the backup."""
 
 
 class _FirstLine(_Line):

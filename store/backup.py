@@ -48,9 +48,14 @@ def is_backed_up(item: KeyValue) -> bool:
 
 
 async def save(
-    transport: Transport, file: BinaryIO, *, now: datetime, fleet_version: str
+    transport: Transport,
+    file: BinaryIO,
+    *,
+    now: datetime,
+    fleet_version: str,
+    authority: str | None = None,
 ) -> ArchiveSummary:
-    """Write an archive of the store to the file, from its beginning.
+    """Write an archive of the store to the file, from its beginning. `authority`: its encrypted keys.
 
     Raises:
         HalfRestoredError: a restore into the store was interrupted.
@@ -62,36 +67,33 @@ async def save(
         raise HalfRestoredError(
             "a restore into this store was interrupted; run `fleetctl restore` again"
         )
-    etcd_version = (await transport.status()).version
+    header = ArchiveHeader(
+        created_at=now,
+        fleet_version=fleet_version,
+        etcd_version=(await transport.status()).version,
+        store="",
+        revision=0,
+        prefix=PREFIX,
+        authority=authority,
+    )
     for attempt in range(1, _LIST_ATTEMPTS + 1):
         file.seek(0)
         file.truncate()
         try:
-            return await _save_once(
-                transport, file, now=now, fleet_version=fleet_version, etcd_version=etcd_version
-            )
+            return await _save_once(transport, file, header)
         except CompactedError:
             if attempt == _LIST_ATTEMPTS:
                 raise
     raise AssertionError("unreachable")
 
 
-async def _save_once(
-    transport: Transport, file: BinaryIO, *, now: datetime, fleet_version: str, etcd_version: str
-) -> ArchiveSummary:
+async def _save_once(transport: Transport, file: BinaryIO, header: ArchiveHeader) -> ArchiveSummary:
     writer: ArchiveWriter | None = None
     async with aclosing(transport.pages(PREFIX)) as pages:
         async for page in pages:
             if writer is None:
-                header = ArchiveHeader(
-                    created_at=now,
-                    fleet_version=fleet_version,
-                    etcd_version=etcd_version,
-                    store=page.store,
-                    revision=page.revision,
-                    prefix=PREFIX,
-                )
-                writer = ArchiveWriter(file, header)
+                read = {"store": page.store, "revision": page.revision}
+                writer = ArchiveWriter(file, header.model_copy(update=read))
             for item in filter(is_backed_up, page.items):
                 writer.add(item.key, item.value)
     assert writer is not None, "a listing has at least one page"
@@ -113,6 +115,7 @@ class RestoreRefusedError(StoreError):
 class _Marker(BaseModel):
     sha256: str
     nonce: str
+    keeps_trust: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,6 +126,13 @@ class _StoreContents:
     leased: frozenset[str]
     marker: KeyValue | None
     election: KeyValue | None
+    has_trust: bool = False
+
+    def keeps_trust(self, sha256: str) -> bool:
+        """Return whether `trust/` stays as it is; a restore that goes on does what it began."""
+        if self.marker is not None and _parse_marker(self.marker).sha256 == sha256:
+            return _parse_marker(self.marker).keeps_trust
+        return self.has_trust
 
 
 async def restore(
@@ -132,8 +142,11 @@ async def restore(
     *,
     replace: bool = False,
     attempts: int = ATTEMPTS,
-) -> None:
+) -> bool:
     """Write the archive to the store and compare the result; `replace` allows existing keys.
+
+    A store that has the trust of a fleet keeps it whole: an older one would make revoked certificates valid again.
+    Return whether that of the archive was written.
 
     Each write is tried `attempts` times while the store does not answer.
 
@@ -151,14 +164,21 @@ async def restore(
         )
     found = await _read_contents(transport)
     _refuse(found, sha256, replace=replace)
-    work = _Restore(transport, clock, sha256, attempts)
+    left_out = (keys.TRUST_PREFIX,) if found.keeps_trust(sha256) else ()
+    work = _Restore(transport, clock, sha256, attempts, keeps_trust=bool(left_out))
     await work.begin(found)
+
+    def entries() -> Iterator[ArchiveEntry]:
+        return (entry for entry in archive.entries() if not entry.key.startswith(left_out))
+
     if found.kept:
-        wanted = {entry.key for entry in archive.entries()}
-        await work.write(Delete(key=key) for key in sorted(found.kept - wanted))
-    await work.write(Put(key=entry.key, value=entry.value) for entry in archive.entries())
-    await _compare(transport, archive)
+        wanted = {entry.key for entry in entries()}
+        surplus = (key for key in found.kept - wanted if not key.startswith(left_out))
+        await work.write(Delete(key=key) for key in sorted(surplus))
+    await work.write(Put(key=entry.key, value=entry.value) for entry in entries())
+    await _compare(transport, entries(), left_out)
     await work.end()
+    return not left_out and any(entry.key == keys.FLEET_TRUST for entry in archive.entries())
 
 
 async def _read_contents(transport: Transport) -> _StoreContents:
@@ -172,13 +192,14 @@ async def _read_contents(transport: Transport) -> _StoreContents:
             single |= {
                 item.key: item
                 for item in page.items
-                if item.key in (keys.RESTORING, keys.ELECTION_RECONCILER)
+                if item.key in (keys.RESTORING, keys.ELECTION_RECONCILER, keys.FLEET_TRUST)
             }
     return _StoreContents(
         kept=frozenset(kept),
         leased=frozenset(leased),
         marker=single.get(keys.RESTORING),
         election=single.get(keys.ELECTION_RECONCILER),
+        has_trust=keys.FLEET_TRUST in single,
     )
 
 
@@ -198,7 +219,7 @@ def _refuse(found: _StoreContents, sha256: str, *, replace: bool) -> None:
     if replace:
         return
     if found.marker is not None:
-        if _sha256_of(found.marker) != sha256:
+        if _parse_marker(found.marker).sha256 != sha256:
             raise RestoreRefusedError(
                 "a restore of another file into this store was interrupted. Restore that file to "
                 "complete it, or use --force to replace all keys of the fleet"
@@ -210,21 +231,29 @@ def _refuse(found: _StoreContents, sha256: str, *, replace: bool) -> None:
         )
 
 
-def _sha256_of(marker: KeyValue) -> str:
+def _parse_marker(marker: KeyValue) -> _Marker:
     try:
-        return _Marker.model_validate_json(marker.value).sha256
+        return _Marker.model_validate_json(marker.value)
     except ValidationError:
-        return ""
+        return _Marker(sha256="", nonce="")
 
 
 class _Restore:
     """One restore in progress; its marker guards every write."""
 
-    def __init__(self, transport: Transport, clock: Clock, sha256: str, attempts: int) -> None:
+    def __init__(
+        self,
+        transport: Transport,
+        clock: Clock,
+        sha256: str,
+        attempts: int,
+        *,
+        keeps_trust: bool,
+    ) -> None:
         self._attempts = attempts
         self._transport = transport
         self._clock = clock
-        marker = _Marker(sha256=sha256, nonce=secrets.token_hex(8))
+        marker = _Marker(sha256=sha256, nonce=secrets.token_hex(8), keeps_trust=keeps_trust)
         self._marker = Put(key=keys.RESTORING, value=marker.model_dump_json().encode())
         self._guard: Guard = ModRevisionGuard(key=keys.RESTORING, mod_revision=0)
 
@@ -318,12 +347,15 @@ def _batches(operations: Iterable[Operation]) -> Iterator[list[Operation]]:
         yield batch
 
 
-async def _compare(transport: Transport, archive: ArchiveReader) -> None:
+async def _compare(
+    transport: Transport, entries: Iterator[ArchiveEntry], left_out: tuple[str, ...]
+) -> None:
     """Read back every key and compare it with the archive."""
-    entries = archive.entries()
     async with aclosing(transport.pages(PREFIX)) as pages:
         async for page in pages:
             for item in filter(is_backed_up, page.items):
+                if item.key.startswith(left_out):
+                    continue
                 if next(entries, None) != ArchiveEntry(key=item.key, value=item.value):
                     raise ConflictError(f"another writer changed {item.key} during the restore")
     missing = next(entries, None)

@@ -44,11 +44,12 @@ RESTORING = f"{ROOT}/restoring"
 SECRET_PREFIX = f"{ROOT}/secret/"
 API_KEY_PREFIX = f"{SECRET_PREFIX}ApiKey/"
 JOIN_TOKEN_PREFIX = f"{SECRET_PREFIX}JoinToken/"
-# Keys under a lease: they describe the present moment, so backups leave them out.
+# Keys that describe the present moment, most of them under a lease: backups leave them out.
 TRANSIENT_PREFIXES = (
     *(LEASE_PREFIX, ENDPOINT_PREFIX, EVENT_PREFIX, ELECTION_PREFIX),
     *(FABRIC_TEST_PREFIX, FABRIC_RANK_PREFIX, TICKET_PREFIX),
     *(JOIN_TOKEN_PREFIX, JOIN_REQUEST_PREFIX, JOIN_DECISION_PREFIX),
+    *(REQUEST_PREFIX, REFUSED_PREFIX),
 )
 
 

@@ -9,6 +9,7 @@ import click
 
 from fleetctl.cli.connect import etcd_address, run, store_options
 from fleetctl.cli.errors import FleetctlError
+from fleetctl.fleets.authority_backup import SealedAuthority, authority_options, seal_authority
 from machinery import files
 from machinery.clock import SystemClock
 from machinery.version import version as fleet_version
@@ -27,20 +28,46 @@ from store.etcd.connect import connect
     is_flag=True,
     help="Write etcd's own snapshot, for `etcdutl snapshot restore`; `fleetctl restore` cannot read it.",
 )
+@click.option(
+    "--with-ca",
+    is_flag=True,
+    help="Include the keys in --authority-dir, encrypted with a passphrase.",
+)
+@authority_options
 @store_options
-def backup(file: Path, *, force: bool, etcd_snapshot: bool, **options: Any) -> None:
+def backup(file: Path, *, force: bool, etcd_snapshot: bool, with_ca: bool, **options: Any) -> None:
     """Write the whole store to FILE, as of one revision; the fleet may keep running.
 
-    The file contains secrets and is readable by you only. `fleetctl restore` reads it.
+    The file contains secrets and is readable by you only. `fleetctl restore` reads it. The key of the fleet's authority
+    is in it with --with-ca only, and encrypted: without --passphrase-file with a new passphrase that is shown once.
     """
     etcd = etcd_address(options)
+    if with_ca and etcd_snapshot:
+        raise click.UsageError("--etcd-snapshot is etcd's own file; --with-ca needs ours")
+    sealed = _sealed(options) if with_ca else None
     if etcd_snapshot and etcd.transport != "grpc":
         raise click.UsageError("--etcd-snapshot needs gRPC: remove --etcd-transport")
     _refuse_overwriting(file, force=force)
     file = file.resolve()  # replace the target of a symbolic link, not the link
     with _replacing_file(file) as opened:
-        summary = run(_snapshot(etcd, opened) if etcd_snapshot else _save(etcd, opened))
+        summary = run(
+            _snapshot(etcd, opened)
+            if etcd_snapshot
+            else _save(etcd, opened, None if sealed is None else sealed.text)
+        )
     click.echo(f"backed up etcd at {etcd} to {file}: {summary}")
+    if sealed is not None and sealed.new_passphrase:
+        click.echo(
+            f"passphrase of the authority in it, shown only now: {sealed.new_passphrase}", err=True
+        )
+
+
+def _sealed(options: dict[str, Any]) -> SealedAuthority:
+    if options["authority_dir"] is None:
+        raise click.UsageError(
+            "--with-ca needs --authority-dir DIR, the folder with ca.pem and ca.key"
+        )
+    return seal_authority(options["authority_dir"], options["passphrase_file"])
 
 
 def _refuse_overwriting(file: Path, *, force: bool) -> None:
@@ -67,11 +94,15 @@ def _replacing_file(file: Path) -> Iterator[BinaryIO]:
         ) from error
 
 
-async def _save(etcd: EtcdAddress, file: BinaryIO) -> str:
+async def _save(etcd: EtcdAddress, file: BinaryIO, authority: str | None) -> str:
     transport = connect(etcd)
     try:
         saved = await backups.save(
-            transport, file, now=SystemClock().now(), fleet_version=fleet_version()
+            transport,
+            file,
+            now=SystemClock().now(),
+            fleet_version=fleet_version(),
+            authority=authority,
         )
     finally:
         await transport.close()

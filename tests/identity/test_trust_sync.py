@@ -19,7 +19,7 @@ from store import keys
 from store.errors import UnavailableError
 from store.etcd.connect import connect
 from store.memory import MemoryTransport
-from store.port import KeyValue, Put
+from store.port import Delete, KeyValue, Put
 from tests.support.etcd import running_etcd
 from tests.support.identities import TestAuthority
 from tests.support.signing import SigningFleet, in_fleet, running
@@ -110,6 +110,25 @@ def test_a_revocation_that_cannot_be_read_counts(tmp_path: Path) -> None:
         snapshot = own.read_trust()
         assert snapshot is not None
         assert snapshot.revoked == ("0ABC",)
+
+    in_fleet(tmp_path, test)
+
+
+def test_a_restored_store_makes_no_revoked_certificate_valid_again(tmp_path: Path) -> None:
+    async def test(fleet: SigningFleet) -> None:
+        own = await fleet.join()
+        await fleet.join(Role.GATEWAY, "edge")
+        serial = await revoke(
+            fleet.store, fleet.clock, fleet.identity(Role.GATEWAY, "edge"), "stolen"
+        )
+        credentials = Credentials(own, fleet.clock)
+        sync = TrustSync(fleet.store, fleet.clock, own)
+        async with running(sync.run(), credentials.watch()):
+            await until(lambda: serial in credentials.trust().revoked)
+            key = keys.named(keys.REVOKED_PREFIX, serial)
+            await fleet.store.commit([], [Delete(key=key)])
+            await asyncio.sleep(2 * SEEN_S)
+            assert serial in credentials.trust().revoked
 
     in_fleet(tmp_path, test)
 
