@@ -47,6 +47,7 @@ class Load:
     """The length of the stand-in's answers; or a file of requests with the answers that they must get."""
     key: str = ""
     """An API key, where one is needed."""
+    is_tls: bool = False
 
 
 class Running:
@@ -71,7 +72,8 @@ async def running(programs: Programs, load: Load) -> AsyncIterator[Running]:
     """Ask until the load's time is over; at the latest until the context is left."""
     mode = "stream" if load.is_streamed else "whole"
     numbers = (load.port, load.connections, load.seconds, mode, load.tokens)
-    command = [str(programs.load), *map(str, numbers), *((load.key,) if load.key else ())]
+    more = (load.key, "tls") if load.is_tls else (load.key,) if load.key else ()
+    command = [str(programs.load), *map(str, numbers), *more]
     process = await asyncio.create_subprocess_exec(*command, stdout=subprocess.PIPE)
     try:
         yield Running(process)

@@ -1,6 +1,7 @@
 """Our gateway as the benches start it: a real process on a real etcd, with everything on that costs time."""
 
 import hashlib
+import ssl
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
@@ -41,12 +42,30 @@ class Ours:
     etcd: EmbeddedEtcd
 
 
-def endpoint(engine: Engine, of: str) -> Endpoint:
+@dataclass(frozen=True)
+class Tls:
+    """The TLS of a gateway: on neither side, or on one or both."""
+
+    identity: Path
+    """The folder of the gateway's identity."""
+    context: ssl.SSLContext
+    """The context of its clients."""
+    to_clients: bool = False
+    to_engines: bool = False
+
+    @property
+    def flags(self) -> tuple[str, ...]:
+        files = str(self.identity / "identity.pem")
+        clients = ("--tls-cert", files, "--tls-key", files) if self.to_clients else ()
+        return (*clients, *(("--identity-dir", str(self.identity)) if self.to_engines else ()))
+
+
+def endpoint(engine: Engine, of: str, scheme: str = "http") -> Endpoint:
     spec = EndpointSpec(
         deployment=of,
         replica_uid=engine.replica,
         node="bench",
-        url=f"http://127.0.0.1:{engine.port}",
+        url=f"{scheme}://127.0.0.1:{engine.port}",
         served_names=(of,),
         concurrency=64,
     )
@@ -69,7 +88,10 @@ def replica(engine: Engine, of: str) -> Replica:
 
 
 async def publish(
-    address: EtcdAddress, fleet: Mapping[str, Sequence[Engine]], timeouts: Timeouts | None
+    address: EtcdAddress,
+    fleet: Mapping[str, Sequence[Engine]],
+    timeouts: Timeouts | None,
+    scheme: str = "http",
 ) -> None:
     """Declare models, the engines as their endpoints, and a key."""
     digest = hashlib.sha256(KEY.encode()).hexdigest()
@@ -85,7 +107,7 @@ async def publish(
         puts.append(codec.put_spec(deployment))
         for engine in engines:
             where = keys.endpoint_key("bench", engine.replica)
-            puts.append(Put(key=where, value=codec.encode(endpoint(engine, name))))
+            puts.append(Put(key=where, value=codec.encode(endpoint(engine, name, scheme))))
             puts.append(codec.put_spec(replica(engine, name)))
     transport = connect(address)
     await transport.commit([], puts)
@@ -97,17 +119,21 @@ async def start(
     folder: Path,
     fleet: Mapping[str, Sequence[Engine]],
     timeouts: Timeouts | None = None,
+    tls: Tls | None = None,
 ) -> Ours:
     """Start etcd and gateway in the folder; scoring, sessions, resumption and keys are on."""
+    folder.mkdir(exist_ok=True)
     port, log = free_port(), folder / "gateway.log"
     etcd = EmbeddedEtcd(locate(None), folder / "etcd", SystemClock())
     await etcd.start()
     stack.push_async_callback(etcd.supervisor.stop)
-    await publish(etcd.address, fleet, timeouts)
+    scheme = "https" if tls is not None and tls.to_engines else "http"
+    await publish(etcd.address, fleet, timeouts, scheme)
     where = ("--port", str(port), "--etcd", str(etcd.address), "--log-level", "error")
-    own = ("--auth", "on", "--state-dir", str(folder / "state"))
+    own = ("--auth", "on", "--state-dir", str(folder / "state"), *(tls.flags if tls else ()))
     pid = await stack.enter_async_context(
         child(sys.executable, "-m", "gateway", *where, *own, log=log)
     )
-    await answers(port, "/health", log)
+    context = tls.context if tls is not None and tls.to_clients else None
+    await answers(port, "/health", log, context)
     return Ours(port, pid, etcd)

@@ -5,6 +5,7 @@ import json
 import shutil
 import signal
 import socket
+import ssl
 import subprocess
 import time
 import urllib.request
@@ -34,14 +35,18 @@ class Programs:
     load: Path
 
 
-def compiled(folder: Path) -> Programs:
-    """Compile both into the folder; a generator in Python is slower than what it measures."""
+def compiled(folder: Path, *, with_tls: bool = False) -> Programs:
+    """Compile both into the folder; a generator in Python is slower than what it measures.
+
+    `with_tls` needs the headers of OpenSSL.
+    """
+    libraries = ("-DTLS", "-lssl", "-lcrypto") if with_tls else ()
     compiler = shutil.which("cc")
     if compiler is None:
         raise SystemExit("cc is not on PATH; apt install gcc, or xcode-select --install on a Mac")
     for name in ("engine", "load"):
         source, made = _NATIVE / f"{name}.c", folder / name
-        subprocess.run([compiler, "-O2", "-o", str(made), str(source)], check=True)
+        subprocess.run([compiler, "-O2", "-o", str(made), str(source), *libraries], check=True)
     return Programs(folder / "engine", folder / "load")
 
 
@@ -94,19 +99,21 @@ def rss_mb(pid: int | None) -> float:
     return round(total / 1e6, 1)
 
 
-def ask(port: int, path: str, timeout_s: float = 2.0) -> bytes:
-    """Return the body of a GET. Raises OSError."""
-    url = f"http://127.0.0.1:{port}{path}"
-    with urllib.request.urlopen(url, timeout=timeout_s) as response:
+def ask(
+    port: int, path: str, timeout_s: float = 2.0, context: ssl.SSLContext | None = None
+) -> bytes:
+    """Return the body of a GET, over TLS with a context. Raises OSError."""
+    url = f"http{'' if context is None else 's'}://127.0.0.1:{port}{path}"
+    with urllib.request.urlopen(url, timeout=timeout_s, context=context) as response:
         return bytes(response.read())
 
 
-async def answers(port: int, path: str, log: Path) -> None:
+async def answers(port: int, path: str, log: Path, context: ssl.SSLContext | None = None) -> None:
     """Wait until a GET is answered with success. Raises TimeoutError."""
     deadline_s = time.monotonic() + _READY_S
     while True:
         try:
-            await asyncio.to_thread(ask, port, path)
+            await asyncio.to_thread(ask, port, path, context=context)
         except OSError as error:
             if time.monotonic() > deadline_s:
                 raise TimeoutError(f"port {port}: {error}\n{log.read_text()[-2000:]}") from error

@@ -75,6 +75,8 @@ class Peer:
     is_llm_router: bool = False
     is_slow: bool = False
     """So slow that a burst of 64 would last for many seconds."""
+    is_tls: bool = False
+    """True if its clients speak TLS."""
 
 
 @dataclass(frozen=True)

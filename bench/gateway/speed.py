@@ -93,7 +93,10 @@ class Row:
 
 
 async def measure(
-    programs: Programs, engines: Sequence[Engine], contenders: Sequence[Peer]
+    programs: Programs,
+    engines: Sequence[Engine],
+    contenders: Sequence[Peer],
+    burst_s: float = BURST_S,
 ) -> list[Row]:
     """Load all peers in turns."""
     found = []
@@ -111,9 +114,10 @@ async def measure(
                 load = Load(
                     port=peer.port,
                     connections=connections,
-                    seconds=BURST_S if round_ else _WARM_S,
+                    seconds=burst_s if round_ else _WARM_S,
                     is_streamed=case.is_streamed,
                     key=peer.key,
+                    is_tls=peer.is_tls,
                 )
                 before_s = cpu_s(peer.pid)
                 records = await loading.run(programs, load)

@@ -1,6 +1,6 @@
 /* The load generator of `bench.gateway`: kept-alive connections that ask, read to the end and ask again.
 
-   load PORT CONNECTIONS SECONDS stream|whole TOKENS|FILE [AUTHORIZATION]
+   load PORT CONNECTIONS SECONDS stream|whole TOKENS|FILE [AUTHORIZATION [tls]]
 
    Every answer is read to its end and its text compared with what the engine must have said: so many of the
    stand-in's words (words.h), or what the file says, whose lines are in turn a body to send and its answer's text,
@@ -17,6 +17,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include "tls.h"
 #include "words.h"
 
 #define ROOM (256 << 10)
@@ -36,6 +37,7 @@ struct record {
 struct conn {
     int fd, is_open, is_asking, is_chunked, is_parsed, is_last;
     uint32_t number, key;
+    SSL *ssl;
     const struct script *script;
     double ready_s, began_s, first_s, last_s, gap_s;
     char *raw, *body; /* as it came; without framing */
@@ -77,7 +79,7 @@ static void note(struct conn *c, enum outcome outcome, double now)
 static void hang_up(struct conn *c, double now)
 {
     if (c->is_open)
-        close(c->fd);
+        SSL_free(c->ssl), c->ssl = NULL, close(c->fd);
     c->is_open = 0, c->ready_s = now + AGAIN_S;
 }
 
@@ -92,6 +94,11 @@ static int connected(struct conn *c)
         return 0;
     }
     setsockopt(c->fd, IPPROTO_TCP, TCP_NODELAY, &yes, sizeof yes);
+    c->ssl = tls ? tls_new(c->fd, 0) : NULL;
+    if (c->ssl && SSL_do_handshake(c->ssl) != 1) {
+        SSL_free(c->ssl), c->ssl = NULL, close(c->fd);
+        return 0;
+    }
     fcntl(c->fd, F_SETFL, O_NONBLOCK);
     return c->is_open = 1;
 }
@@ -116,7 +123,7 @@ static void ask(struct conn *c, int index, double now)
         memcpy(c->script->request + key_at, digits, 10);
     }
     c->number++;
-    if (send(c->fd, c->script->request, c->script->request_len, 0) != (ssize_t)c->script->request_len)
+    if (give(c->ssl, c->fd, c->script->request, c->script->request_len) != (ssize_t)c->script->request_len)
         c->last_s = now; /* the end of the connection is found when it is read */
 }
 
@@ -204,7 +211,7 @@ static enum outcome judged(struct conn *c)
 
 static void read_more(struct conn *c, double now)
 {
-    ssize_t n = recv(c->fd, c->raw + c->raw_len, ROOM - c->raw_len - 1, 0);
+    ssize_t n = get(c->ssl, c->fd, c->raw + c->raw_len, ROOM - c->raw_len - 1);
     if (n < 0 && errno == EAGAIN)
         return;
     if (n <= 0) {
@@ -283,8 +290,10 @@ int main(int argc, char **argv)
         return 2;
     port = atoi(argv[1]), tokens = atoi(argv[5]), is_streamed = !strcmp(argv[4], "stream");
     int count = atoi(argv[2]);
-    double until_s = now_s() + atof(argv[3]), silence_s = tokens ? SILENCE_S : REAL_SILENCE_S;
-    const char *authorization = argc > 6 ? argv[6] : NULL;
+    double silence_s = tokens ? SILENCE_S : REAL_SILENCE_S;
+    const char *authorization = argc > 6 && *argv[6] ? argv[6] : NULL;
+    if (argc > 7)
+        tls_begin("", 0);
     if (tokens)
         add_words(authorization);
     else if (!add_file(argv[5], authorization))
@@ -295,6 +304,9 @@ int main(int argc, char **argv)
     struct pollfd *polls = calloc((size_t)count, sizeof *polls);
     for (int i = 0; i < count; i++)
         conns[i].raw = malloc(ROOM), conns[i].body = malloc(ROOM);
+    for (int i = 0; i < count && tls; i++) /* handshakes are not a part of the load */
+        connected(&conns[i]);
+    double until_s = now_s() + atof(argv[3]);
     for (;;) {
         double now = now_s();
         if (is_ended)
