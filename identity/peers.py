@@ -19,6 +19,7 @@ from typing_extensions import override
 
 from identity.names import Identity, IdentityError, Role, parse_identity
 from machinery.clock import Clock
+from machinery.tls_server import RecordSSLObject
 
 PeerCertificate: TypeAlias = dict[str, Any]
 """A certificate as `SSLObject.getpeercert()` returns it."""
@@ -158,7 +159,7 @@ def _time(text: str) -> datetime:
     return datetime.fromtimestamp(ssl.cert_time_to_seconds(text), UTC)
 
 
-class VerifiedSSLObject(ssl.SSLObject):
+class VerifiedSSLObject(RecordSSLObject):
     """One TLS connection whose peer is verified before anything else is read or sent."""
 
     verifier: PeerVerifier

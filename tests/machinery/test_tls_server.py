@@ -17,7 +17,13 @@ from typing_extensions import override
 
 from machinery.clock import SystemClock
 from machinery.http_server import listen
-from machinery.tls_server import CertificateError, ServerCertificate, TlsListener, TlsOptions
+from machinery.tls_server import (
+    CertificateError,
+    RecordSSLObject,
+    ServerCertificate,
+    TlsListener,
+    TlsOptions,
+)
 from tests.support.store_certificates import Authority, Identity
 from tests.support.waiting import until, until_async
 
@@ -166,6 +172,17 @@ async def test_costly_groups_are_refused(tmp_path: Path, group: str, *, is_accep
             assert await server.echoes() is is_accepted
         except (ssl.SSLError, ConnectionError):
             assert not is_accepted
+
+
+@on_uvloop
+async def test_a_connection_is_read_by_the_record(tmp_path: Path) -> None:
+    """A read that asks for more would allocate as much, for every small request."""
+    async with running_server(tmp_path) as server, server.connection() as (reader, writer):
+        writer.write(bytes(range(256)) * 4096)
+        assert await reader.readexactly(1 << 20) == bytes(range(256)) * 4096
+    incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+    found = server.certificate.context.wrap_bio(incoming, outgoing, server_side=True)
+    assert isinstance(found, RecordSSLObject)
 
 
 @on_uvloop
