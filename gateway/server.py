@@ -135,7 +135,6 @@ class GatewayLimits:
             version=version(),
             asks_for_keys=self.asks_for_keys,
             has_store_password=self.has_store_password,
-            has_identity=own is not None,
             tls=None if own is None else own.report(),
             insecure_flags=self.security.insecure_flags,
         )

@@ -12,7 +12,7 @@ import click
 from pydantic import TypeAdapter, ValidationError
 
 from identity.flags import etcd_files, identity_folder, identity_option, read_identity
-from identity.listeners import ApiSecurity, api_security, insecure_http_flag
+from identity.listeners import api_security, insecure_http_flag
 from identity.metrics_access import metrics_flags
 from identity.names import Role
 from machinery import environment, process_log
@@ -150,7 +150,7 @@ def main(log_level: LogLevel, log_format: LogFormat, **options: Any) -> None:
         raise SystemExit(f"nodeagent: {error}") from error
     if identity.notice:
         click.echo(f"nodeagent: {identity.notice}", err=True)
-    clock, security = SystemClock(), api_security(options)
+    clock = SystemClock()
     credentials = read_identity(folder, Role.NODE, clock)
     config = AgentConfig(
         state_dir=state_dir,
@@ -158,11 +158,11 @@ def main(log_level: LogLevel, log_format: LogFormat, **options: Any) -> None:
         addresses=_addresses(options, identity.name, has_identity=credentials is not None),
         session=session_name(state_dir, os.getpid()),
         name=identity.name,
-        status=describe(facts, identity, options, security),
+        status=describe(facts, identity, options),
         casts_to_float32=facts.os == "Linux",
         start_concurrency=options["start_concurrency"],
         api_port=options["api_port"],
-        api_security=security,
+        api_security=api_security(options),
         ring=ring,
         has_store_password=bool(where.password),
         identity_folder=folder,
@@ -209,9 +209,7 @@ def _addresses(options: dict[str, Any], node: str, *, has_identity: bool) -> Eng
     return EngineAddresses(host=host, first=options["engine_port"], sockets=sockets)
 
 
-def describe(
-    facts: HardwareFacts, identity: Identity, options: dict[str, Any], security: ApiSecurity
-) -> NodeStatus:
+def describe(facts: HardwareFacts, identity: Identity, options: dict[str, Any]) -> NodeStatus:
     """Return the node's status without its models.
 
     Raises:
@@ -226,7 +224,6 @@ def describe(
         uid=identity.uid,
         hostname=facts.hostname,
         address=options["node_address"],
-        insecure_flags=security.insecure_flags,
         agent_version=version(),
         os=facts.os,
         os_version=facts.os_version,

@@ -212,8 +212,6 @@ class NodeStatus(Status):
     """Address at which gateways reach the node's engines."""
     agent_url: str = ""
     """Base address of the agent's API for health, metrics and logs; empty if it has none."""
-    insecure_flags: tuple[str, ...] = ()
-    """The agent's flags that switch protection off, such as --insecure-http."""
     agent_version: str
     os: str
     os_version: str
@@ -270,6 +268,8 @@ class NodeLease(ApiModel):
     """True if the agent was started with a password for the store. Older releases omit the field."""
     tls: TlsReport | None = None
     """Its identity and TLS mode; None if it has no certificate. Older releases omit the field."""
+    insecure_flags: tuple[str, ...] = ()
+    """The agent's flags that switch protection off, such as --insecure-http. Older releases omit the field."""
 
 
 def effective_labels(node: Node) -> dict[str, str]:

@@ -67,8 +67,8 @@ _ONE_MORE_FIELD = VersionHistory(current=2, steps={1: _unchanged})
 _TWO_MORE_FIELDS = VersionHistory(current=3, steps={1: _unchanged, 2: _unchanged})
 # By the name of the document's model. Models that are missing have had one shape so far.
 HISTORIES: Mapping[str, VersionHistory] = {
-    "NodeLease": _TWO_MORE_FIELDS,  # hasStorePassword; tls
-    "GatewayLease": _TWO_MORE_FIELDS,  # hasStorePassword, and https in its url; hasIdentity, insecureFlags, tls
+    "NodeLease": _TWO_MORE_FIELDS,  # hasStorePassword; tls and insecureFlags
+    "GatewayLease": _TWO_MORE_FIELDS,  # hasStorePassword, and https in its url; tls and insecureFlags
     "ReconcilerLease": _ONE_MORE_FIELD,  # joinAddress, tls
     "GitSource": _ONE_MORE_FIELD,  # the commits' author and subject, and the preview, in its status
     "GitSourceStatus": _ONE_MORE_FIELD,

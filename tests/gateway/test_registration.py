@@ -71,9 +71,6 @@ async def test_only_gateways_that_require_keys_share_their_rates(world: World) -
         await until(lambda: count() == 2, what="those that share rates")
 
 
-LEASE = GatewayLease(url="http://127.0.0.1:1", version="1")
-
-
 class Forbidding(MemoryTransport):
     """Refuses as an etcd does whose roles are older than registration."""
 
