@@ -53,6 +53,11 @@ class Dialer:
             }
             credentials.on_change(self._close_revoked)
 
+    @property
+    def has_identity(self) -> bool:
+        """True if processes see an identity."""
+        return self._own is not None
+
     def node(self, name: str, url: str) -> Dial:
         """Return how to dial the agent of a node. Raises UntrustedAddressError."""
         if url.startswith("https:"):
@@ -70,6 +75,10 @@ class Dialer:
         # Others on the network must not read the token.
         is_shown = self._token is not None and (is_https or is_local(lease.url))
         return Dial(ssl=self._trust, token=self._token if is_shown else None)
+
+    def address(self) -> Dial:
+        """Return how to dial a gateway at an address that a person gives, whose id is not known."""
+        return Dial(ssl=self._trust)
 
     def _peer(self, role: Role, name: str) -> Dial:
         if self._own is None:

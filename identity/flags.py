@@ -12,7 +12,7 @@ from identity.credentials import Credentials, CredentialsError
 from identity.folder import IdentityFolder
 from identity.names import Role
 from machinery.clock import Clock
-from store.etcd.flags import IdentityFiles
+from schemas.wire.identity_files import IdentityFiles, find_identity_files
 
 Command = Callable[..., Any]
 
@@ -82,6 +82,4 @@ def read_identity(folder: IdentityFolder | None, role: Role, clock: Clock) -> Cr
 
 def etcd_files(folder: IdentityFolder | None) -> IdentityFiles | None:
     """Return the files with which the process connects to etcd; None without an identity."""
-    if folder is None or not folder.is_issued:
-        return None
-    return IdentityFiles(authorities=folder.authorities, identity=folder.identity)
+    return find_identity_files(None if folder is None else folder.path)

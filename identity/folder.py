@@ -15,6 +15,7 @@ from pydantic import ValidationError
 from machinery import process_secrets
 from machinery.files import make_private_folder, write_atomically
 from schemas.trust import MAX_PEM, TrustSnapshot
+from schemas.wire import identity_files
 
 _MAX_TRUST_BYTES = 16 << 20
 _CERTIFICATE = "-----BEGIN CERTIFICATE-----"
@@ -35,17 +36,17 @@ class IdentityFolder:
     @property
     def identity(self) -> Path:
         """The file with the private key and the certificate."""
-        return self.path / "identity.pem"
+        return self.path / identity_files.IDENTITY
 
     @property
     def authorities(self) -> Path:
         """The file with the authorities' certificates."""
-        return self.path / "ca.pem"
+        return self.path / identity_files.AUTHORITIES
 
     @property
     def trust(self) -> Path:
         """The file with the snapshot of the fleet's trust."""
-        return self.path / "trust.json"
+        return self.path / identity_files.TRUST
 
     @property
     def pending(self) -> Path:

@@ -5,8 +5,8 @@ import os
 import socket
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import aiohttp
 import msgspec
@@ -14,6 +14,7 @@ import msgspec
 from fleetctl.chat.conversation import ChatAnswer, Json
 from fleetctl.cli.errors import FleetctlError
 from fleetctl.fleets import gateways
+from identity.dialer import Dial
 from machinery.clock import Clock
 from machinery.http_body import read_limited
 from schemas.wire import headers, streams
@@ -33,14 +34,19 @@ class GatewayAccess:
 
     url: str
     key: str = ""
-    ca: Path | None = None
-    """Certificate of the authority that is trusted; None: those of the system."""
+    dial: Dial = field(default_factory=Dial)
+    """How to dial it."""
     silence_s: float = 300.0
     """Longest time without data, in seconds."""
 
-    def headers(self) -> dict[str, str]:
-        """Return the headers that authenticate requests."""
-        return {"authorization": f"Bearer {self.key}"} if self.key else {}
+    def arguments(self) -> dict[str, Any]:
+        """Return aiohttp's arguments that authenticate requests and the gateway, and follow no redirect."""
+        return {
+            "headers": {"authorization": f"Bearer {self.key}"} if self.key else {},
+            "ssl": self.dial.ssl,
+            "server_hostname": self.dial.server_hostname,
+            "allow_redirects": False,
+        }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,9 +119,7 @@ class AnswerStream:
         is_complete = False
         async with _open_session(access) as http:
             url = f"{access.url}/v1/chat/completions"
-            async with http.post(
-                url, json=body, headers=access.headers(), allow_redirects=False
-            ) as response:
+            async with http.post(url, json=body, **access.arguments()) as response:
                 if response.status != 200:
                     raise await _refusal(response, access)
                 replica = response.headers.get(headers.REPLICA, "")
@@ -176,9 +180,7 @@ async def list_models(access: GatewayAccess) -> tuple[str, ...]:
     """
     async with (
         _open_session(replace(access, silence_s=_LIST_S)) as http,
-        http.get(
-            f"{access.url}/v1/models", headers=access.headers(), allow_redirects=False
-        ) as response,
+        http.get(f"{access.url}/v1/models", **access.arguments()) as response,
     ):
         if response.status != 200:
             raise await _refusal(response, access)
@@ -205,8 +207,7 @@ async def _open_session(access: GatewayAccess) -> AsyncIterator[aiohttp.ClientSe
     """Open an HTTP session that turns connection errors into FleetctlErrors."""
     timeout = aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_S, sock_read=access.silence_s)
     try:
-        connector = aiohttp.TCPConnector(ssl=gateways.trust(access.ca))
-        async with aiohttp.ClientSession(timeout=timeout, connector=connector) as http:
+        async with aiohttp.ClientSession(timeout=timeout) as http:
             yield http
     except aiohttp.ClientConnectorCertificateError as error:
         raise FleetctlError(

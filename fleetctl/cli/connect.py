@@ -15,6 +15,7 @@ from click.core import ParameterSource
 from fleetctl.cli import errors
 from fleetctl.cli.resolve import resolve_options
 from machinery.clock import SystemClock
+from schemas.wire.identity_files import find_identity_files
 from store.errors import SlowStoreError, StoreError, UnavailableError, UndecodableError
 from store.etcd.address import EtcdAddress
 from store.etcd.flags import address_from_flags, etcd_options
@@ -31,14 +32,14 @@ Command = Callable[..., Any]
 
 
 def store_options(command: Command) -> Command:
-    """Add the flags that choose the fleet: --context, --data-dir, --etcd and the other --etcd flags."""
-    return _context(_data_dir(etcd_options(_resolve_context(command))))
+    """Add the flags that choose the fleet: --context, --data-dir, --etcd and the other --etcd flags, --identity-dir."""
+    return _context(_data_dir(_identity_dir(etcd_options(_resolve_context(command)))))
 
 
 def process_options(command: Command) -> Command:
     """Add `store_options` and --gateway-ca, for commands that connect to the fleet's processes.
 
-    The command receives `gateway_ca` (a path or None); `fleetctl.fleets.gateways.trust` reads it.
+    The command receives `gateway_ca` (a path or None); `fleetctl.fleets.dialer` reads it.
     """
     ca = click.option(
         "--gateway-ca",
@@ -98,8 +99,17 @@ def data_dir_option(command: Command) -> Command:
 
 
 def cluster_options(command: Command) -> Command:
-    """Add --context and the --etcd flags, for commands that need the user's own etcd."""
-    return _context(etcd_options(_resolve_context(command)))
+    """Add --context, --identity-dir and the --etcd flags, for commands that need the user's own etcd."""
+    return _context(_identity_dir(etcd_options(_resolve_context(command))))
+
+
+def _identity_dir(command: Command) -> Command:
+    return click.option(
+        "--identity-dir",
+        envvar="FLEET_IDENTITY_DIR",
+        type=click.Path(file_okay=False, path_type=Path),
+        help="Folder with your certificate of the fleet: commands prove by it who you are, and dial only processes that do.",
+    )(command)
 
 
 def _data_dir(command: Command) -> Command:
@@ -142,7 +152,8 @@ def etcd_address(options: dict[str, Any]) -> EtcdAddress:
     from store.etcd.member import sockets  # noqa: PLC0415 - the same
 
     if options["etcd"]:
-        return address_from_flags(options)
+        identity = find_identity_files(options.get("identity_dir"))
+        return address_from_flags(options, identity=identity)
     try:
         local = EtcdAddress(socket=sockets.client_socket(etcd_dir(options["data_dir"])))
     except SocketFolderError as error:

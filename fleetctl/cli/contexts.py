@@ -13,8 +13,9 @@ Settings = Mapping[str, str | tuple[str, ...]]
 """Settings of a context, by key of the file; file names are absolute paths."""
 
 FILES = ("etcd-ca", "etcd-cert", "etcd-key", "etcd-password-file", "api-key-file", "gateway-ca")
+FOLDERS = ("data-dir", "identity-dir")
 KEYS = ("etcd", *FILES[:3], "etcd-user", "etcd-password-file", "etcd-prefix", "etcd-transport",
-        "data-dir", "gateway", "gateway-ca", "api-key-file")  # fmt: skip
+        "data-dir", "identity-dir", "gateway", "gateway-ca", "api-key-file")  # fmt: skip
 CURRENT, CONTEXTS = "current-context", "contexts"
 
 
@@ -96,7 +97,7 @@ def _settings(path: Path, name: str, table: object) -> Settings:
         elif not isinstance(value, str):
             raise FleetctlError(f"{where}: {key}: expected text in quotes, not {value!r}")
         elif value:
-            is_path = key in FILES or key == "data-dir"
+            is_path = key in (*FILES, *FOLDERS)
             found[key] = str(absolute(path, value)) if is_path else value
     if "etcd" in found and "data-dir" in found:
         raise FleetctlError(f"{where}: give either etcd or data-dir, because they name two stores")

@@ -2,7 +2,8 @@
 
 import asyncio
 import shutil
-from collections.abc import Coroutine, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Coroutine, Iterable, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from email.utils import parsedate_to_datetime
 from pathlib import Path
 from typing import Any
@@ -22,16 +23,17 @@ from fleetctl.doctor.checks import (
 from fleetctl.doctor.control_plane import ControlPlane
 from fleetctl.doctor.observe_control import SETTLE_S
 from fleetctl.fabric.admission import check_admission
-from fleetctl.fleets import gateways, version_skew
+from fleetctl.fleets import gateways, process_client, version_skew
+from fleetctl.fleets.process_client import ProcessAddress
 from fleetctl.fleets.version_skew import ComponentVersion
 from fleetctl.objects import reader
+from identity.dialer import Dialer, UntrustedAddressError, is_local
 from machinery.clock import Clock
 from machinery.http_body import read_limited
 from machinery.version import version as fleet_version
 from schemas import kinds
 from schemas.meta import ApiObject
 from schemas.node import Node
-from schemas.records import GatewayLease
 from schemas.replica import Endpoint, Replica
 from schemas.shardgroup import ShardGroup
 from schemas.wire import health
@@ -55,9 +57,9 @@ async def observe_fleet(
     clock: Clock,
     data_dir: Path | None,
     *,
-    gateway_ca: Path | None = None,
+    dialer: Dialer | None = None,
 ) -> FleetObservation:
-    """Observe all parts of the fleet. `data_dir`: its folder on this machine; `gateway_ca`: see `gateways.trust`.
+    """Observe all parts of the fleet. `data_dir`: its folder on this machine; `dialer`: how to dial.
 
     Raises:
         StoreError: the store does not answer.
@@ -76,7 +78,14 @@ async def observe_fleet(
     leases = await gateways.list_leases(transport)
     endpoints = await objects.list_all(transport, Endpoint)
     present = [node for node in nodes if node.name in ready]
-    agents, answered, engines = await _probe_all(present, leases, endpoints, clock, gateway_ca)
+    dialer = dialer or Dialer()
+    addresses = (
+        *(_agent_address(node, dialer) for node in present),
+        *(process_client.gateway_address(dialer, *entry) for entry in leases.items()),
+    )
+    async with _issue_tickets(transport, dialer, addresses) as bearers:
+        probed, engines = await _probe_all(addresses, endpoints, clock, bearers)
+    agents, answered = probed[: len(present)], probed[len(present) :]
     if not reading.is_settled:
         # The probes above took a part of this time.
         await clock.sleep(max(0.0, SETTLE_S - (clock.monotonic() - read_at)))
@@ -111,22 +120,35 @@ async def observe_fleet(
     )
 
 
+@asynccontextmanager
+async def _issue_tickets(
+    transport: Transport, dialer: Dialer, addresses: Sequence[ProcessAddress]
+) -> AsyncIterator[Mapping[str, str]]:
+    """Yield tickets for processes on other machines, which show their health to nothing else without an identity."""
+    holders = [
+        one.key for one in addresses if one.url and not (dialer.has_identity or is_local(one.url))
+    ]
+    bearers: Mapping[str, str] = {}
+    async with AsyncExitStack() as stack:
+        if holders:
+            with suppress(StoreError):  # the store may be read-only: a probe says what is missing
+                tickets = process_client.issue_tickets(transport, holders)
+                bearers = await stack.enter_async_context(tickets)
+        yield bearers
+
+
 async def _probe_all(
-    nodes: Sequence[Node],
-    leases: Mapping[str, GatewayLease],
+    addresses: Sequence[ProcessAddress],
     endpoints: Sequence[Endpoint],
     clock: Clock,
-    gateway_ca: Path | None,
-) -> tuple[list[ProbeResult], list[ProbeResult], list[ProbeResult]]:
-    """Return the results for the nodes' agents, the gateways and the engines."""
+    bearers: Mapping[str, str],
+) -> tuple[list[ProbeResult], list[ProbeResult]]:
+    """Return the results for agents and gateways, and for engines."""
     prober = _Prober(clock)
-    async with aiohttp.ClientSession(
-        timeout=aiohttp.ClientTimeout(total=_PROBE_S),
-        connector=aiohttp.TCPConnector(ssl=gateways.trust(gateway_ca)),
-    ) as session:
+    timeout = aiohttp.ClientTimeout(total=_PROBE_S)
+    async with aiohttp.ClientSession(timeout=timeout) as session:
         return await asyncio.gather(
-            prober.all(_probe_agent(node, prober, session) for node in nodes),
-            prober.all(prober.health(session, f"gateway/{i}", g.url) for i, g in leases.items()),
+            prober.all(prober.health(session, one, bearers.get(one.key, "")) for one in addresses),
             prober.all(prober.engine(f"replica/{e.name}", e.spec.url) for e in endpoints),
         )
 
@@ -172,17 +194,10 @@ def _observe_disk(data_dir: Path | None) -> DiskSpace | None:
     return DiskSpace(path=str(data_dir), size_bytes=found.total, free_bytes=found.free)
 
 
-async def _probe_agent(
-    node: Node, prober: "_Prober", session: aiohttp.ClientSession
-) -> ProbeResult:
-    label, url = f"node/{node.name}", node.status.agent_url if node.status is not None else ""
-    if not url:
-        return ProbeResult(
-            label=label,
-            url="",
-            error="its agent serves no HTTP API (the condition ApiServing gives the reason)",
-        )
-    return await prober.health(session, label, url)
+def _agent_address(node: Node, dialer: Dialer) -> ProcessAddress:
+    """Return the address of the node's agent; its URL is empty if it serves no API."""
+    url = node.status.agent_url if node.status is not None else ""
+    return process_client.agent_address(dialer, node.name, url)
 
 
 class _Prober:
@@ -196,15 +211,28 @@ class _Prober:
         """Run the probes in parallel."""
         return list(await asyncio.gather(*probes))
 
-    async def health(self, session: aiohttp.ClientSession, label: str, url: str) -> ProbeResult:
+    async def health(
+        self, session: aiohttp.ClientSession, address: ProcessAddress, bearer: str
+    ) -> ProbeResult:
         """Request /health."""
+        label, url = address.label, address.url
+        if not url:
+            why = "its agent serves no HTTP API (the condition ApiServing gives the reason)"
+            return ProbeResult(label=label, url="", error=why)
         async with self._slots:
             try:
+                dial = address.dial()
                 async with session.get(
-                    f"{url.rstrip('/')}/health", allow_redirects=False
+                    f"{url.rstrip('/')}/health",
+                    allow_redirects=False,
+                    headers={"authorization": f"Bearer {bearer}"} if bearer else {},
+                    ssl=dial.ssl,
+                    server_hostname=dial.server_hostname,
                 ) as response:
                     offset = self._offset(response.headers.get("date", ""))
                     body = await read_limited(response.content.iter_any(), _MAX_BODY_BYTES)
+            except UntrustedAddressError as error:
+                return ProbeResult(label=label, url=url, error=str(error))
             except TimeoutError:
                 return ProbeResult(
                     label=label, url=url, error=f"no answer at {url} within {_PROBE_S:.0f} s"

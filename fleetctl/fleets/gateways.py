@@ -9,6 +9,7 @@ import click
 from fleetctl.cli.connect import open_store
 from fleetctl.cli.errors import FleetctlError
 from fleetctl.fleets.data_dir import DataDir
+from identity.dialer import Dial, UntrustedAddressError
 from machinery import process_secrets
 from machinery.tls_client import Trust, TrustError, read_trust, untrusted_reason
 from schemas.records import GatewayLease
@@ -84,8 +85,8 @@ async def list_leases(transport: Transport) -> dict[str, GatewayLease]:
     return {item.key.removeprefix(prefix): codec.decode(GatewayLease, item) for item in items}
 
 
-async def find_url(options: dict[str, Any]) -> str:
-    """Return the URL of a gateway.
+async def find(options: dict[str, Any]) -> tuple[str, Dial]:
+    """Return the URL of a gateway, and how to dial it.
 
     A local fleet is found through its data folder, so that requests work while the store is down.
 
@@ -94,15 +95,43 @@ async def find_url(options: dict[str, Any]) -> str:
 
     """
     if options["gateway"]:
-        return parse_url(options["gateway"])
+        return parse_url(options["gateway"]), _offline(options)
     folder = DataDir(options["data_dir"])
     fleet = None if options["etcd"] else folder.read()
     if fleet is not None and folder.is_locked():
-        return fleet.gateway_url.rstrip("/")
-    async with open_store(options) as transport:
-        found = await list_leases(transport)
+        return fleet.gateway_url.rstrip("/"), _offline(options)
+    found = await list_dials(options)
     if not found:
         raise FleetctlError(
             "no gateway is registered. `fleetctl up` starts one; for a gateway elsewhere give --gateway URL"
         )
-    return min(lease.url for lease in found.values()).rstrip("/")
+    return found[0]
+
+
+async def list_dials(options: dict[str, Any]) -> list[tuple[str, Dial]]:
+    """Return the URL of each registered gateway and how to dial it, sorted by URL.
+
+    Raises:
+        FleetctlError: a file of the identity cannot be used, or no gateway may be dialled.
+
+    """
+    from fleetctl.fleets.dialer import open_dialer  # noqa: PLC0415 - it imports this module
+
+    async with open_store(options) as transport:
+        leases = await list_leases(transport)
+        dialer = await open_dialer(options, transport)
+    found, refused = {}, ""
+    for id_, lease in leases.items():
+        try:
+            found[lease.url.rstrip("/")] = dialer.gateway(id_, lease)
+        except UntrustedAddressError as error:
+            refused = str(error)
+    if refused and not found:
+        raise FleetctlError(refused)
+    return sorted(found.items(), key=lambda one: one[0])
+
+
+def _offline(options: dict[str, Any]) -> Dial:
+    from fleetctl.fleets.dialer import offline_dialer  # noqa: PLC0415 - it imports this module
+
+    return offline_dialer(options).address()

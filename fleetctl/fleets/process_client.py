@@ -6,10 +6,10 @@ import os
 import pwd
 import secrets
 import socket
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 import aiohttp
@@ -18,12 +18,13 @@ import orjson
 from fleetctl.cli.errors import FleetctlError
 from fleetctl.fleets import gateways
 from fleetctl.objects.kind_args import kind_of
+from identity.dialer import Dial, Dialer, UntrustedAddressError
 from machinery.clock import SystemClock
 from machinery.http_body import BodyTooLargeError, read_limited
 from machinery.tcp_keepalive import enable_keepalive
 from manifests.suggestions import not_found_message
 from schemas.node import NodeStatus
-from schemas.records import TICKET_TTL_S, Ticket
+from schemas.records import TICKET_TTL_S, GatewayLease, Ticket
 from schemas.wire.errors import ErrorBody
 from store import codec, keys
 from store.leases import LeaseSession
@@ -113,11 +114,25 @@ class ProcessAddress:
     """Holder for `issue_ticket`: `Node/mac-1`, `Gateway/1f2e3d`."""
     url: str
     """Base URL."""
-    ca: Path | None = None
-    """Certificate of the authority that is trusted with HTTPS; None: those of the system."""
+    dial: Callable[[], Dial] = Dial
+    """Returns how to dial it. Raises UntrustedAddressError."""
 
 
-async def find_agent(transport: Transport, name: str) -> ProcessAddress:
+def agent_address(dialer: Dialer, name: str, url: str) -> ProcessAddress:
+    """Return the address of a node's agent at a URL."""
+    dial = partial(dialer.node, name, url)
+    return ProcessAddress(label=f"node/{name}", key=f"Node/{name}", url=url, dial=dial)
+
+
+def gateway_address(dialer: Dialer, id_: str, lease: GatewayLease) -> ProcessAddress:
+    """Return the address of a registered gateway."""
+    dial = partial(dialer.gateway, id_, lease)
+    return ProcessAddress(label=f"gateway/{id_}", key=f"Gateway/{id_}", url=lease.url, dial=dial)
+
+
+async def find_agent(
+    transport: Transport, name: str, dialer: Dialer | None = None
+) -> ProcessAddress:
     """Return the address of a node's agent.
 
     Raises:
@@ -136,17 +151,19 @@ async def find_agent(transport: Transport, name: str) -> ProcessAddress:
             f"The condition ApiServing in `fleetctl describe node {name}` gives the reason; to use another port, "
             "start the agent with --api-port"
         )
-    return ProcessAddress(label=f"node/{name}", key=f"Node/{name}", url=url)
+    return agent_address(dialer or Dialer(), name, url)
 
 
-async def find_gateway(transport: Transport, id_: str, *, ca: Path | None = None) -> ProcessAddress:
-    """Return the address of a registered gateway; `ca`: see `ProcessAddress`.
+async def find_gateway(
+    transport: Transport, id_: str, dialer: Dialer | None = None
+) -> ProcessAddress:
+    """Return the address of a registered gateway.
 
     Raises:
         FleetctlError: no gateway with this id is registered; the message lists the registered ones.
 
     """
-    found = await list_gateways(transport, ca=ca)
+    found = await list_gateways(transport, dialer)
     for one in found:
         if one.key == f"Gateway/{id_}":
             return one
@@ -154,13 +171,10 @@ async def find_gateway(transport: Transport, id_: str, *, ca: Path | None = None
     raise FleetctlError(f"gateway/{id_} is not registered. Registered gateways: {known}")
 
 
-async def list_gateways(transport: Transport, *, ca: Path | None = None) -> list[ProcessAddress]:
-    """Return the addresses of all registered gateways, sorted by id; `ca`: see `ProcessAddress`."""
+async def list_gateways(transport: Transport, dialer: Dialer | None = None) -> list[ProcessAddress]:
+    """Return the addresses of all registered gateways, sorted by id."""
     leases = await gateways.list_leases(transport)
-    return [
-        ProcessAddress(label=f"gateway/{id_}", key=f"Gateway/{id_}", url=lease.url, ca=ca)
-        for id_, lease in leases.items()
-    ]
+    return [gateway_address(dialer or Dialer(), *entry) for entry in leases.items()]
 
 
 async def fetch(
@@ -173,7 +187,7 @@ async def fetch(
 ) -> bytes:
     """Return a whole response body: at most 16 MiB, within `limit_s` seconds.
 
-    `bearer` comes from `issue_ticket`; `/health` and `/metrics` need none.
+    `bearer` comes from `issue_ticket`; `/health` and `/metrics` need none on this machine, or with an identity.
 
     Raises:
         ProcessUnreachableError: no answer; ProcessRefusedError: the process refused the request.
@@ -233,10 +247,11 @@ async def open_stream(
     """
     headers = {"authorization": f"Bearer {bearer}"} if bearer else {}
     timeout = aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_S)
-    connector = aiohttp.TCPConnector(ssl=gateways.trust(address.ca))
-    async with aiohttp.ClientSession(
-        timeout=timeout, connector=connector, auto_decompress=False
-    ) as session:
+    try:
+        dial = address.dial()
+    except UntrustedAddressError as error:
+        raise ProcessUnreachableError(str(error)) from error
+    async with aiohttp.ClientSession(timeout=timeout, auto_decompress=False) as session:
         try:
             async with asyncio.timeout(_ANSWER_S):
                 response = await session.get(
@@ -244,6 +259,8 @@ async def open_stream(
                     params=dict(params or {}),
                     headers=headers,
                     allow_redirects=False,
+                    ssl=dial.ssl,
+                    server_hostname=dial.server_hostname,
                 )
                 if response.status != 200:
                     body = await response.content.read(_REFUSAL_BYTES)

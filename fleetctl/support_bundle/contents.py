@@ -19,6 +19,7 @@ from fleetctl.fleets import process_client, version_skew
 from fleetctl.fleets.process_client import ProcessAddress, ProcessRefusedError
 from fleetctl.fleets.version_skew import ComponentVersion
 from fleetctl.support_bundle import redaction
+from identity.dialer import Dialer
 from machinery.clock import Clock
 from machinery.version import version as fleet_version
 from manifests.trees import object_tree
@@ -150,12 +151,11 @@ class BundleCollector:
         transport: Transport,
         archive: BundleArchive,
         clock: Clock,
-        *,
-        gateway_ca: Path | None = None,
+        dialer: Dialer | None = None,
     ) -> None:
-        """`gateway_ca`: the certificate of the gateways' authority; None: those of the system."""
+        """`dialer`: how to dial agents and gateways."""
         self._transport = transport
-        self._gateway_ca = gateway_ca
+        self._dialer = dialer or Dialer()
         self._archive = archive
         self._clock = clock
 
@@ -168,7 +168,7 @@ class BundleCollector:
             version_skew.tree(versions, version_skew.warnings(versions)),
         )
         observation = await observe.observe_fleet(
-            self._transport, address, self._clock, data_dir, gateway_ca=self._gateway_ca
+            self._transport, address, self._clock, data_dir, dialer=self._dialer
         )
         self._archive.add_tree("doctor.json", findings_tree(checks.run_checks(observation)))
         for kind in kinds.KINDS:
@@ -198,7 +198,7 @@ class BundleCollector:
                 f"there is no node {unknown[0]}; there are {', '.join(nodes) or 'none'}"
             )
         chosen = [name for name in nodes if not request.nodes or name in request.nodes]
-        gateways = await process_client.list_gateways(self._transport, ca=self._gateway_ca)
+        gateways = await process_client.list_gateways(self._transport, self._dialer)
         slots, done = asyncio.Semaphore(_MAX_PARALLEL), 0
 
         async def collect(
@@ -224,7 +224,7 @@ class BundleCollector:
 
     async def _agent(self, name: str) -> ProcessAddress | None:
         try:
-            return await process_client.find_agent(self._transport, name)
+            return await process_client.find_agent(self._transport, name, self._dialer)
         except FleetctlError as error:
             self._archive.add_missing(f"node/{name}", error.message)
             return None

@@ -4,7 +4,6 @@ import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -13,6 +12,7 @@ from fleetctl.cli.errors import FleetctlError
 from fleetctl.fleets import gateways, process_client
 from fleetctl.fleets.process_client import ProcessAddress
 from fleetctl.output.columns import field_at
+from identity.dialer import Dialer
 from machinery.clock import Clock
 from nodeagent.api import machine_metrics
 from reconciler.demand import gateway_metrics
@@ -122,13 +122,13 @@ class FleetInventory:
     replicas: Mapping[str, ReplicaPlacement]
     endpoints: Sequence[Tree]
     gateways: Mapping[str, GatewayLease]
-    gateway_ca: Path | None = None
-    """Certificate of the gateways' authority; None: those of the system."""
+    dialer: Dialer = field(default_factory=Dialer)
+    """How to dial agents and gateways."""
 
     def agents(self) -> dict[str, ProcessAddress]:
         """Return the addresses of reachable agents, by node name."""
         return {
-            name: ProcessAddress(label=f"node/{name}", key=f"Node/{name}", url=url)
+            name: process_client.agent_address(self.dialer, name, url)
             for name, url in (
                 (object_trees.name_of(n), field_at(n, "status", "agentUrl")) for n in self.nodes
             )
@@ -136,7 +136,7 @@ class FleetInventory:
         }
 
 
-async def read_inventory(transport: Transport, *, gateway_ca: Path | None = None) -> FleetInventory:
+async def read_inventory(transport: Transport, dialer: Dialer | None = None) -> FleetInventory:
     """Read the inventory from the store. Raises StoreError."""
     replicas = await object_trees.list_all(transport, "Replica")
     return FleetInventory(
@@ -145,7 +145,7 @@ async def read_inventory(transport: Transport, *, gateway_ca: Path | None = None
         replicas={object_trees.name_of(tree): _replica_placement(tree) for tree in replicas},
         endpoints=await object_trees.list_all(transport, "Endpoint"),
         gateways=await gateways.list_leases(transport),
-        gateway_ca=gateway_ca,
+        dialer=dialer or Dialer(),
     )
 
 
@@ -162,7 +162,8 @@ async def open_collector(
     transport: Transport, clock: Clock, inventory: FleetInventory
 ) -> AsyncIterator["SampleCollector"]:
     """Yield a collector for this inventory; its tickets are valid within the block. Raises StoreError."""
-    holders = [address.key for address in inventory.agents().values()]
+    agents = [address.key for address in inventory.agents().values()]
+    holders = [*agents, *(f"Gateway/{id_}" for id_ in inventory.gateways)]
     async with process_client.issue_tickets(transport, holders) as bearers:
         yield SampleCollector(clock, bearers)
 
@@ -279,15 +280,16 @@ class SampleCollector:
         return tuple(samples)
 
     async def _fetch(self, address: ProcessAddress, path: str) -> bytes:
+        bearer = self._bearers.get(address.key, "")
+        # A gateway without a ticket is new.
+        self.is_stale |= bool(address.key) and not bearer
         async with self._slots:
-            return await process_client.fetch(address, path, limit_s=_RESPONSE_S)
+            return await process_client.fetch(address, path, bearer=bearer, limit_s=_RESPONSE_S)
 
     async def _gateway(
         self, id_: str, lease: GatewayLease, inventory: FleetInventory, reasons: list[str]
     ) -> GatewaySample | None:
-        address = ProcessAddress(
-            label=f"gateway/{id_}", key="", url=lease.url, ca=inventory.gateway_ca
-        )
+        address = process_client.gateway_address(inventory.dialer, id_, lease)
         try:
             text = await self._fetch(address, "/metrics/demand")
         except FleetctlError as error:

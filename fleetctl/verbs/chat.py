@@ -123,8 +123,8 @@ def _read_question(message: str | None) -> str | None:
 def _open_gateway(options: dict[str, Any]) -> GatewayAccess:
     silence_s = parse_duration(options["timeout"])
     key = gateways.read_api_key(options)
-    url = run(gateways.find_url(options))
-    return GatewayAccess(url=url, key=key, ca=options["gateway_ca"], silence_s=silence_s)
+    url, dial = run(gateways.find(options))
+    return GatewayAccess(url=url, key=key, dial=dial, silence_s=silence_s)
 
 
 def choose_model(models: Sequence[str], *, can_ask: bool) -> str:

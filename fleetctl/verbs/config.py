@@ -15,6 +15,7 @@ from fleetctl.cli.contexts import (
     CONTEXTS,
     CURRENT,
     FILES,
+    FOLDERS,
     Configuration,
     Settings,
     load,
@@ -25,6 +26,7 @@ from fleetctl.cli.program import SuggestingGroup
 from fleetctl.cli.resolve import DEFAULT_PATH, config_path
 from fleetctl.output import printers
 from machinery import files
+from schemas.wire import identity_files
 from store.etcd import flags
 
 TomlDocument = tomlkit.TOMLDocument
@@ -213,6 +215,7 @@ def _setting_options(command: Any) -> Any:
         "etcd-key": "Client key (PEM).",
         "etcd-cert": "Client certificate (PEM).",
         "etcd-ca": "CA certificate of etcd (PEM).",
+        "identity-dir": "Folder with your certificate of the fleet (identity.pem, ca.pem).",
         "data-dir": "Data folder of a fleet that `fleetctl up` runs on this machine.",
     }
     for key, text in texts.items():
@@ -257,12 +260,7 @@ def _settings(values: dict[str, Any]) -> Settings:
         settings["etcd"] = etcd
     if etcd and settings.get("data-dir"):
         raise click.UsageError("give either --etcd or --data-dir, because they name two stores")
-    for key in (*FILES, "data-dir"):
-        if settings.get(key):
-            settings[key] = str(Path(settings[key]).expanduser().absolute())
-    for key in FILES:
-        if settings.get(key) and not Path(settings[key]).is_file():
-            raise click.UsageError(f"--{key}: the file {settings[key]} does not exist")
+    _complete_paths(settings)
     if settings.get("gateway") and not settings["gateway"].startswith(("http://", "https://")):
         raise click.UsageError(f"--gateway {settings['gateway']}: expected http://HOST:PORT")
     if settings.get("etcd-transport") not in (None, "", "grpc", "http"):
@@ -272,6 +270,19 @@ def _settings(values: dict[str, Any]) -> Settings:
     if etcd or settings.get("etcd-prefix"):
         _check_store(etcd or ("unix:/",), settings.get("etcd-prefix", ""))
     return settings
+
+
+def _complete_paths(settings: dict[str, Any]) -> None:
+    """Make paths absolute; refuse files that do not exist."""
+    for key in (*FILES, *FOLDERS):
+        if settings.get(key):
+            settings[key] = str(Path(settings[key]).expanduser().absolute())
+    for key in FILES:
+        if settings.get(key) and not Path(settings[key]).is_file():
+            raise click.UsageError(f"--{key}: the file {settings[key]} does not exist")
+    folder = settings.get("identity-dir")
+    if folder and not Path(folder, identity_files.IDENTITY).is_file():
+        raise click.UsageError(f"--identity-dir: {folder} holds no {identity_files.IDENTITY}")
 
 
 def _urls(text: str) -> list[str]:

@@ -10,6 +10,7 @@ from fleetctl.cli import errors
 from fleetctl.cli.connect import etcd_address, open_store, process_options, run
 from fleetctl.doctor import checks, findings, observe
 from fleetctl.doctor.findings import Finding
+from fleetctl.fleets.dialer import open_dialer
 from machinery.clock import SystemClock
 from store.errors import StoreError
 
@@ -46,8 +47,9 @@ async def examine(options: dict[str, Any]) -> list[Finding]:
     folder: Path | None = None if options["etcd"] else options["data_dir"]
     try:
         async with open_store(options) as transport:
+            dialer = await open_dialer(options, transport)
             observation = await observe.observe_fleet(
-                transport, address, SystemClock(), folder, gateway_ca=options["gateway_ca"]
+                transport, address, SystemClock(), folder, dialer=dialer
             )
     except StoreError as error:
         return checks.unreachable_findings(errors.from_store_error(error).message)

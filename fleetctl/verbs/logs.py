@@ -4,7 +4,6 @@ import asyncio
 import sys
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import IO, Any
 
 import click
@@ -13,9 +12,11 @@ from fleetctl.cli.connect import open_store, process_options, run
 from fleetctl.cli.errors import FleetctlError
 from fleetctl.cli.kubectl_hints import unsupported_flag
 from fleetctl.fleets import process_client
+from fleetctl.fleets.dialer import open_dialer
 from fleetctl.fleets.process_client import ProcessAddress, issue_ticket
 from fleetctl.objects import selectors
 from fleetctl.objects.kind_args import kind_of
+from identity.dialer import Dialer
 from machinery.process_log import time_text
 from manifests.suggestions import not_found_message
 from schemas import duration
@@ -247,8 +248,7 @@ async def print_logs(
     transport: Transport,
     sources: list[LogSource],
     display: LogDisplay,
-    *,
-    gateway_ca: Path | None = None,
+    dialer: Dialer | None = None,
 ) -> None:
     """Print one log, or several in parallel, to the end.
 
@@ -263,7 +263,7 @@ async def print_logs(
             "raise the limit with --max-log-requests"
         )
     async with AsyncExitStack() as stack:
-        access = _ProcessAccess(transport, stack, gateway_ca)
+        access = _ProcessAccess(transport, stack, dialer)
         if len(sources) == 1:
             await _print_log(access, sources[0], display)
             return
@@ -301,11 +301,9 @@ async def _print_all(
 class _ProcessAccess:
     """Addresses and tickets of processes; one ticket for each."""
 
-    def __init__(
-        self, transport: Transport, stack: AsyncExitStack, gateway_ca: Path | None
-    ) -> None:
+    def __init__(self, transport: Transport, stack: AsyncExitStack, dialer: Dialer | None) -> None:
         self._transport = transport
-        self._gateway_ca = gateway_ca
+        self._dialer = dialer
         self._stack = stack
         self._known: dict[tuple[str, str], tuple[ProcessAddress, str] | FleetctlError] = {}
 
@@ -319,11 +317,9 @@ class _ProcessAccess:
     async def _open(self, kind: str, name: str) -> tuple[ProcessAddress, str] | FleetctlError:
         try:
             if kind == "Node":
-                found = await process_client.find_agent(self._transport, name)
+                found = await process_client.find_agent(self._transport, name, self._dialer)
             else:
-                found = await process_client.find_gateway(
-                    self._transport, name, ca=self._gateway_ca
-                )
+                found = await process_client.find_gateway(self._transport, name, self._dialer)
         except FleetctlError as error:
             return error
         return found, await self._stack.enter_async_context(
@@ -470,4 +466,5 @@ def _log_selection(what: str | None, options: dict[str, Any]) -> LogSelection:
 async def _logs(selection: LogSelection, display: LogDisplay, options: dict[str, Any]) -> None:
     async with open_store(options) as transport:
         sources = await find_sources(transport, selection)
-        await print_logs(transport, sources, display, gateway_ca=options["gateway_ca"])
+        dialer = await open_dialer(options, transport)
+        await print_logs(transport, sources, display, dialer)

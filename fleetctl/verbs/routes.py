@@ -11,10 +11,12 @@ import click
 import msgspec
 import orjson
 
-from fleetctl.cli.connect import api_key_options, open_store, process_options, run
+from fleetctl.cli.connect import api_key_options, process_options, run
 from fleetctl.cli.errors import FleetctlError
 from fleetctl.fleets import gateways
+from fleetctl.fleets.dialer import offline_dialer
 from fleetctl.output import printers
+from identity.dialer import Dial
 from machinery.http_body import read_limited
 from schemas.wire.metrics import REQUEST_OUTCOMES
 
@@ -185,18 +187,18 @@ def _duration_text(milliseconds: float) -> str:
     return f"{milliseconds:.0f}ms" if milliseconds >= 10 else f"{milliseconds:.1f}ms"
 
 
-async def _fetch_requests(urls: Sequence[str], query: JournalQuery, options: Json) -> list[Json]:
+async def _fetch_requests(named: Sequence[str], query: JournalQuery, options: Json) -> list[Json]:
     """Return the requests of all journals, the latest last; print a warning for each journal that cannot be read.
 
     Raises:
         FleetctlError: no journal can be read.
 
     """
-    urls = urls or await _registered(options)
+    found = await _gateways(named, options)
+    urls = [url for url, _ in found]
     timeout = aiohttp.ClientTimeout(total=_ANSWER_S)
-    connector = aiohttp.TCPConnector(ssl=gateways.trust(options["gateway_ca"]))
-    async with aiohttp.ClientSession(timeout=timeout, connector=connector) as session:
-        answers = await asyncio.gather(*(_fetch_journal(session, url, query) for url in urls))
+    async with aiohttp.ClientSession(timeout=timeout) as session:
+        answers = await asyncio.gather(*(_fetch_journal(session, *one, query) for one in found))
     silent = [
         f"{url}: {journal}"
         for url, journal in zip(urls, answers, strict=True)
@@ -224,19 +226,21 @@ async def _fetch_requests(urls: Sequence[str], query: JournalQuery, options: Jso
     return sorted(lines.values(), key=lambda one: str(one["time"]))
 
 
-async def _registered(options: Json) -> list[str]:
-    async with open_store(options) as transport:
-        leases = await gateways.list_leases(transport)
-    urls = sorted({lease.url for lease in leases.values()})
-    if not urls:
+async def _gateways(named: Sequence[str], options: Json) -> list[tuple[str, Dial]]:
+    """Return the URLs that a person gives, or those of all registered gateways, and how to dial each."""
+    if named:
+        dial = offline_dialer(options).address()
+        return [(url, dial) for url in named]
+    found = await gateways.list_dials(options)
+    if not found:
         raise FleetctlError(
             "no gateway is registered. `fleetctl up` runs one; for another gateway, pass its URL with --gateway"
         )
-    return urls
+    return found
 
 
 async def _fetch_journal(
-    session: aiohttp.ClientSession, url: str, query: JournalQuery
+    session: aiohttp.ClientSession, url: str, dial: Dial, query: JournalQuery
 ) -> list[Json] | AccessDenied | str:
     """Return the requests of one journal, or why it cannot be read."""
     headers = {"authorization": f"Bearer {query.key}"} if query.key else {}
@@ -246,6 +250,8 @@ async def _fetch_journal(
             params=query.query,
             headers=headers,
             allow_redirects=False,
+            ssl=dial.ssl,
+            server_hostname=dial.server_hostname,
         ) as response:
             body = await read_limited(response.content.iter_any(), _BODY_LIMIT)
             if response.status in (401, 403):

@@ -10,6 +10,7 @@ from fleetctl.cli.errors import FleetctlError
 from fleetctl.cli.terminal import ProgressLine
 from fleetctl.doctor import checks
 from fleetctl.doctor.findings import findings_tree
+from fleetctl.fleets.dialer import open_dialer
 from fleetctl.support_bundle import contents
 from fleetctl.support_bundle.contents import BundleArchive, BundleRequest
 from machinery import files
@@ -105,9 +106,8 @@ async def _fill(
         contents.add_local_logs(archive, folder, request)
     try:
         async with open_store(options) as transport:
-            collector = contents.BundleCollector(
-                transport, archive, SystemClock(), gateway_ca=options["gateway_ca"]
-            )
+            dialer = await open_dialer(options, transport)
+            collector = contents.BundleCollector(transport, archive, SystemClock(), dialer)
             progress.show("reading the store")
             await collector.add_fleet(address, folder)
             await collector.add_processes(request, progress)

@@ -4,7 +4,6 @@ import sys
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
 import click
@@ -17,11 +16,13 @@ from fleetctl.cli import terminal
 from fleetctl.cli.arguments import parse_duration
 from fleetctl.cli.connect import open_store, process_options, run
 from fleetctl.cli.errors import FleetctlError
+from fleetctl.fleets.dialer import open_dialer
 from fleetctl.objects import selectors
 from fleetctl.objects.kind_args import kind_of, parse_target
 from fleetctl.objects.selectors import LabelRequirement
 from fleetctl.top import collector, usage
 from fleetctl.top.collector import FleetInventory, FleetSample
+from identity.dialer import Dialer
 from machinery import environment
 from machinery.backoff import Backoff, Retries
 from machinery.clock import Clock, SystemClock
@@ -103,8 +104,8 @@ class TopQuery:
     over_s: float
     is_json: bool
     headers: bool
-    gateway_ca: Path | None = None
-    """Certificate of the gateways' authority; None: those of the system."""
+    dialer: Dialer | None = None
+    """How to dial agents and gateways."""
 
     @property
     def orders(self) -> Mapping[str, str]:
@@ -181,7 +182,6 @@ def _top_query(what: tuple[str, ...], options: dict[str, Any]) -> TopQuery:
         over_s=over_s,
         is_json=options["output"] == "json",
         headers=not options["no_headers"],
-        gateway_ca=options["gateway_ca"],
     )
     if query.order not in ("name", *query.orders):
         known = ", ".join(("name", *query.orders))
@@ -192,7 +192,7 @@ def _top_query(what: tuple[str, ...], options: dict[str, Any]) -> TopQuery:
 async def _print_once(query: TopQuery, options: dict[str, Any]) -> None:
     async with (
         open_store(options) as transport,
-        aclosing(sample_pairs(transport, SystemClock(), query)) as pairs,
+        aclosing(_dialed_pairs(transport, SystemClock(), query, options)) as pairs,
     ):
         async for pair in pairs:
             _print_pair(query, pair)
@@ -217,7 +217,7 @@ async def _print_live(query: TopQuery, options: dict[str, Any]) -> None:
             is_first, retries = True, Retries(_BACKOFF, clock)
             while True:
                 try:
-                    async with aclosing(sample_pairs(transport, clock, query)) as pairs:
+                    async with aclosing(_dialed_pairs(transport, clock, query, options)) as pairs:
                         async for pair in pairs:
                             is_first = False
                             retries.reset()
@@ -232,6 +232,16 @@ async def _print_live(query: TopQuery, options: dict[str, Any]) -> None:
                     await retries.wait()
 
 
+async def _dialed_pairs(
+    transport: Transport, clock: Clock, query: TopQuery, options: dict[str, Any]
+) -> AsyncGenerator[SamplePair]:
+    """Yield `sample_pairs` with the fleet's trust as of now. Raises as it does."""
+    query = replace(query, dialer=await open_dialer(options, transport))
+    async with aclosing(sample_pairs(transport, clock, query)) as pairs:
+        async for pair in pairs:
+            yield pair
+
+
 async def sample_pairs(
     transport: Transport, clock: Clock, query: TopQuery
 ) -> AsyncGenerator[SamplePair]:
@@ -244,7 +254,7 @@ async def sample_pairs(
     """
     before: FleetSample | None = None
     while True:
-        whole = await collector.read_inventory(transport, gateway_ca=query.gateway_ca)
+        whole = await collector.read_inventory(transport, query.dialer)
         inventory = _narrow_inventory(whole, query)
         async with collector.open_collector(transport, clock, inventory) as sampler:
             while not sampler.is_stale:
@@ -253,7 +263,7 @@ async def sample_pairs(
                     yield before, now
                 before = now
                 await clock.sleep(query.over_s)
-                whole = await collector.read_inventory(transport, gateway_ca=query.gateway_ca)
+                whole = await collector.read_inventory(transport, query.dialer)
         inventory = _narrow_inventory(whole, query)
 
 

@@ -3,11 +3,12 @@
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 from urllib.parse import urlsplit
 
 import click
 
+from schemas.wire.identity_files import IdentityFiles
 from store.etcd import users
 from store.etcd.address import EtcdAddress
 from store.etcd.users import Credentials, CredentialsError
@@ -21,14 +22,6 @@ _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 _PREFIX = re.compile(r"(/[A-Za-z0-9][A-Za-z0-9._-]*)+")
 # A prefix with this part could lie within another fleet's keys.
 _OURS = "mlx-fleet"
-
-
-class IdentityFiles(NamedTuple):
-    """Files of a process's identity, the default of the TLS flags with https."""
-
-    authorities: Path
-    identity: Path
-    """Certificate and key in one file."""
 
 
 class _EtcdUrl(click.ParamType[str]):

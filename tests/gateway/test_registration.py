@@ -31,6 +31,8 @@ from tests.support.gateway_world import World, running_gateway
 from tests.support.ports import free_port
 from tests.support.waiting import until, until_async
 
+LEASE = GatewayLease(url="http://127.0.0.1:1", version=version())
+
 
 async def registered(transport: Transport) -> list[str]:
     listing = await transport.list(keys.GATEWAY_LEASE_PREFIX)
