@@ -43,6 +43,7 @@ class Api:
     fleet: TestAuthority
     credentials: Credentials
     port: int
+    store: MemoryTransport
 
     async def status(
         self, client: ssl.SSLContext, path: str = "/v1/vitals", headers: dict[str, str] = TICKET
@@ -96,7 +97,7 @@ async def serving(fleet: TestAuthority, mode: TlsMode = TlsMode.STRICT) -> Async
         await changed.wait()
         scheme, _, rest = api.url.partition("://")
         assert scheme == ("http" if mode is TlsMode.PERMISSIVE else "https")
-        yield Api(fleet, credentials, int(rest.rpartition(":")[2]))
+        yield Api(fleet, credentials, int(rest.rpartition(":")[2]), store)
         running.cancel()
 
 
