@@ -2,12 +2,13 @@
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
 from fleetctl.doctor import control_plane
 from fleetctl.doctor.control_plane import ControlPlane
 from fleetctl.doctor.findings import Finding, Level, counted, ok
+from fleetctl.doctor.transport_security import TransportSecurity, check_security
 from fleetctl.fabric.admission import GroupAdmission
 from fleetctl.fleets.version_skew import FleetVersions
 from reconciler.groups.fabric import FabricFault
@@ -82,6 +83,8 @@ class FleetObservation:
     """The state of the control plane: whether it acts on what the store holds."""
     disk: DiskSpace | None = None
     """None if the fleet has no data folder on this machine."""
+    security: TransportSecurity = field(default_factory=TransportSecurity)
+    """The protection of connections between machines."""
 
 
 # Leases of 4 s are renewed three times (docs/adr/0009), so a read must take much less than a second.
@@ -119,6 +122,7 @@ def run_checks(fleet: FleetObservation) -> list[Finding]:
         *_gateways(fleet),
         *_engines(fleet.engines),
         *control_plane.check_endpoints(fleet.control),
+        *check_security(fleet.security),
         *_fabric(fleet),
         *_objects(fleet),
     ]
@@ -338,7 +342,7 @@ def _gateways(fleet: FleetObservation) -> Iterator[Finding]:
                 check="gateways",
                 level="WARN",
                 message=f"{one.label} serves plain HTTP at {one.url}: others on the network can read keys and prompts",
-                advice="start it with --tls-cert and --tls-key instead of --insecure-http",
+                advice="start it with --identity-dir, or --tls-cert and --tls-key, instead of --insecure-http",
             )
 
 

@@ -4,6 +4,7 @@ import asyncio
 import shutil
 from collections.abc import AsyncIterator, Coroutine, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from dataclasses import replace
 from email.utils import parsedate_to_datetime
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import aiohttp
 import orjson
 
 from fleetctl.cli.connect import etcd_dir
-from fleetctl.doctor import observe_control
+from fleetctl.doctor import observe_control, observe_security
 from fleetctl.doctor.checks import (
     CONDITION_KINDS,
     DiskSpace,
@@ -117,6 +118,13 @@ async def observe_fleet(
             unobserved=observe_control.unobserved_changes(reading, observed, clock),
         ),
         disk=_observe_disk(data_dir),
+        security=replace(
+            await observe_security.read_security(
+                transport, clock.now(), nodes=nodes, gateways=leases, endpoints=endpoints
+            ),
+            plain_etcd=observe_security.plain_etcd_urls(address),
+            open_secrets=observe_security.find_open_secrets(data_dir),
+        ),
     )
 
 

@@ -7,6 +7,7 @@ import click
 
 from fleetctl.cli.connect import etcd_address, open_store, run, store_options
 from fleetctl.fleets import gateways, version_skew
+from fleetctl.fleets.tls_mode import mode_text, read_mode
 from fleetctl.output.printers import align_columns
 from store import keys, object_trees
 from store.port import Transport
@@ -26,6 +27,8 @@ class FleetSummary:
     ready_nodes: int
     deployments: int
     available_deployments: int
+    tls: str
+    """The TLS mode in words."""
 
 
 @click.command()
@@ -62,6 +65,7 @@ async def read_summary(transport: Transport, etcd: str) -> FleetSummary:
         ready_nodes=sum(object_trees.name_of(node) in ready for node in nodes),
         deployments=len(deployments),
         available_deployments=len(available),
+        tls=mode_text(await read_mode(transport)),
     )
 
 
@@ -78,6 +82,7 @@ def summary_text(found: FleetSummary) -> str:
     if not found.gateways:
         rows.append(("gateway", "none is registered: start fleet-gateway"))
     rows += [
+        ("tls", found.tls),
         ("nodes", f"{found.ready_nodes} of {found.nodes} are Ready"),
         ("deployments", f"{found.available_deployments} of {found.deployments} are Available"),
     ]

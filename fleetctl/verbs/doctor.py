@@ -18,7 +18,8 @@ _HELP = """Check every part of the fleet, and print problems with their remedies
 
 Checks: the store answers and accepts writes; a reconciler leads; versions are compatible; nodes renew their leases and
 have disk space and memory; this machine reaches agents, gateways and engines; clocks agree; agents, gateways and the
-reconciler read the store; endpoints are on the right nodes; etcd has room, and users if it is on a network; ShardGroups
+reconciler read the store; endpoints are on the right nodes; etcd has room, and users if it is on a network; connections
+between machines use TLS, and certificates are renewed; files with secrets are not open to other users; ShardGroups
 have their cables and RDMA settings; deployments, routes, pools and GitSources are healthy. Changes nothing. Exit code 1:
 a check FAILed.
 """

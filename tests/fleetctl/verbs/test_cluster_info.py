@@ -10,10 +10,11 @@ async def test_an_empty_fleet_says_what_to_start(fleet: MemoryFleet) -> None:
     await join_node(fleet.store, "mac-1")
     done = await fleet.ctl("cluster-info")
     assert done.code == 0
-    etcd, reconciler, gateway, nodes, deployments, *_ = done.out.splitlines()
+    etcd, reconciler, gateway, tls, nodes, deployments, *_ = done.out.splitlines()
     assert etcd.split()[:2] == ["etcd", fleet.url]
     assert reconciler.split(maxsplit=1)[1] == "none leads: start fleet-reconciler"
     assert gateway.split(maxsplit=1)[1] == "none is registered: start fleet-gateway"
+    assert tls.split(maxsplit=1)[1] == "off: the fleet has no certificates"
     assert nodes.split(maxsplit=1)[1] == "1 of 1 are Ready"
     assert deployments.split(maxsplit=1)[1] == "0 of 1 are Available"
 
@@ -28,11 +29,13 @@ def test_a_whole_fleet() -> None:
         ready_nodes=2,
         deployments=4,
         available_deployments=4,
+        tls="strict: plain HTTP is refused",
     )
     assert summary_text(found) == (
         "etcd           http://mac-1:2379 (version 3.5.21)\n"
         "reconciler     mac-1/77 leads\n"
         "gateway 9f3a   http://mac-1:4000/v1\n"
+        "tls            strict: plain HTTP is refused\n"
         "nodes          2 of 3 are Ready\n"
         "deployments    4 of 4 are Available\n\n"
         "`fleetctl doctor` checks every part; `fleetctl support-bundle` collects what a helper needs."

@@ -1,0 +1,125 @@
+"""Observation for the checks of connections between machines: trust and leases in the store, and files of this machine."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Final
+from urllib.parse import urlsplit
+
+from cryptography import x509
+from cryptography.exceptions import InvalidSignature
+
+from fleetctl.doctor.control_plane import is_remote
+from fleetctl.doctor.transport_security import CertificateState, TransportSecurity
+from machinery import process_secrets
+from schemas.node import Node, NodeLease
+from schemas.records import GatewayLease
+from schemas.replica import Endpoint
+from schemas.trust import FleetTrust, IssuedCertificate
+from schemas.wire import identity_files
+from store import codec, keys
+from store.etcd.address import EtcdAddress
+from store.port import Transport
+
+# Below a data folder: the files that would give a reader the fleet.
+_SECRETS: Final = ("authority/ca.key", "authority/root.env")
+_IDENTITIES: Final = (
+    f"identities/*/{identity_files.IDENTITY}",
+    f"nodes/*/identity/{identity_files.IDENTITY}",
+)
+
+
+async def read_security(
+    transport: Transport,
+    now: datetime,
+    *,
+    nodes: Sequence[Node],
+    gateways: Mapping[str, GatewayLease],
+    endpoints: Sequence[Endpoint],
+) -> TransportSecurity:
+    """Read what the store says about the protection of connections. Raises StoreError."""
+    item = await transport.get(keys.FLEET_TRUST)
+    trust = None if item is None else codec.decode(FleetTrust, item)
+    leases = (await transport.list(keys.NODE_LEASE_PREFIX)).items
+    flags = {
+        f"node/{one.key.removeprefix(keys.NODE_LEASE_PREFIX)}": codec.decode(
+            NodeLease, one
+        ).insecure_flags
+        for one in leases
+    }
+    flags |= {f"gateway/{id_}": lease.insecure_flags for id_, lease in gateways.items()}
+    return TransportSecurity(
+        mode=None if trust is None else trust.mode,
+        plain=tuple(_plain_listeners(nodes, endpoints)),
+        insecure_flags=tuple(
+            f"{label}: {flag}" for label, several in flags.items() for flag in several
+        ),
+        certificates=await _read_certificates(transport, trust, now),
+    )
+
+
+def _plain_listeners(nodes: Sequence[Node], endpoints: Sequence[Endpoint]) -> Iterator[str]:
+    """Yield the plain listeners of agents and engines; those of gateways are checked with the gateways."""
+    for node in nodes:
+        if node.status is not None and is_plain_and_remote(node.status.agent_url):
+            yield f"node/{node.name} at {node.status.agent_url}"
+    for one in endpoints:
+        if is_plain_and_remote(one.spec.url):
+            yield f"replica/{one.name} at {one.spec.url}"
+
+
+def is_plain_and_remote(url: str) -> bool:
+    """Return whether other machines reach the URL, and read what is sent."""
+    return url.startswith("http://") and is_remote(urlsplit(url).hostname or "")
+
+
+async def _read_certificates(
+    transport: Transport, trust: FleetTrust | None, now: datetime
+) -> tuple[CertificateState, ...]:
+    items = (await transport.list(keys.ISSUED_PREFIX)).items
+    authorities = (
+        [] if trust is None else x509.load_pem_x509_certificates(trust.authorities.encode())
+    )
+    found = []
+    for item in items:
+        issued = codec.decode(IssuedCertificate, item)
+        found.append(
+            CertificateState(
+                label=item.key.removeprefix(keys.ISSUED_PREFIX),
+                left=issued.not_after - now,
+                is_foreign=not any(_is_issued_by(issued.certificate, one) for one in authorities),
+            )
+        )
+    return tuple(found)
+
+
+def _is_issued_by(pem: str, authority: x509.Certificate) -> bool:
+    try:
+        x509.load_pem_x509_certificate(pem.encode()).verify_directly_issued_by(authority)
+    except (ValueError, TypeError, InvalidSignature):
+        return False
+    return True
+
+
+def plain_etcd_urls(address: EtcdAddress) -> tuple[str, ...]:
+    """Return the URLs of etcd at which passwords go over the network in clear."""
+    return tuple(url for url in address.endpoints if is_plain_and_remote(url))
+
+
+def find_open_secrets(data_dir: Path | None) -> tuple[str, ...]:
+    """Return the files below the fleet's data folder that other users may read, each with its remedy."""
+    if data_dir is None:
+        return ()
+    identities = (path for pattern in _IDENTITIES for path in sorted(data_dir.glob(pattern)))
+    paths = (*(data_dir / name for name in _SECRETS), *identities)
+    return tuple(why for path in paths if (why := _open_reason(path)))
+
+
+def _open_reason(path: Path) -> str:
+    try:
+        process_secrets.check_secret_file(path)
+    except process_secrets.OpenSecretError as error:
+        return str(error)
+    except OSError:
+        return ""  # there is none
+    return ""

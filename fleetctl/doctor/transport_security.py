@@ -1,0 +1,132 @@
+"""Checks of the connections between machines: plain listeners, insecure flags, certificates, and the files of secrets. Pure."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+
+from fleetctl.doctor.findings import Finding, Level, counted, ok
+from fleetctl.fleets.tls_mode import mode_text
+from schemas.trust import TlsMode
+
+# A certificate lives 30 days and is renewed after 20.
+_WARN, _FAIL = timedelta(days=10), timedelta(days=3)
+_MAX_NAMES = 5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CertificateState:
+    """The current certificate of one identity."""
+
+    label: str
+    """Such as `node/mac-1`."""
+    left: timedelta
+    """The time to its end; negative after it."""
+    is_foreign: bool = False
+    """True if none of the fleet's authorities has signed it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TransportSecurity:
+    """The observation that these checks need."""
+
+    mode: TlsMode | None = None
+    """None: the fleet has no authority."""
+    plain: Sequence[str] = ()
+    """Listeners of agents and engines that other machines reach over plain HTTP, such as `node/mac-1 at http://...`."""
+    insecure_flags: Sequence[str] = ()
+    """Flags in use that switch protection off, such as `node/mac-1: --insecure-http`."""
+    plain_etcd: Sequence[str] = ()
+    """The URLs of etcd on other machines over plain HTTP."""
+    certificates: Sequence[CertificateState] = ()
+    open_secrets: Sequence[str] = ()
+    """Files of this machine with a secret that other users may read; each with its remedy."""
+
+
+def check_security(found: TransportSecurity) -> Iterator[Finding]:
+    """Yield whether connections between machines are protected, and for how long."""
+    yield from _mode(found)
+    yield from _listeners(found)
+    yield from _certificates(found.certificates)
+    for one in found.open_secrets:
+        yield Finding(
+            check="secrets",
+            level="FAIL",
+            message=one,
+            advice="until then every user of this machine has it; what was read must be replaced",
+        )
+
+
+def _mode(found: TransportSecurity) -> Iterator[Finding]:
+    text = f"TLS mode {mode_text(found.mode)}"
+    if found.mode is TlsMode.PERMISSIVE:
+        yield Finding(
+            check="tls",
+            level="WARN",
+            message=text,
+            advice="this is a step of a migration: `fleetctl secure` goes on to the next one",
+        )
+    elif found.mode is not None:
+        yield ok("tls", text)
+    elif found.plain:
+        yield Finding(
+            check="tls",
+            level="WARN",
+            message="machines of the fleet talk to each other without TLS",
+            advice="`fleetctl secure` gives every process a certificate",
+        )
+    for url in found.plain_etcd:
+        yield Finding(
+            check="tls",
+            level="WARN",
+            message=f"etcd at {url} is reached in clear: others on the network read passwords of the store",
+            advice="give etcd a certificate, and https:// in --etcd (docs/operations/security.md)",
+        )
+
+
+def _listeners(found: TransportSecurity) -> Iterator[Finding]:
+    kinds = (
+        (found.plain, "others on the network can read it", "start it with --identity-dir"),
+        (
+            found.insecure_flags,
+            "it is not protected",
+            "remove the flag when the process has an identity",
+        ),
+    )
+    for labels, what, advice in kinds:
+        for label in labels[:_MAX_NAMES]:
+            yield Finding(
+                check="listeners", level="WARN", message=f"{label}: {what}", advice=advice
+            )
+        if len(labels) > _MAX_NAMES:
+            more = f"{len(labels) - _MAX_NAMES} more: {what}"
+            yield Finding(check="listeners", level="WARN", message=more, advice=advice)
+
+
+def _certificates(states: Sequence[CertificateState]) -> Iterator[Finding]:
+    bad = [(one, found) for one in states if (found := _problem(one)) is not None]
+    for one, (level, message, advice) in bad:
+        text = f"{one.label}: {message}"
+        yield Finding(check="certificates", level=level, message=text, advice=advice)
+    if states and not bad:
+        days = min(one.left for one in states).days
+        phrase = counted(len(states), "certificate is", "certificates are")
+        yield ok("certificates", f"{phrase} valid for {days} days and more")
+
+
+def _problem(state: CertificateState) -> tuple[Level, str, str] | None:
+    if state.is_foreign:
+        return (
+            "FAIL",
+            "none of the fleet's authorities has signed its certificate",
+            "it is of another fleet, or something wrote it that may not: revoke it, and join that machine again",
+        )
+    if state.left >= _WARN:
+        return None
+    renewal = (
+        "certificates are renewed 10 days before their end: check that a reconciler with --authority-dir runs and that "
+        "this process reaches the store; its log says why"
+    )
+    if state.left <= timedelta(0):
+        return "FAIL", "its certificate has ended", renewal
+    level: Level = "FAIL" if state.left < _FAIL else "WARN"
+    return level, f"its certificate ends in {state.left.days} days and was not renewed", renewal
