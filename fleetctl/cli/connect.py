@@ -24,8 +24,8 @@ from store.reads import StoreReader
 if TYPE_CHECKING:  # its import takes 8 ms, and `get` needs only store.reads
     from store.port import Transport
 
-# In a data folder whose etcd asks for passwords.
-ADMIN_PASSWORD = Path("passwords") / "admin.env"
+# In a data folder of `fleetctl up --join`.
+_ADMIN_PASSWORD, _ADMIN_IDENTITY = Path("passwords", "admin.env"), Path("identities", "admin")
 
 T = TypeVar("T")
 Command = Callable[..., Any]
@@ -141,7 +141,7 @@ def _resolve_context(command: Command) -> Command:
 
     @wraps(command)
     def with_context(*args: Any, context: str | None, **options: Any) -> Any:
-        return command(*args, **resolve_options(options, context))
+        return command(*args, **_with_local_files(resolve_options(options, context)))
 
     return with_context
 
@@ -158,16 +158,24 @@ def etcd_address(options: dict[str, Any]) -> EtcdAddress:
         local = EtcdAddress(socket=sockets.client_socket(etcd_dir(options["data_dir"])))
     except SocketFolderError as error:
         raise errors.FleetctlError(str(error)) from error
-    return address_from_flags(_with_password(options), default=local)
+    return address_from_flags(options, default=local)
 
 
-def _with_password(options: dict[str, Any]) -> dict[str, Any]:
-    """Add the administrator's password if `fleetctl up --join` made one and no flag gives another."""
-    file = data_folder(options["data_dir"]) / ADMIN_PASSWORD
-    given = ("etcd_user", "etcd_password", "etcd_password_file")
-    if any(options[name] for name in given) or not file.exists():
+def _with_local_files(options: dict[str, Any]) -> dict[str, Any]:
+    """Add the administrator's password and identity of a data folder that has them (`fleetctl up --join`).
+
+    A password or an identity that a flag, the environment or the context gives comes first.
+    """
+    if "data_dir" not in options or options.get("etcd"):
         return options
-    return {**options, "etcd_password_file": file}
+    folder, found = data_folder(options["data_dir"]), dict(options)
+    given = ("etcd_user", "etcd_password", "etcd_password_file")
+    password, identity = folder / _ADMIN_PASSWORD, folder / _ADMIN_IDENTITY
+    if "etcd_user" in options and not any(options[name] for name in given) and password.exists():
+        found["etcd_password_file"] = password
+    if "identity_dir" in options and options["identity_dir"] is None and identity.exists():
+        found["identity_dir"] = identity
+    return found
 
 
 def etcd_dir(data_dir: Path) -> Path:
