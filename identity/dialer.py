@@ -68,7 +68,7 @@ class Dialer:
     def gateway(self, id_: str, lease: GatewayLease) -> Dial:
         """Return how to dial a registered gateway. Raises UntrustedAddressError."""
         is_https = lease.url.startswith("https:")
-        if self._own is not None and lease.has_identity and is_https:
+        if self._own is not None and lease.tls is not None and is_https:
             return self._peer(Role.GATEWAY, id_)
         if not (is_https and self._own is None):
             self._check_plain(f"gateway/{id_}", lease.url)

@@ -119,8 +119,6 @@ class GatewayLease(ApiModel):
     """True if it requires API keys. Only such gateways share the keys' rates. Older releases omit the field."""
     has_store_password: bool = False
     """True if it was started with a password for the store. Older releases omit the field."""
-    has_identity: bool = False
-    """True if it proves the id under which it is registered with a certificate of the fleet."""
     insecure_flags: tuple[str, ...] = ()
     """Its flags that switch protection off, such as --insecure-http."""
     tls: TlsReport | None = None

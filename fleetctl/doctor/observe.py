@@ -35,7 +35,7 @@ from machinery.version import version as fleet_version
 from schemas import kinds
 from schemas.meta import ApiObject
 from schemas.node import Node
-from schemas.replica import Endpoint, Replica
+from schemas.replica import Endpoint, EndpointSpec, Replica
 from schemas.shardgroup import ShardGroup
 from schemas.wire import health
 from schemas.wire.engine_address import EngineAddress
@@ -157,7 +157,7 @@ async def _probe_all(
     async with aiohttp.ClientSession(timeout=timeout) as session:
         return await asyncio.gather(
             prober.all(prober.health(session, one, bearers.get(one.key, "")) for one in addresses),
-            prober.all(prober.engine(f"replica/{e.name}", e.spec.url) for e in endpoints),
+            prober.all(prober.engine(f"replica/{e.name}", e.spec) for e in endpoints),
         )
 
 
@@ -272,11 +272,12 @@ class _Prober:
             return None
         return (their_time - self._clock.now()).total_seconds()
 
-    async def engine(self, label: str, url: str) -> ProbeResult:
+    async def engine(self, label: str, engine: EndpointSpec) -> ProbeResult:
         """Check that an engine accepts connections, unless its socket is on another machine."""
+        url = engine.url
         async with self._slots:
             try:
-                address = EngineAddress.parse(url)
+                address = EngineAddress.parse(url, node=engine.node)
                 if address.socket and not Path(address.socket).parent.exists():
                     return ProbeResult(label=label, url=url, is_elsewhere=True)
                 async with asyncio.timeout(_PROBE_S):

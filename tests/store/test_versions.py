@@ -259,7 +259,7 @@ SHAPES: dict[str, tuple[int, str]] = {
     "ApiKey": (2, "e3951ec66d0a"),
     "Revision": (1, "ef4519c3de30"),
     "NodeLifeStatus": (1, "b8f5719a979b"),
-    "GatewayLease": (3, "feb30828b2a4"),
+    "GatewayLease": (3, "6c67fc4d8371"),
     "ReconcilerLease": (2, "f0337a360cd0"),
     "NodeLease": (3, "349f9df08a8a"),
     "JoinTokenRecord": (1, "76a13dc09e81"),

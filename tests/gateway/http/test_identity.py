@@ -193,7 +193,7 @@ async def test_it_registers_its_name_and_dials_follow_the_mode(
         assert found is not None
         scheme = "http" if accepts_plain else "https"
         assert found[0] == "edge-1"
-        assert found[1].has_identity
+        assert found[1].tls is not None
         assert found[1].url == f"{scheme}://127.0.0.1:{stand.port}"
         stand.credentials.folder.write_trust(fleet.snapshot(mode=TlsMode.TLS))
 
@@ -228,7 +228,8 @@ async def test_the_reconciler_believes_the_gateway_and_not_a_thief(
             ("edge-2", f"https://127.0.0.1:{stand.port}", True),
             ("edge-3", network, False),
         ):
-            lease = GatewayLease(url=url, version="1", has_identity=has_identity)
+            tls = stand.credentials.report() if has_identity else None
+            lease = GatewayLease(url=url, version="1", tls=tls)
             key = keys.named(keys.GATEWAY_LEASE_PREFIX, id_)
             await stand.store.commit([], [Put(key=key, value=codec.encode(lease))])
         await until(lambda: caplog.text.count("does not show its load") == 2, what="two refusals")
