@@ -68,6 +68,7 @@ class EngineTls:
         self._metrics = metrics
         self.peers: Final = credentials.server(_ACCEPTED, only_own_node=True)
         """The contexts of new connections."""
+        self._mode = credentials.mode
         self._is_due = False
         """True while connections may be open that would not be accepted now."""
         credentials.on_change(self._changed)
@@ -95,7 +96,9 @@ class EngineTls:
     def _changed(self) -> None:
         self._is_due = True
         self._metrics.certificate_end_s = self._credentials.not_after.timestamp()
-        log.info("trust changed", extra={"mode": self._credentials.mode.value})
+        if self._credentials.mode is not self._mode:
+            self._mode = self._credentials.mode
+            log.info("the fleet's TLS mode has changed", extra={"mode": self._mode.value})
 
     def _close_unwanted(self, connections: Iterable[Any]) -> bool:
         """Close connections of revoked peers, and plain ones if they are refused; return whether some are left."""

@@ -74,8 +74,9 @@ class EndpointFilter:
         """`on_change`: called when the decision about an endpoint may change."""
         self._sockets = access.sockets
         self._credentials = access.credentials
+        self._mode = None if access.credentials is None else access.credentials.mode
         if access.credentials is not None:
-            access.credentials.on_change(on_change)
+            access.credentials.on_change(self._follow_mode)
         self._transport = transport
         self._clock = clock
         self._on_change = on_change
@@ -91,6 +92,14 @@ class EndpointFilter:
         self._reported: dict[str, str] = {}
         """The reason that was logged, by key of a refused endpoint."""
         self._confirmed_s = -_CONFIRM_S
+
+    def _follow_mode(self) -> None:
+        """Decide again when the fleet's TLS mode has changed; the identity's files change more often."""
+        assert self._credentials is not None
+        if self._credentials.mode is not self._mode:
+            self._mode = self._credentials.mode
+            log.info("the fleet's TLS mode has changed", extra={"mode": self._mode.value})
+            self._on_change()
 
     async def wait_synced(self) -> None:
         """Wait for the first list of replicas, for a moment at most."""
@@ -190,7 +199,7 @@ class EndpointFilter:
                 "its engine serves TLS, and this gateway has no identity: start the gateway with --identity-dir, after "
                 "`fleetctl join` or `fleetctl secure`"
             )
-        is_strict = self._credentials is not None and self._credentials.mode is TlsMode.STRICT
+        is_strict = self._mode is TlsMode.STRICT
         if origin.node or origin.socket or not is_strict or is_loopback(origin.host):
             return ""
         return (

@@ -3,11 +3,18 @@
 import json
 import signal
 import socket
+import ssl
 from pathlib import Path
 
 import pytest
 
+from identity.credentials import Credentials
+from identity.names import Role
+from machinery.clock import SystemClock
+from schemas.trust import TlsMode
+from schemas.wire.exit_codes import ExitCode
 from tests.support.engine_process import Engine, Start, eventually
+from tests.support.identities import TestAuthority
 
 pytestmark = [pytest.mark.mlx, pytest.mark.timeout(120)]
 READY_S = 60
@@ -17,6 +24,45 @@ JSON = {"content-type": "application/json"}
 def ready(engine: Engine) -> Engine:
     eventually(engine.is_ready, within_s=READY_S)
     return engine
+
+
+def test_an_engine_does_not_start_with_another_nodes_identity(
+    start: Start, tiny: Path, tmp_path: Path
+) -> None:
+    folder = TestAuthority(tmp_path / "fleet").issue(Role.NODE, "mac-2")
+    engine = start(tiny, identity_dir=folder.path)
+    assert engine.wait() == ExitCode.UNUSABLE
+    assert "expected that of node mac-1" in engine.last_words()
+
+
+def test_an_engine_with_an_identity_answers_nobody_without_one(
+    start: Start, tiny: Path, tmp_path: Path
+) -> None:
+    fleet = TestAuthority(tmp_path / "fleet")
+    folder = fleet.issue(Role.NODE, "mac-1")
+    folder.write_trust(fleet.snapshot(mode=TlsMode.STRICT))
+    engine = start(tiny, identity_dir=folder.path)
+    eventually(engine.answers, within_s=READY_S)
+    refused = engine.chat()
+    assert (refused.status, refused.error["code"]) == (503, "tls_required")
+    stranger = ssl.create_default_context(cadata=fleet.authority.pem)
+    stranger.check_hostname = False
+    gateway = Credentials(fleet.issue(Role.GATEWAY, "edge"), SystemClock())
+    name = fleet.identity(Role.NODE, "mac-1").dns_name
+    assert over_tls(engine.port, stranger, name) == b""
+    context = gateway.client(frozenset({Role.NODE})).context
+    assert over_tls(engine.port, context, name).startswith(b"HTTP/1.1 ")
+
+
+def over_tls(port: int, context: ssl.SSLContext, name: str) -> bytes:
+    """Return the beginning of the answer to a health check over TLS; empty if it is refused."""
+    with socket.create_connection(("127.0.0.1", port), timeout=20) as plain:
+        try:
+            with context.wrap_socket(plain, server_hostname=name) as tls:
+                tls.sendall(b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n")
+                return tls.recv(1024)
+        except (ssl.SSLError, ConnectionError):
+            return b""
 
 
 def test_probes_answer_while_the_model_loads(start: Start, tiny: Path) -> None:
