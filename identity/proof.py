@@ -33,8 +33,21 @@ def verify_proof(certificate: str, request: str, proof: str) -> bool:
     """Return whether the key of the certificate (PEM) has signed the request."""
     key = load_certificate(certificate).public_key()
     assert isinstance(key, ec.EllipticCurvePublicKey)
+    return is_signed_with(key, request, proof)
+
+
+def is_signed_with(key: ec.EllipticCurvePublicKey, text: str, proof: str) -> bool:
+    """Return whether the key has signed a text, as `make_proof` does."""
     try:
-        key.verify(base64.b64decode(proof, validate=True), request.encode(), _ALGORITHM)
+        key.verify(base64.b64decode(proof, validate=True), text.encode(), _ALGORITHM)
     except (InvalidSignature, binascii.Error, ValueError):
         return False
     return True
+
+
+def poll_text(request_id: str, authority_hash: bytes) -> str:
+    """Return the text that a machine signs when it asks about its request to join.
+
+    It names the authority that the machine has seen: a server in between with another one cannot use the signature.
+    """
+    return f"mlx-fleet join request {request_id} at authority {authority_hash.hex()}"

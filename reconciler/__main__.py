@@ -197,9 +197,9 @@ async def _serve_api(
         if joins is not None:
             signer = connect(joins.signer)
             stack.push_async_callback(signer.close)
-            port, events = joins.port(signer, clock)
+            join_routes, events = joins.routes(signer, clock)
             group.create_task(events.run())
-            routes += port.routes()
+            routes += join_routes
         if routes:
             app = Starlette(routes=routes)
             server = AdminServer(app, clock, address, lambda: None, security=security)

@@ -171,3 +171,36 @@ class JoinTokenRecord(ApiModel):
     def uses_left(self) -> int:
         """The number of uses that are left."""
         return max(0, self.most_uses - len(self.uses))
+
+
+RequestId = Annotated[str, StringConstraints(pattern=r"^[a-z2-7]{16}$")]
+ShortText = Annotated[str, StringConstraints(pattern=r"^[ -~]*$", max_length=100)]
+
+
+class PendingJoin(ApiModel):
+    """A machine without a token that asks to join: the value of `joinrequest/<id>`, which a signer writes under a lease."""
+
+    id: RequestId
+    name: ObjectName
+    request: Annotated[str, StringConstraints(max_length=16 << 10)]
+    """The request (PKCS#10) for its certificate, in PEM."""
+    key_hash: Sha256
+    hardware_uuid: HardwareUuid
+    addresses: Annotated[tuple[Address, ...], Field(max_length=32)] = ()
+    source: ShortText = ""
+    """The address that it asked from."""
+    chip: ShortText = ""
+    memory_bytes: Annotated[int, Field(ge=0)] = 0
+    created: datetime
+    is_issued: bool = False
+    """True once its certificate is signed."""
+
+
+class JoinDecision(ApiModel):
+    """An administrator's answer to a request: the value of `joindecision/<id>`, under a lease."""
+
+    key_hash: Sha256
+    """The key that was compared; the decision is about no other."""
+    is_approved: bool
+    decided: datetime
+    decided_by: Annotated[str, StringConstraints(max_length=200)] = ""

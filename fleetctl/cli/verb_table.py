@@ -4,6 +4,7 @@
 VERBS = {
     "__complete": "fleetctl.verbs.completion:answer",
     "annotate": "fleetctl.verbs.label:annotate",
+    "approve": "fleetctl.verbs.join_requests:approve",
     "api-resources": "fleetctl.verbs.api_resources:api_resources",
     "apply": "fleetctl.verbs.apply:apply",
     "autoscale": "fleetctl.verbs.autoscale:autoscale",
@@ -17,6 +18,7 @@ VERBS = {
     "create": "fleetctl.verbs.create:create",
     "delete": "fleetctl.verbs.delete:delete",
     "demo": "fleetctl.verbs.demo:demo",
+    "deny": "fleetctl.verbs.join_requests:deny",
     "describe": "fleetctl.verbs.describe:describe",
     "diff": "fleetctl.verbs.apply:diff",
     "doctor": "fleetctl.verbs.doctor:doctor",
@@ -68,7 +70,7 @@ SECTIONS: dict[str, tuple[str, ...]] = {
     "Git, import and export": ("sync", "suspend", "resume", "export", "import"),
     "Troubleshoot": ("cluster-info", "doctor", "support-bundle", "version", "simulate"),
     "Manage fleets": ("up", "down", "demo", "secure", "backup", "restore", "init-auth", "cert", "rotate"),
-    "Join machines": ("token", "join"),
+    "Join machines": ("token", "join", "approve", "deny"),
     "fleetctl itself": ("config", "completion", "api-resources", "help"),
 }
 """Titles in `fleetctl --help`, with the verbs below them."""

@@ -4,10 +4,11 @@ The first connection trusts nothing and asks for the authorities, whose hash is 
 is verified with that authority alone: chain, fleet and role. Redirects are never followed, and plain HTTP is never spoken.
 """
 
+import contextlib
 import hmac
 import ssl
 from dataclasses import dataclass
-from typing import Final, TypeVar
+from typing import Final, Literal, TypeVar
 
 import aiohttp
 from pydantic import ValidationError
@@ -16,6 +17,7 @@ from fleetctl.cli.errors import FleetctlError
 from identity.authority import AuthorityError, fleet_of, load_authorities, pem_of, spki_hash
 from identity.names import IdentityError, Role, parse_identity
 from identity.peers import PeerVerifier, Trust, install
+from identity.proof import make_proof, poll_text
 from machinery.backoff import Backoff, Retries
 from machinery.clock import Clock
 from machinery.http_body import read_limited
@@ -25,10 +27,14 @@ from schemas.wire.join import (
     DEFAULT_PORT,
     JOIN_PATH,
     MAX_ANSWER_BYTES,
+    POLL_S,
+    REQUESTS_PATH,
     AuthorityAnswer,
     JoinAnswer,
     JoinBody,
     JoinRefusal,
+    PendingAnswer,
+    PendingBody,
 )
 
 M = TypeVar("M", bound=ApiModel)
@@ -269,3 +275,83 @@ async def join(
         if clock.monotonic() + wait_s >= end:
             raise FleetctlError("; ".join(failures))
         await clock.sleep(wait_s)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PendingMachine:
+    """A machine that waits for an approval: its request and its key, which was made for this attempt."""
+
+    addresses: tuple[JoinAddress, ...]
+    authority_hash: bytes
+    """Of the authority that the first server has shown. Only its servers are asked from then on."""
+    id: str
+    key: bytes
+
+
+async def ask_to_join(
+    addresses: tuple[JoinAddress, ...], key: bytes, body: PendingBody, clock: Clock
+) -> PendingMachine:
+    """Ask the first join port that answers, and return what it needs to wait. Raises FleetctlError."""
+    failures = []
+    for address in addresses:
+        try:
+            # The key is sent only now that the authority is known: see identity/join_code.py.
+            server = await pin(address, None, clock)
+            found = parse_answer(PendingAnswer, await send(server, "POST", REQUESTS_PATH, body))
+        except (BusyError, UnreachableError) as error:
+            failures.append(str(error))
+            continue
+        return PendingMachine(
+            addresses=addresses, authority_hash=server.authority_hash, id=found.id, key=key
+        )
+    raise FleetctlError("; ".join(failures))
+
+
+async def wait_for_approval(waiting: PendingMachine, clock: Clock, *, limit_s: float) -> JoinAnswer:
+    """Return the answer once an administrator has approved the request.
+
+    Raises:
+        FleetctlError: the request is denied or has ended, or no administrator has answered it in time.
+
+    """
+    retries, end = Retries(_BACKOFF, clock), clock.monotonic() + limit_s
+    while clock.monotonic() < end:
+        try:
+            found = await _poll(waiting, clock)
+        except (BusyError, UnreachableError) as error:
+            after_s = error.after_s if isinstance(error, BusyError) else 0.0
+            await clock.sleep(max(after_s, retries.next_delay_s()))
+            continue
+        retries.reset()
+        if found.state == "Denied":
+            raise FleetctlError(found.message or "the request is denied")
+        if found.answer is not None:
+            return found.answer
+        await clock.sleep(POLL_S)
+    raise FleetctlError(
+        f"no administrator has answered within {limit_s:g} s. Run the command again, and give its new code to one; or use "
+        "a token (`fleetctl token create`)"
+    )
+
+
+async def _poll(
+    waiting: PendingMachine, clock: Clock, method: Literal["GET", "DELETE"] = "GET"
+) -> PendingAnswer:
+    """Ask about the request, with a proof of its key. Raises as `send`."""
+    proof = make_proof(waiting.key, poll_text(waiting.id, waiting.authority_hash))
+    failures: list[UnreachableError] = []
+    for address in waiting.addresses:
+        try:
+            server = await pin(address, waiting.authority_hash, clock)
+            headers = {"authorization": f"Proof {proof}"}
+            path = f"{REQUESTS_PATH}/{waiting.id}"
+            return parse_answer(PendingAnswer, await send(server, method, path, None, headers))
+        except UnreachableError as error:
+            failures.append(error)
+    raise failures[0]
+
+
+async def end_request(waiting: PendingMachine, clock: Clock) -> None:
+    """Delete the request; it ends by itself where that fails."""
+    with contextlib.suppress(FleetctlError):
+        await _poll(waiting, clock, "DELETE")

@@ -92,6 +92,7 @@ def _get_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return command
 
 
+_JOIN_REQUESTS = ("joinrequests", "joinrequest", "jr")
 _HELP = """Show objects.
 
 \b
@@ -104,7 +105,7 @@ _HELP = """Show objects.
   fleetctl get md -o custom-columns=NAME:.metadata.name,MODEL:.spec.model.path
 
 KIND can be singular, plural or short: md, np, sg, mr, gs, no, rep, ep, rev, ev, ft; API keys: apikeys. `all` means
-all kinds except revisions, events, fabric tests and API keys.
+all kinds except revisions, events, fabric tests and API keys. Machines that wait for `fleetctl approve`: joinrequests.
 """
 
 
@@ -114,6 +115,11 @@ all kinds except revisions, events, fabric tests and API keys.
 @store_options
 def get(what: tuple[str, ...], **options: Any) -> None:
     """Show objects."""
+    if what and what[0].lower() in _JOIN_REQUESTS:
+        from fleetctl.verbs import join_requests  # noqa: PLC0415 - loads certificates
+
+        join_requests.show(what[1:], options)
+        return
     object_query = query.parse(what, options)
     renderer = ObjectRenderer(object_query, options)
     if options["watch"] or options["watch_only"]:

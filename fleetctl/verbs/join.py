@@ -1,10 +1,11 @@
-"""The verb `fleetctl join`: makes this machine a part of a fleet, with a token."""
+"""The verb `fleetctl join`: makes this machine a part of a fleet, with a token or by an approval."""
 
 import asyncio
 import contextlib
+import re
 import socket
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -19,7 +20,9 @@ from fleetctl.fleets import join_client
 from fleetctl.fleets.join_client import JoinAddress, parse_addresses
 from fleetctl.fleets.join_files import JoinFolder, Membership, check_answer, role_command
 from fleetctl.verbs.token import parse_name
+from identity.authority import new_key, read_request, spki_hash
 from identity.folder import IdentityFolder
+from identity.join_code import join_code
 from identity.join_token import JoinToken, TokenError, parse_token
 from identity.names import Identity, Role
 from machinery import process_secrets
@@ -27,21 +30,25 @@ from machinery.clock import SystemClock
 from nodeagent.hardware.probe import read_machine_facts
 from nodeagent.hardware.readings import HardwareError, HardwareFacts
 from nodeagent.node.identity import dns_label
-from schemas.wire.join import JoinAnswer, JoinBody, Machine
+from schemas.wire.join import JoinAnswer, JoinBody, Machine, PendingBody
 
 _TOKEN_MARK = "mf1."  # noqa: S105 - the beginning of every token
 _MAX_TOKEN_BYTES = 4096
+_TOKEN_S, _APPROVAL_S = 120.0, 3600.0
 
-_HELP = """Join a fleet with a token of `fleetctl token create`.
+_HELP = """Join a fleet with a token of `fleetctl token create`, or without one by an approval.
 
 \b
   fleetctl join mf1.... control-1:4002
   fleetctl join - control-1:4002,control-2:4002 < token      as ps and the shell's history show arguments
   fleetctl join --token-file token control-1:4002
+  fleetctl join control-1:4002                               shows six words, and waits for `fleetctl approve`
 
 The fleet proves itself first: the token holds the hash of its authority, and nothing secret is sent to a server that the
 authority has not certified. The private key is made here and never leaves this machine. Run the command again after any
 failure: the same token counts once.
+
+Without a token the six words take the place of the hash: an administrator compares them with `fleetctl approve`.
 """
 
 
@@ -49,7 +56,8 @@ failure: the same token counts once.
 class JoinRequest:
     """Arguments of the command."""
 
-    token: JoinToken
+    token: JoinToken | None
+    """None: an administrator has to approve."""
     addresses: tuple[JoinAddress, ...]
     folder: JoinFolder
     machine: Machine
@@ -74,42 +82,44 @@ class JoinRequest:
     "--timeout",
     "limit_s",
     type=click.FloatRange(min=1),
-    default=120.0,
-    show_default=True,
-    help="Seconds to try again while no join port answers.",
+    default=None,
+    help="Seconds to wait: for a join port that answers (default: 120), or for an approval (default: 3600).",
 )
 def join(words: tuple[str, ...], token_file: Path | None, **options: Any) -> None:
     """Join a fleet."""
     token_text, addresses = _arguments(words, has_file=token_file is not None)
     folder = JoinFolder(IdentityFolder(_folder(options["identity_dir"])))
-    token = _read_token(token_text, token_file)
+    token = _read_token(token_text, token_file) if token_text or token_file else None
     with translate_errors(), folder.lock():
         known = folder.membership()
         if known is not None and _is_member(known, token, SystemClock().now(), folder):
             click.echo(_member_text(known, folder))
             return
+        facts = read_facts()
         request = JoinRequest(
             token=token,
             addresses=addresses,
             folder=folder,
-            machine=_machine(options["name"], addresses),
-            limit_s=options["limit_s"],
+            machine=_machine(options["name"], addresses, facts),
+            limit_s=options["limit_s"] or (_APPROVAL_S if token is None else _TOKEN_S),
         )
-        identity, variables = asyncio.run(join_with_token(request))
+        if token is not None:
+            identity, variables = asyncio.run(join_with_token(request))
+        else:
+            identity, variables = asyncio.run(join_with_approval(request, facts, click.echo))
     _print_next(identity, variables, folder)
 
 
 def _arguments(words: Sequence[str], *, has_file: bool) -> tuple[str, tuple[JoinAddress, ...]]:
-    """Return the token's text, "-" for standard input, "" for a file; and the addresses."""
-    expected = 1 if has_file else 2
-    if len(words) != expected:
-        if any(word.startswith(_TOKEN_MARK) for word in words[-1:]):
-            raise click.UsageError("the address is missing: fleetctl join TOKEN HOST:PORT")
+    """Return the token's text, "-" for standard input, "" for a file or no token; and the addresses."""
+    if words and (words[-1].startswith(_TOKEN_MARK) or words[-1] == "-"):
+        raise click.UsageError("the address is missing: fleetctl join TOKEN HOST:PORT")
+    if not 1 <= len(words) <= 2 or (has_file and len(words) == 2):
         raise click.UsageError(
             "expected a token and the address of a join port: fleetctl join TOKEN HOST:PORT, with - for a token on "
             "standard input; or --token-file FILE and the address"
         )
-    return ("" if has_file else words[0]), parse_addresses(words[-1])
+    return ("" if len(words) == 1 else words[0]), parse_addresses(words[-1])
 
 
 def _folder(given: Path | None) -> Path:
@@ -131,9 +141,11 @@ def _read_token(text: str, file: Path | None) -> JoinToken:
         raise FleetctlError(str(error)) from error
 
 
-def _is_member(known: Membership, token: JoinToken, now: datetime, folder: JoinFolder) -> bool:
+def _is_member(
+    known: Membership, token: JoinToken | None, now: datetime, folder: JoinFolder
+) -> bool:
     """Return whether the folder holds a valid identity of the token's fleet. Raises FleetctlError: of another one."""
-    if token.authority_hash not in known.authority_hashes:
+    if token is not None and token.authority_hash not in known.authority_hashes:
         raise FleetctlError(
             f"{folder.identity.path} holds {known.identity.uri}, an identity of another fleet than the token's. Give "
             "another folder with --identity-dir, or move this one away"
@@ -144,13 +156,12 @@ def _is_member(known: Membership, token: JoinToken, now: datetime, folder: JoinF
 def _member_text(known: Membership, folder: JoinFolder) -> str:
     return (
         f"this machine is {known.identity.role}/{known.identity.name} already, until {known.not_after:%Y-%m-%d %H:%M} UTC; "
-        f"the token was not used. Its files are in {folder.identity.path}"
+        f"nothing was sent. Its files are in {folder.identity.path}"
     )
 
 
-def _machine(name: str | None, addresses: Sequence[JoinAddress]) -> Machine:
-    """Return the description of this machine. Raises FleetctlError."""
-    facts = read_facts()
+def _machine(name: str | None, addresses: Sequence[JoinAddress], facts: HardwareFacts) -> Machine:
+    """Return the description of this machine."""
     default = dns_label(facts.hostname, fallback="mac")
     return Machine(
         name=None if name is None else parse_name(name),
@@ -184,6 +195,7 @@ def _own_addresses(peers: Sequence[JoinAddress]) -> list[str]:
 
 async def join_with_token(request: JoinRequest) -> tuple[Identity, dict[str, str]]:
     """Join, write all files, and return the identity and the variables of its process. Raises FleetctlError."""
+    assert request.token is not None
     clock = SystemClock()
     key, signing_request = request.folder.load_key()
     body = JoinBody(
@@ -197,6 +209,35 @@ async def join_with_token(request: JoinRequest) -> tuple[Identity, dict[str, str
     identity = check_answer(answer, signing_request, pinned)
     variables = process_variables(identity, answer, request.folder, request.machine)
     request.folder.write(key, answer, variables, clock.now())
+    return identity, variables
+
+
+async def join_with_approval(
+    request: JoinRequest, facts: HardwareFacts, say: Callable[[str], None]
+) -> tuple[Identity, dict[str, str]]:
+    """Ask to join, show the code through `say`, wait for an approval, and write all files. Raises FleetctlError."""
+    clock = SystemClock()
+    # A new key each time, which no server has seen before: see identity/join_code.py.
+    key, signing_request = new_key()
+    body = PendingBody(
+        request=signing_request.decode(),
+        machine=request.machine,
+        chip=re.sub(r"[^ -~]", "?", facts.chip)[:100],
+        memory_bytes=facts.memory_bytes,
+    )
+    waiting = await join_client.ask_to_join(request.addresses, key, body, clock)
+    pinned = waiting.authority_hash
+    name = request.machine.name or request.machine.default_name
+    say(f"{name} asks to join. An administrator runs: fleetctl approve {name}")
+    say("and types these words, read from this screen:")
+    say(f"\n  {join_code(pinned, spki_hash(read_request(signing_request)))}\n")
+    try:
+        answer = await join_client.wait_for_approval(waiting, clock, limit_s=request.limit_s)
+        identity = check_answer(answer, signing_request, pinned)
+        variables = process_variables(identity, answer, request.folder, request.machine)
+        request.folder.write(key, answer, variables, clock.now())
+    finally:
+        await join_client.end_request(waiting, clock)
     return identity, variables
 
 

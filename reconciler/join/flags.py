@@ -6,12 +6,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import click
+from starlette.routing import Route
 
 from identity.authority_folder import AuthorityFolder
 from identity.credentials import Credentials
 from machinery.clock import Clock
 from reconciler.join.admission import Admission
 from reconciler.join.port import JoinPort
+from reconciler.join.requests import PendingRequests
 from store.etcd.accounts import JoinedAccounts
 from store.etcd.address import EtcdAddress
 from store.etcd.users import Credentials as StoreCredentials
@@ -51,8 +53,11 @@ class JoinSettings:
     advertised: tuple[str, ...]
     """URLs of the store for machines that join."""
 
-    def port(self, transport: Transport, clock: Clock) -> tuple[JoinPort, EventRecorder]:
-        """Return the port, and its recorder of events, which has to run. `transport`: a connection to `signer`."""
+    def routes(self, transport: Transport, clock: Clock) -> tuple[list[Route], EventRecorder]:
+        """Return the routes of the port, and its recorder of events, which has to run.
+
+        `transport`: a connection to `signer`.
+        """
         user = self.signer.username
         root = (
             StoreCredentials(user=user, password=self.signer.password)
@@ -68,7 +73,8 @@ class JoinSettings:
             etcd_prefix=self.signer.prefix,
         )
         events = EventRecorder(transport, clock, source=_EVENT_SOURCE)
-        return JoinPort(admission, self.credentials, events), events
+        port = JoinPort(admission, self.credentials, events)
+        return [*port.routes(), *PendingRequests(admission, events).routes()], events
 
 
 def advertised_etcd(given: tuple[str, ...], etcd: EtcdAddress) -> tuple[str, ...]:

@@ -104,6 +104,31 @@ def refuse(error: RefusedError) -> Response:
     return response
 
 
+class BodyLimits:
+    """Reads the bodies of one kind of request, over TLS and within the limits of its sources."""
+
+    def __init__(self, limits: SourceRateLimit) -> None:
+        self._limits = limits
+        self._bodies = BodyReader(limit_bytes=MAX_BODY_BYTES, limit_s=_BODY_S, at_once=_BODIES)
+
+    async def read(self, request: Request, source: str) -> bytes:
+        """Return the body. Raises RefusedError: the connection is plain, or a limit is reached."""
+        if request.url.scheme != "https":
+            message = "machines join over TLS only; this connection is plain HTTP"
+            raise RefusedError(400, "PlainHttp", message)
+        wait_s = self._limits.take(source)
+        if wait_s:
+            message = f"too many attempts to join; try again in {wait_s} s"
+            raise RefusedError(429, "TooManyAttempts", message, retry_after_s=wait_s)
+        try:
+            return await self._bodies.read(request)
+        except RequestRefusedError as error:
+            after_s = error.retry_after_s
+            raise RefusedError(
+                error.status, "InvalidRequest", str(error), retry_after_s=after_s
+            ) from error
+
+
 class JoinPort:
     """The routes of the port, on a reconciler that has the fleet's authority."""
 
@@ -118,12 +143,14 @@ class JoinPort:
         self._credentials = credentials
         self._events = events
         self._clock: Clock = admission.clock
-        self._limits = limits or SourceRateLimit(
-            self._clock, per_minute=ATTEMPTS_PER_MINUTE, total_per_minute=TOTAL_PER_MINUTE
+        self._attempts = BodyLimits(
+            limits
+            or SourceRateLimit(
+                self._clock, per_minute=ATTEMPTS_PER_MINUTE, total_per_minute=TOTAL_PER_MINUTE
+            ),
         )
         # Attempts over the limit are not worth an event each: an event is a write to the store.
         self._limited_events = RateLimit(self._clock, burst=1, per_s=1 / 60)
-        self._bodies = BodyReader(limit_bytes=MAX_BODY_BYTES, limit_s=_BODY_S, at_once=_BODIES)
 
     def routes(self) -> list[Route]:
         """Return the routes of the port's application."""
@@ -154,7 +181,7 @@ class JoinPort:
             return refuse(error)
 
     async def _join(self, request: Request, source: str) -> JoinAnswer:
-        body = parse_body(JoinBody, await self.read(request, source))
+        body = parse_body(JoinBody, await self._read(request, source))
         token = ObjectReference(kind="JoinToken", name=body.id)
         sender = f"address {source}, hardware UUID {body.machine.hardware_uuid or 'unknown'}"
         try:
@@ -189,26 +216,16 @@ class JoinPort:
             raise refusal_of(error) from error
         return answer, name, record.role
 
-    async def read(self, request: Request, source: str) -> bytes:
-        """Return the body of a request over TLS that is within the limits. Raises RefusedError."""
-        if request.url.scheme != "https":
-            message = "machines join over TLS only; this connection is plain HTTP"
-            raise RefusedError(400, "PlainHttp", message)
-        wait_s = self._limits.take(source)
-        if wait_s:
-            if self._limited_events.take():
+    async def _read(self, request: Request, source: str) -> bytes:
+        """Return the body of an attempt; one event a minute tells of attempts over the limit."""
+        try:
+            return await self._attempts.read(request, source)
+        except RefusedError as error:
+            if error.status == 429 and self._limited_events.take():
                 about = ObjectReference(kind="JoinToken", name="unknown")
                 message = f"address {source}: too many attempts; further ones are not recorded for a minute"
                 await self._events.record(about, "JoinRefused", message, type_="Warning")
-            message = f"too many attempts to join; try again in {wait_s} s"
-            raise RefusedError(429, "TooManyAttempts", message, retry_after_s=wait_s)
-        try:
-            return await self._bodies.read(request)
-        except RequestRefusedError as error:
-            after = error.retry_after_s
-            raise RefusedError(
-                error.status, "InvalidRequest", str(error), retry_after_s=after
-            ) from error
+            raise
 
 
 def choose_name(token: JoinTokenRecord, machine: Machine) -> str:

@@ -10,6 +10,11 @@ SECTION: Final = ReasonSection(
     reasons=(
         normal("Joined", "A machine or a person got a certificate (event)."),
         problem(
+            "JoinRequested",
+            "A machine without a token asks to join (event).",
+            "Compare its six words and run `fleetctl approve NAME`, or `fleetctl deny NAME`.",
+        ),
+        problem(
             "JoinRefused",
             "A join token was refused: unknown, ended, for another name, or asked too often (event).",
             "The message has the sender's address and hardware UUID. If it is nobody of yours, look for who can reach the "

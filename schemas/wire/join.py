@@ -8,7 +8,16 @@ from typing import Annotated, Final, Literal
 from pydantic import Field, StringConstraints
 
 from schemas.meta import ApiModel, ObjectName
-from schemas.trust import Address, FleetUid, HardwareUuid, JoinTokenId, Pem, TlsMode
+from schemas.trust import (
+    Address,
+    FleetUid,
+    HardwareUuid,
+    JoinTokenId,
+    Pem,
+    RequestId,
+    ShortText,
+    TlsMode,
+)
 
 CA_PATH: Final = "/v1/ca"
 JOIN_PATH: Final = "/v1/join"
@@ -17,15 +26,10 @@ DEFAULT_PORT: Final = 4002
 MAX_BODY_BYTES: Final = 32 << 10
 """The largest body of a request."""
 MAX_ANSWER_BYTES: Final = 1 << 20
-REQUEST_LIFETIME_S: Final = 600
-"""The life of a pending request after the machine last asked about it."""
-POLL_S: Final = 5.0
+POLL_S: Final = 3.0
 """The time between two questions of a machine that waits for its approval."""
 
 SigningRequest = Annotated[str, StringConstraints(max_length=8 << 10)]
-RequestId = Annotated[str, StringConstraints(pattern=r"^[a-z2-7]{16}$")]
-ShortText = Annotated[str, StringConstraints(max_length=100)]
-Proof = Annotated[str, StringConstraints(max_length=200)]
 
 
 class AuthorityAnswer(ApiModel):
@@ -87,7 +91,7 @@ class PendingAnswer(ApiModel):
     """The state of a request. The machine shows the code that it computes itself, never one that it is sent."""
 
     id: RequestId
-    state: Literal["Pending", "Denied", "Issued"]
+    state: Literal["Pending", "Denied", "Issued", "Ended"]
     answer: JoinAnswer | None = None
     """The certificate and the rest, once the request is approved."""
     message: Annotated[str, StringConstraints(max_length=1000)] = ""

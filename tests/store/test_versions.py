@@ -18,7 +18,9 @@ from schemas.trust import (
     CertificateRequest,
     FleetTrust,
     IssuedCertificate,
+    JoinDecision,
     JoinTokenRecord,
+    PendingJoin,
     RefusedRequest,
     RevokedCertificate,
 )
@@ -224,6 +226,7 @@ def stored() -> dict[str, type[ApiModel]]:
     found: list[type[ApiModel]] = [NodeLease, GatewayLease, NodeLifeStatus, RankStatus, ApiKey]
     found += [FabricRank, ReconcilerLease, JoinTokenRecord]
     found += [FleetTrust, IssuedCertificate, RevokedCertificate, CertificateRequest, RefusedRequest]
+    found += [PendingJoin, JoinDecision]
     for kind in kinds.KINDS:
         status = codec.status_type(kind.type)
         found += [kind.type] if status is None else [kind.type, status]
@@ -262,6 +265,8 @@ SHAPES: dict[str, tuple[int, str]] = {
     "GatewayLease": (3, "6c67fc4d8371"),
     "ReconcilerLease": (2, "f0337a360cd0"),
     "NodeLease": (3, "349f9df08a8a"),
+    "PendingJoin": (1, "6c026fa1d721"),
+    "JoinDecision": (1, "8242e0d1c4ab"),
     "JoinTokenRecord": (1, "76a13dc09e81"),
     "RankStatus": (1, "c5052ab32d43"),
     "ModelDeployment": (2, "fb09287eb63f"),

@@ -22,6 +22,7 @@ from machinery.http_server import AdminServer
 from machinery.rate_limit import SourceRateLimit
 from reconciler.join.admission import Admission
 from reconciler.join.port import JoinPort
+from reconciler.join.requests import PendingRequests
 from schemas.event import Event
 from schemas.trust import FleetTrust, TlsMode
 from schemas.wire.join import JOIN_PATH, JoinBody, Machine
@@ -69,10 +70,12 @@ class JoinStand:
             etcd=("https://127.0.0.1:2379",),
         )
         self.credentials = Credentials(self.identity, self.clock)
+        events = EventRecorder(self.transport, self.clock, source="reconciler")
+        self.requests = PendingRequests(self.admission, events, per_minute=self.most_per_minute)
         self.port = JoinPort(
             self.admission,
             self.credentials,
-            EventRecorder(self.transport, self.clock, source="reconciler"),
+            events,
             SourceRateLimit(
                 self.clock,
                 per_minute=self.most_per_minute,
@@ -82,7 +85,7 @@ class JoinStand:
 
     @property
     def app(self) -> Starlette:
-        return Starlette(routes=self.port.routes())
+        return Starlette(routes=[*self.port.routes(), *self.requests.routes()])
 
     @asynccontextmanager
     async def serve(self) -> AsyncIterator[JoinAddress]:
@@ -123,6 +126,12 @@ class JoinStand:
         transport = httpx.ASGITransport(self.app, client=(source, 50_000))
         async with httpx.AsyncClient(transport=transport, base_url="https://join") as client:
             return await client.post(path, content=raw)
+
+    async def call(self, method: str, path: str, headers: dict[str, str]) -> httpx.Response:
+        """Send a request without a body, as over TLS."""
+        transport = httpx.ASGITransport(self.app)
+        async with httpx.AsyncClient(transport=transport, base_url="https://join") as client:
+            return await client.request(method, path, headers=headers)
 
     async def get(self, path: str) -> dict[str, object]:
         """Return the document at a path."""

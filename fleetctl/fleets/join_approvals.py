@@ -1,0 +1,93 @@
+"""Requests of machines that wait for an approval, as fleetctl shows and answers them."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from fleetctl.cli.errors import FleetctlError
+from fleetctl.output.columns import age
+from identity import join_requests
+from identity.authority import AuthorityError, load_certificate, spki_hash
+from identity.join_code import join_code
+from schemas.trust import FleetTrust, JoinDecision, PendingJoin
+from store import codec, keys
+from store.port import Transport
+
+TITLES = ("ID", "NAME", "CHIP", "MEMORY", "ADDRESS", "CONDITION", "AGE", "CODE")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WaitingMachine:
+    """A request, its code and the answer to it."""
+
+    request: PendingJoin
+    code: str
+    """The six words that the machine shows, unless a server sits in between."""
+    decision: JoinDecision | None
+
+    @property
+    def condition(self) -> str:
+        """The state in one or two words, as of kubectl's certificate signing requests."""
+        if self.request.is_issued:
+            return "Approved,Issued"
+        if self.decision is None:
+            return "Pending"
+        return "Approved" if self.decision.is_approved else "Denied"
+
+    def row(self, now: datetime) -> tuple[str, ...]:
+        """Return the cells of the table."""
+        found = self.request
+        memory = f"{found.memory_bytes >> 30}Gi" if found.memory_bytes else ""
+        cells = (found.id, found.name, found.chip, memory, found.source, self.condition)
+        return (*cells, age(found.created, now), self.code)
+
+    def tree(self) -> dict[str, Any]:
+        """Return the document for `-o json`."""
+        spec = json.loads(
+            self.request.model_dump_json(by_alias=True, exclude={"request", "id", "is_issued"})
+        )
+        metadata = {"name": self.request.id}
+        status = {"condition": self.condition, "code": self.code}
+        return {"kind": "JoinRequest", "metadata": metadata, "spec": spec, "status": status}
+
+
+async def list_machines(transport: Transport) -> list[WaitingMachine]:
+    """Return all requests, the oldest first. Raises FleetctlError: the fleet has no authority; StoreError."""
+    found = await join_requests.list_requests(transport)
+    if not found:
+        return []
+    item = await transport.get(keys.FLEET_TRUST)
+    if item is None:
+        raise FleetctlError(
+            "this fleet has no certificate authority yet; run `fleetctl secure` first"
+        )
+    try:
+        authority = load_certificate(codec.decode(FleetTrust, item).authorities)
+    except AuthorityError as error:
+        raise FleetctlError(f"the fleet's authority cannot be read: {error}") from error
+    hashed = spki_hash(authority.public_key())
+    machines = []
+    for one in found:
+        answered = await join_requests.find_decision(transport, one)
+        code = join_code(hashed, bytes.fromhex(one.key_hash))
+        machines.append(WaitingMachine(request=one, code=code, decision=answered and answered[0]))
+    return machines
+
+
+def pick(machines: Sequence[WaitingMachine], wanted: str) -> WaitingMachine:
+    """Return the machine with this id or name. Raises FleetctlError: there is none, or there are several."""
+    found = [one for one in machines if one.request.id == wanted]
+    found = found or [one for one in machines if one.request.name == wanted]
+    if not found:
+        names = ", ".join(sorted({one.request.name for one in machines}))
+        hint = f"There are: {names}" if names else "No machine waits now"
+        raise FleetctlError(
+            f"no machine {wanted!r} waits for an approval. {hint}. A request ends ten minutes after its machine has "
+            "gone; run `fleetctl join` there again"
+        )
+    if len(found) > 1:
+        ids = ", ".join(f"{one.request.id} ({one.request.source})" for one in found)
+        raise FleetctlError(f"{len(found)} machines ask for the name {wanted}: give an id: {ids}")
+    return found[0]

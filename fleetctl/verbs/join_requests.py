@@ -1,0 +1,141 @@
+"""The verbs `fleetctl approve` and `fleetctl deny`, and `fleetctl get joinrequests`: machines that wait for an approval."""
+
+import hmac
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import click
+
+from fleetctl.cli.connect import open_store, run, store_options
+from fleetctl.cli.errors import FleetctlError
+from fleetctl.fleets import join_approvals
+from fleetctl.fleets.join_approvals import TITLES, WaitingMachine
+from fleetctl.fleets.process_client import current_user
+from fleetctl.output import printers
+from identity import join_requests
+from identity.join_code import normalize_code
+from identity.names import Identity, Role
+from identity.signer import IssueError, check_name
+from machinery.clock import SystemClock
+from schemas.trust import FleetTrust
+from store import codec, keys
+from store.port import Transport
+
+
+def show(names: Sequence[str], options: dict[str, Any]) -> None:
+    """Print the requests: `fleetctl get joinrequests`."""
+    output = options["output"]
+    if output not in ("table", "wide", "json", "name"):
+        raise click.UsageError("joinrequests are printed as table, wide, json or name")
+
+    async def read() -> list[WaitingMachine]:
+        async with open_store(options) as transport:
+            return await join_approvals.list_machines(transport)
+
+    found = run(read())
+    if names:
+        found = [join_approvals.pick(found, name) for name in names]
+    if output == "json":
+        tree = {"kind": "List", "items": [one.tree() for one in found]}
+        click.echo(json.dumps(tree, indent=2))
+        return
+    if not found:
+        click.echo("No machines wait for an approval.", err=True)
+        return
+    if output == "name":
+        click.echo("\n".join(f"joinrequest/{one.request.id}" for one in found))
+        return
+    now = SystemClock().now()
+    titles = () if options["no_headers"] else TITLES
+    click.echo(printers.align_columns([one.row(now) for one in found], titles))
+
+
+@click.command()
+@click.argument("machine", metavar="NAME|ID")
+@click.option("--code", default=None, help="The six words that the machine shows.")
+@click.option(
+    "--yes-i-compared",
+    is_flag=True,
+    help="Do not ask for the code: you have compared it with the machine's screen.",
+)
+@store_options
+def approve(machine: str, code: str | None, yes_i_compared: bool, **options: Any) -> None:
+    """Let a machine join that ran `fleetctl join HOST:PORT` without a token.
+
+    It shows six words. Read them from its own screen: they prove that no server sits between it and the fleet.
+    """
+
+    async def work() -> WaitingMachine:
+        async with open_store(options) as transport:
+            found = join_approvals.pick(await join_approvals.list_machines(transport), machine)
+            await _check_name(transport, found)
+            _compare(found, code, is_compared=yes_i_compared)
+            await join_requests.decide(
+                transport, SystemClock(), found.request, current_user(), is_approved=True
+            )
+            return found
+
+    done = run(work())
+    click.echo(f"joinrequest/{done.request.id} approved: {done.request.name} gets its certificate")
+
+
+@click.command()
+@click.argument("machine", metavar="NAME|ID")
+@store_options
+def deny(machine: str, **options: Any) -> None:
+    """Refuse a machine that asks to join."""
+
+    async def work() -> WaitingMachine:
+        async with open_store(options) as transport:
+            found = join_approvals.pick(await join_approvals.list_machines(transport), machine)
+            await join_requests.decide(
+                transport, SystemClock(), found.request, current_user(), is_approved=False
+            )
+            return found
+
+    done = run(work())
+    click.echo(f"joinrequest/{done.request.id} denied")
+    if done.request.is_issued:
+        click.echo(
+            f"warning: {done.request.name} has its certificate already; `fleetctl delete node {done.request.name}` "
+            "removes it from the fleet",
+            err=True,
+        )
+
+
+def _compare(found: WaitingMachine, code: str | None, *, is_compared: bool) -> None:
+    """Check the code that a person has read from the machine. Raises FleetctlError: it is another one."""
+    request = found.request
+    if is_compared:
+        return
+    if code is None:
+        memory = f"{request.memory_bytes >> 30}Gi"
+        click.echo(
+            f"{request.name} asks to join: {request.chip or 'unknown chip'}, {memory}, from {request.source}, hardware "
+            f"UUID {request.hardware_uuid}",
+            err=True,
+        )
+        code = click.prompt("The six words on its screen", err=True)
+    expected = normalize_code(found.code)
+    if not hmac.compare_digest(normalize_code(code).encode(), expected.encode()):
+        raise FleetctlError(
+            f"these are not the words of {request.name}, which was not approved. If they are what its own screen shows, a "
+            "server may sit between it and the fleet: deny the request, and find out what answers at the address that the "
+            "machine was given"
+        )
+
+
+async def _check_name(transport: Transport, found: WaitingMachine) -> None:
+    """Refuse a name that belongs to another machine, before the comparison. Raises FleetctlError."""
+    item = await transport.get(keys.FLEET_TRUST)
+    assert item is not None  # the code was made of it
+    fleet = codec.decode(FleetTrust, item).fleet
+    try:
+        await check_name(
+            transport,
+            Identity(fleet, Role.NODE, found.request.name),
+            found.request.hardware_uuid,
+        )
+    except IssueError as error:
+        raise FleetctlError(str(error)) from error
