@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import logging
 import os
 import socket
 import sys
@@ -50,6 +51,8 @@ from store.etcd.address import EtcdAddress
 from store.etcd.connect import connect
 from store.etcd.flags import VARIABLE_PREFIX, address_from_flags, etcd_options
 from store.port import Transport
+
+log = logging.getLogger(__name__)
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
@@ -220,6 +223,8 @@ def _join_settings(
     """Return the settings of the join port; None without an authority, or without an identity to serve it with."""
     folder = authority_folder(options["authority_dir"])
     advertised = advertised_etcd(options["advertise_etcd"], etcd)
+    if folder is not None and own is None:
+        log.warning("no join port: it needs an identity as well (--identity-dir)")
     if folder is None or own is None:
         return None
     try:

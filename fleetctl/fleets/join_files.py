@@ -135,9 +135,14 @@ class JoinFolder:
             folder.write_authorities(answer.authorities)
             folder.write_trust(TrustSnapshot(fleet=answer.fleet, mode=answer.mode, seen=now))
             folder.write_identity(key, answer.certificate)
-            self.key.unlink(missing_ok=True)
         except FolderError as error:
             raise FleetctlError(str(error)) from error
+        self.forget_key()
+
+    def forget_key(self) -> None:
+        """Delete the second copy of the key, which the identity holds now. Raises FleetctlError."""
+        try:
+            self.key.unlink(missing_ok=True)
         except OSError as error:
             raise FleetctlError(f"{self.key} cannot be deleted: {error.strerror}") from error
 

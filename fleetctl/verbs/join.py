@@ -93,6 +93,7 @@ def join(words: tuple[str, ...], token_file: Path | None, **options: Any) -> Non
     with translate_errors(), folder.lock():
         known = folder.membership()
         if known is not None and _is_member(known, token, SystemClock().now(), folder):
+            folder.forget_key()
             click.echo(_member_text(known, folder))
             return
         facts = read_facts()

@@ -22,6 +22,7 @@ from identity.authority import AuthorityError, load_certificate, spki_hash
 from identity.join_token import JoinToken
 from identity.token_store import MAX_LIFETIME, TokenOptions
 from machinery.clock import SystemClock
+from machinery.http_server import is_loopback
 from schemas import duration
 from schemas.meta import ObjectName
 from schemas.pools import NodePool
@@ -129,6 +130,12 @@ def _print(
     where = ",".join(addresses) or _UNKNOWN_ADDRESS
     click.echo("It is shown only once. Run this on the other machine:", err=True)
     click.echo(f"fleetctl join {made.render()} {where}")
+    if addresses and all(map(_is_local, addresses)):
+        click.echo(
+            f"warning: only this machine reaches {where}; start the reconciler with --api-host, or name its address with "
+            "--advertise-join",
+            err=True,
+        )
     if not addresses:
         click.echo(
             "warning: no reconciler of this fleet has a join port; start one with --authority-dir, and put its "
@@ -249,6 +256,15 @@ async def _with_pool_labels(transport: Transport, wanted: TokenOptions) -> Token
             "of the pool instead, or give the pool a selector with matchLabels"
         )
     return replace(wanted, labels={**selected, **wanted.labels})
+
+
+def _is_local(address: str) -> bool:
+    """Return whether only this machine reaches the address."""
+    host = address.rpartition(":")[0].strip("[]")
+    try:
+        return is_loopback(host)
+    except ValueError:
+        return host == "localhost"
 
 
 async def _ports(transport: Transport) -> list[str]:

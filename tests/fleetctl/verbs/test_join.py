@@ -129,6 +129,30 @@ async def test_a_run_after_a_kill_uses_the_same_key_and_no_second_use(serving: S
     assert len(record.uses) == 1
 
 
+FILES = ("fleet.env", "ca.pem", "trust.json", "identity.pem")
+
+
+@pytest.mark.parametrize("written", range(len(FILES) + 1))
+async def test_a_kill_between_two_files_leaves_nothing_half_used(
+    serving: Serving, written: int
+) -> None:
+    token = await serving.stand.token(GATEWAY)
+    folder = JoinFolder(IdentityFolder(serving.folder))
+    key, _ = folder.load_key()
+    await serving.join(token.render())
+    for name in FILES[written:]:
+        (serving.folder / name).unlink()
+    folder.key.write_bytes(key)
+    folder.key.chmod(0o600)
+    assert folder.identity.is_issued == (written == len(FILES))
+    done = await serving.join(token.render())
+    assert done.code == 0, done.err
+    assert Credentials(folder.identity, SystemClock()).identity.name == "edge-1"
+    assert not folder.key.exists()
+    [record] = await list_tokens(serving.stand.transport)
+    assert len(record.uses) == 1
+
+
 async def test_an_identity_of_another_fleet_is_kept(serving: Serving, tmp_path: Path) -> None:
     token = await serving.stand.token(GATEWAY)
     await serving.join(token.render())

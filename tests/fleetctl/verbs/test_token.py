@@ -103,6 +103,16 @@ async def test_create_says_what_is_missing() -> None:
     assert "fleetctl secure" in done.err
 
 
+async def test_create_warns_of_a_port_that_others_cannot_reach(
+    secured: tuple[MemoryFleet, TestAuthority],
+) -> None:
+    fleet, _ = secured
+    for address, is_local in (("127.0.0.1:4002", True), ("[::1]:1", True), ("10.0.0.7:1", False)):
+        done = await fleet.ctl("token", "create", "--address", address)
+        assert done.out.split()[-1] == address
+        assert ("only this machine reaches" in done.err) == is_local
+
+
 async def test_revoke_ends_a_token_and_never_prints_its_secret(
     secured: tuple[MemoryFleet, TestAuthority],
 ) -> None:

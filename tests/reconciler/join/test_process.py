@@ -19,7 +19,9 @@ from schemas.records import ReconcilerLease
 from schemas.wire.join import JoinAnswer
 from store import codec, keys
 from store.errors import PermissionDeniedError
+from store.etcd.accounts import JoinedAccounts, NoRootError
 from store.etcd.connect import connect
+from store.etcd.users import read_credentials
 from store.port import Put, Transport
 from tests.support.join import JoinStand, join_body, machine
 from tests.support.ports import free_port
@@ -116,6 +118,31 @@ async def test_a_node_that_joins_gets_a_password_for_its_own_keys(
             await transport.list(keys.JOIN_TOKEN_PREFIX)
     finally:
         await transport.close()
+
+
+@pytest.mark.etcd
+async def test_a_gateway_that_joins_gets_a_user_of_its_own_with_the_shared_rights(
+    guarded: Guarded,
+) -> None:
+    root = read_credentials(guarded.file("root"))
+    accounts = JoinedAccounts(guarded.etcd.address, root)
+    assert await accounts.are_required()
+    first, again = (
+        await accounts.issue("gateway", "edge-1"),
+        await accounts.issue("gateway", "edge-1"),
+    )
+    assert first.user == again.user == "fleet-gateway-edge-1"
+    assert first.password != again.password
+    transport = connect(replace(guarded.etcd.address, username=again.user, password=again.password))
+    try:
+        lease = keys.named(keys.GATEWAY_LEASE_PREFIX, "edge-1")
+        await transport.commit([], [Put(key=lease, value=b"{}")])
+        with pytest.raises(PermissionDeniedError):
+            await transport.commit([], [Put(key=keys.endpoint_key("mac-1", "r-0"), value=b"{}")])
+    finally:
+        await transport.close()
+    with pytest.raises(NoRootError, match=r"root\.env"):
+        await JoinedAccounts(guarded.etcd.address, None).are_required()
 
 
 @pytest.mark.etcd
