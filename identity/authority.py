@@ -30,6 +30,13 @@ _NAME_PREFIX = "mlx-fleet "
 _FLEET_DIGITS = 32
 
 
+UNREADABLE: Final = (
+    *(ValueError, TypeError, UnsupportedAlgorithm),
+    *(x509.InvalidVersion, x509.DuplicateExtension, x509.UnsupportedGeneralNameType),
+)
+"""The errors by which cryptography refuses what others have sent; they have no base class."""
+
+
 class AuthorityError(ValueError):
     """A key, a certificate or a request cannot be used; the message says why and what was expected."""
 
@@ -202,7 +209,7 @@ def read_request(request: bytes) -> ec.EllipticCurvePublicKey:
             raise AuthorityError(f"the request is for another kind of key; {wanted}")
         if not found.is_signature_valid:
             raise AuthorityError("the request's signature is wrong: its sender has not the key")
-    except (ValueError, UnsupportedAlgorithm, InvalidSignature) as error:
+    except (*UNREADABLE, InvalidSignature) as error:
         if isinstance(error, AuthorityError):
             raise
         raise AuthorityError(f"the request cannot be read; {wanted}") from error
@@ -213,7 +220,7 @@ def load_certificate(pem: str) -> x509.Certificate:
     """Return the first certificate of a PEM text. Raises AuthorityError."""
     try:
         return x509.load_pem_x509_certificate(pem.encode())
-    except ValueError as error:
+    except UNREADABLE as error:
         raise AuthorityError(
             "expected a certificate in PEM, which begins with -----BEGIN CERTIFICATE-----"
         ) from error
@@ -223,7 +230,7 @@ def load_authorities(pem: str) -> tuple[x509.Certificate, ...]:
     """Return the certificates of a bundle, in order. Raises AuthorityError: there is none."""
     try:
         return tuple(x509.load_pem_x509_certificates(pem.encode()))
-    except ValueError as error:
+    except UNREADABLE as error:
         raise AuthorityError(
             "expected certificates of authorities in PEM, which begin with -----BEGIN CERTIFICATE-----"
         ) from error
@@ -259,11 +266,15 @@ def allowed_addresses(identity: Identity, asked: Sequence[str]) -> tuple[str, ..
 
     The address that a Mac claims cannot be checked, and a client that knows no identities, such as a browser, trusts
     it: a stolen node could so answer for the gateway. Nodes have clients of their own fleet only, which expect the DNS
-    name of an identity; no certificate has such a name of another.
+    name of an identity; no certificate has such a name of another, or a wildcard.
     """
     if identity.role in (Role.NODE, Role.ADMIN):
         return ()
-    return tuple(one for one in asked if not f".{one.lower().rstrip('.')}".endswith(f".{DOMAIN}"))
+    return tuple(
+        one
+        for one in asked
+        if "*" not in one and not f".{one.lower().rstrip('.')}".endswith(f".{DOMAIN}")
+    )
 
 
 def fleet_of(authority: x509.Certificate) -> str:
@@ -291,6 +302,10 @@ def identity_of(certificate: x509.Certificate) -> Identity:
         raise AuthorityError("the certificate has no names, so it is no process's") from error
     except IdentityError as error:
         raise AuthorityError(str(error)) from error
+    except UNREADABLE as error:
+        if isinstance(error, AuthorityError):
+            raise
+        raise AuthorityError("the names in the certificate cannot be read") from error
 
 
 def spki_hash(key: object) -> bytes:

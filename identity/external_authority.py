@@ -11,6 +11,7 @@ from cryptography import x509
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from identity.authority import (
+    UNREADABLE,
     AuthorityError,
     Leaf,
     addresses_of,
@@ -40,6 +41,15 @@ def read_signed(
     """
     if len(chain) > MAX_PEM:
         raise AuthorityError(f"the file is larger than {MAX_PEM >> 10} KiB")
+    try:
+        return _check(chain, identity, request, authorities, now)
+    except UNREADABLE as error:
+        if isinstance(error, AuthorityError):
+            raise
+        raise AuthorityError(f"a certificate in it cannot be read: {error}") from error
+
+
+def _check(chain: str, identity: Identity, request: str, authorities: str, now: datetime) -> Leaf:
     leaf, *intermediates = load_authorities(chain)
     key_hash = spki_hash(read_request(request.encode()))
     if spki_hash(leaf.public_key()) != key_hash:

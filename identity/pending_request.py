@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 
-from identity.authority import AuthorityError, new_key, spki_hash
+from identity.authority import UNREADABLE, new_key, spki_hash
 from identity.folder import FolderError, IdentityFolder
 from identity.names import Identity, IdentityError, parse_identity
 from machinery import process_secrets
@@ -32,7 +32,7 @@ class PendingRequest:
 
 def read_pending(folder: IdentityFolder) -> PendingRequest | None:
     """Return what waits in the folder; None if nothing does, or if the file cannot be used."""
-    with contextlib.suppress(OSError, ValueError, TypeError, AuthorityError, IdentityError):
+    with contextlib.suppress(OSError, IdentityError, x509.ExtensionNotFound, *UNREADABLE):
         return _parse(process_secrets.read_secret_file(folder.pending).decode())
     return None
 

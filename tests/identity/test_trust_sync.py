@@ -5,7 +5,6 @@ from datetime import datetime, timedelta
 from pathlib import Path
 
 import pytest
-from typing_extensions import override
 
 from identity.authority import Authority, new_key
 from identity.credentials import Credentials
@@ -16,26 +15,12 @@ from machinery import virtual_time
 from machinery.clock import SystemClock
 from schemas.trust import FleetTrust, TlsMode
 from store import keys
-from store.errors import UnavailableError
 from store.etcd.connect import connect
-from store.memory import MemoryTransport
-from store.port import Delete, KeyValue, Put
+from store.port import Delete, Put
 from tests.support.etcd import running_etcd
 from tests.support.identities import TestAuthority
-from tests.support.signing import SigningFleet, in_fleet, running
+from tests.support.signing import OutageTransport, SigningFleet, in_fleet, running
 from tests.support.waiting import until
-
-
-class OutageTransport(MemoryTransport):
-    """A store that can be away."""
-
-    is_away = False
-
-    @override
-    async def get(self, key: str) -> KeyValue | None:
-        if self.is_away:
-            raise UnavailableError("away")
-        return await super().get(key)
 
 
 @pytest.mark.etcd

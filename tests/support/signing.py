@@ -1,12 +1,14 @@
 """A fleet's store with an authority in virtual time: signers, nodes with certificates, and requests of theirs."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Sequence
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
+
+from typing_extensions import override
 
 from identity.authority import LEAF_LIFETIME, Authority, new_key
 from identity.authority_folder import AuthorityFolder
@@ -28,11 +30,39 @@ from schemas.trust import (
     TlsMode,
 )
 from store import codec, keys
+from store.errors import UnavailableError
 from store.memory import MemoryTransport
-from store.port import Put, Transport
+from store.port import Guard, KeyValue, Listing, Operation, Put, Transport
 from tests.support.waiting import until_async
 
 UUID = "11111111-aaaa"
+
+
+class OutageTransport(MemoryTransport):
+    """A store that can be away."""
+
+    is_away = False
+
+    @override
+    async def get(self, key: str) -> KeyValue | None:
+        self._fail()
+        return await super().get(key)
+
+    @override
+    async def commit(self, guards: Sequence[Guard], operations: Sequence[Operation]) -> int:
+        self._fail()
+        return await super().commit(guards, operations)
+
+    @override
+    async def pages(self, prefix: str) -> AsyncGenerator[Listing]:
+        self._fail()
+        async with aclosing(super().pages(prefix)) as pages:
+            async for page in pages:
+                yield page
+
+    def _fail(self) -> None:
+        if self.is_away:
+            raise UnavailableError("the store is away")
 
 
 @asynccontextmanager
