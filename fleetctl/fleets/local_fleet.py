@@ -232,8 +232,8 @@ Say = Callable[[str], None]
 _READY_S = 90.0
 # Longer than an engine's drain period.
 _ENGINE_GRACE_S = 45.0
-# Certificates have ten days left when they are renewed.
-_RENEW_EVERY_S = 3600.0
+# An exchange of the authority gives every process five minutes to trust the new one.
+_TRUST_EVERY_S = 30.0
 
 
 class LocalFleet:
@@ -303,7 +303,7 @@ class LocalFleet:
         """Renew etcd's certificate and the administrator's; all other processes renew their own."""
         assert self._etcd is not None
         while True:
-            await self._clock.sleep(_RENEW_EVERY_S)
+            await self._clock.sleep(_TRUST_EVERY_S)
             try:
                 is_outdated = await trust.renew(self._etcd.address)
             except FleetctlError as error:
