@@ -51,8 +51,18 @@ class AuthorityFolder:
         self._write(_NEXT, authority)
 
     def load(self) -> Authority:
-        """Return the authority in `ca.pem` and `ca.key`. Raises AuthorityError."""
-        return self._load(_CURRENT, _CURRENT)
+        """Return the authority in `ca.pem` and `ca.key`; after a crash in `promote`, the one that takes its place.
+
+        Raises:
+            AuthorityError: the folder holds none that can be used.
+
+        """
+        try:
+            return self._load(_CURRENT, _CURRENT)
+        except AuthorityError:
+            with contextlib.suppress(AuthorityError):
+                return self._load(_NEXT, _NEXT)
+            raise
 
     def following(self) -> Authority | None:
         """Return the authority that follows; None outside of an exchange. Raises AuthorityError."""

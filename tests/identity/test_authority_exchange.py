@@ -99,6 +99,7 @@ def test_a_crash_while_the_new_authority_takes_the_old_place_loses_no_key(
         for name in copied:  # the steps of `promote`
             (old.path / name).write_bytes((new.path / name).read_bytes())
         assert old.signing(following.pem + fleet.authority.pem).spki_hash == following.spki_hash
+        assert old.load().fleet == fleet.authority.fleet  # a reconciler starts with it
         old.promote()
         assert old.load().spki_hash == following.spki_hash
         assert sorted(one.name for one in old.path.iterdir()) == ["ca.key", "ca.pem"]
