@@ -66,7 +66,7 @@ def test_an_outage_of_nine_days_is_not_noticed_and_a_long_one_ends_with_a_reason
         # Just before the renewal: the worst moment.
         await _sleep(timedelta(days=17, hours=23))
         ends = Ends(fleet, *(Credentials(one, fleet.clock) for one in folders))
-        async with fleet.signers(), running(*ends.work):
+        async with running(*ends.work):
             await _sleep(timedelta(minutes=5))
             store.is_away = True
             for _ in range(9 * 4):
@@ -83,7 +83,8 @@ def test_an_outage_of_nine_days_is_not_noticed_and_a_long_one_ends_with_a_reason
                 ends.connect()
             assert ends.refused == {"Expired"}
             store.is_away = False
-            await _sleep(timedelta(minutes=10))
+            async with fleet.signers():
+                await _sleep(timedelta(minutes=10))
             ends.connect()
             assert all(one.failure == "" for one in ends.renewals)
 
