@@ -197,7 +197,8 @@ async def send(
         why = getattr(error.certificate_error, "verify_message", "") or error.certificate_error
         raise FleetctlError(
             f"{where} did not prove that it belongs to the fleet ({why}). Somebody may sit between this machine and the "
-            "fleet. The token's secret was not sent"
+            "fleet; or its authority was exchanged since the token was made, and another token is needed. The token's "
+            "secret was not sent"
         ) from error
     except aiohttp.ClientConnectorSSLError as error:
         raise UnreachableError(
