@@ -69,7 +69,17 @@ SECTIONS: dict[str, tuple[str, ...]] = {
     "Nodes and fabric": ("cordon", "uncordon", "drain", "taint", "fabric"),
     "Git, import and export": ("sync", "suspend", "resume", "export", "import"),
     "Troubleshoot": ("cluster-info", "doctor", "support-bundle", "version", "simulate"),
-    "Manage fleets": ("up", "down", "demo", "secure", "backup", "restore", "init-auth", "cert", "rotate"),
+    "Manage fleets": (
+        "up",
+        "down",
+        "demo",
+        "secure",
+        "backup",
+        "restore",
+        "init-auth",
+        "cert",
+        "rotate",
+    ),
     "Join machines": ("token", "join", "approve", "deny"),
     "fleetctl itself": ("config", "completion", "api-resources", "help"),
 }
