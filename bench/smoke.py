@@ -25,6 +25,7 @@ BENCHES = {
     "gateway-faults": "bench.gateway.faults",
     "gateway-faults-real": "bench.gateway.real_faults",
     "gateway-hostile": "bench.gateway.hostile",
+    "gateway-tls": "bench.gateway.tls",
     "manifests": "bench.manifests",
     "placement": "bench.placement",
     "routing": "bench.routing",

@@ -46,7 +46,11 @@ def compiled(folder: Path, *, with_tls: bool = False) -> Programs:
         raise SystemExit("cc is not on PATH; apt install gcc, or xcode-select --install on a Mac")
     for name in ("engine", "load"):
         source, made = _NATIVE / f"{name}.c", folder / name
-        subprocess.run([compiler, "-O2", "-o", str(made), str(source), *libraries], check=True)
+        command = [compiler, "-O2", "-o", str(made), str(source), *libraries]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            hint = "; TLS needs OpenSSL's headers: apt install libssl-dev" if with_tls else ""
+            raise SystemExit(f"{source.name} cannot be compiled{hint}\n{done.stderr}")
     return Programs(folder / "engine", folder / "load")
 
 
