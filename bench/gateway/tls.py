@@ -18,9 +18,10 @@ from pathlib import Path
 
 from tabulate import tabulate
 
-from bench.gateway import ours
+from bench.gateway import loading, ours
 from bench.gateway.aims import Aim
-from bench.gateway.parts import Engine, compiled, free_port
+from bench.gateway.loading import Load
+from bench.gateway.parts import Engine, Programs, compiled, cpu_s, free_port
 from bench.gateway.peers import Peer
 from bench.gateway.speed import CASES, Row, measure
 from bench.result import finish, sized
@@ -31,6 +32,7 @@ from identity.names import Identity, Role
 PLAIN = "plain"
 # Connections are made before a burst; the gateway's share of their handshakes is in its processor time.
 BURST_S = sized(2.0, smoke=0.2)
+_HANDSHAKES = sized(400, smoke=20)
 LEAST_RATE, MOST_P99_US = 0.85, 200.0
 
 
@@ -112,6 +114,14 @@ def aims(rows: Sequence[Row]) -> Iterator[Aim]:
             yield Aim(name, row.p99_us - plain.p99_us, MOST_P99_US, is_least=False)
 
 
+async def handshake_us(programs: Programs, peer: Peer) -> float:
+    """Return the gateway's processor time for the handshake of one client, in microseconds."""
+    load = Load(port=peer.port, connections=_HANDSHAKES, seconds=0, is_streamed=False, is_tls=True)
+    before_s = cpu_s(peer.pid)
+    await loading.run(programs, load)
+    return (cpu_s(peer.pid) - before_s) / _HANDSHAKES * 1e6
+
+
 async def main() -> None:
     """Measure and print."""
     began_s = time.monotonic()
@@ -132,7 +142,9 @@ async def main() -> None:
             contenders.append(peer)
         print(f"{os.cpu_count()} cores shared by load, gateways, engines and etcd", flush=True)
         rows = await measure(programs, engines, contenders, BURST_S)
+        handshake = await handshake_us(programs, next(one for one in contenders if one.is_tls))
     print(table(rows))
+    print(f"a handshake with a client: {handshake:.0f} us of the gateway's processor time")
     found = list(aims(rows))
     for aim in found:
         print(aim)
@@ -143,7 +155,11 @@ async def main() -> None:
         f"{row.case}_{row.peer.name}": {"rate": round(row.rate), "cpu_us": round(row.cpu_us, 1)}
         for row in rows
     }
-    last = {**figures, "seconds": round(time.monotonic() - began_s, 1)}
+    last = {
+        "handshake_us": round(handshake),
+        **figures,
+        "seconds": round(time.monotonic() - began_s, 1),
+    }
     finish("gateway tls", {aim.name: round(aim.value, 3) for aim in found}, last)
 
 
