@@ -100,7 +100,7 @@ class AccessDenial:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MetricsAccess:
-    """Decides who may read the metrics and the health of one process."""
+    """Decides which clients may read the metrics and the health of one process."""
 
     tickets: TicketChecker
     roles: frozenset[Role]

@@ -48,7 +48,6 @@ MAX_LOG_READERS = 16
 _LISTEN_BACKLOG = 2048
 _BACKOFF = Backoff(first_s=2.0, limit_s=30.0)
 _SHUTDOWN_S = 1.0
-_FOREVER_S = 3600.0
 SERVICE_UNAVAILABLE = (
     b"HTTP/1.1 503 Service Unavailable\r\nconnection: close\r\nretry-after: 1\r\n"
     b"content-length: 0\r\n\r\n"
@@ -352,8 +351,8 @@ class AdminServer:
         self.is_refused = True
         log.error("admin server does not listen", extra={"why": self.error})
         self._on_change()
-        while True:
-            await self._clock.sleep(_FOREVER_S)
+        await asyncio.Event().wait()
+        raise AssertionError("nothing sets this event")
 
     async def _serve(self, listener: socket.socket) -> None:
         server = _AdminUvicornServer(

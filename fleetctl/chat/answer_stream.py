@@ -35,7 +35,7 @@ class GatewayAccess:
     url: str
     key: str = ""
     dial: Dial = field(default_factory=Dial)
-    """How to dial it."""
+    """TLS arguments of its connections."""
     silence_s: float = 300.0
     """Longest time without data, in seconds."""
 

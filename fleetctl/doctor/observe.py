@@ -4,7 +4,6 @@ import asyncio
 import shutil
 from collections.abc import AsyncIterator, Coroutine, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
-from dataclasses import replace
 from email.utils import parsedate_to_datetime
 from pathlib import Path
 from typing import Any
@@ -35,6 +34,7 @@ from machinery.version import version as fleet_version
 from schemas import kinds
 from schemas.meta import ApiObject
 from schemas.node import Node
+from schemas.records import GatewayLease
 from schemas.replica import Endpoint, EndpointSpec, Replica
 from schemas.shardgroup import ShardGroup
 from schemas.wire import health
@@ -60,12 +60,7 @@ async def observe_fleet(
     *,
     dialer: Dialer | None = None,
 ) -> FleetObservation:
-    """Observe all parts of the fleet. `data_dir`: its folder on this machine; `dialer`: how to dial.
-
-    Raises:
-        StoreError: the store does not answer.
-
-    """
+    """Observe all parts of the fleet; `data_dir` is its folder on this machine. Raises StoreError."""
     store = await _observe_store(transport, str(address), clock)
     versions = await version_skew.read_versions(
         transport, ComponentVersion(part="fleetctl", version=fleet_version())
@@ -79,21 +74,15 @@ async def observe_fleet(
     leases = await gateways.list_leases(transport)
     endpoints = await objects.list_all(transport, Endpoint)
     present = [node for node in nodes if node.name in ready]
-    dialer = dialer or Dialer()
-    addresses = (
-        *(_agent_address(node, dialer) for node in present),
-        *(process_client.gateway_address(dialer, *entry) for entry in leases.items()),
+    agents, answered, engines = await _probe_processes(
+        transport, clock, dialer or Dialer(), (present, leases, endpoints)
     )
-    async with _issue_tickets(transport, dialer, addresses) as bearers:
-        probed, engines = await _probe_all(addresses, endpoints, clock, bearers)
-    agents, answered = probed[: len(present)], probed[len(present) :]
+    observed = _flat(objects_by_kind)
     if not reading.is_settled:
         # The probes above took a part of this time.
         await clock.sleep(max(0.0, SETTLE_S - (clock.monotonic() - read_at)))
-        objects_by_kind = await _read_objects(transport)
-        later = await observe_control.read_control(transport, _flat(objects_by_kind))
-        reading = reading.confirm(later)
-    observed = _flat(objects_by_kind)
+        observed = _flat(await _read_objects(transport))
+        reading = reading.confirm(await observe_control.read_control(transport, observed))
     return FleetObservation(
         store=store,
         versions=versions,
@@ -118,14 +107,27 @@ async def observe_fleet(
             unobserved=observe_control.unobserved_changes(reading, observed, clock),
         ),
         disk=_observe_disk(data_dir),
-        security=replace(
-            await observe_security.read_security(
-                transport, clock.now(), nodes=nodes, gateways=leases, endpoints=endpoints
-            ),
-            plain_etcd=observe_security.plain_etcd_urls(address),
-            open_secrets=observe_security.find_open_secrets(data_dir),
+        security=await observe_security.read_security(
+            transport, clock.now(), (nodes, leases, endpoints), (address, data_dir)
         ),
     )
+
+
+async def _probe_processes(
+    transport: Transport,
+    clock: Clock,
+    dialer: Dialer,
+    processes: tuple[Sequence[Node], Mapping[str, GatewayLease], Sequence[Endpoint]],
+) -> tuple[list[ProbeResult], list[ProbeResult], list[ProbeResult]]:
+    """Return the results for the nodes' agents, the gateways and the engines."""
+    nodes, leases, endpoints = processes
+    addresses = (
+        *(_agent_address(node, dialer) for node in nodes),
+        *(process_client.gateway_address(dialer, *entry) for entry in leases.items()),
+    )
+    async with _issue_tickets(transport, dialer, addresses) as bearers:
+        probed, engines = await _probe_all(addresses, endpoints, clock, bearers)
+    return probed[: len(nodes)], probed[len(nodes) :], engines
 
 
 @asynccontextmanager

@@ -32,12 +32,12 @@ _IDENTITIES: Final = (
 async def read_security(
     transport: Transport,
     now: datetime,
-    *,
-    nodes: Sequence[Node],
-    gateways: Mapping[str, GatewayLease],
-    endpoints: Sequence[Endpoint],
+    processes: tuple[Sequence[Node], Mapping[str, GatewayLease], Sequence[Endpoint]],
+    here: tuple[EtcdAddress, Path | None],
 ) -> TransportSecurity:
-    """Read what the store says about the protection of connections. Raises StoreError."""
+    """Read what the store says about connections, and look at etcd's address and the data folder. Raises StoreError."""
+    nodes, gateways, endpoints = processes
+    address, data_dir = here
     item = await transport.get(keys.FLEET_TRUST)
     trust = None if item is None else codec.decode(FleetTrust, item)
     leases = (await transport.list(keys.NODE_LEASE_PREFIX)).items
@@ -54,6 +54,8 @@ async def read_security(
         insecure_flags=tuple(
             f"{label}: {flag}" for label, several in flags.items() for flag in several
         ),
+        plain_etcd=plain_etcd_urls(address),
+        open_secrets=find_open_secrets(data_dir),
         certificates=await _read_certificates(transport, trust, now),
     )
 

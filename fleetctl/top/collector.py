@@ -123,7 +123,7 @@ class FleetInventory:
     endpoints: Sequence[Tree]
     gateways: Mapping[str, GatewayLease]
     dialer: Dialer = field(default_factory=Dialer)
-    """How to dial agents and gateways."""
+    """Decides how to dial agents and gateways."""
 
     def agents(self) -> dict[str, ProcessAddress]:
         """Return the addresses of reachable agents, by node name."""

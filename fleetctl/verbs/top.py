@@ -105,7 +105,7 @@ class TopQuery:
     is_json: bool
     headers: bool
     dialer: Dialer | None = None
-    """How to dial agents and gateways."""
+    """Decides how to dial agents and gateways."""
 
     @property
     def orders(self) -> Mapping[str, str]:

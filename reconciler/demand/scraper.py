@@ -95,7 +95,7 @@ class DemandScraper:
                 self._totals, self._reported = DemandTotals(), {}
             return
         leases = self._leases()
-        urls = {id_: lease.url for id_, lease in leases.items()}
+        urls = self._urls()
         self._untrusted &= set(urls.values())
         async with asyncio.TaskGroup() as group:
             scrapes = {
@@ -162,6 +162,10 @@ class DemandScraper:
         found: Mapping[str, GatewayLease] = self._gateways.items
         named = sorted((key.rpartition("/")[2], key) for key in found)
         return {id_: found[key] for id_, key in named[:_GATEWAYS]}
+
+    def _urls(self) -> dict[str, str]:
+        named = sorted((id_, lease.url) for id_, lease in self._leases().items())
+        return dict(named[:_GATEWAYS])
 
     def _report(self, needed: frozenset[str], now_s: float) -> None:
         self._reported = {

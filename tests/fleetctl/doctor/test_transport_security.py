@@ -23,7 +23,7 @@ from store import codec, keys
 from store.etcd.address import EtcdAddress
 from store.memory import MemoryTransport
 from store.port import Put
-from tests.nodeagent.api.test_server import STATUS
+from tests.support.agent_api import STATUS
 from tests.support.gateway_world import endpoint
 from tests.support.identities import TestAuthority, now
 
@@ -103,7 +103,7 @@ async def test_the_store_shows_listeners_flags_and_certificates(tmp_path: Path) 
         )
     }
     engines = [endpoint("m-0", "m", "http://10.0.0.1:4100"), endpoint("m-1", "m", "unix:/tmp/x")]
-    found = await read_security(store, now(), nodes=nodes, gateways=gateways, endpoints=engines)
+    found = await read_security(store, now(), (nodes, gateways, engines), (EtcdAddress(), None))
     assert found.mode is TlsMode.TLS
     assert found.plain == (
         "node/mac-1 at http://10.0.0.1:4001",

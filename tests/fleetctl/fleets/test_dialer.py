@@ -21,8 +21,7 @@ from schemas.trust import FleetTrust, RevokedCertificate, TlsMode
 from store import codec, keys
 from store.memory import MemoryTransport
 from store.port import Put
-from tests.nodeagent.api.test_server import STATUS
-from tests.nodeagent.api.test_tls import NODE, serving
+from tests.support.agent_api import NODE, STATUS, serving
 from tests.support.identities import TestAuthority, now
 
 

@@ -3,9 +3,8 @@
 import asyncio
 import hashlib
 import logging
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,41 +19,18 @@ from nodeagent.api.server import make_app
 from nodeagent.engines import engine_logs
 from schemas.deployment import ModelSource
 from schemas.meta import ObjectMeta
-from schemas.node import NodeStatus
 from schemas.records import Ticket
 from schemas.replica import MemoryProof, RankAssignment, Replica, ReplicaSpec
 from store import codec, keys
 from store.memory import MemoryTransport
 from store.port import Delete, Put
 from store.tickets import TicketChecker
+from tests.support.agent_api import STATUS, Replicas
 from tests.support.waiting import until_async
 
 CLOCK, NODE = SystemClock(), "mac-2"
 ID, SECRET = "0123456789abcdef", "s" * 43
 HEADERS = {"authorization": f"Bearer {ID}.{SECRET}"}
-STATUS = NodeStatus(
-    uid="u", hostname="h", address="127.0.0.1", agent_version="1", os="Darwin", os_version="26",
-    machine="Mac16,9", chip="Apple M4 Max", cpu_cores=16, gpu_cores=40, memory_bytes=2**36,
-    allocatable_bytes=2**35,
-)  # fmt: skip
-
-
-@dataclass(slots=True)
-class Replicas:
-    """A cache of one replica, of which this node has rank 1."""
-
-    items: dict[str, Replica]
-    synced: bool = True
-    refusal: str = ""
-
-    def staleness_s(self) -> float | None:
-        return 0.5
-
-    def on_change(self, handler: Callable[[str], None]) -> None: ...
-
-    async def wait_synced(self) -> None: ...
-
-    async def run(self) -> None: ...
 
 
 def sharded() -> Replica:

@@ -1,11 +1,7 @@
 """TLS of the agent's API on real sockets: who connects, who is shown metrics, and what a listener in between reads."""
 
 import asyncio
-import hashlib
 import ssl
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 
@@ -17,88 +13,10 @@ from identity.credentials import Credentials
 from identity.folder import IdentityFolder
 from identity.listeners import server_security
 from identity.names import Role
-from machinery.clock import SystemClock
 from machinery.http_server import AdminServer
-from machinery.process_log import LogRing
-from nodeagent.api import server
-from nodeagent.api.machine_metrics import AgentView
-from schemas.records import Ticket
 from schemas.trust import TlsMode
-from store import codec, keys
-from store.memory import MemoryTransport
-from store.port import Put
-from store.tickets import TicketChecker
-from tests.nodeagent.api.test_server import STATUS, Replicas
+from tests.support.agent_api import CLOCK, serving
 from tests.support.identities import TestAuthority, now
-
-CLOCK, NODE = SystemClock(), "mac-2"
-ID, SECRET = "0123456789abcdef", "s" * 43
-TICKET = {"authorization": f"Bearer {ID}.{SECRET}"}
-
-
-@dataclass(frozen=True, slots=True)
-class Api:
-    """A listening API of an agent."""
-
-    fleet: TestAuthority
-    credentials: Credentials
-    port: int
-    store: MemoryTransport
-
-    async def status(
-        self, client: ssl.SSLContext, path: str = "/v1/vitals", headers: dict[str, str] = TICKET
-    ) -> int:
-        """Return the HTTP status, 0 if the connection is refused."""
-        dns_name = self.credentials.identity.dns_name
-        try:
-            async with (
-                asyncio.timeout(20),
-                aiohttp.ClientSession() as http,
-                http.get(
-                    f"https://127.0.0.1:{self.port}{path}",
-                    ssl=client,
-                    server_hostname=dns_name,
-                    headers=headers,
-                ) as response,
-            ):
-                return response.status
-        except (aiohttp.ClientError, ssl.SSLError, ConnectionError):
-            return 0
-
-    async def plain_status(self) -> int:
-        async with (
-            asyncio.timeout(20),
-            aiohttp.ClientSession() as http,
-            http.get(f"http://127.0.0.1:{self.port}/health", headers=TICKET) as response,
-        ):
-            return response.status
-
-
-@asynccontextmanager
-async def serving(fleet: TestAuthority, mode: TlsMode = TlsMode.STRICT) -> AsyncIterator[Api]:
-    folder = fleet.issue(Role.NODE, NODE)
-    folder.write_trust(fleet.snapshot(mode=mode))
-    credentials = Credentials(folder, CLOCK)
-    view = AgentView(
-        name=NODE, status=STATUS, clock=CLOCK, started_at=0.0, engines={}, replicas=Replicas({}),
-        has_lease=lambda: True, folder=fleet.root / "engines", ring=LogRing(),
-    )  # fmt: skip
-    store = MemoryTransport(CLOCK)
-    ticket = Ticket(hash=hashlib.sha256(SECRET.encode()).hexdigest(), user="anna@studio")
-    key = keys.ticket_key(f"Node/{NODE}", ID)
-    await store.commit([], [Put(key=key, value=codec.encode(ticket))])
-    tickets = TicketChecker(store, CLOCK, f"Node/{NODE}")
-    app = server.make_app(view, tickets)
-    security = server_security(credentials, frozenset({Role.ADMIN, Role.NODE}), is_insecure=False)
-    changed = asyncio.Event()
-    api = AdminServer(app, CLOCK, ("127.0.0.1", 0), changed.set, security=security)
-    async with asyncio.TaskGroup() as group:
-        running = group.create_task(api.run())
-        await changed.wait()
-        scheme, _, rest = api.url.partition("://")
-        assert scheme == ("http" if mode is TlsMode.PERMISSIVE else "https")
-        yield Api(fleet, credentials, int(rest.rpartition(":")[2]), store)
-        running.cancel()
 
 
 @pytest.fixture
