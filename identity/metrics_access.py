@@ -111,7 +111,7 @@ class MetricsAccess:
 
     async def denial(self, scope: Mapping[str, Any]) -> AccessDenial | None:
         """Return the refusal of a request (an ASGI scope); None if it may read."""
-        if self.is_open or _is_local(scope):
+        if self.is_open or is_local(scope):
             return None
         peer = peer_of(scope.get("state", {}).get(SSL_OBJECT))
         if peer is not None and peer.identity.role in self.roles:
@@ -142,13 +142,14 @@ class MetricsAccess:
         )
 
 
-def _is_local(scope: Mapping[str, Any]) -> bool:
-    """Return whether the client is on this machine: on loopback, or on a unix socket."""
-    client = scope.get("client")
+def is_local(scope: Mapping[str, Any]) -> bool:
+    """Return whether the client is on this machine: on loopback, at the server's own address, or on a unix socket."""
+    client, server = scope.get("client"), scope.get("server")
     if not client:
         return True
     try:
-        return is_loopback(client[0])
+        # No other machine can hold a TCP connection with the address that it connects to.
+        return is_loopback(client[0]) or bool(server and client[0] == server[0])
     except ValueError:
         return False
 

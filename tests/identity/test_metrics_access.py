@@ -40,6 +40,12 @@ async def test_this_machine_reads_without_a_credential(client: tuple[str, int] |
     assert await access().denial(scope(client)) is None
 
 
+async def test_an_address_of_this_machine_is_local() -> None:
+    own = {**scope(("10.0.0.9", 5)), "server": ("10.0.0.9", 4000)}
+    assert await access().denial(own) is None
+    assert await access().denial({**own, "client": ("10.0.0.8", 5)}) is not None
+
+
 async def test_another_machine_is_told_what_it_needs() -> None:
     denial = await access().denial(scope(("10.0.0.9", 5)))
     assert denial is not None

@@ -162,13 +162,11 @@ async def running_gateway(
     limits: GatewayLimits | None = None,
     clock: Clock | None = None,
     tracer: Tracer | None = None,
-    *,
-    host: str = "127.0.0.1",
 ) -> AsyncIterator[Running]:
-    listener = listen(host, 0)
+    listener = listen("127.0.0.1", 0)
     port = listener.getsockname()[1]
     limits = limits or GatewayLimits(drain_timeout_s=0.0, resume_timeout_s=2.0)
-    url = f"{'http' if limits.certificate is None else 'https'}://{host}:{port}"
+    url = f"{'http' if limits.certificate is None else 'https'}://127.0.0.1:{port}"
     gateway = Gateway(
         transport, clock or SystemClock(), FirstOfEquals(), limits, url=url, tracer=tracer
     )

@@ -1,14 +1,10 @@
 """Identities for tests: folders with certificates of one authority."""
 
 import contextlib
-import socket
 import ssl
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from pathlib import Path
-
-import psutil
-import pytest
 
 from identity.authority import LEAF_LIFETIME, Authority, Leaf, new_key
 from identity.authority_folder import AuthorityFolder
@@ -24,20 +20,6 @@ from store.port import Put, Transport
 def now() -> datetime:
     """Return the time of this machine."""
     return SystemClock().now()
-
-
-def network_address() -> str:
-    """Return an address of this machine that is not on loopback; skip the test without one."""
-    found = (
-        one.address
-        for several in psutil.net_if_addrs().values()
-        for one in several
-        if one.family is socket.AF_INET and not one.address.startswith("127.")
-    )
-    address = next(found, "")
-    if not address:
-        pytest.skip("this machine has no network")
-    return address
 
 
 def handshake(client: ssl.SSLContext, server: ssl.SSLContext, server_name: str) -> Peer:

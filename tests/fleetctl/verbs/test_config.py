@@ -248,6 +248,7 @@ async def test_output_of_the_verbs(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         (("set-context", "a", "--etcd", "mac-1:2379"), "write http://HOST:PORT, https://HOST:PORT or unix:PATH"),
         (("set-context", "a", "--etcd", "http://m:1", "--data-dir", "x"), "they name two stores"),
         (("set-context", "a", "--etcd-ca", "/nowhere"), "--etcd-ca: the file /nowhere does not exist"),
+        (("set-context", "a", "--identity-dir", "/nowhere"), "--identity-dir: /nowhere holds no identity.pem"),
         (("set-context", "a", "--gateway", "m:1"), "--gateway m:1: expected http://HOST:PORT"),
         (("set-context", "a", "--etcd-transport", "x"), "--etcd-transport x: expected grpc or http"),
         (("set-context", "a b"), "context 'a b': use only letters, digits"),

@@ -25,16 +25,26 @@ from reconciler.demand.scraper import DemandScraper
 from schemas.records import GatewayLease
 from schemas.trust import TlsMode
 from store import codec, keys
+from store.etcd.connect import connect
 from store.memory import MemoryTransport
 from store.port import Put
+from tests.support.etcd import running_etcd
+from tests.support.gateway_calls import gateway_process
 from tests.support.gateway_world import running_gateway
-from tests.support.identities import TestAuthority, network_address, now
+from tests.support.identities import TestAuthority, now
+from tests.support.ports import free_port
 from tests.support.store_certificates import Authority
 from tests.support.waiting import until, until_async
 
 CLOCK = SystemClock()
 TOKEN = "prometheus-token-of-this-test-0123456789"
 DEMAND = "/metrics/demand"
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the gateway take clients for another machine's: a test has one machine only."""
+    monkeypatch.setattr("identity.metrics_access.is_local", lambda _: False)
 
 
 @pytest.fixture
@@ -44,12 +54,11 @@ def fleet(tmp_path: Path) -> TestAuthority:
 
 @dataclass(frozen=True, slots=True)
 class Stand:
-    """A gateway that listens on an address of the network."""
+    """A gateway with an identity."""
 
     store: MemoryTransport
     credentials: Credentials
     port: int
-    host: str
 
     async def get(
         self,
@@ -65,7 +74,7 @@ class Stand:
                 asyncio.timeout(20),
                 aiohttp.ClientSession() as http,
                 http.get(
-                    f"https://{self.host}:{self.port}{path}",
+                    f"https://127.0.0.1:{self.port}{path}",
                     ssl=context,
                     server_hostname=name or self.credentials.identity.dns_name,
                     headers=headers or {},
@@ -86,7 +95,6 @@ async def gateway(
     fleet: TestAuthority,
     *,
     mode: TlsMode = TlsMode.STRICT,
-    host: str = "",
     certificate: ServerCertificate | None = None,
     accepts_plain: bool = False,
     token: Path | None = None,
@@ -102,9 +110,8 @@ async def gateway(
         asks_for_keys=True,
         security=ApiSecurity(metrics_token=MetricsToken(token) if token else None),
     )
-    host = host or network_address()
-    async with running_gateway(store, limits, host=host) as running:
-        stand = Stand(store, credentials, int(running.url.rpartition(":")[2]), host)
+    async with running_gateway(store, limits) as running:
+        stand = Stand(store, credentials, int(running.url.rpartition(":")[2]))
         await until_async(stand.lease, what="the gateway's registration")
         yield stand
 
@@ -162,12 +169,12 @@ async def test_clients_get_their_certificate_and_processes_the_identity(
     files = own.issue("localhost")
     public = ServerCertificate(files.certificate, files.key)
     browser = ssl.create_default_context(cafile=own.certificate)
-    async with gateway(fleet, host="127.0.0.1", certificate=public) as stand:
+    async with gateway(fleet, certificate=public) as stand:
         assert (await stand.get("/health", browser, name="127.0.0.1"))[0] == 200
         assert (await stand.get("/health", browser))[0] == 0
         reconciler = client(fleet.issue(Role.RECONCILER, "r-1"))
         assert (await stand.get(DEMAND, reconciler))[0] == 200
-    async with gateway(fleet, host="127.0.0.1") as stand:
+    async with gateway(fleet) as stand:
         assert (await stand.get("/health", anonymous(fleet), name="localhost"))[0] == 200
 
 
@@ -177,7 +184,7 @@ async def test_clients_are_not_asked_for_a_certificate(
     stranger = TestAuthority(tmp_path / "company").issue(Role.ADMIN, "laptop")
     context = anonymous(fleet)
     context.load_cert_chain(stranger.identity)
-    async with gateway(fleet, host="127.0.0.1") as stand:
+    async with gateway(fleet) as stand:
         assert (await stand.get("/health", context, name="localhost"))[0] == 200
         assert (await stand.get("/health", context))[0] == 0
 
@@ -186,9 +193,7 @@ async def test_clients_are_not_asked_for_a_certificate(
 async def test_it_registers_its_name_and_dials_follow_the_mode(
     fleet: TestAuthority, *, accepts_plain: bool
 ) -> None:
-    async with gateway(
-        fleet, mode=TlsMode.PERMISSIVE, host="127.0.0.1", accepts_plain=accepts_plain
-    ) as stand:
+    async with gateway(fleet, mode=TlsMode.PERMISSIVE, accepts_plain=accepts_plain) as stand:
         found = await stand.lease()
         assert found is not None
         scheme = "http" if accepts_plain else "https"
@@ -204,13 +209,43 @@ async def test_it_registers_its_name_and_dials_follow_the_mode(
         await until_async(is_https, what="the URL of mode tls")
 
 
+@pytest.mark.etcd
+async def test_a_process_takes_its_identity_from_a_folder(
+    fleet: TestAuthority, tmp_path: Path
+) -> None:
+    """On loopback clients may speak plain HTTP; processes of the fleet get the identity at the same port."""
+    folder, port = fleet.issue(Role.GATEWAY, "edge-1"), free_port()
+    flags = ("--port", str(port), "--identity-dir", str(folder.path))
+    async with (
+        running_etcd(tmp_path) as etcd,
+        gateway_process("--etcd", str(etcd.address), *flags),
+        aiohttp.ClientSession() as http,
+    ):
+        transport = connect(etcd.address)
+
+        async def id_() -> str:
+            items = (await transport.list(keys.GATEWAY_LEASE_PREFIX)).items
+            return items[0].key.rpartition("/")[2] if items else ""
+
+        assert await until_async(id_, what="the registration") == "edge-1"
+        admin = client(fleet.issue(Role.ADMIN, "anna"))
+        name = fleet.identity(Role.GATEWAY, "edge-1").dns_name
+        for url, context, host in (
+            (f"http://127.0.0.1:{port}/health", True, None),
+            (f"https://127.0.0.1:{port}{DEMAND}", admin, name),
+        ):
+            async with http.get(url, ssl=context, server_hostname=host) as response:
+                assert response.status == 200
+        await transport.close()
+
+
 async def test_the_reconciler_believes_the_gateway_and_not_a_thief(
     fleet: TestAuthority, caplog: pytest.LogCaptureFixture
 ) -> None:
     own = fleet.issue(Role.RECONCILER, "r-1")
     own.write_trust(fleet.snapshot())
     dialer = Dialer(Credentials(own, CLOCK))
-    async with gateway(fleet, host="127.0.0.1") as stand, asyncio.TaskGroup() as group:
+    async with gateway(fleet) as stand, asyncio.TaskGroup() as group:
         scraper = DemandScraper(
             stand.store, CLOCK, needed=lambda: {"m"}, on_change=lambda _: None, dialer=dialer
         )

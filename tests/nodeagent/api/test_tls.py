@@ -57,6 +57,18 @@ async def test_nobody_else_gets_an_answer(fleet: TestAuthority, tmp_path: Path) 
             assert await api.status(one) == 0
 
 
+async def test_other_machines_read_metrics_with_a_credential(
+    fleet: TestAuthority, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("identity.metrics_access.is_local", lambda _: False)
+    async with serving(fleet) as api:
+        admin, stranger = client(fleet.issue(Role.ADMIN, "anna")), anonymous(fleet)
+        for path in ("/health", "/metrics"):
+            assert await api.status(admin, path, {}) == 200
+            assert await api.status(stranger, path) == 200, "a ticket of fleetctl"
+            assert await api.status(stranger, path, {}) == 401
+
+
 async def test_a_client_refuses_another_node_under_the_agent_s_address(
     fleet: TestAuthority,
 ) -> None:

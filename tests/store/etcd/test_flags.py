@@ -9,12 +9,15 @@ import click
 import pytest
 from click.testing import CliRunner, Result
 
+from identity.names import Role
 from machinery import processes
 from machinery.clock import SystemClock
+from schemas.wire.identity_files import IdentityFiles
 from store.etcd import users
 from store.etcd.address import EtcdAddress
 from store.etcd.flags import address_from_flags, etcd_options
 from store.etcd.users import Credentials, CredentialsError
+from tests.support.identities import TestAuthority
 from tests.support.store_certificates import Authority
 
 ETCD = ("--etcd", "http://127.0.0.1:1")
@@ -196,3 +199,27 @@ def test_unreadable_files_are_refused(tmp_path: Path, password: Path) -> None:
 def test_passwords_are_not_shown() -> None:
     assert "s3cret" not in repr(Credentials(user="fleet", password="s3cret"))
     assert "s3cret" not in repr(EtcdAddress(username="fleet", password="s3cret"))
+
+
+def test_an_identity_takes_the_place_of_tls_flags_with_https(tmp_path: Path) -> None:
+    folder = TestAuthority(tmp_path).issue(Role.ADMIN, "anna")
+    identity = IdentityFiles(folder.authorities, folder.identity)
+    other = Authority(tmp_path, "other")
+    base: dict[str, Any] = {
+        **dict.fromkeys(("etcd_ca", "etcd_cert", "etcd_key", "etcd_password_file")),
+        **dict.fromkeys(("etcd_user", "etcd_password", "etcd_prefix"), ""),
+        "etcd_transport": "grpc",
+    }
+
+    def files(url: str, **given: object) -> tuple[Path | None, ...]:
+        options = {**base, **given, "etcd": (url,)}
+        address_ = address_from_flags(options, identity=identity)
+        return address_.ca, address_.certificate, address_.key
+
+    own = (folder.authorities, folder.identity, folder.identity)
+    assert files("https://mac-1:2379") == own
+    assert files("http://mac-1:2379") == (None, None, None)
+    assert files("https://mac-1:2379", etcd_ca=other.certificate) == (other.certificate, *own[1:])
+    issued = other.issue("client")
+    given = {"etcd_cert": issued.certificate, "etcd_key": issued.key}
+    assert files("https://mac-1:2379", **given) == (own[0], issued.certificate, issued.key)
