@@ -10,14 +10,15 @@ from cryptography import x509
 from cryptography.exceptions import InvalidSignature
 
 from fleetctl.doctor.control_plane import is_remote
-from fleetctl.doctor.transport_security import CertificateState, TransportSecurity
+from fleetctl.doctor.transport_security import CertificateState, TokenState, TransportSecurity
 from machinery import process_secrets
 from schemas.node import Node, NodeLease
 from schemas.records import GatewayLease
 from schemas.replica import Endpoint
-from schemas.trust import FleetTrust, IssuedCertificate
+from schemas.trust import FleetTrust, IssuedCertificate, JoinTokenRecord
 from schemas.wire import identity_files
 from store import codec, keys
+from store.errors import PermissionDeniedError
 from store.etcd.address import EtcdAddress
 from store.port import Transport
 
@@ -57,6 +58,7 @@ async def read_security(
         plain_etcd=plain_etcd_urls(address),
         open_secrets=find_open_secrets(data_dir),
         certificates=await _read_certificates(transport, trust, now),
+        tokens=await _read_tokens(transport, now),
     )
 
 
@@ -73,6 +75,18 @@ def _plain_listeners(nodes: Sequence[Node], endpoints: Sequence[Endpoint]) -> It
 def is_plain_and_remote(url: str) -> bool:
     """Return whether other machines reach the URL, and read what is sent."""
     return url.startswith("http://") and is_remote(urlsplit(url).hostname or "")
+
+
+async def _read_tokens(transport: Transport, now: datetime) -> tuple[TokenState, ...]:
+    """Return the join tokens; none if this user may not read secrets."""
+    try:
+        items = (await transport.list(keys.JOIN_TOKEN_PREFIX)).items
+    except PermissionDeniedError:
+        return ()
+    records = [codec.decode(JoinTokenRecord, item) for item in items]
+    return tuple(
+        TokenState(id=one.id, left=one.expires - now, uses=one.uses_left) for one in records
+    )
 
 
 async def _read_certificates(

@@ -10,6 +10,8 @@ from schemas.trust import TlsMode
 
 # A certificate lives 30 days and is renewed after 20.
 _WARN, _FAIL = timedelta(days=10), timedelta(days=3)
+# `fleetctl token create` makes tokens for an hour, and for 30 days at most.
+_LONG_TOKEN = timedelta(days=2)
 _MAX_NAMES = 5
 
 
@@ -26,6 +28,16 @@ class CertificateState:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TokenState:
+    """One join token that can be used."""
+
+    id: str
+    left: timedelta
+    uses: int
+    """The number of uses that are left."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TransportSecurity:
     """The observation that these checks need."""
 
@@ -38,6 +50,7 @@ class TransportSecurity:
     plain_etcd: Sequence[str] = ()
     """The URLs of etcd on other machines over plain HTTP."""
     certificates: Sequence[CertificateState] = ()
+    tokens: Sequence[TokenState] = ()
     open_secrets: Sequence[str] = ()
     """Files of this machine with a secret that other users may read; each with its remedy."""
 
@@ -47,6 +60,7 @@ def check_security(found: TransportSecurity) -> Iterator[Finding]:
     yield from _mode(found)
     yield from _listeners(found)
     yield from _certificates(found.certificates)
+    yield from _tokens(found.tokens)
     for one in found.open_secrets:
         yield Finding(
             check="secrets",
@@ -100,6 +114,17 @@ def _listeners(found: TransportSecurity) -> Iterator[Finding]:
         if len(labels) > _MAX_NAMES:
             more = f"{len(labels) - _MAX_NAMES} more: {what}"
             yield Finding(check="listeners", level="WARN", message=more, advice=advice)
+
+
+def _tokens(tokens: Sequence[TokenState]) -> Iterator[Finding]:
+    for one in tokens:
+        if one.left > _LONG_TOKEN and one.uses:
+            yield Finding(
+                check="tokens",
+                level="WARN",
+                message=f"join token {one.id} lets {counted(one.uses, 'more machine', 'more machines')} join for {one.left.days} days",
+                advice=f"whoever has it joins the fleet: `fleetctl token revoke {one.id}` when all of yours have joined",
+            )
 
 
 def _certificates(states: Sequence[CertificateState]) -> Iterator[Finding]:

@@ -8,6 +8,7 @@ import pytest
 from fleetctl.doctor.observe_security import find_open_secrets, plain_etcd_urls, read_security
 from fleetctl.doctor.transport_security import (
     CertificateState,
+    TokenState,
     TransportSecurity,
     check_security,
 )
@@ -18,7 +19,7 @@ from machinery.clock import SystemClock
 from schemas.meta import ObjectMeta
 from schemas.node import Node, NodeLease
 from schemas.records import GatewayLease
-from schemas.trust import FleetTrust, TlsMode
+from schemas.trust import FleetTrust, JoinTokenRecord, TlsMode
 from store import codec, keys
 from store.etcd.address import EtcdAddress
 from store.memory import MemoryTransport
@@ -53,6 +54,17 @@ def results(found: TransportSecurity) -> list[tuple[str, str]]:
         pytest.param(
             TransportSecurity(plain_etcd=("http://10.0.0.1:2379",)), [("WARN", "tls")], id="etcd"
         ),
+        pytest.param(
+            TransportSecurity(
+                tokens=(
+                    TokenState(id="long", left=9 * DAY, uses=2),
+                    TokenState(id="used", left=9 * DAY, uses=0),
+                    TokenState(id="short", left=DAY, uses=2),
+                )
+            ),
+            [("WARN", "tokens")],
+            id="a long token",
+        ),
         pytest.param(TransportSecurity(open_secrets=("ca.key",)), [("FAIL", "secrets")], id="key"),
     ],
 )
@@ -86,6 +98,11 @@ async def test_the_store_shows_listeners_flags_and_certificates(tmp_path: Path) 
     for owner, name in ((fleet, "mac-1"), (other, "mac-2")):
         signer = Signer(transport=store, clock=clock, authority=owner.authority, lifetime=5 * DAY)
         await signer.issue(owner.identity(Role.NODE, name), new_key()[1])
+    token = JoinTokenRecord(
+        id="a2345672", hash="0" * 64, created=now(), expires=now() + 9 * DAY, most_uses=3
+    )
+    key = keys.named(keys.JOIN_TOKEN_PREFIX, token.id)
+    await store.commit([], [Put(key=key, value=codec.encode(token))])
     lease = NodeLease(uid="u", session="s", insecure_flags=("--insecure-http",))
     key = keys.named(keys.NODE_LEASE_PREFIX, "mac-1")
     await store.commit([], [Put(key=key, value=codec.encode(lease))])
@@ -110,6 +127,7 @@ async def test_the_store_shows_listeners_flags_and_certificates(tmp_path: Path) 
         "replica/m-0 at http://10.0.0.1:4100",
     )
     assert found.insecure_flags == ("node/mac-1: --insecure-http", "gateway/g: --insecure-metrics")
+    assert [(one.id, one.left.days, one.uses) for one in found.tokens] == [("a2345672", 8, 3)]
     states = {one.label: (one.left.days, one.is_foreign) for one in found.certificates}
     assert states == {"node/mac-1": (4, False), "node/mac-2": (4, True)}
 
