@@ -138,8 +138,7 @@ def main(
     secret_file = _secret_file(options["git_webhook_secret_file"])
     clock = SystemClock()
     own = read_identity(identity_dir, Role.RECONCILER, clock)
-    token = read_metrics_token(options["metrics_token_file"])
-    dialer = Dialer(own, trust=_trust(options["gateway_ca"]), token=token)
+    dialer = _dialer(options, own)
     # A machine that joins has no certificate yet.
     security = server_security(own, frozenset(Role), is_insecure=options["insecure_http"])
     joins = _join_settings(options, etcd_address, own)
@@ -207,6 +206,12 @@ async def _serve_api(
             app = Starlette(routes=routes)
             server = AdminServer(app, clock, address, lambda: None, security=security)
             group.create_task(server.run())
+
+
+def _dialer(options: dict[str, Any], own: Credentials | None) -> Dialer:
+    """Return how to dial gateways. Files that cannot be used are refused at the start."""
+    token = read_metrics_token(options["metrics_token_file"])
+    return Dialer(own, trust=_trust(options["gateway_ca"]), token=token)
 
 
 def _trust(authorities: Path | None) -> Trust:

@@ -52,7 +52,8 @@ def _folder(options: dict[str, Any]) -> IdentityFolder | None:
     folder = IdentityFolder(path.expanduser().absolute())
     if not folder.is_issued:
         raise FleetctlError(
-            f"--identity-dir: {folder.path} holds no certificate. `fleetctl join --as admin` writes one, or give another folder"
+            f"--identity-dir: {folder.path} holds no certificate. `fleetctl join` writes one with a token of the role "
+            "admin; or give another folder"
         )
     return folder
 

@@ -201,6 +201,7 @@ async def test_it_registers_its_name_and_dials_follow_the_mode(
         assert found[1].tls is not None
         assert found[1].url == f"{scheme}://127.0.0.1:{stand.port}"
         stand.credentials.folder.write_trust(fleet.snapshot(mode=TlsMode.TLS))
+        stand.credentials.refresh()
 
         async def is_https() -> bool:
             lease = await stand.lease()
