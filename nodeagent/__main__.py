@@ -42,6 +42,7 @@ from store.etcd.flags import VARIABLE_PREFIX, address_from_flags, etcd_options
 
 _LABELS = TypeAdapter(Labels)
 _LOCK = "lock"
+_INSECURE_ENGINES = "--insecure-engines"
 # Headers of an OpenTelemetry collector, which hold its token: gateways alone trace.
 _NOT_FOR_ENGINES = ("OTEL_EXPORTER_OTLP_",)
 
@@ -118,7 +119,7 @@ _NOT_FOR_ENGINES = ("OTEL_EXPORTER_OTLP_",)
 )
 @identity_option
 @click.option(
-    "--insecure-engines",
+    _INSECURE_ENGINES,
     is_flag=True,
     envvar="FLEET_INSECURE_ENGINES",
     help="Let engines serve plain HTTP without authentication on an --address that other machines can reach, while the "
@@ -163,6 +164,7 @@ def main(log_level: LogLevel, log_format: LogFormat, **options: Any) -> None:
         start_concurrency=options["start_concurrency"],
         api_port=options["api_port"],
         api_security=api_security(options),
+        insecure_flags=insecure_flags(options),
         ring=ring,
         has_store_password=bool(where.password),
         identity_folder=folder,
@@ -186,6 +188,12 @@ def main(log_level: LogLevel, log_format: LogFormat, **options: Any) -> None:
     sys.exit(code)
 
 
+def insecure_flags(options: dict[str, Any]) -> tuple[str, ...]:
+    """Return the given flags that switch protection off, for `fleetctl doctor`."""
+    found = api_security(options).insecure_flags
+    return (*found, _INSECURE_ENGINES) if options["insecure_engines"] else found
+
+
 def _addresses(options: dict[str, Any], node: str, *, has_identity: bool) -> EngineAddresses:
     """Return the addresses for engines; the folder for their sockets exists then.
 
@@ -204,7 +212,7 @@ def _addresses(options: dict[str, Any], node: str, *, has_identity: bool) -> Eng
         raise click.UsageError(
             f"--address {host}: other machines can reach it, and this node has no identity, so its engines would answer "
             "everyone, in clear text. Run `fleetctl join` on this Mac; or give --engine-sockets if all gateways run on "
-            "it; or --insecure-engines if you trust everything on the network"
+            "it; or {_INSECURE_ENGINES} if you trust everything on the network"
         )
     return EngineAddresses(host=host, first=options["engine_port"], sockets=sockets)
 

@@ -66,7 +66,7 @@ class Agent:
             uid=config.status.uid,
             session=config.session,
             has_store_password=config.has_store_password,
-            insecure_flags=config.api_security.insecure_flags,
+            insecure_flags=config.insecure_flags,
         )
         credentials = config.credentials
         tls = no_report if credentials is None else credentials.report

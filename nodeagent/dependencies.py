@@ -66,6 +66,8 @@ class AgentConfig:
     """The port of the agent's API, 0 for any; None: no API."""
     api_security: ApiSecurity = field(default_factory=ApiSecurity)
     """The flags that protect the agent's API."""
+    insecure_flags: tuple[str, ...] = ()
+    """The flags in use that switch protection off, for doctor."""
     ring: LogRing = field(default_factory=LogRing)
     """The agent's own log."""
     has_store_password: bool = False

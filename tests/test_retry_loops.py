@@ -34,6 +34,7 @@ PERIODS = {
     "fleetctl/verbs/replace.py": "polls the progress of a command until its timeout",
     "fleetctl/verbs/rollout.py": "polls the progress of a command until its timeout",
     "fleetctl/verbs/scale.py": "polls the progress of a command until its timeout",
+    "fleetctl/verbs/secure.py": "polls the progress of a command until its timeout",
     "fleetctl/verbs/sync.py": "polls the progress of a command until its timeout",
     "fleetctl/verbs/top.py": "samples at the interval that the user gave",
     "fleetctl/verbs/wait.py": "polls, with pauses in proportion to the cost of a look",

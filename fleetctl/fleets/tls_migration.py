@@ -66,7 +66,7 @@ class Blocker:
 
     label: str
     remedy: str
-    """What is missing, and what to do."""
+    """The missing part, and the way to it."""
     is_brief: bool = False
     """True if it goes by itself within seconds."""
 

@@ -49,6 +49,17 @@ def test_refusals(tmp_path: Path, flags: list[str], code: int, words: str) -> No
     assert (got, words in said) == (code, True), said
 
 
+def test_the_lease_names_every_flag_that_switches_protection_off() -> None:
+    options = {"insecure_http": False, "insecure_metrics": True, "metrics_token_file": None}
+    assert nodeagent_main.insecure_flags({**options, "insecure_engines": False}) == (
+        "--insecure-metrics",
+    )
+    assert nodeagent_main.insecure_flags({**options, "insecure_engines": True}) == (
+        "--insecure-metrics",
+        "--insecure-engines",
+    )
+
+
 def test_a_state_folder_that_cannot_be_one(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     assert start(tmp_path / "file" / "state") == (
