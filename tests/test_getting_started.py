@@ -164,28 +164,29 @@ def test_one_mac(smollm2: Path) -> None:
 @pytest.mark.fleet
 @pytest.mark.timeout(600)
 def test_two_macs(smollm2: Path) -> None:
-    etcd, peer, gateway = free_port(), free_port(), free_port()
-    # Both Macs are this machine: each agent has ports of its own, and says that it shares the machine.
-    shared = "--part-of-machine --api-port 0 --engine-port"
+    etcd, join, gateway = free_port(), free_port(), free_port()
+    # Both Macs are this machine, so that all nodes say that they share it.
+    up = f"--nodes 2 --node-memory 4Gi --port {gateway} --etcd-port {etcd} --join-port {join}"
+    up = f"{up} --engine-port {engine_port()} --agent-port 0"
     replaced = {
-        "--name mac-1 --address 10.0.0.11": f"--name mac-1 --address 127.0.0.1 {shared} {engine_port()}",
-        "--name mac-2 --address 10.0.0.12": f"--name mac-2 --address 127.0.0.1 {shared} {engine_port()}",
-        "fleet-gateway --host 10.0.0.11": f"fleet-gateway --host 127.0.0.1 --port {gateway}",
-        "IP:10.0.0.11": "IP:127.0.0.1",
-        "10.0.0.11:2379": f"127.0.0.1:{etcd}",
+        "fleetctl up --detach --join 10.0.0.11": f"fleetctl up --detach {up} --join 127.0.0.1",
+        "fleet-nodeagent ": f"fleet-nodeagent --part-of-machine --memory 4Gi --api-port 0 --engine-port {engine_port()} ",
+        "replicas: 2": "replicas: 3",
+        "10.0.0.11:4002": f"127.0.0.1:{join}",
         "10.0.0.11:4000": f"127.0.0.1:{gateway}",
-        "127.0.0.1:2380": f"127.0.0.1:{peer}",
     }
     found = blocks("## Two Macs", "## Before you rely on it")
     # On loopback a gateway requires no keys, unless it is told to.
     with reader(smollm2, replaced, FLEET_GATEWAY_AUTH="on") as one:
-        outputs = [one.run(block) for block in found]
+        try:
+            outputs = [one.run(block) for block in found]
+        finally:
+            subprocess.run(
+                ["fleetctl", "down", "--data-dir", f"{one.env['HOME']}/fleet"],
+                env=one.env, check=False, timeout=120, capture_output=True,
+            )  # fmt: skip
         text = "".join(outputs)
         assert "modeldeployment/pair condition met" in text
         assert len(answers(outputs)) == 1
-        subprocess.run(
-            ["fleetctl", "delete", "md/pair", "--etcd", f"http://127.0.0.1:{etcd}"],
-            env=one.env, check=True, timeout=120, capture_output=True,
-        )  # fmt: skip
     rows = [line.split() for line in text.splitlines() if line.startswith("pair-")]
-    assert {"mac-1", "mac-2"} <= {word for row in rows for word in row}
+    assert {"node-1", "node-2", "mac-2"} <= {word for row in rows for word in row}
