@@ -33,7 +33,6 @@ PERIODS = {
     "fleetctl/verbs/get.py": "collects changes before it shows them",
     "fleetctl/verbs/replace.py": "polls the progress of a command until its timeout",
     "fleetctl/verbs/rollout.py": "polls the progress of a command until its timeout",
-    "fleetctl/verbs/secure.py": "polls the progress of a command until its timeout",
     "fleetctl/verbs/scale.py": "polls the progress of a command until its timeout",
     "fleetctl/verbs/secure.py": "polls the progress of a command until its timeout",
     "fleetctl/verbs/sync.py": "polls the progress of a command until its timeout",

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Final
 
 from fleetctl.cli.errors import FleetctlError
+from fleetctl.fleets.process_client import current_user
 from identity.authority import (
     Authority,
     AuthorityError,
@@ -20,7 +21,7 @@ from identity.authority import (
 )
 from identity.authority_folder import AuthorityFolder
 from identity.folder import FolderError, IdentityFolder
-from identity.names import Identity
+from identity.names import Identity, Role
 from identity.signer import Signer
 from machinery.clock import Clock
 from nodeagent.node.identity import dns_label
@@ -57,6 +58,12 @@ class ManagedIdentity:
 
     identity: Identity
     folder: IdentityFolder
+
+
+def administrator(fleet: str, machine: Machine) -> Identity:
+    """Return the identity of this command's user on this machine."""
+    user = current_user().partition("@")[0]
+    return Identity(fleet, Role.ADMIN, dns_label(f"{user}-{machine.label}", fallback="admin"))
 
 
 def open_authority(path: Path, clock: Clock) -> Authority:

@@ -9,7 +9,6 @@ A data folder that has an authority keeps it: without --join, its processes are 
 same users and identities. Every step reads what exists, so that an interrupted start is continued by the next.
 """
 
-import getpass
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -21,6 +20,7 @@ from fleetctl.fleets.etcd_accounts import ROOT_FILE, AccountSetup, PasswordFolde
 from fleetctl.fleets.fleet_trust import (
     Machine,
     ManagedIdentity,
+    administrator,
     authorities_of,
     ensure_identity,
     ensure_trust,
@@ -34,7 +34,6 @@ from identity.names import Identity, Role
 from identity.signer import IssueError, Signer
 from machinery.clock import Clock
 from machinery.files import write_atomically
-from nodeagent.node.identity import dns_label
 from schemas.trust import FleetTrust, TlsMode
 from store.errors import StoreError
 from store.etcd import users
@@ -44,6 +43,7 @@ from store.etcd.grpc.admin import AuthClient
 from store.etcd.member.embedded import TlsListener
 from store.port import Transport
 
+Say = Callable[[str], None]
 # In etcd's data folder, so that it disappears with the users, as in a restore.
 _GUARDED_FILE = "guarded"
 
@@ -94,9 +94,7 @@ class LocalTrust:
             return address
         return replace(address, username=users.ROOT_USER, password=password)
 
-    async def prepare(
-        self, address: EtcdAddress, nodes: Sequence[str], say: Callable[[str], None]
-    ) -> None:
+    async def prepare(self, address: EtcdAddress, nodes: Sequence[str], say: Say) -> None:
         """Bring users, the fleet's trust and all identities to the state that they should have.
 
         Raises:
@@ -104,7 +102,7 @@ class LocalTrust:
 
         """
         try:
-            await self._guard(address, nodes)
+            await self._guard(address, nodes, say)
             transport = connect(self.as_root(address))
             try:
                 trust = await self._trust(transport, say)
@@ -137,13 +135,13 @@ class LocalTrust:
             raise FleetctlError(str(error)) from error
         return trust.authorities != before
 
-    async def _guard(self, address: EtcdAddress, nodes: Sequence[str]) -> None:
+    async def _guard(self, address: EtcdAddress, nodes: Sequence[str], say: Say) -> None:
         """Let etcd ask for passwords, and give each process of this machine its own."""
         anonymous = AuthClient(address)
         try:
             is_on = await anonymous.is_on()
             if not is_on:
-                await self._create_users(anonymous, nodes, is_on=False)
+                await self._create_users(anonymous, nodes, say, is_on=False)
                 await anonymous.enable()
         finally:
             await anonymous.close()
@@ -158,21 +156,27 @@ class LocalTrust:
                 known = (users.node_of_user(user) for user in await client.users())
                 # The rights of nodes that have joined, too: a new release may need others.
                 every = sorted({*nodes, *filter(None, known)})
-                await self._create_users(client, every, is_on=True)
+                await self._create_users(client, every, say, is_on=True)
             finally:
                 await client.close()
         write_atomically(self._data_dir.etcd / _GUARDED_FILE, "")
 
-    async def _create_users(self, client: AuthClient, nodes: Sequence[str], *, is_on: bool) -> None:
+    async def _create_users(
+        self, client: AuthClient, nodes: Sequence[str], say: Say, *, is_on: bool
+    ) -> None:
+        def warn(text: str) -> None:
+            if text.startswith("warning"):  # otherwise the accounts of a local fleet are no news
+                say(text)
+
         with self.passwords.lock(), self._root.lock():
             if not is_on:
-                root = AccountSetup(client, self._root, _silent, is_on=False)
+                root = AccountSetup(client, self._root, warn, is_on=False)
                 await root.create_root()
-            setup = AccountSetup(client, self.passwords, _silent, is_on=is_on)
+            setup = AccountSetup(client, self.passwords, warn, is_on=is_on)
             for account in users.fleet_accounts(nodes):
                 await setup.set_up_account(account)
 
-    async def _trust(self, transport: Transport, say: Callable[[str], None]) -> FleetTrust:
+    async def _trust(self, transport: Transport, say: Say) -> FleetTrust:
         """Return the fleet's trust. Make it if the fleet has none: strict, since all processes start with an identity."""
         where = self._data_dir.authority
         found, is_new = await ensure_trust(transport, self._authority, where, TlsMode.STRICT)
@@ -195,10 +199,11 @@ class LocalTrust:
         return list(map(self._wanted, (Role.ETCD, Role.RECONCILER, Role.GATEWAY, Role.ADMIN)))
 
     def _wanted(self, role: Role) -> ManagedIdentity:
-        name = self._machine.label
+        fleet = self._authority.fleet
         if role is Role.ADMIN:
-            name = dns_label(f"{getpass.getuser()}-{name}", fallback="admin")
-        identity = Identity(self._authority.fleet, role, name)
+            identity = administrator(fleet, self._machine)
+        else:
+            identity = Identity(fleet, role, self._machine.label)
         return ManagedIdentity(identity=identity, folder=self._folder(role))
 
     def _node(self, name: str) -> ManagedIdentity:
@@ -206,10 +211,6 @@ class LocalTrust:
         return ManagedIdentity(
             identity=identity, folder=IdentityFolder(self._data_dir.node_identity(name))
         )
-
-
-def _silent(_: str) -> None:
-    """Say nothing: the accounts of a local fleet are no news."""
 
 
 def url_host(address: str) -> str:

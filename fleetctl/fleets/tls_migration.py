@@ -122,7 +122,10 @@ def _remedy(process: ProcessTls) -> str:
     if process.has_certificate:
         return "it has a certificate and does not use it yet; restart it"
     if process.role is Role.NODE:
-        return "it has no certificate; restart it with this release, and it asks for one"
+        return (
+            "it has no certificate; restart it with this release, and it asks for one (until it has one, an --address that "
+            "other machines reach needs --insecure-engines)"
+        )
     return "it has no certificate; restart it with --identity-dir DIR, and it asks for one"
 
 

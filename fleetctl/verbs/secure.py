@@ -3,7 +3,6 @@
 The modes are those of a migration: `permissive`, `tls`, `strict`. Requests go on in every step, in both directions.
 """
 
-import getpass
 import socket
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from fleetctl.cli.errors import FleetctlError
 from fleetctl.fleets.fleet_trust import (
     Machine,
     ManagedIdentity,
+    administrator,
     ensure_identity,
     ensure_trust,
     open_authority,
@@ -32,10 +32,8 @@ from fleetctl.fleets.tls_migration import (
 )
 from fleetctl.output import printers
 from identity.folder import FolderError, IdentityFolder
-from identity.names import Identity, Role
 from identity.signer import IssueError, Signer
 from machinery.clock import Clock, SystemClock
-from nodeagent.node.identity import dns_label
 from schemas.trust import TlsMode
 from store.errors import ConflictError
 from store.port import Transport
@@ -109,9 +107,8 @@ async def _make_authority(transport: Transport, clock: Clock, folder: Path, say:
     authority = open_authority(folder, clock)
     trust, is_new = await ensure_trust(transport, authority, folder, TlsMode.PERMISSIVE)
     machine = Machine(hostname=socket.gethostname(), hardware_uuid="")
-    name = dns_label(f"{getpass.getuser()}-{machine.label}", fallback="admin")
     admin = ManagedIdentity(
-        identity=Identity(trust.fleet, Role.ADMIN, name),
+        identity=administrator(trust.fleet, machine),
         folder=IdentityFolder(folder / _ADMIN_FOLDER),
     )
     signer = Signer(transport=transport, clock=clock, authority=authority)
