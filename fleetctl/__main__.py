@@ -12,9 +12,9 @@ from machinery.process_secrets import disable_core_dumps
 
 def _show_version(context: click.Context, _: click.Parameter, value: bool) -> None:
     if value and not context.resilient_parsing:
-        from machinery.version import version  # noqa: PLC0415 - it reads package metadata
+        from machinery.version import version_with_commit  # noqa: PLC0415 - reads metadata
 
-        click.echo(f"fleetctl: {version()}")
+        click.echo(f"fleetctl: {version_with_commit()}")
         context.exit()
 
 

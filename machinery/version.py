@@ -3,6 +3,7 @@
 import re
 from functools import cache
 from importlib.metadata import version as of_distribution
+from pathlib import Path
 from typing import Final
 
 # A fleet that is being upgraded has two neighbouring minor versions.
@@ -13,6 +14,20 @@ _MAX_MINOR_SKEW: Final = 1
 def version() -> str:
     """Return the version, such as 0.1.0."""
     return of_distribution("mlx-fleet")
+
+
+@cache
+def commit() -> str:
+    """Return the Git commit that `make dist` built this from; empty in a checkout."""
+    try:
+        return (Path(__file__).parent / "commit.txt").read_text(encoding="ascii").strip()
+    except FileNotFoundError:
+        return ""
+
+
+def version_with_commit() -> str:
+    """Return the version for people, such as 0.1.0 (3d5cbb8aa5f0)."""
+    return f"{version()} ({commit()})" if commit() else version()
 
 
 def parse_release(text: str) -> tuple[int, int] | None:

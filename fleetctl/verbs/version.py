@@ -9,6 +9,7 @@ from fleetctl.cli.connect import open_store, run, store_options
 from fleetctl.cli.kubectl_hints import unsupported_flag
 from fleetctl.fleets import version_skew
 from fleetctl.fleets.version_skew import ComponentVersion
+from machinery.version import commit, version_with_commit
 from machinery.version import version as fleet_version
 from manifests.yaml import parser
 from store.errors import StoreError
@@ -25,8 +26,9 @@ def version(client: bool, output: str | None, **options: Any) -> None:
     Warns about versions that are more than one minor version apart from the reconciler.
     """
     if client:
-        ours = fleet_version()
-        click.echo(_text({"fleetctl": ours}, output) if output else f"fleetctl: {ours}\n", nl=False)
+        tree = {"fleetctl": fleet_version()} | ({"commit": commit()} if commit() else {})
+        text = _text(tree, output) if output else f"fleetctl: {version_with_commit()}\n"
+        click.echo(text, nl=False)
         return
     run(_print_fleet_versions(output, options))
 
@@ -38,14 +40,15 @@ async def _print_fleet_versions(output: str | None, options: dict[str, Any]) -> 
             found = await version_skew.read_versions(transport, ours)
     except StoreError as error:
         if not output:
-            click.echo(f"fleetctl: {ours.version}")
+            click.echo(f"fleetctl: {version_with_commit()}")
         click.echo(f"etcd: no answer ({error})", err=True)
         raise click.exceptions.Exit(1) from error
     warned = version_skew.warnings(found)
     if output:
         click.echo(_text(version_skew.tree(found, warned), output), nl=False)
     else:
-        click.echo("\n".join(version_skew.lines(found)))
+        _, *others = version_skew.lines(found)
+        click.echo("\n".join([f"fleetctl: {version_with_commit()}", *others]))
     for line in warned:
         click.echo(f"warning: {line}", err=True)
 
