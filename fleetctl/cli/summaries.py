@@ -7,6 +7,7 @@ SUMMARIES: dict[str, str] = {
     "approve": "Let a machine join that ran `fleetctl join HOST:PORT` without a token.",
     "autoscale": "Let load decide the number of replicas of deployments, between two bounds.",
     "backup": "Write the whole store to FILE, as of one revision; the fleet may keep running.",
+    "bundle": "Write archives that install mlx-fleet on other machines.",
     "cert": "Manage the certificates of the fleet's processes, and the authority that signs them.",
     "chat": "Chat with a model through a gateway.",
     "cluster-info": "Show the addresses of etcd and the gateways, the leading reconciler, and how many nodes are Ready.",

@@ -9,7 +9,7 @@ VERBS = {
     "apply": "fleetctl.verbs.apply:apply",
     "autoscale": "fleetctl.verbs.autoscale:autoscale",
     "backup": "fleetctl.verbs.backup:backup",
-    "cert": "fleetctl.verbs.cert:cert",
+    "bundle": "fleetctl.verbs.bundle:bundle",
     "chat": "fleetctl.verbs.chat:chat",
     "completion": "fleetctl.verbs.completion:completion",
     "config": "fleetctl.verbs.config:config",
@@ -69,18 +69,7 @@ SECTIONS: dict[str, tuple[str, ...]] = {
     "Nodes and fabric": ("cordon", "uncordon", "drain", "taint", "fabric"),
     "Git, import and export": ("sync", "suspend", "resume", "export", "import"),
     "Troubleshoot": ("cluster-info", "doctor", "support-bundle", "version", "simulate"),
-    "Manage fleets": (
-        "up",
-        "down",
-        "demo",
-        "secure",
-        "backup",
-        "restore",
-        "init-auth",
-        "cert",
-        "rotate",
-    ),
-    "Join machines": ("token", "join", "approve", "deny"),
+    "Manage fleets": ("up", "down", "demo", "backup", "restore", "init-auth", "rotate", "bundle"),
     "fleetctl itself": ("config", "completion", "api-resources", "help"),
 }
 """Titles in `fleetctl --help`, with the verbs below them."""

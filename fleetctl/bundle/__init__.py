@@ -1,0 +1,1 @@
+"""Archives that install mlx-fleet on a machine, with or without a network."""

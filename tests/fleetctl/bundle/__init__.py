@@ -1,0 +1,1 @@
+"""Tests of archives that install mlx-fleet."""

@@ -1,0 +1,114 @@
+"""Small real wheels: a release of mlx-fleet with one dependency, and a uv that runs the real one."""
+
+import hashlib
+import shutil
+import sys
+import zipfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+import fleetctl.bundle
+from fleetctl.bundle import archive
+from fleetctl.bundle.archive import BundleContents
+from fleetctl.bundle.lock import PLATFORMS
+
+PLATFORM = PLATFORMS["macos-arm64" if sys.platform == "darwin" else "linux-x86_64"]
+PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
+SCRIPT = Path(str(fleetctl.bundle.__file__)).parent / archive.INSTALL
+
+
+def real_uv() -> Path:
+    """Return the uv of this environment; skip the test where none is (`make setup` installs it)."""
+    beside = Path(sys.executable).with_name("uv")
+    found = str(beside) if beside.is_file() else shutil.which("uv")
+    if found is None:
+        pytest.skip("uv is neither in this environment nor on PATH")
+    return Path(found).resolve()
+
+
+def write_wheel(
+    folder: Path, stem: str, files: dict[str, str], *, tag: str = "py3-none-any"
+) -> Path:
+    """Write a wheel of this name and version, such as `six-1.0`."""
+    path = folder / f"{stem}-{tag}.whl"
+    name, version = stem.split("-")
+    info = f"{stem}.dist-info"
+    files = {
+        **files,
+        f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n",
+        f"{info}/WHEEL": f"Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: {tag}\n",
+    }
+    record = f"{info}/RECORD"
+    files[record] = "".join(f"{one},,\n" for one in [*files, record])
+    with zipfile.ZipFile(path, "w") as wheel:
+        for one, text in files.items():
+            wheel.writestr(zipfile.ZipInfo(one), text)
+    return path
+
+
+def locked(wheel: Path) -> str:
+    """Return the line of a lock file for this wheel."""
+    name, version = wheel.name.split("-")[:2]
+    digest = hashlib.sha256(wheel.read_bytes()).hexdigest()
+    return f"{name}=={version} \\\n    --hash=sha256:{digest}\n"
+
+
+@dataclass(frozen=True, slots=True)
+class Index:
+    """A folder of wheels that pip takes for the only source of packages."""
+
+    folder: Path
+
+    @classmethod
+    def create(cls, folder: Path, patch: pytest.MonkeyPatch) -> "Index":
+        """Make the folder, and pip's and uv's settings."""
+        folder.mkdir()
+        for tool in ("PIP", "UV"):
+            patch.setenv(f"{tool}_NO_INDEX", "1")
+            patch.setenv(f"{tool}_FIND_LINKS", str(folder))
+        patch.setenv("PIP_CONFIG_FILE", "/dev/null")
+        write_wheel(folder, "dependency-1.0", {"dependency.py": "ANSWER = 42\n"})
+        runs_uv = f'#!/bin/sh\nexec "{real_uv()}" "$@"\n'
+        write_wheel(folder, "uv-0.1", {"uv-0.1.data/scripts/uv": runs_uv})
+        return cls(folder)
+
+    def release(self, folder: Path, version: str, *, code: str = "") -> Path:
+        """Write a wheel of mlx-fleet as `make dist` does, whose fleetctl runs `code` and says its version."""
+        program = f"""\
+import dependency
+def main():
+    {code or "assert dependency.ANSWER == 42"}
+    print("fleetctl: {version} (0123456789ab)")
+"""
+        folder.mkdir(exist_ok=True)
+        stem = f"mlx_fleet-{version}"
+        parts = {
+            "small_fleetctl.py": program,
+            f"{stem}.dist-info/entry_points.txt": "[console_scripts]\nfleetctl = small_fleetctl:main\n",
+            "machinery/commit.txt": "0123456789ab\n",
+            "fleetctl/bundle/install.sh": SCRIPT.read_text(),
+            "fleetctl/bundle/requirements.txt": locked(
+                self.folder / "dependency-1.0-py3-none-any.whl"
+            ),
+            "fleetctl/bundle/requirements-build.txt": locked(
+                self.folder / "uv-0.1-py3-none-any.whl"
+            ),
+        }
+        return write_wheel(folder, stem, parts)
+
+    def unpacked(
+        self, root: Path, version: str, *, code: str = "", python_archive: Path | None = None
+    ) -> Path:
+        """Return the folder of a release's archive for this platform."""
+        wheel = self.release(root / "dist", version, code=code)
+        contents = BundleContents(
+            wheel=wheel, platform=PLATFORM, python=PYTHON, python_archive=python_archive
+        )
+        folder = root / contents.folder_name
+        folder.mkdir()
+        archive.fill(contents, folder, lambda _: None)
+        (folder / archive.INSTALL).chmod(0o755)
+        (folder / "bin" / "uv").chmod(0o755)
+        return folder
