@@ -157,7 +157,7 @@ bench-shard: $(TEST_READY)  ## groups of 1, 2 and 3 ranks beside mlx.launch with
 	@$(BIN)/python -m bench.shard
 
 clean:  ## remove the virtual environment and the caches
-	@rm -rf $(VENV) $(LITELLM) $(SITE) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache *.egg-info build
+	@rm -rf $(VENV) $(LITELLM) $(SITE) $(SBOM) dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache *.egg-info build
 
 # MkDocs Material builds the site, and is needed for nothing else.
 SITE := .venv-docs
@@ -179,3 +179,21 @@ lock-site: $(SITE)/.ready  ## renew requirements-docs.txt
 	@$(PYTHON) -m venv $(SITE)/lock && $(SITE)/lock/bin/pip install --quiet uv
 	@$(SITE)/lock/bin/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes \
 	  --no-emit-index-url --no-header requirements-docs.in -o requirements-docs.txt
+
+# The CycloneDX generator writes the SBOM, and is needed for nothing else.
+SBOM := .venv-dist
+.PHONY: dist check-mac-wheels lock-dist
+dist: $(SBOM)/.ready  ## build wheel, sdist and installer into dist, with SHA256SUMS and an SBOM
+	@UV_DEFAULT_INDEX="$${UV_DEFAULT_INDEX:-$(PIP_INDEX)}" packaging/build.sh dist $(BIN)/python $(BIN)/uv $(SBOM)/bin/cyclonedx-py
+
+check-mac-wheels: $(READY)  ## ask the package index whether every dependency has an arm64 macOS wheel for Python 3.11 to 3.14
+	@UV_DEFAULT_INDEX="$${UV_DEFAULT_INDEX:-$(PIP_INDEX)}" $(BIN)/python -m fleetctl.bundle.mac_wheels --uv $(BIN)/uv requirements.txt
+
+$(SBOM)/.ready: $(READY) requirements-dist.txt
+	@echo "setting up $(SBOM) (once; the CycloneDX generator)"
+	@$(BIN)/python -m venv --without-pip $(SBOM)
+	@$(UV) pip install $(QUIET) --python $(SBOM)/bin/python --require-hashes -r requirements-dist.txt
+	@touch $@
+
+lock-dist: $(READY)  ## renew requirements-dist.txt
+	@$(LOCK) requirements-dist.in -o requirements-dist.txt
