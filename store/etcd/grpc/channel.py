@@ -14,7 +14,7 @@ import grpc.aio
 
 from store.errors import SlowStoreError, StoreError, UnauthenticatedError, UnavailableError
 from store.etcd.adapter import CALL_S, CONNECT_S, IDLE_S, EndpointCaller
-from store.etcd.address import EtcdAddress
+from store.etcd.address import EtcdAddress, FileState
 from store.etcd.authentication import AUTHENTICATE_S, Authentication
 from store.etcd.error_mapping import connection_error, error_from_status, slow_error
 from store.etcd.grpc.proto import etcd_pb2 as pb
@@ -175,14 +175,18 @@ class GrpcChannel:
         self.idle_s = idle_s
         self._caller = EndpointCaller(address, self._authenticate, authentication)
         self._channels: dict[str, grpc.aio.Channel] = {}
+        self._files: dict[str, FileState] = {}
+        """The TLS files that each channel was opened with."""
+        self._retired: list[grpc.aio.Channel] = []
         # Creating a callable costs as much as a call.
         self._callables: dict[tuple[str, str], Any] = {}
 
     async def close(self) -> None:
         await self._caller.close()
-        for channel in self._channels.values():
+        for channel in (*self._channels.values(), *self._retired):
             await channel.close()
         self._channels.clear()
+        self._retired.clear()
         self._callables.clear()
 
     async def call(
@@ -253,6 +257,8 @@ class GrpcChannel:
         state = channel.get_state(try_to_connect=True)
         if state is grpc.ChannelConnectivity.READY:
             return
+        channel = self._with_current_files(url)
+        state = channel.get_state(try_to_connect=True)
         try:
             async with asyncio.timeout(limit_s):
                 while state is not grpc.ChannelConnectivity.READY:
@@ -265,6 +271,19 @@ class GrpcChannel:
             raise SlowStoreError(
                 f"no answer from etcd at {url} within {limit_s:g} s: it is slow, or its machine cannot be reached"
             ) from error
+
+    def _with_current_files(self, url: str) -> grpc.aio.Channel:
+        """Return the channel, which has no connection; another one if its certificates were replaced since it was opened.
+
+        grpc reads them once, and every certificate of a fleet is replaced before it ends.
+        """
+        if self._files[url] == self._address.file_state():
+            return self._channels[url]
+        # Others may wait for it, so it is closed at the end.
+        self._retired.append(self._channels.pop(url))
+        for key in [key for key in self._callables if key[0] == url]:
+            del self._callables[key]
+        return self._channel(url)
 
     async def _explain(self, url: str) -> None:
         """Raise the cause of a missing connection: grpc reports it to calls only, so make a harmless one."""
@@ -354,6 +373,7 @@ class GrpcChannel:
     def _channel(self, url: str) -> grpc.aio.Channel:
         found = self._channels.get(url)
         if found is None:
+            self._files[url] = self._address.file_state()
             found = self._channels[url] = self._open(url)
         return found
 

