@@ -15,6 +15,7 @@ from schemas import kinds
 from schemas.deployment import ModelDeployment
 from schemas.kinds import Kind
 from schemas.meta import FOREGROUND, ORPHAN, ApiObject, ObjectKey
+from schemas.node import Node
 from schemas.replica import Replica
 from schemas.route import ModelRoute
 from store import codec, errors, keys, objects
@@ -168,11 +169,14 @@ async def _remove(
     # Without a condition the document is not decoded, so that a broken one can be deleted.
     if only_if is not _always and (spec is None or not only_if(codec.decode_object(kind, spec))):
         raise _replaced_error(kind, name)
-    guard = ModRevisionGuard(
-        key=spec_key, mod_revision=spec.mod_revision if spec is not None else 0
-    )
+    guards = [
+        ModRevisionGuard(key=spec_key, mod_revision=spec.mod_revision if spec is not None else 0)
+    ]
+    if kind is Node:
+        # An agent that joins after the check above would have its node taken away, and register it again.
+        guards.append(ModRevisionGuard(key=keys.node_lease_key(name), mod_revision=0))
     try:
-        await transport.commit([guard], [Delete(key=spec_key), Delete(key=status_key)])
+        await transport.commit(guards, [Delete(key=spec_key), Delete(key=status_key)])
     except UnavailableError as error:
         # If the key is gone, only the answer was lost.
         if not error.ambiguous or await transport.get(spec_key) is not None:

@@ -164,11 +164,20 @@ class Executor:
         ]
         return await self._transport.commit(guards, [Delete(key=key)])
 
-    async def register_node(self, name: str, uid: str) -> None:
-        """Write an empty spec for a node that joined, unless it has one."""
+    async def register_node(self, name: str, uid: str, *, described: int, held: int) -> None:
+        """Write an empty spec for a node that joined, unless it has one.
+
+        `described` and `held` are the versions of its status and its lease: a node that was deleted meanwhile, or whose
+        agent has ended, must not come back.
+        """
         metadata = ObjectMeta(
             name=name, uid=uid, generation=1, creation_timestamp=self._clock.now()
         )
         put = codec.put_spec(Node(metadata=metadata, spec=NodeSpec()))
-        guards = [self._fence(), ModRevisionGuard(key=put.key, mod_revision=0)]
+        guards = [
+            self._fence(),
+            ModRevisionGuard(key=put.key, mod_revision=0),
+            ModRevisionGuard(key=keys.status_key("Node", name), mod_revision=described),
+            ModRevisionGuard(key=keys.node_lease_key(name), mod_revision=held),
+        ]
         await self._transport.commit(guards, [put])

@@ -285,7 +285,12 @@ class NodeReconciler:
         """Reconcile one node, and the nodes that are or were the same machine."""
         node_status = self._lister.node_status(key.name)
         if node_status is not None and self._lister.spec(key) is None:
-            await self._executor.register_node(key.name, node_status.uid)
+            # Without a lease its agent has ended: it is registered when it comes back, which queues the key again.
+            if self._lister.is_ready(key.name):
+                described, held = self._lister.node_versions(key.name)
+                await self._executor.register_node(
+                    key.name, node_status.uid, described=described, held=held
+                )
             return None  # the write queues the key again
         now = self._state.now(self._lister, self._clock)
         self._contexts.update(self._lister.pools(), now)

@@ -192,6 +192,11 @@ class Lister:
         """Return whether the node holds a lease."""
         return keys.node_lease_key(node) in self.caches.leases.items
 
+    def node_versions(self, name: str) -> tuple[int, int]:
+        """Return the mod_revisions of the node's status and of its lease in the caches; 0 for one that is missing."""
+        described = self.caches.statuses.version(keys.status_key("Node", name))
+        return described, self.caches.leases.version(keys.node_lease_key(name))
+
     def node(self, name: str) -> Node:
         """Return the node with its status; with an empty spec if it has none yet."""
         found = self.spec(ObjectKey("Node", name))

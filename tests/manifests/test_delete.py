@@ -1,6 +1,9 @@
 """Tests of `manifests.delete`: deleted, marked and refused objects."""
 
+from collections.abc import Sequence
+
 import pytest
+from typing_extensions import override
 
 from machinery.clock import SystemClock
 from manifests import apply, delete
@@ -10,7 +13,8 @@ from schemas.meta import ORPHAN
 from schemas.replica import Replica
 from store import codec, keys, objects
 from store.errors import ConflictError, UnavailableError
-from store.port import Put, Transport
+from store.memory import MemoryTransport
+from store.port import Guard, Operation, Put, Transport
 from tests.support.fleets import replica
 from tests.support.manifests_faults import FaultyTransport, InstantClock, lost
 from tests.support.manifests_texts import deployment, in_pool, pool, read, route
@@ -162,6 +166,29 @@ async def test_replicas_can_be_orphaned(transport: Transport) -> None:
     again = await delete.delete(transport, "ModelDeployment", "qwen", CLOCK)
     assert isinstance(again, delete.PendingDeletion)
     assert again.obj.metadata.finalizers == (ORPHAN,)
+
+
+class JoiningStore(MemoryTransport):
+    """A store in which the agent of mac-1 gets its lease just before the next commit."""
+
+    is_armed = False
+
+    @override
+    async def commit(self, guards: Sequence[Guard], operations: Sequence[Operation]) -> int:
+        if self.is_armed:
+            self.is_armed = False
+            await super().commit([], [Put(key=keys.node_lease_key("mac-1"), value=b"{}")])
+        return await super().commit(guards, operations)
+
+
+async def test_a_node_whose_agent_joins_meanwhile_is_not_deleted() -> None:
+    store = JoiningStore(CLOCK)
+    key = keys.status_key("Node", "mac-1")
+    await store.commit([], [Put(key=key, value=b"{}")])
+    store.is_armed = True
+    with pytest.raises(InUseError):
+        await delete.delete(store, "Node", "mac-1", CLOCK)
+    assert await store.get(key) is not None
 
 
 async def test_a_live_node_is_not_deleted_and_the_verbs_are_named(transport: Transport) -> None:

@@ -31,6 +31,7 @@ from store.memory import MemoryTransport
 from store.port import CreateRevisionGuard, Delete, Guard, Operation, Put
 from tests.support.clock import FakeClock
 from tests.support.fleets import NOW, PROOF, deployment, replica
+from tests.support.reconciler_agents import put_lease, put_node
 from tests.support.reconciler_store import ELECTION, LeaderStore
 from tests.support.store_faults import FaultyTransport
 
@@ -245,7 +246,9 @@ async def test_every_write_names_the_fence(world: LeaderStore) -> None:
         await world.executor.do(current, there, {"qwen-0": made})
     key = ObjectKey("ModelDeployment", "qwen")
     await world.executor.write_status(key, Status(), version=version)
-    await world.executor.register_node("a", "uid-a")
+    joined = [put_node("a"), put_lease("a")]
+    described = await MemoryTransport.commit(store, [], joined)  # as its agent, and not recorded
+    await world.executor.register_node("a", "uid-a", described=described, held=described)
     await world.executor.do(RemoveDeployment(name="qwen", version=version), there, {})
     assert len(store.guards) == 7
     assert all(fence in guards for guards in store.guards)
@@ -260,7 +263,7 @@ async def test_nor_statuses_nor_nodes(world: LeaderStore) -> None:
             ObjectKey("ModelDeployment", "qwen"), Status(), version=version
         )
     with pytest.raises(ConflictError):
-        await world.executor.register_node("a", "uid-a")
+        await world.executor.register_node("a", "uid-a", described=0, held=0)
     assert await world.keys() == {"/spec/ModelDeployment/qwen"}
 
 
@@ -322,13 +325,25 @@ async def test_no_status_without_its_object(world: LeaderStore) -> None:
 
 
 async def test_a_node_is_registered_once(world: LeaderStore) -> None:
-    await world.executor.register_node("a", "uid-a")
+    joined = await world.transport.commit([], [put_node("a"), put_lease("a")])
+    await world.executor.register_node("a", "uid-a", described=joined, held=joined)
     made = await objects.get(world.transport, Node, "a")
     assert made is not None
     assert (made.metadata.uid, made.metadata.generation) == ("uid-a", 1)
     assert not made.spec.unschedulable
     with pytest.raises(ConflictError):
-        await world.executor.register_node("a", "uid-b")
+        await world.executor.register_node("a", "uid-b", described=joined, held=joined)
+
+
+@pytest.mark.parametrize(
+    "gone", [keys.status_key("Node", "a"), keys.node_lease_key("a")], ids=["status", "lease"]
+)
+async def test_a_node_that_is_gone_is_not_registered(world: LeaderStore, gone: str) -> None:
+    joined = await world.transport.commit([], [put_node("a"), put_lease("a")])
+    await world.transport.commit([], [Delete(key=gone)])
+    with pytest.raises(ConflictError):
+        await world.executor.register_node("a", "uid-a", described=joined, held=joined)
+    assert await objects.get(world.transport, Node, "a") is None
 
 
 def creates(number: int, *, first: int = 0) -> list[Action]:

@@ -9,6 +9,7 @@ import pytest
 
 from fleetctl.objects import reader
 from machinery.control_loop import Requeue
+from manifests import delete
 from reconciler.autoscaling.autoscaler import Autoscaler
 from reconciler.demand.scraper import DemandScraper
 from reconciler.execute import Executor
@@ -26,7 +27,7 @@ from schemas.pools import NodePool, NodePoolSpec
 from store import codec, keys, objects
 from store.events import EventRecorder
 from store.memory import MemoryTransport
-from store.port import CreateRevisionGuard, Delete, Operation, Put
+from store.port import CreateRevisionGuard, Delete, KeyValue, Operation, Put
 from tests.support.clock import FakeClock
 from tests.support.reconciler_agents import node_status, put_lease, put_node
 
@@ -139,6 +140,29 @@ async def test_a_node_joins_leaves_and_is_deleted(world: World) -> None:
     await world.look("a")
     assert await world.document("a") is None
     assert await world.look("a") is None
+
+
+async def test_a_deleted_node_does_not_come_back(world: World) -> None:
+    """The deletion of its spec arrives before that of its status: they are two watches."""
+    await world.join("a")
+    await world.write(Delete(key=keys.node_lease_key("a")))
+    statuses = world.caches.statuses
+    await delete.delete(world.transport, "Node", "a", world.clock)
+    revision = (await world.transport.status()).revision
+    await world.caches.specs.reached(revision)
+    await statuses.reached(revision)
+    # What the watch of statuses has not told yet.
+    statuses.suppose(
+        KeyValue(
+            key=keys.status_key("Node", "a"),
+            value=codec.encode(node_status("a")),
+            create_revision=1,
+            mod_revision=revision + 1,
+            lease=0,
+        )
+    )
+    await world.look("a")
+    assert await world.transport.get(keys.spec_key("Node", "a")) is None
 
 
 def ready(document: NodeLifeStatus | None) -> Condition:
