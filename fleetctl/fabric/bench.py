@@ -90,8 +90,17 @@ def result_text(result: BenchResult, *, is_verbose: bool) -> str:
         parts += [_rank_text(rank) for rank in result.ranks]
     parts.append(printers.align_columns([_result_cells(one) for one in result.rows], _TITLES))
     verdict = result.verdict
-    parts.append(f"{'healthy' if verdict.is_healthy else 'NOT healthy'}: {verdict.message}")
+    parts.append(verdict_text(verdict))
     return "\n\n".join(parts)
+
+
+def verdict_text(verdict: FabricVerdict) -> str:
+    """Return the verdict as text; without a speed that the cables must reach, it does not call them healthy."""
+    if not verdict.is_healthy:
+        return f"NOT healthy: {verdict.message}"
+    if verdict.is_speed_judged:
+        return f"healthy: {verdict.message}"
+    return f"no sum was wrong: {verdict.message}. The speed is not judged: only JACCL at 64 MB has a least speed"
 
 
 def _rank_text(rank: FabricRank) -> str:
@@ -136,6 +145,7 @@ def result_tree(result: BenchResult) -> dict[str, Tree]:
         "about": result.about,
         "backend": result.backend,
         "isHealthy": verdict.is_healthy,
+        "isSpeedJudged": verdict.is_speed_judged,
         "reason": verdict.reason,
         "message": verdict.message,
         "sizes": [_row_tree(one) for one in result.rows],

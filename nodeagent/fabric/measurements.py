@@ -90,8 +90,11 @@ class FabricVerdict:
     """The verdict over the cables of one test."""
 
     is_healthy: bool
+    """False if a sum was wrong or the speed is too low."""
     reason: str
     message: str
+    is_speed_judged: bool = False
+    """True if there is a speed that these cables must reach, and it was measured."""
 
 
 def judge(found: Sequence[SizeSummary], backend: Backend) -> FabricVerdict:
@@ -107,11 +110,18 @@ def judge(found: Sequence[SizeSummary], backend: Backend) -> FabricVerdict:
         )
     large = next((one for one in found if one.size == JUDGED_BYTES), None)
     speed = f"{large.average_gb_s:.2f} GB/s at 64 MB" if large is not None else "sums are right"
-    if backend != "ring" and large is not None and large.average_gb_s <= MIN_HEALTHY_GB_S:
+    is_speed_judged = backend != "ring" and large is not None
+    if is_speed_judged and large is not None and large.average_gb_s <= MIN_HEALTHY_GB_S:
         return FabricVerdict(
+            is_speed_judged=True,
             is_healthy=False,
             reason="TooSlow",
             message=f"{speed}, and Thunderbolt 5 reaches more than {MIN_HEALTHY_GB_S:g}: look for a cable or a port that is "
             "not Thunderbolt 5",
         )
-    return FabricVerdict(is_healthy=True, reason="Measured", message=f"{speed} over {backend}")
+    return FabricVerdict(
+        is_healthy=True,
+        reason="Measured",
+        message=f"{speed} over {backend}",
+        is_speed_judged=is_speed_judged,
+    )

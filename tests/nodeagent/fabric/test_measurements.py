@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fleetctl.fabric.bench import verdict_text
 from nodeagent.fabric import measurements, rank_process
 from nodeagent.fabric.rank_process import (
     FabricRankOrder,
@@ -57,6 +58,8 @@ def test_what_figures_say_of_cables(backend: Backend, found: FabricFigures, reas
     verdict = measurements.judge([measurements.summarize_rank(found)], backend)
     assert (verdict.reason, verdict.is_healthy) == (reason, reason == "Measured")
     assert verdict.message
+    says_healthy = verdict_text(verdict).startswith("healthy")
+    assert says_healthy == (backend != "ring" and found.size == 64 * MIB and reason == "Measured")
 
 
 rounds = st.builds(
