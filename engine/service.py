@@ -188,7 +188,9 @@ class Service:
         if self.gauges.is_waiting or self.state is EngineState.JOINING:
             return False  # the wait is as long as the slowest rank takes
         is_follower = self.config.group is not None and self.config.group.rank > 0
-        return self.state is EngineState.LOADING or self.admission.in_flight > 0 or is_follower
+        # The slot of a client that went away is free at once; only a worker that advances takes note of it.
+        has_work = self.admission.in_flight > 0 or self._worker.is_behind
+        return self.state is EngineState.LOADING or has_work or is_follower
 
     async def enter(
         self, request: GenerationRequest

@@ -79,6 +79,11 @@ class Worker:
         """Send an order; never waits."""
         self._inbox.put(order)
 
+    @property
+    def is_behind(self) -> bool:
+        """True if orders wait: an idle worker takes them at once, and a busy one before its next step."""
+        return not self._inbox.empty()
+
     @contextmanager
     def expecting(self) -> Iterator[None]:
         """Announce an order in preparation, so that an idle worker waits a moment for it. Event loop only."""

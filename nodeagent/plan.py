@@ -247,12 +247,15 @@ def _stop_engine(engine: ObservedEngine) -> tuple[Action, ...]:
 
 
 def _stop_faulty(engine: ObservedEngine, fault: EngineFault) -> tuple[Action, ...]:
-    """Stop an engine because of a fault; one that takes the memory of others gets a short grace."""
+    """Stop an engine because of a fault: soon, if it takes the memory of others or its requests cannot finish."""
     if engine.stopping_s is None:
         return (StopEngine(fault=fault),)
-    is_excess = fault.reason == "MemoryExceeded"
-    grace_s = rank_grace_s(engine.proof_bytes, is_doomed=True) if is_excess else _STOP_KILL_S
-    return (StopEngine(kill=True),) if engine.stopping_s > grace_s else ()
+    is_stuck = fault.reason == "EngineStuck"
+    is_hurried = is_stuck or fault.reason == "MemoryExceeded"
+    grace_s = rank_grace_s(engine.proof_bytes, is_doomed=True) if is_hurried else _STOP_KILL_S
+    if engine.stopping_s > grace_s:
+        return (StopEngine(kill=True),)
+    return (StopEngine(),) if is_stuck and engine.stopping_s > _SECOND_STOP_S else ()
 
 
 def _wind_down_rank(

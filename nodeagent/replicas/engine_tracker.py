@@ -185,7 +185,6 @@ class RankTracker:
     epoch_end: EpochEnd | None = None
     _health: EngineHealth | None = None
     _state_since: float = 0.0
-    _progress_at: float = 0.0
     _answered_at: float = 0.0
     _missed: int = 0
 
@@ -194,9 +193,6 @@ class RankTracker:
         before = self._health
         if before is None or before.state != health.state:
             self._state_since = now
-        has_progress = before is None or before.progress != health.progress
-        if has_progress or not health.is_busy or before is None or before.state != health.state:
-            self._progress_at = now
         self._health, self._answered_at, self._missed = health, now, 0
 
     def record_missed(self) -> None:
@@ -219,8 +215,6 @@ class RankTracker:
             memory_bytes=self.memory_bytes,
             state_s=now - self._state_since if health is not None else 0.0,
             unanswered_s=now - since if self._missed >= _MIN_MISSED else 0.0,
-            stalled_s=self._answered_at - self._progress_at,
-            slowest_s=health.slowest_s if health is not None else 0.0,
             loaded=health.loaded if health is not None else 0.0,
             is_frozen=is_frozen,
             killed_s=killed_s,
@@ -261,7 +255,7 @@ class EngineTracker:
     _start_again_at: float = float("-inf")
     _start_again_time: datetime | None = None
     _progress_at: float | None = None
-    """The time of the last progress of its load; None before it is first observed."""
+    """The last time at which it made progress or had nothing to do; None before its first answer."""
     _resident_bytes: int = 0
     _resident_read_at: float = float("-inf")
     _excess_since: float | None = None
@@ -290,9 +284,10 @@ class EngineTracker:
         process = self.process
         health = await client.ask(process.address, process.replica_uid, limit_s=limit_s)
         if health is not None:
-            if self.health is None or _has_progress(self.health, health):
-                self._progress_at = clock.monotonic()
-            self.health, self.answered_at = health, clock.monotonic()
+            self.answered_at = clock.monotonic()
+            if self.health is None or not health.is_busy or _has_progress(self.health, health):
+                self._progress_at = self.answered_at
+            self.health = health
             event = _REPORTED.get(health.state)
             if event is not None:
                 self._advance(event)
@@ -377,14 +372,10 @@ class EngineTracker:
             proof_bytes=self.process.memory_bytes,
             resident_bytes=self._resident_bytes,
             excess_s=0.0 if self._excess_since is None else now - self._excess_since,
-            load_stalled_s=self._load_stalled_s(now),
+            stalled_s=0.0 if self._progress_at is None else self.answered_at - self._progress_at,
+            slowest_s=self.health.slowest_s if self.health else 0.0,
             rank=self._observed_rank(now),
         )
-
-    def _load_stalled_s(self, now: float) -> float:
-        if self.life is not EngineLife.LOADING:
-            return 0.0
-        return now - (self._progress_at if self._progress_at is not None else self.started_at)
 
     def is_loading(self, clock: Clock) -> bool:
         """Return whether it takes one of the node's places for engines that load.

@@ -5,7 +5,6 @@ MLX notices a lost peer only sometimes, and may spin forever (docs/operations/sh
 
 from models import golden_question
 from nodeagent.engines import group_launch
-from nodeagent.engines.health_client import FIRST_STEP_LIMIT_S
 from nodeagent.replicas import engine_health
 from nodeagent.replicas.observation import (
     EpochEnd,
@@ -27,10 +26,6 @@ _SILENT_JOINING_S = 40.0
 _SILENT_STARTING_S = 60.0
 # An engine stops waiting for other ranks by itself; this is for one that does not.
 _JOINING_EXTRA_S = 30.0
-# The first file of weights may come over a network.
-_LOADING_STUCK_S = 120.0
-_STUCK_S = 4.0
-_STUCK_STEPS = 10.0
 # A first answer may fail because memory is short for a moment.
 _MAX_PROBES = 3
 
@@ -115,24 +110,12 @@ def _stuck_rank(
             return None
         message = f"its rank has waited for the other ranks for more than {limit_s:g} s"
         return EpochEnd(reason="RankStuck", message=message)
-    limit_s = _progress_limit_s(engine, rank)
-    if rank.stalled_s <= limit_s:
+    limit_s = engine_health.progress_limit_s(engine)
+    if engine.stalled_s <= limit_s:
         return None
-    during = " in its first step" if engine.state != "Loading" and not rank.slowest_s else ""
+    during = " in its first step" if engine.state != "Loading" and not engine.slowest_s else ""
     message = f"its rank is busy and has made no progress for more than {limit_s:.1f} s{during}"
     return EpochEnd(reason="RankStuck", message=message)
-
-
-def _progress_limit_s(engine: ObservedEngine, rank: ObservedRank) -> float:
-    """Return the time for which a busy rank may make no progress.
-
-    The first step reads cold pages, compiles kernels and connects RDMA; before it, no step tells how slow one may be.
-    """
-    if engine.state == "Loading":
-        return _LOADING_STUCK_S
-    if rank.slowest_s == 0:
-        return FIRST_STEP_LIMIT_S
-    return max(_STUCK_S, _STUCK_STEPS * rank.slowest_s)
 
 
 def _wrong_answer(

@@ -32,7 +32,7 @@ class EngineFault:
     """The reason why the agent ends an engine that runs and is wanted."""
 
     reason: str
-    """EngineSilent, LoadStuck or MemoryExceeded."""
+    """EngineSilent, EngineStuck, LoadStuck or MemoryExceeded."""
     message: str
 
 
@@ -55,10 +55,6 @@ class ObservedRank:
     """Seconds for which it has reported the same state."""
     unanswered_s: float = 0.0
     """Seconds since its last answer; 0 unless more than one question failed."""
-    stalled_s: float = 0.0
-    """Seconds for which it had been busy without progress at its last answer."""
-    slowest_s: float = 0.0
-    """Its slowest step so far, in seconds."""
     loaded: float = 0.0
     """The part of its weights that is loaded, from 0 to 1."""
     is_frozen: bool = False
@@ -111,8 +107,10 @@ class ObservedEngine:
     """Its resident memory at the last reading; 0 if unknown."""
     excess_s: float = 0.0
     """Seconds for which its resident memory has been far beyond its proof."""
-    load_stalled_s: float = 0.0
-    """Seconds for which it has been loading without progress."""
+    stalled_s: float = 0.0
+    """Seconds for which it had been busy without progress at its last answer."""
+    slowest_s: float = 0.0
+    """Its slowest step so far, in seconds; 0 before the first."""
     rank: ObservedRank | None = None
     """None for an engine that has the whole model."""
 

@@ -30,6 +30,13 @@ SECTION: Final = ReasonSection(
             "It starts again with growing delays. Look at the disk of that Mac.",
         ),
         problem(
+            "EngineStuck",
+            "The engine answers its health check, but the thread that computes made no progress for 25 s more than its "
+            "slowest step (120 s before its first one), so it was ended.",
+            "Its requests go on elsewhere, and it starts again with growing delays. If that repeats, restart that Mac, and "
+            "compare its macOS and MLX versions with those of the others.",
+        ),
+        problem(
             "PortInUse",
             "Another program took the engine's port or socket first.",
             "It starts again on another one. If that repeats, end that program, or start the agent with "

@@ -46,6 +46,7 @@ PASSED = engine(probe=ProbeState.PASSED)
 ENDED = engine(is_running=False, exit_code=1, last_words="out of memory", start_again_in_s=2.0)
 DELETED = wanted(is_deleting=True)
 GREEDY = EngineFault(reason="MemoryExceeded", message="too much")
+STUCK = EngineFault(reason="EngineStuck", message="no progress")
 LOADING = "Ready=False Loading"
 STOPPING = "Stopped=False EngineEnding"
 
@@ -96,14 +97,48 @@ SITUATIONS = [
         0.1,
         id="memory-beyond-the-proof-and-no-reaction",
     ),
+    pytest.param(seen(engine(state="Loading", stalled_s=600)), [LOADING], 0.1, id="a-slow-load"),
     pytest.param(
-        seen(engine(state="Loading", load_stalled_s=600)), [LOADING], 0.1, id="a-slow-load"
-    ),
-    pytest.param(
-        seen(engine(state="Loading", load_stalled_s=601)),
+        seen(engine(state="Loading", stalled_s=601)),
         ["StopEngine", "Ready=False LoadStuck"],
         0.1,
         id="a-load-that-stands-still",
+    ),
+    pytest.param(
+        seen(replace(PASSED, stalled_s=29.9, slowest_s=5.0), is_published=True),
+        ["Ready=True Serving"],
+        1.0,
+        id="a-step-that-compiles-a-kernel",
+    ),
+    pytest.param(
+        seen(replace(PASSED, stalled_s=30.1, slowest_s=5.0), is_published=True),
+        ["WithdrawEndpoint", "StopEngine", "Ready=True Serving"],
+        0.1,
+        id="a-worker-that-hangs",
+    ),
+    pytest.param(
+        seen(replace(PASSED, fault=STUCK, stopping_s=0.6, proof_bytes=2**30)),
+        ["StopEngine", "Ready=False EngineStuck"],
+        0.1,
+        id="a-worker-that-hangs-finishes-nothing",
+    ),
+    pytest.param(
+        seen(replace(PASSED, fault=STUCK, stopping_s=11.1, proof_bytes=2**30)),
+        ["Kill", "Ready=False EngineStuck"],
+        0.1,
+        id="a-worker-that-hangs-and-no-reaction",
+    ),
+    pytest.param(
+        seen(engine(probe=ProbeState.RUNNING, stalled_s=120)),
+        ["Ready=False WarmingUp"],
+        0.1,
+        id="a-first-step-is-slow",
+    ),
+    pytest.param(
+        seen(engine(probe=ProbeState.RUNNING, stalled_s=120.1)),
+        ["StopEngine", "Ready=False EngineStuck"],
+        0.1,
+        id="a-first-step-that-never-ends",
     ),
     pytest.param(seen(engine(state="")), [LOADING], 0.1, id="says-nothing-yet"),
     pytest.param(seen(engine(state="Loading")), [LOADING], 0.1, id="loading"),

@@ -40,8 +40,6 @@ ranks = st.builds(
     memory_bytes=st.sampled_from([0, 2**30, 2**40]),
     state_s=seconds,
     unanswered_s=seconds,
-    stalled_s=seconds,
-    slowest_s=seconds,
     loaded=st.floats(0, 2),
     is_frozen=st.booleans(),
     killed_s=st.none() | seconds,
@@ -58,6 +56,8 @@ engines = st.builds(
     probe_error=st.sampled_from(["", "no token"]),
     probe_again_in_s=seconds,
     stopping_s=st.none() | seconds,
+    stalled_s=seconds,
+    slowest_s=seconds,
     exit_code=st.none() | st.integers(-15, 4),
     rank=st.none() | ranks,
 )

@@ -131,13 +131,13 @@ SITUATIONS = [
         id="rank-0-makes-the-reference",
     ),
     pytest.param(
-        seen(engine("Loading", of=rank(loaded=0.57, stalled_s=100))),
+        seen(engine("Loading", of=rank(loaded=0.57), stalled_s=100)),
         ["Ready=False Loading"],
         0.1,
         id="loading",
     ),
     pytest.param(
-        seen(engine("Loading", of=rank(stalled_s=121))),
+        seen(engine("Loading", stalled_s=121)),
         ["GiveUpEpoch", "StopEngine", "EpochOver=True RankStuck"],
         0.1,
         id="loading-stands-still",
@@ -218,13 +218,13 @@ SITUATIONS = [
         id="frozen",
     ),
     pytest.param(
-        seen(engine(probe=ProbeState.RUNNING, of=rank(stalled_s=120))),
+        seen(engine(probe=ProbeState.RUNNING, stalled_s=120)),
         ["Ready=False WarmingUp"],
         0.1,
         id="a-first-step-may-take-as-long-as-a-load",
     ),
     pytest.param(
-        seen(engine(probe=ProbeState.RUNNING, of=rank(stalled_s=120.1))),
+        seen(engine(probe=ProbeState.RUNNING, stalled_s=120.1)),
         ["GiveUpEpoch", "StopEngine", "EpochOver=True RankStuck"],
         0.1,
         id="a-first-step-that-never-ends",
@@ -236,13 +236,13 @@ SITUATIONS = [
         id="memory-beyond-the-proof",
     ),
     pytest.param(
-        seen(engine(of=rank(stalled_s=4.1, slowest_s=0.2)), number=1),
+        seen(engine(stalled_s=4.1, slowest_s=0.2), number=1),
         ["GiveUpEpoch", "StopEngine", "EpochOver=True RankStuck"],
         0.1,
         id="stuck",
     ),
     pytest.param(
-        seen(engine(of=rank(stalled_s=9.9, slowest_s=1.0)), number=1),
+        seen(engine(stalled_s=9.9, slowest_s=1.0), number=1),
         ["Ready=True Following"],
         0.5,
         id="slow-is-not-stuck",

@@ -8,6 +8,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import orjson
 import pytest
 
 from machinery import processes
@@ -72,23 +73,6 @@ def test_a_rank_that_never_answered_is_silent_since_its_start() -> None:
     rank.record_missed()
     rank.record_missed()
     assert view(rank, 61.0).unanswered_s == 61.0
-    assert view(rank, 61.0).stalled_s == 0
-
-
-def test_a_busy_rank_without_progress_is_stalled() -> None:
-    rank = track()
-    rank.record_answer(health(is_busy=True, progress=1), 10.0)
-    rank.record_answer(health(is_busy=True, progress=1), 13.0)
-    assert view(rank, 20.0).stalled_s == 3.0
-    rank.record_answer(health(is_busy=True, progress=2), 14.0)
-    assert view(rank, 20.0).stalled_s == 0
-    rank.record_answer(health(is_busy=True, progress=2), 16.0)
-    rank.record_answer(health(progress=2), 17.0)
-    assert view(rank, 20.0).stalled_s == 0
-    # An hour without work, then some: it begins to count with the work.
-    rank.record_answer(health(progress=2), 3617.0)
-    rank.record_answer(health(is_busy=True, progress=2), 3618.0)
-    assert view(rank, 3618.0).stalled_s == 1.0
 
 
 def test_a_new_state_starts_a_new_time() -> None:
@@ -96,9 +80,9 @@ def test_a_new_state_starts_a_new_time() -> None:
     rank.record_answer(health("Joining", is_busy=True), 10.0)
     rank.record_answer(health("Joining", is_busy=True), 40.0)
     assert view(rank, 41.0).state_s == 31.0
-    rank.record_answer(health("Loading", is_busy=True, loaded=0.25, slowest_s=2.0), 50.0)
+    rank.record_answer(health("Loading", is_busy=True, loaded=0.25), 50.0)
     seen = view(rank, 51.0)
-    assert (seen.state_s, seen.stalled_s, seen.loaded, seen.slowest_s) == (1.0, 0.0, 0.25, 2.0)
+    assert (seen.state_s, seen.loaded) == (1.0, 0.25)
 
 
 @pytest.fixture
@@ -319,6 +303,37 @@ async def test_an_engine_that_ignores_the_request_to_stop_is_killed_after_its_gr
     await until(lambda: not child.running(), what="it is killed")
 
 
+async def stalled_s(
+    engine: EngineTracker, port: FakeEngine, client: HealthClient, clock: FakeClock, **fields: Any
+) -> float:
+    """Return how long the engine has stood still, 10 s after its last answer and with the next one."""
+    await clock.advance(10)
+    port.health = orjson.dumps({"state": "Ready", "replicaUid": "u1", "slowest_s": 2.5, **fields})
+    await engine.observe(client, clock)
+    return engine.view(clock).stalled_s
+
+
+async def test_a_busy_engine_without_progress_is_stalled(
+    port: FakeEngine, client: HealthClient, engine: EngineTracker
+) -> None:
+    clock = FakeClock()
+    assert await stalled_s(engine, port, client, clock, busy=True, progress=1) == 0
+    assert await stalled_s(engine, port, client, clock, busy=True, progress=1) == 10
+    assert engine.view(clock).slowest_s == 2.5
+    # What it does not answer says nothing about its progress; its silence is another fault.
+    await clock.advance(3)
+    assert engine.view(clock).stalled_s == 10
+    assert await stalled_s(engine, port, client, clock, busy=True, progress=2) == 0
+    assert await stalled_s(engine, port, client, clock, busy=True, progress=2) == 10
+    # Hours without work do not count, and the next work begins to count with itself.
+    for _ in range(3):
+        assert await stalled_s(engine, port, client, clock, progress=2) == 0
+        await clock.advance(3600)
+    assert await stalled_s(engine, port, client, clock, progress=2) == 0
+    assert await stalled_s(engine, port, client, clock, busy=True, progress=2) == 10
+    assert await stalled_s(engine, port, client, clock, state="Draining", busy=True) == 0
+
+
 def loading(engine: EngineTracker, clock: FakeClock) -> bool:
     engine.life = EngineLife.LOADING
     return engine.is_loading(clock)
@@ -337,11 +352,11 @@ async def test_a_load_takes_a_place_until_it_stands_still(
     await engine.observe(client, clock)
     await clock.advance(21)
     assert not engine.is_loading(clock)
-    assert engine.view(clock).load_stalled_s == 121
+    assert engine.view(clock).stalled_s == 100
     port.health = b'{"state":"Ready","replicaUid":"u1"}'
     await engine.observe(client, clock)
     assert not engine.is_loading(clock)
-    assert engine.view(clock).load_stalled_s == 0
+    assert engine.view(clock).stalled_s == 0
 
 
 async def test_an_adopted_engine_takes_no_place(engine: EngineTracker) -> None:
