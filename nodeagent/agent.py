@@ -23,6 +23,7 @@ from nodeagent.node.registration import NodeRegistration
 from nodeagent.observe import NodeState, ReplicaObserver, start_request
 from nodeagent.plan import plan
 from nodeagent.replicas.engine_tracker import EngineProber, EngineTracker
+from nodeagent.replicas.last_assignment import ALONE_AFTER_S
 from nodeagent.replicas.rank_reports import RankReports
 from schemas.node import NodeLease
 from schemas.replica import Replica
@@ -212,14 +213,7 @@ class Agent:
                 references=references,
             ),
         )
-        # Until the name is registered, its replicas may be another agent's to run.
-        await self._registered.wait()
-        # Before the cache is synced, an engine without a replica is not yet known to be an orphan.
-        await self._replicas.wait_synced()
-        # They have the priorities by which engines start.
-        await self._dependencies.deployments.wait_synced()
-        for name in self._node.engines:
-            self._queue.add(name)
+        await self._wait_for_assignment(group)
 
         async def reconcile(name: str) -> Requeue | None:
             seen = await observer.observe(name)
@@ -231,3 +225,23 @@ class Agent:
             return None if after_s is None else Requeue(after_s=after_s)
 
         await run_loop(self._queue, reconcile, transient=(StoreError, OSError))
+
+    async def _wait_for_assignment(self, group: asyncio.TaskGroup) -> None:
+        """Wait until the store tells what is assigned; if it does not answer, serve what was assigned last."""
+        store = group.create_task(self._wait_for_store())
+        last = self._dependencies.last_assignment
+        if last is not None:
+            await asyncio.wait((store,), timeout=ALONE_AFTER_S)
+            if not store.done() and last.stand_alone():
+                return
+        await store
+
+    async def _wait_for_store(self) -> None:
+        # Until the name is registered, its replicas may be another agent's to run.
+        await self._registered.wait()
+        # Before the cache is synced, an engine without a replica is not yet known to be an orphan.
+        await self._replicas.wait_synced()
+        # They have the priorities by which engines start.
+        await self._dependencies.deployments.wait_synced()
+        for name in self._node.engines:
+            self._queue.add(name)

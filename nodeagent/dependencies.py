@@ -24,6 +24,7 @@ from nodeagent.engines.tls import NodeTls
 from nodeagent.fabric.node_tests import NodeFabricTests
 from nodeagent.hardware.probe import SystemMachineReader
 from nodeagent.hardware.readings import MachineReader
+from nodeagent.replicas.last_assignment import AssignedReplicas, AssignmentFile, LastAssignment
 from nodeagent.replicas.start_queue import DEFAULT_CONCURRENCY
 from schemas.deployment import ModelDeployment
 from schemas.meta import ApiObject
@@ -121,6 +122,8 @@ class Dependencies:
     """Tests of the cables; None where no process can be started for one."""
     tls: NodeTls | None = None
     """The node's identity for its engines; None: they serve plain HTTP."""
+    last_assignment: LastAssignment | None = None
+    """The assignment that is served when the agent starts without the store; None if it waits for the store."""
 
 
 def real_dependencies(transport: Transport, clock: Clock, config: AgentConfig) -> Dependencies:
@@ -128,7 +131,7 @@ def real_dependencies(transport: Transport, clock: Clock, config: AgentConfig) -
     splits = SplitInspector(config.state_dir / "splitting", clock)
     deployments = _informer(transport, clock, ModelDeployment)
     groups = _informer(transport, clock, ShardGroup)
-    replicas = _informer(transport, clock, Replica)
+    replicas = _assigned_replicas(transport, clock, config)
 
     async def report_models(paths: set[str]) -> tuple[ModelReport, ...]:
         return await asyncio.to_thread(
@@ -162,6 +165,7 @@ def real_dependencies(transport: Transport, clock: Clock, config: AgentConfig) -
         report_models=report_models,
         report_adapters=report_adapters,
         replicas=replicas,
+        last_assignment=replicas,
         deployments=deployments,
         groups=groups,
         is_inspecting=splits.is_inspecting,
@@ -180,3 +184,11 @@ def _informer(transport: Transport, clock: Clock, kind: type[Obj]) -> Informer[O
         lambda item: codec.decode_object(kind, item),
         clock,
     )
+
+
+def _assigned_replicas(transport: Transport, clock: Clock, config: AgentConfig) -> AssignedReplicas:
+    replicas = _informer(transport, clock, Replica)
+    file = AssignmentFile(
+        path=config.state_dir / "assignment.json", node=config.name, uid=config.status.uid
+    )
+    return AssignedReplicas(replicas, file, clock)

@@ -21,8 +21,8 @@ class EngineAddresses:
     sockets: Path | None = None
     """The folder of the node's sockets; None for ports of `host`."""
 
-    def free(self, taken: Collection[EngineAddress]) -> EngineAddress:
-        """Return the first address at which no process listens and which is not in `taken`.
+    def free(self, taken: Collection[EngineAddress], *, earlier: str = "") -> EngineAddress:
+        """Return the first address at which no process listens and which is not in `taken`; `earlier` before all others.
 
         Another process may take it before the engine does; then the engine exits with ExitCode.ADDRESS_IN_USE, and the
         next start tries the next one.
@@ -32,8 +32,8 @@ class EngineAddresses:
 
         """
         places = {one._replace(node="") for one in taken}
-        for number in range(self.first, self.first + _MAX_ENGINES):
-            address = self._numbered(number)
+        numbered = map(self._numbered, range(self.first, self.first + _MAX_ENGINES))
+        for address in sorted(numbered, key=lambda one: one.url != earlier):
             if address not in places and not _is_in_use(address):
                 return address
         last = self.first + _MAX_ENGINES - 1

@@ -19,7 +19,7 @@ import psutil
 
 from machinery import environment, processes
 from machinery.clock import Clock
-from machinery.files import write_atomically
+from machinery.files import read_text, write_atomically
 from machinery.processes import process_start
 from nodeagent.engines import engine_logs, group_launch
 from nodeagent.engines.addresses import EngineAddresses
@@ -31,6 +31,7 @@ from schemas.wire.engine_flags import EngineFlags, EngineIdentity
 # mlx-lm sets this limit when it is imported, which fails below it.
 _MIN_OPEN_FILES = 4096
 _EPOCH_FILE = "epoch.json"
+_ADDRESS_FILE = "address"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -194,7 +195,7 @@ class EngineProcesses:
             self._epochs.use(order.replica, order.replica_uid, group.epoch)
         folder = self._folder / order.replica
         folder.mkdir(parents=True, exist_ok=True)
-        address = self._addresses.free(taken)
+        address = self._address(folder, taken)
         argv = engine_command(
             order, node=self._node, address=address, identity_dir=self._identity_dir
         )
@@ -220,6 +221,16 @@ class EngineProcesses:
             epoch=group.epoch if group is not None else 0,
             memory_bytes=order.memory_limit_bytes,
         )
+
+    def _address(self, folder: Path, taken: Collection[EngineAddress]) -> EngineAddress:
+        """Return a free address, that of the replica's engine before if possible.
+
+        While the store is away, gateways know only that one. Raises OSError.
+        """
+        file = folder / _ADDRESS_FILE
+        address = self._addresses.free(taken, earlier=read_text(file)[:1024])
+        write_atomically(file, address.url)
+        return address
 
     def find(self) -> list[EngineProcess]:
         """Return the engines that an earlier run of this agent left running."""
