@@ -149,6 +149,8 @@ class Agent:
                     self._registration.keep(self._new_session, ttl_s=self._config.lease_s)
                 )
                 group.create_task(self._describer.run(references, self._api))
+                if dependencies.metal is not None:
+                    group.create_task(dependencies.metal.run(self._describer.request))
                 if dependencies.fabric is not None:
                     group.create_task(
                         dependencies.fabric.run(self._registration, self._describer.request)
@@ -228,6 +230,8 @@ class Agent:
 
     async def _wait_for_assignment(self, group: asyncio.TaskGroup) -> None:
         """Wait until the store tells what is assigned; if it does not answer, serve what was assigned last."""
+        if self._dependencies.metal is not None:
+            await self._dependencies.metal.wait()
         store = group.create_task(self._wait_for_store())
         last = self._dependencies.last_assignment
         if last is not None:

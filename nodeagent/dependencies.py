@@ -22,6 +22,8 @@ from nodeagent.engines.health_client import HealthClient, HealthPort
 from nodeagent.engines.references import GoldenReferences, ReferencesPort
 from nodeagent.engines.tls import NodeTls
 from nodeagent.fabric.node_tests import NodeFabricTests
+from nodeagent.hardware import metal
+from nodeagent.hardware.metal import MetalPreflight
 from nodeagent.hardware.probe import SystemMachineReader
 from nodeagent.hardware.readings import MachineReader
 from nodeagent.replicas.last_assignment import AssignedReplicas, AssignmentFile, LastAssignment
@@ -122,6 +124,8 @@ class Dependencies:
     """Tests of the cables; None where no process can be started for one."""
     tls: NodeTls | None = None
     """The node's identity for its engines; None: they serve plain HTTP."""
+    metal: MetalPreflight | None = None
+    """The check of the GPU before the first engine; None where there is no Metal."""
     last_assignment: LastAssignment | None = None
     """The assignment that is served when the agent starts without the store; None if it waits for the store."""
 
@@ -152,13 +156,16 @@ def real_dependencies(transport: Transport, clock: Clock, config: AgentConfig) -
         )
 
     tls = None if config.credentials is None else NodeTls(config.credentials, clock)
+    preflight = metal.preflight_of(clock)
     return Dependencies(
         tls=tls,
+        metal=preflight,
         engines=EngineProcesses(
             config.state_dir / "engines",
             node=config.name,
             addresses=config.addresses,
             identity_dir=None if tls is None else tls.folder,
+            refusal=lambda: "" if preflight is None else preflight.refusal,
         ),
         health=HealthClient(tls),
         references=GoldenReferences(config.state_dir),

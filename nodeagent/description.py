@@ -10,6 +10,7 @@ from models import inspection
 from nodeagent.api.server import AgentApi
 from nodeagent.dependencies import AgentConfig, Dependencies
 from nodeagent.engines.references import ReferenceTasks
+from nodeagent.hardware.macos import gpu_memory_limit
 from nodeagent.hardware.readings import MachineReader, MachineReading
 from nodeagent.node import machine_conditions
 from nodeagent.node.machine_conditions import MachineHistory, RebootReason
@@ -108,12 +109,16 @@ class MachineStatus:
         self._unreadable = unreadable
 
     def fill(self, status: NodeStatus) -> NodeStatus:
-        """Return the status with the machine's conditions."""
+        """Return the status with the machine's conditions, and without the memory that others wired."""
         past = self._past
+        recommended, _ = gpu_memory_limit(status.memory_bytes, None)
         return status.model_copy(
             update={
                 "fabric": self._fabric or status.fabric,
                 "conditions": past.conditions,
+                "allocatable_bytes": machine_conditions.allocatable_bytes(
+                    status.allocatable_bytes, recommended, past
+                ),
                 "disk_bytes": past.disk_bytes,
                 "disk_free_bytes": past.disk_free_bytes or 0,
                 "power": past.power,
@@ -188,6 +193,8 @@ class NodeDescriber:
         status = await self._with_machine_status(status, references)
         if dependencies.fabric is not None:
             status = await dependencies.fabric.fill(status, self._registration)
+        if dependencies.metal is not None:
+            status = dependencies.metal.fill(status, await self._registration.described())
         if api is not None:
             status = api.fill(status)
         await self._registration.describe(status)

@@ -10,7 +10,7 @@ import json
 import resource
 import signal
 import sys
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -170,10 +170,16 @@ class EngineProcesses:
         node: str,
         addresses: EngineAddresses,
         identity_dir: Path | None = None,
+        refusal: Callable[[], str] = lambda: "",
     ) -> None:
-        """`identity_dir`: the folder of the node's identity, with which engines on ports serve TLS."""
+        """Manage the engines below a folder.
+
+        `identity_dir`: the folder of the node's identity, with which engines on ports serve TLS. `refusal` returns
+        why no engine may start now, or "".
+        """
         self._identity_dir = identity_dir
         self._folder = folder
+        self._refusal = refusal
         self._node = node
         self._addresses = addresses
         self._epochs = EpochRecords(folder)
@@ -186,9 +192,12 @@ class EngineProcesses:
         """Start an engine at a free address; this uses up a rank's epoch, even if the start fails.
 
         Raises:
-            OSError: there is no free address, no process, no disk space, or too low a limit of open files.
+            OSError: there is no free address, no process, no disk space, too low a limit of open files, or no Metal.
 
         """
+        refusal = self._refusal()
+        if refusal:
+            raise OSError(refusal)
         group = order.group
         check_open_files(resource.getrlimit(resource.RLIMIT_NOFILE)[1])
         if group is not None:

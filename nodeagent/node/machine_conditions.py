@@ -138,6 +138,10 @@ class MachineHistory:
     """The last time at which it was too warm."""
     wired_since: datetime | None = None
     """The time since which much memory is wired although no engine runs."""
+    excess_since: datetime | None = None
+    """The time since which more than usual is wired although no engine runs."""
+    excess_wired_bytes: int = 0
+    """Memory beyond the usual that others wired, in steps of 1 GiB: models cannot have it."""
     disk_bytes: int = 0
     disk_free_bytes: int | None = None
     """In coarse steps; None before the first reading."""
@@ -252,10 +256,31 @@ def _remember(
             not has_engines and reboot.wired_bytes >= stranded_thresholds(reboot.total_bytes)[1]
         )
         after = replace(after, wired_since=(past.wired_since or now) if is_wired else None)
+        if not has_engines:  # while one runs, its memory cannot be told from that of others
+            after = _remember_excess(reboot, after, now)
     if reading.disk is not None:
         free = quantize_free_bytes(reading.disk.free_bytes, shown=past.disk_free_bytes)
         after = replace(after, disk_bytes=reading.disk.total_bytes, disk_free_bytes=free)
     return _remember_owner(reading, after, now)
+
+
+def _remember_excess(reboot: RebootReading, past: MachineHistory, now: datetime) -> MachineHistory:
+    """Update the memory that others wired, once it has been wired for longer than an engine takes to release its own."""
+    excess = reboot.wired_bytes - stranded_thresholds(reboot.total_bytes)[0]
+    if excess <= 0:
+        return replace(past, excess_since=None, excess_wired_bytes=0)
+    since = past.excess_since or now
+    after = replace(past, excess_since=since)
+    # A small change is no reason to write: every write wakes all watchers.
+    if now - since < _UNWIRE_TIME or -_GIB // 2 < past.excess_wired_bytes - excess <= _GIB:
+        return after
+    return replace(after, excess_wired_bytes=-(-excess // _GIB) * _GIB)
+
+
+def allocatable_bytes(configured: int, recommended: int, past: MachineHistory) -> int:
+    """Return the memory for models: the configured one, as far as what others wired leaves it."""
+    left = max(configured, recommended) - past.excess_wired_bytes
+    return max(0, min(configured, left))
 
 
 def _remember_owner(reading: MachineReading, past: MachineHistory, now: datetime) -> MachineHistory:

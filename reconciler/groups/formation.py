@@ -21,7 +21,7 @@ Room: TypeAlias = Callable[[NodeView], int]
 """Returns the memory of a node that may be assigned, in bytes."""
 
 # Holds that remove a Mac from a running group. Other holds only keep new replicas away.
-_SERIOUS: Final = ("NeedsReboot", "DuplicateHardware")
+_SERIOUS: Final = ("NeedsReboot", "DuplicateHardware", "MetalUnavailable")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

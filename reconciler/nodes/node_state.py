@@ -64,6 +64,7 @@ def evaluate_node(node: Node, status: NodeStatus, context: NodeContext) -> NodeS
         _skewed(status, context.version),
         _flapping(context.flapping),
         *_pressed(status),
+        _metal(status),
         _disk(status, context.pools),
     )
     holds = tuple(hold for hold in rules if hold is not None)
@@ -167,6 +168,13 @@ def _pressed(status: NodeStatus) -> Iterator[NodeHold]:
         found = find_condition(status.conditions, type_)
         if found is not None and found.status is ConditionStatus.TRUE:
             yield NodeHold(reason=type_, message=found.message or found.reason)
+
+
+def _metal(status: NodeStatus) -> NodeHold | None:
+    found = find_condition(status.conditions, "MetalAvailable")
+    if found is None or found.status is not ConditionStatus.FALSE:
+        return None  # an earlier agent, or a machine without Metal, has no such condition
+    return NodeHold(reason="MetalUnavailable", message=found.message or found.reason)
 
 
 def _disk(status: NodeStatus, pools: Sequence[NodePool]) -> NodeHold | None:

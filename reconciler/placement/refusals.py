@@ -195,6 +195,7 @@ _PHRASES: Final[dict[str, Callable[[RefusalCount], str]]] = {
     "DiskPressure": lambda _: "under disk pressure",
     "ThermalPressure": lambda _: "too hot",
     "NeedsReboot": lambda _: "in need of a reboot",
+    "MetalUnavailable": lambda _: "without a working GPU",
     "InsufficientDisk": lambda tally: _short("disk", tally),
     "NodeCordoned": lambda _: "cordoned",
     "NotInPool": lambda tally: tally.message.removeprefix("it is "),

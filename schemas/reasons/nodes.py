@@ -39,6 +39,31 @@ SECTION: Final = ReasonSection(
             "Quit other programs that hold models (Ollama, LM Studio). Else restart the Mac.",
         ),
         problem(
+            "MetalAborted",
+            "MetalAvailable: the process that checks the GPU was aborted; the message has its last line.",
+            "Restart the Mac. MLX needs a GPU with Metal: virtual machines often have none.",
+        ),
+        problem(
+            "MetalHangs",
+            "MetalAvailable: the check of the GPU did not end within 10 s.",
+            "It is repeated. If it stays, quit other programs that use the GPU, and restart the Mac.",
+        ),
+        problem(
+            "MetalMissing",
+            "MetalAvailable: MLX found no Metal device.",
+            "Run the agent on macOS itself, not in a virtual machine without a GPU.",
+        ),
+        problem(
+            "MetalWrong",
+            "MetalAvailable: the GPU multiplied wrongly.",
+            "Restart the Mac, and compare its macOS and MLX versions with those of the others.",
+        ),
+        problem(
+            "MetalCheckFailed",
+            "MetalAvailable: the check of the GPU could not run, or printed nothing.",
+            "Run `python -m engine.device_check` on that Mac with the Python of the agent.",
+        ),
+        problem(
             "UpdateWaiting",
             "NeedsReboot: an update waits for a restart.",
             "`fleetctl drain NODE`, restart, `fleetctl uncordon NODE`.",
@@ -110,6 +135,7 @@ SECTION: Final = ReasonSection(
             "FabricHealthy: the last test lost a rank, on this Mac or another.",
             "Run `fleetctl fabric bench GROUP` again.",
         ),
+        normal("MetalWorks", "MetalAvailable: MLX computes on the GPU."),
         normal("LeaseHeld", "The agent renews its lease."),
         normal("EnoughMemory", "Memory is not short."),
         normal("EnoughDisk", "There is space for more models."),

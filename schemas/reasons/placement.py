@@ -155,6 +155,11 @@ SECTION: Final = ReasonSection(
             "`fleetctl drain NODE`, restart the Mac, `fleetctl uncordon NODE`.",
         ),
         problem(
+            "MetalUnavailable",
+            "MLX cannot compute on the GPU of this Mac; its condition MetalAvailable says why.",
+            "Restart the Mac. The agent checks again at its start, and every five minutes at most.",
+        ),
+        problem(
             "DuplicateHardware",
             "Two nodes report the same hardware: a cloned state folder, or a renamed Mac.",
             "For a clone, start the agent with a new `--state-dir`. After a rename, "

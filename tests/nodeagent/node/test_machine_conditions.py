@@ -2,11 +2,14 @@
 
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from nodeagent.hardware import macos
+from nodeagent.hardware.macos import ReadingOutput
 from nodeagent.hardware.readings import (
     DiskReading,
     HeatReading,
@@ -284,6 +287,43 @@ def test_when_a_condition_begins_and_ends(
     type_: str, readings: list[MachineReading], expected: str
 ) -> None:
     assert truths(type_, *readings) == expected
+
+
+VM_STAT = (Path(__file__).parents[1] / "hardware" / "captures" / "vm_stat.txt").read_text()
+
+
+def with_wired(gib: float) -> MachineReading:
+    """Return the reading of a Mac with 64 GiB and the captured output, of which so much is wired."""
+    pages = int(gib * GIB) // 16384
+    return macos.assemble_reading(
+        ReadingOutput(
+            vm_stat=VM_STAT.replace("251554", str(pages)), sysctl=f"hw.memsize: {64 * GIB}\n"
+        )
+    )
+
+
+# Models may have 48 GiB of 64; 7.2 GiB wired are usual.
+@pytest.mark.parametrize(
+    ("readings", "configured_gib", "left_gib"),
+    [
+        pytest.param([with_wired(7)] * 9, 48, 48, id="usual"),
+        pytest.param([with_wired(17)] * 6, 48, 48, id="an-engine-releases-its-memory"),
+        pytest.param([with_wired(17)] * 9, 48, 38, id="others-hold-memory"),
+        pytest.param([*[with_wired(17)] * 9, with_wired(7)], 48, 48, id="they-released-it"),
+        pytest.param([*[with_wired(17)] * 9, with_wired(17.4)], 48, 38, id="a-little-more"),
+        pytest.param([with_wired(17)] * 9, 24, 24, id="a-limit-that-leaves-enough"),
+        pytest.param([with_wired(63)] * 9, 48, 0, id="nothing-is-left"),
+    ],
+)
+def test_models_do_not_get_what_others_wired(
+    readings: list[MachineReading], configured_gib: int, left_gib: int
+) -> None:
+    machine = Machine()
+    for reading in readings:
+        machine.say(reading)
+    machine.say(with_wired(60), has_engines=True)  # the engine's own memory changes nothing
+    left = machine_conditions.allocatable_bytes(configured_gib * GIB, 48 * GIB, machine.past)
+    assert left == left_gib * GIB
 
 
 def test_what_engines_wire_is_not_stranded() -> None:

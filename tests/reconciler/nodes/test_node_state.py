@@ -141,6 +141,22 @@ HOLDS = [
         for type_ in ("MemoryPressure", "DiskPressure", "ThermalPressure", "NeedsReboot")
     ),
     pytest.param(
+        node(
+            conditions=(
+                Condition(
+                    type="MetalAvailable",
+                    status=ConditionStatus.FALSE,
+                    reason="MetalAborted",
+                    message="the check was ended by SIGABRT",
+                ),
+            )
+        ),
+        around(),
+        "MetalUnavailable",
+        "the check was ended by SIGABRT",
+        id="no-metal",
+    ),
+    pytest.param(
         node(disk_bytes=500 * GIB, disk_free_bytes=12 * GIB),
         around(pool("small", reserved={"disk": "1Gi"}), pool("desk", reserved={"disk": "50Gi"})),
         "InsufficientDisk",
