@@ -20,6 +20,7 @@ from nodeagent.engines.addresses import EngineAddresses
 from nodeagent.engines.engine_processes import EngineProcesses, EnginesPort
 from nodeagent.engines.health_client import HealthClient, HealthPort
 from nodeagent.engines.references import GoldenReferences, ReferencesPort
+from nodeagent.engines.stop_order import StopOrder
 from nodeagent.engines.tls import NodeTls
 from nodeagent.fabric.node_tests import NodeFabricTests
 from nodeagent.hardware import metal
@@ -156,7 +157,7 @@ def real_dependencies(transport: Transport, clock: Clock, config: AgentConfig) -
         )
 
     tls = None if config.credentials is None else NodeTls(config.credentials, clock)
-    preflight = metal.preflight_of(clock)
+    preflight, stop_order = metal.preflight_of(clock), StopOrder(config.state_dir)
     return Dependencies(
         tls=tls,
         metal=preflight,
@@ -165,7 +166,7 @@ def real_dependencies(transport: Transport, clock: Clock, config: AgentConfig) -
             node=config.name,
             addresses=config.addresses,
             identity_dir=None if tls is None else tls.folder,
-            refusal=lambda: "" if preflight is None else preflight.refusal,
+            refusal=lambda: stop_order.refusal() or (preflight.refusal if preflight else ""),
         ),
         health=HealthClient(tls),
         references=GoldenReferences(config.state_dir),

@@ -49,6 +49,8 @@ def _engine_ready(seen: ObservedReplica) -> Condition:
     if engine is None or engine.replica_uid != seen.replica.metadata.uid:
         return _engine_missing(seen)
     if not engine.is_running:
+        if seen.start_error:  # the next one could not be started, which is what keeps it away now
+            return _engine_missing(seen)
         is_due = engine.start_again_in_s <= 0
         if is_due and seen.start_place > 0:
             return _waiting_to_load(seen.start_place, after=describe_end(engine))

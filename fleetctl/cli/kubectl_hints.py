@@ -37,7 +37,6 @@ VERB_ANSWERS = {
     "ps": "`fleetctl get replicas` lists the running replicas, `fleetctl top models` their load",
     "pull": _PULL,
     "push": _PULL,
-    "stop": "`fleetctl scale md/NAME --replicas=0` unloads a model; `fleetctl down` stops the fleet on this machine",
     "load": "`fleetctl scale md/NAME --replicas=1` starts a replica; `fleetctl create modeldeployment` deploys a model",
     "unload": "`fleetctl scale md/NAME --replicas=0` ends all replicas of a model",
     "exec": _PROCESSES,

@@ -48,6 +48,7 @@ SUMMARIES: dict[str, str] = {
     "secure": "Give a fleet that runs its own etcd a certificate authority, and move it to TLS.",
     "set": "Set the model or the memory of deployments.",
     "simulate": "Simulate a fleet with these manifests: where replicas are placed, and what happens when a node...",
+    "stop": "End all engines of this Mac now, and start none until --undo.",
     "support-bundle": "Write an archive for the diagnosis of problems: objects, events, versions, doctor's findings, and...",
     "suspend": "Stop applying new commits of GitSources until `fleetctl resume`.",
     "sync": "Fetch new commits now, and wait until they are applied.",

@@ -15,6 +15,7 @@ from schemas.replica import Replica
 from store import codec, keys, objects
 from store.etcd.member.embedded import EmbeddedEtcd
 from store.port import Delete, KeyChange, Put, WatchBatch
+from tests.support.fleetctl_runner import run_fleetctl
 from tests.support.nodeagent_agents import NODE, AgentProcess, Desk, answers
 from tests.support.waiting import until, until_async
 
@@ -114,6 +115,22 @@ async def test_a_frozen_agent_loses_its_endpoints_and_gets_them_back(
     agent.send(signal.SIGCONT)
     await desk.until_published(serving.name)
     assert (await agent.engine()).child.record.pid == engine.child.record.pid
+
+
+@pytest.mark.full
+async def test_a_stopped_mac_starts_no_engine_until_it_may(
+    desk: Desk, agent: AgentProcess, serving: Replica
+) -> None:
+    words = ("stop", "--local", "--state-dir", str(agent.state_dir))
+    done = await run_fleetctl(*words)
+    assert "1 engine ended" in done.out, done.err
+    await desk.until_condition(serving.name, "False", "CannotStart")
+    await desk.until_withdrawn(serving.name)
+    assert not agent.engines()
+    done = await run_fleetctl(*words, "--undo")
+    assert "engines may start again" in done.out, done.err
+    await desk.until_published(serving.name)
+    await desk.until_condition(serving.name, "True", "Serving")
 
 
 async def test_engines_are_tended_while_etcd_is_away(

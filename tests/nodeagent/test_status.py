@@ -29,6 +29,9 @@ def ended(code: int | None, words: str = "") -> ObservedEngine:
         pytest.param({"engine": engine(replica_uid="u0")}, "False Starting", id="earlier-uid"),
         pytest.param({"engine": ended(1)}, "False EngineEnded", id="ended"),
         pytest.param({"engine": ended(None)}, "False EngineEnded", id="unknown-code"),
+        pytest.param(
+            {"engine": ended(0), "start_error": "stopped"}, "False CannotStart", id="no-next-one"
+        ),
         pytest.param({"engine": ended(ExitCode.UNUSABLE)}, "False ModelUnusable", id="unusable"),
         pytest.param({"engine": ended(ExitCode.ADDRESS_IN_USE)}, "False PortInUse", id="port"),
         pytest.param({"engine": engine(state="")}, "False Loading", id="no-answer-yet"),

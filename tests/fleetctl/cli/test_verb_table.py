@@ -4,12 +4,13 @@ import asyncio
 import json
 import re
 import sys
+from collections.abc import Iterator
 
 import click
 import pytest
 
 from fleetctl.__main__ import main
-from fleetctl.cli.kubectl_hints import KIND_SYNONYMS, VERB_ANSWERS, VERB_SYNONYMS
+from fleetctl.cli.kubectl_hints import KIND_SYNONYMS, VERB_ANSWERS
 from fleetctl.cli.summaries import SUMMARIES
 from fleetctl.cli.verb_table import SECTIONS
 from fleetctl.objects.kind_args import WITH_API_KEYS
@@ -143,7 +144,29 @@ async def test_an_option_before_the_verb_is_explained() -> None:
     assert "come after it: fleetctl get md --etcd" in " ".join(done.err.split())
 
 
-def test_stop_is_not_the_end_of_the_fleet() -> None:
-    """Users of Ollama unload one model with it."""
-    assert "--replicas=0" in VERB_ANSWERS["stop"]
-    assert "stop" not in VERB_SYNONYMS
+# They run a fleet on this machine, or end its processes; init-auth is for an etcd of one's own.
+_WITHOUT_ETCD = {"up", "down", "demo", "stop"}
+_WITHOUT_DATA_DIR = {"init-auth"}
+
+
+def _commands(command: click.Command, words: tuple[str, ...]) -> Iterator[tuple[str, set[str]]]:
+    if isinstance(command, click.Group):
+        context = click.Context(command)
+        for name in command.list_commands(context):
+            found = command.get_command(context, name)
+            assert found is not None
+            yield from _commands(found, (*words, name))
+        return
+    yield " ".join(words), {name for one in command.params for name in one.opts}
+
+
+def test_verbs_that_use_a_fleet_take_the_same_flags_for_it() -> None:
+    """A context, --data-dir and --etcd name a fleet to every verb alike, apart from a few that cannot use one of them."""
+    one_of = ("--data-dir", "--etcd", "--context")
+    partial = {
+        words
+        for words, flags in _commands(main, ())
+        if 0 < sum(flag in flags for flag in one_of) < len(one_of)
+        and not words.startswith("config ")
+    }
+    assert partial == _WITHOUT_ETCD | _WITHOUT_DATA_DIR
