@@ -19,7 +19,7 @@ PIP_INDEX = $$($(BIN)/python -m pip config list | sed -nE "s/^.*\.index-url='(.*
 QUIET = $$(test -t 2 || echo --quiet)
 UV = UV_DEFAULT_INDEX="$${UV_DEFAULT_INDEX:-$(PIP_INDEX)}" $(BIN)/uv
 
-.PHONY: help setup demo stop test unit test-full coverage lint format docs proto lock bench-smoke bench-apply bench-cli bench-start bench-gateway bench-gateway-tls bench-gateway-faults bench-gateway-faults-real bench-gateway-hostile bench-gateway-peers bench-routing bench-store bench-placement bench-control-plane bench-manifests bench-engine bench-engine-sockets bench-engine-start bench-shard bench-walks clean
+.PHONY: help setup demo stop test unit test-full test-mac coverage lint format docs proto lock bench-smoke bench-apply bench-cli bench-start bench-gateway bench-gateway-tls bench-gateway-faults bench-gateway-faults-real bench-gateway-hostile bench-gateway-peers bench-routing bench-store bench-placement bench-control-plane bench-manifests bench-engine bench-engine-sockets bench-engine-start bench-shard bench-walks clean
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -67,6 +67,9 @@ unit: $(TEST_READY) $(LITELLM)/.ready  ## the default tier of tests, without lin
 test-full: lint $(LITELLM)/.ready  ## every tier: all whole fleets, full sampling sizes, soak, every bench (about an hour)
 	@FLEET_TESTS=full OPENBLAS_NUM_THREADS=1 $(BIN)/pytest -m "not mac"
 	@$(MAKE) --no-print-directory bench-smoke
+
+test-mac: $(TEST_READY)  ## the tests that need macOS on Apple silicon (docs/hardware.md)
+	@$(BIN)/pytest -m mac --numprocesses=0 $(TESTS)
 
 coverage: $(TEST_READY) $(LITELLM)/.ready  ## branch coverage of production code by the default tier, child processes included
 	@OPENBLAS_NUM_THREADS=1 $(BIN)/pytest --cov --cov-config=pyproject.toml --cov-report=term:skip-covered --timeout=400

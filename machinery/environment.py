@@ -13,6 +13,11 @@ _SECRET = re.compile(
 )
 
 
+def is_secret_name(name: str) -> bool:
+    """Return whether a variable, or a flag without its dashes, holds a secret itself and not the path of one."""
+    return _SECRET.search(name.replace("-", "_")) is not None
+
+
 def drop_secrets(*prefixes: str) -> None:
     """Remove variables that hold secrets, and those that start with a prefix: child processes do not inherit them.
 

@@ -11,6 +11,7 @@ import errno
 import fcntl
 import logging
 import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -97,3 +98,19 @@ async def keep_bounded(rotate_all: Callable[[], None], clock: Clock) -> None:
             was_failing = True
         else:
             was_failing = False
+
+
+def main() -> int:
+    """Run `python -m machinery.log_rotation FILE...`: rotate these logs once, as a periodic job does."""
+    code = 0
+    for name in sys.argv[1:]:
+        try:
+            rotate(Path(name))
+        except OSError as error:
+            print(f"{name}: {error.strerror}", file=sys.stderr)  # noqa: T201 - the output of a command
+            code = 1
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -35,6 +35,9 @@ FOREIGN: Mapping[str, str] = {
     "initial-cluster initial-cluster-state initial-cluster-token key-file listen-client-urls listen-peer-urls "
     "log-outputs logger peer-cert-file peer-client-cert-auth peer-key-file peer-trusted-ca-file quota-backend-bytes "
     "snapshot-count trusted-ca-file watch-progress-notify-interval",
+    "socketfilterfw": "add listapps remove unblockapp",
+    "systemctl": "property",
+    "useradd": "home-dir no-create-home shell system user-group",
     "etcdctl": "keys-only learner peer-urls prefix",
     "mlx.distributed_config": "hosts over backend",
     "scutil": "get",
@@ -105,7 +108,8 @@ def test_a_flag_after_a_program_belongs_to_it(everything: list[tuple[str, str]])
         f"{where}: {program} {flag}"
         for where, text in everything
         for program, rest in _CALL.findall(text)
-        for flag in _FLAG.findall(rest)
+        # After " -- " stand the flags of a program that it starts.
+        for flag in _FLAG.findall(rest.partition(" -- ")[0])
         if flag not in _flags_of_call(program, rest)
     ]
     assert wrong == []

@@ -46,6 +46,7 @@ SUMMARIES: dict[str, str] = {
     "run": "Chat with a deployed model, as `ollama run` does.",
     "scale": "Set the number of replicas of deployments.",
     "secure": "Give a fleet that runs its own etcd a certificate authority, and move it to TLS.",
+    "service": "Install programs of the fleet as services of this machine: they start at boot and are kept running.",
     "set": "Set the model or the memory of deployments.",
     "simulate": "Simulate a fleet with these manifests: where replicas are placed, and what happens when a node...",
     "stop": "End all engines of this Mac now, and start none until --undo.",

@@ -46,7 +46,7 @@ VERBS = {
     "routes": "fleetctl.verbs.routes:routes",
     "run": "fleetctl.verbs.chat:run_model",
     "scale": "fleetctl.verbs.scale:scale",
-    "secure": "fleetctl.verbs.secure:secure",
+    "service": "fleetctl.verbs.service:service",
     "set": "fleetctl.verbs.set:set_field",
     "simulate": "fleetctl.verbs.simulate:simulate",
     "stop": "fleetctl.verbs.stop:stop",
@@ -70,7 +70,9 @@ SECTIONS: dict[str, tuple[str, ...]] = {
     "Nodes and fabric": ("cordon", "uncordon", "drain", "taint", "stop", "fabric"),
     "Git, import and export": ("sync", "suspend", "resume", "export", "import"),
     "Troubleshoot": ("cluster-info", "doctor", "support-bundle", "version", "simulate"),
-    "Manage fleets": ("up", "down", "demo", "backup", "restore", "init-auth", "rotate", "bundle"),
+    "Manage fleets": (
+        *("up", "down", "demo", "service", "backup", "restore", "init-auth", "rotate"),
+    ),
     "fleetctl itself": ("config", "completion", "api-resources", "help"),
 }
 """Titles in `fleetctl --help`, with the verbs below them."""

@@ -34,7 +34,8 @@ def _unknown(command: click.Command, words: list[str]) -> Iterator[str]:
     context = click.Context(command, info_name=command.name)
     flags = _flags(command, context)
     for number, word in enumerate(words):
-        if word in ("|", "&&", ";", "&", ">", "<"):
+        # "--": what follows are the flags of a program that fleetctl starts.
+        if word in ("|", "&&", ";", "&", ">", "<", "--"):
             return
         if word.startswith("-") and len(word) > 1:
             name = word.partition("=")[0]

@@ -1,0 +1,191 @@
+"""Installs and uninstalls services with all changes that they need: each is recorded, then made."""
+
+import fcntl
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Final
+
+from fleetctl.services.changes import (
+    Change,
+    ChangeRecord,
+    Document,
+    Entry,
+    ServiceChange,
+    key_of,
+)
+from fleetctl.services.host import Host
+from fleetctl.services.layout import Layout
+from fleetctl.services.plan import InstallSettings, desired_changes, sentence, service_spec
+from fleetctl.services.port import ServiceError, Services
+from machinery import processes
+from machinery.clock import Clock
+
+Say = Callable[[str], None]
+
+# A program with a wrong flag or an unusable folder ends within this time.
+SETTLE_S: Final = 2.0
+_POLL_S: Final = 0.1
+
+
+class ServiceInstaller:
+    """Installs and uninstalls the services of one layout."""
+
+    def __init__(
+        self,
+        layout: Layout,
+        services: Services,
+        host: Host,
+        clock: Clock,
+        *,
+        settle_s: float = SETTLE_S,
+    ) -> None:
+        """`settle_s` is how long a program has to run before it counts as started."""
+        self._settle_s = settle_s
+        self._layout = layout
+        self._services = services
+        self._host = host
+        self._clock = clock
+        self._record = ChangeRecord(layout.home)
+
+    async def preview(self, settings: InstallSettings) -> list[Change]:
+        """Return the changes that an installation would make now; nothing is written."""
+        document = self._record.read()
+        return [
+            found
+            for change in desired_changes(settings)
+            if (found := await self._host.with_old(_recorded(document, change) or change))
+            is not None
+        ]
+
+    async def install(self, settings: InstallSettings, say: Say) -> None:
+        """Make every change that the service needs, install it and start it; a repeated call finishes a killed one.
+
+        Raises:
+            ServiceError: a change is refused, or the program ends at once.
+
+        """
+        spec = service_spec(settings)
+        with self._locked():
+            await self._claim(settings)
+            for change in desired_changes(settings):
+                await self._apply(change, settings.part, say)
+            await self._services.install(spec)
+            await self._services.start(settings.part)
+        await self._check_settled(settings)
+
+    async def _claim(self, settings: InstallSettings) -> None:
+        document = self._record.read()
+        if document.entries and document.backend != settings.backend:
+            raise ServiceError(
+                f"services are installed here with {document.backend}; uninstall them before you use "
+                f"{settings.backend}"
+            )
+        if document.backend != settings.backend:
+            self._record.write(document.model_copy(update={"backend": settings.backend}))
+
+    async def _apply(self, change: Change, part: str, say: Say) -> None:
+        """Record a change, then make it. One that is recorded already is made again: its making may have been killed."""
+        document = self._record.read()
+        entries = list(document.entries)
+        pending = await self._host.with_old(change)
+        keys = [key_of(one.change) for one in entries]
+        if key_of(change) in keys:
+            number = keys.index(key_of(change))
+            # Only what was there before our first change is worth going back to.
+            found = _with_old_of(change, entries[number].change)
+            needed_by = tuple(dict.fromkeys((*entries[number].needed_by, part)))
+            entries[number] = Entry(change=found, needed_by=needed_by)
+        elif pending is not None:
+            found = pending
+            entries.append(Entry(change=found, needed_by=(part,)))
+        else:
+            return
+        if tuple(entries) != document.entries:
+            self._record.write(document.model_copy(update={"entries": tuple(entries)}))
+        if pending is not None:
+            say(sentence(pending))
+        await self._host.make(found)
+
+    async def uninstall(self, part: str, say: Say, *, is_purge: bool = False) -> bool:
+        """Remove a service, and undo the changes that only it needed; return whether there were any.
+
+        Raises:
+            ServiceError: a change cannot be undone; the others are still recorded.
+
+        """
+        with self._locked():
+            document = self._record.read()
+            mine = [one for one in document.entries if part in one.needed_by]
+            for entry in reversed(mine):
+                rest = tuple(one for one in entry.needed_by if one != part)
+                if not rest:
+                    note = await self._host.undo(entry.change, is_purge=is_purge)
+                    if note:
+                        say(note)
+                self._forget(entry, rest)
+            if not self._record.read().entries:
+                self._record.delete()
+            return bool(mine)
+
+    def _forget(self, entry: Entry, needed_by: tuple[str, ...]) -> None:
+        document = self._record.read()
+        kept: list[Entry] = []
+        for one in document.entries:
+            if key_of(one.change) != key_of(entry.change):
+                kept.append(one)
+            elif needed_by:
+                kept.append(one.model_copy(update={"needed_by": needed_by}))
+        self._record.write(document.model_copy(update={"entries": tuple(kept)}))
+
+    async def _check_settled(self, settings: InstallSettings) -> None:
+        """Refuse to call a program that ends at once installed."""
+        first = await self._services.state(settings.part)
+        deadline = self._clock.monotonic() + self._settle_s
+        now = first
+        while now.pid is not None and now.pid == first.pid:
+            if self._clock.monotonic() >= deadline:
+                return
+            await self._clock.sleep(_POLL_S)
+            now = await self._services.state(settings.part)
+        log = service_spec(settings).log
+        words = processes.last_lines(log, 1)
+        if settings.backend == "systemd":
+            words = f"see journalctl -u mlx-fleet-{settings.part}"
+        raise ServiceError(
+            f"{settings.part} is installed, but its program ends at once: {words or f'see {log}'}"
+        )
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        """Keep other installations out: each reads the record, and writes it again."""
+        descriptor = os.open(self._layout.root, os.O_RDONLY)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            yield
+        except BlockingIOError as error:
+            raise ServiceError(
+                "another fleetctl installs or uninstalls services on this machine; try again when it "
+                "has ended"
+            ) from error
+        finally:
+            os.close(descriptor)
+
+
+def installed_parts(document: Document) -> list[str]:
+    """Return the names of the services that are recorded."""
+    return [one.change.name for one in document.entries if isinstance(one.change, ServiceChange)]
+
+
+def _recorded(document: Document, change: Change) -> Change | None:
+    """Return the change with the old value that is recorded for it; None if it is not recorded."""
+    for one in document.entries:
+        if key_of(one.change) == key_of(change):
+            return _with_old_of(change, one.change)
+    return None
+
+
+def _with_old_of(change: Change, recorded: Change) -> Change:
+    """Return a change with the old value of an earlier one of the same thing."""
+    old = getattr(recorded, "old", None)
+    return change.model_copy(update={"old": old}) if "old" in type(change).model_fields else change

@@ -1,0 +1,202 @@
+"""Services of launchd: LaunchDaemons in the domain `system`, or LaunchAgents of one user.
+
+It has not run on hardware: docs/hardware.md has the check-list for the first Mac.
+"""
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from fleetctl.services import commands, definition_files, launchd_plist
+from fleetctl.services.commands import CommandResult
+from fleetctl.services.launchd_plist import label_of, rotation_name
+from fleetctl.services.port import ServiceError, ServiceSpec, ServiceState
+from machinery.backoff import Backoff, Retries
+from machinery.clock import Clock
+
+_POLL_S: Final = 0.2
+_BOOTSTRAPS: Final = 5
+# launchctl's answers are errno values of macOS (sys/errno.h), and 113 and 125 of launchd's own.
+_NO_SUCH_PROCESS, _IO_ERROR, _IN_PROGRESS, _ALREADY = 3, 5, 36, 37
+_NOT_FOUND, _NO_DOMAIN = 113, 125
+# Beyond ExitTimeOut, within which launchd kills the program.
+_END_MARGIN_S: Final = 30.0
+_PID_LIMIT_S: Final = 20.0
+"""Longer than ThrottleInterval, which delays a start soon after an end."""
+
+_MEANINGS: Final[Mapping[int, str]] = {
+    _IO_ERROR: "launchd refused the job (5, Input/output error). Either an earlier job with this label has not ended, or the "
+    "definition is not valid or not root's. Check it with `plutil -lint`, and try again",
+    _ALREADY: "launchd is still working on this job (37, Operation already in progress). Wait until `launchctl print` "
+    "fails for it, and try again",
+    _NO_DOMAIN: "the domain takes no jobs (125, Domain does not support specified action). A LaunchAgent needs a user "
+    "who is logged in at the screen, and SSH is not enough: install the service without --user",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobReport:
+    """A loaded job, as `launchctl print` shows it."""
+
+    pid: int | None
+    runs: int
+    last_exit: int | None
+    exit_timeout_s: float
+
+
+def parse_print(text: str) -> JobReport:
+    """Return the job in the output of `launchctl print`; only lines of the outermost block count."""
+    pairs = dict(re.findall(r"^\t([a-z][a-z ]*) = (.*)$", text, re.MULTILINE))
+    return JobReport(
+        pid=_number(pairs.get("pid", "")),
+        runs=_number(pairs.get("runs", "")) or 0,
+        last_exit=_number(pairs.get("last exit code", "")),
+        exit_timeout_s=float(_number(pairs.get("exit timeout", "")) or 30),
+    )
+
+
+def _number(text: str) -> int | None:
+    found = re.match(r"-?\d+", text)
+    return int(found[0]) if found else None
+
+
+class LaunchdServices:
+    """`Services` of launchd. Beside each service runs a job that keeps its log bounded."""
+
+    def __init__(self, folder: Path, clock: Clock, *, is_user: bool = False) -> None:
+        """`folder` is where launchd looks for definitions at boot: LaunchDaemons, or LaunchAgents of a user."""
+        self._folder = folder
+        self._clock = clock
+        self._domain = f"gui/{os.getuid()}" if is_user else "system"
+
+    async def install(self, spec: ServiceSpec) -> None:
+        jobs = {
+            rotation_name(spec.name): launchd_plist.rotation_plist(spec),
+            spec.name: launchd_plist.service_plist(spec),
+        }
+        for name, content in jobs.items():
+            path = self._path(name)
+            if not definition_files.has_content(path, content):
+                await self._bootout(name)
+                definition_files.write(path, content)
+                await _lint(path)
+
+    async def start(self, name: str) -> None:
+        if not self._path(name).exists():
+            raise ServiceError(f"{name} is not installed: {self._path(name)} does not exist")
+        for job in (rotation_name(name), name):
+            await self._load(job)
+        await self._wait_for_pid(name)
+
+    async def stop(self, name: str) -> None:
+        # launchd restarts a job with KeepAlive after `kill` and `stop`; only bootout ends it.
+        for job in (name, rotation_name(name)):
+            await self._bootout(job)
+
+    async def state(self, name: str) -> ServiceState:
+        job = await self._print(name)
+        is_installed = self._path(name).exists()
+        if job is None:
+            return ServiceState(is_installed=is_installed)
+        return ServiceState(
+            is_installed=is_installed,
+            pid=job.pid,
+            restarts=max(0, job.runs - 1),
+            last_exit=job.last_exit,
+            note=""
+            if is_installed
+            else "loaded, but its definition is gone: it ends at the next boot",
+        )
+
+    async def remove(self, name: str) -> None:
+        await self.stop(name)
+        for job in (name, rotation_name(name)):
+            definition_files.delete(self._path(job))
+
+    def _path(self, name: str) -> Path:
+        return self._folder / f"{label_of(name)}.plist"
+
+    def _target(self, name: str) -> str:
+        return f"{self._domain}/{label_of(name)}"
+
+    async def _print(self, name: str) -> JobReport | None:
+        """Return the job; None if launchd has not loaded it."""
+        result = await commands.run("launchctl", "print", self._target(name))
+        return None if result.code else parse_print(result.out)
+
+    async def _load(self, name: str) -> None:
+        job = await self._print(name)
+        if job is None:
+            # A job that was disabled by hand stays disabled over boots.
+            await commands.run("launchctl", "enable", self._target(name))
+            await self._bootstrap(name)
+        elif job.pid is None:
+            await commands.run("launchctl", "kickstart", self._target(name))
+
+    async def _bootstrap(self, name: str) -> None:
+        """Load a job. Straight after bootout launchd answers 5 or 37 while the old program still exits."""
+        retries = Retries(Backoff(first_s=0.5, limit_s=8.0), self._clock)
+        while True:
+            result = await commands.run(
+                "launchctl", "bootstrap", self._domain, str(self._path(name))
+            )
+            if result.code == 0:
+                return
+            is_transient = result.code in (_IO_ERROR, _ALREADY, _IN_PROGRESS)
+            if not is_transient or retries.failures + 1 >= _BOOTSTRAPS:
+                raise _refusal(result)
+            await retries.wait()
+
+    async def _bootout(self, name: str) -> None:
+        """Unload a job, and wait until its program has ended: bootstrap would fail before that."""
+        job = await self._print(name)
+        if job is None:
+            return
+        result = await commands.run("launchctl", "bootout", self._target(name))
+        if result.code not in (0, _NO_SUCH_PROCESS, _IN_PROGRESS, _ALREADY, _NOT_FOUND):
+            raise _refusal(result)
+        deadline = self._clock.monotonic() + job.exit_timeout_s + _END_MARGIN_S
+        while await self._print(name) is not None:
+            if self._clock.monotonic() >= deadline:
+                raise ServiceError(
+                    f"{name} has not ended {job.exit_timeout_s + _END_MARGIN_S:.0f} s after "
+                    f"`{result.line}`; see `launchctl print {self._target(name)}`"
+                )
+            await self._clock.sleep(_POLL_S)
+
+    async def _wait_for_pid(self, name: str) -> None:
+        deadline = self._clock.monotonic() + _PID_LIMIT_S
+        while True:
+            job = await self._print(name)
+            if job is not None and job.pid is not None:
+                return
+            if self._clock.monotonic() >= deadline:
+                code = (
+                    "" if job is None or job.last_exit is None else f" (exit code {job.last_exit})"
+                )
+                raise ServiceError(
+                    f"launchd loaded {name}, but it does not run{code}; see "
+                    f"`launchctl print {self._target(name)}` and its log"
+                )
+            await self._clock.sleep(_POLL_S)
+
+
+def _refusal(result: CommandResult) -> ServiceError:
+    meaning = _MEANINGS.get(result.code)
+    if meaning is None:
+        meaning = f"launchd answered {result.code}: {result.words}"
+    return ServiceError(f"`{result.line}`: {meaning}")
+
+
+async def _lint(path: Path) -> None:
+    """Let Apple's own tool check a definition, where there is one.
+
+    Raises:
+        ServiceError: it is not valid.
+
+    """
+    if commands.find_program("plutil") is not None:
+        await commands.must_run("plutil", "-lint", str(path))

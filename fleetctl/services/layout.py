@@ -1,0 +1,87 @@
+"""Folders of an installation: the program, its state, its logs, and the definitions of its services."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Literal, TypeAlias
+
+Backend: TypeAlias = Literal["launchd", "systemd", "plain"]
+BACKENDS: Final[tuple[Backend, ...]] = ("launchd", "systemd", "plain")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """Folders of one installation."""
+
+    root: Path
+    """The folder above all others that exists on every machine: `/`, or the home of the user."""
+    home: Path
+    """The program's versions, `current`, and changes.json."""
+    state: Path
+    """Working folder of the services; models, identities and data below it."""
+    logs: Path
+    definitions: Path
+
+    @property
+    def python(self) -> Path:
+        """Return the interpreter of the installed version."""
+        return self.home / "current" / "bin" / "python"
+
+    @property
+    def models(self) -> Path:
+        """Return the default folder of models."""
+        return self.state / "models"
+
+    def program(self, name: str) -> Path:
+        """Return a program of the installed version."""
+        return self.home / "current" / "bin" / name
+
+
+def detect_backend(platform: str) -> Backend:
+    """Return the service manager of this machine: launchd, systemd if it runs, or our own supervisor."""
+    if platform == "darwin":
+        return "launchd"
+    # The test of sd_booted(3).
+    return "systemd" if Path("/run/systemd/system").is_dir() else "plain"
+
+
+def system_layout(backend: Backend, root: Path) -> Layout:
+    """Return the folders of services of the machine."""
+    home = root / "opt" / "mlx-fleet"
+    if backend == "launchd":
+        return Layout(
+            root=root,
+            home=home,
+            state=root / "Library" / "Application Support" / "mlx-fleet",
+            logs=root / "Library" / "Logs" / "mlx-fleet",
+            definitions=root / "Library" / "LaunchDaemons",
+        )
+    return Layout(
+        root=root,
+        home=home,
+        state=root / "var" / "lib" / "mlx-fleet",
+        logs=root / "var" / "log" / "mlx-fleet",
+        definitions=root / "etc" / "systemd" / "system",
+    )
+
+
+def user_layout(backend: Backend, user_home: Path, platform: str) -> Layout:
+    """Return the folders of services of one user."""
+    is_mac = backend == "launchd" or platform == "darwin"
+    library = user_home / "Library"
+    home = (
+        library / "Application Support" / "mlx-fleet"
+        if is_mac
+        else user_home / ".local" / "share" / "mlx-fleet"
+    )
+    definitions = {
+        "launchd": library / "LaunchAgents",
+        "systemd": user_home / ".config" / "systemd" / "user",
+        "plain": home / "services",
+    }
+    return Layout(
+        root=user_home,
+        home=home,
+        state=home / "data",
+        logs=library / "Logs" / "mlx-fleet" if is_mac else home / "logs",
+        definitions=definitions[backend],
+    )

@@ -1,0 +1,63 @@
+"""The supervisor process of one plain service: runs its program, and restarts it with backoff until it is stopped."""
+
+import asyncio
+import os
+import sys
+from pathlib import Path
+
+from fleetctl.services.plain import PlainFiles, read_definition
+from machinery import process_log, processes
+from machinery.clock import SystemClock
+from machinery.process_main import run_until_signal
+from machinery.supervisor import Program, Supervisor
+
+_WORDS = 3
+
+
+def main() -> int:
+    """Run `python -m fleetctl.services.plain_supervisor FOLDER NAME`; return the exit code."""
+    if len(sys.argv) != _WORDS:
+        print("usage: python -m fleetctl.services.plain_supervisor FOLDER NAME", file=sys.stderr)
+        return 2
+    process_log.setup("supervisor", "info")
+    folder, name = Path(sys.argv[1]), sys.argv[2]
+    files = PlainFiles(folder, name)
+    lock = files.lock()
+    if lock is None:
+        return 0  # another supervisor was faster
+    # Under the lock: the record of a supervisor that came too late would hide this one.
+    _save_own_record(files)
+    spec = read_definition(files.definition)
+    supervisor = Supervisor(
+        Program(
+            name=name,
+            command=spec.command,
+            log=spec.log,
+            record=files.program,
+            cwd=spec.working_folder,
+            grace_s=float(spec.stop_timeout_s),
+        ),
+        SystemClock(),
+    )
+
+    async def run() -> None:
+        try:
+            await supervisor.start()
+            await supervisor.run()
+        except OSError as error:
+            raise SystemExit(f"{name}: {error.strerror}: {error.filename}") from error
+        finally:
+            await asyncio.shield(supervisor.stop())
+
+    with lock:
+        return run_until_signal(run)
+
+
+def _save_own_record(files: PlainFiles) -> None:
+    own = processes.find_running(os.getpid())
+    assert own is not None  # this very process
+    own.record.save(files.supervisor)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,382 @@
+"""The verb `fleetctl service`: programs of the fleet as services of this machine."""
+
+import asyncio
+import json
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import click
+
+from fleetctl.cli.errors import FleetctlError
+from fleetctl.cli.program import SuggestingGroup
+from fleetctl.output import printers
+from fleetctl.services.changes import ChangeRecord
+from fleetctl.services.host import ROLE_USER, Host, find_user
+from fleetctl.services.installer import ServiceInstaller, installed_parts
+from fleetctl.services.launchd import LaunchdServices
+from fleetctl.services.layout import (
+    BACKENDS,
+    Backend,
+    Layout,
+    detect_backend,
+    system_layout,
+    user_layout,
+)
+from fleetctl.services.plain import PlainServices
+from fleetctl.services.plan import InstallSettings, sentence, service_spec
+from fleetctl.services.port import Services, ServiceState
+from fleetctl.services.programs import PARTS, Part, build_command
+from fleetctl.services.systemd import SystemdServices
+from machinery.clock import SystemClock
+from schemas import quantity
+
+# The exit code of `systemctl status` for a service that does not run.
+_NOT_RUNNING: Final = 3
+_TITLES: Final = ("NAME", "STATE", "PID", "RESTARTS", "LAST EXIT", "LOG")
+_SECOND_BEST: Final = (
+    "warning: --user is second best: the service runs only while you are logged in, and macOS may keep it from "
+    "reaching other Macs (local network privacy)"
+)
+
+_part = click.argument("part", type=click.Choice(PARTS))
+_parts = click.argument("parts", type=click.Choice(PARTS), nargs=-1)
+
+
+def _where(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the flags that say which installation is meant."""
+    root = click.option(
+        "--root",
+        type=click.Path(file_okay=False, path_type=Path),
+        default=Path("/"),
+        hidden=True,
+        help="Folder above all paths, as systemctl --root: for images and tests.",
+    )
+    user = click.option(
+        "--user",
+        "is_user",
+        is_flag=True,
+        help="A service of this user, without root: LaunchAgent or systemd --user. Second best: it does not run before "
+        "the user logs in.",
+    )
+    return user(root(command))
+
+
+@click.group("service", cls=SuggestingGroup)
+def service() -> None:
+    r"""Install programs of the fleet as services of this machine: they start at boot and are kept running.
+
+    \b
+      sudo fleetctl service install nodeagent -- --etcd https://mac-1:2379
+      fleetctl service status
+      sudo fleetctl service uninstall nodeagent
+    """
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Installation:
+    """The services of one layout, with their manager."""
+
+    backend: Backend
+    layout: Layout
+    services: Services
+    is_system: bool
+
+    @property
+    def installer(self) -> ServiceInstaller:
+        """Return what installs and uninstalls them."""
+        clock = SystemClock()
+        host = Host(self.services, clock, is_mac=self.backend == "launchd")
+        return ServiceInstaller(self.layout, self.services, host, clock)
+
+
+def _installation(root: Path, backend: Backend, *, is_user: bool) -> Installation:
+    """Return the installation of a backend; plain services always belong to their user."""
+    is_user = is_user or backend == "plain"
+    user_home = Path.home() if root == Path("/") else root / "home"
+    layout = (
+        user_layout(backend, user_home, sys.platform) if is_user else system_layout(backend, root)
+    )
+    clock = SystemClock()
+    services: Services
+    if backend == "launchd":
+        services = LaunchdServices(layout.definitions, clock, is_user=is_user)
+    elif backend == "systemd":
+        services = SystemdServices(layout.definitions, is_user=is_user)
+    else:
+        services = PlainServices(layout.definitions, clock)
+    return Installation(backend=backend, layout=layout, services=services, is_system=not is_user)
+
+
+def _existing(root: Path, *, is_user: bool) -> Installation:
+    """Return the installation that has services: the machine's before the user's."""
+    for is_of_user in (True,) if is_user else (False, True):
+        for backend in BACKENDS:
+            found = _installation(root, backend, is_user=is_of_user)
+            if ChangeRecord(found.layout.home).read().backend == backend:
+                return found
+    return _installation(root, detect_backend(sys.platform), is_user=is_user)
+
+
+@service.command()
+@_part
+@click.argument("flags", nargs=-1, type=click.UNPROCESSED)
+@_where
+@click.option(
+    "--dry-run",
+    is_flag=True,
+    help="Show what would change and what needs root, and change nothing.",
+)
+@click.option(
+    "--backend",
+    type=click.Choice(BACKENDS),
+    help="Service manager (default: launchd on macOS, systemd where it runs, else plain, a supervisor that nothing "
+    "starts at boot).",
+)
+@click.option(
+    "--service-user",
+    metavar="NAME",
+    default=ROLE_USER,
+    show_default=True,
+    help="User that the service runs as; the default is created if it does not exist.",
+)
+@click.option(
+    "--program",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Program to run (default: the one below /opt/mlx-fleet/current/bin).",
+)
+@click.option(
+    "--wired-limit",
+    metavar="SIZE",
+    help="macOS: memory that the GPU may wire, such as 100Gi, now and at each boot (default: left alone).",
+)
+@click.option("--no-power", is_flag=True, help="macOS: leave the power settings alone.")
+@click.option("--no-firewall", is_flag=True, help="macOS: leave the application firewall alone.")
+def install(*, part: Part, dry_run: bool, **options: Any) -> None:
+    """Install a program as a service, and start it; flags of the program come after --.
+
+    Every change of the machine is recorded first, and `fleetctl service uninstall` undoes it. Installing again with other
+    flags replaces the service. Engines keep running meanwhile.
+    """
+    asyncio.run(_install(part, options, is_dry_run=dry_run))
+
+
+async def _install(part: Part, options: dict[str, Any], *, is_dry_run: bool) -> None:
+    backend: Backend = options["backend"] or detect_backend(sys.platform)
+    found = _installation(options["root"], backend, is_user=options["is_user"])
+    settings = await _settings(part, found, options, is_dry_run=is_dry_run)
+    if options["is_user"]:
+        click.echo(_SECOND_BEST, err=True)
+    changes = await found.installer.preview(settings)
+    if is_dry_run:
+        scope = "need root" if found.is_system else "need no root"
+        click.echo(f"These changes {scope}:")
+        for change in changes:
+            click.echo(f"  {sentence(change)}")
+        click.echo(f"The service runs: {' '.join(service_spec(settings).command)}")
+        click.echo("Nothing was changed.")
+        return
+    if found.is_system and os.geteuid() != 0:
+        raise FleetctlError(
+            f"{len(changes)} changes need root, which --dry-run lists. Run `sudo fleetctl service install "
+            f"{part} ...`, or give --user for a service of this user only"
+        )
+    await found.installer.install(settings, click.echo)
+    click.echo(f"{part} runs; see `fleetctl service status`")
+
+
+async def _settings(
+    part: Part, found: Installation, options: dict[str, Any], *, is_dry_run: bool
+) -> InstallSettings:
+    command = build_command(part, options["flags"], found.layout, options["program"])
+    user = options["service_user"] if found.is_system else ""
+    group = await _group(user, is_dry_run=is_dry_run) if user else ""
+    return InstallSettings(
+        part=part,
+        command=command,
+        backend=found.backend,
+        layout=found.layout,
+        user=user,
+        group=group,
+        has_power=not options["no_power"],
+        has_firewall=not options["no_firewall"],
+        wired_limit_mib=_parse_wired_limit(options["wired_limit"], found),
+    )
+
+
+async def _group(user: str, *, is_dry_run: bool) -> str:
+    """Return the group of the service's user; the role user has one of its own.
+
+    Raises:
+        FleetctlError: there is no such user.
+
+    """
+    if user == ROLE_USER:
+        return ROLE_USER
+    if user == "root" and not is_dry_run:
+        click.echo("warning: the service runs as root; an ordinary user is safer", err=True)
+    found = await find_user(user)
+    if found is None:
+        raise FleetctlError(
+            f"--service-user {user}: this machine has no such user; create it first"
+        )
+    return found.group
+
+
+def _parse_wired_limit(text: str | None, found: Installation) -> int | None:
+    if text is None:
+        return None
+    if found.backend != "launchd" or not found.is_system:
+        raise click.UsageError("--wired-limit: only a service of the machine on macOS can set it")
+    try:
+        return quantity.parse(text) >> 20
+    except ValueError as error:
+        raise click.UsageError(f"--wired-limit: {error}") from error
+
+
+@service.command()
+@_parts
+@_where
+@click.option("--purge", is_flag=True, help="Delete models and the data of etcd, too.")
+def uninstall(*, parts: tuple[Part, ...], root: Path, is_user: bool, purge: bool) -> None:
+    """Stop services, and undo every change of the machine that they needed; all of them without a name.
+
+    Engines of the node agent end. Models and the data of etcd stay.
+    """
+    found = _existing(root, is_user=is_user)
+    _require_root(found, "uninstall")
+
+    async def work() -> None:
+        recorded = installed_parts(ChangeRecord(found.layout.home).read())
+        was_installed = False
+        for part in parts or PARTS:
+            if await found.installer.uninstall(part, click.echo, is_purge=purge):
+                was_installed = True
+                click.echo(f"{part} uninstalled" if part in recorded else f"{part}: rest removed")
+            elif parts:
+                click.echo(f"{part} is not installed")
+        if not was_installed and not parts:
+            click.echo("no service of the fleet is installed")
+
+    asyncio.run(work())
+
+
+@service.command()
+@_parts
+@_where
+def start(*, parts: tuple[Part, ...], root: Path, is_user: bool) -> None:
+    """Start services; all that are installed without a name."""
+    _each(_existing(root, is_user=is_user), parts, "start")
+
+
+@service.command()
+@_parts
+@_where
+def stop(*, parts: tuple[Part, ...], root: Path, is_user: bool) -> None:
+    """Stop services until they are started or the machine boots; engines keep running."""
+    _each(_existing(root, is_user=is_user), parts, "stop")
+
+
+@service.command()
+@_parts
+@_where
+def restart(*, parts: tuple[Part, ...], root: Path, is_user: bool) -> None:
+    """Stop services and start them again; engines keep running."""
+    _each(_existing(root, is_user=is_user), parts, "stop", "start")
+
+
+def _each(found: Installation, parts: tuple[Part, ...], *verbs: str) -> None:
+    _require_root(found, verbs[-1])
+    named = list(parts) or installed_parts(ChangeRecord(found.layout.home).read())
+    if not named:
+        raise FleetctlError("no service is installed; see `fleetctl service install --help`")
+
+    async def work() -> None:
+        for part in named:
+            if "stop" in verbs:
+                await found.services.stop(part)
+            if "start" in verbs:
+                await found.services.start(part)
+            click.echo(f"{part} {'started' if verbs[-1] == 'start' else 'stopped'}")
+
+    asyncio.run(work())
+
+
+def _require_root(found: Installation, verb: str) -> None:
+    if found.is_system and os.geteuid() != 0:
+        raise FleetctlError(f"this needs root: run `sudo fleetctl service {verb} ...`")
+
+
+@service.command()
+@_parts
+@_where
+@click.option("-o", "--output", type=click.Choice(["json"]), help="Print JSON.")
+def status(*, parts: tuple[Part, ...], root: Path, is_user: bool, output: str | None) -> None:
+    """Show the state of services; exit code 3 if one of them does not run."""
+    found = _existing(root, is_user=is_user)
+    named = list(parts) or installed_parts(ChangeRecord(found.layout.home).read())
+
+    async def states() -> dict[str, ServiceState]:
+        return {part: await found.services.state(part) for part in named}
+
+    seen = asyncio.run(states())
+    if output == "json":
+        click.echo(
+            json.dumps([_tree(name, found, state) for name, state in seen.items()], indent=2)
+        )
+    elif not seen:
+        click.echo("no service of the fleet is installed")
+    else:
+        _print_table(found, seen)
+    if any(state.pid is None for state in seen.values()):
+        raise SystemExit(_NOT_RUNNING)
+
+
+def _word(state: ServiceState) -> str:
+    if state.pid is not None:
+        return "running"
+    return "stopped" if state.is_installed else "not installed"
+
+
+def _log_of(found: Installation, name: str) -> str:
+    if found.backend == "systemd":
+        scope = "" if found.is_system else "--user "
+        return f"journalctl {scope}-u mlx-fleet-{name}"
+    return str(found.layout.logs / f"{name}.log")
+
+
+def _tree(name: str, found: Installation, state: ServiceState) -> dict[str, object]:
+    return {
+        "name": name,
+        "state": _word(state),
+        "pid": state.pid,
+        "restarts": state.restarts,
+        "lastExit": state.last_exit,
+        "backend": found.backend,
+        "log": _log_of(found, name),
+        "note": state.note,
+    }
+
+
+def _print_table(found: Installation, seen: dict[str, ServiceState]) -> None:
+    def text(value: int | None) -> str:
+        return "-" if value is None else str(value)
+
+    rows = [
+        [
+            name,
+            _word(state),
+            text(state.pid),
+            text(state.restarts),
+            text(state.last_exit),
+            _log_of(found, name),
+        ]
+        for name, state in seen.items()
+    ]
+    click.echo(printers.align_columns(rows, _TITLES))
+    for name, state in seen.items():
+        if state.note:
+            click.echo(f"{name}: {state.note}", err=True)

@@ -1,0 +1,1 @@
+"""Tests of services: the contract, the adapters, and the changes of the machine."""

@@ -1,0 +1,172 @@
+"""An uninstall leaves the machine as it was, whatever was killed before."""
+
+import asyncio
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from fleetctl.services.changes import ChangeRecord
+from fleetctl.services.plan import InstallSettings, service_spec
+from fleetctl.services.port import ServiceError
+from fleetctl.services.programs import ServiceCommand
+from tests.support import service_stand_ins
+from tests.support.service_kills import World, difference
+
+
+@pytest.fixture
+def world(short_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
+    monkeypatch.setenv("PATH", os.environ["PATH"])  # the world changes it
+    found = World(short_folder)
+    yield found
+    service_stand_ins.end_jobs(found.state)
+
+
+async def test_an_uninstall_leaves_the_machine_as_it_was(world: World) -> None:
+    before = world.snapshot()
+    await world.install()
+    machine = service_stand_ins.machine_of(world.state)
+    assert machine["power"] == {
+        "sleep": "0", "disksleep": "0", "womp": "1", "powernap": "0", "autorestart": "1",
+        "tcpkeepalive": "1",
+    }  # fmt: skip
+    assert machine["wired"] == 1024
+    assert len(machine["allowed"]) == 1
+    assert set(machine["users"]) == {"root", "_mlxfleet"}
+    folder = world.layout.state / "models"
+    assert folder.stat().st_uid == machine["users"]["_mlxfleet"][0]
+    installed = world.snapshot()
+    await world.install()
+    assert difference(installed, world.snapshot()) == [], "a second installation changes nothing"
+    await world.uninstall()
+    assert difference(before, world.snapshot()) == []
+
+
+@pytest.mark.full
+async def test_models_stay_and_settings_that_people_changed_stay(world: World) -> None:
+    (world.layout.home / "versions").mkdir(parents=True)
+    before = world.snapshot()
+    await world.install()
+    model = world.layout.state / "models" / "qwen" / "model.safetensors"
+    model.parent.mkdir()
+    model.write_bytes(b"weights")
+    (world.layout.state / "nodeagent" / "identity").write_text("ours")
+    machine = service_stand_ins.machine_of(world.state)
+    machine["power"]["womp"] = "7"
+    (world.state / "machine.json").write_text(json.dumps(machine))
+    said: list[str] = []
+    await world.installer().uninstall("nodeagent", said.append)
+    assert model.read_bytes() == b"weights"
+    assert not (world.layout.state / "nodeagent").exists()
+    assert any("pmset womp stays 7" in line for line in said)
+    assert any("--purge" in line for line in said)
+    assert (world.layout.home / "versions").is_dir(), "the installed versions are not ours"
+    shutil.rmtree(model.parents[2])
+    await world.install()
+    model.parent.mkdir()
+    await world.installer().uninstall("nodeagent", said.append, is_purge=True)
+    left = difference(before, world.snapshot())
+    assert [name for name in left if "Application Support" not in name] == ["power"]
+    assert not model.parents[2].exists()
+
+
+@pytest.mark.full
+async def test_shared_changes_go_with_the_last_service(world: World) -> None:
+    before = world.snapshot()
+    await world.install()
+    own = world.layout.state / "gateway"
+    gateway = replace(
+        world.settings(),
+        part="gateway",
+        wired_limit_mib=None,
+        command=ServiceCommand(
+            argv=("/bin/sleep", "600"), state_folder=own, models_folder=None, folders=()
+        ),
+    )
+    await world.installer().install(gateway, lambda _: None)
+    await world.uninstall()
+    machine = service_stand_ins.machine_of(world.state)
+    assert machine["power"]["sleep"] == "0"
+    assert machine["wired"] == 0
+    assert own.is_dir()
+    assert not (world.layout.state / "nodeagent").exists()
+    await world.installer().uninstall("gateway", lambda _: None)
+    assert difference(before, world.snapshot()) == []
+
+
+@pytest.mark.full
+async def test_a_program_that_ends_at_once_is_reported_with_its_last_words(world: World) -> None:
+    before = world.snapshot()
+    settings = replace(
+        world.settings(),
+        command=replace(
+            world.settings().command, argv=("/bin/sh", "-c", "echo no such flag; exit 2")
+        ),
+    )
+    with pytest.raises(ServiceError, match=r"ends at once: no such flag|does not run"):
+        await _with_settle(world, settings)
+    await world.uninstall()
+    assert difference(before, world.snapshot()) == []
+
+
+async def _with_settle(world: World, settings: InstallSettings) -> None:
+    installer = world.installer()
+    installer._settle_s = 5.0
+    await installer.install(settings, lambda _: None)
+
+
+@pytest.mark.full
+async def test_two_installations_at_once_are_refused(world: World) -> None:
+    async with asyncio.TaskGroup() as group:
+        first = group.create_task(world.install())
+        await asyncio.sleep(0)
+        with pytest.raises(ServiceError, match="another fleetctl installs"):
+            await world.install()
+        await first
+    await world.uninstall()
+
+
+async def test_a_damaged_record_is_never_overwritten(world: World) -> None:
+    record = ChangeRecord(world.layout.home)
+    record.path.parent.mkdir(parents=True)
+    record.path.write_text('{"version": 1, "entries": [{}]}')
+    with pytest.raises(ServiceError, match="is damaged"):
+        await world.install()
+    record.path.write_text('{"version": 2}')
+    with pytest.raises(ServiceError, match="has version 2"):
+        await world.install()
+    assert record.path.read_text() == '{"version": 2}'
+
+
+def test_a_definition_holds_fixed_variables_only(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FLEET_ETCD_PASSWORD", "hunter2")
+    spec = service_spec(world.settings())
+    assert [name for name, _ in spec.environment] == [
+        "HOME", "LANG", "HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "HF_HUB_DISABLE_TELEMETRY",
+    ]  # fmt: skip
+
+
+@pytest.mark.full
+@pytest.mark.timeout(1500)
+@pytest.mark.parametrize("first", [3, 8])
+def test_kill_9_before_any_change_leaves_nothing(short_folder: Path, first: int) -> None:
+    """Each attempt: kill the n-th change of an installation or uninstallation, repeat it, compare the whole tree."""
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.support.service_kills", str(short_folder), str(first), "13"],
+        capture_output=True,
+        text=True,
+        timeout=1400,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    attempts = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [attempt for attempt in attempts if attempt[2]] == []
+    assert len(attempts) > 20
