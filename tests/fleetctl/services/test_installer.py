@@ -41,11 +41,16 @@ async def test_an_uninstall_leaves_the_machine_as_it_was(world: World) -> None:
     assert set(machine["users"]) == {"root", "_mlxfleet"}
     folder = world.layout.state / "models"
     assert folder.stat().st_uid == machine["users"]["_mlxfleet"][0]
-    installed = world.snapshot()
-    await world.install()
-    assert difference(installed, world.snapshot()) == [], "a second installation changes nothing"
     await world.uninstall()
     assert difference(before, world.snapshot()) == []
+
+
+@pytest.mark.full
+async def test_a_second_installation_changes_nothing(world: World) -> None:
+    await world.install()
+    installed = world.snapshot()
+    await world.install()
+    assert difference(installed, world.snapshot()) == []
 
 
 @pytest.mark.full
