@@ -138,3 +138,14 @@ async def test_a_supervisor_bounds_the_log_of_its_program(
     assert pid is not None
     assert supervisor.restarts == 0
     assert rotated_path(log).stat().st_size > log_rotation.LIMIT_BYTES
+
+
+def test_the_command_of_a_periodic_job_rotates_what_is_large(tmp_path: Path) -> None:
+    large, small = tmp_path / "large.log", tmp_path / "small.log"
+    large.write_bytes(b"x" * (log_rotation.LIMIT_BYTES + 1))
+    small.write_bytes(b"y")
+    command = (sys.executable, "-m", "machinery.log_rotation", str(large), str(small))
+    subprocess.run(command, check=True, timeout=60)
+    assert large.read_bytes() == b""
+    assert log_rotation.rotated_path(large).stat().st_size == log_rotation.LIMIT_BYTES + 1
+    assert small.read_bytes() == b"y"
