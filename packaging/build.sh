@@ -39,7 +39,7 @@ if [ -n "$sbom" ]; then
     --output-file "$out/mlx-fleet-$version.cdx.json" requirements.txt
 fi
 cd "$out"
-sha256=$(command -v sha256sum || echo "shasum -a 256")
+if command -v shasum >/dev/null; then sha256="shasum -a 256"; else sha256=sha256sum; fi
 sum=$($sha256 "mlx-fleet-$version.tar" | cut -d ' ' -f 1)
 url=${RELEASE_URL:-file://$out}/mlx-fleet-$version.tar
 sed -e "s|@URL@|$url|" -e "s|@VERSION@|$version|" -e "s|@SHA256@|$sum|" "$root/packaging/homebrew/mlx-fleet.rb" >mlx-fleet.rb

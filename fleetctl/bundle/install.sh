@@ -82,7 +82,8 @@ check_disk() {
     fail "$folder has $((free / 1024)) MiB free, and $((needed / 1024)) MiB are needed. Free some space, or give another --prefix"
 }
 
-sha256() { if command -v sha256sum >/dev/null; then sha256sum "$@"; else shasum -a 256 "$@"; fi; }
+# macOS has shasum; its newer sha256sum takes other flags than Linux's.
+sha256() { if command -v shasum >/dev/null; then shasum -a 256 "$@"; else sha256sum "$@"; fi; }
 
 # Refuse a folder with a file that SHA256SUMS does not list, or lists with other bytes.
 check_files() {
@@ -141,9 +142,12 @@ choose_python() {
   wanted=$(field python)
   if [ -n "$python" ]; then
     UV_PYTHON_PREFERENCE=system
+    case $(id -u):$python in
+      0:/Users/* | 0:/home/*) say "warning: services will run $python, which the owner of that home can change" ;;
+    esac
   elif [ -f "$here/python.tar.gz" ]; then
     say "step: unpack Python $wanted"
-    tar -xzf "$here/python.tar.gz" -C "$target"
+    tar -xzof "$here/python.tar.gz" -C "$target" # -o: files belong to us
     python=$target/python/bin/python3
     UV_PYTHON_PREFERENCE=system
   elif [ "$platform" != any ]; then
@@ -183,7 +187,7 @@ install_version() {
   check_disk
   find_uv
   isolate_uv
-  say "step: remove what an interrupted installation left"
+  say "step: prepare $target"
   rm -rf "$target"
   mkdir -p "$target"
   choose_python

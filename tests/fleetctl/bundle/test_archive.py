@@ -23,9 +23,10 @@ def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Index:
 async def create(wheel: Path, out: Path, *flags: str) -> str:
     """Run the command, and return its error."""
     words = ("--wheel", str(wheel), "--out", str(out), "--platform", PLATFORM.name)
-    words += ("--python-version", PYTHON, *flags)
     # A fork would have the settings of pip that were there when the first test began.
-    code, _, error = await from_scratch(("bundle", "create", *words), b"")
+    code, _, error = await from_scratch(
+        ("bundle", "create", *words, "--python-version", PYTHON, *flags), b""
+    )
     assert (code == 0) == out.exists(), error
     return error.decode()
 

@@ -115,7 +115,7 @@ def test_an_upgrade_and_a_rollback_move_the_link(
 @pytest.mark.parametrize(
     "step",
     [
-        pytest.param("remove what", marks=pytest.mark.full),
+        pytest.param("prepare", marks=pytest.mark.full),
         pytest.param("create the environment", marks=pytest.mark.full),
         "install the packages",
         pytest.param("try it", marks=pytest.mark.full),
