@@ -156,6 +156,9 @@ async def bind(
     item = await transport.get(key)
     before = None if item is None else codec.decode(IssuedCertificate, item)
     if before is not None:
+        if identity.role is not Role.NODE:
+            # Gateways and people renew by their key, and do not name their Mac again.
+            hardware_uuid = hardware_uuid or before.hardware_uuid
         _check_machine(identity, before, hardware_uuid)
     found = IssuedCertificate(
         certificate=leaf.pem,
@@ -173,12 +176,19 @@ async def bind(
 
 
 def _check_machine(identity: Identity, bound: IssuedCertificate, uuid: str) -> None:
-    """Refuse a name that belongs to another machine (as k3s' node passwords do)."""
-    if identity.role is not Role.NODE or bound.hardware_uuid == uuid:
+    """Refuse a name that belongs to another machine (as k3s' node passwords do).
+
+    The names of nodes always do. Others do once a machine has joined with them.
+    """
+    is_bound = identity.role is Role.NODE or bool(bound.hardware_uuid)
+    if not is_bound or bound.hardware_uuid == uuid:
         return
+    remedy = f"fleetctl cert revoke {identity.role}/{identity.name}"
+    if identity.role is Role.NODE:
+        remedy = f"fleetctl delete node {identity.name}"
     raise IssueError(
-        f"the name {identity.name} belongs to another Mac ({bound.hardware_uuid}; this one is {uuid}). Choose "
-        f"another name with --name, or run `fleetctl delete node {identity.name}` first if that Mac is gone"
+        f"the name {identity.name} belongs to another Mac ({bound.hardware_uuid}; this one is {uuid or 'unknown'}). "
+        f"Choose another name with --name, or run `{remedy}` first if that Mac is gone"
     )
 
 

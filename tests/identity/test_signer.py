@@ -8,7 +8,7 @@ from identity.authority import new_key
 from identity.folder import IdentityFolder
 from identity.names import Identity, Role
 from identity.proof import make_proof
-from identity.signer import IssueError, Signer, revoke
+from identity.signer import IssueError, Signer, check_name, revoke
 from machinery.clock import SystemClock
 from schemas.trust import CertificateRequest, IssuedCertificate
 from store import keys
@@ -49,6 +49,19 @@ async def test_another_machine_cannot_take_a_name(signer: Signer, tmp_path: Path
         await join(signer, IdentityFolder(tmp_path / "b"), OTHER_UUID)
     again = await join(signer, IdentityFolder(tmp_path / "c"))
     assert again.hardware_uuid == UUID
+
+
+async def test_a_gateway_that_has_joined_keeps_its_name(signer: Signer, tmp_path: Path) -> None:
+    gateway = Identity(signer.authority.fleet, Role.GATEWAY, "edge")
+    folder = IdentityFolder(tmp_path / "a")
+    key, request = new_key()
+    issued = await signer.issue(gateway, request, hardware_uuid=UUID)
+    folder.write_identity(key, issued.certificate)
+    for other in (OTHER_UUID, ""):
+        with pytest.raises(IssueError, match="cert revoke gateway/edge"):
+            await check_name(signer.transport, gateway, other)
+    renewed = await signer.renew(gateway, renewal(folder, ""))
+    assert renewed.hardware_uuid == UUID
 
 
 async def test_the_holder_of_the_current_key_gets_the_next_certificate(
