@@ -42,10 +42,24 @@ class EtcdAddress:
         import ssl  # noqa: PLC0415 - see above
 
         context = ssl.create_default_context(cafile=self.ca)
+        self._load_certificate(context)
+        return context
+
+    def reload(self, context: "ssl.SSLContext") -> None:
+        """Let the new connections of a context use the files as they are now. Authorities are added, none is removed.
+
+        Raises:
+            OSError: a file cannot be read; ssl.SSLError: it is not valid.
+
+        """
+        if self.ca is not None:
+            context.load_verify_locations(self.ca)
+        self._load_certificate(context)
+
+    def _load_certificate(self, context: "ssl.SSLContext") -> None:
         if self.certificate is not None:
             check_secret_file(self.key or self.certificate)
             context.load_cert_chain(self.certificate, self.key)
-        return context
 
     def file_state(self) -> FileState:
         """Return a value that changes with each of the TLS files."""

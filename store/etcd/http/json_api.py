@@ -9,6 +9,7 @@ docs/adr/0002-etcd-client.md and tests/store/etcd/http/test_etcd3_streams.py.
 """
 
 import io
+import ssl
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from typing import assert_never
@@ -182,6 +183,8 @@ class JsonGateway:
         self._caller = EndpointCaller(address, self._authenticate, authentication)
         self._calls: aiohttp.ClientSession | None = None
         self._streams: aiohttp.ClientSession | None = None
+        self._tls: ssl.SSLContext | None = None
+        self._files = address.file_state()
 
     async def close(self) -> None:
         await self._caller.close()
@@ -282,6 +285,8 @@ class JsonGateway:
         return route
 
     def _session(self) -> aiohttp.ClientSession:
+        if self._tls is not None:
+            self._current_tls()
         if self._calls is None:
             self._calls = aiohttp.ClientSession(connector=self._connector(limit=AT_ONCE))
         return self._calls
@@ -291,18 +296,31 @@ class JsonGateway:
             return aiohttp.UnixConnector(
                 str(self._address.socket), limit=limit, force_close=force_close
             )
+        return aiohttp.TCPConnector(
+            limit=limit, force_close=force_close, ssl=self._current_tls() or True
+        )
+
+    def _current_tls(self) -> ssl.SSLContext | None:
+        """Return the TLS context of all connections, with the files as they are now. Raises UnavailableError."""
+        files = self._address.file_state()
         try:
-            tls = self._address.ssl_context() or True
+            if self._tls is None:
+                self._tls = self._address.ssl_context()
+            elif files != self._files:
+                self._address.reload(self._tls)
         except OSError as error:  # SSLError is one
             raise UnavailableError(
                 f"etcd at {self._address}: the certificate files cannot be used: {error}"
             ) from error
-        return aiohttp.TCPConnector(limit=limit, force_close=force_close, ssl=tls)
+        self._files = files
+        return self._tls
 
     @asynccontextmanager
     async def stream(
         self, path: str, body: Json, headers: dict[str, str]
     ) -> AsyncGenerator[AsyncGenerator[bytes]]:
+        if self._tls is not None:
+            self._current_tls()
         if self._streams is None:
             # No limit: a watch must never wait for the connection of another one.
             self._streams = aiohttp.ClientSession(

