@@ -212,7 +212,7 @@ def _addresses(options: dict[str, Any], node: str, *, has_identity: bool) -> Eng
         raise click.UsageError(
             f"--address {host}: other machines can reach it, and this node has no identity, so its engines would answer "
             "everyone, in clear text. Run `fleetctl join` on this Mac; or give --engine-sockets if all gateways run on "
-            "it; or {_INSECURE_ENGINES} if you trust everything on the network"
+            f"it; or {_INSECURE_ENGINES} if you trust everything on the network"
         )
     return EngineAddresses(host=host, first=options["engine_port"], sockets=sockets)
 

@@ -133,7 +133,7 @@ class AccountSetup:
     async def create_root(self) -> None:
         """Create root, with its password on disk, before etcd starts to enforce passwords."""
         if users.ROOT_USER not in await self._accounts.roles():
-            await self._accounts.add_role(users.ROOT_USER)
+            await accounts.add_role(self._accounts, users.ROOT_USER)
         done = await self._set_up_password(users.ROOT_USER, ROOT_FILE)
         if users.ROOT_USER not in await self._accounts.roles_of(users.ROOT_USER):
             await self._accounts.grant_role(users.ROOT_USER, users.ROOT_USER)
@@ -157,7 +157,7 @@ class AccountSetup:
         folder, where = self._folder, self._folder.file(file)
         known = folder.password(file)
         if user not in await self._accounts.users():
-            await self._accounts.add_user(user, known or folder.make(file, user))
+            await accounts.add_user(self._accounts, user, known or folder.make(file, user))
             return [f"user added, password in {where}"]
         if user in self._rotated or folder.staged(file) is not None:
             await self._replace(user, file)

@@ -30,7 +30,7 @@ async def set_up_role(client: AuthClient, account: Account) -> list[str]:
     if role in await client.roles():
         granted = await client.permissions_of(role)
     else:
-        await client.add_role(role)
+        await add_role(client, role)
     # Grant first, revoke later: a running process must not lose a permission that it keeps.
     missing = sorted(account.permissions - granted)
     for permission in missing:
@@ -65,8 +65,30 @@ async def set_up_password(client: AuthClient, account: Account) -> Credentials:
     if account.user in await client.users():
         await client.set_password(account.user, found.password)
     else:
-        await client.add_user(account.user, found.password)
+        await add_user(client, account.user, found.password)
     return found
+
+
+async def add_role(client: AuthClient, role: str) -> None:
+    """Create a role, unless it exists meanwhile, as with `add_user`. Raises StoreError."""
+    try:
+        await client.add_role(role)
+    except StoreError:
+        if role not in await client.roles():
+            raise
+
+
+async def add_user(client: AuthClient, user: str, password: str) -> None:
+    """Create a user, or set its password if it exists meanwhile. Raises StoreError.
+
+    The request of a set-up that was killed may arrive after its successor has listed the users.
+    """
+    try:
+        await client.add_user(user, password)
+    except StoreError:
+        if user not in await client.users():
+            raise
+        await client.set_password(user, password)
 
 
 class JoinedAccounts:

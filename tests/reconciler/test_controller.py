@@ -268,7 +268,7 @@ async def test_when_the_leader_is_killed_the_next_one_acts(
         assert leader in (first.record.pid, second.record.pid)
         dead, heir = (first, second) if leader == first.record.pid else (second, first)
         dead.send(signal.SIGKILL)
-        await store.commit([], [put_node("a")])
+        await store.commit([], [put_node("a"), put_lease("a")])
 
         async def registered() -> bool:
             return await objects.get(store, Node, "a") is not None

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from store.errors import AuthOffError, StoreError, UnauthenticatedError, UnavailableError
+from store.etcd import accounts as store_accounts
 from store.etcd.address import EtcdAddress
 from store.etcd.connect import connect
 from store.etcd.grpc.admin import AuthClient, MaintenanceClient, member_addresses
@@ -106,6 +107,16 @@ async def test_users_get_and_lose_roles(accounts: AuthClient) -> None:
     assert await accounts.roles_of("a") == frozenset()
     await store_admin.delete_user(accounts, "a")
     assert await accounts.users() == frozenset()
+
+
+async def test_a_request_of_a_killed_set_up_may_arrive_late(accounts: AuthClient) -> None:
+    await accounts.add_user("a", "1")
+    await accounts.add_role("x")
+    await store_accounts.add_user(accounts, "a", "2")
+    await store_accounts.add_role(accounts, "x")
+    assert await accounts.users() == {"a"}
+    with pytest.raises(StoreError):
+        await store_accounts.add_user(accounts, "", "2")
 
 
 async def test_existing_and_missing_names_are_errors(accounts: AuthClient) -> None:
