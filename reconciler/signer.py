@@ -1,14 +1,17 @@
 """The signer of a control Mac: signs certificates beside the control loop, whether or not this reconciler leads."""
 
+import asyncio
 import logging
 from dataclasses import replace
 
 from identity.authority_folder import AuthorityFolder
 from identity.signing_controller import SigningController
 from machinery.clock import Clock
+from reconciler.revocations import RevocationController
+from store.etcd.accounts import JoinedAccounts
 from store.etcd.address import EtcdAddress
 from store.etcd.connect import connect
-from store.etcd.users import ROOT_USER, CredentialsError, read_credentials
+from store.etcd.users import ROOT_USER, Credentials, CredentialsError, read_credentials
 
 log = logging.getLogger(__name__)
 
@@ -42,9 +45,14 @@ def signer_address(folder: AuthorityFolder, etcd: EtcdAddress) -> EtcdAddress:
 
 
 async def run_signer(folder: AuthorityFolder, etcd: EtcdAddress, clock: Clock) -> None:
-    """Sign forever, over a connection to the store of its own."""
+    """Sign, and end the access of revoked machines, forever, over a connection to the store of its own."""
     transport = connect(etcd)
     try:
-        await SigningController(transport, clock, folder).run()
+        async with asyncio.TaskGroup() as group:
+            group.create_task(SigningController(transport, clock, folder).run())
+            if folder.root_password is not None:
+                root = Credentials(user=etcd.username, password=etcd.password)
+                accounts = JoinedAccounts(etcd, root)
+                group.create_task(RevocationController(transport, clock, accounts).run())
     finally:
         await transport.close()

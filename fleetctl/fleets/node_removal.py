@@ -10,7 +10,7 @@ from identity.signer import revoke
 from machinery.clock import Clock
 from schemas.trust import FleetTrust
 from store import codec, keys
-from store.etcd import users
+from store.etcd import accounts, users
 from store.etcd.address import EtcdAddress
 from store.etcd.grpc.admin import AuthClient
 from store.etcd.users import ROOT_USER, CredentialsError
@@ -47,18 +47,9 @@ def root_address(address: EtcdAddress, authority_dir: Path | None) -> EtcdAddres
 
 async def delete_user(root: EtcdAddress, node: str) -> bool:
     """Delete the user and the role of the node's agent; return whether there was a user."""
-    (account,) = (
-        one
-        for one in users.fleet_accounts([node], prefix=root.prefix)
-        if users.node_of_user(one.user, prefix=root.prefix) == node
-    )
-    accounts = AuthClient(root)
+    client = AuthClient(root)
     try:
-        is_there = account.user in await accounts.users()
-        if is_there:
-            await accounts.delete_user(account.user)
-        if account.user in await accounts.roles():
-            await accounts.delete_role(account.user)
+        account = users.joined_account("node", node, prefix=root.prefix)
+        return await accounts.delete_account(client, account)
     finally:
-        await accounts.close()
-    return is_there
+        await client.close()

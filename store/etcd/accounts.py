@@ -91,6 +91,16 @@ async def add_user(client: AuthClient, user: str, password: str) -> None:
         await client.set_password(user, password)
 
 
+async def delete_account(client: AuthClient, account: Account) -> bool:
+    """Delete the user, and its role unless others share it; return whether there was a user. Raises StoreError."""
+    is_there = account.user in await client.users()
+    if is_there:
+        await client.delete_user(account.user)
+    if account.role == account.user and account.role in await client.roles():
+        await client.delete_role(account.role)
+    return is_there
+
+
 class JoinedAccounts:
     """Accounts of machines and persons that join, in an etcd that requires passwords."""
 
@@ -121,12 +131,8 @@ class JoinedAccounts:
 
     async def issue(self, component: str, name: str) -> Credentials:
         """Return a new password of the account of a component (`node`, `gateway`, ...) and name. Raises StoreError."""
-        assert self._root is not None
         account = joined_account(component, name, prefix=self._address.prefix)
-        found = replace(
-            self._address, username=self._root.user or "root", password=self._root.password
-        )
-        client = AuthClient(found)
+        client = self._client()
         try:
             await set_up_role(client, account)
             credentials = await set_up_password(client, account)
@@ -134,3 +140,19 @@ class JoinedAccounts:
         finally:
             await client.close()
         return credentials
+
+    async def delete(self, component: str, name: str) -> bool:
+        """Delete the account of a component and name; return whether there was one. Raises StoreError."""
+        client = self._client()
+        try:
+            account = joined_account(component, name, prefix=self._address.prefix)
+            return await delete_account(client, account)
+        finally:
+            await client.close()
+
+    def _client(self) -> AuthClient:
+        assert self._root is not None
+        root = replace(
+            self._address, username=self._root.user or "root", password=self._root.password
+        )
+        return AuthClient(root)

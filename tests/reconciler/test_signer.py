@@ -8,22 +8,25 @@ from pathlib import Path
 
 import pytest
 
-from identity.authority import load_certificate
+from identity.authority import load_certificate, new_key
 from identity.authority_folder import AuthorityFolder
 from identity.credentials import Credentials
 from identity.folder import IdentityFolder
 from identity.names import Role
 from identity.renewal import Applicant, Renewal
+from identity.signer import Signer, revoke
 from identity.trust_sync import TrustSync
 from machinery.clock import SystemClock
 from reconciler.signer import signer_address
 from store import keys
+from store.errors import StoreError
 from store.etcd.address import EtcdAddress
 from store.etcd.connect import connect
+from store.port import Put
 from tests.support.identities import TestAuthority
 from tests.support.signing import UUID, node_status, running
 from tests.support.store_guarded_etcd import Guarded, guarded_etcd
-from tests.support.waiting import until
+from tests.support.waiting import until, until_async
 
 
 @asynccontextmanager
@@ -114,3 +117,28 @@ def test_only_the_signer_uses_roots_password(tmp_path: Path) -> None:
     (folder.path / "root.env").chmod(0o600)
     found = signer_address(folder, own)
     assert (found.username, found.password, found.endpoints) == ("root", "y", own.endpoints)
+
+
+@pytest.mark.etcd
+async def test_a_revoked_node_loses_its_user_and_its_lease(tmp_path: Path) -> None:
+    fleet = TestAuthority(tmp_path)
+    folder = fleet.authority_folder()
+    async with guarded_etcd(tmp_path / "etcd") as etcd:
+        root, agent = connect(etcd.address("root")), connect(etcd.address("node-mac-1"))
+        await fleet.publish(root)
+        signer = Signer(transport=root, clock=SystemClock(), authority=fleet.authority)
+        identity = fleet.identity(Role.NODE, "mac-1")
+        await signer.issue(identity, new_key()[1], hardware_uuid=UUID)
+        lease, key = await agent.grant(60), keys.node_lease_key("mac-1")
+        await agent.commit([], [Put(key=key, value=b"{}", lease=lease)])
+        async with signing_reconciler(etcd, folder):
+            await revoke(root, SystemClock(), identity, "stolen")
+
+            async def is_gone() -> bool:
+                return await root.get(key) is None
+
+            await until_async(is_gone, what="the end of the node's lease")
+        with pytest.raises(StoreError):
+            await agent.get(keys.spec_key("Replica", "tiny-0"))
+        for transport in (root, agent):
+            await transport.close()
