@@ -15,7 +15,7 @@ from schemas.trust import FleetTrust, JoinDecision, PendingJoin
 from store import codec, keys
 from store.port import Transport
 
-TITLES = ("ID", "NAME", "CHIP", "MEMORY", "ADDRESS", "CONDITION", "AGE", "CODE")
+TITLES = ("ID", "NAME", "CHIP", "MEMORY", "ADDRESS", "CONDITION", "AGE")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,15 +41,18 @@ class WaitingMachine:
         found = self.request
         memory = f"{found.memory_bytes >> 30}Gi" if found.memory_bytes else ""
         cells = (found.id, found.name, found.chip, memory, found.source, self.condition)
-        return (*cells, age(found.created, now), self.code)
+        return (*cells, age(found.created, now))
 
     def tree(self) -> dict[str, Any]:
-        """Return the document for `-o json`."""
-        spec = json.loads(
-            self.request.model_dump_json(by_alias=True, exclude={"request", "id", "is_issued"})
-        )
+        """Return the document for `-o json`.
+
+        It has neither the code nor the hash that it is made of: an administrator must read the code from the screen of
+        the machine.
+        """
+        left_out = {"request", "id", "is_issued", "key_hash"}
+        spec = json.loads(self.request.model_dump_json(by_alias=True, exclude=left_out))
         metadata = {"name": self.request.id}
-        status = {"condition": self.condition, "code": self.code}
+        status = {"condition": self.condition}
         return {"kind": "JoinRequest", "metadata": metadata, "spec": spec, "status": status}
 
 

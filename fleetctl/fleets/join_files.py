@@ -22,6 +22,7 @@ from identity.authority import (
     new_key,
     read_request,
     request_for,
+    serial_text,
     spki_hash,
 )
 from identity.folder import FolderError, IdentityFolder
@@ -44,6 +45,8 @@ class Membership:
     identity: Identity
     not_after: datetime
     authority_hashes: tuple[bytes, ...]
+    is_revoked: bool
+    """True if the fleet has revoked it, as far as this machine has heard."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,10 +97,12 @@ class JoinFolder:
         try:
             certificate = load_certificate(self.identity.certificate())
             known = load_authorities(self.identity.read_authorities())
+            trust = self.identity.read_trust()
             return Membership(
                 identity=identity_of(certificate),
                 not_after=certificate.not_valid_after_utc,
                 authority_hashes=tuple(spki_hash(one.public_key()) for one in known),
+                is_revoked=trust is not None and serial_text(certificate) in trust.revoked,
             )
         except (FolderError, AuthorityError) as error:
             raise FleetctlError(
@@ -145,6 +150,17 @@ class JoinFolder:
             self.key.unlink(missing_ok=True)
         except OSError as error:
             raise FleetctlError(f"{self.key} cannot be deleted: {error.strerror}") from error
+
+    def forget_used_key(self) -> None:
+        """Delete the second copy of the identity's key, so that the next join makes a new one. Raises FleetctlError.
+
+        The key of an interrupted join is another one, and stays: the use of its token is counted already.
+        """
+        if not self.key.exists():
+            return
+        used = load_certificate(self.identity.certificate()).public_key()
+        if spki_hash(read_request(self.load_key()[1])) == spki_hash(used):
+            self.forget_key()
 
     def _write(self, path: Path, content: str) -> None:
         try:

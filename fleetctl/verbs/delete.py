@@ -119,8 +119,9 @@ _REVOKED = (
     "note: certificate {serial} of {name} was revoked; a Mac of this name joins with a new token"
 )
 _USER_STAYS = (
-    "note: the agent of {name} can still use the store with its password. Delete its user with `fleetctl delete node "
-    "{name} --ignore-not-found --authority-dir DIR`, where DIR has root.env"
+    "note: the agent of {name} can still use the store with its password, unless a reconciler whose --authority-dir has "
+    "root.env deletes its user. Without one, run `fleetctl delete node {name} --ignore-not-found --authority-dir DIR`, "
+    "where DIR has root.env"
 )
 
 

@@ -79,6 +79,11 @@ class JoinRequest:
     help="Folder for certificate and key (default: identity in the user's data folder).",
 )
 @click.option(
+    "--force",
+    is_flag=True,
+    help="Join with a new key although the folder holds a valid certificate, such as one that was revoked.",
+)
+@click.option(
     "--timeout",
     "limit_s",
     type=click.FloatRange(min=1),
@@ -93,9 +98,15 @@ def join(words: tuple[str, ...], token_file: Path | None, **options: Any) -> Non
     with translate_errors(), folder.lock():
         known = folder.membership()
         if known is not None and _is_member(known, token, SystemClock().now(), folder):
-            folder.forget_key()
-            click.echo(_member_text(known, folder))
-            return
+            if not (options["force"] or known.is_revoked):
+                folder.forget_key()
+                click.echo(_member_text(known, folder))
+                return
+            folder.forget_used_key()
+            why = "is revoked" if known.is_revoked else "is replaced"
+            click.echo(
+                f"the certificate of {known.identity.uri} {why}: joining with a new key", err=True
+            )
         facts = read_facts()
         request = JoinRequest(
             token=token,
@@ -157,7 +168,7 @@ def _is_member(
 def _member_text(known: Membership, folder: JoinFolder) -> str:
     return (
         f"this machine is {known.identity.role}/{known.identity.name} already, until {known.not_after:%Y-%m-%d %H:%M} UTC; "
-        f"nothing was sent. Its files are in {folder.identity.path}"
+        f"nothing was sent. Its files are in {folder.identity.path}. If its certificate was revoked, join with --force"
     )
 
 

@@ -57,7 +57,7 @@ def show(names: Sequence[str], options: dict[str, Any]) -> None:
 @click.option(
     "--yes-i-compared",
     is_flag=True,
-    help="Do not ask for the code: you have compared it with the machine's screen.",
+    help="Do not ask for the code: you know by other means that no server sits between the machine and the fleet.",
 )
 @store_options
 def approve(machine: str, code: str | None, yes_i_compared: bool, **options: Any) -> None:

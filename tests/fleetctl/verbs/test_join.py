@@ -12,6 +12,7 @@ import pytest
 from fleetctl.fleets.join_client import JoinAddress
 from fleetctl.fleets.join_files import JoinFolder
 from fleetctl.verbs.join import JoinRequest, join_with_token
+from identity.authority import load_certificate, serial_text, spki_hash
 from identity.credentials import Credentials
 from identity.folder import IdentityFolder
 from identity.join_token import JoinToken
@@ -108,6 +109,25 @@ async def test_a_second_run_says_so_and_asks_nobody(serving: Serving) -> None:
     assert (serving.folder / "identity.pem").read_bytes() == before
     [record] = await list_tokens(serving.stand.transport)
     assert record.uses_left == 1
+
+
+async def test_a_revoked_machine_joins_again_with_a_new_key(serving: Serving) -> None:
+    token = await serving.stand.token(TokenOptions(role="gateway", uses=4, labels={}))
+    await serving.join(token.render(), "--name=edge-1")
+    folder = IdentityFolder(serving.folder)
+    first = load_certificate(folder.certificate())
+    forced = await serving.join(token.render(), "--name=edge-1", "--force")
+    assert forced.code == 0, forced.err
+    second = load_certificate(folder.certificate())
+    assert spki_hash(second.public_key()) != spki_hash(first.public_key())
+    trust = folder.read_trust()
+    assert trust is not None
+    folder.write_trust(trust.model_copy(update={"revoked": (serial_text(second),)}))
+    again = await serving.join(token.render(), "--name=edge-1")
+    assert again.code == 0, again.err
+    assert "is revoked: joining with a new key" in again.err
+    third = load_certificate(folder.certificate())
+    assert spki_hash(third.public_key()) != spki_hash(second.public_key())
 
 
 async def test_a_run_after_a_kill_uses_the_same_key_and_no_second_use(serving: Serving) -> None:
