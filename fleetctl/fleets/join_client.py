@@ -50,6 +50,10 @@ class UnreachableError(FleetctlError):
     """A join port does not answer; another one may."""
 
 
+class NoJoinPortError(UnreachableError):
+    """A server is no join port: it does not speak TLS, or demands a certificate. Another try changes nothing."""
+
+
 class BusyError(FleetctlError):
     """A join port asks to try again; `after_s` is the time that it asks for, 0 for none."""
 
@@ -201,10 +205,16 @@ async def send(
             "secret was not sent"
         ) from error
     except aiohttp.ClientConnectorSSLError as error:
-        raise UnreachableError(
-            f"{where} does not speak TLS, and fleetctl sends nothing without it ({_reason(error)})"
+        raise NoJoinPortError(
+            f"{where} does not speak TLS as a join port does, and fleetctl sends nothing without it ({_reason(error)}). "
+            "Reconcilers have the join port, 4002 by default"
         ) from error
     except (aiohttp.ClientError, TimeoutError, OSError) as error:
+        if isinstance(getattr(error, "os_error", error), ssl.SSLError):
+            raise NoJoinPortError(
+                f"{where} ended the connection ({_reason(error)}), as etcd does without a certificate. Reconcilers have "
+                "the join port, 4002 by default"
+            ) from error
         raise UnreachableError(f"{where} does not answer ({_reason(error)})") from error
     if status == 200:
         return content
@@ -262,19 +272,20 @@ async def join(
     retries, end = Retries(_BACKOFF, clock), clock.monotonic() + limit_s
     while True:
         after_s = 0.0
-        failures: list[str] = []
+        failures: list[FleetctlError] = []
         for address in addresses:
             try:
                 server = await pin(address, authority_hash, clock)
                 return parse_answer(JoinAnswer, await send(server, "POST", JOIN_PATH, body))
             except BusyError as error:
                 after_s = max(after_s, error.after_s)
-                failures.append(str(error))
+                failures.append(error)
             except UnreachableError as error:
-                failures.append(str(error))
+                failures.append(error)
         wait_s = max(after_s, retries.next_delay_s())
-        if clock.monotonic() + wait_s >= end:
-            raise FleetctlError("; ".join(failures))
+        is_final = all(isinstance(one, NoJoinPortError) for one in failures)
+        if is_final or clock.monotonic() + wait_s >= end:
+            raise FleetctlError("; ".join(map(str, failures)))
         await clock.sleep(wait_s)
 
 
