@@ -10,6 +10,7 @@ from fleetctl.cli.connect import open_store
 from fleetctl.cli.errors import FleetctlError
 from fleetctl.fleets.data_dir import DataDir
 from identity.dialer import Dial, UntrustedAddressError
+from identity.peers import PeerError
 from machinery import process_secrets
 from machinery.tls_client import Trust, TrustError, read_trust, untrusted_reason
 from schemas.records import GatewayLease
@@ -56,8 +57,18 @@ def trust(ca: Path | None) -> Trust:
         raise FleetctlError(f"--gateway-ca: {error}") from error
 
 
+_REMEDIES = {
+    "Revoked": "Let it join again with a new token, or delete it",
+    "Expired": "See its log for why it was not renewed, or let it join again with a new token",
+}
+
+
 def untrusted_text(error: Exception) -> str:
     """Return the message for a certificate that is not trusted, with the remedy; empty for another error."""
+    refused = getattr(error, "certificate_error", error)
+    if isinstance(refused, PeerError):
+        # The authority is known: the process itself has to be mended.
+        return f"{refused.verify_message}. {_REMEDIES.get(refused.refusal, 'See `fleetctl cert list`')}"
     reason = untrusted_reason(error)
     return reason and (
         f"its certificate is not trusted ({reason}). Give the certificate of its authority with --gateway-ca FILE, "
