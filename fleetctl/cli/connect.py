@@ -26,6 +26,7 @@ if TYPE_CHECKING:  # its import takes 8 ms, and `get` needs only store.reads
 
 # In a data folder of `fleetctl up --join`.
 _ADMIN_PASSWORD, _ADMIN_IDENTITY = Path("passwords", "admin.env"), Path("identities", "admin")
+_API_KEY = Path("passwords", "api-key")
 
 T = TypeVar("T")
 Command = Callable[..., Any]
@@ -162,9 +163,9 @@ def etcd_address(options: dict[str, Any]) -> EtcdAddress:
 
 
 def _with_local_files(options: dict[str, Any]) -> dict[str, Any]:
-    """Add the administrator's password and identity of a data folder that has them (`fleetctl up --join`).
+    """Add the administrator's password, identity and API key of a data folder that has them (`fleetctl up --join`).
 
-    A password or an identity that a flag, the environment or the context gives comes first.
+    A password, an identity or a key that a flag, the environment or the context gives comes first.
     """
     if "data_dir" not in options or options.get("etcd"):
         return options
@@ -175,6 +176,10 @@ def _with_local_files(options: dict[str, Any]) -> dict[str, Any]:
         found["etcd_password_file"] = password
     if "identity_dir" in options and options["identity_dir"] is None and identity.exists():
         found["identity_dir"] = identity
+    # Never for a gateway that is named: it may be of another fleet.
+    needs_key = "api_key_file" in options and not (options["api_key_file"] or options["api_key"])
+    if needs_key and not options.get("gateway") and (folder / _API_KEY).exists():
+        found["api_key_file"] = folder / _API_KEY
     return found
 
 

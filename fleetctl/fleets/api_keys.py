@@ -31,7 +31,11 @@ class NewSecret(NamedTuple):
 
 def new_secret() -> NewSecret:
     """Return a new secret with 256 random bits."""
-    text = API_KEY_MARKER + secrets.token_urlsafe(32)
+    return secret_of(API_KEY_MARKER + secrets.token_urlsafe(32))
+
+
+def secret_of(text: str) -> NewSecret:
+    """Return the secret with this text."""
     return NewSecret(text, hashlib.sha256(text.encode()).hexdigest())
 
 

@@ -57,6 +57,11 @@ class DataDir:
         """Folder of the processes' passwords in etcd."""
         return self.path / "passwords"
 
+    @property
+    def api_key(self) -> Path:
+        """File with the API key of fleetctl on this machine."""
+        return self.passwords / "api-key"
+
     def identity(self, role: str) -> Path:
         """Return the folder with the identity of the reconciler, the gateway, etcd or the administrator."""
         return self.path / "identities" / role

@@ -3,7 +3,7 @@
 import asyncio
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 import click
 
@@ -22,7 +22,7 @@ _DETACH_S = 120.0
 _STOP_S = 120.0
 
 
-def run_in_foreground(settings: LocalFleetSettings, on_ready: Callable[[], None]) -> int:
+def run_in_foreground(settings: LocalFleetSettings, on_ready: Callable[[], Awaitable[None]]) -> int:
     """Run the fleet until SIGINT or SIGTERM, and call `on_ready` when it is ready; return the exit code.
 
     Raises:

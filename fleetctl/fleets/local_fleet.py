@@ -4,7 +4,7 @@ import asyncio
 import logging
 import socket
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
@@ -251,7 +251,7 @@ class LocalFleet:
         self._supervisors: list[Supervisor] = []
         self._warning = ""
 
-    async def run(self, say: Say, on_ready: Callable[[], None]) -> None:
+    async def run(self, say: Say, on_ready: Callable[[], Awaitable[None]]) -> None:
         """Start the fleet, report when it is ready, and supervise it until cancelled; then stop it.
 
         Raises:
@@ -271,7 +271,7 @@ class LocalFleet:
                 await self._wait_ready()
                 self._write_record(is_ready=True)
                 say(f"fleet ready: {settings.gateway_url}/v1")
-                on_ready()
+                await on_ready()
         except FleetctlError as error:
             self._write_record(is_ready=False, error=str(error))
             raise

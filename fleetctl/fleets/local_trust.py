@@ -9,7 +9,8 @@ A data folder that has an authority keeps it: without --join, its processes are 
 same users and identities. Every step reads what exists, so that an interrupted start is continued by the next.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
@@ -27,6 +28,7 @@ from fleetctl.fleets.fleet_trust import (
     is_current,
     open_authority,
 )
+from fleetctl.fleets.local_api_key import ensure_api_key
 from identity.authority import AuthorityError
 from identity.authority_folder import AuthorityFolder
 from identity.folder import FolderError, IdentityFolder
@@ -34,12 +36,14 @@ from identity.names import Identity, Role
 from identity.signer import IssueError, Signer
 from machinery.clock import Clock
 from machinery.files import write_atomically
+from machinery.unix_sockets import SocketFolderError
 from schemas.trust import FleetTrust, TlsMode
 from store.errors import StoreError
 from store.etcd import users
 from store.etcd.address import EtcdAddress
 from store.etcd.connect import connect
 from store.etcd.grpc.admin import AuthClient
+from store.etcd.member import sockets
 from store.etcd.member.embedded import TlsListener
 from store.port import Transport
 
@@ -95,7 +99,7 @@ class LocalTrust:
         return replace(address, username=users.ROOT_USER, password=password)
 
     async def prepare(self, address: EtcdAddress, nodes: Sequence[str], say: Say) -> None:
-        """Bring users, the fleet's trust and all identities to the state that they should have.
+        """Bring users, the fleet's trust, all identities and fleetctl's API key to the state that they should have.
 
         Raises:
             FleetctlError: the store belongs to another fleet, or a file cannot be used.
@@ -109,6 +113,7 @@ class LocalTrust:
                 await self._issue(
                     transport, trust, [*self._control_plane(), *map(self._node, nodes)]
                 )
+                await ensure_api_key(transport, self._data_dir, self._clock)
             finally:
                 await transport.close()
         except (StoreError, IssueError, FolderError, AuthorityError) as error:
@@ -211,6 +216,28 @@ class LocalTrust:
         return ManagedIdentity(
             identity=identity, folder=IdentityFolder(self._data_dir.node_identity(name))
         )
+
+
+@asynccontextmanager
+async def open_as_administrator(data_dir: DataDir) -> AsyncIterator[Transport]:
+    """Open the store of a running fleet with the administrator's password.
+
+    Raises:
+        FleetctlError: the password or the socket cannot be used.
+
+    """
+    try:
+        account = users.read_credentials(PasswordFolder(data_dir.passwords).file("admin.env"))
+        socket = sockets.client_socket(data_dir.etcd)
+    except (users.CredentialsError, SocketFolderError) as error:
+        raise FleetctlError(str(error)) from error
+    transport = connect(
+        EtcdAddress(socket=socket, username=account.user, password=account.password)
+    )
+    try:
+        yield transport
+    finally:
+        await transport.close()
 
 
 def url_host(address: str) -> str:

@@ -21,7 +21,7 @@ from identity import token_store
 from identity.authority import AuthorityError, load_certificate, spki_hash
 from identity.join_token import JoinToken
 from identity.token_store import MAX_LIFETIME, TokenOptions
-from machinery.clock import SystemClock
+from machinery.clock import Clock, SystemClock
 from machinery.http_server import is_loopback
 from schemas import duration
 from schemas.meta import ObjectName
@@ -104,13 +104,9 @@ def create(name: str | None, pool: str | None, **options: Any) -> None:
 
     async def work() -> tuple[JoinToken, Sequence[str]]:
         async with open_store(options) as transport:
-            pinned = await _authority_hash(transport)
             given = await _with_pool_labels(transport, wanted)
             addresses = [options["address"]] if options["address"] else await _ports(transport)
-            entropy = secrets.token_bytes(_ENTROPY_BYTES)
-            return await token_store.create_token(
-                transport, clock, pinned, entropy, given
-            ), addresses
+            return await create_token(transport, clock, given), addresses
 
     made, addresses = run(work())
     _print(made, addresses, wanted, clock.now(), output=options["output"])
@@ -224,6 +220,13 @@ def parse_lifetime(text: str) -> timedelta:
             f"--ttl: {text} is not between 1s and {MAX_LIFETIME.days}d; a token that lives longer is a password"
         )
     return found
+
+
+async def create_token(transport: Transport, clock: Clock, wanted: TokenOptions) -> JoinToken:
+    """Create a token that holds the hash of the fleet's authority. Raises FleetctlError: the fleet has none."""
+    pinned = await _authority_hash(transport)
+    entropy = secrets.token_bytes(_ENTROPY_BYTES)
+    return await token_store.create_token(transport, clock, pinned, entropy, wanted)
 
 
 async def _authority_hash(transport: Transport) -> bytes:

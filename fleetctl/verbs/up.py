@@ -9,16 +9,21 @@ from typing import Any
 
 import click
 
-from fleetctl.cli.connect import data_dir_option
+from fleetctl.cli.connect import data_dir_option, run
+from fleetctl.cli.errors import FleetctlError
 from fleetctl.fleets import lifecycle
 from fleetctl.fleets.data_dir import DataDir
 from fleetctl.fleets.local_fleet import JoinSettings, LocalFleetSettings
-from fleetctl.fleets.local_trust import url_host
+from fleetctl.fleets.local_trust import open_as_administrator, url_host
+from fleetctl.fleets.process_client import current_user
 from fleetctl.verbs import local_context
+from fleetctl.verbs.token import create_token
+from identity.token_store import TokenOptions
 from machinery.clock import SystemClock
 from machinery.tls_flags import TransportError, check_plain_http, read_certificate, tls_flags
 from models import inspection
 from schemas import quantity
+from store.errors import StoreError
 
 # An empty etcd needs almost the minimum; above the maximum, etcd warns at its start.
 _LOCAL = "127.0.0.1"
@@ -139,14 +144,14 @@ def up(*, detach: bool, keep_context: bool, **options: Any) -> None:
         if fleet.warning:
             click.echo(f"warning: {fleet.warning}", err=True)
         click.echo(f"fleet ready: {fleet.gateway_url}/v1")
-        _print_join(settings)
+        run(_print_join(settings))
         if not keep_context:
             local_context.enter(settings.data_dir)
         click.echo(f"stop it with: fleetctl down --data-dir {settings.data_dir.path}")
         return
 
-    def on_ready() -> None:
-        _print_join(settings)
+    async def on_ready() -> None:
+        await _print_join(settings)
         if not keep_context:
             local_context.enter(settings.data_dir)
 
@@ -156,14 +161,27 @@ def up(*, detach: bool, keep_context: bool, **options: Any) -> None:
     sys.exit(code)
 
 
-def _print_join(settings: LocalFleetSettings) -> None:
-    """Print how another Mac joins."""
+async def _print_join(settings: LocalFleetSettings) -> None:
+    """Print how another Mac joins: with a new token on a terminal, without one where a log might keep it."""
     join = settings.join
     if join is None:
         return
     where = f"{url_host(join.address)}:{join.api_port}"
-    click.echo("add a Mac: run `fleetctl token create` here, and on the other Mac")
-    click.echo(f"  fleetctl join TOKEN {where}")
+    if not sys.stdout.isatty():
+        click.echo("add a Mac: run `fleetctl token create` here, and on the other Mac")
+        click.echo(f"  fleetctl join TOKEN {where}")
+        return
+    wanted = TokenOptions(labels={}, created_by=current_user())
+    try:
+        async with open_as_administrator(settings.data_dir) as transport:
+            made = await create_token(transport, SystemClock(), wanted)
+    except (FleetctlError, StoreError) as error:
+        # The fleet runs without it.
+        click.echo(f"warning: no join token: {error}. Run `fleetctl token create`", err=True)
+        return
+    hours = wanted.lifetime.total_seconds() / 3600
+    click.echo(f"add a Mac, within {hours:g} h: run this there (it is shown once)")
+    click.echo(f"  fleetctl join {made.render()} {where}")
 
 
 def build_settings(options: dict[str, Any]) -> LocalFleetSettings:

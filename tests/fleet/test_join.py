@@ -102,18 +102,13 @@ async def test_a_second_mac_joins_with_three_commands(macs: tuple[Mac, Mac]) -> 
     assert "TLS mode strict" in status
     assert "agent of node mac-2" in status
     assert "engines: 3, of which 0 serve other machines without TLS" in status
-    await fleetctl_needs_no_flags(first, key)
+    await fleetctl_needs_no_flags(first)
     await it_comes_back(first, key)
 
 
-async def fleetctl_needs_no_flags(first: Mac, key: str) -> None:
+async def fleetctl_needs_no_flags(first: Mac) -> None:
     """Use the gateway and the agents with what the data folder holds."""
-    file = first.root / "api-key"
-    file.touch(mode=0o600)
-    file.write_text(key)
-    said = await first.ok(
-        "chat", "tiny", "-m", "x", "--max-tokens", "4", "--api-key-file", str(file)
-    )
+    said = await first.ok("chat", "tiny", "-m", "x", "--max-tokens", "4")
     assert said.endswith("\n")
     assert "listens" in await first.ok("logs", "node/mac-2")
     doctor = await first.ok("doctor")
