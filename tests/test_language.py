@@ -165,6 +165,8 @@ def _basenames() -> frozenset[str]:
 
 def _stale_references(text: str) -> Iterator[str]:
     """Yield the Python files that a text names and that do not exist."""
+    if ".py" not in text:  # most lines; the pattern is slow
+        return
     for found in re.finditer(r"(?<![\w/.@-])((?:[\w.-]+/)*\w+\.py)\b(?!\w)", text):
         reference = found[1]
         if reference in _VENDOR_FILES or reference.startswith(_VENDOR_FOLDERS):
