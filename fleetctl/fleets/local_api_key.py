@@ -1,7 +1,7 @@
 """The API key with which fleetctl on this machine calls the gateway of its local fleet (`fleetctl up --join`).
 
-Its text is in the data folder, its hash in the store. Whoever reads the data folder has the administrator's password for the
-store already, so that the key opens nothing more.
+Its text is in the data folder, its hash in the store. The data folder holds the administrator's password for the
+store as well, so that the key opens nothing more.
 """
 
 from typing import Final

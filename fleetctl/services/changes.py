@@ -43,6 +43,8 @@ class FolderChange(Recorded):
     mode: int
     owner: str = ""
     """User that owns it; empty for the user of the installing process."""
+    has_content: bool = False
+    """True if the files in it get the owner, too."""
     on_undo: Literal["delete", "keep", "prune"] = "delete"
     """The fate of its content: deleted; kept unless --purge is given; kept, because it is a folder of the system."""
     old: FolderMode | None = None

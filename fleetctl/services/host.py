@@ -4,6 +4,7 @@ import os
 import re
 import shutil
 import stat
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, assert_never
@@ -144,6 +145,8 @@ class Host:
         old = FolderMode(uid=found.st_uid, gid=found.st_gid, mode=stat.S_IMODE(found.st_mode))
         owner = await _owner(change.owner)
         is_same = old.mode == change.mode and (owner is None or owner == (old.uid, old.gid))
+        if owner is not None and change.has_content:
+            is_same = is_same and not any(_of_others(Path(change.path), owner))
         return None if is_same else change.model_copy(update={"old": old})
 
     async def _make_folder(self, change: FolderChange) -> None:
@@ -153,7 +156,7 @@ class Host:
         if owner == _UNKNOWN:
             raise ServiceError(f"{change.path}: this machine has no user {change.owner}")
         if owner is not None:
-            os.chown(path, *owner, follow_symlinks=False)
+            _give(path, owner, with_content=change.has_content)
         path.chmod(change.mode)
 
     async def _add_user(self, name: str) -> None:
@@ -203,6 +206,22 @@ async def _owner(name: str) -> tuple[int, int] | None:
     return user.uid, user.gid
 
 
+def _of_others(folder: Path, owner: tuple[int, int]) -> Iterator[Path]:
+    """Yield what is in a folder and has another owner; links are not followed."""
+    for parent, folders, files in os.walk(folder):
+        for name in (*folders, *files):
+            found = Path(parent, name)
+            state = found.lstat()
+            if (state.st_uid, state.st_gid) != owner:
+                yield found
+
+
+def _give(folder: Path, owner: tuple[int, int], *, with_content: bool) -> None:
+    for path in [*_of_others(folder, owner)] if with_content else []:
+        os.chown(path, *owner, follow_symlinks=False)
+    os.chown(folder, *owner, follow_symlinks=False)
+
+
 async def _free_id() -> int:
     """Return a number that no user and no group has, among those of role accounts."""
     taken = set()
@@ -239,7 +258,7 @@ def _undo_folder(change: FolderChange, *, is_purge: bool) -> str:
     if path.is_symlink() or not path.is_dir():
         return ""
     if change.old is not None:
-        os.chown(path, change.old.uid, change.old.gid)
+        _give(path, (change.old.uid, change.old.gid), with_content=change.has_content)
         path.chmod(change.old.mode)
         return ""
     if change.on_undo == "delete" or (change.on_undo == "keep" and is_purge):

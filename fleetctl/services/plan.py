@@ -104,6 +104,10 @@ def _folders(settings: InstallSettings) -> Iterator[FolderChange]:
         yield FolderChange(
             path=str(own), mode=0o700, owner=user, on_undo="keep" if keeps else "delete"
         )
+    if user and settings.command.identity_folder is not None:
+        # `sudo fleetctl join` has written it as root.
+        folder = str(settings.command.identity_folder)
+        yield FolderChange(path=folder, mode=0o700, owner=user, has_content=True, on_undo="keep")
     if settings.command.models_folder == layout.models:
         yield FolderChange(path=str(layout.models), mode=0o755, owner=user, on_undo="keep")
 

@@ -62,6 +62,8 @@ class ServiceCommand:
     argv: tuple[str, ...]
     state_folder: Path
     models_folder: Path | None
+    identity_folder: Path | None
+    """The folder with its certificate and key, if it exists; only the program's user may read it."""
     folders: tuple[Path, ...]
     """Folders in flags, to which the program may write."""
 
@@ -93,8 +95,13 @@ def build_command(
         argv=(str(executable), *(word for pair in added.items() for word in pair), *flags),
         state_folder=Path(paths[found.state_flag]),
         models_folder=Path(paths["--models-dir"]) if found.has_models else None,
+        identity_folder=_existing_folder(given.get("--identity-dir")),
         folders=tuple(Path(value) for value in paths.values()),
     )
+
+
+def _existing_folder(text: str | None) -> Path | None:
+    return Path(text) if text and Path(text).is_dir() else None
 
 
 def _refuse_secrets(flags: Sequence[str]) -> None:

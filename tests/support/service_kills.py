@@ -39,6 +39,10 @@ class World:
         self.state = folder / "state"
         (self.root / "Library" / "LaunchDaemons").mkdir(parents=True)
         (self.root / "Library" / "Logs").mkdir()
+        # As `sudo fleetctl join` leaves it.
+        self.identity = self.root / "identity"
+        self.identity.mkdir(mode=0o700)
+        (self.identity / "identity.pem").touch(mode=0o600)
         service_stand_ins.install_tools(
             folder / "bin", self.state, folder / "units", delays=(0.0, 0.0)
         )
@@ -59,6 +63,7 @@ class World:
                 argv=("/bin/sleep", "600"),
                 state_folder=state / "nodeagent",
                 models_folder=state / "models",
+                identity_folder=self.identity,
                 folders=(),
             ),
             backend="launchd",

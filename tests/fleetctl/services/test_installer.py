@@ -40,7 +40,10 @@ async def test_an_uninstall_leaves_the_machine_as_it_was(world: World) -> None:
     assert len(machine["allowed"]) == 1
     assert set(machine["users"]) == {"root", "_mlxfleet"}
     folder = world.layout.state / "models"
-    assert folder.stat().st_uid == machine["users"]["_mlxfleet"][0]
+    role_user = machine["users"]["_mlxfleet"][0]
+    key = world.identity / "identity.pem"
+    assert [path.stat().st_uid for path in (folder, world.identity, key)] == [role_user] * 3
+    assert key.stat().st_mode & 0o777 == 0o600
     await world.uninstall()
     assert difference(before, world.snapshot()) == []
 
@@ -91,7 +94,11 @@ async def test_shared_changes_go_with_the_last_service(world: World) -> None:
         part="gateway",
         wired_limit_mib=None,
         command=ServiceCommand(
-            argv=("/bin/sleep", "600"), state_folder=own, models_folder=None, folders=()
+            argv=("/bin/sleep", "600"),
+            state_folder=own,
+            models_folder=None,
+            identity_folder=None,
+            folders=(),
         ),
     )
     await world.installer().install(gateway, lambda _: None)
