@@ -124,6 +124,17 @@ class JoinFolder:
         self._write(self.key, key.decode())
         return key, request
 
+    def read_variables(self) -> dict[str, str]:
+        """Return the variables that an earlier join has written. Raises FleetctlError."""
+        try:
+            lines = self.environment.read_text(encoding="utf-8").splitlines()
+        except OSError as error:
+            raise FleetctlError(
+                f"{self.environment} cannot be read: {error.strerror}. Join again with --force"
+            ) from error
+        pairs = (line.partition("=") for line in lines if "=" in line and not line.startswith("#"))
+        return {name: "".join(shlex.split(value)) for name, _, value in pairs}
+
     def write(
         self, key: bytes, answer: JoinAnswer, variables: Mapping[str, str], now: datetime
     ) -> None:
@@ -195,12 +206,15 @@ def check_answer(answer: JoinAnswer, request: bytes, authority_hash: bytes) -> I
 
 def role_command(role: Role, variables: Mapping[str, str]) -> str:
     """Return the command that starts the process with its identity, or the one that makes fleetctl use it."""
+    return " ".join([_PROGRAMS[role], *map(shlex.quote, role_flags(role, variables))])
+
+
+def role_flags(role: Role, variables: Mapping[str, str]) -> list[str]:
+    """Return the flags of the role's process that say the same as the variables."""
     flags = _FLAGS[role]
-    words = [_PROGRAMS[role]]
-    for name, value in variables.items():
-        if name in flags:
-            words += [flags[name], shlex.quote(value)]
-    return " ".join(words)
+    return [
+        word for name, value in variables.items() if name in flags for word in (flags[name], value)
+    ]
 
 
 _SHARED = {

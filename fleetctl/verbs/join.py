@@ -5,11 +5,11 @@ import contextlib
 import re
 import socket
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import click
 import platformdirs
@@ -18,7 +18,15 @@ from fleetctl.cli.connect import translate_errors
 from fleetctl.cli.errors import FleetctlError
 from fleetctl.fleets import join_client
 from fleetctl.fleets.join_client import JoinAddress, parse_addresses
-from fleetctl.fleets.join_files import JoinFolder, Membership, check_answer, role_command
+from fleetctl.fleets.join_files import (
+    JoinFolder,
+    Membership,
+    check_answer,
+    role_command,
+    role_flags,
+)
+from fleetctl.services.programs import Part
+from fleetctl.verbs.service import Installation, install_joined, open_installation
 from fleetctl.verbs.token import parse_name
 from identity.authority import new_key, read_request, spki_hash
 from identity.folder import IdentityFolder
@@ -35,6 +43,11 @@ from schemas.wire.join import JoinAnswer, JoinBody, Machine, PendingBody
 _TOKEN_MARK = "mf1."  # noqa: S105 - the beginning of every token
 _MAX_TOKEN_BYTES = 4096
 _TOKEN_S, _APPROVAL_S = 120.0, 3600.0
+_PARTS: Final[Mapping[Role, Part]] = {
+    Role.NODE: "nodeagent",
+    Role.GATEWAY: "gateway",
+    Role.RECONCILER: "reconciler",
+}
 
 _HELP = """Join a fleet with a token of `fleetctl token create`, or without one by an approval.
 
@@ -43,6 +56,7 @@ _HELP = """Join a fleet with a token of `fleetctl token create`, or without one 
   fleetctl join - control-1:4002,control-2:4002 < token      as ps and the shell's history show arguments
   fleetctl join --token-file token control-1:4002
   fleetctl join control-1:4002                               shows six words, and waits for `fleetctl approve`
+  sudo fleetctl join --service mf1.... control-1:4002        and starts the agent, now and at each boot
 
 The fleet proves itself first: the token holds the hash of its authority, and nothing secret is sent to a server that the
 authority has not certified. The private key is made here and never leaves this machine. Run the command again after any
@@ -79,6 +93,19 @@ class JoinRequest:
     help="Folder for certificate and key (default: identity in the user's data folder).",
 )
 @click.option(
+    "--service",
+    "is_service",
+    is_flag=True,
+    help="Start the program of this role as a service of this machine (`fleetctl service install`); on a Mac it needs sudo.",
+)
+@click.option(
+    "--root",
+    type=click.Path(file_okay=False, path_type=Path),
+    default=Path("/"),
+    hidden=True,
+    help="Folder above all paths of the service, for images and tests.",
+)
+@click.option(
     "--force",
     is_flag=True,
     help="Join with a new key although the folder holds a valid certificate, such as one that was revoked.",
@@ -93,33 +120,71 @@ class JoinRequest:
 def join(words: tuple[str, ...], token_file: Path | None, **options: Any) -> None:
     """Join a fleet."""
     token_text, addresses = _arguments(words, has_file=token_file is not None)
-    folder = JoinFolder(IdentityFolder(_folder(options["identity_dir"])))
+    # Before anything is sent: a token counts its uses.
+    services = open_installation(options["root"]) if options["is_service"] else None
+    folder = JoinFolder(IdentityFolder(_folder(options["identity_dir"], services)))
     token = _read_token(token_text, token_file) if token_text or token_file else None
     with translate_errors(), folder.lock():
         known = folder.membership()
-        if known is not None and _is_member(known, token, SystemClock().now(), folder):
-            if not (options["force"] or known.is_revoked):
-                folder.forget_key()
-                click.echo(_member_text(known, folder))
-                return
-            folder.forget_used_key()
-            why = "is revoked" if known.is_revoked else "is replaced"
-            click.echo(
-                f"the certificate of {known.identity.uri} {why}: joining with a new key", err=True
-            )
-        facts = read_facts()
-        request = JoinRequest(
-            token=token,
-            addresses=addresses,
-            folder=folder,
-            machine=_machine(options["name"], addresses, facts),
-            limit_s=options["limit_s"] or (_APPROVAL_S if token is None else _TOKEN_S),
-        )
-        if token is not None:
-            identity, variables = asyncio.run(join_with_token(request))
+        if known is None or not _stays_member(known, token, folder, is_forced=options["force"]):
+            identity, variables = _join(token, addresses, folder, options)
+            _print_joined(identity, variables, folder)
         else:
-            identity, variables = asyncio.run(join_with_approval(request, facts, click.echo))
-    _print_next(identity, variables, folder)
+            identity, variables = known.identity, {}
+            click.echo(_member_text(known, folder))
+        if services is not None:
+            _start_service(identity, variables or folder.read_variables(), services)
+        elif variables:
+            _print_next(identity, variables, folder)
+
+
+def _stays_member(
+    known: Membership, token: JoinToken | None, folder: JoinFolder, *, is_forced: bool
+) -> bool:
+    """Return whether the folder's identity stays; otherwise forget its key. Raises FleetctlError: of another fleet."""
+    if not _is_member(known, token, SystemClock().now(), folder):
+        return False
+    if not (is_forced or known.is_revoked):
+        folder.forget_key()
+        return True
+    folder.forget_used_key()
+    why = "is revoked" if known.is_revoked else "is replaced"
+    click.echo(f"the certificate of {known.identity.uri} {why}: joining with a new key", err=True)
+    return False
+
+
+def _join(
+    token: JoinToken | None,
+    addresses: tuple[JoinAddress, ...],
+    folder: JoinFolder,
+    options: Mapping[str, Any],
+) -> tuple[Identity, dict[str, str]]:
+    """Join; return the identity and the variables of its process. Raises FleetctlError."""
+    facts = read_facts()
+    request = JoinRequest(
+        token=token,
+        addresses=addresses,
+        folder=folder,
+        machine=_machine(options["name"], addresses, facts),
+        limit_s=options["limit_s"] or (_APPROVAL_S if token is None else _TOKEN_S),
+    )
+    if token is not None:
+        return asyncio.run(join_with_token(request))
+    return asyncio.run(join_with_approval(request, facts, click.echo))
+
+
+def _start_service(identity: Identity, variables: dict[str, str], services: Installation) -> None:
+    """Install the process of the identity as a service, and start it. Raises FleetctlError."""
+    part = _PARTS.get(identity.role)
+    if part is None:
+        raise FleetctlError(
+            f"{identity.role}/{identity.name} has no process to run as a service: --service is for the roles "
+            f"{', '.join(_PARTS)}"
+        )
+    # Services have a state folder of their own.
+    kept = {name: value for name, value in variables.items() if name != "FLEET_STATE_DIR"}
+    asyncio.run(install_joined(part, role_flags(identity.role, kept), services))
+    click.echo(f"{part} runs as a service; see `fleetctl service status`")
 
 
 def _arguments(words: Sequence[str], *, has_file: bool) -> tuple[str, tuple[JoinAddress, ...]]:
@@ -134,9 +199,11 @@ def _arguments(words: Sequence[str], *, has_file: bool) -> tuple[str, tuple[Join
     return ("" if len(words) == 1 else words[0]), parse_addresses(words[-1])
 
 
-def _folder(given: Path | None) -> Path:
-    default = Path(platformdirs.user_data_dir("mlx-fleet")) / "identity"
-    return (given or default).expanduser().absolute()
+def _folder(given: Path | None, services: Installation | None) -> Path:
+    parent = (
+        Path(platformdirs.user_data_dir("mlx-fleet")) if services is None else services.layout.state
+    )
+    return (given or parent / "identity").expanduser().absolute()
 
 
 def _read_token(text: str, file: Path | None) -> JoinToken:
@@ -276,15 +343,18 @@ def process_variables(
     return found
 
 
-def _print_next(identity: Identity, variables: dict[str, str], folder: JoinFolder) -> None:
+def _print_joined(identity: Identity, variables: Mapping[str, str], folder: JoinFolder) -> None:
     click.echo(f"{identity.role}/{identity.name} joined the fleet {identity.fleet}")
     click.echo(f"  identity: {folder.identity.path}")
-    what = "use it with" if identity.role is Role.ADMIN else "start it with"
-    click.echo(f"  {what}: {role_command(identity.role, variables)}")
-    click.echo(f"  or with the variables in {folder.environment}")
     if "FLEET_ETCD" not in variables:
         click.echo(
             "warning: the reconciler has no https:// address of etcd to give; add --etcd URL, or start the reconciler "
             "with --advertise-etcd",
             err=True,
         )
+
+
+def _print_next(identity: Identity, variables: Mapping[str, str], folder: JoinFolder) -> None:
+    what = "use it with" if identity.role is Role.ADMIN else "start it with"
+    click.echo(f"  {what}: {role_command(identity.role, variables)}")
+    click.echo(f"  or with the variables in {folder.environment}")

@@ -4,7 +4,7 @@ import asyncio
 import json
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -29,7 +29,7 @@ from fleetctl.services.layout import (
 from fleetctl.services.plain import PlainServices
 from fleetctl.services.plan import InstallSettings, sentence, service_spec
 from fleetctl.services.port import Services, ServiceState
-from fleetctl.services.programs import PARTS, Part, build_command
+from fleetctl.services.programs import PARTS, PROGRAMS, Part, build_command
 from fleetctl.services.systemd import SystemdServices
 from machinery.clock import SystemClock
 from schemas import quantity
@@ -146,7 +146,8 @@ def _existing(root: Path, *, is_user: bool) -> Installation:
 @click.option(
     "--program",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="Program to run (default: the one below /opt/mlx-fleet/current/bin).",
+    help="Program to run (default: the one below /opt/mlx-fleet/current/bin; without root, else the one beside this "
+    "fleetctl).",
 )
 @click.option(
     "--wired-limit",
@@ -188,10 +189,35 @@ async def _install(part: Part, options: dict[str, Any], *, is_dry_run: bool) -> 
     click.echo(f"{part} runs; see `fleetctl service status`")
 
 
+def open_installation(root: Path) -> Installation:
+    """Return the installation to which this machine's default service manager belongs.
+
+    Raises:
+        FleetctlError: it needs root.
+
+    """
+    found = _installation(root, detect_backend(sys.platform), is_user=False)
+    _require_root(found, "install")
+    return found
+
+
+async def install_joined(part: Part, flags: Sequence[str], found: Installation) -> None:
+    """Install a program with the defaults of `fleetctl service install`, and start it.
+
+    Raises:
+        ServiceError: it is not installed, or the machine refuses a change.
+
+    """
+    options = install.make_context("install", [part, "--", *flags]).params
+    settings = await _settings(part, found, options, is_dry_run=False)
+    await found.installer.install(settings, click.echo)
+
+
 async def _settings(
     part: Part, found: Installation, options: dict[str, Any], *, is_dry_run: bool
 ) -> InstallSettings:
-    command = build_command(part, options["flags"], found.layout, options["program"])
+    program = options["program"] or _program(part, found)
+    command = build_command(part, options["flags"], found.layout, program)
     user = options["service_user"] if found.is_system else ""
     group = await _group(user, is_dry_run=is_dry_run) if user else ""
     return InstallSettings(
@@ -205,6 +231,16 @@ async def _settings(
         has_firewall=not options["no_firewall"],
         wired_limit_mib=_parse_wired_limit(options["wired_limit"], found),
     )
+
+
+def _program(part: Part, found: Installation) -> Path | None:
+    """Return the program beside this fleetctl, if the layout has none; None for the layout's.
+
+    A service of the machine never runs it: the folder may be one that a user can write to.
+    """
+    name = PROGRAMS[part].executable
+    beside = Path(sys.executable).with_name(name)
+    return None if found.is_system or found.layout.program(name).exists() else beside
 
 
 async def _group(user: str, *, is_dry_run: bool) -> str:

@@ -180,8 +180,9 @@ async def _print_join(settings: LocalFleetSettings) -> None:
         click.echo(f"warning: no join token: {error}. Run `fleetctl token create`", err=True)
         return
     hours = wanted.lifetime.total_seconds() / 3600
+    sudo = "sudo " if sys.platform == "darwin" else ""  # of the other machine, most likely the same
     click.echo(f"add a Mac, within {hours:g} h: run this there (it is shown once)")
-    click.echo(f"  fleetctl join {made.render()} {where}")
+    click.echo(f"  {sudo}fleetctl join --service {made.render()} {where}")
 
 
 def build_settings(options: dict[str, Any]) -> LocalFleetSettings:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from fleetctl.fleets.join_client import JoinAddress
-from fleetctl.fleets.join_files import JoinFolder
+from fleetctl.fleets.join_files import JoinFolder, role_flags
 from fleetctl.verbs.join import JoinRequest, join_with_token
 from identity.authority import load_certificate, serial_text, spki_hash
 from identity.credentials import Credentials
@@ -84,6 +84,12 @@ async def test_a_node_gets_the_flags_of_its_agent(serving: Serving) -> None:
     assert variables["FLEET_NODE_NAME"] == "mac-1"
     assert variables["FLEET_NODE_ADDRESS"] == "10.0.0.7"
     assert variables["FLEET_STATE_DIR"] == str(serving.folder.parent / "agent")
+    # A killed `join --service` continues with them.
+    assert JoinFolder(IdentityFolder(serving.folder)).read_variables() == variables
+    assert role_flags(identity.role, variables)[:4] == [
+        *("--identity-dir", str(serving.folder)),
+        *("--etcd", "https://127.0.0.1:2379"),
+    ]
 
 
 @pytest.mark.parametrize("way", ["-", "--token-file"])
