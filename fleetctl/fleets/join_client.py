@@ -7,7 +7,8 @@ is verified with that authority alone: chain, fleet and role. Redirects are neve
 import contextlib
 import hmac
 import ssl
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, replace
 from typing import Final, Literal, TypeVar
 
 import aiohttp
@@ -15,6 +16,7 @@ from pydantic import ValidationError
 
 from fleetctl.cli.errors import FleetctlError
 from identity.authority import AuthorityError, fleet_of, load_authorities, pem_of, spki_hash
+from identity.credentials import Credentials
 from identity.names import IdentityError, Role, parse_identity
 from identity.peers import PeerVerifier, Trust, install
 from identity.proof import make_proof, poll_text
@@ -28,6 +30,7 @@ from schemas.wire.join import (
     JOIN_PATH,
     MAX_ANSWER_BYTES,
     POLL_S,
+    REJOIN_PATH,
     REQUESTS_PATH,
     AuthorityAnswer,
     JoinAnswer,
@@ -35,6 +38,7 @@ from schemas.wire.join import (
     JoinRefusal,
     PendingAnswer,
     PendingBody,
+    RejoinBody,
 )
 
 M = TypeVar("M", bound=ApiModel)
@@ -269,14 +273,53 @@ async def join(
         FleetctlError: a server is not of the fleet, or refuses the token.
 
     """
+
+    async def ask(address: JoinAddress) -> JoinAnswer:
+        server = await pin(address, authority_hash, clock)
+        return parse_answer(JoinAnswer, await send(server, "POST", JOIN_PATH, body))
+
+    return await _first_answer(addresses, ask, clock, limit_s)
+
+
+async def rejoin(
+    addresses: tuple[JoinAddress, ...],
+    credentials: Credentials,
+    body: RejoinBody,
+    clock: Clock,
+    *,
+    limit_s: float,
+) -> JoinAnswer:
+    """Return the answer of the first join port to a machine that shows its certificate, as `join`.
+
+    Raises:
+        FleetctlError: a server is not of the machine's fleet, or refuses the certificate.
+
+    """
+    context = credentials.client(frozenset({Role.RECONCILER})).context
+
+    async def ask(address: JoinAddress) -> JoinAnswer:
+        # Only its name is taken from this connection; the next one verifies it.
+        shown = await pin(address, None, clock)
+        server = replace(shown, context=context)
+        return parse_answer(JoinAnswer, await send(server, "POST", REJOIN_PATH, body))
+
+    return await _first_answer(addresses, ask, clock, limit_s)
+
+
+async def _first_answer(
+    addresses: tuple[JoinAddress, ...],
+    ask: Callable[[JoinAddress], Awaitable[JoinAnswer]],
+    clock: Clock,
+    limit_s: float,
+) -> JoinAnswer:
+    """Return the first answer; try again with backoff while there is none, up to `limit_s`. Raises FleetctlError."""
     retries, end = Retries(_BACKOFF, clock), clock.monotonic() + limit_s
     while True:
         after_s = 0.0
         failures: list[FleetctlError] = []
         for address in addresses:
             try:
-                server = await pin(address, authority_hash, clock)
-                return parse_answer(JoinAnswer, await send(server, "POST", JOIN_PATH, body))
+                return await ask(address)
             except BusyError as error:
                 after_s = max(after_s, error.after_s)
                 failures.append(error)

@@ -181,6 +181,20 @@ class JoinFolder:
             raise FleetctlError(f"{path} cannot be written: {error.strerror or error}") from error
 
 
+def known_authority(known: Membership, answer: JoinAnswer) -> bytes:
+    """Return the hash of an authority in the answer that this machine trusts already. Raises FleetctlError: there is none."""
+    try:
+        shown = [spki_hash(one.public_key()) for one in load_authorities(answer.authorities)]
+    except AuthorityError as error:
+        raise FleetctlError(f"the fleet's answer cannot be used: {error}") from error
+    found = next((one for one in shown if one in known.authority_hashes), None)
+    if found is None:
+        raise FleetctlError(
+            "the fleet's answer cannot be used: none of its authorities is known to this machine. Join with a token"
+        )
+    return found
+
+
 def check_answer(answer: JoinAnswer, request: bytes, authority_hash: bytes) -> Identity:
     """Return the identity in the answer's certificate, which must be for our key and of the pinned authority.
 

@@ -10,6 +10,7 @@ import click
 from fleetctl.cli.connect import etcd_address, run, store_options
 from fleetctl.cli.errors import FleetctlError
 from fleetctl.fleets.authority_backup import SealedAuthority, authority_options, seal_authority
+from fleetctl.fleets.data_dir import DataDir
 from machinery import files
 from machinery.clock import SystemClock
 from machinery.version import version as fleet_version
@@ -31,7 +32,7 @@ from store.etcd.connect import connect
 @click.option(
     "--with-ca",
     is_flag=True,
-    help="Include the keys in --authority-dir, encrypted with a passphrase.",
+    help="Include the keys in --authority-dir (default: those of `fleetctl up --join`), encrypted with a passphrase.",
 )
 @authority_options
 @store_options
@@ -63,11 +64,14 @@ def backup(file: Path, *, force: bool, etcd_snapshot: bool, with_ca: bool, **opt
 
 
 def _sealed(options: dict[str, Any]) -> SealedAuthority:
-    if options["authority_dir"] is None:
+    folder = options["authority_dir"]
+    if folder is None and not options["etcd"]:
+        folder = DataDir(options["data_dir"]).authority
+    if folder is None or not folder.is_dir():
         raise click.UsageError(
             "--with-ca needs --authority-dir DIR, the folder with ca.pem and ca.key"
         )
-    return seal_authority(options["authority_dir"], options["passphrase_file"])
+    return seal_authority(folder, options["passphrase_file"])
 
 
 def _refuse_overwriting(file: Path, *, force: bool) -> None:

@@ -22,6 +22,7 @@ from fleetctl.fleets.join_files import (
     JoinFolder,
     Membership,
     check_answer,
+    known_authority,
     role_command,
     role_flags,
 )
@@ -29,6 +30,7 @@ from fleetctl.services.programs import Part
 from fleetctl.verbs.service import Installation, install_joined, open_installation
 from fleetctl.verbs.token import parse_name
 from identity.authority import new_key, read_request, spki_hash
+from identity.credentials import Credentials
 from identity.folder import IdentityFolder
 from identity.join_code import join_code
 from identity.join_token import JoinToken, TokenError, parse_token
@@ -38,7 +40,7 @@ from machinery.clock import SystemClock
 from nodeagent.hardware.probe import read_machine_facts
 from nodeagent.hardware.readings import HardwareError, HardwareFacts
 from nodeagent.node.identity import dns_label
-from schemas.wire.join import JoinAnswer, JoinBody, Machine, PendingBody
+from schemas.wire.join import JoinAnswer, JoinBody, Machine, PendingBody, RejoinBody
 
 _TOKEN_MARK = "mf1."  # noqa: S105 - the beginning of every token
 _MAX_TOKEN_BYTES = 4096
@@ -63,6 +65,9 @@ authority has not certified. The private key is made here and never leaves this 
 failure: the same token counts once.
 
 Without a token the six words take the place of the hash: an administrator compares them with `fleetctl approve`.
+
+A machine that has a certificate of the fleet needs neither: it gets a new certificate, a new password for the store, and the
+store's addresses as they are now. Run it on each Mac after `fleetctl restore` on another control Mac.
 """
 
 
@@ -129,6 +134,11 @@ def join(words: tuple[str, ...], token_file: Path | None, **options: Any) -> Non
         if known is None or not _stays_member(known, token, folder, is_forced=options["force"]):
             identity, variables = _join(token, addresses, folder, options)
             _print_joined(identity, variables, folder)
+        elif token is None:
+            identity, variables = _rejoin(known, addresses, folder, options)
+            click.echo(
+                f"{identity.role}/{identity.name} joined again with its certificate: it has a new password for the store"
+            )
         else:
             identity, variables = known.identity, {}
             click.echo(_member_text(known, folder))
@@ -171,6 +181,32 @@ def _join(
     if token is not None:
         return asyncio.run(join_with_token(request))
     return asyncio.run(join_with_approval(request, facts, click.echo))
+
+
+def _rejoin(
+    known: Membership,
+    addresses: tuple[JoinAddress, ...],
+    folder: JoinFolder,
+    options: Mapping[str, Any],
+) -> tuple[Identity, dict[str, str]]:
+    """Join with the certificate that the folder holds; return its identity and variables. Raises FleetctlError."""
+    clock = SystemClock()
+    machine = _machine(options["name"], addresses, read_facts())
+    key, request = folder.load_key()
+    body = RejoinBody(request=request.decode(), machine=machine)
+    answer = asyncio.run(
+        join_client.rejoin(
+            addresses,
+            Credentials(folder.identity, clock),
+            body,
+            clock,
+            limit_s=options["limit_s"] or _TOKEN_S,
+        )
+    )
+    identity = check_answer(answer, request, known_authority(known, answer))
+    variables = process_variables(identity, answer, folder, machine)
+    folder.write(key, answer, variables, clock.now())
+    return identity, variables
 
 
 def _start_service(identity: Identity, variables: dict[str, str], services: Installation) -> None:

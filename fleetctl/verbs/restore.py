@@ -55,8 +55,8 @@ def restore(file: Path, *, force: bool, etcd_binary: Path | None, **options: Any
 
     The file is checked before anything is changed. No fleet may use the store during the restore. With --force, an
     existing store in a data folder is moved aside, never deleted; the keys of an --etcd are replaced. Certificates and
-    revocations of the existing store stay: a restore makes no revoked certificate valid again. With --authority-dir,
-    the fleet's authority is restored to a folder that has none, if the backup was made with --with-ca.
+    revocations of the existing store stay: a restore makes no revoked certificate valid again. If the backup was made
+    with --with-ca, the fleet's authority is restored to --authority-dir, or to a data folder that has none.
     """
     with _open_checked(file) as (archive, summary):
         _restore_authority(archive, options)
@@ -84,6 +84,9 @@ def _restore_authority(archive: ArchiveReader, options: dict[str, Any]) -> None:
         raise FleetctlError(
             "the backup has no authority: it was made without --with-ca. Run the command without --authority-dir"
         )
+    if folder is None and sealed is not None and not options["etcd"]:
+        own = DataDir(options["data_dir"]).authority
+        folder = None if own.exists() else own
     if folder is not None and sealed is not None:
         unseal_authority(sealed, folder, options["passphrase_file"])
         click.echo(f"restored the fleet's authority to {folder}")

@@ -210,6 +210,8 @@ async def install_joined(part: Part, flags: Sequence[str], found: Installation) 
     """
     options = install.make_context("install", [part, "--", *flags]).params
     settings = await _settings(part, found, options, is_dry_run=False)
+    if (await found.services.state(part)).pid is not None:
+        await found.services.stop(part)  # it has read its password at its start
     await found.installer.install(settings, click.echo)
 
 

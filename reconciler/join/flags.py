@@ -13,6 +13,7 @@ from identity.credentials import Credentials
 from machinery.clock import Clock
 from reconciler.join.admission import Admission
 from reconciler.join.port import JoinPort
+from reconciler.join.rejoin import RejoinPort
 from reconciler.join.requests import PendingRequests
 from store.etcd.accounts import JoinedAccounts
 from store.etcd.address import EtcdAddress
@@ -74,7 +75,8 @@ class JoinSettings:
         )
         events = EventRecorder(transport, clock, source=_EVENT_SOURCE)
         port = JoinPort(admission, self.credentials, events)
-        return [*port.routes(), *PendingRequests(admission, events).routes()], events
+        others = (RejoinPort(admission, events), PendingRequests(admission, events))
+        return [*port.routes(), *(route for one in others for route in one.routes())], events
 
 
 def advertised_etcd(given: tuple[str, ...], etcd: EtcdAddress) -> tuple[str, ...]:

@@ -9,6 +9,10 @@ SECTION: Final = ReasonSection(
     shown_by="fleetctl events",
     reasons=(
         normal("Joined", "A machine or a person got a certificate (event)."),
+        normal(
+            "Rejoined",
+            "A machine with a certificate got a new password and the store's addresses (event).",
+        ),
         problem(
             "JoinRequested",
             "A machine without a token asks to join (event).",

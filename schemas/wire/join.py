@@ -1,4 +1,4 @@
-"""The join port of a reconciler: what a machine that joins sends, and what it gets (POST /v1/join, /v1/requests).
+"""The join port of a reconciler: what a machine that joins sends, and what it gets (POST /v1/join, /v1/rejoin, /v1/requests).
 
 Bodies come from unknown machines: every field has a limit.
 """
@@ -21,6 +21,7 @@ from schemas.trust import (
 
 CA_PATH: Final = "/v1/ca"
 JOIN_PATH: Final = "/v1/join"
+REJOIN_PATH: Final = "/v1/rejoin"
 REQUESTS_PATH: Final = "/v1/requests"
 DEFAULT_PORT: Final = 4002
 MAX_BODY_BYTES: Final = 32 << 10
@@ -59,6 +60,13 @@ class JoinBody(ApiModel):
     secret: Annotated[str, StringConstraints(pattern=r"^[a-z2-7]{26}$")] = Field(repr=False)
     request: SigningRequest
     """The request for a certificate (PKCS#10, PEM); its key was made on the machine."""
+    machine: Machine
+
+
+class RejoinBody(ApiModel):
+    """The body of POST /v1/rejoin, over a connection with the machine's certificate."""
+
+    request: SigningRequest
     machine: Machine
 
 

@@ -22,6 +22,7 @@ from machinery.http_server import AdminServer
 from machinery.rate_limit import SourceRateLimit
 from reconciler.join.admission import Admission
 from reconciler.join.port import JoinPort
+from reconciler.join.rejoin import RejoinPort
 from reconciler.join.requests import PendingRequests
 from schemas.event import Event
 from schemas.trust import FleetTrust, TlsMode
@@ -72,6 +73,7 @@ class JoinStand:
         self.credentials = Credentials(self.identity, self.clock)
         events = EventRecorder(self.transport, self.clock, source="reconciler")
         self.requests = PendingRequests(self.admission, events, per_minute=self.most_per_minute)
+        self.again = RejoinPort(self.admission, events, per_minute=self.most_per_minute)
         self.port = JoinPort(
             self.admission,
             self.credentials,
@@ -85,7 +87,8 @@ class JoinStand:
 
     @property
     def app(self) -> Starlette:
-        return Starlette(routes=[*self.port.routes(), *self.requests.routes()])
+        parts = (self.port, self.again, self.requests)
+        return Starlette(routes=[route for one in parts for route in one.routes()])
 
     @asynccontextmanager
     async def serve(self) -> AsyncIterator[JoinAddress]:

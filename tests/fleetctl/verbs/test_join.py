@@ -3,7 +3,7 @@
 import shlex
 import stat
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
 
@@ -134,6 +134,37 @@ async def test_a_revoked_machine_joins_again_with_a_new_key(serving: Serving) ->
     assert "is revoked: joining with a new key" in again.err
     third = load_certificate(folder.certificate())
     assert spki_hash(third.public_key()) != spki_hash(second.public_key())
+
+
+async def test_a_machine_with_a_certificate_joins_again_without_a_token(serving: Serving) -> None:
+    await serving.join((await serving.stand.token(GATEWAY)).render())
+    folder = IdentityFolder(serving.folder)
+    first = load_certificate(folder.certificate())
+    serving.stand.admission = replace(serving.stand.admission, etcd=("https://moved:2379",))
+    again = await serving.join()
+    assert again.code == 0, again.err
+    assert "gateway/edge-1 joined again with its certificate" in again.out
+    second = load_certificate(folder.certificate())
+    assert spki_hash(second.public_key()) != spki_hash(first.public_key())
+    assert ("Rejoined", "joined again with its certificate: address 127.0.0.1") in [
+        (reason, message.partition(",")[0]) for reason, message in await serving.stand.events()
+    ]
+
+
+async def test_a_certificate_of_another_fleet_joins_nothing(
+    serving: Serving, tmp_path: Path
+) -> None:
+    await serving.join((await serving.stand.token(GATEWAY)).render())
+    before = (serving.folder / "identity.pem").read_bytes()
+    other = await JoinStand(tmp_path / "other").open()
+    async with other.serve() as address:
+        done = await run_fleetctl(
+            *("join", f"127.0.0.1:{address.port}", "--identity-dir", str(serving.folder)),
+            "--timeout=1",
+        )
+    assert done.code == 1
+    assert "did not prove that it belongs to the fleet" in done.err
+    assert (serving.folder / "identity.pem").read_bytes() == before
 
 
 async def test_a_run_after_a_kill_uses_the_same_key_and_no_second_use(serving: Serving) -> None:
