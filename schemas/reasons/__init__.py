@@ -6,7 +6,16 @@ reasons in the code: a reason without a row fails the tests, and so does a row w
 
 from typing import Final
 
-from schemas.reasons import deployments, groups, joins, nodes, placement, replicas, sources
+from schemas.reasons import (
+    deployments,
+    groups,
+    joins,
+    model_fetches,
+    nodes,
+    placement,
+    replicas,
+    sources,
+)
 from schemas.reasons.reason import ReasonSection
 
 SECTIONS: Final[tuple[ReasonSection, ...]] = (
@@ -15,6 +24,7 @@ SECTIONS: Final[tuple[ReasonSection, ...]] = (
     replicas.SECTION,
     nodes.SECTION,
     joins.SECTION,
+    model_fetches.SECTION,
     sources.SECTION,
     groups.SECTION,
     groups.CABLES,

@@ -1,0 +1,52 @@
+"""Reasons of models that could not be fetched from a hub."""
+
+from typing import Final
+
+from schemas.reasons.reason import ReasonSection, problem
+
+SECTION: Final = ReasonSection(
+    title="Fetching a model",
+    shown_by="fleetctl events",
+    reasons=(
+        problem(
+            "NotFound",
+            "The hub has no such repository, revision or file, or hides a private one.",
+            "Compare the name with the hub's page. A private repository needs a token.",
+        ),
+        problem(
+            "Gated",
+            "The authors ask for consent to their terms before a download.",
+            "Accept the terms on the repository's page, as the account whose token the fleet uses.",
+        ),
+        problem(
+            "Unauthorized",
+            "The hub refused the token, or asks for one.",
+            "Create a token with the right to read the repository, and give it to the fleet.",
+        ),
+        problem(
+            "RateLimited",
+            "The hub asks to wait. The fetch waits as long as it is told, and goes on by itself.",
+            "A token raises the hub's limits; a mirror has limits of its own.",
+        ),
+        problem(
+            "SourceUnreachable",
+            "The hub does not answer, breaks off, or answers with an error. The fetch is retried and goes on where it was.",
+            "Check the Mac's connection, its proxy, and the endpoint in the message.",
+        ),
+        problem(
+            "ListingRefused",
+            "The repository's list of files is unsafe or contradictory, or has no file of an MLX model.",
+            "Choose a repository in MLX's format, or name its files. An unsafe list is never fetched in part.",
+        ),
+        problem(
+            "HashMismatch",
+            "A file came whole with another content than the hub's list names. Nothing of it was kept.",
+            "Retry once; if it happens again, the mirror, a proxy or the Mac's memory is faulty.",
+        ),
+        problem(
+            "NoSpace",
+            "The disk has no room for what is missing, the reserve, and what other fetches still need.",
+            "Remove what the message names as collectable, unpin a model, or free space.",
+        ),
+    ),
+)
