@@ -38,7 +38,7 @@ def select_files(
         ValueError: a pattern is malformed.
 
     """
-    _check_patterns(patterns)
+    check_patterns(patterns)
     listed = tuple(files)
     if len(listed) > MAX_FILES:
         raise ListingRefusedError(f"the repository lists {len(listed)} files; at most {MAX_FILES}")
@@ -69,7 +69,13 @@ def is_selected(path: str, patterns: tuple[str, ...]) -> bool:
     return any(fnmatchcase(path if "/" in pattern else name, pattern) for pattern in patterns)
 
 
-def _check_patterns(patterns: tuple[str, ...]) -> None:
+def check_patterns(patterns: tuple[str, ...]) -> None:
+    """Refuse patterns that are malformed.
+
+    Raises:
+        ValueError: the message says what is expected.
+
+    """
     if not patterns or len(patterns) > _MAX_PATTERNS:
         raise ValueError(f"expected 1 to {_MAX_PATTERNS} file patterns, got {len(patterns)}")
     for pattern in patterns:
