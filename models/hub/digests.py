@@ -55,6 +55,12 @@ class ContentHash:
         self._sha1 = hashlib.sha1(b"blob %d\0" % size, usedforsecurity=False)
         self._algorithm = algorithm
 
+    def copy(self) -> "ContentHash":
+        """Return the hash of the same bytes, to which other ones can be added."""
+        found = ContentHash(size=0, algorithm=self._algorithm)
+        found._sha256, found._sha1 = self._sha256.copy(), self._sha1.copy()
+        return found
+
     def update(self, content: bytes | memoryview) -> None:
         """Add the next bytes of the file."""
         self._sha256.update(content)

@@ -1,15 +1,22 @@
 """Fetches the files of a model into the store: resumable, verified, and each file once at a time."""
 
+import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final
 
 from machinery.clock import Clock
-from models.hub.file_selection import DEFAULT_PATTERNS
-from models.hub.model_hub import ModelHub
+from models.hub.bandwidth import BandwidthLimit
+from models.hub.blob_download import BlobDownload, FetchRetries, run_in_thread
+from models.hub.errors import HubRateLimitedError, HubUnreachableError
+from models.hub.file_selection import DEFAULT_PATTERNS, check_patterns, select_files
+from models.hub.model_hub import ModelHub, RemoteFile, folder_name
 from models.hub.progress import FetchMonitor
+from models.model_store.admission import is_reserved, reserve
 from models.model_store.store import ModelStore, StoredModel
 
+# How often the end of another fetch of the same model is looked for.
+_POLL_S: Final = 0.5
 PIECE_BYTES: Final = 256 << 20
 
 
@@ -39,15 +46,23 @@ class FetchLimits:
     """Seconds that one fetch waits for a hub's rate limits in all before it ends with HubRateLimitedError."""
 
 
-@dataclass(kw_only=True)
 class ModelFetcher:
     """Fetches models into one store. Cancel the task of a fetch to stop it: what is on the disk stays."""
 
-    store: ModelStore
-    clock: Clock
-    limits: FetchLimits = field(default_factory=FetchLimits)
-    collectable_bytes: Callable[[], int] = field(default=lambda: 0)
-    """Bytes that a collection of the store would free, for the message of a full disk."""
+    def __init__(
+        self,
+        store: ModelStore,
+        clock: Clock,
+        *,
+        limits: FetchLimits | None = None,
+        collectable_bytes: Callable[[], int] = lambda: 0,
+    ) -> None:
+        """`collectable_bytes` says what a collection would free, for the message of a full disk."""
+        self.store = store
+        self.clock = clock
+        self.limits = limits or FetchLimits()
+        self.bandwidth = BandwidthLimit(clock, bytes_per_s=self.limits.bytes_per_s)
+        self._collectable_bytes = collectable_bytes
 
     async def fetch(
         self, hub: ModelHub, request: FetchRequest, *, monitor: FetchMonitor | None = None
@@ -62,4 +77,105 @@ class ModelFetcher:
             ValueError: the repository, the commit or a pattern is malformed.
 
         """
-        raise NotImplementedError
+        monitor = monitor or FetchMonitor(self.clock)
+        check_patterns(request.patterns)
+        name = folder_name(request.repo, request.commit)
+        retries = FetchRetries(
+            clock=self.clock,
+            attempts=self.limits.attempts,
+            rate_limit_wait_s=self.limits.rate_limit_wait_s,
+        )
+        while True:
+            if found := await self._find_present(request, monitor):
+                return found
+            chosen = await self._list(hub, request, monitor, retries)
+            sizes = {file.digest: file.size for file in chosen}
+            reservation = await run_in_thread(
+                reserve, self.store, name, sizes, collectable_bytes=self._collectable_bytes()
+            )
+            if reservation is not None:
+                break
+            await self._wait_for_other(name, monitor)
+        with reservation:
+            await self._download_all(hub, request, chosen, monitor, retries)
+            found = await run_in_thread(
+                self.store.publish,
+                request.repo,
+                request.commit,
+                {file.path: file.digest for file in chosen},
+                request.patterns,
+            )
+        monitor.phase = "Present"
+        return found
+
+    async def _find_present(
+        self, request: FetchRequest, monitor: FetchMonitor
+    ) -> StoredModel | None:
+        found = await run_in_thread(self.store.find, request.repo, request.commit)
+        if found is None or not set(request.patterns) <= set(found.patterns):
+            return None
+        if not await run_in_thread(self.store.record_want, found):
+            return None  # a collection was faster
+        monitor.phase = "Present"
+        monitor.total_bytes = monitor.present_bytes = found.size_bytes
+        monitor.files = monitor.files_present = len(found.files)
+        return found
+
+    async def _list(
+        self, hub: ModelHub, request: FetchRequest, monitor: FetchMonitor, retries: FetchRetries
+    ) -> tuple[RemoteFile, ...]:
+        monitor.phase, monitor.source = "Listing", hub.name
+        attempts = retries.start()
+        while True:
+            try:
+                listed = await hub.files(request.repo, request.commit)
+            except (HubRateLimitedError, HubUnreachableError) as error:
+                await retries.wait_after(error, attempts, monitor)
+                continue
+            return select_files(listed, request.patterns)
+
+    async def _wait_for_other(self, name: str, monitor: FetchMonitor) -> None:
+        """Wait until another fetch of the same model has ended, as it may have brought everything."""
+        monitor.phase = "Queued"
+        monitor.waiting = "another fetch of the same model runs on this machine"
+        while await run_in_thread(is_reserved, self.store, name):
+            await self.clock.sleep(_POLL_S)
+        monitor.waiting = ""
+
+    async def _download_all(
+        self,
+        hub: ModelHub,
+        request: FetchRequest,
+        files: tuple[RemoteFile, ...],
+        monitor: FetchMonitor,
+        retries: FetchRetries,
+    ) -> None:
+        monitor.phase = "Downloading"
+        monitor.total_bytes = sum(file.size for file in files)
+        monitor.files = len(files)
+        download = BlobDownload(
+            hub=hub,
+            repo=request.repo,
+            commit=request.commit,
+            store=self.store,
+            clock=self.clock,
+            monitor=monitor,
+            bandwidth=self.bandwidth,
+            retries=retries,
+            piece_bytes=self.limits.piece_bytes,
+        )
+        # Small files first: with them placement can judge a model whose weights are still on their way.
+        waiting = iter(sorted(files, key=lambda file: (file.size, file.path)))
+
+        async def work() -> None:
+            for file in waiting:
+                await download.fetch(file)
+                monitor.files_present += 1
+
+        try:
+            async with asyncio.TaskGroup() as group:
+                for _ in range(min(self.limits.parallel_files, len(files))):
+                    group.create_task(work())
+        except BaseExceptionGroup as errors:
+            # The first to fail cancelled the others: it is the reason.
+            raise errors.exceptions[0] from None

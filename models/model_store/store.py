@@ -1,12 +1,25 @@
 """The models on this machine's disk: files by digest, and a folder of links for each commit of a repository."""
 
-from collections.abc import Mapping
+import errno
+import fcntl
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from datetime import datetime
-from pathlib import Path
+from datetime import UTC, datetime
+from pathlib import Path, PurePosixPath
+from typing import Final
 
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from machinery import files as disk
 from machinery.clock import Clock
 from models.hub.digests import BlobDigest
+from models.hub.file_selection import path_problem
+from models.hub.model_hub import folder_name
+
+_MAX_MANIFEST_BYTES: Final = 16 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,9 +41,13 @@ class StoredModel:
     folder: Path
     """Folder that `inspect_model` and the engine read."""
     files: tuple[StoredFile, ...]
+    patterns: tuple[str, ...]
+    """Patterns that chose the files."""
     fetched_at: datetime
     loaded_at: datetime | None
     """Last load by an engine, as far as `record_load` was told."""
+    used_at: datetime
+    """Last load, or last fetch that found it present."""
     is_pinned: bool
 
     @property
@@ -42,6 +59,37 @@ class StoredModel:
     def size_bytes(self) -> int:
         """Return the sum of its files; a file that another model has too counts for both."""
         return sum(file.size for file in self.files)
+
+
+class _ManifestFile(BaseModel):
+    model_config = ConfigDict(extra="ignore", frozen=True)
+    path: str
+    size: int
+    sha256: str
+
+
+class _Manifest(BaseModel):
+    """The record of one model below `blobs/manifests`."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+    repo: str
+    commit: str
+    patterns: tuple[str, ...]
+    fetched_at: datetime
+    files: tuple[_ManifestFile, ...]
+
+    def problem(self, name: str) -> str:
+        """Return why the record cannot be that of the folder; "" if it can."""
+        try:
+            if folder_name(self.repo, self.commit) != name:
+                return "it is the record of another model"
+            for file in self.files:
+                BlobDigest("sha256", file.sha256)
+                if reason := path_problem(file.path):
+                    return f"its path {file.path!r} {reason}"
+        except ValueError as error:
+            return str(error)
+        return ""
 
 
 class ModelStore:
@@ -57,38 +105,314 @@ class ModelStore:
         self.clock = clock
         self.reserve_bytes = reserve_bytes
 
+    @property
+    def blobs(self) -> Path:
+        """Return the folder with everything but the models' folders."""
+        return self.root / "blobs"
+
+    @property
+    def incoming(self) -> Path:
+        """Return the folder of files that are not whole yet."""
+        return self.blobs / "incoming"
+
+    @property
+    def fetches(self) -> Path:
+        """Return the folder that records which contents running fetches need."""
+        return self.blobs / "fetches"
+
+    def prepare(self) -> None:
+        """Create the folders.
+
+        Raises:
+            OSError: the disk is full, or not ours to write to.
+
+        """
+        for name in ("sha256", "git-sha1", "incoming", "fetches", "manifests", "pins", "loads"):
+            (self.blobs / name).mkdir(parents=True, exist_ok=True)
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Hold the store against other processes and threads that publish, admit, remove or collect."""
+        self.prepare()
+        descriptor = os.open(self.blobs / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(descriptor)
+
     def models(self) -> tuple[StoredModel, ...]:
         """Return all whole models, sorted by name."""
-        raise NotImplementedError
+        found = map(self._read, self.manifest_names())
+        return tuple(model for model in found if model is not None)
 
     def find(self, repo: str, commit: str) -> StoredModel | None:
         """Return the model of a commit; None if it is not whole here."""
-        raise NotImplementedError
+        found = self._read(folder_name(repo, commit))
+        return found if found is not None and found.commit == commit else None
+
+    def find_by_name(self, name: str) -> StoredModel | None:
+        """Return the model with this folder name; None if there is none."""
+        return next((model for model in self.models() if model.name == name), None)
+
+    def _read(self, name: str) -> StoredModel | None:
+        path = self._manifest_path(name)
+        folder = self.root / name
+        try:
+            if path.stat().st_size > _MAX_MANIFEST_BYTES or not folder.is_dir():
+                return None
+            manifest = _Manifest.model_validate_json(path.read_bytes())
+            wanted_at = path.stat().st_mtime
+        except (OSError, ValidationError):
+            return None
+        if manifest.problem(name) or not self._is_whole(manifest, folder):
+            return None
+        loaded = _modified(self.blobs / "loads" / name)
+        used = max(wanted_at, loaded or 0.0)
+        return StoredModel(
+            repo=manifest.repo,
+            commit=manifest.commit,
+            folder=folder,
+            files=tuple(
+                StoredFile(path=file.path, size=file.size, sha256=file.sha256)
+                for file in manifest.files
+            ),
+            patterns=manifest.patterns,
+            fetched_at=manifest.fetched_at,
+            loaded_at=None if loaded is None else datetime.fromtimestamp(loaded, tz=UTC),
+            used_at=datetime.fromtimestamp(used, tz=UTC),
+            is_pinned=(self.blobs / "pins" / name).exists(),
+        )
+
+    def _is_whole(self, manifest: _Manifest, folder: Path) -> bool:
+        """Return whether each file can be reached through its link, and has its size."""
+        try:
+            return all((folder / file.path).stat().st_size == file.size for file in manifest.files)
+        except OSError:
+            return False
+
+    def manifest_names(self) -> tuple[str, ...]:
+        """Return the names of all recorded models, damaged ones too."""
+        return tuple(sorted(path.stem for path in (self.blobs / "manifests").glob("*.json")))
+
+    def manifest_files(self, name: str) -> tuple[StoredFile, ...]:
+        """Return the files that a model's record names, whether they are there or not; () if it is unreadable."""
+        try:
+            manifest = _Manifest.model_validate_json(self._manifest_path(name).read_bytes())
+        except (OSError, ValidationError):
+            return ()
+        if manifest.problem(name):
+            return ()
+        return tuple(StoredFile(path=f.path, size=f.size, sha256=f.sha256) for f in manifest.files)
 
     def has_blob(self, digest: BlobDigest) -> bool:
         """Return whether the content is here, whole and verified when it came."""
-        raise NotImplementedError
+        return self.blob_path(digest).is_file()
 
     def blob_path(self, digest: BlobDigest) -> Path:
         """Return the file that has, or would have, this content."""
-        raise NotImplementedError
+        return self.blobs / digest.algorithm / digest.hex
 
-    def publish(self, repo: str, commit: str, files: Mapping[str, BlobDigest]) -> StoredModel:
-        """Make the folder of a commit appear in one step; all contents must be in the store."""
-        raise NotImplementedError
+    def sha256_of(self, digest: BlobDigest) -> BlobDigest:
+        """Return the SHA-256 of a content that is here.
 
-    def record_load(self, model: StoredModel) -> None:
-        """Remember that an engine loads the model now; a collection keeps it for an hour at least."""
-        raise NotImplementedError
+        Raises:
+            FileNotFoundError: it is not.
 
-    def pin(self, model: StoredModel) -> None:
-        """Protect the model from collection."""
-        raise NotImplementedError
+        """
+        return BlobDigest("sha256", self.blob_path(digest).resolve(strict=True).name)
 
-    def unpin(self, model: StoredModel) -> None:
-        """Allow collection again."""
-        raise NotImplementedError
+    def part_path(self, digest: BlobDigest) -> Path:
+        """Return the file into which the content is fetched."""
+        return self.incoming / f"{digest.algorithm}-{digest.hex}.part"
 
-    def remove(self, model: StoredModel) -> int:
-        """Remove the model; return the bytes that the disk got back. Contents of other models stay."""
-        raise NotImplementedError
+    def add_blob(self, file: Path, named: BlobDigest, sha256: BlobDigest) -> None:
+        """Move a whole, verified and flushed file into the store; the caller has compared its digests.
+
+        Raises:
+            OSError: the disk failed.
+
+        """
+        target = self.blob_path(sha256)
+        if target.exists():
+            file.unlink()
+        else:
+            if file.stat().st_nlink == 1:  # an imported file may be a hard link of another cache
+                file.chmod(0o444)
+            file.replace(target)
+            disk.sync_folder(target.parent)
+        if named.algorithm != "sha256":
+            link = self.blob_path(named)
+            with suppress(FileExistsError):
+                link.symlink_to(f"../sha256/{sha256.hex}")
+                disk.sync_folder(link.parent)
+
+    def publish(
+        self, repo: str, commit: str, files: Mapping[str, BlobDigest], patterns: tuple[str, ...]
+    ) -> StoredModel:
+        """Make the folder of a commit appear in one step; all contents must be in the store.
+
+        Files of an earlier publication of the same commit stay.
+
+        Raises:
+            FileExistsError: a folder of this name exists that is not the store's.
+            OSError: a content is absent, or the disk failed.
+
+        """
+        name = folder_name(repo, commit)
+        with self.locked():
+            files_of = {one.path: one for one in self.manifest_files(name)}
+            earlier = self._read(name)
+            if earlier is None:
+                files_of.clear()
+            for path, digest in files.items():
+                sha256 = self.sha256_of(digest)
+                size = self.blob_path(sha256).stat().st_size
+                files_of[path] = StoredFile(path=path, size=size, sha256=sha256.hex)
+            folder = self.root / name
+            if folder.exists() and not self._manifest_path(name).exists():
+                raise FileExistsError(
+                    f"{folder} exists and was not made by the store; move it away, or use it as spec.model.path"
+                )
+            every = tuple(sorted(files_of.values(), key=lambda one: one.path))
+            known = earlier.patterns if earlier is not None else ()
+            self._write_manifest(
+                _Manifest(
+                    repo=repo,
+                    commit=commit,
+                    patterns=tuple(dict.fromkeys((*known, *patterns))),
+                    fetched_at=self.clock.now(),
+                    files=tuple(
+                        _ManifestFile(path=one.path, size=one.size, sha256=one.sha256)
+                        for one in every
+                    ),
+                ),
+                name,
+            )
+            self._write_links(folder, every, is_new=earlier is None)
+            found = self._read(name)
+        if found is None:
+            raise OSError(errno.EIO, f"{folder} cannot be read back after it was written")
+        return found
+
+    def _write_manifest(self, manifest: _Manifest, name: str) -> None:
+        path = self._manifest_path(name)
+        disk.write_atomically(path, manifest.model_dump_json(indent=1), mode=0o644)
+        self._touch(path)
+
+    def _write_links(self, folder: Path, files: tuple[StoredFile, ...], *, is_new: bool) -> None:
+        """Write the links; a new folder is made beside and renamed, so that it appears whole."""
+        if is_new and folder.exists():  # damaged: links to contents that are gone
+            self._trash(folder)
+        making = self.incoming / f"{folder.name}.{os.getpid()}.new" if is_new else folder
+        if is_new:
+            shutil.rmtree(making, ignore_errors=True)
+        for file in files:
+            path = PurePosixPath(file.path)
+            link = making / path
+            link.parent.mkdir(parents=True, exist_ok=True)
+            target = "../" * len(path.parts) + f"blobs/sha256/{file.sha256}"
+            if not link.is_symlink():
+                link.symlink_to(target)
+        if is_new:
+            making.replace(folder)
+        disk.sync_folder(self.root)
+
+    def record_load(self, name: str) -> bool:
+        """Remember that an engine loads the model now, so that a collection keeps it for an hour at least.
+
+        Return False if the model is gone; a model for which True was returned stays for that hour.
+        """
+        with self.locked():
+            if self._read(name) is None:
+                return False
+            self._touch(self.blobs / "loads" / name)
+            return True
+
+    def record_want(self, model: StoredModel) -> bool:
+        """Remember that a fetch found the model present; False if it is gone."""
+        with self.locked():
+            if self._read(model.name) is None:
+                return False
+            self._touch(self._manifest_path(model.name))
+            return True
+
+    def pin(self, name: str) -> bool:
+        """Protect a model from collection; False if there is none of this name."""
+        with self.locked():
+            if self._read(name) is None:
+                return False
+            (self.blobs / "pins" / name).touch()
+            return True
+
+    def unpin(self, name: str) -> bool:
+        """Allow collection again; False if the model was not pinned."""
+        pin = self.blobs / "pins" / name
+        try:
+            pin.unlink()
+        except FileNotFoundError:
+            return False
+        return True
+
+    def remove(self, name: str) -> int:
+        """Remove a model; return the bytes of contents that went with it. Contents of other models stay.
+
+        An engine that has the files open or mapped goes on: the disk gets their bytes back when it ends.
+
+        Raises:
+            OSError: the disk failed.
+
+        """
+        with self.locked():
+            return self.remove_locked(name, keep=frozenset())
+
+    def remove_locked(self, name: str, *, keep: frozenset[str]) -> int:
+        """Remove a model within `locked()`, but not the contents named in `keep` (SHA-256)."""
+        own = self.manifest_files(name)
+        others = {
+            file.sha256
+            for other in self.manifest_names()
+            if other != name
+            for file in self.manifest_files(other)
+        }
+        # The folder first: a crash leaves contents without a model, never a model without contents.
+        if own and (self.root / name).exists():
+            self._trash(self.root / name)
+        for path in (
+            self._manifest_path(name),
+            *(self.blobs / k / name for k in ("pins", "loads")),
+        ):
+            path.unlink(missing_ok=True)
+        return sum(map(self.drop_blob, {file.sha256 for file in own} - others - keep))
+
+    def drop_blob(self, sha256: str) -> int:
+        """Remove a content, within `locked()`; return its bytes. The names by Git's SHA-1 go at the next collection."""
+        path = self.blob_path(BlobDigest("sha256", sha256))
+        try:
+            size = path.stat().st_size
+            path.unlink()
+        except FileNotFoundError:
+            return 0
+        return size
+
+    def _trash(self, folder: Path) -> None:
+        """Move a folder of links away in one step, then remove it."""
+        away = self.incoming / f"{folder.name}.{os.getpid()}.old"
+        shutil.rmtree(away, ignore_errors=True)
+        folder.replace(away)
+        shutil.rmtree(away)
+
+    def _manifest_path(self, name: str) -> Path:
+        return self.blobs / "manifests" / f"{name}.json"
+
+    def _touch(self, path: Path) -> None:
+        path.touch()
+        now = self.clock.now().timestamp()
+        os.utime(path, (now, now))
+
+
+def _modified(path: Path) -> float | None:
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return None

@@ -59,6 +59,24 @@ class HurriedClock(SystemClock):
         await asyncio.sleep(seconds / 100)
 
 
+class SkippingClock(SystemClock):
+    """The machine's clocks, but a sleep skips its time: for code that waits for other things as well."""
+
+    def __init__(self) -> None:
+        self._skipped_s = 0.0
+        self.sleeps: list[float] = []
+        self.monotonic = self._monotonic
+
+    def _monotonic(self) -> float:
+        return SystemClock.monotonic() + self._skipped_s
+
+    @override
+    async def sleep(self, seconds: float) -> None:
+        self._skipped_s += seconds
+        self.sleeps.append(seconds)
+        await asyncio.sleep(0.001)
+
+
 async def _settle() -> None:
     for _ in range(20):
         await asyncio.sleep(0)

@@ -1,0 +1,41 @@
+"""A limit on the bytes a second that several streams receive together."""
+
+import asyncio
+
+from machinery.clock import Clock
+
+
+class BandwidthLimit:
+    """A token bucket of bytes. The rate may change at any time, such as while an engine serves requests."""
+
+    def __init__(self, clock: Clock, *, bytes_per_s: float | None = None) -> None:
+        """`bytes_per_s` is None for no limit. The burst is one second's worth."""
+        self._clock = clock
+        self._rate = bytes_per_s
+        self._left = bytes_per_s or 0.0
+        self._at = clock.monotonic()
+        self._turn = asyncio.Lock()
+
+    def set_rate(self, bytes_per_s: float | None) -> None:
+        """Change the rate of all streams."""
+        self._refill()
+        self._rate = bytes_per_s
+        self._left = min(self._left, bytes_per_s or 0.0)
+
+    async def take(self, count: int) -> None:
+        """Wait until `count` bytes may have been received. Streams take turns, so that each gets its share."""
+        if self._rate is None:
+            return
+        async with self._turn:
+            self._refill()
+            self._left -= count
+            while self._left < 0 and self._rate is not None:
+                # At most a second, so that a raised rate is noticed.
+                await self._clock.sleep(min(1.0, -self._left / self._rate))
+                self._refill()
+
+    def _refill(self) -> None:
+        now = self._clock.monotonic()
+        if self._rate is not None:
+            self._left = min(self._rate, self._left + (now - self._at) * self._rate)
+        self._at = now

@@ -1,0 +1,236 @@
+"""The download of one file: it goes on where an earlier one ended, retries, and publishes only verified bytes."""
+
+import asyncio
+import errno
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Final, ParamSpec, TypeVar
+
+from machinery.backoff import Backoff, Retries
+from machinery.clock import Clock
+from models.hub.bandwidth import BandwidthLimit
+from models.hub.errors import (
+    HashMismatchError,
+    HubRateLimitedError,
+    HubUnreachableError,
+    InsufficientDiskError,
+)
+from models.hub.model_hub import ModelHub, RemoteFile
+from models.hub.progress import FetchMonitor
+from models.model_store.partial_file import PartialFile, open_partial
+from models.model_store.store import ModelStore
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+_BACKOFF: Final = Backoff(first_s=1.0, limit_s=60.0)
+# How often the file of another fetch is looked at.
+_POLL_S: Final = 0.5
+# Bytes that are handed to a thread at once.
+_WRITE_BYTES: Final = 1 << 20
+# The least and the most that a hub's wish to wait counts for.
+_LEAST_WAIT_S: Final = 1.0
+
+
+async def run_in_thread(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """Run a blocking function in a thread; a cancellation waits until it has ended, so that nothing runs unowned."""
+    loop = asyncio.get_running_loop()
+    future = loop.run_in_executor(None, lambda: function(*args, **kwargs))
+    try:
+        return await asyncio.shield(future)
+    except asyncio.CancelledError:
+        await asyncio.wait([future])
+        raise
+
+
+@dataclass(kw_only=True)
+class FetchRetries:
+    """The retries of one fetch: consecutive failures for each file, and a budget of waits for all of them."""
+
+    clock: Clock
+    attempts: int
+    """Consecutive failures of a request without a new byte before its error counts."""
+    rate_limit_wait_s: float
+    """Seconds left to wait for rate limits."""
+    _paused_until: float = field(default=0.0, init=False)
+
+    def start(self) -> Retries:
+        """Return the counter of one request."""
+        return Retries(_BACKOFF, self.clock)
+
+    async def wait_after(
+        self,
+        error: HubRateLimitedError | HubUnreachableError,
+        retries: Retries,
+        monitor: FetchMonitor,
+    ) -> None:
+        """Wait before the next attempt; raise the error again if there is none left."""
+        if isinstance(error, HubRateLimitedError):
+            await self._wait_as_told(error, monitor)
+            return
+        delay = retries.next_delay_s()
+        if retries.failures >= self.attempts:
+            raise error
+        monitor.waiting = f"{error}; the next attempt is in {delay:.0f} s"
+        await self.clock.sleep(delay)
+        monitor.waiting = ""
+
+    async def _wait_as_told(self, error: HubRateLimitedError, monitor: FetchMonitor) -> None:
+        """Wait as long as the hub asks for, plus a jitter; files that wait at the same time share the budget."""
+        now = self.clock.monotonic()
+        told = max(_LEAST_WAIT_S, error.retry_after_s)
+        if now + told > self._paused_until:
+            more = now + told - max(now, self._paused_until)
+            if more > self.rate_limit_wait_s:
+                raise error
+            self.rate_limit_wait_s -= more
+            self._paused_until = now + told
+        monitor.waiting = f"{error}; the fetch goes on in {told:.0f} s"
+        await self.clock.sleep(self._paused_until - now + self.start().next_delay_s())
+        monitor.waiting = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlobDownload:
+    """Downloads the files of one commit into the store."""
+
+    hub: ModelHub
+    repo: str
+    commit: str
+    store: ModelStore
+    clock: Clock
+    monitor: FetchMonitor
+    bandwidth: BandwidthLimit
+    retries: FetchRetries
+    piece_bytes: int
+
+    async def fetch(self, file: RemoteFile) -> None:
+        """Return when the file's content is in the store, also if another fetch brought it.
+
+        Raises:
+            ModelFetchError: it cannot be had, or has the wrong content.
+            OSError: the disk failed.
+
+        """
+        counted = 0
+        while not await run_in_thread(self.store.has_blob, file.digest):
+            part = await run_in_thread(self._open, file)
+            if part is None:  # another fetch of the same content: follow its file
+                counted += self._count(await run_in_thread(self._part_size, file) - counted)
+                await self.clock.sleep(_POLL_S)
+                continue
+            self._count(-counted)
+            try:
+                await self._complete(file, part)
+            except OSError as error:
+                if error.errno == errno.ENOSPC:
+                    raise self._full_disk_error(file) from error
+                raise
+            finally:
+                await run_in_thread(part.close)
+            return
+        self._count(file.size - counted)
+
+    def _open(self, file: RemoteFile) -> PartialFile | None:
+        path = self.store.part_path(file.digest)
+        part = open_partial(path, file.digest, size=file.size, piece_bytes=self.piece_bytes)
+        if part is not None and self.store.has_blob(file.digest):  # published a moment ago
+            part.discard()
+            part.close()
+            return None
+        return part
+
+    def _part_size(self, file: RemoteFile) -> int:
+        try:
+            return min(file.size, self.store.part_path(file.digest).stat().st_size)
+        except OSError:
+            return 0
+
+    def _count(self, more: int) -> int:
+        self.monitor.present_bytes += more
+        return more
+
+    async def _complete(self, file: RemoteFile, part: PartialFile) -> None:
+        await self._resume(part)
+        is_resumed = part.offset > 0
+        await self._receive(file, part)
+        try:
+            await self._publish(file, part)
+        except HashMismatchError:
+            if not is_resumed:
+                raise
+            # The bytes of an earlier fetch may be the wrong ones, such as those of a mirror that was mended since.
+            await self._receive(file, part)
+            await self._publish(file, part)
+
+    async def _resume(self, part: PartialFile) -> None:
+        before = 0
+        while await run_in_thread(part.verify_next):
+            self.monitor.phase = "Verifying"
+            before += self._count(part.offset - before)
+        self.monitor.phase = "Downloading"
+
+    async def _receive(self, file: RemoteFile, part: PartialFile) -> None:
+        retries = self.retries.start()
+        while part.offset < file.size:
+            start = part.offset
+            try:
+                await self._stream(file, part)
+            except (HubRateLimitedError, HubUnreachableError) as error:
+                if part.offset > start:
+                    retries.reset()
+                await self.retries.wait_after(error, retries, self.monitor)
+
+    async def _stream(self, file: RemoteFile, part: PartialFile) -> None:
+        """Append what one response brings. What arrived before a failure is kept."""
+        pending = bytearray()
+        source = self.hub.read(self.repo, self.commit, file, start=part.offset)
+        try:
+            async with source as chunks:
+                async for chunk in chunks:
+                    self.monitor.add_fetched(len(chunk))
+                    pending += chunk
+                    if part.offset + len(pending) > file.size:
+                        raise HashMismatchError(
+                            f"{self.hub.name} sent more than the {file.size} bytes of {file.path} in {self.repo}"
+                        )
+                    await self.bandwidth.take(len(chunk))
+                    if len(pending) >= _WRITE_BYTES:
+                        await self._write(part, pending)
+                        pending = bytearray()
+        finally:
+            if pending and part.offset + len(pending) <= file.size:
+                await self._write(part, pending)
+        if part.offset < file.size:
+            raise HubUnreachableError(
+                f"{self.hub.name} ended {file.path} of {self.repo} after {part.offset} of {file.size} bytes"
+            )
+
+    async def _write(self, part: PartialFile, content: bytearray) -> None:
+        start = part.offset
+        try:
+            await run_in_thread(part.write, content)
+        finally:
+            self._count(part.offset - start)
+
+    async def _publish(self, file: RemoteFile, part: PartialFile) -> None:
+        found = await run_in_thread(part.seal)
+        if found.named != file.digest:
+            self._count(-part.offset)
+            await run_in_thread(part.restart)
+            raise HashMismatchError(
+                f"{file.path} of {self.repo}@{self.commit[:12]} came from {self.hub.name} with {found.named}; "
+                f"its list says {file.digest}. Nothing of it was kept: retry, and check the mirror or proxy if it "
+                "happens again"
+            )
+        path = self.store.part_path(file.digest)
+        await run_in_thread(self.store.add_blob, path, file.digest, found.sha256)
+        await run_in_thread(part.finish)
+
+    def _full_disk_error(self, file: RemoteFile) -> InsufficientDiskError:
+        return InsufficientDiskError(
+            f"the disk of {self.store.root} became full while {file.path} of {self.repo} was written; "
+            "free space, and the fetch goes on where it stopped",
+            missing_bytes=max(0, file.size - self._part_size(file)),
+            collectable_bytes=0,
+        )
