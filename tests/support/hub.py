@@ -7,14 +7,16 @@ import asyncio
 import hashlib
 import json
 import random
+import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 from urllib.parse import quote
 
 from aiohttp import web
 
+from machinery.environment import environment_without_secrets
 from tests.support.ports import free_port
 
 COMMIT = "1f2e3d4c5b6a79880123456789abcdef01234567"
@@ -285,3 +287,35 @@ def tiny_files(*, weights: int = 300_000, seed: int = 1) -> dict[str, bytes]:
         "templates/chat template #1.jinja": "{{ 'grüße' }}\n".encode(),
         "tokenizer.json": random_bytes(5000),
     }
+
+
+# One process for all downloads: the import takes a second.
+_CLIENT = """
+import sys
+from huggingface_hub import snapshot_download
+
+repo, folder, *revisions = sys.argv[1:]
+for number, revision in enumerate(revisions):
+    print(snapshot_download(repo, revision=revision, cache_dir=f"{folder}/{number}"))
+"""
+
+
+async def run_hub_client(
+    endpoint: str, folder: Path, *revisions: str, **variables: str
+) -> list[Path]:
+    """Download revisions of `REPO` with the real huggingface_hub; return the folders of their snapshots."""
+    environment = environment_without_secrets() | {
+        "HF_ENDPOINT": endpoint,
+        "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+        "HF_HOME": str(folder / "home"),
+        **variables,
+    }
+    child = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-c", _CLIENT, REPO, str(folder), *revisions),
+        env=environment,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    out, err = await asyncio.wait_for(child.communicate(), timeout=60)
+    assert child.returncode == 0, err.decode()
+    return [Path(line) for line in out.decode().splitlines()]

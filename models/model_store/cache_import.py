@@ -1,0 +1,160 @@
+"""Import of models from a cache of huggingface_hub: hashed, then cloned or linked into the store, never moved."""
+
+import ctypes
+import fcntl
+import os
+import re
+import shutil
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from models.hub.digests import BlobDigest, hash_file
+from models.hub.file_selection import DEFAULT_PATTERNS, is_selected, path_problem
+from models.hub.model_hub import check_repo, is_commit
+from models.model_store.store import ModelStore, StoredModel
+
+_MAX_FILES: Final = 10_000
+_FICLONE: Final = 0x40049409  # ioctl_ficlone(2)
+_CLONE_NOFOLLOW: Final = 1  # clonefile(2)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CachedSnapshot:
+    """One commit in a cache of huggingface_hub."""
+
+    repo: str
+    commit: str
+    folder: Path
+
+
+class ImportRefusedError(Exception):
+    """A snapshot cannot be imported; the message says why."""
+
+
+def find_snapshots(cache: Path) -> tuple[CachedSnapshot, ...]:
+    """Return the snapshots of models in a cache, `models--ORG--NAME/snapshots/COMMIT`, sorted by repository."""
+    return tuple(sorted(_iterate_snapshots(cache), key=lambda one: (one.repo, one.commit)))
+
+
+def _iterate_snapshots(cache: Path) -> Iterator[CachedSnapshot]:
+    for folder in cache.glob("models--*/snapshots/*"):
+        found = re.fullmatch(r"models--(.+?)--(.+)", folder.parent.parent.name)
+        if found is None or not is_commit(folder.name) or not folder.is_dir():
+            continue
+        repo = f"{found[1]}/{found[2]}"
+        try:
+            check_repo(repo)
+        except ValueError:
+            continue
+        yield CachedSnapshot(repo=repo, commit=folder.name, folder=folder)
+
+
+def import_snapshot(
+    store: ModelStore, snapshot: CachedSnapshot, patterns: tuple[str, ...] = DEFAULT_PATTERNS
+) -> StoredModel:
+    """Import one snapshot; return the model. Reads every byte, and writes none where the disk can share them.
+
+    A content is named by what was read. Where the cache names a file by its own digest, both must agree: huggingface_hub
+    does not check that.
+
+    Raises:
+        ImportRefusedError: a file is damaged, unsafe or absent, or the snapshot has no model.
+        FileExistsError: the store's folder exists and is not the store's.
+        OSError: the disk failed.
+
+    """
+    store.prepare()
+    files: dict[str, BlobDigest] = {}
+    for path, source in _chosen_files(snapshot, patterns):
+        files[path] = _import_file(store, source, path)
+    if not any(path.endswith(".safetensors") for path in files):
+        raise ImportRefusedError(
+            f"{snapshot.folder} has no *.safetensors: the download was not finished, or it is no MLX model"
+        )
+    return store.publish(snapshot.repo, snapshot.commit, files, patterns)
+
+
+def _chosen_files(
+    snapshot: CachedSnapshot, patterns: tuple[str, ...]
+) -> Iterator[tuple[str, Path]]:
+    count = 0
+    for folder, _, names in os.walk(snapshot.folder):
+        for name in sorted(names):
+            count += 1
+            if count > _MAX_FILES:
+                raise ImportRefusedError(f"{snapshot.folder} has more than {_MAX_FILES} files")
+            source = Path(folder, name)
+            path = source.relative_to(snapshot.folder).as_posix()
+            if not is_selected(path, patterns):
+                continue
+            if problem := path_problem(path):
+                raise ImportRefusedError(f"{source} {problem}")
+            if not source.is_file():
+                raise ImportRefusedError(
+                    f"{source} is a link to nothing: finish its download first"
+                )
+            yield path, source.resolve()
+
+
+def _import_file(store: ModelStore, source: Path, path: str) -> BlobDigest:
+    stated = _stated_digest(source.name)
+    found = hash_file(source, stated.algorithm if stated else "sha256")
+    if stated is not None and found.named != stated:
+        raise ImportRefusedError(
+            f"{path} is damaged: its content is {found.named}, the cache names it {stated}; download it again"
+        )
+    named = stated or found.sha256
+    if store.has_blob(found.sha256) and store.has_blob(named):
+        return named
+    copy = store.incoming / f"{found.sha256.hex}.{os.getpid()}.import"
+    copy.unlink(missing_ok=True)
+    share_file(source, copy)
+    store.add_blob(copy, named, found.sha256)
+    return named
+
+
+def _stated_digest(name: str) -> BlobDigest | None:
+    """Return the digest that a cache's file name is; None for a file of another name."""
+    if re.fullmatch(r"[0-9a-f]{64}", name):
+        return BlobDigest("sha256", name)
+    if re.fullmatch(r"[0-9a-f]{40}", name):
+        return BlobDigest("git-sha1", name)
+    return None
+
+
+def share_file(source: Path, target: Path) -> None:
+    """Make `target` the same content without a copy: a clone, else a hard link, else a copy.
+
+    A clone comes first, because a program that writes into the source would change a hard link, too.
+
+    Raises:
+        OSError: the disk is full or failed.
+
+    """
+    if _clone(source, target):
+        return
+    try:
+        os.link(source, target)
+    except OSError:  # another disk, or a file system without links
+        shutil.copyfile(source, target)
+        with target.open("rb") as file:
+            os.fsync(file.fileno())
+
+
+def _clone(source: Path, target: Path) -> bool:
+    """Clone a file where the file system can; APFS: clonefile(2), not tested on a Mac. Linux: FICLONE."""
+    if sys.platform == "darwin":
+        system = ctypes.CDLL(None, use_errno=True)
+        return bool(
+            system.clonefile(os.fsencode(source), os.fsencode(target), _CLONE_NOFOLLOW) == 0
+        )
+    try:
+        with source.open("rb") as original, target.open("xb") as clone:
+            fcntl.ioctl(clone.fileno(), _FICLONE, original.fileno())
+    except OSError:
+        target.unlink(missing_ok=True)
+        return False
+    return True
