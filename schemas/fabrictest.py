@@ -18,6 +18,11 @@ SIZES = tuple(KIB * 4**n for n in range(1, 9))
 QUICK_SIZES = (4 * KIB, 256 * KIB, 4 * MIB, 64 * MIB)
 """The sizes of mlx-jaccl-cluster's RDMA test."""
 
+# A rank of MLX's ring tries for 31 s to reach its neighbour (MLX 0.32: 1, 2, 4, 8, 16 s); rank 0 waits forever.
+CONNECT_TIMEOUT_S = 45
+# 64 MB around a ring over Wi-Fi at 3 MB/s.
+ROUND_TIMEOUT_S = 60
+
 Size = Annotated[int, Field(ge=4, le=MOST_BYTES)]
 Sizes = Annotated[tuple[Size, ...], Field(min_length=1, max_length=32)]
 

@@ -5,7 +5,7 @@ import re
 import secrets
 import socket
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -23,15 +23,11 @@ from fleetctl.objects import reader
 from fleetctl.output import printers
 from machinery.clock import Clock, SystemClock
 from manifests.trees import Tree
-from nodeagent.fabric import measurements, rank_process
-from nodeagent.fabric.measurements import FabricVerdict, SizeSummary
-from nodeagent.fabric.rank_process import (
-    CONNECT_TIMEOUT_S,
-    ROUND_TIMEOUT_S,
-    RankMessage,
-    RanksConnected,
-    SumRound,
-)
+from nodeagent.fabric import rank_process
+from nodeagent.fabric.rank_process import RankMessage, RanksConnected, SumRound
+from reconciler.fabric.runs import FabricTestError, make_test, run_test
+from schemas import fabric_verdict
+from schemas.fabric_verdict import FabricVerdict, SizeSummary
 from schemas.fabrictest import (
     KIB,
     MIB,
@@ -43,12 +39,8 @@ from schemas.fabrictest import (
     Sizes,
 )
 from schemas.formation import Formation, Rendezvous, Seat, rendezvous
-from schemas.meta import ObjectMeta
 from schemas.shardgroup import MOST_RANKS, Backend, ShardGroup
-from store import codec, keys
-from store.errors import ConflictError, StoreError, UnavailableError
-from store.leases import LeaseSession
-from store.port import ModRevisionGuard, Put, Transport
+from store.port import Transport
 
 _TITLES = ("SIZE", "ROUNDS", "WRONG", "FASTEST", "MEDIAN", "SLOWEST", "AVERAGE", "PEAK")
 
@@ -74,12 +66,12 @@ class BenchResult:
     @property
     def rows(self) -> tuple[SizeSummary, ...]:
         """Return the statistics per size over all ranks."""
-        return measurements.summarize_ranks(self.ranks)
+        return fabric_verdict.summarize_ranks(self.ranks)
 
     @property
     def verdict(self) -> FabricVerdict:
         """Return whether the cables are healthy, with the reason."""
-        return measurements.judge(self.rows, self.backend)
+        return fabric_verdict.judge(self.rows, self.backend)
 
 
 def result_text(result: BenchResult, *, is_verbose: bool) -> str:
@@ -164,21 +156,13 @@ def _row_tree(one: SizeSummary) -> Tree:
     return {names.get(name, name): value for name, value in asdict(one).items()}
 
 
-_TEST_LEASE_S = 10
-_POLL_S = 0.2
-# Agents see a test within moments; one that has not claimed it by then does not support tests.
-_CLAIM_S = 15.0
-# The ranks' own deadlines are shorter.
-_MAX_SILENCE_S = CONNECT_TIMEOUT_S + ROUND_TIMEOUT_S
-
-
 async def measure_group(
     group: str | None,
     settings: BenchSettings,
     report: Callable[[str], None],
     options: dict[str, Any],
 ) -> BenchResult:
-    """Run the test on the group's Macs, through their agents; a lease ends it together with this command.
+    """Run the test on the group's Macs, through their agents; it ends together with this command.
 
     Raises:
         FleetctlError: the group does not exist or cannot form, or a rank failed.
@@ -188,13 +172,10 @@ async def measure_group(
     async with open_store(options) as transport:
         shard_group = await select_group(transport, group)
         test = await _build_test(transport, clock, shard_group, settings)
-        lease = LeaseSession(transport, clock, ttl_s=_TEST_LEASE_S)
-        await lease.open()
         try:
-            await _write_test(transport, test, lease.id)
-            ranks = await _wait_for_ranks(transport, clock, test, lease, report)
-        finally:
-            await lease.close()
+            ranks = await run_test(transport, clock, test, report=report)
+        except FabricTestError as error:
+            raise FleetctlError(str(error)) from error
     label = f"shardgroup/{shard_group.name}"
     return BenchResult(about=label, backend=test.spec.formation.backend, ranks=ranks)
 
@@ -209,132 +190,13 @@ async def _build_test(
         raise FleetctlError(
             f"shardgroup/{group.name}: {', '.join(not_ready)} is NotReady: its agent does not renew its lease"
         )
-    spec = group.spec
-    return FabricTest(
-        metadata=ObjectMeta(
-            name=group.name, uid=secrets.token_hex(16), creation_timestamp=clock.now()
-        ),
-        spec=FabricTestSpec(
-            formation=Formation(
-                group=group.name,
-                backend=spec.backend,
-                port=spec.port,
-                environment=spec.environment,
-                formed_at=clock.now(),
-            ),
-            seats=seats,
-            sizes=settings.sizes,
-            rounds=settings.rounds,
-        ),
+    return make_test(
+        group,
+        seats,
+        figures=(settings.sizes, settings.rounds),
+        uid=secrets.token_hex(16),
+        now=clock.now(),
     )
-
-
-async def _write_test(transport: Transport, test: FabricTest, lease: int) -> None:
-    key = keys.named(keys.FABRIC_TEST_PREFIX, test.name)
-    put = Put(key=key, value=codec.encode_spec(test), lease=lease)
-    try:
-        await transport.commit([ModRevisionGuard(key=key, mod_revision=0)], [put])
-    except ConflictError as error:
-        raise FleetctlError(
-            f"a test of shardgroup/{test.name} is already running; wait for its end (an interrupted one ends within 10 s)"
-        ) from error
-
-
-async def _wait_for_ranks(
-    transport: Transport,
-    clock: Clock,
-    test: FabricTest,
-    lease: LeaseSession,
-    report: Callable[[str], None],
-) -> tuple[FabricRank, ...]:
-    """Return the final reports of all ranks; renews the lease meanwhile."""
-    reports = _RankReports(transport, clock, test, report)
-    try:
-        async with asyncio.TaskGroup() as tasks:
-            renewal = tasks.create_task(lease.keep())
-            ranks = await reports.wait(lease)
-            renewal.cancel()
-    except* (FleetctlError, StoreError, codec.UndecodableError) as failed:
-        raise failed.exceptions[0] from None
-    return ranks
-
-
-class _RankReports:
-    """Reports of the ranks of one test."""
-
-    def __init__(
-        self, transport: Transport, clock: Clock, test: FabricTest, report: Callable[[str], None]
-    ) -> None:
-        self._transport = transport
-        self._clock = clock
-        self._test = test
-        self._report = report
-        self._reports: dict[int, FabricRank] = {}
-
-    async def wait(self, lease: LeaseSession) -> tuple[FabricRank, ...]:
-        """Wait until every rank is done.
-
-        Raises:
-            FleetctlError: a rank failed, or made no progress for too long.
-
-        """
-        progress_at = self._clock.monotonic()
-        while True:
-            if await self._poll():
-                progress_at = self._clock.monotonic()
-            failed = [rank for rank in self._reports.values() if rank.state == "Failed"]
-            if failed:
-                raise FleetctlError(f"the test failed: {_failure_text(failed)}")
-            seats = self._test.spec.seats
-            if all(self._state(rank) == "Done" for rank in range(len(seats))):
-                return tuple(self._reports[rank] for rank in range(len(seats)))
-            self._check(lease, self._clock.monotonic() - progress_at)
-            await self._clock.sleep(_POLL_S)
-
-    def _check(self, lease: LeaseSession, silent_s: float) -> None:
-        """Raise if the test cannot finish any more."""
-        if not lease.valid():
-            raise FleetctlError("the test failed: the store was unavailable for too long")
-        seats = self._test.spec.seats
-        absent = [seat.node for rank, seat in enumerate(seats) if rank not in self._reports]
-        if absent and silent_s > _CLAIM_S:
-            raise FleetctlError(
-                f"the test failed: the agent of {', '.join(absent)} did not start it within {_CLAIM_S:g} s; "
-                "check with `fleetctl fabric matrix` that it runs this version of mlx-fleet"
-            )
-        if silent_s > _MAX_SILENCE_S:
-            raise FleetctlError(f"the test failed: no rank made progress for {_MAX_SILENCE_S:g} s")
-
-    async def _poll(self) -> bool:
-        """Read the reports of all ranks; return whether any changed."""
-        has_changed = False
-        for rank, seat in enumerate(self._test.spec.seats):
-            try:
-                item = await self._transport.get(keys.fabric_rank_key(seat.node, self._test.name))
-            except UnavailableError:
-                return has_changed  # the lease's deadline limits the wait
-            if item is None:
-                continue
-            rank_report = codec.decode(FabricRank, item)
-            if rank_report.test_uid != self._test.metadata.uid or rank_report == self._reports.get(
-                rank
-            ):
-                continue
-            has_changed, before = True, self._reports.get(rank)
-            self._reports[rank] = rank_report
-            count = len(rank_report.figures)
-            if before is None or len(before.figures) != count:
-                self._report(
-                    f"rank {rank}, {seat.node}: {count} of {len(self._test.spec.sizes)} sizes"
-                )
-        return has_changed
-
-    def _state(self, rank: int) -> str:
-        return self._reports[rank].state if rank in self._reports else ""
-
-
-def _failure_text(failed: Sequence[FabricRank]) -> str:
-    return "; ".join(f"rank {one.rank} ({one.node}): {one.message}" for one in failed)
 
 
 _HOST = "127.0.0.1"
@@ -378,7 +240,7 @@ async def measure_local(
             rank=rank,
             node=spec.seats[rank].node,
             state="Done",
-            figures=measurements.figures_by_size(
+            figures=rank_process.figures_by_size(
                 message for message in rank_messages if isinstance(message, SumRound)
             ),
         )

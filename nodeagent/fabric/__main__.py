@@ -15,14 +15,13 @@ from machinery.clock import Clock, SystemClock
 from machinery.process_secrets import disable_core_dumps
 from nodeagent.fabric import rank_process
 from nodeagent.fabric.rank_process import (
-    CONNECT_TIMEOUT_S,
-    ROUND_TIMEOUT_S,
     FabricRankOrder,
     RankBroken,
     RankMessage,
     RanksConnected,
     SumRound,
 )
+from schemas.fabrictest import CONNECT_TIMEOUT_S, ROUND_TIMEOUT_S
 
 _FLOAT_BYTES = 4
 # Sums stay below 2^24, up to which float32 holds every whole number: any order of addition gives the same sum.

@@ -15,10 +15,11 @@ from typing import Final
 
 from machinery.backoff import Backoff, Retries
 from machinery.clock import Clock
-from nodeagent.fabric import measurements, rank_process
-from nodeagent.fabric.measurements import FabricVerdict
+from nodeagent.fabric import rank_process
 from nodeagent.fabric.rank_process import RankMessage, SumRound
 from nodeagent.node.registration import NodeRegistration
+from schemas import fabric_verdict
+from schemas.fabric_verdict import FabricVerdict
 from schemas.fabrictest import FabricRank, FabricTest
 from schemas.formation import rendezvous
 from schemas.meta import Condition, ConditionStatus, find_condition, with_condition
@@ -73,9 +74,9 @@ class FabricTestRank:
             found = self._result.figures
             state = "Failed" if why else "Done"
             self._set_result(self._result.model_copy(update={"state": state, "message": why}))
-            rows = [measurements.summarize_rank(one) for one in found]
+            rows = [fabric_verdict.summarize_rank(one) for one in found]
             backend = self._test.spec.formation.backend
-            on_verdict(None if why else measurements.judge(rows, backend))
+            on_verdict(None if why else fabric_verdict.judge(rows, backend))
 
     async def _run(self, folder: Path) -> str:
         """Run the rank to its end; return the error, "" if there is none."""
@@ -86,7 +87,7 @@ class FabricTestRank:
                 return
             rounds.append(message)
             if sum(one.size == message.size for one in rounds) == spec.rounds:
-                done = measurements.figures_by_size(rounds)
+                done = rank_process.figures_by_size(rounds)
                 self._set_result(self._result.model_copy(update={"figures": done}))
 
         try:
@@ -98,7 +99,7 @@ class FabricTestRank:
         if not why:
             # A wrong warm-up round counts, in addition to the requested rounds.
             self._set_result(
-                self._result.model_copy(update={"figures": measurements.figures_by_size(rounds)})
+                self._result.model_copy(update={"figures": rank_process.figures_by_size(rounds)})
             )
         return why
 

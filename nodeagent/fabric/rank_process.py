@@ -9,21 +9,22 @@ import contextlib
 import json
 import sys
 from asyncio.subprocess import PIPE, Process
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeAlias
 
-from schemas.fabrictest import FabricTestSpec
+from schemas.fabrictest import (
+    CONNECT_TIMEOUT_S,
+    ROUND_TIMEOUT_S,
+    FabricFigures,
+    FabricTestSpec,
+)
 from schemas.formation import Rendezvous
 from schemas.shardgroup import Backend
 
 FABRIC_MODULE = "nodeagent.fabric"
-# A rank of MLX's ring tries for 31 s to reach its neighbour (MLX 0.32: 1, 2, 4, 8, 16 s); rank 0 waits forever.
-CONNECT_TIMEOUT_S = 45
-# 64 MB around a ring over Wi-Fi at 3 MB/s.
-ROUND_TIMEOUT_S = 60
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -181,6 +182,21 @@ def decode_message(line: bytes) -> RankMessage | None:
             return RankBroken(why=why)
         case _:
             return None
+
+
+def figures_by_size(rounds: Iterable[SumRound]) -> tuple[FabricFigures, ...]:
+    """Return the rounds by size, in their order."""
+    by_size: dict[int, list[SumRound]] = {}
+    for one in rounds:
+        by_size.setdefault(one.size, []).append(one)
+    return tuple(
+        FabricFigures(
+            size=size,
+            times_us=tuple(one.took_us for one in found),
+            wrong=sum(not one.is_right for one in found),
+        )
+        for size, found in by_size.items()
+    )
 
 
 # The child's own alarm ends it at its deadlines; this is for a frozen child.

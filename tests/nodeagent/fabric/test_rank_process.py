@@ -13,6 +13,7 @@ import pytest
 from machinery.clock import SystemClock
 from nodeagent.fabric import rank_process
 from nodeagent.fabric.rank_process import FabricRankOrder, RankMessage, RanksConnected, SumRound
+from schemas import fabrictest
 from schemas.fabrictest import FabricTestSpec
 from schemas.formation import Formation, Seat, rendezvous
 from tests.support.fleet import fleetctl
@@ -103,7 +104,7 @@ async def test_a_parent_that_stops_leaves_no_rank(tmp_path: Path) -> None:
 
 def test_a_rank_ends_by_the_kernels_alarm(tmp_path: Path) -> None:
     """The alarm has its default action, and is armed before MLX is asked to connect."""
-    assert rank_process.CONNECT_TIMEOUT_S > 31
+    assert fabrictest.CONNECT_TIMEOUT_S > 31
     command = rank_process.rank_command(order(tmp_path))
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         try:

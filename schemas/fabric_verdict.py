@@ -1,10 +1,9 @@
-"""The measurements of a fabric test: sums over rounds and ranks, and the verdict over the cables. Pure."""
+"""The verdict over the cables of a group from the figures of a fabric test. Pure."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean, median
 
-from nodeagent.fabric.rank_process import SumRound
 from schemas.fabrictest import MIB, FabricFigures, FabricRank
 from schemas.shardgroup import Backend
 
@@ -29,21 +28,6 @@ class SizeSummary:
     """10^9 bytes of the array per second, over the mean time of the rounds."""
     peak_gb_s: float
     """The same over the fastest round."""
-
-
-def figures_by_size(rounds: Iterable[SumRound]) -> tuple[FabricFigures, ...]:
-    """Return the rounds by size, in their order."""
-    by_size: dict[int, list[SumRound]] = {}
-    for one in rounds:
-        by_size.setdefault(one.size, []).append(one)
-    return tuple(
-        FabricFigures(
-            size=size,
-            times_us=tuple(one.took_us for one in found),
-            wrong=sum(not one.is_right for one in found),
-        )
-        for size, found in by_size.items()
-    )
 
 
 def summarize_rank(found: FabricFigures) -> SizeSummary:

@@ -1,4 +1,4 @@
-"""The sums over rounds, the verdict over cables, and the messages between a rank and its parent."""
+"""The messages between a rank and its parent, its order, and the figures over rounds."""
 
 from pathlib import Path
 
@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleetctl.fabric.bench import verdict_text
-from nodeagent.fabric import measurements, rank_process
+from nodeagent.fabric import rank_process
 from nodeagent.fabric.rank_process import (
     FabricRankOrder,
     RankBroken,
@@ -15,52 +14,11 @@ from nodeagent.fabric.rank_process import (
     RanksConnected,
     SumRound,
 )
-from schemas.fabrictest import MIB, FabricFigures, FabricRank, FabricTestSpec
+from schemas import fabric_verdict
+from schemas.fabrictest import FabricTestSpec
 from schemas.formation import Formation, Seat, rendezvous
 from schemas.shardgroup import Backend
 from tests.support.clock import FakeClock
-
-
-def rank(number: int, *found: FabricFigures) -> FabricRank:
-    return FabricRank(test_uid="u", rank=number, node=f"n-{number}", state="Done", figures=found)
-
-
-def measured(size: int, *times_us: float, wrong: int = 0) -> FabricFigures:
-    return FabricFigures(size=size, times_us=times_us, wrong=wrong)
-
-
-def test_a_row_is_that_of_the_slowest_rank() -> None:
-    (row,) = measurements.summarize_ranks(
-        [
-            rank(0, measured(64 * MIB, 8_000, 12_000)),
-            rank(1, measured(64 * MIB, 10_000, 30_000, wrong=1)),
-        ]
-    )
-    assert (row.rounds, row.wrong, row.least_us, row.median_us, row.most_us) == (2, 1, 10_000, 20_000, 30_000)  # fmt: skip
-    assert row.average_gb_s == pytest.approx(64 * MIB / 20_000e-6 / 1e9)
-    assert row.peak_gb_s == pytest.approx(64 * MIB / 10_000e-6 / 1e9)
-
-
-# 64 MiB in 13.4 ms is 5.008 GB/s, in 13.5 ms 4.971.
-@pytest.mark.parametrize(
-    ("backend", "found", "reason"),
-    [
-        ("jaccl", measured(64 * MIB, 13_400), "Measured"),
-        ("jaccl", measured(64 * MIB, 13_500), "TooSlow"),
-        ("jaccl-ring", measured(64 * MIB, 13_500), "TooSlow"),
-        ("ring", measured(64 * MIB, 1e7), "Measured"),
-        ("jaccl", measured(4 * MIB, 1e7), "Measured"),
-        ("ring", measured(4096, 1, wrong=1), "WrongSums"),
-        ("jaccl", measured(64 * MIB, 13_400, wrong=1), "WrongSums"),
-    ],
-)
-def test_what_figures_say_of_cables(backend: Backend, found: FabricFigures, reason: str) -> None:
-    verdict = measurements.judge([measurements.summarize_rank(found)], backend)
-    assert (verdict.reason, verdict.is_healthy) == (reason, reason == "Measured")
-    assert verdict.message
-    says_healthy = verdict_text(verdict).startswith("healthy")
-    assert says_healthy == (backend != "ring" and found.size == 64 * MIB and reason == "Measured")
-
 
 rounds = st.builds(
     SumRound,
@@ -72,10 +30,10 @@ rounds = st.builds(
 
 @given(found=st.lists(rounds, max_size=12))
 def test_every_round_is_counted_once(found: list[SumRound]) -> None:
-    made = measurements.figures_by_size(found)
+    made = rank_process.figures_by_size(found)
     assert sum(len(one.times_us) for one in made) == len(found)
     assert sum(one.wrong for one in made) == sum(not one.is_right for one in found)
-    for one in map(measurements.summarize_rank, made):
+    for one in map(fabric_verdict.summarize_rank, made):
         assert one.least_us <= one.median_us <= one.most_us
         assert 0 < one.average_gb_s <= one.peak_gb_s * (1 + 1e-9)
 
