@@ -13,6 +13,7 @@ from reconciler.autoscaling.autoscaler import Autoscaler
 from reconciler.demand.scraper import DemandScraper
 from reconciler.event_handlers import EventHandlers
 from reconciler.execute import Executor
+from reconciler.fabric.checker import FabricChecker
 from reconciler.gitops.controller import GitOpsController
 from reconciler.gitops.credentials import GitSettings
 from reconciler.listers.caches import make_caches
@@ -129,6 +130,13 @@ class Controller:
             on_change=lambda name: self._queue.add(ObjectKey("ModelDeployment", name)),
             dialer=self._dialer,
         )
+        fabric = FabricChecker(
+            self._lister,
+            self._transport,
+            self._clock,
+            fence=lambda: leadership.guard,
+            on_change=self._queue.add,
+        )
         # A new leader starts with an empty memory, so it waits before it replaces or scales down anything.
         state = LeaderState(
             liveness=self._liveness,
@@ -136,6 +144,7 @@ class Controller:
             autoscaler=Autoscaler(),
             demand=demand,
             baselines=CanaryBaselines(),
+            fabric=fabric,
             waiting_for_room=self._handlers.waiting_for_room,
         )
         reconciler = Reconciler(self._lister, state, executor, self._recorder, self._clock)
@@ -155,6 +164,7 @@ class Controller:
             group.create_task(run_loop(self._queue, reconcile_as_leader, transient=(StoreError,)))
             group.create_task(self._record_node_events())
             group.create_task(demand.run())
+            group.create_task(fabric.run())
             group.create_task(self._sweep(executor))
             if self._gitops is not None:
                 group.create_task(self._gitops.lead(leadership))

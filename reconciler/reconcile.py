@@ -12,6 +12,8 @@ from reconciler.autoscaling.autoscaler import Autoscaler, ScalingDecision
 from reconciler.demand.scraper import DemandScraper
 from reconciler.events import DeploymentEvents
 from reconciler.execute import Executor
+from reconciler.fabric.checker import FabricChecker
+from reconciler.groups.fabric_checks import FABRIC_HEALTHY
 from reconciler.listers.caches import wait_for_revision
 from reconciler.listers.lister import Lister
 from reconciler.nodes.liveness import NodeLiveness, Now
@@ -66,6 +68,7 @@ class LeaderState:
     autoscaler: Autoscaler
     demand: DemandScraper
     baselines: CanaryBaselines
+    fabric: FabricChecker
     waiting_for_room: set[str]
     """Deployments that go on as soon as there is more room."""
 
@@ -361,6 +364,8 @@ class Reconciler:
     ) -> None:
         self._lister = lister
         self._executor = executor
+        self._recorder = recorder
+        self._fabric = state.fabric
         self._clock = clock
         events = DeploymentEvents(lister, recorder)
         self._deployments = DeploymentReconciler(lister, state, executor, events, clock)
@@ -385,6 +390,19 @@ class Reconciler:
         if new is None or old == new or self._lister.is_newer(key):
             return
         await self._executor.write_status(key, new, version=self._lister.spec_version(key))
+        if isinstance(found, ShardGroup):
+            await self._record_fabric_event(found, old, new)
+
+    async def _record_fabric_event(
+        self, group: ShardGroup, old: Status | None, new: Status
+    ) -> None:
+        """Record that the cables of the group became unhealthy."""
+        before = None if old is None else find_condition(old.conditions, FABRIC_HEALTHY)
+        after = find_condition(new.conditions, FABRIC_HEALTHY)
+        was_false = before is not None and before.status is ConditionStatus.FALSE
+        if after is not None and after.status is ConditionStatus.FALSE and not was_false:
+            about = ObjectReference(kind="ShardGroup", name=group.name, uid=group.metadata.uid)
+            await self._recorder.record(about, after.reason, after.message, type_="Warning")
 
     def _status_of(self, key: ObjectKey, found: ApiObject) -> Status | None:
         """Return the status of an object that is only described, never acted on."""
@@ -399,6 +417,7 @@ class Reconciler:
                     known=set(lister.node_names()),
                     ready=lister.ready_nodes(),
                     replicas=[one.name for one in lister.replicas_on_group(found.name)],
+                    fabric=self._fabric.view(found),
                 )
                 return status.group_status(found, context, old=old, now=now)
             case ModelRoute():

@@ -2,11 +2,12 @@
 
 from collections.abc import Iterator, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 
 from reconciler.autoscaling.autoscaler import ScalingDecision
 from reconciler.groups.epochs import Epoch, next_attempt_text
+from reconciler.groups.fabric_checks import FabricCheckView, fabric_condition, with_check
 from reconciler.nodes.node_state import NodeContext, NodeState, flap_message
 from reconciler.placement.memory_proof import proof_corrections
 from reconciler.placement.refusals import CRASH_LOOPING, Unschedulable, is_crash_loop, summary_line
@@ -184,6 +185,8 @@ class GroupContext:
     """Nodes that hold a lease."""
     replicas: Sequence[str] = ()
     """Replicas that run on the group."""
+    fabric: FabricCheckView = field(default_factory=FabricCheckView)
+    """Checks of its cables that the status does not hold yet."""
 
 
 def group_status(
@@ -204,13 +207,19 @@ def group_status(
         notes.insert(0, f"{len(alive)} of {size} members ready")
         reason = "UnknownNode" if unknown else "MemberNotReady"
         own = condition("Ready", reason, "; ".join(notes), holds=False)
+    checks = old.fabric_checks if isinstance(old, ShardGroupStatus) else ()
+    if context.fabric.finished is not None:
+        checks = with_check(checks, context.fabric.finished)
+    fabric = fabric_condition(group, checks, context.fabric.waits_for)
+    found = (own,) if fabric is None else (own, fabric)
     generation = group.metadata.generation
     return ShardGroupStatus(
         observed_generation=generation,
         members=len(members),
         ready_members=len(alive),
         replicas=tuple(context.replicas),
-        conditions=stamp_conditions(old, (own,), generation=generation, now=now),
+        fabric_checks=checks,
+        conditions=stamp_conditions(old, found, generation=generation, now=now),
     )
 
 

@@ -1,11 +1,14 @@
 """ShardGroup: Macs that are cabled into one larger machine, and how a model is split over them."""
 
 import ipaddress
+from datetime import datetime
 from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, Field, StringConstraints, model_validator
 
+from schemas import duration
 from schemas.deployment import ModelPath
+from schemas.duration import PositiveDuration
 from schemas.meta import ApiModel, ApiObject, Examples, ObjectName, Status
 from schemas.pools import NodeSelector
 
@@ -90,6 +93,29 @@ class Fallback(ApiModel):
         return self
 
 
+_LEAST_INTERVAL = "10m"
+
+
+def _not_too_often(text: str) -> str:
+    if duration.parse(text) < duration.parse(_LEAST_INTERVAL):
+        raise ValueError(
+            f"must be at least {_LEAST_INTERVAL}: a check takes the cables for up to minutes"
+        )
+    return text
+
+
+CheckInterval = Annotated[
+    PositiveDuration, AfterValidator(_not_too_often), Examples(("10m", "24h"))
+]
+
+
+class FabricPolicy(ApiModel):
+    """Regular checks of the group's cables."""
+
+    check_interval: CheckInterval = "24h"
+    """Time between two checks, from 10m. A check waits, or ends, while a replica is placed on the group."""
+
+
 class ShardGroupSpec(ApiModel):
     """The Macs of a group, and how they work together."""
 
@@ -118,6 +144,8 @@ class ShardGroupSpec(ApiModel):
     other, so they otherwise listen on Thunderbolt, link-local and loopback addresses only."""
     reservation: Literal["Shared", "Exclusive"] = "Shared"
     """Exclusive keeps single-Mac replicas off the members; Shared allows them."""
+    fabric: FabricPolicy | None = None
+    """Regular checks of the cables. Default: none; `fleetctl fabric bench` measures at once."""
 
     @model_validator(mode="after")
     def _names_its_macs(self) -> Self:
@@ -154,6 +182,29 @@ class ShardGroupSpec(ApiModel):
         return self.size or len(self.members)
 
 
+MOST_CHECKS = 30
+
+
+class FabricCheck(ApiModel):
+    """The result of one regular check of a group's cables."""
+
+    at: datetime
+    """The end of the check."""
+    nodes: tuple[ObjectName, ...]
+    """The Macs that took part, in rank order."""
+    backend: Backend
+    outcome: Literal["Healthy", "Unhealthy", "Failed"]
+    """Failed: the check did not finish, and says nothing about the cables."""
+    reason: str
+    """One CamelCase word for machines."""
+    message: str = ""
+    """One sentence for people."""
+    gb_per_second: float | None = None
+    """10^9 bytes of a 64 MB array per second, of the slowest rank; None if the check did not finish."""
+    usual_gb_per_second: float | None = None
+    """Median speed of the earlier healthy checks of the same Macs; None if there are fewer than three."""
+
+
 class ShardGroupStatus(Status):
     """The observed state of a group."""
 
@@ -163,6 +214,8 @@ class ShardGroupStatus(Status):
     """Members whose agent is alive."""
     replicas: tuple[ObjectName, ...] = ()
     """Replicas that run on it."""
+    fabric_checks: Annotated[tuple[FabricCheck, ...], Field(max_length=MOST_CHECKS)] = ()
+    """The last regular checks of its cables, the newest last."""
 
 
 class ShardGroup(ApiObject):

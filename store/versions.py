@@ -75,7 +75,8 @@ HISTORIES: Mapping[str, VersionHistory] = {
     "ApiKey": VersionHistory(current=2, steps={1: _role_for_admin}),
     "ModelDeployment": _ONE_MORE_FIELD,  # rateLimit and cacheSharing in its routing
     "ModelRoute": _ONE_MORE_FIELD,
-    "ShardGroup": _ONE_MORE_FIELD,  # allowUnencryptedRing
+    "ShardGroup": _TWO_MORE_FIELDS,  # allowUnencryptedRing; fabric, and fabricChecks in its status
+    "ShardGroupStatus": _ONE_MORE_FIELD,  # fabricChecks
 }
 _FIRST = VersionHistory()
 

@@ -22,7 +22,6 @@ LOOPS = (*ROOMS, "gateway", "engine")
 # Waits that repeat nothing that failed: periods, polls of own children and files, and answers to users.
 PERIODS = {
     "fleetctl/doctor/observe.py": "looks a second time at what may still be under way",
-    "fleetctl/fabric/bench.py": "polls the progress of a test",
     "fleetctl/fleets/lifecycle.py": "polls the end of own processes",
     "fleetctl/fleets/local_fleet.py": "polls the start and end of own processes",
     "fleetctl/fleets/join_client.py": "waits as long as the join port asks for, or for its backoff",
@@ -62,6 +61,8 @@ PERIODS = {
     "reconciler/demand/scraper.py": "requests metrics once a second, answered or not",
     "reconciler/event_handlers.py": "collects changes before it acts",
     "reconciler/gitops/fetcher.py": "measures the memory of the fetch process",
+    "reconciler/fabric/checker.py": "looks which checks are due, and whether a replica came",
+    "reconciler/fabric/runs.py": "polls the progress of a test",
     "reconciler/join/port.py": "answers every refused token after the same time",
     "store/etcd/authentication.py": "waits for the end of its backoff",
     "store/etcd/member/embedded.py": "polls the start of its own etcd",

@@ -8,6 +8,7 @@ import click
 
 from fleetctl.cli import arguments
 from fleetctl.cli.connect import open_store, run, store_options
+from fleetctl.fabric import history
 from fleetctl.fleets import api_keys
 from fleetctl.objects import reader, targets
 from fleetctl.objects.kind_args import WITH_API_KEYS, kind_of
@@ -113,6 +114,8 @@ def _fields_text(one: ManagedFieldsEntry) -> str:
 
 Obj = TypeVar("Obj", bound=ApiObject)
 _SHORT_HASH = 12
+# `fleetctl fabric history` shows them all.
+_CHECKS_SHOWN = 5
 
 
 async def kind_sections(transport: Transport, obj: ApiObject, now: datetime) -> list[str]:
@@ -132,7 +135,7 @@ async def kind_sections(transport: Transport, obj: ApiObject, now: datetime) -> 
             found = [node for node in await _read_all(transport, Node) if in_pool(obj, node)]
             parts = [await _node_table(transport, "Nodes", found)]
         case ShardGroup():
-            parts = await _group_sections(transport, obj)
+            parts = await _group_sections(transport, obj, now)
         case ModelRoute():
             parts = [await _backend_section(transport, obj)]
         case GitSource():
@@ -190,7 +193,7 @@ async def _pool_line(transport: Transport, node: Node) -> str:
     return f"Pools: {', '.join(sorted(found)) or '<none>'}"
 
 
-async def _group_sections(transport: Transport, group: ShardGroup) -> list[str]:
+async def _group_sections(transport: Transport, group: ShardGroup, now: datetime) -> list[str]:
     """Return the members of a group in rank order, missing ones included, and the replicas on them."""
     nodes = {node.name: node for node in await _read_all(transport, Node)}
     ready = await reader.ready_nodes(transport)
@@ -211,7 +214,12 @@ async def _group_sections(transport: Transport, group: ShardGroup) -> list[str]:
     titles = ("NODE", "STATUS", "CHIP", "FOR MODELS", "ROLE", "ADDRESSES")
     on_it = frozenset(group.status.replicas if group.status is not None else ())
     replicas = await _replica_section(transport, lambda one: one.name in on_it)
-    return [table_section("Members", titles, rows), replicas]
+    checks = history.check_rows(history.checks_of(group)[-_CHECKS_SHOWN:], now)
+    return [
+        table_section("Members", titles, rows),
+        replicas,
+        table_section("Checks of the cables", history.TITLES, checks),
+    ]
 
 
 async def _backend_section(transport: Transport, route: ModelRoute) -> str:

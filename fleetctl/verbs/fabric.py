@@ -344,6 +344,7 @@ def matrix_tree(nodes: Reported, group: ShardGroup | None) -> dict[str, Tree]:
 _VERBS = {
     "bench": "fleetctl.fabric.bench:bench",
     "check": "fleetctl.verbs.fabric:check",
+    "history": "fleetctl.fabric.history:history",
     "matrix": "fleetctl.verbs.fabric:matrix",
 }
 

@@ -74,7 +74,7 @@ SECTION: Final = ReasonSection(
 )
 
 OTHER_KINDS: Final = ReasonSection(
-    title="ModelRoute, NodePool, ShardGroup: Accepted, Ready",
+    title="ModelRoute, NodePool, ShardGroup: Accepted, Ready, FabricHealthy",
     shown_by="fleetctl describe KIND NAME",
     reasons=(
         problem(
@@ -96,6 +96,15 @@ OTHER_KINDS: Final = ReasonSection(
             "UnknownNode",
             "The group names a node that never joined.",
             "Correct the name in `spec.members`, or start the agent with that `--name`.",
+        ),
+        problem(
+            "SlowerThanUsual",
+            "FabricHealthy: a regular check reached less than half of the usual speed of these Macs.",
+            "Replug or replace the cable, compare `fleetctl fabric check`, and see `fleetctl fabric history`.",
+        ),
+        normal(
+            "NotMeasured",
+            "FabricHealthy: no regular check of the cables has run yet; they wait while a replica uses the group.",
         ),
         normal("BackendsFound", "All deployments of the route exist."),
         normal("NodesReady", "The pool has a Mac that is ready."),

@@ -211,6 +211,9 @@ def _reconciler() -> list[Permission]:
         # The reports about a replica are deleted with the replica.
         prefix_permission(keys.RANK_PREFIX, Right.READWRITE),
         prefix_permission(keys.NODE_LIFE_PREFIX, Right.READWRITE),
+        # The leader checks the cables of groups regularly.
+        prefix_permission(keys.FABRIC_TEST_PREFIX, Right.READWRITE),
+        prefix_permission(keys.FABRIC_RANK_PREFIX, Right.READ),
         # A watch on a key is a watch on everything that begins with it.
         prefix_permission(keys.ELECTION_RECONCILER, Right.READWRITE),
         prefix_permission(keys.event_prefix("reconciler"), Right.READWRITE),

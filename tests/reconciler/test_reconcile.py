@@ -13,6 +13,7 @@ from manifests import delete
 from reconciler.autoscaling.autoscaler import Autoscaler
 from reconciler.demand.scraper import DemandScraper
 from reconciler.execute import Executor
+from reconciler.fabric.checker import FabricChecker
 from reconciler.listers.caches import make_caches
 from reconciler.listers.lister import Lister
 from reconciler.nodes.liveness import NodeLiveness
@@ -54,6 +55,13 @@ class World:
             autoscaler=Autoscaler(),
             demand=demand,
             baselines=CanaryBaselines(),
+            fabric=FabricChecker(
+                Lister(self.caches),
+                self.transport,
+                self.clock,
+                fence=fence,
+                on_change=lambda _: None,
+            ),
             waiting_for_room=set(),
         )
         recorder = EventRecorder(self.transport, self.clock, source="reconciler")

@@ -1,6 +1,7 @@
 """The verbs `fleetctl fabric check` and `matrix`: output for given Macs, and on a real store."""
 
 import json
+from datetime import UTC, datetime
 
 import click
 import pytest
@@ -17,7 +18,7 @@ from schemas.deployment import (
 )
 from schemas.meta import Condition, ConditionStatus, ObjectMeta
 from schemas.node import Node
-from schemas.shardgroup import ShardGroup, ShardGroupSpec
+from schemas.shardgroup import FabricCheck, ShardGroup, ShardGroupSpec, ShardGroupStatus
 from store import codec, keys
 from store.port import Put
 from tests.support.fleet import Fleet
@@ -276,6 +277,39 @@ async def test_a_deployment_that_the_group_cannot_run_is_listed(fleet: MemoryFle
         "groups"
     ]
     assert [one["deployment"] for one in pair["unplaced"]] == ["big"]
+
+
+async def test_the_history_of_checks_is_shown(fleet: MemoryFleet) -> None:
+    two_groups = await with_two_groups(fleet)
+    old = FabricCheck(
+        at=datetime(2026, 1, 1, tzinfo=UTC),
+        nodes=("node-1", "node-2"),
+        backend="ring",
+        outcome="Healthy",
+        reason="Measured",
+        gb_per_second=1.2,
+    )
+    slower = {"outcome": "Unhealthy", "reason": "SlowerThanUsual", "usual_gb_per_second": 1.2}
+    new = old.model_copy(update={**slower, "gb_per_second": 0.4})
+    status = codec.encode(ShardGroupStatus(fabric_checks=(old, new)))
+    await two_groups.store.commit(
+        [], [Put(key=keys.status_key("ShardGroup", "pair"), value=status)]
+    )
+    done = await two_groups.ctl("fabric", "history", "pair")
+    assert done.code == 1
+    head, titles, first, second = done.out.splitlines()
+    assert head == "shardgroup/pair: no regular checks; set spec.fabric.checkInterval"
+    assert titles.split() == ["AGE", "RESULT", "SPEED", "USUAL", "MACS", "REASON", "MESSAGE"]
+    assert first.split()[1:7] == ["Unhealthy", "0.4", "GB/s", "1.2", "GB/s", "node-1,node-2"]
+    assert second.split()[1:6] == ["Healthy", "1.2", "GB/s", "-", "node-1,node-2"]
+    (tree,) = json.loads((await two_groups.ctl("fabric", "history", "pair", "-o", "json")).out)[
+        "groups"
+    ]
+    assert [one["gbPerSecond"] for one in tree["checks"]] == [1.2, 0.4]
+    assert (await two_groups.ctl("fabric", "history", "fast")).code == 0
+    described = (await two_groups.ctl("describe", "shardgroup", "pair")).out
+    assert "Checks of the cables:" in described
+    assert "SlowerThanUsual" in described
 
 
 async def test_a_store_without_groups(fleet: MemoryFleet) -> None:
