@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -374,6 +375,28 @@ def test_the_tree_and_the_summary_count_findings() -> None:
     assert findings_tree(findings(ready=frozenset()))["ok"] is False
     assert summary_line(several) == "11 OK, 1 WARN, 0 FAIL"
     assert count_level(several, "WARN") == 1
+
+
+def test_where_since_when_and_the_fix_of_a_finding_are_shown() -> None:
+    began = datetime(2026, 11, 22, 8, tzinfo=UTC)
+    found = [
+        Finding(check="sleep", level="WARN", message="may sleep", advice="sudo pmset -c sleep 0",
+                node="mac-1", since=began, fix="power"),
+        Finding(check="clock", level="UNKNOWN", message="nobody knows"),
+    ]  # fmt: skip
+    assert format_findings(found) == (
+        "WARN     sleep  node/mac-1: may sleep (since 2026-11-22 08:00+00:00)\n"
+        "                sudo pmset -c sleep 0\n"
+        "UNKNOWN  clock  nobody knows\n"
+        "\n"
+        "0 OK, 1 WARN, 0 FAIL, 1 UNKNOWN"
+    )
+    tree = findings_tree(found)
+    assert tree["ok"] is True
+    assert tree["findings"][0] == {
+        "check": "sleep", "level": "WARN", "message": "may sleep", "advice": "sudo pmset -c sleep 0",
+        "node": "mac-1", "since": "2026-11-22T08:00:00+00:00", "fix": "power",
+    }  # fmt: skip
 
 
 async def test_an_empty_store_fails(shared: Fleet) -> None:
