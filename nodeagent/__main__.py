@@ -161,6 +161,7 @@ def main(log_level: LogLevel, log_format: LogFormat, **options: Any) -> None:
         name=identity.name,
         status=describe(facts, identity, options),
         casts_to_float32=facts.os == "Linux",
+        is_memory_chosen=bool(options["memory"]),
         start_concurrency=options["start_concurrency"],
         api_port=options["api_port"],
         api_security=api_security(options),

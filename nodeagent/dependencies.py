@@ -61,6 +61,8 @@ class AgentConfig:
     """The node's status without its models, which are inspected later."""
     name: str
     casts_to_float32: bool
+    is_memory_chosen: bool = False
+    """True if `--memory` chose the memory for models."""
     inspect_every_s: float = 10.0
     """The interval in which model folders and the machine are inspected without an event: a person may change them."""
     lease_s: int = LEASE_TTL_S

@@ -39,7 +39,10 @@ class MachineStatus:
         *,
         every_s: float,
         limit_s: float = _READ_TIMEOUT_S,
+        is_memory_chosen: bool = False,
     ) -> None:
+        """Read at most every `every_s`; `is_memory_chosen` says that the agent has `--memory`."""
+        self._is_memory_chosen = is_memory_chosen
         self._readings = readings
         self._clock = clock
         self._every_s = every_s
@@ -65,6 +68,7 @@ class MachineStatus:
             disk_free_bytes=described.disk_free_bytes if described.disk_bytes else None,
             power=described.power,
             is_owner_active=described.is_owner_active,
+            wired_limit=described.wired_limit,
         )
 
     @property
@@ -112,13 +116,20 @@ class MachineStatus:
         """Return the status with the machine's conditions, and without the memory that others wired."""
         past = self._past
         recommended, _ = gpu_memory_limit(status.memory_bytes, None)
+        configured = machine_conditions.with_wired_limit(
+            status.allocatable_bytes,
+            status.memory_bytes,
+            past.wired_limit,
+            is_chosen=self._is_memory_chosen,
+        )
         return status.model_copy(
             update={
                 "fabric": self._fabric or status.fabric,
                 "conditions": past.conditions,
                 "allocatable_bytes": machine_conditions.allocatable_bytes(
-                    status.allocatable_bytes, recommended, past
+                    configured, recommended, past
                 ),
+                "wired_limit": past.wired_limit,
                 "disk_bytes": past.disk_bytes,
                 "disk_free_bytes": past.disk_free_bytes or 0,
                 "power": past.power,
@@ -148,7 +159,11 @@ class NodeDescriber:
         # Models are inspected in bursts; the machine need not be read at each inspection.
         every_s = config.inspect_every_s / 2
         self._machine = (
-            MachineStatus(readings, clock, every_s=every_s) if readings is not None else None
+            MachineStatus(
+                readings, clock, every_s=every_s, is_memory_chosen=config.is_memory_chosen
+            )
+            if readings is not None
+            else None
         )
 
     def request(self) -> None:

@@ -9,6 +9,7 @@ from reconciler.autoscaling.autoscaler import ScalingDecision
 from reconciler.groups.epochs import Epoch, next_attempt_text
 from reconciler.groups.fabric_checks import FabricCheckView, fabric_condition, with_check
 from reconciler.nodes.node_state import NodeContext, NodeState, flap_message
+from reconciler.nodes.wired_limits import wired_limit_condition
 from reconciler.placement.memory_proof import proof_corrections
 from reconciler.placement.refusals import CRASH_LOOPING, Unschedulable, is_crash_loop, summary_line
 from reconciler.rollout.progress import RolloutProgress
@@ -329,13 +330,16 @@ def node_life_status(
 
     Its condition Ready records since when; whether a node is ready is decided by its lease.
     """
-    conditions = (
+    conditions: tuple[Condition, ...] = (
         _node_ready(is_ready=is_ready),
         _flapping(context),
         _version_skew(state),
         _held(state, "DuplicateHardware", "DuplicateHardware", other="SameHardware"),
         _held(state, "Withheld", "NodeWithheld", other="PoolPolicy"),
     )
+    limit = None if node.status is None else wired_limit_condition(node, node.status, context.pools)
+    if limit is not None:
+        conditions = (*conditions, limit)
     generation = node.metadata.generation
     return NodeLifeStatus(
         observed_generation=generation,

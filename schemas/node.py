@@ -16,6 +16,8 @@ class FabricInterface(ApiModel):
     address: str
     """Its IPv4 address."""
     is_thunderbolt: bool = False
+    prefix_length: int = 0
+    """Bits of its network, such as 24; 0 if unknown."""
 
 
 class ThunderboltPort(ApiModel):
@@ -202,6 +204,15 @@ class NodeSpec(ApiModel):
     """Keep replicas away unless their deployment tolerates them."""
 
 
+class WiredLimit(ApiModel):
+    """The limit of memory that the GPU may wire, `sysctl iogpu.wired_limit_mb`."""
+
+    mebibytes: int
+    """The effective limit; 0 is macOS's default."""
+    set_by: Literal["Default", "Service", "Other"]
+    """Service: the job of `fleetctl service install --wired-limit`. Other: a person or another program."""
+
+
 class NodeStatus(Status):
     """The agent's report."""
 
@@ -237,6 +248,8 @@ class NodeStatus(Status):
     """The machine's power source."""
     is_owner_active: bool = False
     """True while someone uses the machine: keyboard or mouse within the last minutes."""
+    wired_limit: WiredLimit | None = None
+    """The limit of memory that the GPU may wire; None where there is none, as on Linux, or if it is unknown."""
     labels: Labels = Field(default_factory=dict)
     """Labels the agent was started with."""
     fabric: NodeFabric = NodeFabric()
@@ -289,4 +302,4 @@ def matches(labels: dict[str, str], wanted: dict[str, str]) -> bool:
 
 
 class NodeLifeStatus(Status):
-    """The reconciler's conditions of one node: Ready, Flapping, VersionSkew, DuplicateHardware and Withheld."""
+    """The reconciler's conditions of one node: Ready, Flapping, VersionSkew, DuplicateHardware, Withheld, WiredLimitDiffers."""

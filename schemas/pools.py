@@ -2,11 +2,11 @@
 
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, StringConstraints, model_validator
+from pydantic import AfterValidator, Field, StringConstraints, model_validator
 
 from schemas import quantity
 from schemas.autoscaling import TimeZone
-from schemas.meta import ApiModel, ApiObject, Labels, ObjectName, Status
+from schemas.meta import ApiModel, ApiObject, Examples, Labels, ObjectName, Status
 from schemas.node import Node, effective_labels, matches
 from schemas.quantity import Quantity
 
@@ -64,6 +64,22 @@ class PoolPolicy(ApiModel):
     """Yield: nothing runs on a Mac while its owner uses it."""
 
 
+_LEAST_WIRED = "1Gi"
+
+
+def _enough_to_wire(text: str) -> str:
+    if quantity.parse(text) < quantity.parse(_LEAST_WIRED):
+        raise ValueError(
+            f"must be at least {_LEAST_WIRED}: less leaves no memory for a model; to set nothing, leave the field out"
+        )
+    return text
+
+
+WiredLimitSize = Annotated[
+    Quantity, AfterValidator(_enough_to_wire), Examples(("1Gi", "100Gi", "102400Mi"))
+]
+
+
 class NodePoolSpec(ApiModel):
     """The Macs of a pool, and how the fleet uses them."""
 
@@ -75,6 +91,9 @@ class NodePoolSpec(ApiModel):
     """Resources reserved for the owners of the Macs."""
     policy: PoolPolicy | None = None
     """Times and conditions in which the pool's Macs may be used. Default: always."""
+    wired_limit: WiredLimitSize | None = None
+    """Memory that the GPU of each Mac should be able to wire, such as "100Gi". Setting it needs root: a Mac with another
+    limit gets the condition WiredLimitDiffers with the command. Placement uses the effective limit. Default: left alone."""
     priority: Annotated[int, Field(ge=0, le=100)] = 0
     """Of nodes that fit equally well, those of the pool with the higher priority are taken."""
 

@@ -75,6 +75,9 @@ HISTORIES: Mapping[str, VersionHistory] = {
     "ApiKey": VersionHistory(current=2, steps={1: _role_for_admin}),
     "ModelDeployment": _ONE_MORE_FIELD,  # rateLimit and cacheSharing in its routing
     "ModelRoute": _ONE_MORE_FIELD,
+    "Node": _ONE_MORE_FIELD,  # wiredLimit and the prefixLength of interfaces in its status
+    "NodeStatus": _ONE_MORE_FIELD,
+    "NodePool": _ONE_MORE_FIELD,  # wiredLimit
     "ShardGroup": _TWO_MORE_FIELDS,  # allowUnencryptedRing; fabric, and fabricChecks in its status
     "ShardGroupStatus": _ONE_MORE_FIELD,  # fabricChecks
 }

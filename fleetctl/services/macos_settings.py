@@ -9,6 +9,7 @@ from typing import Final, TypeAlias, assert_never
 
 from fleetctl.services import commands
 from fleetctl.services.changes import FirewallChange, PowerChange, WiredLimitChange
+from schemas.wire import wired_limit
 
 MacSetting: TypeAlias = PowerChange | FirewallChange | WiredLimitChange
 
@@ -21,7 +22,6 @@ POWER_SETTINGS: Final[Mapping[str, str]] = {
     "tcpkeepalive": "1",
 }
 """Settings for mains power. `disablesleep` is none of them: it holds on battery and with a shut lid, too."""
-_WIRED_LIMIT: Final = "iogpu.wired_limit_mb"
 
 
 def parse_power(text: str) -> dict[str, str]:
@@ -57,7 +57,7 @@ async def make(change: MacSetting) -> None:
                 await commands.must_run("socketfilterfw", "--add", change.path)
             await commands.must_run("socketfilterfw", "--unblockapp", change.path)
         case WiredLimitChange():
-            await commands.must_run("sysctl", f"{_WIRED_LIMIT}={change.new}")
+            await commands.must_run("sysctl", f"{wired_limit.SYSCTL}={change.new}")
         case _:
             assert_never(change)
 
@@ -76,7 +76,7 @@ async def undo(change: MacSetting) -> str:
                 await commands.must_run("socketfilterfw", "--remove", change.path)
         case WiredLimitChange():
             if await _wired_limit() == change.new:
-                await commands.must_run("sysctl", f"{_WIRED_LIMIT}={change.old}")
+                await commands.must_run("sysctl", f"{wired_limit.SYSCTL}={change.old}")
         case _:
             assert_never(change)
     return ""
@@ -92,5 +92,5 @@ async def _is_allowed(path: str) -> bool:
 
 
 async def _wired_limit() -> int:
-    found = await commands.must_run("sysctl", "-n", _WIRED_LIMIT)
+    found = await commands.must_run("sysctl", "-n", wired_limit.SYSCTL)
     return int(found.out.strip() or 0)

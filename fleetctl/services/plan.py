@@ -22,8 +22,8 @@ from fleetctl.services.layout import Backend, Layout
 from fleetctl.services.macos_settings import POWER_SETTINGS
 from fleetctl.services.port import ServiceSpec
 from fleetctl.services.programs import PROGRAMS, Part, ServiceCommand
+from schemas.wire import wired_limit
 
-_WIRED_LIMIT_JOB: Final = "wiredlimit"
 _SYSCTL: Final = "/usr/sbin/sysctl"
 
 
@@ -134,11 +134,11 @@ def _settings_of_macos(settings: InstallSettings) -> Iterator[Change]:
         yield FirewallChange(path=str(program.resolve()))
     if settings.wired_limit_mib is not None:
         yield WiredLimitChange(new=settings.wired_limit_mib)
-        label = launchd_plist.label_of(_WIRED_LIMIT_JOB)
-        command = (_SYSCTL, f"iogpu.wired_limit_mb={settings.wired_limit_mib}")
+        label = launchd_plist.label_of(wired_limit.JOB_NAME)
+        command = (_SYSCTL, f"{wired_limit.SYSCTL}={settings.wired_limit_mib}")
         yield FileChange(
             path=str(settings.layout.definitions / f"{label}.plist"),
-            content=launchd_plist.command_plist(_WIRED_LIMIT_JOB, command).decode(),
+            content=launchd_plist.command_plist(wired_limit.JOB_NAME, command).decode(),
         )
 
 

@@ -18,6 +18,7 @@ from fleetctl.output import memory_proof, printers
 from machinery.clock import SystemClock
 from manifests.trees import object_tree
 from manifests.yaml import parser
+from reconciler.nodes.wired_limits import limit_text
 from reconciler.placement import memory_proof as placement_memory_proof
 from schemas import quantity
 from schemas.deployment import ModelDeployment
@@ -151,7 +152,7 @@ async def _node_sections(transport: Transport, node: Node) -> list[str]:
     assigned = await _replica_section(
         transport, lambda one: any(rank.node == node.name for rank in one.spec.ranks)
     )
-    return [yaml_section("Status", shown), await _pool_line(transport, node), assigned]
+    return [yaml_section("Status", shown), *await _pool_lines(transport, node), assigned]
 
 
 async def event_section(transport: Transport, obj: ApiObject, now: datetime) -> str:
@@ -188,9 +189,20 @@ def _refusal_section(deployment: ModelDeployment) -> str:
     return table_section("Nodes that cannot take a replica", ("NODE", "REASON", "MESSAGE"), rows)
 
 
-async def _pool_line(transport: Transport, node: Node) -> str:
-    found = [pool.name for pool in await _read_all(transport, NodePool) if in_pool(pool, node)]
-    return f"Pools: {', '.join(sorted(found)) or '<none>'}"
+async def _pool_lines(transport: Transport, node: Node) -> list[str]:
+    """Return the pools of the node, and the wired limit that they ask for beside the effective one."""
+    found = [pool for pool in await _read_all(transport, NodePool) if in_pool(pool, node)]
+    names = ", ".join(sorted(pool.name for pool in found))
+    lines = [f"Pools: {names or '<none>'}"]
+    limit = None if node.status is None else node.status.wired_limit
+    if limit is not None:
+        asked = [
+            f"{one.spec.wired_limit} (pool {one.name})" for one in found if one.spec.wired_limit
+        ]
+        lines.append(
+            f"Wired limit: effective {limit_text(limit)}; requested {', '.join(sorted(asked)) or '<none>'}"
+        )
+    return lines
 
 
 async def _group_sections(transport: Transport, group: ShardGroup, now: datetime) -> list[str]:

@@ -29,7 +29,7 @@ from nodeagent.hardware.readings import (
     PowerSource,
     RebootReading,
 )
-from nodeagent.hardware.system_text import parse_pairs, parse_positive
+from nodeagent.hardware.system_text import parse_netmask, parse_pairs, parse_positive
 from schemas.node import FabricInterface, NodeFabric
 
 
@@ -242,13 +242,19 @@ class InterfaceAddress(Protocol):
     @property
     def address(self) -> str: ...
 
+    @property
+    def netmask(self) -> str | None: ...
+
 
 def parse_interfaces(interfaces: Mapping[str, Sequence[InterfaceAddress]]) -> NodeFabric:
     """Return the IPv4 addresses of every interface but loopback."""
     return NodeFabric(
         interfaces=tuple(
             FabricInterface(
-                name=name, address=one.address, is_thunderbolt=name.startswith(_THUNDERBOLT_PREFIX)
+                name=name,
+                address=one.address,
+                is_thunderbolt=name.startswith(_THUNDERBOLT_PREFIX),
+                prefix_length=parse_netmask(one.netmask or ""),
             )
             for name in sorted(interfaces)
             for one in interfaces[name]

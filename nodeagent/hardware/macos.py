@@ -11,8 +11,10 @@ import logging
 import re
 import socket
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
+from machinery.files import read_text
 from nodeagent.hardware import system_text
 from nodeagent.hardware.readings import (
     HardwareError,
@@ -27,6 +29,8 @@ from nodeagent.hardware.readings import (
 )
 from nodeagent.hardware.system_text import parse_pairs, parse_positive
 from schemas import chips
+from schemas.node import WiredLimit
+from schemas.wire import wired_limit
 
 UNKNOWN: Final = "unknown"
 MIB: Final = 2**20
@@ -41,7 +45,7 @@ _SYSCTLS: Final = (
     "hw.ncpu",
     "hw.perflevel0.physicalcpu",
     "hw.model",
-    "iogpu.wired_limit_mb",
+    wired_limit.SYSCTL,
 )
 _COMMAND_TIMEOUT_S: Final = 5.0
 _PROFILER_TIMEOUT_S: Final = 20.0  # system_profiler takes seconds when it is cold
@@ -167,7 +171,7 @@ def assemble_facts(seen: FactsOutput) -> HardwareFacts:
     chip = chips.find_chip(name, gpu_cores=gpu_cores, memory_bytes=memory_bytes)
     os_version = parse_os_version(seen.sw_vers)
     limit_bytes, limit_source = gpu_memory_limit(
-        memory_bytes, parse_positive(sysctl.get("iogpu.wired_limit_mb"))
+        memory_bytes, parse_positive(sysctl.get(wired_limit.SYSCTL))
     )
     return HardwareFacts(
         chip=name,
@@ -303,6 +307,24 @@ class ReadingOutput:
     therm: str = ""
     batt: str = ""
     hid: str = ""
+    wired_job: str = ""
+    """The property list of the job that sets the wired limit at boot; "" if there is none."""
+
+
+def parse_wired_limit(sysctl: str, job: str) -> WiredLimit | None:
+    """Return the limit in `sysctl iogpu.wired_limit_mb`, and what set it; None if this Mac has none.
+
+    The job's command has the value that it sets. What set another value is not recorded anywhere.
+    """
+    text = parse_pairs(sysctl).get(wired_limit.SYSCTL, "")
+    if not re.fullmatch(r"\d{1,9}", text, re.ASCII):
+        return None
+    limit = int(text)
+    planned = re.search(rf"{re.escape(wired_limit.SYSCTL)}=(\d{{1,9}})\b", job, re.ASCII)
+    if limit == 0:
+        return WiredLimit(mebibytes=0, set_by="Default")
+    is_ours = planned is not None and int(planned[1]) == limit
+    return WiredLimit(mebibytes=limit, set_by="Service" if is_ours else "Other")
 
 
 def parse_heat(thermal_level: str, therm: str) -> HeatReading | None:
@@ -345,6 +367,7 @@ def assemble_reading(printed: ReadingOutput) -> MachineReading:
         else RebootReading(total_bytes=total, wired_bytes=seen.wired_bytes),
         power=parse_power(printed.batt),
         owner_idle_s=parse_idle_s(printed.hid),
+        wired_limit=parse_wired_limit(printed.sysctl, printed.wired_job),
     )
 
 
@@ -359,7 +382,7 @@ async def read_reading() -> MachineReading:
     """Run the commands concurrently, each with its own timeout; a failed one leaves its part unknown."""
     commands = (
         ("/usr/bin/vm_stat",),
-        ("/usr/sbin/sysctl", PRESSURE_SYSCTL, _MEMORY_SYSCTL),
+        ("/usr/sbin/sysctl", PRESSURE_SYSCTL, _MEMORY_SYSCTL, wired_limit.SYSCTL),
         ("/usr/bin/notifyutil", "-g", _THERMAL_NAME),
         ("/usr/bin/pmset", "-g", "therm"),
         ("/usr/bin/pmset", "-g", "batt"),
@@ -377,6 +400,12 @@ async def read_reading() -> MachineReading:
     vm_stat, sysctl, level, therm, batt, hid = (task.result() or "" for task in tasks)
     return assemble_reading(
         ReadingOutput(
-            vm_stat=vm_stat, sysctl=sysctl, thermal_level=level, therm=therm, batt=batt, hid=hid
+            vm_stat=vm_stat,
+            sysctl=sysctl,
+            thermal_level=level,
+            therm=therm,
+            batt=batt,
+            hid=hid,
+            wired_job=read_text(Path(wired_limit.JOB_FILE)),
         )
     )

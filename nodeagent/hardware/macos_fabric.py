@@ -43,8 +43,8 @@ class FabricOutput:
 class InterfaceConfig:
     """The addresses and bridge members in `ifconfig`."""
 
-    addresses: tuple[tuple[str, str], ...] = ()
-    """(interface, IPv4 address), without loopback."""
+    addresses: tuple[tuple[str, str, int], ...] = ()
+    """(interface, IPv4 address, bits of its network or 0), without loopback."""
     bridged: frozenset[str] = frozenset()
     """Interfaces in a bridge that is up; `mlx.distributed_config` takes such a bridge down and keeps its members."""
 
@@ -86,7 +86,7 @@ def parse_hardware_ports(networksetup: str) -> dict[str, str]:
 
 def parse_ifconfig(text: str) -> InterfaceConfig:
     """Parse `ifconfig`: the address of each interface, and the members of bridges."""
-    addresses: list[tuple[str, str]] = []
+    addresses: list[tuple[str, str, int]] = []
     bridged: set[str] = set()
     name, is_up = "", False
     for line in text.splitlines():
@@ -98,7 +98,9 @@ def parse_ifconfig(text: str) -> InterfaceConfig:
             continue
         inet = re.match(r"\s+inet (\d{1,3}(?:\.\d{1,3}){3})\b", line, re.ASCII)
         if inet:
-            addresses.append((name, inet[1]))
+            mask = re.search(r" netmask (0x[0-9a-f]{8})\b", line, re.ASCII)
+            bits = system_text.parse_netmask(mask[1]) if mask else 0
+            addresses.append((name, inet[1], bits))
         member = re.match(r"\s+member: (\S+) flags=", line, re.ASCII)
         if member and is_up and name.startswith("bridge"):
             bridged.add(member[1])
@@ -163,8 +165,13 @@ def assemble_fabric(printed: FabricOutput) -> NodeFabric:
     over_thunderbolt = {device for port, device in names.items() if port.startswith("Thunderbolt")}
     return NodeFabric(
         interfaces=tuple(
-            FabricInterface(name=name, address=address, is_thunderbolt=name in over_thunderbolt)
-            for name, address in seen.addresses
+            FabricInterface(
+                name=name,
+                address=address,
+                is_thunderbolt=name in over_thunderbolt,
+                prefix_length=bits,
+            )
+            for name, address, bits in seen.addresses
         ),
         ports=parse_ports(printed.thunderbolt, names, seen.bridged),
         rdma=parse_devices(printed.ibv_devinfo),

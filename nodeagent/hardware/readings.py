@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from enum import IntEnum, StrEnum
 from typing import Literal, Protocol, TypeAlias
 
-from schemas.node import NodeFabric
+from schemas.node import NodeFabric, WiredLimit
 
 
 class MemoryPressure(IntEnum):
@@ -126,6 +126,8 @@ class MachineReading:
     power: PowerSource = "Unknown"
     owner_idle_s: float | None = None
     """Seconds since the last use of keyboard or mouse; None on a machine without them."""
+    wired_limit: WiredLimit | None = None
+    """The limit of memory that the GPU may wire; None on Linux, and if it could not be read."""
     fabric: NodeFabric | None = None
     """The cables; None if they were not read this time."""
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import ipaddress
 import logging
 import os
 import re
@@ -76,3 +77,15 @@ async def _reap_group(process: Process) -> None:
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(REAP_TIMEOUT_S):
             await process.communicate()
+
+
+def parse_netmask(text: str) -> int:
+    """Return the number of bits of a netmask such as "255.255.255.0" or "0xffffff00"; 0 for an invalid one."""
+    try:
+        number = int(text, 16) if text.startswith("0x") else int(ipaddress.IPv4Address(text))
+    except ValueError:
+        return 0
+    bits = number.bit_count()
+    return (
+        bits if 0 < number <= 0xFFFFFFFF and number == 0xFFFFFFFF << (32 - bits) & 0xFFFFFFFF else 0
+    )

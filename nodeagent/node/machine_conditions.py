@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Final
 
+from nodeagent.hardware.macos import gpu_memory_limit
 from nodeagent.hardware.readings import (
     DiskReading,
     HeatReading,
@@ -19,7 +20,7 @@ from nodeagent.hardware.readings import (
     RebootReading,
 )
 from schemas.meta import Condition, ConditionStatus, find_condition, is_true, with_condition
-from schemas.node import NodeFabric
+from schemas.node import NodeFabric, WiredLimit
 from schemas.quantity import show
 
 _GIB: Final = 2**30
@@ -147,6 +148,8 @@ class MachineHistory:
     """In coarse steps; None before the first reading."""
     power: PowerSource = "Unknown"
     is_owner_active: bool = False
+    wired_limit: WiredLimit | None = None
+    """As at the last reading that had it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -261,6 +264,7 @@ def _remember(
     if reading.disk is not None:
         free = quantize_free_bytes(reading.disk.free_bytes, shown=past.disk_free_bytes)
         after = replace(after, disk_bytes=reading.disk.total_bytes, disk_free_bytes=free)
+    after = replace(after, wired_limit=reading.wired_limit or past.wired_limit)
     return _remember_owner(reading, after, now)
 
 
@@ -275,6 +279,21 @@ def _remember_excess(reboot: RebootReading, past: MachineHistory, now: datetime)
     if now - since < _UNWIRE_TIME or -_GIB // 2 < past.excess_wired_bytes - excess <= _GIB:
         return after
     return replace(after, excess_wired_bytes=-(-excess // _GIB) * _GIB)
+
+
+def with_wired_limit(
+    configured: int, memory_bytes: int, limit: WiredLimit | None, *, is_chosen: bool
+) -> int:
+    """Return the configured memory for models after a change of the wired limit, which needs no new agent.
+
+    `is_chosen` says that a person chose it (`--memory`): then only a limit below it counts.
+    """
+    if limit is None:
+        return configured
+    effective, _ = gpu_memory_limit(memory_bytes, limit.mebibytes)
+    if not is_chosen:
+        return effective
+    return min(configured, effective) if limit.mebibytes else configured
 
 
 def allocatable_bytes(configured: int, recommended: int, past: MachineHistory) -> int:

@@ -71,7 +71,7 @@ SECTION: Final = ReasonSection(
         problem(
             "ProcessUndying",
             "NeedsReboot: an engine was killed and does not end.",
-            "Restart the Mac.",
+            "`fleetctl drain NODE`, restart, `fleetctl uncordon NODE`.",
         ),
         problem(
             "RdmaDown",
@@ -104,6 +104,32 @@ SECTION: Final = ReasonSection(
             "Withheld: a pool keeps the Mac for its owner now.",
             "Wait, or change `spec.policy` of the pool.",
         ),
+        problem(
+            "LimitDiffers",
+            "WiredLimitDiffers: the GPU may wire another amount of memory than `spec.wiredLimit` of the pool.",
+            "Run the command in the message on that Mac; or change or remove the field.",
+        ),
+        problem(
+            "PoolsDisagree",
+            "WiredLimitDiffers: two pools of the Mac ask for different limits.",
+            "Give both the same `spec.wiredLimit`, or remove one.",
+        ),
+        problem(
+            "LimitTooLarge",
+            "WiredLimitDiffers: the pool asks for more memory than the Mac has.",
+            "Lower `spec.wiredLimit`, and leave some GiB to macOS; or select other Macs.",
+        ),
+        problem(
+            "NoWiredLimit",
+            "WiredLimitDiffers: only macOS has a wired limit.",
+            "Keep machines with Linux out of the pool, or remove `spec.wiredLimit`.",
+        ),
+        problem(
+            "LimitUnknown",
+            "WiredLimitDiffers: the agent has not reported the effective limit.",
+            "Wait ten seconds, and upgrade an older agent.",
+        ),
+        normal("LimitSet", "WiredLimitDiffers: the Mac has the limit that its pool asks for."),
         problem(
             "PortTaken",
             "ApiServing: the agent's API cannot listen. Models are served all the same.",

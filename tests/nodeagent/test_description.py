@@ -9,7 +9,7 @@ from nodeagent.description import MachineStatus
 from nodeagent.hardware.readings import DiskReading, HeatReading, MemoryReading
 from nodeagent.node.registration import NodeRegistration
 from schemas.meta import find_condition
-from schemas.node import NodeLease, NodeStatus
+from schemas.node import NodeLease, NodeStatus, WiredLimit
 from store import codec, keys
 from store.errors import ConflictError
 from store.memory import MemoryTransport
@@ -85,6 +85,27 @@ async def test_nothing_is_written_without_a_change(desk: Desk) -> None:
     said = await desk.look()
     assert await desk.revision() == before + 1
     assert (said.power, said.is_owner_active) == ("Battery", True)
+
+
+@pytest.mark.parametrize(
+    ("chosen_gib", "limit_gib", "allocatable_gib"),
+    [(None, 0, 48), (None, 56, 56), (None, 128, 64), (40, 0, 40), (40, 56, 40), (40, 32, 32)],
+)
+async def test_memory_for_models_follows_the_effective_wired_limit(
+    desk: Desk, chosen_gib: int | None, limit_gib: int, allocatable_gib: int
+) -> None:
+    """A limit that a person sets counts without a new agent; a smaller `--memory` stays."""
+    if chosen_gib is not None:
+        desk.status = STATUS.model_copy(update={"allocatable_bytes": chosen_gib * GIB})
+    desk.vitals = MachineStatus(
+        desk.machine, desk.clock, every_s=5.0, is_memory_chosen=chosen_gib is not None
+    )
+    limit = WiredLimit(mebibytes=limit_gib * 1024, set_by="Other")
+    desk.machine.now = replace(WELL, wired_limit=limit)
+    said = await desk.look()
+    assert (said.allocatable_bytes, said.wired_limit) == (allocatable_gib * GIB, limit)
+    desk.machine.now = WELL  # the next reading fails
+    assert (await desk.look()).wired_limit == limit
 
 
 async def test_the_next_run_of_the_agent_goes_on(desk: Desk) -> None:

@@ -4,11 +4,14 @@ import pytest
 
 from machinery.clock import SystemClock
 from schemas.gitsource import Drift, GitSourceStatus, InventoryEntry
-from schemas.node import NodeLease
+from schemas.meta import ObjectMeta
+from schemas.node import NodeLease, WiredLimit
+from schemas.pools import NodePool, NodePoolSpec
 from schemas.shardgroup import ShardGroupStatus
 from store import codec, keys
 from store.port import Delete, Put, Transport
 from tests.support.fleetctl_runner import MemoryFleet
+from tests.support.reconciler_agents import node_status, put_node
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -182,3 +185,19 @@ async def test_the_objects_in_files(described: MemoryFleet) -> None:
     assert broken.err.startswith("error: standard input:4:")
     both = await described.ctl("describe", "np/desk", "-f", "-", stdin=pool)
     assert both.code == 2
+
+
+async def test_a_node_shows_the_requested_and_the_effective_wired_limit(fleet: MemoryFleet) -> None:
+    limit = WiredLimit(mebibytes=92_160, set_by="Other")
+    status = node_status("mac-1").model_copy(update={"wired_limit": limit})
+    pool = NodePool(
+        metadata=ObjectMeta(name="studios", uid="u", generation=1),
+        spec=NodePoolSpec(nodes=("mac-1",), wired_limit="100Gi"),
+    )
+    await fleet.store.commit([], [put_node("mac-1", status), codec.put_spec(pool)])
+    done = await fleet.ctl("describe", "node", "mac-1")
+    assert done.code == 0, done.err
+    assert (
+        "Wired limit: effective 90.0 GiB, set by a person or another program; requested 100Gi (pool studios)"
+        in done.out
+    )

@@ -18,6 +18,7 @@ from nodeagent.hardware.readings import (
     MemoryPressure,
     RebootReading,
 )
+from schemas.node import WiredLimit
 
 CAPTURES = Path(__file__).parent / "captures"
 GIB = 2**30
@@ -338,6 +339,27 @@ def test_a_reading_of_a_mac() -> None:
     assert seen.reboot == RebootReading(total_bytes=24 * GIB, wired_bytes=251554 * 16384)
     assert (seen.heat, seen.power) == (HeatReading(), "Battery")
     assert seen.owner_idle_s == pytest.approx(42.1, abs=0.1)
+
+
+JOB = "<array><string>/usr/sbin/sysctl</string><string>iogpu.wired_limit_mb=102400</string></array>"
+
+
+@pytest.mark.parametrize(
+    ("line", "job", "limit"),
+    [
+        ("iogpu.wired_limit_mb: 0", "", WiredLimit(mebibytes=0, set_by="Default")),
+        ("iogpu.wired_limit_mb: 0", JOB, WiredLimit(mebibytes=0, set_by="Default")),
+        ("iogpu.wired_limit_mb: 102400", JOB, WiredLimit(mebibytes=102_400, set_by="Service")),
+        ("iogpu.wired_limit_mb: 92160", JOB, WiredLimit(mebibytes=92_160, set_by="Other")),
+        ("iogpu.wired_limit_mb: 92160", "", WiredLimit(mebibytes=92_160, set_by="Other")),
+        ("hw.memsize: 7", JOB, None),
+        ("iogpu.wired_limit_mb: many", JOB, None),
+    ],
+)
+def test_a_wired_limit_is_that_of_the_service_or_of_others(
+    line: str, job: str, limit: WiredLimit | None
+) -> None:
+    assert macos.parse_wired_limit(f"{SYSCTL}{line}\n", job) == limit
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nodeagent.hardware import linux, macos_fabric
+from nodeagent.hardware import linux, macos_fabric, system_text
 from nodeagent.hardware.macos_fabric import FabricOutput
 from nodeagent.hardware.probe import SystemMachineReader
 from schemas.node import FabricInterface, NodeFabric, RdmaDevice, ThunderboltPort
@@ -34,11 +34,13 @@ def printed(machine: str) -> FabricOutput:
     )
 
 
-VPN = FabricInterface(name="utun0", address="100.64.0.7")
+VPN = FabricInterface(name="utun0", address="100.64.0.7", prefix_length=32)
 BOOK = NodeFabric(
     interfaces=(
-        FabricInterface(name="en0", address="192.168.1.21"),
-        FabricInterface(name="bridge0", address="169.254.70.2", is_thunderbolt=True),
+        FabricInterface(name="en0", address="192.168.1.21", prefix_length=30),
+        FabricInterface(
+            name="bridge0", address="169.254.70.2", is_thunderbolt=True, prefix_length=16
+        ),
         VPN,
     ),
     ports=(
@@ -62,8 +64,8 @@ BOOK = NodeFabric(
 )
 STUDIO = NodeFabric(
     interfaces=(
-        FabricInterface(name="en0", address="192.168.1.22"),
-        FabricInterface(name="en3", address="10.0.1.2", is_thunderbolt=True),
+        FabricInterface(name="en0", address="192.168.1.22", prefix_length=30),
+        FabricInterface(name="en3", address="10.0.1.2", is_thunderbolt=True, prefix_length=30),
         VPN,
     ),
     ports=(
@@ -89,7 +91,7 @@ STUDIO = NodeFabric(
     os_build="25D125",
 )
 OLD = NodeFabric(
-    interfaces=(FabricInterface(name="en0", address="192.168.1.23"), VPN),
+    interfaces=(FabricInterface(name="en0", address="192.168.1.23", prefix_length=30), VPN),
     ports=(
         ThunderboltPort(receptacle="1", interface="en2", domain=domain(31), is_bridged=True),
         ThunderboltPort(
@@ -212,9 +214,25 @@ async def test_a_mac_without_its_commands_was_not_looked_at() -> None:
     assert await macos_fabric.read_fabric() is None
 
 
+@pytest.mark.parametrize(
+    ("text", "bits"),
+    [
+        ("255.255.255.0", 24),
+        ("0xfffffffc", 30),
+        ("0xffff0000", 16),
+        ("255.0.255.0", 0),
+        ("0x0", 0),
+        ("", 0),
+        ("0xfffffffff", 0),
+    ],
+)
+def test_a_netmask_is_the_length_of_a_prefix(text: str, bits: int) -> None:
+    assert system_text.parse_netmask(text) == bits
+
+
 def test_linux_addresses() -> None:
     def at(address: str, family: int = socket.AF_INET) -> SimpleNamespace:
-        return SimpleNamespace(family=family, address=address)
+        return SimpleNamespace(family=family, address=address, netmask="255.255.255.0")
 
     found = linux.parse_interfaces(
         {
@@ -225,9 +243,11 @@ def test_linux_addresses() -> None:
     )
     assert found == NodeFabric(
         interfaces=(
-            FabricInterface(name="eth0", address="192.168.1.4"),
-            FabricInterface(name="eth0", address="192.168.1.5"),
-            FabricInterface(name="thunderbolt0", address="10.0.1.1", is_thunderbolt=True),
+            FabricInterface(name="eth0", address="192.168.1.4", prefix_length=24),
+            FabricInterface(name="eth0", address="192.168.1.5", prefix_length=24),
+            FabricInterface(
+                name="thunderbolt0", address="10.0.1.1", is_thunderbolt=True, prefix_length=24
+            ),
         )
     )
 
