@@ -4,18 +4,17 @@ It has not run on hardware: docs/hardware.md has the check-list for the first Ma
 """
 
 import os
-import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from fleetctl.services import commands, definition_files, launchd_plist
 from fleetctl.services.commands import CommandResult
-from fleetctl.services.launchd_plist import label_of, rotation_name
+from fleetctl.services.launchd_plist import rotation_name
 from fleetctl.services.port import ServiceError, ServiceSpec, ServiceState
 from machinery.backoff import Backoff, Retries
 from machinery.clock import Clock
+from nodeagent.hardware.service_definitions import JobReport, label_of, parse_print
 
 _POLL_S: Final = 0.2
 _BOOTSTRAPS: Final = 5
@@ -35,32 +34,6 @@ _MEANINGS: Final[Mapping[int, str]] = {
     _NO_DOMAIN: "the domain takes no jobs (125, Domain does not support specified action). A LaunchAgent needs a user "
     "who is logged in at the screen, and SSH is not enough: install the service without --user",
 }
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JobReport:
-    """A loaded job, as `launchctl print` shows it."""
-
-    pid: int | None
-    runs: int
-    last_exit: int | None
-    exit_timeout_s: float
-
-
-def parse_print(text: str) -> JobReport:
-    """Return the job in the output of `launchctl print`; only lines of the outermost block count."""
-    pairs = dict(re.findall(r"^\t([a-z][a-z ]*) = (.*)$", text, re.MULTILINE))
-    return JobReport(
-        pid=_number(pairs.get("pid", "")),
-        runs=_number(pairs.get("runs", "")) or 0,
-        last_exit=_number(pairs.get("last exit code", "")),
-        exit_timeout_s=float(_number(pairs.get("exit timeout", "")) or 30),
-    )
-
-
-def _number(text: str) -> int | None:
-    found = re.match(r"-?\d+", text)
-    return int(found[0]) if found else None
 
 
 class LaunchdServices:

@@ -6,10 +6,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from fleetctl.services.port import ServiceSpec
+from nodeagent.hardware.service_definitions import JOB_VALUES, label_of
 
-LABEL_PREFIX: Final = "io.mlxfleet"
-OPEN_FILES: Final = 65536
-"""launchd gives a job 256 open files; a gateway holds one for each client and each engine."""
 _ROTATION_PERIOD_S: Final = 60
 
 KEY_TYPES: Final[Mapping[str, type]] = {
@@ -35,30 +33,15 @@ KEY_TYPES: Final[Mapping[str, type]] = {
 _PROCESS_TYPES: Final = ("Background", "Standard", "Adaptive", "Interactive")
 
 
-def label_of(name: str) -> str:
-    """Return the label of a service's job."""
-    return f"{LABEL_PREFIX}.{name}"
-
-
 def service_plist(spec: ServiceSpec) -> bytes:
     """Return the property list of a service's job."""
-    limits = {"NumberOfFiles": OPEN_FILES}
     return encode(
         {
             "Label": label_of(spec.name),
             "ProgramArguments": list(spec.command),
             **_owner(spec),
-            "RunAtLoad": True,
-            # With SuccessfulExit a program would stay ended after any polite SIGTERM.
-            "KeepAlive": True,
-            "ThrottleInterval": 10,
+            **JOB_VALUES,
             "ExitTimeOut": spec.stop_timeout_s,
-            # Engines outlive the agent that started them (ADR 0005).
-            "AbandonProcessGroup": True,
-            # Without it launchd throttles CPU and I/O; children inherit it.
-            "ProcessType": "Interactive",
-            "SoftResourceLimits": limits,
-            "HardResourceLimits": limits,
             "StandardOutPath": str(spec.log),
             "StandardErrorPath": str(spec.log),
             "EnvironmentVariables": dict(spec.environment),

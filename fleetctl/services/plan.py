@@ -22,6 +22,7 @@ from fleetctl.services.layout import Backend, Layout
 from fleetctl.services.macos_settings import POWER_SETTINGS
 from fleetctl.services.port import ServiceSpec
 from fleetctl.services.programs import PROGRAMS, Part, ServiceCommand
+from nodeagent.hardware.service_definitions import label_of
 from schemas.wire import wired_limit
 
 _SYSCTL: Final = "/usr/sbin/sysctl"
@@ -134,7 +135,7 @@ def _settings_of_macos(settings: InstallSettings) -> Iterator[Change]:
         yield FirewallChange(path=str(program.resolve()))
     if settings.wired_limit_mib is not None:
         yield WiredLimitChange(new=settings.wired_limit_mib)
-        label = launchd_plist.label_of(wired_limit.JOB_NAME)
+        label = label_of(wired_limit.JOB_NAME)
         command = (_SYSCTL, f"{wired_limit.SYSCTL}={settings.wired_limit_mib}")
         yield FileChange(
             path=str(settings.layout.definitions / f"{label}.plist"),

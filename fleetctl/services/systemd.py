@@ -6,7 +6,8 @@ from typing import Final
 from fleetctl.services import commands, definition_files
 from fleetctl.services.commands import CommandResult
 from fleetctl.services.port import ServiceError, ServiceSpec, ServiceState
-from fleetctl.services.systemd_unit import service_unit, unit_name
+from fleetctl.services.systemd_unit import service_unit
+from nodeagent.hardware.service_definitions import unit_name
 from nodeagent.hardware.system_text import parse_pairs
 
 _PROPERTIES: Final = (

@@ -4,8 +4,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
-from fleetctl.services.launchd_plist import OPEN_FILES
 from fleetctl.services.port import ServiceSpec
+from nodeagent.hardware.service_definitions import UNIT_VALUES
 
 KEYS: Final[Mapping[str, frozenset[str]]] = {
     "Unit": frozenset({"Description", "After", "Wants", "StartLimitIntervalSec"}),
@@ -23,11 +23,6 @@ KEYS: Final[Mapping[str, frozenset[str]]] = {
 systemd ignores a misspelt key with a warning in its journal.
 """
 _MIN_STOP_S: Final = 60
-
-
-def unit_name(name: str) -> str:
-    """Return the name of a service's unit."""
-    return f"mlx-fleet-{name}.service"
 
 
 def service_unit(spec: ServiceSpec, *, is_user: bool) -> str:
@@ -67,12 +62,11 @@ def _service(spec: ServiceSpec) -> Iterator[tuple[str, str]]:
     yield "WorkingDirectory", _escape_specifiers(str(spec.working_folder))
     for key, value in spec.environment:
         yield "Environment", quote(f"{key}={value}", is_command=False)
-    # Otherwise a restart of the agent ends the engines, which are in its control group (ADR 0005).
-    yield "KillMode", "process"
-    yield "Restart", "always"
+    yield "KillMode", UNIT_VALUES["KillMode"]
+    yield "Restart", UNIT_VALUES["Restart"]
     yield "RestartSec", "1"
     yield "TimeoutStopSec", str(max(_MIN_STOP_S, spec.stop_timeout_s))
-    yield "LimitNOFILE", str(OPEN_FILES)
+    yield "LimitNOFILE", UNIT_VALUES["LimitNOFILE"]
 
 
 def _protection(spec: ServiceSpec) -> list[tuple[str, str]]:

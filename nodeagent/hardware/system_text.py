@@ -35,12 +35,14 @@ log = logging.getLogger(__name__)
 
 
 REAP_TIMEOUT_S: Final = 2.0
+# system_profiler prints some 100 KiB.
+MAX_OUTPUT_BYTES: Final = 8 << 20
 
 
 async def command_output(
     argv: Sequence[str], *, timeout_s: float, log_level: int = logging.WARNING
 ) -> str | None:
-    """Return the command's output; None if it does not exist or exceeds the timeout.
+    """Return the command's output, its first 8 MiB; None if it does not exist or exceeds the timeout.
 
     A caller that polls reports missing values itself, once, and passes a lower `log_level`. The exit code is ignored:
     sysctl fails when this macOS lacks one of the names, and still prints all the others.
@@ -55,7 +57,7 @@ async def command_output(
         return None
     try:
         async with asyncio.timeout(timeout_s):
-            printed, _ = await process.communicate()
+            printed = await _read_beginning(process)
     except TimeoutError:
         log.log(
             log_level,
@@ -66,6 +68,16 @@ async def command_output(
     finally:
         await _reap_group(process)
     return printed.decode(errors="replace")
+
+
+async def _read_beginning(process: Process) -> bytes:
+    """Return the first part of the output; the rest is read and dropped until the process ends."""
+    assert process.stdout is not None
+    kept = bytearray()
+    while piece := await process.stdout.read(1 << 16):
+        kept += piece[: MAX_OUTPUT_BYTES - len(kept)]
+    await process.wait()
+    return bytes(kept)
 
 
 async def _reap_group(process: Process) -> None:

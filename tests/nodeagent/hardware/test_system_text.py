@@ -80,3 +80,10 @@ def test_pairs_take_any_text(text: str, separator: str) -> None:
 )
 def test_positive(text: str | None, number: int | None) -> None:
     assert parse_positive(text) == number
+
+
+async def test_output_is_bounded() -> None:
+    size = 3 * system_text.MAX_OUTPUT_BYTES
+    printed = await system_text.command_output(("head", "-c", str(size), "/dev/zero"), timeout_s=30)
+    assert printed is not None
+    assert len(printed) == system_text.MAX_OUTPUT_BYTES

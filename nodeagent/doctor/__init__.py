@@ -1,0 +1,1 @@
+"""Health of the machine itself: host facts, and the checks of `fleetctl doctor` over them."""
