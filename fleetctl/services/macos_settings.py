@@ -9,6 +9,7 @@ from typing import Final, TypeAlias, assert_never
 
 from fleetctl.services import commands
 from fleetctl.services.changes import FirewallChange, PowerChange, WiredLimitChange
+from nodeagent.hardware.macos_settings import parse_power
 from schemas.wire import wired_limit
 
 MacSetting: TypeAlias = PowerChange | FirewallChange | WiredLimitChange
@@ -22,13 +23,6 @@ POWER_SETTINGS: Final[Mapping[str, str]] = {
     "tcpkeepalive": "1",
 }
 """Settings for mains power. `disablesleep` is none of them: it holds on battery and with a shut lid, too."""
-
-
-def parse_power(text: str) -> dict[str, str]:
-    """Return the settings for mains power in the output of `pmset -g custom`."""
-    block = re.search(r"^AC Power:\n((?:[ \t]+.*\n?)*)", text, re.MULTILINE)
-    lines = re.findall(r"^[ \t]+(\w[\w ]*?)[ \t]+(\d+)\b", block[1] if block else "", re.MULTILINE)
-    return dict(lines)
 
 
 async def with_old(change: MacSetting) -> MacSetting | None:

@@ -15,6 +15,7 @@ from fleetctl.services.port import ServiceError, ServiceSpec, ServiceState
 from machinery import processes
 from machinery.clock import Clock
 from machinery.environment import child_environment
+from machinery.files import read_text
 
 _POLL_S: Final = 0.05
 _START_LIMIT_S: Final = 30.0
@@ -34,6 +35,8 @@ class PlainFiles:
         self.supervisor = folder / f"{name}.supervisor.pid"
         """Record of the supervisor's process."""
         self.log = folder / f"{name}.supervisor.log"
+        self.restarts = folder / f"{name}.restarts"
+        """Restarts of the program by its supervisor, as a number."""
         self._lock = folder / f"{name}.lock"
 
     def lock(self) -> IO[bytes] | None:
@@ -59,8 +62,14 @@ class PlainFiles:
     def delete(self) -> None:
         """Delete all files of the service but its log; the definition last, by which a killed `remove` is found."""
         rotated = self.log.with_name(f"{self.log.name}.1")
-        for path in (self.program, self.supervisor, self.log, rotated, self._lock, self.definition):
+        records = (self.program, self.supervisor, self.restarts)
+        for path in (*records, self.log, rotated, self._lock, self.definition):
             definition_files.delete(path)
+
+    def read_restarts(self) -> int | None:
+        """Return how often the supervisor restarted the program; None if it has not said."""
+        text = read_text(self.restarts)[:10]
+        return int(text) if text.isdecimal() else None
 
 
 def read_definition(path: Path) -> ServiceSpec:
@@ -173,6 +182,7 @@ class PlainServices:
         return ServiceState(
             is_installed=is_installed,
             pid=child.record.pid if child is not None else None,
+            restarts=files.read_restarts(),
             note=note,
         )
 

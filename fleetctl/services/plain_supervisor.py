@@ -8,6 +8,7 @@ from pathlib import Path
 from fleetctl.services.plain import PlainFiles, read_definition
 from machinery import process_log, processes
 from machinery.clock import SystemClock
+from machinery.files import write_atomically
 from machinery.process_main import run_until_signal
 from machinery.supervisor import Program, Supervisor
 
@@ -36,6 +37,8 @@ def main() -> int:
             record=files.program,
             cwd=spec.working_folder,
             grace_s=float(spec.stop_timeout_s),
+            # For `fleetctl service status` and doctor: a program that ends again and again.
+            before_start=lambda: write_atomically(files.restarts, str(supervisor.restarts)),
         ),
         SystemClock(),
     )

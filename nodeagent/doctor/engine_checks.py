@@ -8,7 +8,7 @@ from nodeagent.doctor.host_facts import EngineFacts, HostFacts, Listener, Servic
 from nodeagent.doctor.system_checks import ok, unknown
 from nodeagent.node.machine_conditions import stranded_thresholds
 from schemas import quantity
-from schemas.wire.findings import Finding
+from schemas.wire.findings import Finding, Level
 
 ORPHAN_FIX: Final = "stopped-engine"
 """SIGTERM, and after a while SIGKILL, for an engine that no agent expects."""
@@ -174,7 +174,7 @@ def check_memory_kills(facts: HostFacts) -> Iterator[Finding]:
     for one in hit[:_MAX_NAMES]:
         yield Finding(
             check=check,
-            level="FAIL",
+            level=_level_of_run(one),
             message=f"replica/{one.replica}: memory ran out: {_line_of(one, _OUT_OF_MEMORY)}",
             advice="lower spec.contextLength or spec.concurrency of its deployment, or keep other programs off this machine",
             since=one.started_at,
@@ -198,6 +198,11 @@ def check_memory_kills(facts: HostFacts) -> Iterator[Finding]:
         yield ok(check, "no engine ran out of memory since its start")
 
 
+def _level_of_run(engine: EngineFacts) -> Level:
+    """Return the level of a failure: a later run may be well."""
+    return "WARN" if engine.is_past else "FAIL"
+
+
 def check_gpu_timeouts(facts: HostFacts) -> Iterator[Finding]:
     """Yield the engines whose command the GPU gave up (omlx#2029: a long prefill beside other users of the GPU)."""
     if facts.engines is None:
@@ -207,7 +212,7 @@ def check_gpu_timeouts(facts: HostFacts) -> Iterator[Finding]:
     for one in hit[:_MAX_NAMES]:
         yield Finding(
             check="gpu timeout",
-            level="FAIL",
+            level=_level_of_run(one),
             message=f"replica/{one.replica}: the GPU gave up a command: {_line_of(one, _GPU_TIMEOUT)}",
             advice="end other programs that use the GPU on this Mac (video calls, games, other engines)",
             since=one.started_at,

@@ -9,6 +9,7 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Literal, TypeAlias
 
+from nodeagent.hardware.macos_settings import JetsamReport
 from nodeagent.hardware.metal import MetalVerdict
 from nodeagent.hardware.readings import DiskReading
 from schemas.node import NodeFabric
@@ -47,6 +48,11 @@ class NeighbourProbe:
     own: Reach
     tool: Reach | None = None
     """The end with `/usr/bin/nc`, which macOS always lets through; None if it was not tried."""
+
+    @property
+    def is_denied(self) -> bool:
+        """Return whether only the tool of the system reaches the machine."""
+        return self.own is not Reach.REACHED and self.tool is Reach.REACHED
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,15 +151,9 @@ class EngineFacts:
     in_flight: int | None = None
     """Sequences that it generates; None if unknown."""
     last_lines: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JetsamEvent:
-    """A report of macOS about processes that it killed because memory was short."""
-
-    at: datetime
-    killed: tuple[str, ...]
-    """Names of the processes; the largest one if the report names no victim."""
+    """The end of its log."""
+    is_past: bool = False
+    """True for the run before the last one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -215,7 +215,7 @@ class HostFacts:
     gpu: GpuFacts | None = None
     wired: WiredFacts | None = None
     engines: Sequence[EngineFacts] | None = None
-    jetsam: Sequence[JetsamEvent] | None = None
+    jetsam: Sequence[JetsamReport] | None = None
     listeners: Sequence[Listener] | None = None
     engine_ports: range = field(default_factory=lambda: range(0))
     """Ports for engines; empty if they listen on sockets."""

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Final
 
-from nodeagent.doctor.host_facts import HostFacts, NeighbourProbe, Reach
+from nodeagent.doctor.host_facts import HostFacts, Reach
 from schemas import quantity
 from schemas.wire.findings import Finding, Level
 
@@ -38,7 +38,7 @@ def check_local_network(facts: HostFacts) -> Iterator[Finding]:
     """Yield whether macOS lets this process reach its neighbours: Apple's own tools pass where it may not."""
     check = "local network"
     probes = facts.neighbours
-    denied = [one for one in probes or () if one.own is not Reach.REACHED and _tool_reaches(one)]
+    denied = [one for one in probes or () if one.is_denied]
     if denied:
         where = ", ".join(f"{one.address}:{one.port}" for one in denied[:_MAX_NAMES])
         words = f"; the system's log has {facts.denials} denials" if facts.denials else ""
@@ -62,10 +62,6 @@ def check_local_network(facts: HostFacts) -> Iterator[Finding]:
             "no other machine is known on this network",
             "ping another Mac, and run doctor again",
         )
-
-
-def _tool_reaches(probe: NeighbourProbe) -> bool:
-    return probe.tool is Reach.REACHED
 
 
 def check_firewall(facts: HostFacts) -> Iterator[Finding]:

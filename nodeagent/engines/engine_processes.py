@@ -246,13 +246,14 @@ class EngineProcesses:
         return find_engines(self._folder)
 
 
-def find_engines(folder: Path) -> list[EngineProcess]:
-    """Return the engines below an agent's folder of engines, of whatever release and address."""
-    found = (_adopt(process, folder.resolve()) for process in psutil.process_iter())
+def find_engines(folder: Path | None) -> list[EngineProcess]:
+    """Return the engines below an agent's folder of engines, of whatever release and address; None for all agents'."""
+    engines = None if folder is None else folder.resolve()
+    found = (_adopt(process, engines) for process in psutil.process_iter())
     return [engine for engine in found if engine is not None]
 
 
-def _adopt(process: psutil.Process, engines: Path) -> EngineProcess | None:
+def _adopt(process: psutil.Process, engines: Path | None) -> EngineProcess | None:
     try:
         argv = process.cmdline()
         identity = EngineIdentity.from_argv(argv)
@@ -262,7 +263,9 @@ def _adopt(process: psutil.Process, engines: Path) -> EngineProcess | None:
         start = process_start(process.pid)
     except psutil.Error:
         return None
-    if folder.parent.resolve() != engines or not identity.served_names:
+    if engines is not None and folder.parent.resolve() != engines:
+        return None
+    if not identity.served_names:
         return None
     record = processes.ProcessRecord(pid=process.pid, start=start, command=tuple(argv))
     return EngineProcess(

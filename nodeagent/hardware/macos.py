@@ -290,7 +290,7 @@ def parse_pressure(sysctl: str) -> MemoryPressure:
 
 
 _READING_TIMEOUT_S: Final = 5.0
-_MEMORY_SYSCTL: Final = "hw.memsize"
+MEMORY_SYSCTL: Final = "hw.memsize"
 # Levels of Darwin, readable without root: 0 nominal, 1 moderate, 2 heavy, 3 trapping, 4 sleeping. `pmset -g therm` says
 # little on Apple silicon. The kernel throttles permanently from "heavy" on; the "fair" of ProcessInfo hides that.
 _THERMAL_NAME: Final = "com.apple.system.thermalpressurelevel"
@@ -358,7 +358,7 @@ def parse_idle_s(hid: str) -> float | None:
 def assemble_reading(printed: ReadingOutput) -> MachineReading:
     """Return a reading from the outputs, without the disk."""
     seen = parse_mac_memory(printed.vm_stat, printed.sysctl)
-    total = parse_positive(parse_pairs(printed.sysctl).get(_MEMORY_SYSCTL))
+    total = parse_positive(parse_pairs(printed.sysctl).get(MEMORY_SYSCTL))
     return MachineReading(
         memory=_memory_reading(seen, total),
         heat=parse_heat(printed.thermal_level, printed.therm),
@@ -382,7 +382,7 @@ async def read_reading() -> MachineReading:
     """Run the commands concurrently, each with its own timeout; a failed one leaves its part unknown."""
     commands = (
         ("/usr/bin/vm_stat",),
-        ("/usr/sbin/sysctl", PRESSURE_SYSCTL, _MEMORY_SYSCTL, wired_limit.SYSCTL),
+        ("/usr/sbin/sysctl", PRESSURE_SYSCTL, MEMORY_SYSCTL, wired_limit.SYSCTL),
         ("/usr/bin/notifyutil", "-g", _THERMAL_NAME),
         ("/usr/bin/pmset", "-g", "therm"),
         ("/usr/bin/pmset", "-g", "batt"),

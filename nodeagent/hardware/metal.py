@@ -133,6 +133,11 @@ class MetalPreflight:
         self._has_verdict = asyncio.Event()
 
     @property
+    def verdict(self) -> MetalVerdict | None:
+        """The last result; None before the first one."""
+        return self._verdict
+
+    @property
     def refusal(self) -> str:
         """The reason why no engine may start; "" if one may."""
         if self._verdict is None:

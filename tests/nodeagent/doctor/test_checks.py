@@ -15,7 +15,6 @@ from nodeagent.doctor.host_facts import (
     FolderFacts,
     GpuFacts,
     HostFacts,
-    JetsamEvent,
     Listener,
     NeighbourProbe,
     OpenFileFacts,
@@ -27,6 +26,7 @@ from nodeagent.doctor.host_facts import (
     WiredFacts,
 )
 from nodeagent.doctor.system_checks import FIREWALL_FIX, POWER_FIX
+from nodeagent.hardware.macos_settings import JetsamReport
 from nodeagent.hardware.metal import MetalVerdict
 from nodeagent.hardware.readings import DiskReading
 from schemas.node import NodeFabric, ThunderboltPort
@@ -187,8 +187,9 @@ SITUATIONS: list[tuple[str, dict[str, Any], str]] = [
     ("wired memory", {**WIRED, **engine()}, "UNKNOWN"),
     # 28
     ("memory kills", engine(last_lines=("loaded", OOM), pid=None), "FAIL"),
-    ("memory kills", {**engine(), "jetsam": (JetsamEvent(at=STARTED + timedelta(hours=1), killed=("python3.11",)),)}, "WARN"),
-    ("memory kills", {**engine(), "jetsam": (JetsamEvent(at=STARTED - timedelta(hours=1), killed=("python3.11",)),)}, "OK"),
+    ("memory kills", engine(last_lines=(OOM,), pid=None, is_past=True), "WARN"),
+    ("memory kills", {**engine(), "jetsam": (JetsamReport(at=STARTED + timedelta(hours=1), killed=("python3.11",)),)}, "WARN"),
+    ("memory kills", {**engine(), "jetsam": (JetsamReport(at=STARTED - timedelta(hours=1), killed=("python3.11",)),)}, "OK"),
     # 29
     ("gpu timeout", engine(last_lines=(TIMEOUT,)), "FAIL"),
     ("gpu timeout", engine(last_lines=("a request timed out",)), "OK"),

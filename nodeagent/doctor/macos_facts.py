@@ -1,0 +1,241 @@
+"""Readers of a Mac's settings and reports, by the commands of macOS.
+
+Tested on captures only, not on a Mac: docs/hardware.md says what the first Mac must confirm.
+"""
+
+import asyncio
+import errno
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from nodeagent.doctor import process_facts
+from nodeagent.doctor.host_facts import (
+    ClockFacts,
+    FirewallFacts,
+    GpuFacts,
+    Listener,
+    NeighbourProbe,
+    Reach,
+    SleepFacts,
+    WiredFacts,
+)
+from nodeagent.doctor.readers import CollectionScope, CommandRunner, in_thread
+from nodeagent.hardware import macos, macos_fabric, macos_settings
+from nodeagent.hardware.macos_settings import JetsamReport
+from nodeagent.hardware.metal import MetalVerdict
+from nodeagent.hardware.system_text import parse_pairs, parse_positive
+
+_FIREWALL: Final = "/usr/libexec/ApplicationFirewall/socketfilterfw"
+_SYSCTL: Final = "/usr/sbin/sysctl"
+_UPDATES: Final = "/Library/Preferences/com.apple.SoftwareUpdate"
+_TIME_SERVER: Final = "time.apple.com"
+_NC: Final = "/usr/bin/nc"
+_CONNECT_LIMIT_S: Final = 2.0
+_MAX_NEIGHBOURS: Final = 3
+# A neighbour found by ARP answers there: with SSH, or with a refusal.
+_ANY_PORT: Final = 22
+_MAX_REPORTS: Final = 10
+_MAX_REPORT_BYTES: Final = 8 << 20
+_REPORTS: Final = Path("Library") / "Logs" / "DiagnosticReports"
+_DENIALS: Final = 'process == "nehelper" AND eventMessage CONTAINS[c] "denied"'
+_UNREACHABLE: Final = (errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN)
+
+
+def readers(scope: CollectionScope, run: CommandRunner) -> dict[str, Callable[[], Awaitable[Any]]]:
+    """Return the readers by the field of HostFacts that each fills."""
+    return {
+        "is_translated": lambda: read_translation(run),
+        "firewall": lambda: read_firewall(run),
+        "sleep": lambda: read_sleep(run),
+        "installs_updates": lambda: read_updates(run),
+        "has_filevault": lambda: read_filevault(run),
+        "is_user_at_screen": lambda: read_screen_user(run),
+        "clock": lambda: read_clock(run),
+        "neighbours": lambda: read_neighbours(scope, run),
+        "fabric": macos_fabric.read_fabric,
+        "wired": lambda: read_wired(run),
+        "listeners": lambda: read_listeners(scope, run),
+        "jetsam": lambda: in_thread(lambda: read_jetsam(scope.root / _REPORTS)),
+        "gpu": lambda: read_gpu(run),
+        "metal": lambda: read_metal(scope),
+    }
+
+
+async def read_translation(run: CommandRunner) -> bool | None:
+    """Return whether Rosetta translates programs that this process starts, and so this process."""
+    printed = await run((_SYSCTL, "sysctl.proc_translated"))
+    return {"0": False, "1": True}.get(parse_pairs(printed or "").get("sysctl.proc_translated", ""))
+
+
+async def read_firewall(run: CommandRunner) -> FirewallFacts | None:
+    """Return the application firewall's state, and whether it lists this interpreter."""
+    state, block, apps = await asyncio.gather(
+        run((_FIREWALL, "--getglobalstate")),
+        run((_FIREWALL, "--getblockall")),
+        run((_FIREWALL, "--listapps")),
+    )
+    number = macos_settings.parse_firewall_state(state or "")
+    if number is None:
+        return None
+    path = process_facts.read_python(is_translated=None).path
+    return FirewallFacts(
+        is_on=number > 0,
+        blocks_all=number == 2 or macos_settings.parse_block_all(block or ""),
+        is_python_allowed=macos_settings.parse_firewall_apps(apps).get(path, False)
+        if apps
+        else None,
+    )
+
+
+async def read_sleep(run: CommandRunner) -> SleepFacts | None:
+    """Return when the Mac sleeps, and what keeps it awake now."""
+    custom, assertions, slept = await asyncio.gather(
+        run(("/usr/bin/pmset", "-g", "custom")),
+        run(("/usr/bin/pmset", "-g", "assertions")),
+        run((_SYSCTL, "kern.sleeptime")),
+    )
+    minutes = macos_settings.parse_sleep_minutes(custom or "")
+    if minutes is None:
+        return None
+    return SleepFacts(
+        sleep_minutes=minutes,
+        blockers=macos_settings.parse_sleep_blockers(assertions or ""),
+        last_slept_at=macos_settings.parse_timeval(slept or ""),
+        is_low_power=macos_settings.parse_low_power(custom or ""),
+    )
+
+
+async def read_updates(run: CommandRunner) -> bool | None:
+    """Return whether macOS installs updates by itself; None if nobody has set it."""
+    return macos_settings.parse_installs_updates(
+        await run(("/usr/bin/defaults", "read", _UPDATES)) or ""
+    )
+
+
+async def read_filevault(run: CommandRunner) -> bool | None:
+    """Return whether FileVault is on."""
+    return macos_settings.parse_filevault(await run(("/usr/bin/fdesetup", "status")) or "")
+
+
+async def read_screen_user(run: CommandRunner) -> bool | None:
+    """Return whether someone is logged in at the screen; root owns the console otherwise."""
+    owner = (await run(("/usr/bin/stat", "-f", "%Su", "/dev/console")) or "").strip()
+    return owner not in ("root", "_mbsetupuser") if owner else None
+
+
+async def read_clock(run: CommandRunner) -> ClockFacts | None:
+    """Return the difference to Apple's time server; the command sets nothing."""
+    printed = await run(("/usr/bin/sntp", "-t", "3", _TIME_SERVER))
+    offset_s = macos_settings.parse_clock_offset(printed or "")
+    return None if offset_s is None else ClockFacts(offset_s=offset_s)
+
+
+async def read_wired(run: CommandRunner) -> WiredFacts | None:
+    """Return the wired memory."""
+    vm_stat, sysctl = await asyncio.gather(
+        run(("/usr/bin/vm_stat",)), run((_SYSCTL, macos.PRESSURE_SYSCTL, macos.MEMORY_SYSCTL))
+    )
+    memory = macos.parse_mac_memory(vm_stat or "", sysctl or "")
+    total = parse_positive(parse_pairs(sysctl or "").get(macos.MEMORY_SYSCTL))
+    if memory is None or total is None:
+        return None
+    return WiredFacts(total_bytes=total, wired_bytes=memory.wired_bytes)
+
+
+async def read_listeners(scope: CollectionScope, run: CommandRunner) -> tuple[Listener, ...] | None:
+    """Return the listeners on the fleet's ports; psutil would need root to see other users' sockets."""
+    printed = await run(("/usr/sbin/netstat", "-anv", "-p", "tcp"))
+    if not printed or "Local Address" not in printed:
+        return None
+    sockets = list(macos_settings.parse_listeners(printed))
+    return await in_thread(lambda: process_facts.name_listeners(sockets, scope.ports))
+
+
+def read_jetsam(folder: Path) -> tuple[JetsamReport, ...]:
+    """Return the newest reports about processes that macOS killed. Raises OSError: they cannot be read."""
+    paths = [path for path in folder.iterdir() if path.name.startswith("JetsamEvent")]
+    reports = []
+    # Their names have the time.
+    for path in sorted(paths, reverse=True)[:_MAX_REPORTS]:
+        with path.open("rb") as file:
+            text = file.read(_MAX_REPORT_BYTES).decode(errors="replace")
+        report = macos_settings.parse_jetsam(text)
+        if report is not None:
+            reports.append(report)
+    return tuple(reports)
+
+
+async def read_gpu(run: CommandRunner) -> GpuFacts | None:
+    """Return the GPU's use and power by macmon; None without it."""
+    found = macos_settings.parse_macmon(await run(("macmon", "pipe", "-s", "1", "-i", "100")) or "")
+    return None if found is None else GpuFacts(active_ratio=found[0], watts=found[1])
+
+
+async def read_metal(scope: CollectionScope) -> MetalVerdict | None:
+    """Return the verdict on the GPU."""
+    return None if scope.metal is None else await scope.metal()
+
+
+async def count_denials(run: CommandRunner) -> int | None:
+    """Return the number of entries about the local network in the system's log of the last ten minutes."""
+    printed = await run(
+        ("/usr/bin/log", "show", "--last", "10m", "--style", "compact", "--predicate", _DENIALS)
+    )
+    if printed is None:
+        return None
+    return sum("nehelper" in line for line in printed.splitlines())
+
+
+async def read_neighbours(
+    scope: CollectionScope, run: CommandRunner
+) -> tuple[NeighbourProbe, ...] | None:
+    """Connect to other machines of this network; with a tool of the system, too, where our own socket fails."""
+    if scope.agent is not None:
+        places: Sequence[tuple[str, int]] = await scope.agent.neighbours()
+    else:
+        arp, route = await asyncio.gather(
+            run(("/usr/sbin/arp", "-an")), run(("/sbin/route", "-n", "get", "default"))
+        )
+        found = macos_settings.parse_neighbours(arp or "", route or "")
+        places = [(address, _ANY_PORT) for address in found]
+    if not places:
+        return None
+    probes = [probe(run, *place) for place in places[:_MAX_NEIGHBOURS]]
+    return tuple(await asyncio.gather(*probes))
+
+
+async def probe(run: CommandRunner, address: str, port: int) -> NeighbourProbe:
+    """Connect to a machine with a socket of this process; with nc, too, if that fails."""
+    own = await connect(address, port)
+    tool = None if own is Reach.REACHED else await _connect_by_tool(run, address, port)
+    return NeighbourProbe(address=address, port=port, own=own, tool=tool)
+
+
+async def connect(address: str, port: int) -> Reach:
+    """Connect with a socket of this process, and close it."""
+    try:
+        async with asyncio.timeout(_CONNECT_LIMIT_S):
+            _, writer = await asyncio.open_connection(address, port)
+    except TimeoutError:
+        return Reach.SILENT
+    except OSError as error:
+        if error.errno in _UNREACHABLE:
+            return Reach.UNREACHABLE
+        return Reach.REACHED if isinstance(error, ConnectionError) else Reach.SILENT
+    writer.close()
+    return Reach.REACHED
+
+
+async def _connect_by_tool(run: CommandRunner, address: str, port: int) -> Reach:
+    # nc reports to stderr, which the runner does not keep.
+    words = (_NC, "-v", "-z", "-G", "2", "-w", "2", address, str(port))
+    printed = await run(("/bin/sh", "-c", 'exec "$0" "$@" 2>&1', *words))
+    return parse_nc(printed or "")
+
+
+def parse_nc(text: str) -> Reach:
+    """Return how far `nc -v -z` came: "Connection to ... succeeded!", or "... failed: Connection refused"."""
+    if "succeeded" in text or "refused" in text:
+        return Reach.REACHED
+    return Reach.UNREACHABLE if "No route" in text or "unreachable" in text else Reach.SILENT
