@@ -28,6 +28,23 @@ _LIST_LIMIT = 8 << 20
 _LINE_LIMIT = 4 << 20
 
 
+class GatewayUnreachableError(FleetctlError):
+    """No connection to a gateway: it has not seen the request, and another one may be asked."""
+
+    def __init__(self, message: str, *, summary: str) -> None:
+        """`summary`: which gateway, and why, without a remedy."""
+        super().__init__(message)
+        self.summary = summary
+
+
+class GatewayLostError(FleetctlError):
+    """A gateway died, or the connection to it broke, before the end of its answer."""
+
+    def __init__(self, message: str, url: str) -> None:
+        super().__init__(message)
+        self.url = url
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GatewayAccess:
     """URL of a gateway, the API key for it, and the time limit for silence."""
@@ -38,6 +55,8 @@ class GatewayAccess:
     """TLS arguments of its connections."""
     silence_s: float = 300.0
     """Longest time without data, in seconds."""
+    connect_s: float = _CONNECT_S
+    """Longest time for a connection, in seconds."""
 
     def arguments(self) -> dict[str, Any]:
         """Return aiohttp's arguments that authenticate requests and the gateway, and follow no redirect."""
@@ -132,7 +151,9 @@ class AnswerStream:
                     self._handle_event(line, show)
         self._note_time()
         if not is_complete:
-            raise FleetctlError("the answer was interrupted before its end; send the message again")
+            raise GatewayLostError(
+                f"the gateway at {access.url} ended the answer before its end", access.url
+            )
 
     def _handle_event(self, line: bytes, show: Callable[[AnswerPiece], None]) -> None:
         try:
@@ -205,35 +226,49 @@ def unknown_model_text(name: str, known: Sequence[str]) -> str:
 @asynccontextmanager
 async def _open_session(access: GatewayAccess) -> AsyncIterator[aiohttp.ClientSession]:
     """Open an HTTP session that turns connection errors into FleetctlErrors."""
-    timeout = aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_S, sock_read=access.silence_s)
+    timeout = aiohttp.ClientTimeout(
+        total=None, sock_connect=access.connect_s, sock_read=access.silence_s
+    )
     try:
         async with aiohttp.ClientSession(timeout=timeout) as http:
             yield http
     except aiohttp.ClientConnectorCertificateError as error:
-        raise FleetctlError(
-            f"the gateway at {access.url} was not asked: {gateways.untrusted_text(error)}"
+        why = gateways.untrusted_text(error)
+        raise GatewayUnreachableError(
+            f"the gateway at {access.url} was not asked: {why}",
+            summary=f"the gateway at {access.url} was not asked: {why}",
         ) from error
     except aiohttp.ConnectionTimeoutError as error:
-        raise FleetctlError(
-            _unreachable_text(access, f"no connection within {_CONNECT_S:g} s")
-        ) from error
+        raise _unreachable(access, f"no connection within {access.connect_s:g} s") from error
     except TimeoutError as error:
         raise FleetctlError(
             f"the gateway at {access.url} sent nothing for {access.silence_s:g} s; use --timeout to wait longer"
         ) from error
     except aiohttp.ClientConnectorError as error:
-        raise FleetctlError(_unreachable_text(access, _cause(error.os_error))) from error
+        raise _unreachable(access, _cause(error.os_error)) from error
+    except (aiohttp.ClientPayloadError, aiohttp.ClientConnectionError) as error:
+        raise GatewayLostError(
+            f"the connection to the gateway at {access.url} broke: {_lost_text(error)}", access.url
+        ) from error
     except aiohttp.ClientError as error:
         raise FleetctlError(
             f"the connection to the gateway at {access.url} broke: {error}"
         ) from error
 
 
-def _unreachable_text(access: GatewayAccess, why: str) -> str:
-    return (
+def _unreachable(access: GatewayAccess, why: str) -> GatewayUnreachableError:
+    return GatewayUnreachableError(
         f"no gateway answers at {access.url} ({why}). Is it running? "
-        "Give another address with --gateway or FLEET_GATEWAY"
+        "Give another address with --gateway or FLEET_GATEWAY",
+        summary=f"{access.url} does not answer ({why})",
     )
+
+
+def _lost_text(error: aiohttp.ClientError) -> str:
+    """Return why a connection broke: aiohttp's own words for an early end are about its parser."""
+    if isinstance(error, OSError) and error.errno:
+        return _cause(error)
+    return "it was closed in the middle"
 
 
 def _cause(error: OSError) -> str:
@@ -266,4 +301,4 @@ async def _lines(content: aiohttp.StreamReader) -> AsyncIterator[bytes]:
             if line.startswith(b"data:"):
                 yield line.removeprefix(b"data:").strip()
         if len(rest) > _LINE_LIMIT:
-            raise aiohttp.ClientPayloadError(f"an event is larger than {_LINE_LIMIT} bytes")
+            raise FleetctlError(f"the gateway sent an event of more than {_LINE_LIMIT} bytes")

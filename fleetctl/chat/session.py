@@ -14,7 +14,7 @@ from typing import Self, assert_never
 import click
 
 from fleetctl.chat import answer_stream
-from fleetctl.chat.answer_stream import AnswerPiece, AnswerStream, GatewayAccess
+from fleetctl.chat.answer_stream import AnswerPiece, AnswerStream, GatewayLostError
 from fleetctl.chat.conversation import (
     FENCE,
     ChatAnswer,
@@ -27,6 +27,7 @@ from fleetctl.chat.conversation import (
     help_lines,
     parse_line,
 )
+from fleetctl.chat.gateway_pool import GatewayPool
 from fleetctl.cli import terminal
 from fleetctl.cli.errors import FleetctlError, InterruptedByUser
 from machinery.clock import SystemClock
@@ -124,9 +125,11 @@ class AnswerPrinter:
 
 
 def ask_question(
-    runner: asyncio.Runner, access: GatewayAccess, conversation: Conversation, question: str
+    runner: asyncio.Runner, pool: GatewayPool, conversation: Conversation, question: str
 ) -> ChatAnswer:
     """Send a question, print the answer, and add both to the conversation; Ctrl-C stops the answer.
+
+    If the gateway dies before anything was printed, the question is sent again.
 
     Raises:
         FleetctlError: there is no answer, or it is incomplete.
@@ -135,31 +138,49 @@ def ask_question(
     """
     printer = AnswerPrinter()
     stream = AnswerStream(SystemClock())
+    shown = 0
     with terminal.ProgressLine() as progress:
 
         def show(piece: AnswerPiece) -> None:
+            nonlocal shown
+            shown += 1
             progress.clear()
             printer.show(piece)
 
         # A deployment that is scaled to zero needs time to start.
         progress.show(f"waiting for {conversation.settings.model}")
         try:
+            body = conversation.request(question)
             # Leaving this block closes the connection, which cancels the request in the engine.
-            runner.run(stream.read(access, conversation.request(question), show))
+            runner.run(
+                pool.send(
+                    lambda access: stream.read(access, body, show),
+                    can_resend=lambda: not shown,
+                    say=progress.say,
+                )
+            )
         except KeyboardInterrupt:
             raise InterruptedByUser("stopped") from None
+        except GatewayLostError as error:
+            raise FleetctlError(_lost_text(error, pool)) from error
         finally:
             printer.end_line()
             conversation.record(question, stream.answer)
     return stream.answer
 
 
+def _lost_text(error: GatewayLostError, pool: GatewayPool) -> str:
+    """Return the message for an answer that ended early, and where the next request goes."""
+    where = f", which goes to {pool.url}" if pool.url != error.url else ""
+    return f"{error.format_message()}. The answer is incomplete; send the message again{where}"
+
+
 def ask_once(
-    access: GatewayAccess, conversation: Conversation, question: str, *, with_stats: bool
+    pool: GatewayPool, conversation: Conversation, question: str, *, with_stats: bool
 ) -> None:
     """Ask one question, and print nothing but the answer."""
     with asyncio.Runner() as runner:
-        answer = ask_question(runner, access, conversation, question)
+        answer = ask_question(runner, pool, conversation, question)
     print_notes(answer, with_stats=with_stats)
     if not answer.text:
         raise FleetctlError("the model returned an empty answer")
@@ -180,13 +201,13 @@ class ChatSession:
 
     def __init__(
         self,
-        access: GatewayAccess,
+        pool: GatewayPool,
         conversation: Conversation,
         prompt: LinePrompt,
         *,
         with_stats: bool,
     ) -> None:
-        self._access = access
+        self._pool = pool
         self._conversation = conversation
         self._prompt = prompt
         self._with_stats = with_stats
@@ -200,11 +221,11 @@ class ChatSession:
 
         """
         with asyncio.Runner() as runner:
-            self._models = runner.run(answer_stream.list_models(self._access))
+            self._models = runner.run(self._pool.send(answer_stream.list_models))
             self._check_model(self._conversation.settings.model)
             self._prompt.complete(lambda line: complete_line(line, self._models))
             click.echo(
-                f"{self._conversation.settings.model} at {self._access.url}; /help lists commands"
+                f"{self._conversation.settings.model} at {self._pool.url}; /help lists commands"
             )
             while True:
                 try:
@@ -238,7 +259,7 @@ class ChatSession:
         """Send a message or carry out a command; return whether the conversation continues."""
         match line:
             case str():
-                answer = ask_question(runner, self._access, self._conversation, line)
+                answer = ask_question(runner, self._pool, self._conversation, line)
                 print_notes(answer, with_stats=self._with_stats)
                 if not answer.text:
                     click.echo("the model returned an empty answer", err=True)
@@ -265,7 +286,7 @@ class ChatSession:
             case "system":
                 self._set_system(command.rest)
             case "model":
-                self._models = runner.run(answer_stream.list_models(self._access))
+                self._models = runner.run(self._pool.send(answer_stream.list_models))
                 self._set_model(command.rest)
             case _:
                 assert_never(command.verb)

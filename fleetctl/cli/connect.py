@@ -54,16 +54,32 @@ def process_options(command: Command) -> Command:
 def gateway_options(command: Command) -> Command:
     """Add `process_options`, --gateway and `api_key_options`, for commands that use a gateway.
 
-    The command receives `gateway` (a URL, or "" to look one up in the store).
+    The command receives `gateway` (URLs; none: look them up in the store).
     """
-    gateway = click.option(
+    return process_options(
+        gateway_option(
+            "Gateway to use; repeat it for several, which are tried in turn (default: the gateways of the fleet)."
+        )(api_key_options(command))
+    )
+
+
+class _GatewayUrls(click.ParamType[str]):
+    """URLs of gateways; in the environment variable and in a value several are separated by commas."""
+
+    name = "url"
+    envvar_list_splitter = ","
+
+
+def gateway_option(text: str) -> Callable[[Command], Command]:
+    """Return the decorator for --gateway; the command receives the texts for `gateways.parse_urls`."""
+    return click.option(
         "--gateway",
         envvar="FLEET_GATEWAY",
-        default="",
+        multiple=True,
+        type=_GatewayUrls(),
         metavar="URL",
-        help="Gateway to use (default: a gateway of the fleet).",
+        help=text,
     )
-    return process_options(gateway(api_key_options(command)))
 
 
 def api_key_options(command: Command) -> Command:

@@ -16,6 +16,11 @@ FILES = ("etcd-ca", "etcd-cert", "etcd-key", "etcd-password-file", "api-key-file
 FOLDERS = ("data-dir", "identity-dir")
 KEYS = ("etcd", *FILES[:3], "etcd-user", "etcd-password-file", "etcd-prefix", "etcd-transport",
         "data-dir", "identity-dir", "gateway", "gateway-ca", "api-key-file")  # fmt: skip
+LISTS: dict[str, str] = {
+    "etcd": '["http://mac-1:2379", "http://mac-2:2379"]',
+    "gateway": '["http://mac-1:4000", "http://mac-2:4000"]',
+}
+"""Keys whose value is one URL or a list of URLs, and an example."""
 CURRENT, CONTEXTS = "current-context", "contexts"
 
 
@@ -92,8 +97,9 @@ def _settings(path: Path, name: str, table: object) -> Settings:
     for key, value in table.items():
         if key not in KEYS:
             raise FleetctlError(f"{where}: {_unknown(key, KEYS)}")
-        if key == "etcd":
-            found[key] = _urls(where, value)
+        if key in LISTS:
+            if value not in ("", []) or key == "etcd":
+                found[key] = _urls(where, key, value)
         elif not isinstance(value, str):
             raise FleetctlError(f"{where}: {key}: expected text in quotes, not {value!r}")
         elif value:
@@ -104,12 +110,10 @@ def _settings(path: Path, name: str, table: object) -> Settings:
     return found
 
 
-def _urls(where: str, value: object) -> tuple[str, ...]:
+def _urls(where: str, key: str, value: object) -> tuple[str, ...]:
     urls = [value] if isinstance(value, str) else value
     if not isinstance(urls, Sequence) or not urls or not all(isinstance(u, str) for u in urls):
-        raise FleetctlError(
-            f'{where}: etcd: expected URLs, such as ["http://mac-1:2379", "http://mac-2:2379"]'
-        )
+        raise FleetctlError(f"{where}: {key}: expected URLs, such as {LISTS[key]}")
     return tuple(urls)
 
 

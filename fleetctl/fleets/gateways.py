@@ -1,5 +1,8 @@
-"""Gateway address and API key of a command: from flags, from the local fleet's data folder, or from the store."""
+"""Gateway addresses and API key of a command: from flags, from the local fleet's data folder, or from the store."""
 
+import asyncio
+import contextlib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -9,15 +12,22 @@ import click
 from fleetctl.cli.connect import open_store
 from fleetctl.cli.errors import FleetctlError
 from fleetctl.fleets.data_dir import DataDir
-from identity.dialer import Dial, UntrustedAddressError
+from fleetctl.fleets.known_gateways import KnownFleet, KnownGateways, store_name
+from fleetctl.output import printers
+from identity.dialer import Dial, Dialer, UntrustedAddressError, is_local
 from identity.peers import PeerError
 from machinery import process_secrets
+from machinery.clock import SystemClock
 from machinery.tls_client import Trust, TrustError, read_trust, untrusted_reason
 from schemas.records import GatewayLease
 from store import codec, keys
+from store.errors import StoreError, UnavailableError
 from store.port import Transport
 
 _MAX_KEY_LENGTH = 1000
+_MAX_URLS = 16
+# With gateways to fall back on, a command does not wait longer for the store.
+_STORE_S = 3.0
 
 
 def read_api_key(options: dict[str, Any]) -> str:
@@ -76,17 +86,28 @@ def untrusted_text(error: Exception) -> str:
     )
 
 
-def parse_url(url: str) -> str:
-    """Return the URL of a gateway without a trailing slash.
+def parse_urls(texts: Sequence[str]) -> tuple[str, ...]:
+    """Return the URLs of gateways without trailing slashes, each once; one text may hold several, separated by commas.
 
     Raises:
-        click.UsageError: the text is not an HTTP URL.
+        click.UsageError: one is not an HTTP URL, or there are more than 16.
 
     """
-    parts = urlsplit(url)
-    if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise click.UsageError(f"--gateway {url}: expected http://HOST:PORT")
-    return url.rstrip("/")
+    urls = [one.strip() for text in texts for one in text.split(",") if one.strip()]
+    for url in urls:
+        if not _is_url(url):
+            raise click.UsageError(f"--gateway {url}: expected http://HOST:PORT")
+    if len(urls) > _MAX_URLS:
+        raise click.UsageError(f"--gateway: {len(urls)} gateways are given; at most {_MAX_URLS}")
+    return tuple(dict.fromkeys(url.rstrip("/") for url in urls))
+
+
+def _is_url(url: str) -> bool:
+    try:
+        parts = urlsplit(url)
+        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # the port is no number, or a bracket is missing
+        return False
 
 
 async def list_leases(transport: Transport) -> dict[str, GatewayLease]:
@@ -96,41 +117,103 @@ async def list_leases(transport: Transport) -> dict[str, GatewayLease]:
     return {item.key.removeprefix(prefix): codec.decode(GatewayLease, item) for item in items}
 
 
-async def find(options: dict[str, Any]) -> tuple[str, Dial]:
-    """Return the URL of a gateway, and how to dial it.
+async def find(options: dict[str, Any]) -> list[tuple[str, Dial]]:
+    """Return the URLs of gateways in the order in which a command tries them, and how to dial each.
 
-    A local fleet is found through its data folder, so that requests work while the store is down.
+    A local fleet is found through its data folder, so that requests work while the store is down; `find_others` returns
+    the gateways of its other Macs.
 
     Raises:
         FleetctlError: no gateway is registered.
 
     """
-    if options["gateway"]:
-        return parse_url(options["gateway"]), _offline(options)
-    folder = DataDir(options["data_dir"])
-    fleet = None if options["etcd"] else folder.read()
-    if fleet is not None and folder.is_locked():
-        return fleet.gateway_url.rstrip("/"), _offline(options)
+    if urls := parse_urls(options["gateway"]):
+        dial = _offline(options)
+        return [(url, dial) for url in urls]
+    if local := local_url(options):
+        return [(local, _offline(options))]
     found = await list_dials(options)
     if not found:
         raise FleetctlError(
             "no gateway is registered. `fleetctl up` starts one; for a gateway elsewhere give --gateway URL"
         )
-    return found[0]
+    return found
+
+
+async def find_others(options: dict[str, Any]) -> list[tuple[str, Dial]]:
+    """Return the registered gateways besides the one that `find` returns; none if the store does not answer in time."""
+    local = local_url(options)
+    with contextlib.suppress(FleetctlError, StoreError, TimeoutError):
+        async with asyncio.timeout(_STORE_S):
+            return [one for one in await list_dials(options) if one[0] != local]
+    return []
+
+
+def local_url(options: dict[str, Any]) -> str:
+    """Return the URL of the gateway that `fleetctl up` runs on this machine; empty if the options lead elsewhere."""
+    if options["gateway"] or options["etcd"]:
+        return ""
+    folder = DataDir(options["data_dir"])
+    fleet = folder.read()
+    return fleet.gateway_url.rstrip("/") if fleet is not None and folder.is_locked() else ""
 
 
 async def list_dials(options: dict[str, Any]) -> list[tuple[str, Dial]]:
     """Return the URL of each registered gateway and how to dial it, sorted by URL.
 
+    While the store is away, those are returned that it listed last.
+
     Raises:
         FleetctlError: a file of the identity cannot be used, or no gateway may be dialled.
+        StoreError: the store does not answer, and no gateways are known.
 
     """
+    known, store = KnownGateways.of_command(), store_name(options)
+    now = SystemClock().now()
+    fleet = known.find(store, now)
+    before = None if fleet is None or not fleet.gateways else fleet
+    try:
+        async with asyncio.timeout(None if before is None else _STORE_S):
+            leases, dialer = await _read_store(options)
+    except (UnavailableError, TimeoutError) as error:
+        if before is None:
+            raise
+        found = _known_dials(before, options)
+        if not found:
+            raise
+        why = str(error) or f"no answer within {_STORE_S:g} s"
+        age = printers.age(before.seen, now)
+        click.echo(f"warning: {why}; using the gateways that were known {age} ago", err=True)
+        return found
+    known.remember(store, leases, now)
+    return _dials(leases, dialer)
+
+
+async def _read_store(options: dict[str, Any]) -> tuple[dict[str, GatewayLease], Dialer]:
     from fleetctl.fleets.dialer import open_dialer  # noqa: PLC0415 - it imports this module
 
     async with open_store(options) as transport:
-        leases = await list_leases(transport)
-        dialer = await open_dialer(options, transport)
+        return await list_leases(transport), await open_dialer(options, transport)
+
+
+def _known_dials(fleet: KnownFleet, options: dict[str, Any]) -> list[tuple[str, Dial]]:
+    """Return the gateways that the store listed last.
+
+    A gateway without TLS on another machine is left out if a key would be sent: another machine may have its address now.
+    """
+    from fleetctl.fleets.dialer import offline_dialer  # noqa: PLC0415 - it imports this module
+
+    has_key = bool(options.get("api_key") or options.get("api_key_file"))
+    leases = {
+        id_: lease
+        for id_, lease in fleet.gateways.items()
+        if not has_key or lease.url.startswith("https:") or is_local(lease.url)
+    }
+    return _dials(leases, offline_dialer(options))
+
+
+def _dials(leases: dict[str, GatewayLease], dialer: Dialer) -> list[tuple[str, Dial]]:
+    """Return how to dial each gateway, sorted by URL. Raises FleetctlError if there are some and none may be dialled."""
     found, refused = {}, ""
     for id_, lease in leases.items():
         try:

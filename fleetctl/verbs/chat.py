@@ -12,11 +12,14 @@ import platformdirs
 from fleetctl.chat import answer_stream, session
 from fleetctl.chat.answer_stream import GatewayAccess
 from fleetctl.chat.conversation import ChatSettings, Conversation
+from fleetctl.chat.gateway_pool import GatewayPool
 from fleetctl.chat.session import ChatSession, LinePrompt
 from fleetctl.cli.arguments import parse_duration
 from fleetctl.cli.connect import gateway_options, run
 from fleetctl.cli.errors import FleetctlError
 from fleetctl.fleets import gateways
+from identity.dialer import Dial
+from machinery.clock import SystemClock
 
 _HELP = """Chat with a model through a gateway.
 
@@ -86,11 +89,11 @@ def _chat_options(command: Callable[..., Any]) -> Callable[..., Any]:
 def chat(model: str | None, message: str | None, **options: Any) -> None:
     """Chat with a model through a gateway."""
     question = _read_question(message)
-    access = _open_gateway(options)
+    pool = _open_gateways(options)
     if model is None:
-        models = run(answer_stream.list_models(access))
+        models = run(pool.send(answer_stream.list_models))
         model = choose_model(models, can_ask=question is None)
-    _converse(access, model, question, options)
+    _converse(pool, model, question, options)
 
 
 @click.command(help=_RUN_HELP)
@@ -100,14 +103,14 @@ def chat(model: str | None, message: str | None, **options: Any) -> None:
 def run_model(model: str, prompt: tuple[str, ...], **options: Any) -> None:
     """Chat with a deployed model, as `ollama run` does."""
     question = _read_question(" ".join(prompt) if prompt else None)
-    access = _open_gateway(options)
-    known = run(answer_stream.list_models(access))
+    pool = _open_gateways(options)
+    known = run(pool.send(answer_stream.list_models))
     if model not in known:
         raise FleetctlError(
             f"{answer_stream.unknown_model_text(model, known)}. To deploy it, put its folder into the models folder of "
             f"each Mac, and run: fleetctl create modeldeployment {model} --model FOLDER"
         )
-    _converse(access, model, question, options)
+    _converse(pool, model, question, options)
 
 
 def _read_question(message: str | None) -> str | None:
@@ -120,11 +123,21 @@ def _read_question(message: str | None) -> str | None:
     return question
 
 
-def _open_gateway(options: dict[str, Any]) -> GatewayAccess:
+def _open_gateways(options: dict[str, Any]) -> GatewayPool:
     silence_s = parse_duration(options["timeout"])
     key = gateways.read_api_key(options)
-    url, dial = run(gateways.find(options))
-    return GatewayAccess(url=url, key=key, dial=dial, silence_s=silence_s)
+
+    def accesses(found: Sequence[tuple[str, Dial]]) -> list[GatewayAccess]:
+        return [
+            GatewayAccess(url=url, key=key, dial=dial, silence_s=silence_s) for url, dial in found
+        ]
+
+    async def find_others() -> list[GatewayAccess]:
+        return accesses(await gateways.find_others(options))
+
+    first = accesses(run(gateways.find(options)))
+    is_local = bool(gateways.local_url(options))
+    return GatewayPool(first, SystemClock(), find_others=find_others if is_local else None)
 
 
 def choose_model(models: Sequence[str], *, can_ask: bool) -> str:
@@ -156,9 +169,7 @@ def choose_model(models: Sequence[str], *, can_ask: bool) -> str:
     return str(click.prompt("model", value_proc=parse))
 
 
-def _converse(
-    access: GatewayAccess, model: str, question: str | None, options: dict[str, Any]
-) -> None:
+def _converse(pool: GatewayPool, model: str, question: str | None, options: dict[str, Any]) -> None:
     """Ask one question, or hold a conversation."""
     settings = ChatSettings(
         model=model,
@@ -168,8 +179,8 @@ def _converse(
     )
     conversation = Conversation(settings=settings, session=secrets.token_hex(16))
     if question is not None:
-        session.ask_once(access, conversation, question, with_stats=options["stats"])
+        session.ask_once(pool, conversation, question, with_stats=options["stats"])
         return
     history = None if options["no_history"] else options["history"]
     with LinePrompt(history) as prompt:
-        ChatSession(access, conversation, prompt, with_stats=options["stats"]).run()
+        ChatSession(pool, conversation, prompt, with_stats=options["stats"]).run()

@@ -24,8 +24,11 @@ from fleetctl.cli.contexts import (
 from fleetctl.cli.errors import FleetctlError
 from fleetctl.cli.program import SuggestingGroup
 from fleetctl.cli.resolve import DEFAULT_PATH, config_path
+from fleetctl.fleets.gateways import parse_urls
+from fleetctl.fleets.known_gateways import KnownGateways, store_name
 from fleetctl.output import printers
 from machinery import files
+from machinery.clock import SystemClock
 from schemas.wire import identity_files
 from store.etcd import flags
 
@@ -140,10 +143,10 @@ def _configuration() -> Configuration:
 
 @config.command("get-contexts")
 @click.argument("name", nargs=-1)
-@click.option("-o", "--output", type=click.Choice(["table", "name"]), default="table")
+@click.option("-o", "--output", type=click.Choice(["table", "wide", "name"]), default="table")
 @click.option("--no-headers", is_flag=True, help="Omit the header line.")
 def get_contexts(name: tuple[str, ...], output: str, no_headers: bool) -> None:
-    """List the contexts; a star marks the current one."""
+    """List the contexts; a star marks the current one. -o wide adds the gateways that the store listed last."""
     configuration = _configuration()
     for one in name:
         configuration.context(one)
@@ -154,8 +157,11 @@ def get_contexts(name: tuple[str, ...], output: str, no_headers: bool) -> None:
         click.echo("\n".join(shown))
     else:
         rows = [_row(configuration, one) for one in shown]
-        titles = () if no_headers else ("CURRENT", "NAME", "STORE", "USER", "GATEWAY")
-        click.echo(printers.align_columns(rows, titles))
+        titles: tuple[str, ...] = ("CURRENT", "NAME", "STORE", "USER", "GATEWAY")
+        if output == "wide":
+            titles += ("KNOWN GATEWAYS", "SEEN")
+            rows = [(*row, *_known(configuration, row[1])) for row in rows]
+        click.echo(printers.align_columns(rows, () if no_headers else titles))
 
 
 def _row(configuration: Configuration, name: str) -> tuple[str, ...]:
@@ -169,8 +175,18 @@ def _row(configuration: Configuration, name: str) -> tuple[str, ...]:
         name,
         f"{store} {prefix}".strip(),
         str(user),
-        str(settings.get("gateway", "")),
+        ",".join(settings.get("gateway", ())),
     )
+
+
+def _known(configuration: Configuration, name: str) -> tuple[str, str]:
+    """Return the gateways that the store of a context listed last, and how long ago that was."""
+    now, known = SystemClock().now(), KnownGateways(configuration.path)
+    fleet = known.find(store_name(configuration.contexts[name]), now)
+    if fleet is None:
+        return "", ""
+    urls = sorted(lease.url for lease in fleet.gateways.values())
+    return ",".join(urls), printers.age(fleet.seen, now)
 
 
 @config.command("current-context")
@@ -207,7 +223,6 @@ def _setting_options(command: Any) -> Any:
     texts = {
         "api-key-file": "File with an API key for the gateway.",
         "gateway-ca": "CA certificate of gateways that serve HTTPS (PEM).",
-        "gateway": "URL of the gateway, such as http://mac-1:4000.",
         "etcd-transport": "grpc, or http if only plain HTTP reaches etcd.",
         "etcd-prefix": "Prefix of the fleet's keys, such as /lab.",
         "etcd-password-file": "File with the password, or a file of `fleetctl init-auth`.",
@@ -220,6 +235,11 @@ def _setting_options(command: Any) -> Any:
     }
     for key, text in texts.items():
         command = click.option(f"--{key}", default=None, help=text)(command)
+    command = click.option(
+        "--gateway",
+        multiple=True,
+        help="URL of a gateway, such as http://mac-1:4000 (repeatable). They are tried in turn.",
+    )(command)
     return click.option(
         "--etcd", multiple=True, help="URL of an etcd member (repeatable), or unix:PATH."
     )(command)
@@ -258,11 +278,11 @@ def _settings(values: dict[str, Any]) -> Settings:
     etcd = tuple(url for text in settings.pop("etcd") for url in _urls(text))
     if values["etcd"]:
         settings["etcd"] = etcd
+    if gateway := settings.pop("gateway"):
+        settings["gateway"] = parse_urls(gateway)
     if etcd and settings.get("data-dir"):
         raise click.UsageError("give either --etcd or --data-dir, because they name two stores")
     _complete_paths(settings)
-    if settings.get("gateway") and not settings["gateway"].startswith(("http://", "https://")):
-        raise click.UsageError(f"--gateway {settings['gateway']}: expected http://HOST:PORT")
     if settings.get("etcd-transport") not in (None, "", "grpc", "http"):
         raise click.UsageError(
             f"--etcd-transport {settings['etcd-transport']}: expected grpc or http"

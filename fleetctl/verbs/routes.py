@@ -11,7 +11,7 @@ import click
 import msgspec
 import orjson
 
-from fleetctl.cli.connect import api_key_options, process_options, run
+from fleetctl.cli.connect import api_key_options, gateway_option, process_options, run
 from fleetctl.cli.errors import FleetctlError
 from fleetctl.fleets import gateways
 from fleetctl.fleets.dialer import offline_dialer
@@ -106,13 +106,7 @@ class AccessDenied:
     show_default=True,
 )
 @click.option("--no-headers", is_flag=True, help="Do not print column titles.")
-@click.option(
-    "--gateway",
-    envvar="FLEET_GATEWAY",
-    multiple=True,
-    metavar="URL",
-    help="Gateway to read (default: all gateways of the fleet). Can be repeated.",
-)
+@gateway_option("Gateway to read (default: all gateways of the fleet). Can be repeated.")
 @api_key_options
 @process_options
 def routes(last: int, output: str, gateway: tuple[str, ...], **options: Any) -> None:
@@ -126,7 +120,7 @@ def routes(last: int, output: str, gateway: tuple[str, ...], **options: Any) -> 
     query = JournalQuery(
         query={k: v for k, v in filters.items() if v}, key=gateways.read_api_key(options)
     )
-    found = run(_fetch_requests(tuple(map(gateways.parse_url, gateway)), query, options))[-last:]
+    found = run(_fetch_requests(gateways.parse_urls(gateway), query, options))[-last:]
     if output == "json":
         tree = {"apiVersion": "v1", "kind": "List", "items": found}
         click.echo(orjson.dumps(tree, option=orjson.OPT_INDENT_2).decode())

@@ -48,6 +48,10 @@ class MemoryFleet:
         with _stores_reachable():
             return await run_fleetctl(*words, "--etcd", self.url, stdin=stdin, limit_s=limit_s)
 
+    def vanish(self) -> None:
+        """Let later commands find no store at the URL, as when etcd is away."""
+        _stores.pop(self.url, None)
+
     async def applied(self, manifest: str) -> None:
         """Apply a manifest given as text."""
         done = await self.ctl("apply", "-f", "-", stdin=manifest.encode())

@@ -112,7 +112,7 @@ def test_flags_then_environment_then_context_select_the_store(
     assert got["etcd_prefix"] == ("/lab" if is_lab else "")
     assert got["etcd_password_file"] == (config.parent / "admin.env" if is_lab else None)
     assert got["api_key_file"] == (config.parent / "key" if is_lab else None)
-    assert got["gateway"] == ("http://mac-1:4000" if is_lab else "")
+    assert got["gateway"] == (("http://mac-1:4000",) if is_lab else ())
 
 
 def test_single_settings_can_be_overridden(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -217,7 +217,7 @@ async def test_output_of_the_verbs(tmp_path: Path, monkeypatch: pytest.MonkeyPat
             "study": {
                 "etcd": ["http://m1:2379", "http://m2:2379"],
                 "etcd-prefix": "/lab",
-                "gateway": "http://m1:4000",
+                "gateway": ["http://m1:4000"],
             }
         },
     }  # fmt: skip
