@@ -49,7 +49,7 @@ SUMMARIES: dict[str, str] = {
     "service": "Install programs of the fleet as services of this machine: they start at boot and are kept running.",
     "set": "Set the model or the memory of deployments.",
     "simulate": "Simulate a fleet with these manifests: where replicas are placed, and what happens when a node...",
-    "stop": "End all engines of this Mac now, and start none until --undo.",
+    "stop": "End all engines of this Mac (--local) or of all Macs (--all) now, and start none until --undo.",
     "support-bundle": "Write an archive for the diagnosis of problems: objects, events, versions, doctor's findings, and...",
     "suspend": "Stop applying new commits of GitSources until `fleetctl resume`.",
     "sync": "Fetch new commits now, and wait until they are applied.",

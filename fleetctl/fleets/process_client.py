@@ -184,6 +184,7 @@ async def fetch(
     bearer: str = "",
     params: Mapping[str, str] | None = None,
     limit_s: float = _ANSWER_S,
+    method: str = "GET",
 ) -> bytes:
     """Return a whole response body: at most 16 MiB, within `limit_s` seconds.
 
@@ -196,7 +197,9 @@ async def fetch(
     try:
         async with (
             asyncio.timeout(limit_s),
-            open_stream(address, path, bearer=bearer, params=params) as pieces,
+            open_stream(
+                address, path, bearer=bearer, params=params, method=method, answer_s=limit_s
+            ) as pieces,
         ):
             return await read_limited(pieces, _LIMIT_BYTES)
     except BodyTooLargeError as error:
@@ -214,9 +217,10 @@ async def fetch_json(
     bearer: str = "",
     params: Mapping[str, str] | None = None,
     limit_s: float = _ANSWER_S,
+    method: str = "GET",
 ) -> dict[str, Any]:
     """Return a response that is a JSON object (`/health`, `/v1/vitals`); see `fetch`."""
-    raw = await fetch(address, path, bearer=bearer, params=params, limit_s=limit_s)
+    raw = await fetch(address, path, bearer=bearer, params=params, limit_s=limit_s, method=method)
     try:
         tree = orjson.loads(raw)
     except orjson.JSONDecodeError as error:
@@ -237,8 +241,10 @@ async def open_stream(
     *,
     bearer: str = "",
     params: Mapping[str, str] | None = None,
+    method: str = "GET",
+    answer_s: float = _ANSWER_S,
 ) -> AsyncIterator[AsyncIterator[bytes]]:
-    """Yield the chunks of a response body as they arrive, without a time limit.
+    """Yield the chunks of a response body as they arrive, without a time limit once it began within `answer_s`.
 
     Raises:
         ProcessUnreachableError: no answer, or the connection broke (raised from the iterator in that case).
@@ -253,8 +259,9 @@ async def open_stream(
         raise ProcessUnreachableError(str(error)) from error
     async with aiohttp.ClientSession(timeout=timeout, auto_decompress=False) as session:
         try:
-            async with asyncio.timeout(_ANSWER_S):
-                response = await session.get(
+            async with asyncio.timeout(answer_s):
+                response = await session.request(
+                    method,
                     f"{address.url.rstrip('/')}{path}",
                     params=dict(params or {}),
                     headers=headers,
@@ -269,7 +276,7 @@ async def open_stream(
                     )
         except TimeoutError:
             raise ProcessUnreachableError(
-                _unreachable_text(address, "no answer within 10 s")
+                _unreachable_text(address, f"no answer within {answer_s:g} s")
             ) from None
         except (aiohttp.ClientError, OSError, ValueError) as error:
             raise ProcessUnreachableError(_unreachable_text(address, _cause(error))) from error

@@ -50,6 +50,14 @@ class ObjectQuery(NamedTuple):
         return len(self.targets) == 1 and len(self.targets[0].names) == 1
 
     @property
+    def has_all_nodes(self) -> bool:
+        """True if it selects all nodes."""
+        is_filtered = self.labels or self.fields
+        return not is_filtered and any(
+            target.kind.name == "Node" and not target.names for target in self.targets
+        )
+
+    @property
     def has_several_kinds(self) -> bool:
         return len(self.targets) > 1
 

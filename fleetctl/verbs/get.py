@@ -130,6 +130,10 @@ def get(what: tuple[str, ...], **options: Any) -> None:
     if options["output_watch_events"]:
         raise click.UsageError("--output-watch-events needs -w")
     result = read_once(options, partial(query.fetch, clock=SystemClock(), query=object_query))
+    if object_query.has_all_nodes:
+        from fleetctl.fleets import known_nodes  # noqa: PLC0415 - other kinds need no file
+
+        known_nodes.remember_trees(options, (t for t in result.trees if t["kind"] == "Node"))
     if result.trees or not (result.missing or renderer.empty_note()):
         click.echo(renderer.text(result), nl=False)
     elif not result.missing:

@@ -1,39 +1,69 @@
-"""The verb `fleetctl stop`: ends all engines of this Mac now, also while etcd or the agent is down."""
+"""The verb `fleetctl stop`: ends all engines of this Mac, or of all Macs, now; also while etcd or the agent is down."""
 
 import asyncio
+import sys
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any, Final
 
 import click
 
+from fleetctl.cli import terminal
 from fleetctl.cli.arguments import parse_duration
-from fleetctl.cli.connect import data_dir_option
+from fleetctl.cli.connect import open_store, run, store_options
 from fleetctl.cli.errors import FleetctlError
-from fleetctl.cli.kubectl_hints import unsupported_flag
+from fleetctl.fleets import stop_orders
 from fleetctl.fleets.data_dir import DataDir
+from fleetctl.fleets.dialer import offline_dialer, open_dialer
+from fleetctl.fleets.known_nodes import known_nodes
+from fleetctl.fleets.process_client import agent_address
+from fleetctl.fleets.stop_orders import StopResult, Verb
+from fleetctl.output.printers import align_columns
 from machinery.clock import SystemClock
 from nodeagent.engines.stop_order import StopOrder
+from store.errors import StoreError
+from store.port import Transport
 
-_HELP = """End all engines of this Mac now, and start none until --undo.
+# An emergency stop must not wait for a store that hangs.
+_STORE_S: Final = 3.0
+_MAX_GRACE_S: Final = 600.0
+_MAX_NAMES: Final = 5
 
-It needs neither etcd nor the agent: it writes stopped.json into the agent's state folder, and ends the processes. Requests
-get --grace-period to finish. Replicas of this Mac are CannotStart meanwhile, and are not moved: use `fleetctl drain` if
-there is time and etcd.
+_HELP = """End all engines of this Mac (--local) or of all Macs (--all) now, and start none until --undo.
+
+It needs no etcd. With --local it needs no agent either: it writes stopped.json into the agent's state folder, and ends the
+processes. With --all it asks every agent to do the same, at once; each proves its name, and you prove the role admin
+(--identity-dir). Addresses come from etcd; while it is away, from the last time that `fleetctl get nodes`, `version`,
+`cluster-info` or `stop` saw them, or from --nodes. A fleet without certificates needs etcd, or --local on each Mac.
+
+Requests get --grace-period to finish. Replicas of a stopped Mac are CannotStart meanwhile, and are not moved: use
+`fleetctl drain` if there is time and etcd.
 
 \b
   fleetctl stop --local --state-dir ~/.mlx-fleet/agent
-  fleetctl stop --local --undo
+  fleetctl stop --all
+  fleetctl stop --all --yes --nodes mac-1.local:4001,mac-2=10.0.0.2:4001
+  fleetctl stop --all --undo
 
-Without --state-dir it stops the nodes that `fleetctl up` runs from --data-dir. To stop a whole fleet, run it on each Mac.
+Without --state-dir, --local stops the nodes that `fleetctl up` runs from --data-dir.
 """
 _OTHER = (
     "`fleetctl scale md/NAME --replicas=0` unloads a model; `fleetctl down` stops the fleet on this machine; "
-    "`fleetctl stop --local` ends all engines of this Mac"
+    "`fleetctl stop --local` ends all engines of this Mac, `fleetctl stop --all` those of all Macs"
 )
 
 
 @click.command(help=_HELP)
 @click.argument("models", nargs=-1, metavar="")
-@click.option("--local", is_flag=True, help="Stop the engines of this Mac (required).")
+@click.option("--local", is_flag=True, help="Stop the engines of this Mac.")
+@click.option("--all", "is_all", is_flag=True, help="Stop the engines of all Macs.")
+@click.option(
+    "--nodes",
+    default="",
+    metavar="[NAME=]HOST:PORT,...",
+    help="With --all: the agents to ask, in place of those that etcd or the last look knows.",
+)
+@click.option("-y", "--yes", is_flag=True, help="With --all: do not ask for confirmation.")
 @click.option("--undo", is_flag=True, help="Let engines start again, within five minutes.")
 @click.option(
     "--state-dir",
@@ -41,7 +71,7 @@ _OTHER = (
     multiple=True,
     type=click.Path(exists=True, file_okay=False, path_type=Path),
     envvar="FLEET_STATE_DIR",
-    help="State folder of an agent of this Mac; may be repeated.",
+    help="With --local: state folder of an agent of this Mac; may be repeated.",
 )
 @click.option(
     "--grace-period",
@@ -49,26 +79,27 @@ _OTHER = (
     show_default=True,
     help="Time for requests to finish before an engine is killed.",
 )
-@unsupported_flag(
-    "an agent takes no orders from other machines. Run `fleetctl stop --local` on each Mac, for example over ssh; "
-    "`fleetctl get nodes` lists them",
-    "--all",
-)
-@data_dir_option
-def stop(
-    models: tuple[str, ...],
-    state_dirs: tuple[Path, ...],
-    grace_period: str,
-    data_dir: Path,
-    *,
-    local: bool,
-    undo: bool,
-) -> None:
-    """End all engines of this Mac now, and start none until --undo."""
-    if models or not local:
-        raise click.UsageError(f"give --local: {_OTHER}")
+@store_options
+def stop(models: tuple[str, ...], grace_period: str, **options: Any) -> None:
+    """End all engines of this Mac, or of all Macs, now, and start none until --undo."""
+    is_all = options["is_all"]
+    if models or is_all == options["local"]:
+        raise click.UsageError(f"give --local or --all: {_OTHER}")
+    if (options["nodes"] or options["yes"]) and not is_all:
+        raise click.UsageError("--nodes and --yes belong to --all")
     grace_s = parse_duration(grace_period)
-    folders = [path.expanduser().resolve() for path in state_dirs] or DataDir(data_dir).nodes()
+    if grace_s > _MAX_GRACE_S:
+        raise click.UsageError("--grace-period: expected at most 10m")
+    if is_all:
+        run(_stop_all(options, grace_s))
+    else:
+        _stop_local(options, grace_s)
+
+
+def _stop_local(options: dict[str, Any], grace_s: float) -> None:
+    data_dir: Path = options["data_dir"]
+    folders = [path.expanduser().resolve() for path in options["state_dirs"]]
+    folders = folders or DataDir(data_dir).nodes()
     if not folders:
         raise FleetctlError(
             f"no agent has its state in {DataDir(data_dir).path}. Name the folder with --state-dir, as for fleet-nodeagent"
@@ -76,13 +107,92 @@ def stop(
     for folder in folders:
         order = StopOrder(folder)
         try:
-            if undo:
+            if options["undo"]:
                 was_given = order.take_back()
                 click.echo(f"{folder}: {'engines may start again' if was_given else 'not stopped'}")
                 continue
             count = asyncio.run(order.execute(SystemClock(), grace_s=grace_s))
         except OSError as error:
             raise FleetctlError(f"cannot write to {folder}: {error.strerror}") from error
-        click.echo(
-            f"{folder}: {count} engine{'s' if count != 1 else ''} ended, none starts until --undo"
+        click.echo(f"{folder}: {_ended(count)}, none starts until --undo")
+
+
+def _ended(count: int) -> str:
+    return f"{count} engine{'s' if count != 1 else ''} ended"
+
+
+async def _stop_all(options: dict[str, Any], grace_s: float) -> None:
+    known, dial_options = known_nodes(options), stop_orders.options_without_gateway(options)
+    store: Transport | None = None
+    async with open_store(options) as transport:
+        try:
+            async with asyncio.timeout(_STORE_S):
+                dialer = await open_dialer(dial_options, transport)
+                urls = await stop_orders.read_addresses(transport, dialer)
+            known.remember(urls)
+            store = transport
+        except (StoreError, TimeoutError) as error:
+            why = str(error) or f"no answer within {_STORE_S:g} s"
+            click.echo(f"warning: etcd is away ({why}); using the addresses seen last", err=True)
+            dialer = offline_dialer(dial_options)
+            urls = stop_orders.without_store(known.read(), dialer)
+        if options["nodes"]:
+            urls = stop_orders.parse_nodes(options["nodes"], urls, is_https=dialer.has_identity)
+        if not urls:
+            raise FleetctlError(_nobody(has_store=store is not None))
+        verb: Verb = "DELETE" if options["undo"] else "PUT"
+        if verb == "PUT" and not options["yes"]:
+            _confirm(sorted(urls), grace_s)
+        addresses = [agent_address(dialer, name, urls[name]) for name in sorted(urls)]
+        async with stop_orders.tickets_if_any(store, addresses) as bearers:
+            found = await stop_orders.send_all(addresses, bearers, verb=verb, grace_s=grace_s)
+    _report(found, verb)
+
+
+def _nobody(*, has_store: bool) -> str:
+    if has_store:
+        return "no agent of this fleet has reported its address: run `fleetctl stop --local` on each Mac"
+    return (
+        "no agent of this fleet was seen before from here. Give their addresses with --nodes HOST:PORT,..., or run "
+        "`fleetctl stop --local` on each Mac"
+    )
+
+
+def _confirm(nodes: Sequence[str], grace_s: float) -> None:
+    """Confirm at the terminal. Raises UsageError where there is none."""
+    count = "1 Mac" if len(nodes) == 1 else f"{len(nodes)} Macs"
+    if not terminal.is_tty(sys.stdin):
+        raise click.UsageError(
+            f"this would end all engines of {count}, and there is no terminal to ask: give --yes"
         )
+    shown = ", ".join(nodes[:_MAX_NAMES]) + (", ..." if len(nodes) > _MAX_NAMES else "")
+    click.confirm(
+        f"End all engines of {count} ({shown}) now? Requests get {grace_s:g} s to finish, and no engine starts until --undo.",
+        abort=True,
+        err=True,
+    )
+
+
+def _report(found: Sequence[StopResult], verb: Verb) -> None:
+    """Print what happened on each Mac. Raises FleetctlError if one did not do it."""
+    rows = [(one.node, _result_cell(one, verb)) for one in found]
+    click.echo(align_columns(rows, ("NODE", "RESULT")))
+    failed = [one for one in found if one.problem]
+    if not failed:
+        return
+    lines = [f"  {one.problem}" for one in failed]
+    count = f"{len(failed)} of {len(found)} {'Mac' if len(found) == 1 else 'Macs'}"
+    rest = (
+        "Engines may still be stopped there; run it again, or `fleetctl stop --local --undo` on that Mac"
+        if verb == "DELETE"
+        else "Engines may run there: run it again, or `fleetctl stop --local` on that Mac, or switch it off"
+    )
+    raise FleetctlError("\n".join([f"{count} did not do it", *lines, rest]))
+
+
+def _result_cell(one: StopResult, verb: Verb) -> str:
+    if one.problem:
+        return "refused" if one.is_refused else "no answer"
+    if verb == "PUT":
+        return f"{_ended(one.ended)}, none starts until --undo"
+    return "engines may start again" if one.was_stopped else "was not stopped"

@@ -1,7 +1,8 @@
 """The agent's API server: its routes, their authorization, and the condition that says whether it listens.
 
 `/health` and `/metrics` are open on this machine; elsewhere they need an identity of the fleet, a ticket or a token
-(identity/metrics_access.py). The other routes need a ticket everywhere (store/tickets.py).
+(identity/metrics_access.py). Stop orders need a certificate of an administrator (nodeagent/api/stop_orders.py). The other
+routes need a ticket everywhere (store/tickets.py).
 """
 
 import logging
@@ -27,7 +28,9 @@ from machinery.process_log import LogSelection
 from machinery.version import version
 from nodeagent.api import machine_metrics
 from nodeagent.api.machine_metrics import AgentView
+from nodeagent.api.stop_orders import StopRoutes
 from nodeagent.engines import engine_logs
+from nodeagent.engines.stop_order import StopOrder
 from schemas import duration
 from schemas.meta import NAME_PATTERN, Condition, ConditionStatus, with_condition
 from schemas.node import NodeStatus
@@ -69,9 +72,12 @@ AuthorizationHeader = Annotated[str, Header()]
 
 
 def make_app(
-    view: AgentView, tickets: TicketChecker, security: ApiSecurity | None = None
+    view: AgentView,
+    tickets: TicketChecker,
+    security: ApiSecurity | None = None,
+    credentials: Credentials | None = None,
 ) -> FastAPI:
-    """Return the FastAPI application."""
+    """Return the FastAPI application; `credentials` are those of the agent's own identity."""
     security = security or ApiSecurity()
     app = FastAPI(title="mlx-fleet agent", docs_url=None, redoc_url=None, openapi_url=None)
     app.router.redirect_slashes = False
@@ -90,6 +96,10 @@ def make_app(
         ("/v1/logs/replicas/{replica}", routes.replica_log),
     ):
         app.add_api_route(path, answer, methods=["GET"])
+    order = StopOrder(view.folder.parent)
+    StopRoutes(
+        node=view.name, order=order, tickets=tickets, clock=view.clock, credentials=credentials
+    ).add_to(app)
     app.add_exception_handler(RefusedError, on_refused)
     app.add_exception_handler(HTTPException, on_http_error)
     app.add_exception_handler(RequestValidationError, on_invalid_query)
@@ -288,7 +298,7 @@ class AgentApi:
         self._clock: Clock = view.clock
         tickets = TicketChecker(transport, view.clock, f"Node/{view.name}")
         self._server = AdminServer(
-            make_app(view, tickets, security),
+            make_app(view, tickets, security, credentials),
             view.clock,
             (view.status.address, port),
             self._on_server_change(on_change),

@@ -5,6 +5,7 @@ it belongs. So an agent that was killed at any moment, even between the start of
 its engines again (docs/adr/0005-an-engine-is-a-child-process.md).
 """
 
+import asyncio
 import contextlib
 import json
 import resource
@@ -314,6 +315,7 @@ async def stop_all(folder: Path, clock: Clock, *, grace_s: float) -> int:
     found = find_engines(folder)
     for engine in found:
         ask_to_stop(engine)
-    for engine in found:
-        await processes.end(engine.child, clock, grace_s=grace_s)
+    async with asyncio.TaskGroup() as group:
+        for engine in found:
+            group.create_task(processes.end(engine.child, clock, grace_s=grace_s))
     return len(found)

@@ -40,7 +40,10 @@ class StopOrder:
             since = f" since {datetime.fromisoformat(json.loads(raw)['at']):%Y-%m-%d %H:%M:%S} UTC"
         except (ValueError, KeyError, TypeError):
             since = ""
-        return f"engines are stopped on this Mac{since}; `fleetctl stop --local --undo` on it lets them start again"
+        return (
+            f"engines are stopped on this Mac{since}; `fleetctl stop --local --undo` on it, or `fleetctl stop --all --undo`, "
+            "lets them start again"
+        )
 
     def give(self, at: datetime) -> None:
         """Write the order. Raises OSError."""

@@ -65,7 +65,12 @@ class Api:
     store: MemoryTransport
 
     async def status(
-        self, client: ssl.SSLContext, path: str = "/v1/vitals", headers: dict[str, str] = TICKET
+        self,
+        client: ssl.SSLContext,
+        path: str = "/v1/vitals",
+        headers: dict[str, str] = TICKET,
+        *,
+        method: str = "GET",
     ) -> int:
         """Return the HTTP status, 0 if the connection is refused."""
         dns_name = self.credentials.identity.dns_name
@@ -73,7 +78,8 @@ class Api:
             async with (
                 asyncio.timeout(20),
                 aiohttp.ClientSession() as http,
-                http.get(
+                http.request(
+                    method,
                     f"https://127.0.0.1:{self.port}{path}",
                     ssl=client,
                     server_hostname=dns_name,
@@ -107,7 +113,7 @@ async def serving(fleet: TestAuthority, mode: TlsMode = TlsMode.STRICT) -> Async
     key = keys.ticket_key(f"Node/{NODE}", ID)
     await store.commit([], [Put(key=key, value=codec.encode(ticket))])
     tickets = TicketChecker(store, CLOCK, f"Node/{NODE}")
-    app = server.make_app(view, tickets)
+    app = server.make_app(view, tickets, credentials=credentials)
     security = server_security(credentials, frozenset({Role.ADMIN, Role.NODE}), is_insecure=False)
     changed = asyncio.Event()
     api = AdminServer(app, CLOCK, ("127.0.0.1", 0), changed.set, security=security)

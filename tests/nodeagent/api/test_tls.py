@@ -14,8 +14,9 @@ from identity.folder import IdentityFolder
 from identity.listeners import server_security
 from identity.names import Role
 from machinery.http_server import AdminServer
+from nodeagent.engines.stop_order import StopOrder
 from schemas.trust import TlsMode
-from tests.support.agent_api import CLOCK, serving
+from tests.support.agent_api import CLOCK, TICKET, serving
 from tests.support.identities import TestAuthority, now
 
 
@@ -112,3 +113,29 @@ async def test_an_address_of_the_network_needs_an_identity_or_the_flag() -> None
         assert api.is_refused is not is_insecure
         assert bool(api.url) is is_insecure
         assert ("--identity-dir" in api.error) is not is_insecure
+
+
+async def test_only_an_administrator_gives_a_stop_order(fleet: TestAuthority) -> None:
+    path, order = "/v1/stop-order", StopOrder(fleet.root)
+    async with serving(fleet) as api:
+        admin, edge = fleet.issue(Role.ADMIN, "anna"), fleet.issue(Role.NODE, "mac-1")
+        for one in (anonymous(fleet), client(edge)):
+            for headers in ({}, TICKET):
+                assert await api.status(one, path, headers, method="PUT") == 403
+        assert order.refusal() == ""
+        assert await api.status(client(admin), path, {}, method="PUT") == 200
+        assert "engines are stopped" in order.refusal()
+        assert await api.status(client(edge), path, TICKET, method="DELETE") == 403
+        assert await api.status(client(admin), path, {}, method="DELETE") == 200
+        assert order.refusal() == ""
+
+
+async def test_a_fleet_that_gets_its_certificates_takes_stop_orders_by_tickets(
+    fleet: TestAuthority,
+) -> None:
+    async with serving(fleet, TlsMode.PERMISSIVE) as api:
+        stranger = anonymous(fleet)
+        path = "/v1/stop-order?graceSeconds=1"
+        assert await api.status(stranger, path, {}, method="PUT") == 401
+        assert await api.status(stranger, path, TICKET, method="PUT") == 200
+        assert await api.status(stranger, "/v1/stop-order?graceSeconds=1e9", method="PUT") == 400
