@@ -10,7 +10,7 @@ SUMMARIES: dict[str, str] = {
     "bundle": "Write archives that install mlx-fleet on other machines.",
     "cert": "Manage the certificates of the fleet's processes, and the authority that signs them.",
     "chat": "Chat with a model through a gateway.",
-    "cluster-info": "Show the addresses of etcd and the gateways, the leading reconciler, and how many nodes are Ready.",
+    "cluster-info": "Show the addresses of etcd and the gateways, the leading reconciler, and the Macs side by side.",
     "completion": "Print a script that completes verbs, flags, kinds, object names and contexts in your shell.",
     "config": "Manage contexts: the fleets that you use, and the one that commands use by default.",
     "cordon": "Stop placing new replicas on nodes.",

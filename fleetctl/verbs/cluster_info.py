@@ -1,16 +1,23 @@
-"""`fleetctl cluster-info`: the addresses of a fleet, and whether its parts are there."""
+"""`fleetctl cluster-info`: the addresses of a fleet, whether its parts are there, and its Macs side by side."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import click
 
-from fleetctl.cli.connect import etcd_address, open_store, run, store_options
-from fleetctl.fleets import gateways, version_skew
+from fleetctl.cli.connect import etcd_address, open_store, process_options, run
+from fleetctl.fleets import gateways, node_versions, stop_orders, version_skew
+from fleetctl.fleets.dialer import open_dialer
+from fleetctl.fleets.known_nodes import known_nodes
+from fleetctl.fleets.node_versions import NodeVersions
 from fleetctl.fleets.tls_mode import mode_text, read_mode
 from fleetctl.output.printers import align_columns
+from identity.dialer import Dialer
 from store import keys, object_trees
 from store.port import Transport
+
+_MAX_MACS: Final = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,22 +36,25 @@ class FleetSummary:
     available_deployments: int
     tls: str
     """The TLS mode in words."""
+    macs: tuple[NodeVersions, ...] = ()
 
 
 @click.command()
-@store_options
+@process_options
 def cluster_info(**options: Any) -> None:
-    """Show the addresses of etcd and the gateways, the leading reconciler, and how many nodes are Ready."""
+    """Show the addresses of etcd and the gateways, the leading reconciler, and the Macs side by side."""
     click.echo(summary_text(run(_read(options))))
 
 
 async def _read(options: dict[str, Any]) -> FleetSummary:
     async with open_store(options) as transport:
-        return await read_summary(transport, str(etcd_address(options)))
+        dialer = await open_dialer(options, transport)
+        known_nodes(options).remember(await stop_orders.read_addresses(transport, dialer))
+        return await read_summary(transport, str(etcd_address(options)), dialer)
 
 
-async def read_summary(transport: Transport, etcd: str) -> FleetSummary:
-    """Read the parts of a fleet. Raises StoreError."""
+async def read_summary(transport: Transport, etcd: str, dialer: Dialer) -> FleetSummary:
+    """Read the parts of a fleet; the agents are asked for their Python. Raises StoreError."""
     server = await transport.status()
     leader = await transport.get(keys.ELECTION_RECONCILER)
     leases = await gateways.list_leases(transport)
@@ -66,6 +76,7 @@ async def read_summary(transport: Transport, etcd: str) -> FleetSummary:
         deployments=len(deployments),
         available_deployments=len(available),
         tls=mode_text(await read_mode(transport)),
+        macs=tuple(await node_versions.read_node_versions(transport, dialer)),
     )
 
 
@@ -87,6 +98,19 @@ def summary_text(found: FleetSummary) -> str:
         ("deployments", f"{found.available_deployments} of {found.deployments} are Available"),
     ]
     return (
-        f"{align_columns(rows)}\n\n"
+        f"{align_columns(rows)}\n\n{_macs_text(found.macs)}"
         "`fleetctl doctor` checks every part; `fleetctl support-bundle` collects what a helper needs."
     )
+
+
+def _macs_text(macs: Sequence[NodeVersions]) -> str:
+    """Return the first Macs side by side, and where they differ. Pure."""
+    if not macs:
+        return ""
+    rows = [one.cells() for one in macs[:_MAX_MACS]]
+    lines = [align_columns(rows, ("NODE", *node_versions.COLUMNS))]
+    if len(macs) > _MAX_MACS:
+        lines.append(f"... and {len(macs) - _MAX_MACS} more: `fleetctl version --nodes`")
+    lines += [f"* {line}" for line in node_versions.difference_texts(macs)]
+    lines.append("`fleetctl fabric matrix` compares cables and RDMA as well.")
+    return "\n".join([*lines, "", ""])

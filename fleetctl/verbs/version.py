@@ -5,10 +5,13 @@ from typing import Any
 import click
 import orjson
 
-from fleetctl.cli.connect import open_store, run, store_options
+from fleetctl.cli.connect import open_store, process_options, run
 from fleetctl.cli.kubectl_hints import unsupported_flag
-from fleetctl.fleets import version_skew
+from fleetctl.fleets import node_versions, stop_orders, version_skew
+from fleetctl.fleets.dialer import open_dialer
+from fleetctl.fleets.known_nodes import known_nodes
 from fleetctl.fleets.version_skew import ComponentVersion
+from fleetctl.output.printers import align_columns
 from machinery.version import commit, version_with_commit
 from machinery.version import version as fleet_version
 from manifests.yaml import parser
@@ -17,20 +20,44 @@ from store.errors import StoreError
 
 @click.command()
 @click.option("--client", is_flag=True, help="Show only the version of fleetctl.")
+@click.option(
+    "--nodes",
+    is_flag=True,
+    help="Compare the Macs: MLX, mlx-lm, Python, macOS and chip; an asterisk marks what differs from most.",
+)
 @click.option("-o", "--output", type=click.Choice(["json", "yaml"]), help="Output format.")
 @unsupported_flag("the output is short; use -o json in scripts", "--short")
-@store_options
-def version(client: bool, output: str | None, **options: Any) -> None:
+@process_options
+def version(client: bool, nodes: bool, output: str | None, **options: Any) -> None:
     """Show the versions of fleetctl, etcd, the reconciler, gateways and node agents.
 
     Warns about versions that are more than one minor version apart from the reconciler.
     """
+    if client and nodes:
+        raise click.UsageError("give either --client or --nodes")
     if client:
         tree = {"fleetctl": fleet_version()} | ({"commit": commit()} if commit() else {})
         text = _text(tree, output) if output else f"fleetctl: {version_with_commit()}\n"
         click.echo(text, nl=False)
         return
-    run(_print_fleet_versions(output, options))
+    run(_print_nodes(output, options) if nodes else _print_fleet_versions(output, options))
+
+
+async def _print_nodes(output: str | None, options: dict[str, Any]) -> None:
+    async with open_store(options) as transport:
+        dialer = await open_dialer(options, transport)
+        known_nodes(options).remember(await stop_orders.read_addresses(transport, dialer))
+        found = await node_versions.read_node_versions(transport, dialer)
+    differences = node_versions.difference_texts(found)
+    if output:
+        tree = {"nodes": [one.tree() for one in found], "differences": differences}
+        click.echo(_text(tree, output), nl=False)
+    elif not found:
+        click.echo("no agent has reported: `fleetctl get nodes` shows whether there are nodes")
+    else:
+        click.echo(align_columns([one.cells() for one in found], ("NODE", *node_versions.COLUMNS)))
+    for line in differences:
+        click.echo(f"warning: {line}", err=True)
 
 
 async def _print_fleet_versions(output: str | None, options: dict[str, Any]) -> None:

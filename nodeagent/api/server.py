@@ -6,6 +6,7 @@ routes need a ticket everywhere (store/tickets.py).
 """
 
 import logging
+import platform
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -166,6 +167,7 @@ class AgentRoutes:
                 "node": view.name,
                 "uid": view.status.uid,
                 "version": version(),
+                "python": platform.python_version(),
                 "uptimeSeconds": round(view.uptime_s(), 3),
                 "leaseHeld": view.has_lease(),
                 "engines": len(view.engines),

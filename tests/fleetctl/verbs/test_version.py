@@ -1,21 +1,29 @@
 """`fleetctl version`: all parts of a fleet, and warnings about version skew."""
 
 import json
+import platform
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from fleetctl.fleets import version_skew
+from fleetctl.fleets.node_versions import COLUMNS, NodeVersions, difference_texts, marked
 from fleetctl.fleets.version_skew import UNKNOWN, ComponentVersion, FleetVersions, leader_version
+from identity.names import Role
 from machinery.version import is_compatible, parse_release
 from machinery.version import version as ours
+from schemas.meta import ObjectMeta
+from schemas.node import Node
 from schemas.records import GatewayLease
 from store import codec, keys
 from store.port import Put, Transport
+from tests.support.agent_api import STATUS, serving
 from tests.support.fleet import fleetctl
 from tests.support.fleetctl_runner import MemoryFleet
+from tests.support.identities import TestAuthority
 
 SOUND = "3.5.16"
 
@@ -136,3 +144,52 @@ async def test_client_only() -> None:
     assert (plain.code, plain.out) == (0, f"fleetctl: {ours()}\n")
     told = await fleetctl("version", "--client", "-o", "yaml")
     assert told.out == f'fleetctl: "{ours()}"\n'
+
+
+def _values(mlx: str = "0.32.4", build: str = "25D125", chip: str = "Apple M4") -> tuple[str, ...]:
+    return ("0.1.0", mlx, "0.32.2", "3.11.9", "Darwin 26.3", build, chip, "48Gi")
+
+
+def test_what_differs_from_most_macs_is_marked() -> None:
+    found = marked(
+        [
+            NodeVersions(name="mac-1", values=_values()),
+            NodeVersions(name="mac-2", values=_values(mlx="0.31.0", chip="Apple M4 Pro")),
+            NodeVersions(name="mac-3", values=_values(build="-")),
+        ]
+    )
+    assert [sorted(one.differs) for one in found] == [[], ["MLX"], []]
+    assert found[1].cells()[2] == "0.31.0 *"
+    assert found[2].tree()["build"] is None
+    assert difference_texts(found) == ["MLX differs: mac-2 has 0.31.0"]
+
+
+async def test_nodes_are_compared_with_the_python_of_each_agent(
+    fleet: MemoryFleet, tmp_path: Path
+) -> None:
+    authority = TestAuthority(tmp_path / "authority")
+    admin = ("--identity-dir", str(authority.issue(Role.ADMIN, "anna").path))
+    async with serving(authority) as api:
+        url = f"https://127.0.0.1:{api.port}"
+        live = STATUS.model_copy(update={"mlx_version": "0.32.4", "agent_url": url})
+        gone = STATUS.model_copy(update={"mlx_version": "0.31.0"})
+        for name, status in (("mac-2", live), ("mac-3", gone)):
+            status_put = Put(key=keys.status_key("Node", name), value=codec.encode(status))
+            spec_put = codec.put_spec(Node(metadata=ObjectMeta(name=name)))
+            await fleet.store.commit([], [spec_put, status_put])
+        done = await fleet.ctl("version", "--nodes", *admin)
+        info = await fleet.ctl("cluster-info", *admin)
+    titles, first, second = (line.split() for line in done.out.splitlines())
+    assert titles == ["NODE", *COLUMNS]
+    assert first[:5] == ["mac-2", "1", "0.32.4", "-", platform.python_version()]
+    assert second[:6] == ["mac-3", "1", "0.31.0", "*", "-", "-"]
+    assert done.err == "warning: MLX differs: mac-3 has 0.31.0\n"
+    assert "* MLX differs: mac-3 has 0.31.0\n" in info.out
+    assert "`fleetctl fabric matrix`" in info.out
+    tree = json.loads((await fleet.ctl("version", "--nodes", "-o", "json")).out)
+    assert [one["differs"] for one in tree["nodes"]] == [[], ["mlx"]]
+
+
+async def test_an_empty_fleet_has_no_nodes_to_compare(fleet: MemoryFleet) -> None:
+    assert "no agent has reported" in (await fleet.ctl("version", "--nodes")).out
+    assert (await fleet.ctl("version", "--nodes", "--client")).code == 2

@@ -109,6 +109,7 @@ async def test_health_and_metrics_are_open(agent: Asked) -> None:
         tree: dict[str, Any] = await response.json()
     assert tree.pop("uptimeSeconds") >= 0
     assert tree.pop("version")
+    assert tree.pop("python").startswith("3.")
     assert tree == {
         "status": "ok",
         "node": NODE,
