@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from machinery.network_interfaces import parse_hardware_ports
 from nodeagent.hardware import system_text
 from nodeagent.hardware.system_text import parse_pairs, parse_positive
 from schemas import chips
@@ -69,19 +70,6 @@ def parse_devices(ibv_devinfo: str) -> tuple[RdmaDevice, ...]:
             RdmaDevice.model_validate({"name": name, "interface": interface, "state": word})
         )
     return tuple(found)
-
-
-def parse_hardware_ports(networksetup: str) -> dict[str, str]:
-    """Parse `networksetup -listallhardwareports`: {"Thunderbolt 2": "en6"}."""
-    found: dict[str, str] = {}
-    port = ""
-    for line in networksetup.splitlines():
-        key, _, value = line.partition(":")
-        if key.strip() == "Hardware Port":
-            port = value.strip()
-        elif key.strip() == "Device" and port and value.strip():
-            found[port], port = value.strip(), ""
-    return found
 
 
 def parse_ifconfig(text: str) -> InterfaceConfig:
