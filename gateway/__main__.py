@@ -28,6 +28,8 @@ from gateway.handover import HandOver, HandOverError, ListenerClaim, claim_liste
 from gateway.http.cors import AllowedHosts, AllowedOrigins
 from gateway.server import Gateway, GatewayLimits
 from gateway.telemetry.recorder import Tracer
+from identity import announcement
+from identity.announcement import announce_option
 from identity.flags import etcd_files, identity_folder, identity_option, read_identity
 from identity.listeners import api_security
 from identity.metrics_access import metrics_flags
@@ -70,6 +72,7 @@ _FILES_OF_MACOS = 10_240
 @tls_flags
 @identity_option
 @metrics_flags
+@announce_option
 @etcd_options
 @log_options
 @click.option(
@@ -254,13 +257,16 @@ def main(**flags: Any) -> None:
         advertised, bound, etcd.endpoints, is_tls=certificate is not None
     )
 
+    announced = _announced(flags, bound=ListenAddress(address, port), is_tls=is_tls)
+
     async def run() -> None:
         transport = connect(etcd)
         # Two gateways that start at the same time must draw different request ids and routes.
         entropy = random.Random(secrets.randbits(128))
         try:
             gateway = Gateway(transport, clock, entropy, limits, url=url, tracer=tracer)
-            await gateway.run(claimed.listener, handover)
+            async with announcement.announced(announced, credentials, clock):
+                await gateway.run(claimed.listener, handover)
         finally:
             await transport.close()
 
@@ -272,6 +278,15 @@ def main(**flags: Any) -> None:
         runner.run(run())
     if tracer is not None:
         tracer.close()
+
+
+def _announced(
+    flags: dict[str, Any], *, bound: ListenAddress, is_tls: bool
+) -> announcement.Listener | None:
+    """Return what is announced on the local network; None for nothing."""
+    if flags["no_announce"]:
+        return None
+    return announcement.Listener(role="gateway", host=bound.host, port=bound.port, is_tls=is_tls)
 
 
 def _advertised(flags: dict[str, Any]) -> ListenAddress | None:

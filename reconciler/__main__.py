@@ -14,6 +14,8 @@ import platformdirs
 from starlette.applications import Starlette
 from starlette.routing import Route
 
+from identity import announcement
+from identity.announcement import announce_option
 from identity.authority_folder import AuthorityFolder
 from identity.credentials import Credentials, no_report
 from identity.dialer import Dialer
@@ -120,6 +122,7 @@ log = logging.getLogger(__name__)
 @metrics_token_flag
 @authority_option
 @join_options
+@announce_option
 @log_options
 def main(
     node_grace_period: float,
@@ -144,6 +147,7 @@ def main(
     joins = _join_settings(options, etcd_address, own)
     addresses = own_addresses(options["api_host"], socket.gethostname())
     signer = _signer(options["authority_dir"], etcd_address)
+    listener = _announced(options, joins)
     # `fleetctl version` shows it: the leading process and its release.
     identity = f"{socket.gethostname()}/{os.getpid()} {version()}"
 
@@ -165,7 +169,10 @@ def main(
             transport, clock, identity=identity, grace_s=node_grace_period, git=git, dialer=dialer
         )
         try:
-            async with asyncio.TaskGroup() as group:
+            async with (
+                announcement.announced(listener, own, clock),
+                asyncio.TaskGroup() as group,
+            ):
                 tls = no_report if own is None else own.report
                 group.create_task(ReconcilerRegistration(transport, clock, lease, tls).run())
                 group.create_task(controller.run())
@@ -237,6 +244,14 @@ def _join_settings(
     except SignerError as error:
         raise click.UsageError(f"--authority-dir: {error}") from error
     return JoinSettings(authority=folder, credentials=own, signer=address, advertised=advertised)
+
+
+def _announced(options: dict[str, Any], joins: JoinSettings | None) -> announcement.Listener | None:
+    """Return what is announced of the join port; None for nothing."""
+    if joins is None or options["no_announce"] or not options["api_port"]:
+        return None
+    host, port = options["api_host"], options["api_port"]
+    return announcement.Listener(role="control", host=host, port=port)
 
 
 def _signer(path: Path | None, etcd: EtcdAddress) -> tuple[AuthorityFolder, EtcdAddress] | None:

@@ -102,6 +102,7 @@ def _foreground_command(settings: LocalFleetSettings) -> list[str]:
         "--keep-context",
         *binary,
         *settings.join_flags,
+        *settings.announce_flags,
     ]
 
 

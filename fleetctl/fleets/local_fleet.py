@@ -76,6 +76,8 @@ class LocalFleetSettings:
     """True if the gateway may serve plain HTTP to other machines."""
     join: JoinSettings | None = None
     """None: no other machine reaches the fleet."""
+    is_announced: bool = True
+    """True if processes that other machines reach are announced on the local network."""
 
     @property
     def is_secured(self) -> bool:
@@ -103,6 +105,11 @@ class LocalFleetSettings:
         if self.tls_cert is None or self.tls_key is None:
             return insecure
         return ("--tls-cert", str(self.tls_cert), "--tls-key", str(self.tls_key))
+
+    @property
+    def announce_flags(self) -> tuple[str, ...]:
+        """Return the flag that keeps processes from being announced."""
+        return () if self.is_announced else ("--no-announce",)
 
     @property
     def join_flags(self) -> tuple[str, ...]:
@@ -140,6 +147,7 @@ def reconciler_program(settings: LocalFleetSettings, etcd: str) -> Program:
         etcd,
         *("--node-grace-period", str(settings.node_grace_s)),
         *settings.security_flags("reconciler", data_dir.identity("reconciler")),
+        *settings.announce_flags,
         *_signer_flags(settings),
     )
 
@@ -169,6 +177,7 @@ def gateway_program(settings: LocalFleetSettings, etcd: str) -> Program:
         *settings.transport_flags,
         *state_flags,
         *settings.security_flags("gateway", settings.data_dir.identity("gateway")),
+        *settings.announce_flags,
     )
     return _program(settings, "gateway", "gateway", etcd, *flags)
 

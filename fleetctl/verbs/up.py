@@ -65,6 +65,11 @@ _MIN_QUOTA, _MAX_QUOTA = 16 * 2**20, 8 * 2**30
     help="Port on --join's address at which other Macs join.",
 )
 @click.option(
+    "--no-announce",
+    is_flag=True,
+    help="Do not announce the join port and the gateway on the local network (mDNS).",
+)
+@click.option(
     "--host",
     default="",
     show_default="127.0.0.1, or --join's address",
@@ -220,6 +225,7 @@ def build_settings(options: dict[str, Any]) -> LocalFleetSettings:
         tls_key=tls_key,
         is_insecure_http=options["insecure_http"],
         join=join,
+        is_announced=not options["no_announce"],
     )
 
 

@@ -12,7 +12,7 @@ import click
 import psutil
 import pytest
 
-from fleetctl.fleets import local_fleet
+from fleetctl.fleets import lifecycle, local_fleet
 from fleetctl.verbs import up as up_verb
 from machinery import processes
 from nodeagent import __main__ as nodeagent_main
@@ -69,6 +69,15 @@ def test_the_gateway_gets_the_flags_for_https(tmp_path: Path) -> None:
     assert settings.gateway_url == "https://0.0.0.0:4000"
     command = " ".join(local_fleet.gateway_program(settings, "unix:/s").command)
     assert " ".join(given) in command
+
+
+def test_no_announce_reaches_the_processes(tmp_path: Path) -> None:
+    given = ["--join", "127.0.0.1", "--no-announce"]
+    with up_verb.up.make_context("up", given) as context:
+        settings = up_verb.build_settings({**context.params, "data_dir": tmp_path})
+    for make in (local_fleet.gateway_program, local_fleet.reconciler_program):
+        assert "--no-announce" in make(settings, "unix:/s").command
+    assert "--no-announce" in lifecycle._foreground_command(settings)
 
 
 @pytest.mark.fleet
