@@ -81,12 +81,15 @@ async def announced(
     if listener is None or not listener.is_reachable:
         yield
         return
-    async with asyncio.TaskGroup() as group:
-        task = group.create_task(_announce(listener, own, clock), name="announcement")
-        try:
-            yield
-        finally:
-            task.cancel()
+    try:
+        async with asyncio.TaskGroup() as group:
+            task = group.create_task(_announce(listener, own, clock), name="announcement")
+            try:
+                yield
+            finally:
+                task.cancel()
+    except BaseExceptionGroup as failed:  # as without an announcement
+        raise failed.exceptions[0] from None
 
 
 async def _announce(listener: Listener, own: Credentials | None, clock: Clock) -> None:

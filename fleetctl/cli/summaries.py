@@ -20,6 +20,7 @@ SUMMARIES: dict[str, str] = {
     "deny": "Refuse a machine that asks to join.",
     "describe": "Show details of objects: spec, status, owners of fields, related objects and events.",
     "diff": "Show what an apply would change, or the next sync of a GitSource.",
+    "discover": "List join ports, gateways and new machines that are heard of: seeds, local network, Tailscale.",
     "doctor": "Check every part of the fleet, and print problems with their remedies.",
     "down": "Stop the fleet that `fleetctl up` runs on this machine, with all processes that it left behind.",
     "drain": "Move all replicas away from nodes, and stop placing new ones there.",

@@ -22,6 +22,7 @@ VERBS = {
     "deny": "fleetctl.verbs.join_requests:deny",
     "describe": "fleetctl.verbs.describe:describe",
     "diff": "fleetctl.verbs.apply:diff",
+    "discover": "fleetctl.verbs.discover:discover",
     "doctor": "fleetctl.verbs.doctor:doctor",
     "down": "fleetctl.verbs.up:down",
     "drain": "fleetctl.verbs.drain:drain",
@@ -74,7 +75,7 @@ SECTIONS: dict[str, tuple[str, ...]] = {
     "Troubleshoot": ("cluster-info", "doctor", "support-bundle", "version", "simulate"),
     "Manage fleets": ("up", "down", "demo", "service", "backup", "restore", "bundle"),
     "Secure fleets": ("secure", "cert", "init-auth", "rotate"),
-    "Join machines": ("token", "join", "approve", "deny"),
+    "Join machines": ("discover", "token", "join", "approve", "deny"),
     "fleetctl itself": ("config", "completion", "api-resources", "help"),
 }
 """Titles in `fleetctl --help`, with the verbs below them."""

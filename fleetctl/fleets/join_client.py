@@ -22,6 +22,7 @@ from identity.peers import PeerVerifier, Trust, install
 from identity.proof import make_proof, poll_text
 from machinery.backoff import Backoff, Retries
 from machinery.clock import Clock
+from machinery.control_characters import make_printable
 from machinery.http_body import read_limited
 from schemas.meta import ApiModel
 from schemas.wire.join import (
@@ -154,6 +155,18 @@ async def pin(address: JoinAddress, expected: bytes | None, clock: Clock) -> Pin
     )
 
 
+async def prove(address: JoinAddress, expected: bytes | None, clock: Clock) -> bytes:
+    """Return the hash of the authority that has certified the server at an address, which was only suggested.
+
+    Raises:
+        FleetctlError: as `pin`; or it holds no certificate of the authority that it shows.
+
+    """
+    server = await pin(address, expected, clock)
+    await send(server, "GET", CA_PATH)
+    return server.authority_hash
+
+
 def _find(hashes: list[bytes], expected: bytes, address: JoinAddress) -> int:
     matches = [hmac.compare_digest(one, expected) for one in hashes]
     if not any(matches):
@@ -239,7 +252,7 @@ def _reason(error: BaseException) -> str:
 def _refusal(content: bytes, where: str, status: int) -> str:
     """Return the server's sentence, or one about a server that is no join port."""
     try:
-        return JoinRefusal.model_validate_json(content).message
+        return make_printable(JoinRefusal.model_validate_json(content).message)
     except ValidationError:
         return (
             f"{where} is no join port: it answered with status {status}. Give the address of a reconciler with "

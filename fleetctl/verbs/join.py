@@ -16,6 +16,8 @@ import platformdirs
 
 from fleetctl.cli.connect import translate_errors
 from fleetctl.cli.errors import FleetctlError
+from fleetctl.discovery.search import FleetSearch
+from fleetctl.discovery.sources import make_sources, read_options, source_options
 from fleetctl.fleets import join_client
 from fleetctl.fleets.join_client import JoinAddress, parse_addresses
 from fleetctl.fleets.join_files import (
@@ -29,6 +31,7 @@ from fleetctl.fleets.join_files import (
 from fleetctl.services.programs import Part
 from fleetctl.verbs.service import Installation, install_joined, open_installation
 from fleetctl.verbs.token import parse_name
+from identity import announcement
 from identity.authority import new_key, read_request, spki_hash
 from identity.credentials import Credentials
 from identity.folder import IdentityFolder
@@ -40,6 +43,7 @@ from machinery.clock import SystemClock
 from nodeagent.hardware.probe import read_machine_facts
 from nodeagent.hardware.readings import HardwareError, HardwareFacts
 from nodeagent.node.identity import dns_label
+from schemas.wire.discovery import NO_PORT
 from schemas.wire.join import JoinAnswer, JoinBody, Machine, PendingBody, RejoinBody
 
 _TOKEN_MARK = "mf1."  # noqa: S105 - the beginning of every token
@@ -54,6 +58,7 @@ _PARTS: Final[Mapping[Role, Part]] = {
 _HELP = """Join a fleet with a token of `fleetctl token create`, or without one by an approval.
 
 \b
+  fleetctl join mf1....                                      finds the fleet of the token on the network
   fleetctl join mf1.... control-1:4002
   fleetctl join - control-1:4002,control-2:4002 < token      as ps and the shell's history show arguments
   fleetctl join --token-file token control-1:4002
@@ -68,6 +73,9 @@ Without a token the six words take the place of the hash: an administrator compa
 
 A machine that has a certificate of the fleet needs neither: it gets a new certificate, a new password for the store, and the
 store's addresses as they are now. Run it on each Mac after `fleetctl restore` on another control Mac.
+
+Without an address the fleet is searched for: at the seeds of a file, on the local network (mDNS), and among the peers of
+Tailscale with the tag tag:mlx-fleet. A token decides which of them is trusted. `fleetctl discover` lists what is heard.
 """
 
 
@@ -84,7 +92,7 @@ class JoinRequest:
 
 
 @click.command("join", help=_HELP)
-@click.argument("words", nargs=-1, metavar="[TOKEN|-] HOST:PORT[,HOST:PORT]")
+@click.argument("words", nargs=-1, metavar="[TOKEN|-] [HOST:PORT[,HOST:PORT]]")
 @click.option(
     "--token-file",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
@@ -122,6 +130,8 @@ class JoinRequest:
     default=None,
     help="Seconds to wait: for a join port that answers (default: 120), or for an approval (default: 3600).",
 )
+@source_options
+@announcement.announce_option
 def join(words: tuple[str, ...], token_file: Path | None, **options: Any) -> None:
     """Join a fleet."""
     token_text, addresses = _arguments(words, has_file=token_file is not None)
@@ -171,16 +181,22 @@ def _join(
 ) -> tuple[Identity, dict[str, str]]:
     """Join; return the identity and the variables of its process. Raises FleetctlError."""
     facts = read_facts()
-    request = JoinRequest(
-        token=token,
-        addresses=addresses,
-        folder=folder,
-        machine=_machine(options["name"], addresses, facts),
-        limit_s=options["limit_s"] or (_APPROVAL_S if token is None else _TOKEN_S),
-    )
-    if token is not None:
-        return asyncio.run(join_with_token(request))
-    return asyncio.run(join_with_approval(request, facts, click.echo))
+    limit_s = options["limit_s"] or (_APPROVAL_S if token is None else _TOKEN_S)
+    pinned = None if token is None else token.authority_hash
+    waiting = _announced(options, token, addresses, facts)
+
+    async def work() -> tuple[Identity, dict[str, str]]:
+        async with announcement.announced(waiting, None, SystemClock()):
+            where = addresses or await _search(options, pinned, limit_s)
+            machine = _machine(options["name"], where, facts)
+            request = JoinRequest(
+                token=token, addresses=where, folder=folder, machine=machine, limit_s=limit_s
+            )
+            if token is not None:
+                return await join_with_token(request)
+            return await join_with_approval(request, facts, click.echo)
+
+    return asyncio.run(work())
 
 
 def _rejoin(
@@ -190,19 +206,18 @@ def _rejoin(
     options: Mapping[str, Any],
 ) -> tuple[Identity, dict[str, str]]:
     """Join with the certificate that the folder holds; return its identity and variables. Raises FleetctlError."""
-    clock = SystemClock()
-    machine = _machine(options["name"], addresses, read_facts())
+    clock, limit_s = SystemClock(), options["limit_s"] or _TOKEN_S
+    facts = read_facts()
     key, request = folder.load_key()
-    body = RejoinBody(request=request.decode(), machine=machine)
-    answer = asyncio.run(
-        join_client.rejoin(
-            addresses,
-            Credentials(folder.identity, clock),
-            body,
-            clock,
-            limit_s=options["limit_s"] or _TOKEN_S,
-        )
-    )
+
+    async def work() -> tuple[Machine, JoinAnswer]:
+        where = addresses or await _search(options, known.authority_hashes[0], limit_s)
+        machine = _machine(options["name"], where, facts)
+        body = RejoinBody(request=request.decode(), machine=machine)
+        own = Credentials(folder.identity, clock)
+        return machine, await join_client.rejoin(where, own, body, clock, limit_s=limit_s)
+
+    machine, answer = asyncio.run(work())
     identity = check_answer(answer, request, known_authority(known, answer))
     variables = process_variables(identity, answer, folder, machine)
     folder.write(key, answer, variables, clock.now())
@@ -224,15 +239,42 @@ def _start_service(identity: Identity, variables: dict[str, str], services: Inst
 
 
 def _arguments(words: Sequence[str], *, has_file: bool) -> tuple[str, tuple[JoinAddress, ...]]:
-    """Return the token's text, "-" for standard input, "" for a file or no token; and the addresses."""
-    if words and (words[-1].startswith(_TOKEN_MARK) or words[-1] == "-"):
-        raise click.UsageError("the address is missing: fleetctl join TOKEN HOST:PORT")
-    if not 1 <= len(words) <= 2 or (has_file and len(words) == 2):
+    """Return the token's text, "-" for standard input, "" for a file or no token; and the addresses, () to search."""
+    is_token = bool(words) and (words[0].startswith(_TOKEN_MARK) or words[0] == "-")
+    where = words[1:] if is_token else words
+    if len(where) > 1 or (is_token and has_file):
         raise click.UsageError(
             "expected a token and the address of a join port: fleetctl join TOKEN HOST:PORT, with - for a token on "
-            "standard input; or --token-file FILE and the address"
+            "standard input; or --token-file FILE and the address. Without an address the fleet is searched for"
         )
-    return ("" if len(words) == 1 else words[0]), parse_addresses(words[-1])
+    return (words[0] if is_token else ""), (parse_addresses(where[0]) if where else ())
+
+
+async def _search(
+    options: Mapping[str, Any], authority_hash: bytes | None, limit_s: float
+) -> tuple[JoinAddress, ...]:
+    """Return the join ports of the fleet with this authority, or of the only one there is. Raises FleetctlError."""
+    clock = SystemClock()
+    sources = make_sources(read_options(options), clock)
+    return (await FleetSearch(sources, clock, authority_hash).find(limit_s)).addresses
+
+
+def _announced(
+    options: Mapping[str, Any],
+    token: JoinToken | None,
+    addresses: Sequence[JoinAddress],
+    facts: HardwareFacts,
+) -> announcement.Listener | None:
+    """Return the announcement of a machine that waits for an approval; None if nobody has to find it."""
+    is_local = bool(addresses) and all(map(_is_local, addresses))
+    if token is not None or options["no_announce"] or is_local:
+        return None
+    name = options["name"] or dns_label(facts.hostname, fallback="mac")
+    return announcement.Listener(role="new", host="", port=NO_PORT, name=name)
+
+
+def _is_local(address: JoinAddress) -> bool:
+    return not announcement.Listener(role="new", host=address.host, port=NO_PORT).is_reachable
 
 
 def _folder(given: Path | None, services: Installation | None) -> Path:

@@ -9,6 +9,7 @@ import click
 
 from fleetctl.cli.connect import open_store, run, store_options
 from fleetctl.cli.errors import FleetctlError
+from fleetctl.discovery.suggestions import Suggestion
 from fleetctl.fleets import join_approvals
 from fleetctl.fleets.join_approvals import TITLES, WaitingMachine
 from fleetctl.fleets.process_client import current_user
@@ -22,6 +23,10 @@ from schemas.trust import FleetTrust
 from store import codec, keys
 from store.port import Transport
 
+_LISTEN_S = 1.2
+"""The time for which the local network is heard for new machines."""
+_MAX_HEARD = 20
+
 
 def show(names: Sequence[str], options: dict[str, Any]) -> None:
     """Print the requests: `fleetctl get joinrequests`."""
@@ -29,11 +34,14 @@ def show(names: Sequence[str], options: dict[str, Any]) -> None:
     if output not in ("table", "wide", "json", "name"):
         raise click.UsageError("joinrequests are printed as table, wide, json or name")
 
-    async def read() -> list[WaitingMachine]:
-        async with open_store(options) as transport:
-            return await join_approvals.list_machines(transport)
+    is_listening = output in ("table", "wide") and not names
 
-    found = run(read())
+    async def read() -> tuple[list[WaitingMachine], list[Suggestion]]:
+        async with open_store(options) as transport:
+            machines = await join_approvals.list_machines(transport)
+        return machines, await _listen() if is_listening else []
+
+    found, heard = run(read())
     if names:
         found = [join_approvals.pick(found, name) for name in names]
     if output == "json":
@@ -42,13 +50,36 @@ def show(names: Sequence[str], options: dict[str, Any]) -> None:
         return
     if not found:
         click.echo("No machines wait for an approval.", err=True)
-        return
     if output == "name":
-        click.echo("\n".join(f"joinrequest/{one.request.id}" for one in found))
-        return
+        for one in found:
+            click.echo(f"joinrequest/{one.request.id}")
+    else:
+        _print_table(found, heard, has_titles=not options["no_headers"])
+
+
+def _print_table(
+    found: Sequence[WaitingMachine], heard: Sequence[Suggestion], *, has_titles: bool
+) -> None:
     now = SystemClock().now()
-    titles = () if options["no_headers"] else TITLES
-    click.echo(printers.align_columns([one.row(now) for one in found], titles))
+    known = {one.request.name for one in found}
+    new = [one for one in heard if one.name not in known][:_MAX_HEARD]
+    rows = [*(one.row(now) for one in found), *map(_heard_row, new)]
+    if rows:
+        click.echo(printers.align_columns(rows, TITLES if has_titles else ()))
+
+
+async def _listen() -> list[Suggestion]:
+    """Return the new machines of the local network, which may not have reached the fleet yet."""
+    from fleetctl.discovery.local_network import LocalNetwork  # noqa: PLC0415 - zeroconf: 150 ms
+
+    heard = (await LocalNetwork(SystemClock(), _LISTEN_S).suggest()).suggestions
+    new = {one.name: one for one in heard if one.role == "new"}
+    return [new[name] for name in sorted(new)]
+
+
+def _heard_row(one: Suggestion) -> tuple[str, ...]:
+    """Return the cells of a machine that is only heard of: it has no request, and nothing of it is proven."""
+    return ("<none>", one.name, "", "", one.address.host, "Heard", f"{one.age_s or 0:.0f}s")
 
 
 @click.command()

@@ -24,6 +24,7 @@ from tests.support.fleet import Done
 from tests.support.fleetctl_runner import run_fleetctl
 from tests.support.identities import TestAuthority, now
 from tests.support.join import JoinStand, machine
+from tests.support.ports import free_port
 
 GATEWAY = TokenOptions(role="gateway", name="edge-1", labels={})
 
@@ -103,6 +104,27 @@ async def test_the_token_is_read_from_where_ps_does_not_show_it(
     words, stdin = ((way,), text.encode()) if way == "-" else ((f"{way}={file}",), b"")
     done = await serving.join(*words, stdin=stdin)
     assert done.code == 0, done.err
+
+
+async def test_without_an_address_the_fleet_of_the_token_is_found_by_a_seed(
+    serving: Serving, tmp_path: Path
+) -> None:
+    seeds = tmp_path / "seeds.yaml"
+    seeds.write_text(f"seeds: [127.0.0.1:{free_port()}, 127.0.0.1:{serving.address.port}]\n")
+    words = ("--identity-dir", str(serving.folder), "--source=seeds", f"--seeds={seeds}")
+    token = (await serving.stand.token(GATEWAY)).render()
+    done = await run_fleetctl("join", token, *words)
+    assert done.code == 0, done.err
+    assert "gateway/edge-1 joined the fleet" in done.out
+
+
+async def test_a_search_that_finds_nothing_says_what_to_do(serving: Serving) -> None:
+    token = (await serving.stand.token(GATEWAY)).render()
+    words = ("--identity-dir", str(serving.folder), "--source=seeds", "--timeout=1")
+    done = await run_fleetctl("join", token, *words)
+    assert done.code == 1
+    assert "the fleet of this token was not found within 1 s" in done.err
+    assert "fleetctl discover" in done.err
 
 
 async def test_a_second_run_says_so_and_asks_nobody(serving: Serving) -> None:
@@ -231,8 +253,8 @@ async def test_an_expired_identity_is_replaced(serving: Serving) -> None:
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (("join",), "expected a token and the address"),
-        (("join", "mf1.abc"), "the address is missing"),
+        (("join", "host", "host"), "expected a token and the address"),
+        (("join", "mf1.abc"), "this is no join token"),
         (("join", "mf1.abc", "host"), "this is no join token"),
         (("join", "mf1.abc", "http://host:4002"), "write HOST:PORT"),
     ],
