@@ -44,7 +44,7 @@ class Listener:
 
     role: AnnouncedRole
     host: str
-    """An IP address or a name; an unspecified address stands for all of this machine."""
+    """An IP address or a name; an unspecified address, or an empty text, stands for all of this machine."""
     port: int
     is_tls: bool = True
     name: str = ""
@@ -62,7 +62,8 @@ class Listener:
         found: list[str] = []
         with contextlib.suppress(OSError):
             kind = socket.SOCK_STREAM
-            found = [str(one[4][0]) for one in socket.getaddrinfo(self.host or None, 0, type=kind)]
+            answers = socket.getaddrinfo(self.host, 0, type=kind) if self.host else ()
+            found = [str(one[4][0]) for one in answers]
         is_any = any(one in ("0.0.0.0", "::") for one in found)  # noqa: S104 - compared with
         return () if is_any else tuple(dict.fromkeys(found))
 

@@ -20,6 +20,7 @@ def listener(host: str) -> Listener:
         ("fd00::5", True),
         ("0.0.0.0", True),
         ("::", True),
+        ("", True),
     ],
 )
 def test_only_what_other_machines_reach_is_announced(host: str, is_reachable: bool) -> None:
@@ -27,7 +28,7 @@ def test_only_what_other_machines_reach_is_announced(host: str, is_reachable: bo
 
 
 def test_an_unspecified_address_stands_for_all_of_the_machine() -> None:
-    assert listener("0.0.0.0").addresses == listener("::").addresses == ()
+    assert listener("0.0.0.0").addresses == listener("::").addresses == listener("").addresses == ()
     assert listener("10.0.0.5").addresses == ("10.0.0.5",)
 
 

@@ -116,6 +116,11 @@ class Networks:
     def mend_clients(self, member: int) -> None:
         _ip(f"link set {self._link('c', member)} up")
 
+    def drop_multicast(self) -> None:
+        """Let the network of the clients carry no multicast between members, as some access points do."""
+        for member in self._members:
+            _ip(f"link set {self._link('c', member)} type bridge_slave mcast_flood off")
+
 
 def _inside(space: str, line: str) -> None:
     done = subprocess.run(

@@ -12,7 +12,7 @@ import shlex
 import signal
 import ssl
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -38,6 +38,8 @@ class Mac:
     port: int = field(default_factory=free_port)
     """Of its gateway."""
     children: dict[str, processes.ChildProcess] = field(default_factory=dict)
+    drop_multicast: Callable[[], None] = lambda: None
+    """Makes the network between the machines lose multicast."""
 
     @property
     def data(self) -> Path:
@@ -129,7 +131,9 @@ async def two_macs(root: Path, models: Path) -> AsyncIterator[tuple[Mac, Mac]]:
             place = networks.place(number)
             folder = root / f"mac-{number + 1}"
             folder.mkdir()
-            macs.append(Mac(folder, place.client_host, tuple(place.prefix), models))
+            mac = Mac(folder, place.client_host, tuple(place.prefix), models)
+            mac.drop_multicast = networks.drop_multicast
+            macs.append(mac)
         try:
             yield macs[0], macs[1]
         finally:
