@@ -195,7 +195,7 @@ class BlobDownload:
                             f"{self.hub.name} sent more than the {file.size} bytes of {file.path} in {self.repo}"
                         )
                     await self.bandwidth.take(len(chunk))
-                    if len(pending) >= _WRITE_BYTES:
+                    if len(pending) >= min(_WRITE_BYTES, part.bytes_to_checkpoint):
                         await self._write(part, pending)
                         pending = bytearray()
         finally:

@@ -17,7 +17,8 @@ from models.model_store.store import ModelStore, StoredModel
 
 # How often the end of another fetch of the same model is looked for.
 _POLL_S: Final = 0.5
-PIECE_BYTES: Final = 256 << 20
+# With four files at a time a kill costs at most 64 MiB, and a flush each 16 MiB costs little on an SSD.
+_PIECE_BYTES: Final = 16 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +37,7 @@ class FetchLimits:
 
     parallel_files: int = 4
     """Files that one fetch reads at a time."""
-    piece_bytes: int = PIECE_BYTES
+    piece_bytes: int = _PIECE_BYTES
     """Bytes after which a file is flushed to disk and recorded: what a kill costs at most for each file."""
     bytes_per_s: float | None = None
     """Bytes a second of all fetches together; None for no limit."""

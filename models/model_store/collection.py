@@ -21,7 +21,7 @@ _YOUNG_S: Final = 3600.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CollectionPolicy:
-    """When a collection starts and ends."""
+    """Start and end of a collection."""
 
     start_percent: float = 85.0
     """Fullness of the disk at which it starts."""
@@ -62,7 +62,7 @@ class StoreUsage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CollectionPlan:
-    """What a collection removes."""
+    """The objects that a collection removes."""
 
     models: tuple[str, ...] = ()
     """Names of models, the first to go first."""

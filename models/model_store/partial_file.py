@@ -80,6 +80,11 @@ class PartialFile:
             ]  # fmt: skip
             self._journal.write_bytes(b"".join(lines))
 
+    @property
+    def bytes_to_checkpoint(self) -> int:
+        """Return how many bytes complete the piece."""
+        return self._piece_bytes - (self.offset - self._journaled)
+
     def write(self, content: bytes | bytearray | memoryview) -> None:
         """Append bytes; each full piece is flushed and recorded.
 
@@ -89,7 +94,7 @@ class PartialFile:
         """
         view = memoryview(content)
         while view:
-            room = self._piece_bytes - (self.offset - self._journaled)
+            room = self.bytes_to_checkpoint
             part, view = view[:room], view[room:]
             while part:
                 written = os.pwrite(self._descriptor, part, self.offset)
@@ -97,7 +102,7 @@ class PartialFile:
                 self._checksum = zlib.crc32(part[:written], self._checksum)
                 self.offset += written
                 part = part[written:]
-            if self.offset - self._journaled >= self._piece_bytes:
+            if self.bytes_to_checkpoint <= 0:
                 self.checkpoint()
 
     def checkpoint(self) -> None:
