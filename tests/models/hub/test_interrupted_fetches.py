@@ -56,7 +56,7 @@ async def test_each_kill_costs_at_most_one_piece_for_each_file(tmp_path: Path, k
     stand_in = StandInHub(repos={REPO: FILES})
     stand_in.faults.bytes_per_s = 3_000_000
     async with stand_in.serve():
-        for kill in range(kills):
+        for _ in range(kills):
             process = await start_fetch(tmp_path, stand_in.endpoint)
             goal = stand_in.body_bytes + chance.randint(20_000, WANTED_BYTES // (kills + 1))
             await sent(stand_in, goal)
