@@ -28,8 +28,7 @@ from gateway.handover import HandOver, HandOverError, ListenerClaim, claim_liste
 from gateway.http.cors import AllowedHosts, AllowedOrigins
 from gateway.server import Gateway, GatewayLimits
 from gateway.telemetry.recorder import Tracer
-from identity import announcement
-from identity.announcement import announce_option
+from identity.announcement import Listener, announce_option, announced
 from identity.flags import etcd_files, identity_folder, identity_option, read_identity
 from identity.listeners import api_security
 from identity.metrics_access import metrics_flags
@@ -257,21 +256,18 @@ def main(**flags: Any) -> None:
         advertised, bound, etcd.endpoints, is_tls=certificate is not None
     )
 
-    announced = _announced(flags, bound=ListenAddress(address, port), is_tls=is_tls)
-
     async def run() -> None:
         transport = connect(etcd)
         # Two gateways that start at the same time must draw different request ids and routes.
         entropy = random.Random(secrets.randbits(128))
         try:
             gateway = Gateway(transport, clock, entropy, limits, url=url, tracer=tracer)
-            async with announcement.announced(announced, credentials, clock):
+            async with announced(_announced(flags, claimed, is_tls=is_tls), credentials, clock):
                 await gateway.run(claimed.listener, handover)
         finally:
             await transport.close()
 
-    # Imported objects stay for the life of the process. Scanning them again and again would cost
-    # pauses of 50 ms.
+    # Imported objects stay for the life of the process: to scan them would cost pauses of 50 ms.
     gc.collect()
     gc.freeze()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
@@ -280,13 +276,11 @@ def main(**flags: Any) -> None:
         tracer.close()
 
 
-def _announced(
-    flags: dict[str, Any], *, bound: ListenAddress, is_tls: bool
-) -> announcement.Listener | None:
+def _announced(flags: dict[str, Any], claim: ListenerClaim, *, is_tls: bool) -> Listener | None:
     """Return what is announced on the local network; None for nothing."""
-    if flags["no_announce"]:
-        return None
-    return announcement.Listener(role="gateway", host=bound.host, port=bound.port, is_tls=is_tls)
+    host, port = claim.listener.getsockname()[:2]
+    found = Listener(role="gateway", host=host, port=port, is_tls=is_tls)
+    return None if flags["no_announce"] else found
 
 
 def _advertised(flags: dict[str, Any]) -> ListenAddress | None:

@@ -40,7 +40,7 @@ def announce_option(command: Any) -> Any:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Listener:
-    """What is announced of a process: its role, and where it listens."""
+    """The role of a process, and where it listens, as they are announced."""
 
     role: AnnouncedRole
     host: str

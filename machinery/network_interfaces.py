@@ -33,7 +33,7 @@ class Interface:
     name: str
     addresses: tuple[ipaddress.IPv4Interface, ...]
     carrier_changes: int = 0
-    """How often its link came and went; 0 where the system does not count."""
+    """The number of times that its link came or went; 0 where the system does not count."""
 
     def has_neighbour(self, address: str) -> bool:
         """Return whether an IPv4 address is on the link of this interface."""
@@ -46,7 +46,7 @@ class Interface:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InterfaceState:
-    """What the system says of an interface."""
+    """The state of an interface, as the system reports it."""
 
     name: str
     flags: frozenset[str]

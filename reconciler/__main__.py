@@ -147,7 +147,6 @@ def main(
     joins = _join_settings(options, etcd_address, own)
     addresses = own_addresses(options["api_host"], socket.gethostname())
     signer = _signer(options["authority_dir"], etcd_address)
-    listener = _announced(options, joins)
     # `fleetctl version` shows it: the leading process and its release.
     identity = f"{socket.gethostname()}/{os.getpid()} {version()}"
 
@@ -169,10 +168,7 @@ def main(
             transport, clock, identity=identity, grace_s=node_grace_period, git=git, dialer=dialer
         )
         try:
-            async with (
-                announcement.announced(listener, own, clock),
-                asyncio.TaskGroup() as group,
-            ):
+            async with asyncio.TaskGroup() as group:
                 tls = no_report if own is None else own.report
                 group.create_task(ReconcilerRegistration(transport, clock, lease, tls).run())
                 group.create_task(controller.run())
@@ -200,7 +196,12 @@ async def _serve_api(
 ) -> None:
     """Serve webhooks and joins, as far as the flags ask for them."""
     routes: list[Route] = []
-    async with contextlib.AsyncExitStack() as stack, asyncio.TaskGroup() as group:
+    listener, own = (None, None) if joins is None else (joins.announced, joins.credentials)
+    async with (
+        announcement.announced(listener, own, clock),
+        contextlib.AsyncExitStack() as stack,
+        asyncio.TaskGroup() as group,
+    ):
         if secret_file is not None:
             routes += webhook.Webhook(transport, clock, secret_file).routes()
         if joins is not None:
@@ -243,15 +244,20 @@ def _join_settings(
         address = signer_address(folder, etcd)
     except SignerError as error:
         raise click.UsageError(f"--authority-dir: {error}") from error
-    return JoinSettings(authority=folder, credentials=own, signer=address, advertised=advertised)
+    return JoinSettings(
+        authority=folder,
+        credentials=own,
+        signer=address,
+        advertised=advertised,
+        announced=_announced(options),
+    )
 
 
-def _announced(options: dict[str, Any], joins: JoinSettings | None) -> announcement.Listener | None:
+def _announced(options: dict[str, Any]) -> announcement.Listener | None:
     """Return what is announced of the join port; None for nothing."""
-    if joins is None or options["no_announce"] or not options["api_port"]:
-        return None
     host, port = options["api_host"], options["api_port"]
-    return announcement.Listener(role="control", host=host, port=port)
+    is_fixed = bool(port) and not options["no_announce"]
+    return announcement.Listener(role="control", host=host, port=port) if is_fixed else None
 
 
 def _signer(path: Path | None, etcd: EtcdAddress) -> tuple[AuthorityFolder, EtcdAddress] | None:

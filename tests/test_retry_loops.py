@@ -21,6 +21,8 @@ LOOPS = (*ROOMS, "gateway", "engine")
 
 # Waits that repeat nothing that failed: periods, polls of own children and files, and answers to users.
 PERIODS = {
+    "fleetctl/discovery/local_network.py": "listens for a while",
+    "fleetctl/discovery/search.py": "waits for its backoff, which it compares with its deadline",
     "fleetctl/doctor/observe.py": "looks a second time at what may still be under way",
     "fleetctl/fleets/lifecycle.py": "polls the end of own processes",
     "fleetctl/fleets/local_fleet.py": "polls the start and end of own processes",
@@ -47,6 +49,7 @@ PERIODS = {
     "machinery/clock.py": "the clock itself",
     "machinery/control_loop.py": "waits for keys that are due",
     "machinery/log_rotation.py": "looks at the size of own logs",
+    "machinery/mdns.py": "looks at the interfaces every ten seconds",
     "machinery/process_log.py": "polls a file",
     "machinery/processes.py": "polls the end of a process",
     "machinery/supervisor.py": "polls the end of a process",

@@ -1,1 +1,1 @@
-"""Where a fleet may be: static seeds, the local network and Tailscale suggest addresses, and TLS proves them."""
+"""Discovery of fleets: static seeds, the local network and Tailscale suggest addresses, and TLS proves them."""

@@ -1,4 +1,4 @@
-"""Suggestions of addresses, from several sources at once. They choose what to try; TLS decides whom to trust."""
+"""Suggestions of addresses, from several sources at once. They choose what to try; TLS decides what to trust."""
 
 import asyncio
 from collections.abc import Sequence
@@ -36,7 +36,7 @@ class Suggestion:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Findings:
-    """What the sources suggest, and why some suggest nothing."""
+    """The suggestions of the sources, and why some suggest nothing."""
 
     suggestions: tuple[Suggestion, ...] = ()
     problems: tuple[str, ...] = ()

@@ -265,7 +265,7 @@ def _announced(
     addresses: Sequence[JoinAddress],
     facts: HardwareFacts,
 ) -> announcement.Listener | None:
-    """Return the announcement of a machine that waits for an approval; None if nobody has to find it."""
+    """Return the announcement of a machine that waits for an approval; None if it needs none."""
     is_local = bool(addresses) and all(map(_is_local, addresses))
     if token is not None or options["no_announce"] or is_local:
         return None

@@ -8,6 +8,7 @@ from typing import Any
 import click
 from starlette.routing import Route
 
+from identity.announcement import Listener
 from identity.authority_folder import AuthorityFolder
 from identity.credentials import Credentials
 from machinery.clock import Clock
@@ -53,6 +54,8 @@ class JoinSettings:
     """The store with the signer's user."""
     advertised: tuple[str, ...]
     """URLs of the store for machines that join."""
+    announced: Listener | None
+    """The announcement of the port on the local network; None for none."""
 
     def routes(self, transport: Transport, clock: Clock) -> tuple[list[Route], EventRecorder]:
         """Return the routes of the port, and its recorder of events, which has to run.

@@ -1,7 +1,7 @@
 """Announcements of a fleet's processes on the local network: the TXT record of `_mlx-fleet._tcp` (RFC 6763, section 6).
 
 Every machine of the network reads them, and any can forge them. They hold nothing secret, and nothing about models or
-memory. They choose addresses to try; TLS proves who answers there.
+memory. They choose addresses to try; TLS proves the server that answers there.
 """
 
 import re
@@ -26,7 +26,7 @@ _SHA256: Final = re.compile(r"[0-9a-f]{64}", re.ASCII)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Announcement:
-    """What a process says of itself."""
+    """The properties of a process."""
 
     role: AnnouncedRole
     name: str

@@ -1,4 +1,4 @@
-"""What a process announces of itself on the local network."""
+"""The announcement of a process on the local network."""
 
 import pytest
 
