@@ -41,6 +41,7 @@ FOREIGN: Mapping[str, str] = {
     "etcdctl": "keys-only learner peer-urls prefix",
     "mlx.distributed_config": "hosts over backend",
     "scutil": "get",
+    "tailscale": "json",
     "LocalAI": "models-config-file",
     "hf": "local-dir",
     "mlx_lm.convert": "hf-path mlx-path q-bits",
