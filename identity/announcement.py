@@ -95,7 +95,7 @@ async def announced(
 
 async def _announce(listener: Listener, own: Credentials | None, clock: Clock) -> None:
     """Announce the process, for ever; what its authorities are is read again every ten seconds."""
-    from machinery import mdns  # noqa: PLC0415 - 150 ms, for processes that are announced
+    from machinery import mdns  # noqa: PLC0415 - 170 ms, for processes that are announced
 
     name = machine_name(listener.name or socket.gethostname())
     addresses = listener.addresses

@@ -1,7 +1,7 @@
 """DNS service discovery over multicast (RFC 6762, RFC 6763): announces one service, and hears those of other machines.
 
 What is heard is a hint with an age. Every machine of the local network can forge it, and it never says that a process
-lives. The only file that imports zeroconf, which takes 150 ms: import this one where it is used.
+lives. The only file that imports zeroconf, which takes 170 ms: import this one where it is used.
 
     announcer = Announcer("_mlx-fleet._tcp.local.", lambda: service, clock)
     browser = Browser("_mlx-fleet._tcp.local.", clock)
@@ -319,7 +319,7 @@ class Browser:
         ) -> None:
             if state_change.name == "Removed":
                 heard.names.pop(name, None)
-            elif len(heard.names) < MAX_RECORDS:
+            elif len(heard.names) < MAX_RECORDS and _empty_info(self._type, name) is not None:
                 heard.names[name] = None
 
         browser = AsyncServiceBrowser(
@@ -337,12 +337,20 @@ class Browser:
             await browser.async_cancel()
 
 
+def _empty_info(type_: str, name: str) -> AsyncServiceInfo | None:
+    """Return where the records of a service are read into; None for a name that is not valid."""
+    try:
+        return AsyncServiceInfo(type_, name)
+    except zeroconf.Error:
+        return None
+
+
 def _read_record(type_: str, name: str, link: _Link) -> ServiceRecord | None:
     """Return a service as its records in the cache say; None while they are not complete, or after their end."""
     cache = link.responder.zeroconf.cache
-    info = AsyncServiceInfo(type_, name)
+    info = _empty_info(type_, name)
     srv = cache.get_by_details(name, _SRV, _IN)
-    if srv is None or not info.load_from_cache(link.responder.zeroconf):
+    if info is None or srv is None or not info.load_from_cache(link.responder.zeroconf):
         return None
     found = [
         ipaddress.IPv4Address(raw) for raw in info.addresses_by_version(zeroconf.IPVersion.V4Only)

@@ -60,7 +60,7 @@ def make_sources(options: SourceOptions, clock: Clock) -> list[SuggestionSource]
         path = options.seeds or (own if own.exists() else None)
         found.append(StaticSeeds(() if path is None else read_seeds(path)))
     if "mdns" in options.names:
-        from fleetctl.discovery import local_network  # noqa: PLC0415 - zeroconf takes 150 ms
+        from fleetctl.discovery import local_network  # noqa: PLC0415 - zeroconf takes 170 ms
 
         found.append(local_network.LocalNetwork(clock, options.listen_s))
     if "tailscale" in options.names:

@@ -70,9 +70,9 @@ def _print_table(
 
 async def _listen() -> list[Suggestion]:
     """Return the new machines of the local network, which may not have reached the fleet yet."""
-    from fleetctl.discovery.local_network import LocalNetwork  # noqa: PLC0415 - zeroconf: 150 ms
+    from fleetctl.discovery import local_network  # noqa: PLC0415 - zeroconf takes 170 ms
 
-    heard = (await LocalNetwork(SystemClock(), _LISTEN_S).suggest()).suggestions
+    heard = (await local_network.LocalNetwork(SystemClock(), _LISTEN_S).suggest()).suggestions
     new = {one.name: one for one in heard if one.role == "new"}
     return [new[name] for name in sorted(new)]
 

@@ -1,5 +1,8 @@
 """The announcement of a process on the local network."""
 
+import asyncio
+import sys
+
 import pytest
 
 from identity.announcement import Listener, machine_name
@@ -36,3 +39,16 @@ def test_an_unspecified_address_stands_for_all_of_the_machine() -> None:
 def test_every_host_name_becomes_a_name_that_is_read(text: str) -> None:
     found = parse(render(Announcement(role="new", name=machine_name(text))))
     assert found is not None
+
+
+async def test_nothing_imports_zeroconf_before_it_announces_or_listens() -> None:
+    modules = (
+        "gateway.__main__, reconciler.__main__, fleetctl.verbs.join, fleetctl.verbs.join_requests, "
+        "fleetctl.verbs.discover"
+    )
+    code = f"import sys, {modules}\nprint([m for m in sys.modules if m.startswith('zeroconf')])"
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-c", code), stdout=asyncio.subprocess.PIPE
+    )
+    out, _ = await process.communicate()
+    assert out.decode().strip() == "[]"

@@ -14,7 +14,15 @@ import pytest
 
 from machinery import processes, virtual_time
 from machinery.clock import SystemClock
-from machinery.mdns import BACKOFF, LIST_EVERY_S, Announcer, Browser, Service, ServiceRecord
+from machinery.mdns import (
+    BACKOFF,
+    LIST_EVERY_S,
+    MAX_RECORDS,
+    Announcer,
+    Browser,
+    Service,
+    ServiceRecord,
+)
 from machinery.network_interfaces import Interface
 from machinery.typing_compat import override
 from machinery.virtual_time import VirtualClock
@@ -46,6 +54,13 @@ class Lan:
         words = ("tests.support.mdns_peer", *source, role, name, "4002", *fleet)
         log = self.folder / f"{name}.log"
         self.children[f"{name}@{member}"] = processes.spawn((*command, *words), log=log)
+
+    async def flood(self, member: int) -> None:
+        place = self.networks.place(member)
+        words = (sys.executable, "-m", "tests.support.mdns_peer", "flood", place.client_host)
+        process = await asyncio.create_subprocess_exec(*place.prefix, *words)
+        async with asyncio.timeout(30):
+            assert await process.wait() == 0
 
     def add_address(self, member: int, address: str) -> None:
         command = (*self.networks.place(member).prefix, "ip", "addr", "add", address, "dev", "c0")
@@ -155,6 +170,25 @@ class TestOnOneBridge:
                 begun = asyncio.get_running_loop().time()
                 await net.hears_again(begun, limit_s=15)
                 print(f"again after {asyncio.get_running_loop().time() - begun:.1f} s")
+
+    async def test_what_is_heard_is_bounded_and_made_printable(self, tmp_path: Path) -> None:
+        async with lan(tmp_path) as net:
+            net.start(1, "new", "mac-9")
+            await net.hears("mac-9-new", limit_s=10)
+            await net.flood(0)
+            records = await until(
+                lambda: found if len(found := net.browser.records()) > 100 else None,
+                limit_s=20,
+                what="the flood heard",
+            )
+            assert len(records) <= MAX_RECORDS
+            hostile = [one for one in records if one.name != "mac-9-new"]
+            texts = [one.name for one in hostile]
+            for one in hostile:
+                texts += [*one.properties, *one.properties.values()]
+            assert all(text.isprintable() and len(text) <= 255 for text in texts)
+            assert any("2J" in text for text in texts)
+            assert "mac-9-new" in net.names()
 
     async def test_answers_from_elsewhere_than_the_link_are_dropped(self, tmp_path: Path) -> None:
         async with lan(tmp_path) as net:
