@@ -256,7 +256,10 @@ async def _search(
     """Return the join ports of the fleet with this authority, or of the only one there is. Raises FleetctlError."""
     clock = SystemClock()
     sources = make_sources(read_options(options), clock)
-    return (await FleetSearch(sources, clock, authority_hash).find(limit_s)).addresses
+    click.echo("searching for the fleet; `fleetctl discover` lists what is heard", err=True)
+    found = await FleetSearch(sources, clock, authority_hash).find(limit_s)
+    click.echo(f"found the fleet {found.title}", err=True)
+    return found.addresses
 
 
 def _announced(

@@ -1,6 +1,7 @@
 """Services of the local network, with real zeroconf: in network namespaces on one bridge, and in virtual time."""
 
 import asyncio
+import errno
 import ipaddress
 import signal
 import subprocess
@@ -12,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from machinery import processes, virtual_time
+from machinery import mdns, processes, virtual_time
 from machinery.clock import SystemClock
 from machinery.mdns import (
     BACKOFF,
@@ -20,6 +21,7 @@ from machinery.mdns import (
     MAX_RECORDS,
     Announcer,
     Browser,
+    LinkError,
     Service,
     ServiceRecord,
 )
@@ -189,6 +191,18 @@ class TestOnOneBridge:
             assert all(text.isprintable() and len(text) <= 255 for text in texts)
             assert any("2J" in text for text in texts)
             assert "mac-9-new" in net.names()
+
+    async def test_a_refusal_to_send_ends_the_session_of_that_link(self, tmp_path: Path) -> None:
+        async with (
+            lan(tmp_path) as net,
+            mdns._open(on_bridge(net.networks), SystemClock()) as link,
+        ):
+            for reader in link.responder.zeroconf.engine.readers:
+                protocol = reader.transport.get_protocol()
+                assert isinstance(protocol, asyncio.DatagramProtocol)
+                protocol.error_received(OSError(errno.EHOSTUNREACH, "No route to host"))
+            with pytest.raises(LinkError, match=r"bridge: .* No route to host"):
+                await link.hold()
 
     async def test_answers_from_elsewhere_than_the_link_are_dropped(self, tmp_path: Path) -> None:
         async with lan(tmp_path) as net:

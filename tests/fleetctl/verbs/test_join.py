@@ -116,6 +116,10 @@ async def test_without_an_address_the_fleet_of_the_token_is_found_by_a_seed(
     done = await run_fleetctl("join", token, *words)
     assert done.code == 0, done.err
     assert "gateway/edge-1 joined the fleet" in done.out
+    assert (
+        f"found the fleet {serving.stand.ca.authority.spki_hash.hex()[:12]} at 127.0.0.1:"
+        in done.err
+    )
 
 
 async def test_a_search_that_finds_nothing_says_what_to_do(serving: Serving) -> None:
