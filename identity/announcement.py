@@ -6,6 +6,7 @@ It says nothing that a connection to the process would not say: its fleet, and t
 import asyncio
 import contextlib
 import functools
+import importlib
 import logging
 import re
 import socket
@@ -84,7 +85,7 @@ async def announced(
         return
     try:
         async with asyncio.TaskGroup() as group:
-            task = group.create_task(_announce(listener, own, clock), name="announcement")
+            task = group.create_task(announce(listener, own, clock), name="announcement")
             try:
                 yield
             finally:
@@ -93,14 +94,14 @@ async def announced(
         raise failed.exceptions[0] from None
 
 
-async def _announce(listener: Listener, own: Credentials | None, clock: Clock) -> None:
-    """Announce the process, for ever; what its authorities are is read again every ten seconds."""
-    from machinery import mdns  # noqa: PLC0415 - 170 ms, for processes that are announced
-
+async def announce(listener: Listener, own: Credentials | None, clock: Clock) -> None:
+    """Announce a process that listens, for ever; its authorities are read again every ten seconds."""
+    # In a thread: the import takes 170 ms, in which the process already serves.
+    mdns = await asyncio.to_thread(importlib.import_module, "machinery.mdns")
     name = machine_name(listener.name or socket.gethostname())
     addresses = listener.addresses
 
-    def service() -> mdns.Service:
+    def service() -> Any:
         found = Announcement(
             role=listener.role,
             name=name,

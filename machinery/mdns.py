@@ -200,7 +200,11 @@ class _Sessions:
                 async with _open(interface, self._clock) as link:
                     await self._session(link)
                     continue
-            except (OSError, zeroconf.Error) as error:
+            except (
+                OSError,
+                RuntimeError,
+                zeroconf.Error,
+            ) as error:  # RuntimeError: zeroconf's, too
                 # On macOS EHOSTUNREACH comes and goes after boot, wake and link changes (exo issue 2191).
                 why = str(error) or type(error).__name__
             if self._clock.monotonic() - begun > _STABLE_S:

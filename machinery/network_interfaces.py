@@ -113,9 +113,12 @@ class InterfaceLister:
 
 def read_states() -> list[InterfaceState]:
     """Return all interfaces of this machine. Raises OSError."""
-    addresses = psutil.net_if_addrs()
+    try:
+        addresses, states = psutil.net_if_addrs(), psutil.net_if_stats()
+    except psutil.Error as error:
+        raise OSError(str(error)) from error
     found = []
-    for name, stats in psutil.net_if_stats().items():
+    for name, stats in states.items():
         own = []
         for one in addresses.get(name, ()):
             if one.family == socket.AF_INET and one.netmask:

@@ -196,12 +196,8 @@ async def _serve_api(
 ) -> None:
     """Serve webhooks and joins, as far as the flags ask for them."""
     routes: list[Route] = []
-    listener, own = (None, None) if joins is None else (joins.announced, joins.credentials)
-    async with (
-        announcement.announced(listener, own, clock),
-        contextlib.AsyncExitStack() as stack,
-        asyncio.TaskGroup() as group,
-    ):
+    listening = asyncio.Event()
+    async with contextlib.AsyncExitStack() as stack, asyncio.TaskGroup() as group:
         if secret_file is not None:
             routes += webhook.Webhook(transport, clock, secret_file).routes()
         if joins is not None:
@@ -210,10 +206,20 @@ async def _serve_api(
             join_routes, events = joins.routes(signer, clock)
             group.create_task(events.run())
             routes += join_routes
+            if joins.announced is not None and joins.announced.is_reachable:
+                group.create_task(_announce(joins.announced, joins.credentials, clock, listening))
         if routes:
             app = Starlette(routes=routes)
-            server = AdminServer(app, clock, address, lambda: None, security=security)
+            server = AdminServer(app, clock, address, listening.set, security=security)
             group.create_task(server.run())
+
+
+async def _announce(
+    listener: announcement.Listener, own: Credentials, clock: Clock, listening: asyncio.Event
+) -> None:
+    """Announce the join port once it listens."""
+    await listening.wait()
+    await announcement.announce(listener, own, clock)
 
 
 def _dialer(options: dict[str, Any], own: Credentials | None) -> Dialer:

@@ -8,7 +8,6 @@ from typing import Any
 import click
 import platformdirs
 
-from fleetctl.discovery.seeds import StaticSeeds, read_seeds
 from fleetctl.discovery.suggestions import SOURCES, SourceName, SuggestionSource
 from fleetctl.discovery.tailscale import Tailscale
 from machinery.clock import Clock
@@ -56,9 +55,11 @@ def make_sources(options: SourceOptions, clock: Clock) -> list[SuggestionSource]
     """Return the sources with these names. Raises FleetctlError: the file with seeds cannot be read."""
     found: list[SuggestionSource] = []
     if "seeds" in options.names:
+        from fleetctl.discovery import seeds  # noqa: PLC0415 - YAML, for searches alone
+
         own = Path(platformdirs.user_config_dir("mlx-fleet")) / "seeds.yaml"
         path = options.seeds or (own if own.exists() else None)
-        found.append(StaticSeeds(() if path is None else read_seeds(path)))
+        found.append(seeds.StaticSeeds(() if path is None else seeds.read_seeds(path)))
     if "mdns" in options.names:
         from fleetctl.discovery import local_network  # noqa: PLC0415 - zeroconf takes 170 ms
 
