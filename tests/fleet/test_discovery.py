@@ -70,6 +70,17 @@ async def test_a_mac_finds_its_fleet_on_the_network(macs: tuple[Mac, Mac]) -> No
     print(f"listed after {asyncio.get_running_loop().time() - begun:.1f} s")
     await until_async(lambda: is_new_heard(first), limit_s=20, what="its announcement")
 
+    # A machine whose request does not arrive is listed as well.
+    second.start("peer", sys.executable, "-m", "tests.support.mdns_peer", "new", "mac-8", "9")
+
+    async def is_heard() -> bool:
+        rows = (await first.ok("get", "joinrequests")).splitlines()
+        cells = [row.split() for row in rows]
+        assert ["mac-9", "Heard"] not in [[row[1], row[-2]] for row in cells]  # it has asked
+        return ["<none>", "mac-8", "Heard"] in [[row[0], row[1], row[-2]] for row in cells]
+
+    await until_async(is_heard, limit_s=20, what="the machine that is only heard of")
+
     # The network drops multicast: nothing is heard, and a seed is enough.
     second.drop_multicast()
     assert {one["role"] for one in await heard(second)} == {"new"}  # itself
