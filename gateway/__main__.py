@@ -24,6 +24,9 @@ import uvloop
 from gateway import registration
 from gateway.auth import access_control
 from gateway.auth.rate_limits import Limits
+from gateway.floating_address.holder import FloatingAddress
+from gateway.floating_address.interfaces import FloatingAddressError, parse_address
+from gateway.floating_address.links import check_rights, find_interface
 from gateway.handover import HandOver, HandOverError, ListenerClaim, claim_listener
 from gateway.http.cors import AllowedHosts, AllowedOrigins
 from gateway.server import Gateway, GatewayLimits
@@ -214,6 +217,21 @@ _FILES_OF_MACOS = 10_240
     help="Unix socket by which a running gateway gives its place to the next that is started with the same "
     "path, --host and --port: no connection is refused in between.",
 )
+@click.option(
+    "--floating-address",
+    default="",
+    envvar="FLEET_GATEWAY_FLOATING_ADDRESS",
+    metavar="ADDRESS/LENGTH",
+    help="IPv4 address for clients, such as 192.168.1.50/24, which one of the gateways with this flag has on its "
+    "interface at any time. Needs root, or CAP_NET_ADMIN and CAP_NET_RAW, and --host 0.0.0.0.",
+)
+@click.option(
+    "--floating-interface",
+    default="",
+    envvar="FLEET_GATEWAY_FLOATING_INTERFACE",
+    metavar="NAME",
+    help="Interface for --floating-address, such as en0. Default: the one in whose network the address is.",
+)
 def main(**flags: Any) -> None:
     """Serve the models of the fleet as one OpenAI-compatible endpoint."""
     disable_core_dumps()
@@ -245,7 +263,7 @@ def main(**flags: Any) -> None:
         ring=ring,
         has_store_password=bool(etcd.password),
         identity_folder=folder,
-        identity_addresses=(flags["host"], *flags["allowed_host"]),
+        identity_addresses=_client_hosts(flags),
         credentials=credentials,
         accepts_plain=flags["insecure_http"] or is_loopback(address),
         security=security,
@@ -291,6 +309,32 @@ def _advertised(flags: dict[str, Any]) -> ListenAddress | None:
         raise click.UsageError(f"--advertise-address: {error}") from error
 
 
+def _floating_address(flags: dict[str, Any]) -> FloatingAddress | None:
+    """Return the floating address; None without the flag. Refuse one that this process cannot hold."""
+    text = flags["floating_address"]
+    if not text:
+        if flags["floating_interface"]:
+            raise click.UsageError("--floating-interface belongs to --floating-address")
+        return None
+    if not registration.is_any(flags["host"]):
+        raise click.UsageError(
+            f"--floating-address: a gateway that listens on {flags['host']} alone does not serve it; add --host 0.0.0.0"
+        )
+    try:
+        address = parse_address(text)
+        check_rights()
+        interface = find_interface(address, flags["floating_interface"])
+    except FloatingAddressError as error:
+        raise click.UsageError(f"--floating-address: {error}") from error
+    return FloatingAddress(address=address, interface=interface.name)
+
+
+def _client_hosts(flags: dict[str, Any]) -> tuple[str, ...]:
+    """Return the names and addresses in flags by which clients address the gateway."""
+    floating = flags["floating_address"].partition("/")[0]
+    return (flags["host"], *flags["allowed_host"], *((floating,) if floating else ()))
+
+
 def _limits(flags: dict[str, Any]) -> GatewayLimits:
     """Return the limits and options that flags alone decide."""
     return GatewayLimits(
@@ -307,6 +351,7 @@ def _limits(flags: dict[str, Any]) -> GatewayLimits:
         engine_sockets=_engine_sockets(flags["engine_sockets"]),
         journal_size=flags["journal_size"],
         journal_file=flags["journal_file"],
+        floating=_floating_address(flags),
     )
 
 
@@ -365,9 +410,9 @@ def _allowed_hosts(
     is_open = requires_keys or not ipaddress.ip_address(address).is_loopback
     if is_open and not flags["allowed_host"]:
         return AllowedHosts()
-    own = [flags["host"], address, *([advertised.host] if advertised else [])]
+    own = [address, *([advertised.host] if advertised else [])]
     try:
-        return AllowedHosts([*own, *flags["allowed_host"]])
+        return AllowedHosts([*own, *_client_hosts(flags)])
     except ValueError as error:
         raise click.UsageError(f"--allowed-host: {error}") from error
 

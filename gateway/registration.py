@@ -62,13 +62,14 @@ def advertised_url(
     local address of the route to etcd is used, because the reconciler reaches etcd too.
     """
     host, port = advertised or bound
-    if advertised is None and _is_any(host):
+    if advertised is None and is_any(host):
         host = next(filter(None, map(_leads_to, etcd)), _LOCAL)
     named = f"[{host}]" if ":" in host else host
     return f"{'https' if is_tls else 'http'}://{named}:{port or bound.port}"
 
 
-def _is_any(host: str) -> bool:
+def is_any(host: str) -> bool:
+    """Return whether a gateway that listens on the host listens on every address of its machine."""
     try:
         return ipaddress.ip_address(host).is_unspecified
     except ValueError:

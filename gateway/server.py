@@ -18,6 +18,7 @@ from gateway.apis.openai import PATHS, OpenAiAdapter
 from gateway.apis.registry import translated_adapters
 from gateway.app import make_app
 from gateway.auth.rate_limits import Limits
+from gateway.floating_address.holder import AddressHolder, FloatingAddress, make_holder
 from gateway.forwarding.admission import KEEP_ALIVE_S, Activator
 from gateway.forwarding.attempt import AttemptRunner
 from gateway.forwarding.forwarder import Forwarder
@@ -123,6 +124,8 @@ class GatewayLimits:
     """True if clients may speak plain HTTP where only a certificate of the fleet is served."""
     security: ApiSecurity = field(default_factory=ApiSecurity)
     """The flags that protect metrics, or switch protection off."""
+    floating: FloatingAddress | None = None
+    """An address for clients that the gateways of the fleet hold in turn; None: this one takes no part."""
 
     def lease(self, url: str) -> GatewayLease:
         """Return the gateway's registration. Processes of the fleet dial TLS from mode tls on."""
@@ -198,6 +201,7 @@ class Gateway:
         id_ = instance if limits.credentials is None else limits.credentials.identity.name
         self.registration = _registration(transport, clock, limits, id_=id_, url=url)
         self._upkeep = _upkeep(transport, clock, limits, url)
+        self._holder = make_holder(transport, clock, limits.floating, instance)
         self.recorder = self._recorder(id_, model_states, tracer)
         self.metrics = self.recorder.metrics
         self.fleet_state.access.on_refusal(self.metrics.limited.add)
@@ -220,10 +224,9 @@ class Gateway:
             self._handler_options(instance),
         )
         self.pool.make_room = self._make_room
-        self._stopping = asyncio.Event()
-        self._server = self._http_server(
-            make_app(self._admin_context(transport, id_, model_states))
-        )
+        self._stopping, self._gives_way = asyncio.Event(), False
+        app = make_app(self._admin_context(transport, id_, model_states))
+        self._server = self._http_server(app)
 
     def _connection_pool(self) -> ConnectionPool:
         """Return the connections to engines, which follow the table and the gateway's identity."""
@@ -403,6 +406,7 @@ class Gateway:
     def give_way(self) -> None:
         """Stop because another gateway now serves on the same socket: clients get time to finish."""
         self.handler.linger_s = min(_HANDOVER_LINGER_S, self._limits.drain_timeout_s)
+        self._gives_way = True
         self.stop()
 
     async def run(self, listener: socket.socket, handover: HandOver | None = None) -> None:
@@ -430,10 +434,21 @@ class Gateway:
             if handover is not None:
                 await handover.wait_ready(self._is_ready)
                 background.append(group.create_task(handover.run(self.give_way)))
+            if self._holder is not None:
+                background.append(group.create_task(self._hold_address(self._holder)))
             await self._server.serve(sockets=[listener])
             for task in background:
                 task.cancel()
         self.pool.close()
+
+    async def _hold_address(self, holder: AddressHolder) -> None:
+        """Take part in holding the floating address while clients are accepted."""
+        async with asyncio.TaskGroup() as group:
+            holding = group.create_task(holder.run())
+            await self._stopping.wait()
+            # The successor on this machine serves behind the same address; otherwise another machine takes it now.
+            if not self._gives_way:
+                holding.cancel()
 
     def _make_room(self) -> bool:
         """Close idle connections of clients, because no connection to an engine could be opened."""

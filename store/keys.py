@@ -27,6 +27,8 @@ TICKET_PREFIX = f"{ROOT}/ticket/"
 EVENT_PREFIX = f"{ROOT}/event/"
 ELECTION_PREFIX = f"{ROOT}/election/"
 ELECTION_RECONCILER = f"{ELECTION_PREFIX}reconciler"
+# Which gateway holds a floating address, by address.
+FLOATING_ADDRESS_PREFIX = f"{ELECTION_PREFIX}floatingaddress/"
 # The fleet's authorities and TLS mode, issued and revoked certificates (schemas/trust.py). Every process reads them.
 TRUST_PREFIX = f"{ROOT}/trust/"
 FLEET_TRUST = f"{TRUST_PREFIX}fleet"

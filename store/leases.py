@@ -58,7 +58,11 @@ class LeaseSession:
 
     def valid(self) -> bool:
         """Return whether other processes must still consider the owner alive."""
-        return self._clock.elapsed() < self._deadline
+        return self.remaining_s() > 0
+
+    def remaining_s(self) -> float:
+        """Return for how long other processes must still consider the owner alive, in seconds."""
+        return max(0.0, self._deadline - self._clock.elapsed())
 
     async def keep(self) -> None:
         """Renew the lease until it is lost, then return.
@@ -159,6 +163,10 @@ class Leadership:
 
     def valid(self) -> bool:
         return self._session.valid()
+
+    def remaining_s(self) -> float:
+        """Return how long leadership lasts if it is not renewed, in seconds."""
+        return self._session.remaining_s()
 
     async def keep(self) -> None:
         """Return when leadership is lost."""

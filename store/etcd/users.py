@@ -245,6 +245,7 @@ def _gateway() -> list[Permission]:
     return [
         *(prefix_permission(prefix, Right.READ) for prefix in prefixes),
         prefix_permission(keys.GATEWAY_LEASE_PREFIX, Right.READWRITE),
+        prefix_permission(keys.FLOATING_ADDRESS_PREFIX, Right.READWRITE),
         prefix_permission(keys.TRUST_PREFIX, Right.READ),
         prefix_permission(keys.request_prefix("gateway"), Right.READWRITE),
     ]

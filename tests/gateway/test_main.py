@@ -71,6 +71,22 @@ def test_wrong_flags(flags: list[str], said: str) -> None:
     assert said in result.stderr
 
 
+@pytest.mark.parametrize(
+    ("flags", "refusal"),
+    [
+        (
+            ["--floating-address", "192.168.1.50/24"],
+            "127.0.0.1 alone does not serve it; add --host",
+        ),
+        (["--host", "0.0.0.0", "--floating-address", "mac-1"], "mac-1: expected an IPv4 address"),
+        (["--floating-interface", "en0"], "--floating-interface belongs to --floating-address"),
+    ],
+)
+def test_a_floating_address_that_cannot_be_held_is_refused(flags: list[str], refusal: str) -> None:
+    result = CliRunner().invoke(main, ["--etcd", "unix:/s", "--port", "0", *flags])
+    assert (result.exit_code, refusal in " ".join(result.stderr.split())) == (2, True)
+
+
 @pytest.mark.parametrize("host", ["0.0.0.0", "::"])
 def test_plain_http_beyond_loopback_needs_a_flag(host: str) -> None:
     result = CliRunner().invoke(main, ["--host", host, "--port", "0", "--etcd", "unix:/s"])

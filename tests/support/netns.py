@@ -102,6 +102,16 @@ class Networks:
             with suppress(NoNamespaceError):
                 _ip(f"link del {self._own}{leg}b")
 
+    def join_peers(self) -> str:
+        """Give ourselves an address in the network of the members, too; return it."""
+        address = f"{self._net[1]}.1"
+        _ip(f"addr add {address}/24 dev {self._own}pb")
+        return address
+
+    def client_address(self, host: int) -> str:
+        """Return an address of the network of the clients, which no member has of its own."""
+        return f"{self._net[0]}.{host}"
+
     def cut_peers(self, member: int) -> None:
         """Take the member away from the other members; clients still reach it."""
         _ip(f"link set {self._link('p', member)} down")

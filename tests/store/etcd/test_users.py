@@ -65,10 +65,11 @@ def test_only_the_admin_has_access_to_secrets(user: str) -> None:
         assert may_touch(account("fleet-admin"), right, start, end)
 
 
-def test_a_gateway_writes_its_lease_and_requests_for_its_certificate_only() -> None:
+def test_a_gateway_writes_its_leases_and_requests_for_its_certificate_only() -> None:
     permissions = account("fleet-gateway").permissions
     assert {p.key for p in permissions if p.right is not Right.READ} == {
         keys.GATEWAY_LEASE_PREFIX,
+        keys.FLOATING_ADDRESS_PREFIX,
         keys.request_prefix("gateway"),
     }
 
