@@ -13,7 +13,7 @@ import msgspec
 
 from fleetctl.chat.conversation import ChatAnswer, Json
 from fleetctl.cli.errors import FleetctlError
-from fleetctl.fleets import gateways
+from fleetctl.fleets import gateways, process_client
 from identity.dialer import Dial
 from machinery.clock import Clock
 from machinery.http_body import read_limited
@@ -141,6 +141,7 @@ class AnswerStream:
             async with http.post(url, json=body, **access.arguments()) as response:
                 if response.status != 200:
                     raise await _refusal(response, access)
+                process_client.watch_peer(response)
                 replica = response.headers.get(headers.REPLICA, "")
                 node = response.headers.get(headers.NODE, "")
                 self.answer = replace(self.answer, replica=replica, node=node)

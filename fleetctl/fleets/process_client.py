@@ -280,7 +280,7 @@ async def open_stream(
             ) from None
         except (aiohttp.ClientError, OSError, ValueError) as error:
             raise ProcessUnreachableError(_unreachable_text(address, _cause(error))) from error
-        _enable_keepalive(response)
+        watch_peer(response)
         async with response:
             yield _pieces(address, response)
 
@@ -297,7 +297,7 @@ async def _pieces(
         ) from error
 
 
-def _enable_keepalive(response: aiohttp.ClientResponse) -> None:
+def watch_peer(response: aiohttp.ClientResponse) -> None:
     """Enable TCP keepalive, so that a dead peer ends a silent stream."""
     # None if the response is complete: its connection is back in the pool.
     connection = response.connection

@@ -1,6 +1,8 @@
 """Commands with several gateways: order, dead ones, gateways that die, and gateways known from before."""
 
 import asyncio
+import shutil
+import subprocess
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -9,6 +11,8 @@ from urllib.parse import urlsplit
 import pytest
 
 from fleetctl.chat.answer_stream import (
+    AnswerPiece,
+    AnswerStream,
     GatewayAccess,
     GatewayLostError,
     GatewayUnreachableError,
@@ -21,7 +25,7 @@ from machinery.virtual_time import run as run_virtual
 from store import keys
 from tests.support.fleetctl_runner import MemoryFleet, run_fleetctl
 from tests.support.gateway_engine_scripts import DONE, delta
-from tests.support.gateway_fake_engine import Call, FakeEngine, running
+from tests.support.gateway_fake_engine import Call, FakeEngine, Script, running
 from tests.support.gateway_world import World, running_gateway
 from tests.support.ports import free_port
 from tests.support.tcp_proxy import Fate, TcpProxy
@@ -135,9 +139,9 @@ async def echoes(call: Call) -> None:
 
 
 @asynccontextmanager
-async def served_model(fleet: MemoryFleet) -> AsyncIterator[str]:
+async def served_model(fleet: MemoryFleet, script: Script = echoes) -> AsyncIterator[str]:
     """Run a registered gateway with the model `qwen`; yield its URL."""
-    async with running(FakeEngine("qwen-0", echoes)) as engine, running_gateway(fleet.store) as one:
+    async with running(FakeEngine("qwen-0", script)) as engine, running_gateway(fleet.store) as one:
         await World(fleet.store).serve("qwen", engine)
         await one.knows("qwen", ready=1)
 
@@ -221,6 +225,25 @@ async def test_an_answer_that_has_begun_is_not_repeated(fleet: MemoryFleet) -> N
             f"error: the connection to the gateway at {proxy.url} broke: it was closed in the middle. The answer is "
             f"incomplete; send the message again, which goes to {gateway.url}\n"
         )
+
+
+@pytest.mark.skipif(shutil.which("ss") is None, reason="needs ss of iproute2")
+async def test_a_gateway_without_power_is_noticed_by_tcp_keepalive(fleet: MemoryFleet) -> None:
+    async def pauses(call: Call) -> None:
+        await call.begin_stream()
+        await call.chunk(delta("once "))
+        await asyncio.Event().wait()
+
+    def look(_: AnswerPiece) -> None:
+        words = ("ss", "--tcp", "--numeric", "--options", f"dport = :{urlsplit(url).port}")
+        shown = subprocess.run(words, capture_output=True, text=True, check=True).stdout
+        raise FleetctlError(shown)
+
+    async with served_model(fleet, pauses) as url:
+        body = {"model": "qwen", "messages": [{"role": "user", "content": "hi"}], "stream": True}
+        # Without it the system would wait for two hours, and the command for its --timeout.
+        with pytest.raises(FleetctlError, match=r"timer:\(keepalive,1[0-9](\.[0-9]+)?sec"):
+            await AnswerStream(SystemClock()).read(GatewayAccess(url=url), body, look)
 
 
 async def test_known_gateways_answer_while_the_store_is_away(
