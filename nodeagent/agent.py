@@ -15,10 +15,12 @@ from nodeagent.api.machine_metrics import AgentView
 from nodeagent.api.server import AgentApi
 from nodeagent.dependencies import AgentConfig, Dependencies, real_dependencies
 from nodeagent.description import NodeDescriber
+from nodeagent.doctor.readers import CollectionScope
 from nodeagent.engines import engine_logs, group_launch
 from nodeagent.engines.engine_processes import EngineProcess
 from nodeagent.engines.references import ReferenceTasks
 from nodeagent.execute import ActionExecutor, BackgroundTasks
+from nodeagent.hardware.metal import MetalVerdict
 from nodeagent.node.registration import NodeRegistration
 from nodeagent.observe import NodeState, ReplicaObserver, start_request
 from nodeagent.plan import plan
@@ -98,6 +100,13 @@ class Agent:
             ring=config.ring,
             tls=self._dependencies.tls,
             more=() if self._upkeep is None else (self._upkeep,),
+            scope=CollectionScope(
+                models_dir=config.models_dir,
+                engine_folders=(config.state_dir / "engines",),
+                engine_ports=config.addresses.ports,
+                api_port=port or None,
+                metal=self._metal_verdict,
+            ),
         )
         return AgentApi(
             view,
@@ -107,6 +116,11 @@ class Agent:
             security=config.api_security,
             credentials=config.credentials,
         )
+
+    async def _metal_verdict(self) -> MetalVerdict | None:
+        """Return the preflight's last result; None before it, and where there is no Metal."""
+        metal = self._dependencies.metal
+        return None if metal is None else metal.verdict
 
     def _new_upkeep(self) -> IdentityUpkeep | None:
         """Return the upkeep of the node's certificate; None without a folder for it."""

@@ -14,6 +14,7 @@ from machinery.process_log import LogRing
 from machinery.prometheus import Gauge, LabelledGauge, MetricFamily, parse_samples
 from machinery.version import version
 from nodeagent.dependencies import ObjectCache
+from nodeagent.doctor.readers import CollectionScope
 from nodeagent.engines import group_launch
 from nodeagent.engines.engine_http import EngineHttp
 from nodeagent.engines.tls import NodeTls
@@ -48,6 +49,8 @@ class AgentView:
     """The node's identity for its engines; None: they serve plain HTTP."""
     more: Sequence[MetricFamily] = ()
     """Metrics of the agent's other parts."""
+    scope: CollectionScope | None = None
+    """The parts of this machine that doctor examines; None: it examines nothing here."""
 
     def store_view(self) -> StoreView:
         """Return how old the agent's view of the store is, and whether the store refuses the agent."""

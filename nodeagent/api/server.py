@@ -28,6 +28,7 @@ from machinery.http_server import AdminServer, LogReaders, LogResponse
 from machinery.process_log import LogSelection
 from machinery.version import version
 from nodeagent.api import machine_metrics
+from nodeagent.api.machine_doctor import MachineDoctor
 from nodeagent.api.machine_metrics import AgentView
 from nodeagent.api.stop_orders import StopRoutes
 from nodeagent.engines import engine_logs
@@ -35,6 +36,7 @@ from nodeagent.engines.stop_order import StopOrder
 from schemas import duration
 from schemas.meta import NAME_PATTERN, Condition, ConditionStatus, with_condition
 from schemas.node import NodeStatus
+from schemas.wire import findings
 from schemas.wire.errors import Refusal, RefusedError
 from store.port import Transport
 from store.tickets import TicketChecker, TicketDenial, TicketGrant
@@ -77,8 +79,12 @@ def make_app(
     tickets: TicketChecker,
     security: ApiSecurity | None = None,
     credentials: Credentials | None = None,
+    doctor: MachineDoctor | None = None,
 ) -> FastAPI:
-    """Return the FastAPI application; `credentials` are those of the agent's own identity."""
+    """Return the FastAPI application; without `doctor`, the agent does not examine its machine.
+
+    `credentials` are those of the agent's own identity.
+    """
     security = security or ApiSecurity()
     app = FastAPI(title="mlx-fleet agent", docs_url=None, redoc_url=None, openapi_url=None)
     app.router.redirect_slashes = False
@@ -88,11 +94,12 @@ def make_app(
         token=security.metrics_token,
         is_open=security.has_open_metrics,
     )
-    routes = AgentRoutes(view, tickets, access)
+    routes = AgentRoutes(view, tickets, access, doctor)
     for path, answer in (
         ("/health", routes.health),
         ("/metrics", routes.metrics),
         ("/v1/vitals", routes.vitals),
+        (findings.PATH, routes.findings),
         ("/v1/logs/agent", routes.agent_log),
         ("/v1/logs/replicas/{replica}", routes.replica_log),
     ):
@@ -151,6 +158,7 @@ class AgentRoutes:
     view: AgentView
     tickets: TicketChecker
     access: MetricsAccess
+    doctor: MachineDoctor | None = None
     readers: LogReaders = field(default_factory=LogReaders)
 
     async def health(self, request: Request) -> Response:
@@ -185,6 +193,14 @@ class AgentRoutes:
         """Answer with the machine's memory and the metrics of every rank."""
         await self._authorize(authorization)
         return _json_response(await machine_metrics.machine_vitals(self.view))
+
+    async def findings(self, authorization: AuthorizationHeader = "") -> Response:
+        """Answer with the findings about this machine (`fleetctl doctor`)."""
+        grant = await self._authorize(authorization)
+        if self.doctor is None:
+            raise refused(404, f"{self.view.name}: this agent does not examine its machine")
+        log.info("the machine is examined", extra={"user": grant.user})
+        return Response(await self.doctor.document(), media_type="application/json")
 
     async def agent_log(
         self, query: Annotated[AgentLogQuery, Query()], authorization: AuthorizationHeader = ""
@@ -299,8 +315,9 @@ class AgentApi:
         """`port`: 0 for any."""
         self._clock: Clock = view.clock
         tickets = TicketChecker(transport, view.clock, f"Node/{view.name}")
+        doctor = None if view.scope is None else MachineDoctor(view, view.scope, transport)
         self._server = AdminServer(
-            make_app(view, tickets, security, credentials),
+            make_app(view, tickets, security, credentials, doctor),
             view.clock,
             (view.status.address, port),
             self._on_server_change(on_change),

@@ -206,13 +206,13 @@ def _listener(port: int, pid: int | None) -> Listener:
     try:
         process = psutil.Process(pid)
         argv = process.cmdline()
-        is_fleet = pid == os.getpid() or _is_fleet(argv)
-        return Listener(port=port, pid=pid, program=process.name(), is_fleet=is_fleet)
+        is_ours = pid == os.getpid() or is_fleet(argv)
+        return Listener(port=port, pid=pid, program=process.name(), is_fleet=is_ours)
     except (psutil.Error, OSError):
         return Listener(port=port, pid=pid)
 
 
-def _is_fleet(argv: Sequence[str]) -> bool:
+def is_fleet(argv: Sequence[str]) -> bool:
     """Return whether the command line is that of an engine or an agent."""
     if EngineIdentity.from_argv(argv) is not None:
         return True

@@ -14,6 +14,7 @@ import psutil
 from nodeagent.doctor.host_facts import ServiceFacts
 from nodeagent.hardware import system_text
 from nodeagent.hardware.metal import MetalVerdict
+from store.errors import StoreError
 
 T = TypeVar("T")
 
@@ -25,7 +26,7 @@ READER_LIMIT_S: Final = 8.0
 """The time that one reader may take; they run at the same time."""
 # sntp and `log show` are the slow ones.
 _COMMAND_LIMIT_S: Final = 6.0
-_FAILURES: Final = (OSError, ValueError, LookupError, TypeError, psutil.Error)
+_FAILURES: Final = (OSError, ValueError, LookupError, TypeError, psutil.Error, StoreError)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,13 +100,16 @@ async def in_thread(query: Callable[[], T]) -> T:
             answer.set_result(value)  # type: ignore[arg-type]  # there is a value without an error
 
     def work() -> None:
-        value, failure = None, None
+        value: T | None = None
+        # A mistake of ours ends the thread with its traceback; the fact is unknown then, too.
+        failure: Exception | None = OSError("the reader failed")
         try:
-            value = query()
+            value, failure = query(), None
         except _FAILURES as error:
             failure = error
-        with suppress(RuntimeError):  # the loop has ended meanwhile
-            loop.call_soon_threadsafe(settle, value, failure)
+        finally:
+            with suppress(RuntimeError):  # the loop has ended meanwhile
+                loop.call_soon_threadsafe(settle, value, failure)
 
     threading.Thread(target=work, name="doctor", daemon=True).start()
     return await answer

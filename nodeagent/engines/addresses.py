@@ -21,6 +21,15 @@ class EngineAddresses:
     sockets: Path | None = None
     """The folder of the node's sockets; None for ports of `host`."""
 
+    @property
+    def ports(self) -> range:
+        """Return the ports; none for sockets."""
+        return range(0) if self.sockets is not None else self._numbers
+
+    @property
+    def _numbers(self) -> range:
+        return range(self.first, self.first + _MAX_ENGINES)
+
     def free(self, taken: Collection[EngineAddress], *, earlier: str = "") -> EngineAddress:
         """Return the first address at which no process listens and which is not in `taken`; `earlier` before all others.
 
@@ -32,7 +41,7 @@ class EngineAddresses:
 
         """
         places = {one._replace(node="") for one in taken}
-        numbered = map(self._numbered, range(self.first, self.first + _MAX_ENGINES))
+        numbered = map(self._numbered, self._numbers)
         for address in sorted(numbered, key=lambda one: one.url != earlier):
             if address not in places and not _is_in_use(address):
                 return address

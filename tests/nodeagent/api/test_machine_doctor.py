@@ -1,0 +1,108 @@
+"""The route on which an agent examines its machine."""
+
+import asyncio
+import hashlib
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import aiohttp
+import pytest
+
+from machinery.http_server import AdminServer
+from machinery.process_log import LogRing
+from nodeagent.api.machine_doctor import MachineDoctor
+from nodeagent.api.machine_metrics import AgentView
+from nodeagent.api.server import make_app
+from nodeagent.doctor.readers import CollectionScope
+from schemas.meta import ObjectMeta
+from schemas.node import Node
+from schemas.records import Ticket
+from schemas.wire.findings import PATH, parse_findings
+from store import codec, keys
+from store.memory import MemoryTransport
+from store.port import Put
+from store.tickets import TicketChecker
+from tests.support.agent_api import CLOCK, ID, NODE, SECRET, STATUS, TICKET, Replicas
+
+
+@pytest.fixture
+async def store() -> MemoryTransport:
+    made = MemoryTransport(CLOCK)
+    ticket = Ticket(hash=hashlib.sha256(SECRET.encode()).hexdigest(), user="anna@studio")
+    await made.commit(
+        [], [Put(key=keys.ticket_key(f"Node/{NODE}", ID), value=codec.encode(ticket))]
+    )
+    return made
+
+
+def view_of(folder: Path, scope: CollectionScope | None) -> AgentView:
+    return AgentView(
+        name=NODE, status=STATUS, clock=CLOCK, started_at=CLOCK.monotonic(), engines={}, replicas=Replicas({}),
+        has_lease=lambda: True, folder=folder / "engines", ring=LogRing(), scope=scope,
+    )  # fmt: skip
+
+
+@pytest.fixture
+async def url(tmp_path: Path, store: MemoryTransport) -> AsyncIterator[str]:
+    scope = CollectionScope(models_dir=tmp_path, engine_folders=(tmp_path / "engines",))
+    view, changed = view_of(tmp_path, scope), asyncio.Event()
+    doctor = MachineDoctor(view, scope, store)
+    app = make_app(view, TicketChecker(store, CLOCK, f"Node/{NODE}"), doctor=doctor)
+    server = AdminServer(app, CLOCK, ("127.0.0.1", 0), changed.set)
+    async with asyncio.TaskGroup() as group:
+        running = group.create_task(server.run())
+        await changed.wait()
+        yield server.url
+        running.cancel()
+
+
+async def fetch(url: str, headers: dict[str, str]) -> tuple[int, bytes]:
+    async with (
+        asyncio.timeout(30),
+        aiohttp.ClientSession() as session,
+        session.get(url + PATH, headers=headers) as response,
+    ):
+        return response.status, await response.read()
+
+
+async def test_the_agent_examines_its_own_machine_for_a_ticket(url: str) -> None:
+    status, body = await fetch(url, TICKET)
+    assert status == 200
+    found = {one.check: one for one in parse_findings(body)}
+    assert found["models folder"].level == "OK"
+    assert found["stopped engines"].message == "0 engines run, and the agent knows all of them"
+    assert found["open files"].message.startswith("the agent may open ")
+    assert {one.node for one in found.values()} == {""}  # the reader knows whom it asked
+
+
+async def test_without_a_ticket_nothing_is_examined(url: str) -> None:
+    for headers in ({}, {"authorization": f"Bearer {ID}.{SECRET[1:]}"}):
+        status, body = await fetch(url, headers)
+        assert status == 401
+        assert b"ticket" in body
+
+
+async def test_requests_at_the_same_time_share_one_examination(url: str, tmp_path: Path) -> None:
+    bodies = {body for _, body in await asyncio.gather(*(fetch(url, TICKET) for _ in range(4)))}
+    assert len(bodies) == 1
+    (tmp_path / "engines").mkdir()
+    assert (await fetch(url, TICKET))[1] in bodies  # it is fresh enough
+
+
+async def test_neighbours_are_the_other_agents(tmp_path: Path, store: MemoryTransport) -> None:
+    async def add(name: str, agent_url: str) -> None:
+        status = STATUS.model_copy(update={"agent_url": agent_url})
+        node = Node(metadata=ObjectMeta(name=name))
+        puts = [
+            Put(key=keys.spec_key("Node", name), value=codec.encode(node)),
+            Put(key=keys.status_key("Node", name), value=codec.encode(status)),
+        ]
+        await store.commit([], puts)
+
+    await add(NODE, "https://10.0.0.2:4001")
+    await add("mac-3", "https://10.0.0.3:4001")
+    await add("mac-4", "")
+    scope = CollectionScope(models_dir=tmp_path)
+    doctor = MachineDoctor(view_of(tmp_path, scope), scope, store)
+    assert doctor.scope.agent is not None
+    assert await doctor.scope.agent.neighbours() == [("10.0.0.3", 4001)]
