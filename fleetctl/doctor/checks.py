@@ -8,9 +8,16 @@ from urllib.parse import urlsplit
 from fleetctl.doctor import control_plane
 from fleetctl.doctor.control_plane import ControlPlane
 from fleetctl.doctor.findings import Finding, Level, counted, ok
+from fleetctl.doctor.machines import MachineReport, check_machines
 from fleetctl.doctor.transport_security import TransportSecurity, check_security
 from fleetctl.fabric.admission import GroupAdmission
 from fleetctl.fleets.version_skew import FleetVersions
+from nodeagent.doctor.system_checks import (
+    CLOCK_FAIL_S,
+    CLOCK_WARN_S,
+    DISK_FAIL_BYTES,
+    DISK_WARN_BYTES,
+)
 from reconciler.groups.fabric import FabricFault
 from schemas import quantity
 from schemas.gitsource import GitSource
@@ -85,14 +92,12 @@ class FleetObservation:
     """None if the fleet has no data folder on this machine."""
     security: TransportSecurity = field(default_factory=TransportSecurity)
     """The protection of connections between machines."""
+    machines: Sequence[MachineReport] = ()
+    """The findings of agents about their machines."""
 
 
 # Leases of 4 s are renewed three times (docs/adr/0009), so a read must take much less than a second.
 _SLOW_READ_S = 0.5
-# A Date header has whole seconds. A large offset breaks certificates and the order of events.
-_CLOCK_WARN_S, _CLOCK_FAIL_S = 3.0, 60.0
-# Warn earlier than an agent's DiskPressure; etcd stops when the disk is full.
-_DISK_WARN_BYTES, _DISK_FAIL_BYTES = 10 * 2**30, 2**30
 # Conditions that are good, or irrelevant, when True; any other condition is a problem when True.
 _GOOD_CONDITIONS = frozenset(("Ready", "FabricHealthy", "ApiServing"))
 _HEALTHY_CONDITIONS = {
@@ -123,6 +128,7 @@ def run_checks(fleet: FleetObservation) -> list[Finding]:
         *_engines(fleet.engines),
         *control_plane.check_endpoints(fleet.control),
         *check_security(fleet.security),
+        *check_machines(fleet.machines),
         *_fabric(fleet),
         *_objects(fleet),
     ]
@@ -244,9 +250,9 @@ def _disks(fleet: FleetObservation) -> Iterator[Finding]:
     ]
     if fleet.disk is not None:
         places.append((fleet.disk.path, fleet.disk.size_bytes, fleet.disk.free_bytes))
-    short = [place for place in places if place[2] < _DISK_WARN_BYTES]
+    short = [place for place in places if place[2] < DISK_WARN_BYTES]
     for label, size, free in short:
-        level: Level = "FAIL" if free < _DISK_FAIL_BYTES else "WARN"
+        level: Level = "FAIL" if free < DISK_FAIL_BYTES else "WARN"
         yield Finding(
             check="disk",
             level=level,
@@ -309,12 +315,12 @@ def _clocks(*groups: Sequence[ProbeResult]) -> Iterator[Finding]:
     offsets = [
         (one.label, one.offset_s) for group in groups for one in group if one.offset_s is not None
     ]
-    off = [(label, offset) for label, offset in offsets if abs(offset) > _CLOCK_WARN_S]
+    off = [(label, offset) for label, offset in offsets if abs(offset) > CLOCK_WARN_S]
     for label, offset in off:
         word = "ahead of" if offset > 0 else "behind"
         yield Finding(
             check="clocks",
-            level="FAIL" if abs(offset) > _CLOCK_FAIL_S else "WARN",
+            level="FAIL" if abs(offset) > CLOCK_FAIL_S else "WARN",
             message=f"{label}: its clock is {abs(offset):.0f} s {word} this machine's",
             advice="synchronize both clocks: `sudo sntp -sS time.apple.com` sets a Mac's clock once",
         )

@@ -1,4 +1,7 @@
-"""Observation of the fleet for the doctor's checks; each probe has a time limit. Writes and revokes one lease."""
+"""Observation of the fleet for the doctor's checks; each probe has a time limit.
+
+It writes nothing that stays: one lease, and tickets for agents and gateways under another, both revoked.
+"""
 
 import asyncio
 import shutil
@@ -22,6 +25,7 @@ from fleetctl.doctor.checks import (
 )
 from fleetctl.doctor.control_plane import ControlPlane
 from fleetctl.doctor.observe_control import SETTLE_S
+from fleetctl.doctor.observe_machines import examine_machines
 from fleetctl.fabric.admission import check_admission
 from fleetctl.fleets import gateways, process_client, version_skew
 from fleetctl.fleets.process_client import ProcessAddress
@@ -74,8 +78,10 @@ async def observe_fleet(
     leases = await gateways.list_leases(transport)
     endpoints = await objects.list_all(transport, Endpoint)
     present = [node for node in nodes if node.name in ready]
-    agents, answered, engines = await _probe_processes(
-        transport, clock, dialer or Dialer(), (present, leases, endpoints)
+    dialer = dialer or Dialer()
+    (agents, answered, engines), machines = await asyncio.gather(
+        _probe_processes(transport, clock, dialer, (present, leases, endpoints)),
+        examine_machines(transport, [_agent_address(node, dialer) for node in present]),
     )
     observed = _flat(objects_by_kind)
     if not reading.is_settled:
@@ -107,6 +113,7 @@ async def observe_fleet(
             unobserved=observe_control.unobserved_changes(reading, observed, clock),
         ),
         disk=_observe_disk(data_dir),
+        machines=machines,
         security=await observe_security.read_security(
             transport, clock.now(), (nodes, leases, endpoints), (address, data_dir)
         ),

@@ -242,7 +242,9 @@ def check_stopped_engines(facts: HostFacts) -> Iterator[Finding]:
             since=one.started_at,
             fix=ORPHAN_FIX,
         )
-    if any(one.is_expected is None for one in running):
+    if not running:
+        yield ok(check, "no engine runs on this machine")
+    elif any(one.is_expected is None for one in running):
         yield unknown(
             check,
             f"{_count(running)} on this machine; only the agent knows which of them it expects",

@@ -1,0 +1,79 @@
+"""The checks of this machine without a fleet: before it joins, or while its agent does not run."""
+
+import sys
+from pathlib import Path
+
+from fleetctl.doctor.findings import Finding
+from fleetctl.fleets.data_dir import DataDir
+from fleetctl.services.layout import Layout, detect_backend, system_layout, user_layout
+from fleetctl.services.plain import PlainServices
+from fleetctl.services.programs import PARTS
+from machinery.clock import Clock
+from models import inspection
+from nodeagent.doctor.checks import run_checks
+from nodeagent.doctor.collector import collect_facts
+from nodeagent.doctor.host_facts import ServiceFacts, ServiceKind
+from nodeagent.doctor.readers import CollectionScope
+from nodeagent.doctor.service_facts import age_s
+from nodeagent.hardware import metal
+from nodeagent.hardware.metal import MetalVerdict
+
+# The defaults of fleet-nodeagent.
+_ENGINE_PORTS = range(4100, 4200)
+_API_PORT = 4001
+
+
+async def examine_machine(
+    clock: Clock, *, data_dir: Path, models_dir: Path | None = None, home: Path | None = None
+) -> tuple[Finding, ...]:
+    """Return the findings about this machine; it needs no store, no agent and no configuration.
+
+    `data_dir` is that of `fleetctl up`; `models_dir` the folder of models, by default that of an installed agent.
+    """
+    home = home or Path.home()
+    system = system_layout(detect_backend(sys.platform), Path("/"))
+    own = user_layout(detect_backend(sys.platform), home, sys.platform)
+    scope = CollectionScope(
+        models_dir=(models_dir or _models_dir(system, own)).expanduser().absolute(),
+        engine_folders=(
+            *(folder / "engines" for folder in DataDir(data_dir).nodes()),
+            *(layout.state / "nodeagent" / "engines" for layout in (system, own)),
+        ),
+        engine_ports=_ENGINE_PORTS,
+        api_port=_API_PORT,
+        metal=_check_metal if sys.platform == "darwin" else None,
+        plain_services=lambda: read_plain_services(home, clock),
+        home=home,
+    )
+    return run_checks(await collect_facts(scope, clock))
+
+
+def _models_dir(*layouts: Layout) -> Path:
+    """Return the folder of models of an installation that exists, else the default of the agent."""
+    found = (layout.models for layout in layouts if layout.models.exists())
+    return next(found, inspection.DEFAULT_MODELS_DIR)
+
+
+async def _check_metal() -> MetalVerdict:
+    # Less than the time that any reader has.
+    return await metal.check_device(limit_s=6.0)
+
+
+async def read_plain_services(home: Path, clock: Clock) -> tuple[ServiceFacts, ...]:
+    """Return the services that our own supervisor runs for this user."""
+    services = PlainServices(user_layout("plain", home, sys.platform).definitions, clock)
+    found = []
+    for part in PARTS:
+        state = await services.state(part)
+        if state.is_installed:
+            found.append(
+                ServiceFacts(
+                    name=part,
+                    kind=ServiceKind.PLAIN,
+                    pid=state.pid,
+                    restarts=state.restarts,
+                    age_s=age_s(state.pid, clock.now()),
+                    last_exit=state.last_exit,
+                )
+            )
+    return tuple(found)

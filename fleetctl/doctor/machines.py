@@ -1,0 +1,93 @@
+"""What agents found on their machines: all of it for one node, only the problems for a fleet. Pure."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from fleetctl.doctor.findings import Finding, counted, ok
+
+_MAX_NAMES = 5
+# The fleet's own checks report these already, from what agents publish.
+_CHECKED_FOR_THE_FLEET = frozenset(("disk",))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MachineReport:
+    """The findings of one agent about its machine, or the reason why there are none."""
+
+    node: str
+    findings: tuple[Finding, ...] = ()
+    error: str = ""
+    is_old: bool = False
+    """True if the agent is of a release that does not examine its machine."""
+
+
+def check_machines(reports: Sequence[MachineReport]) -> Iterator[Finding]:
+    """Yield the problems that agents found on their machines, and one line about the rest."""
+    examined = [one for one in reports if not one.error]
+    bad = [
+        found
+        for one in examined
+        for found in one.findings
+        if found.level in ("WARN", "FAIL") and found.check not in _CHECKED_FOR_THE_FLEET
+    ]
+    yield from _grouped(bad)
+    old = [one.node for one in reports if one.is_old]
+    if old:
+        number = counted(len(old), "agent is", "agents are")
+        yield Finding(
+            check="machines",
+            level="UNKNOWN",
+            message=f"{number} of an older release, which does not examine its machine: {_names(old)}",
+            advice="upgrade them, or run `fleetctl doctor --local` on these machines",
+        )
+    silent = [one for one in reports if one.error and not one.is_old]
+    if silent:
+        yield Finding(
+            check="machines",
+            level="UNKNOWN",
+            message=f"{counted(len(silent), 'machine was', 'machines were')} not examined: {silent[0].error}",
+            advice="run `fleetctl doctor --local` on these machines",
+        )
+    if examined:
+        number = counted(len(examined), "agent", "agents")
+        problems = counted(len(bad), "problem", "problems") if bad else "no problem"
+        yield ok("machines", f"{number} examined the machine and found {problems}")
+
+
+def _grouped(bad: Sequence[Finding]) -> Iterator[Finding]:
+    """Yield each problem once, with the names of all nodes that have it: most settings are the same on every Mac."""
+    by_problem: dict[tuple[str, str, str], list[Finding]] = {}
+    for one in bad:
+        by_problem.setdefault((one.check, one.level, one.message), []).append(one)
+    for first, *others in by_problem.values():
+        also = f" (also on {_names([one.node for one in others])})" if others else ""
+        yield replace(first, message=f"{first.message}{also}")
+
+
+def _names(nodes: Sequence[str]) -> str:
+    shown = ", ".join(nodes[:_MAX_NAMES])
+    return f"{shown} and {len(nodes) - _MAX_NAMES} more" if len(nodes) > _MAX_NAMES else shown
+
+
+def report_findings(report: MachineReport) -> tuple[Finding, ...]:
+    """Return all findings about one machine, for `doctor --node`."""
+    if report.is_old:
+        return (
+            Finding(
+                check="machine",
+                level="UNKNOWN",
+                message="its agent is of an older release, which does not examine its machine",
+                advice="upgrade it, or run `fleetctl doctor --local` on that machine",
+                node=report.node,
+            ),
+        )
+    if report.error:
+        return (
+            Finding(
+                check="machine",
+                level="FAIL",
+                message=report.error,
+                advice="run `fleetctl doctor --local` on that machine",
+            ),
+        )
+    return report.findings

@@ -1,0 +1,61 @@
+"""The findings of agents about their machines: asked for at the same time, each within a limit."""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Final
+
+from fleetctl.doctor.machines import MachineReport
+from fleetctl.fleets import process_client
+from fleetctl.fleets.process_client import (
+    ProcessAddress,
+    ProcessRefusedError,
+    ProcessUnreachableError,
+)
+from schemas.wire import findings as wire
+from store.errors import StoreError
+from store.port import Transport
+
+_MAX_PARALLEL: Final = 32
+# An agent's readers take eight seconds at most, and a second time for the system's log.
+_LIMIT_S: Final = 20.0
+_NOT_FOUND: Final = 404
+
+
+async def examine_machines(
+    transport: Transport, addresses: Sequence[ProcessAddress]
+) -> list[MachineReport]:
+    """Ask agents for the findings about their machines; those without an address are left out."""
+    asked = [one for one in addresses if one.url]
+    if not asked:
+        return []
+    slots = asyncio.Semaphore(_MAX_PARALLEL)
+    try:
+        async with process_client.issue_tickets(transport, [one.key for one in asked]) as bearers:
+            return list(
+                await asyncio.gather(*(_examine(one, bearers[one.key], slots) for one in asked))
+            )
+    except StoreError as error:
+        why = f"no ticket can be written for it: {error}"
+        return [MachineReport(node=_node_of(one), error=why) for one in asked]
+
+
+async def _examine(address: ProcessAddress, bearer: str, slots: asyncio.Semaphore) -> MachineReport:
+    node = _node_of(address)
+    async with slots:
+        try:
+            document = await process_client.fetch(
+                address, wire.PATH, bearer=bearer, limit_s=_LIMIT_S
+            )
+            found = wire.parse_findings(document)
+        except ProcessRefusedError as error:
+            is_old = error.status == _NOT_FOUND
+            return MachineReport(node=node, error=str(error), is_old=is_old)
+        except (ProcessUnreachableError, ValueError) as error:
+            return MachineReport(node=node, error=str(error))
+    # Whom we asked is what we know; an agent could name any node.
+    return MachineReport(node=node, findings=tuple(replace(one, node=node) for one in found))
+
+
+def _node_of(address: ProcessAddress) -> str:
+    return address.key.partition("/")[2]
