@@ -1,0 +1,81 @@
+"""What agents found on their machines, in the doctor of the fleet and of one node."""
+
+from datetime import UTC, datetime
+
+from fleetctl.doctor.findings import Finding
+from fleetctl.doctor.machines import MachineReport, check_machines, report_findings
+
+WELL = Finding(check="sleep", level="OK", message="this Mac does not sleep on mains power")
+SLEEPS = Finding(check="sleep", level="FAIL", message="it sleeps", advice="sudo pmset -c sleep 0")
+
+
+def report(node: str, *found: Finding) -> MachineReport:
+    return MachineReport(
+        node=node,
+        findings=tuple(
+            Finding(check=f.check, level=f.level, message=f.message, advice=f.advice, node=node)
+            for f in found
+        ),
+    )
+
+
+def lines(*reports: MachineReport) -> list[str]:
+    return [f"{one.level} {one.check} {one.node}: {one.message}" for one in check_machines(reports)]
+
+
+def test_machines_that_are_well_are_one_line() -> None:
+    assert lines(*(report(f"mac-{n}", WELL, WELL) for n in range(3))) == [
+        "OK machines : 3 agents examined the machine and found no problem"
+    ]
+
+
+def test_only_problems_of_a_machine_are_shown() -> None:
+    unknown = Finding(check="gpu spin", level="UNKNOWN", message="nobody knows")
+    assert lines(report("mac-1", WELL, SLEEPS, unknown), report("mac-2", WELL)) == [
+        "FAIL sleep mac-1: it sleeps",
+        "OK machines : 2 agents examined the machine and found 1 problem",
+    ]
+
+
+def test_a_problem_of_many_machines_is_shown_once() -> None:
+    found = lines(*(report(f"mac-{n}", SLEEPS) for n in range(9)))
+    assert found[0] == (
+        "FAIL sleep mac-0: it sleeps (also on mac-1, mac-2, mac-3, mac-4, mac-5 and 3 more)"
+    )
+    assert len(found) == 2
+
+
+def test_a_full_disk_is_reported_by_the_check_of_the_fleet() -> None:
+    full = Finding(check="disk", level="FAIL", message="only 1 GiB")
+    assert lines(report("mac-1", full)) == [
+        "OK machines : 1 agent examined the machine and found no problem"
+    ]
+
+
+def test_what_was_not_examined_is_unknown() -> None:
+    old = MachineReport(node="mac-1", error="node/mac-1: it does not know this path", is_old=True)
+    silent = MachineReport(node="mac-2", error="node/mac-2 does not answer")
+    assert lines(old, silent) == [
+        "UNKNOWN machines : 1 agent is of an older release, which does not examine its machine: mac-1",
+        "UNKNOWN machines : 1 machine was not examined: node/mac-2 does not answer",
+    ]
+
+
+def test_a_node_shows_everything_or_why_not() -> None:
+    assert report_findings(report("mac-1", WELL))[0].level == "OK"
+    old = MachineReport(node="mac-1", error="unknown path", is_old=True)
+    [finding] = report_findings(old)
+    assert (finding.level, finding.node) == ("UNKNOWN", "mac-1")
+    [finding] = report_findings(MachineReport(node="mac-2", error="node/mac-2 does not answer"))
+    assert (finding.level, finding.message) == ("FAIL", "node/mac-2 does not answer")
+
+
+def test_the_times_of_a_problem_do_not_keep_it_from_being_shown_once() -> None:
+    first = Finding(
+        check="x", level="WARN", message="m", node="a", since=datetime(2026, 1, 1, tzinfo=UTC)
+    )
+    second = Finding(check="x", level="WARN", message="m", node="b")
+    found = lines(
+        MachineReport(node="a", findings=(first,)), MachineReport(node="b", findings=(second,))
+    )
+    assert found[0] == "WARN x a: m (also on b)"

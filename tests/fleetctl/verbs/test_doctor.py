@@ -1,0 +1,249 @@
+"""The verb `fleetctl doctor` for this machine, and for one node through its agent."""
+
+import asyncio
+import json
+import sys
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from fleetctl.doctor.local import read_plain_services
+from fleetctl.services.layout import user_layout
+from fleetctl.services.plain import PlainFiles, PlainServices
+from fleetctl.services.port import ServiceSpec
+from machinery.clock import SystemClock
+from machinery.http_server import AdminServer
+from machinery.process_log import LogRing
+from nodeagent.api.machine_doctor import MachineDoctor
+from nodeagent.api.machine_metrics import AgentView
+from nodeagent.api.server import make_app
+from nodeagent.doctor import checks
+from nodeagent.doctor.collector import collect_facts
+from nodeagent.doctor.host_facts import ServiceFacts
+from nodeagent.doctor.readers import CollectionScope
+from schemas.meta import ObjectMeta
+from schemas.node import Node, NodeLease
+from schemas.wire.findings import PATH
+from store import codec, keys
+from store.port import Put
+from store.tickets import TicketChecker
+from tests.support.agent_api import STATUS, Replicas
+from tests.support.fleetctl_runner import MemoryFleet, run_fleetctl
+from tests.support.waiting import until_async
+
+CLOCK = SystemClock()
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.fixture(autouse=True)
+def home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """Keep the checks away from the services of the user."""
+    folder = tmp_path / "home"
+    folder.mkdir()
+    monkeypatch.setenv("HOME", str(folder))
+    return folder
+
+
+def levels(out: str) -> dict[str, str]:
+    tree: dict[str, Any] = json.loads(out)
+    return {one["check"]: one["level"] for one in tree["findings"]}
+
+
+async def test_a_machine_is_examined_without_a_fleet_and_with_a_broken_configuration(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    config = tmp_path / "config.toml"
+    config.write_text("[[[")
+    monkeypatch.setenv("FLEETCTL_CONFIG", str(config))
+    assert (await run_fleetctl("get", "nodes")).code != 0  # others refuse it
+    done = await run_fleetctl("doctor", "--local", "--models-dir", str(tmp_path), "-o", "json")
+    assert (done.code, done.err) == (0, "")
+    found = levels(done.out)
+    assert found["models folder"] == found["service definition"] == "OK"
+    assert "store" not in found
+
+
+async def test_a_machine_is_shown_as_a_table(tmp_path: Path) -> None:
+    done = await run_fleetctl("doctor", "--local", "--models-dir", str(tmp_path / "none"))
+    assert f"{tmp_path / 'none'} does not exist" in done.out
+    assert f"mkdir -p {tmp_path / 'none'}" in done.out
+    assert " OK, " in done.out.splitlines()[-1]
+
+
+async def test_a_failed_check_of_this_machine_is_an_exit_code(home: Path, tmp_path: Path) -> None:
+    definitions = user_layout("plain", home, sys.platform).definitions
+    definitions.mkdir(parents=True)
+    files = PlainFiles(definitions, "nodeagent")
+    files.definition.write_text("{}")
+    files.restarts.write_text("9")
+    done = await run_fleetctl("doctor", "--local", "--models-dir", str(tmp_path), "-o", "json")
+    assert done.code == 1
+    assert levels(done.out)["crash loop"] == "FAIL"
+    assert json.loads(done.out)["ok"] is False
+
+
+@pytest.mark.full
+async def test_a_plain_service_in_a_crash_loop_is_found(home: Path, tmp_path: Path) -> None:
+    definitions = user_layout("plain", home, sys.platform).definitions
+    definitions.mkdir(parents=True)
+    services = PlainServices(definitions, CLOCK)
+    await services.install(
+        ServiceSpec(
+            name="nodeagent", command=("/bin/sh", "-c", "sleep 0.3; exit 3"), log=tmp_path / "log",
+            working_folder=tmp_path, python=Path(sys.executable),
+            environment=(("PYTHONPATH", str(ROOT)),),
+        )
+    )  # fmt: skip
+
+    async def crash_loop() -> str:
+        async def read() -> Sequence[ServiceFacts]:
+            return await read_plain_services(home, CLOCK)
+
+        scope = CollectionScope(models_dir=tmp_path, plain_services=read, home=home)
+        found = checks.run_checks(await collect_facts(scope, CLOCK))
+        return next(one.level for one in found if one.check == "crash loop")
+
+    await services.start("nodeagent")
+    try:
+        assert await crash_loop() == "OK"
+
+        async def is_looping() -> bool:
+            return await crash_loop() == "FAIL"
+
+        await until_async(is_looping, limit_s=60, what="six restarts")
+    finally:
+        await services.remove("nodeagent")
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (("--local", "--node", "mac-1"), "give --local for this machine, or --node for others"),
+        (("--models-dir", "/m"), "--models-dir needs --local"),
+    ],
+)
+async def test_flags_that_contradict_each_other_are_refused(
+    words: tuple[str, ...], why: str
+) -> None:
+    done = await run_fleetctl("doctor", *words)
+    assert done.code == 2
+    assert why in done.err
+
+
+async def add_node(fleet: MemoryFleet, name: str, url: str) -> None:
+    node = Node(metadata=ObjectMeta(name=name, uid=name))
+    status = STATUS.model_copy(update={"agent_url": url})
+    puts = [
+        Put(key=keys.spec_key("Node", name), value=codec.encode(node)),
+        Put(key=keys.status_key("Node", name), value=codec.encode(status)),
+        Put(key=keys.node_lease_key(name), value=codec.encode(NodeLease(uid="u", session="s"))),
+    ]
+    await fleet.store.commit([], puts)
+
+
+@asynccontextmanager
+async def running_agent(
+    fleet: MemoryFleet, name: str, folder: Path, *, is_old: bool = False
+) -> AsyncIterator[None]:
+    """Run the API of an agent at the store in memory; an old one has no checks."""
+    scope = CollectionScope(models_dir=folder, engine_folders=(folder / "engines",))
+    view = AgentView(
+        name=name, status=STATUS, clock=CLOCK, started_at=CLOCK.monotonic(), engines={}, replicas=Replicas({}),
+        has_lease=lambda: True, folder=folder / "engines", ring=LogRing(),
+    )  # fmt: skip
+    doctor = None if is_old else MachineDoctor(view, scope, fleet.store)
+    changed = asyncio.Event()
+    app = make_app(view, TicketChecker(fleet.store, CLOCK, f"Node/{name}"), doctor=doctor)
+    server = AdminServer(app, CLOCK, ("127.0.0.1", 0), changed.set)
+    async with asyncio.TaskGroup() as group:
+        running = group.create_task(server.run())
+        await changed.wait()
+        await add_node(fleet, name, server.url)
+        yield
+        running.cancel()
+
+
+async def test_a_node_is_examined_by_its_agent(fleet: MemoryFleet, tmp_path: Path) -> None:
+    async with running_agent(fleet, "mac-2", tmp_path):
+        done = await fleet.ctl("doctor", "--node", "mac-2", "-o", "json")
+        assert (done.code, done.err) == (0, "")
+        found = json.loads(done.out)["findings"]
+        assert {one["node"] for one in found} == {"mac-2"}
+        assert levels(done.out)["stopped engines"] == "OK"
+        table = await fleet.ctl("doctor", "--node", "mac-2")
+        assert f" can list {tmp_path}\n" in table.out
+        assert "OK    open files          node/mac-2: the agent may open " in table.out
+    assert not (
+        await fleet.store.list(keys.TICKET_PREFIX)
+    ).items  # the ticket went with the command
+
+
+async def test_an_agent_of_an_older_release_is_said(fleet: MemoryFleet, tmp_path: Path) -> None:
+    async with running_agent(fleet, "mac-2", tmp_path, is_old=True):
+        done = await fleet.ctl("doctor", "--node", "mac-2")
+    assert done.code == 0
+    assert "node/mac-2: its agent is of an older release" in done.out
+    assert "0 OK, 0 WARN, 0 FAIL, 1 UNKNOWN" in done.out
+
+
+async def test_a_node_that_does_not_exist_or_answer_is_an_error(fleet: MemoryFleet) -> None:
+    await add_node(fleet, "mac-9", "http://127.0.0.1:1")
+    away = await fleet.ctl("doctor", "--node", "mac-9")
+    assert away.code == 1
+    assert "FAIL  machine  node/mac-9 does not answer at http://127.0.0.1:1" in away.out
+    unknown = await fleet.ctl("doctor", "--node", "mac-8")
+    assert unknown.code == 1
+    assert "mac-8" in unknown.err
+
+
+async def test_the_fleets_doctor_asks_every_agent(fleet: MemoryFleet, tmp_path: Path) -> None:
+    missing = tmp_path / "none"
+    async with (
+        running_agent(fleet, "mac-1", missing),
+        running_agent(fleet, "mac-2", missing),
+        running_agent(fleet, "mac-3", tmp_path, is_old=True),
+    ):
+        done = await fleet.ctl("doctor", "-o", "json")
+    found = json.loads(done.out)["findings"]
+    folders = [one for one in found if one["check"] == "models folder"]
+    assert [one["node"] for one in folders] == ["mac-1"]
+    assert folders[0]["message"] == f"{missing} does not exist (also on mac-2)"
+    machines = [(one["level"], one["message"]) for one in found if one["check"] == "machines"]
+    assert machines[0] == (
+        "UNKNOWN",
+        "1 agent is of an older release, which does not examine its machine: mac-3",
+    )
+    assert machines[1][1].startswith("2 agents examined the machine and found ")
+
+
+@pytest.mark.parametrize(
+    ("document", "shown"),
+    [
+        (b'[{"check": "x", "level": "GREAT", "message": ""}]', "malformed at '0.level'"),
+        (b'[{"check": "x", "level": "FAIL", "message": "\\u001b[31mred"}]', "node/mac-7: "),
+    ],
+)
+async def test_an_agent_that_sends_nonsense_harms_nobody(
+    fleet: MemoryFleet, document: bytes, shown: str
+) -> None:
+    async def answer(_: web.Request) -> web.Response:
+        return web.Response(body=document)
+
+    app = web.Application()
+    app.router.add_get(PATH, answer)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    host, port = runner.addresses[0]
+    try:
+        await add_node(fleet, "mac-7", f"http://{host}:{port}")
+        done = await fleet.ctl("doctor", "--node", "mac-7")
+    finally:
+        await runner.cleanup()
+    assert done.code == 1
+    assert shown in done.out
+    assert "\x1b" not in done.out
