@@ -14,6 +14,7 @@ from pathlib import Path
 
 from docs import fleetctl_reference, gateway_openapi, kind_pages, model_sizes, reason_tables
 from engine import lifecycle
+from nodeagent.doctor.checks import CHECKS
 from nodeagent.replicas import engine_tracker
 from reconciler.groups import epochs
 from schemas.json_schema import json_schema, user_kinds
@@ -51,8 +52,19 @@ def sections() -> dict[str, tuple[str, str]]:
         "internals/lifecycles.md": ("lifecycles", lifecycles()),
         "models.md": ("sizes", model_sizes.table()),
         "reference/http-api.md": ("routes", gateway_openapi.table()),
+        "operations/doctor.md": ("machine checks", machine_checks()),
         "troubleshooting.md": ("reasons", reason_tables.tables()),
     }
+
+
+def machine_checks() -> str:
+    """Return the table of the checks that `fleetctl doctor` makes on one machine."""
+    rows = [
+        f"| `{one.name}` | {', '.join(sorted(one.systems, reverse=True))} | {one.purpose} | {one.source} |"
+        for one in CHECKS
+    ]
+    head = ("| check | system | failure that it finds | what it reads |", "|---|---|---|---|")
+    return "\n".join((*head, *rows))
 
 
 def decisions() -> str:

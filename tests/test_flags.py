@@ -35,7 +35,8 @@ FOREIGN: Mapping[str, str] = {
     "initial-cluster initial-cluster-state initial-cluster-token key-file listen-client-urls listen-peer-urls "
     "log-outputs logger peer-cert-file peer-client-cert-auth peer-key-file peer-trusted-ca-file quota-backend-bytes "
     "snapshot-count trusted-ca-file watch-progress-notify-interval",
-    "socketfilterfw": "add listapps remove unblockapp",
+    "socketfilterfw": "add getblockall getglobalstate listapps remove setblockall unblockapp",
+    "log": "last predicate style",
     "systemctl": "property",
     "useradd": "home-dir no-create-home shell system user-group",
     "etcdctl": "keys-only learner peer-urls prefix",

@@ -1,4 +1,4 @@
-"""What agents found on their machines: all of it for one node, only the problems for a fleet. Pure."""
+"""Findings of agents about their machines: all of them for one node, only the problems for a fleet. Pure."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace

@@ -24,6 +24,7 @@ from fleetctl.doctor.checks import (
     StoreHealth,
 )
 from fleetctl.doctor.control_plane import ControlPlane
+from fleetctl.doctor.machines import MachineReport
 from fleetctl.doctor.observe_control import SETTLE_S
 from fleetctl.doctor.observe_machines import examine_machines
 from fleetctl.fabric.admission import check_admission
@@ -78,10 +79,8 @@ async def observe_fleet(
     leases = await gateways.list_leases(transport)
     endpoints = await objects.list_all(transport, Endpoint)
     present = [node for node in nodes if node.name in ready]
-    dialer = dialer or Dialer()
-    (agents, answered, engines), machines = await asyncio.gather(
-        _probe_processes(transport, clock, dialer, (present, leases, endpoints)),
-        examine_machines(transport, [_agent_address(node, dialer) for node in present]),
+    agents, answered, engines, machines = await _probe_processes(
+        transport, clock, dialer or Dialer(), (present, leases, endpoints)
     )
     observed = _flat(objects_by_kind)
     if not reading.is_settled:
@@ -125,16 +124,19 @@ async def _probe_processes(
     clock: Clock,
     dialer: Dialer,
     processes: tuple[Sequence[Node], Mapping[str, GatewayLease], Sequence[Endpoint]],
-) -> tuple[list[ProbeResult], list[ProbeResult], list[ProbeResult]]:
-    """Return the results for the nodes' agents, the gateways and the engines."""
+) -> tuple[list[ProbeResult], list[ProbeResult], list[ProbeResult], list[MachineReport]]:
+    """Return the results for the nodes' agents, the gateways and the engines, and the agents' own findings."""
     nodes, leases, endpoints = processes
+    agents = [_agent_address(node, dialer) for node in nodes]
     addresses = (
-        *(_agent_address(node, dialer) for node in nodes),
+        *agents,
         *(process_client.gateway_address(dialer, *entry) for entry in leases.items()),
     )
     async with _issue_tickets(transport, dialer, addresses) as bearers:
-        probed, engines = await _probe_all(addresses, endpoints, clock, bearers)
-    return probed[: len(nodes)], probed[len(nodes) :], engines
+        (probed, engines), machines = await asyncio.gather(
+            _probe_all(addresses, endpoints, clock, bearers), examine_machines(transport, agents)
+        )
+    return probed[: len(nodes)], probed[len(nodes) :], engines, machines
 
 
 @asynccontextmanager

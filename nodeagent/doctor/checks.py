@@ -21,7 +21,7 @@ class MachineCheck:
     purpose: str
     """The failure that it finds, for the documentation."""
     source: str
-    """What it reads, for the documentation."""
+    """Commands and files that it reads, for the documentation."""
     run: Callable[[HostFacts], Iterator[Finding]]
 
 
@@ -99,7 +99,7 @@ CHECKS: Final[Sequence[MachineCheck]] = (
     MachineCheck(
         name="open files",
         systems=_BOTH,
-        purpose="the process may open too few files: below 1024, or 4096 at most",
+        purpose="the process may open fewer than 1024 files, or its hard limit is below 4096",
         source="RLIMIT_NOFILE of the process",
         run=system_checks.check_open_files,
     ),

@@ -93,7 +93,7 @@ def _log_advice(service: ServiceFacts) -> str:
 
 
 def check_login_session(facts: HostFacts) -> Iterator[Finding]:
-    """Yield the services that live only while somebody is logged in at the screen."""
+    """Yield the services that run only while their user is logged in at the screen."""
     check = "login session"
     if facts.services is None:
         yield unknown(check, "the installed services cannot be read")

@@ -83,7 +83,7 @@ class ServiceKind(StrEnum):
     SYSTEM = "system"
     """launchd's domain of the machine."""
     GUI = "gui"
-    """launchd's domain of a user who is logged in at the screen."""
+    """launchd's domain of a user that is logged in at the screen."""
     SYSTEMD = "systemd"
     PLAIN = "plain"
 
@@ -173,7 +173,7 @@ class ClockFacts:
     """The machine's clock."""
 
     is_synchronized: bool | None = None
-    """Whether the system says that a time server sets it; None if it does not say."""
+    """True if the system says that a time server sets it; None if it does not say."""
     offset_s: float | None = None
     """Seconds by which a time server is ahead of it; None if none was asked."""
 
@@ -200,7 +200,7 @@ class HostFacts:
     clock: ClockFacts | None = None
     services: Sequence[ServiceFacts] | None = None
     is_user_at_screen: bool | None = None
-    """Whether someone is logged in at the screen."""
+    """True if a user is logged in at the screen."""
     neighbours: Sequence[NeighbourProbe] | None = None
     """None if this machine knows no neighbour."""
     denials: int | None = None
@@ -208,7 +208,7 @@ class HostFacts:
     firewall: FirewallFacts | None = None
     sleep: SleepFacts | None = None
     installs_updates: bool | None = None
-    """Whether macOS installs updates, and restarts, by itself."""
+    """True if macOS installs updates, and restarts, by itself."""
     has_filevault: bool | None = None
     metal: MetalVerdict | None = None
     fabric: NodeFabric | None = None

@@ -107,7 +107,7 @@ async def read_sleep(run: CommandRunner) -> SleepFacts | None:
 
 
 async def read_updates(run: CommandRunner) -> bool | None:
-    """Return whether macOS installs updates by itself; None if nobody has set it."""
+    """Return whether macOS installs updates by itself; None if that was never set."""
     return macos_settings.parse_installs_updates(
         await run(("/usr/bin/defaults", "read", _UPDATES)) or ""
     )

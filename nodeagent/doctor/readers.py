@@ -1,4 +1,4 @@
-"""What every reader of host facts shares: the scope of the collection, commands and threads with time limits."""
+"""Common parts of the readers of host facts: the scope of a collection, commands and threads with time limits."""
 
 import asyncio
 import logging
@@ -31,7 +31,7 @@ _FAILURES: Final = (OSError, ValueError, LookupError, TypeError, psutil.Error, S
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentKnowledge:
-    """What only the node's agent knows."""
+    """Facts that only the node's agent knows."""
 
     engine_pids: Callable[[], Iterable[int]]
     """Processes of the engines that it tracks now."""

@@ -95,7 +95,7 @@ def check_firewall(facts: HostFacts) -> Iterator[Finding]:
 
 
 def check_sleep(facts: HostFacts) -> Iterator[Finding]:
-    """Yield whether the Mac sleeps when nobody uses it; every engine on it then vanishes."""
+    """Yield whether the Mac sleeps when it is not used; every engine on it then vanishes."""
     check, found = "sleep", facts.sleep
     if found is None:
         yield unknown(check, "`pmset -g custom` did not tell when this Mac sleeps")

@@ -1,4 +1,4 @@
-"""What every service of the fleet tells launchd or systemd, whatever its program, and the reading of it. Pure.
+"""Values that every service of the fleet gives launchd or systemd, and their comparison with a definition. Pure.
 
 `fleetctl service install` writes these values; the doctor compares what is installed with them.
 """

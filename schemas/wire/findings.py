@@ -33,7 +33,7 @@ class Finding:
     since: datetime | None = None
     """The time since which it is so; None if unknown."""
     fix: Annotated[str, Field(max_length=64)] = ""
-    """Name of the safe automatic remedy of `fleetctl doctor --fix`; empty if there is none."""
+    """Name of the safe automatic remedy; empty if there is none."""
 
 
 _DOCUMENT = TypeAdapter(Annotated[tuple[Finding, ...], Field(max_length=MAX_FINDINGS)])

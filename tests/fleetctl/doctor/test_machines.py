@@ -1,4 +1,4 @@
-"""What agents found on their machines, in the doctor of the fleet and of one node."""
+"""Findings of agents about their machines, in the doctor of the fleet and of one node."""
 
 from datetime import UTC, datetime
 

@@ -14,8 +14,8 @@ from nodeagent.doctor.collector import collect_facts
 from nodeagent.doctor.host_facts import HostFacts, NeighbourProbe, Reach, ServiceKind
 from nodeagent.doctor.readers import CollectionScope
 from nodeagent.hardware.metal import MetalVerdict
-from tests.nodeagent.hardware.test_service_definitions import job
 from tests.support.clock import FakeClock
+from tests.support.launchd_jobs import job
 from tests.support.ports import free_port
 
 CAPTURES = Path(__file__).parents[1] / "hardware" / "captures" / "settings"

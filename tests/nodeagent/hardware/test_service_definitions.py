@@ -1,29 +1,18 @@
 """The values that every service has, and the differences of an installed definition."""
 
-import plistlib
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from fleetctl.services import launchd_plist, systemd_unit
-from fleetctl.services.port import ServiceSpec
+from fleetctl.services import systemd_unit
 from nodeagent.hardware.service_definitions import (
     job_differences,
     service_name,
     unit_differences,
 )
+from tests.support.launchd_jobs import SPEC, job
 
-SPEC = ServiceSpec(
-    name="nodeagent", command=("/opt/mlx-fleet/current/bin/fleet-nodeagent",), log=Path("/l/n.log"),
-    working_folder=Path("/w"), python=Path("/p"),
-)  # fmt: skip
 UNIT = systemd_unit.service_unit(SPEC, is_user=False)
-
-
-def job(**different: Any) -> bytes:
-    tree = plistlib.loads(launchd_plist.service_plist(SPEC)) | different
-    return plistlib.dumps({key: value for key, value in tree.items() if value is not None})
 
 
 def test_what_fleetctl_installs_has_no_difference() -> None:
