@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
 from fleetctl.doctor import control_plane
+from fleetctl.doctor.bridge_loops import check_bridges
 from fleetctl.doctor.control_plane import ControlPlane
 from fleetctl.doctor.findings import Finding, Level, counted, ok
 from fleetctl.doctor.machines import MachineReport, check_machines
@@ -18,6 +19,7 @@ from nodeagent.doctor.system_checks import (
     DISK_FAIL_BYTES,
     DISK_WARN_BYTES,
 )
+from nodeagent.hardware.metal import METAL_AVAILABLE
 from reconciler.groups.fabric import FabricFault
 from schemas import quantity
 from schemas.gitsource import GitSource
@@ -99,7 +101,7 @@ class FleetObservation:
 # Leases of 4 s are renewed three times (docs/adr/0009), so a read must take much less than a second.
 _SLOW_READ_S = 0.5
 # Conditions that are good, or irrelevant, when True; any other condition is a problem when True.
-_GOOD_CONDITIONS = frozenset(("Ready", "FabricHealthy", "ApiServing"))
+_GOOD_CONDITIONS = frozenset(("Ready", "FabricHealthy", "ApiServing", METAL_AVAILABLE))
 _HEALTHY_CONDITIONS = {
     "ModelDeployment": "Available",
     "NodePool": "Ready",
@@ -129,6 +131,7 @@ def run_checks(fleet: FleetObservation) -> list[Finding]:
         *control_plane.check_endpoints(fleet.control),
         *check_security(fleet.security),
         *check_machines(fleet.machines),
+        *check_bridges(fleet.nodes),
         *_fabric(fleet),
         *_objects(fleet),
     ]

@@ -7,7 +7,7 @@ from fleetctl.doctor.findings import Finding, counted, ok
 
 _MAX_NAMES = 5
 # The fleet's own checks report these already, from what agents publish.
-_CHECKED_FOR_THE_FLEET = frozenset(("disk",))
+_CHECKED_FOR_THE_FLEET = frozenset(("disk", "thunderbolt bridge", "wired memory"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

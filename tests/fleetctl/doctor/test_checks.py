@@ -172,6 +172,11 @@ def test_a_healthy_fleet_has_only_ok_findings() -> None:
             id="port-taken",
         ),
         pytest.param(
+            {"nodes": (node("mac-1", condition("MetalAvailable", ConditionStatus.FALSE, "no GPU")),)},
+            "WARN nodes: node/mac-1: MetalAvailable=False: no GPU",
+            id="no-metal",
+        ),
+        pytest.param(
             {"nodes": (node("mac-1", free=2 * GIB),)},
             "WARN disk: node/mac-1: 2.0 GiB free of 1000.0 GiB",
             id="little-disk",
@@ -375,6 +380,11 @@ def test_the_tree_and_the_summary_count_findings() -> None:
     assert findings_tree(findings(ready=frozenset()))["ok"] is False
     assert summary_line(several) == "11 OK, 1 WARN, 0 FAIL"
     assert count_level(several, "WARN") == 1
+
+
+def test_a_mac_whose_gpu_works_has_no_problem() -> None:
+    works = node("mac-1", condition("MetalAvailable", ConditionStatus.TRUE, "MLX computes on M4"))
+    assert {one.level for one in findings(nodes=(works,))} == {"OK"}
 
 
 def test_where_since_when_and_the_fix_of_a_finding_are_shown() -> None:

@@ -2,6 +2,8 @@
 
 from datetime import UTC, datetime
 
+import pytest
+
 from fleetctl.doctor.findings import Finding
 from fleetctl.doctor.machines import MachineReport, check_machines, report_findings
 
@@ -45,9 +47,10 @@ def test_a_problem_of_many_machines_is_shown_once() -> None:
     assert len(found) == 2
 
 
-def test_a_full_disk_is_reported_by_the_check_of_the_fleet() -> None:
-    full = Finding(check="disk", level="FAIL", message="only 1 GiB")
-    assert lines(report("mac-1", full)) == [
+@pytest.mark.parametrize("check", ["disk", "thunderbolt bridge", "wired memory"])
+def test_a_problem_that_the_fleet_checks_itself_is_not_said_twice(check: str) -> None:
+    problem = Finding(check=check, level="FAIL", message="only 1 GiB")
+    assert lines(report("mac-1", problem)) == [
         "OK machines : 1 agent examined the machine and found no problem"
     ]
 
