@@ -63,7 +63,7 @@ def _common_readers(
         if is_mac:
             found = await service_facts.read_jobs(run, scope.root, scope.home, now)
         else:
-            found = await service_facts.read_units(run, scope.root, now)
+            found = await service_facts.read_units(run, scope.root, scope.home, now)
         plain = () if scope.plain_services is None else await scope.plain_services()
         return (*found, *plain)
 

@@ -58,27 +58,33 @@ def _restarts(printed: str | None, counted: int | None) -> int | None:
     return 0 if counted is None else max(0, counted)
 
 
-async def read_units(run: CommandRunner, root: Path, now: datetime) -> tuple[ServiceFacts, ...]:
-    """Return the services of systemd."""
+async def read_units(
+    run: CommandRunner, root: Path, home: Path, now: datetime
+) -> tuple[ServiceFacts, ...]:
+    """Return the services of systemd: those of the machine, and those of this user."""
     found = []
-    for name, content in _definitions(root / "etc" / "systemd" / "system", "*.service"):
-        printed = await run(("systemctl", "show", f"--property={_PROPERTIES}", unit_name(name)))
-        report = parse_pairs(printed or "", separator="=")
-        is_loaded = report.get("LoadState") == "loaded"
-        pid = _number(report.get("MainPID")) or None
-        found.append(
-            ServiceFacts(
-                name=name,
-                kind=ServiceKind.SYSTEMD,
-                pid=pid,
-                restarts=_number(report.get("NRestarts")) if is_loaded else None,
-                age_s=age_s(pid, now),
-                last_exit=None if pid else _number(report.get("ExecMainStatus")),
-                differences=None
-                if content is None
-                else unit_differences(content.decode(errors="replace")),
+    for folder, scope in (
+        (root / "etc" / "systemd" / "system", ()),
+        (home / ".config" / "systemd" / "user", ("--user",)),
+    ):
+        for name, content in _definitions(folder, "*.service"):
+            words = ("systemctl", *scope, "show", f"--property={_PROPERTIES}", unit_name(name))
+            report = parse_pairs(await run(words) or "", separator="=")
+            is_loaded = report.get("LoadState") == "loaded"
+            pid = _number(report.get("MainPID")) or None
+            found.append(
+                ServiceFacts(
+                    name=name,
+                    kind=ServiceKind.SYSTEMD,
+                    pid=pid,
+                    restarts=_number(report.get("NRestarts")) if is_loaded else None,
+                    age_s=age_s(pid, now),
+                    last_exit=None if pid else _number(report.get("ExecMainStatus")),
+                    differences=None
+                    if content is None
+                    else unit_differences(content.decode(errors="replace")),
+                )
             )
-        )
     return tuple(found)
 
 

@@ -1,0 +1,54 @@
+"""Services of systemd, from their unit files and from recorded output of systemctl."""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from fleetctl.services.systemd_unit import service_unit
+from nodeagent.doctor.host_facts import ServiceFacts, ServiceKind
+from nodeagent.doctor.service_facts import read_units
+from tests.support.clock import FakeClock
+from tests.support.launchd_jobs import SPEC
+
+NOW = FakeClock().now()
+RUNS = f"LoadState=loaded\nMainPID={os.getpid()}\nNRestarts=2\nExecMainStatus=0\n"
+LOOPS = "LoadState=loaded\nMainPID=0\nNRestarts=41\nExecMainStatus=203\n"
+
+
+async def units(root: Path, printed: str | None, unit: str, *, is_user: bool) -> ServiceFacts:
+    """Return the only installed service; systemctl prints what was recorded."""
+    folder = root / ("home/.config/systemd/user" if is_user else "etc/systemd/system")
+    folder.mkdir(parents=True)
+    (folder / "mlx-fleet-nodeagent.service").write_text(unit)
+    (folder / "sshd.service").write_text("[Service]\n")
+
+    async def run(argv: Sequence[str]) -> str | None:
+        assert argv[-1] == "mlx-fleet-nodeagent.service"
+        assert ("--user" in argv) == is_user
+        return printed
+
+    [found] = await read_units(run, root, root / "home", NOW)
+    return found
+
+
+@pytest.mark.parametrize("is_user", [False, True])
+async def test_a_unit_that_runs(*, tmp_path: Path, is_user: bool) -> None:
+    unit = service_unit(SPEC, is_user=is_user)
+    found = await units(tmp_path, RUNS, unit, is_user=is_user)
+    assert (found.name, found.kind, found.pid) == ("nodeagent", ServiceKind.SYSTEMD, os.getpid())
+    assert (found.restarts, found.last_exit, found.differences) == (2, None, ())
+    assert found.age_s is not None
+
+
+async def test_a_unit_that_ends_again_and_again(tmp_path: Path) -> None:
+    unit = service_unit(SPEC, is_user=False).replace("Restart=always", "Restart=on-failure")
+    found = await units(tmp_path, LOOPS, unit, is_user=False)
+    assert (found.pid, found.restarts, found.last_exit, found.age_s) == (None, 41, 203, None)
+    assert found.differences == ("Restart is on-failure instead of always",)
+
+
+async def test_a_systemd_that_does_not_answer_leaves_the_restarts_unknown(tmp_path: Path) -> None:
+    found = await units(tmp_path, None, service_unit(SPEC, is_user=False), is_user=False)
+    assert (found.pid, found.restarts) == (None, None)
