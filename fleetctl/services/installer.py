@@ -79,6 +79,19 @@ class ServiceInstaller:
             await self._services.start(settings.part)
         await self._check_settled(settings)
 
+    async def prepare(self, settings: InstallSettings, say: Say) -> None:
+        """Make every change that the service needs, and leave the service to `install`: its user has work to do before.
+
+        Raises:
+            ServiceError: a change is refused.
+
+        """
+        with self._locked():
+            await self._claim(settings)
+            for change in desired_changes(settings):
+                if not isinstance(change, ServiceChange):
+                    await self._apply(change, settings.part, say)
+
     async def _claim(self, settings: InstallSettings) -> None:
         document = self._read(settings)
         if document.backend != settings.backend:

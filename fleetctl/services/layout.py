@@ -31,6 +31,11 @@ class Layout:
         """Return the default folder of models."""
         return self.state / "models"
 
+    @property
+    def node_identity(self) -> Path:
+        """Return the folder of the identity of the node agent; `service uninstall` deletes it with the agent's folder."""
+        return self.state / "nodeagent" / "identity"
+
     def program(self, name: str) -> Path:
         """Return a program of the installed version."""
         return self.home / "current" / "bin" / name

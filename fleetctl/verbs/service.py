@@ -276,6 +276,32 @@ def _parse_wired_limit(text: str | None, found: Installation) -> int | None:
 
 
 @service.command()
+@_part
+@_where
+@click.option(
+    "--service-user",
+    metavar="NAME",
+    default=ROLE_USER,
+    show_default=True,
+    help="User that the service will run as; the default is created if it does not exist.",
+)
+def prepare(part: Part, **options: Any) -> None:
+    """Make the changes that a service needs, without the service: its user, folders, power and firewall.
+
+    `fleetctl node add` uses it: the machine joins as that user before the service is installed.
+    """
+    unset = {"backend": None, "flags": (), "program": None, "wired_limit": None}
+    asyncio.run(_prepare(part, {**unset, "no_power": False, "no_firewall": False, **options}))
+
+
+async def _prepare(part: Part, options: dict[str, Any]) -> None:
+    found = _installation(options["root"], detect_backend(sys.platform), is_user=options["is_user"])
+    _require_root(found, f"prepare {part}")
+    settings = await _settings(part, found, options, is_dry_run=False)
+    await found.installer.prepare(settings, click.echo)
+
+
+@service.command()
 @_parts
 @_where
 @click.option("--purge", is_flag=True, help="Delete models and the data of etcd, too.")

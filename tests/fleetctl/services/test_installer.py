@@ -48,6 +48,24 @@ async def test_an_uninstall_leaves_the_machine_as_it_was(world: World) -> None:
     assert difference(before, world.snapshot()) == []
 
 
+async def test_a_machine_is_prepared_before_its_service_is_installed(world: World) -> None:
+    before = world.snapshot()
+    said: list[str] = []
+    await world.installer().prepare(world.settings(), said.append)
+    prepared = world.snapshot()
+    assert prepared["jobs"] == []
+    assert (world.layout.state / "nodeagent").is_dir()
+    assert "create user and group _mlxfleet, which cannot log in" in said
+    said.clear()
+    await world.installer().prepare(world.settings(), said.append)
+    assert said == []
+    assert difference(prepared, world.snapshot()) == []
+    await world.install()
+    assert "io.mlxfleet.nodeagent" in str(world.snapshot()["jobs"])
+    await world.uninstall()
+    assert difference(before, world.snapshot()) == []
+
+
 @pytest.mark.full
 async def test_a_second_installation_changes_nothing(world: World) -> None:
     await world.install()
