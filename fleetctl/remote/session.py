@@ -40,7 +40,8 @@ _PASSWORD_TRIES: Final = 3
 
 # sudo always gets the same program: a rule of sudoers that needs no password for some programs only must not decide
 # whether the first line of stdin is the password or the input of the command.
-_AS_ROOT: Final = ("/bin/sh", "-c", 'exec "$@"', "sh")
+# The home of the user may be closed to the user that root becomes next.
+_AS_ROOT: Final = ("/bin/sh", "-c", 'cd / && exec "$@"', "sh")
 # macOS has shasum; its newer sha256sum takes other flags than Linux's.
 _SHA256: Final = '[ -f "$1" ] || exit 66; if command -v shasum >/dev/null; then shasum -a 256 "$1"; else sha256sum "$1"; fi'
 _NO_FILE: Final = 66
@@ -361,10 +362,10 @@ class RemoteMac:
             raise RemoteError(f"{self.target.host}: cannot read {path}: {result.line}")
         return digest
 
-    async def upload(self, local: Path, path: PurePosixPath) -> None:
+    async def upload(self, local: Path, path: PurePosixPath) -> bool:
         """Copy a file there: to a temporary name, renamed once its SHA-256 is right. A file that is there stays.
 
-        A relative path is below the home of the user. Missing folders are made, for this user only.
+        Returns True if it was copied.         A relative path is below the home of the user. Missing folders are made, for this user only.
 
         Raises:
             RemoteError: it cannot be written there, or arrives changed.
@@ -374,7 +375,7 @@ class RemoteMac:
         with local.open("rb") as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
         if await self.sha256(path) == digest:
-            return
+            return False
         temporary = path.with_name(f".{path.name}.part")
         await self.must_run(("/bin/sh", "-c", 'umask 077; mkdir -p "$1"', "sh", str(path.parent)))
         limit_s = _UPLOAD_S + local.stat().st_size / _UPLOAD_RATE
@@ -396,6 +397,7 @@ class RemoteMac:
                 f"{self.target.host}: {local.name} arrived with another SHA-256; run the command again"
             )
         await self.must_run(("mv", "-f", str(temporary), str(path)))
+        return True
 
     async def _not_written(self, path: PurePosixPath, error: Exception) -> RemoteError:
         """Return the error of an upload. SFTP has no code for a full disk, so the free space is in the message."""

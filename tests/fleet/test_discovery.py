@@ -82,7 +82,8 @@ async def test_a_mac_finds_its_fleet_on_the_network(macs: tuple[Mac, Mac]) -> No
     await until_async(is_heard, limit_s=20, what="the machine that is only heard of")
 
     # The network drops multicast: nothing is heard, and a seed is enough.
-    second.drop_multicast()
+    assert second.networks is not None
+    second.networks.drop_multicast()
     assert {one["role"] for one in await heard(second)} == {"new"}  # itself
     seeds = second.root / "seeds.yaml"
     seeds.write_text(f"seeds: [{first.address}:4001, {first.address}]\n")

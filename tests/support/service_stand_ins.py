@@ -8,6 +8,7 @@ import contextlib
 import json
 import os
 import plistlib
+import pwd
 import shlex
 import signal
 import subprocess
@@ -124,11 +125,14 @@ class Keeper:
             while not self._is_ending:
                 time.sleep(0.01)
             return
+        user = _user(self._job.get("user", ""))
         try:
             with Path(self._job["log"]).open("ab") as log:
                 child = subprocess.Popen(
                     self._job["argv"], stdin=subprocess.DEVNULL, stdout=log, stderr=log,
                     cwd=self._job["cwd"], env=self._job["env"], start_new_session=True,
+                    user=user.pw_uid if user else None, group=user.pw_gid if user else None,
+                    extra_groups=[] if user else None,
                 )  # fmt: skip
         except OSError:
             self._tree |= {"pid": None, "last_exit": 78, "runs": self._tree["runs"] + 1}
@@ -165,6 +169,14 @@ class Keeper:
                     _kill(int(path.parent.name), signal.SIGKILL)
             except OSError:
                 pass
+
+
+def _user(name: str) -> pwd.struct_passwd | None:
+    """Return the user that a program runs as; None for this one: it is not root, or the user is not real."""
+    try:
+        return pwd.getpwnam(name) if os.getuid() == 0 and name else None
+    except KeyError:
+        return None
 
 
 def _start_keeper(state: Path, name: str, job: Mapping[str, Any]) -> None:
@@ -298,6 +310,7 @@ def _unit_job(unit: str, text: str) -> Tree:
     return {
         "argv": words,
         "env": environment,
+        "user": keys.get("User", ""),
         "cwd": keys["WorkingDirectory"],
         "log": os.devnull,
         "exit_timeout": int(keys["TimeoutStopSec"]),

@@ -12,7 +12,7 @@ import shlex
 import signal
 import ssl
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -38,8 +38,9 @@ class Mac:
     port: int = field(default_factory=free_port)
     """Of its gateway."""
     children: dict[str, processes.ChildProcess] = field(default_factory=dict)
-    drop_multicast: Callable[[], None] = lambda: None
-    """Makes the network between the machines lose multicast."""
+    networks: Networks | None = None
+    number: int = 0
+    """Its place in the networks."""
 
     @property
     def data(self) -> Path:
@@ -96,6 +97,15 @@ class Mac:
     def kill(self, name: str) -> None:
         self.children[name].send(signal.SIGKILL)
 
+    def cut(self) -> None:
+        """Take its cable away."""
+        assert self.networks is not None
+        self.networks.cut_clients(self.number)
+
+    def mend(self) -> None:
+        assert self.networks is not None
+        self.networks.mend_clients(self.number)
+
     def supervisor(self) -> int:
         """Return the process id of `fleetctl up`."""
         return int(json.loads((self.data / "fleet.json").read_text())["pid"])
@@ -132,7 +142,7 @@ async def two_macs(root: Path, models: Path) -> AsyncIterator[tuple[Mac, Mac]]:
             folder = root / f"mac-{number + 1}"
             folder.mkdir()
             mac = Mac(folder, place.client_host, tuple(place.prefix), models)
-            mac.drop_multicast = networks.drop_multicast
+            mac.networks, mac.number = networks, number
             macs.append(mac)
         try:
             yield macs[0], macs[1]

@@ -231,13 +231,13 @@ async def test_an_upload_is_renamed_once_it_is_right(server: SshServer, tmp_path
     path = PurePosixPath(".cache/mlx-fleet/archive.tar")
     async with connect(server.target, server.policy()) as mac:
         assert await mac.sha256(path) is None
-        await mac.upload(local, path)
+        assert await mac.upload(local, path)
         there = server.home / path
         assert there.read_bytes() == local.read_bytes()
         assert await mac.sha256(path) == hashlib.sha256(local.read_bytes()).hexdigest()
         assert [one.name for one in there.parent.iterdir()] == ["archive.tar"]
         before = there.stat().st_ino
-        await mac.upload(local, path)
+        assert not await mac.upload(local, path)
         assert there.stat().st_ino == before
 
 
