@@ -127,13 +127,11 @@ class JoinFolder:
     def read_variables(self) -> dict[str, str]:
         """Return the variables that an earlier join has written. Raises FleetctlError."""
         try:
-            lines = self.environment.read_text(encoding="utf-8").splitlines()
+            return read_variables(self.environment.read_text(encoding="utf-8"))
         except OSError as error:
             raise FleetctlError(
                 f"{self.environment} cannot be read: {error.strerror}. Join again with --force"
             ) from error
-        pairs = (line.partition("=") for line in lines if "=" in line and not line.startswith("#"))
-        return {name: "".join(shlex.split(value)) for name, _, value in pairs}
 
     def write(
         self, key: bytes, answer: JoinAnswer, variables: Mapping[str, str], now: datetime
@@ -229,6 +227,12 @@ def role_flags(role: Role, variables: Mapping[str, str]) -> list[str]:
     return [
         word for name, value in variables.items() if name in flags for word in (flags[name], value)
     ]
+
+
+def read_variables(text: str) -> dict[str, str]:
+    """Return the variables in the file that `JoinFolder.environment` names."""
+    pairs = [word.partition("=") for word in shlex.split(text, comments=True)]
+    return {name: value for name, _, value in pairs}
 
 
 _SHARED = {

@@ -125,6 +125,19 @@ _USER_STAYS = (
 )
 
 
+async def delete_node(name: str, timeout_s: float, options: dict[str, Any]) -> bool:
+    """Delete a node with its certificates and its user of etcd; return whether it could be deleted."""
+    chosen = targets.parse_selections(
+        ("node", name),
+        {"files": (), "selector": "", **options},
+        verb="deleted",
+        is_all=None,
+        is_read=True,
+    )
+    flags = {"cascade": "foreground", "wait": True, "dry_run": "none", "output": None}
+    return await _delete_all(chosen, {**options, **flags, "ignore_not_found": True}, timeout_s)
+
+
 async def _delete_all(
     chosen: Sequence[Selection], options: dict[str, Any], timeout_s: float
 ) -> bool:

@@ -93,6 +93,14 @@ def as_draining(node: Node) -> Node | None:
     return writer.with_spec(node, unschedulable=True, draining=True)
 
 
+async def drain_node(name: str, timeout_s: float, options: dict[str, Any]) -> None:
+    """Drain one node, and wait until it is empty. Raises FleetctlError, StoreError."""
+    chosen = targets.selection(
+        kind_of("nodes"), targets.parse_node_names((name,)), labels="", is_all=None
+    )
+    await _drain(chosen, timeout_s, {**options, "dry_run": "none", "wait": True}, [])
+
+
 async def _drain(
     chosen: Selection, timeout_s: float, options: dict[str, Any], started: list[str]
 ) -> None:

@@ -1,7 +1,6 @@
 """The verb `fleetctl token`: creates, lists and revokes join tokens, with which Macs get a certificate of the fleet."""
 
 import re
-import secrets
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
@@ -13,26 +12,23 @@ from pydantic import TypeAdapter, ValidationError
 from fleetctl.cli.connect import open_store, run, store_options
 from fleetctl.cli.errors import FleetctlError
 from fleetctl.cli.program import SuggestingGroup
+from fleetctl.fleets.join_material import create_token, is_local_address, join_addresses
 from fleetctl.fleets.process_client import current_user
 from fleetctl.objects import key_values
 from fleetctl.output import printers
 from fleetctl.output.columns import age
 from identity import token_store
-from identity.authority import AuthorityError, load_certificate, spki_hash
 from identity.join_token import JoinToken
 from identity.token_store import MAX_LIFETIME, TokenOptions
-from machinery.clock import Clock, SystemClock
-from machinery.http_server import is_loopback
+from machinery.clock import SystemClock
 from schemas import duration
 from schemas.meta import ObjectName
 from schemas.pools import NodePool
-from schemas.records import ReconcilerLease
-from schemas.trust import MAX_TOKEN_USES, FleetTrust, JoinTokenRecord
-from store import codec, keys, objects
+from schemas.trust import MAX_TOKEN_USES, JoinTokenRecord
+from store import objects
 from store.port import Transport
 
 _NAME = TypeAdapter(ObjectName)
-_ENTROPY_BYTES = 21
 _UNKNOWN_ADDRESS = "HOST:4002"
 
 
@@ -105,7 +101,9 @@ def create(name: str | None, pool: str | None, **options: Any) -> None:
     async def work() -> tuple[JoinToken, Sequence[str]]:
         async with open_store(options) as transport:
             given = await _with_pool_labels(transport, wanted)
-            addresses = [options["address"]] if options["address"] else await _ports(transport)
+            addresses = (
+                [options["address"]] if options["address"] else await join_addresses(transport)
+            )
             return await create_token(transport, clock, given), addresses
 
     made, addresses = run(work())
@@ -126,7 +124,7 @@ def _print(
     where = ",".join(addresses) or _UNKNOWN_ADDRESS
     click.echo("It is shown only once. Run this on the other machine:", err=True)
     click.echo(f"fleetctl join {made.render()} {where}")
-    if addresses and all(map(_is_local, addresses)):
+    if addresses and all(map(is_local_address, addresses)):
         click.echo(
             f"warning: only this machine reaches {where}; start the reconciler with --api-host, or name its address with "
             "--advertise-join",
@@ -222,27 +220,6 @@ def parse_lifetime(text: str) -> timedelta:
     return found
 
 
-async def create_token(transport: Transport, clock: Clock, wanted: TokenOptions) -> JoinToken:
-    """Create a token that holds the hash of the fleet's authority. Raises FleetctlError: the fleet has none."""
-    pinned = await _authority_hash(transport)
-    entropy = secrets.token_bytes(_ENTROPY_BYTES)
-    return await token_store.create_token(transport, clock, pinned, entropy, wanted)
-
-
-async def _authority_hash(transport: Transport) -> bytes:
-    """Return the hash of the fleet's authority, which the joining machine checks first."""
-    item = await transport.get(keys.FLEET_TRUST)
-    if item is None:
-        raise FleetctlError(
-            "this fleet has no certificate authority yet, so no machine can verify it. Run `fleetctl secure` first"
-        )
-    try:
-        signing = load_certificate(codec.decode(FleetTrust, item).authorities)
-    except AuthorityError as error:
-        raise FleetctlError(f"the fleet's authority cannot be read: {error}") from error
-    return spki_hash(signing.public_key())
-
-
 async def _with_pool_labels(transport: Transport, wanted: TokenOptions) -> TokenOptions:
     """Add the labels that the pool selects; without a pool, return the options as they are."""
     if wanted.pool is None:
@@ -259,19 +236,3 @@ async def _with_pool_labels(transport: Transport, wanted: TokenOptions) -> Token
             "of the pool instead, or give the pool a selector with matchLabels"
         )
     return replace(wanted, labels={**selected, **wanted.labels})
-
-
-def _is_local(address: str) -> bool:
-    """Return whether only this machine reaches the address."""
-    host = address.rpartition(":")[0].strip("[]")
-    try:
-        return is_loopback(host)
-    except ValueError:
-        return host == "localhost"
-
-
-async def _ports(transport: Transport) -> list[str]:
-    """Return the addresses of the join ports of live reconcilers."""
-    items = (await transport.list(keys.RECONCILER_LEASE_PREFIX)).items
-    found = {codec.decode(ReconcilerLease, item).join_address for item in items}
-    return sorted(found - {""})

@@ -13,11 +13,11 @@ from fleetctl.cli.connect import data_dir_option, run
 from fleetctl.cli.errors import FleetctlError
 from fleetctl.fleets import lifecycle
 from fleetctl.fleets.data_dir import DataDir
+from fleetctl.fleets.join_material import create_token
 from fleetctl.fleets.local_fleet import JoinSettings, LocalFleetSettings
 from fleetctl.fleets.local_trust import open_as_administrator, url_host
 from fleetctl.fleets.process_client import current_user
 from fleetctl.verbs import local_context
-from fleetctl.verbs.token import create_token
 from identity.token_store import TokenOptions
 from machinery.clock import SystemClock
 from machinery.tls_flags import TransportError, check_plain_http, read_certificate, tls_flags

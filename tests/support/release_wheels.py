@@ -3,6 +3,7 @@
 import hashlib
 import shutil
 import sys
+import sysconfig
 import zipfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,7 @@ import fleetctl.bundle
 from fleetctl.bundle import archive
 from fleetctl.bundle.archive import BundleContents
 from fleetctl.bundle.lock import PLATFORMS
+from machinery.version import version
 
 PLATFORM = PLATFORMS["macos-arm64" if sys.platform == "darwin" else "linux-x86_64"]
 PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
@@ -88,6 +90,35 @@ def main():
             "small_fleetctl.py": program,
             f"{stem}.dist-info/entry_points.txt": "[console_scripts]\nfleetctl = small_fleetctl:main\n",
             "machinery/commit.txt": "0123456789ab\n",
+            **self._parts(),
+        }
+        return write_wheel(folder, stem, parts)
+
+    def runnable(self, root: Path) -> Path:
+        """Write the archive of a release whose programs run this checkout, in this environment; return its path."""
+        stem = f"mlx_fleet-{version()}"
+        programs = {"fleetctl": "fleetctl", "fleet-nodeagent": "nodeagent"}
+        lines = "".join(f"{name} = {room}.__main__:main\n" for name, room in programs.items())
+        paths = (Path(fleetctl.bundle.__file__).parents[2], Path(sysconfig.get_path("purelib")))
+        parts = {
+            "checkout.pth": "".join(f"{path}\n" for path in paths),
+            f"{stem}.dist-info/entry_points.txt": f"[console_scripts]\n{lines}",
+            **self._parts(),
+        }
+        (root / "dist").mkdir()
+        wheel = write_wheel(root / "dist", stem, parts)
+        contents = BundleContents(wheel=wheel, platform=PLATFORM, python=PYTHON)
+        folder = root / "contents"
+        folder.mkdir()
+        archive.fill(contents, folder, lambda _: None)
+        out = root / f"{contents.folder_name}.tar"
+        with out.open("wb") as file:
+            archive.write_tar(folder, contents.folder_name, file)
+        return out
+
+    def _parts(self) -> dict[str, str]:
+        """Return the files of a wheel from which archives are made."""
+        return {
             "fleetctl/bundle/install.sh": SCRIPT.read_text(),
             "fleetctl/bundle/requirements.txt": locked(
                 self.folder / "dependency-1.0-py3-none-any.whl"
@@ -96,7 +127,6 @@ def main():
                 self.folder / "uv-0.1-py3-none-any.whl"
             ),
         }
-        return write_wheel(folder, stem, parts)
 
     def unpacked(
         self, root: Path, version: str, *, code: str = "", python_archive: Path | None = None

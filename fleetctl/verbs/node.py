@@ -1,0 +1,233 @@
+"""The verb `fleetctl node`: adds Macs to the fleet and removes them, over ssh."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from fleetctl.bundle.release import read_release
+from fleetctl.cli.arguments import parse_duration
+from fleetctl.cli.connect import open_store, run, store_options
+from fleetctl.cli.errors import FleetctlError
+from fleetctl.cli.program import SuggestingGroup
+from fleetctl.machines import removal
+from fleetctl.machines.add_nodes import NodeAdder, Outcome, read_hosts
+from fleetctl.machines.facts import read_facts
+from fleetctl.machines.fleet_access import names_by_uuid, open_fleet
+from fleetctl.machines.setup import SetupOptions
+from fleetctl.remote.host_keys import user_known_hosts
+from fleetctl.remote.prompts import find_prompts
+from fleetctl.remote.session import RemoteMac, SshPolicy, connect
+from fleetctl.remote.target import RemoteTarget, parse_target
+from fleetctl.verbs.delete import delete_node
+from fleetctl.verbs.drain import drain_node
+from fleetctl.verbs.token import parse_name
+from machinery.clock import SystemClock
+from schemas.node import Node
+from store import objects
+
+
+def ssh_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add --identity and --host-key; `ssh_policy` reads them."""
+    identity = click.option(
+        "--identity",
+        "identities",
+        multiple=True,
+        type=click.Path(exists=True, dir_okay=False, path_type=Path),
+        help="Private key for ssh (default: those of the agent and of ~/.ssh); repeatable.",
+    )
+    host_key = click.option(
+        "--host-key",
+        "host_keys",
+        multiple=True,
+        metavar="SHA256:...",
+        help="Fingerprint of a host key that is right, for scripts; without it an unknown one is shown and asked for.",
+    )
+    return identity(host_key(command))
+
+
+def ssh_policy(options: dict[str, Any]) -> SshPolicy:
+    """Return the policy of the flags that `ssh_options` adds."""
+    return SshPolicy(
+        hosts=user_known_hosts(Path.home(), options["host_keys"]),
+        prompts=find_prompts(),
+        identities=options["identities"],
+    )
+
+
+@click.group("node", cls=SuggestingGroup)
+def node() -> None:
+    r"""Add Macs to the fleet and remove them, over ssh.
+
+    \b
+      fleetctl node add admin@mac-2.local --bundle mlx-fleet-0.1.0-macos-arm64.tar
+      fleetctl node remove admin@mac-2.local
+    """
+
+
+@node.command()
+@click.argument("hosts", nargs=-1, metavar="[USER@HOST...]")
+@click.option(
+    "--hosts",
+    "hosts_file",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="File with one USER@HOST a line.",
+)
+@click.option(
+    "--bundle",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="Archive of `fleetctl bundle create` (default: the programs that are on the Mac).",
+)
+@click.option("--name", help="Name in the fleet (default: the host name of the Mac).")
+@click.option(
+    "--python",
+    default="",
+    metavar="PATH",
+    help="Python on the Mac, for an archive that has none.",
+)
+@click.option(
+    "--join-address",
+    default="",
+    metavar="HOST:PORT",
+    help="Address of a join port as the Mac reaches it (default: those of the reconcilers).",
+)
+@click.option(
+    "--allow-linux", is_flag=True, help="Accept a machine with Linux, for a trial without a GPU."
+)
+@ssh_options
+@store_options
+def add(hosts: tuple[str, ...], hosts_file: Path | None, **options: Any) -> None:
+    """Make Macs nodes of this fleet: install the programs, join, and start the agent at boot.
+
+    Eleven steps, each of which looks first and changes only what is missing: run the same command again after any
+    failure. The user needs Remote Login and sudo on the Mac. Passwords are asked for in the terminal.
+    """
+    targets = [parse_target(one) for one in hosts] + (read_hosts(hosts_file) if hosts_file else [])
+    targets = list(dict.fromkeys(targets))
+    if not targets:
+        raise click.UsageError("which Macs? Give USER@HOST, or --hosts FILE")
+    if options["name"] is not None and len(targets) > 1:
+        raise click.UsageError("--name is for one Mac; several get the names of their hosts")
+    setup = SetupOptions(
+        release=read_release(options["bundle"]) if options["bundle"] else None,
+        name=None if options["name"] is None else parse_name(options["name"]),
+        python=options["python"],
+        is_linux_allowed=options["allow_linux"],
+    )
+    outcomes = run(_add(targets, setup, options))
+    failed = [one for one in outcomes if one.error]
+    if len(outcomes) > 1:
+        click.echo(_summary(outcomes, failed), err=bool(failed))
+    if failed:
+        raise click.exceptions.Exit(1)
+
+
+async def _add(
+    targets: Sequence[RemoteTarget], setup: SetupOptions, options: dict[str, Any]
+) -> list[Outcome]:
+    clock = SystemClock()
+    async with open_store(options) as transport:
+        adder = NodeAdder(
+            fleet=await open_fleet(transport, clock, options["join_address"]),
+            policy=ssh_policy(options),
+            options=setup,
+            clock=clock,
+            say=click.echo,
+        )
+        return await adder.add_all(targets)
+
+
+def _summary(outcomes: Sequence[Outcome], failed: Sequence[Outcome]) -> str:
+    done = f"{len(outcomes) - len(failed)} of {len(outcomes)} machines are nodes"
+    if not failed:
+        return done
+    names = " ".join(str(one.target) for one in failed)
+    return f"{done}. Mend what the lines above name, and run the command again for: {names}"
+
+
+@node.command()
+@click.argument("what", metavar="NAME|USER@HOST")
+@click.option(
+    "--keep-models/--delete-models",
+    default=True,
+    show_default=True,
+    help="Keep the models on the Mac.",
+)
+@click.option(
+    "--drain/--no-drain",
+    default=True,
+    show_default=True,
+    help="Move its replicas to other nodes first.",
+)
+@click.option(
+    "--timeout",
+    default="5m",
+    show_default=True,
+    help="Time limit of the drain, and of the removal.",
+)
+@click.option(
+    "--authority-dir",
+    type=click.Path(file_okay=False, path_type=Path),
+    envvar="FLEET_AUTHORITY_DIR",
+    help="Folder with root.env, to delete the etcd user of the node.",
+)
+@ssh_options
+@store_options
+def remove(what: str, **options: Any) -> None:
+    """Remove a node: drain it, uninstall it on its Mac, and revoke its certificate.
+
+    With USER@HOST everything that `fleetctl node add` has made on the Mac is undone over ssh. With a NAME the Mac itself
+    is left alone, as when it is lost. Run the same command again after any failure.
+    """
+    timeout_s = parse_duration(options["timeout"])
+    run(_remove_by_ssh(parse_target(what), timeout_s, options) if "@" in what else _remove(parse_name(what), timeout_s, options))  # fmt: skip
+
+
+async def _remove_by_ssh(target: RemoteTarget, timeout_s: float, options: dict[str, Any]) -> None:
+    async with connect(target, ssh_policy(options)) as mac:
+        await mac.check_sudo()
+        layout = await removal.machine_layout(mac)
+        name = await removal.node_name(mac, layout) or await _name_of(mac, options)
+        if name:
+            await _drain(name, timeout_s, options)
+        for note in await removal.uninstall(mac, layout, keeps_models=options["keep_models"]):
+            click.echo(f"{target.host}: {note}")
+    if not name:
+        click.echo(
+            f"the fleet knows no node on {target.host}; `fleetctl node remove NAME` names one",
+            err=True,
+        )
+        return
+    async with open_store(options) as transport:
+        await removal.wait_until_silent(transport, SystemClock(), name, timeout_s, click.echo)
+    await _forget(name, timeout_s, options)
+
+
+async def _name_of(mac: RemoteMac, options: dict[str, Any]) -> str:
+    """Return the name of the node that the fleet knows the machine as: an earlier run may have removed its identity."""
+    facts = await read_facts(mac, SystemClock())
+    async with open_store(options) as transport:
+        fleet_nodes = await objects.list_all(transport, Node)
+    return names_by_uuid(fleet_nodes).get(facts.hardware_uuid, "")
+
+
+async def _remove(name: str, timeout_s: float, options: dict[str, Any]) -> None:
+    await _drain(name, timeout_s, options)
+    await _forget(name, timeout_s, options)
+    click.echo(
+        "note: the Mac itself was left alone; `fleetctl node remove USER@HOST` also uninstalls its agent",
+        err=True,
+    )
+
+
+async def _drain(name: str, timeout_s: float, options: dict[str, Any]) -> None:
+    async with open_store(options) as transport:
+        is_known = await objects.get(transport, Node, name) is not None
+    if is_known and options["drain"]:
+        await drain_node(name, timeout_s, options)
+
+
+async def _forget(name: str, timeout_s: float, options: dict[str, Any]) -> None:
+    if not await delete_node(name, timeout_s, options):
+        raise FleetctlError(f"node/{name} was not deleted; run the command again")

@@ -1,0 +1,1 @@
+"""Tests of machines that become nodes over ssh."""

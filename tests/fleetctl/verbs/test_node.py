@@ -1,0 +1,53 @@
+"""Tests of `fleetctl node`: its arguments, and what it says before it connects to anything."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.support.fleetctl_runner import MemoryFleet
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ((), "which Macs?"),
+        (("mac-2",), "'mac-2': expected user@host"),
+        (("me@a", "me@b", "--name", "one"), "--name is for one Mac"),
+        (("me@a", "--name", "Not A Name"), "is not a name"),
+    ],
+)
+async def test_wrong_arguments_of_add_are_refused(
+    fleet: MemoryFleet, words: tuple[str, ...], said: str
+) -> None:
+    done = await fleet.ctl("node", "add", *words)
+    assert done.code == 2
+    assert said in done.err
+
+
+async def test_add_needs_an_archive_that_is_one(fleet: MemoryFleet, tmp_path: Path) -> None:
+    path = tmp_path / "notes.tar"
+    path.write_text("notes")
+    done = await fleet.ctl("node", "add", "me@mac-2.local", "--bundle", str(path))
+    assert done.code == 1
+    assert "cannot be read" in done.err
+
+
+async def test_add_needs_a_fleet_that_machines_can_verify(fleet: MemoryFleet) -> None:
+    done = await fleet.ctl("node", "add", "me@mac-2.local")
+    assert done.code == 1
+    assert "Run `fleetctl secure` first" in done.err
+
+
+async def test_a_lost_node_is_removed_by_name(fleet: MemoryFleet) -> None:
+    await fleet.ctl("apply", "-f", "-", stdin=b"apiVersion: fleet/v1alpha1\nkind: Node\nmetadata: {name: lost}\nspec: {}\n")  # fmt: skip
+    done = await fleet.ctl("node", "remove", "lost", "--no-drain")
+    assert done.code == 0, done.err
+    assert "node/lost deleted" in done.out
+    assert "the Mac itself was left alone" in done.err
+    assert "lost" not in (await fleet.ctl("get", "nodes")).out
+
+
+async def test_a_fingerprint_of_another_kind_is_refused(fleet: MemoryFleet) -> None:
+    done = await fleet.ctl("node", "remove", "me@mac-2.local", "--host-key", "MD5:00")
+    assert done.code == 1
+    assert "expected a fingerprint such as SHA256:" in done.err
