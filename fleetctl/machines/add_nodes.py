@@ -6,12 +6,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from fleetctl.cli.errors import FleetctlError
+from fleetctl.cli.errors import FleetctlError, from_store_error
 from fleetctl.machines.fleet_access import FleetAccess
 from fleetctl.machines.setup import STEPS, NodeSetup, SetupOptions
 from fleetctl.remote.session import SshPolicy, connect
 from fleetctl.remote.target import RemoteTarget, parse_target
 from machinery.clock import Clock
+from store.errors import StoreError
 
 _AT_A_TIME: Final = 8
 _MAX_HOSTS: Final = 1000
@@ -86,16 +87,22 @@ class NodeAdder:
                     is_changed = await step()
                     changed += is_changed
                     _report(say, number, is_changed=is_changed)
-        except FleetctlError as error:
+        except (FleetctlError, StoreError, OSError) as error:
             name = "" if setup is None else setup.name
             return Outcome(
-                target=target, name=name, changed=changed, error=error.message, step=number
+                target=target, name=name, changed=changed, error=_message(error), step=number
             )
         return Outcome(target=target, name=setup.name, changed=changed)
 
 
 def _report(say: Say, number: int, *, is_changed: bool) -> None:
     say(f"{number:>2}/{len(STEPS)}  {STEPS[number - 1]}: {'done' if is_changed else 'ok'}")
+
+
+def _message(error: Exception) -> str:
+    if isinstance(error, StoreError):
+        return from_store_error(error).message
+    return error.message if isinstance(error, FleetctlError) else str(error)
 
 
 def _silent(line: str) -> None:

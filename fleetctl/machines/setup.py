@@ -126,6 +126,8 @@ class NodeSetup:
 
     async def _read_facts(self) -> bool:
         self.facts = await read_facts(self.mac, self.clock)
+        if not self.facts.home.startswith("/"):
+            raise RemoteError(f"{self._host}: {self.mac.target.user} has no home folder there")
         return False
 
     async def _preflight(self) -> bool:
@@ -217,6 +219,8 @@ class NodeSetup:
         release = self.options.release
         if release is not None and not self.is_installed:
             archive = self._uploads / release.archive.name
+            # What a killed run has unpacked may be half of it.
+            await self.mac.must_run(("rm", "-rf", str(self._uploads / release.folder)))
             await self.mac.must_run(
                 ("tar", "-xf", str(archive), "-C", str(self._uploads)), limit_s=_SERVICE_S
             )

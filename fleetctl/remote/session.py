@@ -372,8 +372,7 @@ class RemoteMac:
             UnreachableHostError: the connection broke.
 
         """
-        with local.open("rb") as file:
-            digest = hashlib.file_digest(file, "sha256").hexdigest()
+        digest = await asyncio.to_thread(_digest, local)
         if await self.sha256(path) == digest:
             return False
         temporary = path.with_name(f".{path.name}.part")
@@ -412,6 +411,11 @@ class RemoteMac:
         return RemoteError(
             f"{self.target.host}: cannot write {path.parent}: {error}; {space}. Free some space, and run the command again"
         )
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 async def _read_bounded(stream: "asyncssh.SSHReader[bytes]") -> tuple[bytes, bool]:

@@ -4,7 +4,7 @@ import asyncio
 import re
 import signal
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,6 +15,7 @@ from tests.support.fleet import Done
 from tests.support.release_wheels import Index
 from tests.support.ssh_machine import SshMachine
 from tests.support.two_macs import Mac, two_macs
+from tests.support.waiting import until
 
 pytestmark = [
     pytest.mark.full,
@@ -62,14 +63,33 @@ class Stand:
     async def add(self, *more: str) -> Done:
         return await self.first.run(*self.words(*more), limit_s=240)
 
-    async def remove(self, *more: str) -> Done:
-        words = ("node", "remove", self.machine.target, "--identity", str(self.machine.key_file))
-        return await self.first.run(*words, "--data-dir", str(self.first.data), *more)
+    def processes(self) -> str:
+        """Return the command lines of all processes of the other machine."""
+        return self.machine.inside("ps", "-axww", "-o", "args=")
 
-    async def add_until(self, mark: str, act: Callable[[], None] | None = None) -> str:
-        """Run `node add` until it prints `mark`; then kill it, or act and let it go on. Return its output."""
+    async def remove(self, *more: str) -> Done:
+        return await self.first.run(*self.remove_words(*more), limit_s=240)
+
+    def remove_words(self, *more: str) -> tuple[str, ...]:
+        identity = ("--identity", str(self.machine.key_file))
+        return (
+            *("node", "remove", self.machine.target, *identity),
+            *("--data-dir", str(self.first.data), *more),
+        )
+
+    async def run_until(
+        self,
+        words: Sequence[str],
+        mark: str,
+        act: Callable[[], None] | None = None,
+        there: str = "",
+    ) -> str:
+        """Run a command until it prints `mark`; then act and let it go on, or kill it. Return its output.
+
+        With `there` it is killed once a process with these words runs on the other machine.
+        """
         process = await asyncio.create_subprocess_exec(
-            *(*self.first.prefix, sys.executable, "-u", "-m", "fleetctl", *self.words()),
+            *(*self.first.prefix, sys.executable, "-u", "-m", "fleetctl", *words),
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,
@@ -80,10 +100,11 @@ class Stand:
         async with asyncio.timeout(240):
             while line := (await process.stdout.readline()).decode():
                 seen += line
-                if mark in line and act is None:
-                    process.send_signal(signal.SIGKILL)
-                elif mark in line and act is not None:
+                if mark in line and act is not None:
                     act()
+                elif mark in line:
+                    await until(lambda: there in self.processes(), what=there)
+                    process.send_signal(signal.SIGKILL)
             await process.wait()
         assert mark in seen, seen
         return seen
@@ -116,6 +137,12 @@ async def secrets_in_arguments(stop: asyncio.Event) -> list[str]:
     return sorted(found)
 
 
+def written_tokens(machine: SshMachine) -> list[str]:
+    """Return the files of the machine that hold a join token."""
+    files = [path for path in machine.upper.rglob("*") if path.is_file() and not path.is_symlink()]
+    return [str(path) for path in files if re.search(rb"mf1\.[\w.-]{40,}", path.read_bytes())]
+
+
 async def test_a_machine_becomes_a_node_and_leaves_without_a_trace(stand: Stand) -> None:
     before = stand.machine.tree(*LIVING)
     stop = asyncio.Event()
@@ -125,6 +152,8 @@ async def test_a_machine_becomes_a_node_and_leaves_without_a_trace(stand: Stand)
         stop.set()
     assert done.code == 0, done.out + done.err + stand.machine.log
     assert watching.result() == []
+    assert written_tokens(stand.machine) == []
+    assert "mf1." not in done.out + done.err + stand.machine.log
     assert "node/mac-2 is Ready" in done.out
     assert re.findall(r"^ ?(\d+)/11", done.out, re.MULTILINE) == [str(n) for n in range(1, 12)]
     ready = stand.machine.tree(*LIVING)
@@ -143,13 +172,34 @@ async def test_a_machine_becomes_a_node_and_leaves_without_a_trace(stand: Stand)
 
 async def test_a_run_that_is_killed_after_each_step_is_finished_by_the_next(stand: Stand) -> None:
     for number in range(1, 12):
-        await stand.add_until(f"{number}/11  ")
+        await stand.run_until(stand.words(), f"{number}/11  ")
     done = await stand.add()
     assert done.code == 0, done.out + done.err
     tree = stand.machine.tree(*LIVING)
     third = await stand.add()
     assert ALREADY in third.out, third.out + third.err
     assert stand.machine.tree(*LIVING) == tree
+
+
+async def test_a_run_that_is_killed_within_a_step_is_finished_by_the_next(stand: Stand) -> None:
+    before = stand.machine.tree(*LIVING)
+    for mark, there in (
+        ("5/11", "install.sh --python"),
+        ("6/11", "service prepare"),
+        ("7/11", "fleetctl join"),
+        ("8/11", "service install"),
+    ):
+        await stand.run_until(stand.words(), mark, there=there)
+    done = await stand.add()
+    assert done.code == 0, done.out + done.err
+    assert ALREADY in (await stand.add()).out
+    # A removal goes on as well, although the machine no longer says which node it was.
+    await stand.run_until(stand.remove_words(), "nodeagent uninstalled")
+    removed = await stand.remove()
+    assert removed.code == 0, removed.out + removed.err
+    assert "mac-2" not in await stand.first.ok("get", "nodes")
+    after = stand.machine.tree(*LIVING)
+    assert after.keys() - before.keys() <= {"/var/lib/mlx-fleet", "/var/lib/mlx-fleet/models"}
 
 
 async def test_refusals_name_the_remedy_and_change_nothing(stand: Stand) -> None:
@@ -188,7 +238,7 @@ async def test_refusals_name_the_remedy_and_change_nothing(stand: Stand) -> None
 
 
 async def test_a_connection_that_is_cut_in_a_step_is_noticed(stand: Stand) -> None:
-    seen = await stand.add_until("4/11", stand.second.cut)
+    seen = await stand.run_until(stand.words(), "4/11", stand.second.cut)
     assert re.search(r"step \d+ of 11 .* failed: the connection to .* broke", seen), seen
     stand.second.mend()
     done = await stand.add()

@@ -12,6 +12,8 @@ from fleetctl.machines.add_nodes import NodeAdder, read_hosts
 from fleetctl.machines.fleet_access import FleetAccess
 from fleetctl.machines.setup import SetupOptions
 from machinery.clock import SystemClock
+from store.etcd.address import EtcdAddress
+from store.etcd.connect import connect
 from store.memory import MemoryTransport
 from tests.support.ports import free_port
 from tests.support.ssh_server import SshServer, ssh_server
@@ -57,6 +59,19 @@ async def test_one_machine_says_each_step(server: SshServer) -> None:
     assert said[1] == outcome.text
     assert "step 2 of 11 (become root) failed" in outcome.text
     assert list(server.home.iterdir()) == [server.home / "SUDO"]
+
+
+async def test_a_store_that_is_away_is_a_failed_step_and_no_traceback(server: SshServer) -> None:
+    server.allow_sudo("free")
+    plain = adder(server, [])
+    transport = connect(EtcdAddress(endpoints=(f"http://127.0.0.1:{free_port()}",)))
+    away = replace(plain, fleet=replace(plain.fleet, transport=transport))
+    try:
+        (outcome,) = await away.add_all([server.target])
+    finally:
+        await transport.close()
+    assert outcome.step == 4
+    assert "Is the fleet up?" in outcome.text
 
 
 def test_a_file_of_hosts_has_comments(tmp_path: Path) -> None:
