@@ -27,6 +27,13 @@ from machinery.clock import SystemClock
 from schemas.node import Node
 from store import objects
 
+_HELP = """Add Macs to the fleet and remove them, over ssh.
+
+\b
+  fleetctl node add admin@mac-2.local --bundle mlx-fleet-0.1.0-macos-arm64.tar
+  fleetctl node remove admin@mac-2.local
+"""
+
 
 def ssh_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add --identity and --host-key; `ssh_policy` reads them."""
@@ -56,14 +63,9 @@ def ssh_policy(options: dict[str, Any]) -> SshPolicy:
     )
 
 
-@click.group("node", cls=SuggestingGroup)
+@click.group("node", cls=SuggestingGroup, help=_HELP)
 def node() -> None:
-    r"""Add Macs to the fleet and remove them, over ssh.
-
-    \b
-      fleetctl node add admin@mac-2.local --bundle mlx-fleet-0.1.0-macos-arm64.tar
-      fleetctl node remove admin@mac-2.local
-    """
+    """Add Macs to the fleet and remove them, over ssh."""
 
 
 @node.command()

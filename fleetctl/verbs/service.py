@@ -65,15 +65,18 @@ def _where(command: Callable[..., Any]) -> Callable[..., Any]:
     return user(root(command))
 
 
-@click.group("service", cls=SuggestingGroup)
-def service() -> None:
-    r"""Install programs of the fleet as services of this machine: they start at boot and are kept running.
+_HELP = """Install programs of the fleet as services of this machine: they start at boot and are kept running.
 
-    \b
-      sudo fleetctl service install nodeagent -- --etcd https://mac-1:2379
-      fleetctl service status
-      sudo fleetctl service uninstall nodeagent
-    """
+\b
+  sudo fleetctl service install nodeagent -- --etcd https://mac-1:2379
+  fleetctl service status
+  sudo fleetctl service uninstall nodeagent
+"""
+
+
+@click.group("service", cls=SuggestingGroup, help=_HELP)
+def service() -> None:
+    """Install programs of the fleet as services of this machine."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
