@@ -67,7 +67,10 @@ class SshServer:
         self.password = ""
         self.logins: list[str] = []
         """Users with which clients have begun to log in."""
+        self.most_commands = 0
+        """The largest number of commands that ran at the same time."""
         self.port = free_port()
+        self._running = 0
         self._own_known_hosts = root / "known_hosts.mlx-fleet"
         self._key = asyncssh.generate_private_key("ssh-ed25519")
         self._server: asyncssh.SSHAcceptor | None = None
@@ -148,6 +151,8 @@ class SshServer:
             start_new_session=True,
         )
         self._children.add(child)
+        self._running += 1
+        self.most_commands = max(self.most_commands, self._running)
         try:
             assert child.stdin is not None
             assert child.stdout is not None
@@ -158,7 +163,9 @@ class SshServer:
                     outputs.create_task(_copy(child.stdout, process.stdout))
                     outputs.create_task(_copy(child.stderr, process.stderr))
                 feeding.cancel()
-            process.exit(await child.wait())
+            code = await child.wait()
+            self._running -= 1
+            process.exit(code)
         finally:
             _kill(child)
             # Its pipes are read to their end, or they would stay open.

@@ -61,6 +61,13 @@ async def test_one_machine_says_each_step(server: SshServer) -> None:
     assert list(server.home.iterdir()) == [server.home / "SUDO"]
 
 
+async def test_eight_machines_are_set_up_at_a_time(server: SshServer) -> None:
+    server.allow_sudo("free")
+    outcomes = await adder(server, []).add_all([server.target] * 20)
+    assert [one.step for one in outcomes] == [4] * 20
+    assert 1 < server.most_commands <= 8
+
+
 async def test_a_store_that_is_away_is_a_failed_step_and_no_traceback(server: SshServer) -> None:
     server.allow_sudo("free")
     plain = adder(server, [])
