@@ -49,7 +49,7 @@ FOREIGN: Mapping[str, str] = {
     "xcode-select": "install",
     "flux": "with-source",
     "curl": "cacert unix-socket",
-    "install.sh": "link-dir list prefix python uninstall use uv",
+    "install.sh": "keep-current link-dir list prefix python uninstall use uv",
     "pip": "dest disable-pip-version-check hash implementation no-deps only-binary python-version quiet requirement",
     "uv": "dry-run generate-hashes no-config python-platform require-hashes target",
     "python -m nodeagent.fabric": "bytes devices set size",

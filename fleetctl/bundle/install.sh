@@ -15,6 +15,7 @@ usage: install.sh [OPTIONS]                 install the version of this folder, 
 
   --prefix DIR     default: /opt/mlx-fleet as root, else a folder in your home
   --link-dir DIR   where `fleetctl` is linked; default: /usr/local/bin as root, ~/.local/bin, or PREFIX/bin with --prefix
+  --keep-current   install beside the version in use, and go on using that one
   --python FILE    the Python to use, instead of the one in this folder or one that uv downloads
   --uv FILE        the uv to use, instead of the one in this folder or on PATH
 END
@@ -269,7 +270,7 @@ uninstall() {
 
 here=$(cd "$(dirname "$0")" && pwd -P)
 # In a home, `mlx-fleet` is the data folder of fleetctl up, which only its owner may read.
-prefix='' link_dir='' python='' uv='' action=install chosen=''
+prefix='' link_dir='' python='' uv='' action=install chosen='' keeps=''
 while [ $# -gt 0 ]; do
   case $1 in
     --prefix | --link-dir | --python | --uv | --use)
@@ -283,6 +284,7 @@ while [ $# -gt 0 ]; do
       esac
       shift
       ;;
+    --keep-current) keeps=yes ;;
     --list) action=list ;;
     --uninstall) action=uninstall ;;
     -h | --help) usage && exit 0 ;;
@@ -323,6 +325,10 @@ case $action in
     take_lock
     check_files
     install_version
-    use_version "$version"
+    if [ -n "$keeps" ] && [ -L "$prefix/current" ]; then
+      say "mlx-fleet $version is installed in $prefix, beside $(readlink "$prefix/current" | sed 's|^versions/||')"
+    else
+      use_version "$version"
+    fi
     ;;
 esac

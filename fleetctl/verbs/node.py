@@ -22,15 +22,19 @@ from fleetctl.remote.session import RemoteMac, SshPolicy, connect
 from fleetctl.remote.target import RemoteTarget, parse_target
 from fleetctl.verbs.delete import delete_node
 from fleetctl.verbs.drain import drain_node
+from fleetctl.verbs.node_reboot import reboot
+from fleetctl.verbs.node_upgrade import upgrade
 from fleetctl.verbs.token import parse_name
 from machinery.clock import SystemClock
 from schemas.node import Node
 from store import objects
 
-_HELP = """Add Macs to the fleet and remove them, over ssh.
+_HELP = """Add Macs to the fleet, upgrade, restart and remove them, over ssh.
 
 \b
   fleetctl node add admin@mac-2.local --bundle mlx-fleet-0.1.0-macos-arm64.tar
+  fleetctl node upgrade --to mlx-fleet-0.2.0-macos-arm64.tar --ssh-user admin
+  fleetctl node reboot mac-2 --drain --ssh-user admin
   fleetctl node remove admin@mac-2.local
 """
 
@@ -65,7 +69,11 @@ def ssh_policy(options: dict[str, Any]) -> SshPolicy:
 
 @click.group("node", cls=SuggestingGroup, help=_HELP)
 def node() -> None:
-    """Add Macs to the fleet and remove them, over ssh."""
+    """Add Macs to the fleet, upgrade, restart and remove them, over ssh."""
+
+
+node.add_command(reboot)
+node.add_command(upgrade)
 
 
 @node.command()

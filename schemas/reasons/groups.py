@@ -182,7 +182,7 @@ CABLES: Final = ReasonSection(
         problem(
             "NeedsReboot",
             "A Mac must be restarted before it can be a member.",
-            "Restart it; the message says why.",
+            "`fleetctl node reboot NODE --drain`; the message says why.",
         ),
         problem(
             "FabricUnhealthy",

@@ -36,7 +36,7 @@ SECTION: Final = ReasonSection(
         problem(
             "MemoryStranded",
             "NeedsReboot: memory stays wired although no engine runs.",
-            "Quit other programs that hold models (Ollama, LM Studio). Else restart the Mac.",
+            "Quit other programs that hold models (Ollama, LM Studio). Else `fleetctl node reboot NODE --drain`.",
         ),
         problem(
             "MetalAborted",
@@ -66,17 +66,17 @@ SECTION: Final = ReasonSection(
         problem(
             "UpdateWaiting",
             "NeedsReboot: an update waits for a restart.",
-            "`fleetctl drain NODE`, restart, `fleetctl uncordon NODE`.",
+            "`fleetctl node reboot NODE --drain`.",
         ),
         problem(
             "ProcessUndying",
             "NeedsReboot: an engine was killed and does not end.",
-            "`fleetctl drain NODE`, restart, `fleetctl uncordon NODE`.",
+            "`fleetctl node reboot NODE --drain`.",
         ),
         problem(
             "RdmaDown",
             "NeedsReboot: an RDMA device stays down after a rank has ended.",
-            "Pull and replug the cable. If that does not help, restart the Mac.",
+            "Pull and replug the cable. If that does not help, `fleetctl node reboot NODE --drain`.",
         ),
         problem(
             "CameBackTooOften",

@@ -152,7 +152,7 @@ SECTION: Final = ReasonSection(
         problem(
             "NeedsReboot",
             "The Mac must be restarted; the message says why.",
-            "`fleetctl drain NODE`, restart the Mac, `fleetctl uncordon NODE`.",
+            "`fleetctl node reboot NODE --drain`.",
         ),
         problem(
             "MetalUnavailable",

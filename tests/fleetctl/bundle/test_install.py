@@ -112,6 +112,19 @@ def test_an_upgrade_and_a_rollback_move_the_link(
     assert "Installed: 1.0.0 1.1.0" in refused(there.run(installed, "--use", "1.2.0"))
 
 
+@pytest.mark.full
+def test_a_version_is_installed_beside_the_one_in_use(
+    first: Path, second: Path, there: Installation
+) -> None:
+    assert there.run(first, "--keep-current", "--python", sys.executable).returncode == 0
+    assert there.version() == "1.0.0", "nothing was in use"
+    done = there.run(second, "--keep-current", "--python", sys.executable)
+    assert "1.1.0 is installed" in done.stdout
+    assert "beside 1.0.0" in done.stdout
+    assert there.version() == "1.0.0"
+    assert there.run(there.prefix / "current", "--list").stdout == "1.0.0 (current)\n1.1.0\n"
+
+
 @pytest.mark.parametrize(
     "step",
     [

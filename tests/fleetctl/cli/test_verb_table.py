@@ -144,8 +144,8 @@ async def test_an_option_before_the_verb_is_explained() -> None:
     assert "come after it: fleetctl get md --etcd" in " ".join(done.err.split())
 
 
-# They run a fleet on this machine, or end its processes; init-auth is for an etcd of one's own.
-_WITHOUT_ETCD = {"up", "down", "demo", "stop"}
+# They run a fleet on this machine; init-auth is for an etcd of one's own.
+_WITHOUT_ETCD = {"up", "down", "demo"}
 _WITHOUT_DATA_DIR = {"init-auth"}
 
 

@@ -1,0 +1,79 @@
+"""Reads the facts that an upgrade is planned from: the store, and each Mac over ssh."""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+
+from fleetctl.cli.errors import FleetctlError
+from fleetctl.fleets import version_skew
+from fleetctl.fleets.version_skew import UNKNOWN, ComponentVersion
+from fleetctl.maintenance.mac_release import MacRelease, MacState
+from fleetctl.maintenance.upgrade_plan import FleetFacts, NodeFacts
+from fleetctl.remote.errors import RemoteError
+from machinery.version import version
+from schemas.node import Node
+from schemas.replica import Replica
+from store import object_trees, objects
+from store.port import Transport
+
+_AT_ONCE = 8
+
+
+async def read_facts(
+    transport: Transport, nodes: Sequence[Node], macs: Mapping[str, MacRelease]
+) -> FleetFacts:
+    """Return the facts. Raises FleetctlError: a Mac does not answer; StoreError."""
+    ours = ComponentVersion(part="fleetctl", version=version())
+    found = await version_skew.read_versions(transport, ours)
+    ready = await object_trees.ready_nodes(transport)
+    states = await _read_macs(macs)
+    replicas = await objects.list_all(transport, Replica)
+    upgraded = {node.name for node in nodes}
+    return FleetFacts(
+        nodes=[
+            NodeFacts(
+                name=node.name,
+                is_ready=node.name in ready,
+                mac=states[node.name],
+                mlx_lm=node.status.mlx_lm_version if node.status is not None else "",
+                deployments=tuple(
+                    sorted(
+                        {
+                            one.spec.deployment
+                            for one in replicas
+                            if any(rank.node == node.name for rank in one.spec.ranks)
+                        }
+                    )
+                ),
+            )
+            for node in nodes
+        ],
+        versions={
+            one.label: one.version
+            for one in found.servers()
+            if one.part != "etcd"
+            and one.version != UNKNOWN
+            and not (one.part == "nodeagent" and one.name in upgraded)
+        },
+        etcd=found.etcd.version,
+        gateways=len(found.gateways),
+    )
+
+
+async def _read_macs(macs: Mapping[str, MacRelease]) -> dict[str, MacState]:
+    slots = asyncio.Semaphore(_AT_ONCE)
+    failures: list[str] = []
+    states: dict[str, MacState] = {}
+
+    async def read(name: str, mac: MacRelease) -> None:
+        async with slots:
+            try:
+                states[name] = await mac.read()
+            except RemoteError as error:
+                failures.append(f"  node/{name}: {error}")
+
+    async with asyncio.TaskGroup() as group:
+        for name, mac in macs.items():
+            group.create_task(read(name, mac))
+    if failures:
+        raise FleetctlError("\n".join(["nothing was changed:", *sorted(failures)]))
+    return states

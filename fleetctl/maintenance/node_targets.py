@@ -1,0 +1,119 @@
+"""The ssh targets of nodes: users and addresses."""
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+
+from fleetctl.cli.errors import FleetctlError
+from fleetctl.remote.host_keys import user_known_hosts
+from fleetctl.remote.prompts import find_prompts
+from fleetctl.remote.session import RemoteMac, SshPolicy, connect
+from fleetctl.remote.target import RemoteTarget, parse_target
+from identity.dialer import is_local
+from schemas.node import Node
+
+Command = Callable[..., Any]
+
+
+def ssh_options(command: Command) -> Command:
+    """Add the flags that say how to reach the Macs of nodes over ssh."""
+    user = click.option(
+        "--ssh-user",
+        envvar="FLEET_SSH_USER",
+        default="",
+        metavar="USER",
+        help="User to log in as, an administrator of the Macs; their addresses are those of their nodes.",
+    )
+    target = click.option(
+        "--target",
+        "ssh_targets",
+        multiple=True,
+        metavar="NODE=USER@HOST[:PORT]",
+        help="Where to log in for one node, in place of --ssh-user and its address; may be repeated.",
+    )
+    identity = click.option(
+        "--identity",
+        "ssh_identities",
+        multiple=True,
+        type=click.Path(exists=True, dir_okay=False, path_type=Path),
+        help="Private key for ssh (default: the agent's and those of ~/.ssh); may be repeated.",
+    )
+    key = click.option(
+        "--host-key",
+        "ssh_host_keys",
+        multiple=True,
+        metavar="SHA256:...",
+        help="Fingerprint of a host key that is expected; may be repeated.",
+    )
+    return user(target(identity(key(command))))
+
+
+def make_policy(options: Mapping[str, Any]) -> SshPolicy:
+    """Return how sessions are opened. Raises HostKeyError: a fingerprint is none."""
+    return SshPolicy(
+        hosts=user_known_hosts(Path.home(), options["ssh_host_keys"]),
+        prompts=find_prompts(),
+        identities=options["ssh_identities"],
+    )
+
+
+def find_targets(nodes: Sequence[Node], options: Mapping[str, Any]) -> dict[str, RemoteTarget]:
+    """Return the targets of nodes.
+
+    Raises:
+        FleetctlError: a node's target is unknown; click.UsageError: a flag has another form.
+
+    """
+    given: dict[str, RemoteTarget] = {}
+    for word in options["ssh_targets"]:
+        name, equals, target = word.partition("=")
+        if not equals or name not in {node.name for node in nodes}:
+            known = ", ".join(node.name for node in nodes[:5])
+            raise click.UsageError(
+                f"--target {word[:200]}: expected NODE=USER@HOST for one of the nodes ({known})"
+            )
+        given[name] = parse_target(target)
+    return {node.name: given.get(node.name) or _from_status(node, options) for node in nodes}
+
+
+def _from_status(node: Node, options: Mapping[str, Any]) -> RemoteTarget:
+    user = options["ssh_user"]
+    address = node.status.address if node.status is not None else ""
+    if not user or not address or is_local(f"http://{address}"):
+        raise FleetctlError(
+            f"node/{node.name}: where to log in is unknown: give --ssh-user for its address {address or '(none)'}, or "
+            f"--target {node.name}=USER@HOST"
+        )
+    return parse_target(f"{user}@[{address}]" if ":" in address else f"{user}@{address}")
+
+
+@dataclass(slots=True)
+class NodeSessions:
+    """Open sessions with the Macs of nodes; each is opened once, so that a password is asked once."""
+
+    targets: Mapping[str, RemoteTarget]
+    policy: SshPolicy
+    _stack: AsyncExitStack
+    _open: dict[str, RemoteMac]
+
+    @classmethod
+    def create(
+        cls, targets: Mapping[str, RemoteTarget], policy: SshPolicy, stack: AsyncExitStack
+    ) -> "NodeSessions":
+        """Return sessions that end with the stack."""
+        return cls(targets, policy, stack, {})
+
+    async def open(self, node: str) -> RemoteMac:
+        """Return the session with a node's Mac. Raises RemoteError."""
+        if node not in self._open:
+            session = connect(self.targets[node], self.policy)
+            self._open[node] = await self._stack.enter_async_context(session)
+        return self._open[node]
+
+    def forget(self, node: str) -> None:
+        """Open a new session the next time: the Mac restarts."""
+        self._open.pop(node, None)
