@@ -90,6 +90,8 @@ _CONNECT_S = 5.0
 _ANSWER_S = 10.0
 _LIMIT_BYTES = 16 << 20
 _REFUSAL_BYTES = 4096
+# https://docs.aiohttp.org/en/stable/client_advanced.html#graceful-shutdown
+_CLOSE_S = 0.05
 
 
 class ProcessUnreachableError(FleetctlError):
@@ -283,6 +285,13 @@ async def open_stream(
         watch_peer(response)
         async with response:
             yield _pieces(address, response)
+    await _closed(dial)
+
+
+async def _closed(dial: Dial) -> None:
+    """Let a TLS connection close: aiohttp does it in the background, and a command ends its event loop next."""
+    if dial.server_hostname is not None:
+        await SystemClock().sleep(_CLOSE_S)
 
 
 async def _pieces(
