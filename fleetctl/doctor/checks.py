@@ -5,11 +5,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
-from fleetctl.doctor import control_plane
+from fleetctl.doctor import cable_checks, control_plane, model_checks, network_checks
 from fleetctl.doctor.bridge_loops import check_bridges
 from fleetctl.doctor.control_plane import ControlPlane
 from fleetctl.doctor.findings import Finding, Level, counted, ok
 from fleetctl.doctor.machines import MachineReport, check_machines
+from fleetctl.doctor.model_checks import PartialFile
 from fleetctl.doctor.transport_security import TransportSecurity, check_security
 from fleetctl.fabric.admission import GroupAdmission
 from fleetctl.fleets.version_skew import FleetVersions
@@ -26,6 +27,7 @@ from schemas.gitsource import GitSource
 from schemas.meta import ApiObject, Condition, ConditionStatus, find_condition
 from schemas.node import Node
 from schemas.replica import Replica
+from schemas.shardgroup import ShardGroup
 from schemas.wire.health import StoreView
 
 
@@ -96,6 +98,8 @@ class FleetObservation:
     """The protection of connections between machines."""
     machines: Sequence[MachineReport] = ()
     """The findings of agents about their machines."""
+    partial_files: Sequence[PartialFile] = ()
+    """Leftovers of interrupted downloads on this machine."""
 
 
 # Leases of 4 s are renewed three times (docs/adr/0009), so a read must take much less than a second.
@@ -122,6 +126,8 @@ def run_checks(fleet: FleetObservation) -> list[Finding]:
         *_versions(fleet),
         *_nodes(fleet),
         *_pressure(fleet.nodes),
+        *network_checks.check_networks(fleet.nodes, _unreachable(fleet)),
+        *network_checks.check_builds(fleet.nodes),
         *_disks(fleet),
         *_memory(fleet),
         *_probe_results("agents", fleet.agents, "agents", _AGENT_ADVICE),
@@ -133,8 +139,21 @@ def run_checks(fleet: FleetObservation) -> list[Finding]:
         *check_machines(fleet.machines),
         *check_bridges(fleet.nodes),
         *_fabric(fleet),
+        *cable_checks.check_cables(fleet.nodes, fleet.replicas, _groups(fleet)),
+        *model_checks.check_models(fleet.nodes, fleet.partial_files),
         *_objects(fleet),
     ]
+
+
+def _unreachable(fleet: FleetObservation) -> frozenset[str]:
+    """Return the nodes without a lease, or whose agent does not answer from here."""
+    lost = {node.name for node in fleet.nodes if node.name not in fleet.ready}
+    silent = {one.label.removeprefix("node/") for one in fleet.agents if one.error}
+    return frozenset(lost | silent)
+
+
+def _groups(fleet: FleetObservation) -> list[ShardGroup]:
+    return [one for one in fleet.objects if isinstance(one, ShardGroup)]
 
 
 _AGENT_ADVICE = "logs, top and support-bundle need it: check that the agent runs and that this machine can reach its --api-port"
@@ -230,6 +249,17 @@ def _nodes(fleet: FleetObservation) -> Iterator[Finding]:
         )
 
 
+_NODE_REMEDY = "docs/operations/nodes.md describes each condition and its remedy"
+_NODE_REMEDIES = {
+    "NeedsReboot": "`fleetctl drain NODE`, restart it, `fleetctl uncordon NODE`",
+    "MemoryPressure": "quit programs on it, or `fleetctl drain NODE`",
+    "DuplicateHardware": "`fleetctl describe node NODE` says which one to delete or to start anew",
+    "Withheld": "wait, or change spec.policy of the pool",
+    "WiredLimitDiffers": "run the command on NODE; or change spec.wiredLimit of the pool",
+    "VersionSkew": "upgrade the older one",
+}
+
+
 def _pressure(nodes: Sequence[Node]) -> Iterator[Finding]:
     for node in nodes:
         for found in node.status.conditions if node.status is not None else ():
@@ -241,7 +271,8 @@ def _pressure(nodes: Sequence[Node]) -> Iterator[Finding]:
                     check="nodes",
                     level="WARN",
                     message=f"node/{node.name}: {found.type}={found.status}: {found.message or found.reason}",
-                    advice="docs/operations/nodes.md describes each condition and its remedy",
+                    advice=_NODE_REMEDIES.get(found.type, _NODE_REMEDY).replace("NODE", node.name),
+                    since=found.last_transition_time,
                 )
 
 

@@ -18,6 +18,8 @@ _VIEW_WARN_S, _VIEW_FAIL_S = 30.0, 60.0
 # etcd refuses writes at its quota; compaction and defragmentation need time before that.
 _QUOTA_WARN = 0.8
 _MAX_NAMES = 5
+ETCD_SPACE = "etcd-space"
+"""The fix that drops etcd's history, and lets a full one accept writes again."""
 
 
 class ProbedProcess(Protocol):
@@ -216,6 +218,7 @@ def _full_etcd(etcd: EtcdHealth) -> Finding:
         message=f"etcd's database uses {size}of {quota}{largest}",
         advice="at the quota nothing in the fleet can change: docs/operations/store.md says how to free space; a node that "
         "writes far more than others may be compromised",
+        fix=ETCD_SPACE,
     )
 
 

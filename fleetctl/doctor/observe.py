@@ -15,7 +15,7 @@ import aiohttp
 import orjson
 
 from fleetctl.cli.connect import etcd_dir
-from fleetctl.doctor import observe_control, observe_security
+from fleetctl.doctor import observe_control, observe_models, observe_security
 from fleetctl.doctor.checks import (
     CONDITION_KINDS,
     DiskSpace,
@@ -116,6 +116,7 @@ async def observe_fleet(
         security=await observe_security.read_security(
             transport, clock.now(), (nodes, leases, endpoints), (address, data_dir)
         ),
+        partial_files=await observe_models.read_partial_files(data_dir, clock.now()),
     )
 
 

@@ -124,11 +124,29 @@ def plain_etcd_urls(address: EtcdAddress) -> tuple[str, ...]:
 
 def find_open_secrets(data_dir: Path | None) -> tuple[str, ...]:
     """Return the files below the fleet's data folder that other users may read, each with its remedy."""
+    return tuple(why for path in _secret_files(data_dir) if (why := _open_reason(path)))
+
+
+def _secret_files(data_dir: Path | None) -> tuple[Path, ...]:
     if data_dir is None:
         return ()
     identities = (path for pattern in _IDENTITIES for path in sorted(data_dir.glob(pattern)))
-    paths = (*(data_dir / name for name in _SECRETS), *identities)
-    return tuple(why for path in paths if (why := _open_reason(path)))
+    return (*(data_dir / name for name in _SECRETS), *identities)
+
+
+def close_open_secrets(data_dir: Path | None) -> tuple[Path, ...]:
+    """Take the rights of other users away from the files with secrets; return the files that were changed.
+
+    Raises:
+        OSError: a file belongs to another user.
+
+    """
+    changed = []
+    for path in _secret_files(data_dir):
+        if _open_reason(path):
+            path.chmod(0o600)
+            changed.append(path)
+    return tuple(changed)
 
 
 def _open_reason(path: Path) -> str:

@@ -13,6 +13,8 @@ _WARN, _FAIL = timedelta(days=10), timedelta(days=3)
 # `fleetctl token create` makes tokens for an hour, and for 30 days at most.
 _LONG_TOKEN = timedelta(days=2)
 _MAX_NAMES = 5
+OPEN_FILES = "open-files"
+"""The fix that takes the rights of other users away."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,6 +69,7 @@ def check_security(found: TransportSecurity) -> Iterator[Finding]:
             level="FAIL",
             message=one,
             advice="until then every user of this machine has it; what was read must be replaced",
+            fix=OPEN_FILES,
         )
 
 

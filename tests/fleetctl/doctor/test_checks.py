@@ -167,6 +167,16 @@ def test_a_healthy_fleet_has_only_ok_findings() -> None:
             id="pressure",
         ),
         pytest.param(
+            {"nodes": (node("mac-1", condition("DuplicateHardware", ConditionStatus.TRUE, "mac-2 is the same")),)},
+            "WARN nodes: node/mac-1: DuplicateHardware=True: mac-2 is the same",
+            id="clone",
+        ),
+        pytest.param(
+            {"nodes": (node("mac-1", condition("NeedsReboot", ConditionStatus.TRUE, "24 GB stay wired")),)},
+            "WARN nodes: node/mac-1: NeedsReboot=True: 24 GB stay wired",
+            id="needs-reboot",
+        ),
+        pytest.param(
             {"nodes": (node("mac-1", condition("ApiServing", ConditionStatus.FALSE, "port 4001 is taken")),)},
             "WARN nodes: node/mac-1: ApiServing=False: port 4001 is taken",
             id="port-taken",
@@ -299,6 +309,12 @@ def test_each_problem_has_one_finding_with_advice(different: dict[str, Any], lin
     bad = [one for one in findings(**different) if one.level != "OK"]
     assert [f"{one.level} {one.check}: {one.message}" for one in bad] == [line]
     assert bad[0].advice
+
+
+def test_the_remedy_of_a_node_that_needs_a_restart_has_its_name() -> None:
+    waiting = condition("NeedsReboot", ConditionStatus.TRUE, "24 GB stay wired")
+    (one,) = (one for one in findings(nodes=(node("mac-1", waiting),)) if one.level == "WARN")
+    assert one.advice == "`fleetctl drain mac-1`, restart it, `fleetctl uncordon mac-1`"
 
 
 def test_plain_http_on_loopback_is_no_problem() -> None:
