@@ -11,8 +11,9 @@ import orjson
 
 from fleetctl.cli import errors
 from fleetctl.cli.connect import etcd_address, open_store, process_options, run
-from fleetctl.doctor import checks, findings, local, machines, observe, observe_machines
+from fleetctl.doctor import checks, findings, fixes, local, machines, observe, observe_machines
 from fleetctl.doctor.findings import Finding
+from fleetctl.doctor.fixes import Fix, FixContext, FixResult
 from fleetctl.fleets import process_client
 from fleetctl.fleets.dialer import open_dialer
 from machinery.clock import SystemClock
@@ -32,7 +33,9 @@ machine: sleep, firewall, limits, services, ports, memory, GPU and more (docs/tr
   fleetctl doctor --node mac-2
   fleetctl doctor --local
 
-Changes nothing. UNKNOWN: it could not be read, which is neither good nor bad. Exit code 1: a check FAILed.
+Changes nothing, unless --fix asks for what is safe: it lists what it would do, asks, does it, and checks again. It never
+ends a process, deletes an object or undoes what a person decided. UNKNOWN: it could not be read, which is neither good
+nor bad. Exit code 1: a check FAILed, or a fix failed.
 """
 
 
@@ -45,6 +48,8 @@ def _local_needs_no_fleet(command: Callable[..., Any]) -> Callable[..., Any]:
     ) -> None:
         if is_local and nodes:
             raise click.UsageError("give --local for this machine, or --node for others, not both")
+        if options["is_fix"] and (is_local or nodes):
+            raise click.UsageError("--fix examines the whole fleet: leave --local and --node out")
         if models_dir is not None and not is_local:
             raise click.UsageError("--models-dir needs --local: agents know their own folder")
         if not is_local:
@@ -80,33 +85,86 @@ def _local_needs_no_fleet(command: Callable[..., Any]) -> Callable[..., Any]:
 @click.option(
     "-o", "--output", type=click.Choice(["table", "json"]), default="table", show_default=True
 )
+@click.option("--fix", "is_fix", is_flag=True, help="Carry out safe remedies, after a question.")
+@click.option("--yes", "is_yes", is_flag=True, help="With --fix: do not ask.")
 @_local_needs_no_fleet
 @process_options
-def doctor(output: str, nodes: tuple[str, ...], **options: Any) -> None:
+def doctor(
+    *, output: str, nodes: tuple[str, ...], is_fix: bool, is_yes: bool, **options: Any
+) -> None:
     """Check every part of the fleet, and print problems with their remedies."""
-    _print(run(_examine_nodes(options, nodes) if nodes else examine(options)), output)
+    if is_yes and not is_fix:
+        raise click.UsageError("--yes needs --fix: nothing else is asked")
+    if is_fix and output == "json" and not is_yes:
+        raise click.UsageError("-o json cannot ask: give --yes, or leave -o json out")
+    found = run(_examine_nodes(options, nodes) if nodes else examine(options))
+    results: list[FixResult] | None = None
+    if is_fix:
+        results = []
+        if planned := fixes.plan_fixes(found):
+            results = _fix(found, planned, options, is_asked=not is_yes)
+            found = run(examine(options)) if results else found
+        elif output == "table":
+            click.echo("Nothing here can be fixed automatically.\n")
+    _print(found, output, results)
 
 
-def _print(found: Sequence[Finding], output: str) -> None:
-    """Print the findings. Raises Exit with code 1 if a check failed."""
+def _print(
+    found: Sequence[Finding], output: str, results: Sequence[FixResult] | None = None
+) -> None:
+    """Print the findings, and the results of --fix. Raises Exit with code 1 if a check or a fix failed."""
     if output == "json":
         tree = findings.findings_tree(found)
+        if results is not None:
+            tree["fixes"] = [
+                {"fix": one.name, "isDone": one.is_done, "message": one.message} for one in results
+            ]
         click.echo(orjson.dumps(tree, option=orjson.OPT_INDENT_2).decode())
     else:
         click.echo(findings.format_findings(found))
-    if findings.count_level(found, "FAIL"):
+    if findings.count_level(found, "FAIL") or not all(one.is_done for one in results or ()):
         raise click.exceptions.Exit(1)
+
+
+def _fix(
+    found: Sequence[Finding],
+    planned: Sequence[Fix],
+    options: dict[str, Any],
+    *,
+    is_asked: bool,
+) -> list[FixResult]:
+    """Carry the remedies out; return nothing if the person says no. Progress goes to standard error."""
+    for fix in planned:
+        click.echo(f"{fix.name}: {fix.title}", err=True)
+        for one in found:
+            if one.fix == fix.name and not one.node:
+                click.echo(f"  for: {one.message}", err=True)
+    if is_asked and not click.confirm("Do this now?", err=True):
+        return []
+    context = FixContext(
+        address=etcd_address(options), data_dir=_data_dir(options), clock=SystemClock()
+    )
+    results = []
+    for fix in planned:
+        result = run(fixes.run_fix(fix, context))
+        click.echo(f"{fix.name}: {'' if result.is_done else 'failed: '}{result.message}", err=True)
+        results.append(result)
+    return results
+
+
+def _data_dir(options: dict[str, Any]) -> Path | None:
+    """Return the folder of the fleet on this machine; None where the store is named by its address."""
+    return None if options["etcd"] else options["data_dir"]
 
 
 async def examine(options: dict[str, Any]) -> list[Finding]:
     """Observe the fleet and return the findings."""
     address = etcd_address(options)
-    folder: Path | None = None if options["etcd"] else options["data_dir"]
     try:
         async with open_store(options) as transport:
             dialer = await open_dialer(options, transport)
             observation = await observe.observe_fleet(
-                transport, address, SystemClock(), folder, dialer=dialer
+                transport, address, SystemClock(), _data_dir(options), dialer=dialer
             )
     except StoreError as error:
         return checks.unreachable_findings(errors.from_store_error(error).message)
