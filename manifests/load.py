@@ -62,7 +62,7 @@ _WRITERS = {
     "Replica": "the reconciler writes it for a ModelDeployment",
     "Endpoint": "a node's agent writes it for a ready replica",
     "Event": "the fleet writes it",
-    "FabricTest": "`fleetctl fabric bench` writes it, for as long as it runs",
+    "FabricTest": "`fleetctl fabric bench` and the leader write it, for as long as it runs",
 }
 _OWNED = frozenset(ObjectMeta.model_fields[name].alias or name for name in FLEET_OWNED)
 # Manifests may not even contain a key's hash: more people read Git than may use models.

@@ -1,6 +1,6 @@
 """FabricTest: a benchmark of the cables of a group, in which its Macs sum arrays together.
 
-fleetctl writes it under a lease, so that it ends with the command. Agents report under their own lease.
+fleetctl or the leading reconciler writes it under a lease, so that it ends with its writer. Agents report under their own lease.
 """
 
 from typing import Annotated, Literal
@@ -41,7 +41,7 @@ class FabricTestSpec(ApiModel):
 
 
 class FabricTest(ApiObject):
-    """A benchmark of the cables between the Macs of a group; written by `fleetctl fabric bench`."""
+    """A benchmark of the cables between the Macs of a group; written by `fleetctl fabric bench` and by the leader."""
 
     kind: Literal["FabricTest"] = "FabricTest"
     spec: FabricTestSpec

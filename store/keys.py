@@ -17,7 +17,7 @@ RECONCILER_LEASE_PREFIX = f"{LEASE_PREFIX}Reconciler/"
 LIFE_PREFIX = f"{ROOT}/life/"
 NODE_LIFE_PREFIX = f"{LIFE_PREFIX}Node/"
 ENDPOINT_PREFIX = f"{ROOT}/endpoint/"
-# Cable tests that a fleetctl waits for, by group, and the agents' reports about them.
+# Cable tests that a fleetctl or the leader waits for, by group, and the agents' reports about them.
 FABRIC_TEST_PREFIX = f"{ROOT}/fabrictest/"
 FABRIC_RANK_PREFIX = f"{ROOT}/fabricrank/"
 # The objects that one source of manifests has applied, by the name of the set.

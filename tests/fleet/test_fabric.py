@@ -5,14 +5,24 @@ import json
 import signal
 import sys
 from collections.abc import AsyncIterator
+from datetime import UTC, datetime
 from pathlib import Path
 
 import psutil
 import pytest
 
 from nodeagent.fabric.rank_process import FABRIC_MODULE
-from store import keys
+from schemas.meta import ObjectMeta
+from schemas.shardgroup import (
+    FabricCheck,
+    FabricPolicy,
+    GroupMember,
+    ShardGroup,
+    ShardGroupSpec,
+)
+from store import codec, keys, objects
 from store.etcd.connect import connect
+from store.port import Delete
 from tests.support.fleet import Fleet, fleetctl
 from tests.support.waiting import until, until_async
 
@@ -111,6 +121,43 @@ async def test_a_group_is_measured(fleet: Fleet) -> None:
         assert (await condition(fleet, node))[
             "message"
         ] == "shardgroup/pair: sums are right over ring"
+
+
+@pytest.mark.full
+async def test_the_leader_checks_a_group_that_is_due(fleet: Fleet) -> None:
+    """Real agents and ranks on loopback; the group was created long ago, so its first check is due."""
+    transport = connect(fleet.etcd.address)
+    group = ShardGroup(
+        metadata=ObjectMeta(
+            name="old",
+            uid="uid-old",
+            generation=1,
+            creation_timestamp=datetime(2026, 1, 1, tzinfo=UTC),
+        ),
+        spec=ShardGroupSpec(
+            members=(GroupMember(node="mac-1"), GroupMember(node="mac-2")),
+            fabric=FabricPolicy(check_interval="24h"),
+        ),
+    )
+
+    async def checks() -> tuple[FabricCheck, ...]:
+        found = await objects.get(transport, ShardGroup, "old")
+        return () if found is None or found.status is None else found.status.fabric_checks
+
+    await transport.commit([], [codec.put_spec(group)])
+    fleet.start_reconciler()
+    try:
+        (check,) = await until_async(checks, limit_s=90, what="the result of a regular check")
+        assert (check.outcome, check.nodes) == ("Healthy", ("mac-1", "mac-2")), check
+        assert check.gb_per_second is not None
+        done = await fleet.ctl("fabric", "history", "old")
+        assert (done.code, "Healthy" in done.out) == (0, True)
+        await nothing_left(fleet)
+    finally:
+        fleet.kill("reconciler")
+        await fleet.ended("reconciler")
+        await transport.commit([], [Delete(key=keys.spec_key("ShardGroup", "old"))])
+        await transport.close()
 
 
 async def test_a_group_is_exported_and_imported(fleet: Fleet, tmp_path: Path) -> None:
