@@ -10,10 +10,15 @@ from cryptography import x509
 from cryptography.exceptions import InvalidSignature
 
 from fleetctl.doctor.control_plane import is_remote
-from fleetctl.doctor.transport_security import CertificateState, TokenState, TransportSecurity
+from fleetctl.doctor.transport_security import (
+    CertificateState,
+    KeyState,
+    TokenState,
+    TransportSecurity,
+)
 from machinery import process_secrets
 from schemas.node import Node, NodeLease
-from schemas.records import GatewayLease
+from schemas.records import ApiKey, GatewayLease
 from schemas.replica import Endpoint
 from schemas.trust import FleetTrust, IssuedCertificate, JoinTokenRecord
 from schemas.wire import identity_files
@@ -59,6 +64,7 @@ async def read_security(
         open_secrets=find_open_secrets(data_dir),
         certificates=await _read_certificates(transport, trust, now),
         tokens=await _read_tokens(transport, now),
+        api_keys=await _read_api_keys(transport, now),
     )
 
 
@@ -86,6 +92,18 @@ async def _read_tokens(transport: Transport, now: datetime) -> tuple[TokenState,
     records = [codec.decode(JoinTokenRecord, item) for item in items]
     return tuple(
         TokenState(id=one.id, left=one.expires - now, uses=one.uses_left) for one in records
+    )
+
+
+async def _read_api_keys(transport: Transport, now: datetime) -> tuple[KeyState, ...]:
+    """Return the API keys with an end; none if this user may not read secrets."""
+    try:
+        items = (await transport.list(keys.API_KEY_PREFIX)).items
+    except PermissionDeniedError:
+        return ()
+    found = [codec.decode(ApiKey, item) for item in items]
+    return tuple(
+        KeyState(name=one.name, left=one.expires - now) for one in found if one.expires is not None
     )
 
 

@@ -40,6 +40,15 @@ class TokenState:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class KeyState:
+    """One API key that ends some day."""
+
+    name: str
+    left: timedelta
+    """The time to its end; negative after it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TransportSecurity:
     """The observation that these checks need."""
 
@@ -53,6 +62,8 @@ class TransportSecurity:
     """The URLs of etcd on other machines over plain HTTP."""
     certificates: Sequence[CertificateState] = ()
     tokens: Sequence[TokenState] = ()
+    api_keys: Sequence[KeyState] = ()
+    """The API keys with an end."""
     open_secrets: Sequence[str] = ()
     """Files of this machine with a secret that other users may read; each with its remedy."""
 
@@ -63,6 +74,7 @@ def check_security(found: TransportSecurity) -> Iterator[Finding]:
     yield from _listeners(found)
     yield from _certificates(found.certificates)
     yield from _tokens(found.tokens)
+    yield from _api_keys(found.api_keys)
     for one in found.open_secrets:
         yield Finding(
             check="secrets",
@@ -127,6 +139,20 @@ def _tokens(tokens: Sequence[TokenState]) -> Iterator[Finding]:
                 level="WARN",
                 message=f"join token {one.id} lets {counted(one.uses, 'more machine', 'more machines')} join for {one.left.days} days",
                 advice=f"whoever has it joins the fleet: `fleetctl token revoke {one.id}` when all of yours have joined",
+            )
+
+
+def _api_keys(keys: Sequence[KeyState]) -> Iterator[Finding]:
+    """Yield the keys that end soon; one that has ended was meant to, and its clients know by now."""
+    for one in keys:
+        if timedelta(0) < one.left < _WARN:
+            left = f"{one.left.days} days" if one.left.days else "less than a day"
+            yield Finding(
+                check="api keys",
+                level="WARN",
+                message=f"API key {one.name} ends in {left}: its clients are refused from then on",
+                advice=f"create another one in time: `fleetctl create apikey --help`; `fleetctl delete apikey {one.name}` if nobody "
+                "uses it",
             )
 
 

@@ -8,6 +8,7 @@ import pytest
 from fleetctl.doctor.observe_security import find_open_secrets, plain_etcd_urls, read_security
 from fleetctl.doctor.transport_security import (
     CertificateState,
+    KeyState,
     TokenState,
     TransportSecurity,
     check_security,
@@ -18,7 +19,7 @@ from identity.signer import Signer
 from machinery.clock import SystemClock
 from schemas.meta import ObjectMeta
 from schemas.node import Node, NodeLease
-from schemas.records import GatewayLease
+from schemas.records import ApiKey, GatewayLease
 from schemas.trust import FleetTrust, JoinTokenRecord, TlsMode
 from store import codec, keys
 from store.etcd.address import EtcdAddress
@@ -84,6 +85,15 @@ def test_a_certificate_that_is_not_renewed_is_found(left: timedelta, level: str)
     assert results(found) == [(level, "certificates")]
 
 
+@pytest.mark.parametrize(
+    ("left", "is_told"),
+    [(30 * DAY, False), (10 * DAY, False), (9 * DAY, True), (DAY / 2, True), (-DAY, False)],
+)
+def test_an_api_key_that_ends_soon_is_told(left: timedelta, *, is_told: bool) -> None:
+    found = TransportSecurity(api_keys=(KeyState(name="ci", left=left),))
+    assert results(found) == ([("WARN", "api keys")] if is_told else [])
+
+
 async def test_the_store_shows_listeners_flags_and_certificates(tmp_path: Path) -> None:
     clock, fleet, other = (
         SystemClock(),
@@ -103,6 +113,10 @@ async def test_the_store_shows_listeners_flags_and_certificates(tmp_path: Path) 
     )
     key = keys.named(keys.JOIN_TOKEN_PREFIX, token.id)
     await store.commit([], [Put(key=key, value=codec.encode(token))])
+    for name, end in (("ci", now() + 9 * DAY), ("app", None)):
+        api_key = ApiKey(name=name, hash="0" * 64, created=now(), expires=end)
+        at = keys.named(keys.API_KEY_PREFIX, name)
+        await store.commit([], [Put(key=at, value=codec.encode(api_key))])
     lease = NodeLease(uid="u", session="s", insecure_flags=("--insecure-http",))
     key = keys.named(keys.NODE_LEASE_PREFIX, "mac-1")
     await store.commit([], [Put(key=key, value=codec.encode(lease))])
@@ -127,6 +141,7 @@ async def test_the_store_shows_listeners_flags_and_certificates(tmp_path: Path) 
         "replica/m-0 at http://10.0.0.1:4100",
     )
     assert found.insecure_flags == ("node/mac-1: --insecure-http", "gateway/g: --insecure-metrics")
+    assert [(one.name, one.left.days) for one in found.api_keys] == [("ci", 8)]
     assert [(one.id, one.left.days, one.uses) for one in found.tokens] == [("a2345672", 8, 3)]
     states = {one.label: (one.left.days, one.is_foreign) for one in found.certificates}
     assert states == {"node/mac-1": (4, False), "node/mac-2": (4, True)}
