@@ -6,11 +6,11 @@ Sources: reports of users of MLX and exo, named at each check. `reconciler/group
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from ipaddress import IPv4Interface, IPv4Network
 from typing import Final
 
-from fleetctl.doctor.findings import Finding
+from fleetctl.doctor.findings import Finding, counted, ok
 from schemas.meta import Condition, ConditionStatus, find_condition
 from schemas.node import FabricInterface, Node, NodeFabric
 from schemas.replica import Replica
@@ -32,6 +32,42 @@ class KnownFailure:
     cause: str
     advice: str
     """The remedy; NODE is the name of the Mac."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkProbe:
+    """A connection over one cable of this machine, from the address of the cable."""
+
+    node: str
+    """The node that is this machine."""
+    other: str
+    """The node at the other end."""
+    interface: str
+    source: str
+    target: str
+    port: int
+    error: str = ""
+    """Reason why the other end was not reached; empty if it was."""
+
+    def failed(self, error: str) -> "LinkProbe":
+        """Return the link with an error."""
+        return replace(self, error=error)
+
+
+def check_links(links: Sequence[LinkProbe]) -> Iterator[Finding]:
+    """Yield cables over which two Macs with routes to each other do not connect (mlx#3755)."""
+    for one in links:
+        if one.error:
+            yield _finding(
+                one.node,
+                f"{one.other} is not reached over {one.interface}, from {one.source} to {one.target}: {one.error}",
+                f"compare the masks of both ends, and macOS's local network permission: `ping -c 3 -S {one.source} {one.target}`",
+            )
+    if links and not any(one.error for one in links):
+        yield ok(
+            _CHECK,
+            f"{counted(len(links), 'cable', 'cables')} of this machine can be connected over",
+        )
 
 
 def _words(text: str) -> re.Pattern[str]:

@@ -7,6 +7,7 @@ from urllib.parse import urlsplit
 
 from fleetctl.doctor import cable_checks, control_plane, model_checks, network_checks
 from fleetctl.doctor.bridge_loops import check_bridges
+from fleetctl.doctor.cable_checks import LinkProbe
 from fleetctl.doctor.control_plane import ControlPlane
 from fleetctl.doctor.findings import Finding, Level, counted, ok
 from fleetctl.doctor.machines import MachineReport, check_machines
@@ -98,6 +99,8 @@ class FleetObservation:
     """The protection of connections between machines."""
     machines: Sequence[MachineReport] = ()
     """The findings of agents about their machines."""
+    links: Sequence[LinkProbe] = ()
+    """Connections over the cables of this machine."""
     partial_files: Sequence[PartialFile] = ()
     """Leftovers of interrupted downloads on this machine."""
 
@@ -140,6 +143,7 @@ def run_checks(fleet: FleetObservation) -> list[Finding]:
         *check_bridges(fleet.nodes),
         *_fabric(fleet),
         *cable_checks.check_cables(fleet.nodes, fleet.replicas, _groups(fleet)),
+        *cable_checks.check_links(fleet.links),
         *model_checks.check_models(fleet.nodes, fleet.partial_files),
         *_objects(fleet),
     ]

@@ -103,10 +103,15 @@ def _listed(names: Sequence[str]) -> str:
     return ", ".join(names[:_MAX_NAMES]) + (f" and {more} more" if more > 0 else "")
 
 
+def _build_of(status: NodeStatus) -> str:
+    """Return the build of macOS; empty if unknown. The version has it in parentheses."""
+    return status.fabric.os_build or status.os_version.partition("(")[2].rstrip(")")
+
+
 def check_builds(nodes: Sequence[Node]) -> Iterator[Finding]:
     """Yield differences of macOS and MLX between Macs; those of mlx-lm and mlx-fleet are version skew."""
     macs = [(n.name, n.status) for n in nodes if n.status is not None and n.status.os == "macOS"]
-    builds = {name: status.fabric.os_build or status.os_version for name, status in macs}
+    builds = {name: build for name, status in macs if (build := _build_of(status))}
     releases = {name: status.mlx_version for name, status in macs if status.mlx_version}
     for title, values, advice in (
         (

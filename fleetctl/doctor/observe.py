@@ -15,7 +15,7 @@ import aiohttp
 import orjson
 
 from fleetctl.cli.connect import etcd_dir
-from fleetctl.doctor import observe_control, observe_models, observe_security
+from fleetctl.doctor import observe_control, observe_links, observe_models, observe_security
 from fleetctl.doctor.checks import (
     CONDITION_KINDS,
     DiskSpace,
@@ -67,9 +67,7 @@ async def observe_fleet(
 ) -> FleetObservation:
     """Observe all parts of the fleet; `data_dir` is its folder on this machine. Raises StoreError."""
     store = await _observe_store(transport, str(address), clock)
-    versions = await version_skew.read_versions(
-        transport, ComponentVersion(part="fleetctl", version=fleet_version())
-    )
+    versions = await version_skew.read_versions(transport, _client_version())
     nodes = [one for one in await _read_all(transport, "Node") if isinstance(one, Node)]
     ready = await reader.ready_nodes(transport)
     objects_by_kind = await _read_objects(transport)
@@ -116,8 +114,13 @@ async def observe_fleet(
         security=await observe_security.read_security(
             transport, clock.now(), (nodes, leases, endpoints), (address, data_dir)
         ),
+        links=await observe_links.read_links(nodes),
         partial_files=await observe_models.read_partial_files(data_dir, clock.now()),
     )
+
+
+def _client_version() -> ComponentVersion:
+    return ComponentVersion(part="fleetctl", version=fleet_version())
 
 
 async def _probe_processes(
