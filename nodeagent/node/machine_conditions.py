@@ -111,6 +111,9 @@ DISK_PRESSURE: Final = "DiskPressure"
 THERMAL_PRESSURE: Final = "ThermalPressure"
 NEEDS_REBOOT: Final = "NeedsReboot"
 CONDITION_TYPES: Final = (MEMORY_PRESSURE, DISK_PRESSURE, THERMAL_PRESSURE, NEEDS_REBOOT)
+"""The conditions that each node has, and that the next run of the agent continues."""
+CABLES_UNSTABLE: Final = "CablesUnstable"
+"""Only a node whose cables are or were unstable has it; the next run of the agent counts anew."""
 
 MEMORY_STRANDED: Final = "MemoryStranded"
 
@@ -121,6 +124,10 @@ _COOLING_TIME: Final = timedelta(seconds=60)
 _COOLER_CELSIUS: Final = 5.0
 # An engine of 370 GB took 4 s to release its memory at its end; none takes this long.
 _UNWIRE_TIME: Final = timedelta(seconds=60)
+# A DHCP that fails on a cable takes the address and gives another one each half hour (exo#2067). A person who plugs
+# cables makes changes within minutes, and then none.
+_CHANGES_TIME: Final = timedelta(hours=2)
+_MANY_CHANGES, _FEW_CHANGES = 4, 1
 # An owner that only reads the screen is active, too.
 _OWNER_ACTIVE_S: Final = 300.0
 
@@ -148,6 +155,10 @@ class MachineHistory:
     """In coarse steps; None before the first reading."""
     power: PowerSource = "Unknown"
     is_owner_active: bool = False
+    cable_addresses: frozenset[tuple[str, str]] | None = None
+    """Interface and address of each cable; None before the first reading."""
+    cable_changes: tuple[datetime, ...] = ()
+    """The times of their last changes."""
     wired_limit: WiredLimit | None = None
     """As at the last reading that had it."""
 
@@ -207,6 +218,10 @@ def next_history(
         condition = _new_condition(type_, verdicts.get(type_), after, now)
         if condition is not None:
             conditions = with_condition(conditions, condition)
+    cables = _cables_verdict(after, was=is_true(past.conditions, CABLES_UNSTABLE))
+    if cables is not None:
+        condition = _new_condition(CABLES_UNSTABLE, cables, after, now)
+        conditions = conditions if condition is None else with_condition(conditions, condition)
     return replace(after, conditions=conditions)
 
 
@@ -264,8 +279,37 @@ def _remember(
     if reading.disk is not None:
         free = quantize_free_bytes(reading.disk.free_bytes, shown=past.disk_free_bytes)
         after = replace(after, disk_bytes=reading.disk.total_bytes, disk_free_bytes=free)
+    if reading.fabric is not None:
+        after = _remember_cables(reading.fabric, after, now)
     after = replace(after, wired_limit=reading.wired_limit or past.wired_limit)
     return _remember_owner(reading, after, now)
+
+
+def _remember_cables(fabric: NodeFabric, past: MachineHistory, now: datetime) -> MachineHistory:
+    """Update the addresses of the cables and the times of their changes."""
+    ports = {port.interface for port in fabric.ports if port.interface}
+    found = frozenset((one.name, one.address) for one in fabric.interfaces if one.name in ports)
+    recent = [at for at in past.cable_changes if now - at < _CHANGES_TIME]
+    if past.cable_addresses is not None and found != past.cable_addresses:
+        recent.append(now)
+    return replace(past, cable_addresses=found, cable_changes=tuple(recent[-_MANY_CHANGES:]))
+
+
+def _cables_verdict(past: MachineHistory, *, was: bool) -> ConditionVerdict | None:
+    """Return the result for the addresses of cables; None as long as they were always stable."""
+    count = len(past.cable_changes)
+    if count >= _MANY_CHANGES or (was and count > _FEW_CHANGES):
+        names = ", ".join(sorted({name for name, _ in past.cable_addresses or ()})) or "no cable"
+        message = (
+            f"the addresses of its cables changed {_MANY_CHANGES} times within two hours ({names} has one now): "
+            "set them by hand instead of DHCP, with another network for each cable"
+        )
+        return ConditionVerdict(
+            holds=True, reason="AddressesChange", message=message, is_lasting=True
+        )
+    if was:
+        return ConditionVerdict(holds=False, reason="AddressesStable", message="")
+    return None
 
 
 def _remember_excess(reboot: RebootReading, past: MachineHistory, now: datetime) -> MachineHistory:

@@ -105,6 +105,12 @@ SECTION: Final = ReasonSection(
             "Wait, or change `spec.policy` of the pool.",
         ),
         problem(
+            "AddressesChange",
+            "CablesUnstable: the addresses of Thunderbolt cables change again and again, which ends groups.",
+            "Set them by hand instead of DHCP, with a small network of its own for each cable.",
+        ),
+        normal("AddressesStable", "CablesUnstable: the addresses of the cables no longer change."),
+        problem(
             "LimitDiffers",
             "WiredLimitDiffers: the GPU may wire another amount of memory than `spec.wiredLimit` of the pool.",
             "Run the command in the message on that Mac; or change or remove the field.",

@@ -31,7 +31,7 @@ from nodeagent.node.machine_conditions import (
     next_history,
 )
 from schemas.meta import Condition, ConditionStatus, find_condition
-from schemas.node import NodeFabric, RdmaDevice, ThunderboltPort
+from schemas.node import FabricInterface, NodeFabric, RdmaDevice, ThunderboltPort
 from tests.support.nodeagent_groups import NOW
 from tests.support.nodeagent_readings import WELL
 
@@ -142,6 +142,42 @@ def test_what_is_broken_is_the_nodes_condition_until_it_is_mended() -> None:
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 EVERY = timedelta(seconds=10)
+
+
+def cable_at(*addresses: str) -> MachineReading:
+    """Return a reading of a Mac whose cable at en5 has these addresses."""
+    interfaces = tuple(FabricInterface(name="en5", address=one) for one in addresses)
+    return replace(WELL, fabric=cables("Active").model_copy(update={"interfaces": interfaces}))
+
+
+@pytest.mark.parametrize(
+    ("minutes", "changes", "status"),
+    [
+        pytest.param(30, 4, "True", id="each-half-hour"),
+        pytest.param(30, 3, "", id="three-times"),
+        pytest.param(60, 8, "", id="each-hour"),
+        pytest.param(1, 0, "", id="never"),
+    ],
+)
+def test_addresses_of_cables_that_keep_changing(minutes: int, changes: int, status: str) -> None:
+    past, now = MachineHistory(), NOW
+    for number in range(changes + 1):
+        # Readings between two changes, and those without cables, count for nothing.
+        for reading in (cable_at(*["10.0.0.1"] * (number % 2)), WELL):
+            past = machine_conditions.next_history(reading, past, now, has_engines=False)
+        now += timedelta(minutes=minutes)
+    said = find_condition(past.conditions, "CablesUnstable")
+    assert ("" if said is None else said.status.value) == status
+    if said is None:
+        return
+    later = now + timedelta(hours=2)
+    past = machine_conditions.next_history(WELL, past, later, has_engines=False)
+    past = machine_conditions.next_history(
+        cable_at(), past, later + timedelta(minutes=1), has_engines=False
+    )
+    said = find_condition(past.conditions, "CablesUnstable")
+    assert said is not None
+    assert said.status.value == "False"
 
 
 def memory(
