@@ -17,7 +17,7 @@ from schemas.replica import Replica
 from schemas.shardgroup import ShardGroup
 
 _CHECK: Final = "cables"
-_RESTART: Final = "`fleetctl drain NODE`, restart it, `fleetctl uncordon NODE`"
+_RESTART: Final = "`fleetctl node reboot NODE --drain`"
 # A device of Apple's driver has ten queue pairs; each connection of a rank takes one (mlx#4209, #3162).
 _QUEUE_PAIRS: Final = 10
 _THUNDERBOLT_5: Final = 5

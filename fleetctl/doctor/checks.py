@@ -255,7 +255,7 @@ def _nodes(fleet: FleetObservation) -> Iterator[Finding]:
 
 _NODE_REMEDY = "docs/operations/nodes.md describes each condition and its remedy"
 _NODE_REMEDIES = {
-    "NeedsReboot": "`fleetctl drain NODE`, restart it, `fleetctl uncordon NODE`",
+    "NeedsReboot": "`fleetctl node reboot NODE --drain`",
     "MemoryPressure": "quit programs on it, or `fleetctl drain NODE`",
     "DuplicateHardware": "`fleetctl describe node NODE` says which one to delete or to start anew",
     "Withheld": "wait, or change spec.policy of the pool",

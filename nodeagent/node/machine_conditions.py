@@ -90,7 +90,7 @@ class LeakedResources:
         return RebootReason(
             reason="RdmaDown",
             message=f"{', '.join(late)} stayed down after a rank had ended, though the Mac at the other end is connected. "
-            "Unplug the cable and plug it in again; if that does not help, restart this machine",
+            "Unplug the cable and plug it in again; if that does not help, `fleetctl node reboot NAME --drain`",
         )
 
 
@@ -484,15 +484,14 @@ def _reboot_verdict(
         message = (
             f"{show(seen.wired_bytes)} of {show(seen.total_bytes)} stay wired although no engine of the fleet runs: "
             "a killed engine stranded them, or another program (Ollama, LM Studio) holds them. "
-            "Quit that program, or restart this machine"
+            "Quit that program, or run `fleetctl node reboot NAME --drain`"
         )
         return ConditionVerdict(
             holds=True, reason=MEMORY_STRANDED, message=message, is_lasting=True
         )
     if seen.wanted_by:
         message = (
-            f"an update waits for a restart ({seen.wanted_by}). Drain this node (fleetctl drain), "
-            "restart the machine, and uncordon the node"
+            f"an update waits for a restart ({seen.wanted_by}): `fleetctl node reboot NAME --drain`"
         )
         return ConditionVerdict(holds=True, reason="UpdateWaiting", message=message)
     return ConditionVerdict(holds=False, reason="NothingWaits", message="")

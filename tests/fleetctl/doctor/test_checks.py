@@ -314,7 +314,7 @@ def test_each_problem_has_one_finding_with_advice(different: dict[str, Any], lin
 def test_the_remedy_of_a_node_that_needs_a_restart_has_its_name() -> None:
     waiting = condition("NeedsReboot", ConditionStatus.TRUE, "24 GB stay wired")
     (one,) = (one for one in findings(nodes=(node("mac-1", waiting),)) if one.level == "WARN")
-    assert one.advice == "`fleetctl drain mac-1`, restart it, `fleetctl uncordon mac-1`"
+    assert one.advice == "`fleetctl node reboot mac-1 --drain`"
 
 
 def test_plain_http_on_loopback_is_no_problem() -> None:

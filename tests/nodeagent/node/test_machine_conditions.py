@@ -436,15 +436,14 @@ def test_stranded_memory_is_not_forgotten_while_an_engine_runs() -> None:
             NEEDS_REBOOT,
             MachineReading(reboot=RebootReading(wanted_by="libc6, linux-base")),
             "UpdateWaiting",
-            "an update waits for a restart (libc6, linux-base). Drain this node (fleetctl drain), restart the "
-            "machine, and uncordon the node",
+            "an update waits for a restart (libc6, linux-base): `fleetctl node reboot NAME --drain`",
         ),
         (
             NEEDS_REBOOT,
             wired(44.5),
             "MemoryStranded",
             "44.5 GiB of 64.0 GiB stay wired although no engine of the fleet runs: a killed engine "
-            "stranded them, or another program (Ollama, LM Studio) holds them. Quit that program, or restart this machine",
+            "stranded them, or another program (Ollama, LM Studio) holds them. Quit that program, or run `fleetctl node reboot NAME --drain`",
         ),
         (
             MEMORY_PRESSURE,
