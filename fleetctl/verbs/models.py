@@ -1,0 +1,365 @@
+"""The verb `fleetctl models`: the models in the store of one folder on this machine."""
+
+import asyncio
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+import click
+import orjson
+
+from fleetctl.cli.connect import run
+from fleetctl.cli.errors import FleetctlError
+from fleetctl.cli.terminal import ProgressLine, paint
+from fleetctl.output import printers
+from fleetctl.output.columns import age
+from machinery.clock import SystemClock
+from machinery.process_secrets import read_secret_file
+from models.hub.errors import ModelFetchError
+from models.hub.fetcher import FetchLimits, FetchRequest, ModelFetcher
+from models.hub.file_selection import DEFAULT_PATTERNS
+from models.hub.huggingface import HuggingFaceHub, open_hub_session
+from models.hub.model_hub import DEFAULT_ENDPOINT
+from models.hub.progress import FetchMonitor, FetchProgress
+from models.inspection import DEFAULT_MODELS_DIR
+from models.model_store.cache_import import ImportRefusedError, find_snapshots, import_snapshot
+from models.model_store.integrity import FileDefect, check_model, discard_defects
+from models.model_store.store import ModelStore, StoredModel
+from schemas import duration, quantity
+
+C = TypeVar("C", bound=Callable[..., Any])
+
+_HUB_CACHE: Final = Path("~/.cache/huggingface/hub")
+_PROGRESS_S: Final = 0.25
+
+_GROUP_HELP = """Fetch, list, check and remove models in a folder of this machine.
+
+\b
+  fleetctl models pull mlx-community/Qwen3-8B-4bit --to local
+  fleetctl models list
+  fleetctl models check --hash
+
+Files are kept once, by their SHA-256, below blobs; a model is a folder of links, ORGANISATION--NAME@COMMIT, that
+spec.model.path can name. docs/operations/model-store.md describes the store.
+"""
+
+
+@click.group(help=_GROUP_HELP)
+def models() -> None:
+    """Fetch, list, check and remove models in a folder of this machine."""
+
+
+def _models_dir_option(command: C) -> C:
+    return click.option(
+        "--models-dir",
+        type=click.Path(file_okay=False, path_type=Path),
+        default=DEFAULT_MODELS_DIR,
+        envvar="FLEET_MODELS_DIR",
+        show_default=True,
+        show_envvar=True,
+        help="Folder with the models, as of the node agent.",
+    )(command)
+
+
+def _open_store(models_dir: Path) -> ModelStore:
+    return ModelStore(models_dir.expanduser(), SystemClock())
+
+
+@contextmanager
+def _errors_translated() -> Iterator[None]:
+    try:
+        yield
+    except ModelFetchError as error:
+        raise FleetctlError(f"{error.reason}: {error}") from error
+    except (ImportRefusedError, ValueError) as error:
+        raise FleetctlError(str(error)) from error
+    except OSError as error:
+        raise FleetctlError(str(error)) from error
+
+
+def _find_model(store: ModelStore, word: str) -> StoredModel:
+    """Return the model of a folder name, or of a repository that has one commit here."""
+    found = [one for one in store.models() if word in (one.name, one.repo)]
+    if len(found) == 1:
+        return found[0]
+    if found:
+        names = ", ".join(one.name for one in found)
+        raise FleetctlError(f"{word} has {len(found)} commits here; name one: {names}")
+    raise FleetctlError(
+        f"no model {word} in {store.root}; `fleetctl models list` shows what is there"
+    )
+
+
+@models.command("list")
+@click.option(
+    "-o", "--output", type=click.Choice(["table", "json"]), default="table", show_default=True
+)
+@_models_dir_option
+def list_models(output: str, models_dir: Path) -> None:
+    """List the models of the store with their sizes."""
+    store = _open_store(models_dir)
+    with _errors_translated():
+        found = store.models()
+    if output == "json":
+        trees = {"models": [_model_tree(one) for one in found]}
+        click.echo(orjson.dumps(trees, option=orjson.OPT_INDENT_2).decode())
+        return
+    if not found:
+        click.echo(f"no models fetched into {store.root}", err=True)
+        return
+    titles = ["NAME", "SIZE", "FILES", "FETCHED", "LOADED", "PINNED"]
+    click.echo(printers.align_columns([_model_row(store, one) for one in found], titles))
+
+
+def _model_tree(model: StoredModel) -> dict[str, Any]:
+    return {
+        "name": model.name,
+        "repo": model.repo,
+        "commit": model.commit,
+        "bytes": model.size_bytes,
+        "files": [{"path": f.path, "bytes": f.size, "sha256": f.sha256} for f in model.files],
+        "fetchedAt": model.fetched_at,
+        "loadedAt": model.loaded_at,
+        "isPinned": model.is_pinned,
+    }
+
+
+def _model_row(store: ModelStore, model: StoredModel) -> list[str]:
+    now = store.clock.now()
+    loaded = model.loaded_at
+    return [
+        model.name,
+        quantity.show(model.size_bytes),
+        str(len(model.files)),
+        age(model.fetched_at, now),
+        "-" if loaded is None else age(loaded, now),
+        "yes" if model.is_pinned else "-",
+    ]
+
+
+_CHECK_HELP = """Check that models are whole: links and sizes, and with --hash every byte.
+
+\b
+  fleetctl models check
+  fleetctl models check mlx-community/Qwen3-8B-4bit --hash --discard
+
+Names are folders or repositories; without a name all models are checked. Exit code 1: a model is damaged.
+"""
+
+
+@models.command("check", help=_CHECK_HELP)
+@click.argument("names", nargs=-1, metavar="[NAME...]")
+@click.option("--hash", "hashes", is_flag=True, help="Read and hash every byte.")
+@click.option(
+    "--discard",
+    is_flag=True,
+    help="Remove damaged contents and the models that have them, so that the next fetch brings them again.",
+)
+@_models_dir_option
+def check_models(names: tuple[str, ...], hashes: bool, discard: bool, models_dir: Path) -> None:
+    """Check that models are whole: links and sizes, and with --hash every byte."""
+    store = _open_store(models_dir)
+    recorded = store.manifest_names()
+    wanted = [_recorded_name(store, word, recorded) for word in names] or list(recorded)
+    with _errors_translated(), ProgressLine() as progress:
+        found: list[FileDefect] = []
+        for name in wanted:
+            progress.show(f"checking {name}")
+            found += check_model(store, name, hashes=hashes)
+        damaged = {one.model for one in found}
+        for name in wanted:
+            if name not in damaged:
+                click.echo(f"{name}: {paint('whole', 'good')}")
+        for one in found:
+            where = f"{one.model}/{one.path}".rstrip("/")
+            click.echo(f"{where}: {paint(one.defect, 'bad')}: {one.message}")
+        if found and discard:
+            for name in discard_defects(store, tuple(found)):
+                click.echo(f"{name} removed; fetch it again: only what was damaged will be fetched")
+    if found:
+        raise click.exceptions.Exit(1)
+
+
+def _recorded_name(store: ModelStore, word: str, recorded: tuple[str, ...]) -> str:
+    """Return the name of a model, a damaged one included."""
+    return word if word in recorded else _find_model(store, word).name
+
+
+@models.command("rm")
+@click.argument("names", nargs=-1, required=True, metavar="NAME...")
+@_models_dir_option
+def remove_models(names: tuple[str, ...], models_dir: Path) -> None:
+    """Remove models; files that other models have stay. An engine that runs one goes on until it ends."""
+    store = _open_store(models_dir)
+    found = [_find_model(store, word) for word in names]
+    for model in found:
+        if model.is_pinned:
+            raise FleetctlError(
+                f"{model.name} is pinned; run `fleetctl models unpin {model.name}` first"
+            )
+    with _errors_translated():
+        for model in found:
+            freed = store.remove(model.name)
+            click.echo(f"{model.name} removed, {quantity.show(freed)} freed")
+
+
+@models.command("pin")
+@click.argument("names", nargs=-1, required=True, metavar="NAME...")
+@_models_dir_option
+def pin_models(names: tuple[str, ...], models_dir: Path) -> None:
+    """Protect models from collection, which removes unused models of a full disk."""
+    store = _open_store(models_dir)
+    for model in [_find_model(store, word) for word in names]:
+        with _errors_translated():
+            store.pin(model.name)
+        click.echo(f"{model.name} pinned")
+
+
+@models.command("unpin")
+@click.argument("names", nargs=-1, required=True, metavar="NAME...")
+@_models_dir_option
+def unpin_models(names: tuple[str, ...], models_dir: Path) -> None:
+    """Allow the collection of models again."""
+    store = _open_store(models_dir)
+    for model in [_find_model(store, word) for word in names]:
+        with _errors_translated():
+            was_pinned = store.unpin(model.name)
+        click.echo(f"{model.name} {'unpinned' if was_pinned else 'was not pinned'}")
+
+
+_IMPORT_HELP = """Import models from a cache of huggingface_hub, which `hf download` fills.
+
+\b
+  fleetctl models import
+  fleetctl models import ~/.cache/huggingface/hub --repo mlx-community/Qwen3-8B-4bit
+
+Every file is hashed, because that client does not verify what it downloads, and then shared by a clone or a hard link:
+it takes no room on the same disk. The cache stays as it is. Exit code 1: a snapshot was refused.
+"""
+
+
+@models.command("import", help=_IMPORT_HELP)
+@click.argument("cache", default=_HUB_CACHE, type=click.Path(file_okay=False, path_type=Path))
+@click.option("--repo", "repos", multiple=True, help="Import this repository only; repeatable.")
+@_models_dir_option
+def import_models(cache: Path, repos: tuple[str, ...], models_dir: Path) -> None:
+    """Import models from a cache of huggingface_hub, which `hf download` fills."""
+    store = _open_store(models_dir)
+    snapshots = find_snapshots(cache.expanduser())
+    chosen = [one for one in snapshots if not repos or one.repo in repos]
+    absent = set(repos) - {one.repo for one in chosen}
+    if absent or not chosen:
+        what = ", ".join(sorted(absent)) or "models--*/snapshots"
+        raise FleetctlError(f"{cache} has no {what}; expected a cache of huggingface_hub")
+    is_refused = False
+    with ProgressLine() as progress:
+        for snapshot in chosen:
+            progress.show(f"hashing {snapshot.repo}")
+            try:
+                model = import_snapshot(store, snapshot)
+            except (ImportRefusedError, OSError) as error:
+                progress.say(f"{snapshot.repo} refused: {error}")
+                is_refused = True
+                continue
+            progress.clear()
+            click.echo(f"{model.name} imported, {quantity.show(model.size_bytes)}")
+    if is_refused:
+        raise click.exceptions.Exit(1)
+
+
+_PULL_HELP = """Fetch a model from a hub into the store of this machine.
+
+\b
+  fleetctl models pull mlx-community/Qwen3-8B-4bit --to local
+  fleetctl models pull mlx-community/Qwen3-8B-4bit --to local --revision v1 --hub-token-file token.txt
+
+Every file is compared with the hub's SHA-256. A pull that was interrupted goes on where it was when it is started again.
+Python code is never fetched.
+"""
+
+
+@models.command("pull", help=_PULL_HELP)
+@click.argument("repo", metavar="ORGANISATION/NAME")
+@click.option(
+    "--to",
+    "target",
+    type=click.Choice(["local"]),
+    required=True,
+    help="Machines that get the model; local: this one.",
+)
+@click.option(
+    "--revision", default="main", show_default=True, help="Branch, tag or commit to fetch."
+)
+@click.option(
+    "--files",
+    "patterns",
+    multiple=True,
+    help=f"Pattern of files to fetch; repeatable (default: {', '.join(DEFAULT_PATTERNS)}).",
+)
+@click.option(
+    "--hub-endpoint",
+    default=DEFAULT_ENDPOINT,
+    envvar="HF_ENDPOINT",
+    show_default=True,
+    show_envvar=True,
+    help="Address of the hub, or of a mirror.",
+)
+@click.option(
+    "--hub-token-file",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="File with a token of the hub, for private and gated repositories.",
+)
+@_models_dir_option
+def pull_model(repo: str, target: str, **options: Any) -> None:
+    """Fetch a model from a hub into the store of this machine."""
+    del target  # there is one so far
+    with _errors_translated():
+        model = run(_pull(repo, options))
+    click.echo(f"{model.folder}: {len(model.files)} files, {quantity.show(model.size_bytes)}")
+
+
+async def _pull(repo: str, options: dict[str, Any]) -> StoredModel:
+    store = _open_store(options["models_dir"])
+    token_file: Path | None = options["hub_token_file"]
+    token = "" if token_file is None else read_secret_file(token_file).decode("ascii").strip()
+    clock = store.clock
+    monitor = FetchMonitor(clock)
+    with ProgressLine() as progress:
+        async with open_hub_session() as session:
+            hub = HuggingFaceHub(session, endpoint=options["hub_endpoint"], token=token)
+            request = FetchRequest(
+                repo=repo,
+                commit=await hub.resolve(repo, options["revision"]),
+                patterns=options["patterns"] or DEFAULT_PATTERNS,
+            )
+
+            async def draw() -> None:
+                while progress.is_shown:
+                    progress.show(progress_text(monitor.snapshot()))
+                    await clock.sleep(_PROGRESS_S)
+
+            async with asyncio.TaskGroup() as group:
+                drawing = group.create_task(draw())
+                try:
+                    return await ModelFetcher(store, clock, limits=FetchLimits()).fetch(
+                        hub, request, monitor=monitor
+                    )
+                except (ModelFetchError, OSError, ValueError) as error:
+                    failure = error
+                finally:
+                    drawing.cancel()
+    raise failure
+
+
+def progress_text(progress: FetchProgress) -> str:
+    """Return one line about a fetch."""
+    if progress.waiting:
+        return progress.waiting
+    if not progress.total_bytes:
+        return f"{progress.phase.lower()} {progress.source}"
+    eta = "" if progress.eta_s is None else f", {duration.show(progress.eta_s)} left"
+    return (
+        f"{progress.percent} % of {quantity.show(progress.total_bytes)}, "
+        f"{quantity.show(int(progress.bytes_per_s))}/s from {progress.source}{eta}"
+    )

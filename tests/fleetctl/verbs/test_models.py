@@ -1,0 +1,126 @@
+"""`fleetctl models` on a folder of this machine: pull from the stand-in hub, list, check, pin, remove and import."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from machinery.clock import SystemClock
+from models.model_store.store import ModelStore
+from tests.support.fleet import Done
+from tests.support.fleetctl_runner import run_fleetctl
+from tests.support.hub import COMMIT, REPO, StandInHub, tiny_files
+from tests.support.model_store import add_model, files_below
+
+NAME = "mlx-community--Tiny-4bit@1f2e3d4c5b6a"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "models"
+
+
+async def models(folder: Path, *words: str) -> Done:
+    return await run_fleetctl("models", *words, "--models-dir", str(folder))
+
+
+async def pull(folder: Path, hub: StandInHub, *words: str) -> Done:
+    endpoint = ("--hub-endpoint", hub.endpoint)
+    return await models(folder, "pull", REPO, "--to", "local", *endpoint, *words)
+
+
+async def test_a_pulled_model_is_listed_checked_and_removed(folder: Path) -> None:
+    async with StandInHub(repos={REPO: tiny_files()}).serve() as hub:
+        done = await pull(folder, hub)
+    assert (done.code, done.err) == (0, "")
+    assert done.out == f"{folder / NAME}: 5 files, 396 KiB\n"
+    listed = await models(folder, "list")
+    title, row = listed.out.splitlines()
+    assert title.split() == ["NAME", "SIZE", "FILES", "FETCHED", "LOADED", "PINNED"]
+    assert row.split()[:4] == [NAME, "396", "KiB", "5"]
+    (tree,) = json.loads((await models(folder, "list", "-o", "json")).out)["models"]
+    assert (tree["repo"], tree["commit"], tree["isPinned"]) == (REPO, COMMIT, False)
+    assert (await models(folder, "check", "--hash")).out == f"{NAME}: whole\n"
+    removed = await models(folder, "rm", REPO)
+    assert removed.out == f"{NAME} removed, 396 KiB freed\n"
+    assert "no models" in (await models(folder, "list")).err
+
+
+async def test_a_token_is_read_from_a_private_file(folder: Path, tmp_path: Path) -> None:
+    token = tmp_path / "token"
+    token.write_text("hf_x\n")
+    token.chmod(0o600)
+    async with StandInHub(repos={REPO: tiny_files()}, token="hf_x").serve() as hub:
+        refused = await pull(folder, hub)
+        assert refused.code == 1
+        assert refused.err.startswith("error: Unauthorized: ")
+        assert (await pull(folder, hub, "--hub-token-file", str(token))).code == 0
+        token.chmod(0o644)
+        opened = await pull(folder, hub, "--hub-token-file", str(token))
+    assert opened.code == 1
+    assert "chmod 600" in opened.err
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        pytest.param(("gpt2",), "expected ORGANISATION/NAME", id="no-organisation"),
+        pytest.param((REPO, "--revision", "v9"), "NotFound: ", id="no-such-revision"),
+        pytest.param((REPO, "--files", "*.gguf"), "ListingRefused: none of", id="no-such-file"),
+        pytest.param((REPO, "--hub-endpoint", "ftp://x"), "no address of a hub", id="endpoint"),
+    ],
+)
+async def test_a_pull_that_cannot_work_says_why(
+    folder: Path, words: tuple[str, ...], message: str
+) -> None:
+    async with StandInHub(repos={REPO: tiny_files()}).serve() as hub:
+        endpoint = ("--hub-endpoint", hub.endpoint)
+        done = await models(folder, "pull", *endpoint, *words, "--to", "local")
+    assert done.code == 1
+    assert message in done.err
+    assert "Traceback" not in done.err
+
+
+async def test_a_pinned_model_is_not_removed(folder: Path) -> None:
+    add_model(ModelStore(folder, SystemClock()), REPO, COMMIT, tiny_files())
+    assert (await models(folder, "pin", NAME)).out == f"{NAME} pinned\n"
+    done = await models(folder, "rm", NAME)
+    assert (done.code, done.err) == (
+        1,
+        f"error: {NAME} is pinned; run `fleetctl models unpin {NAME}` first\n",
+    )
+    assert (await models(folder, "unpin", REPO)).out == f"{NAME} unpinned\n"
+    assert (await models(folder, "unpin", REPO)).out == f"{NAME} was not pinned\n"
+    assert (await models(folder, "rm", NAME)).code == 0
+
+
+async def test_a_damaged_model_is_found_and_only_its_damage_is_fetched_again(folder: Path) -> None:
+    async with StandInHub(repos={REPO: tiny_files()}).serve() as hub:
+        await pull(folder, hub)
+        damaged = (folder / NAME / "tokenizer.json").resolve()
+        damaged.chmod(0o644)
+        damaged.write_bytes(b"x" * damaged.stat().st_size)
+        done = await models(folder, "check", REPO, "--hash", "--discard")
+        assert done.code == 1
+        assert f"{NAME}/tokenizer.json: WrongContent: " in done.out
+        assert f"{NAME} removed; fetch it again" in done.out
+        before = hub.body_bytes
+        assert (await pull(folder, hub)).code == 0
+        assert hub.body_bytes - before == 5000
+
+
+async def test_a_cache_of_another_program_is_imported(folder: Path, tmp_path: Path) -> None:
+    snapshot = tmp_path / "hub" / "models--a--b" / "snapshots" / COMMIT
+    snapshot.mkdir(parents=True)
+    (snapshot / "model.safetensors").write_bytes(b"weights")
+    done = await models(folder, "import", str(tmp_path / "hub"))
+    assert (done.code, done.err) == (0, "")
+    assert files_below(folder / "a--b@1f2e3d4c5b6a") == {"model.safetensors": b"weights"}
+    absent = await models(folder, "import", str(tmp_path / "hub"), "--repo", "a/c")
+    assert (absent.code, "has no a/c; expected a cache" in absent.err) == (1, True)
+
+
+async def test_an_unknown_name_points_to_the_list(folder: Path) -> None:
+    done = await models(folder, "rm", "a/b")
+    assert (done.code, done.out) == (1, "")
+    assert "`fleetctl models list` shows what is there" in done.err
