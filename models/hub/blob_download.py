@@ -1,10 +1,9 @@
 """The download of one file: it goes on where an earlier one ended, retries, and publishes only verified bytes."""
 
-import asyncio
 import errno
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Final, ParamSpec, TypeVar
+from functools import partial
+from typing import Final
 
 from machinery.backoff import Backoff, Retries
 from machinery.clock import Clock
@@ -17,30 +16,20 @@ from models.hub.errors import (
 )
 from models.hub.model_hub import ModelHub, RemoteFile
 from models.hub.progress import FetchMonitor
+from models.hub.threads import acquire_in_thread, run_in_thread
 from models.model_store.partial_file import PartialFile, open_partial
 from models.model_store.store import ModelStore
-
-P = ParamSpec("P")
-T = TypeVar("T")
 
 _BACKOFF: Final = Backoff(first_s=1.0, limit_s=60.0)
 # How often the file of another fetch is looked at.
 _POLL_S: Final = 0.5
 # Bytes that are handed to a thread at once.
 _WRITE_BYTES: Final = 1 << 20
-# The least and the most that a hub's wish to wait counts for.
+# A stream that brings less than this in the time is cut: a new one may be faster. An own limit of the rate may be low.
+_STALL_S: Final = 300.0
+_STALL_BYTES: Final = 16 << 10
+# The least that a hub's wish to wait counts for.
 _LEAST_WAIT_S: Final = 1.0
-
-
-async def run_in_thread(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Run a blocking function in a thread; a cancellation waits until it has ended, so that nothing runs unowned."""
-    loop = asyncio.get_running_loop()
-    future = loop.run_in_executor(None, lambda: function(*args, **kwargs))
-    try:
-        return await asyncio.shield(future)
-    except asyncio.CancelledError:
-        await asyncio.wait([future])
-        raise
 
 
 @dataclass(kw_only=True)
@@ -90,6 +79,25 @@ class FetchRetries:
         monitor.waiting = ""
 
 
+class _StallGuard:
+    """Notices a stream that is alive and brings almost nothing."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._since = clock.monotonic()
+        self._count = 0
+
+    def is_stalled_after(self, count: int) -> bool:
+        """Count bytes; return True if the last minutes brought too few."""
+        self._count += count
+        now = self._clock.monotonic()
+        if now - self._since < _STALL_S:
+            return False
+        is_stalled = self._count < _STALL_BYTES
+        self._since, self._count = now, 0
+        return is_stalled
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlobDownload:
     """Downloads the files of one commit into the store."""
@@ -114,7 +122,7 @@ class BlobDownload:
         """
         counted = 0
         while not await run_in_thread(self.store.has_blob, file.digest):
-            part = await run_in_thread(self._open, file)
+            part = await acquire_in_thread(partial(self._open, file))
             if part is None:  # another fetch of the same content: follow its file
                 counted += self._count(await run_in_thread(self._part_size, file) - counted)
                 await self.clock.sleep(_POLL_S)
@@ -184,6 +192,7 @@ class BlobDownload:
     async def _stream(self, file: RemoteFile, part: PartialFile) -> None:
         """Append what one response brings. What arrived before a failure is kept."""
         pending = bytearray()
+        stall = _StallGuard(self.clock)
         source = self.hub.read(self.repo, self.commit, file, start=part.offset)
         try:
             async with source as chunks:
@@ -193,6 +202,10 @@ class BlobDownload:
                     if part.offset + len(pending) > file.size:
                         raise HashMismatchError(
                             f"{self.hub.name} sent more than the {file.size} bytes of {file.path} in {self.repo}"
+                        )
+                    if stall.is_stalled_after(len(chunk)):
+                        raise HubUnreachableError(
+                            f"{self.hub.name} sends {file.path} of {self.repo} too slowly"
                         )
                     await self.bandwidth.take(len(chunk))
                     if len(pending) >= min(_WRITE_BYTES, part.bytes_to_checkpoint):

@@ -3,16 +3,18 @@
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 from machinery.clock import Clock
 from models.hub.bandwidth import BandwidthLimit
-from models.hub.blob_download import BlobDownload, FetchRetries, run_in_thread
+from models.hub.blob_download import BlobDownload, FetchRetries
 from models.hub.errors import HubRateLimitedError, HubUnreachableError
 from models.hub.file_selection import DEFAULT_PATTERNS, check_patterns, select_files
 from models.hub.model_hub import ModelHub, RemoteFile, folder_name
 from models.hub.progress import FetchMonitor
-from models.model_store.admission import is_reserved, reserve
+from models.hub.threads import acquire_in_thread, run_in_thread
+from models.model_store.admission import FetchReservation, is_reserved, reserve
 from models.model_store.store import ModelStore, StoredModel
 
 # How often the end of another fetch of the same model is looked for.
@@ -90,10 +92,7 @@ class ModelFetcher:
             if found := await self._find_present(request, monitor):
                 return found
             chosen = await self._list(hub, request, monitor, retries)
-            sizes = {file.digest: file.size for file in chosen}
-            reservation = await run_in_thread(
-                reserve, self.store, name, sizes, collectable_bytes=self._collectable_bytes()
-            )
+            reservation = await acquire_in_thread(partial(self._reserve, name, chosen))
             if reservation is not None:
                 break
             await self._wait_for_other(name, monitor)
@@ -108,6 +107,10 @@ class ModelFetcher:
             )
         monitor.phase = "Present"
         return found
+
+    def _reserve(self, name: str, files: tuple[RemoteFile, ...]) -> FetchReservation | None:
+        sizes = {file.digest: file.size for file in files}
+        return reserve(self.store, name, sizes, collectable_bytes=self._collectable_bytes())
 
     async def _find_present(
         self, request: FetchRequest, monitor: FetchMonitor

@@ -80,9 +80,13 @@ class HuggingFaceHub:
         """`token` goes to the endpoint's own host only.
 
         Raises:
-            ValueError: the endpoint is no http or https address.
+            ValueError: the endpoint is no http or https address, or the token is no token.
 
         """
+        if not re.fullmatch(r"[!-~]{0,4096}", token):
+            raise ValueError(
+                "the token has characters that no token has; expected one line of ASCII"
+            )
         self._session = session
         self._endpoint = _parse_endpoint(endpoint)
         self._token = token

@@ -71,6 +71,10 @@ class FetchReservation:
         os.close(self._descriptor)
         self._descriptor = -1
 
+    def close(self) -> None:
+        """End the reservation of a fetch that never began."""
+        self.release()
+
     def __enter__(self) -> Self:
         return self
 

@@ -14,6 +14,7 @@ from typing import Final
 from models.hub.digests import BlobDigest, hash_file
 from models.hub.file_selection import DEFAULT_PATTERNS, is_selected, path_problem
 from models.hub.model_hub import check_repo, is_commit
+from models.model_store.admission import disk_shortfall
 from models.model_store.store import ModelStore, StoredModel
 
 _MAX_FILES: Final = 10_000
@@ -109,11 +110,28 @@ def _import_file(store: ModelStore, source: Path, path: str) -> BlobDigest:
     named = stated or found.sha256
     if store.has_blob(found.sha256) and store.has_blob(named):
         return named
+    _check_room(store, source)
     copy = store.incoming / f"{found.sha256.hex}.{os.getpid()}.import"
     copy.unlink(missing_ok=True)
     share_file(source, copy)
     store.add_blob(copy, named, found.sha256)
     return named
+
+
+def _check_room(store: ModelStore, source: Path) -> None:
+    """Refuse a copy for which another disk has no room."""
+    state = source.stat()
+    if state.st_dev == store.incoming.stat().st_dev:
+        return
+    shortfall = disk_shortfall(
+        free_bytes=shutil.disk_usage(store.root).free,
+        reserve_bytes=store.reserve_bytes,
+        missing_bytes=state.st_size,
+    )
+    if shortfall:
+        raise ImportRefusedError(
+            f"{source} is on another disk and must be copied; the disk of {store.root} lacks {shortfall} bytes for it"
+        )
 
 
 def _stated_digest(name: str) -> BlobDigest | None:

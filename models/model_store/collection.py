@@ -189,8 +189,12 @@ def _execute(store: ModelStore, plan: CollectionPlan, usage: StoreUsage) -> None
         store.drop_blob(content)
     for name in plan.leftovers:
         _remove_leftover(store.incoming / name)
+    for intent in read_intents(store):
+        if not _is_wanted(intent, usage.now):
+            (store.fetches / f"{intent.name}.json").unlink(missing_ok=True)
     for path in (store.blobs / "git-sha1").iterdir():
-        if not path.exists():  # a link to a content that is gone
+        # A link to a content that is gone; a young one may be a moment ahead of its content.
+        if not path.exists() and usage.now - path.lstat().st_ctime >= _YOUNG_S:
             path.unlink(missing_ok=True)
 
 
@@ -204,8 +208,7 @@ def _remove_leftover(path: Path) -> None:
 def observe_usage(store: ModelStore, in_use: AbstractSet[str]) -> StoreUsage:
     """Return the store and its disk as they are now, within `locked()`."""
     now = store.clock.now().timestamp()
-    intents = read_intents(store)
-    wanted = [one for one in intents if one.is_running or now - one.started_at < _ABANDONED_S]
+    wanted = [one for one in read_intents(store) if _is_wanted(one, now)]
     whole = {model.name: model for model in store.models()}
     models = []
     for name in store.manifest_names():
@@ -228,6 +231,10 @@ def observe_usage(store: ModelStore, in_use: AbstractSet[str]) -> StoreUsage:
         free_bytes=disk.free,
         now=now,
     )
+
+
+def _is_wanted(intent: FetchIntent, now: float) -> bool:
+    return intent.is_running or now - intent.started_at < _ABANDONED_S
 
 
 def _held_contents(store: ModelStore, intents: Iterable[FetchIntent]) -> frozenset[str]:

@@ -233,19 +233,20 @@ class ModelStore:
             OSError: the disk failed.
 
         """
-        target = self.blob_path(sha256)
-        if target.exists():
-            file.unlink()
-        else:
-            if file.stat().st_nlink == 1:  # an imported file may be a hard link of another cache
-                file.chmod(0o444)
-            file.replace(target)
-            disk.sync_folder(target.parent)
+        # The link first: it leads nowhere until the content has its name, so both names appear in one step.
         if named.algorithm != "sha256":
             link = self.blob_path(named)
             with suppress(FileExistsError):
                 link.symlink_to(f"../sha256/{sha256.hex}")
                 disk.sync_folder(link.parent)
+        target = self.blob_path(sha256)
+        if target.exists():
+            file.unlink()
+            return
+        if file.stat().st_nlink == 1:  # an imported file may be a hard link of another cache
+            file.chmod(0o444)
+        file.replace(target)
+        disk.sync_folder(target.parent)
 
     def publish(
         self, repo: str, commit: str, files: Mapping[str, BlobDigest], patterns: tuple[str, ...]
@@ -276,20 +277,21 @@ class ModelStore:
                 )
             every = tuple(sorted(files_of.values(), key=lambda one: one.path))
             known = earlier.patterns if earlier is not None else ()
-            self._write_manifest(
-                _Manifest(
-                    repo=repo,
-                    commit=commit,
-                    patterns=tuple(dict.fromkeys((*known, *patterns))),
-                    fetched_at=self.clock.now(),
-                    files=tuple(
-                        _ManifestFile(path=one.path, size=one.size, sha256=one.sha256)
-                        for one in every
-                    ),
+            manifest = _Manifest(
+                repo=repo,
+                commit=commit,
+                patterns=tuple(dict.fromkeys((*known, *patterns))),
+                fetched_at=self.clock.now(),
+                files=tuple(
+                    _ManifestFile(path=one.path, size=one.size, sha256=one.sha256) for one in every
                 ),
-                name,
             )
-            self._write_links(folder, every, is_new=earlier is None)
+            if earlier is None:  # a folder that exists has a record
+                self._write_manifest(manifest, name)
+                self._make_folder(folder, every)
+            else:  # a record names only what exists
+                self._write_links(folder, every)
+                self._write_manifest(manifest, name)
             found = self._read(name)
         if found is None:
             raise OSError(errno.EIO, f"{folder} cannot be read back after it was written")
@@ -300,23 +302,23 @@ class ModelStore:
         disk.write_atomically(path, manifest.model_dump_json(indent=1), mode=0o644)
         self._touch(path)
 
-    def _write_links(self, folder: Path, files: tuple[StoredFile, ...], *, is_new: bool) -> None:
-        """Write the links; a new folder is made beside and renamed, so that it appears whole."""
-        if is_new and folder.exists():  # damaged: links to contents that are gone
+    def _make_folder(self, folder: Path, files: tuple[StoredFile, ...]) -> None:
+        """Make a folder of links beside and rename it, so that it appears whole."""
+        if folder.exists():  # damaged: links to contents that are gone
             self._trash(folder)
-        making = self.incoming / f"{folder.name}.{os.getpid()}.new" if is_new else folder
-        if is_new:
-            shutil.rmtree(making, ignore_errors=True)
+        making = self.incoming / f"{folder.name}.{os.getpid()}.new"
+        shutil.rmtree(making, ignore_errors=True)
+        self._write_links(making, files)
+        making.replace(folder)
+        disk.sync_folder(self.root)
+
+    def _write_links(self, folder: Path, files: tuple[StoredFile, ...]) -> None:
         for file in files:
             path = PurePosixPath(file.path)
-            link = making / path
+            link = folder / path
             link.parent.mkdir(parents=True, exist_ok=True)
-            target = "../" * len(path.parts) + f"blobs/sha256/{file.sha256}"
             if not link.is_symlink():
-                link.symlink_to(target)
-        if is_new:
-            making.replace(folder)
-        disk.sync_folder(self.root)
+                link.symlink_to("../" * len(path.parts) + f"blobs/sha256/{file.sha256}")
 
     def record_load(self, name: str) -> bool:
         """Remember that an engine loads the model now, so that a collection keeps it for an hour at least.

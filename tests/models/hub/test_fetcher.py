@@ -1,14 +1,17 @@
 """Fetches from the stand-in hub into a store: whole, resumed, verified, limited, and once for each content."""
 
 import asyncio
+import os
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from typing_extensions import override
 
 from machinery.clock import SystemClock
+from models.hub.bandwidth import BandwidthLimit
 from models.hub.errors import (
     HashMismatchError,
     HubRateLimitedError,
@@ -21,6 +24,7 @@ from models.hub.fetcher import FetchLimits, FetchRequest, ModelFetcher
 from models.hub.file_selection import DEFAULT_PATTERNS
 from models.hub.huggingface import HuggingFaceHub, open_hub_session
 from models.hub.progress import FetchMonitor
+from models.model_store.partial_file import open_locked
 from models.model_store.store import ModelStore
 from tests.support.clock import SkippingClock
 from tests.support.hub import COMMIT, REPO, HubFaults, StandInHub, tiny_files
@@ -268,3 +272,59 @@ async def test_a_folder_of_a_person_is_never_replaced(tmp_path: Path) -> None:
         with pytest.raises(FileExistsError, match="was not made by the store"):
             await here.fetcher.fetch(here.hub, REQUEST)
         assert (own / "config.json").read_text() == "mine"
+
+
+async def test_a_stream_that_drips_is_cut(tmp_path: Path) -> None:
+    """Bytes that arrive do not make a stream alive: a hub that drips for ever holds the fetch for minutes only."""
+    clock = SkippingClock()
+
+    class DrippingHub(HuggingFaceHub):
+        @override
+        @asynccontextmanager
+        async def read(self, *_: object, **__: object) -> AsyncIterator[AsyncIterator[bytes]]:
+            async def chunks() -> AsyncIterator[bytes]:
+                for _ in range(1000):
+                    await clock.sleep(50.0)
+                    yield b"x"
+
+            yield chunks()
+
+    async with world(tmp_path) as here, open_hub_session() as session:
+        hub = DrippingHub(session, endpoint=here.stand_in.endpoint)
+        fetcher = ModelFetcher(here.store, clock, limits=FetchLimits(parallel_files=1))
+        only = FetchRequest(repo=REPO, commit=COMMIT, patterns=(WEIGHTS,))
+        monitor = FetchMonitor(clock)
+        fetch = asyncio.gather(fetcher.fetch(hub, only, monitor=monitor))
+        waiting = await until(lambda: monitor.waiting, every_s=0.001)
+        assert (
+            "sends model-00001-of-00002.safetensors of mlx-community/Tiny-4bit too slowly"
+            in waiting
+        )
+        fetch.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await fetch
+
+
+async def test_a_rate_of_nothing_is_refused() -> None:
+    limit = BandwidthLimit(SkippingClock(), bytes_per_s=10)
+    with pytest.raises(ValueError, match="no rate"):
+        limit.set_rate(0)
+    limit.set_rate(None)
+    await limit.take(1 << 40)
+
+
+async def test_a_cancellation_at_any_moment_leaves_no_lock_behind(tmp_path: Path) -> None:
+    async with world(tmp_path) as here:
+        for number in range(60):
+            fetch = asyncio.gather(here.fetcher.fetch(here.hub, REQUEST))
+            for _ in range(5 * number):
+                await asyncio.sleep(0)
+            fetch.cancel()
+            with suppress(asyncio.CancelledError):
+                await fetch
+            here.store.prepare()
+            for path in (*here.store.incoming.glob("*.part"), *here.store.fetches.glob("*.json")):
+                descriptor = open_locked(path)
+                assert descriptor is not None, f"{path.name} stays locked after {5 * number} turns"
+                os.close(descriptor)
+        assert contents((await here.fetcher.fetch(here.hub, REQUEST)).folder) == WANTED

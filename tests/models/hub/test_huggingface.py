@@ -194,3 +194,11 @@ async def test_an_endpoint_that_is_no_address_is_refused(endpoint: str) -> None:
     async with open_hub_session() as session:
         with pytest.raises(ValueError, match="is no address of a hub"):
             HuggingFaceHub(session, endpoint=endpoint)
+
+
+@pytest.mark.parametrize("token", ["hf_x\n", "hf x", "hf_\r\nX-Y: z", "\u00fc"])
+async def test_a_token_that_would_break_a_header_is_refused(token: str) -> None:
+    async with open_hub_session() as session:
+        with pytest.raises(ValueError, match="one line of ASCII") as found:
+            HuggingFaceHub(session, token=token)
+    assert token not in str(found.value)

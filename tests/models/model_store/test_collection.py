@@ -241,3 +241,20 @@ def test_contents_of_running_fetches_and_young_ones_stay_and_leftovers_go(
     assert plan.leftovers == (f"sha256-{'2' * 64}.part",)
     assert list(stored_contents(store)) == [held.hex]
     assert store.part_path(coming).exists()
+
+
+def test_names_of_contents_that_are_gone_and_old_records_are_swept(
+    store: ModelStore, clock: ShiftedClock
+) -> None:
+    store.prepare()
+    (store.blobs / "git-sha1" / ("3" * 40)).symlink_to(f"../sha256/{'4' * 64}")
+    held = reserve(store, "a--c@1f2e3d4c5b6a", {BlobDigest("sha256", "1" * 64): 9})
+    assert held is not None
+    held.release(keeps_record=True)  # as after a failure
+    collect(store, set(), wanted_bytes=1)
+    assert len(list((store.blobs / "git-sha1").iterdir())) == 1
+    assert len(list(store.fetches.iterdir())) == 1
+    clock.shift_s = 25 * HOUR
+    collect(store, set(), wanted_bytes=1)
+    assert list((store.blobs / "git-sha1").iterdir()) == []
+    assert list(store.fetches.iterdir()) == []

@@ -135,3 +135,10 @@ def test_a_reservation_excludes_the_same_model_and_ends(store: ModelStore) -> No
     assert not is_reserved(store, "a--b@1f2e3d4c5b6a")
     other.release()
     assert list(store.fetches.iterdir()) == []
+
+
+def test_more_files_of_a_commit_join_its_folder(store: ModelStore) -> None:
+    add_model(store, "a/b", COMMIT, {"config.json": b"{}"})
+    model = add_model(store, "a/b", COMMIT, {"tokenizer.json": b"[]"})
+    assert files_below(model.folder) == {"config.json": b"{}", "tokenizer.json": b"[]"}
+    assert len(model.files) == 2
