@@ -76,6 +76,7 @@ class ModelFetcher:
 
         Raises:
             ModelFetchError: one of `models.hub.errors`; nothing that is not verified has been published.
+            FileExistsError: the model's folder exists and is not the store's.
             OSError: the disk failed.
             ValueError: the repository, the commit or a pattern is malformed.
 
@@ -83,6 +84,7 @@ class ModelFetcher:
         monitor = monitor or FetchMonitor(self.clock)
         check_patterns(request.patterns)
         name = folder_name(request.repo, request.commit)
+        await run_in_thread(self.store.check_owner, request.repo, request.commit)
         retries = FetchRetries(
             clock=self.clock,
             attempts=self.limits.attempts,

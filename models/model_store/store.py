@@ -156,17 +156,11 @@ class ModelStore:
         return next((model for model in self.models() if model.name == name), None)
 
     def _read(self, name: str) -> StoredModel | None:
-        path = self._manifest_path(name)
         folder = self.root / name
-        try:
-            if path.stat().st_size > _MAX_MANIFEST_BYTES or not folder.is_dir():
-                return None
-            manifest = _Manifest.model_validate_json(path.read_bytes())
-            wanted_at = path.stat().st_mtime
-        except (OSError, ValidationError):
+        manifest = self._load_record(name)
+        if manifest is None or manifest.problem(name) or not self._is_whole(manifest, folder):
             return None
-        if manifest.problem(name) or not self._is_whole(manifest, folder):
-            return None
+        wanted_at = _modified(self._manifest_path(name)) or 0.0
         loaded = _modified(self.blobs / "loads" / name)
         used = max(wanted_at, loaded or 0.0)
         return StoredModel(
@@ -184,6 +178,16 @@ class ModelStore:
             is_pinned=(self.blobs / "pins" / name).exists(),
         )
 
+    def _load_record(self, name: str) -> _Manifest | None:
+        """Return the record in the file of this name, also that of another model; None if it is unreadable."""
+        path = self._manifest_path(name)
+        try:
+            if path.stat().st_size > _MAX_MANIFEST_BYTES:
+                return None
+            return _Manifest.model_validate_json(path.read_bytes())
+        except (OSError, ValidationError):
+            return None
+
     def _is_whole(self, manifest: _Manifest, folder: Path) -> bool:
         """Return whether each file can be reached through its link, and has its size."""
         try:
@@ -197,11 +201,8 @@ class ModelStore:
 
     def manifest_files(self, name: str) -> tuple[StoredFile, ...]:
         """Return the files that a model's record names, whether they are there or not; () if it is unreadable."""
-        try:
-            manifest = _Manifest.model_validate_json(self._manifest_path(name).read_bytes())
-        except (OSError, ValidationError):
-            return ()
-        if manifest.problem(name):
+        manifest = self._load_record(name)
+        if manifest is None or manifest.problem(name):
             return ()
         return tuple(StoredFile(path=f.path, size=f.size, sha256=f.sha256) for f in manifest.files)
 
@@ -271,10 +272,7 @@ class ModelStore:
                 size = self.blob_path(sha256).stat().st_size
                 files_of[path] = StoredFile(path=path, size=size, sha256=sha256.hex)
             folder = self.root / name
-            if folder.exists() and not self._manifest_path(name).exists():
-                raise FileExistsError(
-                    f"{folder} exists and was not made by the store; move it away, or use it as spec.model.path"
-                )
+            self.check_owner(repo, commit)
             every = tuple(sorted(files_of.values(), key=lambda one: one.path))
             known = earlier.patterns if earlier is not None else ()
             manifest = _Manifest(
@@ -296,6 +294,25 @@ class ModelStore:
         if found is None:
             raise OSError(errno.EIO, f"{folder} cannot be read back after it was written")
         return found
+
+    def check_owner(self, repo: str, commit: str) -> None:
+        """Refuse a folder that a person made, or that is another model's: a Mac's disk ignores case.
+
+        Raises:
+            FileExistsError: the model cannot be published.
+
+        """
+        folder = self.root / folder_name(repo, commit)
+        record = self._load_record(folder.name)
+        if folder.exists() and not self._manifest_path(folder.name).exists():
+            raise FileExistsError(
+                f"{folder} exists and was not made by the store; move it away, or use it as spec.model.path"
+            )
+        if record is not None and (record.repo, record.commit) != (repo, commit):
+            raise FileExistsError(
+                f"{folder} holds {record.repo}@{record.commit}; use that, or remove it: "
+                f"{repo}@{commit} would have the same folder"
+            )
 
     def _write_manifest(self, manifest: _Manifest, name: str) -> None:
         path = self._manifest_path(name)

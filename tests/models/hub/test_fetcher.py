@@ -272,6 +272,7 @@ async def test_a_folder_of_a_person_is_never_replaced(tmp_path: Path) -> None:
         with pytest.raises(FileExistsError, match="was not made by the store"):
             await here.fetcher.fetch(here.hub, REQUEST)
         assert (own / "config.json").read_text() == "mine"
+        assert here.stand_in.seen == []
 
 
 async def test_a_stream_that_drips_is_cut(tmp_path: Path) -> None:

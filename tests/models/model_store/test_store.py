@@ -142,3 +142,16 @@ def test_more_files_of_a_commit_join_its_folder(store: ModelStore) -> None:
     model = add_model(store, "a/b", COMMIT, {"tokenizer.json": b"[]"})
     assert files_below(model.folder) == {"config.json": b"{}", "tokenizer.json": b"[]"}
     assert len(model.files) == 2
+
+
+def test_a_commit_never_takes_the_folder_of_another(store: ModelStore) -> None:
+    model = add_model(store, "a/b", COMMIT, {"config.json": b"{}"})
+    twin = COMMIT[:12] + "0" * 28
+    with pytest.raises(FileExistsError, match=f"holds a/b@{COMMIT}; use that"):
+        add_model(store, "a/b", twin, {"config.json": b"[]"})
+    # As on a disk that ignores case, where both names are one file.
+    record = store.blobs / "manifests" / f"{model.name}.json"
+    record.rename(record.with_name("A--b@1f2e3d4c5b6a.json"))
+    model.folder.rename(store.root / "A--b@1f2e3d4c5b6a")
+    with pytest.raises(FileExistsError, match="holds a/b@"):
+        add_model(store, "A/b", COMMIT, {"config.json": b"{}"})
