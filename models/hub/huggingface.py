@@ -1,6 +1,7 @@
 """The adapter to Hugging Face's hub and its mirrors, over plain HTTP. Must not send the token to another host."""
 
 import asyncio
+import ipaddress
 import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -80,15 +81,20 @@ class HuggingFaceHub:
         """`token` goes to the endpoint's own host only.
 
         Raises:
-            ValueError: the endpoint is no http or https address, or the token is no token.
+            HubUnauthorizedError: the token is no token, or would be sent in clear.
+            ValueError: the endpoint is no http or https address.
 
         """
         if not re.fullmatch(r"[!-~]{0,4096}", token):
-            raise ValueError(
+            raise HubUnauthorizedError(
                 "the token has characters that no token has; expected one line of ASCII"
             )
         self._session = session
         self._endpoint = _parse_endpoint(endpoint)
+        if token and self._endpoint.scheme == "http" and not _is_loopback(self._endpoint):
+            raise HubUnauthorizedError(
+                f"a token would cross the network unencrypted to {self.name}; use an https endpoint, or no token"
+            )
         self._token = token
 
     @property
@@ -307,6 +313,13 @@ def _parse_endpoint(endpoint: str) -> URL:
             f"{endpoint[:200]!r} is no address of a hub; expected {DEFAULT_ENDPOINT}, or that of a mirror"
         )
     return url
+
+
+def _is_loopback(url: URL) -> bool:
+    try:
+        return ipaddress.ip_address(url.host or "").is_loopback
+    except ValueError:
+        return url.host == "localhost"
 
 
 def _remote_file(entry: _TreeEntry) -> RemoteFile:

@@ -20,7 +20,7 @@ SECTION: Final = ReasonSection(
         ),
         problem(
             "Unauthorized",
-            "The hub refused the token, or asks for one.",
+            "The hub refused the token, or asks for one; or a token would cross the network unencrypted.",
             "Create a token with the right to read the repository, and give it to the fleet.",
         ),
         problem(

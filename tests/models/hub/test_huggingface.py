@@ -199,6 +199,27 @@ async def test_an_endpoint_that_is_no_address_is_refused(endpoint: str) -> None:
 @pytest.mark.parametrize("token", ["hf_x\n", "hf x", "hf_\r\nX-Y: z", "\u00fc"])
 async def test_a_token_that_would_break_a_header_is_refused(token: str) -> None:
     async with open_hub_session() as session:
-        with pytest.raises(ValueError, match="one line of ASCII") as found:
+        with pytest.raises(HubUnauthorizedError, match="one line of ASCII") as found:
             HuggingFaceHub(session, token=token)
     assert token not in str(found.value)
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "is_allowed"),
+    [
+        ("https://mirror.example", True),
+        ("http://127.0.0.1:8080", True),
+        ("http://[::1]:8080", True),
+        ("http://localhost", True),
+        ("http://mirror.example", False),
+        ("http://10.0.0.1:8080", False),
+    ],
+)
+async def test_a_token_crosses_no_network_in_clear(endpoint: str, is_allowed: bool) -> None:
+    async with open_hub_session() as session:
+        HuggingFaceHub(session, endpoint=endpoint)
+        if is_allowed:
+            HuggingFaceHub(session, endpoint=endpoint, token="hf_x")
+            return
+        with pytest.raises(HubUnauthorizedError, match="unencrypted"):
+            HuggingFaceHub(session, endpoint=endpoint, token="hf_x")
