@@ -2,14 +2,16 @@
 
 import importlib.metadata
 import importlib.util
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from collections.abc import Set as AbstractSet
 from pathlib import Path
 
 from models import adapter_files, model_files, split_options
+from models.hub.remote_inspection import snapshot_facts
 from models.model_files import ModelUnusableError
 from models.split_options import SplitInspector
 from schemas.deployment import ModelDeployment
+from schemas.model_snapshot import ModelSnapshot
 from schemas.node import AdapterReport, ModelReport
 from schemas.shardgroup import ShardGroup
 
@@ -18,8 +20,8 @@ def named_models(deployments: Iterable[ModelDeployment], groups: Iterable[ShardG
     """Return the paths of all models that deployments may use: their own, draft models and fallback models."""
     deployments = tuple(deployments)
     sources = [found.spec.model for found in deployments]
-    own = {one.path for one in sources} | {one.draft.path for one in sources if one.draft}
-    return own | fallback_models(deployments, groups)
+    own = {one.folder for one in sources} | {one.draft.path for one in sources if one.draft}
+    return (own | fallback_models(deployments, groups)) - {""}
 
 
 def named_adapters(deployments: Iterable[ModelDeployment]) -> set[str]:
@@ -31,8 +33,8 @@ def named_adapters(deployments: Iterable[ModelDeployment]) -> set[str]:
 def split_models(deployments: Iterable[ModelDeployment], groups: Iterable[ShardGroup]) -> set[str]:
     """Return the paths of the models that may be split over a group."""
     deployments = tuple(deployments)
-    own = {found.spec.model.path for found in deployments if found.spec.sharding != "Never"}
-    return own | fallback_models(deployments, groups)
+    own = {found.spec.model.folder for found in deployments if found.spec.sharding != "Never"}
+    return (own | fallback_models(deployments, groups)) - {""}
 
 
 def fallback_models(
@@ -79,14 +81,19 @@ def report_model(
     *,
     casts_to_float32: bool,
     splits: SplitInspector | None = None,
+    snapshot: ModelSnapshot | None = None,
 ) -> ModelReport:
     """Return a model's geometry, or why it cannot be used.
 
-    With `splits`, the geometry also says over how many Macs the model can be split, once that is known.
+    With `splits`, the geometry also says over how many Macs the model can be split, once that is known. `snapshot` is
+    what the reconciler knows of a model that may not be fetched yet.
     """
     folder = resolve_path(path, models_dir)
     try:
-        facts = model_files.inspect_model(folder)
+        if snapshot is not None and not folder.is_dir():
+            facts = snapshot_facts(snapshot)
+        else:
+            facts = model_files.inspect_model(folder)
         unsupported = unsupported_reason(facts.module)
         if unsupported:
             return ModelReport(path=path, reason="ArchitectureUnsupported", message=unsupported)
@@ -124,16 +131,22 @@ def report_models(
     casts_to_float32: bool,
     splits: SplitInspector | None = None,
     split: AbstractSet[str] = frozenset(),
+    snapshots: Mapping[str, ModelSnapshot] | None = None,
 ) -> tuple[ModelReport, ...]:
-    """Return the reports of all paths, sorted by path; those in `split` also say how the model can be split."""
+    """Return the reports of all paths and snapshots, sorted by path.
+
+    Those in `split` also say how the model can be split. `snapshots` are those of hub models, by folder.
+    """
+    known = snapshots or {}
     return tuple(
         report_model(
             path,
             models_dir,
             casts_to_float32=casts_to_float32,
             splits=splits if path in split else None,
+            snapshot=known.get(path),
         )
-        for path in sorted(set(paths))
+        for path in sorted({*paths, *known})
     )
 
 

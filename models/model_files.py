@@ -100,9 +100,9 @@ def _count_parameters(tensors: Mapping[str, TensorHeader], group_size: int) -> i
 
 # Limits of what is read of a folder, which may come from anybody: one tensor takes a kilobyte of memory. The largest
 # published models have 100,000 tensors, indexes of 9 MB and tokenizers of 40 MB.
-_MAX_HEADER_BYTES, _MAX_TENSORS, _MAX_WEIGHT_FILES = 16 << 20, 200_000, 4_096
+MAX_HEADER_BYTES, _MAX_TENSORS, MAX_WEIGHT_FILES = 16 << 20, 200_000, 4_096
 _MAX_INDEX_BYTES = 32 << 20
-_MAX_CONFIG_BYTES, _MAX_OTHER_BYTES = 1 << 20, 256 << 20
+MAX_CONFIG_BYTES, _MAX_OTHER_BYTES = 1 << 20, 256 << 20
 # Configs and templates; any other file is a tokenizer's.
 _CONFIG_FILES = frozenset(
     {"config.json", "generation_config.json", "chat_template.jinja", "chat_template.json"}
@@ -191,11 +191,17 @@ def _inspect_folder(folder: Path) -> ModelFacts:
     for path in _weight_files(folder):
         tensors.update(read_tensors(path, most=_MAX_TENSORS - len(tensors)))
     packing = config.quantization
+    weights = total_weights(tensors, group_size=packing.group_size if packing else None)
+    return model_facts(config, weights)
+
+
+def model_facts(config: ModelConfig, weights: WeightTotals) -> ModelFacts:
+    """Return the facts of a model with this config.json and these weights."""
     return ModelFacts(
         model_type=config.model_type,
         module=cache_rules.mlx_module(config),
         config=config.text,
-        weights=total_weights(tensors, group_size=packing.group_size if packing else None),
+        weights=weights,
     )
 
 
@@ -261,14 +267,14 @@ def _check_sizes(folder: Path) -> None:
     for path in folder.iterdir():
         if path.suffix not in _READ_SUFFIXES or path.name == _INDEX_FILE:
             continue
-        _check_file(path, _MAX_CONFIG_BYTES if path.name in _CONFIG_FILES else _MAX_OTHER_BYTES)
+        _check_file(path, MAX_CONFIG_BYTES if path.name in _CONFIG_FILES else _MAX_OTHER_BYTES)
     more = list(itertools.islice((folder / _TEMPLATE_FOLDER).glob("*"), _MAX_TEMPLATES + 1))
     if len(more) > _MAX_TEMPLATES:
         raise ModelUnusableError(
             f"{folder / _TEMPLATE_FOLDER} has more than {_MAX_TEMPLATES} files"
         )
     for path in more:
-        _check_file(path, _MAX_CONFIG_BYTES)
+        _check_file(path, MAX_CONFIG_BYTES)
 
 
 def _check_file(path: Path, limit: int) -> None:
@@ -286,9 +292,9 @@ def _check_size(path: Path, size: int, limit: int) -> None:
 
 def _weight_files(folder: Path) -> list[Path]:
     # mlx-lm reads files with such names only.
-    found = list(itertools.islice(folder.glob("model*.safetensors"), _MAX_WEIGHT_FILES + 1))
-    if len(found) > _MAX_WEIGHT_FILES:
-        raise ModelUnusableError(f"{folder} has more than {_MAX_WEIGHT_FILES} weight files")
+    found = list(itertools.islice(folder.glob("model*.safetensors"), MAX_WEIGHT_FILES + 1))
+    if len(found) > MAX_WEIGHT_FILES:
+        raise ModelUnusableError(f"{folder} has more than {MAX_WEIGHT_FILES} weight files")
     present = {path.name: path for path in sorted(found)}
     index = folder / _INDEX_FILE
     if index.is_file():
@@ -304,7 +310,7 @@ def _weight_files(folder: Path) -> list[Path]:
     return list(present.values())
 
 
-def parse_json_file(model: type[_M], path: Path, *, limit_bytes: int = _MAX_CONFIG_BYTES) -> _M:
+def parse_json_file(model: type[_M], path: Path, *, limit_bytes: int = MAX_CONFIG_BYTES) -> _M:
     """Return a small JSON file, validated as `model`.
 
     Raises:
@@ -335,31 +341,53 @@ def read_tensors(path: Path, *, most: int = _MAX_TENSORS) -> dict[str, TensorHea
     try:
         size = path.stat().st_size
         with path.open("rb") as file:
-            header = _header_length(file.read(8), path, size)
-            raw = file.read(header)
-        if raw.count(_TENSOR_MARK) > most + 2:  # the whole, and the metadata
-            raise ModelUnusableError(
-                f"{path} has too many tensors: a model can have at most {_MAX_TENSORS}"
-            )
-        entries = _HEADER_ADAPTER.validate_json(raw)
+            raw = file.read(header_length(file.read(LEAD_BYTES), path, size))
     except OSError as error:
         raise ModelUnusableError(f"cannot read {path}: {error.strerror}") from error
+    return parse_header(raw, path, size, most=most)
+
+
+LEAD_BYTES: Final = 8
+"""The bytes of a safetensors file before its header: the header's length."""
+
+
+def parse_header(
+    raw: bytes, path: Path, size: int, *, most: int = _MAX_TENSORS
+) -> dict[str, TensorHeader]:
+    """Return the tensors in the header of a safetensors file that has `size` bytes.
+
+    Raises:
+        ModelUnusableError: the header is broken, does not fit the size, or has more than `most` tensors.
+
+    """
+    if raw.count(_TENSOR_MARK) > most + 2:  # the whole, and the metadata
+        raise ModelUnusableError(
+            f"{path} has too many tensors: a model can have at most {_MAX_TENSORS}"
+        )
+    try:
+        entries = _HEADER_ADAPTER.validate_json(raw)
     except ValidationError as error:
         raise ModelUnusableError(f"{path} has a broken safetensors header") from error
     tensors = {name: entry for name, entry in entries.items() if isinstance(entry, TensorHeader)}
     ends = (tensor.data_offsets[1] for tensor in tensors.values())
-    expected = 8 + header + max(ends, default=0)
+    expected = LEAD_BYTES + len(raw) + max(ends, default=0)
     if size != expected:
         raise ModelUnusableError(f"{path} was cut short: {size} bytes, its header says {expected}")
     return tensors
 
 
-def _header_length(lead: bytes, path: Path, size: int) -> int:
+def header_length(lead: bytes, path: Path, size: int) -> int:
+    """Return the length of the header of a safetensors file; `lead` is the file's first bytes.
+
+    Raises:
+        ModelUnusableError: it is no safetensors file, or its header is too long.
+
+    """
     length = int(struct.unpack("<Q", lead)[0]) if len(lead) == 8 else 0
-    if _MAX_HEADER_BYTES < length <= min(_FORMAT_HEADER_BYTES, size - 8):
+    if MAX_HEADER_BYTES < length <= min(_FORMAT_HEADER_BYTES, size - 8):
         raise ModelUnusableError(
-            f"{path} has a header of {length} bytes; at most {_MAX_HEADER_BYTES} are read"
+            f"{path} has a header of {length} bytes; at most {MAX_HEADER_BYTES} are read"
         )
-    if not 2 <= length <= min(_MAX_HEADER_BYTES, size - 8):
+    if not 2 <= length <= min(MAX_HEADER_BYTES, size - 8):
         raise ModelUnusableError(f"{path} is not a safetensors file, or was cut short")
     return length

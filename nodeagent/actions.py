@@ -12,6 +12,16 @@ SLOW_REQUEUE_S: Final = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class FetchModel:
+    """Start to fetch the replica's model from its hub, or wait for the fetch of another replica."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReleaseFetch:
+    """Give the fetch up that the replica waits for; it ends if no other replica waits for it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StartEngine:
     """Start a child process for the replica."""
 
@@ -74,7 +84,9 @@ class ReportRank:
 
 
 Action: TypeAlias = (
-    StartEngine
+    FetchModel
+    | ReleaseFetch
+    | StartEngine
     | StopEngine
     | ProbeEngine
     | PublishEndpoint

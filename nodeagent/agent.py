@@ -99,7 +99,9 @@ class Agent:
             folder=config.state_dir / "engines",
             ring=config.ring,
             tls=self._dependencies.tls,
-            more=() if self._upkeep is None else (self._upkeep,),
+            more=tuple(
+                one for one in (self._upkeep, self._dependencies.fetches) if one is not None
+            ),
             scope=CollectionScope(
                 models_dir=config.models_dir,
                 engine_folders=(config.state_dir / "engines",),
@@ -159,6 +161,11 @@ class Agent:
                 if dependencies.groups is not None:
                     dependencies.groups.on_change(lambda _: self._describer.request())
                     group.create_task(dependencies.groups.run())
+                if dependencies.snapshots is not None:
+                    dependencies.snapshots.on_change(lambda _: self._describer.request())
+                    group.create_task(dependencies.snapshots.run())
+                if dependencies.fetches is not None:
+                    group.create_task(dependencies.fetches.run())
                 group.create_task(
                     self._registration.keep(self._new_session, ttl_s=self._config.lease_s)
                 )
@@ -227,6 +234,7 @@ class Agent:
             background=BackgroundTasks(
                 prober=EngineProber(self._dependencies.health, group, self._clock),
                 references=references,
+                fetches=self._dependencies.fetches,
             ),
         )
         await self._wait_for_assignment(group)

@@ -15,6 +15,9 @@ from identity.listeners import ApiSecurity
 from machinery.clock import Clock
 from machinery.process_log import LogRing
 from models import inspection
+from models.hub.fetcher import FetchLimits, ModelFetcher
+from models.hub.hub_settings import HubSettings
+from models.model_store.store import ModelStore
 from models.split_options import SplitInspector
 from nodeagent.engines.addresses import EngineAddresses
 from nodeagent.engines.engine_processes import EngineProcesses, EnginesPort
@@ -28,9 +31,11 @@ from nodeagent.hardware.metal import MetalPreflight
 from nodeagent.hardware.probe import SystemMachineReader
 from nodeagent.hardware.readings import MachineReader
 from nodeagent.replicas.last_assignment import AssignedReplicas, AssignmentFile, LastAssignment
+from nodeagent.replicas.model_fetches import ModelFetches
 from nodeagent.replicas.start_queue import DEFAULT_CONCURRENCY
 from schemas.deployment import ModelDeployment
 from schemas.meta import ApiObject
+from schemas.model_snapshot import ModelSnapshot
 from schemas.node import AdapterReport, ModelReport, NodeStatus
 from schemas.replica import Replica
 from schemas.shardgroup import ShardGroup
@@ -65,6 +70,8 @@ class AgentConfig:
     """True if `--memory` chose the memory for models."""
     inspect_every_s: float = 10.0
     """The interval in which model folders and the machine are inspected without an event: a person may change them."""
+    hubs: HubSettings = field(default_factory=HubSettings)
+    """The hub of deployments that name none."""
     lease_s: int = LEASE_TTL_S
     start_concurrency: int = DEFAULT_CONCURRENCY
     """The number of engines that may load at once."""
@@ -129,6 +136,10 @@ class Dependencies:
     """The node's identity for its engines; None: they serve plain HTTP."""
     metal: MetalPreflight | None = None
     """The check of the GPU before the first engine; None where there is no Metal."""
+    fetches: ModelFetches | None = None
+    """The fetches of hub models; None where every model counts as present."""
+    snapshots: ObjectCache[ModelSnapshot] | None = None
+    """The commits of hub models; None where no model folder is inspected."""
     last_assignment: LastAssignment | None = None
     """The assignment that is served when the agent starts without the store; None if it waits for the store."""
 
@@ -140,6 +151,17 @@ def real_dependencies(transport: Transport, clock: Clock, config: AgentConfig) -
     groups = _informer(transport, clock, ShardGroup)
     replicas = _assigned_replicas(transport, clock, config)
 
+    snapshots = Informer(
+        transport, keys.SNAPSHOT_PREFIX, lambda item: codec.decode(ModelSnapshot, item), clock
+    )
+    fetcher = ModelFetcher(
+        ModelStore(config.models_dir, clock),
+        clock,
+        # The agent retries: its conditions then have the hub's reason.
+        limits=FetchLimits(attempts=4, rate_limit_wait_s=0.0),
+    )
+    fetches = ModelFetches(fetcher, config.hubs, transport, clock, node=config.name)
+
     async def report_models(paths: set[str]) -> tuple[ModelReport, ...]:
         return await asyncio.to_thread(
             inspection.report_models,
@@ -148,6 +170,7 @@ def real_dependencies(transport: Transport, clock: Clock, config: AgentConfig) -
             casts_to_float32=config.casts_to_float32,
             splits=splits,
             split=inspection.split_models(deployments.items.values(), groups.items.values()),
+            snapshots={one.folder: one for one in snapshots.items.values()},
         )
 
     async def report_adapters(paths: set[str]) -> tuple[AdapterReport, ...]:
@@ -175,6 +198,8 @@ def real_dependencies(transport: Transport, clock: Clock, config: AgentConfig) -
         report_models=report_models,
         report_adapters=report_adapters,
         replicas=replicas,
+        fetches=fetches,
+        snapshots=snapshots,
         last_assignment=replicas,
         deployments=deployments,
         groups=groups,

@@ -12,11 +12,13 @@ from machinery.clock import Clock
 from models import inspection
 from nodeagent.actions import (
     Action,
+    FetchModel,
     ForgetEngine,
     GiveUpEpoch,
     MakeReference,
     ProbeEngine,
     PublishEndpoint,
+    ReleaseFetch,
     ReportRank,
     StartEngine,
     StopEngine,
@@ -29,6 +31,7 @@ from nodeagent.engines.references import ReferenceTasks
 from nodeagent.node.registration import NodeRegistration
 from nodeagent.observe import NodeState, StartError
 from nodeagent.replicas.engine_tracker import RESTART_BACKOFF, EngineProber, EngineTracker
+from nodeagent.replicas.model_fetches import ModelFetches
 from nodeagent.replicas.observation import EngineFault
 from nodeagent.status import describe_end
 from schemas import quantity
@@ -49,6 +52,7 @@ class BackgroundTasks:
 
     prober: EngineProber
     references: ReferenceTasks
+    fetches: ModelFetches | None = None
 
 
 class ActionExecutor:
@@ -92,13 +96,15 @@ class ActionExecutor:
         match action:
             case StartEngine():
                 assert replica is not None
-                self._start(replica)
+                await self._start_with_model(replica)
             case StopEngine(kill=kill, fault=fault):
                 self._stop(self._node.engines[name], kill=kill, fault=fault)
             case ProbeEngine():
                 self._background.prober.start(self._node.engines[name])
             case ForgetEngine():
                 self._node.engines.pop(name, None)
+            case FetchModel() | ReleaseFetch():
+                self._execute_for_fetch(name, replica, action)
             case GiveUpEpoch() | MakeReference() | StopReference():
                 self._execute_for_rank(name, replica, action)
             case PublishEndpoint():
@@ -111,6 +117,29 @@ class ActionExecutor:
                 await self._report(replica, action)
             case _:
                 assert_never(action)
+
+    def _execute_for_fetch(
+        self, name: str, replica: Replica | None, action: FetchModel | ReleaseFetch
+    ) -> None:
+        fetches = self._background.fetches
+        assert fetches is not None
+        match action:
+            case FetchModel():
+                assert replica is not None
+                fetches.start(replica)
+            case ReleaseFetch():
+                fetches.release(name)
+            case _:
+                assert_never(action)
+
+    async def _start_with_model(self, replica: Replica) -> None:
+        """Start the engine, unless a collection has just removed its model: then it is fetched again."""
+        fetches = self._background.fetches
+        if fetches is not None:
+            if not await fetches.record_load(replica):
+                return
+            fetches.release(replica.name)
+        self._start(replica)
 
     def _execute_for_rank(
         self,
@@ -211,7 +240,7 @@ class ActionExecutor:
         if lease is None:
             raise UnavailableError("no lease to publish under yet")
         engine = self._node.engines[replica.name]
-        millions = await self._node.millions(replica.spec.model.path)
+        millions = await self._node.millions(replica.spec.model.folder)
         address = self._node.advertised(engine.process.address)
         endpoint = new_endpoint(replica, self._node, address, millions)
         key = keys.endpoint_key(self._node.name, replica.name)
@@ -291,7 +320,7 @@ def engine_order(replica: Replica, models_dir: Path, rank: int = 0) -> EngineOrd
     return EngineOrder(
         replica=replica.name,
         replica_uid=replica.metadata.uid,
-        model_dir=inspection.resolve_path(model.path, models_dir),
+        model_dir=inspection.resolve_path(model.folder, models_dir),
         served_names=spec.served_names,
         context_length=spec.context_length,
         concurrency=spec.concurrency,

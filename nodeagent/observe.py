@@ -12,7 +12,12 @@ from nodeagent.engines.references import ReferenceState, ReferenceTasks
 from nodeagent.node import registration
 from nodeagent.node.machine_conditions import LeakedResources
 from nodeagent.replicas.engine_tracker import EngineTracker
-from nodeagent.replicas.observation import NextStart, ObservedReplica
+from nodeagent.replicas.observation import (
+    FetchState,
+    NextStart,
+    ObservedFetch,
+    ObservedReplica,
+)
 from nodeagent.replicas.rank_reports import RankReports
 from nodeagent.replicas.start_queue import StartQueue, StartRequest
 from schemas.node import ModelReport, NodeStatus
@@ -140,6 +145,16 @@ def start_request(
     )
 
 
+def engine_runs(engine: EngineTracker | None) -> bool:
+    """Return whether the replica has an engine process."""
+    return engine is not None and engine.process.child.running()
+
+
+def is_fetching(fetch: ObservedFetch | None) -> bool:
+    """Return whether the model is not whole on this disk yet."""
+    return fetch is not None and fetch.state is not FetchState.PRESENT
+
+
 class ReplicaObserver:
     """Observes replicas: the cache, the engine's health, our endpoint and our report in the store."""
 
@@ -175,6 +190,8 @@ class ReplicaObserver:
             if cached is not None and cached.spec.formation is not None:
                 await self._node.reports.retract(name)
             self._node.forget(name)
+            if self._dependencies.fetches is not None:
+                self._dependencies.fetches.release(name)
             return None
         if engine is not None:
             await engine.observe(self._dependencies.health, self._clock)
@@ -183,6 +200,7 @@ class ReplicaObserver:
         if replica is not None:
             reported = await self._node.reports.read(replica, rank or 0)
         error = self._node.start_error(replica) if replica is not None else None
+        fetch = await self._observe_fetch(replica, engine)
         return ObservedReplica(
             replica=replica,
             is_unknown=is_unknown,
@@ -192,13 +210,26 @@ class ReplicaObserver:
             is_outdated=self._node.is_outdated(name),
             start_error=error.message if error is not None else "",
             next_start=error.next_start(self._clock.monotonic()) if error is not None else None,
-            start_place=self._start_place(name, replica, engine),
+            start_place=0 if is_fetching(fetch) else self._start_place(name, replica, engine),
+            fetch=fetch,
             reported=reported,
             rank=rank or 0,
             used_epoch=self._used_epoch(replica, engine),
             reference=reference,
             found_reference=found_reference,
         )
+
+    async def _observe_fetch(
+        self, replica: Replica | None, engine: EngineTracker | None
+    ) -> ObservedFetch | None:
+        """Return the fetch of the replica's model; not looked at while an engine runs, which has read it."""
+        fetches = self._dependencies.fetches
+        if replica is None or fetches is None or engine_runs(engine):
+            return None
+        fetch = await fetches.observe(replica)
+        if is_fetching(fetch):
+            self._node.starts.remove(replica.name)  # others may load meanwhile
+        return fetch
 
     async def _is_unknown(self, name: str, engine: EngineTracker | None) -> bool:
         """Return whether a replica that is missing in the cache may exist; not asked while its engine is stopping."""

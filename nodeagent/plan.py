@@ -9,11 +9,13 @@ from nodeagent.actions import (
     SLOW_REQUEUE_S,
     Action,
     ActionPlan,
+    FetchModel,
     ForgetEngine,
     GiveUpEpoch,
     MakeReference,
     ProbeEngine,
     PublishEndpoint,
+    ReleaseFetch,
     ReportRank,
     StartEngine,
     StopEngine,
@@ -25,6 +27,7 @@ from nodeagent.replicas import engine_health, epoch_health
 from nodeagent.replicas.observation import (
     EngineFault,
     EpochEnd,
+    FetchState,
     ObservedEngine,
     ObservedRank,
     ObservedReplica,
@@ -54,6 +57,9 @@ _GRACE_S_PER_GIB = 1.0
 
 # An engine far behind in the queue need not look at its place every second.
 _PLACE_S, _MAX_PLACE_WAIT_S = 0.1, 10.0
+
+# A person who mends the cause should not wait for the whole backoff's end to see that it is known.
+_MAX_FETCH_WAIT_S = 30.0
 
 _PEAK_STEP_BYTES = 64 * 2**20
 
@@ -95,8 +101,20 @@ def _is_wanted(replica: Replica | None) -> bool:
 
 def _plan_engine(seen: ObservedReplica, engine: ObservedEngine | None) -> ActionPlan:
     if engine is None or not engine.is_running:
-        return _start_engine(seen, engine)
+        return _fetch_model(seen) or _start_engine(seen, engine)
     return _tend_engine(seen, engine)
+
+
+def _fetch_model(seen: ObservedReplica) -> ActionPlan | None:
+    """Fetch the model before anything is started; None once it is whole on this disk, or if no hub has it."""
+    fetch = seen.fetch
+    if fetch is None or fetch.state is FetchState.PRESENT:
+        return None
+    # A fetch that runs is asked for again: another replica's may be the one that started it.
+    wait_s = 0.0 if fetch.next_attempt is None else fetch.next_attempt.in_s
+    start: tuple[Action, ...] = () if wait_s > 0 else (FetchModel(),)
+    requeue_s = min(wait_s, _MAX_FETCH_WAIT_S) if wait_s > 0 else SLOW_REQUEUE_S
+    return ActionPlan(actions=withdraw_then(seen, *start), requeue_after_s=requeue_s)
 
 
 def _start_engine(seen: ObservedReplica, engine: ObservedEngine | None) -> ActionPlan:
@@ -163,6 +181,9 @@ def _plan_rank(seen: ObservedReplica) -> ActionPlan:
 
 
 def _begin_rank(seen: ObservedReplica, formation: Formation) -> ActionPlan:
+    fetching = _fetch_model(seen)
+    if fetching is not None:
+        return fetching
     needs_reference = seen.rank == 0 and formation.golden is None and formation.fits_single
     if needs_reference and seen.reference is ReferenceState.NOT_TRIED:
         return ActionPlan(
@@ -220,7 +241,8 @@ def _wind_down(seen: ObservedReplica) -> ActionPlan:
             actions=withdraw_then(seen, StopReference()), requeue_after_s=FAST_REQUEUE_S
         )
     if engine is None:
-        return ActionPlan(actions=withdraw_then(seen))
+        release: tuple[Action, ...] = () if seen.fetch is None else (ReleaseFetch(),)
+        return ActionPlan(actions=withdraw_then(seen, *release))
     if engine.rank is not None:
         return _wind_down_rank(seen, engine, is_doomed=_has_nothing_to_finish(seen, engine))
     if not engine.is_running:

@@ -4,17 +4,22 @@ from collections.abc import Mapping
 from datetime import datetime
 
 from models import golden_question
+from models.hub.progress import FetchProgress
 from nodeagent.engines.references import ReferenceState
 from nodeagent.replicas import engine_health, epoch_health
 from nodeagent.replicas.observation import (
     EpochEnd,
+    FetchState,
     ObservedEngine,
+    ObservedFetch,
     ObservedRank,
     ObservedReplica,
     ProbeState,
 )
+from schemas import duration, sizes
 from schemas.formation import GoldenAnswer
-from schemas.meta import Condition, ConditionStatus
+from schemas.meta import Condition, ConditionStatus, is_true
+from schemas.replica import MODEL_PRESENT
 from schemas.wire.exit_codes import ExitCode
 
 # Places beyond this one are reported in tens.
@@ -32,14 +37,54 @@ def replica_conditions(seen: ObservedReplica) -> tuple[Condition, ...]:
     """
     assert seen.replica is not None
     if seen.replica.metadata.deletion_timestamp is None:
+        fetching = _fetch_conditions(seen.fetch)
+        if fetching and not is_true(fetching, MODEL_PRESENT):
+            return fetching
         if seen.replica.spec.formation is None:
-            return (_engine_ready(seen),)
-        return _rank_conditions(seen)
+            return (_engine_ready(seen), *fetching)
+        return (*_rank_conditions(seen), *fetching)
     stopped = seen.engine is None or not seen.engine.is_running
     reason = "EngineEnded" if stopped else "EngineEnding"
     return (
         _condition("Ready", "Stopping", "it is being deleted", holds=False),
         _condition("Stopped", reason, holds=stopped),
+    )
+
+
+def _fetch_conditions(fetch: ObservedFetch | None) -> tuple[Condition, ...]:
+    """Return ModelPresent of a hub model, and Ready with the same reason while it is being fetched."""
+    if fetch is None:
+        return ()
+    if fetch.state is FetchState.PRESENT:
+        return (_condition(MODEL_PRESENT, "Present", holds=True),)
+    reason, message = _fetch_reason(fetch)
+    return tuple(
+        _condition(type_, reason, message, holds=False) for type_ in ("Ready", MODEL_PRESENT)
+    )
+
+
+def _fetch_reason(fetch: ObservedFetch) -> tuple[str, str]:
+    if fetch.state is FetchState.FAILED:
+        at = fetch.next_attempt.at if fetch.next_attempt is not None else None
+        return fetch.reason, f"{fetch.message}{_next_attempt(at)}"
+    progress = fetch.progress
+    if progress is None or progress.phase in ("Queued", "Listing", "Present"):
+        waiting = progress.waiting if progress is not None else ""
+        return "FetchStarting", waiting or "its model is about to be fetched"
+    if progress.phase == "Verifying":
+        return "Verifying", f"{sizes.show(progress.total_bytes)} of its model are being verified"
+    return "Downloading", _progress_text(progress)
+
+
+def _progress_text(progress: FetchProgress) -> str:
+    """Return the progress for people, as in `35 % of 4.2 GiB from huggingface.co, 12 MiB/s, 3m left`."""
+    head = f"{progress.percent} % of {sizes.show(progress.total_bytes)} from {progress.source}"
+    if progress.waiting:
+        return f"{head}; {progress.waiting}"
+    if progress.eta_s is None:
+        return head
+    return (
+        f"{head}, {sizes.show(int(progress.bytes_per_s))}/s, {duration.show(progress.eta_s)} left"
     )
 
 

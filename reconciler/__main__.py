@@ -42,7 +42,8 @@ from machinery.process_main import GRACE_S, run_until_signal
 from machinery.process_secrets import disable_core_dumps
 from machinery.tls_client import Trust, TrustError, read_trust
 from machinery.version import version
-from reconciler.controller import Controller
+from models.hub.hub_settings import hub_endpoint_option, hub_settings
+from reconciler.controller import Controller, OutboundSettings
 from reconciler.gitops import credentials, webhook
 from reconciler.gitops.credentials import GitSettings
 from reconciler.join.flags import JoinSettings, advertised_etcd, join_address, join_options
@@ -117,6 +118,7 @@ log = logging.getLogger(__name__)
     envvar="FLEET_GATEWAY_CA",
     help="CA certificate of gateways that serve HTTPS (PEM; default: those of the system).",
 )
+@hub_endpoint_option
 @identity_option
 @insecure_http_flag
 @metrics_token_flag
@@ -141,7 +143,6 @@ def main(
     secret_file = _secret_file(options["git_webhook_secret_file"])
     clock = SystemClock()
     own = read_identity(identity_dir, Role.RECONCILER, clock)
-    dialer = _dialer(options, own)
     # A machine that joins has no certificate yet.
     security = server_security(own, frozenset(Role), is_insecure=options["insecure_http"])
     joins = _join_settings(options, etcd_address, own)
@@ -150,6 +151,7 @@ def main(
     # `fleetctl version` shows it: the leading process and its release.
     identity = f"{socket.gethostname()}/{os.getpid()} {version()}"
 
+    outbound = OutboundSettings(dialer=_dialer(options, own), hubs=hub_settings(options))
     git = GitSettings(
         cache=git_dir.expanduser().absolute(),
         credentials=git_credentials.expanduser().absolute(),
@@ -165,7 +167,12 @@ def main(
             join_address=(joins and join_address(options["advertise_join"], host, port)) or "",
         )
         controller = Controller(
-            transport, clock, identity=identity, grace_s=node_grace_period, git=git, dialer=dialer
+            transport,
+            clock,
+            identity=identity,
+            grace_s=node_grace_period,
+            git=git,
+            outbound=outbound,
         )
         try:
             async with asyncio.TaskGroup() as group:

@@ -3,12 +3,14 @@
 import asyncio
 import logging
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from identity.dialer import Dialer
 from machinery.clock import Clock
 from machinery.control_loop import AuthorityLostError, Requeue, WorkQueue, run_loop
 from machinery.version import version
+from models.hub.hub_settings import HubSettings
 from reconciler.autoscaling.autoscaler import Autoscaler
 from reconciler.demand.scraper import DemandScraper
 from reconciler.event_handlers import EventHandlers
@@ -18,6 +20,7 @@ from reconciler.gitops.controller import GitOpsController
 from reconciler.gitops.credentials import GitSettings
 from reconciler.listers.caches import make_caches
 from reconciler.listers.lister import Lister
+from reconciler.model_snapshots import LookupProblems, SnapshotController
 from reconciler.nodes.liveness import NodeLiveness
 from reconciler.nodes.node_views import NodeViewCache
 from reconciler.reconcile import LeaderState, Reconciler
@@ -60,6 +63,14 @@ def find_leftovers(
             yield Leftover(key, owner)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutboundSettings:
+    """Settings of the connections to gateways and model hubs."""
+
+    dialer: Dialer | None = None
+    hubs: HubSettings = field(default_factory=HubSettings)
+
+
 class Controller:
     """The reconciler process: campaigns, leads, and campaigns again after it lost the lead."""
 
@@ -71,13 +82,11 @@ class Controller:
         identity: str,
         grace_s: float,
         git: GitSettings | None = None,
-        dialer: Dialer | None = None,
+        outbound: OutboundSettings | None = None,
     ) -> None:
-        """Prepare to lead as `identity`; without folders for Git, GitSources are not reconciled.
-
-        `dialer`: how to dial gateways.
-        """
-        self._dialer = dialer
+        """Prepare to lead as `identity`; without folders for Git, GitSources are not reconciled."""
+        outbound = outbound or OutboundSettings()
+        self._dialer = outbound.dialer
         self._transport = transport
         self._clock = clock
         self._identity = identity
@@ -87,6 +96,15 @@ class Controller:
         self._recorder = EventRecorder(transport, clock, source="reconciler")
         self._queue: WorkQueue[ObjectKey] = WorkQueue(clock)
         self._handlers = EventHandlers(self._lister, self._liveness, self._queue, clock)
+        self._lookups = LookupProblems(self._queue.add)
+        self._snapshots = SnapshotController(
+            transport,
+            clock,
+            self._caches,
+            self._recorder,
+            hubs=outbound.hubs,
+            problems=self._lookups,
+        )
         self._gitops = (
             None
             if git is None
@@ -96,6 +114,7 @@ class Controller:
     async def run(self) -> None:
         """Run forever."""
         self._handlers.connect()
+        self._snapshots.connect()
         if self._gitops is not None:
             self._gitops.connect()
         async with asyncio.TaskGroup() as group:
@@ -145,6 +164,7 @@ class Controller:
             demand=demand,
             baselines=CanaryBaselines(),
             fabric=fabric,
+            lookups=self._lookups,
             waiting_for_room=self._handlers.waiting_for_room,
         )
         reconciler = Reconciler(self._lister, state, executor, self._recorder, self._clock)
@@ -166,6 +186,7 @@ class Controller:
             group.create_task(demand.run())
             group.create_task(fabric.run())
             group.create_task(self._sweep(executor))
+            group.create_task(self._snapshots.lead(leadership))
             if self._gitops is not None:
                 group.create_task(self._gitops.lead(leadership))
 

@@ -55,6 +55,7 @@ class EventHandlers:
         caches.ranks.on_change(self._on_replica)
         caches.endpoints.on_change(self._on_replica)
         caches.leases.on_change(self._on_lease)
+        caches.snapshots.on_change(self._on_snapshot)
 
     async def run(self) -> None:
         """Queue what was collected, forever."""
@@ -117,6 +118,9 @@ class EventHandlers:
         self._queue_deployments([deployment_name_of(keys.replica_of(key))])
         if key.startswith(keys.RANK_PREFIX) and key not in self._lister.caches.ranks.items:
             self._collect(self._queue_unplaced)  # memory became free
+
+    def _on_snapshot(self, key: str) -> None:
+        self._queue_deployments([key.removeprefix(keys.SNAPSHOT_PREFIX)])
 
     def _on_lease(self, key: str) -> None:
         name = key.removeprefix(keys.NODE_LEASE_PREFIX)

@@ -1,7 +1,7 @@
 """Events about deployments: what the reconciler did, and the status changes that people should notice."""
 
 from collections.abc import Sequence
-from typing import TypeAlias, assert_never
+from typing import Literal, TypeAlias, assert_never
 
 from reconciler.actions import (
     Action,
@@ -25,7 +25,7 @@ from schemas import quantity
 from schemas.deployment import ModelDeployment, ModelDeploymentStatus
 from schemas.event import ObjectReference
 from schemas.meta import ConditionStatus, Status, find_condition
-from schemas.replica import RankAssignment
+from schemas.replica import FETCHING_REASONS, MODEL_PRESENT, RankAssignment
 from store.events import EventRecorder
 
 # Reasons of Progressing that people should notice.
@@ -63,6 +63,7 @@ class DeploymentEvents:
     ) -> None:
         """Record that a replica became ready or stopped being so, and a new correction of its memory proof."""
         await self._record_readiness(name, observed, old, new)
+        await self._record_fetch(name, observed, old, new)
         corrected = find_condition(new.conditions, "ProofCorrected")
         before = None if old is None else find_condition(old.conditions, "ProofCorrected")
         if corrected is None or (before is not None and before.message == corrected.message):
@@ -70,6 +71,26 @@ class DeploymentEvents:
         await self._recorder.record(
             _about(observed), "ProofCorrected", corrected.message, type_="Warning"
         )
+
+    async def _record_fetch(
+        self, name: str, observed: DeploymentView, old: Status | None, new: Status
+    ) -> None:
+        """Record that a replica's model is fetched, and each new reason why it is not."""
+        now = find_condition(new.conditions, MODEL_PRESENT)
+        before = None if old is None else find_condition(old.conditions, MODEL_PRESENT)
+        view = next((one for one in observed.replicas if one.name == name), None)
+        if now is None or view is None or (before is not None and before.reason == now.reason):
+            return
+        if now.status is ConditionStatus.TRUE:
+            if before is not None:
+                message = f"{view.node} has the model of {name}"
+                await self._recorder.record(_about(observed), "ModelFetched", message)
+        elif now.reason not in FETCHING_REASONS:
+            message = f"{name} on {view.node}: {now.message}"
+            kind: Literal["Normal", "Warning"] = (
+                "Normal" if now.reason == "FetchStarting" else "Warning"
+            )
+            await self._recorder.record(_about(observed), now.reason, message, type_=kind)
 
     async def _record_readiness(
         self, name: str, observed: DeploymentView, old: Status | None, new: Status

@@ -13,9 +13,9 @@ from reconciler.nodes.liveness import Now
 from reconciler.placement.inputs import NodeView, Rival, request_for
 from reconciler.views import DeploymentView, ReplicaView
 from schemas.deployment import ModelDeployment, Revision
-from schemas.meta import ConditionStatus, ObjectKey, find_condition, is_true
+from schemas.meta import Condition, ConditionStatus, ObjectKey, find_condition, is_true
 from schemas.node import matches
-from schemas.replica import LeavingRank, RankStatus, Replica
+from schemas.replica import FETCHING_REASONS, MODEL_PRESENT, LeavingRank, RankStatus, Replica
 
 # An agent kills a rank that has not ended after this long (nodeagent), plus as long again for its report to arrive.
 _END_S = 30.0
@@ -121,11 +121,19 @@ def _replica(
         reported_ready=ready is not None and ready.status is ConditionStatus.TRUE and not is_over,
         is_stopped=_is_stopped(lister, replica, now.lost),
         is_node_lost=not now.lost.isdisjoint(nodes),
+        is_fetching=any(
+            report is not None and _is_fetching(report.conditions) for report in reports
+        ),
         problem=_problem(replica, reports, away, epoch),
         epoch=epoch,
         away_nodes=away,
         leaving_ranks=tuple(_leaving_ranks(lister, replica, now)),
     )
+
+
+def _is_fetching(conditions: Sequence[Condition]) -> bool:
+    found = find_condition(conditions, MODEL_PRESENT)
+    return found is not None and found.reason in FETCHING_REASONS
 
 
 def _mark_given_up(view: ReplicaView, groups: Sequence[GroupView]) -> ReplicaView:

@@ -100,6 +100,8 @@ def plan(observed: DeploymentView, table: NodeTable | None = None) -> Deployment
     if deployment is None or observed.is_ending:
         actions = (*gone, *_wind_down(observed), *collect_revisions(observed), *_finished(observed))
         return DeploymentPlan(actions=actions, requeue_after_s=observed.requeue_after_s)
+    if not observed.has_model:
+        return DeploymentPlan(actions=tuple(gone), requeue_after_s=observed.requeue_after_s)
     kept = [r for r in observed.replicas if not is_gone(r)]
     # A draining replica needs no owner, and each replica gets one action at most.
     adopted = [

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 from contextlib import aclosing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from machinery.clock import Clock
 from machinery.control_loop import Requeue
@@ -16,6 +16,7 @@ from reconciler.fabric.checker import FabricChecker
 from reconciler.groups.fabric_checks import FABRIC_HEALTHY
 from reconciler.listers.caches import wait_for_revision
 from reconciler.listers.lister import Lister
+from reconciler.model_snapshots import LookupProblems
 from reconciler.nodes.liveness import NodeLiveness, Now
 from reconciler.nodes.node_state import NodeContext, evaluate_node
 from reconciler.nodes.node_views import NodeContextCache, NodeViewCache
@@ -29,7 +30,7 @@ from reconciler.rollout.steps import RolloutPhase, rollout_goal
 from reconciler.views import DeploymentView
 from schemas.deployment import CanaryStatus, ModelDeployment, ModelDeploymentStatus, ModelSource
 from schemas.event import ObjectReference
-from schemas.meta import ApiObject, ConditionStatus, ObjectKey, Status, find_condition
+from schemas.meta import ApiObject, Condition, ConditionStatus, ObjectKey, Status, find_condition
 from schemas.node import NodeLifeStatus
 from schemas.pools import NodePool
 from schemas.replica import Replica
@@ -71,6 +72,8 @@ class LeaderState:
     fabric: FabricChecker
     waiting_for_room: set[str]
     """Deployments that go on as soon as there is more room."""
+    lookups: LookupProblems = field(default_factory=LookupProblems)
+    """Hub models that could not be resolved."""
 
     def now(self, lister: Lister, clock: Clock) -> Now:
         """Return the time with the state of nodes that depends on it."""
@@ -155,6 +158,9 @@ class DeploymentReconciler:
         if observed.deployment is None:
             return observed
         source = observed.deployment.spec.model
+        observed = replace(observed, unresolved=self._unresolved(name))
+        if not observed.has_model:
+            return observed
         is_incomplete = any(
             node.is_ready and not node.has_inspected(source) for node in observed.nodes
         )
@@ -163,6 +169,17 @@ class DeploymentReconciler:
             return observed
         after_s = min(grace_s, observed.requeue_after_s or grace_s)
         return replace(observed, awaits_reports=True, requeue_after_s=after_s)
+
+    def _unresolved(self, name: str) -> Condition | None:
+        """Return the condition of a hub model that is not resolved; None if it is."""
+        declared = self._lister.declared(name)
+        if declared is None or self._lister.is_resolved(declared):
+            return None
+        problem = self._state.lookups.find(declared)
+        if problem is None:
+            label = declared.spec.model.label
+            return status.resolved_condition("Resolving", f"the hub is asked for {label}")
+        return status.resolved_condition(problem.reason, problem.message)
 
     async def _execute(self, decided: DeploymentPlan, observed: DeploymentView) -> None:
         replicas = {r.name: r.replica for r in observed.replicas} | self._victims(decided.actions)

@@ -210,7 +210,7 @@ class ReplicaScheduler:
             for one in self._observed.replicas
             if one.epoch is not None
             and one.replica.spec.template == template
-            and one.replica.spec.model.path == model
+            and one.replica.spec.model.folder == model
         )
         return next((one for one in answers if one is not None), None)
 
@@ -241,7 +241,7 @@ def next_epoch(replica: ReplicaView, to: Assignment, epoch: Epoch) -> ReformRepl
     formation = replica.replica.spec.formation
     assert formation is not None
     assert to.form is not None
-    is_same_model = to.form.model == replica.replica.spec.model.path
+    is_same_model = to.form.model == replica.replica.spec.model.folder
     return ReformReplica(
         name=replica.name,
         ranks=to.ranks,

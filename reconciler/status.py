@@ -26,7 +26,7 @@ from schemas.meta import (
 )
 from schemas.node import Node, NodeLifeStatus
 from schemas.pools import NodePool, NodePoolStatus
-from schemas.replica import RankStatus, ReplicaStatus
+from schemas.replica import MODEL_PRESENT, RankStatus, ReplicaStatus
 from schemas.route import ModelRoute, ModelRouteStatus
 from schemas.shardgroup import ShardGroup, ShardGroupStatus
 
@@ -68,12 +68,14 @@ def deployment_status(
     placed = [r for r in observed.replicas if r.is_owned and not r.is_deleting]
     ready = [r for r in placed if r.is_ready]
     conditions = [
-        _available_condition(observed.desired_replicas, ready, placed, unschedulable),
+        _available_condition(observed, ready, placed, unschedulable),
         _placed_condition(observed.desired_replicas, placed, unschedulable),
         progress.condition,
     ]
     if observed.scaling is not None:
         conditions.append(observed.scaling)
+    if observed.unresolved is not None:
+        conditions.append(observed.unresolved)
     preempted = _preempted_condition(observed, placed, old)
     if preempted is not None:
         conditions.append(preempted)
@@ -103,12 +105,18 @@ def scaling_condition(decided: ScalingDecision) -> Condition:
     return Condition(type="Scaling", status=truth, reason=decided.reason, message=decided.message)
 
 
+def resolved_condition(reason: str, message: str) -> Condition:
+    """Return the condition ModelResolved of a deployment whose hub model has no commit yet."""
+    return condition("ModelResolved", reason, message, holds=False)
+
+
 def _available_condition(
-    desired: int,
+    observed: DeploymentView,
     ready: Sequence[ReplicaView],
     placed: Sequence[ReplicaView],
     unschedulable: Unschedulable | None,
 ) -> Condition:
+    desired, unresolved = observed.desired_replicas, observed.unresolved
     surplus = len(ready) - desired
     count = f"{min(len(ready), desired)} of {desired} replicas ready"
     if surplus > 0:  # during a rollout, or until the replicas of a scale-down have ended
@@ -116,6 +124,9 @@ def _available_condition(
     if len(ready) >= desired:
         reason = "AllReplicasReady" if desired else "ScaledToZero"
         return condition("Available", reason, count, holds=True)
+    if unresolved is not None and not observed.has_model:
+        message = f"{count}; {unresolved.message}"
+        return condition("Available", unresolved.reason, message, holds=False)
     failing = next((r for r in placed if r.problem and not r.is_ready), None)
     if unschedulable is not None and is_crash_loop(unschedulable):
         return condition(
@@ -251,6 +262,7 @@ def replica_status(
 ) -> ReplicaStatus:
     """Return the status of a replica; `reports` are the reports on its ranks in this epoch."""
     found = [_replica_ready(view, reports)]
+    found += _model_present(reports)
     corrected = proof_corrections(view.replica, reports)
     if corrected:
         found.append(condition("ProofCorrected", "MeasuredMore", corrected, holds=True))
@@ -262,6 +274,14 @@ def replica_status(
         observed_generation=generation,
         conditions=stamp_conditions(old, found, generation=generation, now=now),
     )
+
+
+def _model_present(reports: Sequence[RankStatus | None]) -> list[Condition]:
+    """Return ModelPresent of a hub model: the first rank's that has not fetched it, else that of any."""
+    reported = [one for report in reports if report is not None for one in report.conditions]
+    own = [one for one in reported if one.type == MODEL_PRESENT]
+    missing = [one for one in own if one.status is not ConditionStatus.TRUE]
+    return (missing or own)[:1]
 
 
 def _replica_ready(view: ReplicaView, reports: Sequence[RankStatus | None]) -> Condition:

@@ -33,6 +33,8 @@ class ReplicaView:
     """State of its current epoch; None for a replica with one rank."""
     away_nodes: frozenset[str] = frozenset()
     """Its nodes whose lease has expired."""
+    is_fetching: bool = False
+    """True if an agent fetches its model, and bytes arrive."""
     leaving_ranks: tuple[LeavingRank, ...] = ()
     """Ranks of its earlier epochs that may still run."""
 
@@ -98,8 +100,15 @@ class DeploymentView:
     """ShardGroups that it names or that its replicas run on; all of them for sharding: Auto."""
     requeue_after_s: float | None = None
     """Seconds until a grace period or a wait ends; None if only changes matter."""
+    unresolved: Condition | None = None
+    """Condition that says why the commit of the hub model is not known; None if it is."""
     awaits_reports: bool = False
     """True if ready nodes have not inspected the model yet, so that it is too early to place."""
+
+    @property
+    def has_model(self) -> bool:
+        """Return whether it is known what replicas run: not before the first commit of a hub model is resolved."""
+        return self.deployment is None or self.deployment.spec.model.folder != ""
 
     @property
     def desired_replicas(self) -> int:

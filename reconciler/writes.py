@@ -23,7 +23,13 @@ from reconciler.actions import (
 )
 from reconciler.groups.group_view import GroupForm
 from reconciler.rollout.revisions import content_of, digest
-from schemas.deployment import ModelDeployment, ModelSource, Revision, RevisionSpec
+from schemas.deployment import (
+    ModelDeployment,
+    ModelSource,
+    Revision,
+    RevisionSpec,
+    hub_names,
+)
 from schemas.formation import Formation
 from schemas.meta import CHANGE_CAUSE, ENDED_BECAUSE, ObjectKey, ObjectMeta, OwnerReference, Status
 from schemas.replica import LeavingRank, Replica, ReplicaSpec
@@ -293,7 +299,9 @@ def make_replica(
             deployment=deployment.name,
             template=digest(content),
             model=content.model if form is None else _with_path(content.model, form.model),
-            served_names=tuple(dict.fromkeys((deployment.name, *content.served_names))),
+            served_names=tuple(
+                dict.fromkeys((deployment.name, *content.served_names, *hub_names(content.model)))
+            ),
             context_length=content.context_length,
             concurrency=content.concurrency,
             queue_depth=content.queue_depth,
@@ -330,7 +338,10 @@ def remake_replica(action: ReformReplica, before: Replica, context: WriteContext
 
 
 def _with_path(source: ModelSource, path: str) -> ModelSource:
-    return source if source.path == path else source.model_copy(update={"path": path})
+    """Return the source, or that of a group's fallback model if `path` is not the source's own folder."""
+    if source.folder == path:
+        return source
+    return source.model_copy(update={"path": path, "hub": None})
 
 
 def _formation(form: GroupForm, context: WriteContext) -> Formation:

@@ -1,8 +1,9 @@
 """ModelDeployment: a model that the fleet keeps serving; and Revision: an earlier version of one, to roll back to."""
 
+import re
 from datetime import datetime
 from pathlib import PurePosixPath
-from typing import Annotated, Literal, Self
+from typing import Annotated, Final, Literal, Self
 
 from pydantic import AfterValidator, Field, StringConstraints, model_validator
 
@@ -43,19 +44,95 @@ class DraftModel(ApiModel):
     """Tokens that it proposes at once, while a single request runs. The output does not depend on it."""
 
 
-class ModelSource(ApiModel):
-    """The weights, and optionally an adapter and a draft model."""
+# As on Hugging Face: an organisation and a name, which become one folder's name on a Mac.
+HUB_REPO_PATTERN: Final = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,95}/[A-Za-z0-9_][A-Za-z0-9_.-]{0,95}$"
+HUB_COMMIT_PATTERN: Final = r"[0-9a-f]{40}"
 
-    path: ModelPath
-    """A folder in MLX format on the node: absolute, or below the agent's models folder."""
+
+def _unambiguous(repo: str) -> str:
+    if ".." in repo or "--" in repo:
+        raise ValueError("must not contain '..' or '--'; expected ORGANISATION/NAME")
+    return repo
+
+
+HubRepo = Annotated[
+    str,
+    StringConstraints(pattern=HUB_REPO_PATTERN, max_length=193),
+    AfterValidator(_unambiguous),
+]
+HubEndpoint = Annotated[
+    str, StringConstraints(pattern=r"^https?://[^\s/?#@]+(/[^\s?#@]*)?$", max_length=300)
+]
+HubFilePattern = Annotated[str, StringConstraints(min_length=1, max_length=200)]
+
+
+class HubReference(ApiModel):
+    """A repository of a model hub. The Macs that run the model fetch it."""
+
+    repo: HubRepo
+    """The repository as ORGANISATION/NAME, such as "mlx-community/Qwen3-8B-4bit"."""
+    revision: Annotated[
+        str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._/-]*$", max_length=200)
+    ] = "main"
+    """A branch, a tag or a whole commit. A branch is resolved once to a commit: a later move of the branch changes
+    nothing until `fleetctl rollout refresh`."""
+    files: Annotated[tuple[HubFilePattern, ...], Field(max_length=100)] = ()
+    """Patterns of the files to fetch, such as "*.safetensors". Default: weights, configs, tokenizer and templates;
+    never code."""
+    endpoint: HubEndpoint | None = None
+    """The address of the hub or a mirror, such as "https://hf-mirror.com". Default: that of the fleet's processes
+    (HF_ENDPOINT, otherwise https://huggingface.co)."""
+
+    @property
+    def is_pinned(self) -> bool:
+        """Return whether the revision is a whole commit, which never moves."""
+        return re.fullmatch(HUB_COMMIT_PATTERN, self.revision) is not None
+
+    @property
+    def folder(self) -> str:
+        """Return the name of the folder, below the models folder, that holds the commit; "" for a branch."""
+        return f"{self.repo.replace('/', '--')}@{self.revision[:12]}" if self.is_pinned else ""
+
+
+class ModelSource(ApiModel):
+    """The weights, from a folder or a hub, and optionally an adapter and a draft model."""
+
+    path: ModelPath | None = None
+    """A folder in MLX format on the node: absolute, or below the agent's models folder. Give this or `hub`."""
+    hub: HubReference | None = None
+    """A repository of a model hub, which the Macs fetch. Give this or `path`."""
     adapter: ModelPath | None = None
     """A folder with a LoRA adapter for the model, as `mlx_lm.lora` writes it; resolved like model.path."""
     draft: DraftModel | None = None
     """A draft model for speculative decoding, which makes a single request faster."""
 
+    @property
+    def folder(self) -> str:
+        """Return the folder of the weights: absolute, or below the models folder; "" while a branch is not resolved."""
+        if self.hub is not None:
+            return self.hub.folder
+        return self.path or ""
+
+    @property
+    def label(self) -> str:
+        """Return the source for people: the path, or the repository and its revision."""
+        return self.folder if self.hub is None else f"{self.hub.repo}@{self.hub.revision}"
+
+    @model_validator(mode="after")
+    def _one_origin(self) -> Self:
+        if self.path is None and self.hub is None:
+            raise ValueError(
+                "names no model; write hub: {repo: ORGANISATION/NAME}, or path: FOLDER for a folder on the nodes"
+            )
+        if self.path is not None and self.hub is not None:
+            raise ValueError(
+                "has path and hub; remove one of them: hub is fetched into a folder of its own"
+            )
+        return self
+
     @model_validator(mode="after")
     def _folders_differ(self) -> Self:
-        own = PurePosixPath(self.path)
+        own = PurePosixPath(self.path or "/")
         if self.adapter is not None and PurePosixPath(self.adapter) == own:
             raise ValueError(
                 "adapter is the model's own folder; write the folder that holds adapters.safetensors"
@@ -161,6 +238,11 @@ class ModelDeploymentSpec(ApiModel):
     def _can_be_split(self) -> Self:
         if self.sharding == "Never":
             return self
+        if self.model.hub is not None:
+            raise ValueError(
+                f"has sharding: {self.sharding} and model.hub, which a group cannot fetch yet; let one Mac fetch it, "
+                "copy the folder to the group's Macs, and write model.path"
+            )
         kept = "adapter" if self.model.adapter is not None else "draft" if self.model.draft else ""
         if kept:
             raise ValueError(
@@ -236,7 +318,15 @@ class ModelDeployment(ApiObject):
 
 def served_names(deployment: ModelDeployment) -> tuple[str, ...]:
     """Return every name that clients may use for the deployment, its own first, without repeats."""
-    return tuple(dict.fromkeys((deployment.metadata.name, *deployment.spec.served_names)))
+    spec = deployment.spec
+    return tuple(
+        dict.fromkeys((deployment.metadata.name, *spec.served_names, *hub_names(spec.model)))
+    )
+
+
+def hub_names(source: ModelSource) -> tuple[ServedName, ...]:
+    """Return the repository of a model from a hub: clients may use it as the model's name."""
+    return () if source.hub is None else (source.hub.repo,)
 
 
 class RevisionTemplate(ApiModel):

@@ -111,6 +111,8 @@ class ObjectMeta(ApiModel):
 FLEET_ANNOTATIONS = "fleet/"
 RESTARTED_AT = "fleet/restarted-at"
 """The time of the last `fleetctl rollout restart`; part of what engines are started with."""
+HUB_REFRESHED_AT = "fleet/hub-refreshed-at"
+"""The time of the last `fleetctl rollout refresh`: a new value resolves the branch of a hub model again."""
 CANARY_DECISION = "fleet/canary-decision"
 """A person's decision about the canary of one generation; its form is in `schemas.rollout`."""
 ENDED_BECAUSE = "fleet/ended-because"

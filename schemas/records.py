@@ -3,9 +3,9 @@
 from datetime import datetime
 from typing import Annotated, Literal, Self, TypeAlias
 
-from pydantic import Field, StringConstraints, model_validator
+from pydantic import Field, SecretStr, StringConstraints, field_serializer, model_validator
 
-from schemas.deployment import ServedName
+from schemas.deployment import HubEndpoint, ServedName
 from schemas.meta import NAME_PATTERN, ApiModel, ObjectName
 from schemas.trust import TlsReport
 
@@ -82,6 +82,20 @@ class ApiKey(ApiModel):
         if self.models and (strange := sorted(set(self.model_limits) - set(self.models))):
             raise ValueError(f"limits the model {strange[0]!r}, which the key may not use")
         return self
+
+
+class HubToken(ApiModel):
+    """A token for one hub. The store has it in clear, because it is sent to the hub."""
+
+    name: ObjectName
+    endpoint: HubEndpoint
+    """The only address that it is sent to."""
+    token: Annotated[SecretStr, Field(min_length=1, max_length=500)]
+    created: datetime
+
+    @field_serializer("token")
+    def _reveal(self, token: SecretStr) -> str:
+        return token.get_secret_value()
 
 
 # The set of a GitSource is called `gitsource.` and its name, which may have 128 characters.

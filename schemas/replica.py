@@ -94,6 +94,12 @@ class Replica(ApiObject):
     status: ReplicaStatus | None = None
 
 
+MODEL_PRESENT = "ModelPresent"
+"""The condition of a rank whose model comes from a hub: whether it is whole on the Mac's disk."""
+FETCHING_REASONS = ("Downloading", "Verifying")
+"""Reasons of ModelPresent while a fetch goes on."""
+
+
 class RankStatus(ApiModel):
     """The agent's report about a rank: condition Ready, and in a group EpochOver once the epoch cannot continue."""
 

@@ -22,6 +22,8 @@ FABRIC_TEST_PREFIX = f"{ROOT}/fabrictest/"
 FABRIC_RANK_PREFIX = f"{ROOT}/fabricrank/"
 # The objects that one source of manifests has applied, by the name of the set.
 APPLY_SET_PREFIX = f"{ROOT}/applyset/"
+# The commits that hub models are pinned to, by deployment.
+SNAPSHOT_PREFIX = f"{ROOT}/snapshot/"
 # The right to read an agent's or a gateway's logs, under a short lease.
 TICKET_PREFIX = f"{ROOT}/ticket/"
 EVENT_PREFIX = f"{ROOT}/event/"
@@ -42,16 +44,20 @@ JOIN_REQUEST_PREFIX = f"{ROOT}/joinrequest/"
 JOIN_DECISION_PREFIX = f"{ROOT}/joindecision/"
 # Exists while `fleetctl restore` writes, and after a restore that was interrupted.
 RESTORING = f"{ROOT}/restoring"
-# No role of an agent or the reconciler may read it; gateways read the hashes of API keys.
+# Gateways read the hashes of API keys, reconcilers the tokens of hubs, an agent those that it fetches with now.
 SECRET_PREFIX = f"{ROOT}/secret/"
 API_KEY_PREFIX = f"{SECRET_PREFIX}ApiKey/"
 JOIN_TOKEN_PREFIX = f"{SECRET_PREFIX}JoinToken/"
-# Keys that describe the present moment, most of them under a lease: backups leave them out.
+HUB_TOKEN_PREFIX = f"{SECRET_PREFIX}HubToken/"
+# Copies of tokens for the nodes that fetch with them, while they do.
+HUB_GRANT_PREFIX = f"{SECRET_PREFIX}HubGrant/"
+# Keys that describe the present moment, most of them under a lease, and secrets in clear: backups leave them out.
 TRANSIENT_PREFIXES = (
     *(LEASE_PREFIX, ENDPOINT_PREFIX, EVENT_PREFIX, ELECTION_PREFIX),
     *(FABRIC_TEST_PREFIX, FABRIC_RANK_PREFIX, TICKET_PREFIX),
     *(JOIN_TOKEN_PREFIX, JOIN_REQUEST_PREFIX, JOIN_DECISION_PREFIX),
     *(REQUEST_PREFIX, REFUSED_PREFIX),
+    *(HUB_TOKEN_PREFIX, HUB_GRANT_PREFIX),
 )
 
 
@@ -117,6 +123,15 @@ def ticket_prefix(holder: str) -> str:
 
 def ticket_key(holder: str, ticket: str) -> str:
     return f"{ticket_prefix(holder)}{ticket}"
+
+
+def hub_grant_prefix(node: str) -> str:
+    """Return the prefix of the tokens that the node may fetch with now."""
+    return f"{HUB_GRANT_PREFIX}{node}/"
+
+
+def hub_grant_key(node: str, deployment: str) -> str:
+    return f"{hub_grant_prefix(node)}{deployment}"
 
 
 def named(prefix: str, name: str) -> str:

@@ -73,7 +73,9 @@ HISTORIES: Mapping[str, VersionHistory] = {
     "GitSource": _ONE_MORE_FIELD,  # the commits' author and subject, and the preview, in its status
     "GitSourceStatus": _ONE_MORE_FIELD,
     "ApiKey": VersionHistory(current=2, steps={1: _role_for_admin}),
-    "ModelDeployment": _ONE_MORE_FIELD,  # rateLimit and cacheSharing in its routing
+    "ModelDeployment": _TWO_MORE_FIELDS,  # rateLimit and cacheSharing in its routing; hub in its model
+    "Replica": _ONE_MORE_FIELD,  # hub in its model
+    "Revision": _ONE_MORE_FIELD,
     "ModelRoute": _ONE_MORE_FIELD,
     "Node": _ONE_MORE_FIELD,  # wiredLimit and the prefixLength of interfaces in its status
     "NodeStatus": _ONE_MORE_FIELD,

@@ -1,6 +1,6 @@
 """Deployments for `fleetctl rollout`: names on the command line, compare-and-swap, and revisions."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import click
 
@@ -13,8 +13,9 @@ from manifests.suggestions import not_found_message
 from manifests.trees import Tree
 from reconciler.rollout.revisions import content_of, new_cause, restored_cause, with_content
 from schemas.deployment import ModelDeployment, Revision, RevisionTemplate
-from schemas.meta import CHANGE_CAUSE, RESTARTED_AT
-from store import objects
+from schemas.meta import CHANGE_CAUSE, HUB_REFRESHED_AT, RESTARTED_AT
+from schemas.model_snapshot import ModelSnapshot, pinned
+from store import codec, keys, objects
 from store.port import Transport
 
 _NO_DEPLOYMENT = (
@@ -181,6 +182,23 @@ def with_revision(
 def with_restart_mark(deployment: ModelDeployment, at: str) -> ModelDeployment:
     """Return the deployment with the time of a restart in its annotations; an empty `at` removes it."""
     return _with_annotation(deployment, RESTARTED_AT, at)
+
+
+def with_refresh_mark(deployment: ModelDeployment, at: str) -> ModelDeployment:
+    """Return the deployment with the time of a refresh: the branch of its hub model is resolved again."""
+    return _with_annotation(deployment, HUB_REFRESHED_AT, at)
+
+
+async def read_pin(transport: Transport, name: str) -> Callable[[ModelDeployment], ModelDeployment]:
+    """Return the function that puts the commit of its hub model into the deployment, as its revisions have it.
+
+    Raises:
+        StoreError: the store did not answer.
+
+    """
+    item = await transport.get(keys.named(keys.SNAPSHOT_PREFIX, name))
+    snapshot = None if item is None else codec.decode(ModelSnapshot, item)
+    return lambda found: found if snapshot is None else pinned(found, snapshot)
 
 
 def _with_annotation(deployment: ModelDeployment, key: str, text: str) -> ModelDeployment:

@@ -245,7 +245,7 @@ def check_models(loaded: Sequence[LoadedObject], fleet: FleetFile, source: str) 
 
 def _models_of(source: ModelSource) -> Iterator[tuple[tuple[str, ...], str, str]]:
     """Yield the models of a deployment: field, path, and a plausible size for the hint."""
-    yield ("path",), source.path, "8B"
+    yield ("path",), source.folder or source.label, "8B"
     if source.draft is not None:
         yield ("draft", "path"), source.draft.path, "500M"
 

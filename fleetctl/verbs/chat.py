@@ -18,6 +18,7 @@ from fleetctl.cli.arguments import parse_duration
 from fleetctl.cli.connect import gateway_options, run
 from fleetctl.cli.errors import FleetctlError
 from fleetctl.fleets import gateways
+from fleetctl.verbs import run_hub_model
 from identity.dialer import Dial
 from machinery.clock import SystemClock
 
@@ -33,16 +34,18 @@ Without MODEL, this is the only model of the fleet; at a terminal, you choose am
 At a terminal, this starts a conversation: /help lists its commands, Ctrl-C stops an answer, Ctrl-D ends it. With -m, or if
 standard input is not a terminal, it asks one question and prints only the answer.
 """
-_RUN_HELP = """Chat with a deployed model, as `ollama run` does.
+_RUN_HELP = """Chat with a model, as `ollama run` does.
 
 \b
+  fleetctl run mlx-community/Qwen3-8B-4bit
   fleetctl run qwen
   fleetctl run qwen "Why is the sky blue?"
   git diff | fleetctl run qwen
 
-Nothing is downloaded or deployed: `fleetctl create modeldeployment` deploys a model. This is the same as
+A repository of a model hub that is not deployed yet is deployed first; the Macs fetch it. Then this is the same as
 `fleetctl chat MODEL [-m PROMPT]`.
 """
+_LISTED_S, _POLL_S = 15.0, 0.2
 _HISTORY = Path(platformdirs.user_state_dir("mlx-fleet")) / "chat_history"
 
 # The last is shown first.
@@ -101,16 +104,30 @@ def chat(model: str | None, message: str | None, **options: Any) -> None:
 @click.argument("prompt", nargs=-1)
 @_chat_options
 def run_model(model: str, prompt: tuple[str, ...], **options: Any) -> None:
-    """Chat with a deployed model, as `ollama run` does."""
+    """Chat with a model, as `ollama run` does."""
     question = _read_question(" ".join(prompt) if prompt else None)
     pool = _open_gateways(options)
     known = run(pool.send(answer_stream.list_models))
-    if model not in known:
+    if model not in known and not run_hub_model.is_hub_id(model):
         raise FleetctlError(
-            f"{answer_stream.unknown_model_text(model, known)}. To deploy it, put its folder into the models folder of "
-            f"each Mac, and run: fleetctl create modeldeployment {model} --model FOLDER"
+            f"{answer_stream.unknown_model_text(model, known)}. To fetch and deploy one of a hub, write its whole name: "
+            "fleetctl run ORGANISATION/NAME. To deploy a folder on the Macs: "
+            f"fleetctl create modeldeployment {model} --model FOLDER"
         )
+    if run_hub_model.is_hub_id(model):
+        run(run_hub_model.deploy_and_wait(model, options))
+        run(_wait_until_listed(pool, model))
     _converse(pool, model, question, options)
+
+
+async def _wait_until_listed(pool: GatewayPool, model: str) -> None:
+    """Wait until the gateway has heard of a new model; at most some seconds, as its own answer says more."""
+    clock = SystemClock()
+    deadline = clock.monotonic() + _LISTED_S
+    while clock.monotonic() < deadline:
+        if model in await pool.send(answer_stream.list_models):
+            return
+        await clock.sleep(_POLL_S)
 
 
 def _read_question(message: str | None) -> str | None:

@@ -140,6 +140,8 @@ _METADATA_FLAGS = {
 _DEPLOYMENT_FLAGS = {
     **_METADATA_FLAGS,
     "spec.model.path": "--model",
+    "spec.model.hub.repo": "--hub",
+    "spec.model.hub.revision": "--revision",
     "spec.model.adapter": "--adapter",
     "spec.model.draft": "--draft",
     "spec.replicas": "--replicas",
@@ -205,7 +207,11 @@ def kind_commands(make: CreateObjects) -> list[click.Command]:
 
 def _modeldeployment(make: CreateObjects) -> click.Command:
     @click.command()
-    @click.option("--model", required=True, help="Folder of the model on the nodes.")
+    @click.option("--model", help="Folder of the model on the nodes.")
+    @click.option(
+        "--hub", metavar="ORG/NAME", help="Repository of a model hub; in place of --model."
+    )
+    @click.option("--revision", help="Branch, tag or commit of --hub (default: main).")
     @click.option("--adapter", help="Folder of a LoRA adapter.")
     @click.option("--draft", help="Folder of a draft model for speculative decoding.")
     @click.option("--replicas", type=int, help="Number of replicas.")
@@ -221,12 +227,15 @@ def _modeldeployment(make: CreateObjects) -> click.Command:
     @click.option("--max-replicas", type=int, help="Upper bound of autoscaling.")
     @_common
     def modeldeployment(name: str, **options: Any) -> None:
-        """Create a ModelDeployment: md NAME --model=FOLDER. Other fields need a manifest."""
+        """Create a ModelDeployment: md NAME --hub=ORG/NAME, or --model=FOLDER. Other fields need a manifest."""
+        if (options["model"] is None) == (options["hub"] is None):
+            raise click.UsageError("give either --hub ORG/NAME or --model FOLDER")
         least = options["min_available"]
         is_number = least is not None and least.isdecimal()
         spec = {
             "model": {
                 "path": options["model"],
+                "hub": {"repo": options["hub"], "revision": options["revision"]},
                 "adapter": options["adapter"],
                 "draft": {"path": options["draft"]},
             },

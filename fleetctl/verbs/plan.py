@@ -111,7 +111,9 @@ def _forecast(
 def _with_models(node: NodeView, sources: Sequence[ModelSource], models_dir: Path) -> NodeView:
     """Return the node with reports about models that it has not inspected, made from the files on this machine."""
     on_linux = node.labels.get("fleet/os") == "Linux"
-    paths = {one.path for one in sources} | {one.draft.path for one in sources if one.draft}
+    paths = {one.folder for one in sources if one.folder} | {
+        one.draft.path for one in sources if one.draft
+    }
     adapters = {one.adapter for one in sources if one.adapter is not None}
     found = inspection.report_models(
         paths - node.models.keys(), models_dir, casts_to_float32=on_linux

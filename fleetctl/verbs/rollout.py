@@ -167,7 +167,8 @@ def history(what: tuple[str, ...], number: int | None, output: str, **options: A
 
 async def _history(name: str, number: int | None, output: str, options: dict[str, Any]) -> str:
     async with open_store(options) as transport:
-        deployment = await deployments.read_deployment(transport, name)
+        pin = await deployments.read_pin(transport, name)
+        deployment = pin(await deployments.read_deployment(transport, name))
         found = await _read_revisions(transport, deployment)
     if number is not None:
         found = [one for one in found if one.spec.revision == number] or _refuse_missing_revision(
@@ -251,9 +252,11 @@ async def _undo(name: str, number: int | None, options: dict[str, Any]) -> str:
         there = await deployments.read_deployment(transport, name)
         revisions = await _read_revisions(transport, there)
         served = there.status.stable_template if there.status is not None else ""
+        pin = await deployments.read_pin(transport, name)
         chosen: list[Revision] = []
 
         def edit(deployment: ModelDeployment) -> ModelDeployment | None:
+            deployment = pin(deployment)
             chosen[:] = [
                 deployments.rollback_target(revisions, deployment, number=number, served=served)
             ]
@@ -324,6 +327,36 @@ def as_restarted(deployment: ModelDeployment, now: datetime) -> ModelDeployment:
     generation = deployment.metadata.generation + 1
     metadata = marked.metadata.model_copy(update={"generation": generation})
     return marked.model_copy(update={"metadata": metadata})
+
+
+def as_refreshed(deployment: ModelDeployment, now: datetime) -> ModelDeployment:
+    """Return the deployment with its hub model to be resolved again. Pure.
+
+    Raises:
+        FleetctlError: its model is a folder, or is pinned to a commit by the spec.
+
+    """
+    name, hub = deployment.name, deployment.spec.model.hub
+    if hub is None:
+        raise FleetctlError(f"modeldeployment/{name} has a model in a folder, which is no branch")
+    if hub.is_pinned:
+        raise FleetctlError(
+            f"modeldeployment/{name} has spec.model.hub.revision {hub.revision}, a commit, which never moves; "
+            "write a branch or another commit there"
+        )
+    marked = deployments.with_refresh_mark(deployment, now.strftime("%Y-%m-%dT%H:%M:%S.%fZ"))
+    generation = deployment.metadata.generation + 1
+    metadata = marked.metadata.model_copy(update={"generation": generation})
+    return marked.model_copy(update={"metadata": metadata})
+
+
+@rollout.command()
+@click.argument("what", nargs=-1, required=True, metavar="NAME...")
+@store_options
+def refresh(what: tuple[str, ...], **options: Any) -> None:
+    """Resolve the branches of hub models again; a branch that moved becomes a new revision."""
+    now = SystemClock().now()
+    run(_change_each(what, lambda deployment: as_refreshed(deployment, now), "refreshed", options))
 
 
 @rollout.command()

@@ -72,7 +72,7 @@ def _model_body(model: ServedModel, deployments: Mapping[str, ModelDeployment]) 
         "id": model.name,
         "created": model.created,
         "deployments": list(names),
-        "source": [spec.model.path for spec in specs],
+        "source": [spec.model.label for spec in specs],
         # The limit that all deployments accept: the client cannot know which one answers.
         "contextLength": min((spec.context_length for spec in specs), default=None),
         "concurrency": sum(endpoint.concurrency for endpoint in leased),

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
 
+from models.hub.progress import FetchProgress
 from nodeagent.engines.references import ReferenceState
 from schemas.formation import GoldenAnswer
 from schemas.replica import RankStatus, Replica
@@ -42,6 +43,31 @@ class NextStart:
 
     in_s: float
     at: datetime
+
+
+class FetchState(StrEnum):
+    """The state of a hub model on this disk."""
+
+    NOT_STARTED = "NotStarted"
+    RUNNING = "Running"
+    FAILED = "Failed"
+    PRESENT = "Present"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ObservedFetch:
+    """The fetch of a replica's model from a hub."""
+
+    state: FetchState
+    size_bytes: int = 0
+    """Bytes of a model that is present."""
+    progress: FetchProgress | None = None
+    """The progress of a fetch that runs, in steps."""
+    reason: str = ""
+    """The reason of the last failure: one of `models.hub.errors`, StoreUnreachable or DiskFailed."""
+    message: str = ""
+    next_attempt: NextStart | None = None
+    """The next attempt after a failure; None if it is due."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,6 +150,8 @@ class ObservedReplica:
     is_unknown: bool = False
     """True if the store cannot say what is assigned: a backup is being restored, or the cache is behind."""
     engine: ObservedEngine | None = None
+    fetch: ObservedFetch | None = None
+    """The fetch of its model; None for a model in a folder, and while its engine runs."""
     is_published: bool = False
     """True if our endpoint for it is in the store."""
     is_stale: bool = False

@@ -82,7 +82,7 @@ def with_shape(request: PlacementRequest, shape: GroupShape) -> PlacementRequest
     """Return the request with the shape's model, if the shape has one."""
     if not shape.model:
         return request
-    model = request.spec.model.model_copy(update={"path": shape.model})
+    model = request.spec.model.model_copy(update={"path": shape.model, "hub": None})
     return replace(request, spec=request.spec.model_copy(update={"model": model}))
 
 

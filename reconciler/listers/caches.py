@@ -10,6 +10,7 @@ from machinery.clock import Clock
 from schemas import kinds
 from schemas.deployment import Revision
 from schemas.meta import ApiObject, ObjectKey, Status
+from schemas.model_snapshot import ModelSnapshot
 from schemas.node import NodeLease, NodeLifeStatus, NodeStatus
 from schemas.replica import Endpoint, RankStatus, Replica
 from store import codec, keys
@@ -64,11 +65,15 @@ class Caches:
     leases: Informer[NodeLease]
     endpoints: Informer[Endpoint]
     lives: Informer[NodeLifeStatus]
+    snapshots: Informer[ModelSnapshot]
     changed: ChangeJournal
     """Changes of specs, statuses, leases and rank reports."""
 
     def all(self) -> tuple[AnyInformer, ...]:
-        return (self.specs, self.statuses, self.ranks, self.leases, self.endpoints, self.lives)
+        return (
+            *(self.specs, self.statuses, self.ranks, self.leases, self.endpoints, self.lives),
+            self.snapshots,
+        )
 
 
 def _deployment_of(found: ApiObject) -> tuple[str, ...]:
@@ -155,6 +160,12 @@ def make_caches(transport: Transport, clock: Clock) -> Caches:
         ),
         lives=Informer(
             transport, keys.NODE_LIFE_PREFIX, lambda item: codec.decode(NodeLifeStatus, item), clock
+        ),
+        snapshots=Informer(
+            transport,
+            keys.SNAPSHOT_PREFIX,
+            lambda item: codec.decode(ModelSnapshot, item),
+            clock,
         ),
         changed=changed,
     )

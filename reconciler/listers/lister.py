@@ -13,8 +13,10 @@ from reconciler.listers.caches import (
     REVISIONS,
     Caches,
 )
+from reconciler.rollout.revisions import last_version
 from schemas.deployment import ModelDeployment, ModelDeploymentStatus, Revision
 from schemas.meta import ApiObject, ObjectKey, Status
+from schemas.model_snapshot import ModelSnapshot, pinned
 from schemas.node import Node, NodeLifeStatus, NodeStatus
 from schemas.pools import NodePool, in_pool, selects
 from schemas.replica import RankStatus, Replica
@@ -62,12 +64,43 @@ class Lister:
     # Deployments
 
     def deployments(self) -> list[ModelDeployment]:
-        """Return all deployments by name."""
-        return [one for one in self.of_kind("ModelDeployment") if isinstance(one, ModelDeployment)]
+        """Return all deployments by name, with the commits of their hub models."""
+        return [self._pinned(one) for one in self.declared_deployments()]
 
     def deployment(self, name: str) -> ModelDeployment | None:
+        """Return a deployment with the commit of its hub model."""
+        found = self.declared(name)
+        return None if found is None else self._pinned(found)
+
+    def declared_deployments(self) -> list[ModelDeployment]:
+        """Return all deployments by name, as users wrote them."""
+        return [one for one in self.of_kind("ModelDeployment") if isinstance(one, ModelDeployment)]
+
+    def declared(self, name: str) -> ModelDeployment | None:
+        """Return a deployment as users wrote it."""
         found = self.spec(ObjectKey("ModelDeployment", name))
         return found if isinstance(found, ModelDeployment) else None
+
+    def snapshot(self, deployment: str) -> ModelSnapshot | None:
+        return self.caches.snapshots.items.get(keys.named(keys.SNAPSHOT_PREFIX, deployment))
+
+    def is_resolved(self, declared: ModelDeployment) -> bool:
+        """Return whether the commit of the deployment's hub model is known; True for models in folders."""
+        snapshot = self.snapshot(declared.name)
+        is_known = snapshot is not None and snapshot.resolves(declared)
+        return declared.spec.model.hub is None or is_known
+
+    def _pinned(self, found: ModelDeployment) -> ModelDeployment:
+        """Return the deployment with the commit of its hub model.
+
+        Until a new reference is resolved, this is the version before: it stays in service while the hub is away.
+        """
+        if found.spec.model.hub is None:
+            return found
+        snapshot = self.snapshot(found.name)
+        if snapshot is not None and snapshot.resolves(found):
+            return pinned(found, snapshot)
+        return last_version(found, self.revisions_of(found.name))
 
     def deployment_status(self, name: str) -> ModelDeploymentStatus | None:
         found = self.status(ObjectKey("ModelDeployment", name))

@@ -23,7 +23,7 @@ _NO_FULL_LAYERS = "has no layers that keep keys and values of all tokens"
 def source_columns(request: PlacementRequest) -> AnyColumn:
     """Return the columns that the checks of the folders depend on."""
     source = request.spec.model
-    found: AnyColumn = columns.ModelColumn(source.path)
+    found: AnyColumn = columns.ModelColumn(source.folder)
     if source.draft is not None:
         found = ColumnPair(found, columns.ModelColumn(source.draft.path))
     if source.adapter is not None:
@@ -52,7 +52,7 @@ def _reports(
     request: PlacementRequest, node: NodeView
 ) -> Iterator[tuple[str, ModelReport | AdapterReport | None]]:
     source = request.spec.model
-    yield "model", node.models.get(source.path)
+    yield "model", node.models.get(source.folder)
     if source.draft is not None:
         yield "draft model", node.models.get(source.draft.path)
     if source.adapter is not None:

@@ -20,7 +20,7 @@ class PlacementRequest:
 
     @property
     def path(self) -> str:
-        return self.spec.model.path
+        return self.spec.model.folder
 
     @property
     def override_bytes(self) -> int:
@@ -129,7 +129,8 @@ class NodeView:
 
     def has_inspected(self, source: ModelSource) -> bool:
         """Return whether the agent has reported on every folder of the model, good or bad."""
-        paths = {source.path} if source.draft is None else {source.path, source.draft.path}
+        own = source.folder
+        paths = {own} if source.draft is None else {own, source.draft.path}
         has_adapter = source.adapter is None or source.adapter in self.adapters
         return has_adapter and paths <= self.models.keys()
 

@@ -53,6 +53,8 @@ def compute_progress(
     waits = phase in (RolloutPhase.PAUSED, RolloutPhase.ROLLED_BACK) or (
         phase is RolloutPhase.CANARY and _is_under_way(deployment, canary)
     )
+    # A large model takes longer to fetch than any deadline; a fetch that stands still has another reason.
+    waits = waits or any(r.is_fetching and not r.is_ready for r in updated)
     if is_done or waits or left_s > 0:
         found = _condition_of(deployment, observed, canary, active, is_done=is_done)
         if found.reason in ("RollingOut", "CanaryRunning") and obstacle is not None and not waits:

@@ -122,6 +122,14 @@ def with_content(deployment: ModelDeployment, content: RevisionTemplate) -> Mode
     return deployment.model_copy(update={"spec": deployment.spec.model_copy(update=fields)})
 
 
+def last_version(deployment: ModelDeployment, revisions: Iterable[Revision]) -> ModelDeployment:
+    """Return the deployment with the version of its newest revision; unchanged if it has none."""
+    uid = deployment.metadata.uid
+    owned = [one for one in revisions if any(o.uid == uid for o in one.metadata.owner_references)]
+    newest = _last(owned)
+    return deployment if newest is None else with_content(deployment, newest.spec.content)
+
+
 def revision_name(deployment: ObjectName, hash_: str) -> ObjectName:
     """Return the name of a revision: derived, so that storing it twice collides."""
     return f"{deployment}-{hash_}"

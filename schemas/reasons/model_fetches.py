@@ -2,12 +2,25 @@
 
 from typing import Final
 
-from schemas.reasons.reason import ReasonSection, problem
+from schemas.reasons.reason import ReasonSection, normal, problem
 
 SECTION: Final = ReasonSection(
     title="Fetching a model",
     shown_by="fleetctl events",
     reasons=(
+        normal("Resolving", "The reconciler asks the hub which commit the revision is now."),
+        normal("ModelResolved", "The deployment's hub model is pinned to a commit."),
+        normal(
+            "FetchStarting",
+            "The Mac asks the hub for the list of files, or waits for another fetch of them.",
+        ),
+        normal(
+            "Downloading",
+            "Files arrive. The message has the share, the hub, the rate and the time left.",
+        ),
+        normal("Verifying", "The files' content is compared with the hub's digests."),
+        normal("Present", "The model is whole and verified on the Mac's disk."),
+        normal("ModelFetched", "A Mac has fetched and verified the model of a replica."),
         problem(
             "NotFound",
             "The hub has no such repository, revision or file, or hides a private one.",
@@ -42,6 +55,16 @@ SECTION: Final = ReasonSection(
             "HashMismatch",
             "A file came whole with another content than the hub's list names. Nothing of it was kept.",
             "Retry once; if it happens again, the mirror, a proxy or the Mac's memory is faulty.",
+        ),
+        problem(
+            "StoreUnreachable",
+            "The Mac could not read its token for the hub from etcd. The fetch is retried.",
+            "Check etcd, as for any other outage of it.",
+        ),
+        problem(
+            "DiskFailed",
+            "The models folder cannot be read or written; the message has the system's error.",
+            "Check the folder of the agent's --models-dir, its owner and its disk.",
         ),
         problem(
             "NoSpace",

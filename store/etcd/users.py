@@ -207,6 +207,11 @@ def _reconciler() -> list[Permission]:
             for kind in ("NodePool", "ShardGroup", "ModelRoute", "GitSource")
         ),
         prefix_permission(keys.APPLY_SET_PREFIX, Right.READWRITE),
+        # A token for a hub is copied to the node that fetches with it.
+        prefix_permission(keys.HUB_TOKEN_PREFIX, Right.READ),
+        prefix_permission(keys.HUB_GRANT_PREFIX, Right.READWRITE),
+        # The commits of hub models.
+        prefix_permission(keys.SNAPSHOT_PREFIX, Right.READWRITE),
         *(prefix_permission(keys.status_prefix(kind), Right.READWRITE) for kind in judged),
         # The reports about a replica are deleted with the replica.
         prefix_permission(keys.RANK_PREFIX, Right.READWRITE),
@@ -257,6 +262,9 @@ def _agent(node: str) -> list[Permission]:
         prefix_permission(keys.spec_prefix("ModelDeployment"), Right.READ),
         # The fallback models of groups are checked as well.
         prefix_permission(keys.spec_prefix("ShardGroup"), Right.READ),
+        # What of a hub's models the memory proof needs, before they are fetched.
+        prefix_permission(keys.SNAPSHOT_PREFIX, Right.READ),
+        prefix_permission(keys.hub_grant_prefix(node), Right.READ),
         # While a backup is restored, missing objects do not count as deleted.
         key_permission(keys.RESTORING, Right.READ),
         key_permission(keys.node_lease_key(node), Right.READWRITE),

@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from schemas import kinds
 from schemas.fabrictest import FabricRank
 from schemas.meta import ApiModel, ObjectMeta
+from schemas.model_snapshot import ModelSnapshot
 from schemas.node import NodeLease, NodeLifeStatus
-from schemas.records import ApiKey, GatewayLease, ReconcilerLease
+from schemas.records import ApiKey, GatewayLease, HubToken, ReconcilerLease
 from schemas.replica import RankStatus
 from schemas.trust import (
     CertificateRequest,
@@ -78,7 +79,7 @@ def written(model: ApiModel, version: int | None) -> bytes:
 def test_a_document_begins_with_its_version() -> None:
     assert codec.encode(NOW, THING).startswith(b'{"storedVersion":3,"metadata":')
     assert codec.encode(NOW).startswith(b'{"storedVersion":1,"metadata":')
-    assert codec.encode_spec(deployment()).startswith(b'{"storedVersion":2,"apiVersion":')
+    assert codec.encode_spec(deployment()).startswith(b'{"storedVersion":3,"apiVersion":')
     assert versions.stamp_version(b"{}", 2) == b'{"storedVersion":2}'
 
 
@@ -226,7 +227,7 @@ def stored() -> dict[str, type[ApiModel]]:
     found: list[type[ApiModel]] = [NodeLease, GatewayLease, NodeLifeStatus, RankStatus, ApiKey]
     found += [FabricRank, ReconcilerLease, JoinTokenRecord]
     found += [FleetTrust, IssuedCertificate, RevokedCertificate, CertificateRequest, RefusedRequest]
-    found += [PendingJoin, JoinDecision]
+    found += [PendingJoin, JoinDecision, ModelSnapshot, HubToken]
     for kind in kinds.KINDS:
         status = codec.status_type(kind.type)
         found += [kind.type] if status is None else [kind.type, status]
@@ -255,12 +256,14 @@ def shape(model: type[ApiModel]) -> str:
 
 # The shape of each document at its current version.
 SHAPES: dict[str, tuple[int, str]] = {
+    "ModelSnapshot": (1, "525ee3f39392"),
+    "HubToken": (1, "dd9bb1365afc"),
     "GitSourceStatus": (2, "fab6dc1f1143"),
     "GitSource": (2, "8131f8ac34d3"),
     "FabricTest": (1, "87603a38741b"),
     "FabricRank": (1, "5e927d2c4f71"),
     "ApiKey": (2, "e3951ec66d0a"),
-    "Revision": (1, "ef4519c3de30"),
+    "Revision": (2, "d8a224579d76"),
     "NodeLifeStatus": (1, "b8f5719a979b"),
     "GatewayLease": (3, "6c67fc4d8371"),
     "ReconcilerLease": (2, "f0337a360cd0"),
@@ -269,7 +272,7 @@ SHAPES: dict[str, tuple[int, str]] = {
     "JoinDecision": (1, "8242e0d1c4ab"),
     "JoinTokenRecord": (1, "76a13dc09e81"),
     "RankStatus": (1, "c5052ab32d43"),
-    "ModelDeployment": (2, "fb09287eb63f"),
+    "ModelDeployment": (3, "f3a6f10171da"),
     "ModelDeploymentStatus": (1, "9c6875a2fa99"),
     "NodePool": (2, "d9d82163ade3"),
     "NodePoolStatus": (1, "b6d47a333cc2"),
@@ -279,7 +282,7 @@ SHAPES: dict[str, tuple[int, str]] = {
     "ModelRouteStatus": (1, "b8f5719a979b"),
     "Node": (2, "5d8a04f81c31"),
     "NodeStatus": (2, "998766890eea"),
-    "Replica": (1, "e6598a56eecb"),
+    "Replica": (2, "5157da55cbf4"),
     "ReplicaStatus": (1, "b8f5719a979b"),
     "Endpoint": (1, "3d566410dcbd"),
     "Event": (1, "b77b443a401d"),

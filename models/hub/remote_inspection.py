@@ -1,0 +1,186 @@
+"""Inspection of a model on a hub: its config.json and the headers of its weight files, and no weights.
+
+A few kilobytes to a few megabytes are read, so that the memory proof is made before anything is fetched.
+"""
+
+import asyncio
+import re
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from pydantic import ValidationError
+
+from models import model_files
+from models.hf_config import ModelConfig
+from models.hub.file_selection import DEFAULT_PATTERNS, select_files
+from models.hub.model_hub import ModelHub, RemoteFile
+from models.model_files import ModelFacts, ModelUnusableError, TensorHeader, WeightTotals
+from schemas.model_snapshot import MAX_CONFIG_CHARACTERS, ModelSnapshot, SnapshotWeights
+
+_CONFIG_FILE: Final = "config.json"
+# mlx-lm reads weights from files with such names only.
+_WEIGHT_FILE: Final = re.compile(r"model[^/]*\.safetensors")
+_AT_ONCE: Final = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RemoteModel:
+    """What is known of a commit without its weights."""
+
+    files: tuple[RemoteFile, ...]
+    """The files to fetch."""
+    config: ModelConfig
+    weights: WeightTotals
+
+    @property
+    def size_bytes(self) -> int:
+        """Return the bytes of all files to fetch."""
+        return sum(file.size for file in self.files)
+
+
+async def inspect_remote(
+    hub: ModelHub, repo: str, commit: str, patterns: tuple[str, ...] = ()
+) -> RemoteModel:
+    """Return what is known of a commit; empty `patterns` choose the default files.
+
+    Raises:
+        ModelFetchError: the hub refuses, does not answer, or lists no model.
+        ModelUnusableError: the model cannot be served.
+
+    """
+    files = select_files(await hub.files(repo, commit), patterns or DEFAULT_PATTERNS)
+    config = await _read_config(hub, repo, commit, files)
+    tensors = await _read_tensors(hub, repo, commit, files)
+    packing = config.quantization
+    totals = model_files.total_weights(
+        tensors, group_size=packing.group_size if packing is not None else None
+    )
+    return RemoteModel(files=files, config=config, weights=totals)
+
+
+async def _read_config(
+    hub: ModelHub, repo: str, commit: str, files: tuple[RemoteFile, ...]
+) -> ModelConfig:
+    found = next((file for file in files if file.path == _CONFIG_FILE), None)
+    if found is None:
+        raise ModelUnusableError(f"{repo} has no config.json: not a model in MLX format")
+    if found.size > model_files.MAX_CONFIG_BYTES:
+        raise ModelUnusableError(
+            f"{repo}: config.json has {found.size} bytes; at most {model_files.MAX_CONFIG_BYTES} are read"
+        )
+    raw = await _read_start(hub, repo, commit, found, found.size)
+    try:
+        return ModelConfig.model_validate_json(raw)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise ModelUnusableError(
+            f"{repo}: config.json: {where or 'content'}: {first['msg']}"
+        ) from error
+
+
+async def _read_tensors(
+    hub: ModelHub, repo: str, commit: str, files: tuple[RemoteFile, ...]
+) -> dict[str, TensorHeader]:
+    weights = [file for file in files if _WEIGHT_FILE.fullmatch(file.path)]
+    if not weights:
+        raise ModelUnusableError(f"{repo} has no model*.safetensors: no weights in MLX format")
+    if len(weights) > model_files.MAX_WEIGHT_FILES:
+        raise ModelUnusableError(
+            f"{repo} has more than {model_files.MAX_WEIGHT_FILES} weight files"
+        )
+    turns = asyncio.Semaphore(_AT_ONCE)
+
+    async def read(file: RemoteFile) -> dict[str, TensorHeader]:
+        async with turns:
+            return await _read_header(hub, repo, commit, file)
+
+    tensors: dict[str, TensorHeader] = {}
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(read(file)) for file in weights]
+    except BaseExceptionGroup as errors:  # the first to fail cancelled the others: it is the reason
+        raise errors.exceptions[0] from None
+    for task in tasks:
+        tensors.update(task.result())
+    return tensors
+
+
+async def _read_header(
+    hub: ModelHub, repo: str, commit: str, file: RemoteFile
+) -> dict[str, TensorHeader]:
+    path = Path(repo) / file.path
+    async with hub.read(repo, commit, file) as pieces:
+        lead = await _take(pieces, b"", model_files.LEAD_BYTES)
+        length = model_files.header_length(lead[: model_files.LEAD_BYTES], path, file.size)
+        whole = await _take(pieces, lead, model_files.LEAD_BYTES + length)
+    raw = whole[model_files.LEAD_BYTES : model_files.LEAD_BYTES + length]
+    return await asyncio.to_thread(model_files.parse_header, raw, path, file.size)
+
+
+async def _read_start(hub: ModelHub, repo: str, commit: str, file: RemoteFile, count: int) -> bytes:
+    async with hub.read(repo, commit, file) as pieces:
+        return (await _take(pieces, b"", count))[:count]
+
+
+async def _take(pieces: AsyncIterator[bytes], before: bytes, count: int) -> bytes:
+    """Return `before` with the next pieces, until there are `count` bytes or the stream ends."""
+    found = bytearray(before)
+    while len(found) < count:
+        piece = await anext(pieces, b"")
+        if not piece:
+            break
+        found += piece
+    return bytes(found)
+
+
+def config_text(config: ModelConfig) -> str:
+    """Return the fields of a config.json that are used, as JSON for a snapshot.
+
+    Raises:
+        ModelUnusableError: they are too long.
+
+    """
+    text = config.model_dump_json(exclude_none=True, exclude_unset=True)
+    if len(text) > MAX_CONFIG_CHARACTERS:
+        raise ModelUnusableError(
+            f"config.json has lists of {len(text)} characters; at most {MAX_CONFIG_CHARACTERS} are kept"
+        )
+    return text
+
+
+def snapshot_weights(weights: WeightTotals) -> SnapshotWeights:
+    """Return the sums in the form of a snapshot."""
+    return SnapshotWeights(
+        total_bytes=weights.total_bytes,
+        half_bytes=weights.half_bytes,
+        replicated_bytes=weights.replicated_bytes,
+        replicated_half_bytes=weights.replicated_half_bytes,
+        parameters=weights.parameters,
+    )
+
+
+def snapshot_facts(snapshot: ModelSnapshot) -> ModelFacts:
+    """Return the facts of a snapshot, as `inspect_model` returns those of its folder.
+
+    Raises:
+        ModelUnusableError: another release wrote a config that this one does not read.
+
+    """
+    try:
+        config = ModelConfig.model_validate_json(snapshot.config)
+    except ValidationError as error:
+        raise ModelUnusableError(
+            f"{snapshot.source.repo}: the reconciler's summary of config.json cannot be read"
+        ) from error
+    weights = snapshot.weights
+    totals = WeightTotals(
+        total_bytes=weights.total_bytes,
+        half_bytes=weights.half_bytes,
+        replicated_bytes=weights.replicated_bytes,
+        replicated_half_bytes=weights.replicated_half_bytes,
+        parameters=weights.parameters,
+    )
+    return model_files.model_facts(config, totals)

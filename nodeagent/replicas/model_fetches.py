@@ -1,0 +1,285 @@
+"""The fetches of hub models on this node: one task for each commit, which goes on where an earlier one ended.
+
+A fetch runs beside the control loop; the planner sees its state only. Must not decide whether a model is wanted.
+"""
+
+import asyncio
+import logging
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Final, Literal, TypeAlias
+
+from machinery.backoff import Backoff
+from machinery.clock import Clock
+from machinery.prometheus import Counter, LabelledGauge
+from models.hub.errors import FetchReason, HubRateLimitedError, ModelFetchError
+from models.hub.fetcher import FetchRequest, ModelFetcher
+from models.hub.file_selection import DEFAULT_PATTERNS
+from models.hub.hub_settings import HubFactory, HubSettings
+from models.hub.progress import FetchMonitor, FetchProgress
+from models.model_store.store import ModelStore
+from nodeagent.replicas.observation import FetchState, NextStart, ObservedFetch
+from schemas.deployment import HubReference
+from schemas.records import HubToken
+from schemas.replica import Replica
+from store import codec, keys
+from store.errors import StoreError
+from store.port import Transport
+
+log = logging.getLogger(__name__)
+
+_TRANSIENT: Final = Backoff(first_s=1.0, limit_s=60.0)
+# A person must act: free the disk, accept terms, mend a mirror.
+_PERMANENT: Final = Backoff(first_s=20.0, limit_s=300.0)
+# Reasons that a token cures, which the reconciler may hand out a moment later.
+_TOKEN_REASONS: Final = frozenset({"Unauthorized", "Gated", "NotFound"})
+# Each report is a write that wakes all watchers: a step of 5 %, or ten seconds.
+_STEP_PERCENT: Final = 5
+_STEP_S: Final = 10.0
+_LEAST_STEP_S: Final = 2.0
+
+
+@dataclass(kw_only=True)
+class _Fetch:
+    """One commit that is, or was, fetched."""
+
+    source: HubReference
+    deployment: str
+    users: set[str] = field(default_factory=set)
+    """Replicas that wait for it."""
+    task: asyncio.Task[None] | None = None
+    monitor: FetchMonitor
+    shown: FetchProgress | None = None
+    """The progress that was reported last."""
+    shown_at: float = 0.0
+    failures: int = 0
+    reason: str = ""
+    message: str = ""
+    retry: tuple[float, NextStart] | None = None
+    """The next attempt: by the monotonic clock, and for people."""
+
+
+class ModelFetches:
+    """Fetches models into the store of this node. `run()` must run before a fetch can start."""
+
+    def __init__(
+        self,
+        fetcher: ModelFetcher,
+        hubs: HubSettings,
+        transport: Transport,
+        clock: Clock,
+        *,
+        node: str,
+    ) -> None:
+        self._fetcher = fetcher
+        self._hubs = hubs
+        self._transport = transport
+        self._clock = clock
+        self._node = node
+        self._factory: HubFactory | None = None
+        self._group: asyncio.TaskGroup | None = None
+        self._fetches: dict[str, _Fetch] = {}
+        """By the folder's name, which has the repository and the commit."""
+        self._failures = Counter(
+            "fleet_model_fetch_failures_total", "Fetches that failed, by reason.", ("reason",)
+        )
+        self._fetched = Counter(
+            "fleet_model_fetch_bytes_total", "Bytes that came from hubs, by repository.", ("repo",)
+        )
+        self._present = LabelledGauge(
+            "fleet_model_fetch_present_bytes",
+            "Bytes on the disk of models that are being fetched.",
+            "model",
+            lambda: {name: one.monitor.present_bytes for name, one in self._running()},
+        )
+        self._total = LabelledGauge(
+            "fleet_model_fetch_total_bytes",
+            "Bytes of models that are being fetched.",
+            "model",
+            lambda: {name: one.monitor.total_bytes for name, one in self._running()},
+        )
+
+    @property
+    def store(self) -> ModelStore:
+        return self._fetcher.store
+
+    async def run(self) -> None:
+        """Run the fetches that are started, forever."""
+        async with self._hubs.open() as factory, asyncio.TaskGroup() as group:
+            self._factory, self._group = factory, group
+            try:
+                await asyncio.Event().wait()
+            finally:
+                self._factory = self._group = None
+                for one in self._fetches.values():
+                    if one.task is not None:
+                        one.task.cancel()
+
+    async def observe(self, replica: Replica) -> ObservedFetch | None:
+        """Return the state of the replica's model on this disk; None for a model that no hub has.
+
+        Raises:
+            OSError: the disk failed.
+
+        """
+        source = replica.spec.model.hub
+        if source is None:
+            return None
+        found = await asyncio.to_thread(self.store.find, source.repo, source.revision)
+        if found is not None and set(_patterns(source)) <= set(found.patterns):
+            return ObservedFetch(state=FetchState.PRESENT, size_bytes=found.size_bytes)
+        fetch = self._fetches.get(source.folder)
+        if fetch is None:
+            return ObservedFetch(state=FetchState.NOT_STARTED)
+        if fetch.task is not None and not fetch.task.done():
+            return ObservedFetch(state=FetchState.RUNNING, progress=self._shown_progress(fetch))
+        if not fetch.reason:
+            return ObservedFetch(state=FetchState.NOT_STARTED)
+        return ObservedFetch(
+            state=FetchState.FAILED,
+            reason=fetch.reason,
+            message=fetch.message,
+            next_attempt=self._next_attempt(fetch),
+        )
+
+    def _shown_progress(self, fetch: _Fetch) -> FetchProgress:
+        """Return the progress to report, which changes in steps."""
+        now, current = self._clock.monotonic(), fetch.monitor.snapshot()
+        since_s, shown = now - fetch.shown_at, fetch.shown
+        is_new = (
+            shown is None
+            or shown.phase != current.phase
+            or bool(shown.waiting) != bool(current.waiting)
+            or since_s >= _STEP_S
+            or (since_s >= _LEAST_STEP_S and current.percent - shown.percent >= _STEP_PERCENT)
+        )
+        if shown is None or is_new:
+            fetch.shown, fetch.shown_at = current, now
+            return current
+        return shown
+
+    def _next_attempt(self, fetch: _Fetch) -> NextStart | None:
+        if fetch.retry is None:
+            return None
+        at, shown = fetch.retry
+        left_s = at - self._clock.monotonic()
+        return NextStart(in_s=left_s, at=shown.at) if left_s > 0 else None
+
+    def start(self, replica: Replica) -> None:
+        """Start to fetch the replica's model, or wait for the fetch that runs."""
+        source = replica.spec.model.hub
+        assert source is not None
+        fetch = self._fetches.get(source.folder)
+        if fetch is None:
+            fetch = _Fetch(
+                source=source,
+                deployment=replica.spec.deployment,
+                monitor=FetchMonitor(self._clock),
+            )
+            self._fetches[source.folder] = fetch
+        fetch.users.add(replica.name)
+        is_running = fetch.task is not None and not fetch.task.done()
+        if is_running or self._group is None:
+            return
+        # Replicas of several deployments may want one commit: the token is that of the one that asks now.
+        fetch.source, fetch.deployment = source, replica.spec.deployment
+        fetch.monitor = FetchMonitor(self._clock)
+        fetch.task = self._group.create_task(self._fetch(fetch))
+        log.info("fetching a model", extra={"model": source.folder, "replica": replica.name})
+
+    def release(self, replica: str) -> None:
+        """Forget that a replica waits; a fetch for which none waits ends, and what it brought stays on the disk."""
+        for name, fetch in list(self._fetches.items()):
+            fetch.users.discard(replica)
+            if not fetch.users:
+                del self._fetches[name]
+                if fetch.task is not None and not fetch.task.done():
+                    fetch.task.cancel()
+                    log.info("fetch cancelled", extra={"model": name, "replica": replica})
+
+    async def record_load(self, replica: Replica) -> bool:
+        """Record that an engine loads the replica's model now; False if a collection has just removed it."""
+        source = replica.spec.model.hub
+        if source is None:
+            return True
+        return await asyncio.to_thread(self.store.record_load, source.folder)
+
+    async def _fetch(self, fetch: _Fetch) -> None:
+        """Fetch one commit, and keep the failure for the planner."""
+        source, factory = fetch.source, self._factory
+        assert factory is not None
+        token = ""
+        try:
+            token = await self._token(fetch)
+            hub = factory(source, token)
+            request = FetchRequest(
+                repo=source.repo, commit=source.revision, patterns=_patterns(source)
+            )
+            await self._fetcher.fetch(hub, request, monitor=fetch.monitor)
+        except (ModelFetchError, StoreError, OSError, ValueError) as error:
+            self._note(fetch, error, has_token=bool(token))
+        else:
+            fetch.failures, fetch.reason, fetch.message, fetch.retry = 0, "", "", None
+            log.info("model fetched", extra={"model": source.folder})
+        finally:
+            self._fetched.add(source.repo, count=fetch.monitor.fetched_bytes)
+
+    async def _token(self, fetch: _Fetch) -> str:
+        """Return the token that the reconciler gave to this node for the deployment; "" if it gave none."""
+        item = await self._transport.get(keys.hub_grant_key(self._node, fetch.deployment))
+        if item is None:
+            return ""
+        granted = codec.decode(HubToken, item)
+        is_for_endpoint = granted.endpoint.rstrip("/") == self._hubs.endpoint_of(fetch.source)
+        return granted.token.get_secret_value() if is_for_endpoint else ""
+
+    def _note(self, fetch: _Fetch, error: Exception, *, has_token: bool) -> None:
+        fetch.failures += 1
+        fetch.reason, fetch.message = _reason_of(error), str(error)
+        is_transient = isinstance(error, StoreError) or (
+            isinstance(error, ModelFetchError) and error.is_transient
+        )
+        may_get_token = not has_token and fetch.reason in _TOKEN_REASONS
+        policy = _TRANSIENT if is_transient or may_get_token else _PERMANENT
+        after_s = policy.delay_s(fetch.failures, jitter=random.random())
+        if isinstance(error, HubRateLimitedError):
+            after_s = max(after_s, error.retry_after_s)
+        at = self._clock.now() + timedelta(seconds=after_s)
+        fetch.retry = (self._clock.monotonic() + after_s, NextStart(in_s=after_s, at=at))
+        self._failures.add(fetch.reason)
+        log.warning(
+            "model not fetched",
+            extra={"model": fetch.source.folder, "reason": fetch.reason, "retry_s": round(after_s)},
+        )
+
+    def _running(self) -> Iterator[tuple[str, _Fetch]]:
+        for name, one in self._fetches.items():
+            if one.task is not None and not one.task.done():
+                yield name, one
+
+    def lines(self) -> Iterator[str]:
+        """Yield the metrics of the fetches in Prometheus' text format."""
+        for family in (self._failures, self._fetched, self._present, self._total):
+            yield from family.lines()
+
+
+def _patterns(source: HubReference) -> tuple[str, ...]:
+    return source.files or DEFAULT_PATTERNS
+
+
+LocalReason: TypeAlias = Literal["StoreUnreachable", "DiskFailed"]
+"""Reasons of failures on the Mac itself."""
+
+
+def _reason_of(error: Exception) -> FetchReason | LocalReason:
+    match error:
+        case ModelFetchError():
+            return error.reason
+        case StoreError():
+            return "StoreUnreachable"
+        case OSError():
+            return "DiskFailed"
+        case _:
+            return "ListingRefused"

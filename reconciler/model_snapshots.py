@@ -1,0 +1,271 @@
+"""Pins the hub models of deployments: the leader resolves a branch once, and reads what the memory proof needs.
+
+A lookup reads small files only. Its answer is stored, so that a later leader, a moved branch or a hub that is away
+changes nothing. Must not plan: `lister.Lister` gives the planner deployments with their pins.
+"""
+
+import asyncio
+import logging
+import random
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from typing import Final
+
+from machinery.backoff import Backoff
+from machinery.clock import Clock
+from machinery.control_loop import AuthorityLostError, Requeue, WorkQueue, run_loop
+from models.hub import hub_tokens
+from models.hub.errors import HubRateLimitedError, ModelFetchError
+from models.hub.hub_settings import HubFactory, HubSettings
+from models.hub.remote_inspection import config_text, inspect_remote, snapshot_weights
+from models.model_files import ModelUnusableError
+from reconciler.event_handlers import deployment_name_of
+from reconciler.gitops.controller import FencedTransport
+from reconciler.hub_grants import TokenGrants
+from reconciler.listers.caches import Caches, object_key
+from reconciler.listers.lister import Lister
+from schemas.deployment import HubReference, ModelDeployment
+from schemas.event import ObjectReference
+from schemas.meta import HUB_REFRESHED_AT, ObjectKey
+from schemas.model_snapshot import ModelSnapshot
+from store import codec, keys
+from store.errors import FencedError, StoreError
+from store.events import EventRecorder
+from store.leases import Leadership
+from store.port import Delete, ModRevisionGuard, Put, Transport
+
+log = logging.getLogger(__name__)
+
+# A hub that is slow delays three other deployments at most.
+_AT_ONCE: Final = 4
+# The largest models have 300 weight files, each with a header to read.
+_LOOKUP_LIMIT_S: Final = 180.0
+_TRANSIENT: Final = Backoff(first_s=1.0, limit_s=60.0)
+# Only a person can mend it; their change of the deployment is looked at without a wait.
+_PERMANENT: Final = Backoff(first_s=15.0, limit_s=300.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LookupProblem:
+    """The reason why the model of a deployment could not be resolved."""
+
+    source: HubReference
+    reason: str
+    message: str
+    failures: int = 1
+
+
+class LookupProblems:
+    """The problems of the last lookups, by deployment: the leader's memory, which a new leader starts empty."""
+
+    def __init__(self, on_change: Callable[[ObjectKey], None] = lambda _: None) -> None:
+        """`on_change` gets the deployment whose status must be written again."""
+        self._on_change = on_change
+        self._by_name: dict[str, LookupProblem] = {}
+
+    def find(self, deployment: ModelDeployment) -> LookupProblem | None:
+        """Return the problem of the reference that the deployment has now."""
+        found = self._by_name.get(deployment.name)
+        return found if found is not None and found.source == deployment.spec.model.hub else None
+
+    def remember(self, name: str, source: HubReference, reason: str, message: str) -> LookupProblem:
+        """Remember a failure, and return it with the number of failures in a row."""
+        before = self._by_name.get(name)
+        is_same = before is not None and before.source == source
+        failures = before.failures + 1 if before is not None and is_same else 1
+        found = LookupProblem(source=source, reason=reason, message=message, failures=failures)
+        self._by_name[name] = found
+        if before is None or (before.reason, before.message) != (reason, message):
+            self._on_change(ObjectKey("ModelDeployment", name))
+        return found
+
+    def forget(self, name: str) -> None:
+        """Forget the problem of a deployment that was resolved, or is gone."""
+        if self._by_name.pop(name, None) is not None:
+            self._on_change(ObjectKey("ModelDeployment", name))
+
+
+class SnapshotController:
+    """Keeps a snapshot for each deployment of a hub model. Call `connect()` once, and `lead()` while leading."""
+
+    def __init__(
+        self,
+        transport: Transport,
+        clock: Clock,
+        caches: Caches,
+        recorder: EventRecorder,
+        *,
+        hubs: HubSettings,
+        problems: LookupProblems,
+    ) -> None:
+        self._transport = transport
+        self._clock = clock
+        self._lister = Lister(caches)
+        self._caches = caches
+        self._recorder = recorder
+        self._hubs = hubs
+        self._problems = problems
+        self._grants = TokenGrants(self._lister, hubs)
+        self._queue: WorkQueue[str] = WorkQueue(clock)
+        self._is_leading = False
+
+    def connect(self) -> None:
+        """Register the handlers with the caches."""
+        self._caches.specs.on_change(self._spec_changed)
+        self._caches.ranks.on_change(self._rank_changed)
+        self._caches.snapshots.on_change(
+            lambda key: self._add(key.removeprefix(keys.SNAPSHOT_PREFIX))
+        )
+
+    def _spec_changed(self, key: str) -> None:
+        found = object_key(key)
+        if found is not None and found.kind == "ModelDeployment":
+            self._add(found.name)
+        if found is not None and found.kind == "Replica":
+            self._add(deployment_name_of(found.name))
+
+    def _rank_changed(self, key: str) -> None:
+        self._add(deployment_name_of(keys.replica_of(key)))
+
+    def _add(self, name: str) -> None:
+        declared = self._lister.declared(name)
+        has_work = declared is None or declared.spec.model.hub is not None
+        has_work = has_work or self._lister.snapshot(name) is not None
+        if self._is_leading and has_work:  # the next leader queues everything
+            self._queue.add(name)
+
+    async def lead(self, leadership: Leadership) -> None:
+        """Resolve models forever.
+
+        Raises:
+            AuthorityLostError: this process leads no longer (in an exception group).
+
+        """
+        transport = FencedTransport(self._transport, leadership.guard)
+        async with AsyncExitStack() as stack:
+            factory = await stack.enter_async_context(self._hubs.open())
+
+            async def reconcile_as_leader(name: str) -> Requeue | None:
+                if not leadership.valid():
+                    raise AuthorityLostError("the lease ended")
+                try:
+                    return await self._reconcile(name, transport, factory)
+                except FencedError as error:
+                    raise AuthorityLostError(str(error)) from error
+
+            self._is_leading = True
+            try:
+                self._queue_everything()
+                async with asyncio.TaskGroup() as group:
+                    for _ in range(_AT_ONCE):
+                        group.create_task(
+                            run_loop(self._queue, reconcile_as_leader, transient=(StoreError,))
+                        )
+            finally:
+                self._is_leading = False
+
+    def _queue_everything(self) -> None:
+        for key in self._caches.snapshots.items:
+            self._add(key.removeprefix(keys.SNAPSHOT_PREFIX))
+        for one in self._lister.declared_deployments():
+            self._add(one.name)
+
+    async def _reconcile(
+        self, name: str, transport: Transport, factory: HubFactory
+    ) -> Requeue | None:
+        """Resolve the model of one deployment unless that is done; remove the snapshot of one that has no hub model."""
+        deployment, stored = self._lister.declared(name), self._lister.snapshot(name)
+        source = None if deployment is None else deployment.spec.model.hub
+        if deployment is None or source is None:
+            self._problems.forget(name)
+            await self._grants.remove(name, transport)
+            await self._remove(name, transport)
+            return None
+        await self._grants.reconcile(deployment, source, transport)
+        is_done = stored is not None and stored.resolves(deployment)
+        if is_done or deployment.metadata.deletion_timestamp is not None:
+            self._problems.forget(name)
+            return None
+        try:
+            found = await self._look_up(deployment, source, transport, factory)
+        except (ModelFetchError, ModelUnusableError, TimeoutError, ValueError) as error:
+            return await self._note(deployment, source, error)
+        await self._write(found, transport)
+        self._problems.forget(name)
+        message = f"{source.repo}@{source.revision} is commit {found.commit}"
+        await self._recorder.record(_about(deployment), "ModelResolved", message)
+        return None
+
+    async def _look_up(
+        self,
+        deployment: ModelDeployment,
+        source: HubReference,
+        transport: Transport,
+        factory: HubFactory,
+    ) -> ModelSnapshot:
+        token = await hub_tokens.token_for(transport, self._hubs.endpoint_of(source))
+        hub = factory(source, token)
+        async with asyncio.timeout(_LOOKUP_LIMIT_S):
+            commit = await hub.resolve(source.repo, source.revision)
+            remote = await inspect_remote(hub, source.repo, commit, source.files)
+        return ModelSnapshot(
+            deployment=deployment.name,
+            uid=deployment.metadata.uid,
+            source=source,
+            refreshed_at=deployment.metadata.annotations.get(HUB_REFRESHED_AT, ""),
+            commit=commit,
+            resolved_at=self._clock.now(),
+            files=len(remote.files),
+            size_bytes=remote.size_bytes,
+            config=config_text(remote.config),
+            weights=snapshot_weights(remote.weights),
+        )
+
+    async def _note(
+        self, deployment: ModelDeployment, source: HubReference, error: Exception
+    ) -> Requeue:
+        reason, message = _reason_of(error)
+        found = self._problems.remember(deployment.name, source, reason, message)
+        is_transient = isinstance(error, TimeoutError) or (
+            isinstance(error, ModelFetchError) and error.is_transient
+        )
+        if found.failures == 1:
+            log.warning(
+                "model not resolved", extra={"deployment": deployment.name, "reason": reason}
+            )
+            await self._recorder.record(_about(deployment), reason, message, type_="Warning")
+        policy = _TRANSIENT if is_transient else _PERMANENT
+        after_s = policy.delay_s(found.failures, jitter=random.random())
+        if isinstance(error, HubRateLimitedError):
+            after_s = max(after_s, error.retry_after_s)
+        return Requeue(after_s=after_s)
+
+    async def _write(self, found: ModelSnapshot, transport: Transport) -> None:
+        key = keys.named(keys.SNAPSHOT_PREFIX, found.deployment)
+        guard = ModRevisionGuard(key=key, mod_revision=self._caches.snapshots.version(key))
+        await transport.commit([guard], [Put(key=key, value=codec.encode(found))])
+
+    async def _remove(self, name: str, transport: Transport) -> None:
+        key = keys.named(keys.SNAPSHOT_PREFIX, name)
+        version = self._caches.snapshots.version(key)
+        if version:
+            guard = ModRevisionGuard(key=key, mod_revision=version)
+            await transport.commit([guard], [Delete(key=key)])
+
+
+def _reason_of(error: Exception) -> tuple[str, str]:
+    """Return reason and message of a failed lookup."""
+    match error:
+        case ModelFetchError() | ModelUnusableError():
+            return error.reason, str(error)
+        case TimeoutError():
+            return "SourceUnreachable", f"the hub took more than {_LOOKUP_LIMIT_S:.0f} s"
+        case _:
+            return "ListingRefused", str(error)
+
+
+def _about(deployment: ModelDeployment) -> ObjectReference:
+    return ObjectReference(
+        kind="ModelDeployment", name=deployment.name, uid=deployment.metadata.uid
+    )
