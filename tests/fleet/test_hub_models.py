@@ -1,6 +1,5 @@
 """Models by their hub id on a fleet of real processes: fetched, verified, served; and what goes wrong on the way."""
 
-import json
 import random
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -8,6 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from schemas.deployment import ModelDeployment
+from schemas.replica import Replica
+from store import objects
+from store.etcd.connect import connect
+from store.port import Transport
 from tests.support.fleet import Fleet, running_fleet
 from tests.support.hub import COMMIT, StandInHub
 from tests.support.waiting import until, until_async
@@ -49,26 +53,32 @@ async def deploy(fleet: Fleet, hub: StandInHub) -> None:
     await fleet.applied(DEPLOYMENT.format(repo=REPO, endpoint=hub.endpoint))
 
 
-async def available_text(fleet: Fleet) -> str:
-    """Return reason and message of the deployment's Available, and of its replica's Ready."""
-    found = []
-    for kind in ("modeldeployments", "replicas"):
-        done = await fleet.ctl("get", kind, "-o", "json")
-        for item in json.loads(done.out)["items"] if done.code == 0 else ():
-            for one in item.get("status", {}).get("conditions", []):
-                found.append(f"{one['type']} {one['reason']}: {one.get('message', '')}")
+async def read_conditions(store: Transport) -> str:
+    """Return the conditions of all deployments and replicas as text."""
+    found = [
+        f"{one.type} {one.reason}: {one.message}"
+        for kind in (ModelDeployment, Replica)
+        for item in await objects.list_all(store, kind)
+        for one in (item.status.conditions if item.status is not None else ())
+    ]
     return "\n".join(found)
 
 
 async def shown(fleet: Fleet, words: str) -> str:
     """Wait until a condition has the words; return all conditions."""
+    store = connect(fleet.etcd.address)
     texts = [""]
 
     async def look() -> bool:
-        texts[0] = await available_text(fleet)
+        texts[0] = await read_conditions(store)
         return words in texts[0]
 
-    await until_async(look, limit_s=90, what=f"{words} in the conditions")
+    try:
+        await until_async(look, limit_s=90, every_s=0.2, what=words)
+    except AssertionError as error:
+        raise AssertionError(f"no {words} in:\n{texts[0]}\n{fleet.words()}") from error
+    finally:
+        await store.close()
     return texts[0]
 
 
@@ -95,7 +105,9 @@ async def test_a_model_named_by_its_hub_id_is_fetched_and_answers(
         hub.seen.clear()
         await fleet.ctl("rollout", "restart", "md/tiny")
         await fleet.available("tiny", limit_s=120)
-        assert hub.requests("GET", "/revision/") == [], "a restart must not resolve the branch again"
+        assert hub.requests("GET", "/revision/") == [], (
+            "a restart must not resolve the branch again"
+        )
         await fleet.ctl("rollout", "refresh", "md/tiny")
         await until(lambda: bool(hub.requests("GET", "/revision/main")), what="a new look")
         await shown(fleet, "RolloutComplete")
