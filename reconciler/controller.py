@@ -20,7 +20,8 @@ from reconciler.gitops.controller import GitOpsController
 from reconciler.gitops.credentials import GitSettings
 from reconciler.listers.caches import make_caches
 from reconciler.listers.lister import Lister
-from reconciler.model_snapshots import LookupProblems, SnapshotController
+from reconciler.lookup_problems import LookupProblems
+from reconciler.model_snapshots import SnapshotController
 from reconciler.nodes.liveness import NodeLiveness
 from reconciler.nodes.node_views import NodeViewCache
 from reconciler.reconcile import LeaderState, Reconciler

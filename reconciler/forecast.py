@@ -15,11 +15,11 @@ from reconciler.placement.refusals import Unschedulable
 from reconciler.placement.table import NodeTable
 from reconciler.placer import Assignment, PlacementOutcome, Placer
 from reconciler.rollout import steps
-from reconciler.rollout.revisions import known_contents, template_hash, with_content
+from reconciler.rollout.revisions import known_contents, template_hash
 from reconciler.rollout.steps import RolloutPhase
 from reconciler.scheduling import free_names
 from reconciler.views import DeploymentView, ReplicaView
-from schemas.deployment import ModelDeployment
+from schemas.deployment import ModelDeployment, with_content
 from schemas.replica import MemoryProof
 
 _PARTS: Final = tuple(MemoryProof.model_fields)

@@ -1,9 +1,8 @@
-"""Copies of hub tokens for nodes: each node gets the token that it fetches with, and only while it fetches.
+"""Tokens for hubs: one for each endpoint, copied to the nodes that fetch with it, and only while they fetch.
 
 An agent may read the tokens below its own node's prefix, and no other (`store.etcd.users`).
 """
 
-from models.hub import hub_tokens
 from models.hub.hub_settings import HubSettings
 from reconciler.listers.lister import Lister
 from schemas.deployment import HubReference, ModelDeployment
@@ -11,7 +10,31 @@ from schemas.meta import is_true
 from schemas.records import HubToken
 from schemas.replica import MODEL_PRESENT
 from store import codec, keys
-from store.port import Delete, ModRevisionGuard, Put, Transport
+from store.port import Delete, ModRevisionGuard, Put, StoreReader, Transport
+
+
+async def _list_tokens(store: StoreReader) -> list[HubToken]:
+    """Return all tokens, by name. Raises StoreError."""
+    items = (await store.list(keys.HUB_TOKEN_PREFIX)).items
+    return sorted((codec.decode(HubToken, item) for item in items), key=lambda one: one.name)
+
+
+async def find_token(store: StoreReader, endpoint: str) -> HubToken | None:
+    """Return the token for an endpoint, the first by name if there are several; None if there is none.
+
+    Raises:
+        StoreError: the store did not answer.
+
+    """
+    wanted = endpoint.rstrip("/")
+    tokens = await _list_tokens(store)
+    return next((one for one in tokens if one.endpoint.rstrip("/") == wanted), None)
+
+
+async def token_for(store: StoreReader, endpoint: str) -> str:
+    """Return the text of the token for an endpoint, "" if there is none. Raises StoreError."""
+    found = await find_token(store, endpoint)
+    return "" if found is None else found.token.get_secret_value()
 
 
 class TokenGrants:
@@ -39,7 +62,7 @@ class TokenGrants:
         granted = self._granted[name]
         if wanted == granted:
             return
-        token = await hub_tokens.find(transport, self._hubs.endpoint_of(source))
+        token = await find_token(transport, self._hubs.endpoint_of(source))
         given = wanted if token is not None else set()
         for node in sorted(granted - given):
             await transport.commit([], [Delete(key=keys.hub_grant_key(node, name))])

@@ -7,27 +7,25 @@ changes nothing. Must not plan: `lister.Lister` gives the planner deployments wi
 import asyncio
 import logging
 import random
-from collections.abc import Callable
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
 from typing import Final
 
 from machinery.backoff import Backoff
 from machinery.clock import Clock
 from machinery.control_loop import AuthorityLostError, Requeue, WorkQueue, run_loop
-from models.hub import hub_tokens
 from models.hub.errors import HubRateLimitedError, ModelFetchError
 from models.hub.hub_settings import HubFactory, HubSettings
 from models.hub.remote_inspection import config_text, inspect_remote, snapshot_weights
 from models.model_files import ModelUnusableError
 from reconciler.event_handlers import deployment_name_of
 from reconciler.gitops.controller import FencedTransport
-from reconciler.hub_grants import TokenGrants
+from reconciler.hub_grants import TokenGrants, token_for
 from reconciler.listers.caches import Caches, object_key
 from reconciler.listers.lister import Lister
+from reconciler.lookup_problems import LookupProblems
 from schemas.deployment import HubReference, ModelDeployment
 from schemas.event import ObjectReference
-from schemas.meta import HUB_REFRESHED_AT, ObjectKey
+from schemas.meta import HUB_REFRESHED_AT
 from schemas.model_snapshot import ModelSnapshot
 from store import codec, keys
 from store.errors import FencedError, StoreError
@@ -44,46 +42,6 @@ _LOOKUP_LIMIT_S: Final = 180.0
 _TRANSIENT: Final = Backoff(first_s=1.0, limit_s=60.0)
 # Only a person can mend it; their change of the deployment is looked at without a wait.
 _PERMANENT: Final = Backoff(first_s=15.0, limit_s=300.0)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LookupProblem:
-    """The reason why the model of a deployment could not be resolved."""
-
-    source: HubReference
-    reason: str
-    message: str
-    failures: int = 1
-
-
-class LookupProblems:
-    """The problems of the last lookups, by deployment: the leader's memory, which a new leader starts empty."""
-
-    def __init__(self, on_change: Callable[[ObjectKey], None] = lambda _: None) -> None:
-        """`on_change` gets the deployment whose status must be written again."""
-        self._on_change = on_change
-        self._by_name: dict[str, LookupProblem] = {}
-
-    def find(self, deployment: ModelDeployment) -> LookupProblem | None:
-        """Return the problem of the reference that the deployment has now."""
-        found = self._by_name.get(deployment.name)
-        return found if found is not None and found.source == deployment.spec.model.hub else None
-
-    def remember(self, name: str, source: HubReference, reason: str, message: str) -> LookupProblem:
-        """Remember a failure, and return it with the number of failures in a row."""
-        before = self._by_name.get(name)
-        is_same = before is not None and before.source == source
-        failures = before.failures + 1 if before is not None and is_same else 1
-        found = LookupProblem(source=source, reason=reason, message=message, failures=failures)
-        self._by_name[name] = found
-        if before is None or (before.reason, before.message) != (reason, message):
-            self._on_change(ObjectKey("ModelDeployment", name))
-        return found
-
-    def forget(self, name: str) -> None:
-        """Forget the problem of a deployment that was resolved, or is gone."""
-        if self._by_name.pop(name, None) is not None:
-            self._on_change(ObjectKey("ModelDeployment", name))
 
 
 class SnapshotController:
@@ -204,7 +162,7 @@ class SnapshotController:
         transport: Transport,
         factory: HubFactory,
     ) -> ModelSnapshot:
-        token = await hub_tokens.token_for(transport, self._hubs.endpoint_of(source))
+        token = await token_for(transport, self._hubs.endpoint_of(source))
         hub = factory(source, token)
         async with asyncio.timeout(_LOOKUP_LIMIT_S):
             commit = await hub.resolve(source.repo, source.revision)

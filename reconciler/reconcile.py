@@ -16,7 +16,7 @@ from reconciler.fabric.checker import FabricChecker
 from reconciler.groups.fabric_checks import FABRIC_HEALTHY
 from reconciler.listers.caches import wait_for_revision
 from reconciler.listers.lister import Lister
-from reconciler.model_snapshots import LookupProblems
+from reconciler.lookup_problems import LookupProblems
 from reconciler.nodes.liveness import NodeLiveness, Now
 from reconciler.nodes.node_state import NodeContext, evaluate_node
 from reconciler.nodes.node_views import NodeContextCache, NodeViewCache

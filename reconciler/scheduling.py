@@ -21,7 +21,7 @@ from reconciler.placer import (
     PreemptingAssignment,
     place_replica,
 )
-from reconciler.rollout.revisions import known_contents, with_content
+from reconciler.rollout.revisions import known_contents
 from reconciler.rollout.steps import (
     RolloutGoal,
     RolloutPhase,
@@ -30,7 +30,7 @@ from reconciler.rollout.steps import (
     version_after_move,
 )
 from reconciler.views import DeploymentView, ReplicaView
-from schemas.deployment import ModelDeployment
+from schemas.deployment import ModelDeployment, with_content
 from schemas.formation import GoldenAnswer
 from schemas.replica import LeavingRank, replica_name
 

@@ -1,6 +1,7 @@
 """ModelDeployment: a model that the fleet keeps serving; and Revision: an earlier version of one, to roll back to."""
 
 import re
+from collections.abc import Iterable
 from datetime import datetime
 from pathlib import PurePosixPath
 from typing import Annotated, Final, Literal, Self
@@ -364,3 +365,26 @@ class Revision(ApiObject):
 
     kind: Literal["Revision"] = "Revision"
     spec: RevisionSpec
+
+
+def with_content(deployment: ModelDeployment, content: RevisionTemplate) -> ModelDeployment:
+    """Return the deployment with the version `content` in its spec."""
+    fields = {
+        "model": content.model,
+        "served_names": content.served_names,
+        "context_length": content.context_length,
+        "concurrency": content.concurrency,
+        "queue_depth": content.queue_depth,
+        "kv_cache": content.kv_cache,
+        "resources": content.resources,
+        "sharding": content.sharding,
+    }
+    return deployment.model_copy(update={"spec": deployment.spec.model_copy(update=fields)})
+
+
+def last_version(deployment: ModelDeployment, revisions: Iterable[Revision]) -> ModelDeployment:
+    """Return the deployment with the version of its newest revision; unchanged if it has none."""
+    uid = deployment.metadata.uid
+    owned = [one for one in revisions if any(o.uid == uid for o in one.metadata.owner_references)]
+    newest = max(owned, key=lambda one: one.spec.revision, default=None)
+    return deployment if newest is None else with_content(deployment, newest.spec.content)

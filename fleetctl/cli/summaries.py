@@ -46,7 +46,7 @@ SUMMARIES: dict[str, str] = {
     "rollout": "Manage rollouts of deployments.",
     "rotate": "Replace the secret of an API key, and print the new one.",
     "routes": "Show which node served each request, the latest last.",
-    "run": "Chat with a deployed model, as `ollama run` does.",
+    "run": "Chat with a model, as `ollama run` does.",
     "scale": "Set the number of replicas of deployments.",
     "secure": "Give a fleet that runs its own etcd a certificate authority, and move it to TLS.",
     "service": "Install programs of the fleet as services of this machine: they start at boot and are kept running.",

@@ -11,8 +11,8 @@ from machinery.clock import Clock
 from manifests import ownership
 from manifests.suggestions import not_found_message
 from manifests.trees import Tree
-from reconciler.rollout.revisions import content_of, new_cause, restored_cause, with_content
-from schemas.deployment import ModelDeployment, Revision, RevisionTemplate
+from reconciler.rollout.revisions import content_of, new_cause, restored_cause
+from schemas.deployment import ModelDeployment, Revision, RevisionTemplate, with_content
 from schemas.meta import CHANGE_CAUSE, HUB_REFRESHED_AT, RESTARTED_AT
 from schemas.model_snapshot import ModelSnapshot, pinned
 from store import codec, keys, objects

@@ -13,8 +13,12 @@ from reconciler.listers.caches import (
     REVISIONS,
     Caches,
 )
-from reconciler.rollout.revisions import last_version
-from schemas.deployment import ModelDeployment, ModelDeploymentStatus, Revision
+from schemas.deployment import (
+    ModelDeployment,
+    ModelDeploymentStatus,
+    Revision,
+    last_version,
+)
 from schemas.meta import ApiObject, ObjectKey, Status
 from schemas.model_snapshot import ModelSnapshot, pinned
 from schemas.node import Node, NodeLifeStatus, NodeStatus

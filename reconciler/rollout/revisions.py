@@ -107,29 +107,6 @@ def template_hash(deployment: ModelDeployment) -> str:
     return digest(content_of(deployment))
 
 
-def with_content(deployment: ModelDeployment, content: RevisionTemplate) -> ModelDeployment:
-    """Return the deployment with the version `content` in its spec."""
-    fields = {
-        "model": content.model,
-        "served_names": content.served_names,
-        "context_length": content.context_length,
-        "concurrency": content.concurrency,
-        "queue_depth": content.queue_depth,
-        "kv_cache": content.kv_cache,
-        "resources": content.resources,
-        "sharding": content.sharding,
-    }
-    return deployment.model_copy(update={"spec": deployment.spec.model_copy(update=fields)})
-
-
-def last_version(deployment: ModelDeployment, revisions: Iterable[Revision]) -> ModelDeployment:
-    """Return the deployment with the version of its newest revision; unchanged if it has none."""
-    uid = deployment.metadata.uid
-    owned = [one for one in revisions if any(o.uid == uid for o in one.metadata.owner_references)]
-    newest = _last(owned)
-    return deployment if newest is None else with_content(deployment, newest.spec.content)
-
-
 def revision_name(deployment: ObjectName, hash_: str) -> ObjectName:
     """Return the name of a revision: derived, so that storing it twice collides."""
     return f"{deployment}-{hash_}"

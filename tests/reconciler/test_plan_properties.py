@@ -24,9 +24,10 @@ from reconciler.actions import (
 from reconciler.placement.inputs import NodeView
 from reconciler.plan import is_gone, plan
 from reconciler.rollout import steps
-from reconciler.rollout.revisions import template_hash, with_content
+from reconciler.rollout.revisions import template_hash
 from reconciler.views import DeploymentView
 from schemas import quantity
+from schemas.deployment import with_content
 from schemas.rollout import Canary, CanaryStep, Rollout
 from tests.support.fleets import NOW, deployment, node, observed, replica, revision
 from tests.support.sampling import samples
