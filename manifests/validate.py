@@ -5,6 +5,7 @@ are allowed on purpose: nodes that do not exist yet (Macs join later), and a ser
 such as "fast").
 """
 
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ from manifests import suggestions
 from manifests.errors import ManifestError
 from manifests.load import LoadedObject
 from manifests.trees import Path
-from schemas.deployment import ModelDeployment
+from schemas.deployment import HUB_REPO_PATTERN, ModelDeployment
 from schemas.pools import NodePool
 from schemas.route import Backend, ModelRoute
 from schemas.shardgroup import MOST_JACCL_RANKS, ShardGroup
@@ -85,6 +86,7 @@ def _deployment(item: LoadedObject, obj: ModelDeployment, world: _Names) -> Iter
         if pool not in world.node_pools:
             path = ("spec", "placement", "pools", index)
             yield _absent(item, path, ("NodePool", pool), world.node_pools)
+    yield from _hub_id_as_path(item, obj)
     sharding = obj.spec.sharding
     if sharding not in ("Never", "Auto") and sharding not in world.shard_groups:
         yield _absent(item, ("spec", "sharding"), ("ShardGroup", sharding), world.shard_groups)
@@ -103,6 +105,18 @@ def _deployment(item: LoadedObject, obj: ModelDeployment, world: _Names) -> Iter
                 f'ModelRoute/{route.name} sends the model "{obj.name}" to other deployments',
                 "Use another name, or add the deployment to the route's backends",
             )
+
+
+def _hub_id_as_path(item: LoadedObject, obj: ModelDeployment) -> Iterator[ManifestError]:
+    """Yield a path that has the form of a repository: ORGANISATION/NAME."""
+    path = obj.spec.model.path
+    # Repositories have capitals nearly always, folders that people make nearly never.
+    if path is not None and re.fullmatch(HUB_REPO_PATTERN, path) and path.lower() != path:
+        yield item.document.problem(
+            ("spec", "model", "path"),
+            f"{path} looks like a repository of a model hub, and a path is a folder on the Macs",
+            f"Write hub: {{repo: {path}}} in place of path; or path: ./{path} for a folder below the models folder",
+        )
 
 
 def _pool(item: LoadedObject, obj: NodePool) -> Iterator[ManifestError]:

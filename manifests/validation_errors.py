@@ -114,7 +114,6 @@ _HUB_WORDS = frozenset(
     (
         "repo",
         "repository",
-        "hub",
         "source",
         "hf",
         "huggingface",
@@ -180,7 +179,7 @@ def _unknown(it: FieldError) -> Explanation:
     word = str(it.path[-1])
     if _type_at(it.model, it.path[:-1]) is ModelSource and word in _HUB_WORDS:
         return "unknown field", (
-            "Nothing is downloaded yet: put the model's folder on each Mac, and write its path "
+            "A model of a hub is written as hub: {repo: ORGANISATION/NAME}, with revision below hub too "
             "(docs/models.md)"
         )
     return "unknown field", did_you_mean(word, known_fields(it.model, it.path[:-1]), "Known fields")

@@ -154,13 +154,6 @@ def real_dependencies(transport: Transport, clock: Clock, config: AgentConfig) -
     snapshots = Informer(
         transport, keys.SNAPSHOT_PREFIX, lambda item: codec.decode(ModelSnapshot, item), clock
     )
-    fetcher = ModelFetcher(
-        ModelStore(config.models_dir, clock),
-        clock,
-        # The agent retries: its conditions then have the hub's reason.
-        limits=FetchLimits(attempts=4, rate_limit_wait_s=0.0),
-    )
-    fetches = ModelFetches(fetcher, config.hubs, transport, clock, node=config.name)
 
     async def report_models(paths: set[str]) -> tuple[ModelReport, ...]:
         return await asyncio.to_thread(
@@ -198,7 +191,7 @@ def real_dependencies(transport: Transport, clock: Clock, config: AgentConfig) -
         report_models=report_models,
         report_adapters=report_adapters,
         replicas=replicas,
-        fetches=fetches,
+        fetches=_model_fetches(transport, clock, config),
         snapshots=snapshots,
         last_assignment=replicas,
         deployments=deployments,
@@ -209,6 +202,13 @@ def real_dependencies(transport: Transport, clock: Clock, config: AgentConfig) -
             transport, clock, node=config.name, folder=config.state_dir / "fabric"
         ),
     )
+
+
+def _model_fetches(transport: Transport, clock: Clock, config: AgentConfig) -> ModelFetches:
+    # The agent retries: its conditions then have the hub's reason.
+    limits = FetchLimits(attempts=4, rate_limit_wait_s=0.0)
+    fetcher = ModelFetcher(ModelStore(config.models_dir, clock), clock, limits=limits)
+    return ModelFetches(fetcher, config.hubs, transport, clock, node=config.name)
 
 
 def _informer(transport: Transport, clock: Clock, kind: type[Obj]) -> Informer[Obj]:

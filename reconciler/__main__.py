@@ -127,12 +127,7 @@ log = logging.getLogger(__name__)
 @announce_option
 @log_options
 def main(
-    node_grace_period: float,
-    git_dir: Path,
-    git_credentials: Path,
-    log_level: LogLevel,
-    log_format: LogFormat,
-    **options: Any,
+    node_grace_period: float, log_level: LogLevel, log_format: LogFormat, **options: Any
 ) -> None:
     """Decide which Mac runs which replica. Run any number of reconcilers: one leads."""
     disable_core_dumps()
@@ -153,8 +148,8 @@ def main(
 
     outbound = OutboundSettings(dialer=_dialer(options, own), hubs=hub_settings(options))
     git = GitSettings(
-        cache=git_dir.expanduser().absolute(),
-        credentials=git_credentials.expanduser().absolute(),
+        cache=options["git_dir"].expanduser().absolute(),
+        credentials=options["git_credentials"].expanduser().absolute(),
         credentials_from_git=options["credentials_from_git"],
     )
 

@@ -34,6 +34,8 @@ PERIODS = {
     "fleetctl/services/launchd.py": "polls the start and end of a job",
     "fleetctl/services/plain.py": "polls the start of own processes",
     "fleetctl/simulate/simulated_fleet.py": "lets simulated time pass",
+    "fleetctl/verbs/chat.py": "polls a gateway's list of models until its timeout",
+    "fleetctl/verbs/run_hub_model.py": "polls the progress of a command",
     "fleetctl/verbs/delete.py": "polls the progress of a command until its timeout",
     "fleetctl/verbs/demo.py": "polls the start of own processes",
     "fleetctl/verbs/get.py": "collects changes before it shows them",

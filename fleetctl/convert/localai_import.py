@@ -102,7 +102,6 @@ def _model(model: ForeignConfig, context: LocalAiContext) -> tuple[ManifestDraft
     draft = ManifestDraft(
         kind="ModelDeployment", name=object_name(name or path, "model"), source=model
     )
-    draft.put("spec.model.path", path, "parameters", "model")
     draft.put("spec.model.adapter", model.text("lora_adapter"), "lora_adapter")
     draft.put("spec.model.draft.path", model.text("draft_model"), "draft_model")
     if model.find_path("draft_model"):
@@ -113,7 +112,9 @@ def _model(model: ForeignConfig, context: LocalAiContext) -> tuple[ManifestDraft
     kind = _kind(model)
     options = _options(model)
     host_file = options.get("hostfile")
-    if host_file is None or kind == "alone":
+    is_split = host_file is not None and kind != "alone"
+    draft.put_model(path, "parameters", "model", is_split=is_split)
+    if host_file is None or not is_split:
         return draft, ""
     backend: Backend = "jaccl" if options.get("distributed_backend") == "jaccl" else "ring"
     found = _group(draft.name, backend, context, host_file)

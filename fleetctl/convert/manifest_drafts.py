@@ -17,6 +17,7 @@ from manifests.trees import Path, Tree, show_path
 from manifests.yaml import parser
 from nodeagent.node.identity import dns_label
 from schemas import duration, kinds
+from schemas.deployment import HUB_REPO_PATTERN
 from schemas.meta import API_VERSION
 
 _ADDRESS = re.compile(r"[0-9.]*|.*:.*")
@@ -83,6 +84,18 @@ class ManifestDraft:
     """Comments above the manifest."""
     _tree: dict[str, Tree] = field(default_factory=dict)
     _places: dict[Path, Path] = field(default_factory=dict)
+
+    def put_model(self, model: str | None, *came_from: str | int, is_split: bool = False) -> None:
+        """Set the model: a repository of a hub if it has that form, else a folder.
+
+        The Macs of a group cannot fetch: the model of one is a folder below the models folder.
+        """
+        if model is None or not re.fullmatch(HUB_REPO_PATTERN, model):
+            self.put("spec.model.path", model, *came_from)
+        elif is_split:
+            self.put("spec.model.path", f"./{model}", *came_from)
+        else:
+            self.put("spec.model.hub.repo", model, *came_from)
 
     def put(self, path: str, value: Tree, *came_from: str | int) -> None:
         """Set a field such as `spec.routing.strategy` unless the value is None; `came_from` is its path in the file."""
@@ -209,7 +222,7 @@ def draft_deployments(
     for path in models:
         name = object_name(path, "model")
         draft = ManifestDraft(kind="ModelDeployment", name=name, source=source)
-        draft.put("spec.model.path", path)
+        draft.put_model(path)
         names: list[Tree] = [*served_names(name, path)]
         draft.put("spec.servedNames", names or None)
         set_placement(draft, routing, pools)

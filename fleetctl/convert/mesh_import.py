@@ -191,7 +191,7 @@ def _tiers(part: ForeignConfig, routing: dict[str, Tree], pool: str) -> list[Man
         draft = ManifestDraft(
             kind="ModelDeployment", name=object_name(shown or model, "model"), source=tier
         )
-        draft.put("spec.model.path", model, "source" if tier.find_path("source") else "model")
+        draft.put_model(model, "source" if tier.find_path("source") else "model")
         names: list[Tree] = [*served_names(draft.name, word, shown)]
         draft.put("spec.servedNames", names or None, "name")
         manifest_drafts.set_placement(draft, routing, [pool])

@@ -157,7 +157,7 @@ def _group(env: ForeignConfig, name: str, given: Sequence[str]) -> ManifestDraft
 def _deployment(env: ForeignConfig, group: ManifestDraft) -> ManifestDraft:
     model = env.text("MODEL_REPO") or _MODEL
     draft = ManifestDraft(kind="ModelDeployment", name=object_name(model, "model"), source=env)
-    draft.put("spec.model.path", model, "MODEL_REPO")
+    draft.put_model(model, "MODEL_REPO", is_split=True)
     draft.put("spec.servedNames", [model] if model != draft.name else None, "MODEL_REPO")
     context = env.integer("MAX_SEQUENCE_LENGTH", least=1)
     draft.put("spec.contextLength", context, "MAX_SEQUENCE_LENGTH")

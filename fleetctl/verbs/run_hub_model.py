@@ -34,7 +34,7 @@ _HOPELESS_S: Final = 10.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServingProgress:
-    """What keeps a deployment from serving."""
+    """State of a deployment on its way to serving, and what keeps it."""
 
     reason: str
     message: str

@@ -27,7 +27,7 @@ _AT_ONCE: Final = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RemoteModel:
-    """What is known of a commit without its weights."""
+    """Facts about a commit of a repository that are known without its weights."""
 
     files: tuple[RemoteFile, ...]
     """The files to fetch."""

@@ -98,7 +98,7 @@ async def test_create_from_flags(
 
 MISUSED = [
     (("create",), "what to create? Give -f FILE, or KIND NAME with flags"),
-    (("create", "md", "x"), "Missing option '--model'"),
+    (("create", "md", "x"), "give either --hub ORG/NAME or --model FOLDER"),
     (("create", "md", "x", "--model=m", "--min-replicas=3"), "--max-replicas: is required but not given"),
     (("create", "md", "x", "--model=m", "--replicas=20000"), "--replicas: must be 10000 or less, got 20000"),
     (("create", "md", "X", "--model=m"), "NAME: expected lower-case letters, digits"),

@@ -49,7 +49,7 @@ def test_mesh_of_mlx_stack(tmp_path: Path) -> None:
     assert pool.spec.nodes == ("studio", "mini-1", "mini-2")
     standard = deployment(found, "qwen3-32b")
     assert standard.spec.served_names == ("standard",)
-    assert standard.spec.model.path == "mlx-community/Qwen3-32B-4bit"
+    assert standard.spec.model.label == "mlx-community/Qwen3-32B-4bit@main"
     weights = standard.spec.routing.weights
     assert (weights.model_loaded, weights.memory_headroom) == (40, 20)
     assert (weights.queue_depth, weights.prefix_affinity) == (30, 10)
@@ -144,7 +144,7 @@ def test_env_of_the_ring(tmp_path: Path) -> None:
     ]
     assert (group.spec.backend, group.spec.parallelism) == ("ring", "Tensor")
     model = deployment(found, "qwen3-14b-4bit").spec
-    assert (model.model.path, model.sharding) == ("mlx-community/Qwen3-14B-4bit", "ring")
+    assert (model.model.path, model.sharding) == ("./mlx-community/Qwen3-14B-4bit", "ring")
     assert (model.context_length, model.routing.timeouts.request) == (4096, "2m")
     for text in ("line 5: API_PORT: 8100: ", "line 17: DEFAULT_MAX_TOKENS: 50: clients set"):
         assert text in done.output
@@ -299,7 +299,7 @@ DISTRIBUTED_BACKEND=jaccl
 KV_CACHE_MAX_SIZE=1024
 """
     made = ring_import.convert(text, ".env", name="minis", nodes=())
-    for text in ("- node: mini-3", "path: org/Model-4bit", "backend: jaccl", "window: 1024"):
+    for text in ("- node: mini-3", 'path: "./org/Model-4bit"', "backend: jaccl", "window: 1024"):
         assert text in made
 
 

@@ -1,0 +1,91 @@
+"""What is known of a hub's model before it is fetched equals what is known of its folder afterwards."""
+
+from pathlib import Path
+
+import pytest
+
+from models import inspection, model_files
+from models.hub.hub_settings import HubSettings
+from models.hub.remote_inspection import (
+    config_text,
+    inspect_remote,
+    snapshot_facts,
+    snapshot_weights,
+)
+from models.model_files import ModelUnusableError
+from schemas.deployment import HubReference
+from schemas.model_snapshot import ModelSnapshot
+from tests.support.clock import FakeClock
+from tests.support.hub import COMMIT, REPO, StandInHub
+from tests.support.hub_repositories import FOLDER, servable_files
+
+
+async def taken(hub: StandInHub) -> ModelSnapshot:
+    source = HubReference(repo=REPO, endpoint=hub.endpoint)
+    async with HubSettings().open() as factory:
+        remote = await inspect_remote(factory(source, ""), REPO, COMMIT)
+    return ModelSnapshot(
+        deployment="tiny",
+        uid="u",
+        source=source,
+        commit=COMMIT,
+        resolved_at=FakeClock().now(),
+        files=len(remote.files),
+        size_bytes=remote.size_bytes,
+        config=config_text(remote.config),
+        weights=snapshot_weights(remote.weights),
+    )
+
+
+async def test_a_snapshot_has_the_facts_of_the_folder(tmp_path: Path) -> None:
+    files = servable_files()
+    for name, content in files.items():
+        (tmp_path / name).write_bytes(content)
+    async with StandInHub(repos={REPO: files}).serve() as hub:
+        snapshot = await taken(hub)
+    assert snapshot_facts(snapshot) == model_files.inspect_model(tmp_path)
+    assert snapshot.folder == FOLDER
+    assert snapshot.size_bytes == sum(len(files[name]) for name in files if name != "README.md")
+
+
+async def test_a_node_reports_a_model_that_is_not_fetched_yet_as_it_reports_its_folder(
+    tmp_path: Path,
+) -> None:
+    files = servable_files()
+    async with StandInHub(repos={REPO: files}).serve() as hub:
+        snapshot = await taken(hub)
+
+    def report() -> object:
+        [found] = inspection.report_models(
+            (), tmp_path, casts_to_float32=False, snapshots={FOLDER: snapshot}
+        )
+        return found
+
+    before = report()
+    (tmp_path / FOLDER).mkdir()
+    for name, content in files.items():
+        (tmp_path / FOLDER / name).write_bytes(content)
+    assert report() == before
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("config.json", None, "has no config.json"),
+        ("config.json", b"[]", "config.json: content"),
+        ("model.safetensors", None, r"has no model\*.safetensors"),
+        ("model.safetensors", b"<html>" * 20, "is not a safetensors file"),
+        ("config.json", b" " * (1 << 20) + b"{}", "at most 1048576 are read"),
+    ],
+)
+async def test_a_repository_that_is_no_model_is_refused_without_a_fetch(
+    name: str, content: bytes | None, words: str
+) -> None:
+    files = servable_files()
+    if content is None:
+        del files[name]
+    else:
+        files[name] = content
+    async with StandInHub(repos={REPO: files}).serve() as hub:
+        with pytest.raises(ModelUnusableError, match=words):
+            await taken(hub)

@@ -1,0 +1,99 @@
+"""The plan and the conditions of a replica whose model comes from a hub: fetched first, and never served in part."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from models.hub.progress import FetchProgress
+from nodeagent.plan import plan
+from nodeagent.replicas.observation import (
+    FetchState,
+    NextStart,
+    ObservedFetch,
+    ObservedReplica,
+)
+from nodeagent.status import replica_conditions
+from schemas.meta import find_condition
+from tests.support.nodeagent_plans import NOW, short, wanted
+
+GIB = 2**30
+PROGRESS = FetchProgress(
+    phase="Downloading",
+    total_bytes=4 * GIB,
+    present_bytes=GIB,
+    fetched_bytes=GIB,
+    files=4,
+    files_present=1,
+    bytes_per_s=float(GIB // 64),
+    eta_s=192.0,
+    source="huggingface.co",
+    waiting="",
+)
+
+
+def seen(state: FetchState, *, is_deleted: bool = False, **fields: Any) -> ObservedReplica:
+    fetch = ObservedFetch(state=state, **fields)
+    return ObservedReplica(replica=wanted(is_deleting=is_deleted), fetch=fetch)
+
+
+FAILED = seen(
+    FetchState.FAILED,
+    reason="HashMismatch",
+    message="model.safetensors has other bytes",
+    next_attempt=NextStart(in_s=20.0, at=NOW),
+)
+
+
+@pytest.mark.parametrize(
+    ("observed", "actions", "after_s"),
+    [
+        pytest.param(seen(FetchState.NOT_STARTED), ["FetchModel"], 1.0, id="absent"),
+        pytest.param(seen(FetchState.RUNNING, progress=PROGRESS), ["FetchModel"], 1.0, id="runs"),
+        pytest.param(seen(FetchState.PRESENT), ["StartEngine"], 0.1, id="present"),
+        pytest.param(FAILED, [], 20.0, id="backs off"),
+        pytest.param(
+            seen(FetchState.FAILED, reason="NoSpace", message="full"), ["FetchModel"], 1.0, id="due"
+        ),
+        pytest.param(
+            seen(FetchState.RUNNING, progress=PROGRESS, is_deleted=True),
+            ["ReleaseFetch"],
+            None,
+            id="deleted in the middle",
+        ),
+        pytest.param(ObservedReplica(replica=wanted()), ["StartEngine"], 0.1, id="a folder"),
+    ],
+)
+def test_an_engine_starts_only_with_a_whole_model(
+    observed: ObservedReplica, actions: list[str], after_s: float | None
+) -> None:
+    found = plan(observed)
+    assert [short(one) for one in found.actions[:-1]] == actions
+    assert found.requeue_after_s == after_s
+
+
+def test_the_condition_has_share_hub_rate_and_time_left() -> None:
+    running = seen(FetchState.RUNNING, progress=PROGRESS)
+    for type_ in ("Ready", "ModelPresent"):
+        found = find_condition(replica_conditions(running), type_)
+        assert found is not None
+        assert (found.reason, found.message) == (
+            "Downloading",
+            "25 % of 4.0 GiB from huggingface.co, 16.0 MiB/s, 3m12s left",
+        )
+
+
+def test_a_failure_shows_its_reason_and_the_next_attempt() -> None:
+    found = find_condition(replica_conditions(FAILED), "Ready")
+    assert found is not None
+    assert found.reason == "HashMismatch"
+    assert found.message == "model.safetensors has other bytes; next attempt at 00:00:00 UTC"
+
+
+def test_verifying_is_told_apart_from_downloading() -> None:
+    verifying = replace(PROGRESS, phase="Verifying")
+    found = find_condition(
+        replica_conditions(seen(FetchState.RUNNING, progress=verifying)), "ModelPresent"
+    )
+    assert found is not None
+    assert found.reason == "Verifying"

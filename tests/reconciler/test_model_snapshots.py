@@ -1,0 +1,189 @@
+"""The leader pins hub models: once, with reasons, and with tokens for the nodes that fetch."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+from pydantic import SecretStr
+
+from machinery.clock import SystemClock
+from reconciler.controller import Controller
+from schemas.deployment import ModelDeployment, Revision
+from schemas.meta import HUB_REFRESHED_AT, RESTARTED_AT, Condition, ConditionStatus, find_condition
+from schemas.model_snapshot import ModelSnapshot
+from schemas.records import HubToken
+from schemas.replica import MODEL_PRESENT, RankStatus, Replica
+from store import codec, keys, objects
+from store.memory import MemoryTransport
+from store.port import Put
+from tests.support.fleets import GEOMETRY
+from tests.support.hub import COMMIT, REPO, StandInHub
+from tests.support.hub_repositories import FOLDER, hub_deployment, servable_files
+from tests.support.reconciler_agents import node_status, put_lease, put_node
+from tests.support.waiting import until_async
+
+CLOCK = SystemClock()
+MOVED = "ab" * 20
+
+
+@asynccontextmanager
+async def leading(hub: StandInHub) -> AsyncIterator[MemoryTransport]:
+    """Run a leader on a store with a node that has inspected the pinned model."""
+    store = MemoryTransport(CLOCK)
+    status = node_status("a")
+    reports = tuple(
+        status.models[0].model_copy(update={"path": path, "geometry": GEOMETRY})
+        for path in (FOLDER, FOLDER.replace(COMMIT[:12], MOVED[:12]))
+    )
+    await store.commit(
+        [], [put_node("a", status.model_copy(update={"models": reports})), put_lease("a")]
+    )
+    async with hub.serve(), asyncio.TaskGroup() as group:
+        task = group.create_task(Controller(store, CLOCK, identity="t", grace_s=30.0).run())
+        yield store
+        task.cancel()
+
+
+async def write(store: MemoryTransport, found: ModelDeployment) -> None:
+    await store.commit([], [codec.put_spec(found)])
+
+
+async def snapshot(store: MemoryTransport, commit: str) -> ModelSnapshot:
+    async def look() -> ModelSnapshot | None:
+        item = await store.get(keys.named(keys.SNAPSHOT_PREFIX, "qwen"))
+        found = None if item is None else codec.decode(ModelSnapshot, item)
+        return found if found is not None and found.commit == commit else None
+
+    return await until_async(look, what=f"a snapshot of {commit}")
+
+
+async def replica(store: MemoryTransport, commit: str = COMMIT) -> Replica:
+    async def look() -> Replica | None:
+        found = await objects.list_all(store, Replica)
+        return next((one for one in found if one.spec.model.folder.endswith(commit[:12])), None)
+
+    return await until_async(look, what=f"a replica of {commit}")
+
+
+async def available(store: MemoryTransport, reason: str) -> Condition:
+    async def look() -> Condition | None:
+        found = await objects.get(store, ModelDeployment, "qwen")
+        status = None if found is None else found.status
+        one = None if status is None else find_condition(status.conditions, "Available")
+        return one if one is not None and one.reason == reason else None
+
+    return await until_async(look, what=f"Available with {reason}")
+
+
+def hub_with_model() -> StandInHub:
+    return StandInHub(repos={REPO: servable_files()}, branches={"main": COMMIT, "dev": MOVED})
+
+
+async def test_a_branch_is_pinned_once_and_moves_only_when_a_person_asks() -> None:
+    hub = hub_with_model()
+    async with leading(hub) as store:
+        asked = hub_deployment(hub.endpoint)
+        await write(store, asked)
+        await snapshot(store, COMMIT)
+        placed = await replica(store)
+        assert placed.spec.model.folder == FOLDER
+        assert REPO in placed.spec.served_names
+
+        hub.branches["main"] = MOVED
+        restarted = {RESTARTED_AT: "2026-01-01T00:00:00Z"}
+        metadata = asked.metadata.model_copy(update={"annotations": restarted, "generation": 2})
+        await write(store, asked.model_copy(update={"metadata": metadata}))
+
+        async def observed() -> bool:
+            found = await objects.get(store, ModelDeployment, "qwen")
+            return found is not None and found.status is not None and found.status.revision == 2
+
+        await until_async(observed, what="the second revision")
+        assert len(hub.requests("GET", "/revision/main")) == 1
+
+        notes = {HUB_REFRESHED_AT: "2026-01-01T00:00:00Z"}
+        metadata = asked.metadata.model_copy(update={"annotations": notes, "generation": 3})
+        await write(store, asked.model_copy(update={"metadata": metadata}))
+        await snapshot(store, MOVED)
+
+        async def revised() -> bool:
+            found = await objects.list_all(store, Revision)
+            return any(one.spec.content.model.folder.endswith(MOVED[:12]) for one in found)
+
+        await until_async(revised, what="a revision of the moved branch")
+
+
+async def test_a_model_is_served_as_before_while_its_next_revision_cannot_be_resolved() -> None:
+    hub = hub_with_model()
+    async with leading(hub) as store:
+        await write(store, hub_deployment(hub.endpoint))
+        before = await replica(store)
+        await write(store, hub_deployment(hub.endpoint, revision="absent"))
+
+        async def unresolved() -> Condition | None:
+            found = await objects.get(store, ModelDeployment, "qwen")
+            status = None if found is None else found.status
+            return None if status is None else find_condition(status.conditions, "ModelResolved")
+
+        async def not_found() -> bool:
+            found = await unresolved()
+            return found is not None and found.reason == "NotFound"
+
+        await until_async(not_found, what="the reason NotFound")
+        after = await replica(store)
+        assert (after.metadata.uid, after.spec.template) == (
+            before.metadata.uid,
+            before.spec.template,
+        )
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "reason"),
+    [
+        (403, "GatedRepo", "Gated"),
+        (401, "", "Unauthorized"),
+        (404, "RepoNotFound", "NotFound"),
+        (429, "", "RateLimited"),
+        (500, "", "SourceUnreachable"),
+    ],
+)
+async def test_a_refusal_of_the_hub_is_a_condition_with_its_reason(
+    status: int, code: str, reason: str
+) -> None:
+    hub = hub_with_model()
+    hub.faults.status, hub.faults.error_code, hub.faults.failures = status, code, 1000
+    async with leading(hub) as store:
+        await write(store, hub_deployment(hub.endpoint))
+        found = await available(store, reason)
+        assert "127.0.0.1" in found.message
+        assert await objects.get(store, Replica, "qwen-0") is None
+
+
+async def test_only_the_fetching_node_gets_the_token_and_only_until_it_has_the_model() -> None:
+    hub = hub_with_model()
+    hub.token = "hf_secret"
+    token = HubToken(
+        name="t", endpoint=hub.endpoint, token=SecretStr(hub.token), created=CLOCK.now()
+    )
+    async with leading(hub) as store:
+        key = keys.named(keys.HUB_TOKEN_PREFIX, "t")
+        await store.commit([], [Put(key=key, value=codec.encode(token))])
+        await write(store, hub_deployment(hub.endpoint))
+        placed = await replica(store)
+        grant = keys.hub_grant_key("a", "qwen")
+
+        async def granted() -> bool:
+            return await store.get(grant) is not None
+
+        async def revoked() -> bool:
+            return await store.get(grant) is None
+
+        await until_async(granted, what="the grant")
+        assert len((await store.list(keys.HUB_GRANT_PREFIX)).items) == 1
+        present = Condition(type=MODEL_PRESENT, status=ConditionStatus.TRUE, reason="Present")
+        report = RankStatus(replica_uid=placed.metadata.uid, node="a", conditions=(present,))
+        await store.commit(
+            [], [Put(key=keys.rank_key("a", "qwen-0", 0), value=codec.encode(report))]
+        )
+        await until_async(revoked, what="the end of the grant")

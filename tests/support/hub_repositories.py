@@ -1,0 +1,39 @@
+"""Repositories of small models for the stand-in hub, and deployments that name them."""
+
+import json
+
+from schemas.deployment import HubReference, ModelDeployment, ModelSource
+from tests.support.fleets import deployment
+from tests.support.hub import COMMIT, REPO
+from tests.support.model_folders import safetensors
+
+CONFIG = {
+    "model_type": "llama",
+    "hidden_size": 64,
+    "num_hidden_layers": 2,
+    "intermediate_size": 96,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 512,
+    "max_position_embeddings": 4096,
+}
+FOLDER = f"mlx-community--Tiny-4bit@{COMMIT[:12]}"
+
+
+def servable_files() -> dict[str, bytes]:
+    """Return the files of a repository that can be inspected."""
+    return {
+        "README.md": b"# Tiny\n",
+        "config.json": json.dumps(CONFIG).encode(),
+        "model.safetensors": safetensors(),
+        "tokenizer.json": b"{}",
+    }
+
+
+def hub_deployment(endpoint: str, *, name: str = "qwen", revision: str = "main") -> ModelDeployment:
+    """Return a deployment of the stand-in's repository."""
+    found = deployment(name=name)
+    hub = HubReference(repo=REPO, revision=revision, endpoint=endpoint)
+    spec = found.spec.model_copy(update={"model": ModelSource(hub=hub)})
+    metadata = found.metadata.model_copy(update={"resource_version": ""})
+    return found.model_copy(update={"spec": spec, "metadata": metadata})
