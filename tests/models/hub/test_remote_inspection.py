@@ -1,4 +1,4 @@
-"""What is known of a hub's model before it is fetched equals what is known of its folder afterwards."""
+"""Facts about a hub's model before it is fetched: they equal those of its folder afterwards."""
 
 from pathlib import Path
 

@@ -1,0 +1,154 @@
+"""The fetches of a node: resumed, shared, cancelled, and reported with the reason of a failure."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from pydantic import SecretStr
+
+from machinery.clock import SystemClock
+from models.hub.fetcher import FetchLimits, ModelFetcher
+from models.hub.hub_settings import HubSettings
+from models.model_store.store import ModelStore
+from nodeagent.replicas.model_fetches import ModelFetches
+from nodeagent.replicas.observation import FetchState, ObservedFetch
+from schemas.deployment import HubReference, ModelSource
+from schemas.records import HubToken
+from schemas.replica import Replica
+from store import codec, keys
+from store.memory import MemoryTransport
+from store.port import Put
+from tests.support.hub import COMMIT, REPO, StandInHub, tiny_files
+from tests.support.hub_repositories import FOLDER
+from tests.support.nodeagent_plans import wanted
+from tests.support.waiting import until, until_async
+
+CLOCK = SystemClock()
+
+
+def replica(hub: StandInHub, name: str = "qwen-0") -> Replica:
+    found = wanted()
+    source = HubReference(repo=REPO, revision=COMMIT, endpoint=hub.endpoint)
+    spec = found.spec.model_copy(update={"model": ModelSource(hub=source)})
+    metadata = found.metadata.model_copy(update={"name": name})
+    return found.model_copy(update={"spec": spec, "metadata": metadata})
+
+
+@asynccontextmanager
+async def fetching(
+    root: Path, hub: StandInHub, store: MemoryTransport | None = None
+) -> AsyncIterator[ModelFetches]:
+    """Run the fetches of a node, with few retries of their own."""
+    fetcher = ModelFetcher(
+        ModelStore(root, CLOCK), CLOCK, limits=FetchLimits(attempts=1, rate_limit_wait_s=0.0)
+    )
+    fetches = ModelFetches(fetcher, HubSettings(), store or MemoryTransport(CLOCK), CLOCK, node="a")
+    async with hub.serve(), asyncio.TaskGroup() as group:
+        task = group.create_task(fetches.run())
+        yield fetches
+        task.cancel()
+
+
+async def reached(fetches: ModelFetches, wants: Replica, state: FetchState) -> ObservedFetch:
+    """Ask for the model, as the planner does, until its fetch has the state."""
+
+    async def look() -> ObservedFetch | None:
+        found = await fetches.observe(wants)
+        assert found is not None
+        if found.state is FetchState.NOT_STARTED:
+            fetches.start(wants)
+        return found if found.state is state else None
+
+    return await until_async(look, what=str(state))
+
+
+def metrics(fetches: ModelFetches) -> str:
+    return "\n".join(fetches.lines())
+
+
+async def test_a_model_is_fetched_once_for_two_replicas_and_counted(tmp_path: Path) -> None:
+    hub = StandInHub(repos={REPO: tiny_files()})
+    async with fetching(tmp_path, hub) as fetches:
+        first, second = replica(hub), replica(hub, "other-0")
+        await asyncio.gather(
+            reached(fetches, first, FetchState.PRESENT),
+            reached(fetches, second, FetchState.PRESENT),
+        )
+        assert (tmp_path / FOLDER / "config.json").is_file()
+        assert len(hub.requests("GET", "/tree/")) == 1
+        fetched = sum(
+            path.stat().st_size for path in (tmp_path / FOLDER).rglob("*") if path.is_file()
+        )
+        assert f'fleet_model_fetch_bytes_total{{repo="{REPO}"}} {fetched}' in metrics(fetches)
+        assert await fetches.record_load(first)
+
+
+async def test_a_fetch_ends_when_its_last_replica_goes_and_keeps_what_it_has(
+    tmp_path: Path,
+) -> None:
+    hub = StandInHub(repos={REPO: tiny_files(weights=2 << 20)})
+    hub.faults.bytes_per_s = 1 << 19
+    async with fetching(tmp_path, hub) as fetches:
+        first, second = replica(hub), replica(hub, "other-0")
+        await reached(fetches, first, FetchState.RUNNING)
+        fetches.start(second)
+        await until(lambda: hub.body_bytes > 100_000, what="bytes")
+        fetches.release(first.name)
+        found = await fetches.observe(second)
+        assert found is not None
+        assert found.state is FetchState.RUNNING
+        assert f'fleet_model_fetch_total_bytes{{model="{FOLDER}"}}' in metrics(fetches)
+        fetches.release(second.name)
+        found = await fetches.observe(second)
+        assert found is not None
+        assert found.state is FetchState.NOT_STARTED
+        assert not (tmp_path / FOLDER).exists()
+        hub.faults.bytes_per_s = None
+        before = hub.body_bytes
+        await reached(fetches, first, FetchState.PRESENT)
+        whole = sum(len(content) for content in hub.repos[REPO].values())
+        assert hub.body_bytes - before <= whole
+
+
+async def test_a_failure_has_the_hubs_reason_and_a_time(tmp_path: Path) -> None:
+    hub = StandInHub(repos={REPO: tiny_files()})
+    hub.faults.flip_bit_at = 7
+    async with fetching(tmp_path, hub) as fetches:
+        found = await reached(fetches, replica(hub), FetchState.FAILED)
+        assert found.reason == "HashMismatch"
+        assert found.next_attempt is not None
+        assert not (tmp_path / FOLDER).exists()
+        assert 'fleet_model_fetch_failures_total{reason="HashMismatch"} 1' in metrics(fetches)
+
+
+async def test_a_rate_limit_is_waited_for_as_long_as_the_hub_says(tmp_path: Path) -> None:
+    hub = StandInHub(repos={REPO: tiny_files()})
+    hub.faults.status, hub.faults.failures, hub.faults.retry_after = 429, 1, 120
+    async with fetching(tmp_path, hub) as fetches:
+        found = await reached(fetches, replica(hub), FetchState.FAILED)
+        assert found.reason == "RateLimited"
+        assert found.next_attempt is not None
+        assert found.next_attempt.in_s > 100
+
+
+async def test_the_granted_token_goes_to_its_own_endpoint_only(tmp_path: Path) -> None:
+    hub = StandInHub(repos={REPO: tiny_files()}, token="hf_secret")
+    store = MemoryTransport(CLOCK)
+
+    async def grant(endpoint: str) -> None:
+        token = HubToken(
+            name="t", endpoint=endpoint, token=SecretStr("hf_secret"), created=CLOCK.now()
+        )
+        put = Put(key=keys.hub_grant_key("a", "qwen"), value=codec.encode(token))
+        await store.commit([], [put])
+
+    async with fetching(tmp_path, hub, store) as fetches:
+        await grant("https://elsewhere.example")
+        found = await reached(fetches, replica(hub), FetchState.FAILED)
+        assert found.reason == "Unauthorized"
+        assert not any(one.has_token for one in hub.seen)
+        await grant(f"{hub.endpoint}/")
+        fetches.release("qwen-0")
+        await reached(fetches, replica(hub), FetchState.PRESENT)
+        assert any(one.has_token for one in hub.seen)
