@@ -230,6 +230,16 @@ def check_models(loaded: Sequence[LoadedObject], fleet: FleetFile, source: str) 
     known = {model.path for model in fleet.models}
     problems = [
         item.document.problem(
+            ("spec", "model", "hub"),
+            "a simulation asks no hub, and fetches nothing",
+            f"Write path: {hub.repo} in a copy of the manifest, and add to the models of {source}: "
+            f'{{path: "{hub.repo}", parameters: 8B}}',
+        )
+        for item in loaded
+        if isinstance(item.obj, ModelDeployment) and (hub := item.obj.spec.model.hub) is not None
+    ]
+    problems += [
+        item.document.problem(
             ("spec", "model", *field),
             f"{source} does not describe this model",
             f'Add to its models: {{path: "{path}", parameters: {size}}}',
@@ -245,7 +255,8 @@ def check_models(loaded: Sequence[LoadedObject], fleet: FleetFile, source: str) 
 
 def _models_of(source: ModelSource) -> Iterator[tuple[tuple[str, ...], str, str]]:
     """Yield the models of a deployment: field, path, and a plausible size for the hint."""
-    yield ("path",), source.folder or source.label, "8B"
+    if source.path is not None:
+        yield ("path",), source.path, "8B"
     if source.draft is not None:
         yield ("draft", "path"), source.draft.path, "500M"
 

@@ -29,7 +29,7 @@ _HOPELESS: Final = frozenset(
     {"NotFound", "Gated", "Unauthorized", "ListingRefused", "ModelUnusable", "NoSpace"}
 )
 # A token takes a moment to reach the Mac, and a Mac may join a moment later.
-_HOPELESS_S: Final = 10.0
+_PATIENCE_S: Final = 10.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,12 +56,19 @@ async def deploy_and_wait(repo: str, options: dict[str, Any]) -> None:
     clock = SystemClock()
     async with open_store(options) as transport:
         with ProgressLine() as progress:
-            name = await _deploy(transport, repo, clock, progress)
-            await _wait(transport, repo, name, clock, progress)
+            name = await deploy_repository(transport, repo, clock, progress)
+            await wait_until_serving(transport, repo, name, clock, progress)
 
 
-async def _deploy(transport: Transport, repo: str, clock: Clock, progress: ProgressLine) -> str:
-    """Return the name of the deployment of a repository, which is created if there is none."""
+async def deploy_repository(
+    transport: Transport, repo: str, clock: Clock, progress: ProgressLine
+) -> str:
+    """Return the name of the deployment of a repository, which is created if there is none.
+
+    Raises:
+        FleetctlError: the deployment's name is taken by another model.
+
+    """
     existing = await reader.read(transport, kind_of("md"), ())
     for one in existing:
         if isinstance(one, ModelDeployment) and repo in served_names(one):
@@ -87,9 +94,23 @@ async def _deploy(transport: Transport, repo: str, clock: Clock, progress: Progr
     return name
 
 
-async def _wait(
-    transport: Transport, repo: str, name: str, clock: Clock, progress: ProgressLine
+async def wait_until_serving(
+    transport: Transport,
+    repo: str,
+    name: str,
+    clock: Clock,
+    progress: ProgressLine,
+    *,
+    patience_s: float = _PATIENCE_S,
 ) -> None:
+    """Wait until one replica of the deployment serves, and show its progress.
+
+    `patience_s`: how long a reason that only a person can mend may last.
+
+    Raises:
+        FleetctlError: a person must act first; the message has the reason.
+
+    """
     said, hopeless_since = "", float("inf")
     while True:
         found = await _look(transport, name)
@@ -97,7 +118,7 @@ async def _wait(
             return
         now = clock.monotonic()
         hopeless_since = min(hopeless_since, now) if found.reason in _HOPELESS else float("inf")
-        if now - hopeless_since >= _HOPELESS_S:
+        if now - hopeless_since >= patience_s:
             raise FleetctlError(
                 f"{repo} is not served ({found.reason}): {found.message}. The deployment stays; "
                 f"`fleetctl describe md/{name}` shows more, `fleetctl delete md/{name}` removes it"

@@ -12,20 +12,21 @@ from schemas.replica import Replica
 from store import objects
 from store.etcd.connect import connect
 from store.port import Transport
-from tests.support.fleet import Fleet, running_fleet
+from tests.support.fleet import Fleet
 from tests.support.hub import COMMIT, StandInHub
 from tests.support.waiting import until, until_async
 
 pytestmark = [pytest.mark.fleet, pytest.mark.full, pytest.mark.timeout(300)]
 
 REPO = "mlx-community/Tiny-Test-4bit"
+NAME = "tiny-test-4bit"
 FOLDER = f"mlx-community--Tiny-Test-4bit@{COMMIT[:12]}"
 DEPLOYMENT = """
 apiVersion: fleet/v1alpha1
 kind: ModelDeployment
 metadata: {{name: tiny}}
 spec:
-  model: {{hub: {{repo: {repo}, endpoint: "{endpoint}"}}}}
+  model: {{hub: {{repo: {repo}}}}}
   contextLength: 256
   concurrency: 1
 """
@@ -45,12 +46,22 @@ async def fleet_with_hub(
     if ballast:
         files[BALLAST] = random.Random(7).randbytes(ballast)
     hub = StandInHub(repos={REPO: files})
-    async with hub.serve(), running_fleet(root / "f", models) as fleet:
-        yield fleet, hub
+    fleet = Fleet(root / "f", models)
+    endpoint = ("--hub-endpoint", hub.endpoint)
+    async with hub.serve():
+        try:
+            await fleet.etcd.start()
+            fleet.start_reconciler(*endpoint)
+            fleet.start_agent("node-1", *endpoint)
+            fleet.start_gateway()
+            await fleet.joined(1)
+            yield fleet, hub
+        finally:
+            await fleet.stop()
 
 
-async def deploy(fleet: Fleet, hub: StandInHub) -> None:
-    await fleet.applied(DEPLOYMENT.format(repo=REPO, endpoint=hub.endpoint))
+async def deploy(fleet: Fleet) -> None:
+    await fleet.applied(DEPLOYMENT.format(repo=REPO))
 
 
 async def read_conditions(store: Transport) -> str:
@@ -88,7 +99,6 @@ async def test_a_model_named_by_its_hub_id_is_fetched_and_answers(
     """`fleetctl run` writes the deployment, waits for the fetch and streams the answer."""
     model = smollm2 / "SmolLM2-135M-Instruct"
     async with fleet_with_hub(tmp_path, model) as (fleet, hub):
-        await deploy(fleet, hub)
         asked = await fleet.ctl(
             *("run", REPO, "What is the capital of France?", "--gateway", fleet.url),
             *("--temperature", "0", "--max-tokens", "16"),
@@ -97,21 +107,23 @@ async def test_a_model_named_by_its_hub_id_is_fetched_and_answers(
         assert asked.code == 0, asked.err + fleet.words()
         assert "Paris" in asked.out
         assert (tmp_path / "models" / FOLDER / "config.json").is_file()
-        described = await fleet.ctl("describe", "md/tiny")
+        assert f"modeldeployment/{NAME} created" in asked.err
+        assert f"{REPO}: Downloading: " in asked.err
+        described = await fleet.ctl("describe", f"md/{NAME}")
         assert "ModelFetched" in described.out, described.out
 
         hub.branches["main"] = "ab" * 20
         hub.branches["old"] = COMMIT
         hub.seen.clear()
-        await fleet.ctl("rollout", "restart", "md/tiny")
-        await fleet.available("tiny", limit_s=120)
+        await fleet.ctl("rollout", "restart", f"md/{NAME}")
+        await fleet.available(NAME, limit_s=120)
         assert hub.requests("GET", "/revision/") == [], (
             "a restart must not resolve the branch again"
         )
-        await fleet.ctl("rollout", "refresh", "md/tiny")
+        await fleet.ctl("rollout", "refresh", f"md/{NAME}")
         await until(lambda: bool(hub.requests("GET", "/revision/main")), what="a new look")
         await shown(fleet, "RolloutComplete")
-        history = await fleet.ctl("rollout", "history", "md/tiny")
+        history = await fleet.ctl("rollout", "history", f"md/{NAME}")
         assert "hub.revision" in history.out, history.out
 
 
@@ -121,7 +133,7 @@ async def test_an_agent_killed_in_the_middle_goes_on_where_it_was(
     size = 24 * MIB
     async with fleet_with_hub(tmp_path, models_dir / "tiny", ballast=size) as (fleet, hub):
         hub.faults.bytes_per_s = 4 * MIB
-        await deploy(fleet, hub)
+        await deploy(fleet)
         await shown(fleet, "Downloading: ")
         await until(lambda: hub.body_bytes > size // 3, limit_s=60, what="a third of the bytes")
         fleet.kill("node-1")
@@ -140,7 +152,7 @@ async def test_a_wrong_bit_starts_no_engine_and_names_the_file(
     ballast = 8 * MIB
     async with fleet_with_hub(tmp_path, models_dir / "tiny", ballast=ballast) as (fleet, hub):
         hub.faults.flip_bit_at = ballast - 1
-        await deploy(fleet, hub)
+        await deploy(fleet)
         found = await shown(fleet, "HashMismatch")
         assert BALLAST in found
         assert fleet.engine_pids("node-1") == set()
@@ -152,7 +164,7 @@ async def test_a_hub_that_is_down_is_a_condition_and_its_return_converges(
 ) -> None:
     async with fleet_with_hub(tmp_path, models_dir / "tiny") as (fleet, hub):
         hub.faults.status, hub.faults.failures = 503, 1_000_000
-        await deploy(fleet, hub)
+        await deploy(fleet)
         found = await shown(fleet, "SourceUnreachable")
         assert "503" in found
         hub.faults.failures = 0
@@ -164,7 +176,7 @@ async def test_a_gated_model_needs_a_token_which_only_the_fetching_node_gets(
 ) -> None:
     async with fleet_with_hub(tmp_path, models_dir / "tiny") as (fleet, hub):
         hub.token = "hf_" + "s3cret" * 4
-        await deploy(fleet, hub)
+        await deploy(fleet)
         await shown(fleet, "Unauthorized")
         made = await fleet.ctl(
             *("create", "hubtoken", "hub", "--endpoint", hub.endpoint, "--token-file", "-"),
