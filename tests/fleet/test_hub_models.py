@@ -66,13 +66,10 @@ async def deploy(fleet: Fleet) -> None:
 
 async def read_conditions(store: Transport) -> str:
     """Return the conditions of all deployments and replicas as text."""
-    found = [
-        f"{one.type} {one.reason}: {one.message}"
-        for kind in (ModelDeployment, Replica)
-        for item in await objects.list_all(store, kind)
-        for one in (item.status.conditions if item.status is not None else ())
-    ]
-    return "\n".join(found)
+    statuses = [one.status for one in await objects.list_all(store, ModelDeployment)]
+    ranks = [one.status for one in await objects.list_all(store, Replica)]
+    found = [one for status in (*statuses, *ranks) if status for one in status.conditions]
+    return "\n".join(f"{one.type} {one.reason}: {one.message}" for one in found)
 
 
 async def shown(fleet: Fleet, words: str) -> str:

@@ -124,7 +124,7 @@ async def test_a_failure_has_the_hubs_reason_and_a_time(tmp_path: Path) -> None:
 
 async def test_a_rate_limit_is_waited_for_as_long_as_the_hub_says(tmp_path: Path) -> None:
     hub = StandInHub(repos={REPO: tiny_files()})
-    hub.faults.status, hub.faults.failures, hub.faults.retry_after = 429, 1, 120
+    hub.faults.status, hub.faults.failures, hub.faults.retry_after = 429, 1, "120"
     async with fetching(tmp_path, hub) as fetches:
         found = await reached(fetches, replica(hub), FetchState.FAILED)
         assert found.reason == "RateLimited"

@@ -57,12 +57,27 @@ def test_a_gateway_reads_hashes_of_api_keys_and_no_other_secret() -> None:
     assert not may_touch(gateway, Right.READ, keys.prefix_end(keys.API_KEY_PREFIX), end)
 
 
-@pytest.mark.parametrize("user", ["fleet-reconciler", "fleet-node-a"])
-def test_only_the_admin_has_access_to_secrets(user: str) -> None:
+def test_the_reconciler_reads_tokens_of_hubs_and_grants_them_and_has_no_other_secret() -> None:
+    reconciler, admin = account("fleet-reconciler", "a"), account("fleet-admin")
     start, end = keys.SECRET_PREFIX, keys.prefix_end(keys.SECRET_PREFIX)
+    token, grant = keys.named(keys.HUB_TOKEN_PREFIX, "hf"), keys.hub_grant_key("a", "qwen")
+    assert may(reconciler, Right.READ, token)
+    assert not may(reconciler, Right.WRITE, token)
+    assert may(reconciler, Right.WRITE, grant)
     for right in (Right.READ, Right.WRITE):
-        assert not may_touch(account(user, "a"), right, start, end)
-        assert may_touch(account("fleet-admin"), right, start, end)
+        # ApiKey comes before HubGrant and HubToken, JoinToken after them.
+        assert not may_touch(reconciler, right, start, keys.HUB_GRANT_PREFIX)
+        assert not may_touch(reconciler, right, keys.prefix_end(keys.HUB_TOKEN_PREFIX), end)
+        assert may_touch(admin, right, start, end)
+
+
+def test_an_agent_reads_the_tokens_granted_to_its_own_node_and_no_other_secret() -> None:
+    agent, own = account("fleet-node-a", "a"), keys.hub_grant_prefix("a")
+    start, end = keys.SECRET_PREFIX, keys.prefix_end(keys.SECRET_PREFIX)
+    assert may(agent, Right.READ, keys.hub_grant_key("a", "qwen"))
+    assert not may_touch(agent, Right.WRITE, start, end)
+    assert not may_touch(agent, Right.READ, start, own)
+    assert not may_touch(agent, Right.READ, keys.prefix_end(own), end)
 
 
 def test_a_gateway_writes_its_leases_and_requests_for_its_certificate_only() -> None:
