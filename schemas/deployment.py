@@ -64,7 +64,9 @@ HubRepo = Annotated[
 HubEndpoint = Annotated[
     str, StringConstraints(pattern=r"^https?://[^\s/?#@]+(/[^\s?#@]*)?$", max_length=300)
 ]
-HubFilePattern = Annotated[str, StringConstraints(min_length=1, max_length=200)]
+HubFilePattern = Annotated[
+    str, StringConstraints(min_length=1, max_length=200, pattern=r"^[^\x00-\x1f]+$")
+]
 
 
 class HubReference(ApiModel):
