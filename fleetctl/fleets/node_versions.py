@@ -6,13 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
+from fleetctl.cli.errors import FleetctlError
 from fleetctl.fleets import process_client
-from fleetctl.fleets.process_client import (
-    ProcessAddress,
-    ProcessRefusedError,
-    ProcessUnreachableError,
-    agent_address,
-)
+from fleetctl.fleets.process_client import ProcessAddress, agent_address
 from identity.dialer import Dialer
 from schemas import quantity
 from schemas.node import Node, NodeStatus
@@ -127,7 +123,7 @@ async def _ask_pythons(transport: Transport, addresses: Sequence[ProcessAddress]
                 tree = await process_client.fetch_json(
                     address, "/health", bearer=bearer, limit_s=_ANSWER_S
                 )
-            except (ProcessUnreachableError, ProcessRefusedError):
+            except FleetctlError:
                 return UNKNOWN
         return str(tree.get("python") or UNKNOWN)[:20]
 

@@ -12,7 +12,6 @@ from fleetctl.fleets import process_client
 from fleetctl.fleets.process_client import (
     ProcessAddress,
     ProcessRefusedError,
-    ProcessUnreachableError,
 )
 from identity.dialer import Dialer
 from schemas.node import NodeLease, NodeStatus
@@ -156,11 +155,12 @@ async def _send(address: ProcessAddress, bearer: str, *, verb: Verb, grace_s: fl
         )
     except ProcessRefusedError as error:
         return StopResult(node=node, problem=str(error), is_refused=True)
-    except ProcessUnreachableError as error:
+    except FleetctlError as error:
         return StopResult(node=node, problem=str(error))
+    ended = answer.get("ended", 0)
     return StopResult(
         node=node,
-        ended=int(answer.get("ended", 0)),
+        ended=ended if isinstance(ended, int) else 0,
         was_stopped=bool(answer.get("wasStopped", False)),
     )
 

@@ -33,8 +33,8 @@ _HELP = """End all engines of this Mac (--local) or of all Macs (--all) now, and
 
 It needs no etcd. With --local it needs no agent either: it writes stopped.json into the agent's state folder, and ends the
 processes. With --all it asks every agent to do the same, at once; each proves its name, and you prove the role admin
-(--identity-dir). Addresses come from etcd; while it is away, from the last time that `fleetctl get nodes`, `version`,
-`cluster-info` or `stop` saw them, or from --nodes. A fleet without certificates needs etcd, or --local on each Mac.
+(--identity-dir). Addresses come from etcd; while it is away, from the last time that `fleetctl get nodes`,
+`version --nodes`, `cluster-info` or `stop --all` saw them, or from --nodes. A fleet without certificates needs etcd, or --local on each Mac.
 
 Requests get --grace-period to finish. Replicas of a stopped Mac are CannotStart meanwhile, and are not moved: use
 `fleetctl drain` if there is time and etcd.

@@ -284,7 +284,10 @@ async def test_run_chats_with_a_deployed_model() -> None:
         assert piped.out == "GOOD DAY (1)\n"
         absent = await run_fleetctl("run", "llama3", "hi", "--gateway", url)
         assert absent.code == 1
-        assert "no model is named llama3; available models: qwen, smol. To fetch and deploy" in absent.err
+        assert (
+            "no model is named llama3; available models: qwen, smol. To fetch and deploy"
+            in absent.err
+        )
         assert "fleetctl create modeldeployment llama3 --model FOLDER" in absent.err
 
 
