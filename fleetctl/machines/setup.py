@@ -19,13 +19,13 @@ from fleetctl.machines.fleet_access import FleetAccess, names_by_uuid
 from fleetctl.machines.preflight import NodeContext, check_machine
 from fleetctl.remote.errors import RemoteError
 from fleetctl.remote.session import RemoteMac, RemoteResult
-from fleetctl.services import launchd_plist, systemd_unit
 from fleetctl.services.host import ROLE_USER
 from fleetctl.services.layout import Layout, system_layout
 from identity.authority import AuthorityError, identity_of, load_certificate, serial_text
 from identity.names import Identity, Role
 from machinery.backoff import Backoff, Retries
 from machinery.clock import Clock
+from nodeagent.hardware.service_definitions import label_of, unit_name
 from nodeagent.node.identity import dns_label
 from schemas.meta import ConditionStatus
 from schemas.wire import identity_files
@@ -284,8 +284,8 @@ class NodeSetup:
     @property
     def _definition(self) -> Path:
         if self.facts.is_mac:
-            return self.layout.definitions / f"{launchd_plist.label_of('nodeagent')}.plist"
-        return self.layout.definitions / systemd_unit.unit_name("nodeagent")
+            return self.layout.definitions / f"{label_of('nodeagent')}.plist"
+        return self.layout.definitions / unit_name("nodeagent")
 
     async def _install_service(self) -> bool:
         before = await self._read(self._definition, sudo=True)
@@ -338,7 +338,7 @@ class NodeSetup:
     async def _last_words(self) -> str:
         """Return the end of the agent's log."""
         log = str(self.layout.logs / "nodeagent.log")
-        unit = systemd_unit.unit_name("nodeagent")
+        unit = unit_name("nodeagent")
         argv = ("tail", "-n", "1", log) if self.facts.is_mac else ("journalctl", "-u", unit, "-n", "1", "-o", "cat")  # fmt: skip
         result = await self.mac.run(argv, sudo=True)
         return f"The last line of its log: {result.line[:300]}"
