@@ -153,6 +153,11 @@ def _run_migrations(document: bytes, version: int, history: VersionHistory) -> b
 
     try:
         tree = orjson.loads(document)
+    except ValueError as error:
+        raise VersionError(
+            f"is not JSON ({error}). Repair it, or delete the key", is_newer=False
+        ) from error
+    try:
         for number in range(version, history.current):
             tree = history.steps[number](tree)
         return orjson.dumps(tree)

@@ -88,7 +88,7 @@ def _numbers(constraints: Sequence[object]) -> st.SearchStrategy[int]:
 def _texts(constraints: Sequence[object]) -> st.SearchStrategy[str]:
     examples = [one for one in constraints if isinstance(one, Examples)]
     if examples:
-        return st.sampled_from(examples[0].values)
+        return st.sampled_from(examples[-1].values)  # the narrowest type's
     found = st.text(max_size=20)
     for one in constraints:
         if isinstance(one, StringConstraints):
