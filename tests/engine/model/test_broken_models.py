@@ -200,7 +200,8 @@ def template_that_loops(folder: Path) -> str:
 def template_that_doubles_a_string(folder: Path) -> str:
     text = "{% set n = namespace(s='x' * 1000) %}{% for i in range(40) %}{% set n.s = n.s ~ n.s %}{% endfor %}"
     (folder / "chat_template.jinja").write_text(text)
-    return "the chat template cannot be used: it takes more than 1024 MiB of memory"
+    # 1024 MiB of memory, or 2 s where the machine is too busy to fill them.
+    return "the chat template cannot be used: it takes more than "
 
 
 def template_that_writes_without_end(folder: Path) -> str:

@@ -66,7 +66,8 @@ async def test_an_interrupted_preparation_is_finished_by_the_next(
 ) -> None:
     for limit_s in (0.02, 0.1, 0.2, 0.4, 0.8):
         trust = trust_of(folder)
-        assert not trust.is_prepared()
+        if trust.is_prepared():
+            break  # the time was over after the last step
         with suppress(TimeoutError):
             async with asyncio.timeout(limit_s):
                 await trust.prepare(etcd.address, NODES, silent)
