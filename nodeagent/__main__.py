@@ -25,7 +25,6 @@ from machinery.process_secrets import disable_core_dumps
 from machinery.unix_sockets import SocketFolderError
 from machinery.version import version
 from models import inspection
-from models.hub.hub_settings import hub_endpoint_option, hub_settings
 from nodeagent.agent import Agent
 from nodeagent.dependencies import AgentConfig
 from nodeagent.engines.addresses import EngineAddresses, make_socket_folder
@@ -65,7 +64,6 @@ _NOT_FOR_ENGINES = ("OTEL_EXPORTER_OTLP_",)
     envvar="FLEET_MODELS_DIR",
     help="Folder for relative model paths, and for models that are fetched from a hub.",
 )
-@hub_endpoint_option
 @click.option("--name", envvar="FLEET_NODE_NAME", help="Name of the node; default: the host name.")
 @click.option(
     "--address",
@@ -164,7 +162,6 @@ def main(log_level: LogLevel, log_format: LogFormat, **options: Any) -> None:
         status=describe(facts, identity, options),
         casts_to_float32=facts.os == "Linux",
         is_memory_chosen=bool(options["memory"]),
-        hubs=hub_settings(options),
         start_concurrency=options["start_concurrency"],
         api_port=options["api_port"],
         api_security=api_security(options),

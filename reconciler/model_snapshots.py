@@ -162,7 +162,8 @@ class SnapshotController:
         transport: Transport,
         factory: HubFactory,
     ) -> ModelSnapshot:
-        token = await token_for(transport, self._hubs.endpoint_of(source))
+        endpoint = self._hubs.endpoint_of(source)
+        token = await token_for(transport, endpoint)
         hub = factory(source, token)
         async with asyncio.timeout(_LOOKUP_LIMIT_S):
             commit = await hub.resolve(source.repo, source.revision)
@@ -171,6 +172,7 @@ class SnapshotController:
             deployment=deployment.name,
             uid=deployment.metadata.uid,
             source=source,
+            endpoint=endpoint,
             refreshed_at=deployment.metadata.annotations.get(HUB_REFRESHED_AT, ""),
             commit=commit,
             resolved_at=self._clock.now(),

@@ -83,8 +83,8 @@ class HubReference(ApiModel):
     """Patterns of the files to fetch, such as "*.safetensors". Default: weights, configs, tokenizer and templates;
     never code."""
     endpoint: HubEndpoint | None = None
-    """The address of the hub or a mirror, such as "https://hf-mirror.com". Default: that of the fleet's processes
-    (HF_ENDPOINT, otherwise https://huggingface.co)."""
+    """The address of the hub or a mirror, such as "https://hf-mirror.com". Default: that of the
+    reconciler (HF_ENDPOINT, otherwise https://huggingface.co)."""
 
     @property
     def is_pinned(self) -> bool:

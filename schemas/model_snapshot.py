@@ -5,7 +5,7 @@ from typing import Annotated
 
 from pydantic import Field, StringConstraints
 
-from schemas.deployment import HUB_COMMIT_PATTERN, HubReference, ModelDeployment
+from schemas.deployment import HUB_COMMIT_PATTERN, HubEndpoint, HubReference, ModelDeployment
 from schemas.meta import HUB_REFRESHED_AT, ApiModel, ObjectName
 
 MAX_CONFIG_CHARACTERS = 65_536
@@ -32,6 +32,8 @@ class ModelSnapshot(ApiModel):
     """The uid of the deployment: one of the same name that follows it is resolved anew."""
     source: HubReference
     """The reference that was resolved, as the deployment writes it."""
+    endpoint: HubEndpoint | None = None
+    """The hub that answered; the Macs fetch from the same one."""
     refreshed_at: str = ""
     """The value of the annotation fleet/hub-refreshed-at at that time."""
     commit: Annotated[str, StringConstraints(pattern=rf"^{HUB_COMMIT_PATTERN}$")]
@@ -45,8 +47,9 @@ class ModelSnapshot(ApiModel):
 
     @property
     def pinned(self) -> HubReference:
-        """Return the reference with the commit in the place of the branch."""
-        return self.source.model_copy(update={"revision": self.commit})
+        """Return the reference with the commit in the place of the branch, and the hub that has it."""
+        endpoint = self.source.endpoint or self.endpoint
+        return self.source.model_copy(update={"revision": self.commit, "endpoint": endpoint})
 
     @property
     def folder(self) -> str:

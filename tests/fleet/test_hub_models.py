@@ -47,12 +47,11 @@ async def fleet_with_hub(
         files[BALLAST] = random.Random(7).randbytes(ballast)
     hub = StandInHub(repos={REPO: files})
     fleet = Fleet(root / "f", models)
-    endpoint = ("--hub-endpoint", hub.endpoint)
     async with hub.serve():
         try:
             await fleet.etcd.start()
-            fleet.start_reconciler(*endpoint)
-            fleet.start_agent("node-1", *endpoint)
+            fleet.start_reconciler("--hub-endpoint", hub.endpoint)
+            fleet.start_agent("node-1")
             fleet.start_gateway()
             await fleet.joined(1)
             yield fleet, hub

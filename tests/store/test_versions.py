@@ -256,7 +256,7 @@ def shape(model: type[ApiModel]) -> str:
 
 # The shape of each document at its current version.
 SHAPES: dict[str, tuple[int, str]] = {
-    "ModelSnapshot": (1, "ad6825b158b0"),
+    "ModelSnapshot": (1, "0562f2c15a18"),
     "HubToken": (1, "dd9bb1365afc"),
     "GitSourceStatus": (2, "fab6dc1f1143"),
     "GitSource": (2, "8131f8ac34d3"),

@@ -74,8 +74,9 @@ class HubFaults:
 
 @dataclass(kw_only=True)
 class StandInHub:
-    """A hub with one repository for each entry of `repos`, on two ports of loopback: the hub's and its CDN's."""
+    """A hub with one repository for each entry of `repos`, on two ports: the hub's and its CDN's."""
 
+    host: str = "127.0.0.1"
     port: int = field(default_factory=free_port)
     cdn_port: int = field(default_factory=free_port)
     repos: dict[str, dict[str, bytes]] = field(default_factory=dict)
@@ -90,7 +91,7 @@ class StandInHub:
 
     @property
     def endpoint(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
+        return f"http://{self.host}:{self.port}"
 
     @asynccontextmanager
     async def serve(self) -> AsyncIterator["StandInHub"]:
@@ -99,7 +100,7 @@ class StandInHub:
         await runner.setup()
         try:
             for port in (self.port, self.cdn_port):
-                await web.TCPSite(runner, "127.0.0.1", port, reuse_address=True).start()
+                await web.TCPSite(runner, self.host, port, reuse_address=True).start()
             yield self
         finally:
             await runner.cleanup()
@@ -214,7 +215,7 @@ class StandInHub:
             headers |= {"X-Linked-Size": str(len(content)), "X-Linked-Etag": headers["ETag"]}
         if is_lfs(path) and self.faults.redirects_to_cdn:
             repo = f"{request.match_info['org']}/{request.match_info['name']}"
-            headers["Location"] = f"http://127.0.0.1:{self.cdn_port}/cdn/{repo}/{quote(path)}"
+            headers["Location"] = f"http://{self.host}:{self.cdn_port}/cdn/{repo}/{quote(path)}"
             return web.Response(status=302, headers=headers)
         return await self._body(request, content, headers)
 
