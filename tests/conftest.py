@@ -2,6 +2,7 @@
 
 import gc
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -19,6 +20,10 @@ pytest_plugins = ["tests.support.models"]
 settings.register_profile("default", derandomize=True, max_examples=60, deadline=None)
 settings.register_profile("full", max_examples=1000, deadline=None)
 settings.load_profile("full" if FULL else "default")
+
+# A shell that starts the tests in the background lets them ignore Ctrl-C, and so their children.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture

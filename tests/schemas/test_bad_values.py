@@ -45,7 +45,7 @@ def test_every_user_kind_is_covered() -> None:
 
 DEPLOYMENT: list[tuple[str, Tree]] = [
     ("model", {"model": "qwen"}),
-    ("model.path", {"model": {}}),
+    ("model", {"model": {}}),
     ("model.path", {"model": {"path": ""}}),
     ("model.path", {"model": {"path": "../secrets"}}),
     ("model.path", {"model": {"path": "a/../../b"}}),

@@ -7,7 +7,7 @@ from schemas.deployment import ModelDeployment, ModelDeploymentStatus
 from schemas.event import Event
 from schemas.meta import ApiObject, ObjectMeta, Status
 from schemas.node import Node, NodeStatus
-from schemas.pools import NodePool
+from schemas.pools import NodePoolStatus
 from schemas.replica import Endpoint, EndpointSpec, Replica, ReplicaStatus
 from store import codec, keys, objects
 from store.memory import MemoryTransport
@@ -62,7 +62,7 @@ def test_an_unreadable_document_is_reported_with_place_and_remedy(value: bytes, 
 @pytest.mark.parametrize("value", [b"", b"\xff"])
 def test_bytes_that_are_no_document_are_reported(value: bytes) -> None:
     with pytest.raises(codec.UndecodableError, match=r"^/k: document: .*run the newer version"):
-        codec.decode(NodePool, item("/k", value))
+        codec.decode(NodePoolStatus, item("/k", value))
     with pytest.raises(codec.UndecodableError, match=r"^/k .*Repair it, or delete the key"):
         codec.decode(ModelDeployment, item("/k", value))  # of a kind whose documents are migrated
 

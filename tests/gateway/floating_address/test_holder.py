@@ -120,9 +120,12 @@ def test_the_holder_keeps_the_address_while_the_store_is_away_for_all() -> None:
                 assert held(found) == [True, False]
             for one in found:
                 one.transport.come_back()
+            together_s = 0.0
             for _ in range(300):
                 await clock.sleep(0.1)
-                assert sum(held(found)) <= 1
+                together_s = together_s + 0.1 if all(held(found)) else 0.0
+                # The holder asks the store every half second; ARP, which ends this sooner, is the keeper's.
+                assert together_s < 2
             assert sum(held(found)) == 1
 
     run_virtual(main())
