@@ -3,15 +3,13 @@
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import click
 
 from fleetctl.cli.errors import FleetctlError
-from fleetctl.remote.host_keys import user_known_hosts
-from fleetctl.remote.prompts import find_prompts
 from fleetctl.remote.session import RemoteMac, SshPolicy, connect
+from fleetctl.remote.ssh_flags import ssh_options
 from fleetctl.remote.target import RemoteTarget, parse_target
 from identity.dialer import is_local
 from schemas.node import Node
@@ -19,8 +17,8 @@ from schemas.node import Node
 Command = Callable[..., Any]
 
 
-def ssh_options(command: Command) -> Command:
-    """Add the flags that say how to reach the Macs of nodes over ssh."""
+def target_options(command: Command) -> Command:
+    """Add the flags that say where the Macs of nodes are reached over ssh; `find_targets` reads two of them."""
     user = click.option(
         "--ssh-user",
         envvar="FLEET_SSH_USER",
@@ -35,30 +33,7 @@ def ssh_options(command: Command) -> Command:
         metavar="NODE=USER@HOST[:PORT]",
         help="Where to log in for one node, in place of --ssh-user and its address; may be repeated.",
     )
-    identity = click.option(
-        "--identity",
-        "ssh_identities",
-        multiple=True,
-        type=click.Path(exists=True, dir_okay=False, path_type=Path),
-        help="Private key for ssh (default: the agent's and those of ~/.ssh); may be repeated.",
-    )
-    key = click.option(
-        "--host-key",
-        "ssh_host_keys",
-        multiple=True,
-        metavar="SHA256:...",
-        help="Fingerprint of a host key that is expected; may be repeated.",
-    )
-    return user(target(identity(key(command))))
-
-
-def make_policy(options: Mapping[str, Any]) -> SshPolicy:
-    """Return how sessions are opened. Raises HostKeyError: a fingerprint is none."""
-    return SshPolicy(
-        hosts=user_known_hosts(Path.home(), options["ssh_host_keys"]),
-        prompts=find_prompts(),
-        identities=options["ssh_identities"],
-    )
+    return user(target(ssh_options(command)))
 
 
 def find_targets(nodes: Sequence[Node], options: Mapping[str, Any]) -> dict[str, RemoteTarget]:

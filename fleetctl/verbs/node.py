@@ -1,6 +1,6 @@
 """The verb `fleetctl node`: adds Macs to the fleet and removes them, over ssh."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +16,8 @@ from fleetctl.machines.add_nodes import NodeAdder, Outcome, read_hosts
 from fleetctl.machines.facts import read_facts
 from fleetctl.machines.fleet_access import names_by_uuid, open_fleet
 from fleetctl.machines.setup import SetupOptions
-from fleetctl.remote.host_keys import user_known_hosts
-from fleetctl.remote.prompts import find_prompts
-from fleetctl.remote.session import RemoteMac, SshPolicy, connect
+from fleetctl.remote.session import RemoteMac, connect
+from fleetctl.remote.ssh_flags import ssh_options, ssh_policy
 from fleetctl.remote.target import RemoteTarget, parse_target
 from fleetctl.verbs.delete import delete_node
 from fleetctl.verbs.drain import drain_node
@@ -37,34 +36,6 @@ _HELP = """Add Macs to the fleet, upgrade, restart and remove them, over ssh.
   fleetctl node reboot mac-2 --drain --ssh-user admin
   fleetctl node remove admin@mac-2.local
 """
-
-
-def ssh_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add --identity and --host-key; `ssh_policy` reads them."""
-    identity = click.option(
-        "--identity",
-        "identities",
-        multiple=True,
-        type=click.Path(exists=True, dir_okay=False, path_type=Path),
-        help="Private key for ssh (default: those of the agent and of ~/.ssh); repeatable.",
-    )
-    host_key = click.option(
-        "--host-key",
-        "host_keys",
-        multiple=True,
-        metavar="SHA256:...",
-        help="Fingerprint of a host key that is right, for scripts; without it an unknown one is shown and asked for.",
-    )
-    return identity(host_key(command))
-
-
-def ssh_policy(options: dict[str, Any]) -> SshPolicy:
-    """Return the policy of the flags that `ssh_options` adds."""
-    return SshPolicy(
-        hosts=user_known_hosts(Path.home(), options["host_keys"]),
-        prompts=find_prompts(),
-        identities=options["identities"],
-    )
 
 
 @click.group("node", cls=SuggestingGroup, help=_HELP)

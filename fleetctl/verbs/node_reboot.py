@@ -16,8 +16,7 @@ from fleetctl.maintenance.fleet_watch import FleetWatch
 from fleetctl.maintenance.node_targets import (
     NodeSessions,
     find_targets,
-    make_policy,
-    ssh_options,
+    target_options,
 )
 from fleetctl.maintenance.reboot import Restarter
 from fleetctl.maintenance.reboot_plan import (
@@ -30,6 +29,7 @@ from fleetctl.maintenance.reboot_plan import (
 from fleetctl.objects import targets, writer
 from fleetctl.objects.kind_args import kind_of
 from fleetctl.remote.errors import RemoteError
+from fleetctl.remote.ssh_flags import ssh_policy
 from fleetctl.verbs.cordon import MANAGER, as_uncordoned
 from fleetctl.verbs.drain import drain_node
 from machinery.clock import SystemClock
@@ -63,7 +63,7 @@ lose its majority. If FileVault is on, it asks for its password at the terminal,
     help="Restart although FileVault keeps the disk locked until a person unlocks it.",
 )
 @click.option("-y", "--yes", is_flag=True, help="Do not ask for confirmation.")
-@ssh_options
+@target_options
 @store_options
 def reboot(name: str, drain_timeout: str, timeout: str, **options: Any) -> None:
     """Restart a Mac, and wait until it serves again."""
@@ -85,7 +85,7 @@ async def _reboot(name: str, drain_s: float, back_s: float, options: dict[str, A
                 f"node/{node.name} holds no lease, so nothing could tell when it is back. Restart it by hand: "
                 "`sudo shutdown -r now` on it"
             )
-        sessions = NodeSessions.create(find_targets([node], options), make_policy(options), stack)
+        sessions = NodeSessions.create(find_targets([node], options), ssh_policy(options), stack)
         facts = await _facts(transport, node, sessions, options)
         plan = _plan(facts, wishes)
         click.echo("\n".join(plan.lines))

@@ -16,14 +16,14 @@ from fleetctl.maintenance.mac_release import MacRelease
 from fleetctl.maintenance.node_targets import (
     NodeSessions,
     find_targets,
-    make_policy,
-    ssh_options,
+    target_options,
 )
 from fleetctl.maintenance.release import TargetRelease, find_release
 from fleetctl.maintenance.upgrade import UpgradeLimits, Upgrader
 from fleetctl.maintenance.upgrade_plan import PlanRefusal, UpgradePlan, plan_lines, plan_upgrade
 from fleetctl.objects import targets
 from fleetctl.objects.kind_args import kind_of
+from fleetctl.remote.ssh_flags import ssh_policy
 from machinery.clock import SystemClock
 from schemas.node import Node
 from store import object_trees
@@ -73,7 +73,7 @@ goes on when the command is run again; Macs that run the release are left alone.
 @click.option("--python", default="", help="Python on the Macs, for an archive that has none.")
 @click.option("--dry-run", is_flag=True, help="Show the plan, and change nothing.")
 @click.option("-y", "--yes", is_flag=True, help="Do not ask for confirmation.")
-@ssh_options
+@target_options
 @store_options
 def upgrade(names: tuple[str, ...], to: str, ready_timeout: str, **options: Any) -> None:
     """Install a release on Macs, and restart their services with it."""
@@ -88,7 +88,7 @@ async def _upgrade(
     clock = SystemClock()
     async with AsyncExitStack() as stack, open_store(options) as transport:
         nodes = await _nodes(transport, names)
-        sessions = NodeSessions.create(find_targets(nodes, options), make_policy(options), stack)
+        sessions = NodeSessions.create(find_targets(nodes, options), ssh_policy(options), stack)
         macs = {
             node.name: MacRelease(await sessions.open(node.name), options["prefix"])
             for node in nodes

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fleetctl.maintenance import node_targets
+from fleetctl.remote import ssh_flags
 from schemas.meta import Condition, ConditionStatus, ObjectMeta
 from schemas.node import Node, NodeLease
 from store import codec, keys, objects
@@ -134,7 +134,7 @@ async def test_file_vault_is_unlocked_once_with_the_password_of_a_person(
     assert refused.code == 1
     assert "FileVault is on" in refused.err
     assert "--leave-locked" in refused.err
-    monkeypatch.setattr(node_targets, "find_prompts", lambda: Answers(password="s3cret"))
+    monkeypatch.setattr(ssh_flags, "find_prompts", lambda: Answers(password="s3cret"))
     async with asyncio.TaskGroup() as group:
         group.create_task(restarted(mac, transport, "mac-3"))
         done = await reboot(shared, mac, "mac-3", "--yes")
