@@ -240,9 +240,7 @@ def main(**flags: Any) -> None:
     environment.drop_secrets(VARIABLE_PREFIX)
     ring = LogRing()
     fleet_logging.setup("gateway", flags["log_level"], log_format=flags["log_format"], ring=ring)
-    tracer, clock = _tracer(), SystemClock()
-    advertised = _advertised(flags)
-    origins = _allowed_origins(flags)
+    tracer, clock, advertised = _tracer(), SystemClock(), _advertised(flags)
     certificate = _certificate(flags)
     credentials, security = read_identity(folder, Role.GATEWAY, clock), api_security(flags)
     # With an identity there is TLS for clients, whether or not plain HTTP is accepted as well.
@@ -251,13 +249,14 @@ def main(**flags: Any) -> None:
     claimed = _claimed(flags, is_tls=is_tls)
     address, port = claimed.listener.getsockname()[:2]
     bound = ListenAddress(flags["host"], port)
+    announcement = _announced(flags, claimed, is_tls=is_tls)
     requires_keys = access_control.requires_keys(flags["auth"], address)
     hosts = _allowed_hosts(flags, address, advertised, requires_keys=requires_keys)
     limits = replace(
         limits,
         certificate=certificate,
         hosts=hosts,
-        origins=origins,
+        origins=_allowed_origins(flags),
         asks_for_keys=requires_keys,
         anonymous=_anonymous_limits(flags, claimed, requires_keys=requires_keys),
         ring=ring,
@@ -267,6 +266,7 @@ def main(**flags: Any) -> None:
         credentials=credentials,
         accepts_plain=flags["insecure_http"] or is_loopback(address),
         security=security,
+        is_announced=announcement is not None,
     )
     path = flags["handover"]
     handover = None if path is None else HandOver(path, claimed, bound, clock, is_tls=is_tls)
@@ -280,7 +280,7 @@ def main(**flags: Any) -> None:
         entropy = random.Random(secrets.randbits(128))
         try:
             gateway = Gateway(transport, clock, entropy, limits, url=url, tracer=tracer)
-            async with announced(_announced(flags, claimed, is_tls=is_tls), credentials, clock):
+            async with announced(announcement, credentials, clock):
                 await gateway.run(claimed.listener, handover)
         finally:
             await transport.close()
@@ -298,7 +298,7 @@ def _announced(flags: dict[str, Any], claim: ListenerClaim, *, is_tls: bool) -> 
     """Return what is announced on the local network; None for nothing."""
     host, port = claim.listener.getsockname()[:2]
     found = Listener(role="gateway", host=host, port=port, is_tls=is_tls)
-    return None if flags["no_announce"] else found
+    return found if found.is_reachable and not flags["no_announce"] else None
 
 
 def _advertised(flags: dict[str, Any]) -> ListenAddress | None:

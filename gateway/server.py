@@ -124,6 +124,8 @@ class GatewayLimits:
     """True if clients may speak plain HTTP where only a certificate of the fleet is served."""
     security: ApiSecurity = field(default_factory=ApiSecurity)
     """The flags that protect metrics, or switch protection off."""
+    is_announced: bool = False
+    """True if the process announces itself on its local networks."""
     floating: FloatingAddress | None = None
     """An address for clients that the gateways of the fleet hold in turn; None: this one takes no part."""
 
@@ -140,6 +142,7 @@ class GatewayLimits:
             has_store_password=self.has_store_password,
             tls=None if own is None else own.report(),
             insecure_flags=self.security.insecure_flags,
+            is_announced=self.is_announced,
         )
 
 

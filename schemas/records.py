@@ -137,6 +137,8 @@ class GatewayLease(ApiModel):
     """Its flags that switch protection off, such as --insecure-http."""
     tls: TlsReport | None = None
     """Its identity and TLS mode; None if it has no certificate. Older releases omit the field."""
+    is_announced: bool = False
+    """True if it announces itself on its local networks (mDNS). Older releases omit the field."""
 
 
 class ReconcilerLease(ApiModel):

@@ -12,6 +12,7 @@ from fleetctl.doctor.control_plane import ControlPlane
 from fleetctl.doctor.findings import Finding, Level, counted, ok
 from fleetctl.doctor.machines import MachineReport, check_machines
 from fleetctl.doctor.model_checks import PartialFile
+from fleetctl.doctor.network_checks import ListenedNetwork
 from fleetctl.doctor.transport_security import TransportSecurity, check_security
 from fleetctl.fabric.admission import GroupAdmission
 from fleetctl.fleets.version_skew import FleetVersions
@@ -101,6 +102,8 @@ class FleetObservation:
     """The findings of agents about their machines."""
     links: Sequence[LinkProbe] = ()
     """Connections over the cables of this machine."""
+    multicast: Sequence[ListenedNetwork] = ()
+    """The networks of this machine on which gateways of others announce themselves."""
     partial_files: Sequence[PartialFile] = ()
     """Leftovers of interrupted downloads on this machine."""
 
@@ -130,6 +133,7 @@ def run_checks(fleet: FleetObservation) -> list[Finding]:
         *_nodes(fleet),
         *_pressure(fleet.nodes),
         *network_checks.check_networks(fleet.nodes, _unreachable(fleet)),
+        *network_checks.check_multicast(fleet.multicast, _answering(fleet.gateways)),
         *network_checks.check_builds(fleet.nodes),
         *_disks(fleet),
         *_memory(fleet),
@@ -154,6 +158,10 @@ def _unreachable(fleet: FleetObservation) -> frozenset[str]:
     lost = {node.name for node in fleet.nodes if node.name not in fleet.ready}
     silent = {one.label.removeprefix("node/") for one in fleet.agents if one.error}
     return frozenset(lost | silent)
+
+
+def _answering(results: Sequence[ProbeResult]) -> frozenset[str]:
+    return frozenset(one.label for one in results if not one.error)
 
 
 def _groups(fleet: FleetObservation) -> list[ShardGroup]:

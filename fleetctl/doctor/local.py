@@ -1,9 +1,12 @@
 """The checks of this machine without a fleet: before it joins, or while its agent does not run."""
 
+import asyncio
 import sys
 from pathlib import Path
+from typing import Final
 
-from fleetctl.doctor.findings import Finding
+from fleetctl.discovery.suggestions import Findings
+from fleetctl.doctor.findings import Finding, counted, ok
 from fleetctl.fleets.data_dir import DataDir
 from fleetctl.services.layout import Layout, detect_backend, system_layout, user_layout
 from fleetctl.services.plain import PlainServices
@@ -21,6 +24,7 @@ from nodeagent.hardware.metal import MetalVerdict
 # The defaults of fleet-nodeagent.
 _ENGINE_PORTS = range(4100, 4200)
 _API_PORT = 4001
+_MAX_SHOWN: Final = 5
 
 
 async def examine_machine(
@@ -45,7 +49,32 @@ async def examine_machine(
         plain_services=lambda: read_plain_services(home, clock),
         home=home,
     )
-    return run_checks(await collect_facts(scope, clock))
+    facts, heard = await asyncio.gather(collect_facts(scope, clock), read_announcements(clock))
+    return (*run_checks(facts), heard)
+
+
+async def read_announcements(clock: Clock) -> Finding:
+    """Return what is heard of fleets, for a machine that may join one."""
+    from fleetctl.discovery import local_network, sources  # noqa: PLC0415 - zeroconf takes 170 ms
+
+    return check_announcements(await local_network.LocalNetwork(clock, sources.LISTEN_S).suggest())
+
+
+def check_announcements(heard: Findings) -> Finding:
+    """Return what announcements say. None is no failure: a fleet can be joined by its address. Pure."""
+    processes = [one for one in heard.suggestions if one.role != "new"]
+    if processes:
+        fleets = len({one.fleet for one in processes})
+        shown = [f"{one.role} at {one.address.host}:{one.address.port}" for one in processes]
+        names = ", ".join(shown[:_MAX_SHOWN])
+        return ok("announcements", f"{counted(fleets, 'fleet is', 'fleets are')} heard: {names}")
+    nothing = "no fleet is heard: none announces itself here, or the network drops multicast"
+    return Finding(
+        check="announcements",
+        level="UNKNOWN",
+        message=heard.problems[0] if heard.problems else nothing,
+        advice="join by an address, which needs no multicast: `fleetctl join HOST:4002`",
+    )
 
 
 def _models_dir(*layouts: Layout) -> Path:

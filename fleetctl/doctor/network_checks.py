@@ -1,6 +1,7 @@
-"""Checks of the networks and systems of nodes against each other: addresses, networks, builds and releases. Pure."""
+"""Checks of networks and systems: addresses, networks, multicast, builds and releases. Pure."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv4Network
 from typing import Final
 
@@ -12,6 +13,18 @@ from schemas.node import FabricInterface, Node, NodeStatus
 _OVERLAY: Final = IPv4Network("100.64.0.0/10")
 _OVERLAY_INTERFACES: Final = ("utun", "tailscale", "wg", "tun")
 _MAX_NAMES: Final = 5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListenedNetwork:
+    """A network of this machine, on which gateways of other machines announce themselves."""
+
+    interface: str
+    gateways: tuple[str, ...]
+    """Their names in messages, such as `gateway/1f2e`."""
+    listened_s: float = 0.0
+    is_heard: bool = False
+    """True if an announcement of another machine was heard there."""
 
 
 def check_networks(nodes: Sequence[Node], unreachable: frozenset[str]) -> Iterator[Finding]:
@@ -96,6 +109,28 @@ def _several_networks(
         message=f"{message}, and {_listed(lost)} cannot be reached",
         advice="check the route between them; discovery does not cross networks, so name an address: `fleetctl join HOST:4002`",
     )
+
+
+def check_multicast(
+    networks: Sequence[ListenedNetwork], answering: frozenset[str]
+) -> Iterator[Finding]:
+    """Yield networks that carry connections and no announcements (exo#2191): access points drop multicast.
+
+    `answering` are the gateways that answer from here; the silence of others shows nothing.
+    """
+    for one in networks:
+        silent = [name for name in one.gateways if name in answering]
+        if one.is_heard:
+            yield ok("multicast", f"announcements of other machines are heard on {one.interface}")
+        elif silent:
+            yield Finding(
+                check="multicast",
+                level="WARN",
+                message=f"{_listed(silent)} answers on {one.interface}, and nothing is heard of its announcements within "
+                f"{one.listened_s:.0f} s: the network drops multicast, or macOS keeps it from this program",
+                advice="name addresses, which need no multicast: `fleetctl join HOST:4002`, or seeds, and `--gateway URL` "
+                "(docs/operations/discovery.md)",
+            )
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -15,7 +15,13 @@ import aiohttp
 import orjson
 
 from fleetctl.cli.connect import etcd_dir
-from fleetctl.doctor import observe_control, observe_links, observe_models, observe_security
+from fleetctl.doctor import (
+    observe_control,
+    observe_links,
+    observe_models,
+    observe_multicast,
+    observe_security,
+)
 from fleetctl.doctor.checks import (
     CONDITION_KINDS,
     DiskSpace,
@@ -23,7 +29,7 @@ from fleetctl.doctor.checks import (
     ProbeResult,
     StoreHealth,
 )
-from fleetctl.doctor.control_plane import ControlPlane
+from fleetctl.doctor.control_plane import ControlPlane, EtcdHealth
 from fleetctl.doctor.machines import MachineReport
 from fleetctl.doctor.observe_control import SETTLE_S
 from fleetctl.doctor.observe_machines import examine_machines
@@ -77,8 +83,9 @@ async def observe_fleet(
     leases = await gateways.list_leases(transport)
     endpoints = await objects.list_all(transport, Endpoint)
     present = [node for node in nodes if node.name in ready]
-    agents, answered, engines, machines = await _probe_processes(
-        transport, clock, dialer or Dialer(), (present, leases, endpoints)
+    (agents, answered, engines, machines), multicast = await asyncio.gather(
+        _probe_processes(transport, clock, dialer or Dialer(), (present, leases, endpoints)),
+        observe_multicast.read_multicast(leases, clock),
     )
     observed = _flat(objects_by_kind)
     if not reading.is_settled:
@@ -99,12 +106,7 @@ async def observe_fleet(
         gateways=answered,
         engines=engines,
         control=ControlPlane(
-            etcd=await observe_control.observe_etcd(
-                transport,
-                address,
-                None if data_dir is None else etcd_dir(data_dir),
-                is_writable=not store.write_error,
-            ),
+            etcd=await _observe_etcd(transport, address, data_dir, store),
             endpoints=reading.endpoints,
             foreign_endpoints=sorted(reading.foreign, key=lambda one: (one.node, one.replica)),
             unobserved=observe_control.unobserved_changes(reading, observed, clock),
@@ -115,6 +117,7 @@ async def observe_fleet(
             transport, clock.now(), (nodes, leases, endpoints), (address, data_dir)
         ),
         links=await observe_links.read_links(nodes),
+        multicast=multicast,
         partial_files=await observe_models.read_partial_files(data_dir, clock.now()),
     )
 
@@ -208,6 +211,14 @@ async def _observe_store(transport: Transport, address: str, clock: Clock) -> St
         write_error=error,
         is_restoring=restoring is not None,
     )
+
+
+async def _observe_etcd(
+    transport: Transport, address: EtcdAddress, data_dir: Path | None, store: StoreHealth
+) -> EtcdHealth:
+    folder = None if data_dir is None else etcd_dir(data_dir)
+    is_writable = not store.write_error
+    return await observe_control.observe_etcd(transport, address, folder, is_writable=is_writable)
 
 
 def _observe_disk(data_dir: Path | None) -> DiskSpace | None:

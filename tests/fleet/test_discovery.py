@@ -52,10 +52,19 @@ async def is_new_heard(mac: Mac) -> bool:
     return any(one["role"] == "new" for one in await heard(mac))
 
 
+async def multicast_level(first: Mac, second: Mac) -> dict[str, str]:
+    """Return what the doctor finds on the second Mac's network; the store's socket is in a folder that both see."""
+    done = await second.run("doctor", "-o", "json", "--data-dir", str(first.data))
+    found = json.loads(done.out)["findings"]
+    return {one["level"]: one["message"] for one in found if one["check"] == "multicast"}
+
+
 async def test_a_mac_finds_its_fleet_on_the_network(macs: tuple[Mac, Mac]) -> None:
     first, second = macs
     roles = {(one["role"], one["host"], one["tls"]) for one in await heard(second)}
     assert roles == {("control", first.address, True), ("gateway", first.address, True)}
+    assert list(await multicast_level(first, second)) == ["OK"]
+    assert await multicast_level(first, first) == {}  # no other machine announces a gateway
     await join(first, second, "edge-1")
 
     # Without a token, too: the administrator sees it, and compares the words.
@@ -85,6 +94,8 @@ async def test_a_mac_finds_its_fleet_on_the_network(macs: tuple[Mac, Mac]) -> No
     assert second.networks is not None
     second.networks.drop_multicast()
     assert {one["role"] for one in await heard(second)} == {"new"}  # itself
+    lost = await multicast_level(first, second)
+    assert " answers on c0, and nothing is heard of its announcements" in lost["WARN"]
     seeds = second.root / "seeds.yaml"
     seeds.write_text(f"seeds: [{first.address}:4001, {first.address}]\n")
     await join(first, second, "edge-2", "--seeds", str(seeds))

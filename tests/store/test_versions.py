@@ -265,7 +265,7 @@ SHAPES: dict[str, tuple[int, str]] = {
     "ApiKey": (2, "e3951ec66d0a"),
     "Revision": (2, "55e431a6f3ff"),
     "NodeLifeStatus": (1, "b8f5719a979b"),
-    "GatewayLease": (3, "6c67fc4d8371"),
+    "GatewayLease": (3, "2dd91f35dbd9"),
     "ReconcilerLease": (2, "f0337a360cd0"),
     "NodeLease": (3, "349f9df08a8a"),
     "PendingJoin": (1, "6c026fa1d721"),
