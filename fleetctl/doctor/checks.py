@@ -10,6 +10,7 @@ from fleetctl.doctor.bridge_loops import check_bridges
 from fleetctl.doctor.cable_checks import LinkProbe
 from fleetctl.doctor.control_plane import ControlPlane
 from fleetctl.doctor.findings import Finding, Level, counted, ok
+from fleetctl.doctor.lost_nodes import LostNode, lost_advice
 from fleetctl.doctor.machines import MachineReport, check_machines
 from fleetctl.doctor.model_checks import PartialFile
 from fleetctl.doctor.network_checks import ListenedNetwork
@@ -58,6 +59,8 @@ class ProbeResult:
     """Reason of the failure; empty on success."""
     offset_s: float | None = None
     """Lead of its clock over this machine's, in seconds, accurate to one; None if unknown."""
+    is_silent: bool = False
+    """True if nothing answered in time: neither the process nor, with a refusal, its machine."""
     is_elsewhere: bool = False
     """True if it listens on a socket of another machine, and was not connected to."""
     holds_lease: bool = True
@@ -102,6 +105,8 @@ class FleetObservation:
     """The findings of agents about their machines."""
     links: Sequence[LinkProbe] = ()
     """Connections over the cables of this machine."""
+    lost: Sequence[LostNode] = ()
+    """The ports of nodes that do not renew their leases."""
     multicast: Sequence[ListenedNetwork] = ()
     """The networks of this machine on which gateways of others announce themselves."""
     partial_files: Sequence[PartialFile] = ()
@@ -169,6 +174,10 @@ def _groups(fleet: FleetObservation) -> list[ShardGroup]:
 
 
 _AGENT_ADVICE = "logs, top and support-bundle need it: check that the agent runs and that this machine can reach its --api-port"
+_FIREWALL_ADVICE = (
+    "it renews its lease, so it runs, and connections from here get no answer: a firewall on its Mac drops them, which "
+    "`fleetctl doctor --local` there tells, or one on the way"
+)
 _ENGINE_ADVICE = (
     "gateways need it: check that a firewall allows the node's --engine-port and the 100 ports after it, or that the "
     "gateway and the engine's agent run as the same user with the same --engine-sockets"
@@ -247,12 +256,14 @@ def _nodes(fleet: FleetObservation) -> Iterator[Finding]:
         )
         return
     lost = [node.name for node in fleet.nodes if node.name not in fleet.ready]
+    tried = {one.name: one for one in fleet.lost}
     for name in lost:
+        words, advice = lost_advice(name, tried.get(name))
         yield Finding(
             check="nodes",
             level="FAIL",
-            message=f"node/{name}: its agent does not renew its lease",
-            advice=f"check that the Mac is awake and runs fleet-nodeagent; `fleetctl delete node {name}` removes the node",
+            message=f"node/{name}: its agent does not renew its lease{words}",
+            advice=advice,
         )
     if not lost:
         yield ok(
@@ -336,7 +347,8 @@ def _probe_results(
 ) -> Iterator[Finding]:
     silent = [one for one in results if one.error]
     for one in silent:
-        yield Finding(check=check, level=level, message=f"{one.label}: {one.error}", advice=advice)
+        remedy = _FIREWALL_ADVICE if one.is_silent else advice
+        yield Finding(check=check, level=level, message=f"{one.label}: {one.error}", advice=remedy)
     for one in results:
         if not one.error and not one.holds_lease:
             yield Finding(

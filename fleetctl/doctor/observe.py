@@ -30,6 +30,7 @@ from fleetctl.doctor.checks import (
     StoreHealth,
 )
 from fleetctl.doctor.control_plane import ControlPlane, EtcdHealth
+from fleetctl.doctor.lost_nodes import try_lost_nodes
 from fleetctl.doctor.machines import MachineReport
 from fleetctl.doctor.observe_control import SETTLE_S
 from fleetctl.doctor.observe_machines import examine_machines
@@ -116,6 +117,7 @@ async def observe_fleet(
         security=await observe_security.read_security(
             transport, clock.now(), (nodes, leases, endpoints), (address, data_dir)
         ),
+        lost=await try_lost_nodes(nodes, ready),
         links=await observe_links.read_links(nodes),
         multicast=multicast,
         partial_files=await observe_models.read_partial_files(data_dir, clock.now()),
@@ -268,9 +270,8 @@ class _Prober:
             except UntrustedAddressError as error:
                 return ProbeResult(label=label, url=url, error=str(error))
             except TimeoutError:
-                return ProbeResult(
-                    label=label, url=url, error=f"no answer at {url} within {_PROBE_S:.0f} s"
-                )
+                why = f"no answer at {url} within {_PROBE_S:.0f} s"
+                return ProbeResult(label=label, url=url, error=why, is_silent=True)
             except (aiohttp.ClientError, OSError, ValueError) as error:
                 return ProbeResult(
                     label=label, url=url, error=f"no answer at {url}: {_cause(error)}"

@@ -29,12 +29,14 @@ class MachineDoctor:
         """`transport`: the store with the other nodes; None: no neighbour is known."""
         self._view = view
         self._transport = transport
+        self._slept_before_s = view.clock.elapsed() - view.clock.monotonic()
         self.scope = replace(
             scope,
             agent=AgentKnowledge(
                 engine_pids=self._engine_pids,
                 in_flight=self._in_flight,
                 neighbours=self._neighbours,
+                slept_s=self._slept_s,
             ),
         )
         self._turn = asyncio.Lock()
@@ -50,6 +52,10 @@ class MachineDoctor:
                 self._document = encode_findings(run_checks(facts))
                 self._made_at = clock.monotonic()
             return self._document
+
+    def _slept_s(self) -> float:
+        clock = self._view.clock
+        return max(0.0, clock.elapsed() - clock.monotonic() - self._slept_before_s)
 
     def _engine_pids(self) -> list[int]:
         # A copy: engines start and end while a thread compares.

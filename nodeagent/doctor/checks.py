@@ -58,7 +58,7 @@ CHECKS: Final[Sequence[MachineCheck]] = (
         name="sleep",
         systems=_MAC,
         purpose="the Mac sleeps, and its engines vanish",
-        source="`pmset -g custom`, `pmset -g assertions`, `sysctl kern.sleeptime`",
+        source="`pmset -g custom`, `pmset -g assertions`, `sysctl kern.sleeptime`; the agent's clocks with and without sleep",
         run=system_checks.check_sleep,
     ),
     MachineCheck(

@@ -44,6 +44,7 @@ async def collect_facts(
     return HostFacts(
         system="macOS" if is_mac else "Linux",
         is_agent=scope.agent is not None,
+        slept_s=None if scope.agent is None else scope.agent.slept_s(),
         python=process_facts.read_python(is_translated=translated),
         open_files=process_facts.read_open_files(),
         engine_ports=scope.engine_ports,

@@ -207,6 +207,8 @@ class HostFacts:
     """Entries of the system's log that say that macOS kept a process from the local network."""
     firewall: FirewallFacts | None = None
     sleep: SleepFacts | None = None
+    slept_s: float | None = None
+    """Seconds for which the machine slept since its agent started; None if no agent was asked."""
     installs_updates: bool | None = None
     """True if macOS installs updates, and restarts, by itself."""
     has_filevault: bool | None = None

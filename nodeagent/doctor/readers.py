@@ -39,6 +39,8 @@ class AgentKnowledge:
     """Sequences that each replica's engine generates."""
     neighbours: Callable[[], Awaitable[Sequence[tuple[str, int]]]]
     """Addresses and ports of other agents."""
+    slept_s: Callable[[], float | None] = lambda: None
+    """Seconds for which the machine slept since the agent started: a clock that sleeps with it fell behind another."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,6 +22,8 @@ _MIN_HARD_FILES: Final = 4096
 # An agent holds a few files for each engine; launchd's default of 256 was too few (nix#5726).
 _MIN_SOFT_FILES: Final = 1024
 _MAX_NAMES: Final = 3
+# Longer than two readings of the clocks are apart on a busy machine.
+_SLEPT_S: Final = 10.0
 
 
 def ok(check: str, message: str) -> Finding:
@@ -97,6 +99,13 @@ def check_firewall(facts: HostFacts) -> Iterator[Finding]:
 def check_sleep(facts: HostFacts) -> Iterator[Finding]:
     """Yield whether the Mac sleeps when it is not used; every engine on it then vanishes."""
     check, found = "sleep", facts.sleep
+    if facts.slept_s is not None and facts.slept_s > _SLEPT_S:
+        yield Finding(
+            check=check,
+            level="WARN",
+            message=f"this Mac slept for {facts.slept_s:.0f} s since its agent started{_last_sleep(facts)}",
+            advice="`pmset -g log | grep Sleep` says why: the settings, a shut lid, the battery or a person",
+        )
     if found is None:
         yield unknown(check, "`pmset -g custom` did not tell when this Mac sleeps")
         return

@@ -27,6 +27,7 @@ from fleetctl.doctor.findings import (
     format_findings,
     summary_line,
 )
+from fleetctl.doctor.lost_nodes import LostNode, PortState
 from fleetctl.fleets.version_skew import ComponentVersion, FleetVersions
 from schemas.deployment import (
     ModelDeployment,
@@ -108,6 +109,22 @@ def test_engines_on_sockets_of_other_machines_are_counted_and_not_blamed() -> No
         ("OK", "1 of 1 engines answer"),
         ("OK", "1 engine listens on sockets of other machines: run doctor there to check"),
     ]
+
+
+def test_the_fleets_doctor_says_it_of_the_lost_node() -> None:
+    lost = LostNode(name="mac-2", host="10.0.0.2", ssh=PortState.OPEN, agent=PortState.CLOSED)
+    found = findings(nodes=(node("mac-1"), node("mac-2")), lost=(lost,))
+    [one] = [f for f in found if f.check == "nodes" and f.level == "FAIL"]
+    assert one.message.startswith("node/mac-2: its agent does not renew its lease, its Mac answers")
+
+
+@pytest.mark.parametrize(("is_silent", "is_firewall"), [(True, True), (False, False)])
+def test_an_agent_that_lives_and_lets_connections_time_out_has_a_firewall(
+    is_silent: bool, is_firewall: bool
+) -> None:
+    found = findings(**agents(error="no answer at x within 5 s", is_silent=is_silent))
+    [one] = [f for f in found if f.check == "agents"]
+    assert ("a firewall on its Mac drops them" in one.advice) is is_firewall
 
 
 def test_a_healthy_fleet_has_only_ok_findings() -> None:

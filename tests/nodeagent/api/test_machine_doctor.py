@@ -3,6 +3,7 @@
 import asyncio
 import hashlib
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 
 import aiohttp
@@ -23,6 +24,7 @@ from store.memory import MemoryTransport
 from store.port import Put
 from store.tickets import TicketChecker
 from tests.support.agent_api import CLOCK, ID, NODE, SECRET, STATUS, TICKET, Replicas
+from tests.support.clock import FakeClock
 
 
 @pytest.fixture
@@ -106,3 +108,13 @@ async def test_neighbours_are_the_other_agents(tmp_path: Path, store: MemoryTran
     doctor = MachineDoctor(view_of(tmp_path, scope), scope, store)
     assert doctor.scope.agent is not None
     assert await doctor.scope.agent.neighbours() == [("10.0.0.3", 4001)]
+
+
+def test_the_sleep_of_the_machine_is_told_by_clocks_with_and_without_it(tmp_path: Path) -> None:
+    scope, clock = CollectionScope(models_dir=tmp_path), FakeClock()
+    clock.doze(500)  # before the agent started
+    doctor = MachineDoctor(replace(view_of(tmp_path, scope), clock=clock), scope)
+    assert doctor.scope.agent is not None
+    assert doctor.scope.agent.slept_s() == 0
+    clock.doze(90)
+    assert doctor.scope.agent.slept_s() == 90

@@ -144,6 +144,8 @@ SITUATIONS: list[tuple[str, dict[str, Any], str]] = [
     ("sleep", {"sleep": SleepFacts(sleep_minutes=10)}, "FAIL"),
     ("sleep", {"sleep": SleepFacts(sleep_minutes=10, blockers=("caffeinate",))}, "WARN"),
     ("sleep", {"sleep": SleepFacts(sleep_minutes=0, is_low_power=True)}, "WARN"),
+    ("sleep", {"slept_s": 3600.0}, "WARN"),
+    ("sleep", {"slept_s": 0.5}, "OK"),
     # 4, 5
     ("updates", {"installs_updates": True}, "WARN"),
     ("filevault", {"has_filevault": True}, "WARN"),
