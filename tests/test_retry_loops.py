@@ -24,6 +24,7 @@ PERIODS = {
     "fleetctl/discovery/local_network.py": "listens for a while",
     "fleetctl/discovery/search.py": "waits for its backoff, which it compares with its deadline",
     "fleetctl/doctor/observe.py": "looks a second time at what may still be under way",
+    "fleetctl/doctor/observe_multicast.py": "looks at what its own listener has heard, for ten seconds at most",
     "fleetctl/fleets/lifecycle.py": "polls the end of own processes",
     "fleetctl/fleets/local_fleet.py": "polls the start and end of own processes",
     "fleetctl/fleets/join_client.py": "waits as long as the join port asks for, or for its backoff",
