@@ -14,6 +14,7 @@ from fleetctl.cli.errors import FleetctlError
 from fleetctl.cli.terminal import ProgressLine, paint
 from fleetctl.output import printers
 from fleetctl.output.columns import age
+from fleetctl.verbs.models_fit import fit
 from machinery.clock import SystemClock
 from machinery.process_secrets import read_secret_file
 from models.hub.errors import ModelFetchError
@@ -48,6 +49,9 @@ spec.model.path can name. docs/operations/model-store.md describes the store.
 @click.group(help=_GROUP_HELP)
 def models() -> None:
     """Fetch, list, check and remove models in a folder of this machine."""
+
+
+models.add_command(fit)
 
 
 def _models_dir_option(command: C) -> C:

@@ -1,0 +1,320 @@
+"""The verb `fleetctl models fit`: which Macs and groups can serve a model, before a byte of its weights is fetched."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import click
+import orjson
+
+from fleetctl.cli.connect import open_store, run, store_options
+from fleetctl.cli.errors import FleetctlError
+from fleetctl.objects.kind_args import kind_of
+from fleetctl.output import memory_proof, printers
+from fleetctl.verbs.run_hub_model import is_hub_id
+from machinery.clock import SystemClock
+from machinery.process_secrets import read_secret_file
+from manifests.suggestions import not_found_message
+from manifests.trees import Tree
+from manifests.yaml import parser
+from models import model_files
+from models.hub.errors import ModelFetchError
+from models.hub.huggingface import HuggingFaceHub, open_hub_session
+from models.hub.model_hub import DEFAULT_ENDPOINT
+from models.hub.remote_inspection import inspect_remote, snapshot_facts
+from models.model_files import ModelFacts, ModelUnusableError
+from nodeagent.hardware.macos import gpu_memory_limit
+from reconciler import snapshot
+from reconciler.model_fit import FitLimits, GroupFit, NodeFit, fit_group, fit_nodes, with_facts
+from reconciler.placement.inputs import NodeView, PlacementRequest, Rejection, request_for
+from reconciler.snapshot import FleetSnapshot
+from schemas import quantity
+from schemas.deployment import ModelDeployment, ModelDeploymentSpec, ModelSource
+
+_HELP = """Show which Macs and groups can serve a model, with which context and concurrency. Nothing is fetched or written.
+
+\b
+  fleetctl models fit mlx-community/Qwen3-8B-4bit
+  fleetctl models fit mlx-community/Qwen3-8B-4bit --context-length 32768 --concurrency 1
+  fleetctl models fit ./Qwen3-8B-4bit --memory 16Gi --memory 64Gi
+  fleetctl models fit qwen
+
+MODEL is a repository ORGANISATION/NAME, of which config.json and the headers of the weight files are read; a folder on
+this machine, which begins with /, ./ or ~; or the name of a deployment, for one more replica of it. The fleet's own
+placement and memory proof answer, with the memory that is free now. With --memory no fleet is asked: the answer is for
+Macs with nothing else on them.
+
+CONTEXT is the longest context at the asked concurrency, REQUESTS the highest concurrency at the asked context. Exit
+code 1: nothing fits.
+"""
+
+_PATH: Final = "model"
+_SPLIT_NOTE: Final = (
+    "how mlx-lm splits the model over a group is estimated until an agent has inspected it"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FitReport:
+    """The answers for all nodes and groups."""
+
+    model: str
+    spec: ModelDeploymentSpec
+    """The asked load."""
+    facts: ModelFacts | None
+    """None if only agents know the model."""
+    nodes: tuple[NodeFit, ...]
+    groups: tuple[GroupFit, ...] = ()
+
+    @property
+    def fits(self) -> bool:
+        refusals = (*(n.refusal for n in self.nodes), *(g.refusal for g in self.groups))
+        return None in refusals
+
+
+@click.command("fit", help=_HELP)
+@click.argument("model")
+@click.option(
+    "--context-length",
+    type=click.IntRange(16, 16_777_216),
+    help="Tokens of one request (default: the deployment's, else 4096).",
+)
+@click.option(
+    "--concurrency",
+    type=click.IntRange(1, 1024),
+    help="Requests at the same time (default: the deployment's, else 4).",
+)
+@click.option(
+    "--memory",
+    "memories",
+    multiple=True,
+    metavar="SIZE",
+    help="Unified memory of a Mac to answer for in place of a fleet, such as 64Gi; repeatable.",
+)
+@click.option(
+    "--revision", default="main", show_default=True, help="Branch, tag or commit to inspect."
+)
+@click.option(
+    "--hub-endpoint",
+    default=DEFAULT_ENDPOINT,
+    envvar="HF_ENDPOINT",
+    show_default=True,
+    show_envvar=True,
+    help="Address of the hub, or of a mirror.",
+)
+@click.option(
+    "--hub-token-file",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="File with a token of the hub, for private and gated repositories.",
+)
+@click.option(
+    "-o",
+    "--output",
+    type=click.Choice(["table", "wide", "json", "yaml"]),
+    default="table",
+    show_default=True,
+)
+@store_options
+def fit(model: str, output: str, **options: Any) -> None:
+    """Show which Macs and groups can serve a model, with which context and concurrency."""
+    try:
+        report = run(_report(model, options))
+    except (ModelFetchError, ModelUnusableError) as error:
+        raise FleetctlError(f"{error.reason}: {error}") from error
+    except (OSError, ValueError) as error:
+        raise FleetctlError(str(error)) from error
+    if output == "json":
+        click.echo(orjson.dumps(report_tree(report), option=orjson.OPT_INDENT_2).decode())
+    elif output == "yaml":
+        click.echo(parser.dump(report_tree(report)), nl=False)
+    else:
+        click.echo("\n".join(report_lines(report, is_wide=output == "wide")))
+    if not report.fits:
+        raise click.exceptions.Exit(1)
+
+
+async def _report(model: str, options: dict[str, Any]) -> FitReport:
+    facts: ModelFacts | None = None
+    is_deployment = not is_hub_id(model) and not model.startswith(("/", ".", "~"))
+    if is_deployment and options["memories"]:
+        raise FleetctlError(
+            f"--memory asks no fleet, and {model} would be a deployment of one; name a repository "
+            f"ORGANISATION/NAME, or a folder as ./{model}"
+        )
+    if not is_deployment:
+        facts = await _read_facts(model, options)
+    if options["memories"]:
+        request = _with_load(_request(), options)
+        assert facts is not None
+        nodes = [with_facts(_empty_mac(size), _PATH, facts) for size in options["memories"]]
+        return FitReport(
+            model=model, spec=request.spec, facts=facts, nodes=fit_nodes(request, nodes)
+        )
+    async with open_store(options) as transport:
+        seen = await snapshot.take(transport, SystemClock())
+    request = _request()
+    if is_deployment:
+        found = _find_deployment(seen, model)
+        request = request_for(found)
+        known = seen.lister.snapshot(found.name)
+        facts = snapshot_facts(known) if known is not None and known.resolves(found) else None
+    return _fleet_report(model, _with_load(request, options), facts, seen)
+
+
+def _fleet_report(
+    model: str, request: PlacementRequest, facts: ModelFacts | None, seen: FleetSnapshot
+) -> FitReport:
+    nodes: Sequence[NodeView] = seen.table().nodes
+    if facts is not None:
+        nodes = [with_facts(node, request.path, facts) for node in nodes]
+    by_name = {node.name: node for node in nodes}
+    groups = seen.lister.group_views(("Auto",))
+    return FitReport(
+        model=model,
+        spec=request.spec,
+        facts=facts,
+        nodes=fit_nodes(request, nodes),
+        groups=tuple(fit_group(request, group, by_name) for group in groups),
+    )
+
+
+async def _read_facts(model: str, options: dict[str, Any]) -> ModelFacts:
+    if not is_hub_id(model):
+        return model_files.inspect_model(Path(model).expanduser())
+    token_file: Path | None = options["hub_token_file"]
+    token = "" if token_file is None else read_secret_file(token_file).decode("ascii").strip()
+    async with open_hub_session() as session:
+        hub = HuggingFaceHub(session, endpoint=options["hub_endpoint"], token=token)
+        commit = await hub.resolve(model, options["revision"])
+        remote = await inspect_remote(hub, model, commit)
+    return model_files.model_facts(remote.config, remote.weights)
+
+
+def _find_deployment(seen: FleetSnapshot, name: str) -> ModelDeployment:
+    deployments = {one.name: one for one in seen.deployments()}
+    if name not in deployments:
+        missing = not_found_message(kind_of("md"), name, sorted(deployments))
+        raise FleetctlError(
+            f"{missing}. A repository is ORGANISATION/NAME, and a folder begins with /, ./ or ~"
+        )
+    return deployments[name]
+
+
+def _request() -> PlacementRequest:
+    return PlacementRequest(name="", spec=ModelDeploymentSpec(model=ModelSource(path=_PATH)))
+
+
+def _with_load(request: PlacementRequest, options: dict[str, Any]) -> PlacementRequest:
+    asked = {name: options[name] for name in ("context_length", "concurrency")}
+    load = {name: value for name, value in asked.items() if value is not None}
+    spec = request.spec.model_copy(update=load)
+    return PlacementRequest(name=request.name, spec=spec, apart_from=request.apart_from)
+
+
+def _empty_mac(text: str) -> NodeView:
+    try:
+        size = quantity.parse(text)
+    except ValueError as error:
+        raise click.UsageError(f"--memory {text}: {error}") from error
+    if size < 1 << 30:
+        raise click.UsageError(
+            f'--memory {text}: less than any Mac has; write a unit, as in "64Gi"'
+        )
+    limit, _ = gpu_memory_limit(size, None)
+    return NodeView(name=text, is_ready=True, memory_bytes=size, allocatable_bytes=limit)
+
+
+def report_lines(report: FitReport, *, is_wide: bool) -> list[str]:
+    """Return the report as lines. Pure."""
+    parts = memory_proof.TITLES if is_wide else ()
+    lines = [_head(report), ""]
+    titles = ["NODE", "FITS", "CONTEXT", "REQUESTS", "NEED", "FREE", *parts, "WHY NOT"]
+    lines.append(printers.align_columns([_node_row(one, is_wide) for one in report.nodes], titles))
+    if report.groups:
+        titles = ["GROUP", "FITS", "CONTEXT", "REQUESTS", "NEED/RANK", "RANKS", *parts, "WHY NOT"]
+        rows = [_group_row(one, is_wide) for one in report.groups]
+        lines += ["", printers.align_columns(rows, titles)]
+        if report.facts is not None:
+            lines.append(_SPLIT_NOTE)
+    return lines
+
+
+def _head(report: FitReport) -> str:
+    load = f"{report.spec.concurrency} x {report.spec.context_length} tokens"
+    if report.facts is None:
+        return f"{report.model}: {load}"
+    longest = report.facts.max_context
+    most = f", context up to {longest}" if longest is not None else ""
+    return (
+        f"{report.model}: weights {quantity.show(report.facts.weight_bytes)}{most}; asked: {load}"
+    )
+
+
+def _node_row(one: NodeFit, is_wide: bool) -> list[str]:
+    shared = _shared_cells(one, is_wide)
+    room = memory_proof.size_text(one.room_bytes)
+    return [one.node, *shared[:4], room, *shared[4:]]
+
+
+def _group_row(one: GroupFit, is_wide: bool) -> list[str]:
+    shared = _shared_cells(one, is_wide)
+    ranks = f"{one.parallelism} {','.join(one.nodes)}" if one.nodes else "-"
+    return [one.group, *shared[:4], ranks, *shared[4:]]
+
+
+def _shared_cells(one: NodeFit | GroupFit, is_wide: bool) -> list[str]:
+    proof = one.memory
+    parts = ["-"] * len(memory_proof.TITLES) if proof is None else memory_proof.part_texts(proof)
+    return [
+        "no" if one.refusal is not None else "yes",
+        *(str(number or "-") for number in _limit_numbers(one.limits)),
+        "-" if proof is None else memory_proof.size_text(proof.total_bytes),
+        *(parts if is_wide else ()),
+        "-" if one.refusal is None else f"{one.refusal.reason}: {one.refusal.message}",
+    ]
+
+
+def _limit_numbers(limits: FitLimits) -> tuple[int, int]:
+    return limits.longest_context, limits.highest_concurrency
+
+
+def report_tree(report: FitReport) -> dict[str, Tree]:
+    """Return the report as a tree; sizes are in bytes. Pure."""
+    facts = report.facts
+    return {
+        "model": report.model,
+        "contextLength": report.spec.context_length,
+        "concurrency": report.spec.concurrency,
+        "weightsBytes": facts.weight_bytes if facts is not None else None,
+        "maxContext": facts.max_context if facts is not None else None,
+        "nodes": [
+            {"node": one.node, "roomBytes": one.room_bytes, **_shared_tree(one)}
+            for one in report.nodes
+        ],
+        "groups": [
+            {
+                "group": one.group,
+                "nodes": list(one.nodes),
+                "parallelism": one.parallelism or None,
+                **_shared_tree(one),
+            }
+            for one in report.groups
+        ],
+    }
+
+
+def _shared_tree(one: NodeFit | GroupFit) -> dict[str, Tree]:
+    return {
+        "fits": one.refusal is None,
+        "longestContext": one.limits.longest_context,
+        "highestConcurrency": one.limits.highest_concurrency,
+        "memory": None if one.memory is None else memory_proof.proof_tree(one.memory),
+        "refusal": _refusal_tree(one.refusal),
+    }
+
+
+def _refusal_tree(why: Rejection | None) -> Tree:
+    if why is None:
+        return None
+    return {"reason": why.reason, "message": why.message, "need": why.need, "have": why.have}

@@ -1,0 +1,139 @@
+"""`fleetctl models fit`: answers from the headers of a repository, a folder or a deployment, with the fleet's own proof."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from schemas.meta import ObjectMeta
+from schemas.node import Node, NodeSpec, NodeStatus
+from store import codec
+from tests.support.fleetctl_runner import MemoryFleet, run_fleetctl
+from tests.support.fleets import deployment
+from tests.support.hub import REPO, StandInHub
+from tests.support.hub_repositories import CONFIG, servable_files
+from tests.support.model_folders import safetensors
+from tests.support.reconciler_agents import node_status, put_lease, put_node
+
+GROUP = (
+    "apiVersion: fleet/v1alpha1\nkind: ShardGroup\nmetadata: {name: pair}\n"
+    "spec: {members: [{node: mac-1}, {node: mac-2}], parallelism: Tensor}\n"
+)
+
+
+async def joined(fleet: MemoryFleet, name: str, *, is_cordoned: bool = False, **more: Any) -> None:
+    address = f"169.254.0.{name[-1]}"
+    status: NodeStatus = node_status(name, **more).model_copy(update={"address": address})
+    node = Node(
+        metadata=ObjectMeta(name=name, uid=f"uid-{name}", generation=1),
+        spec=NodeSpec(unschedulable=is_cordoned),
+    )
+    await fleet.store.commit([], [codec.put_spec(node), put_node(name, status), put_lease(name)])
+
+
+async def test_a_repository_is_judged_for_each_node_and_group_without_its_weights(
+    fleet: MemoryFleet,
+) -> None:
+    await joined(fleet, "mac-1", memory_gib=2)
+    await joined(fleet, "mac-2", memory_gib=2)
+    await joined(fleet, "mac-3", memory_gib=0.5)
+    await joined(fleet, "mac-4", memory_gib=8, is_cordoned=True)
+    await fleet.applied(GROUP)
+    before = (await fleet.store.status()).revision
+    async with StandInHub(repos={REPO: servable_files()}).serve() as hub:
+        words = ("models", "fit", REPO, "--hub-endpoint", hub.endpoint)
+        done = await fleet.ctl(*words, "-o", "json")
+        assert done.code == 0, done.err
+        shown = await fleet.ctl(*words, "--context-length", "4096")
+        wide = await fleet.ctl(*words, "-o", "wide")
+        assert {one.path.rsplit("/", 1)[-1] for one in hub.requests("GET", "/resolve/")} == {
+            "config.json",
+            "model.safetensors",
+        }
+    assert (await fleet.store.status()).revision == before
+    tree = json.loads(done.out)
+    nodes = {one["node"]: one for one in tree["nodes"]}
+    assert [one["fits"] for one in tree["nodes"]] == [True, True, False, False]
+    assert nodes["mac-1"]["longestContext"] == CONFIG["max_position_embeddings"]
+    assert nodes["mac-1"]["memory"]["totalBytes"] < 2 << 30
+    assert nodes["mac-3"]["refusal"]["reason"] == "InsufficientMemory"
+    assert (nodes["mac-3"]["longestContext"], nodes["mac-3"]["highestConcurrency"]) == (0, 0)
+    assert nodes["mac-4"]["refusal"]["reason"] == "NodeCordoned"
+    (group,) = tree["groups"]
+    assert (group["fits"], group["nodes"], group["parallelism"]) == (
+        True,
+        ["mac-1", "mac-2"],
+        "Tensor",
+    )
+    assert "pair" in shown.out
+    assert "is estimated until an agent has inspected it" in shown.out
+    assert "ACTIVATIONS" in wide.out
+
+
+async def test_the_limits_are_the_last_loads_that_fit(fleet: MemoryFleet) -> None:
+    await joined(fleet, "mac-1", memory_gib=1)
+    async with StandInHub(repos={REPO: servable_files()}).serve() as hub:
+        words = ("models", "fit", REPO, "--hub-endpoint", hub.endpoint, "-o", "json")
+
+        async def asked(concurrency: int) -> tuple[int, dict[str, Any]]:
+            done = await fleet.ctl(*words, "--concurrency", str(concurrency))
+            (node,) = json.loads(done.out)["nodes"]
+            return done.code, node
+
+        _, first = await asked(1)
+        most = first["highestConcurrency"]
+        assert 1 < most < 1024
+        assert (await asked(most))[0] == 0
+        code, beyond = await asked(most + 1)
+    assert (code, beyond["fits"]) == (1, False)
+    assert 0 < beyond["longestContext"] < CONFIG["max_position_embeddings"]
+
+
+async def test_a_context_beyond_the_models_own_is_refused(fleet: MemoryFleet) -> None:
+    await joined(fleet, "mac-1", memory_gib=8)
+    async with StandInHub(repos={REPO: servable_files()}).serve() as hub:
+        words = ("models", "fit", REPO, "--hub-endpoint", hub.endpoint)
+        done = await fleet.ctl(*words, "--context-length", "8192")
+    assert done.code == 1
+    assert "ContextTooLong: " in done.out
+
+
+async def test_a_folder_is_judged_for_macs_without_a_fleet(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    (tmp_path / "model.safetensors").write_bytes(safetensors())
+    words = ("models", "fit", str(tmp_path), "--memory", "8Gi", "--memory", "64Gi", "-o", "json")
+    done = await run_fleetctl(*words)
+    assert done.code == 0, done.err
+    nodes = json.loads(done.out)["nodes"]
+    assert {one["node"]: one["roomBytes"] for one in nodes} == {
+        "8Gi": (8 << 30) * 66 // 100,
+        "64Gi": (64 << 30) * 75 // 100,
+    }
+
+
+async def test_a_deployment_is_judged_for_one_more_replica(fleet: MemoryFleet) -> None:
+    await joined(fleet, "mac-1", memory_gib=8)
+    owner = deployment(name="qwen")
+    await fleet.store.commit([], [codec.put_spec(owner)])
+    done = await fleet.ctl("models", "fit", "qwen", "-o", "yaml")
+    assert done.code == 0, done.err
+    assert f"contextLength: {owner.spec.context_length}\n" in done.out
+    absent = await fleet.ctl("models", "fit", "qwem")
+    assert absent.code == 1
+    assert "ORGANISATION/NAME" in absent.err
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        pytest.param(("qwen", "--memory", "8Gi"), "--memory asks no fleet", id="deployment"),
+        pytest.param(("/nowhere", "--memory", "8Gi"), "ModelNotFound: ", id="no-folder"),
+    ],
+)
+async def test_a_question_that_cannot_be_answered_says_why(
+    words: tuple[str, ...], message: str
+) -> None:
+    done = await run_fleetctl("models", "fit", *words)
+    assert done.code == 1
+    assert message in done.err
