@@ -122,6 +122,11 @@ def test_the_version_names_the_commit(programs: Path, tmp_path: Path) -> None:
     assert f"({told['commit']})" in run(programs / "fleetctl", "--version", cwd=tmp_path)
 
 
+def test_the_list_of_repositories_is_installed(programs: Path, tmp_path: Path) -> None:
+    shown = run(programs / "fleetctl", "models", "search", "qwen3", "4bit", cwd=tmp_path)
+    assert "mlx-community/Qwen3-8B-4bit" in shown
+
+
 def test_uv_installs_the_wheel_as_a_tool(unpacked: Path, tmp_path: Path) -> None:
     wheel = next((unpacked / "wheels").glob("mlx_fleet-*.whl"))
     folders = {"UV_TOOL_DIR": str(tmp_path / "tools"), "UV_TOOL_BIN_DIR": str(tmp_path / "bin")}

@@ -15,6 +15,7 @@ from fleetctl.cli.terminal import ProgressLine, paint
 from fleetctl.output import printers
 from fleetctl.output.columns import age
 from fleetctl.verbs.models_fit import fit
+from fleetctl.verbs.models_search import search_models
 from machinery.clock import SystemClock
 from machinery.process_secrets import read_secret_file
 from models.hub.errors import ModelFetchError
@@ -52,6 +53,7 @@ def models() -> None:
 
 
 models.add_command(fit)
+models.add_command(search_models)
 
 
 def _models_dir_option(command: C) -> C:

@@ -1,0 +1,1 @@
+"""The shipped list of well-known MLX repositories. Data: repositories.json."""
