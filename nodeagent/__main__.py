@@ -30,6 +30,7 @@ from nodeagent.dependencies import AgentConfig
 from nodeagent.engines.addresses import EngineAddresses, make_socket_folder
 from nodeagent.hardware.probe import read_machine_facts
 from nodeagent.hardware.readings import HardwareError, HardwareFacts
+from nodeagent.model_store.flags import model_disk_flags, model_disk_limits
 from nodeagent.node.identity import Identity, IdentityError, load_or_create
 from nodeagent.node.registration import NameTakenError, session_name
 from nodeagent.replicas.start_queue import DEFAULT_CONCURRENCY
@@ -101,6 +102,7 @@ _NOT_FOR_ENGINES = ("OTEL_EXPORTER_OTLP_",)
     envvar="FLEET_NODE_MEMORY",
     help="Memory for models, such as 24Gi; default: what the hardware recommends.",
 )
+@model_disk_flags
 @click.option(
     "--start-concurrency",
     type=click.IntRange(1, 100),
@@ -162,6 +164,7 @@ def main(log_level: LogLevel, log_format: LogFormat, **options: Any) -> None:
         status=describe(facts, identity, options),
         casts_to_float32=facts.os == "Linux",
         is_memory_chosen=bool(options["memory"]),
+        model_disk=model_disk_limits(options),
         start_concurrency=options["start_concurrency"],
         api_port=options["api_port"],
         api_security=api_security(options),

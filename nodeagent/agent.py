@@ -164,8 +164,7 @@ class Agent:
                 if dependencies.snapshots is not None:
                     dependencies.snapshots.on_change(lambda _: self._describer.request())
                     group.create_task(dependencies.snapshots.run())
-                if dependencies.fetches is not None:
-                    group.create_task(dependencies.fetches.run())
+                self._run_model_store(group)
                 group.create_task(
                     self._registration.keep(self._new_session, ttl_s=self._config.lease_s)
                 )
@@ -185,6 +184,11 @@ class Agent:
                 group.create_task(self._run_loop(references, group))
         finally:
             await dependencies.health.close()
+
+    def _run_model_store(self, group: asyncio.TaskGroup) -> None:
+        for part in (self._dependencies.fetches, self._dependencies.collector):
+            if part is not None:
+                group.create_task(part.run())
 
     def _adopt(self, found: EngineProcess) -> None:
         now = self._clock.monotonic()

@@ -30,6 +30,9 @@ from nodeagent.hardware import metal
 from nodeagent.hardware.metal import MetalPreflight
 from nodeagent.hardware.probe import SystemMachineReader
 from nodeagent.hardware.readings import MachineReader
+from nodeagent.model_store.collector import ModelCollector
+from nodeagent.model_store.flags import ModelDiskLimits
+from nodeagent.model_store.usage import ModelUsers, read_users
 from nodeagent.replicas.last_assignment import AssignedReplicas, AssignmentFile, LastAssignment
 from nodeagent.replicas.model_fetches import ModelFetches
 from nodeagent.replicas.start_queue import DEFAULT_CONCURRENCY
@@ -40,6 +43,7 @@ from schemas.node import AdapterReport, ModelReport, NodeStatus
 from schemas.replica import Replica
 from schemas.shardgroup import ShardGroup
 from store import codec, keys
+from store.events import EventRecorder
 from store.informer import Informer
 from store.leases import LEASE_TTL_S
 from store.port import Transport
@@ -72,6 +76,8 @@ class AgentConfig:
     """The interval in which model folders and the machine are inspected without an event: a person may change them."""
     hubs: HubSettings = field(default_factory=HubSettings)
     """The hub of deployments that name none."""
+    model_disk: ModelDiskLimits = field(default_factory=ModelDiskLimits)
+    """Room that fetches leave free, and fullness at which unused models are removed."""
     lease_s: int = LEASE_TTL_S
     start_concurrency: int = DEFAULT_CONCURRENCY
     """The number of engines that may load at once."""
@@ -138,6 +144,8 @@ class Dependencies:
     """The check of the GPU before the first engine; None where there is no Metal."""
     fetches: ModelFetches | None = None
     """The fetches of hub models; None where every model counts as present."""
+    collector: ModelCollector | None = None
+    """The collection of unused models; None where there is no store of models."""
     snapshots: ObjectCache[ModelSnapshot] | None = None
     """The commits of hub models; None where no model folder is inspected."""
     last_assignment: LastAssignment | None = None
@@ -175,6 +183,7 @@ def real_dependencies(transport: Transport, clock: Clock, config: AgentConfig) -
         )
 
     tls = None if config.credentials is None else NodeTls(config.credentials, clock)
+    collector = _model_collector(transport, clock, config)
     preflight, stop_order = metal.preflight_of(clock), StopOrder(config.state_dir)
     return Dependencies(
         tls=tls,
@@ -191,7 +200,8 @@ def real_dependencies(transport: Transport, clock: Clock, config: AgentConfig) -
         report_models=report_models,
         report_adapters=report_adapters,
         replicas=replicas,
-        fetches=_model_fetches(transport, clock, config),
+        fetches=_model_fetches(transport, clock, config, collector),
+        collector=collector,
         snapshots=snapshots,
         last_assignment=replicas,
         deployments=deployments,
@@ -204,10 +214,25 @@ def real_dependencies(transport: Transport, clock: Clock, config: AgentConfig) -
     )
 
 
-def _model_fetches(transport: Transport, clock: Clock, config: AgentConfig) -> ModelFetches:
+def _model_collector(transport: Transport, clock: Clock, config: AgentConfig) -> ModelCollector:
+    async def users() -> ModelUsers:
+        return await read_users(transport, config.models_dir, config.state_dir / "engines")
+
+    return ModelCollector(
+        ModelStore(config.models_dir, clock, reserve_bytes=config.model_disk.reserve_bytes),
+        EventRecorder(transport, clock, source=f"Node/{config.name}"),
+        users,
+        node=config.name,
+        policy=config.model_disk.collection,
+    )
+
+
+def _model_fetches(
+    transport: Transport, clock: Clock, config: AgentConfig, collector: ModelCollector
+) -> ModelFetches:
     # The agent retries: its conditions then have the hub's reason.
     limits = FetchLimits(attempts=4, rate_limit_wait_s=0.0)
-    fetcher = ModelFetcher(ModelStore(config.models_dir, clock), clock, limits=limits)
+    fetcher = ModelFetcher(collector.store, clock, limits=limits, make_room=collector.make_room)
     return ModelFetches(fetcher, config.hubs, transport, clock, node=config.name)
 
 

@@ -64,6 +64,7 @@ PERIODS = {
     "models/hub/bandwidth.py": "limits its rate",
     "models/hub/blob_download.py": "polls the file of another fetch, and waits as long as a hub asks for",
     "models/hub/fetcher.py": "polls the end of another fetch on its machine",
+    "nodeagent/model_store/collector.py": "looks at the disk about once a minute",
     "nodeagent/engines/engine_logs.py": "polls a file",
     "nodeagent/hollow/__main__.py": "spreads the start of agents",
     "nodeagent/hollow/engines.py": "simulates the work of engines",

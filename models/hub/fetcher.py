@@ -1,15 +1,15 @@
 """Fetches the files of a model into the store: resumable, verified, and each file once at a time."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Final
+from typing import Final, TypeAlias
 
 from machinery.clock import Clock
 from models.hub.bandwidth import BandwidthLimit
 from models.hub.blob_download import BlobDownload, FetchRetries
-from models.hub.errors import HubRateLimitedError, HubUnreachableError
+from models.hub.errors import HubRateLimitedError, HubUnreachableError, InsufficientDiskError
 from models.hub.file_selection import DEFAULT_PATTERNS, check_patterns, select_files
 from models.hub.model_hub import ModelHub, RemoteFile, folder_name
 from models.hub.progress import FetchMonitor
@@ -21,6 +21,10 @@ from models.model_store.store import ModelStore, StoredModel
 _POLL_S: Final = 0.5
 # With four files at a time a kill costs at most 64 MiB, and a flush each 16 MiB costs little on an SSD.
 _PIECE_BYTES: Final = 16 << 20
+
+
+MakeRoom: TypeAlias = Callable[[int], Awaitable[int]]
+"""Frees so many bytes of the disk, or nothing if it cannot; returns the bytes that unused models still have."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,14 +62,14 @@ class ModelFetcher:
         clock: Clock,
         *,
         limits: FetchLimits | None = None,
-        collectable_bytes: Callable[[], int] = lambda: 0,
+        make_room: MakeRoom | None = None,
     ) -> None:
-        """`collectable_bytes` says what a collection would free, for the message of a full disk."""
+        """`make_room` is asked for room before a full disk refuses a fetch."""
         self.store = store
         self.clock = clock
         self.limits = limits or FetchLimits()
         self.bandwidth = BandwidthLimit(clock, bytes_per_s=self.limits.bytes_per_s)
-        self._collectable_bytes = collectable_bytes
+        self._make_room = make_room
 
     async def fetch(
         self, hub: ModelHub, request: FetchRequest, *, monitor: FetchMonitor | None = None
@@ -94,7 +98,7 @@ class ModelFetcher:
             if found := await self._find_present(request, monitor):
                 return found
             chosen = await self._list(hub, request, monitor, retries)
-            reservation = await acquire_in_thread(partial(self._reserve, name, chosen))
+            reservation = await self._admit(name, chosen)
             if reservation is not None:
                 break
             await self._wait_for_other(name, monitor)
@@ -110,9 +114,17 @@ class ModelFetcher:
         monitor.phase = "Present"
         return found
 
-    def _reserve(self, name: str, files: tuple[RemoteFile, ...]) -> FetchReservation | None:
+    async def _admit(self, name: str, files: tuple[RemoteFile, ...]) -> FetchReservation | None:
+        """Reserve the room, after unused models have made some if need be."""
         sizes = {file.digest: file.size for file in files}
-        return reserve(self.store, name, sizes, collectable_bytes=self._collectable_bytes())
+        try:
+            return await acquire_in_thread(partial(reserve, self.store, name, sizes))
+        except InsufficientDiskError as error:
+            if self._make_room is None:
+                raise
+            collectable = await self._make_room(error.missing_bytes)
+        again = partial(reserve, self.store, name, sizes, collectable_bytes=collectable)
+        return await acquire_in_thread(again)
 
     async def _find_present(
         self, request: FetchRequest, monitor: FetchMonitor

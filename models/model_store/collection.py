@@ -78,14 +78,19 @@ class CollectionPlan:
         return not (self.models or self.contents or self.leftovers)
 
 
+def is_due(disk_bytes: int, free_bytes: int, policy: CollectionPolicy) -> bool:
+    """Return whether the disk is as full as the start of a collection."""
+    return (disk_bytes - free_bytes) * 100 >= policy.start_percent * disk_bytes
+
+
 def plan_collection(usage: StoreUsage, policy: CollectionPolicy) -> CollectionPlan:
     """Return what to remove: nothing below the start, else the least recently used models until the end is reached.
 
     Leftovers and contents of no model go first. A model is chosen only if its removal frees bytes.
     """
-    used = usage.disk_bytes - usage.free_bytes
-    if used * 100 < policy.start_percent * usage.disk_bytes:
+    if not is_due(usage.disk_bytes, usage.free_bytes, policy):
         return CollectionPlan()
+    used = usage.disk_bytes - usage.free_bytes
     aim = used - int(policy.end_percent * usage.disk_bytes / 100)
     return plan_removal(usage, aim, protected_s=policy.protected_s)
 

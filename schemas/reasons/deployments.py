@@ -116,6 +116,10 @@ EVENTS: Final = ReasonSection(
     title="Events: what the fleet did",
     shown_by="fleetctl events",
     reasons=(
+        normal(
+            "ModelCollected",
+            "A Mac's disk was full, so its agent removed a model that nothing uses.",
+        ),
         problem(
             "Preempted",
             "A replica ends because a deployment of a higher priority needs its memory.",

@@ -260,6 +260,8 @@ def _agent(node: str) -> list[Permission]:
     return [
         prefix_permission(keys.spec_prefix("Replica"), Right.READ),
         prefix_permission(keys.spec_prefix("ModelDeployment"), Right.READ),
+        # A model that a rollback may need is not collected.
+        prefix_permission(keys.spec_prefix("Revision"), Right.READ),
         # The fallback models of groups are checked as well.
         prefix_permission(keys.spec_prefix("ShardGroup"), Right.READ),
         # What of a hub's models the memory proof needs, before they are fetched.

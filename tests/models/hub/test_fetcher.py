@@ -244,13 +244,35 @@ async def test_an_unsafe_list_fetches_nothing(tmp_path: Path) -> None:
 async def test_a_disk_without_room_is_refused_before_the_first_byte(tmp_path: Path) -> None:
     async with world(tmp_path) as here:
         here.store.reserve_bytes = 1 << 60
-        fetcher = ModelFetcher(here.store, SkippingClock(), collectable_bytes=lambda: 3 << 30)
+        asked: list[int] = []
+
+        async def make_room(wanted_bytes: int) -> int:
+            asked.append(wanted_bytes)
+            return 3 << 30
+
+        fetcher = ModelFetcher(here.store, SkippingClock(), make_room=make_room)
         with pytest.raises(
             InsufficientDiskError, match=r"too little\. Unused models have 3\.0 GiB"
         ):
             await fetcher.fetch(here.hub, REQUEST)
         assert here.stand_in.body_bytes == 0
         assert list(here.store.fetches.iterdir()) == []
+        assert len(asked) == 1
+
+
+async def test_a_fetch_goes_on_when_unused_models_made_room(tmp_path: Path) -> None:
+    async with world(tmp_path) as here:
+        here.store.reserve_bytes = 1 << 60
+
+        async def make_room(wanted_bytes: int) -> int:
+            assert wanted_bytes > 0
+            here.store.reserve_bytes = 0  # the room is there now
+            return 0
+
+        found = await ModelFetcher(here.store, SkippingClock(), make_room=make_room).fetch(
+            here.hub, REQUEST
+        )
+    assert found.folder.is_dir()
 
 
 async def test_the_bandwidth_limit_holds_for_all_files_together(tmp_path: Path) -> None:
