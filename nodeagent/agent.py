@@ -99,6 +99,8 @@ class Agent:
             folder=config.state_dir / "engines",
             ring=config.ring,
             tls=self._dependencies.tls,
+            collector=self._dependencies.collector,
+            pulls=self._dependencies.pulls,
             more=tuple(
                 one for one in (self._upkeep, self._dependencies.fetches) if one is not None
             ),
@@ -186,7 +188,8 @@ class Agent:
             await dependencies.health.close()
 
     def _run_model_store(self, group: asyncio.TaskGroup) -> None:
-        for part in (self._dependencies.fetches, self._dependencies.collector):
+        parts = self._dependencies
+        for part in (parts.fetches, parts.pulls, parts.collector):
             if part is not None:
                 group.create_task(part.run())
 

@@ -32,6 +32,7 @@ from nodeagent.hardware.probe import SystemMachineReader
 from nodeagent.hardware.readings import MachineReader
 from nodeagent.model_store.collector import ModelCollector
 from nodeagent.model_store.flags import ModelDiskLimits
+from nodeagent.model_store.pulls import ModelPulls
 from nodeagent.model_store.usage import ModelUsers, read_users
 from nodeagent.replicas.last_assignment import AssignedReplicas, AssignmentFile, LastAssignment
 from nodeagent.replicas.model_fetches import ModelFetches
@@ -144,6 +145,8 @@ class Dependencies:
     """The check of the GPU before the first engine; None where there is no Metal."""
     fetches: ModelFetches | None = None
     """The fetches of hub models; None where every model counts as present."""
+    pulls: ModelPulls | None = None
+    """The fetches that people ask for; None where there is no store of models."""
     collector: ModelCollector | None = None
     """The collection of unused models; None where there is no store of models."""
     snapshots: ObjectCache[ModelSnapshot] | None = None
@@ -159,9 +162,7 @@ def real_dependencies(transport: Transport, clock: Clock, config: AgentConfig) -
     groups = _informer(transport, clock, ShardGroup)
     replicas = _assigned_replicas(transport, clock, config)
 
-    snapshots = Informer(
-        transport, keys.SNAPSHOT_PREFIX, lambda item: codec.decode(ModelSnapshot, item), clock
-    )
+    snapshots = _snapshots(transport, clock)
 
     async def report_models(paths: set[str]) -> tuple[ModelReport, ...]:
         return await asyncio.to_thread(
@@ -184,6 +185,7 @@ def real_dependencies(transport: Transport, clock: Clock, config: AgentConfig) -
 
     tls = None if config.credentials is None else NodeTls(config.credentials, clock)
     collector = _model_collector(transport, clock, config)
+    fetcher = _model_fetcher(clock, collector)
     preflight, stop_order = metal.preflight_of(clock), StopOrder(config.state_dir)
     return Dependencies(
         tls=tls,
@@ -200,7 +202,8 @@ def real_dependencies(transport: Transport, clock: Clock, config: AgentConfig) -
         report_models=report_models,
         report_adapters=report_adapters,
         replicas=replicas,
-        fetches=_model_fetches(transport, clock, config, collector),
+        fetches=ModelFetches(fetcher, config.hubs, transport, clock, node=config.name),
+        pulls=ModelPulls(fetcher, config.hubs, clock),
         collector=collector,
         snapshots=snapshots,
         last_assignment=replicas,
@@ -227,13 +230,10 @@ def _model_collector(transport: Transport, clock: Clock, config: AgentConfig) ->
     )
 
 
-def _model_fetches(
-    transport: Transport, clock: Clock, config: AgentConfig, collector: ModelCollector
-) -> ModelFetches:
+def _model_fetcher(clock: Clock, collector: ModelCollector) -> ModelFetcher:
     # The agent retries: its conditions then have the hub's reason.
     limits = FetchLimits(attempts=4, rate_limit_wait_s=0.0)
-    fetcher = ModelFetcher(collector.store, clock, limits=limits, make_room=collector.make_room)
-    return ModelFetches(fetcher, config.hubs, transport, clock, node=config.name)
+    return ModelFetcher(collector.store, clock, limits=limits, make_room=collector.make_room)
 
 
 def _informer(transport: Transport, clock: Clock, kind: type[Obj]) -> Informer[Obj]:
@@ -243,6 +243,12 @@ def _informer(transport: Transport, clock: Clock, kind: type[Obj]) -> Informer[O
         keys.spec_prefix(kind.__name__),
         lambda item: codec.decode_object(kind, item),
         clock,
+    )
+
+
+def _snapshots(transport: Transport, clock: Clock) -> Informer[ModelSnapshot]:
+    return Informer(
+        transport, keys.SNAPSHOT_PREFIX, lambda item: codec.decode(ModelSnapshot, item), clock
     )
 
 

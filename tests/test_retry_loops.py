@@ -41,6 +41,7 @@ PERIODS = {
     "fleetctl/verbs/demo.py": "polls the start of own processes",
     "fleetctl/verbs/get.py": "collects changes before it shows them",
     "fleetctl/verbs/models.py": "shows the progress of a fetch",
+    "fleetctl/verbs/models_fleet.py": "polls the progress of a command",
     "fleetctl/verbs/replace.py": "polls the progress of a command until its timeout",
     "fleetctl/verbs/rollout.py": "polls the progress of a command until its timeout",
     "fleetctl/verbs/scale.py": "polls the progress of a command until its timeout",

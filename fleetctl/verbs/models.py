@@ -1,19 +1,22 @@
-"""The verb `fleetctl models`: the models in the store of one folder on this machine."""
+"""The verb `fleetctl models`: the models on the Macs of a fleet, or in a folder of this machine."""
 
 import asyncio
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import wraps
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeVar, cast
 
 import click
 import orjson
+from click.core import ParameterSource
 
-from fleetctl.cli.connect import run
+from fleetctl.cli.connect import process_options, run
 from fleetctl.cli.errors import FleetctlError
 from fleetctl.cli.terminal import ProgressLine, paint
 from fleetctl.output import printers
 from fleetctl.output.columns import age
+from fleetctl.verbs import models_fleet
 from fleetctl.verbs.models_fit import fit
 from fleetctl.verbs.models_search import search_models
 from machinery.clock import SystemClock
@@ -35,21 +38,22 @@ C = TypeVar("C", bound=Callable[..., Any])
 _HUB_CACHE: Final = Path("~/.cache/huggingface/hub")
 _PROGRESS_S: Final = 0.25
 
-_GROUP_HELP = """Fetch, list, check and remove models in a folder of this machine.
+_GROUP_HELP = """Fetch, list, check and remove models on the Macs of a fleet, or in a folder of this machine.
 
 \b
-  fleetctl models pull mlx-community/Qwen3-8B-4bit --to local
   fleetctl models list
+  fleetctl models pull mlx-community/Qwen3-8B-4bit --all
   fleetctl models check --hash
+  fleetctl models list --local
 
-Files are kept once, by their SHA-256, below blobs; a model is a folder of links, ORGANISATION--NAME@COMMIT, that
+With --local or --models-dir a command works on a folder of this machine, and needs no fleet. Files are kept once, by their SHA-256, below blobs; a model is a folder of links, ORGANISATION--NAME@COMMIT, that
 spec.model.path can name. docs/operations/model-store.md describes the store.
 """
 
 
 @click.group(help=_GROUP_HELP)
 def models() -> None:
-    """Fetch, list, check and remove models in a folder of this machine."""
+    """Fetch, list, check and remove models on the Macs of a fleet, or in a folder of this machine."""
 
 
 models.add_command(fit)
@@ -66,6 +70,40 @@ def _models_dir_option(command: C) -> C:
         show_envvar=True,
         help="Folder with the models, as of the node agent.",
     )(command)
+
+
+def _or_local(local: Callable[..., None]) -> Callable[[C], C]:
+    """Add --local and --models-dir to a command of the fleet: with one of them `local` runs, and needs no fleet."""
+
+    def decorate(command: C) -> C:
+        @wraps(command)
+        def choose(*, is_local: bool, models_dir: Path, **options: Any) -> None:
+            source = click.get_current_context().get_parameter_source("models_dir")
+            is_local = is_local or options.pop("target", None) == "local"
+            if is_local or source is ParameterSource.COMMANDLINE:
+                local(models_dir=models_dir, **options)
+            else:
+                command(**options)
+
+        flag = click.option(
+            "--local", "is_local", is_flag=True, help="Work on the folder of this machine."
+        )
+        return cast("C", flag(_models_dir_option(choose)))
+
+    return decorate
+
+
+def _nodes_option(command: C) -> C:
+    return click.option(
+        "--nodes", default="", metavar="NAME,...", help="Macs to ask (default: all that are known)."
+    )(command)
+
+
+def _target_options(command: C) -> C:
+    every = click.option("--all", "is_all", is_flag=True, help="Every Mac of the fleet.")
+    return click.option("--nodes", default="", metavar="NAME,...", help="Macs that do it.")(
+        every(command)
+    )
 
 
 def _open_store(models_dir: Path) -> ModelStore:
@@ -97,13 +135,12 @@ def _find_model(store: ModelStore, word: str) -> StoredModel:
     )
 
 
-@models.command("list")
-@click.option(
-    "-o", "--output", type=click.Choice(["table", "json"]), default="table", show_default=True
-)
-@_models_dir_option
-def list_models(output: str, models_dir: Path) -> None:
-    """List the models of the store with their sizes."""
+def _list_local(
+    *, words: tuple[str, ...], output: str, models_dir: Path, **fleet_options: Any
+) -> None:
+    if words or output in ("yaml", "wide"):
+        raise click.UsageError("names, -o yaml and -o wide are for the models of a fleet")
+    del fleet_options
     store = _open_store(models_dir)
     with _errors_translated():
         found = store.models()
@@ -144,30 +181,60 @@ def _model_row(store: ModelStore, model: StoredModel) -> list[str]:
     ]
 
 
+_LIST_HELP = """List the models on every Mac, with their sizes, loads, pins and users.
+
+\b
+  fleetctl models list
+  fleetctl models list 'mlx-community/Qwen*' --nodes mac-1,mac-2 -o wide
+  fleetctl models list --unused
+
+A Mac that does not answer is told, and hides no other. Exit code 1: a Mac did not answer.
+"""
+
+
+@models.command("list", help=_LIST_HELP)
+@click.argument("words", nargs=-1, metavar="[NAME...]")
+@click.option(
+    "-o",
+    "--output",
+    type=click.Choice(["table", "wide", "json", "yaml"]),
+    default="table",
+    show_default=True,
+)
+@click.option("--unused", is_flag=True, help="Only models that nothing uses.")
+@click.option("--pinned", is_flag=True, help="Only pinned models.")
+@_nodes_option
+@_or_local(_list_local)
+@process_options
+def list_models(words: tuple[str, ...], **options: Any) -> None:
+    """List the models on every Mac, with their sizes, loads, pins and users."""
+    models_fleet.list_fleet(words, options)
+
+
 _CHECK_HELP = """Check that models are whole: links and sizes, and with --hash every byte.
 
 \b
   fleetctl models check
-  fleetctl models check mlx-community/Qwen3-8B-4bit --hash --discard
+  fleetctl models check --hash --nodes mac-1
+  fleetctl models check mlx-community/Qwen3-8B-4bit --local --hash --discard
 
-Names are folders or repositories; without a name all models are checked. Exit code 1: a model is damaged.
+Names are folders or repositories. Without a name: every model of a hub that a replica needs, on each node that needs it;
+with --local every model of the folder. Exit code 1: a model is damaged, or absent where it is needed.
 """
 
 
-@models.command("check", help=_CHECK_HELP)
-@click.argument("names", nargs=-1, metavar="[NAME...]")
-@click.option("--hash", "hashes", is_flag=True, help="Read and hash every byte.")
-@click.option(
-    "--discard",
-    is_flag=True,
-    help="Remove damaged contents and the models that have them, so that the next fetch brings them again.",
-)
-@_models_dir_option
-def check_models(names: tuple[str, ...], hashes: bool, discard: bool, models_dir: Path) -> None:
-    """Check that models are whole: links and sizes, and with --hash every byte."""
+def _check_local(
+    *,
+    words: tuple[str, ...],
+    hashes: bool,
+    discard: bool,
+    models_dir: Path,
+    **fleet_options: Any,
+) -> None:
+    del fleet_options
     store = _open_store(models_dir)
     recorded = store.manifest_names()
-    wanted = [_recorded_name(store, word, recorded) for word in names] or list(recorded)
+    wanted = [_recorded_name(store, word, recorded) for word in words] or list(recorded)
     with _errors_translated(), ProgressLine() as progress:
         found: list[FileDefect] = []
         for name in wanted:
@@ -187,18 +254,33 @@ def check_models(names: tuple[str, ...], hashes: bool, discard: bool, models_dir
         raise click.exceptions.Exit(1)
 
 
+@models.command("check", help=_CHECK_HELP)
+@click.argument("words", nargs=-1, metavar="[NAME...]")
+@click.option("--hash", "hashes", is_flag=True, help="Read and hash every byte.")
+@click.option(
+    "--discard",
+    is_flag=True,
+    help="With --local: remove damaged contents and the models that have them, so that the next fetch brings them again.",
+)
+@_nodes_option
+@_or_local(_check_local)
+@process_options
+def check_models(words: tuple[str, ...], discard: bool, **options: Any) -> None:
+    """Check that models are whole: links and sizes, and with --hash every byte."""
+    if discard:
+        raise click.UsageError("--discard needs --local: run it on the Mac with the damage")
+    models_fleet.check_fleet(words, options)
+
+
 def _recorded_name(store: ModelStore, word: str, recorded: tuple[str, ...]) -> str:
     """Return the name of a model, a damaged one included."""
     return word if word in recorded else _find_model(store, word).name
 
 
-@models.command("rm")
-@click.argument("names", nargs=-1, required=True, metavar="NAME...")
-@_models_dir_option
-def remove_models(names: tuple[str, ...], models_dir: Path) -> None:
-    """Remove models; files that other models have stay. An engine that runs one goes on until it ends."""
+def _remove_local(*, words: tuple[str, ...], models_dir: Path, **fleet_options: Any) -> None:
+    del fleet_options
     store = _open_store(models_dir)
-    found = [_find_model(store, word) for word in names]
+    found = [_find_model(store, word) for word in words]
     for model in found:
         if model.is_pinned:
             raise FleetctlError(
@@ -210,28 +292,67 @@ def remove_models(names: tuple[str, ...], models_dir: Path) -> None:
             click.echo(f"{model.name} removed, {quantity.show(freed)} freed")
 
 
-@models.command("pin")
-@click.argument("names", nargs=-1, required=True, metavar="NAME...")
-@_models_dir_option
-def pin_models(names: tuple[str, ...], models_dir: Path) -> None:
-    """Protect models from collection, which removes unused models of a full disk."""
+_REMOVE_HELP = """Remove models; files that other models have stay.
+
+\b
+  fleetctl models rm mlx-community/Qwen3-8B-4bit --nodes mac-1
+  fleetctl models rm mlx-community--Qwen3-8B-4bit@1f2e3d4c5b6a --all --dry-run
+
+On a fleet it shows what would go, asks, and refuses a model that something uses or that is pinned. With --local an engine
+that runs the model goes on until it ends.
+"""
+
+
+@models.command("rm", help=_REMOVE_HELP)
+@click.argument("words", nargs=-1, required=True, metavar="NAME...")
+@click.option("-y", "--yes", is_flag=True, help="Do not ask.")
+@click.option("--dry-run", "is_dry_run", is_flag=True, help="Only show what would be removed.")
+@_target_options
+@_or_local(_remove_local)
+@process_options
+def remove_models(words: tuple[str, ...], **options: Any) -> None:
+    """Remove models; files that other models have stay."""
+    if options["yes"] and options["is_dry_run"]:
+        raise click.UsageError("give --yes or --dry-run, not both")
+    models_fleet.change_fleet(words, options, verb="rm")
+
+
+def _pin_local(*, words: tuple[str, ...], models_dir: Path, **fleet_options: Any) -> None:
+    del fleet_options
     store = _open_store(models_dir)
-    for model in [_find_model(store, word) for word in names]:
+    for model in [_find_model(store, word) for word in words]:
         with _errors_translated():
             store.pin(model.name)
         click.echo(f"{model.name} pinned")
 
 
-@models.command("unpin")
-@click.argument("names", nargs=-1, required=True, metavar="NAME...")
-@_models_dir_option
-def unpin_models(names: tuple[str, ...], models_dir: Path) -> None:
-    """Allow the collection of models again."""
+@models.command("pin")
+@click.argument("words", nargs=-1, required=True, metavar="NAME...")
+@_target_options
+@_or_local(_pin_local)
+@process_options
+def pin_models(words: tuple[str, ...], **options: Any) -> None:
+    """Protect models from collection, which removes unused models of a full disk."""
+    models_fleet.change_fleet(words, options, verb="pin")
+
+
+def _unpin_local(*, words: tuple[str, ...], models_dir: Path, **fleet_options: Any) -> None:
+    del fleet_options
     store = _open_store(models_dir)
-    for model in [_find_model(store, word) for word in names]:
+    for model in [_find_model(store, word) for word in words]:
         with _errors_translated():
             was_pinned = store.unpin(model.name)
         click.echo(f"{model.name} {'unpinned' if was_pinned else 'was not pinned'}")
+
+
+@models.command("unpin")
+@click.argument("words", nargs=-1, required=True, metavar="NAME...")
+@_target_options
+@_or_local(_unpin_local)
+@process_options
+def unpin_models(words: tuple[str, ...], **options: Any) -> None:
+    """Allow the collection of models again."""
+    models_fleet.change_fleet(words, options, verb="unpin")
 
 
 _IMPORT_HELP = """Import models from a cache of huggingface_hub, which `hf download` fills.
@@ -274,9 +395,17 @@ def import_models(cache: Path, repos: tuple[str, ...], models_dir: Path) -> None
         raise click.exceptions.Exit(1)
 
 
-_PULL_HELP = """Fetch a model from a hub into the store of this machine.
+def _pull_local(*, repo: str, **options: Any) -> None:
+    with _errors_translated():
+        model = run(_pull(repo, options))
+    click.echo(f"{model.folder}: {len(model.files)} files, {quantity.show(model.size_bytes)}")
+
+
+_PULL_HELP = """Fetch a model from a hub onto Macs of the fleet, or into the store of this machine.
 
 \b
+  fleetctl models pull mlx-community/Qwen3-8B-4bit --all
+  fleetctl models pull mlx-community/Qwen3-8B-4bit --nodes mac-1,mac-2
   fleetctl models pull mlx-community/Qwen3-8B-4bit --to local
   fleetctl models pull mlx-community/Qwen3-8B-4bit --to local --revision v1 --hub-token-file token.txt
 
@@ -291,8 +420,7 @@ Python code is never fetched.
     "--to",
     "target",
     type=click.Choice(["local"]),
-    required=True,
-    help="Machines that get the model; local: this one.",
+    help="local: the folder of this machine, as --local.",
 )
 @click.option(
     "--revision", default="main", show_default=True, help="Branch, tag or commit to fetch."
@@ -316,13 +444,13 @@ Python code is never fetched.
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     help="File with a token of the hub, for private and gated repositories.",
 )
-@_models_dir_option
-def pull_model(repo: str, target: str, **options: Any) -> None:
-    """Fetch a model from a hub into the store of this machine."""
-    del target  # there is one so far
+@_target_options
+@_or_local(_pull_local)
+@process_options
+def pull_model(repo: str, **options: Any) -> None:
+    """Fetch a model from a hub onto Macs of the fleet, or into the store of this machine."""
     with _errors_translated():
-        model = run(_pull(repo, options))
-    click.echo(f"{model.folder}: {len(model.files)} files, {quantity.show(model.size_bytes)}")
+        models_fleet.pull_fleet(repo, options)
 
 
 async def _pull(repo: str, options: dict[str, Any]) -> StoredModel:

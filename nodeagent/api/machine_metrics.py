@@ -18,6 +18,8 @@ from nodeagent.doctor.readers import CollectionScope
 from nodeagent.engines import group_launch
 from nodeagent.engines.engine_http import EngineHttp
 from nodeagent.engines.tls import NodeTls
+from nodeagent.model_store.collector import ModelCollector
+from nodeagent.model_store.pulls import ModelPulls
 from nodeagent.replicas.engine_tracker import EngineTracker
 from schemas.node import NodeStatus
 from schemas.replica import Replica
@@ -49,6 +51,10 @@ class AgentView:
     """The node's identity for its engines; None: they serve plain HTTP."""
     more: Sequence[MetricFamily] = ()
     """Metrics of the agent's other parts."""
+    collector: ModelCollector | None = None
+    """The store of models and what uses them; None: the agent has no store of models."""
+    pulls: ModelPulls | None = None
+    """The fetches that people ask for; None: the agent has no store of models."""
     scope: CollectionScope | None = None
     """The parts of this machine that doctor examines; None: it examines nothing here."""
 

@@ -1,7 +1,7 @@
 """The agent's API server: its routes, their authorization, and the condition that says whether it listens.
 
 `/health` and `/metrics` are open on this machine; elsewhere they need an identity of the fleet, a ticket or a token
-(identity/metrics_access.py). Stop orders need a certificate of an administrator (nodeagent/api/stop_orders.py). The other
+(identity/metrics_access.py). Stop orders and changes of models need an administrator (nodeagent/api/admin_access.py). The other
 routes need a ticket everywhere (store/tickets.py).
 """
 
@@ -28,8 +28,10 @@ from machinery.http_server import AdminServer, LogReaders, LogResponse
 from machinery.process_log import LogSelection
 from machinery.version import version
 from nodeagent.api import machine_metrics
+from nodeagent.api.admin_access import AdminAccess
 from nodeagent.api.machine_doctor import MachineDoctor
 from nodeagent.api.machine_metrics import AgentView
+from nodeagent.api.model_routes import ModelRoutes
 from nodeagent.api.stop_orders import StopRoutes
 from nodeagent.engines import engine_logs
 from nodeagent.engines.stop_order import StopOrder
@@ -108,6 +110,11 @@ def make_app(
     StopRoutes(
         node=view.name, order=order, tickets=tickets, clock=view.clock, credentials=credentials
     ).add_to(app)
+    if view.collector is not None and view.pulls is not None:
+        admin = AdminAccess(
+            node=view.name, tickets=tickets, credentials=credentials, action="changes its models"
+        )
+        ModelRoutes(collector=view.collector, pulls=view.pulls, access=admin).add_to(app)
     app.add_exception_handler(RefusedError, on_refused)
     app.add_exception_handler(HTTPException, on_http_error)
     app.add_exception_handler(RequestValidationError, on_invalid_query)

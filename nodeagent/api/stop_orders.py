@@ -13,14 +13,11 @@ from fastapi import FastAPI, Header, Query, Request, Response
 from pydantic import BaseModel, ConfigDict, Field
 
 from identity.credentials import Credentials
-from identity.names import Role
-from identity.peers import peer_of
 from machinery.clock import Clock
-from machinery.http_server import SSL_OBJECT
+from nodeagent.api.admin_access import AdminAccess
 from nodeagent.engines.stop_order import StopOrder
-from schemas.trust import TlsMode
-from schemas.wire.errors import Refusal, RefusedError
-from store.tickets import TicketChecker, TicketDenial
+from schemas.wire.errors import RefusedError
+from store.tickets import TicketChecker
 
 log = logging.getLogger(__name__)
 
@@ -62,7 +59,7 @@ class StopRoutes:
         authorization: AuthorizationHeader = "",
     ) -> Response:
         """Write the order and end all engines; answer with their number when they have ended."""
-        user = await self._authorize(request, authorization)
+        user = await self._access.authorize(request, authorization)
         log.warning("engines are stopped by an order", extra={"user": user})
         try:
             ended = await self.order.execute(self.clock, grace_s=query.grace_s)
@@ -72,7 +69,7 @@ class StopRoutes:
 
     async def delete(self, request: Request, authorization: AuthorizationHeader = "") -> Response:
         """Remove the order; answer whether there was one."""
-        user = await self._authorize(request, authorization)
+        user = await self._access.authorize(request, authorization)
         try:
             was_given = self.order.take_back()
         except OSError as error:
@@ -80,39 +77,21 @@ class StopRoutes:
         log.warning("engines may start again by an order", extra={"user": user})
         return _json_response({"node": self.node, "wasStopped": was_given})
 
-    async def _authorize(self, request: Request, authorization: str) -> str:
-        """Return the name of the administrator or user that gives the order. Raises RefusedError."""
-        peer = peer_of(request.scope.get("state", {}).get(SSL_OBJECT))
-        if peer is not None and peer.identity.role is Role.ADMIN:
-            return peer.identity.uri
-        own = self.credentials
-        if own is not None and own.mode is not TlsMode.PERMISSIVE:
-            raise self._refused(
-                403,
-                "only a certificate of the role admin stops engines (`fleetctl join` writes one with a token of that role; "
-                "give its folder with --identity-dir)",
-            )
-        found = await self.tickets.check(authorization)
-        if isinstance(found, TicketDenial):
-            raise self._refused(
-                found.status,
-                f"{found.why}. Without etcd, a certificate of the role admin stops engines, or `fleetctl stop --local` on "
-                "this Mac",
-            )
-        return found.user
+    @property
+    def _access(self) -> AdminAccess:
+        return AdminAccess(
+            node=self.node,
+            tickets=self.tickets,
+            credentials=self.credentials,
+            action="stops engines",
+            without_store="Without etcd, a certificate of the role admin stops engines, or `fleetctl stop --local` on this Mac",
+        )
 
     def _unwritable(self, error: OSError) -> RefusedError:
-        return self._refused(
+        return self._access.refused(
             500,
             f"cannot write to {self.order.state_dir}: {error.strerror}. `fleetctl stop --local` on this Mac needs the same "
             "folder; free its disk, or end the engines by hand",
-        )
-
-    def _refused(self, status: int, message: str) -> RefusedError:
-        extra = ((b"www-authenticate", b"Bearer"),) if status == 401 else ()
-        text = f"{self.node}: {message}"
-        return RefusedError(
-            Refusal(status=status, message=text, type="refused", extra_headers=extra)
         )
 
 

@@ -1,0 +1,342 @@
+"""`fleetctl models` on the Macs of a fleet, through their agents. Each Mac that does not answer is told, and hides none."""
+
+from collections.abc import Iterator, Sequence
+from datetime import datetime
+from fnmatch import fnmatchcase
+from typing import Any, Final, Literal
+
+import click
+import orjson
+
+from fleetctl.cli.connect import run
+from fleetctl.cli.errors import FleetctlError
+from fleetctl.cli.terminal import ProgressLine, paint
+from fleetctl.fleets.stored_models import FleetAgents, NodeAnswer, open_agents
+from fleetctl.output import printers
+from fleetctl.output.columns import age
+from machinery.clock import SystemClock
+from manifests.yaml.core_schema import dump
+from models.hub.huggingface import HuggingFaceHub, open_hub_session
+from models.hub.model_hub import DEFAULT_ENDPOINT, folder_name
+from schemas import quantity
+from schemas.replica import Replica
+from schemas.wire.stored_models import ModelChange, ModelCheck, NodeModels, StoredModelReport
+from store import objects
+
+_POLL_S: Final = 1.0
+# Half a minute of silence, or more where a connection takes its time to fail: an agent restarts within seconds.
+_MAX_MISSES: Final = 30
+_MAX_USERS: Final = 3
+
+
+def parse_nodes(text: str) -> tuple[str, ...]:
+    """Return the names in `--nodes a,b`."""
+    return tuple(filter(None, (one.strip() for one in text.split(","))))
+
+
+def targets(options: dict[str, Any]) -> tuple[str, ...]:
+    """Return the nodes to change; () for all. Raises UsageError unless exactly one of --nodes and --all is given."""
+    nodes = parse_nodes(options["nodes"])
+    if bool(nodes) == options["is_all"]:
+        raise click.UsageError("give --nodes NAME,..., --all for every Mac, or --local")
+    return nodes
+
+
+def list_fleet(words: Sequence[str], options: dict[str, Any]) -> None:
+    """List the models on every Mac. Raises Exit with code 1 if a Mac did not answer."""
+    answers = run(_models(options, parse_nodes(options["nodes"])))
+    rows = [
+        (answer.node, model)
+        for answer in answers
+        if answer.document is not None
+        for model in answer.document.models
+        if _is_chosen(model, words, options)
+    ]
+    output = options["output"]
+    if output in ("json", "yaml"):
+        click.echo(_document(answers, rows, is_yaml=output == "yaml"), nl=output == "json")
+    elif rows:
+        _print_table(rows, is_wide=output == "wide")
+    else:
+        click.echo("no models fetched on the Macs that answered", err=True)
+    _tell_silent(answers)
+
+
+async def _models(options: dict[str, Any], nodes: Sequence[str]) -> list[NodeAnswer[NodeModels]]:
+    async with open_agents(options, nodes) as agents:
+        return await agents.models()
+
+
+def _is_chosen(model: StoredModelReport, words: Sequence[str], options: dict[str, Any]) -> bool:
+    if words and not any(_matches(model, word) for word in words):
+        return False
+    if options["pinned"] and not model.is_pinned:
+        return False
+    return not (options["unused"] and (model.used_by is None or model.used_by))
+
+
+def _matches(model: StoredModelReport, word: str) -> bool:
+    return any(fnmatchcase(text, word) for text in (model.name, model.repo))
+
+
+def _print_table(rows: Sequence[tuple[str, StoredModelReport]], *, is_wide: bool) -> None:
+    now = SystemClock().now()
+    titles = ["NODE", "NAME", "SIZE", "LOADED", "PINNED", "USED BY"]
+    titles += ["COMMIT", "FILES", "FETCHED"] if is_wide else []
+    cells = []
+    for node, model in rows:
+        used = model.used_by
+        users = "<unknown>" if used is None else ",".join(used if is_wide else _short(used)) or "-"
+        row = [
+            node,
+            model.name,
+            quantity.show(model.size_bytes),
+            _age(model.loaded_at, now),
+            "yes" if model.is_pinned else "-",
+            users,
+        ]
+        wide = [model.commit, str(model.files), _age(model.fetched_at, now)]
+        cells.append(row + (wide if is_wide else []))
+    click.echo(printers.align_columns(cells, titles))
+
+
+def _short(users: Sequence[str]) -> list[str]:
+    shown = list(users[:_MAX_USERS])
+    return [*shown, f"+{len(users) - _MAX_USERS}"] if users[_MAX_USERS:] else shown
+
+
+def _age(then: datetime | None, now: datetime) -> str:
+    return "-" if then is None else age(then, now)
+
+
+def _document(
+    answers: Sequence[NodeAnswer[NodeModels]],
+    rows: Sequence[tuple[str, StoredModelReport]],
+    *,
+    is_yaml: bool,
+) -> str:
+    tree: dict[str, Any] = {
+        "nodes": [
+            {"node": one.node, "error": one.problem}
+            if one.document is None
+            else {
+                "node": one.node,
+                "diskBytes": one.document.disk_bytes,
+                "freeBytes": one.document.free_bytes,
+                "models": [
+                    model.model_dump(mode="json", by_alias=True)
+                    for node, model in rows
+                    if node == one.node
+                ],
+            }
+            for one in answers
+        ]
+    }
+    return dump(tree) if is_yaml else orjson.dumps(tree, option=orjson.OPT_INDENT_2).decode()
+
+
+def _tell_silent(answers: Sequence[NodeAnswer[Any]]) -> None:
+    """Tell which Macs did not answer. Raises Exit with code 1 if there is one."""
+    silent = [one for one in answers if one.problem and not one.is_absent]
+    for one in silent:
+        click.echo(f"error: {one.problem}", err=True)
+    if silent:
+        raise click.exceptions.Exit(1)
+
+
+def check_fleet(words: Sequence[str], options: dict[str, Any]) -> None:
+    """Check the models that replicas need on their nodes, or those that words name. Exit code 1: one is not sound."""
+    wanted, answers = run(_check(words, options))
+    is_bad = False
+    for (node, name), answer in zip(wanted, answers, strict=True):
+        found = answer.document
+        if found is not None and not found.defects:
+            click.echo(f"{node}: {name}: {paint('whole', 'good')}")
+            continue
+        is_bad = True
+        for line in _check_lines(answer):
+            click.echo(f"{node}: {name}{line}")
+    if not wanted:
+        click.echo("no replica needs a model from a hub", err=True)
+    if is_bad:
+        raise click.exceptions.Exit(1)
+
+
+def _check_lines(answer: NodeAnswer[ModelCheck]) -> Iterator[str]:
+    if answer.document is not None:
+        for one in answer.document.defects:
+            yield f"/{one.path}: {paint(one.defect, 'bad')}: {one.message}"
+    elif answer.is_absent:
+        yield f": {paint('Missing', 'bad')}: it is not on this Mac"
+    else:
+        yield f": {paint('Unknown', 'bad')}: {answer.problem}"
+
+
+async def _check(
+    words: Sequence[str], options: dict[str, Any]
+) -> tuple[list[tuple[str, str]], list[NodeAnswer[ModelCheck]]]:
+    nodes = parse_nodes(options["nodes"])
+    async with open_agents(options, nodes) as agents:
+        wanted = await (_named(agents, words) if words else _needed(agents))
+        if nodes:
+            wanted = [one for one in wanted if one[0] in nodes]
+        return wanted, await agents.check(wanted, hashes=options["hashes"])
+
+
+async def _named(agents: FleetAgents, words: Sequence[str]) -> list[tuple[str, str]]:
+    answers = await agents.models()
+    found = [
+        (one.node, model.name)
+        for one in answers
+        if one.document is not None
+        for model in one.document.models
+        if any(_matches(model, word) for word in words)
+    ]
+    if not found:
+        raise FleetctlError(
+            f"no Mac that answered has {', '.join(words)}; see `fleetctl models list`"
+        )
+    return found
+
+
+async def _needed(agents: FleetAgents) -> list[tuple[str, str]]:
+    """Return the hub models that replicas run or are to run, with the nodes of their ranks."""
+    replicas = await objects.list_all(agents.transport, Replica)
+    return sorted(
+        {
+            (rank.node, replica.spec.model.hub.folder)
+            for replica in replicas
+            if replica.spec.model.hub is not None and replica.spec.model.hub.is_pinned
+            for rank in replica.spec.ranks
+        }
+    )
+
+
+def change_fleet(words: Sequence[str], options: dict[str, Any], *, verb: str) -> None:
+    """Pin, unpin or remove models on Macs (`verb`: pin, unpin, rm). Exit code 1: one did not do it."""
+    problems = run(_change(words, options, verb))
+    for problem in problems:
+        click.echo(f"error: {problem}", err=True)
+    if problems:
+        raise click.exceptions.Exit(1)
+
+
+async def _change(words: Sequence[str], options: dict[str, Any], verb: str) -> list[str]:
+    nodes = targets(options)
+    async with open_agents(options, nodes) as agents:
+        before = await agents.models()
+        problems = [one.problem for one in before if one.problem]
+        chosen = [(one.node, model) for one, model in _select(before, words)]
+        if verb == "rm" and not options["yes"]:
+            _print_table(chosen, is_wide=False)
+            if options["is_dry_run"]:
+                return problems
+            click.confirm("Remove these models?", abort=True, err=True)
+        for node, model in chosen:
+            answer = await agents.change_one(node, model.name, verb)
+            if answer.document is None:
+                problems.append(answer.problem)
+            else:
+                click.echo(_changed_line(node, answer.document, verb))
+    return problems
+
+
+def _select(
+    answers: Sequence[NodeAnswer[NodeModels]], words: Sequence[str]
+) -> list[tuple[NodeAnswer[NodeModels], StoredModelReport]]:
+    """Return the models that words name, each word on at least one Mac. Raises FleetctlError."""
+    every = [(one, m) for one in answers if one.document is not None for m in one.document.models]
+    for word in words:
+        if not any(word in (model.name, model.repo) for _, model in every):
+            raise FleetctlError(f"no Mac that answered has {word}; see `fleetctl models list`")
+    return [(one, model) for one, model in every if model.name in words or model.repo in words]
+
+
+def _changed_line(node: str, change: ModelChange, verb: str) -> str:
+    done = {"pin": "pinned", "unpin": "unpinned", "rm": "removed"}[verb]
+    if verb == "rm":
+        return f"{node}: {change.name} removed, {quantity.show(change.freed_bytes)} freed"
+    before = "was pinned already" if verb == "pin" else "was not pinned"
+    return f"{node}: {change.name} {done if change.is_changed else before}"
+
+
+def pull_fleet(repo: str, options: dict[str, Any]) -> None:
+    """Let agents fetch a commit until it is whole on each. Exit code 1: a Mac does not have it."""
+    nodes = targets(options)
+    if options["hub_token_file"] is not None or options["patterns"]:
+        raise click.UsageError(
+            "--hub-token-file and --files are for --to local: agents get tokens with a deployment "
+            "(`fleetctl create hubtoken`), and fetch the files that it would"
+        )
+    failed = run(_pull(repo, nodes, options))
+    for problem in failed:
+        click.echo(f"error: {problem}", err=True)
+    if failed:
+        raise click.exceptions.Exit(1)
+
+
+async def _pull(repo: str, nodes: Sequence[str], options: dict[str, Any]) -> list[str]:
+    endpoint = options["hub_endpoint"]
+    async with open_hub_session() as session:
+        # Once for all Macs: a branch that moves meanwhile would give them different commits.
+        commit = await HuggingFaceHub(session, endpoint=endpoint, token="").resolve(
+            repo, options["revision"]
+        )
+    name = folder_name(repo, commit)
+    params = {"repo": repo, "commit": commit}
+    if endpoint.rstrip("/") != DEFAULT_ENDPOINT:
+        params["endpoint"] = endpoint
+    async with open_agents(options, nodes) as agents:
+        started = await agents.fetch(params)
+        problems = [one.problem for one in started if one.problem]
+        waiting = {one.node for one in started if not one.problem}
+        with ProgressLine() as progress:
+            problems += await _wait_pulled(agents, name, waiting, progress)
+    return problems
+
+
+async def _wait_pulled(
+    agents: FleetAgents, name: str, waiting: set[str], progress: ProgressLine
+) -> list[str]:
+    """Wait until each Mac has the model or says why not; return the problems."""
+    clock = SystemClock()
+    misses: dict[str, int] = {}
+    problems: list[str] = []
+    while waiting:
+        lines = []
+        for one in await agents.models():
+            if one.node not in waiting:
+                continue
+            misses[one.node] = misses.get(one.node, 0) + 1 if one.problem else 0
+            state, text = _pull_state(one, name)
+            if state == "running" and misses[one.node] < _MAX_MISSES:
+                lines.append(text)
+                continue
+            waiting.discard(one.node)
+            progress.clear()
+            if state == "present":
+                click.echo(f"{one.node}: {name} present")
+            else:
+                problems.append(text)
+        if waiting:
+            progress.show(", ".join(lines))
+            await clock.sleep(_POLL_S)
+    return problems
+
+
+def _pull_state(
+    answer: NodeAnswer[NodeModels], name: str
+) -> tuple[Literal["running", "present", "failed"], str]:
+    """Return how far a Mac is, with words about it."""
+    node, found = answer.node, answer.document
+    if found is None:
+        return "running", answer.problem
+    if any(model.name == name for model in found.models):
+        return "present", ""
+    fetch = next((one for one in found.fetches if one.name == name), None)
+    if fetch is None:
+        return "failed", f"node/{node}: its agent was restarted; pull again"
+    if fetch.error:
+        return "failed", f"node/{node}: {fetch.error}"
+    share = 100 * fetch.present_bytes // fetch.total_bytes if fetch.total_bytes else 0
+    return "running", f"{node} {share} %" + (f" ({fetch.waiting})" if fetch.waiting else "")

@@ -1,0 +1,92 @@
+"""The models on the disk of one Mac: the documents of the agent's routes for `fleetctl models`.
+
+Everything in them is bounded: they come from another machine.
+"""
+
+from datetime import datetime
+from typing import Annotated, Final
+
+from pydantic import Field, StringConstraints
+
+from schemas.meta import ApiModel
+
+PATH: Final = "/v1/models"
+"""The agent's route of all models; a model is below it by the name of its folder."""
+FETCHES_PATH: Final = "/v1/model-fetches"
+MAX_MODELS: Final = 2000
+_MAX_USERS: Final = 1000
+_MAX_FETCHES: Final = 100
+_MAX_DEFECTS: Final = 1000
+
+_HUB_WORD = r"[A-Za-z0-9][A-Za-z0-9._-]*"
+FolderName = Annotated[
+    str,
+    StringConstraints(pattern=rf"^{_HUB_WORD}--{_HUB_WORD}@[0-9a-f]{{12}}$", max_length=260),
+]
+"""The name of a model's folder, `<organisation>--<name>@<first 12 digits of the commit>`: it has no part of a path."""
+_Bytes = Annotated[int, Field(ge=0)]
+_Text = Annotated[str, StringConstraints(max_length=2000)]
+
+
+class StoredModelReport(ApiModel):
+    """One commit of a repository that is whole on the disk of a Mac."""
+
+    name: FolderName
+    repo: _Text
+    commit: _Text
+    size_bytes: _Bytes
+    files: Annotated[int, Field(ge=0)]
+    fetched_at: datetime
+    loaded_at: datetime | None = None
+    """The last load by an engine; None if there was none."""
+    is_pinned: bool = False
+    used_by: Annotated[tuple[_Text, ...], Field(max_length=_MAX_USERS)] | None = None
+    """Objects and engines that name it, such as `modeldeployment/qwen`; None if the agent cannot read the store."""
+
+
+class ModelFetchReport(ApiModel):
+    """A fetch that a person asked an agent for."""
+
+    name: FolderName
+    phase: _Text
+    total_bytes: _Bytes = 0
+    present_bytes: _Bytes = 0
+    bytes_per_s: float = 0.0
+    eta_s: float | None = None
+    source: _Text = ""
+    waiting: _Text = ""
+    error: _Text = ""
+    """The reason and the message of the failure with which it ended; empty while it runs, and after success."""
+
+
+class NodeModels(ApiModel):
+    """All models of one Mac."""
+
+    models: Annotated[tuple[StoredModelReport, ...], Field(max_length=MAX_MODELS)] = ()
+    fetches: Annotated[tuple[ModelFetchReport, ...], Field(max_length=_MAX_FETCHES)] = ()
+    disk_bytes: _Bytes = 0
+    free_bytes: _Bytes = 0
+
+
+class ModelChange(ApiModel):
+    """The result of a change to one model."""
+
+    name: FolderName
+    is_changed: bool
+    """False if it was so before."""
+    freed_bytes: _Bytes = 0
+
+
+class ModelDefect(ApiModel):
+    """One file that is not what the model's record says."""
+
+    path: _Text
+    defect: _Text
+    message: _Text
+
+
+class ModelCheck(ApiModel):
+    """The result of a check of one model."""
+
+    name: FolderName
+    defects: Annotated[tuple[ModelDefect, ...], Field(max_length=_MAX_DEFECTS)] = ()

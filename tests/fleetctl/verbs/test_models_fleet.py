@@ -1,0 +1,207 @@
+"""`fleetctl models` on two Macs: agents' APIs on real sockets, with stores of models on the disk and a stand-in hub."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import aiohttp
+import pytest
+
+from machinery.clock import SystemClock
+from machinery.http_server import AdminServer
+from machinery.process_log import LogRing
+from models.hub.fetcher import ModelFetcher
+from models.hub.hub_settings import HubSettings
+from models.model_store.store import ModelStore
+from nodeagent.api.machine_metrics import AgentView
+from nodeagent.api.server import make_app
+from nodeagent.model_store.collector import ModelCollector
+from nodeagent.model_store.pulls import ModelPulls
+from nodeagent.model_store.usage import ModelUsers, read_users
+from schemas.deployment import HubReference, ModelSource
+from schemas.meta import ObjectMeta
+from schemas.node import Node
+from schemas.replica import MemoryProof, RankAssignment, Replica, ReplicaSpec
+from store import codec, keys
+from store.events import EventRecorder
+from store.port import Put
+from store.tickets import TicketChecker
+from tests.support.agent_api import STATUS, Replicas
+from tests.support.fleetctl_runner import MemoryFleet
+from tests.support.hub import COMMIT, REPO, StandInHub, tiny_files
+from tests.support.model_store import add_model
+
+CLOCK = SystemClock()
+NAME = "mlx-community--Tiny-4bit@1f2e3d4c5b6a"
+MACS = ("mac-1", "mac-2")
+
+
+class Macs:
+    """Two agents' APIs, and fleetctl."""
+
+    def __init__(self, root: Path) -> None:
+        self.fleet = MemoryFleet()
+        self.root = root
+        self.urls: dict[str, str] = {}
+        self.ctl = self.fleet.ctl
+
+    def store(self, node: str) -> ModelStore:
+        return ModelStore(self.root / node / "models", CLOCK)
+
+    def add(self, node: str, *, repo: str = REPO) -> str:
+        return add_model(self.store(node), repo, COMMIT, tiny_files()).name
+
+    def names(self, node: str) -> list[str]:
+        return [one.name for one in self.store(node).models()]
+
+    async def serve(self, node: str, group: asyncio.TaskGroup) -> list[asyncio.Task[None]]:
+        store, transport = self.store(node), self.fleet.store
+
+        async def users() -> ModelUsers:
+            return await read_users(transport, store.root, None)
+
+        recorder = EventRecorder(transport, CLOCK, source=f"Node/{node}")
+        collector = ModelCollector(store, recorder, users, node=node)
+        pulls = ModelPulls(ModelFetcher(store, CLOCK), HubSettings(), CLOCK)
+        view = AgentView(
+            name=node, status=STATUS, clock=CLOCK, started_at=0.0, engines={}, replicas=Replicas({}),
+            has_lease=lambda: True, folder=self.root / node / "engines", ring=LogRing(),
+            collector=collector, pulls=pulls,
+        )  # fmt: skip
+        changed = asyncio.Event()
+        app = make_app(view, TicketChecker(transport, CLOCK, f"Node/{node}"))
+        server = AdminServer(app, CLOCK, ("127.0.0.1", 0), changed.set)
+        tasks = [group.create_task(server.run()), group.create_task(pulls.run())]
+        await changed.wait()
+        self.urls[node] = server.url
+        await self.register(node, server.url)
+        return tasks
+
+    async def register(self, node: str, url: str) -> None:
+        status = STATUS.model_copy(update={"agent_url": url})
+        spec = Node(metadata=ObjectMeta(name=node, uid=node, generation=1))
+        put = Put(key=keys.status_key("Node", node), value=codec.encode(status))
+        await self.fleet.store.commit([], [codec.put_spec(spec), put])
+
+    async def use(self, *nodes: str) -> None:
+        """Assign a replica of the model to nodes."""
+        proof = MemoryProof(weights_bytes=1, kv_cache_bytes=0, activation_bytes=0, overhead_bytes=0)
+        spec = ReplicaSpec(
+            deployment="tiny", template="t", served_names=("tiny",), context_length=64, concurrency=1,
+            model=ModelSource(hub=HubReference(repo=REPO, revision=COMMIT)),
+            ranks=tuple(RankAssignment(node=node, memory=proof) for node in nodes),
+        )  # fmt: skip
+        one = Replica(metadata=ObjectMeta(name="tiny-0", uid="u", generation=1), spec=spec)
+        await self.fleet.store.commit([], [codec.put_spec(one)])
+
+
+@pytest.fixture
+async def macs(tmp_path: Path) -> AsyncIterator[Macs]:
+    made = Macs(tmp_path)
+    async with asyncio.TaskGroup() as group:
+        running = [task for node in MACS for task in await made.serve(node, group)]
+        yield made
+        for task in running:
+            task.cancel()
+
+
+async def test_the_list_has_every_model_of_every_mac_with_its_users(macs: Macs) -> None:
+    macs.add("mac-1")
+    macs.add("mac-2", repo="org/other")
+    await macs.use("mac-1")
+    done = await macs.ctl("models", "list")
+    assert (done.code, done.err) == (0, "")
+    title, first, second = done.out.splitlines()
+    assert title.split() == ["NODE", "NAME", "SIZE", "LOADED", "PINNED", "USED", "BY"]
+    assert first.split() == ["mac-1", NAME, "396", "KiB", "-", "-", "replica/tiny-0"]
+    assert second.split()[0] == "mac-2"
+    unused = await macs.ctl("models", "list", "--unused", "-o", "json")
+    nodes = json.loads(unused.out)["nodes"]
+    assert [(one["node"], len(one["models"])) for one in nodes] == [("mac-1", 0), ("mac-2", 1)]
+    assert nodes[1]["models"][0]["commit"] == COMMIT
+    named = await macs.ctl("models", "list", "mlx-community/*", "-o", "yaml")
+    assert named.out.count("name:") == 1
+    assert COMMIT in (await macs.ctl("models", "list", "-o", "wide", "--nodes", "mac-2")).out
+
+
+async def test_a_mac_that_does_not_answer_is_told_and_hides_no_other(macs: Macs) -> None:
+    macs.add("mac-1")
+    await macs.register("mac-2", "http://127.0.0.1:1")
+    done = await macs.ctl("models", "list")
+    assert done.code == 1
+    assert NAME in done.out
+    assert "node/mac-2 does not answer" in done.err
+    done = await macs.ctl("models", "list", "--nodes", "mac-9")
+    assert "no node mac-9; this fleet has mac-1, mac-2" in done.err
+
+
+async def test_a_pull_brings_the_model_to_the_named_macs(macs: Macs) -> None:
+    async with StandInHub(repos={REPO: tiny_files()}).serve() as hub:
+        where = ("--hub-endpoint", hub.endpoint)
+        done = await macs.ctl("models", "pull", REPO, "--nodes", "mac-2", *where)
+        assert (done.code, done.out) == (0, f"mac-2: {NAME} present\n"), done.err
+        assert (macs.names("mac-1"), macs.names("mac-2")) == ([], [NAME])
+        done = await macs.ctl("models", "pull", REPO, "--all", *where)
+        assert done.code == 0, done.err
+        assert macs.names("mac-1") == [NAME]
+        done = await macs.ctl("models", "pull", "org/absent", "--all", *where)
+        assert done.code == 1
+        assert "NotFound" in done.err
+    done = await macs.ctl("models", "pull", REPO)
+    assert (done.code, "give --nodes NAME,..., --all" in done.err) == (2, True)
+
+
+async def test_a_removal_refuses_what_is_used_or_pinned_and_says_why(macs: Macs) -> None:
+    for node in MACS:
+        macs.add(node)
+    await macs.use("mac-1")
+    done = await macs.ctl("models", "rm", NAME, "--all", "--dry-run")
+    assert done.out.count(NAME) == 2
+    assert macs.names("mac-2") == [NAME]
+    assert (
+        await macs.ctl("models", "pin", REPO, "--nodes", "mac-2")
+    ).out == f"mac-2: {NAME} pinned\n"
+    done = await macs.ctl("models", "rm", REPO, "--nodes", "mac-2", "--yes")
+    assert (done.code, "is pinned" in done.err) == (1, True)
+    assert (await macs.ctl("models", "unpin", REPO, "--all")).out == (
+        f"mac-1: {NAME} was not pinned\nmac-2: {NAME} unpinned\n"
+    )
+    done = await macs.ctl("models", "rm", REPO, "--all", "--yes")
+    assert done.code == 1
+    assert f"{NAME} is used by replica/tiny-0" in done.err
+    assert (macs.names("mac-1"), macs.names("mac-2")) == ([NAME], [NAME])
+
+
+async def test_what_nothing_uses_is_removed(macs: Macs) -> None:
+    macs.add("mac-2")
+    done = await macs.ctl("models", "rm", REPO, "--all", "--yes")
+    assert (done.code, done.out) == (0, f"mac-2: {NAME} removed, 396 KiB freed\n"), done.err
+    assert macs.names("mac-2") == []
+
+
+async def test_the_check_finds_what_is_absent_or_damaged_where_it_is_needed(macs: Macs) -> None:
+    macs.add("mac-1")
+    await macs.use("mac-1", "mac-2")
+    done = await macs.ctl("models", "check")
+    assert done.code == 1
+    assert done.out.splitlines() == [
+        f"mac-1: {NAME}: whole",
+        f"mac-2: {NAME}: Missing: it is not on this Mac",
+    ]
+    path = macs.store("mac-1").root / NAME / "config.json"
+    content = path.read_bytes()
+    path.resolve().chmod(0o644)
+    path.resolve().write_bytes(b"x" * len(content))
+    assert (await macs.ctl("models", "check", REPO)).code == 0
+    done = await macs.ctl("models", "check", "--hash", "--nodes", "mac-1")
+    assert (done.code, "config.json: WrongContent" in done.out) == (1, True)
+
+
+@pytest.mark.parametrize("name", ["..", "%2e%2e%2fx", "org--m@..", "a--b@0123456789AB", "org/m@1"])
+async def test_a_name_that_is_no_folder_of_the_store_is_refused(macs: Macs, name: str) -> None:
+    async with aiohttp.ClientSession() as session:
+        async with session.get(f"{macs.urls['mac-1']}/v1/models/{name}/check") as answer:
+            assert answer.status in (400, 404)
+        async with session.delete(f"{macs.urls['mac-1']}/v1/models/{NAME}") as answer:
+            assert answer.status == 401
