@@ -15,13 +15,20 @@ from identity.names import Role
 from machinery.clock import SystemClock
 from machinery.http_server import AdminServer
 from machinery.process_log import LogRing
+from models.hub.fetcher import ModelFetcher
+from models.hub.hub_settings import HubSettings
+from models.model_store.store import ModelStore
 from nodeagent.api import server
 from nodeagent.api.machine_metrics import AgentView
+from nodeagent.model_store.collector import ModelCollector
+from nodeagent.model_store.pulls import ModelPulls
+from nodeagent.model_store.usage import ModelUsers, read_users
 from schemas.node import NodeStatus
 from schemas.records import Ticket
 from schemas.replica import Replica
 from schemas.trust import TlsMode
 from store import codec, keys
+from store.events import EventRecorder
 from store.memory import MemoryTransport
 from store.port import Put
 from store.tickets import TicketChecker
@@ -104,11 +111,19 @@ async def serving(fleet: TestAuthority, mode: TlsMode = TlsMode.STRICT) -> Async
     folder = fleet.issue(Role.NODE, NODE)
     folder.write_trust(fleet.snapshot(mode=mode))
     credentials = Credentials(folder, CLOCK)
+    store = MemoryTransport(CLOCK)
+    models = ModelStore(fleet.root / "models", CLOCK)
+
+    async def users() -> ModelUsers:
+        return await read_users(store, models.root, None)
+
+    recorder = EventRecorder(store, CLOCK, source=f"Node/{NODE}")
     view = AgentView(
         name=NODE, status=STATUS, clock=CLOCK, started_at=0.0, engines={}, replicas=Replicas({}),
         has_lease=lambda: True, folder=fleet.root / "engines", ring=LogRing(),
+        collector=ModelCollector(models, recorder, users, node=NODE),
+        pulls=ModelPulls(ModelFetcher(models, CLOCK), HubSettings(), CLOCK),
     )  # fmt: skip
-    store = MemoryTransport(CLOCK)
     ticket = Ticket(hash=hashlib.sha256(SECRET.encode()).hexdigest(), user="anna@studio")
     key = keys.ticket_key(f"Node/{NODE}", ID)
     await store.commit([], [Put(key=key, value=codec.encode(ticket))])

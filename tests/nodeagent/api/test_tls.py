@@ -14,10 +14,12 @@ from identity.folder import IdentityFolder
 from identity.listeners import server_security
 from identity.names import Role
 from machinery.http_server import AdminServer
+from models.model_store.store import ModelStore
 from nodeagent.engines.stop_order import StopOrder
 from schemas.trust import TlsMode
 from tests.support.agent_api import CLOCK, TICKET, serving
 from tests.support.identities import TestAuthority, now
+from tests.support.model_store import add_model
 
 
 @pytest.fixture
@@ -113,6 +115,23 @@ async def test_an_address_of_the_network_needs_an_identity_or_the_flag() -> None
         assert api.is_refused is not is_insecure
         assert bool(api.url) is is_insecure
         assert ("--identity-dir" in api.error) is not is_insecure
+
+
+async def test_only_an_administrator_changes_models(fleet: TestAuthority) -> None:
+    model = add_model(ModelStore(fleet.root / "models", CLOCK), "org/m", "0" * 40, {"a": b"x"})
+    path = f"/v1/models/{model.name}"
+    changes = (("PUT", f"{path}/pin"), ("DELETE", f"{path}/pin"), ("DELETE", path))
+    fetch = ("POST", f"/v1/model-fetches?repo=org/n&commit={'1' * 40}")
+    async with serving(fleet) as api:
+        admin, edge = fleet.issue(Role.ADMIN, "anna"), fleet.issue(Role.NODE, "mac-1")
+        for one in (anonymous(fleet), client(edge)):
+            for method, where in (*changes, fetch):
+                assert await api.status(one, where, TICKET, method=method) == 403
+        assert model.folder.is_dir()
+        assert await api.status(client(edge), "/v1/models", TICKET) == 200
+        for method, where in changes:
+            assert await api.status(client(admin), where, {}, method=method) == 200
+        assert not model.folder.exists()
 
 
 async def test_only_an_administrator_gives_a_stop_order(fleet: TestAuthority) -> None:
