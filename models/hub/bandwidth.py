@@ -21,6 +21,11 @@ class BandwidthLimit:
         self._at = clock.monotonic()
         self._turn = asyncio.Lock()
 
+    @property
+    def bytes_per_s(self) -> float | None:
+        """Return the rate of all streams; None for no limit."""
+        return self._rate
+
     def set_rate(self, bytes_per_s: float | None) -> None:
         """Change the rate of all streams.
 

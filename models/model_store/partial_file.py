@@ -193,6 +193,12 @@ def open_locked(path: Path) -> int | None:
     return None
 
 
+def recorded_bytes(path: Path) -> int:
+    """Return how many bytes of a partial file its journal names: those were flushed, and stay."""
+    pieces = _read_journal(path.with_suffix(".journal"), 1 << 62)
+    return pieces[-1].end if pieces else 0
+
+
 def _read_journal(path: Path, size: int) -> list[_Piece]:
     try:
         if path.stat().st_size > _MAX_JOURNAL_BYTES:

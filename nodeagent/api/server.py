@@ -1,8 +1,9 @@
 """The agent's API server: its routes, their authorization, and the condition that says whether it listens.
 
 `/health` and `/metrics` are open on this machine; elsewhere they need an identity of the fleet, a ticket or a token
-(identity/metrics_access.py). Stop orders and changes of models need an administrator (nodeagent/api/admin_access.py). The other
-routes need a ticket everywhere (store/tickets.py).
+(identity/metrics_access.py). Files of models need a certificate of a node (nodeagent/api/blobs.py), stop orders and
+changes of models an administrator (nodeagent/api/admin_access.py). The other routes need a ticket everywhere
+(store/tickets.py).
 """
 
 import logging
@@ -29,6 +30,7 @@ from machinery.process_log import LogSelection
 from machinery.version import version
 from nodeagent.api import machine_metrics
 from nodeagent.api.admin_access import AdminAccess
+from nodeagent.api.blobs import BlobRoutes
 from nodeagent.api.machine_doctor import MachineDoctor
 from nodeagent.api.machine_metrics import AgentView
 from nodeagent.api.model_routes import ModelRoutes
@@ -82,8 +84,11 @@ def make_app(
     security: ApiSecurity | None = None,
     credentials: Credentials | None = None,
     doctor: MachineDoctor | None = None,
+    blobs: BlobRoutes | None = None,
 ) -> FastAPI:
     """Return the FastAPI application; without `doctor`, the agent does not examine its machine.
+
+    `blobs`: the files for other agents; None: it gives them none.
 
     `credentials` are those of the agent's own identity.
     """
@@ -115,6 +120,8 @@ def make_app(
             node=view.name, tickets=tickets, credentials=credentials, action="changes its models"
         )
         ModelRoutes(collector=view.collector, pulls=view.pulls, access=admin).add_to(app)
+    if blobs is not None:
+        blobs.add_to(app)
     app.add_exception_handler(RefusedError, on_refused)
     app.add_exception_handler(HTTPException, on_http_error)
     app.add_exception_handler(RequestValidationError, on_invalid_query)
@@ -318,13 +325,14 @@ class AgentApi:
         on_change: Callable[[], None],
         security: ApiSecurity,
         credentials: Credentials | None,
+        blobs: BlobRoutes | None = None,
     ) -> None:
         """`port`: 0 for any."""
         self._clock: Clock = view.clock
         tickets = TicketChecker(transport, view.clock, f"Node/{view.name}")
         doctor = None if view.scope is None else MachineDoctor(view, view.scope, transport)
         self._server = AdminServer(
-            make_app(view, tickets, security, credentials, doctor),
+            make_app(view, tickets, security, credentials, doctor, blobs),
             view.clock,
             (view.status.address, port),
             self._on_server_change(on_change),
@@ -362,6 +370,12 @@ class AgentApi:
             "another --api-port, or stop the process that uses the port",
             last_transition_time=self._clock.now(),
         )
+
+    @property
+    def tls_url(self) -> str:
+        """The URL for peers with an identity, whatever the fleet's TLS mode is; "" while it does not listen."""
+        _, colon, rest = self._server.url.partition(":")
+        return colon and f"https:{rest}"
 
     async def run(self) -> None:
         """Serve forever."""

@@ -19,6 +19,7 @@ from models.hub.fetcher import ModelFetcher
 from models.hub.hub_settings import HubSettings
 from models.model_store.store import ModelStore
 from nodeagent.api import server
+from nodeagent.api.blobs import BlobRoutes
 from nodeagent.api.machine_metrics import AgentView
 from nodeagent.model_store.collector import ModelCollector
 from nodeagent.model_store.pulls import ModelPulls
@@ -107,7 +108,9 @@ class Api:
 
 
 @asynccontextmanager
-async def serving(fleet: TestAuthority, mode: TlsMode = TlsMode.STRICT) -> AsyncIterator[Api]:
+async def serving(
+    fleet: TestAuthority, mode: TlsMode = TlsMode.STRICT, blobs: BlobRoutes | None = None
+) -> AsyncIterator[Api]:
     folder = fleet.issue(Role.NODE, NODE)
     folder.write_trust(fleet.snapshot(mode=mode))
     credentials = Credentials(folder, CLOCK)
@@ -128,7 +131,7 @@ async def serving(fleet: TestAuthority, mode: TlsMode = TlsMode.STRICT) -> Async
     key = keys.ticket_key(f"Node/{NODE}", ID)
     await store.commit([], [Put(key=key, value=codec.encode(ticket))])
     tickets = TicketChecker(store, CLOCK, f"Node/{NODE}")
-    app = server.make_app(view, tickets, credentials=credentials)
+    app = server.make_app(view, tickets, credentials=credentials, blobs=blobs)
     security = server_security(credentials, frozenset({Role.ADMIN, Role.NODE}), is_insecure=False)
     changed = asyncio.Event()
     api = AdminServer(app, CLOCK, ("127.0.0.1", 0), changed.set, security=security)

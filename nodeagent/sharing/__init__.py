@@ -1,0 +1,1 @@
+"""Files of models between the Macs of a fleet: one download from a hub, then the local network."""

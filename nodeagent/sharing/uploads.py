@@ -1,0 +1,54 @@
+"""The uploads of one agent: a few at a time, within a rate that falls while an engine of the Mac works."""
+
+from collections.abc import Callable, Iterator
+from typing import Final
+
+from machinery.clock import Clock
+from machinery.prometheus import Counter
+from models.hub.bandwidth import BandwidthLimit
+
+MOST_UPLOADS: Final = 4
+DEFAULT_BYTES_PER_S: Final = 1 << 30
+# Tokens of people come before files of Macs.
+_SHARE_WHILE_BUSY: Final = 0.1
+
+
+class Uploads:
+    """Counts the files that are being sent, and limits their bytes a second."""
+
+    def __init__(
+        self,
+        clock: Clock,
+        *,
+        bytes_per_s: float = DEFAULT_BYTES_PER_S,
+        is_busy: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """`is_busy` says whether an engine of this Mac generates."""
+        self.most: Final = MOST_UPLOADS
+        self.bandwidth: Final = BandwidthLimit(clock, bytes_per_s=bytes_per_s)
+        self._bytes_per_s = bytes_per_s
+        self._is_busy = is_busy
+        self._running = 0
+        self._sent = Counter(
+            "fleet_blob_sent_bytes_total", "Bytes of files that were sent to other agents.", ()
+        )
+
+    def enter(self) -> bool:
+        """Take a place; False if there is none."""
+        if self._running >= self.most:
+            return False
+        self._running += 1
+        return True
+
+    def leave(self) -> None:
+        """Give a place back."""
+        self._running -= 1
+
+    def count(self, sent: int) -> None:
+        """Count bytes, and follow the engines with the limit."""
+        self._sent.add(count=sent)
+        self.bandwidth.set_rate(self._bytes_per_s * (_SHARE_WHILE_BUSY if self._is_busy() else 1.0))
+
+    def lines(self) -> Iterator[str]:
+        """Yield the metrics in Prometheus' text format."""
+        yield from self._sent.lines()
