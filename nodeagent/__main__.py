@@ -112,6 +112,15 @@ _NOT_FOR_ENGINES = ("OTEL_EXPORTER_OTLP_",)
     help="Number of engines that may load their models at once; the others wait, by priority.",
 )
 @click.option(
+    "--upload-limit",
+    metavar="SIZE",
+    default="1Gi",
+    show_default=True,
+    envvar="FLEET_UPLOAD_LIMIT",
+    help="Bytes a second of the files of models that other agents get from this one; a tenth of it while an engine of "
+    "this Mac generates.",
+)
+@click.option(
     "--part-of-machine",
     is_flag=True,
     help="This machine runs several nodes on purpose; give the flag to all their agents.",
@@ -166,6 +175,7 @@ def main(log_level: LogLevel, log_format: LogFormat, **options: Any) -> None:
         is_memory_chosen=bool(options["memory"]),
         model_disk=model_disk_limits(options),
         start_concurrency=options["start_concurrency"],
+        upload_bytes_per_s=_upload_limit(options["upload_limit"]),
         api_port=options["api_port"],
         api_security=api_security(options),
         insecure_flags=insecure_flags(options),
@@ -190,6 +200,24 @@ def main(log_level: LogLevel, log_format: LogFormat, **options: Any) -> None:
     code = run_until_signal(run, grace_s=GRACE_S)
     lock.close()
     sys.exit(code)
+
+
+def _upload_limit(text: str) -> float:
+    """Return the bytes a second of --upload-limit.
+
+    Raises:
+        click.UsageError: it is no size above 0.
+
+    """
+    try:
+        found = quantity.parse(text)
+    except ValueError as error:
+        raise click.UsageError(f"--upload-limit: {error}") from error
+    if found <= 0:
+        raise click.UsageError(
+            f"--upload-limit: {text} is no rate; expected more than 0, such as 100Mi"
+        )
+    return float(found)
 
 
 def insecure_flags(options: dict[str, Any]) -> tuple[str, ...]:

@@ -11,6 +11,7 @@ from machinery import log_rotation
 from machinery.backoff import Backoff
 from machinery.clock import Clock
 from machinery.control_loop import Requeue, WorkQueue, run_loop
+from nodeagent.api.blobs import BlobRoutes
 from nodeagent.api.machine_metrics import AgentView
 from nodeagent.api.server import AgentApi
 from nodeagent.dependencies import AgentConfig, Dependencies, real_dependencies
@@ -104,6 +105,7 @@ class Agent:
             more=tuple(
                 one for one in (self._upkeep, self._dependencies.fetches) if one is not None
             ),
+            blobs=self._blob_routes(),
             scope=CollectionScope(
                 models_dir=config.models_dir,
                 engine_folders=(config.state_dir / "engines",),
@@ -119,6 +121,21 @@ class Agent:
             on_change=self._describer.request,
             security=config.api_security,
             credentials=config.credentials,
+        )
+
+    def _blob_routes(self) -> BlobRoutes | None:
+        """Return the route of the files for other agents; None if this one shares none."""
+        fetches = self._dependencies.fetches
+        if fetches is None or fetches.exchange is None:
+            return None
+        uploads = fetches.exchange.uploads
+        uploads.is_busy = self._is_generating
+        return BlobRoutes(node=self._config.name, store=fetches.store, uploads=uploads)
+
+    def _is_generating(self) -> bool:
+        return any(
+            engine.health is not None and engine.health.is_busy
+            for engine in self._node.engines.values()
         )
 
     async def _metal_verdict(self) -> MetalVerdict | None:
@@ -192,6 +209,9 @@ class Agent:
         for part in (parts.fetches, parts.pulls, parts.collector):
             if part is not None:
                 group.create_task(part.run())
+        api, exchange = self._api, None if parts.fetches is None else parts.fetches.exchange
+        if exchange is not None and api is not None:
+            group.create_task(exchange.run(lambda: self._registration.lease, lambda: api.tls_url))
 
     def _adopt(self, found: EngineProcess) -> None:
         now = self._clock.monotonic()

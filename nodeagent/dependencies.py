@@ -34,6 +34,8 @@ from nodeagent.model_store.collector import ModelCollector
 from nodeagent.model_store.flags import ModelDiskLimits
 from nodeagent.model_store.pulls import ModelPulls
 from nodeagent.model_store.usage import ModelUsers, read_users
+from nodeagent.peers.model_exchange import ModelExchange
+from nodeagent.peers.uploads import DEFAULT_BYTES_PER_S, Uploads
 from nodeagent.replicas.last_assignment import AssignedReplicas, AssignmentFile, LastAssignment
 from nodeagent.replicas.model_fetches import ModelFetches
 from nodeagent.replicas.start_queue import DEFAULT_CONCURRENCY
@@ -79,6 +81,8 @@ class AgentConfig:
     """The hub of deployments that name none."""
     model_disk: ModelDiskLimits = field(default_factory=ModelDiskLimits)
     """Room that fetches leave free, and fullness at which unused models are removed."""
+    upload_bytes_per_s: float = DEFAULT_BYTES_PER_S
+    """The limit of the files that are sent to other agents."""
     lease_s: int = LEASE_TTL_S
     start_concurrency: int = DEFAULT_CONCURRENCY
     """The number of engines that may load at once."""
@@ -202,7 +206,14 @@ def real_dependencies(transport: Transport, clock: Clock, config: AgentConfig) -
         report_models=report_models,
         report_adapters=report_adapters,
         replicas=replicas,
-        fetches=ModelFetches(fetcher, config.hubs, transport, clock, node=config.name),
+        fetches=ModelFetches(
+            fetcher,
+            config.hubs,
+            transport,
+            clock,
+            node=config.name,
+            exchange=_model_exchange(transport, clock, config, collector.store),
+        ),
         pulls=ModelPulls(fetcher, config.hubs, clock),
         collector=collector,
         snapshots=snapshots,
@@ -234,6 +245,16 @@ def _model_fetcher(clock: Clock, collector: ModelCollector) -> ModelFetcher:
     # The agent retries: its conditions then have the hub's reason.
     limits = FetchLimits(attempts=4, rate_limit_wait_s=0.0)
     return ModelFetcher(collector.store, clock, limits=limits, make_room=collector.make_room)
+
+
+def _model_exchange(
+    transport: Transport, clock: Clock, config: AgentConfig, store: ModelStore
+) -> ModelExchange | None:
+    """Return the exchange of files with other agents; None where the agent cannot prove who it is."""
+    if config.credentials is None or config.api_port is None:
+        return None
+    uploads = Uploads(clock, bytes_per_s=config.upload_bytes_per_s)
+    return ModelExchange(transport, clock, config.credentials, store, uploads)
 
 
 def _informer(transport: Transport, clock: Clock, kind: type[Obj]) -> Informer[Obj]:

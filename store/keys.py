@@ -24,6 +24,8 @@ FABRIC_RANK_PREFIX = f"{ROOT}/fabricrank/"
 APPLY_SET_PREFIX = f"{ROOT}/applyset/"
 # The commits that hub models are pinned to, by deployment.
 SNAPSHOT_PREFIX = f"{ROOT}/snapshot/"
+# The models whose files an agent gives to others, and its places in the queues for hubs, below its node's name.
+SHARE_PREFIX = f"{ROOT}/share/"
 # The right to read an agent's or a gateway's logs, under a short lease.
 TICKET_PREFIX = f"{ROOT}/ticket/"
 EVENT_PREFIX = f"{ROOT}/event/"
@@ -54,7 +56,7 @@ HUB_GRANT_PREFIX = f"{SECRET_PREFIX}HubGrant/"
 # Keys that describe the present moment, most of them under a lease, and secrets in clear: backups leave them out.
 TRANSIENT_PREFIXES = (
     *(LEASE_PREFIX, ENDPOINT_PREFIX, EVENT_PREFIX, ELECTION_PREFIX),
-    *(FABRIC_TEST_PREFIX, FABRIC_RANK_PREFIX, TICKET_PREFIX),
+    *(FABRIC_TEST_PREFIX, FABRIC_RANK_PREFIX, TICKET_PREFIX, SHARE_PREFIX),
     *(JOIN_TOKEN_PREFIX, JOIN_REQUEST_PREFIX, JOIN_DECISION_PREFIX),
     *(REQUEST_PREFIX, REFUSED_PREFIX),
     *(HUB_TOKEN_PREFIX, HUB_GRANT_PREFIX),
@@ -114,6 +116,28 @@ def fabric_rank_prefix(node: str) -> str:
 
 def fabric_rank_key(node: str, group: str) -> str:
     return f"{fabric_rank_prefix(node)}{group}"
+
+
+def share_prefix(node: str) -> str:
+    """Return the prefix of what the node says about the files that it gives and fetches."""
+    return f"{SHARE_PREFIX}{node}/"
+
+
+def model_offer_key(node: str, folder: str) -> str:
+    """Return the key that says that the node gives the files of a model."""
+    return f"{share_prefix(node)}have/{folder}"
+
+
+def fetch_claim_key(node: str, digest: str) -> str:
+    """Return the key of the node's place in the queue for the hub, for one file."""
+    return f"{share_prefix(node)}fetch/{digest}"
+
+
+def share_parts(key: str) -> tuple[str, str, str]:
+    """Return node, `have` or `fetch`, and the model's folder or the file's digest; empty for other keys."""
+    node, _, rest = key.removeprefix(SHARE_PREFIX).partition("/")
+    what, _, name = rest.partition("/")
+    return node, what, name
 
 
 def ticket_prefix(holder: str) -> str:

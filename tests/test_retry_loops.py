@@ -21,6 +21,7 @@ LOOPS = (*ROOMS, "gateway", "engine")
 
 # Waits that repeat nothing that failed: periods, polls of own children and files, and answers to users.
 PERIODS = {
+    "nodeagent/peers/shared_sources.py": "polls the files of peers while one of them receives",
     "fleetctl/discovery/local_network.py": "listens for a while",
     "fleetctl/discovery/search.py": "waits for its backoff, which it compares with its deadline",
     "fleetctl/doctor/observe.py": "looks a second time at what may still be under way",

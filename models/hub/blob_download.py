@@ -8,13 +8,14 @@ from typing import Final
 from machinery.backoff import Backoff, Retries
 from machinery.clock import Clock
 from models.hub.bandwidth import BandwidthLimit
+from models.hub.blob_source import BlobSources, BlobTransfer
 from models.hub.errors import (
     HashMismatchError,
     HubRateLimitedError,
     HubUnreachableError,
     InsufficientDiskError,
 )
-from models.hub.model_hub import ModelHub, RemoteFile
+from models.hub.model_hub import RemoteFile
 from models.hub.progress import FetchMonitor
 from models.hub.threads import acquire_in_thread, run_in_thread
 from models.model_store.partial_file import PartialFile, open_partial
@@ -102,7 +103,7 @@ class _StallGuard:
 class BlobDownload:
     """Downloads the files of one commit into the store."""
 
-    hub: ModelHub
+    sources: BlobSources
     repo: str
     commit: str
     store: ModelStore
@@ -129,7 +130,8 @@ class BlobDownload:
                 continue
             self._count(-counted)
             try:
-                await self._complete(file, part)
+                async with self.sources.transfer(file) as transfer:
+                    await self._complete(file, part, transfer)
             except OSError as error:
                 if error.errno == errno.ENOSPC:
                     raise self._full_disk_error(file) from error
@@ -158,18 +160,21 @@ class BlobDownload:
         self.monitor.present_bytes += more
         return more
 
-    async def _complete(self, file: RemoteFile, part: PartialFile) -> None:
+    async def _complete(self, file: RemoteFile, part: PartialFile, transfer: BlobTransfer) -> None:
         await self._resume(part)
         is_resumed = part.offset > 0
-        await self._receive(file, part)
-        try:
-            await self._publish(file, part)
-        except HashMismatchError:
-            if not is_resumed:
-                raise
-            # The bytes of an earlier fetch may be the wrong ones, such as those of a mirror that was mended since.
-            await self._receive(file, part)
-            await self._publish(file, part)
+        await self._receive(file, part, transfer)
+        while True:
+            try:
+                await self._publish(file, part, transfer)
+            except HashMismatchError:
+                # The bytes of an earlier fetch may be the wrong ones, such as those of a mirror that was mended since.
+                if not (await transfer.reject() or is_resumed):
+                    raise
+                is_resumed = False
+            else:
+                return
+            await self._receive(file, part, transfer)
 
     async def _resume(self, part: PartialFile) -> None:
         before = 0
@@ -178,34 +183,34 @@ class BlobDownload:
             before += self._count(part.offset - before)
         self.monitor.phase = "Downloading"
 
-    async def _receive(self, file: RemoteFile, part: PartialFile) -> None:
+    async def _receive(self, file: RemoteFile, part: PartialFile, transfer: BlobTransfer) -> None:
         retries = self.retries.start()
         while part.offset < file.size:
             start = part.offset
             try:
-                await self._stream(file, part)
+                await self._stream(file, part, transfer)
             except (HubRateLimitedError, HubUnreachableError) as error:
                 if part.offset > start:
                     retries.reset()
                 await self.retries.wait_after(error, retries, self.monitor)
 
-    async def _stream(self, file: RemoteFile, part: PartialFile) -> None:
+    async def _stream(self, file: RemoteFile, part: PartialFile, transfer: BlobTransfer) -> None:
         """Append what one response brings. What arrived before a failure is kept."""
         pending = bytearray()
         stall = _StallGuard(self.clock)
-        source = self.hub.read(self.repo, self.commit, file, start=part.offset)
         try:
-            async with source as chunks:
+            async with transfer.read(part.offset) as chunks:
                 async for chunk in chunks:
+                    self.monitor.source = transfer.source
                     self.monitor.add_fetched(len(chunk))
                     pending += chunk
                     if part.offset + len(pending) > file.size:
                         raise HashMismatchError(
-                            f"{self.hub.name} sent more than the {file.size} bytes of {file.path} in {self.repo}"
+                            f"{transfer.source} sent more than the {file.size} bytes of {file.path} in {self.repo}"
                         )
                     if stall.is_stalled_after(len(chunk)):
                         raise HubUnreachableError(
-                            f"{self.hub.name} sends {file.path} of {self.repo} too slowly"
+                            f"{transfer.source} sends {file.path} of {self.repo} too slowly"
                         )
                     await self.bandwidth.take(len(chunk))
                     if len(pending) >= min(_WRITE_BYTES, part.bytes_to_checkpoint):
@@ -216,7 +221,7 @@ class BlobDownload:
                 await self._write(part, pending)
         if part.offset < file.size:
             raise HubUnreachableError(
-                f"{self.hub.name} ended {file.path} of {self.repo} after {part.offset} of {file.size} bytes"
+                f"{transfer.source} ended {file.path} of {self.repo} after {part.offset} of {file.size} bytes"
             )
 
     async def _write(self, part: PartialFile, content: bytearray) -> None:
@@ -226,13 +231,13 @@ class BlobDownload:
         finally:
             self._count(part.offset - start)
 
-    async def _publish(self, file: RemoteFile, part: PartialFile) -> None:
+    async def _publish(self, file: RemoteFile, part: PartialFile, transfer: BlobTransfer) -> None:
         found = await run_in_thread(part.seal)
         if found.named != file.digest:
             self._count(-part.offset)
             await run_in_thread(part.restart)
             raise HashMismatchError(
-                f"{file.path} of {self.repo}@{self.commit[:12]} came from {self.hub.name} with {found.named}; "
+                f"{file.path} of {self.repo}@{self.commit[:12]} came from {transfer.source} with {found.named}; "
                 f"its list says {file.digest}. Nothing of it was kept: retry, and check the mirror or proxy if it "
                 "happens again"
             )

@@ -9,6 +9,7 @@ from typing import Final, TypeAlias
 from machinery.clock import Clock
 from models.hub.bandwidth import BandwidthLimit
 from models.hub.blob_download import BlobDownload, FetchRetries
+from models.hub.blob_source import BlobSources, HubOnly
 from models.hub.errors import HubRateLimitedError, HubUnreachableError, InsufficientDiskError
 from models.hub.file_selection import DEFAULT_PATTERNS, check_patterns, select_files
 from models.hub.model_hub import ModelHub, RemoteFile, folder_name
@@ -72,11 +73,17 @@ class ModelFetcher:
         self._make_room = make_room
 
     async def fetch(
-        self, hub: ModelHub, request: FetchRequest, *, monitor: FetchMonitor | None = None
+        self,
+        hub: ModelHub,
+        request: FetchRequest,
+        *,
+        monitor: FetchMonitor | None = None,
+        sources: BlobSources | None = None,
     ) -> StoredModel:
         """Return the model of the store, after what is missing of it has been fetched and verified.
 
-        A model that is present is returned without a request to the hub.
+        A model that is present is returned without a request to the hub. `sources` are those of the files' bytes; the
+        list of files is the hub's.
 
         Raises:
             ModelFetchError: one of `models.hub.errors`; nothing that is not verified has been published.
@@ -103,7 +110,13 @@ class ModelFetcher:
                 break
             await self._wait_for_other(name, monitor)
         with reservation:
-            await self._download_all(hub, request, chosen, monitor, retries)
+            await self._download_all(
+                request,
+                chosen,
+                sources or HubOnly(hub, request.repo, request.commit),
+                monitor,
+                retries,
+            )
             found = await run_in_thread(
                 self.store.publish,
                 request.repo,
@@ -162,9 +175,9 @@ class ModelFetcher:
 
     async def _download_all(
         self,
-        hub: ModelHub,
         request: FetchRequest,
         files: tuple[RemoteFile, ...],
+        sources: BlobSources,
         monitor: FetchMonitor,
         retries: FetchRetries,
     ) -> None:
@@ -172,7 +185,7 @@ class ModelFetcher:
         monitor.total_bytes = sum(file.size for file in files)
         monitor.files = len(files)
         download = BlobDownload(
-            hub=hub,
+            sources=sources,
             repo=request.repo,
             commit=request.commit,
             store=self.store,
@@ -183,7 +196,13 @@ class ModelFetcher:
             piece_bytes=self.limits.piece_bytes,
         )
         # Small files first: with them placement can judge a model whose weights are still on their way.
-        waiting = iter(sorted(files, key=lambda file: (file.size, file.path)))
+        small = self.limits.piece_bytes
+
+        def turn(file: RemoteFile) -> tuple[bool, str, int, str]:
+            order = sources.order(file) if file.size > small else ""
+            return file.size > small, order, file.size, file.path
+
+        waiting = iter(sorted(files, key=turn))
 
         async def work() -> None:
             for file in waiting:

@@ -20,7 +20,7 @@ from machinery.http_server import SSL_OBJECT
 from models.hub.threads import acquire_in_thread, run_in_thread
 from models.model_store.blob_reader import OpenBlob, open_blob, parse_hex
 from models.model_store.store import ModelStore
-from nodeagent.sharing.uploads import Uploads
+from nodeagent.peers.uploads import Uploads
 from schemas.wire.blobs import PATH, RECEIVED
 from schemas.wire.errors import Refusal, RefusedError
 
@@ -52,10 +52,9 @@ class BlobRoutes:
                 429, f"{self.uploads.most} files are being sent already; ask another node"
             )
         try:
-            blob = await acquire_in_thread(lambda: open_blob(self.store, digest))
-            if blob is None:
-                raise self._refused(404, "there is no such file")
-            return self._response(request, blob)
+            return self._response(
+                request, await acquire_in_thread(lambda: open_blob(self.store, digest))
+            )
         except BaseException:
             self.uploads.leave()
             raise
@@ -66,7 +65,9 @@ class BlobRoutes:
         if peer is None or peer.identity.role is not Role.NODE:
             raise self._refused(403, "only agents with a certificate of the fleet get files")
 
-    def _response(self, request: Request, blob: OpenBlob) -> Response:
+    def _response(self, request: Request, blob: OpenBlob | None) -> Response:
+        if blob is None:
+            raise self._refused(404, "there is no such file")
         found = _RANGE.fullmatch(request.headers.get("range", ""))
         if found is None and not blob.is_whole:
             blob.close()
@@ -142,5 +143,4 @@ class _BlobResponse(StreamingResponse):
 
 
 async def _nothing() -> AsyncIterator[bytes]:
-    for piece in ():
-        yield piece
+    yield b""

@@ -13,6 +13,7 @@ from machinery.clock import Clock
 from machinery.process_log import LogRing
 from machinery.prometheus import Gauge, LabelledGauge, MetricFamily, parse_samples
 from machinery.version import version
+from nodeagent.api.blobs import BlobRoutes
 from nodeagent.dependencies import ObjectCache
 from nodeagent.doctor.readers import CollectionScope
 from nodeagent.engines import group_launch
@@ -55,6 +56,8 @@ class AgentView:
     """The store of models and what uses them; None: the agent has no store of models."""
     pulls: ModelPulls | None = None
     """The fetches that people ask for; None: the agent has no store of models."""
+    blobs: BlobRoutes | None = None
+    """The files for other agents; None: it gives them none."""
     scope: CollectionScope | None = None
     """The parts of this machine that doctor examines; None: it examines nothing here."""
 

@@ -30,7 +30,6 @@ from machinery.process_log import LogSelection
 from machinery.version import version
 from nodeagent.api import machine_metrics
 from nodeagent.api.admin_access import AdminAccess
-from nodeagent.api.blobs import BlobRoutes
 from nodeagent.api.machine_doctor import MachineDoctor
 from nodeagent.api.machine_metrics import AgentView
 from nodeagent.api.model_routes import ModelRoutes
@@ -84,11 +83,8 @@ def make_app(
     security: ApiSecurity | None = None,
     credentials: Credentials | None = None,
     doctor: MachineDoctor | None = None,
-    blobs: BlobRoutes | None = None,
 ) -> FastAPI:
     """Return the FastAPI application; without `doctor`, the agent does not examine its machine.
-
-    `blobs`: the files for other agents; None: it gives them none.
 
     `credentials` are those of the agent's own identity.
     """
@@ -120,8 +116,8 @@ def make_app(
             node=view.name, tickets=tickets, credentials=credentials, action="changes its models"
         )
         ModelRoutes(collector=view.collector, pulls=view.pulls, access=admin).add_to(app)
-    if blobs is not None:
-        blobs.add_to(app)
+    if view.blobs is not None:
+        view.blobs.add_to(app)
     app.add_exception_handler(RefusedError, on_refused)
     app.add_exception_handler(HTTPException, on_http_error)
     app.add_exception_handler(RequestValidationError, on_invalid_query)
@@ -325,14 +321,13 @@ class AgentApi:
         on_change: Callable[[], None],
         security: ApiSecurity,
         credentials: Credentials | None,
-        blobs: BlobRoutes | None = None,
     ) -> None:
         """`port`: 0 for any."""
         self._clock: Clock = view.clock
         tickets = TicketChecker(transport, view.clock, f"Node/{view.name}")
         doctor = None if view.scope is None else MachineDoctor(view, view.scope, transport)
         self._server = AdminServer(
-            make_app(view, tickets, security, credentials, doctor, blobs),
+            make_app(view, tickets, security, credentials, doctor),
             view.clock,
             (view.status.address, port),
             self._on_server_change(on_change),

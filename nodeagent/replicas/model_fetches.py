@@ -7,6 +7,7 @@ import asyncio
 import logging
 import random
 from collections.abc import Iterator
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Final, Literal, TypeAlias
@@ -14,12 +15,15 @@ from typing import Final, Literal, TypeAlias
 from machinery.backoff import Backoff
 from machinery.clock import Clock
 from machinery.prometheus import Counter, LabelledGauge
+from models.hub.blob_source import BlobSources
 from models.hub.errors import FetchReason, HubRateLimitedError, ModelFetchError
 from models.hub.fetcher import FetchRequest, ModelFetcher
 from models.hub.file_selection import DEFAULT_PATTERNS
 from models.hub.hub_settings import HubFactory, HubSettings
+from models.hub.model_hub import ModelHub
 from models.hub.progress import FetchMonitor, FetchProgress
 from models.model_store.store import ModelStore
+from nodeagent.peers.model_exchange import ModelExchange
 from nodeagent.replicas.observation import FetchState, NextStart, ObservedFetch
 from schemas.deployment import HubReference
 from schemas.records import HubToken
@@ -72,7 +76,10 @@ class ModelFetches:
         clock: Clock,
         *,
         node: str,
+        exchange: ModelExchange | None = None,
     ) -> None:
+        """`exchange`: the other agents as sources of files; None: the hub alone."""
+        self.exchange: Final = exchange
         self._fetcher = fetcher
         self._hubs = hubs
         self._transport = transport
@@ -86,7 +93,9 @@ class ModelFetches:
             "fleet_model_fetch_failures_total", "Fetches that failed, by reason.", ("reason",)
         )
         self._fetched = Counter(
-            "fleet_model_fetch_bytes_total", "Bytes that came from hubs, by repository.", ("repo",)
+            "fleet_model_fetch_bytes_total",
+            "Bytes that came from hubs and other agents, by repository.",
+            ("repo",),
         )
         self._present = LabelledGauge(
             "fleet_model_fetch_present_bytes",
@@ -217,7 +226,8 @@ class ModelFetches:
             request = FetchRequest(
                 repo=source.repo, commit=source.revision, patterns=_patterns(source)
             )
-            await self._fetcher.fetch(hub, request, monitor=fetch.monitor)
+            async with self._sources(hub, source) as sources:
+                await self._fetcher.fetch(hub, request, monitor=fetch.monitor, sources=sources)
         except (ModelFetchError, StoreError, OSError, ValueError) as error:
             self._note(fetch, error, has_token=bool(token))
         else:
@@ -225,6 +235,14 @@ class ModelFetches:
             log.info("model fetched", extra={"model": source.folder})
         finally:
             self._fetched.add(source.repo, count=fetch.monitor.fetched_bytes)
+
+    def _sources(
+        self, hub: ModelHub, source: HubReference
+    ) -> AbstractAsyncContextManager[BlobSources | None]:
+        """Return the sources of the files; None of it means the hub alone."""
+        if self.exchange is None:
+            return nullcontext()
+        return self.exchange.sources(hub, source.repo, source.revision)
 
     async def _token(self, fetch: _Fetch) -> str:
         """Return the token that the reconciler gave to this node for the deployment; "" if it gave none."""
@@ -263,6 +281,8 @@ class ModelFetches:
         """Yield the metrics of the fetches in Prometheus' text format."""
         for family in (self._failures, self._fetched, self._present, self._total):
             yield from family.lines()
+        if self.exchange is not None:
+            yield from self.exchange.lines()
 
 
 def _patterns(source: HubReference) -> tuple[str, ...]:

@@ -8,6 +8,11 @@ SECTION: Final = ReasonSection(
     title="Fetching a model",
     shown_by="fleetctl events",
     reasons=(
+        problem(
+            "WrongBytes",
+            "A file that came from another Mac had the wrong content. That Mac is not asked for an hour.",
+            "Run `fleetctl models check --hash` on the Mac that the message names: its disk or memory may be faulty.",
+        ),
         normal("Resolving", "The reconciler asks the hub which commit the revision is now."),
         normal("ModelResolved", "The deployment's hub model is pinned to a commit."),
         normal(

@@ -276,6 +276,9 @@ def _agent(node: str) -> list[Permission]:
         prefix_permission(keys.event_prefix(f"Node/{node}"), Right.READWRITE),
         prefix_permission(keys.FABRIC_TEST_PREFIX, Right.READ),
         prefix_permission(keys.fabric_rank_prefix(node), Right.READWRITE),
+        # The files that other agents give, and the queues for hubs.
+        prefix_permission(keys.SHARE_PREFIX, Right.READ),
+        prefix_permission(keys.share_prefix(node), Right.READWRITE),
         prefix_permission(keys.ticket_prefix(f"Node/{node}"), Right.READ),
         prefix_permission(keys.TRUST_PREFIX, Right.READ),
         key_permission(keys.request_key("node", node), Right.READWRITE),

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from schemas import kinds
+from schemas.blob_share import FetchClaim, ModelOffer
 from schemas.fabrictest import FabricRank
 from schemas.meta import ApiModel, ObjectMeta
 from schemas.model_snapshot import ModelSnapshot
@@ -227,7 +228,7 @@ def stored() -> dict[str, type[ApiModel]]:
     found: list[type[ApiModel]] = [NodeLease, GatewayLease, NodeLifeStatus, RankStatus, ApiKey]
     found += [FabricRank, ReconcilerLease, JoinTokenRecord]
     found += [FleetTrust, IssuedCertificate, RevokedCertificate, CertificateRequest, RefusedRequest]
-    found += [PendingJoin, JoinDecision, ModelSnapshot, HubToken]
+    found += [PendingJoin, JoinDecision, ModelSnapshot, HubToken, ModelOffer, FetchClaim]
     for kind in kinds.KINDS:
         status = codec.status_type(kind.type)
         found += [kind.type] if status is None else [kind.type, status]
@@ -258,6 +259,8 @@ def shape(model: type[ApiModel]) -> str:
 SHAPES: dict[str, tuple[int, str]] = {
     "ModelSnapshot": (1, "0562f2c15a18"),
     "HubToken": (1, "dd9bb1365afc"),
+    "ModelOffer": (1, "ca69e6587caa"),
+    "FetchClaim": (1, "f152568b8dff"),
     "GitSourceStatus": (2, "fab6dc1f1143"),
     "GitSource": (2, "8131f8ac34d3"),
     "FabricTest": (1, "87603a38741b"),

@@ -123,7 +123,7 @@ async def serving(
     recorder = EventRecorder(store, CLOCK, source=f"Node/{NODE}")
     view = AgentView(
         name=NODE, status=STATUS, clock=CLOCK, started_at=0.0, engines={}, replicas=Replicas({}),
-        has_lease=lambda: True, folder=fleet.root / "engines", ring=LogRing(),
+        has_lease=lambda: True, folder=fleet.root / "engines", ring=LogRing(), blobs=blobs,
         collector=ModelCollector(models, recorder, users, node=NODE),
         pulls=ModelPulls(ModelFetcher(models, CLOCK), HubSettings(), CLOCK),
     )  # fmt: skip
@@ -131,7 +131,7 @@ async def serving(
     key = keys.ticket_key(f"Node/{NODE}", ID)
     await store.commit([], [Put(key=key, value=codec.encode(ticket))])
     tickets = TicketChecker(store, CLOCK, f"Node/{NODE}")
-    app = server.make_app(view, tickets, credentials=credentials, blobs=blobs)
+    app = server.make_app(view, tickets, credentials=credentials)
     security = server_security(credentials, frozenset({Role.ADMIN, Role.NODE}), is_insecure=False)
     changed = asyncio.Event()
     api = AdminServer(app, CLOCK, ("127.0.0.1", 0), changed.set, security=security)

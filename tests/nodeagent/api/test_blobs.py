@@ -12,7 +12,7 @@ from models.hub.digests import hash_file
 from models.model_store.partial_file import open_partial
 from models.model_store.store import ModelStore
 from nodeagent.api.blobs import BlobRoutes
-from nodeagent.sharing.uploads import Uploads
+from nodeagent.peers.uploads import Uploads
 from tests.support.agent_api import CLOCK, Api, serving
 from tests.support.identities import TestAuthority
 from tests.support.model_store import add_model

@@ -132,10 +132,16 @@ def test_an_agent_writes_its_own_keys_only(own: str, other: str, replica: str) -
             keys.event_key(f"Node/{node}", replica),
         ]
 
+    def shared_by(node: str) -> list[str]:
+        return [keys.model_offer_key(node, replica), keys.fetch_claim_key(node, "0" * 64)]
+
     assert all(may(agent, Right.WRITE, key) for key in written_by(own))
     assert all(may(agent, Right.READ, key) for key in written_by(own))
     assert may(agent, Right.READ, keys.RESTORING)
+    assert all(may(agent, Right.WRITE, key) for key in shared_by(own))
+    assert all(may(agent, Right.READ, key) for key in shared_by(other))
     if own != other:
+        assert not any(may(agent, Right.WRITE, key) for key in shared_by(other))
         assert not any(may(agent, Right.WRITE, key) for key in written_by(other))
         assert not any(may(agent, Right.READ, key) for key in written_by(other))
 

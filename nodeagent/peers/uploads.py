@@ -23,11 +23,11 @@ class Uploads:
         bytes_per_s: float = DEFAULT_BYTES_PER_S,
         is_busy: Callable[[], bool] = lambda: False,
     ) -> None:
-        """`is_busy` says whether an engine of this Mac generates."""
+        """`is_busy` says whether an engine of this Mac generates; an agent sets it when it knows its engines."""
         self.most: Final = MOST_UPLOADS
         self.bandwidth: Final = BandwidthLimit(clock, bytes_per_s=bytes_per_s)
         self._bytes_per_s = bytes_per_s
-        self._is_busy = is_busy
+        self.is_busy = is_busy
         self._running = 0
         self._sent = Counter(
             "fleet_blob_sent_bytes_total", "Bytes of files that were sent to other agents.", ()
@@ -47,7 +47,7 @@ class Uploads:
     def count(self, sent: int) -> None:
         """Count bytes, and follow the engines with the limit."""
         self._sent.add(count=sent)
-        self.bandwidth.set_rate(self._bytes_per_s * (_SHARE_WHILE_BUSY if self._is_busy() else 1.0))
+        self.bandwidth.set_rate(self._bytes_per_s * (_SHARE_WHILE_BUSY if self.is_busy() else 1.0))
 
     def lines(self) -> Iterator[str]:
         """Yield the metrics in Prometheus' text format."""

@@ -1,0 +1,110 @@
+"""The exchange of files between one agent and the others: it offers what its store has, and lends its fetches the other agents' files."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
+from typing import Final
+
+from identity.credentials import Credentials
+from identity.dialer import Dialer
+from machinery.clock import Clock
+from models.hub.blob_source import BlobSources
+from models.hub.model_hub import ModelHub, folder_name
+from models.hub.threads import run_in_thread
+from models.model_store.store import ModelStore
+from nodeagent.peers.peer_blobs import HttpPeerBlobs
+from nodeagent.peers.shared_sources import FleetShare
+from nodeagent.peers.tracker import ShareTracker
+from nodeagent.peers.uploads import Uploads
+from schemas.blob_share import ModelOffer
+from schemas.event import ObjectReference
+from store import keys
+from store.events import EventRecorder
+from store.port import Transport
+
+# Models come and go by hand as well; a file that is gone is a 404.
+_SCAN_S: Final = 30.0
+
+
+class ModelExchange:
+    """Shares the models of one node. Without `run()`, fetches come from the hub alone."""
+
+    def __init__(
+        self,
+        transport: Transport,
+        clock: Clock,
+        credentials: Credentials,
+        store: ModelStore,
+        uploads: Uploads,
+    ) -> None:
+        self._clock = clock
+        self.store: Final = store
+        self.uploads: Final = uploads
+        self.node: Final = credentials.identity.name
+        self._tracker = ShareTracker(transport, clock, node=self.node)
+        self._recorder = EventRecorder(transport, clock, source=f"Node/{self.node}")
+        self.share: Final = FleetShare(
+            tracker=self._tracker,
+            peers=HttpPeerBlobs(Dialer(credentials)),
+            clock=clock,
+            record=self._record,
+        )
+        self._url: Callable[[], str] = lambda: ""
+        self._fetching: set[str] = set()
+        self._is_dirty = asyncio.Event()
+
+    @property
+    def is_ready(self) -> bool:
+        """True if this node has an address at which others get its files."""
+        return bool(self._url())
+
+    async def run(self, lease: Callable[[], int | None], url: Callable[[], str]) -> None:
+        """Offer models forever, under the node's lease and at the URL of its API ("": nowhere)."""
+        self._url = url
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._tracker.run(lease))
+            group.create_task(self._recorder.run())
+            while True:
+                await self._offer()
+                try:
+                    async with asyncio.timeout(_SCAN_S if url() else 1.0):
+                        await self._is_dirty.wait()
+                except TimeoutError:
+                    continue
+                self._is_dirty.clear()
+
+    async def _record(self, about: ObjectReference, reason: str, message: str) -> None:
+        await self._recorder.record(about, reason, message, type_="Warning")
+
+    async def _offer(self) -> None:
+        """Say which models are here or on their way, and withdraw the others."""
+        whole = {model.name for model in await run_in_thread(self.store.models)}
+        here = whole | self._fetching if self._url() else set()
+        for folder in here:
+            offer = ModelOffer(url=self._url(), is_whole=folder not in self._fetching)
+            self._tracker.say(keys.model_offer_key(self.node, folder), offer)
+        for folder in set(self._tracker.said("have")) - here:
+            self._tracker.withdraw(keys.model_offer_key(self.node, folder))
+
+    @asynccontextmanager
+    async def sources(
+        self, hub: ModelHub, repo: str, commit: str
+    ) -> AsyncIterator[BlobSources | None]:
+        """Yield the sources of a commit's files while it is fetched; None if this node cannot share."""
+        if not self._url():
+            yield None
+            return
+        folder = folder_name(repo, commit)
+        self._fetching.add(folder)
+        self._is_dirty.set()
+        try:
+            async with self._tracker.watching():
+                yield self.share.sources(hub, repo, commit)
+        finally:
+            self._fetching.discard(folder)
+            self._is_dirty.set()
+
+    def lines(self) -> Iterator[str]:
+        """Yield the metrics in Prometheus' text format."""
+        yield from self.uploads.lines()
+        yield from self.share.lines()

@@ -1,0 +1,90 @@
+"""Reading of files from other agents over TLS: each must prove that it is the node that it says."""
+
+import ssl
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+import aiohttp
+
+from identity.dialer import Dialer, UntrustedAddressError
+from models.hub.digests import BlobDigest
+from schemas.wire.blobs import PATH, RECEIVED
+
+_TIMEOUT: Final = aiohttp.ClientTimeout(total=300.0, sock_connect=5.0, sock_read=15.0)
+_READ_BYTES: Final = 1 << 18
+
+
+class PeerError(Exception):
+    """A peer did not answer, or broke off."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeerAnswer:
+    """The answer of a peer: bytes, or the reason why there are none."""
+
+    status: int
+    received: int = 0
+    """Bytes that the peer has of the file, also those that it does not give yet."""
+    chunks: AsyncIterator[bytes] | None = None
+
+
+class PeerBlobs(Protocol):
+    """The port to the files of other agents."""
+
+    def read(
+        self, node: str, url: str, digest: BlobDigest, start: int, count: int
+    ) -> AbstractAsyncContextManager[PeerAnswer]:
+        """Ask a node for at most `count` bytes from `start`. Raises PeerError, also while chunks are read."""
+        ...
+
+
+class HttpPeerBlobs:
+    """`PeerBlobs` over the agents' API."""
+
+    def __init__(self, dialer: Dialer) -> None:
+        self._dialer = dialer
+
+    @asynccontextmanager
+    async def read(
+        self, node: str, url: str, digest: BlobDigest, start: int, count: int
+    ) -> AsyncIterator[PeerAnswer]:
+        """Ask a node for at most `count` bytes from `start`. Raises PeerError, also while chunks are read."""
+        try:
+            dial = self._dialer.node(node, url)
+            async with (
+                aiohttp.ClientSession(timeout=_TIMEOUT, auto_decompress=False) as http,
+                http.get(
+                    f"{url}{PATH}/{digest.hex}",
+                    ssl=dial.ssl,
+                    server_hostname=dial.server_hostname,
+                    headers={
+                        "range": f"bytes={start}-{start + count - 1}",
+                        "accept-encoding": "identity",
+                    },
+                    allow_redirects=False,
+                ) as response,
+            ):
+                known = response.headers.get(RECEIVED, "")[:18]
+                received = int(known) if known.isascii() and known.isdigit() else 0
+                if response.status != 206:
+                    yield PeerAnswer(status=response.status, received=received)
+                    return
+                if not response.headers.get("content-range", "").startswith(f"bytes {start}-"):
+                    raise PeerError(f"{node} sent another range than was asked for")
+                chunks = _bounded(response.content.iter_chunked(_READ_BYTES), count)
+                yield PeerAnswer(status=206, received=received, chunks=chunks)
+        except (TimeoutError, aiohttp.ClientError, ssl.SSLError, OSError) as error:
+            raise PeerError(f"{node} at {url}: {str(error) or type(error).__name__}") from error
+        except UntrustedAddressError as error:
+            raise PeerError(str(error)) from error
+
+
+async def _bounded(chunks: AsyncIterator[bytes], count: int) -> AsyncIterator[bytes]:
+    """Yield at most `count` bytes, whatever the peer sends."""
+    async for chunk in chunks:
+        yield chunk[:count]
+        count -= len(chunk)
+        if count <= 0:
+            return

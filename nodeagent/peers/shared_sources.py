@@ -1,0 +1,237 @@
+"""The sources of a model's files in a fleet: other agents that have them, and the hub for the first in each queue."""
+
+import hashlib
+import logging
+import random
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Final
+
+from machinery.clock import Clock
+from machinery.prometheus import Counter
+from models.hub.blob_source import BlobTransfer
+from models.hub.model_hub import ModelHub, RemoteFile, folder_name
+from nodeagent.peers.peer_blobs import PeerBlobs, PeerError
+from nodeagent.peers.tracker import ShareTracker
+from schemas.blob_share import FetchClaim, ModelOffer
+from schemas.event import ObjectReference
+from store import keys
+from store.errors import StoreError
+
+log = logging.getLogger(__name__)
+
+BAN_S: Final = 3600.0
+"""Seconds for which a node that sent wrong bytes is not asked."""
+# One request; short enough that the few places of a node go round.
+_RANGE_BYTES: Final = 64 << 20
+_ASKED_AT_ONCE: Final = 8
+_POLL_S: Final = 0.25
+# Seconds until a node is asked again, by its answer.
+_PAUSES: Final = {404: 2.0, 416: _POLL_S, 429: 0.5}
+# A node without a free place is waited for, rather than asking the hub.
+_BUSY_S: Final = 2.0
+_FAILED_S: Final = 5.0
+# If no node has a further byte for so long, the next in the queue asks the hub as well.
+_STALL_S: Final = 60.0
+# Without etcd, a place in the queue is waited for so long.
+_PLACE_S: Final = 10.0
+
+
+@dataclass(kw_only=True)
+class FleetShare:
+    """State and ports that the fetches of one agent share."""
+
+    tracker: ShareTracker
+    peers: PeerBlobs
+    clock: Clock
+    record: Callable[[ObjectReference, str, str], Awaitable[None]]
+    """Writes an event."""
+    stall_s: float = _STALL_S
+    banned: dict[str, float] = field(default_factory=dict)
+    """The end of each ban by node, by the monotonic clock."""
+    received: Counter = field(
+        default_factory=lambda: Counter(
+            "fleet_blob_received_bytes_total", "Bytes of files that came from other agents."
+        )
+    )
+
+    def sources(self, hub: ModelHub, repo: str, commit: str) -> "SharedSources":
+        """Return the sources of a commit's files."""
+        return SharedSources(self, hub, repo, commit)
+
+    def is_banned(self, node: str) -> bool:
+        """Return whether the node sent wrong bytes within the last hour."""
+        return self.banned.get(node, float("-inf")) > self.clock.monotonic()
+
+    def lines(self) -> Iterator[str]:
+        """Yield the metrics in Prometheus' text format."""
+        yield from self.received.lines()
+
+
+@dataclass(frozen=True, slots=True)
+class SharedSources:
+    """The sources of the files of one commit."""
+
+    share: FleetShare
+    hub: ModelHub
+    repo: str
+    commit: str
+
+    @property
+    def folder(self) -> str:
+        """Return the model's folder, by which agents name it."""
+        return folder_name(self.repo, self.commit)
+
+    def order(self, file: RemoteFile) -> str:
+        """Return a key that differs from node to node."""
+        return hashlib.sha256(f"{self.share.tracker.node} {file.digest}".encode()).hexdigest()
+
+    @asynccontextmanager
+    async def transfer(self, file: RemoteFile) -> AsyncIterator[BlobTransfer]:
+        """Queue for the hub, and yield the transfer from any place that has the file."""
+        tracker = self.share.tracker
+        key = keys.fetch_claim_key(tracker.node, _name(file))
+        tracker.say(key, FetchClaim(folder=self.folder))
+        try:
+            yield SharedTransfer(self, file)
+        finally:
+            tracker.withdraw(key)
+
+
+def _name(file: RemoteFile) -> str:
+    return f"{file.digest.algorithm}-{file.digest.hex}"
+
+
+class SharedTransfer:
+    """The transfer of one file from other agents, or from the hub when this node is the one to ask it."""
+
+    def __init__(self, sources: SharedSources, file: RemoteFile) -> None:
+        self._of = sources
+        self._share = sources.share
+        self._clock = sources.share.clock
+        self._file = file
+        self._name = _name(file)
+        self._started = self._clock.monotonic()
+        self._contributors: set[str] = set()
+        self._asked_at: dict[str, float] = {}
+        """The time from which a node may be asked again."""
+        self._received: dict[str, int] = {}
+        self._busy_until: dict[str, float] = {}
+        self._is_last_round = False
+        """True in the round of questions that precedes the hub."""
+        self._progress_at = self._started
+        self.source = sources.hub.name
+
+    @asynccontextmanager
+    async def read(self, start: int) -> AsyncIterator[AsyncIterator[bytes]]:
+        """Open the file at byte `start`; the iterator yields its bytes to the end as they arrive."""
+        async with aclosing(self._chunks(start)) as chunks:
+            yield chunks
+
+    async def _chunks(self, at: int) -> AsyncGenerator[bytes]:
+        self._progress_at = self._clock.monotonic()
+        while at < self._file.size:
+            before = at
+            async with aclosing(self._from_peers(at)) as pieces:
+                async for chunk in pieces:
+                    at += len(chunk)
+                    yield chunk
+            if at > before:
+                self._is_last_round = False
+                self._progress_at = self._clock.monotonic()
+                continue
+            if not self._may_ask_hub():
+                self._is_last_round = False
+                await self._clock.sleep(_POLL_S)
+                continue
+            if (
+                not self._is_last_round
+            ):  # a node that had nothing a moment ago may have the file by now
+                self._is_last_round = True
+                self._asked_at.clear()
+                continue
+            self.source, self._is_last_round = self._of.hub.name, False
+            async with self._of.hub.read(
+                self._of.repo, self._of.commit, self._file, start=at
+            ) as chunks:
+                async for chunk in chunks:
+                    at += len(chunk)
+                    yield chunk
+            return
+
+    def _may_ask_hub(self) -> bool:
+        """Return whether this node is the first in the queue, or those before it bring nothing."""
+        queue, now = self._share.tracker.queue(self._name), self._clock.monotonic()
+        if self._share.tracker.node not in queue:  # the store has not answered
+            return now - self._started >= _PLACE_S
+        place = queue.index(self._share.tracker.node)
+        is_busy = any(at > now for at in self._busy_until.values())
+        return now - self._progress_at >= max(place, is_busy) * self._share.stall_s
+
+    async def _from_peers(self, at: int) -> AsyncGenerator[bytes]:
+        """Yield what the first node gives that has bytes from `at` on; nothing if none has."""
+        for node, offer in self._candidates():
+            count = min(_RANGE_BYTES, self._file.size - at)
+            got = 0
+            try:
+                async with self._share.peers.read(
+                    node, offer.url, self._file.digest, at, count
+                ) as answer:
+                    self._note(node, answer.status, answer.received)
+                    if answer.chunks is None:
+                        continue
+                    self.source = node
+                    self._contributors.add(node)
+                    async for chunk in answer.chunks:
+                        got += len(chunk)
+                        self._share.received.add(count=len(chunk))
+                        yield chunk
+            except PeerError as error:
+                log.info("a node gives no file", extra={"node": node, "why": str(error)})
+                self._pause(node, _FAILED_S)
+            if got:
+                return
+
+    def _candidates(self) -> list[tuple[str, ModelOffer]]:
+        """Return the nodes to ask: those with the whole model, then the first ones of the queue."""
+        share, now = self._share, self._clock.monotonic()
+        queue = {node: place for place, node in enumerate(share.tracker.queue(self._name))}
+        found = [
+            (not offer.is_whole, queue.get(node, len(queue)), random.random(), node, offer)
+            for node, offer in share.tracker.offers(self._of.folder).items()
+            if not share.is_banned(node) and self._asked_at.get(node, now) <= now
+        ]
+        return [(node, offer) for *_, node, offer in sorted(found, key=lambda one: one[:3])][
+            :_ASKED_AT_ONCE
+        ]
+
+    def _note(self, node: str, status: int, received: int) -> None:
+        if status == 429:
+            self._busy_until[node] = self._clock.monotonic() + _BUSY_S
+        if status != 206:
+            self._pause(node, _PAUSES.get(status, _FAILED_S))
+        if received > self._received.get(node, 0):  # it is slow, not dead
+            self._received[node] = received
+            self._progress_at = self._clock.monotonic()
+
+    def _pause(self, node: str, seconds: float) -> None:
+        self._asked_at[node] = self._clock.monotonic() + seconds
+
+    async def reject(self) -> bool:
+        """Ban the nodes that gave bytes of the file, which has the wrong content; return whether there were any."""
+        nodes, self._contributors = sorted(self._contributors), set()
+        for node in nodes:
+            self._share.banned[node] = self._clock.monotonic() + BAN_S
+            log.warning("a node sent wrong bytes", extra={"node": node, "file": self._name})
+            message = (
+                f"{self._share.tracker.node} got {self._file.path} of {self._of.repo} with wrong content; {node} sent "
+                "bytes of it, and is not asked for an hour. Nothing of the file was kept"
+            )
+            try:
+                await self._share.record(
+                    ObjectReference(kind="Node", name=node), "WrongBytes", message
+                )
+            except StoreError as error:
+                log.info("event not written", extra={"why": str(error)})
+        return bool(nodes)

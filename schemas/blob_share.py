@@ -1,0 +1,23 @@
+"""Documents by which agents share the files of models: what one has to give, and its place in a queue for the hub."""
+
+from typing import Annotated
+
+from pydantic import StringConstraints
+
+from schemas.meta import ApiModel
+
+
+class ModelOffer(ApiModel):
+    """The value of `share/<node>/have/<folder>`: the node gives the files of a model, under its lease."""
+
+    url: Annotated[str, StringConstraints(pattern=r"^https://[^/?#@\s]{1,255}$")]
+    """The address of the agent's API."""
+    is_whole: bool = False
+    """True if it has all files; otherwise it fetches them, and gives what it has."""
+
+
+class FetchClaim(ApiModel):
+    """The value of `share/<node>/fetch/<digest>`: the node wants the file. The oldest one may ask the hub for it."""
+
+    folder: Annotated[str, StringConstraints(max_length=300)]
+    """The model that it fetches, for people."""

@@ -1,0 +1,233 @@
+"""Several agents fetch one model over TLS: the hub sends it once, and wrong bytes are not kept."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from fastapi import FastAPI
+
+from identity.credentials import Credentials
+from identity.listeners import server_security
+from identity.names import Role
+from machinery.clock import SystemClock
+from machinery.http_server import AdminServer
+from models.hub.fetcher import FetchLimits, FetchRequest, ModelFetcher
+from models.hub.huggingface import HuggingFaceHub, open_hub_session
+from models.model_store.store import ModelStore, StoredModel
+from nodeagent.api.blobs import BlobRoutes
+from nodeagent.api.server import on_refused
+from nodeagent.peers.model_exchange import ModelExchange
+from nodeagent.peers.uploads import Uploads
+from schemas.wire.errors import RefusedError
+from store import keys
+from store.memory import MemoryTransport
+from tests.support.hub import COMMIT, REPO, StandInHub, tiny_files
+from tests.support.identities import TestAuthority
+from tests.support.model_store import files_below
+from tests.support.waiting import until, until_async
+
+CLOCK = SystemClock()
+REQUEST = FetchRequest(repo=REPO, commit=COMMIT)
+PIECE = 1 << 16
+WEIGHTS = "model-00001-of-00002.safetensors"
+
+
+def wanted_bytes(hub: StandInHub) -> int:
+    return sum(len(c) for p, c in hub.repos[REPO].items() if not p.endswith((".py", ".md")))
+
+
+@dataclass(kw_only=True)
+class Mac:
+    """One agent's store, API and sharing."""
+
+    exchange: ModelExchange
+    fetcher: ModelFetcher
+    hub: HuggingFaceHub
+    running: asyncio.Task[None]
+    lease: int
+
+    async def fetch(self) -> StoredModel:
+        async with self.exchange.sources(self.hub, REPO, COMMIT) as sources:
+            assert sources is not None
+            return await self.fetcher.fetch(self.hub, REQUEST, sources=sources)
+
+
+@dataclass(kw_only=True)
+class Fleet:
+    """Agents on one store and one hub."""
+
+    root: Path
+    hub: StandInHub
+    store: MemoryTransport
+    authority: TestAuthority
+    adapter: HuggingFaceHub
+    group: asyncio.TaskGroup
+    macs: list[Mac] = field(default_factory=list)
+
+    async def add(self, name: str) -> Mac:
+        credentials = Credentials(self.authority.issue(Role.NODE, name), CLOCK)
+        models = ModelStore(self.root / name, CLOCK)
+        uploads = Uploads(CLOCK)
+        app = FastAPI()
+        app.add_exception_handler(RefusedError, on_refused)
+        BlobRoutes(node=name, store=models, uploads=uploads).add_to(app)
+        changed = asyncio.Event()
+        server = AdminServer(
+            app,
+            CLOCK,
+            ("127.0.0.1", 0),
+            changed.set,
+            security=server_security(credentials, frozenset({Role.NODE}), is_insecure=False),
+        )
+        exchange = ModelExchange(self.store, CLOCK, credentials, models, uploads)
+        exchange.share.stall_s = 10.0
+        lease = await self.store.grant(600)
+
+        async def run() -> None:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(server.run())
+                await changed.wait()
+                url = f"https:{server.url.partition(':')[2]}"
+                group.create_task(exchange.run(lambda: lease, lambda: url))
+
+        task = self.group.create_task(run())
+        limits = FetchLimits(piece_bytes=PIECE, attempts=3)
+        fetcher = ModelFetcher(models, CLOCK, limits=limits)
+        mac = Mac(exchange=exchange, fetcher=fetcher, hub=self.adapter, running=task, lease=lease)
+        self.macs.append(mac)
+        await until(lambda: exchange.is_ready, what="sharing")
+        return mac
+
+    async def die(self, mac: Mac) -> None:
+        """End an agent as its machine would: its lease goes, and its API."""
+        mac.running.cancel()
+        await self.store.revoke(mac.lease)
+
+    async def offers(self) -> list[str]:
+        found = (await self.store.list(keys.SHARE_PREFIX)).items
+        return [one.key for one in found if b'"isWhole":true' in one.value]
+
+
+@asynccontextmanager
+async def fleet(root: Path, weights: int) -> AsyncIterator[Fleet]:
+    hub = StandInHub(repos={REPO: tiny_files(weights=weights)})
+    async with AsyncExitStack() as stack:
+        await stack.enter_async_context(hub.serve())
+        session = await stack.enter_async_context(open_hub_session())
+        adapter = HuggingFaceHub(session, endpoint=hub.endpoint, token="")
+        group = await stack.enter_async_context(asyncio.TaskGroup())
+        made = Fleet(
+            root=root,
+            hub=hub,
+            store=MemoryTransport(CLOCK),
+            authority=TestAuthority(root / "ids"),
+            adapter=adapter,
+            group=group,
+        )
+        try:
+            yield made
+        finally:
+            for mac in made.macs:
+                mac.running.cancel()
+
+
+async def test_four_macs_fetch_a_model_from_the_hub_once(tmp_path: Path) -> None:
+    async with fleet(tmp_path, 6 << 20) as one:
+        one.hub.faults.bytes_per_s = 4 << 20
+        macs = [await one.add(f"mac-{number}") for number in range(4)]
+        async with asyncio.timeout(60):
+            models = await asyncio.gather(*(mac.fetch() for mac in macs))
+        contents = [files_below(model.folder) for model in models]
+        assert contents[0][WEIGHTS] == one.hub.repos[REPO][WEIGHTS]
+        assert all(content == contents[0] for content in contents)
+        assert one.hub.body_bytes <= 1.02 * wanted_bytes(one.hub)
+
+
+async def test_the_next_mac_goes_on_when_the_one_that_asks_the_hub_dies(tmp_path: Path) -> None:
+    async with fleet(tmp_path, 3 << 20) as one:
+        one.hub.faults.bytes_per_s = 1 << 20
+        first, second = await one.add("mac-0"), await one.add("mac-1")
+        dying = one.group.create_task(first.fetch())
+        await until(lambda: one.hub.body_bytes > 0, what="the first one asks the hub")
+        waiting = one.group.create_task(second.fetch())
+        await until(lambda: second.exchange.share.received.value() > 1 << 20, what="pieces")
+        dying.cancel()
+        await one.die(first)
+        async with asyncio.timeout(60):
+            model = await waiting
+        assert files_below(model.folder)[WEIGHTS] == one.hub.repos[REPO][WEIGHTS]
+        # Of each of the two files comes again what the last second had brought.
+        assert one.hub.faults.bytes_per_s
+        again = one.hub.body_bytes - wanted_bytes(one.hub)
+        assert again <= 2 * one.hub.faults.bytes_per_s
+
+
+async def test_a_mac_that_sends_wrong_bytes_is_banned_with_an_event(tmp_path: Path) -> None:
+    async with fleet(tmp_path, 1 << 20) as one:
+        bad, good = await one.add("mac-0"), await one.add("mac-1")
+        found = {file.path: file.sha256 for file in (await bad.fetch()).files}
+        path = bad.exchange.store.blobs / "sha256" / found[WEIGHTS]
+        content = bytearray(path.read_bytes())
+        content[1000] ^= 1
+        path.chmod(0o644)
+        path.write_bytes(content)
+
+        async def offered() -> bool:
+            return len(await one.offers()) == 1
+
+        await until_async(offered, what="an offer")
+        before = one.hub.body_bytes
+        async with asyncio.timeout(60):
+            model = await good.fetch()
+        assert files_below(model.folder)[WEIGHTS] == one.hub.repos[REPO][WEIGHTS]
+        assert good.exchange.share.is_banned("mac-0")
+        assert one.hub.body_bytes > before
+
+        async def told() -> bool:
+            events = (await one.store.list(keys.event_prefix("Node/mac-1"))).items
+            return any(b"WrongBytes" in event.value and b"mac-0" in event.value for event in events)
+
+        await until_async(told, what="an event")
+
+
+async def test_macs_get_a_whole_model_from_each_other_without_the_hubs_files(
+    tmp_path: Path,
+) -> None:
+    async with fleet(tmp_path, 1 << 20) as one:
+        first, second = await one.add("mac-0"), await one.add("mac-1")
+        await first.fetch()
+
+        async def offered() -> bool:
+            return len(await one.offers()) == 1
+
+        await until_async(offered, what="an offer")
+        before = one.hub.body_bytes
+        async with asyncio.timeout(60):
+            await second.fetch()
+        assert one.hub.body_bytes == before
+        assert second.exchange.share.received.value() == wanted_bytes(one.hub)
+
+
+async def test_a_silent_mac_at_the_head_of_the_queue_is_not_waited_for_for_ever(
+    tmp_path: Path,
+) -> None:
+    async with fleet(tmp_path, 1 << 17) as one:
+        silent, mac = await one.add("mac-0"), await one.add("mac-1")
+        mac.exchange.share.stall_s = 0.5
+        async with silent.exchange.sources(silent.hub, REPO, COMMIT) as sources:
+            assert sources is not None
+            (file,) = (f for f in await one.adapter.files(REPO, COMMIT) if f.path == WEIGHTS)
+            async with sources.transfer(file), asyncio.timeout(60):
+                await asyncio.wait_for(_claimed(one), 10)
+                await mac.fetch()
+
+
+async def _claimed(one: Fleet) -> None:
+    async def claim() -> bool:
+        return any(
+            "/fetch/" in item.key for item in (await one.store.list(keys.SHARE_PREFIX)).items
+        )
+
+    await until_async(claim, what="a claim")
