@@ -192,7 +192,7 @@ async def test_a_mac_that_sends_wrong_bytes_is_banned_with_an_event(tmp_path: Pa
         await until_async(told, what="an event")
 
 
-async def test_macs_get_a_whole_model_from_each_other_without_the_hubs_files(
+async def test_a_mac_gets_a_whole_model_from_another_when_the_hub_goes(
     tmp_path: Path,
 ) -> None:
     async with fleet(tmp_path, 1 << 20) as one:
@@ -204,8 +204,11 @@ async def test_macs_get_a_whole_model_from_each_other_without_the_hubs_files(
 
         await until_async(offered, what="an offer")
         before = one.hub.body_bytes
+        fetching = one.group.create_task(second.fetch())
+        await until(lambda: len(one.hub.requests("GET", "/tree/")) == 2, what="the list of files")
+        one.hub.faults.status = 500
         async with asyncio.timeout(60):
-            await second.fetch()
+            await fetching
         assert one.hub.body_bytes == before
         assert second.exchange.share.received.value() == wanted_bytes(one.hub)
 
