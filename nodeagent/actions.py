@@ -6,6 +6,7 @@ from typing import Final, TypeAlias
 from nodeagent.replicas.observation import EngineFault, EpochEnd, ObservedReplica
 from schemas.formation import GoldenAnswer
 from schemas.meta import Condition
+from schemas.replica import FetchStatus
 
 FAST_REQUEUE_S: Final = 0.1
 SLOW_REQUEUE_S: Final = 1.0
@@ -81,6 +82,8 @@ class ReportRank:
     """The peak memory of the replica's engines here."""
     golden: GoldenAnswer | None = None
     """The answer by which later epochs are checked."""
+    fetch: FetchStatus | None = None
+    """The fetch of the model that runs."""
 
 
 Action: TypeAlias = (

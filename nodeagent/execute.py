@@ -276,6 +276,7 @@ class ActionExecutor:
             golden=report.golden,
             restarts=restarts if formation is None else formation.epoch - 1,
             peak_bytes=report.peak_bytes,
+            fetch=report.fetch,
             conditions=report.conditions,
         )
         await self._node.reports.write(

@@ -33,7 +33,7 @@ from nodeagent.replicas.observation import (
     ObservedReplica,
     ProbeState,
 )
-from nodeagent.status import golden_of, replica_conditions
+from nodeagent.status import fetch_status, golden_of, replica_conditions
 from schemas.formation import Formation
 from schemas.meta import Condition, is_true
 from schemas.replica import Replica
@@ -323,15 +323,16 @@ def _report(seen: ObservedReplica) -> tuple[Action, ...]:
         return ()
     conditions = replica_conditions(seen)
     peak_bytes = _peak_bytes(seen)
-    golden = golden_of(seen)
+    golden, fetch = golden_of(seen), fetch_status(seen)
     reported = epoch_health.current_report(seen)
     is_same = reported is not None and _comparable(reported.conditions) == _comparable(conditions)
-    if reported is not None and is_same and reported.golden == golden:
+    if reported is not None and is_same and (reported.golden, reported.fetch) == (golden, fetch):
         # The peak rises continuously while a model is loaded; it is reported once the engine is Ready.
         is_ready = seen.engine is not None and seen.engine.state == "Ready"
         if peak_bytes == reported.peak_bytes or not is_ready:
             return ()
-    return (ReportRank(conditions=conditions, peak_bytes=peak_bytes, golden=golden),)
+    report = ReportRank(conditions=conditions, peak_bytes=peak_bytes, golden=golden, fetch=fetch)
+    return (report,)
 
 
 def _is_other_epoch_ending(seen: ObservedReplica, replica: Replica) -> bool:

@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from datetime import datetime
 
 from models import golden_question
-from models.hub.progress import FetchProgress
 from nodeagent.engines.references import ReferenceState
 from nodeagent.replicas import engine_health, epoch_health
 from nodeagent.replicas.observation import (
@@ -16,10 +15,9 @@ from nodeagent.replicas.observation import (
     ObservedReplica,
     ProbeState,
 )
-from schemas import duration, sizes
 from schemas.formation import GoldenAnswer
 from schemas.meta import Condition, ConditionStatus, is_true
-from schemas.replica import MODEL_PRESENT
+from schemas.replica import MODEL_PRESENT, FetchStatus
 from schemas.wire.exit_codes import ExitCode
 
 # Places beyond this one are reported in tens.
@@ -37,7 +35,7 @@ def replica_conditions(seen: ObservedReplica) -> tuple[Condition, ...]:
     """
     assert seen.replica is not None
     if seen.replica.metadata.deletion_timestamp is None:
-        fetching = _fetch_conditions(seen.fetch)
+        fetching = _fetch_conditions(seen)
         if fetching and not is_true(fetching, MODEL_PRESENT):
             return fetching
         if seen.replica.spec.formation is None:
@@ -51,41 +49,47 @@ def replica_conditions(seen: ObservedReplica) -> tuple[Condition, ...]:
     )
 
 
-def _fetch_conditions(fetch: ObservedFetch | None) -> tuple[Condition, ...]:
+def fetch_status(seen: ObservedReplica) -> FetchStatus | None:
+    """Return the fetch of the model that runs; None before its size is known, and after its end."""
+    progress = seen.fetch.progress if seen.fetch is not None else None
+    if seen.replica is None or progress is None:
+        return None
+    if progress.phase not in ("Downloading", "Verifying"):
+        return None
+    return FetchStatus(
+        node=seen.replica.spec.ranks[seen.rank].node,
+        phase=progress.phase,
+        present_bytes=progress.present_bytes,
+        total_bytes=progress.total_bytes,
+        bytes_per_second=int(progress.bytes_per_s),
+        eta_seconds=None if progress.eta_s is None else round(progress.eta_s),
+        source=progress.source,
+        waiting=progress.waiting,
+    )
+
+
+def _fetch_conditions(seen: ObservedReplica) -> tuple[Condition, ...]:
     """Return ModelPresent of a hub model, and Ready with the same reason while it is being fetched."""
+    fetch = seen.fetch
     if fetch is None:
         return ()
     if fetch.state is FetchState.PRESENT:
-        return (_condition(MODEL_PRESENT, "Present", holds=True),)
-    reason, message = _fetch_reason(fetch)
+        return (_condition(MODEL_PRESENT, "Present", fetch.message, holds=True),)
+    reason, message = _fetch_reason(fetch, fetch_status(seen))
     return tuple(
         _condition(type_, reason, message, holds=False) for type_ in ("Ready", MODEL_PRESENT)
     )
 
 
-def _fetch_reason(fetch: ObservedFetch) -> tuple[str, str]:
+def _fetch_reason(fetch: ObservedFetch, running: FetchStatus | None) -> tuple[str, str]:
     if fetch.state is FetchState.FAILED:
         at = fetch.next_attempt.at if fetch.next_attempt is not None else None
         return fetch.reason, f"{fetch.message}{_next_attempt(at)}"
-    progress = fetch.progress
-    if progress is None or progress.phase in ("Queued", "Listing", "Present"):
-        waiting = progress.waiting if progress is not None else ""
-        return "FetchStarting", waiting or "its model is about to be fetched"
-    if progress.phase == "Verifying":
-        return "Verifying", f"{sizes.show(progress.total_bytes)} of its model are being verified"
-    return "Downloading", _progress_text(progress)
-
-
-def _progress_text(progress: FetchProgress) -> str:
-    """Return the progress for people, as in `35 % of 4.2 GiB from huggingface.co, 12 MiB/s, 3m left`."""
-    head = f"{progress.percent} % of {sizes.show(progress.total_bytes)} from {progress.source}"
-    if progress.waiting:
-        return f"{head}; {progress.waiting}"
-    if progress.eta_s is None:
-        return head
-    return (
-        f"{head}, {sizes.show(int(progress.bytes_per_s))}/s, {duration.show(progress.eta_s)} left"
-    )
+    if running is not None:
+        is_verifying = running.phase == "Verifying"
+        return "Verifying" if is_verifying else "Downloading", running.text
+    waiting = fetch.progress.waiting if fetch.progress is not None else ""
+    return "FetchStarting", waiting or "its model is about to be fetched"
 
 
 def _engine_ready(seen: ObservedReplica) -> Condition:

@@ -21,11 +21,11 @@ from reconciler.actions import (
 from reconciler.listers.lister import Lister
 from reconciler.placement.refusals import Unschedulable
 from reconciler.views import DeploymentView
-from schemas import quantity
+from schemas import quantity, sizes
 from schemas.deployment import ModelDeployment, ModelDeploymentStatus
 from schemas.event import ObjectReference
 from schemas.meta import ConditionStatus, Status, find_condition
-from schemas.replica import FETCHING_REASONS, MODEL_PRESENT, RankAssignment
+from schemas.replica import FETCHING_REASONS, MODEL_PRESENT, RankAssignment, ReplicaStatus
 from store.events import EventRecorder
 
 # Reasons of Progressing that people should notice.
@@ -81,16 +81,20 @@ class DeploymentEvents:
         view = next((one for one in observed.replicas if one.name == name), None)
         if now is None or view is None or (before is not None and before.reason == now.reason):
             return
+        about = _about(observed)
         if now.status is ConditionStatus.TRUE:
             if before is not None:
-                message = f"{view.node} has the model of {name}"
-                await self._recorder.record(_about(observed), "ModelFetched", message)
+                message = f"{view.node} has the model of {name}: {now.message}".removesuffix(": ")
+                await self._recorder.record(about, "ModelFetched", message)
+        elif now.reason in FETCHING_REASONS:
+            if before is None or before.reason not in FETCHING_REASONS:
+                await self._recorder.record(about, now.reason, _fetch_text(name, new))
         elif now.reason not in FETCHING_REASONS:
             message = f"{name} on {view.node}: {now.message}"
             kind: Literal["Normal", "Warning"] = (
                 "Normal" if now.reason == "FetchStarting" else "Warning"
             )
-            await self._recorder.record(_about(observed), now.reason, message, type_=kind)
+            await self._recorder.record(about, now.reason, message, type_=kind)
 
     async def _record_readiness(
         self, name: str, observed: DeploymentView, old: Status | None, new: Status
@@ -170,6 +174,15 @@ def _normal_event(action: _NormalAction) -> tuple[str, str]:
         case _:
             assert_never(action)
     return found
+
+
+def _fetch_text(name: str, status: Status) -> str:
+    """Return the sentence about fetches that begin or go on, without figures that change."""
+    running = status.fetches if isinstance(status, ReplicaStatus) else ()
+    sources = [
+        f"{one.node} fetches {sizes.show(one.total_bytes)} from {one.source}" for one in running
+    ]
+    return f"{name}: {', '.join(sources)}".removesuffix(": ")
 
 
 def _about(observed: DeploymentView) -> ObjectReference:

@@ -272,6 +272,11 @@ def replica_status(
     generation = view.replica.metadata.generation
     return ReplicaStatus(
         observed_generation=generation,
+        fetches=tuple(
+            one.fetch
+            for one in reports
+            if one is not None and one.fetch is not None and one.node not in view.away_nodes
+        ),
         conditions=stamp_conditions(old, found, generation=generation, now=now),
     )
 

@@ -4,6 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from schemas import duration, sizes
 from schemas.deployment import KvCache, ModelSource
 from schemas.formation import Formation, GoldenAnswer, Seat
 from schemas.meta import ApiModel, ApiObject, Condition, ObjectName, Status
@@ -82,8 +83,50 @@ class ReplicaSpec(ApiModel):
     """Ranks of earlier epochs that may still be running: their memory counts until they have ended."""
 
 
+class FetchStatus(ApiModel):
+    """The progress of a Mac's fetch of the model, reported in steps of 5 % or ten seconds."""
+
+    node: ObjectName
+    """The Mac that fetches."""
+    phase: Literal["Downloading", "Verifying"]
+    present_bytes: int
+    """Bytes that are on the disk, from earlier fetches too."""
+    total_bytes: int
+    """Bytes of all files of the model."""
+    bytes_per_second: int = 0
+    """Rate of the last ten seconds."""
+    eta_seconds: int | None = None
+    """Seconds to the end at this rate; None if nothing arrives."""
+    source: str = ""
+    """Host that the bytes come from."""
+    waiting: str = ""
+    """Sentence about why nothing arrives, such as a rate limit; empty while bytes arrive."""
+
+    @property
+    def percent(self) -> int:
+        """Return the whole percentage of bytes that are on the disk."""
+        return 100 * self.present_bytes // self.total_bytes if self.total_bytes else 0
+
+    @property
+    def text(self) -> str:
+        """Return the progress for people, as in `35 % of 4.2 GiB from huggingface.co, 12 MiB/s, 3m left`."""
+        total = sizes.show(self.total_bytes)
+        if self.phase == "Verifying":
+            return f"{total} of its model are being verified"
+        head = f"{self.percent} % of {total} from {self.source}"
+        if self.waiting:
+            return f"{head}; {self.waiting}"
+        if self.eta_seconds is None:
+            return head
+        rate = sizes.show(self.bytes_per_second)
+        return f"{head}, {rate}/s, {duration.show(self.eta_seconds)} left"
+
+
 class ReplicaStatus(Status):
     """The observed state of a replica; the reconciler computes it from its ranks."""
+
+    fetches: tuple[FetchStatus, ...] = ()
+    """The fetches of its model that run, in the order of its ranks."""
 
 
 class Replica(ApiObject):
@@ -114,6 +157,8 @@ class RankStatus(ApiModel):
     """Number of restarts of the engine after it had ended by itself."""
     peak_bytes: int = 0
     """Most memory that the engine used, in coarse steps; 0 if unknown."""
+    fetch: FetchStatus | None = None
+    """The fetch of the model that runs; None before it begins and after it ends."""
     conditions: tuple[Condition, ...] = ()
 
 

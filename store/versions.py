@@ -74,7 +74,9 @@ HISTORIES: Mapping[str, VersionHistory] = {
     "GitSourceStatus": _ONE_MORE_FIELD,
     "ApiKey": VersionHistory(current=2, steps={1: _role_for_admin}),
     "ModelDeployment": _TWO_MORE_FIELDS,  # rateLimit and cacheSharing in its routing; hub in its model
-    "Replica": _ONE_MORE_FIELD,  # hub in its model
+    "Replica": _TWO_MORE_FIELDS,  # hub in its model; fetches in its status
+    "ReplicaStatus": _ONE_MORE_FIELD,  # fetches
+    "RankStatus": _ONE_MORE_FIELD,  # fetch
     "Revision": _ONE_MORE_FIELD,
     "ModelRoute": _ONE_MORE_FIELD,
     "Node": _ONE_MORE_FIELD,  # wiredLimit and the prefixLength of interfaces in its status

@@ -352,6 +352,21 @@ def _ranks(replica: Tree, _: TableContext) -> str:
     return ",".join(rank["node"] for rank in field_at(replica, "spec", "ranks") or ())
 
 
+def _fetch(replica: Tree, _: TableContext) -> str:
+    """Return the progress of the replica's fetches together: `25 % of 4.0 GiB`; "-" if none runs."""
+    running = field_at(replica, "status", "fetches") or ()
+    total = sum(one["totalBytes"] for one in running)
+    if not total:
+        return "-"
+    present = sum(one["presentBytes"] for one in running)
+    return f"{100 * present // total} % of {sizes.show(total)}"
+
+
+def _fetch_sources(replica: Tree, _: TableContext) -> str:
+    running = field_at(replica, "status", "fetches") or ()
+    return ",".join(dict.fromkeys(one["source"] for one in running if one.get("source"))) or "-"
+
+
 def _memory(replica: Tree, _: TableContext) -> str:
     return sizes.show(
         sum(_proven_bytes(rank["memory"]) for rank in field_at(replica, "spec", "ranks") or ())
@@ -400,8 +415,10 @@ OBSERVED_COLUMNS: dict[str, Columns] = {
         Column("READY", condition("Ready")),
         Column("NODE", _ranks),
         Column("MEMORY", _memory),
+        Column("FETCH", _fetch),
         Column("TEMPLATE", text("spec", "template")),
         AGE,
+        Column("SOURCE", _fetch_sources, is_wide=True),
         Column("TOGETHER", _formation, is_wide=True),
         Column("WHY", reason("Ready"), is_wide=True),
     ),

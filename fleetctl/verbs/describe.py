@@ -20,7 +20,7 @@ from manifests.trees import object_tree
 from manifests.yaml import parser
 from reconciler.nodes.wired_limits import limit_text
 from reconciler.placement import memory_proof as placement_memory_proof
-from schemas import quantity
+from schemas import duration, quantity, sizes
 from schemas.deployment import ModelDeployment
 from schemas.event import Event
 from schemas.gitsource import GitCommit, GitSource
@@ -127,9 +127,10 @@ async def kind_sections(transport: Transport, obj: ApiObject, now: datetime) -> 
             replicas = await _replica_section(
                 transport, lambda one: one.spec.deployment == obj.name
             )
-            parts = [_refusal_section(obj), replicas]
+            parts = [_refusal_section(obj), replicas, await _fetch_section(transport, obj.name)]
         case Replica():
-            parts = [_proof_section(obj, await reader.read_peaks(transport, obj))]
+            proof = _proof_section(obj, await reader.read_peaks(transport, obj))
+            parts = [proof, _fetch_table([obj])]
         case Node():
             parts = await _node_sections(transport, obj)
         case NodePool():
@@ -291,6 +292,33 @@ def _source_sections(source: GitSource, now: datetime) -> list[str]:
         table_section("Drift", ("OBJECT", "FIELDS", "CHANGED BY"), drift),
         table_section("Inventory", ("KIND", "NAME"), inventory),
     ]
+
+
+async def _fetch_section(transport: Transport, deployment: str) -> str:
+    found = await _read_all(transport, Replica)
+    return _fetch_table([one for one in found if one.spec.deployment == deployment])
+
+
+def _fetch_table(replicas: Sequence[Replica]) -> str:
+    """Return the fetches that run for the replicas; empty if there are none."""
+    rows = [
+        (
+            replica.name,
+            fetch.node,
+            fetch.phase,
+            f"{fetch.percent} %",
+            f"{sizes.show(fetch.present_bytes)} of {sizes.show(fetch.total_bytes)}",
+            f"{sizes.show(fetch.bytes_per_second)}/s",
+            "-" if fetch.eta_seconds is None else duration.show(fetch.eta_seconds),
+            fetch.source or "-",
+            fetch.waiting,
+        )
+        for replica in replicas
+        if replica.status is not None
+        for fetch in replica.status.fetches
+    ]
+    titles = ("REPLICA", "NODE", "PHASE", "DONE", "BYTES", "RATE", "LEFT", "SOURCE", "")
+    return table_section("Model fetches", titles, rows)
 
 
 def _proof_section(replica: Replica, measured: Sequence[int]) -> str:

@@ -17,7 +17,7 @@ from machinery.clock import Clock, SystemClock
 from manifests.errors import ManifestErrors
 from schemas.deployment import HUB_REPO_PATTERN, ModelDeployment, served_names
 from schemas.meta import Condition, find_condition, is_true
-from schemas.replica import MODEL_PRESENT, Replica
+from schemas.replica import MODEL_PRESENT, FetchStatus, Replica
 from store import objects
 from store.port import Transport
 
@@ -39,6 +39,8 @@ class ServingProgress:
     reason: str
     message: str
     is_available: bool = False
+    fetch: FetchStatus | None = None
+    """The fetch that runs, if that is what keeps it."""
 
 
 def is_hub_id(model: str) -> bool:
@@ -159,7 +161,11 @@ def serving_progress(
         type_ = "Ready" if is_true(own, MODEL_PRESENT) else MODEL_PRESENT
         found = find_condition(own, type_) or find_condition(own, "Ready")
         if found is not None:
-            return ServingProgress(reason=found.reason, message=found.message)
+            return ServingProgress(
+                reason=found.reason,
+                message=found.message,
+                fetch=min(replica.status.fetches, key=lambda one: one.percent, default=None),
+            )
     available = find_condition(conditions, "Available")
     if available is None:
         return ServingProgress(reason="Waiting", message="the reconciler has not judged it")
@@ -168,9 +174,9 @@ def serving_progress(
 
 def progress_text(repo: str, found: ServingProgress) -> str:
     """Return the line for a terminal, with a bar while bytes arrive. Pure."""
-    percent = re.search(r"(\d{1,3}) % of ", found.message)
-    if percent is None:
+    fetch = found.fetch
+    if fetch is None or fetch.phase != "Downloading":
         return f"{repo}: {found.reason}: {found.message}".rstrip(": ")
-    filled = _BAR_WIDTH * min(100, int(percent[1])) // 100
+    filled = _BAR_WIDTH * min(100, fetch.percent) // 100
     bar = "#" * filled + "-" * (_BAR_WIDTH - filled)
-    return f"{repo} [{bar}] {found.message[percent.start() :]}"
+    return f"{repo} [{bar}] {fetch.text}"

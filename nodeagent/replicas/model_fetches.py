@@ -14,7 +14,7 @@ from typing import Final, Literal, TypeAlias
 
 from machinery.backoff import Backoff
 from machinery.clock import Clock
-from machinery.prometheus import Counter, LabelledGauge
+from machinery.prometheus import Counter, Histogram, LabelledGauge
 from models.hub.blob_source import BlobSources
 from models.hub.errors import FetchReason, HubRateLimitedError, ModelFetchError
 from models.hub.fetcher import FetchRequest, ModelFetcher
@@ -25,6 +25,7 @@ from models.hub.progress import FetchMonitor, FetchProgress
 from models.model_store.store import ModelStore
 from nodeagent.peers.model_exchange import ModelExchange
 from nodeagent.replicas.observation import FetchState, NextStart, ObservedFetch
+from schemas import duration, sizes
 from schemas.deployment import HubReference
 from schemas.records import HubToken
 from schemas.replica import Replica
@@ -43,6 +44,8 @@ _TOKEN_REASONS: Final = frozenset({"Unauthorized", "Gated", "NotFound"})
 _STEP_PERCENT: Final = 5
 _STEP_S: Final = 10.0
 _LEAST_STEP_S: Final = 2.0
+# A small model takes seconds, the largest take hours.
+_DURATION_BOUNDS_S: Final = (10.0, 30.0, 60.0, 180.0, 600.0, 1800.0, 3600.0, 10800.0)
 
 
 @dataclass(kw_only=True)
@@ -58,6 +61,14 @@ class _Fetch:
     shown: FetchProgress | None = None
     """The progress that was reported last."""
     shown_at: float = 0.0
+    counted_bytes: int = 0
+    """Bytes of this attempt that the counter of all bytes has."""
+    began_at: float = 0.0
+    """The time of the first attempt, by the monotonic clock."""
+    received_bytes: int = 0
+    """Bytes of all attempts that ended."""
+    outcome: str = ""
+    """Sentence about a fetch that has succeeded: size, source and duration."""
     failures: int = 0
     reason: str = ""
     message: str = ""
@@ -96,6 +107,26 @@ class ModelFetches:
             "fleet_model_fetch_bytes_total",
             "Bytes that came from hubs and other agents, by repository.",
             ("repo",),
+        )
+        self._durations = Histogram(
+            "fleet_model_fetch_duration_seconds",
+            "Time from the first attempt of a fetch until the model was whole and verified.",
+            (),
+            bounds=_DURATION_BOUNDS_S,
+        )
+        self._rate = LabelledGauge(
+            "fleet_model_fetch_bytes_per_second",
+            "Rate of fetches that run, over the last ten seconds.",
+            "model",
+            lambda: {
+                name: int(one.monitor.snapshot().bytes_per_s) for name, one in self._running()
+            },
+        )
+        self._eta = LabelledGauge(
+            "fleet_model_fetch_eta_seconds",
+            "Seconds until fetches that run end, at this rate; absent while nothing arrives.",
+            "model",
+            self._etas,
         )
         self._present = LabelledGauge(
             "fleet_model_fetch_present_bytes",
@@ -138,7 +169,11 @@ class ModelFetches:
             return None
         found = await asyncio.to_thread(self.store.find, source.repo, source.revision)
         if found is not None and set(_patterns(source)) <= set(found.patterns):
-            return ObservedFetch(state=FetchState.PRESENT, size_bytes=found.size_bytes)
+            fetch = self._fetches.get(source.folder)
+            outcome = fetch.outcome if fetch is not None else ""
+            return ObservedFetch(
+                state=FetchState.PRESENT, size_bytes=found.size_bytes, message=outcome
+            )
         fetch = self._fetches.get(source.folder)
         if fetch is None:
             return ObservedFetch(state=FetchState.NOT_STARTED)
@@ -186,6 +221,7 @@ class ModelFetches:
                 source=source,
                 deployment=replica.spec.deployment,
                 monitor=FetchMonitor(self._clock),
+                began_at=self._clock.monotonic(),
             )
             self._fetches[source.folder] = fetch
         fetch.users.add(replica.name)
@@ -194,7 +230,7 @@ class ModelFetches:
             return
         # Replicas of several deployments may want one commit: the token is that of the one that asks now.
         fetch.source, fetch.deployment = source, replica.spec.deployment
-        fetch.monitor = FetchMonitor(self._clock)
+        fetch.monitor, fetch.counted_bytes = FetchMonitor(self._clock), 0
         fetch.task = self._group.create_task(self._fetch(fetch))
         log.info("fetching a model", extra={"model": source.folder, "replica": replica.name})
 
@@ -232,9 +268,30 @@ class ModelFetches:
             self._note(fetch, error, has_token=bool(token))
         else:
             fetch.failures, fetch.reason, fetch.message, fetch.retry = 0, "", "", None
-            log.info("model fetched", extra={"model": source.folder})
+            self._note_success(fetch)
         finally:
-            self._fetched.add(source.repo, count=fetch.monitor.fetched_bytes)
+            self._count(fetch)
+            fetch.received_bytes += fetch.monitor.fetched_bytes
+
+    def _note_success(self, fetch: _Fetch) -> None:
+        took_s = self._clock.monotonic() - fetch.began_at
+        received = fetch.received_bytes + fetch.monitor.fetched_bytes
+        if received:  # else another fetch on this Mac brought it
+            total, source = sizes.show(fetch.monitor.total_bytes), fetch.monitor.source
+            fetch.outcome = (
+                f"{total} in {duration.show(took_s)}, {sizes.show(received)} of it from {source}"
+            )
+            self._durations.observe(took_s)
+        log.info(
+            "model fetched",
+            extra={"model": fetch.source.folder, "bytes": received, "duration_s": round(took_s)},
+        )
+
+    def _count(self, fetch: _Fetch) -> None:
+        """Add the bytes that arrived since the last time to the counter."""
+        now = fetch.monitor.fetched_bytes
+        self._fetched.add(fetch.source.repo, count=now - fetch.counted_bytes)
+        fetch.counted_bytes = now
 
     def _sources(
         self, hub: ModelHub, source: HubReference
@@ -277,9 +334,16 @@ class ModelFetches:
             if one.task is not None and not one.task.done():
                 yield name, one
 
+    def _etas(self) -> dict[str, int]:
+        found = {name: one.monitor.snapshot().eta_s for name, one in self._running()}
+        return {name: round(eta_s) for name, eta_s in found.items() if eta_s is not None}
+
     def lines(self) -> Iterator[str]:
         """Yield the metrics of the fetches in Prometheus' text format."""
-        for family in (self._failures, self._fetched, self._present, self._total):
+        for _, one in self._running():
+            self._count(one)
+        counted = (self._failures, self._fetched, self._durations)
+        for family in (*counted, self._present, self._total, self._rate, self._eta):
             yield from family.lines()
         if self.exchange is not None:
             yield from self.exchange.lines()

@@ -66,6 +66,7 @@ class ObservedFetch:
     reason: str = ""
     """The reason of the last failure: one of `models.hub.errors`, StoreUnreachable or DiskFailed."""
     message: str = ""
+    """The error of the last failure; of a model that was fetched for this replica, its size and duration."""
     next_attempt: NextStart | None = None
     """The next attempt after a failure; None if it is due."""
 

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from models.hub.progress import FetchProgress
+from nodeagent.actions import ReportRank
 from nodeagent.plan import plan
 from nodeagent.replicas.observation import (
     FetchState,
@@ -13,8 +14,9 @@ from nodeagent.replicas.observation import (
     ObservedFetch,
     ObservedReplica,
 )
-from nodeagent.status import replica_conditions
+from nodeagent.status import fetch_status, replica_conditions
 from schemas.meta import find_condition
+from schemas.replica import FetchStatus, RankStatus
 from tests.support.nodeagent_plans import NOW, short, wanted
 
 GIB = 2**30
@@ -81,6 +83,32 @@ def test_the_condition_has_share_hub_rate_and_time_left() -> None:
             "Downloading",
             "25 % of 4.0 GiB from huggingface.co, 16.0 MiB/s, 3m12s left",
         )
+
+
+def test_the_report_has_the_progress_as_fields_and_changes_with_them() -> None:
+    running = seen(FetchState.RUNNING, progress=PROGRESS)
+    (report,) = [one for one in plan(running).actions if isinstance(one, ReportRank)]
+    assert report.fetch == FetchStatus(
+        node="a",
+        phase="Downloading",
+        present_bytes=GIB,
+        total_bytes=4 * GIB,
+        bytes_per_second=GIB // 64,
+        eta_seconds=192,
+        source="huggingface.co",
+    )
+    written = RankStatus(
+        replica_uid="u1", node="a", conditions=report.conditions, fetch=report.fetch
+    )
+    again = replace(running, reported=written)
+    assert not [one for one in plan(again).actions if isinstance(one, ReportRank)]
+    listing = replace(PROGRESS, phase="Listing", total_bytes=0)
+    for before_or_after in (
+        seen(FetchState.PRESENT),
+        FAILED,
+        seen(FetchState.RUNNING, progress=listing),
+    ):
+        assert fetch_status(before_or_after) is None
 
 
 def test_a_failure_shows_its_reason_and_the_next_attempt() -> None:

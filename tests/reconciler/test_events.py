@@ -9,7 +9,7 @@ from reconciler.listers.lister import Lister
 from reconciler.views import ReplicaView
 from schemas.event import Event
 from schemas.meta import Condition, ConditionStatus
-from schemas.replica import ReplicaStatus
+from schemas.replica import FetchStatus, ReplicaStatus
 from store import objects
 from store.events import EventRecorder
 from store.memory import MemoryTransport
@@ -49,6 +49,40 @@ async def recorded(
 async def test_a_replica_that_becomes_ready_is_an_event_once() -> None:
     found = await recorded([LOADING, LOADING, SERVING, SERVING], replica(0))
     assert found == [("Normal", "ReplicaReady", "qwen-0 on a serves")]
+
+
+def fetching(reason: str, message: str = "", *, present_bytes: int = 0) -> ReplicaStatus:
+    running = FetchStatus(
+        node="a",
+        phase="Downloading",
+        present_bytes=present_bytes,
+        total_bytes=4 << 30,
+        source="hub.example",
+    )
+    truth = ConditionStatus.TRUE if reason == "Present" else ConditionStatus.FALSE
+    condition = Condition(type="ModelPresent", status=truth, reason=reason, message=message)
+    is_running = reason in ("Downloading", "Verifying")
+    return ReplicaStatus(conditions=(condition,), fetches=(running,) if is_running else ())
+
+
+async def test_a_fetch_that_begins_and_ends_is_an_event_and_its_steps_are_none() -> None:
+    found = await recorded(
+        [
+            fetching("Downloading"),
+            fetching("Downloading", present_bytes=1 << 30),
+            fetching("Verifying"),
+            fetching("Present", "4.0 GiB in 3m, 4.0 GiB of it from hub.example"),
+        ],
+        replica(0),
+    )
+    assert sorted(found) == [
+        ("Normal", "Downloading", "qwen-0: a fetches 4.0 GiB from hub.example"),
+        (
+            "Normal",
+            "ModelFetched",
+            "a has the model of qwen-0: 4.0 GiB in 3m, 4.0 GiB of it from hub.example",
+        ),
+    ]
 
 
 async def test_a_replica_that_stops_serving_is_a_warning() -> None:

@@ -16,7 +16,7 @@ from reconciler.views import DeploymentView
 from schemas.deployment import ModelDeployment, ModelDeploymentStatus
 from schemas.meta import Condition, ConditionStatus, ObjectMeta, Status, find_condition
 from schemas.pools import NodePool, NodePoolSpec
-from schemas.replica import RankStatus
+from schemas.replica import FetchStatus, RankStatus
 from schemas.route import Backend, HeaderMatch, ModelRoute, ModelRouteSpec, RouteRule
 from schemas.shardgroup import GroupMember, ShardGroup, ShardGroupSpec
 from tests.support.fleets import NOW, deployment, node, observed, replica
@@ -209,6 +209,15 @@ def test_the_last_report_of_an_agent_that_is_away_does_not_count() -> None:
     assert said(made, "Ready") == ("False", "AgentAway", away)
     never = replica_status(view, [None], old=None, now=NOW)
     assert said(never, "Ready")[1] == "WaitingForAgent"
+
+
+def test_a_replica_has_the_fetches_of_its_ranks_except_of_agents_that_are_away() -> None:
+    fetch = FetchStatus(node="a", phase="Downloading", present_bytes=1, total_bytes=4)
+    report = rank("Downloading", holds=False).model_copy(update={"fetch": fetch})
+    view = replica(0, is_ready=False)
+    assert replica_status(view, [report], old=None, now=NOW).fetches == (fetch,)
+    away = replace(view, away_nodes=frozenset({"a"}))
+    assert replica_status(away, [report], old=None, now=NOW).fetches == ()
 
 
 def test_pool() -> None:

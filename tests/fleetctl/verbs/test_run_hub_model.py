@@ -18,9 +18,11 @@ from machinery.clock import SystemClock
 from schemas.deployment import ModelDeployment, ModelDeploymentStatus
 from schemas.meta import HUB_REFRESHED_AT, Condition, ConditionStatus
 from schemas.records import HubToken
+from schemas.replica import FetchStatus, ReplicaStatus
 from store import codec, keys, objects
 from store.port import Put
 from tests.support.fleetctl_runner import MemoryFleet, run_fleetctl
+from tests.support.nodeagent_plans import wanted
 from tests.support.ports import free_port
 from tests.support.waiting import until_async
 
@@ -62,15 +64,56 @@ def test_a_name_with_an_organisation_is_a_hub_id() -> None:
 
 
 def test_progress_has_a_bar_while_bytes_arrive() -> None:
-    downloading = ServingProgress(
-        reason="Downloading", message="50 % of 4.3 GiB from huggingface.co, 20.0 MiB/s, 1m49s left"
+    fetch = FetchStatus(
+        node="a",
+        phase="Downloading",
+        present_bytes=43 << 30,
+        total_bytes=86 << 30,
+        bytes_per_second=20 << 20,
+        eta_seconds=109,
+        source="huggingface.co",
     )
+    downloading = ServingProgress(reason="Downloading", message="any words", fetch=fetch)
     assert progress_text(REPO, downloading) == (
-        f"{REPO} [############------------] 50 % of 4.3 GiB from huggingface.co, 20.0 MiB/s, 1m49s left"
+        f"{REPO} [############------------] 50 % of 86.0 GiB from huggingface.co, 20.0 MiB/s, 1m49s left"
     )
     assert progress_text(REPO, ServingProgress(reason="Resolving", message="")) == (
         f"{REPO}: Resolving"
     )
+
+
+async def test_get_and_describe_show_the_progress_of_a_fetch() -> None:
+    fleet = MemoryFleet()
+    fetch = FetchStatus(
+        node="a",
+        phase="Downloading",
+        present_bytes=1 << 30,
+        total_bytes=4 << 30,
+        bytes_per_second=16 << 20,
+        eta_seconds=192,
+        source="huggingface.co",
+    )
+    found = wanted()
+    puts = [
+        Put(key=keys.spec_key("Replica", found.name), value=codec.encode(found)),
+        Put(
+            key=keys.status_key("Replica", found.name),
+            value=codec.encode(ReplicaStatus(fetches=(fetch,))),
+        ),
+    ]
+    await fleet.store.commit([], puts)
+    table = await fleet.ctl("get", "replicas", "-o", "wide")
+    assert "FETCH" in table.out
+    assert "25 % of 4.0 GiB" in table.out
+    assert "huggingface.co" in table.out
+    field = await fleet.ctl(
+        "get", "replicas", "-o", "jsonpath={.items[0].status.fetches[0].etaSeconds}"
+    )
+    assert field.out == "192"
+    described = await fleet.ctl("describe", "replica", found.name)
+    (row,) = [line for line in described.out.splitlines() if "16.0 MiB/s" in line]
+    assert row.split()[:5] == [found.name, "a", "Downloading", "25", "%"]
+    assert "3m12s" in row
 
 
 async def test_run_deploys_nothing_that_no_gateway_could_serve() -> None:

@@ -81,6 +81,10 @@ async def test_a_model_is_fetched_once_for_two_replicas_and_counted(tmp_path: Pa
             path.stat().st_size for path in (tmp_path / FOLDER).rglob("*") if path.is_file()
         )
         assert f'fleet_model_fetch_bytes_total{{repo="{REPO}"}} {fetched}' in metrics(fetches)
+        assert "fleet_model_fetch_duration_seconds_count 1" in metrics(fetches)
+        present = await fetches.observe(first)
+        assert present is not None
+        assert "of it from 127.0.0.1" in present.message
         assert await fetches.record_load(first)
 
 
@@ -99,6 +103,13 @@ async def test_a_fetch_ends_when_its_last_replica_goes_and_keeps_what_it_has(
         assert found is not None
         assert found.state is FetchState.RUNNING
         assert f'fleet_model_fetch_total_bytes{{model="{FOLDER}"}}' in metrics(fetches)
+        assert f'fleet_model_fetch_bytes_per_second{{model="{FOLDER}"}}' in metrics(fetches)
+        (counted,) = (
+            int(line.rpartition(" ")[2])
+            for line in fetches.lines()
+            if line.startswith("fleet_model_fetch_bytes_total{")
+        )
+        assert counted > 0, "bytes count while they arrive"
         fetches.release(second.name)
         found = await fetches.observe(second)
         assert found is not None
