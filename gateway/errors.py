@@ -1,11 +1,13 @@
 """Errors that clients of the gateway get. The envelope is in schemas/wire/errors.py."""
 
 import math
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from datetime import datetime
 from typing import TypeAlias
 
+from schemas.deployment import HUB_REPO_PATTERN
 from schemas.records import Role
 from schemas.wire import headers
 from schemas.wire.errors import ErrorBody, Refusal, RefusedError
@@ -16,6 +18,12 @@ HeaderList: TypeAlias = Sequence[tuple[bytes, bytes]]
 _NAMES_SHOWN = 20
 # Long enough to load a small model.
 _NOT_READY_RETRY_S = 5
+# ORGANISATION/NAME, with the revision or tag that other tools write behind it.
+_HUB_NAME = re.compile(
+    rf"(?P<repo>{HUB_REPO_PATTERN.strip('^$')})(@(?P<revision>[A-Za-z0-9][\w.-]{{0,99}})|:latest)?",
+    re.ASCII,
+)
+_MAX_HUB_NAME = 300
 # Refusals of access control. No message contains a key or a part of one.
 _CHALLENGE = ((b"www-authenticate", b'Bearer realm="mlx-fleet"'),)
 _HOW = "send it as `Authorization: Bearer KEY` (or as `x-api-key` or `api-key`)"
@@ -34,7 +42,21 @@ def unknown_model(name: str, known: Sequence[str], nearest: str | None) -> Refus
         message += f"This fleet serves: {listed}."
     else:
         message += "Nothing is deployed; `fleetctl apply` a ModelDeployment."
+    message += _hub_hint(name, known)
     return Refusal(status=404, message=message, param="model", code="model_not_found")
+
+
+def _hub_hint(name: str, known: Sequence[str]) -> str:
+    """Return how to deploy a name that is a repository of a hub; empty for other names."""
+    found = _HUB_NAME.fullmatch(name) if len(name) <= _MAX_HUB_NAME else None
+    if found is None:
+        return ""
+    repo, revision = found["repo"], found["revision"]
+    if revision is None:
+        return f" `fleetctl run {repo}` deploys this repository of the hub."
+    if repo in known:
+        return f" A model's name has no revision: ask for '{repo}', whose deployment chooses it."
+    return f" `fleetctl create md NAME --hub {repo} --revision {revision}` deploys this repository of the hub."
 
 
 def nothing_ready(name: str, reason: str) -> Refusal:

@@ -5,13 +5,21 @@ from typing import Any
 import aiohttp
 import pytest
 
+from gateway.errors import unknown_model
 from gateway.server import GatewayLimits
-from schemas.deployment import ModelDeploymentStatus
+from schemas.deployment import HubReference, ModelDeploymentStatus, ModelSource
 from schemas.meta import Condition, ConditionStatus
 from tests.support.gateway_calls import CHAT, error_of
 from tests.support.gateway_engine_scripts import DONE, chat, completion, echo
 from tests.support.gateway_fake_engine import Call, FakeEngine, running
-from tests.support.gateway_world import Running, World, deployment, route, running_gateway
+from tests.support.gateway_world import (
+    Running,
+    World,
+    deployment,
+    published,
+    route,
+    running_gateway,
+)
 
 
 async def test_an_unknown_model(
@@ -28,6 +36,68 @@ async def test_an_unknown_model(
         )
         assert "Did you mean 'qwen-8b'?" in error["message"]
         assert "fast, qwen-8b" in error["message"]
+
+
+HUB_ID = "mlx-community/Qwen3-8B-4bit"
+PATHS = ("/v1/chat/completions", "/v1/messages", "/api/chat")
+
+
+async def ask_as(
+    http: aiohttp.ClientSession, url: str, path: str, model: str
+) -> tuple[int, dict[str, Any]]:
+    """Ask a model in the form of the API that the path belongs to."""
+    message = {"role": "user", "content": "hi"}
+    body: dict[str, Any] = {"model": model, "messages": [message], "stream": False}
+    if path == "/v1/messages":
+        body["max_tokens"] = 8
+    async with http.post(url + path, json=body) as response:
+        return response.status, await response.json()
+
+
+@pytest.mark.parametrize("path", PATHS)
+async def test_a_hub_id_is_a_models_name_where_a_deployment_has_it(
+    world: World, gateway: Running, http: aiohttp.ClientSession, path: str
+) -> None:
+    async with running(FakeEngine("qwen-0", chat)) as engine:
+        hub = ModelSource(hub=HubReference(repo=HUB_ID))
+        found = deployment("qwen")
+        spec = found.spec.model_copy(update={"model": hub})
+        await world.put(found.model_copy(update={"spec": spec}), published(engine, "qwen"))
+        await gateway.knows(HUB_ID, ready=1)
+        status, answer = await ask_as(http, gateway.url, path, HUB_ID)
+        assert status == 200, answer
+        status, answer = await ask_as(http, gateway.url, path, f"{HUB_ID}@main")
+        assert status == 404
+        assert f"A model's name has no revision: ask for '{HUB_ID}'" in str(answer["error"])
+        status, answer = await ask_as(http, gateway.url, path, HUB_ID.lower())
+        assert status == 404
+        assert f"Did you mean '{HUB_ID}'?" in str(answer["error"])
+
+
+@pytest.mark.parametrize(
+    ("model", "hint"),
+    [
+        (HUB_ID, f"`fleetctl run {HUB_ID}` deploys"),
+        (f"{HUB_ID}:latest", f"`fleetctl run {HUB_ID}` deploys"),
+        (f"{HUB_ID}@dev", f"`fleetctl create md NAME --hub {HUB_ID} --revision dev` deploys"),
+    ],
+)
+@pytest.mark.parametrize("path", PATHS)
+async def test_a_hub_id_that_nothing_serves_says_how_to_deploy_it(
+    world: World, gateway: Running, http: aiohttp.ClientSession, path: str, model: str, hint: str
+) -> None:
+    await world.put(deployment("other"))
+    await gateway.knows("other", ready=0)
+    status, answer = await ask_as(http, gateway.url, path, model)
+    assert status == 404
+    assert hint in str(answer["error"])
+
+
+@pytest.mark.parametrize(
+    "model", ["qwen", "a/b/c", "../x", "-x/y", "a/b;rm", f"a/{'x' * 400}", "a/b@-x"]
+)
+def test_other_names_get_no_command_to_run(model: str) -> None:
+    assert "fleetctl" not in unknown_model(model, ["m"], None).message
 
 
 async def test_nothing_deployed(gateway: Running, http: aiohttp.ClientSession) -> None:
