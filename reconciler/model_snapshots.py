@@ -15,17 +15,15 @@ from machinery.clock import Clock
 from machinery.control_loop import AuthorityLostError, Requeue, WorkQueue, run_loop
 from models.hub.errors import HubRateLimitedError, ModelFetchError
 from models.hub.hub_settings import HubFactory, HubSettings
-from models.hub.remote_inspection import config_text, inspect_remote, snapshot_weights
-from models.model_files import ModelUnusableError
 from reconciler.event_handlers import deployment_name_of
 from reconciler.gitops.controller import FencedTransport
 from reconciler.hub_grants import TokenGrants, token_for
 from reconciler.listers.caches import Caches, object_key
 from reconciler.listers.lister import Lister
 from reconciler.lookup_problems import LookupProblems
+from reconciler.model_lookup import LOOKUP_ERRORS, look_up, reason_of
 from schemas.deployment import HubReference, ModelDeployment
 from schemas.event import ObjectReference
-from schemas.meta import HUB_REFRESHED_AT
 from schemas.model_snapshot import ModelSnapshot
 from store import codec, keys
 from store.errors import FencedError, StoreError
@@ -37,8 +35,6 @@ log = logging.getLogger(__name__)
 
 # A hub that is slow delays three other deployments at most.
 _AT_ONCE: Final = 4
-# The largest models have 300 weight files, each with a header to read.
-_LOOKUP_LIMIT_S: Final = 180.0
 _TRANSIENT: Final = Backoff(first_s=1.0, limit_s=60.0)
 # Only a person can mend it; their change of the deployment is looked at without a wait.
 _PERMANENT: Final = Backoff(first_s=15.0, limit_s=300.0)
@@ -147,7 +143,7 @@ class SnapshotController:
             return None
         try:
             found = await self._look_up(deployment, source, transport, factory)
-        except (ModelFetchError, ModelUnusableError, TimeoutError, ValueError) as error:
+        except LOOKUP_ERRORS as error:
             return await self._note(deployment, source, error)
         await self._write(found, transport)
         self._problems.forget(name)
@@ -165,27 +161,12 @@ class SnapshotController:
         endpoint = self._hubs.endpoint_of(source)
         token = await token_for(transport, endpoint)
         hub = factory(source, token)
-        async with asyncio.timeout(_LOOKUP_LIMIT_S):
-            commit = await hub.resolve(source.repo, source.revision)
-            remote = await inspect_remote(hub, source.repo, commit, source.files)
-        return ModelSnapshot(
-            deployment=deployment.name,
-            uid=deployment.metadata.uid,
-            source=source,
-            endpoint=endpoint,
-            refreshed_at=deployment.metadata.annotations.get(HUB_REFRESHED_AT, ""),
-            commit=commit,
-            resolved_at=self._clock.now(),
-            files=len(remote.files),
-            size_bytes=remote.size_bytes,
-            config=config_text(remote.config),
-            weights=snapshot_weights(remote.weights),
-        )
+        return await look_up(hub, deployment, endpoint=endpoint, now=self._clock.now())
 
     async def _note(
         self, deployment: ModelDeployment, source: HubReference, error: Exception
     ) -> Requeue:
-        reason, message = _reason_of(error)
+        reason, message = reason_of(error)
         found = self._problems.remember(deployment.name, source, reason, message)
         is_transient = isinstance(error, TimeoutError) or (
             isinstance(error, ModelFetchError) and error.is_transient
@@ -212,17 +193,6 @@ class SnapshotController:
         if version:
             guard = ModRevisionGuard(key=key, mod_revision=version)
             await transport.commit([guard], [Delete(key=key)])
-
-
-def _reason_of(error: Exception) -> tuple[str, str]:
-    """Return reason and message of a failed lookup."""
-    match error:
-        case ModelFetchError() | ModelUnusableError():
-            return error.reason, str(error)
-        case TimeoutError():
-            return "SourceUnreachable", f"the hub took more than {_LOOKUP_LIMIT_S:.0f} s"
-        case _:
-            return "ListingRefused", str(error)
 
 
 def _about(deployment: ModelDeployment) -> ObjectReference:

@@ -34,7 +34,8 @@ from reconciler.placer import (
 from reconciler.views import DeploymentView
 from schemas.deployment import ModelDeployment
 from schemas.meta import ApiObject, ConditionStatus, find_condition
-from store import codec
+from schemas.model_snapshot import ModelSnapshot
+from store import codec, keys
 from store.port import KeyValue, Transport
 
 
@@ -74,6 +75,18 @@ class FleetSnapshot:
             self.caches.specs.suppose(
                 KeyValue(put.key, put.value, create_revision=version, mod_revision=version)
             )
+
+    def unresolved(self) -> list[ModelDeployment]:
+        """Return the deployments whose hub model has no commit yet, by name."""
+        declared = self.lister.declared_deployments()
+        return [one for one in declared if not self.lister.is_resolved(one)]
+
+    def suppose_model(self, found: ModelSnapshot) -> None:
+        """Add what a hub says of a model, as if the leader had asked it."""
+        key = keys.named(keys.SNAPSHOT_PREFIX, found.deployment)
+        self.caches.snapshots.suppose(
+            KeyValue(key, codec.encode(found), create_revision=0, mod_revision=0)
+        )
 
     def table(self) -> NodeTable:
         """Return all nodes as placement sees them."""

@@ -1,11 +1,12 @@
 """`fleetctl plan`: shows what an apply would change, and where replicas would be placed. Writes nothing."""
 
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import click
 
@@ -20,17 +21,23 @@ from manifests.errors import ManifestErrors
 from manifests.load import LoadedObject, load_objects
 from manifests.plan import Change, UnchangedObject, change_text
 from models import inspection
+from models.hub.hub_settings import HubSettings, hub_endpoint_option, hub_settings
 from reconciler import forecast, snapshot
 from reconciler.forecast import ForecastKind, ForecastStep
 from reconciler.groups.group_view import GroupForm
+from reconciler.model_lookup import LOOKUP_ERRORS, look_up, reason_of
 from reconciler.placement.inputs import NodeView
 from reconciler.placement.refusals import Unschedulable, summary_line
 from reconciler.placement.table import NodeTable
 from reconciler.placer import Assignment, PendingAssignment, PlacementOutcome, PreemptingAssignment
 from reconciler.snapshot import FleetSnapshot
 from schemas.deployment import ModelSource
+from schemas.model_snapshot import ModelSnapshot
 from schemas.replica import RankAssignment
 from store.codec import UndecodableError
+
+# Nothing is below it: only what the hub says counts.
+_NO_FOLDER: Final = Path(os.devnull)
 
 _HELP = """Show what an apply would change, and where replicas would be placed. Nothing is written.
 
@@ -42,7 +49,9 @@ The output starts with the differences, as `fleetctl diff` shows them. Then it l
 started, replaced or ended, with its memory proof, or the reason why it cannot be placed. The plan is computed by the
 reconciler's planner from the current state of the fleet. A running reconciler is not needed.
 
-The memory that a model needs is unknown until a node has inspected it. Use --models-dir to inspect models on this
+A model of a hub that the fleet does not know yet is looked up there, without a token; no weights are read.
+
+The memory of a model in a folder is unknown until a node has inspected it. Use --models-dir to inspect models on this
 machine instead; the plan then assumes that every node has the same files.
 
 Exit code 0: no changes; 1: changes; more than 1: an error.
@@ -57,6 +66,7 @@ Exit code 0: no changes; 1: changes; more than 1: an error.
     type=click.Path(exists=True, file_okay=False, path_type=Path),
     help="Folder on this machine with the models that no node has inspected yet.",
 )
+@hub_endpoint_option
 @store_options
 def plan(files: tuple[str, ...], recursive: bool, models_dir: Path | None, **options: Any) -> None:
     """Show what an apply would change, and where replicas would be placed. Nothing is written."""
@@ -73,7 +83,8 @@ def plan(files: tuple[str, ...], recursive: bool, models_dir: Path | None, **opt
     for text in shown:
         click.echo(text, nl=False)
     seen.suppose(change.obj for change in changes if not isinstance(change, UnchangedObject))
-    steps, nodes = _forecast(seen, models_dir)
+    found = run(_ask_hubs(seen, hub_settings(options)))
+    steps, nodes = _forecast(seen, models_dir, found)
     if shown:
         click.echo()
     click.echo("\n".join(format_steps(steps)))
@@ -96,14 +107,46 @@ async def _observe(
         return changes, await snapshot.take(transport, clock)
 
 
+async def _ask_hubs(seen: FleetSnapshot, hubs: HubSettings) -> list[ModelSnapshot]:
+    """Return what hubs say of models that the leader has not resolved; warn of those that cannot be had.
+
+    They are asked without a token.
+    """
+    answers: list[ModelSnapshot] = []
+    waiting = seen.unresolved()
+    if not waiting:
+        return answers
+    async with hubs.open() as factory:
+        for deployment in waiting:
+            source = deployment.spec.model.hub
+            assert source is not None
+            endpoint, now = hubs.endpoint_of(source), SystemClock().now()
+            try:
+                hub = factory(source, "")
+                found = await look_up(hub, deployment, endpoint=endpoint, now=now)
+            except LOOKUP_ERRORS as error:
+                reason, why = reason_of(error)
+                click.echo(
+                    f"warning: modeldeployment/{deployment.name} is not planned: {reason}: {why}. "
+                    "The hub was asked without a token",
+                    err=True,
+                )
+                continue
+            seen.suppose_model(found)
+            answers.append(found)
+    return answers
+
+
 def _forecast(
-    seen: FleetSnapshot, models_dir: Path | None
+    seen: FleetSnapshot, models_dir: Path | None, answers: Sequence[ModelSnapshot]
 ) -> tuple[tuple[ForecastStep, ...], Sequence[NodeView]]:
     """Return the steps, and the nodes as they are before them."""
     table, deployments = seen.table(), seen.deployments()
     if models_dir is not None:
         sources = [one.spec.model for one in deployments]
         table = NodeTable([_with_models(node, sources, models_dir) for node in table.nodes])
+    if answers:
+        table = NodeTable([_with_answers(node, answers) for node in table.nodes])
     found = forecast.forecast([seen.observe(one.name, table) for one in deployments], table)
     return found, table.nodes
 
@@ -128,6 +171,17 @@ def _with_models(node: NodeView, sources: Sequence[ModelSource], models_dir: Pat
         models={**node.models, **{one.path: one for one in found}},
         adapters={**node.adapters, **{one.path: one for one in fitted}},
     )
+
+
+def _with_answers(node: NodeView, answers: Sequence[ModelSnapshot]) -> NodeView:
+    """Return the node with the reports that its agent will make about models of hubs."""
+    found = inspection.report_models(
+        (),
+        _NO_FOLDER,
+        casts_to_float32=node.labels.get("fleet/os") == "Linux",
+        snapshots={one.folder: one for one in answers if one.folder not in node.models},
+    )
+    return replace(node, models={**node.models, **{one.path: one for one in found}})
 
 
 def planned_blocks(steps: Sequence[ForecastStep], nodes: Sequence[NodeView]) -> list[MacBlock]:

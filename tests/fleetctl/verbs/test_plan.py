@@ -15,6 +15,8 @@ from tests.support.fleet import fleetctl
 from tests.support.fleetctl_manifests import put_replica
 from tests.support.fleetctl_runner import MemoryFleet
 from tests.support.fleets import PROOF, deployment
+from tests.support.hub import COMMIT, REPO, StandInHub
+from tests.support.hub_repositories import servable_files
 from tests.support.model_folders import ADAPTER_CONFIG as ADAPTER
 from tests.support.model_folders import ADAPTER_TENSORS as TENSORS
 from tests.support.model_folders import CONFIG, safetensors
@@ -189,6 +191,27 @@ async def test_a_model_that_no_node_has_inspected(fleet: MemoryFleet, tmp_path: 
     row = next(line for line in supposed.out.splitlines() if line.startswith("fresh-0"))
     assert row.split()[:4] == ["fresh-0", "new", "-", "mac-2"]
     assert "768 MiB" in row
+
+
+async def test_a_hub_model_is_looked_up_and_proven_before_it_is_applied(
+    fleet: MemoryFleet, tmp_path: Path
+) -> None:
+    hub = StandInHub(repos={REPO: servable_files()})
+    manifest = tmp_path / "hub.yaml"
+    manifest.write_text(
+        "apiVersion: fleet/v1alpha1\nkind: ModelDeployment\nmetadata: {name: hub}\n"
+        f"spec: {{model: {{hub: {{repo: {REPO}}}}}, contextLength: 256}}\n"
+    )
+    words = ("plan", "-f", str(manifest), "--hub-endpoint")
+    async with hub.serve():
+        done = await fleet.ctl(*words, hub.endpoint)
+        assert done.code == 1, done.err
+        (row,) = [line for line in done.out.splitlines() if line.startswith("hub-0")]
+        assert row.split()[1:4] == ["new", "-", "mac-2"]
+        assert hub.requests("GET", f"/resolve/{COMMIT}/config.json")
+        refused = await fleet.ctl(*words, f"{hub.endpoint}/nowhere")
+        assert refused.code == 1
+        assert "warning: modeldeployment/hub is not planned: NotFound: " in refused.err
 
 
 async def test_draft_model_and_adapter_are_parts_of_the_proof(
