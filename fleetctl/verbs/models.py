@@ -355,13 +355,14 @@ def unpin_models(words: tuple[str, ...], **options: Any) -> None:
     models_fleet.change_fleet(words, options, verb="unpin")
 
 
-_IMPORT_HELP = """Import models from a cache of huggingface_hub, which `hf download` fills.
+_IMPORT_HELP = """Import models from a cache of huggingface_hub, which `hf download` fills, or from a models folder of LM Studio.
 
 \b
   fleetctl models import
   fleetctl models import ~/.cache/huggingface/hub --repo mlx-community/Qwen3-8B-4bit
+  fleetctl models import ~/.lmstudio/models
 
-Every file is hashed, because that client does not verify what it downloads, and then shared by a clone or a hard link:
+Every file is hashed, because huggingface_hub does not verify what it downloads, and then shared by a clone or a hard link:
 it takes no room on the same disk. The cache stays as it is. Exit code 1: a snapshot was refused.
 """
 
@@ -371,14 +372,16 @@ it takes no room on the same disk. The cache stays as it is. Exit code 1: a snap
 @click.option("--repo", "repos", multiple=True, help="Import this repository only; repeatable.")
 @_models_dir_option
 def import_models(cache: Path, repos: tuple[str, ...], models_dir: Path) -> None:
-    """Import models from a cache of huggingface_hub, which `hf download` fills."""
+    """Import models from a cache of huggingface_hub, or from a models folder of LM Studio."""
     store = _open_store(models_dir)
     snapshots = find_snapshots(cache.expanduser())
     chosen = [one for one in snapshots if not repos or one.repo in repos]
     absent = set(repos) - {one.repo for one in chosen}
     if absent or not chosen:
-        what = ", ".join(sorted(absent)) or "models--*/snapshots"
-        raise FleetctlError(f"{cache} has no {what}; expected a cache of huggingface_hub")
+        what = ", ".join(sorted(absent)) or "models--*/snapshots or ORGANISATION/NAME"
+        raise FleetctlError(
+            f"{cache} has no {what}; expected a cache of huggingface_hub, or a models folder of LM Studio"
+        )
     is_refused = False
     with ProgressLine() as progress:
         for snapshot in chosen:

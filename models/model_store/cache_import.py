@@ -1,7 +1,8 @@
-"""Import of models from a cache of huggingface_hub: hashed, then cloned or linked into the store, never moved."""
+"""Import of models that huggingface_hub or LM Studio keeps: hashed, then cloned or linked into the store, never moved."""
 
 import ctypes
 import fcntl
+import hashlib
 import os
 import re
 import shutil
@@ -24,10 +25,11 @@ _CLONE_NOFOLLOW: Final = 1  # clonefile(2)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CachedSnapshot:
-    """One commit in a cache of huggingface_hub."""
+    """One commit in a cache of huggingface_hub, or one model in a folder of LM Studio."""
 
     repo: str
     commit: str
+    """Commit of the hub; empty if the program does not record it, as LM Studio does not."""
     folder: Path
 
 
@@ -36,8 +38,12 @@ class ImportRefusedError(Exception):
 
 
 def find_snapshots(cache: Path) -> tuple[CachedSnapshot, ...]:
-    """Return the snapshots of models in a cache, `models--ORG--NAME/snapshots/COMMIT`, sorted by repository."""
-    return tuple(sorted(_iterate_snapshots(cache), key=lambda one: (one.repo, one.commit)))
+    """Return the models of a cache, sorted by repository.
+
+    huggingface_hub has `models--ORG--NAME/snapshots/COMMIT`, LM Studio `ORG/NAME`.
+    """
+    found = (*_iterate_snapshots(cache), *_iterate_model_folders(cache))
+    return tuple(sorted(found, key=lambda one: (one.repo, one.commit)))
 
 
 def _iterate_snapshots(cache: Path) -> Iterator[CachedSnapshot]:
@@ -51,6 +57,17 @@ def _iterate_snapshots(cache: Path) -> Iterator[CachedSnapshot]:
         except ValueError:
             continue
         yield CachedSnapshot(repo=repo, commit=folder.name, folder=folder)
+
+
+def _iterate_model_folders(cache: Path) -> Iterator[CachedSnapshot]:
+    for folder in cache.glob("*/*"):
+        repo = f"{folder.parent.name}/{folder.name}"
+        try:
+            check_repo(repo)
+        except ValueError:
+            continue
+        if any(True for kind in ("*.safetensors", "*.gguf") for _ in folder.glob(kind)):
+            yield CachedSnapshot(repo=repo, commit="", folder=folder)
 
 
 def import_snapshot(
@@ -72,10 +89,24 @@ def import_snapshot(
     for path, source in _chosen_files(snapshot, patterns):
         files[path] = _import_file(store, source, path)
     if not any(path.endswith(".safetensors") for path in files):
-        raise ImportRefusedError(
-            f"{snapshot.folder} has no *.safetensors: the download was not finished, or it is no MLX model"
+        raise ImportRefusedError(_unusable(snapshot))
+    commit = snapshot.commit or _contents_version(files)
+    return store.publish(snapshot.repo, commit, files, patterns)
+
+
+def _unusable(snapshot: CachedSnapshot) -> str:
+    if any(snapshot.folder.glob("*.gguf")):
+        return (
+            f"{snapshot.folder} has GGUF files, which MLX engines do not serve: pull a conversion of the model "
+            "to MLX, such as one of mlx-community"
         )
-    return store.publish(snapshot.repo, snapshot.commit, files, patterns)
+    return f"{snapshot.folder} has no *.safetensors: the download was not finished, or it is no MLX model"
+
+
+def _contents_version(files: dict[str, BlobDigest]) -> str:
+    """Return 40 digits in place of a commit that is not known: the same files always have the same."""
+    lines = "".join(f"{path}\0{digest}\n" for path, digest in sorted(files.items()))
+    return hashlib.sha256(lines.encode()).hexdigest()[:40]
 
 
 def _chosen_files(

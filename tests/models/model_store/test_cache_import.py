@@ -83,3 +83,45 @@ def test_sharing_copies_where_the_disk_cannot_link(tmp_path: Path) -> None:
         assert (tmp_path / "copy").read_bytes() == b"abc"
     finally:
         source.unlink()
+
+
+def _lm_studio_folder(root: Path, name: str, files: dict[str, bytes]) -> Path:
+    for path, content in files.items():
+        target = root / name / path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_bytes(content)
+    return root
+
+
+def test_a_folder_of_lm_studio_is_imported_whole(tmp_path: Path) -> None:
+    cache = _lm_studio_folder(tmp_path / "lm-studio", REPO, FILES)
+    store = ModelStore(tmp_path / "store", SystemClock())
+    (snapshot,) = find_snapshots(cache)
+    assert (snapshot.repo, snapshot.commit) == (REPO, "")
+    model = import_snapshot(store, snapshot)
+    assert files_below(model.folder) == WANTED
+    assert check_model(store, model.name, hashes=True) == ()
+    assert import_snapshot(store, snapshot).name == model.name
+    assert files_below(snapshot.folder) == FILES
+
+
+def test_other_contents_of_a_folder_of_lm_studio_are_another_model(tmp_path: Path) -> None:
+    cache = _lm_studio_folder(tmp_path / "lm-studio", REPO, FILES)
+    store = ModelStore(tmp_path / "store", SystemClock())
+    (snapshot,) = find_snapshots(cache)
+    before = import_snapshot(store, snapshot)
+    config = snapshot.folder / "config.json"
+    config.unlink()  # a hard link of the store
+    config.write_bytes(b'{"model_type": "qwen3"}\n')
+    assert import_snapshot(store, snapshot).name != before.name
+
+
+def test_a_gguf_model_of_lm_studio_is_refused_with_what_to_do(tmp_path: Path) -> None:
+    cache = _lm_studio_folder(
+        tmp_path / "lm-studio", "org/Tiny-GGUF", {"tiny.gguf": b"GGUF", "config.json": b"{}"}
+    )
+    store = ModelStore(tmp_path / "store", SystemClock())
+    (snapshot,) = find_snapshots(cache)
+    with pytest.raises(ImportRefusedError, match="pull a conversion of the model to MLX"):
+        import_snapshot(store, snapshot)
+    assert store.models() == ()
