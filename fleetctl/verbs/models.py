@@ -355,7 +355,7 @@ def unpin_models(words: tuple[str, ...], **options: Any) -> None:
     models_fleet.change_fleet(words, options, verb="unpin")
 
 
-_IMPORT_HELP = """Import models from a cache of huggingface_hub, which `hf download` fills, or from a models folder of LM Studio.
+_IMPORT_HELP = """Import models that huggingface_hub or LM Studio keeps on this machine.
 
 \b
   fleetctl models import

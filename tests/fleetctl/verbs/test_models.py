@@ -120,6 +120,21 @@ async def test_a_cache_of_another_program_is_imported(folder: Path, tmp_path: Pa
     assert (absent.code, "has no a/c; expected a cache" in absent.err) == (1, True)
 
 
+async def test_a_pull_takes_large_files_from_an_import_of_lm_studio(
+    folder: Path, tmp_path: Path
+) -> None:
+    files = tiny_files()
+    for path, content in files.items():
+        target = tmp_path / "lm-studio" / REPO / path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_bytes(content)
+    done = await models(folder, "import", str(tmp_path / "lm-studio"))
+    assert (done.code, done.err) == (0, "")
+    async with StandInHub(repos={REPO: files}).serve() as hub:
+        assert (await pull(folder, hub)).code == 0
+        assert not [one for one in hub.seen if one.path.endswith(".safetensors")]
+
+
 async def test_an_unknown_name_points_to_the_list(folder: Path) -> None:
     done = await models(folder, "rm", "a/b")
     assert (done.code, done.out) == (1, "")
