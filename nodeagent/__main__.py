@@ -150,18 +150,7 @@ def main(log_level: LogLevel, log_format: LogFormat, **options: Any) -> None:
     # Engines must not inherit the agent's password, nor anything that it was given for other programs.
     environment.drop_secrets(VARIABLE_PREFIX, *_NOT_FOR_ENGINES)
     lock = _lock(state_dir)
-    try:
-        facts = asyncio.run(read_machine_facts())
-        identity = load_or_create(
-            state_dir,
-            hardware_uuid=facts.hardware_uuid,
-            name=options["name"],
-            hostname=facts.hostname,
-        )
-    except (HardwareError, IdentityError) as error:
-        raise SystemExit(f"nodeagent: {error}") from error
-    if identity.notice:
-        click.echo(f"nodeagent: {identity.notice}", err=True)
+    facts, identity = _identify(state_dir, options["name"])
     clock = SystemClock()
     credentials = read_identity(folder, Role.NODE, clock)
     config = AgentConfig(
@@ -200,6 +189,20 @@ def main(log_level: LogLevel, log_format: LogFormat, **options: Any) -> None:
     code = run_until_signal(run, grace_s=GRACE_S)
     lock.close()
     sys.exit(code)
+
+
+def _identify(state_dir: Path, name: str | None) -> tuple[HardwareFacts, Identity]:
+    """Return the facts of this machine, and the identity of its node; end the process if there are none."""
+    try:
+        facts = asyncio.run(read_machine_facts())
+        identity = load_or_create(
+            state_dir, hardware_uuid=facts.hardware_uuid, name=name, hostname=facts.hostname
+        )
+    except (HardwareError, IdentityError) as error:
+        raise SystemExit(f"nodeagent: {error}") from error
+    if identity.notice:
+        click.echo(f"nodeagent: {identity.notice}", err=True)
+    return facts, identity
 
 
 def _upload_limit(text: str) -> float:

@@ -206,14 +206,7 @@ def real_dependencies(transport: Transport, clock: Clock, config: AgentConfig) -
         report_models=report_models,
         report_adapters=report_adapters,
         replicas=replicas,
-        fetches=ModelFetches(
-            fetcher,
-            config.hubs,
-            transport,
-            clock,
-            node=config.name,
-            exchange=_model_exchange(transport, clock, config, collector.store),
-        ),
+        fetches=_model_fetches(transport, clock, config, fetcher),
         pulls=ModelPulls(fetcher, config.hubs, clock),
         collector=collector,
         snapshots=snapshots,
@@ -247,14 +240,15 @@ def _model_fetcher(clock: Clock, collector: ModelCollector) -> ModelFetcher:
     return ModelFetcher(collector.store, clock, limits=limits, make_room=collector.make_room)
 
 
-def _model_exchange(
-    transport: Transport, clock: Clock, config: AgentConfig, store: ModelStore
-) -> ModelExchange | None:
-    """Return the exchange of files with other agents; None where the agent cannot prove who it is."""
-    if config.credentials is None or config.api_port is None:
-        return None
-    uploads = Uploads(clock, bytes_per_s=config.upload_bytes_per_s)
-    return ModelExchange(transport, clock, config.credentials, store, uploads)
+def _model_fetches(
+    transport: Transport, clock: Clock, config: AgentConfig, fetcher: ModelFetcher
+) -> ModelFetches:
+    exchange = None
+    # Files are given to nodes that prove who they are.
+    if config.credentials is not None and config.api_port is not None:
+        uploads = Uploads(clock, bytes_per_s=config.upload_bytes_per_s)
+        exchange = ModelExchange(transport, clock, config.credentials, fetcher.store, uploads)
+    return ModelFetches(fetcher, config.hubs, transport, clock, node=config.name, exchange=exchange)
 
 
 def _informer(transport: Transport, clock: Clock, kind: type[Obj]) -> Informer[Obj]:

@@ -114,31 +114,36 @@ class ModelFetches:
             (),
             bounds=_DURATION_BOUNDS_S,
         )
-        self._rate = LabelledGauge(
-            "fleet_model_fetch_bytes_per_second",
-            "Rate of fetches that run, over the last ten seconds.",
-            "model",
-            lambda: {
-                name: int(one.monitor.snapshot().bytes_per_s) for name, one in self._running()
-            },
-        )
-        self._eta = LabelledGauge(
-            "fleet_model_fetch_eta_seconds",
-            "Seconds until fetches that run end, at this rate; absent while nothing arrives.",
-            "model",
-            self._etas,
-        )
-        self._present = LabelledGauge(
-            "fleet_model_fetch_present_bytes",
-            "Bytes on the disk of models that are being fetched.",
-            "model",
-            lambda: {name: one.monitor.present_bytes for name, one in self._running()},
-        )
-        self._total = LabelledGauge(
-            "fleet_model_fetch_total_bytes",
-            "Bytes of models that are being fetched.",
-            "model",
-            lambda: {name: one.monitor.total_bytes for name, one in self._running()},
+        self._gauges = self._new_gauges()
+
+    def _new_gauges(self) -> tuple[LabelledGauge, ...]:
+        return (
+            LabelledGauge(
+                "fleet_model_fetch_present_bytes",
+                "Bytes on the disk of models that are being fetched.",
+                "model",
+                lambda: {name: one.monitor.present_bytes for name, one in self._running()},
+            ),
+            LabelledGauge(
+                "fleet_model_fetch_total_bytes",
+                "Bytes of models that are being fetched.",
+                "model",
+                lambda: {name: one.monitor.total_bytes for name, one in self._running()},
+            ),
+            LabelledGauge(
+                "fleet_model_fetch_bytes_per_second",
+                "Rate of fetches that run, over the last ten seconds.",
+                "model",
+                lambda: {
+                    name: int(one.monitor.snapshot().bytes_per_s) for name, one in self._running()
+                },
+            ),
+            LabelledGauge(
+                "fleet_model_fetch_eta_seconds",
+                "Seconds until fetches that run end, at this rate; absent while nothing arrives.",
+                "model",
+                self._etas,
+            ),
         )
 
     @property
@@ -342,9 +347,10 @@ class ModelFetches:
         """Yield the metrics of the fetches in Prometheus' text format."""
         for _, one in self._running():
             self._count(one)
-        counted = (self._failures, self._fetched, self._durations)
-        for family in (*counted, self._present, self._total, self._rate, self._eta):
-            yield from family.lines()
+        for counted in (self._failures, self._fetched, self._durations):
+            yield from counted.lines()
+        for gauge in self._gauges:
+            yield from gauge.lines()
         if self.exchange is not None:
             yield from self.exchange.lines()
 
