@@ -149,7 +149,12 @@ class Upgrader:
         last, unstable = None, 0
         while unstable < _UNSTABLE_LOOKS:
             await self._watch.clock.sleep(_LOOK_S)
-            pids = await self._macs[step.node].pids(state, by=by)
+            try:
+                pids = await self._macs[step.node].pids(state, by=by)
+            except (
+                RemoteError
+            ):  # a busy Mac may not answer in time; the deadline of the service still counts
+                continue
             pid = None if pids is None else pids.get(step.part)
             unstable = unstable + 1 if pid is None or pid != last else 0
             last = pid
