@@ -7,7 +7,6 @@ import asyncio
 import shutil
 from collections.abc import AsyncIterator, Coroutine, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
-from email.utils import parsedate_to_datetime
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +41,7 @@ from fleetctl.objects import reader
 from identity.dialer import Dialer, UntrustedAddressError, is_local
 from machinery.clock import Clock
 from machinery.http_body import read_limited
+from machinery.http_date import seconds_ahead
 from machinery.version import version as fleet_version
 from schemas import kinds
 from schemas.meta import ApiObject
@@ -265,7 +265,7 @@ class _Prober:
                     ssl=dial.ssl,
                     server_hostname=dial.server_hostname,
                 ) as response:
-                    offset = self._offset(response.headers.get("date", ""))
+                    offset = seconds_ahead(response.headers.get("date", ""), self._clock.now())
                     body = await read_limited(response.content.iter_any(), _MAX_BODY_BYTES)
             except UntrustedAddressError as error:
                 return ProbeResult(label=label, url=url, error=str(error))
@@ -290,14 +290,6 @@ class _Prober:
             holds_lease=tree.get("leaseHeld") is not False,
             store=_store_view(tree),
         )
-
-    def _offset(self, date: str) -> float | None:
-        """Return how far the sender's clock is ahead, in seconds; None without a valid Date header."""
-        try:
-            their_time = parsedate_to_datetime(date)
-        except ValueError:
-            return None
-        return (their_time - self._clock.now()).total_seconds()
 
     async def engine(self, label: str, engine: EndpointSpec) -> ProbeResult:
         """Check that an engine accepts connections, unless its socket is on another machine."""

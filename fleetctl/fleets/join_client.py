@@ -24,12 +24,14 @@ from machinery.backoff import Backoff, Retries
 from machinery.clock import Clock
 from machinery.control_characters import make_printable
 from machinery.http_body import read_limited
+from machinery.http_date import seconds_ahead
 from schemas.meta import ApiModel
 from schemas.wire.join import (
     CA_PATH,
     DEFAULT_PORT,
     JOIN_PATH,
     MAX_ANSWER_BYTES,
+    MAX_CLOCK_OFFSET_S,
     POLL_S,
     REJOIN_PATH,
     REQUESTS_PATH,
@@ -118,20 +120,23 @@ async def pin(address: JoinAddress, expected: bytes | None, clock: Clock) -> Pin
 
     Raises:
         UnreachableError: it does not answer, or not over TLS.
-        FleetctlError: no authority has the hash, or the answer is not one of a join port.
+        FleetctlError: no authority has the hash, the answer is not one of a join port, or the clocks are too far apart
+            for certificates.
 
     """
     untrusted = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     untrusted.check_hostname = False
     untrusted.verify_mode = ssl.CERT_NONE
     stranger = PinnedServer(address=address, context=untrusted, server_name=None)
-    answer = parse_answer(AuthorityAnswer, await send(stranger, "GET", CA_PATH))
+    sent = await _send(stranger, "GET", CA_PATH)
+    answer = parse_answer(AuthorityAnswer, sent.content)
     try:
         shown = load_authorities(answer.authorities)
         hashes = [spki_hash(one.public_key()) for one in shown]
     except (AuthorityError, AssertionError) as error:
         raise FleetctlError(f"{address.url} shows no authority of a fleet: {error}") from error
     index = 0 if expected is None else _find(hashes, expected, address)
+    _check_clock(sent.date, address, clock)
     authority = shown[index]
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
@@ -180,6 +185,18 @@ def _find(hashes: list[bytes], expected: bytes, address: JoinAddress) -> int:
     return matches.index(True)
 
 
+def _check_clock(date: str, address: JoinAddress, clock: Clock) -> None:
+    """Raise FleetctlError if this machine would take the fleet's certificates for expired, or for not yet valid."""
+    ahead_s = seconds_ahead(date, clock.now())
+    if ahead_s is None or abs(ahead_s) <= MAX_CLOCK_OFFSET_S:
+        return
+    raise FleetctlError(
+        f"the clock of this machine is {abs(ahead_s):.0f} s {'behind' if ahead_s > 0 else 'ahead of'} the clock of "
+        f"{address.host}; certificates need clocks that are at most {MAX_CLOCK_OFFSET_S:.0f} s apart. Set the clock that "
+        "is wrong (`sudo sntp -sS time.apple.com` on a Mac), and run the command again. No secret was sent"
+    )
+
+
 async def send(
     server: PinnedServer,
     method: str,
@@ -195,6 +212,25 @@ async def send(
         FleetctlError: it is not verified, or refuses.
 
     """
+    return (await _send(server, method, path, document, headers)).content
+
+
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    """A successful answer: its body and its Date header."""
+
+    content: bytes
+    date: str
+
+
+async def _send(
+    server: PinnedServer,
+    method: str,
+    path: str,
+    document: ApiModel | None = None,
+    headers: dict[str, str] | None = None,
+) -> _Answer:
+    """Return a successful answer; see `send`."""
     where = server.address.url
     body = None if document is None else document.model_dump_json(by_alias=True).encode()
     timeout = aiohttp.ClientTimeout(total=_CALL_S, connect=_CONNECT_S)
@@ -214,6 +250,7 @@ async def send(
         ):
             content = await read_limited(answered.content.iter_any(), MAX_ANSWER_BYTES)
             status, after = answered.status, answered.headers.get("retry-after", "")
+            date = answered.headers.get("date", "")
     except aiohttp.ClientConnectorCertificateError as error:
         why = getattr(error.certificate_error, "verify_message", "") or error.certificate_error
         raise FleetctlError(
@@ -234,7 +271,7 @@ async def send(
             ) from error
         raise UnreachableError(f"{where} does not answer ({_reason(error)})") from error
     if status == 200:
-        return content
+        return _Answer(content, date)
     refusal = _refusal(content, where, status)
     if status in _AGAIN:
         wait_s = min(float(after), _MAX_WAIT_S) if after.isdecimal() else 0.0

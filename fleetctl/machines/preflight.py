@@ -9,9 +9,9 @@ from typing import Final
 
 from fleetctl.machines.facts import MachineFacts
 from schemas import quantity
+from schemas.wire.join import MAX_CLOCK_OFFSET_S
 
 _OLDEST_MACOS: Final = 14
-_MAX_CLOCK_OFFSET_S: Final = 60.0
 _SPARE_BYTES: Final = 10 << 30
 _AGENT_PORT: Final = 4001
 _TAILNET: Final = ipaddress.ip_network("100.64.0.0/10")
@@ -83,7 +83,7 @@ def _system(facts: MachineFacts, context: NodeContext) -> Iterator[str]:
 
 def _state(facts: MachineFacts, context: NodeContext) -> Iterator[str]:
     offset = facts.clock_offset_s
-    if offset is not None and abs(offset) > _MAX_CLOCK_OFFSET_S:
+    if offset is not None and abs(offset) > MAX_CLOCK_OFFSET_S:
         yield (
             f"its clock is {abs(offset):.0f} s {'ahead' if offset > 0 else 'behind'}; certificates and leases need the right "
             "time. Turn on: System Settings > General > Date & Time > Set time and date automatically"

@@ -27,6 +27,8 @@ DEFAULT_PORT: Final = 4002
 MAX_BODY_BYTES: Final = 32 << 10
 """The largest body of a request."""
 MAX_ANSWER_BYTES: Final = 1 << 20
+MAX_CLOCK_OFFSET_S: Final = 60.0
+"""The largest difference of the clocks of a machine that joins and of the fleet: certificates need the right time."""
 POLL_S: Final = 3.0
 """The time between two questions of a machine that waits for its approval."""
 

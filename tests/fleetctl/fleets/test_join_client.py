@@ -6,7 +6,7 @@ import json
 import ssl
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from datetime import timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
 
 import aiohttp
@@ -20,6 +20,7 @@ from identity.folder import IdentityFolder
 from identity.join_token import JoinToken
 from identity.names import Role
 from machinery.clock import SystemClock
+from machinery.typing_compat import override
 from schemas.wire.join import CA_PATH, JoinAnswer, JoinBody
 from tests.support.identities import TestAuthority, now
 from tests.support.join import JoinStand, join_body, machine
@@ -32,6 +33,17 @@ NOT_SENT = "The token's secret was not sent"
 @pytest.fixture
 async def stand(tmp_path: Path) -> JoinStand:
     return await JoinStand(tmp_path / "fleet").open()
+
+
+class WrongClock(SystemClock):
+    """The clock of a machine that has the wrong time."""
+
+    def __init__(self, offset_s: float) -> None:
+        self._offset = timedelta(seconds=offset_s)
+
+    @override
+    def now(self) -> datetime:
+        return super().now() + self._offset
 
 
 class StandIn:
@@ -109,6 +121,24 @@ async def test_a_machine_joins_over_a_verified_connection(stand: JoinStand) -> N
     async with stand.serve() as where:
         answer = await attempt(token, where, body=join_body(token, who=machine("mac-1")))
     assert identity_of(load_certificate(answer.certificate)).name == "mac-1"
+
+
+@pytest.mark.parametrize(("offset_s", "words"), [(300, "ahead of"), (-300, "behind")])
+async def test_a_machine_whose_clock_is_wrong_is_told_so_and_sends_no_secret(
+    stand: JoinStand, offset_s: int, words: str
+) -> None:
+    token = await stand.token()
+    clock = WrongClock(offset_s)
+    async with stand.serve() as where:
+        with pytest.raises(
+            FleetctlError, match=rf"clock of this machine is \d+ s {words}"
+        ) as caught:
+            await join_client.join(
+                (where,), token.authority_hash, join_body(token), clock, limit_s=0.1
+            )
+        assert "No secret was sent" in caught.value.message
+        answer = await attempt(token, where)  # the token is not used up
+    assert answer.certificate
 
 
 async def test_a_server_of_another_authority_gets_no_secret(
