@@ -7,7 +7,7 @@ import asyncio
 import hashlib
 import shlex
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import Final
@@ -25,6 +25,7 @@ from fleetctl.remote.errors import (
 )
 from fleetctl.remote.host_keys import KnownHosts
 from fleetctl.remote.prompts import Prompts
+from fleetctl.remote.ssh_config import MAX_JUMPS, SshHost, read_ssh_host
 from fleetctl.remote.target import RemoteTarget
 
 _COMMAND_S: Final = 60.0
@@ -55,7 +56,9 @@ class SshPolicy:
     prompts: Prompts | None = None
     """None in scripts: unknown hosts and passwords are refused."""
     identities: tuple[Path, ...] = ()
-    """Private keys of --identity; without them the agent's and the user's default keys."""
+    """Private keys of --identity; without them the agent's, those of the configuration, and the user's default keys."""
+    config: Path | None = None
+    """The user's configuration of ssh; None to read none."""
     connect_limit_s: float = 15.0
 
 
@@ -96,31 +99,67 @@ async def connect(target: RemoteTarget, policy: SshPolicy) -> "AsyncIterator[Rem
         LoginRefusedError: it refuses the user.
 
     """
-    key = await _shown_key(target, policy)
-    await host_keys.check(target, key, policy.hosts, policy.prompts)
-    connection = await _log_in(target, key, policy)
-    try:
+    async with _open(target, policy) as connection:
         yield RemoteMac(connection, target, policy.prompts)
-    finally:
-        connection.abort()
 
 
-async def _shown_key(target: RemoteTarget, policy: SshPolicy) -> asyncssh.SSHKey:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Route:
+    """The way of a session: the host that is dialled, the connection that it goes through, and the policy."""
+
+    host: SshHost
+    policy: SshPolicy
+    tunnel: asyncssh.SSHClientConnection | None = None
+    """The connection to the last host of ProxyJump; None if the host is dialled directly."""
+
+    @property
+    def target(self) -> RemoteTarget:
+        return self.host.target
+
+
+@asynccontextmanager
+async def _open(
+    target: RemoteTarget,
+    policy: SshPolicy,
+    tunnel: asyncssh.SSHClientConnection | None = None,
+    depth: int = 0,
+) -> AsyncIterator[asyncssh.SSHClientConnection]:
+    """Connect to a host, and before that to those of its ProxyJump; every one of them has to prove its host key."""
+    if depth > MAX_JUMPS:
+        raise RemoteError(f"{policy.config}: the hosts of ProxyJump lead to each other in a circle")
+    host = await read_ssh_host(target, policy.config)
+    async with AsyncExitStack() as stack:
+        for jump in host.jumps if tunnel is None else ():
+            tunnel = await stack.enter_async_context(_open(jump, policy, tunnel, depth + 1))
+        route = _Route(host=host, policy=policy, tunnel=tunnel)
+        key = await _shown_key(route)
+        await host_keys.check(route.target, key, policy.hosts, policy.prompts)
+        connection = await _log_in(route, key)
+        stack.callback(connection.abort)
+        yield connection
+
+
+async def _shown_key(route: _Route) -> asyncssh.SSHKey:
     """Return the host key; of the type that is known, if the server still has one."""
-    known = host_keys.algorithms(policy.hosts.find(target))
+    known = host_keys.algorithms(route.policy.hosts.find(route.target))
     try:
-        return await _ask_key(target, known, policy.connect_limit_s)
+        return await _ask_key(route, known)
     except asyncssh.KeyExchangeFailed:
         if not known:
             raise
-    return await _ask_key(target, (), policy.connect_limit_s)
+    return await _ask_key(route, ())
 
 
-async def _ask_key(target: RemoteTarget, known: Sequence[str], limit_s: float) -> asyncssh.SSHKey:
+async def _ask_key(route: _Route, known: Sequence[str]) -> asyncssh.SSHKey:
+    target, limit_s = route.target, route.policy.connect_limit_s
     try:
         async with asyncio.timeout(limit_s):
             key = await asyncssh.get_server_host_key(
-                target.host, target.port, server_host_key_algs=list(known) or (), config=None
+                target.host,
+                target.port,
+                tunnel=route.tunnel,
+                server_host_key_algs=list(known) or (),
+                config=None,
             )
     except (asyncssh.KeyExchangeFailed, TimeoutError) as error:
         if known and isinstance(error, asyncssh.KeyExchangeFailed):
@@ -141,18 +180,21 @@ def _unreachable(target: RemoteTarget, error: Exception, limit_s: float) -> Unre
     )
 
 
-async def _log_in(
-    target: RemoteTarget, key: asyncssh.SSHKey, policy: SshPolicy
-) -> asyncssh.SSHClientConnection:
+async def _log_in(route: _Route, key: asyncssh.SSHKey) -> asyncssh.SSHClientConnection:
+    target, policy = route.target, route.policy
     asked = _Asked(target, policy.prompts)
+    keys = policy.identities or route.host.identities
     try:
         return await asyncssh.connect(
             target.host,
             target.port,
+            tunnel=route.tunnel,
             username=target.user,
             known_hosts=([key], [], []),
             config=None,
-            client_keys=[str(path) for path in policy.identities] or (),
+            client_keys=[str(path) for path in keys] or (),
+            # The agent holds the keys of the configuration that have a passphrase.
+            ignore_encrypted=not policy.identities,
             passphrase=asked.passphrase if policy.identities and policy.prompts else None,
             password=asked.password if policy.prompts else None,
             connect_timeout=policy.connect_limit_s,
@@ -168,8 +210,8 @@ async def _log_in(
     except asyncssh.PermissionDenied as error:
         raise LoginRefusedError(_refused(target, asked)) from error
     except (asyncssh.KeyImportError, asyncssh.KeyEncryptionError, FileNotFoundError) as error:
-        names = ", ".join(map(str, policy.identities))
-        raise LoginRefusedError(f"--identity {names}: not a usable private key: {error}") from error
+        names = ", ".join(map(str, keys))
+        raise LoginRefusedError(f"{names}: not a usable private key: {error}") from error
     except (OSError, TimeoutError, asyncssh.Error) as error:
         raise _unreachable(target, error, policy.connect_limit_s) from error
 

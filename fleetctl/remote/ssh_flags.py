@@ -18,7 +18,7 @@ def ssh_options(command: Callable[..., Any]) -> Callable[..., Any]:
         "ssh_identities",
         multiple=True,
         type=click.Path(exists=True, dir_okay=False, path_type=Path),
-        help="Private key for ssh (default: those of the agent and of ~/.ssh); repeatable.",
+        help="Private key for ssh (default: those of the agent, of ~/.ssh/config and of ~/.ssh); repeatable.",
     )
     host_key = click.option(
         "--host-key",
@@ -36,4 +36,5 @@ def ssh_policy(options: Mapping[str, Any]) -> SshPolicy:
         hosts=user_known_hosts(Path.home(), options["ssh_host_keys"]),
         prompts=find_prompts(),
         identities=options["ssh_identities"],
+        config=Path.home() / ".ssh" / "config",
     )

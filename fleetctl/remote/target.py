@@ -19,6 +19,7 @@ class RemoteTarget:
     """A Mac, and the user to log in as."""
 
     user: str
+    """The user; empty only for a host of ProxyJump until ssh's configuration has named one."""
     host: str
     port: int = _PORT
 
@@ -31,9 +32,23 @@ class RemoteTarget:
         return f"{self.user}@{host}:{self.port}"
 
     @property
+    def has_default_port(self) -> bool:
+        return self.port == _PORT
+
+    @property
     def known_hosts_name(self) -> str:
         """The name of the host in a known_hosts file."""
         return self.host if self.port == _PORT else f"[{self.host}]:{self.port}"
+
+
+def is_user(text: str) -> bool:
+    """Return whether this can be the name of a user."""
+    return _USER.fullmatch(text) is not None
+
+
+def is_host(text: str) -> bool:
+    """Return whether this can be a host: a name or an address."""
+    return _HOST.fullmatch(text) is not None
 
 
 def parse_target(text: str) -> RemoteTarget:
@@ -51,6 +66,6 @@ def parse_target(text: str) -> RemoteTarget:
     elif place.count(":") == 1:  # more are an IPv6 address
         host, _, port = place.partition(":")
     is_port = port.isascii() and port.isdigit() and 0 < int(port[:6]) < 65536
-    if not (_USER.fullmatch(user) and _HOST.fullmatch(host) and is_port):
+    if not (is_user(user) and is_host(host) and is_port):
         raise click.UsageError(f"{text!r}: expected user@host, such as admin@mac-2.local")
     return RemoteTarget(user=user, host=host, port=int(port))

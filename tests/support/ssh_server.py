@@ -69,6 +69,8 @@ class SshServer:
         """Users with which clients have begun to log in."""
         self.most_commands = 0
         """The largest number of commands that ran at the same time."""
+        self.tunnels: list[tuple[str, int]] = []
+        """The addresses to which clients have gone through this server."""
         self.port = free_port()
         self._running = 0
         self._own_known_hosts = root / "known_hosts.mlx-fleet"
@@ -210,6 +212,13 @@ class _Login(asyncssh.SSHServer):
     @override
     def validate_public_key(self, username: str, key: asyncssh.SSHKey) -> bool:
         return username == "admin" and self._server.accepts(key)
+
+    @override
+    def connection_requested(
+        self, dest_host: str, dest_port: int, orig_host: str, orig_port: int
+    ) -> bool:
+        self._server.tunnels.append((dest_host, dest_port))
+        return True
 
     @override
     def password_auth_supported(self) -> bool:
