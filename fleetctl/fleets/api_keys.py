@@ -11,7 +11,7 @@ import click
 
 from fleetctl.cli.connect import open_store
 from fleetctl.cli.errors import FleetctlError
-from fleetctl.objects.query import TableContext
+from fleetctl.objects.table_context import TableContext
 from fleetctl.output import printers
 from fleetctl.output.printers import TableOptions
 from machinery.clock import SystemClock

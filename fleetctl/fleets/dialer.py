@@ -5,12 +5,11 @@ from pathlib import Path
 from typing import Any
 
 from fleetctl.cli.errors import FleetctlError
-from fleetctl.fleets import gateways
 from identity.credentials import Credentials, CredentialsError
 from identity.dialer import Dialer
 from identity.folder import FolderError, IdentityFolder
 from machinery.clock import SystemClock
-from machinery.tls_client import Trust
+from machinery.tls_client import Trust, TrustError, read_trust
 from schemas.trust import FleetTrust, TrustSnapshot
 from store import codec, keys
 from store.port import Transport
@@ -61,7 +60,10 @@ def _folder(options: dict[str, Any]) -> IdentityFolder | None:
 def _trust(ca: Path | None, folder: IdentityFolder | None) -> Trust:
     """Return the trust in gateways at a URL: --gateway-ca; without it the system's authorities, and the fleet's."""
     if ca is not None or folder is None:
-        return gateways.trust(ca)
+        try:
+            return read_trust(ca)
+        except TrustError as error:
+            raise FleetctlError(f"--gateway-ca: {error}") from error
     context = ssl.create_default_context()
     try:
         context.load_verify_locations(folder.authorities)

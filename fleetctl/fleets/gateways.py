@@ -12,13 +12,14 @@ import click
 from fleetctl.cli.connect import open_store
 from fleetctl.cli.errors import FleetctlError
 from fleetctl.fleets.data_dir import DataDir
+from fleetctl.fleets.dialer import offline_dialer, open_dialer
 from fleetctl.fleets.known_gateways import KnownFleet, KnownGateways, store_name
 from fleetctl.output import printers
 from identity.dialer import Dial, Dialer, UntrustedAddressError, is_local
 from identity.peers import PeerError
 from machinery import process_secrets
 from machinery.clock import SystemClock
-from machinery.tls_client import Trust, TrustError, read_trust, untrusted_reason
+from machinery.tls_client import untrusted_reason
 from schemas.records import GatewayLease
 from store import codec, keys
 from store.errors import StoreError, UnavailableError
@@ -52,19 +53,6 @@ def read_api_key(options: dict[str, Any]) -> str:
             f"{file} does not contain an API key: expected one line, as `fleetctl create apikey` prints it"
         )
     return text
-
-
-def trust(ca: Path | None) -> Trust:
-    """Return the trust in gateways' certificates that --gateway-ca gives.
-
-    Raises:
-        FleetctlError: the file cannot be used.
-
-    """
-    try:
-        return read_trust(ca)
-    except TrustError as error:
-        raise FleetctlError(f"--gateway-ca: {error}") from error
 
 
 _REMEDIES = {
@@ -190,8 +178,6 @@ async def list_dials(options: dict[str, Any]) -> list[tuple[str, Dial]]:
 
 
 async def _read_store(options: dict[str, Any]) -> tuple[dict[str, GatewayLease], Dialer]:
-    from fleetctl.fleets.dialer import open_dialer  # noqa: PLC0415 - it imports this module
-
     async with open_store(options) as transport:
         return await list_leases(transport), await open_dialer(options, transport)
 
@@ -201,8 +187,6 @@ def _known_dials(fleet: KnownFleet, options: dict[str, Any]) -> list[tuple[str, 
 
     A gateway without TLS on another machine is left out if a key would be sent: another machine may have its address now.
     """
-    from fleetctl.fleets.dialer import offline_dialer  # noqa: PLC0415 - it imports this module
-
     has_key = bool(options.get("api_key") or options.get("api_key_file"))
     leases = {
         id_: lease
@@ -226,6 +210,4 @@ def _dials(leases: dict[str, GatewayLease], dialer: Dialer) -> list[tuple[str, D
 
 
 def _offline(options: dict[str, Any]) -> Dial:
-    from fleetctl.fleets.dialer import offline_dialer  # noqa: PLC0415 - it imports this module
-
     return offline_dialer(options).address()

@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Sequence
-from datetime import datetime
 from typing import Any, NamedTuple, TypeAlias
 
 import click
@@ -11,6 +10,7 @@ from fleetctl.cli.errors import FleetctlError
 from fleetctl.objects import selectors
 from fleetctl.objects.kind_args import API_KEYS, Target, parse_targets
 from fleetctl.objects.selectors import with_selectable_labels
+from fleetctl.objects.table_context import TableContext
 from machinery.clock import Clock
 from manifests.suggestions import not_found_message
 from schemas import sizes
@@ -27,13 +27,6 @@ SortKey: TypeAlias = tuple[int, float, tuple[tuple[int, int, str], ...]]
 
 _DIGITS = re.compile(r"([0-9]+)")
 _MISSING: SortKey = (0, 0, ())
-
-
-class TableContext(NamedTuple):
-    """The time and the ready nodes, which tables need beside the objects."""
-
-    now: datetime
-    ready_nodes: frozenset[str] = frozenset()
 
 
 class ObjectQuery(NamedTuple):

@@ -7,7 +7,7 @@ import json
 from collections.abc import Sequence
 
 from fleetctl.cli.errors import FleetctlError
-from fleetctl.objects.query import TableContext
+from fleetctl.objects.table_context import TableContext
 from machinery.clock import Clock
 from manifests.suggestions import not_found_message
 from schemas.kinds import Kind

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from datetime import datetime
 from typing import Any, NamedTuple, TypeAlias
 
-from fleetctl.objects.query import TableContext
+from fleetctl.objects.table_context import TableContext
 from schemas import sizes
 from store import object_trees
 from store.object_trees import Tree

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, TypeAlias
 import click
 
 from fleetctl.cli.errors import FleetctlError
-from fleetctl.objects.query import TableContext
+from fleetctl.objects.table_context import TableContext
 from fleetctl.output import printers
 from fleetctl.output.printers import TableOptions
 from store import object_trees

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from itertools import chain, zip_longest
 from typing import TYPE_CHECKING, NamedTuple
 
-from fleetctl.objects.query import TableContext
 from fleetctl.objects.selectors import tree_labels
+from fleetctl.objects.table_context import TableContext
 from fleetctl.output import columns
 from fleetctl.output.columns import Column, Columns
 from store.object_trees import Tree, hide_secrets

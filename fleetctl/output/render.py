@@ -6,7 +6,8 @@ from typing import Any, NamedTuple
 
 import click
 
-from fleetctl.objects.query import ObjectQuery, QueryResult, TableContext
+from fleetctl.objects.query import ObjectQuery, QueryResult
+from fleetctl.objects.table_context import TableContext
 from fleetctl.output import formats, printers
 from fleetctl.output.formats import LineFormat, NameFormat
 from fleetctl.output.printers import TableOptions

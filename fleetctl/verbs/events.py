@@ -11,7 +11,7 @@ import orjson
 
 from fleetctl.cli.connect import open_store, run, store_options
 from fleetctl.objects.kind_args import parse_one
-from fleetctl.objects.query import TableContext
+from fleetctl.objects.table_context import TableContext
 from fleetctl.output import printers
 from fleetctl.output.printers import TableOptions
 from machinery.backoff import Backoff, Retries

@@ -10,8 +10,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fleetctl.objects import reader, selectors
-from fleetctl.objects.query import TableContext
 from fleetctl.objects.selectors import DEPLOYMENT_OWNED_KINDS, tree_labels
+from fleetctl.objects.table_context import TableContext
 from fleetctl.output import columns
 from fleetctl.output.printers import COLUMNS, TableOptions, rows
 from machinery.clock import SystemClock

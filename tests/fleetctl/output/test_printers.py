@@ -4,7 +4,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from fleetctl.objects.query import TableContext
+from fleetctl.objects.table_context import TableContext
 from fleetctl.output import printers
 from schemas.deployment import (
     ModelDeployment,
