@@ -285,29 +285,26 @@ def _encode_chat(turns: Sequence[Message], encoder: ChatEncoder, stop: StopSigna
         )
     try:
         tokens = encoder.encode_chat(turns)
-        # One check for each role is enough: a template that writes one user's name writes all.
-        checked = {"tool"}
-        for index, turn in enumerate(turns):
-            if "name" in turn and turn["role"] not in checked:
-                stop.check()
-                checked.add(turn["role"])
-                _check_name(turns, index, tokens, encoder)
+        named = {turn["role"]: at for at, turn in enumerate(turns) if "name" in turn}
+        named.pop("tool", None)
+        # One turn of each role is enough: a template that writes one user's name writes all.
+        for role, at in named.items():
+            stop.check()
+            if not _writes_name(turns, at, tokens, encoder):
+                turns = messages.with_spoken_names(turns, role)
+                tokens = encoder.encode_chat(turns)
     except PromptRefusedError as error:
         message = f"The model's chat template refuses these messages: {error}"
         raise errors.invalid(message, param="messages") from error
     return tokens
 
 
-def _check_name(
+def _writes_name(
     turns: Sequence[Message], index: int, tokens: list[int], encoder: ChatEncoder
-) -> None:
-    """Refuse a name that the template does not write into the prompt."""
+) -> bool:
+    """Return whether the template writes the name of a turn into the prompt."""
     without = {key: value for key, value in turns[index].items() if key != "name"}
-    if encoder.encode_chat([*turns[:index], without, *turns[index + 1 :]]) == tokens:
-        raise errors.invalid(
-            "This model's chat template has no place for names; put the name into the content.",
-            param=f"messages[{index}].name",
-        )
+    return encoder.encode_chat([*turns[:index], without, *turns[index + 1 :]]) != tokens
 
 
 def decode_tokens(tokens: Iterable[int], codec: Codec) -> str:

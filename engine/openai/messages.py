@@ -17,6 +17,8 @@ from schemas.wire import errors
 _STRICT = ConfigDict(strict=True, extra="forbid")
 # Fields of OpenAI's replies that clients send back as history; accepted if they are empty.
 _EMPTY_FIELDS = ("annotations", "audio", "function_call")
+# Labels of chat frontends and of other servers' caches, which change no answer.
+_LABELS = ("cache_control", "id", "timestamp")
 # More than a context of a million tokens has in practice: rendering this many takes 50 ms.
 MAX_MESSAGES = 4096
 # The work of rendering a message, in characters of text that take as long to tokenize.
@@ -95,6 +97,8 @@ class ToolMessage(BaseModel):
     role: Literal["tool"]
     tool_call_id: str
     content: str | list[TextPart]
+    name: str | None = None
+    """The name of the function, which the call has as well."""
 
 
 AnyMessage: TypeAlias = Annotated[
@@ -103,7 +107,7 @@ AnyMessage: TypeAlias = Annotated[
 
 
 def normalize(messages: object) -> None:
-    """Drop empty extra fields, and refuse unsupported roles and parts with a clearer message than pydantic's.
+    """Drop labels and empty extra fields, and refuse unsupported roles and parts with a clearer message than pydantic's.
 
     Raises:
         RefusedError: there are too many messages, or one has a role, a part or a field that is not supported.
@@ -115,6 +119,7 @@ def normalize(messages: object) -> None:
             continue
         where = f"messages[{index}]"
         _check_role(message.get("role"), where)
+        _drop_labels(message)
         for name in _EMPTY_FIELDS:
             if name in message and message.pop(name):
                 raise errors.invalid(
@@ -123,6 +128,13 @@ def normalize(messages: object) -> None:
         content = message.get("content")
         for at, part in enumerate(content if isinstance(content, list) else ()):
             _check_part(part, f"{where}.content[{at}]")
+            _drop_labels(part)
+
+
+def _drop_labels(fields: object) -> None:
+    if isinstance(fields, dict):
+        for name in _LABELS:
+            fields.pop(name, None)
 
 
 def _check_role(role: object, where: str) -> None:
@@ -233,6 +245,21 @@ def _text(content: str | Sequence[TextPart | RefusalPart]) -> str:
     if isinstance(content, str):
         return content
     return "".join(part.text if isinstance(part, TextPart) else part.refusal for part in content)
+
+
+def with_spoken_names(messages: Sequence[Message], role: str) -> list[Message]:
+    """Return the messages with the names of a role in front of their text, as in `Bob: Hello`."""
+    return [
+        _with_spoken_name(message) if message["role"] == role and "name" in message else message
+        for message in messages
+    ]
+
+
+def _with_spoken_name(message: Message) -> Message:
+    spoken = {key: value for key, value in message.items() if key != "name"}
+    if message["content"]:
+        spoken["content"] = f"{message['name']}: {message['content']}"
+    return spoken
 
 
 def text_length(messages: Sequence[Mapping[str, Any]]) -> int:

@@ -161,7 +161,11 @@ def template_variables(request: GenerationRequest, traits: TemplateTraits) -> di
     call_format = tool_call_format(request, traits)
     if request.toolbox is not None and call_format is not None and call_format.is_native:
         variables["tools"] = list(request.toolbox.template_tools)
-    return variables | _effort_variables(request.effort, traits)
+    # A variable that the template does not read changes nothing.
+    own = {
+        name: value for name, value in request.template_variables.items() if traits.mentions(name)
+    }
+    return variables | _effort_variables(request.effort, traits) | own
 
 
 def _effort_variables(effort: str | None, traits: TemplateTraits) -> dict[str, Json]:

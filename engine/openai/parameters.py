@@ -27,7 +27,7 @@ def check_count(value: Json, most: int, param: str) -> None:
 
 
 # Their types are checked; they identify the client and change no answer.
-_LABELS = frozenset({"session_id", "user"})
+_LABELS = frozenset({"cache_prompt", "session_id", "user"})
 _LABELS_CHAT = _LABELS | {"metadata", "safety_identifier", "prompt_cache_key"}
 _HONOURED = frozenset(
     {
@@ -52,14 +52,17 @@ EXTENSIONS = frozenset(
         "top_k",
         "min_p",
         "repetition_penalty",
+        "repeat_penalty",
         "xtc_probability",
         "xtc_threshold",
         "include_performance",
         "session_id",
         "fit_max_tokens",
         "cache_salt",
+        "cache_prompt",
     }
 )
+CHAT_EXTENSIONS = frozenset({"chat_template_kwargs"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,7 +91,7 @@ _LIMITED_CHAT: Mapping[str, LimitedParameter] = {
         values=("in_memory",), reason="Prefixes are kept in memory until it is needed."
     ),
     "service_tier": LimitedParameter(values=("auto", "default"), reason="There is one tier."),
-    "store": LimitedParameter(values=(False,), reason="This engine does not store answers."),
+    "store": LimitedParameter(values=(False, True), reason="This engine does not store answers."),
     "verbosity": LimitedParameter(
         values=("medium",), reason="The model decides how long its answers are."
     ),
@@ -154,7 +157,7 @@ def chat_parameters() -> EndpointParameters:
         "parallel_tool_calls",
     }
     return EndpointParameters(
-        honoured=_HONOURED | (EXTENSIONS - _LABELS) | own,
+        honoured=_HONOURED | (EXTENSIONS - _LABELS) | CHAT_EXTENSIONS | own,
         labels=_LABELS_CHAT,
         limited=_LIMITED_CHAT,
     )

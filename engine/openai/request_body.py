@@ -5,7 +5,7 @@ Checks that need the tokenizer are in input_processor.py. Nothing here awaits or
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, TypeAlias, TypeVar
 
 import orjson
@@ -27,9 +27,35 @@ from schemas.wire import errors, streams
 
 _B = TypeVar("_B", bound=BaseModel)
 Penalty: TypeAlias = Annotated[float, Field(ge=-2, le=2)]
+RepetitionPenalty: TypeAlias = Annotated[float, Field(gt=0, le=2)]
 Probability: TypeAlias = Annotated[float, Field(ge=0, le=1)]
 Stop: TypeAlias = Annotated[str, Field(min_length=1)]
-_MAX_STOPS = 4
+# OpenAI has 4, other servers have no limit; each costs a comparison a token.
+_MAX_STOPS = 64
+_MAX_VARIABLES = 32
+_MAX_VARIABLES_BYTES = 16 << 10
+# Parameters of the function that renders templates (transformers' apply_chat_template), and what templates get from it.
+_RESERVED_VARIABLES = frozenset(
+    {
+        "add_generation_prompt",
+        "chat_template",
+        "continue_final_message",
+        "conversation",
+        "documents",
+        "max_length",
+        "max_tokens",
+        "messages",
+        "padding",
+        "return_assistant_tokens_mask",
+        "return_dict",
+        "return_tensors",
+        "self",
+        "tokenize",
+        "tokenizer_kwargs",
+        "tools",
+        "truncation",
+    }
+)
 # Lists of prompts: more choices than this are refused later by the number of slots.
 _MAX_PROMPTS = 1024
 Seed: TypeAlias = Annotated[int, Field(ge=-(2**63), lt=2**63)]
@@ -60,6 +86,9 @@ SessionId: TypeAlias = Annotated[str, Field(max_length=512)]
 CacheSalt: TypeAlias = Annotated[str, Field(min_length=1, max_length=512)]
 """vLLM's field: prompts with different values share no cached prefixes."""
 
+TemplateVariables: TypeAlias = Annotated[dict[str, Any], Field(max_length=_MAX_VARIABLES)]
+"""Variables of the chat template, as vLLM, SGLang, llama.cpp and mlx-lm take them."""
+
 _STRICT = ConfigDict(strict=True, extra="forbid")
 # Logits divided by a lower temperature overflow float32; the sampled token is the most probable one anyway.
 _MIN_TEMPERATURE = 1e-4
@@ -74,7 +103,8 @@ class SamplingBody(BaseModel):
     top_p: Probability | None = None
     top_k: Annotated[int, Field(ge=-1, lt=2**31)] | None = None
     min_p: Probability | None = None
-    repetition_penalty: Annotated[float, Field(gt=0, le=2)] | None = None
+    repetition_penalty: RepetitionPenalty | None = None
+    repeat_penalty: RepetitionPenalty | None = None
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
     logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] | None = None
@@ -102,11 +132,14 @@ class _GenerationBody(SamplingBody):
     user: str | None = None
     session_id: SessionId | None = None
     cache_salt: CacheSalt | None = None
+    cache_prompt: bool | None = None
 
-    @field_validator("stop", mode="before", json_schema_input_type=Stop | list[Stop] | None)
+    @field_validator("stop", mode="before", json_schema_input_type=str | list[str] | None)
     @classmethod
     def _as_list(cls, value: object) -> object:
-        return [value] if isinstance(value, str) else value
+        # An empty field of a form: no stop word.
+        texts = [value] if isinstance(value, str) else value
+        return [one for one in texts if one != ""] if isinstance(texts, list) else texts
 
 
 class ChatBody(_GenerationBody):
@@ -124,6 +157,7 @@ class ChatBody(_GenerationBody):
     tools: Tools | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
+    chat_template_kwargs: TemplateVariables | None = None
 
 
 class CompletionBody(_GenerationBody):
@@ -207,6 +241,8 @@ class GenerationRequest:
     toolbox: output_options.Toolbox | None = None
     effort: str | None = None
     """Reasoning effort."""
+    template_variables: Mapping[str, Any] = field(default_factory=dict)
+    """Variables for the chat template, which win over those that follow from other parameters."""
     cache_salt: str = ""
     """Requests with different salts share no cached prefixes."""
 
@@ -237,6 +273,7 @@ def parse_chat(
     resumed = _pop_resume_point(fields, context_length) if is_resumable else None
     parameters.chat_parameters().check(fields)
     messages.normalize(fields.get("messages"))
+    _drop_no_limit(fields)
     body = validate(ChatBody, fields)
     if body.max_tokens is not None and body.max_completion_tokens is not None:
         raise errors.invalid(
@@ -255,6 +292,7 @@ def parse_chat(
             body.tools, _read_tool_choice(body.tool_choice), is_parallel=body.parallel_tool_calls
         ),
         effort=body.reasoning_effort,
+        template_variables=_read_template_variables(body.chat_template_kwargs),
         **_common_fields(body),
     )
     return request if not is_resumable else _with_resume_point(request, resumed)
@@ -275,6 +313,8 @@ def parse_completion(
     resumed = _pop_resume_point(fields, context_length) if is_resumable else None
     parameters.completion_parameters().check(fields)
     check_token_lists(fields.get("prompt"), context_length)
+    if _drop_no_limit(fields):  # without a limit of its own, a completion has 16 tokens
+        fields.setdefault("fit_max_tokens", True)
     body = validate(CompletionBody, fields)
     if body.best_of is not None and body.best_of != (body.n or 1):
         raise errors.invalid(
@@ -300,14 +340,18 @@ def read_sampling(body: SamplingBody) -> SamplingParams:
     """Return the sampling parameters, without a seed.
 
     Raises:
-        RefusedError: a key of `logit_bias` is not a token id.
+        RefusedError: a key of `logit_bias` is not a token id, or both names of the repetition penalty are given.
 
     """
+    if body.repetition_penalty is not None and body.repeat_penalty is not None:
+        raise errors.invalid(
+            "'repeat_penalty' is llama.cpp's name of 'repetition_penalty'; give one of them.",
+            param="repeat_penalty",
+        )
     given: dict[str, Any] = {
         name: value
         for name in (
             "min_p",
-            "repetition_penalty",
             "presence_penalty",
             "frequency_penalty",
             "xtc_probability",
@@ -315,6 +359,8 @@ def read_sampling(body: SamplingBody) -> SamplingParams:
         )
         if (value := getattr(body, name)) is not None
     }
+    if (penalty := body.repetition_penalty or body.repeat_penalty) is not None:
+        given["repetition_penalty"] = penalty
     top_k, top_p = max(body.top_k or 0, 0), body.top_p  # -1 is vLLM's "no limit"
     if top_p == 0:
         # The smallest set of tokens with any probability is the most probable token.
@@ -351,6 +397,35 @@ def _read_tool_choice(value: str | dict[str, Any] | None) -> output_options.Choi
     if value is None or isinstance(value, str):
         return output_options.parse_choice_mode(value)
     return validate(output_options.choice_model(value), value, at="tool_choice")
+
+
+def _drop_no_limit(fields: dict[str, Any]) -> bool:
+    """Drop a limit of -1, which LM Studio and llama.cpp take for none; return whether there was one."""
+    given = [name for name in ("max_tokens", "max_completion_tokens") if fields.get(name) == -1]
+    for name in given:
+        del fields[name]
+    return bool(given)
+
+
+def _read_template_variables(variables: dict[str, Any] | None) -> dict[str, Any]:
+    """Return the variables for the chat template.
+
+    Raises:
+        RefusedError: one would replace what other parameters say, or they are too long.
+
+    """
+    for name in sorted((variables or {}).keys() & _RESERVED_VARIABLES):
+        raise errors.invalid(
+            f"'{name}' is not for 'chat_template_kwargs': the engine sets it from the other parameters.",
+            param=f"chat_template_kwargs.{name}",
+        )
+    length = len(orjson.dumps(variables))
+    if length > _MAX_VARIABLES_BYTES:
+        raise errors.invalid(
+            f"'chat_template_kwargs' has {length} bytes; it may have {_MAX_VARIABLES_BYTES}.",
+            param="chat_template_kwargs",
+        )
+    return variables or {}
 
 
 def _common_fields(body: _GenerationBody) -> dict[str, Any]:

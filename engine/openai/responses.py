@@ -110,13 +110,13 @@ class TextConfig(BaseModel):
 
 
 class ReasoningConfig(BaseModel):
-    """Reasoning effort; summaries are not supported."""
+    """Reasoning effort; the reasoning itself is in the answer, so that a summary adds nothing."""
 
     model_config = _STRICT
 
     effort: str | None = None
-    summary: None = None
-    generate_summary: None = None
+    summary: Literal["auto"] | None = None
+    generate_summary: Literal["auto"] | None = None
 
 
 class StreamOptions(BaseModel):
@@ -161,7 +161,8 @@ _LIMITED: Mapping[str, LimitedParameter] = {
     ),
     "conversation": LimitedParameter(reason=_STATELESS),
     "include": LimitedParameter(
-        values=([],), reason="An answer always includes all of its output."
+        values=([], ["reasoning.encrypted_content"]),
+        reason="An answer always includes all of its output, with its reasoning as text.",
     ),
     "max_tool_calls": LimitedParameter(reason="This engine does not call tools itself."),
     "moderation": LimitedParameter(reason="This engine does not moderate content."),
@@ -176,12 +177,12 @@ _LIMITED: Mapping[str, LimitedParameter] = {
         values=("in_memory",), reason="Prefixes are kept in memory until it is needed."
     ),
     "service_tier": LimitedParameter(values=("auto", "default"), reason="There is one tier."),
-    "store": LimitedParameter(values=(False,), reason=_STATELESS),
+    "store": LimitedParameter(values=(False, True), reason=_STATELESS),
     "top_logprobs": LimitedParameter(
         values=(0,), reason="Use /v1/chat/completions for log probabilities."
     ),
     "truncation": LimitedParameter(
-        values=("disabled",), reason="An input that is too long is refused."
+        values=("disabled", "auto"), reason="An input that is too long is refused."
     ),
 }
 

@@ -61,6 +61,35 @@ def test_a_top_p_or_temperature_of_zero_is_greedy() -> None:
     assert chat(temperature=1e-9).sampling == SamplingParams(temperature=0.0)
 
 
+def test_no_limit_and_no_stop_word_as_other_servers_say_it() -> None:
+    assert chat(max_tokens=-1) == chat(max_completion_tokens=-1) == chat()
+    assert complete(max_tokens=-1) == complete(fit_max_tokens=True)
+    assert chat(stop="").stops == chat(stop=[""]).stops == ()
+    assert chat(stop=["a", "", "b"]).stops == ("a", "b")
+    assert len(chat(stop=[str(number) for number in range(64)]).stops) == 64
+
+
+def test_llama_cpps_name_of_the_repetition_penalty() -> None:
+    assert chat(repeat_penalty=1.2).sampling == chat(repetition_penalty=1.2).sampling
+    refusal = refused(chat, repeat_penalty=1.2, repetition_penalty=1.2)
+    assert refusal.param == "repeat_penalty"
+
+
+@pytest.mark.parametrize(
+    "name", ["tools", "messages", "chat_template", "add_generation_prompt", "self", "max_tokens"]
+)
+def test_template_variables_replace_nothing_that_the_engine_sets(name: str) -> None:
+    refusal = refused(chat, chat_template_kwargs={name: True})
+    assert (refusal.status, refusal.param) == (400, f"chat_template_kwargs.{name}")
+
+
+def test_labels_of_frontends_are_dropped() -> None:
+    marked = {"type": "text", "text": "hi", "cache_control": {"type": "ephemeral"}}
+    message = {"role": "user", "content": [marked], "id": "m1", "timestamp": 1.5}
+    request = chat(messages=[message], store=True, cache_prompt=False)
+    assert request == chat(messages=[{"role": "user", "content": "hi"}])
+
+
 def test_logprobs_of_chats_and_completions() -> None:
     assert chat(logprobs=True).top_logprobs == 0
     assert chat(logprobs=True, top_logprobs=20).top_logprobs == 20
@@ -100,7 +129,6 @@ REFUSED = [
     ("audio", {"voice": "alloy", "format": "wav"}),
     ("prediction", {"type": "content", "content": "x"}),
     ("web_search_options", {}),
-    ("store", True),
     ("verbosity", "low"),
     ("service_tier", "flex"),
     ("prompt_cache_retention", "24h"),
@@ -115,16 +143,19 @@ REFUSED = [
     ("top_p", -0.1),
     ("top_p", 1.1),
     ("max_tokens", 0),
-    ("max_tokens", -1),
+    ("max_tokens", -2),
     ("max_tokens", 1.5),
     ("max_tokens", True),
     ("max_completion_tokens", 0),
     ("seed", 2**70),
     ("seed", "1"),
-    ("stop", [""]),
-    ("stop", ""),
     ("stop", [1]),
-    ("stop", ["a", "b", "c", "d", "e"]),
+    ("stop", ["a"] * 65),
+    ("chat_template_kwargs", [1]),
+    ("chat_template_kwargs", {str(number): 1 for number in range(33)}),
+    ("chat_template_kwargs", {"a": "x" * (16 << 10)}),
+    ("cache_prompt", 1),
+    ("repeat_penalty", 2.1),
     ("stream", "yes"),
     ("stream_options", {"include_usage": True}),
     ("include_performance", 1),

@@ -87,12 +87,10 @@ def test_items_of_one_turn_become_one_message() -> None:
 
 
 REFUSED: list[tuple[str, dict[str, Any]]] = [
-    ("store", {"store": True}),
     ("previous_response_id", {"previous_response_id": "resp_1"}),
     ("conversation", {"conversation": "conv_1"}),
     ("background", {"background": True}),
-    ("include", {"include": ["reasoning.encrypted_content"]}),
-    ("truncation", {"truncation": "auto"}),
+    ("include", {"include": ["file_search_call.results"]}),
     ("prompt", {"prompt": {"id": "p"}}),
     ("max_tool_calls", {"max_tool_calls": 3}),
     ("top_logprobs", {"top_logprobs": 2}),
@@ -101,7 +99,7 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
     ("max_tokens", {"max_tokens": 1}),
     ("max_output_tokens", {"max_output_tokens": 0}),
     ("temperature", {"temperature": 3}),
-    ("reasoning.summary", {"reasoning": {"summary": "auto"}}),
+    ("reasoning.summary", {"reasoning": {"summary": "detailed"}}),
     ("reasoning.effort", {"reasoning": {"effort": "extreme"}}),
     ("text.verbosity", {"text": {"verbosity": "high"}}),
     ("text.format.name", {"text": {"format": {"type": "json_schema", "schema": {}}}}),
@@ -157,6 +155,8 @@ def test_unsupported_values_are_refused_under_their_own_names(
 
 NEUTRAL: list[dict[str, Any]] = [
     {"store": False, "background": False, "truncation": "disabled", "include": []},
+    {"store": True, "truncation": "auto", "include": ["reasoning.encrypted_content"]},
+    {"reasoning": {"summary": "auto"}},
     {"previous_response_id": None, "conversation": None, "top_logprobs": 0},
     {
         "text": {"format": {"type": "text"}, "verbosity": "medium"},

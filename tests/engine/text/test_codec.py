@@ -1,6 +1,5 @@
 """Traits of a tokenizer and its template, and the bytes of single tokens. Tokenizers are created here."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -13,30 +12,13 @@ from tokenizers import (
     models,
     normalizers,
     pre_tokenizers,
-    trainers,
 )
 
 from engine.errors import PromptRefusedError, RefusedError, TextTooLongError
-from engine.text.codec import TextCodec
 from engine.text.tool_calls import HERMES, PLAIN
-from tests.support.mlx_models import module
+from tests.support.text_codecs import TEXT, byte_level, load
 
 pytestmark = pytest.mark.mlx
-TEXT = 'Größe 漢字 🦜 <think> a  b\n\tcafé "x" é'
-
-
-def byte_level() -> Any:
-    tokenizer: Any = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=300,
-        special_tokens=["</s>"],
-        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
-        show_progress=False,
-    )
-    tokenizer.train_from_iterator([TEXT] * 2, trainer)
-    return tokenizer
 
 
 def sentencepiece() -> Any:
@@ -51,14 +33,6 @@ def sentencepiece() -> Any:
     )
     tokenizer.add_special_tokens(["</s>"])
     return tokenizer
-
-
-def load(folder: Path, tokenizer: Any, *, render_s: float = 20.0, **config: Any) -> TextCodec:
-    folder.mkdir(exist_ok=True)
-    tokenizer.save(str(folder / "tokenizer.json"))
-    given = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "</s>"} | config
-    (folder / "tokenizer_config.json").write_text(json.dumps(given))
-    return TextCodec(module("mlx_lm.tokenizer_utils").load(folder), render_s=render_s)
 
 
 @pytest.mark.parametrize("make", [byte_level, sentencepiece])

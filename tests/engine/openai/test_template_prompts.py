@@ -1,0 +1,76 @@
+"""Tests of prompts with names and template variables, on a real tokenizer with templates that have a place for them or not."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine.openai.input_processor import StopSignal, decode_tokens, encode_prompts
+from engine.text.codec import TextCodec
+from tests.support.engine_requests import chat
+from tests.support.text_codecs import byte_level, load
+
+pytestmark = pytest.mark.mlx
+BODY = "{{ message.role }}: {{ message.content }}\n"
+PLAIN = "{% for message in messages %}" + BODY + "{% endfor %}"
+NAMED = (
+    "{% for message in messages %}{% if message.name %}[{{ message.name }}] {% endif %}"
+    + BODY
+    + "{% endfor %}"
+)
+SWITCHED = (
+    PLAIN + "{% if enable_thinking is defined and not enable_thinking %}no thinking{% endif %}"
+)
+TURNS: list[dict[str, Any]] = [
+    {"role": "user", "content": "hi", "name": "Bob"},
+    {"role": "assistant", "content": "hello", "name": "researcher"},
+    {"role": "user", "content": "and I", "name": "Ann"},
+    {"role": "user", "content": "nobody"},
+]
+
+
+def prompt(codec: TextCodec, **fields: Any) -> str:
+    (tokens,) = encode_prompts(chat(**fields), codec, StopSignal())
+    return decode_tokens(tokens, codec)
+
+
+def codec_of(folder: Path, template: str) -> TextCodec:
+    return load(folder, byte_level(), chat_template=template)
+
+
+def test_a_name_stands_before_the_text_where_the_template_has_no_place_for_it(
+    tmp_path: Path,
+) -> None:
+    assert prompt(codec_of(tmp_path, PLAIN), messages=TURNS) == (
+        "user: Bob: hi\nassistant: researcher: hello\nuser: Ann: and I\nuser: nobody\n"
+    )
+
+
+def test_a_template_that_writes_names_gets_them(tmp_path: Path) -> None:
+    assert prompt(codec_of(tmp_path, NAMED), messages=TURNS) == (
+        "[Bob] user: hi\n[researcher] assistant: hello\n[Ann] user: and I\nuser: nobody\n"
+    )
+
+
+def test_the_name_of_a_result_may_be_sent_again(tmp_path: Path) -> None:
+    call = {"id": "c1", "type": "function", "function": {"name": "ping", "arguments": "{}"}}
+    turns: list[dict[str, Any]] = [
+        {"role": "assistant", "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "c1", "name": "ping", "content": "pong"},
+    ]
+    codec = codec_of(tmp_path, NAMED)
+    without = [turns[0], {name: value for name, value in turns[1].items() if name != "name"}]
+    assert prompt(codec, messages=turns) == prompt(codec, messages=without)
+
+
+def test_variables_reach_a_template_that_reads_them(tmp_path: Path) -> None:
+    codec = codec_of(tmp_path, SWITCHED)
+    off = {"enable_thinking": False, "nobody_reads_this": [1, {"a": None}]}
+    assert prompt(codec, chat_template_kwargs=off).endswith("no thinking")
+    assert prompt(codec, chat_template_kwargs={"enable_thinking": True}) == "user: hi\n"
+
+
+@pytest.mark.parametrize("name", ["name", "text", "cls", "codec", "variables", "_", "a b", ""])
+def test_no_name_of_a_variable_breaks_the_engine(tmp_path: Path, name: str) -> None:
+    template = PLAIN + "{# name text cls codec variables _ a b #}"
+    assert prompt(codec_of(tmp_path, template), chat_template_kwargs={name: 1}) == "user: hi\n"
