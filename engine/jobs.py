@@ -42,6 +42,8 @@ class Job:
     max_tokens: int
     """Most new tokens, including those of `emitted`."""
     sampling: SamplingParams
+    min_tokens: int = 0
+    """Number of new tokens before which no token may end the text, those of `emitted` included."""
     top_logprobs: int | None = None
     """Number of alternatives to report for every token; None reports no logprobs at all."""
     grammar: str | None = None

@@ -109,6 +109,7 @@ class DecodeStage:
     ) -> None:
         self._model = model
         self._ends = ends
+        self._end_tokens = sorted(ends)
         self._proposer = proposer
         self.rows: list[DecodeRow] = []
         self._caches: list[LayerCache] = []
@@ -206,7 +207,9 @@ class DecodeStage:
         logits = self._model(mx.array([[row.tokens[-1], *draft]]), cache=self._caches)[0]
         count = len(draft) + 1
         sampling = self._sampling if count == 1 else SamplingColumns.of([row.job.sampling] * count)
-        chosen = sample(logits, sampling, range(row.chosen, row.chosen + count))
+        too_early = [at for at in range(count) if row.chosen + at < row.job.min_tokens]
+        changed = logits_processors.ban_tokens(logits, too_early, self._end_tokens)
+        chosen = sample(changed, sampling, range(row.chosen, row.chosen + count))
         measured = logprobs.compute(logits, chosen, [row.job.top_logprobs] * count)
         tokens = chosen.tolist()
         scores = {} if measured is None else measured.read()
@@ -232,6 +235,8 @@ class DecodeStage:
         changed = logits_processors.apply_grammars(
             changed, [(at, row.matcher) for at, row in rows if row.matcher is not None]
         )
+        too_early = [at for at, row in rows if row.chosen < row.job.min_tokens]
+        changed = logits_processors.ban_tokens(changed, too_early, self._end_tokens)
         chosen = sample(changed, self._sampling, [row.chosen for row in self.rows])
         scores = logprobs.compute(logits, chosen, [row.job.top_logprobs for row in self.rows])
         return chosen, scores

@@ -86,6 +86,14 @@ def apply_penalties(logits: Array, states: Sequence[tuple[int, PenaltyState]]) -
     return logits.at[rows, columns].add((new - old).astype(logits.dtype))
 
 
+def ban_tokens(logits: Array, rows: Sequence[int], tokens: Sequence[int]) -> Array:
+    """Return logits, shape (rows, vocabulary), with minus infinity for some tokens of some rows."""
+    if not rows or not tokens:
+        return logits
+    # Not in place: log probabilities are those of the model's own logits.
+    return logits.at[mx.array(list(rows))[:, None], mx.array(list(tokens))].add(-mx.inf)
+
+
 def apply_grammars(logits: Array, matchers: Sequence[tuple[int, GrammarMatcher]]) -> Array:
     """Return logits with minus infinity for tokens that a row's grammar forbids; `matchers` are (row, matcher) pairs."""
     if not matchers:

@@ -166,6 +166,7 @@ class InputProcessor:
                 prompt=tuple(prompt),
                 max_tokens=self._max_tokens(request, len(prompt)),
                 sampling=answer_format.with_bias(request.sampling),
+                min_tokens=request.min_tokens,
                 top_logprobs=request.top_logprobs,
                 grammar=answer_format.grammar,
                 grammar_param=answer_format.grammar_param,

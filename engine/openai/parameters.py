@@ -60,6 +60,8 @@ EXTENSIONS = frozenset(
         "fit_max_tokens",
         "cache_salt",
         "cache_prompt",
+        "ignore_eos",
+        "min_tokens",
     }
 )
 CHAT_EXTENSIONS = frozenset({"chat_template_kwargs"})

@@ -32,6 +32,7 @@ Probability: TypeAlias = Annotated[float, Field(ge=0, le=1)]
 Stop: TypeAlias = Annotated[str, Field(min_length=1)]
 # OpenAI has 4, other servers have no limit; each costs a comparison a token.
 _MAX_STOPS = 64
+_NEVER = 2**31
 _MAX_VARIABLES = 32
 _MAX_VARIABLES_BYTES = 16 << 10
 # Parameters of the function that renders templates (transformers' apply_chat_template), and what templates get from it.
@@ -133,6 +134,8 @@ class _GenerationBody(SamplingBody):
     session_id: SessionId | None = None
     cache_salt: CacheSalt | None = None
     cache_prompt: bool | None = None
+    ignore_eos: bool | None = None
+    min_tokens: Annotated[int, Field(ge=0, lt=2**31)] | None = None
 
     @field_validator("stop", mode="before", json_schema_input_type=str | list[str] | None)
     @classmethod
@@ -239,6 +242,8 @@ class GenerationRequest:
     format: output_options.RequiredSchema | None = None
     """The schema that the text must match."""
     toolbox: output_options.Toolbox | None = None
+    min_tokens: int = 0
+    """Number of tokens before which no token may end the text; larger than any answer if none ever may."""
     effort: str | None = None
     """Reasoning effort."""
     template_variables: Mapping[str, Any] = field(default_factory=dict)
@@ -295,6 +300,12 @@ def parse_chat(
         template_variables=_read_template_variables(body.chat_template_kwargs),
         **_common_fields(body),
     )
+    if request.min_tokens and (request.format is not None or request.toolbox is not None):
+        raise errors.invalid(
+            "'min_tokens' and 'ignore_eos' cannot be combined with 'tools' or 'response_format': an answer ends where its "
+            "format does.",
+            param="min_tokens" if body.min_tokens else "ignore_eos",
+        )
     return request if not is_resumable else _with_resume_point(request, resumed)
 
 
@@ -439,6 +450,7 @@ def _common_fields(body: _GenerationBody) -> dict[str, Any]:
         "sampling": read_sampling(body),
         "seed": body.seed,
         "stops": tuple(body.stop or ()),
+        "min_tokens": _NEVER if body.ignore_eos else body.min_tokens or 0,
         "n": body.n or 1,
         "is_streamed": bool(body.stream),
         "has_usage": bool(body.stream_options and body.stream_options.include_usage),

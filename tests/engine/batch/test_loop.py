@@ -3,6 +3,7 @@
 mlx-lm declares none of what we use as its API; a new version has to pass here first.
 """
 
+import dataclasses
 import json
 import shutil
 from pathlib import Path
@@ -69,16 +70,62 @@ def test_an_end_token_ends_the_text_and_is_not_part_of_it(
     batch.add(job(0, PROMPTS[2]))
     full = drain(batch)[0]
     at = next(i for i, token in enumerate(tokens(full)) if i and token not in tokens(full)[:i])
-    folder = shutil.copytree(tiny, tmp_path / "ends")
-    path = folder / "config.json"
-    config = json.loads(path.read_text()) | {"eos_token_id": [2, full[at].token]}
-    path.write_text(json.dumps(config))
+    folder = ending(tiny, tmp_path / "ends", full[at].token)
     other = new_batch(load(folder), folder)
     other.add(job(0, PROMPTS[2]))
     made = drain(other)[0]
     assert tokens(made) == tokens(full)[: at + 1]
     assert [one.finish for one in made[-2:]] == [None, "stop"]
     assert text(loaded, made).rstrip("\ufffd") == text(loaded, full[:at]).rstrip("\ufffd")
+
+
+def ending(loaded_folder: Path, folder: Path, token: int) -> Path:
+    """Copy a model, with one more token that ends a text."""
+    shutil.copytree(loaded_folder, folder)
+    path = folder / "config.json"
+    config = json.loads(path.read_text()) | {"eos_token_id": [2, token]}
+    path.write_text(json.dumps(config))
+    return folder
+
+
+@pytest.mark.parametrize("least", [1, 12, 2**31])
+def test_no_end_token_comes_before_the_least_tokens(
+    tiny: Path, tmp_path: Path, batch: Any, least: int
+) -> None:
+    batch.add(job(0, PROMPTS[2], max_tokens=30))
+    end = tokens(drain(batch)[0])[0]
+    folder = ending(tiny, tmp_path / "ends", end)
+    other = new_batch(load(folder), folder)
+    # Beside a row that may end at once, and does; a resumed row counts the tokens that it has.
+    emitted = (11,) * min(least, 5)
+    other.add(job(0, PROMPTS[2], max_tokens=30, min_tokens=least, top_logprobs=1))
+    other.add(job(1, PROMPTS[2], max_tokens=30))
+    other.add(job(2, PROMPTS[2], max_tokens=30, min_tokens=len(emitted), emitted=emitted))
+    made = drain(other)
+    assert tokens(made[1]) == [end]
+    assert end not in tokens(made[0])[:least]
+    assert len(made[0]) == 30 if least > 30 else len(made[0]) > least
+    scores = made[0][0].logprobs
+    assert scores is not None
+    assert scores.top[0][0] == end  # the model's own distribution
+    assert (made[0][-1].finish == "length") == (end not in tokens(made[0]))
+    assert len(made[2]) >= 1
+
+
+def test_a_draft_changes_nothing_about_the_least_tokens(
+    tiny: Path, tmp_path: Path, batch: Any
+) -> None:
+    batch.add(job(0, PROMPTS[2]))
+    folder = ending(tiny, tmp_path / "ends", tokens(drain(batch)[0])[0])
+    loaded = load(folder)
+    wanted = job(0, PROMPTS[2], max_tokens=30, min_tokens=12)
+    plain, drafted = (
+        new_batch(dataclasses.replace(loaded, draft=draft), folder, draft_tokens=3)
+        for draft in (None, loaded.model)
+    )
+    plain.add(wanted)
+    drafted.add(wanted)
+    assert tokens(drain(drafted)[0]) == tokens(drain(plain)[0])
 
 
 def test_a_completion_continues_exactly_at_the_end_of_its_prompt(loaded: Any, batch: Any) -> None:

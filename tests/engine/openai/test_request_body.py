@@ -69,6 +69,16 @@ def test_no_limit_and_no_stop_word_as_other_servers_say_it() -> None:
     assert len(chat(stop=[str(number) for number in range(64)]).stops) == 64
 
 
+def test_answers_that_must_not_end_early() -> None:
+    assert chat(min_tokens=3).min_tokens == complete(min_tokens=3).min_tokens == 3
+    assert chat(ignore_eos=True).min_tokens > 10**9
+    assert chat(ignore_eos=False, min_tokens=3).min_tokens == 3
+    object_ = {"type": "json_object"}
+    assert refused(chat, ignore_eos=True, response_format=object_).param == "ignore_eos"
+    assert refused(chat, min_tokens=2, response_format=object_).param == "min_tokens"
+    assert chat(min_tokens=2, response_format={"type": "text"}).min_tokens == 2
+
+
 def test_llama_cpps_name_of_the_repetition_penalty() -> None:
     assert chat(repeat_penalty=1.2).sampling == chat(repetition_penalty=1.2).sampling
     refusal = refused(chat, repeat_penalty=1.2, repetition_penalty=1.2)
@@ -155,6 +165,8 @@ REFUSED = [
     ("chat_template_kwargs", {str(number): 1 for number in range(33)}),
     ("chat_template_kwargs", {"a": "x" * (16 << 10)}),
     ("cache_prompt", 1),
+    ("ignore_eos", 1),
+    ("min_tokens", -1),
     ("repeat_penalty", 2.1),
     ("stream", "yes"),
     ("stream_options", {"include_usage": True}),
