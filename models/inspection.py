@@ -88,10 +88,10 @@ def report_model(
     With `splits`, the geometry also says over how many Macs the model can be split, once that is known. `snapshot` is
     what the reconciler knows of a model that may not be fetched yet.
     """
-    folder = resolve_path(path, models_dir)
+    folder, missing_bytes = resolve_path(path, models_dir), 0
     try:
         if snapshot is not None and not folder.is_dir():
-            facts = snapshot_facts(snapshot)
+            facts, missing_bytes = snapshot_facts(snapshot), snapshot.size_bytes
         else:
             facts = model_files.inspect_model(folder)
         unsupported = unsupported_reason(facts.module)
@@ -106,7 +106,7 @@ def report_model(
             facts, geometry, found, casts_to_float32=casts_to_float32
         )
         geometry = geometry.model_copy(update={"splitting": splitting})
-    return ModelReport(path=path, geometry=geometry)
+    return ModelReport(path=path, geometry=geometry, missing_bytes=missing_bytes)
 
 
 def report_adapter(path: str, models_dir: Path, *, casts_to_float32: bool) -> AdapterReport:

@@ -32,6 +32,7 @@ from nodeagent.hardware.probe import SystemMachineReader
 from nodeagent.hardware.readings import MachineReader
 from nodeagent.model_store.collector import ModelCollector
 from nodeagent.model_store.flags import ModelDiskLimits
+from nodeagent.model_store.missing_bytes import with_missing_bytes
 from nodeagent.model_store.pulls import ModelPulls
 from nodeagent.model_store.usage import ModelUsers, read_users
 from nodeagent.peers.model_exchange import ModelExchange
@@ -167,28 +168,26 @@ def real_dependencies(transport: Transport, clock: Clock, config: AgentConfig) -
     replicas = _assigned_replicas(transport, clock, config)
 
     snapshots = _snapshots(transport, clock)
+    collector = _model_collector(transport, clock, config)
 
     async def report_models(paths: set[str]) -> tuple[ModelReport, ...]:
-        return await asyncio.to_thread(
-            inspection.report_models,
-            paths,
-            config.models_dir,
-            casts_to_float32=config.casts_to_float32,
-            splits=splits,
-            split=inspection.split_models(deployments.items.values(), groups.items.values()),
-            snapshots={one.folder: one for one in snapshots.items.values()},
-        )
+        known = {one.folder: one for one in snapshots.items.values()}
+        split = inspection.split_models(deployments.items.values(), groups.items.values())
 
-    async def report_adapters(paths: set[str]) -> tuple[AdapterReport, ...]:
-        return await asyncio.to_thread(
-            inspection.report_adapters,
-            paths,
-            config.models_dir,
-            casts_to_float32=config.casts_to_float32,
-        )
+        def report() -> tuple[ModelReport, ...]:
+            found = inspection.report_models(
+                paths,
+                config.models_dir,
+                casts_to_float32=config.casts_to_float32,
+                splits=splits,
+                split=split,
+                snapshots=known,
+            )
+            return with_missing_bytes(found, known, collector.store)
+
+        return await asyncio.to_thread(report)
 
     tls = None if config.credentials is None else NodeTls(config.credentials, clock)
-    collector = _model_collector(transport, clock, config)
     fetcher = _model_fetcher(clock, collector)
     preflight, stop_order = metal.preflight_of(clock), StopOrder(config.state_dir)
     return Dependencies(
@@ -204,7 +203,7 @@ def real_dependencies(transport: Transport, clock: Clock, config: AgentConfig) -
         health=HealthClient(tls),
         references=GoldenReferences(config.state_dir),
         report_models=report_models,
-        report_adapters=report_adapters,
+        report_adapters=_adapter_reporter(config),
         replicas=replicas,
         fetches=_model_fetches(transport, clock, config, fetcher),
         pulls=ModelPulls(fetcher, config.hubs, clock),
@@ -219,6 +218,18 @@ def real_dependencies(transport: Transport, clock: Clock, config: AgentConfig) -
             transport, clock, node=config.name, folder=config.state_dir / "fabric"
         ),
     )
+
+
+def _adapter_reporter(config: AgentConfig) -> ReportAdapters:
+    async def report_adapters(paths: set[str]) -> tuple[AdapterReport, ...]:
+        return await asyncio.to_thread(
+            inspection.report_adapters,
+            paths,
+            config.models_dir,
+            casts_to_float32=config.casts_to_float32,
+        )
+
+    return report_adapters
 
 
 def _model_collector(transport: Transport, clock: Clock, config: AgentConfig) -> ModelCollector:

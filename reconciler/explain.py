@@ -27,6 +27,8 @@ class NodeExplanation:
     """Memory that the replica needs on it."""
     room_bytes: int = 0
     """Memory that may be assigned on it."""
+    missing_bytes: int = 0
+    """Bytes of the model that it would fetch first."""
     is_preferred: bool = False
     """True if it qualifies for the model's size tier; other nodes are used only if none does."""
     score: float = 0.0
@@ -62,6 +64,7 @@ def _explain_node(
         node=node.name,
         memory=proof_of(request, node),
         room_bytes=node.room_bytes,
+        missing_bytes=node.missing_bytes(request.path),
         is_preferred=scores.is_preferred(request, node),
         score=scores.total(parts),
         parts=parts,
@@ -121,6 +124,7 @@ def explain_group_members(
                 node=node.name,
                 memory=rank.memory if rank is not None else None,
                 room_bytes=node.room_bytes,
+                missing_bytes=node.missing_bytes(request.path),
                 is_preferred=scores.is_preferred(request, node),
                 score=scores.total(parts),
                 parts=parts,

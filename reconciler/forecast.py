@@ -51,6 +51,8 @@ class ForecastStep:
     """Its destination, or the reason it has none; None for a replica that ends."""
     memory: MemoryProof | None = None
     """Memory that it needs there, all ranks together."""
+    fetch_bytes: int = 0
+    """Bytes of its model that its nodes fetch first."""
     because: str = ""
 
 
@@ -103,14 +105,10 @@ class _DeploymentForecast:
                 yield self._replace(one, request, observed.deployment)
         names = free_names(observed)
         for _ in range(observed.desired_replicas - len(kept)):
-            outcome = self._claim(request)
-            yield ForecastStep(
-                deployment=observed.name,
-                replica=next(names),
-                kind=ForecastKind.NEW,
-                outcome=outcome,
-                memory=_memory(outcome),
+            step = ForecastStep(
+                deployment=observed.name, replica=next(names), kind=ForecastKind.NEW
             )
+            yield self._to(step, self._claim(request), request)
 
     def _target(self, deployment: ModelDeployment) -> str:
         """Return the version that the replicas have in the end, if its canary analysis passes."""
@@ -145,8 +143,7 @@ class _DeploymentForecast:
             self._free(one)
         reasons = (node.leave_reason for node in self._table.nodes if node.name in one.nodes)
         why = "its node is tainted NoExecute" if is_evicted else next(filter(None, reasons), "")
-        step = self._step(one, ForecastKind.REPLACED, why)
-        return replace(step, outcome=outcome, memory=_memory(outcome))
+        return self._to(self._step(one, ForecastKind.REPLACED, why), outcome, request)
 
     def _replace(
         self, one: ReplicaView, request: PlacementRequest, deployment: ModelDeployment
@@ -157,15 +154,13 @@ class _DeploymentForecast:
             outcome = self._placer.place(request)
             if isinstance(outcome, Assignment):
                 self._free(one)
-                step = self._step(one, ForecastKind.REPLACED, because)
-                return replace(step, outcome=outcome, memory=_memory(outcome))
+                return self._to(self._step(one, ForecastKind.REPLACED, because), outcome, request)
         self._free(one)
         claimed = self._claim(request)
         if isinstance(claimed, Unschedulable) and deployment.spec.rollout.strategy != "Recreate":
             self._undo_free(one)
             return replace(self._step(one, ForecastKind.KEPT, because), outcome=claimed)
-        step = self._step(one, ForecastKind.IN_PLACE, because)
-        return replace(step, outcome=claimed, memory=_memory(claimed))
+        return self._to(self._step(one, ForecastKind.IN_PLACE, because), claimed, request)
 
     def _free(self, one: ReplicaView) -> None:
         """Count a replica's memory as free, and never choose it as a victim."""
@@ -193,6 +188,19 @@ class _DeploymentForecast:
             kind=kind,
             before=",".join(rank.node for rank in one.replica.spec.ranks),
             because=because,
+        )
+
+    def _to(
+        self, step: ForecastStep, outcome: PlacementOutcome, request: PlacementRequest
+    ) -> ForecastStep:
+        """Return the step with its destination, and with what that needs."""
+        ranks = () if isinstance(outcome, Unschedulable) else outcome.ranks
+        nodes = (self._table.nodes[self._rows[rank.node]] for rank in ranks)
+        return replace(
+            step,
+            outcome=outcome,
+            memory=_memory(outcome),
+            fetch_bytes=sum(node.missing_bytes(request.path) for node in nodes),
         )
 
 

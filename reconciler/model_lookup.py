@@ -9,7 +9,12 @@ from typing import Final
 
 from models.hub.errors import ModelFetchError
 from models.hub.model_hub import ModelHub
-from models.hub.remote_inspection import config_text, inspect_remote, snapshot_weights
+from models.hub.remote_inspection import (
+    config_text,
+    inspect_remote,
+    snapshot_files,
+    snapshot_weights,
+)
 from models.model_files import ModelUnusableError
 from schemas.deployment import ModelDeployment
 from schemas.meta import HUB_REFRESHED_AT
@@ -49,6 +54,7 @@ async def look_up(
         resolved_at=now,
         files=len(remote.files),
         size_bytes=remote.size_bytes,
+        large_files=snapshot_files(remote.files),
         config=config_text(remote.config),
         weights=snapshot_weights(remote.weights),
     )

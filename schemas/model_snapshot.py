@@ -24,6 +24,15 @@ class SnapshotWeights(ApiModel):
     parameters: _Bytes
 
 
+class LargeFile(ApiModel):
+    """A large file of a snapshot: commits that share it need it once."""
+
+    digest: Annotated[
+        str, StringConstraints(pattern=r"^(sha256:[0-9a-f]{64}|git-sha1:[0-9a-f]{40})$")
+    ]
+    size_bytes: _Bytes
+
+
 class ModelSnapshot(ApiModel):
     """The value of `snapshot/<deployment>`, which the leading reconciler writes."""
 
@@ -41,6 +50,8 @@ class ModelSnapshot(ApiModel):
     files: Annotated[int, Field(ge=1)]
     size_bytes: _Bytes
     """Bytes of all files that are fetched."""
+    large_files: tuple[LargeFile, ...] = ()
+    """The files of a MiB and more. Snapshots of older releases have none."""
     config: Annotated[str, StringConstraints(max_length=MAX_CONFIG_CHARACTERS)]
     """The fields of config.json that the memory proof needs, as JSON."""
     weights: SnapshotWeights

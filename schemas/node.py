@@ -156,6 +156,9 @@ class ModelReport(ApiModel):
     """The reason it cannot be used, for machines."""
     message: str = ""
     """The reason it cannot be used, for people."""
+    missing_bytes: int = 0
+    """Bytes of a hub's model that the node would have to fetch, in coarse steps while it fetches; 0 for a model that is
+    whole on its disk."""
 
 
 class AdapterReport(ApiModel):

@@ -10,7 +10,7 @@ from schemas.node import Taint, TaintEffect
 # The scores that placement adds up when several nodes fit (reconciler/placement/scores.py).
 ScoreName = Literal[
     "speed", "hardware", "pool", "taints", "headroom", "packing", "siblings", "spreading",
-    "movement",
+    "movement", "locality",
 ]  # fmt: skip
 Profile = Literal["Balanced", "BinPack", "Spread", "HardwareAware"]
 
@@ -71,6 +71,8 @@ class ScoreWeights(ApiModel):
     """Few of them on nodes with the same labels (spreadBy)."""
     movement: Weight | None = None
     """A replica of the same deployment that is about to end there: its files are still in memory."""
+    locality: Weight | None = None
+    """Few bytes of the model that the node would have to fetch first."""
 
 
 def _few(keys: tuple[str, ...]) -> tuple[str, ...]:

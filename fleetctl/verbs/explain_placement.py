@@ -18,6 +18,7 @@ from manifests.yaml import parser
 from reconciler import snapshot
 from reconciler.explain import NodeExplanation
 from reconciler.placement.memory_proof import describe_proof
+from schemas import sizes
 from schemas.deployment import ModelDeploymentSpec
 
 _NO_PLACE = (
@@ -62,7 +63,10 @@ def need_lines(found: Sequence[NodeExplanation], spec: ModelDeploymentSpec) -> l
     if best is None or best.memory is None:
         return []
     size = memory_proof.size_text(best.memory.total_bytes)
-    return ["", f"On {best.node} it would use {size}: {describe_proof(best.memory, spec)}"]
+    lines = ["", f"On {best.node} it would use {size}: {describe_proof(best.memory, spec)}"]
+    if best.missing_bytes:
+        lines.append(f"{best.node} would fetch {sizes.show(best.missing_bytes)} of the model first")
+    return lines
 
 
 def node_tables(found: Sequence[NodeExplanation], there: Mapping[str, Sequence[str]]) -> list[str]:
@@ -71,6 +75,7 @@ def node_tables(found: Sequence[NodeExplanation], there: Mapping[str, Sequence[s
     refused = [one for one in found if not one.fits]
     parts: list[str] = []
     if fitting:
+        has_missing = any(one.missing_bytes for one in fitting)
         scores = [f"{part.name.upper()} x{part.weight}" for part in fitting[0].parts]
         rows = [
             [
@@ -79,12 +84,14 @@ def node_tables(found: Sequence[NodeExplanation], there: Mapping[str, Sequence[s
                 *(f"{part.score:.0f}" for part in one.parts),
                 memory_proof.size_text(one.memory.total_bytes) if one.memory else "-",
                 memory_proof.size_text(one.room_bytes),
+                *((sizes.show(one.missing_bytes),) if has_missing else ()),
                 "yes" if one.is_preferred else "no",
                 ",".join(there.get(one.node, ())) or "-",
             ]
             for one in fitting
         ]
-        titles = ["NODE", "SCORE", *scores, "NEED", "FREE", "PREFERRED", "REPLICAS"]
+        missing = ("MISSING",) if has_missing else ()
+        titles = ["NODE", "SCORE", *scores, "NEED", "FREE", *missing, "PREFERRED", "REPLICAS"]
         # Members of a group that cannot be formed have no share of the model.
         has_place = any(one.memory is not None for one in fitting)
         heading = "Nodes that fit, best first:" if has_place else _NO_PLACE
@@ -150,6 +157,7 @@ def _scores(one: NodeExplanation) -> dict[str, Tree]:
         return {}
     return {
         "memory": memory_proof.proof_tree(one.memory),
+        "missingBytes": one.missing_bytes,
         "isPreferred": one.is_preferred,
         "score": round(one.score, 3),
         "parts": [

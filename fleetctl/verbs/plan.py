@@ -31,6 +31,7 @@ from reconciler.placement.refusals import Unschedulable, summary_line
 from reconciler.placement.table import NodeTable
 from reconciler.placer import Assignment, PendingAssignment, PlacementOutcome, PreemptingAssignment
 from reconciler.snapshot import FleetSnapshot
+from schemas import sizes
 from schemas.deployment import ModelSource
 from schemas.model_snapshot import ModelSnapshot
 from schemas.replica import RankAssignment
@@ -233,17 +234,19 @@ def format_steps(steps: Sequence[ForecastStep]) -> list[str]:
         return ["Placement: no replica changes."]
     has_extras = any(step.memory is not None and step.memory.extra_bytes for step in steps)
     more = ("EXTRAS",) if has_extras else ()
+    if any(step.fetch_bytes for step in steps):
+        more = (*more, "FETCH")
     titles = ("REPLICA", "CHANGE", "FROM", "TO", "NEED", *memory_proof.TITLES, *more, "WHY")
     lines = [
         "Placement, highest priority first:",
-        printers.align_columns([_row(step, has_extras=has_extras) for step in steps], titles),
+        printers.align_columns([_row(step, more) for step in steps], titles),
     ]
     for name, group in groupby(steps, key=lambda step: step.deployment):
         lines += _notes(name, [step.outcome for step in group])
     return lines
 
 
-def _row(step: ForecastStep, *, has_extras: bool) -> tuple[str, ...]:
+def _row(step: ForecastStep, more: Sequence[str]) -> tuple[str, ...]:
     node, why, proof = "-", step.because, step.memory
     match step.outcome:
         case Assignment(ranks=ranks, form=form):
@@ -264,8 +267,10 @@ def _row(step: ForecastStep, *, has_extras: bool) -> tuple[str, ...]:
     parts = (
         memory_proof.part_texts(proof) if proof is not None else ["-"] * len(memory_proof.TITLES)
     )
-    if has_extras:
+    if "EXTRAS" in more:
         parts.append(memory_proof.extra_text(proof) if proof is not None else "-")
+    if "FETCH" in more:
+        parts.append(sizes.show(step.fetch_bytes) if step.fetch_bytes else "-")
     if proof is not None and proof.overridden:
         note = "the override of spec.resources.memory applies"
         why = f"{why}; {note}" if why else note

@@ -17,12 +17,19 @@ from models.hf_config import ModelConfig
 from models.hub.file_selection import DEFAULT_PATTERNS, select_files
 from models.hub.model_hub import ModelHub, RemoteFile
 from models.model_files import ModelFacts, ModelUnusableError, TensorHeader, WeightTotals
-from schemas.model_snapshot import MAX_CONFIG_CHARACTERS, ModelSnapshot, SnapshotWeights
+from schemas.model_snapshot import (
+    MAX_CONFIG_CHARACTERS,
+    LargeFile,
+    ModelSnapshot,
+    SnapshotWeights,
+)
 
 _CONFIG_FILE: Final = "config.json"
 # mlx-lm reads weights from files with such names only.
 _WEIGHT_FILE: Final = re.compile(r"model[^/]*\.safetensors")
 _AT_ONCE: Final = 4
+# What is smaller weighs nothing beside the weights.
+_LARGE_BYTES: Final = 1 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,6 +167,12 @@ def snapshot_weights(weights: WeightTotals) -> SnapshotWeights:
         replicated_half_bytes=weights.replicated_half_bytes,
         parameters=weights.parameters,
     )
+
+
+def snapshot_files(files: tuple[RemoteFile, ...]) -> tuple[LargeFile, ...]:
+    """Return the large files in the form of a snapshot, each content once."""
+    sizes = {str(file.digest): file.size for file in files if file.size >= _LARGE_BYTES}
+    return tuple(LargeFile(digest=name, size_bytes=size) for name, size in sorted(sizes.items()))
 
 
 def snapshot_facts(snapshot: ModelSnapshot) -> ModelFacts:

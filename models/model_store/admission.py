@@ -16,8 +16,10 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from models.hub.digests import BlobDigest
 from models.hub.errors import InsufficientDiskError
+from models.hub.file_selection import DEFAULT_PATTERNS
 from models.model_store.partial_file import open_locked
 from models.model_store.store import ModelStore
+from schemas.model_snapshot import ModelSnapshot
 
 # LocalAI's rule: room for file system metadata, logs and swap, in proportion to what comes.
 _MARGIN_PERCENT: Final = 5
@@ -164,6 +166,23 @@ def missing_bytes(store: ModelStore, sizes: Mapping[BlobDigest, int]) -> int:
             part = 0
         found += max(0, size - part)
     return found
+
+
+def snapshot_missing_bytes(store: ModelStore, snapshot: ModelSnapshot) -> int:
+    """Return the bytes that a fetch of the snapshot would bring, in coarse steps: exact if nothing is here.
+
+    Between, the number is rounded up to a power of two, so that a report changes a few times during a fetch.
+    """
+    pinned = snapshot.pinned
+    whole = store.find(pinned.repo, pinned.revision)
+    if whole is not None and set(pinned.files or DEFAULT_PATTERNS) <= set(whole.patterns):
+        return 0
+    sizes = {_parse_digest(file.digest): file.size_bytes for file in snapshot.large_files}
+    small = max(0, snapshot.size_bytes - sum(sizes.values()))
+    found = missing_bytes(store, sizes) + small
+    if found >= snapshot.size_bytes:
+        return snapshot.size_bytes
+    return min(snapshot.size_bytes, 1 << max(0, found - 1).bit_length())
 
 
 def read_intents(store: ModelStore) -> tuple[FetchIntent, ...]:

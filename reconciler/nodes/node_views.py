@@ -336,6 +336,7 @@ def _allocate(
                 version=version,
                 is_ending=replica.metadata.deletion_timestamp is not None,
                 nodes=tuple(sizes) if len(sizes) > 1 else (),
+                model=replica.spec.model.folder,
             ),
         )
         for node, size in sizes.items()

@@ -83,6 +83,8 @@ class Allocation:
     """mod_revision of the replica that was read."""
     is_ending: bool = False
     """True if the replica drains already, so that its memory will be free."""
+    model: str = ""
+    """The folder of its model."""
     nodes: tuple[str, ...] = ()
     """All nodes with a rank of the replica, if there are several: they free their memory together."""
 
@@ -133,6 +135,16 @@ class NodeView:
         paths = {own} if source.draft is None else {own, source.draft.path}
         has_adapter = source.adapter is None or source.adapter in self.adapters
         return has_adapter and paths <= self.models.keys()
+
+    @property
+    def takes_replicas(self) -> bool:
+        """Return whether replicas may be placed on it now, as far as that does not depend on the deployment."""
+        return self.is_ready and not self.is_cordoned and not self.holds
+
+    def missing_bytes(self, path: str) -> int:
+        """Return the bytes of a model that the node would have to fetch."""
+        report = self.models.get(path)
+        return report.missing_bytes if report is not None else 0
 
     @property
     def free_bytes(self) -> int:

@@ -1,18 +1,21 @@
 """Preemption: the victims that must end so that a replica of a higher priority has room. Pure.
 
-The fewest victims, and among those the ones of the lowest priority; never one of equal priority. Preemption frees
-memory only: it never removes a replica because of labels, taints or antiAffinity.
+The fewest victims, and among those the ones of the lowest priority; never one of equal priority. Of equal ones, those
+whose models other nodes have on their disks: the replacements fetch the fewest bytes again. Preemption frees memory
+only: it never removes a replica because of labels, taints or antiAffinity.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Final, TypeAlias
 
 import numpy as np
 
+from reconciler.placement import columns
 from reconciler.placement.assumed_state import AssumedState
 from reconciler.placement.inputs import Allocation, PlacementRequest
 from reconciler.placement.ranking import Ranking
-from reconciler.placement.table import Bools, Ints
+from reconciler.placement.table import Bools, Ints, NodeTable
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,8 +26,56 @@ class Preemption:
     victims: tuple[Allocation, ...]
 
 
+# No model has so many bytes.
+_NOWHERE: Final = 2**62
+
+RefetchBytes: TypeAlias = Callable[[Allocation], int]
+"""From a replica to the bytes that its replacement would fetch."""
+
+
+class _Refetches:
+    """The bytes that replacements of victims would fetch again, for all nodes of a table; each model is looked at once."""
+
+    def __init__(self, table: NodeTable) -> None:
+        self._table = table
+        self._least: dict[str, tuple[int, int, int]] = {}
+
+    def on(self, row: int) -> RefetchBytes:
+        """Return a function for replicas on the row.
+
+        The bytes are the least that another node which takes replicas lacks of the model; 0 if there is no such node.
+        """
+
+        def least(one: Allocation) -> int:
+            if one.model not in self._least:
+                self._least[one.model] = self._two_least(one.model)
+            best, first, second = self._least[one.model]
+            return second if best == row else first
+
+        return least
+
+    def _two_least(self, model: str) -> tuple[int, int, int]:
+        """Return the row that lacks the least, what it lacks, and the least that any other row lacks."""
+        table = self._table
+        coded = table.coded(columns.ModelColumn(model))
+        lacking = [table.nodes[at].missing_bytes(model) for at in coded.examples]
+        if not any(lacking):
+            return -1, 0, 0
+        takes = np.array([node.takes_replicas for node in table.nodes])
+        sizes = np.where(takes, np.array(lacking, np.int64)[coded.of_node], _NOWHERE)
+        best = int(sizes.argmin())
+        first = int(sizes[best])
+        sizes[best] = _NOWHERE
+        second = int(sizes.min())
+        return best, first % _NOWHERE, second % _NOWHERE
+
+
 def choose_victims(
-    allocations: Sequence[Allocation], *, priority: int, short_bytes: int
+    allocations: Sequence[Allocation],
+    *,
+    priority: int,
+    short_bytes: int,
+    refetch: RefetchBytes = lambda _: 0,
 ) -> tuple[Allocation, ...] | None:
     """Return the victims that free `short_bytes` more; None if all lower priorities together do not."""
     lower = [one for one in allocations if one.priority < priority and not one.is_ending]
@@ -38,7 +89,7 @@ def choose_victims(
     # `number` is the smallest possible. Of all sets of this size, take the one with the lowest priorities: accept
     # each candidate as soon as the largest ones after it could still free the rest.
     chosen: list[Allocation] = []
-    waiting = sorted(lower, key=lambda one: (one.priority, -one.bytes, one.replica))
+    waiting = sorted(lower, key=lambda one: (one.priority, refetch(one), -one.bytes, one.replica))
     while len(chosen) < number:
         for at, one in enumerate(waiting):
             rest = sorted((other.bytes for other in waiting[at + 1 :]), reverse=True)
@@ -54,12 +105,13 @@ def choose_victims(
 def choose_preemption(
     assumed: AssumedState, request: PlacementRequest, ranking: Ranking
 ) -> Preemption | None:
-    """Return the node with the fewest victims, and of those the node with the lowest priorities.
+    """Return the node with the fewest victims, then the lowest priorities, then the fewest bytes to fetch again.
 
     `ranking` must count ending replicas as free, so that their memory is not freed twice.
     """
     short = ranking.evaluated.need.of_node - ranking.room
     candidates = ranking.is_apart & ranking.is_below_limit & (short > 0)
+    refetches = _Refetches(assumed.table)
     best: tuple[tuple[object, ...], Preemption] | None = None
     for row in _candidate_rows(assumed, request, short, candidates):
         allocations = [
@@ -67,13 +119,20 @@ def choose_preemption(
             for one in assumed.table.nodes[row].allocations
             if one.replica not in assumed.victims
         ]
+        refetch = refetches.on(row)
         victims = choose_victims(
-            allocations, priority=request.spec.priority, short_bytes=int(short[row])
+            allocations,
+            priority=request.spec.priority,
+            short_bytes=int(short[row]),
+            refetch=refetch,
         )
         if not victims:
             continue
         highest = sorted((one.priority for one in victims), reverse=True)
-        rank = (len(victims), highest, not ranking.evaluated.is_preferred[row], row)
+        rank = (
+            *(len(victims), highest, not ranking.evaluated.is_preferred[row]),
+            *(sum(map(refetch, victims)), row),
+        )
         if best is None or rank < best[0]:
             best = rank, Preemption(row=row, victims=victims)
     return None if best is None else best[1]

@@ -307,7 +307,20 @@ class NodeTable:
                 if weight > 0:
                     found += weight * self._score(request, one)
             self.answers.sums[key] = found
-        return found
+        weight = weights.get("locality", 0)
+        return found + weight * self._locality(request) if weight > 0 else found
+
+    def _locality(self, request: PlacementRequest) -> Floats | float:
+        """Return the score for each node; one number if all nodes have, or all lack, the same bytes.
+
+        It is not kept: it depends on the model, and one sum for each model would push other answers out.
+        """
+        coded = self.coded(columns.ModelColumn(request.path))
+        values = [scores.locality(request, self.nodes[at]) for at in coded.examples]
+        if len(set(values)) < 2:
+            return values[0] if values else 0.0
+        spread: Floats = np.array(values, np.float64)[coded.of_node]
+        return spread
 
     def _score(self, request: PlacementRequest, one: scores.FixedScore) -> Floats:
         key = one.column, (one.name, one.aspect(request))

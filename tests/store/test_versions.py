@@ -257,7 +257,7 @@ def shape(model: type[ApiModel]) -> str:
 
 # The shape of each document at its current version.
 SHAPES: dict[str, tuple[int, str]] = {
-    "ModelSnapshot": (1, "0562f2c15a18"),
+    "ModelSnapshot": (1, "976f8b7102e2"),
     "HubToken": (1, "dd9bb1365afc"),
     "ModelOffer": (1, "ca69e6587caa"),
     "FetchClaim": (1, "f152568b8dff"),
@@ -275,7 +275,7 @@ SHAPES: dict[str, tuple[int, str]] = {
     "JoinDecision": (1, "8242e0d1c4ab"),
     "JoinTokenRecord": (1, "76a13dc09e81"),
     "RankStatus": (2, "13694bcb84dc"),
-    "ModelDeployment": (3, "b379f118c244"),
+    "ModelDeployment": (3, "92a6bd14882f"),
     "ModelDeploymentStatus": (1, "9c6875a2fa99"),
     "NodePool": (2, "d9d82163ade3"),
     "NodePoolStatus": (1, "b6d47a333cc2"),
@@ -283,8 +283,8 @@ SHAPES: dict[str, tuple[int, str]] = {
     "ShardGroupStatus": (2, "1e033c3be985"),
     "ModelRoute": (2, "e4b7d9b5d243"),
     "ModelRouteStatus": (1, "b8f5719a979b"),
-    "Node": (2, "5d8a04f81c31"),
-    "NodeStatus": (2, "998766890eea"),
+    "Node": (2, "c3403739cba2"),
+    "NodeStatus": (2, "f7b53cebcb4a"),
     "Replica": (3, "ce33efb14755"),
     "ReplicaStatus": (2, "27c38a9c9209"),
     "Endpoint": (1, "3d566410dcbd"),

@@ -16,7 +16,7 @@ from reconciler.placement.inputs import (
     request_for,
 )
 from schemas.chips import CHIPS
-from schemas.deployment import DraftModel, KvCache, ModelSource
+from schemas.deployment import DraftModel, HubReference, KvCache, ModelSource
 from schemas.node import AdapterReport, ModelReport, Taint
 from schemas.placement import Placement, ScoreWeights, Toleration
 from tests.support.fleets import GEOMETRY, GIB, deployment
@@ -24,9 +24,11 @@ from tests.support.fleets import GEOMETRY, GIB, deployment
 NAMES = "abcdefgh"
 OTHERS = ("llama", "phi", "qwen")
 BIG = GEOMETRY.model_copy(update={"weights_bytes": 6 * GIB, "parameters": 8_000_000_000})
+HUB_MODEL = ModelSource(hub=HubReference(repo="mlx-community/qwen", revision="ab" * 20))
 REPORTS = (
     ModelReport(path="qwen", geometry=GEOMETRY.model_copy(update={"parameters": 13_000_000_000})),
     ModelReport(path="qwen", geometry=BIG),
+    ModelReport(path="qwen", geometry=BIG, missing_bytes=3 * GIB),
     ModelReport(path="qwen", geometry=GEOMETRY.model_copy(update={"unknown": "what is it"})),
     ModelReport(path="qwen", reason="ModelNotFound", message="there is nothing"),
     None,
@@ -58,8 +60,12 @@ SOURCES = (
     ModelSource(path="qwen", adapter="law"),
     ModelSource(path="qwen", adapter="law", draft=DraftModel(path="small", tokens=5)),
     ModelSource(path="qwen", draft=DraftModel(path="small")),
+    *[HUB_MODEL] * 4,
 )
-SCORES = ("speed", "hardware", "headroom", "packing", "siblings", "spreading", "movement")
+SCORES = (
+    *("speed", "hardware", "headroom", "packing", "siblings", "spreading"),
+    *("movement", "locality"),
+)
 
 
 def tenants_of(dice: random.Random, name: str) -> tuple[Allocation, ...]:
@@ -71,6 +77,7 @@ def tenants_of(dice: random.Random, name: str) -> tuple[Allocation, ...]:
             bytes=dice.randint(1, 4 * GIB),
             priority=dice.randint(-2, 2),
             is_ending=dice.random() < 0.3,
+            model=dice.choice(("", HUB_MODEL.folder)),
         )
         for at in range(dice.randrange(4))
     )
@@ -86,12 +93,20 @@ def drafts_of(dice: random.Random) -> dict[str, ModelReport]:
     return {"small": dice.choice(drafts)} if dice.random() > 0.1 else {}
 
 
+def reports_of(model: ModelReport | None) -> dict[str, ModelReport]:
+    """Return a node's report on a model, which is in a folder and on a hub."""
+    if model is None:
+        return {}
+    paths = ("qwen", HUB_MODEL.folder)
+    return {path: model.model_copy(update={"path": path}) for path in paths}
+
+
 def node_of(dice: random.Random, name: str) -> NodeView:
     """Return a node; most are ready, so that most situations are about the rest."""
     there = tenants_of(dice, name)
     used = sum(one.bytes for one in there)
     chip = dice.choice(CHIPS)
-    model = dice.choice(REPORTS[:2] * 3 + REPORTS)
+    model = dice.choice(REPORTS[:3] * 2 + REPORTS)
     labels = {"rack": dice.choice("12"), "site": dice.choice("xy")}
     return NodeView(
         name=name,
@@ -101,7 +116,7 @@ def node_of(dice: random.Random, name: str) -> NodeView:
         used_bytes=used,
         labels={key: value for key, value in labels.items() if dice.random() < 0.7},
         pools=frozenset(pool for pool in ("lab", "desk") if dice.random() < 0.6),
-        models=({} if model is None else {"qwen": model}) | drafts_of(dice),
+        models=reports_of(model) | drafts_of(dice),
         adapters={one.path: one for one in (dice.choice(ADAPTERS),) if one is not None},
         reserved_by_group="pair" if dice.random() < 0.1 else "",
         replicas={
@@ -157,7 +172,7 @@ def want_from(seed: int) -> PlacementRequest:
     )
     apart = dice.choice([frozenset[str](), frozenset({"phi"})])
     more: dict[str, object] = {"model": SOURCES[0], "kv_cache": None}
-    if dice.random() < 0.3:
+    if dice.random() < 0.5:
         more = {"model": dice.choice(SOURCES), "kv_cache": dice.choice(KEPT)}
     made = made.model_copy(update={"spec": made.spec.model_copy(update=more)})
     return request_for(made, apart_from=apart)

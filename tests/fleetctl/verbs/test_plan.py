@@ -7,6 +7,7 @@ import pytest
 
 from fleetctl.verbs.explain_placement import node_tables
 from reconciler.explain import NodeExplanation
+from schemas import sizes
 from schemas.meta import ObjectMeta
 from schemas.node import Node, NodeSpec, Taint
 from store import codec
@@ -196,7 +197,8 @@ async def test_a_model_that_no_node_has_inspected(fleet: MemoryFleet, tmp_path: 
 async def test_a_hub_model_is_looked_up_and_proven_before_it_is_applied(
     fleet: MemoryFleet, tmp_path: Path
 ) -> None:
-    hub = StandInHub(repos={REPO: servable_files()})
+    files = servable_files()
+    hub = StandInHub(repos={REPO: files})
     manifest = tmp_path / "hub.yaml"
     manifest.write_text(
         "apiVersion: fleet/v1alpha1\nkind: ModelDeployment\nmetadata: {name: hub}\n"
@@ -208,6 +210,9 @@ async def test_a_hub_model_is_looked_up_and_proven_before_it_is_applied(
         assert done.code == 1, done.err
         (row,) = [line for line in done.out.splitlines() if line.startswith("hub-0")]
         assert row.split()[1:4] == ["new", "-", "mac-2"]
+        assert "FETCH" in done.out
+        fetched = sum(len(files[name]) for name in files if name != "README.md")
+        assert sizes.show(fetched) in row
         assert hub.requests("GET", f"/resolve/{COMMIT}/config.json")
         refused = await fleet.ctl(*words, f"{hub.endpoint}/nowhere")
         assert refused.code == 1

@@ -10,11 +10,13 @@ from models.hub.remote_inspection import (
     config_text,
     inspect_remote,
     snapshot_facts,
+    snapshot_files,
     snapshot_weights,
 )
 from models.model_files import ModelUnusableError
 from schemas.deployment import HubReference
 from schemas.model_snapshot import ModelSnapshot
+from schemas.node import ModelReport
 from tests.support.clock import FakeClock
 from tests.support.hub import COMMIT, REPO, StandInHub
 from tests.support.hub_repositories import FOLDER, servable_files
@@ -32,6 +34,7 @@ async def taken(hub: StandInHub) -> ModelSnapshot:
         resolved_at=FakeClock().now(),
         files=len(remote.files),
         size_bytes=remote.size_bytes,
+        large_files=snapshot_files(remote.files),
         config=config_text(remote.config),
         weights=snapshot_weights(remote.weights),
     )
@@ -55,7 +58,7 @@ async def test_a_node_reports_a_model_that_is_not_fetched_yet_as_it_reports_its_
     async with StandInHub(repos={REPO: files}).serve() as hub:
         snapshot = await taken(hub)
 
-    def report() -> object:
+    def report() -> ModelReport:
         [found] = inspection.report_models(
             (), tmp_path, casts_to_float32=False, snapshots={FOLDER: snapshot}
         )
@@ -65,7 +68,8 @@ async def test_a_node_reports_a_model_that_is_not_fetched_yet_as_it_reports_its_
     (tmp_path / FOLDER).mkdir()
     for name, content in files.items():
         (tmp_path / FOLDER / name).write_bytes(content)
-    assert report() == before
+    assert before.missing_bytes == snapshot.size_bytes
+    assert report() == before.model_copy(update={"missing_bytes": 0})
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from reconciler.placement.preemption import choose_victims
 from reconciler.placement.refusals import Unschedulable, summary_line
 from reconciler.placement.table import NodeTable
 from reconciler.placer import Assignment, PendingAssignment, Placer, PreemptingAssignment
+from schemas.node import ModelReport
 from schemas.placement import Placement
 from tests.support.fleets import GEOMETRY, GIB, deployment, node
 from tests.support.reconciler_nodes import allocations, fleets, wants
@@ -73,6 +74,41 @@ def test_victims(there: list[tuple[str, int, int]], short: int, wanted: list[str
         short_bytes=short * GIB,
     )
     assert (None if found is None else [one.replica for one in found]) == wanted
+
+
+def test_of_equal_victims_the_one_whose_model_others_have_goes() -> None:
+    """The replacement of the other one would fetch 40 GiB again."""
+    report = ModelReport(path="qwen", geometry=GEOMETRY)
+    rare = ModelReport(path="rare", geometry=GEOMETRY, missing_bytes=40 * GIB)
+    whole = rare.model_copy(update={"missing_bytes": 0})
+    first = replace(tenant("a-0", 4), model="rare")
+    second = replace(tenant("z-0", 4), model="qwen")
+    there = replace(crowded("a", first, second), models={"qwen": report, "rare": whole})
+    full = replace(crowded("b"), models={"qwen": report, "rare": rare})
+    assert names(claim(there, full)) == ("z-0",)
+    # Once the other node has the files as well, nothing but the names differs.
+    assert names(claim(there, replace(full, models=there.models))) == ("a-0",)
+    # A node that takes no replicas does not count.
+    away = replace(full, models=there.models, name="c", is_cordoned=True)
+    assert names(claim(there, full, away)) == ("z-0",)
+
+
+def test_of_equal_nodes_the_one_whose_victim_fetches_the_least_gives_way() -> None:
+    def report(path: str, gib: int) -> ModelReport:
+        return ModelReport(path=path, geometry=GEOMETRY, missing_bytes=gib * GIB)
+
+    own = {"qwen": ModelReport(path="qwen", geometry=GEOMETRY)}
+    nodes = [
+        replace(
+            crowded("a", replace(tenant("x-0", 4), model="x")),
+            models={**own, "x": report("x", 0), "y": report("y", 8)},
+        ),
+        replace(
+            crowded("b", replace(tenant("y-0", 4), model="y")),
+            models={**own, "x": report("x", 40), "y": report("y", 0)},
+        ),
+    ]
+    assert names(claim(*nodes)) == ("y-0",)
 
 
 @given(allocations, st.integers(1, 8 * GIB))

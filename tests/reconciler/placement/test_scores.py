@@ -14,6 +14,7 @@ from reconciler.placer import Assignment, Placer, place_replica
 from schemas.node import ModelReport, Taint
 from schemas.placement import Placement, ScoreWeights, Toleration
 from tests.support.fleets import GEOMETRY, GIB, deployment, node
+from tests.support.reconciler_nodes import HUB_MODEL
 
 
 def make_request(**placement: object) -> PlacementRequest:
@@ -22,7 +23,7 @@ def make_request(**placement: object) -> PlacementRequest:
 
 def only(name: str) -> PlacementRequest:
     """Return a want for which nothing but one score counts."""
-    names = ("speed", "pool", "taints", "headroom", "siblings", "spreading", "movement")
+    names = ("speed", "pool", "taints", "headroom", "siblings", "spreading", "movement", "locality")
     weights = {**dict.fromkeys(names, 0), name: 1}
     return make_request(weights=ScoreWeights.model_validate(weights))
 
@@ -46,6 +47,38 @@ def test_the_node_without_a_sibling_wins() -> None:
 
 def test_replicas_of_other_deployments_are_no_siblings() -> None:
     assert where(replace(node("a"), replicas={"other": 9}), node("b")) == "a"
+
+
+def lacking(name: str, missing_gib: float) -> NodeView:
+    folder = HUB_MODEL.folder
+    report = ModelReport(path=folder, geometry=GEOMETRY, missing_bytes=int(missing_gib * GIB))
+    return replace(node(name), models={folder: report})
+
+
+def hub_request(**placement: object) -> PlacementRequest:
+    found = make_request(**placement)
+    return replace(found, spec=found.spec.model_copy(update={"model": HUB_MODEL}))
+
+
+@pytest.mark.parametrize("profile", ["Balanced", "BinPack", "Spread", "HardwareAware"])
+def test_of_equal_nodes_the_one_that_lacks_the_fewest_bytes_wins(profile: str) -> None:
+    wanted = hub_request(profile=profile)
+    nodes = (lacking("a", 40), lacking("b", 20), lacking("c", 0), lacking("d", 0))
+    assert where(*nodes, of=wanted) == "c"
+    assert where(*nodes[:2], of=wanted) == "b"
+    assert explain_nodes(wanted, nodes)[-1].missing_bytes == 40 * GIB
+
+
+def test_bytes_to_fetch_do_not_stack_replicas() -> None:
+    there = replace(lacking("a", 0), replicas={"qwen": 1})
+    assert where(there, lacking("b", 400), of=hub_request()) == "b"
+
+
+def test_only_models_of_hubs_have_bytes_to_fetch() -> None:
+    (found,) = explain_nodes(make_request(weights={"locality": 50}), [node("a")])
+    assert "locality" not in {part.name for part in found.parts}
+    (found,) = explain_nodes(hub_request(), [lacking("a", 4)])
+    assert {part.name: part.score for part in found.parts}["locality"] == 50
 
 
 @pytest.mark.parametrize("profile", ["Balanced", "BinPack", "Spread", "HardwareAware"])

@@ -11,7 +11,7 @@ from reconciler.placement.inputs import NodeView, PlacementRequest
 from reconciler.placement.refusals import Unschedulable, collect_refusals, summary_line
 from reconciler.placement.table import NodeTable
 from reconciler.placer import Assignment, Placer, place_replica
-from tests.support.reconciler_nodes import NAMES, fleets, wants
+from tests.support.reconciler_nodes import HUB_MODEL, NAMES, fleets, wants
 from tests.support.sampling import samples
 
 Fleet = tuple[NodeView, ...]
@@ -96,6 +96,25 @@ def renewed(node: NodeView, other: Fleet) -> NodeView:
 def same_outcomes(one: NodeTable, another: NodeTable, wanted: list[PlacementRequest]) -> bool:
     mine, theirs = Placer(one), Placer(another)
     return all(mine.claim(want) == theirs.claim(want) for want in (*wanted, *wanted))
+
+
+@settings(max_examples=samples(100))
+@given(fleets, wants(), st.integers(1, 2**40))
+def test_a_node_that_lacks_more_bytes_never_wins_over_its_equal(
+    fleet: Fleet, want: PlacementRequest, more: int
+) -> None:
+    spec = want.spec.model_copy(update={"model": HUB_MODEL, "kv_cache": None})
+    want = replace(want, spec=spec)
+    outcome = place_replica(want, fleet)
+    if not isinstance(outcome, Assignment):
+        return
+    (best,) = [node for node in fleet if node.name == outcome.node]
+    report = best.models[want.path]
+    lacking = report.model_copy(update={"missing_bytes": report.missing_bytes + more})
+    twin = replace(best, name="z", models={**best.models, want.path: lacking})
+    again = place_replica(want, (*fleet, twin))
+    assert isinstance(again, Assignment)
+    assert again.node != "z"
 
 
 @settings(max_examples=samples(100))
