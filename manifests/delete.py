@@ -213,7 +213,7 @@ async def _users(transport: Transport, key: ObjectKey) -> list[ObjectKey]:
         return [
             ObjectKey(obj.kind, obj.name)
             for obj in deployments
-            if name in obj.spec.placement.pools and obj.metadata.deletion_timestamp is None
+            if name in _pools_of(obj) and obj.metadata.deletion_timestamp is None
         ]
     if kind == "ShardGroup":
         deployments = await objects.list_all(transport, ModelDeployment)
@@ -242,3 +242,8 @@ async def _not_found_error(transport: Transport, kind: type[ApiObject], name: st
     found = kinds.by_name(kind.__name__)
     assert found is not None  # the kind has a class
     return NotFoundError(not_found_message(found, name, there))
+
+
+def _pools_of(deployment: ModelDeployment) -> tuple[str, ...]:
+    preload = deployment.spec.preload
+    return deployment.spec.placement.pools + (() if preload is None else preload.pools)

@@ -86,6 +86,10 @@ def _deployment(item: LoadedObject, obj: ModelDeployment, world: _Names) -> Iter
         if pool not in world.node_pools:
             path = ("spec", "placement", "pools", index)
             yield _absent(item, path, ("NodePool", pool), world.node_pools)
+    for index, pool in enumerate(obj.spec.preload.pools if obj.spec.preload is not None else ()):
+        if pool not in world.node_pools:
+            path = ("spec", "preload", "pools", index)
+            yield _absent(item, path, ("NodePool", pool), world.node_pools)
     yield from _hub_id_as_path(item, obj)
     sharding = obj.spec.sharding
     if sharding not in ("Never", "Auto") and sharding not in world.shard_groups:

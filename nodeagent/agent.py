@@ -209,6 +209,8 @@ class Agent:
         for part in (parts.fetches, parts.pulls, parts.collector):
             if part is not None:
                 group.create_task(part.run())
+        if parts.preloads is not None:
+            group.create_task(parts.preloads.run(self._describer.request))
         api, exchange = self._api, None if parts.fetches is None else parts.fetches.exchange
         if exchange is not None and api is not None:
             group.create_task(exchange.run(lambda: self._registration.lease, lambda: api.tls_url))

@@ -33,6 +33,7 @@ from nodeagent.hardware.readings import MachineReader
 from nodeagent.model_store.collector import ModelCollector
 from nodeagent.model_store.flags import ModelDiskLimits
 from nodeagent.model_store.missing_bytes import with_missing_bytes
+from nodeagent.model_store.preloads import ModelPreloads, preload_cache
 from nodeagent.model_store.pulls import ModelPulls
 from nodeagent.model_store.usage import ModelUsers, read_users
 from nodeagent.peers.model_exchange import ModelExchange
@@ -42,7 +43,7 @@ from nodeagent.replicas.model_fetches import ModelFetches
 from nodeagent.replicas.start_queue import DEFAULT_CONCURRENCY
 from schemas.deployment import ModelDeployment
 from schemas.meta import ApiObject
-from schemas.model_snapshot import ModelSnapshot
+from schemas.model_snapshot import ModelSnapshot, PreloadAssignment
 from schemas.node import AdapterReport, ModelReport, NodeStatus
 from schemas.replica import Replica
 from schemas.shardgroup import ShardGroup
@@ -150,6 +151,8 @@ class Dependencies:
     """The check of the GPU before the first engine; None where there is no Metal."""
     fetches: ModelFetches | None = None
     """The fetches of hub models; None where every model counts as present."""
+    preloads: ModelPreloads | None = None
+    """The fetches of models that have no replica here; None where there is no store of models."""
     pulls: ModelPulls | None = None
     """The fetches that people ask for; None where there is no store of models."""
     collector: ModelCollector | None = None
@@ -166,9 +169,12 @@ def real_dependencies(transport: Transport, clock: Clock, config: AgentConfig) -
     deployments = _informer(transport, clock, ModelDeployment)
     groups = _informer(transport, clock, ShardGroup)
     replicas = _assigned_replicas(transport, clock, config)
-
     snapshots = _snapshots(transport, clock)
-    collector = _model_collector(transport, clock, config)
+    assigned = preload_cache(transport, clock, config.name)
+    collector = _model_collector(transport, clock, config, assigned)
+    fetcher = _model_fetcher(clock, collector)
+    fetches = _model_fetches(transport, clock, config, fetcher)
+    preloads = ModelPreloads(assigned, fetches)
 
     async def report_models(paths: set[str]) -> tuple[ModelReport, ...]:
         known = {one.folder: one for one in snapshots.items.values()}
@@ -183,12 +189,11 @@ def real_dependencies(transport: Transport, clock: Clock, config: AgentConfig) -
                 split=split,
                 snapshots=known,
             )
-            return with_missing_bytes(found, known, collector.store)
+            return preloads.with_problems(with_missing_bytes(found, known, collector.store))
 
         return await asyncio.to_thread(report)
 
     tls = None if config.credentials is None else NodeTls(config.credentials, clock)
-    fetcher = _model_fetcher(clock, collector)
     preflight, stop_order = metal.preflight_of(clock), StopOrder(config.state_dir)
     return Dependencies(
         tls=tls,
@@ -205,7 +210,8 @@ def real_dependencies(transport: Transport, clock: Clock, config: AgentConfig) -
         report_models=report_models,
         report_adapters=_adapter_reporter(config),
         replicas=replicas,
-        fetches=_model_fetches(transport, clock, config, fetcher),
+        fetches=fetches,
+        preloads=preloads,
         pulls=ModelPulls(fetcher, config.hubs, clock),
         collector=collector,
         snapshots=snapshots,
@@ -214,10 +220,13 @@ def real_dependencies(transport: Transport, clock: Clock, config: AgentConfig) -
         groups=groups,
         is_inspecting=splits.is_inspecting,
         readings=SystemMachineReader(config.models_dir),
-        fabric=NodeFabricTests(
-            transport, clock, node=config.name, folder=config.state_dir / "fabric"
-        ),
+        fabric=_fabric_tests(transport, clock, config),
     )
+
+
+def _fabric_tests(transport: Transport, clock: Clock, config: AgentConfig) -> NodeFabricTests:
+    folder = config.state_dir / "fabric"
+    return NodeFabricTests(transport, clock, node=config.name, folder=folder)
 
 
 def _adapter_reporter(config: AgentConfig) -> ReportAdapters:
@@ -232,9 +241,15 @@ def _adapter_reporter(config: AgentConfig) -> ReportAdapters:
     return report_adapters
 
 
-def _model_collector(transport: Transport, clock: Clock, config: AgentConfig) -> ModelCollector:
+def _model_collector(
+    transport: Transport,
+    clock: Clock,
+    config: AgentConfig,
+    preloads: ObjectCache[PreloadAssignment],
+) -> ModelCollector:
     async def users() -> ModelUsers:
-        return await read_users(transport, config.models_dir, config.state_dir / "engines")
+        engines, assigned = config.state_dir / "engines", tuple(preloads.items.values())
+        return await read_users(transport, config.models_dir, engines, assigned)
 
     return ModelCollector(
         ModelStore(config.models_dir, clock, reserve_bytes=config.model_disk.reserve_bytes),

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from reconciler.groups.group_view import GroupForm
-from schemas.deployment import RevisionTemplate
+from schemas.deployment import HubReference, RevisionTemplate
 from schemas.replica import LeavingRank, RankAssignment
 
 
@@ -131,6 +131,27 @@ class RemoveDeployment:
     version: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartPreload:
+    """Let a node fetch the deployment's model before it gets a replica."""
+
+    name: str
+    """The deployment."""
+    node: str
+    source: HubReference
+    version: int
+    """mod_revision of the preload of another commit that it replaces; 0 if there is none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndPreload:
+    """Stop keeping the deployment's model on a node."""
+
+    name: str
+    node: str
+    version: int
+
+
 Action: TypeAlias = (
     CreateReplica
     | MoveReplica
@@ -144,4 +165,6 @@ Action: TypeAlias = (
     | RemoveRevision
     | RemoveReplica
     | RemoveDeployment
+    | StartPreload
+    | EndPreload
 )

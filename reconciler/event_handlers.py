@@ -56,6 +56,7 @@ class EventHandlers:
         caches.endpoints.on_change(self._on_replica)
         caches.leases.on_change(self._on_lease)
         caches.snapshots.on_change(self._on_snapshot)
+        caches.preloads.on_change(self._on_preload)
 
     async def run(self) -> None:
         """Queue what was collected, forever."""
@@ -122,6 +123,9 @@ class EventHandlers:
     def _on_snapshot(self, key: str) -> None:
         self._queue_deployments([key.removeprefix(keys.SNAPSHOT_PREFIX)])
 
+    def _on_preload(self, key: str) -> None:
+        self._queue_deployments([key.rpartition("/")[2]])
+
     def _on_lease(self, key: str) -> None:
         name = key.removeprefix(keys.NODE_LEASE_PREFIX)
         self._queue.add(ObjectKey("Node", name))
@@ -156,7 +160,8 @@ class EventHandlers:
         self._queue_unplaced()
 
     def _queue_unplaced(self) -> None:
-        self._queue_deployments(sorted(self._lister.unplaced_deployments() | self.waiting_for_room))
+        waiting = self._lister.unplaced_deployments() | self.waiting_for_room
+        self._queue_deployments(sorted(waiting | self._lister.preloading_deployments()))
 
     def _queue_groups(self) -> None:
         self._queue_kind("ShardGroup")

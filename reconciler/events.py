@@ -8,6 +8,7 @@ from reconciler.actions import (
     AdoptReplica,
     CreateReplica,
     DeleteReplica,
+    EndPreload,
     MoveReplica,
     OrphanReplica,
     PreemptReplica,
@@ -17,6 +18,7 @@ from reconciler.actions import (
     RemoveReplica,
     RemoveRevision,
     SaveRevision,
+    StartPreload,
 )
 from reconciler.listers.lister import Lister
 from reconciler.placement.refusals import Unschedulable
@@ -53,7 +55,7 @@ class DeploymentEvents:
                 about = ObjectReference(kind="ModelDeployment", name=deployment, uid=uid)
                 message = f"{name} drains and ends: {why}"
                 await self._recorder.record(about, "Preempted", message, type_="Warning")
-            case RemoveRevision() | ReleaseRanks():
+            case RemoveRevision() | ReleaseRanks() | EndPreload():
                 pass  # of no interest
             case _:
                 await self._recorder.record(about, *_normal_event(action))
@@ -150,6 +152,7 @@ _NormalAction: TypeAlias = (
     | SaveRevision
     | RemoveReplica
     | RemoveDeployment
+    | StartPreload
 )
 
 
@@ -171,6 +174,8 @@ def _normal_event(action: _NormalAction) -> tuple[str, str]:
             found = "ReplicaRemoved", f"{name} has ended"
         case RemoveDeployment():
             found = "Deleted", "its deletion is complete"
+        case StartPreload(node=node, source=source):
+            found = "PreloadStarted", f"{node} is to have the files of {source.folder}"
         case _:
             assert_never(action)
     return found

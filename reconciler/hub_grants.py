@@ -92,8 +92,12 @@ class TokenGrants:
         return {node for node, _, deployment in found if deployment == name}
 
     def _fetching_nodes(self, name: str) -> set[str]:
-        """Return the nodes with a rank of the deployment whose model is not present yet."""
-        found: set[str] = set()
+        """Return the nodes with a rank or a preload of the deployment whose model is not present yet."""
+        found = {
+            one.node
+            for one in self._lister.preloads_of(name)
+            if not self._lister.has_files(one.node, one.source.folder)
+        }
         for replica in self._lister.replicas_of(name):
             if replica.metadata.deletion_timestamp is not None or replica.spec.model.hub is None:
                 continue

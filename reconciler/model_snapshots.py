@@ -68,6 +68,8 @@ class SnapshotController:
         """Register the handlers with the caches."""
         self._caches.specs.on_change(self._spec_changed)
         self._caches.ranks.on_change(self._rank_changed)
+        self._caches.preloads.on_change(lambda key: self._add(key.rpartition("/")[2]))
+        self._caches.statuses.on_change(self._status_changed)
         self._caches.snapshots.on_change(
             lambda key: self._add(key.removeprefix(keys.SNAPSHOT_PREFIX))
         )
@@ -81,6 +83,12 @@ class SnapshotController:
 
     def _rank_changed(self, key: str) -> None:
         self._add(deployment_name_of(keys.replica_of(key)))
+
+    def _status_changed(self, key: str) -> None:
+        found = object_key(key)
+        if found is not None and found.kind == "Node":
+            for one in self._lister.preloads_on(found.name):
+                self._add(one.deployment)
 
     def _add(self, name: str) -> None:
         declared = self._lister.declared(name)

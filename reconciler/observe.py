@@ -11,7 +11,7 @@ from reconciler.groups.group_view import GroupView, group_shapes
 from reconciler.listers.lister import Lister
 from reconciler.nodes.liveness import Now
 from reconciler.placement.inputs import NodeView, Rival, request_for
-from reconciler.views import DeploymentView, ReplicaView
+from reconciler.views import DeploymentView, PreloadView, ReplicaView
 from schemas.deployment import ModelDeployment, Revision
 from schemas.meta import Condition, ConditionStatus, ObjectKey, find_condition, is_true
 from schemas.node import matches
@@ -39,6 +39,12 @@ def observe(lister: Lister, name: str, now: Now, *, nodes: tuple[NodeView, ...])
         rivals=rivals,
         autoscaled_replicas=None if deployment is None else lister.desired_replicas(deployment),
         revisions=revisions,
+        preloads=tuple(
+            PreloadView(
+                node=one.node, source=one.source, version=lister.preload_version(one.node, name)
+            )
+            for one in lister.preloads_of(name)
+        ),
         stable_template=status.stable_template if status is not None else "",
         canary=status.canary if status is not None else None,
         groups=groups,

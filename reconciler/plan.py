@@ -15,13 +15,14 @@ from reconciler.actions import (
 )
 from reconciler.placement.refusals import Unschedulable
 from reconciler.placement.table import NodeTable
+from reconciler.preload import plan_preloads
 from reconciler.rollout import steps
 from reconciler.rollout.revisions import collect_revisions
 from reconciler.rollout.steps import Termination
 from reconciler.scheduling import ReplicaScheduler
 from reconciler.views import DeploymentView, ReplicaView
 from schemas import quantity
-from schemas.deployment import ModelDeployment
+from schemas.deployment import HubReference, ModelDeployment
 from schemas.meta import ORPHAN
 from schemas.placement import tolerates
 
@@ -98,7 +99,11 @@ def plan(observed: DeploymentView, table: NodeTable | None = None) -> Deployment
     gone = [RemoveReplica(name=r.name, version=r.version) for r in observed.replicas if is_gone(r)]
     deployment = observed.deployment
     if deployment is None or observed.is_ending:
-        actions = (*gone, *_wind_down(observed), *collect_revisions(observed), *_finished(observed))
+        ended = plan_preloads(observed, table, {})
+        actions = (
+            *(*gone, *_wind_down(observed), *collect_revisions(observed)),
+            *(*ended, *_finished(observed)),
+        )
         return DeploymentPlan(actions=actions, requeue_after_s=observed.requeue_after_s)
     if not observed.has_model:
         return DeploymentPlan(actions=tuple(gone), requeue_after_s=observed.requeue_after_s)
@@ -125,22 +130,57 @@ def plan(observed: DeploymentView, table: NodeTable | None = None) -> Deployment
         *scheduler.terminations,
         *evictable_now(found, observed, deployment, is_stuck=scheduler.is_stuck),
     ]
+    first = None
     # A replica that is created now is not ready yet: until then, no other may end in place.
     if not terminations and not found.leaving and not scheduler.actions:
-        has_surge = steps.surge_limits(deployment, observed.desired_replicas)[0] > 0
-        old = steps.replaceable_in_place(
-            goal, observed, found.staying, has_surge=has_surge, is_stuck=scheduler.is_stuck
-        )
-        # Skip a replica whose node cannot take the new version: it would end for nothing.
-        fit = [r for r in old if scheduler.fits_in_place(goal.canary or goal.target, of=r)]
-        terminations.extend(Termination(replica=r, because="OutdatedInPlace") for r in fit[:1])
+        first = _first_in_place(observed, deployment, found.staying, scheduler)
+    if first is not None and not first.needed:
+        terminations.append(Termination(replica=first.replica, because="OutdatedInPlace"))
     done = (*gone, *collect_revisions(observed), *map(_delete, terminations), *scheduler.actions)
     return DeploymentPlan(
-        actions=(*done, *_released(kept, {action.name for action in done})),
+        actions=(
+            *(*done, *_released(kept, {action.name for action in done})),
+            *plan_preloads(observed, table, {} if first is None else first.needed),
+        ),
         unschedulable=scheduler.unschedulable,
         stuck=None if terminations else scheduler.stuck,
         requeue_after_s=observed.requeue_after_s,
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _InPlace:
+    """The next replica to be replaced in place."""
+
+    replica: ReplicaView
+    needed: dict[str, HubReference]
+    """Its nodes that lack files of the new version: they fetch while it goes on serving."""
+
+
+def _first_in_place(
+    observed: DeploymentView,
+    deployment: ModelDeployment,
+    staying: Sequence[ReplicaView],
+    scheduler: ReplicaScheduler,
+) -> _InPlace | None:
+    """Return the replica whose nodes lack the fewest bytes of the new version; None if no node can take that.
+
+    A node whose fetch fails comes last.
+    """
+    goal = steps.rollout_goal(observed, deployment)
+    has_surge = steps.surge_limits(deployment, observed.desired_replicas)[0] > 0
+    old = steps.replaceable_in_place(
+        goal, observed, staying, has_surge=has_surge, is_stuck=scheduler.is_stuck
+    )
+    template = goal.canary or goal.target
+    # Skip a replica whose node cannot take the new version: it would end for nothing.
+    fit = [one for one in old if scheduler.fits_in_place(template, of=one)]
+    if not fit:
+        return None
+    first = min(fit, key=lambda one: scheduler.fetch_cost(template, of=one))
+    source = scheduler.source_of(template)
+    lacking = scheduler.missing_bytes(template, of=first)
+    return _InPlace(replica=first, needed={} if source is None else dict.fromkeys(lacking, source))
 
 
 def _released(replicas: Sequence[ReplicaView], busy: AbstractSet[str]) -> list[ReleaseRanks]:

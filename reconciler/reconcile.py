@@ -23,6 +23,7 @@ from reconciler.nodes.node_views import NodeContextCache, NodeViewCache
 from reconciler.observe import observe, soonest_s
 from reconciler.placement.table import NodeTable
 from reconciler.plan import DeploymentPlan, plan
+from reconciler.preload import preload_status
 from reconciler.rollout import progress
 from reconciler.rollout.canary import CanaryBaselines, advance, conclude, count_text
 from reconciler.rollout.revisions import template_hash
@@ -222,6 +223,9 @@ class DeploymentReconciler:
     ) -> float | None:
         """Write the deployment's status; return the seconds until the next reconcile."""
         now, old = self._clock.now(), self._lister.deployment_status(key.name)
+        preload = preload_status(observed, self._table)
+        if preload is not None:
+            observed = replace(observed, preload=preload[0], preloaded=preload[1])
         canary, canary_after_s, count = self._advance_canary(deployment, observed)
         unschedulable = decided.unschedulable
         obstacle = unschedulable or decided.stuck

@@ -30,7 +30,7 @@ from reconciler.rollout.steps import (
     version_after_move,
 )
 from reconciler.views import DeploymentView, ReplicaView
-from schemas.deployment import ModelDeployment, with_content
+from schemas.deployment import HubReference, ModelDeployment, with_content
 from schemas.formation import GoldenAnswer
 from schemas.replica import LeavingRank, replica_name
 
@@ -157,6 +157,24 @@ class ReplicaScheduler:
         by_name = {node.name: node for node in freed}
         nodes = [by_name.get(node.name, node) for node in self._observed.nodes]
         return isinstance(place_replica(request, nodes, self._observed.groups), Assignment)
+
+    def missing_bytes(self, template: str, *, of: ReplicaView) -> dict[str, int]:
+        """Return the bytes of the version's model that the replica's nodes would fetch, without those that have all."""
+        path = self._request(template).path
+        lacking = {
+            n.name: n.missing_bytes(path) for n in self._observed.nodes if n.name in of.nodes
+        }
+        return {name: size for name, size in lacking.items() if size}
+
+    def fetch_cost(self, template: str, *, of: ReplicaView) -> tuple[bool, int]:
+        """Return whether a fetch on the replica's nodes fails, and the bytes that they lack."""
+        path, lacking = self._request(template).path, self.missing_bytes(template, of=of)
+        nodes = (node for node in self._observed.nodes if node.name in lacking)
+        return any(node.fetch_problem(path) for node in nodes), sum(lacking.values())
+
+    def source_of(self, template: str) -> HubReference | None:
+        """Return the hub's commit that the version runs; None for a model in a folder."""
+        return self._request(template).spec.model.hub
 
     def _started_placer(self) -> Placer:
         """Return the placer, after the deployments of a higher priority have claimed their nodes."""

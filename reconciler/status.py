@@ -76,6 +76,8 @@ def deployment_status(
         conditions.append(observed.scaling)
     if observed.unresolved is not None:
         conditions.append(observed.unresolved)
+    if observed.preloaded is not None:
+        conditions.append(observed.preloaded)
     preempted = _preempted_condition(observed, placed, old)
     if preempted is not None:
         conditions.append(preempted)
@@ -87,6 +89,7 @@ def deployment_status(
         desired_replicas=observed.desired_replicas,
         updated_replicas=progress.updated_replicas,
         ready_replicas=len(ready),
+        preload=observed.preload,
         revision=progress.revision,
         template=progress.template,
         stable_template=progress.stable_template,

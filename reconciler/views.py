@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from reconciler.groups.epochs import Epoch
 from reconciler.groups.group_view import GroupView
 from reconciler.placement.inputs import NodeView, Rival
-from schemas.deployment import CanaryStatus, ModelDeployment, Revision
+from schemas.deployment import CanaryStatus, HubReference, ModelDeployment, PreloadStatus, Revision
 from schemas.meta import Condition
 from schemas.replica import LeavingRank, Replica
 
@@ -74,6 +74,17 @@ class ReplicaView:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PreloadView:
+    """A preload in the store."""
+
+    node: str
+    source: HubReference
+    """The commit that the node fetches, or has."""
+    version: int
+    """mod_revision of the preload that was read."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DeploymentView:
     """Everything that the plan for one deployment depends on."""
 
@@ -100,6 +111,12 @@ class DeploymentView:
     """ShardGroups that it names or that its replicas run on; all of them for sharding: Auto."""
     requeue_after_s: float | None = None
     """Seconds until a grace period or a wait ends; None if only changes matter."""
+    preloads: tuple[PreloadView, ...] = ()
+    """Preloads of its model in the store, by node."""
+    preload: PreloadStatus | None = None
+    """State of spec.preload; None without it."""
+    preloaded: Condition | None = None
+    """Condition that explains the state of spec.preload; None without it."""
     unresolved: Condition | None = None
     """Condition that says why the commit of the hub model is not known; None if it is."""
     awaits_reports: bool = False
@@ -109,6 +126,19 @@ class DeploymentView:
     def has_model(self) -> bool:
         """Return whether it is known what replicas run: not before the first commit of a hub model is resolved."""
         return self.deployment is None or self.deployment.spec.model.folder != ""
+
+    def preparing_nodes(self) -> tuple[NodeView, ...]:
+        """Return the nodes with a replica that fetch the files of another version before it is replaced."""
+        folders = {one.node: one.source.folder for one in self.preloads}
+        busy = {name for one in self.replicas if not one.is_deleting for name in one.nodes}
+        names = busy & folders.keys()
+        return tuple(
+            node
+            for node in (self.nodes if names else ())
+            if node.name in names
+            and node.missing_bytes(folders[node.name])
+            and not node.fetch_problem(folders[node.name])
+        )
 
     @property
     def desired_replicas(self) -> int:

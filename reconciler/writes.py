@@ -11,6 +11,7 @@ from reconciler.actions import (
     AdoptReplica,
     CreateReplica,
     DeleteReplica,
+    EndPreload,
     MoveReplica,
     OrphanReplica,
     PreemptReplica,
@@ -20,6 +21,7 @@ from reconciler.actions import (
     RemoveReplica,
     RemoveRevision,
     SaveRevision,
+    StartPreload,
 )
 from reconciler.groups.group_view import GroupForm
 from reconciler.rollout.revisions import content_of, digest
@@ -32,6 +34,7 @@ from schemas.deployment import (
 )
 from schemas.formation import Formation
 from schemas.meta import CHANGE_CAUSE, ENDED_BECAUSE, ObjectKey, ObjectMeta, OwnerReference, Status
+from schemas.model_snapshot import PreloadAssignment
 from schemas.replica import LeavingRank, Replica, ReplicaSpec
 from store import codec, keys
 from store.port import MAX_OPERATIONS, Delete, Guard, ModRevisionGuard, Operation, Put
@@ -126,6 +129,8 @@ def make_write(
             written = _save(action, deployment, now)
         case RemoveReplica() | RemoveRevision() | RemoveDeployment():
             written = _removal(action, replicas)
+        case StartPreload() | EndPreload():
+            written = _preload(action)
         case _:
             assert_never(action)
     return written
@@ -141,6 +146,16 @@ def _removal(
             return _remove("Revision", name, version)
         case RemoveDeployment(name=name, version=version):
             return _remove("ModelDeployment", name, version)
+
+
+def _preload(action: StartPreload | EndPreload) -> GuardedWrite:
+    key = keys.preload_key(action.node, action.name)
+    operation: Operation = Delete(key=key)
+    if isinstance(action, StartPreload):
+        found = PreloadAssignment(deployment=action.name, node=action.node, source=action.source)
+        operation = Put(key=key, value=codec.encode(found))
+    guard = ModRevisionGuard(key=key, mod_revision=action.version)
+    return GuardedWrite(guards=(guard,), operations=(operation,))
 
 
 def status_write(key: ObjectKey, status: Status, *, version: int) -> GuardedWrite:

@@ -186,6 +186,16 @@ class Resources(ApiModel):
     than this may take its Mac down."""
 
 
+class Preload(ApiModel):
+    """Files of the model on nodes before replicas need them."""
+
+    nodes: Amount = "100%"
+    """Nodes that have the files, those with replicas included: a number, or a percentage of the nodes that may run a
+    replica (rounded up)."""
+    pools: tuple[ObjectName, ...] = ()
+    """NodePools whose nodes are chosen; empty means every node that may run a replica."""
+
+
 class ModelDeploymentSpec(ApiModel):
     """The model to serve, and how."""
 
@@ -215,6 +225,9 @@ class ModelDeploymentSpec(ApiModel):
     min_available: Amount = 0
     """Replicas that must stay available while nodes are drained or withheld by their pools, or a percentage
     of the wanted number (rounded up)."""
+    preload: Preload | None = None
+    """Nodes that fetch a hub's model before they get a replica. A change of it restarts nothing. Default: a node fetches
+    the model when it gets a replica."""
     rollout: Rollout = Rollout()
     """The replacement of replicas when the template changes."""
     autoscaling: Autoscaling | None = None
@@ -234,6 +247,14 @@ class ModelDeploymentSpec(ApiModel):
             raise ValueError(
                 "has kvCache.window and model.draft, and rejected draft tokens cannot be removed from a "
                 "sliding cache; remove one of them"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _can_be_preloaded(self) -> Self:
+        if self.preload is not None and self.model.hub is None:
+            raise ValueError(
+                "has preload and model.path, a folder that agents do not fetch; write model.hub, or remove preload"
             )
         return self
 
@@ -284,6 +305,19 @@ class CanaryStatus(ApiModel):
     """The measurements, for people."""
 
 
+class PreloadStatus(ApiModel):
+    """The nodes that were chosen by spec.preload."""
+
+    desired: int = 0
+    """Nodes that should have the files."""
+    present: int = 0
+    """Nodes of these that have all of them."""
+    missing_bytes: int = 0
+    """Bytes that the others still lack, in coarse steps."""
+    nodes: tuple[ObjectName, ...] = ()
+    """The chosen nodes, at most 100 of them."""
+
+
 class ModelDeploymentStatus(Status):
     """The observed state of a deployment."""
 
@@ -305,6 +339,8 @@ class ModelDeploymentStatus(Status):
     """Time of the last progress of the rollout; the progress deadline runs from there."""
     ready_replicas: int = 0
     """Replicas that answer."""
+    preload: PreloadStatus | None = None
+    """The nodes of spec.preload; None without it."""
     refusals: tuple[NodeRefusal, ...] = ()
     """The reasons why nodes cannot take the missing replicas (at most 20 nodes)."""
 

@@ -77,6 +77,15 @@ class ModelSnapshot(ApiModel):
         )
 
 
+class PreloadAssignment(ApiModel):
+    """The value of `preload/<node>/<deployment>`: the node's agent fetches the commit and keeps it, without a replica."""
+
+    deployment: ObjectName
+    node: ObjectName
+    source: HubReference
+    """The commit, and the hub that has it."""
+
+
 def pinned(deployment: ModelDeployment, snapshot: ModelSnapshot) -> ModelDeployment:
     """Return the deployment with the snapshot's commit; unchanged if the snapshot answers another reference."""
     if not snapshot.resolves(deployment):

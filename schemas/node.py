@@ -159,6 +159,8 @@ class ModelReport(ApiModel):
     missing_bytes: int = 0
     """Bytes of a hub's model that the node would have to fetch, in coarse steps while it fetches; 0 for a model that is
     whole on its disk."""
+    fetch_problem: str = ""
+    """The reason and sentence of a preload that fails; empty while it goes on."""
 
 
 class AdapterReport(ApiModel):

@@ -24,6 +24,8 @@ FABRIC_RANK_PREFIX = f"{ROOT}/fabricrank/"
 APPLY_SET_PREFIX = f"{ROOT}/applyset/"
 # The commits that hub models are pinned to, by deployment.
 SNAPSHOT_PREFIX = f"{ROOT}/snapshot/"
+# Nodes that fetch a hub's model before they get a replica of it.
+PRELOAD_PREFIX = f"{ROOT}/preload/"
 # The models whose files an agent gives to others, and its places in the queues for hubs, below its node's name.
 SHARE_PREFIX = f"{ROOT}/share/"
 # The right to read an agent's or a gateway's logs, under a short lease.
@@ -57,6 +59,7 @@ HUB_GRANT_PREFIX = f"{SECRET_PREFIX}HubGrant/"
 TRANSIENT_PREFIXES = (
     *(LEASE_PREFIX, ENDPOINT_PREFIX, EVENT_PREFIX, ELECTION_PREFIX),
     *(FABRIC_TEST_PREFIX, FABRIC_RANK_PREFIX, TICKET_PREFIX, SHARE_PREFIX),
+    PRELOAD_PREFIX,
     *(JOIN_TOKEN_PREFIX, JOIN_REQUEST_PREFIX, JOIN_DECISION_PREFIX),
     *(REQUEST_PREFIX, REFUSED_PREFIX),
     *(HUB_TOKEN_PREFIX, HUB_GRANT_PREFIX),
@@ -138,6 +141,15 @@ def share_parts(key: str) -> tuple[str, str, str]:
     node, _, rest = key.removeprefix(SHARE_PREFIX).partition("/")
     what, _, name = rest.partition("/")
     return node, what, name
+
+
+def preload_prefix(node: str) -> str:
+    """Return the prefix of the models that the node fetches without a replica."""
+    return f"{PRELOAD_PREFIX}{node}/"
+
+
+def preload_key(node: str, deployment: str) -> str:
+    return f"{preload_prefix(node)}{deployment}"
 
 
 def ticket_prefix(holder: str) -> str:

@@ -25,11 +25,13 @@ from schemas.deployment import ModelDeployment
 from schemas.event import Event
 from schemas.gitsource import GitCommit, GitSource
 from schemas.meta import ApiObject, ManagedFieldsEntry, is_true
+from schemas.model_snapshot import ModelSnapshot
 from schemas.node import Node
 from schemas.pools import NodePool, in_pool, selects
 from schemas.replica import Replica
 from schemas.route import Backend, ModelRoute
 from schemas.shardgroup import ShardGroup
+from store import codec, keys
 from store.object_trees import hide_secrets
 from store.port import Transport
 
@@ -117,6 +119,7 @@ Obj = TypeVar("Obj", bound=ApiObject)
 _SHORT_HASH = 12
 # `fleetctl fabric history` shows them all.
 _CHECKS_SHOWN = 5
+_NODES_SHOWN = 20
 
 
 async def kind_sections(transport: Transport, obj: ApiObject, now: datetime) -> list[str]:
@@ -127,7 +130,9 @@ async def kind_sections(transport: Transport, obj: ApiObject, now: datetime) -> 
             replicas = await _replica_section(
                 transport, lambda one: one.spec.deployment == obj.name
             )
-            parts = [_refusal_section(obj), replicas, await _fetch_section(transport, obj.name)]
+            fetches = await _fetch_section(transport, obj.name)
+            files = await _file_section(transport, obj)
+            parts = [_refusal_section(obj), replicas, fetches, files]
         case Replica():
             proof = _proof_section(obj, await reader.read_peaks(transport, obj))
             parts = [proof, _fetch_table([obj])]
@@ -297,6 +302,30 @@ def _source_sections(source: GitSource, now: datetime) -> list[str]:
 async def _fetch_section(transport: Transport, deployment: str) -> str:
     found = await _read_all(transport, Replica)
     return _fetch_table([one for one in found if one.spec.deployment == deployment])
+
+
+async def _file_section(transport: Transport, deployment: ModelDeployment) -> str:
+    """Return what each node lacks of the deployment's hub model; empty for a folder. Raises StoreError."""
+    item = await transport.get(keys.named(keys.SNAPSHOT_PREFIX, deployment.name))
+    if deployment.spec.model.hub is None or item is None:
+        return ""
+    found = codec.decode(ModelSnapshot, item)
+    reports = [
+        (node.name, report)
+        for node in await _read_all(transport, Node)
+        if node.status is not None
+        for report in node.status.models
+        if report.path == found.folder and report.geometry is not None
+    ]
+    reports.sort(key=lambda pair: (pair[1].missing_bytes, pair[0]))
+    rows = [
+        (name, sizes.show(one.missing_bytes) if one.missing_bytes else "-", one.fetch_problem)
+        for name, one in reports[:_NODES_SHOWN]
+    ]
+    title = f"Model files ({sizes.show(found.size_bytes)})"
+    if len(reports) > _NODES_SHOWN:
+        title = f"{title}, the first {_NODES_SHOWN} of {len(reports)} nodes"
+    return table_section(title, ("NODE", "MISSING", "PROBLEM"), rows)
 
 
 def _fetch_table(replicas: Sequence[Replica]) -> str:

@@ -13,7 +13,7 @@ from models import inspection
 from nodeagent.engines.engine_processes import find_engines
 from schemas.deployment import ModelDeployment, ModelSource, Revision
 from schemas.meta import ApiObject
-from schemas.model_snapshot import ModelSnapshot
+from schemas.model_snapshot import ModelSnapshot, PreloadAssignment
 from schemas.replica import Replica
 from schemas.shardgroup import ShardGroup
 from store import codec, keys
@@ -33,6 +33,7 @@ class FleetObjects:
     replicas: tuple[Replica, ...] = ()
     groups: tuple[ShardGroup, ...] = ()
     snapshots: tuple[ModelSnapshot, ...] = ()
+    preloads: tuple[PreloadAssignment, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +92,8 @@ def _named_by_objects(objects: FleetObjects) -> Iterator[tuple[str, str]]:
                 yield f"shardgroup/{group.name}", fallback.model
     for snapshot in objects.snapshots:
         yield f"modeldeployment/{snapshot.deployment}", snapshot.folder
+    for preload in objects.preloads:
+        yield f"preload/{preload.deployment}", preload.source.folder
     for revision in objects.revisions:
         user = f"revision/{revision.name}"
         yield from ((user, path) for path in _paths(revision.spec.content.model))
@@ -119,13 +122,19 @@ def _top_folder(path: str, models_dir: Path) -> str:
     return parts[0] if parts else ""
 
 
-async def read_users(transport: Transport, models_dir: Path, engines: Path | None) -> ModelUsers:
+async def read_users(
+    transport: Transport,
+    models_dir: Path,
+    engines: Path | None,
+    preloads: tuple[PreloadAssignment, ...] = (),
+) -> ModelUsers:
     """Return the users of models now.
 
     Args:
         transport: the store of the fleet.
         models_dir: the agent's models folder.
         engines: the folder of the agent's engines; None where none run.
+        preloads: those of the agent's node.
 
     Raises:
         StoreError: the store does not answer, so that nothing counts as unused.
@@ -139,6 +148,7 @@ async def read_users(transport: Transport, models_dir: Path, engines: Path | Non
         replicas=await _list(transport, Replica),
         groups=await _list(transport, ShardGroup),
         snapshots=tuple(codec.decode(ModelSnapshot, item) for item in snapshots),
+        preloads=preloads,
     )
     # Engines last: one that started meanwhile has a replica that was read, or is seen here.
     running = [] if engines is None else await asyncio.to_thread(find_engines, engines)

@@ -55,7 +55,7 @@ class _Fetch:
     source: HubReference
     deployment: str
     users: set[str] = field(default_factory=set)
-    """Replicas that wait for it."""
+    """Replicas and preloads that wait for it."""
     task: asyncio.Task[None] | None = None
     monitor: FetchMonitor
     shown: FetchProgress | None = None
@@ -170,8 +170,10 @@ class ModelFetches:
 
         """
         source = replica.spec.model.hub
-        if source is None:
-            return None
+        return None if source is None else await self.find(source)
+
+    async def find(self, source: HubReference) -> ObservedFetch:
+        """Return the state of a commit on this disk. Raises OSError."""
         found = await asyncio.to_thread(self.store.find, source.repo, source.revision)
         if found is not None and set(_patterns(source)) <= set(found.patterns):
             fetch = self._fetches.get(source.folder)
@@ -218,26 +220,29 @@ class ModelFetches:
 
     def start(self, replica: Replica) -> None:
         """Start to fetch the replica's model, or wait for the fetch that runs."""
-        source = replica.spec.model.hub
-        assert source is not None
+        assert replica.spec.model.hub is not None
+        self.want(replica.spec.model.hub, user=replica.name, deployment=replica.spec.deployment)
+
+    def want(self, source: HubReference, *, user: str, deployment: str) -> None:
+        """Start to fetch a commit for a user, until `release`; the token is that of the deployment."""
         fetch = self._fetches.get(source.folder)
         if fetch is None:
             fetch = _Fetch(
                 source=source,
-                deployment=replica.spec.deployment,
+                deployment=deployment,
                 monitor=FetchMonitor(self._clock),
                 began_at=self._clock.monotonic(),
             )
             self._fetches[source.folder] = fetch
-        fetch.users.add(replica.name)
+        fetch.users.add(user)
         is_running = fetch.task is not None and not fetch.task.done()
         if is_running or self._group is None:
             return
         # Replicas of several deployments may want one commit: the token is that of the one that asks now.
-        fetch.source, fetch.deployment = source, replica.spec.deployment
+        fetch.source, fetch.deployment = source, deployment
         fetch.monitor, fetch.counted_bytes = FetchMonitor(self._clock), 0
         fetch.task = self._group.create_task(self._fetch(fetch))
-        log.info("fetching a model", extra={"model": source.folder, "replica": replica.name})
+        log.info("fetching a model", extra={"model": source.folder, "for": user})
 
     def release(self, replica: str) -> None:
         """Forget that a replica waits; a fetch for which none waits ends, and what it brought stays on the disk."""

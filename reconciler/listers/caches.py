@@ -10,7 +10,7 @@ from machinery.clock import Clock
 from schemas import kinds
 from schemas.deployment import Revision
 from schemas.meta import ApiObject, ObjectKey, Status
-from schemas.model_snapshot import ModelSnapshot
+from schemas.model_snapshot import ModelSnapshot, PreloadAssignment
 from schemas.node import NodeLease, NodeLifeStatus, NodeStatus
 from schemas.replica import Endpoint, RankStatus, Replica
 from store import codec, keys
@@ -66,13 +66,14 @@ class Caches:
     endpoints: Informer[Endpoint]
     lives: Informer[NodeLifeStatus]
     snapshots: Informer[ModelSnapshot]
+    preloads: Informer[PreloadAssignment]
     changed: ChangeJournal
     """Changes of specs, statuses, leases and rank reports."""
 
     def all(self) -> tuple[AnyInformer, ...]:
         return (
             *(self.specs, self.statuses, self.ranks, self.leases, self.endpoints, self.lives),
-            self.snapshots,
+            *(self.snapshots, self.preloads),
         )
 
 
@@ -144,6 +145,11 @@ def make_caches(transport: Transport, clock: Clock) -> Caches:
     leases = Informer(
         transport, keys.NODE_LEASE_PREFIX, lambda item: codec.decode(NodeLease, item), clock
     )
+    preloads = Informer(
+        transport, keys.PRELOAD_PREFIX, lambda item: codec.decode(PreloadAssignment, item), clock
+    )
+    preloads.index(BY_DEPLOYMENT, lambda found: (found.deployment,))
+    preloads.index(BY_NODE, lambda found: (found.node,))
     changed = ChangeJournal()
     ranks = Informer(
         transport, keys.RANK_PREFIX, lambda item: codec.decode(RankStatus, item), clock
@@ -167,6 +173,7 @@ def make_caches(transport: Transport, clock: Clock) -> Caches:
             lambda item: codec.decode(ModelSnapshot, item),
             clock,
         ),
+        preloads=preloads,
         changed=changed,
     )
 

@@ -20,7 +20,7 @@ from schemas.deployment import (
     last_version,
 )
 from schemas.meta import ApiObject, ObjectKey, Status
-from schemas.model_snapshot import ModelSnapshot, pinned
+from schemas.model_snapshot import ModelSnapshot, PreloadAssignment, pinned
 from schemas.node import Node, NodeLifeStatus, NodeStatus
 from schemas.pools import NodePool, in_pool, selects
 from schemas.replica import RankStatus, Replica
@@ -88,6 +88,28 @@ class Lister:
     def snapshot(self, deployment: str) -> ModelSnapshot | None:
         return self.caches.snapshots.items.get(keys.named(keys.SNAPSHOT_PREFIX, deployment))
 
+    def preloads_of(self, deployment: str) -> list[PreloadAssignment]:
+        """Return the preloads of a deployment, by node."""
+        found = self.caches.preloads.by_index(BY_DEPLOYMENT, deployment).values()
+        return sorted(found, key=lambda one: one.node)
+
+    def preloads_on(self, node: str) -> list[PreloadAssignment]:
+        """Return the preloads of a node."""
+        return list(self.caches.preloads.by_index(BY_NODE, node).values())
+
+    def has_files(self, node: str, folder: str) -> bool:
+        """Return whether a node reports a hub's model as whole."""
+        status = self.node_status(node)
+        reports = () if status is None else status.models
+        return any(
+            one.path == folder and one.geometry is not None and not one.missing_bytes
+            for one in reports
+        )
+
+    def preload_version(self, node: str, deployment: str) -> int:
+        """Return the mod_revision of a preload; 0 if there is none."""
+        return self.caches.preloads.version(keys.preload_key(node, deployment))
+
     def is_resolved(self, declared: ModelDeployment) -> bool:
         """Return whether the commit of the deployment's hub model is known; True for models in folders."""
         snapshot = self.snapshot(declared.name)
@@ -131,6 +153,10 @@ class Lister:
             for one in self.deployments()
             if count(BY_DEPLOYMENT, one.name) < self.desired_replicas(one)
         }
+
+    def preloading_deployments(self) -> set[str]:
+        """Return the deployments whose preload depends on the state of all nodes."""
+        return {one.name for one in self.declared_deployments() if one.spec.preload is not None}
 
     def scraped_deployments(self) -> set[str]:
         """Return the deployments whose demand is needed: those with an autoscaler or a running canary."""

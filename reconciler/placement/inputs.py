@@ -146,6 +146,16 @@ class NodeView:
         report = self.models.get(path)
         return report.missing_bytes if report is not None else 0
 
+    def has_files(self, path: str) -> bool:
+        """Return whether the model is whole on the node's disk, as far as its agent has inspected it."""
+        report = self.models.get(path)
+        return report is not None and report.geometry is not None and not report.missing_bytes
+
+    def fetch_problem(self, path: str) -> str:
+        """Return why a preload of the model fails; empty while it goes on."""
+        report = self.models.get(path)
+        return report.fetch_problem if report is not None else ""
+
     @property
     def free_bytes(self) -> int:
         return self.allocatable_bytes - self.used_bytes

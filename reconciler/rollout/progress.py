@@ -54,11 +54,18 @@ def compute_progress(
         phase is RolloutPhase.CANARY and _is_under_way(deployment, canary)
     )
     # A large model takes longer to fetch than any deadline; a fetch that stands still has another reason.
-    waits = waits or any(r.is_fetching and not r.is_ready for r in updated)
+    preparing = () if is_done else observed.preparing_nodes()
+    waits = waits or bool(preparing) or any(r.is_fetching and not r.is_ready for r in updated)
     if is_done or waits or left_s > 0:
         found = _condition_of(deployment, observed, canary, active, is_done=is_done)
         if found.reason in ("RollingOut", "CanaryRunning") and obstacle is not None and not waits:
             message = f"{found.message}; {summary_line(obstacle)}"
+            found = found.model_copy(update={"message": message})
+        if found.reason in ("RollingOut", "CanaryRunning") and preparing:
+            names = ", ".join(node.name for node in preparing)
+            message = (
+                f"{found.message}; the old replica serves while {names} fetches the new version"
+            )
             found = found.model_copy(update={"message": message})
     else:
         why = f"no progress for {duration.show(limit_s)} (progressDeadline)"

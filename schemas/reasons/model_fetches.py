@@ -13,6 +13,22 @@ SECTION: Final = ReasonSection(
             "A file that came from another Mac had the wrong content. That Mac is not asked for an hour.",
             "Run `fleetctl models check --hash` on the Mac that the message names: its disk or memory may be faulty.",
         ),
+        normal("AllPresent", "All nodes that spec.preload chose have the files of the model."),
+        normal(
+            "Preloading",
+            "Some of the nodes that spec.preload chose still fetch, or wait for their turn.",
+        ),
+        normal("PreloadStarted", "A node fetches the model before it gets a replica."),
+        problem(
+            "PreloadFailing",
+            "A node that spec.preload chose cannot fetch the model. The message has the node's reason; other nodes go on.",
+            "Look up the reason that follows the node's name in this table. The node tries again by itself.",
+        ),
+        problem(
+            "NoNodeToPreload",
+            "No node may run a replica and is in the pools of spec.preload.",
+            "Compare `spec.preload.pools` and `spec.placement` with `fleetctl explain placement NAME`.",
+        ),
         normal("Resolving", "The reconciler asks the hub which commit the revision is now."),
         normal("ModelResolved", "The deployment's hub model is pinned to a commit."),
         normal(

@@ -212,6 +212,7 @@ def _reconciler() -> list[Permission]:
         prefix_permission(keys.HUB_GRANT_PREFIX, Right.READWRITE),
         # The commits of hub models.
         prefix_permission(keys.SNAPSHOT_PREFIX, Right.READWRITE),
+        prefix_permission(keys.PRELOAD_PREFIX, Right.READWRITE),
         *(prefix_permission(keys.status_prefix(kind), Right.READWRITE) for kind in judged),
         # The reports about a replica are deleted with the replica.
         prefix_permission(keys.RANK_PREFIX, Right.READWRITE),
@@ -267,6 +268,7 @@ def _agent(node: str) -> list[Permission]:
         # What of a hub's models the memory proof needs, before they are fetched.
         prefix_permission(keys.SNAPSHOT_PREFIX, Right.READ),
         prefix_permission(keys.hub_grant_prefix(node), Right.READ),
+        prefix_permission(keys.preload_prefix(node), Right.READ),
         # While a backup is restored, missing objects do not count as deleted.
         key_permission(keys.RESTORING, Right.READ),
         key_permission(keys.node_lease_key(node), Right.READWRITE),

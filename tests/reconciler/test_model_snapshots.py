@@ -9,7 +9,7 @@ from pydantic import SecretStr
 
 from machinery.clock import SystemClock
 from reconciler.controller import Controller
-from schemas.deployment import ModelDeployment, Revision
+from schemas.deployment import ModelDeployment, Preload, Revision
 from schemas.meta import HUB_REFRESHED_AT, RESTARTED_AT, Condition, ConditionStatus, find_condition
 from schemas.model_snapshot import ModelSnapshot
 from schemas.records import HubToken
@@ -158,6 +158,61 @@ async def test_a_refusal_of_the_hub_is_a_condition_with_its_reason(
         found = await available(store, reason)
         assert "127.0.0.1" in found.message
         assert await objects.get(store, Replica, "qwen-0") is None
+
+
+async def report_model(store: MemoryTransport, missing_bytes: int) -> None:
+    """Report what node a lacks of the model."""
+    status = node_status("a")
+    found = status.models[0].model_copy(
+        update={"path": FOLDER, "geometry": GEOMETRY, "missing_bytes": missing_bytes}
+    )
+    await store.commit([], [put_node("a", status.model_copy(update={"models": (found,)}))])
+
+
+async def test_a_preload_is_assigned_with_a_token_and_shows_in_the_status() -> None:
+    """No replica is wanted; the token goes when the node has the files, and the preload with its field."""
+    hub = hub_with_model()
+    hub.token = "hf_secret"
+    token = HubToken(
+        name="t", endpoint=hub.endpoint, token=SecretStr(hub.token), created=CLOCK.now()
+    )
+    async with leading(hub) as store:
+        await report_model(store, 7 << 30)
+        key = keys.named(keys.HUB_TOKEN_PREFIX, "t")
+        await store.commit([], [Put(key=key, value=codec.encode(token))])
+        asked = hub_deployment(hub.endpoint)
+        update = {"replicas": 0, "preload": Preload(nodes=1)}
+        asked = asked.model_copy(update={"spec": asked.spec.model_copy(update=update)})
+        await write(store, asked)
+        preload, grant = keys.preload_key("a", "qwen"), keys.hub_grant_key("a", "qwen")
+
+        async def state() -> tuple[bool, bool, str]:
+            found = await objects.get(store, ModelDeployment, "qwen")
+            status = None if found is None else found.status
+            one = None if status is None else find_condition(status.conditions, "Preloaded")
+            has = [await store.get(key) is not None for key in (preload, grant)]
+            return has[0], has[1], "" if one is None else one.message
+
+        async def is_fetching() -> bool:
+            return await state() == (
+                *(True, True),
+                "0 of 1 nodes have the files; the others lack 7.0 GiB",
+            )
+
+        async def is_whole() -> bool:
+            return await state() == (True, False, "1 of 1 nodes have the files")
+
+        async def is_over() -> bool:
+            return await state() == (False, False, "")
+
+        await until_async(is_fetching, what="the preload")
+        await report_model(store, 0)
+        await until_async(is_whole, what="the end of the fetch")
+        spec = asked.spec.model_copy(update={"preload": None})
+        metadata = asked.metadata.model_copy(update={"generation": 2})
+        await write(store, asked.model_copy(update={"spec": spec, "metadata": metadata}))
+        await until_async(is_over, what="the end of the preload")
+        assert await objects.list_all(store, Replica) == []
 
 
 async def test_only_the_fetching_node_gets_the_token_and_only_until_it_has_the_model() -> None:

@@ -11,6 +11,7 @@ from reconciler.actions import (
     AdoptReplica,
     CreateReplica,
     DeleteReplica,
+    EndPreload,
     MoveReplica,
     OrphanReplica,
     PreemptReplica,
@@ -20,6 +21,7 @@ from reconciler.actions import (
     RemoveReplica,
     RemoveRevision,
     SaveRevision,
+    StartPreload,
 )
 from reconciler.placement.inputs import NodeView
 from reconciler.plan import is_gone, plan
@@ -163,6 +165,8 @@ def apply(seen: DeploymentView, action: Action) -> DeploymentView:
             seen = replace(seen, revisions=left)
         case OrphanReplica() | AdoptReplica() | ReformReplica() | ReleaseRanks():
             raise AssertionError(action)  # other tests hold these
+        case StartPreload() | EndPreload():
+            raise AssertionError(action)  # no model here is from a hub
     return sound(replace(seen, replicas=tuple(kept.values())))
 
 

@@ -12,7 +12,7 @@ from schemas import kinds
 from schemas.blob_share import FetchClaim, ModelOffer
 from schemas.fabrictest import FabricRank
 from schemas.meta import ApiModel, ObjectMeta
-from schemas.model_snapshot import ModelSnapshot
+from schemas.model_snapshot import ModelSnapshot, PreloadAssignment
 from schemas.node import NodeLease, NodeLifeStatus
 from schemas.records import ApiKey, GatewayLease, HubToken, ReconcilerLease
 from schemas.replica import RankStatus
@@ -229,6 +229,7 @@ def stored() -> dict[str, type[ApiModel]]:
     found += [FabricRank, ReconcilerLease, JoinTokenRecord]
     found += [FleetTrust, IssuedCertificate, RevokedCertificate, CertificateRequest, RefusedRequest]
     found += [PendingJoin, JoinDecision, ModelSnapshot, HubToken, ModelOffer, FetchClaim]
+    found += [PreloadAssignment]
     for kind in kinds.KINDS:
         status = codec.status_type(kind.type)
         found += [kind.type] if status is None else [kind.type, status]
@@ -259,6 +260,7 @@ def shape(model: type[ApiModel]) -> str:
 SHAPES: dict[str, tuple[int, str]] = {
     "ModelSnapshot": (1, "976f8b7102e2"),
     "HubToken": (1, "dd9bb1365afc"),
+    "PreloadAssignment": (1, "5efdf0f6430d"),
     "ModelOffer": (1, "ca69e6587caa"),
     "FetchClaim": (1, "f152568b8dff"),
     "GitSourceStatus": (2, "fab6dc1f1143"),
@@ -275,16 +277,16 @@ SHAPES: dict[str, tuple[int, str]] = {
     "JoinDecision": (1, "8242e0d1c4ab"),
     "JoinTokenRecord": (1, "76a13dc09e81"),
     "RankStatus": (2, "13694bcb84dc"),
-    "ModelDeployment": (3, "92a6bd14882f"),
-    "ModelDeploymentStatus": (1, "9c6875a2fa99"),
+    "ModelDeployment": (3, "98fffe8a2475"),
+    "ModelDeploymentStatus": (1, "e81b589cc3ad"),
     "NodePool": (2, "d9d82163ade3"),
     "NodePoolStatus": (1, "b6d47a333cc2"),
     "ShardGroup": (3, "0303f7c802b7"),
     "ShardGroupStatus": (2, "1e033c3be985"),
     "ModelRoute": (2, "e4b7d9b5d243"),
     "ModelRouteStatus": (1, "b8f5719a979b"),
-    "Node": (2, "c3403739cba2"),
-    "NodeStatus": (2, "f7b53cebcb4a"),
+    "Node": (2, "2f5f6743bbb4"),
+    "NodeStatus": (2, "3f11e6448c36"),
     "Replica": (3, "ce33efb14755"),
     "ReplicaStatus": (2, "27c38a9c9209"),
     "Endpoint": (1, "3d566410dcbd"),

@@ -5,6 +5,7 @@ from reconciler.actions import (
     AdoptReplica,
     CreateReplica,
     DeleteReplica,
+    EndPreload,
     MoveReplica,
     OrphanReplica,
     PreemptReplica,
@@ -14,6 +15,7 @@ from reconciler.actions import (
     RemoveReplica,
     RemoveRevision,
     SaveRevision,
+    StartPreload,
 )
 
 _SIGNS = {
@@ -39,6 +41,10 @@ def short(action: Action) -> str:
             return f"-{name} {because}"
         case PreemptReplica(name=name, by=by):
             return f"!{name} for {by}"
+        case StartPreload(node=node):
+            return f"p@{node}"
+        case EndPreload(node=node):
+            return f"xp@{node}"
         case SaveRevision(number=number):
             return f"r{number}"
         case RemoveRevision(name=name):

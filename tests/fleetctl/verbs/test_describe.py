@@ -3,14 +3,17 @@
 import pytest
 
 from machinery.clock import SystemClock
+from schemas.deployment import HubReference, ModelSource
 from schemas.gitsource import Drift, GitSourceStatus, InventoryEntry
 from schemas.meta import ObjectMeta
-from schemas.node import NodeLease, WiredLimit
+from schemas.model_snapshot import ModelSnapshot, SnapshotWeights
+from schemas.node import ModelReport, NodeLease, WiredLimit
 from schemas.pools import NodePool, NodePoolSpec
 from schemas.shardgroup import ShardGroupStatus
 from store import codec, keys
 from store.port import Delete, Put, Transport
 from tests.support.fleetctl_runner import MemoryFleet
+from tests.support.fleets import GEOMETRY, NOW, deployment
 from tests.support.reconciler_agents import node_status, put_node
 
 pytestmark = pytest.mark.timeout(180)
@@ -201,3 +204,38 @@ async def test_a_node_shows_the_requested_and_the_effective_wired_limit(fleet: M
         "Wired limit: effective 90.0 GiB, set by a person or another program; requested 100Gi (pool studios)"
         in done.out
     )
+
+
+async def test_a_hub_model_shows_what_each_node_lacks(fleet: MemoryFleet) -> None:
+    source = HubReference(repo="org/tiny", revision="ab" * 20)
+    found = deployment(name="tiny")
+    spec = found.spec.model_copy(update={"model": ModelSource(hub=source)})
+    snapshot = ModelSnapshot(
+        deployment="tiny",
+        uid=found.metadata.uid,
+        source=source,
+        commit=source.revision,
+        resolved_at=NOW,
+        files=3,
+        size_bytes=4 << 30,
+        config="{}",
+        weights=SnapshotWeights(
+            total_bytes=0, half_bytes=0, replicated_bytes=0, replicated_half_bytes=0, parameters=0
+        ),
+    )
+    put = Put(key=keys.named(keys.SNAPSHOT_PREFIX, "tiny"), value=codec.encode(snapshot))
+    store = fleet.store
+    await store.commit([], [codec.put_spec(found.model_copy(update={"spec": spec})), put])
+    for name, missing, problem in (("h-1", 4 << 30, "NoSpace: full"), ("h-2", 0, "")):
+        report = ModelReport(
+            path=source.folder, geometry=GEOMETRY, missing_bytes=missing, fetch_problem=problem
+        )
+        status = node_status(name).model_copy(update={"models": (report,)})
+        await store.commit([], [put_node(name, status)])
+    lines = (await fleet.ctl("describe", "md/tiny")).out.splitlines()
+    at = lines.index("Model files (4.0 GiB):")
+    assert [line.split() for line in lines[at + 1 : at + 4]] == [
+        ["NODE", "MISSING", "PROBLEM"],
+        ["h-2", "-"],
+        ["h-1", "4.0", "GiB", "NoSpace:", "full"],
+    ]
