@@ -1,0 +1,147 @@
+"""Models of a hub that move on a fleet of real processes: the files come first, then the replica, then its requests."""
+
+import asyncio
+import random
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.support.fleet import Fleet
+from tests.support.fleet_load import replicas, under_load
+from tests.support.hub import COMMIT, StandInHub
+from tests.support.waiting import until, until_async
+
+pytestmark = [pytest.mark.fleet, pytest.mark.full, pytest.mark.timeout(300)]
+
+REPO = "mlx-community/Tiny-Test-4bit"
+MOVED = "ab" * 20
+MIB = 1 << 20
+# Nothing reads it; it makes the download long enough to look at the fleet meanwhile.
+BALLAST = "ballast.txt"
+DEPLOYMENT = f"""
+apiVersion: fleet/v1alpha1
+kind: ModelDeployment
+metadata: {{name: tiny}}
+spec:
+  model: {{hub: {{repo: {REPO}}}}}
+  contextLength: 256
+  concurrency: 2
+"""
+
+
+def ballast(seed: int) -> bytes:
+    return random.Random(seed).randbytes(16 * MIB)
+
+
+@asynccontextmanager
+async def macs(root: Path, model: Path, *names: str) -> AsyncIterator[tuple[Fleet, StandInHub]]:
+    """Run a fleet whose Macs have disks of their own, and a hub."""
+    files = {path.name: path.read_bytes() for path in model.iterdir() if path.is_file()}
+    hub = StandInHub(repos={REPO: files | {BALLAST: ballast(1)}})
+    fleet = Fleet(root / "f", root)
+    async with hub.serve():
+        try:
+            await fleet.etcd.start()
+            fleet.start_reconciler("--hub-endpoint", hub.endpoint)
+            fleet.start_gateway()
+            for name in names:
+                (root / name).mkdir()
+                fleet.start_agent(name, "--models-dir", str(root / name))
+            await fleet.joined(len(names))
+            yield fleet, hub
+        finally:
+            await fleet.stop()
+
+
+def folder(root: Path, node: str, commit: str = COMMIT) -> Path:
+    """Return the folder that appears when all files are on the node's disk."""
+    return root / node / f"mlx-community--Tiny-Test-4bit@{commit[:12]}"
+
+
+async def endpoint_gaps(fleet: Fleet, until_exists: Path) -> int:
+    """Return how often no engine was published, until the folder exists."""
+    looks, gaps = 0, 0
+    while not await asyncio.to_thread(until_exists.exists):
+        gaps += not await fleet.endpoints()
+        looks += 1
+        await asyncio.sleep(0.1)
+    assert looks > 10, "the fetch was over at once, so that nothing was shown"
+    return gaps
+
+
+async def nodes_of(fleet: Fleet) -> list[str]:
+    return sorted((await replicas(fleet)).values())
+
+
+async def test_a_drain_switches_requests_only_when_the_new_replica_has_fetched_and_loaded(
+    tmp_path: Path, models_dir: Path
+) -> None:
+    async with macs(tmp_path, models_dir / "tiny", "node-1", "node-2") as (fleet, hub):
+        await fleet.applied(DEPLOYMENT)
+        await fleet.available("tiny", limit_s=120)
+        (first,) = await nodes_of(fleet)
+        other = "node-2" if first == "node-1" else "node-1"
+        assert not folder(tmp_path, other).exists()
+        await fleet.routed("tiny", 1)
+        hub.faults.bytes_per_s = 2 * MIB
+        async with under_load(fleet) as asked, asyncio.TaskGroup() as group:
+            gaps = group.create_task(endpoint_gaps(fleet, folder(tmp_path, other)))
+            drained = await fleet.ctl("drain", first, "--timeout=120s", limit_s=150)
+            assert drained.code == 0, drained.err + fleet.words()
+            assert await gaps == 0, "the old replica serves until the new one can"
+            assert await nodes_of(fleet) == [other]
+            answered = len(asked)
+            await until(lambda: len(asked) > answered + 8, what="answers of the new replica")
+
+
+async def test_preloaded_files_wait_without_an_engine_and_make_a_drain_independent_of_the_hub(
+    tmp_path: Path, models_dir: Path
+) -> None:
+    async with macs(tmp_path, models_dir / "tiny", "node-1", "node-2") as (fleet, hub):
+        await fleet.applied(DEPLOYMENT + "  preload: {nodes: 2}\n")
+        await fleet.available("tiny", limit_s=120)
+        (first,) = await nodes_of(fleet)
+        other = "node-2" if first == "node-1" else "node-1"
+        done = await fleet.ctl(
+            "wait", "--for=condition=Preloaded", "md/tiny", "--timeout=90s", limit_s=100
+        )
+        described = await fleet.ctl("describe", "md/tiny")
+        assert done.code == 0, done.err + described.out + fleet.words()
+        assert "2 of 2 nodes have the files" in described.out
+        assert folder(tmp_path, other).is_dir()
+        assert fleet.engine_pids(other) == set()
+        listed = await fleet.ctl("models", "list")
+        assert listed.out.count("preload/tiny") == 2, listed.out + listed.err
+
+        hub.faults.status, hub.faults.failures = 503, 1_000_000
+        await fleet.routed("tiny", 1)
+        async with under_load(fleet):
+            drained = await fleet.ctl("drain", first, "--timeout=60s", limit_s=90)
+            assert drained.code == 0, drained.err + fleet.words()
+            assert await nodes_of(fleet) == [other]
+
+
+async def test_a_rollout_in_place_ends_the_old_replica_after_the_new_files_came(
+    tmp_path: Path, models_dir: Path
+) -> None:
+    rollout = "  rollout: {maxSurge: 0, maxUnavailable: 0}\n"
+    async with macs(tmp_path, models_dir / "tiny", "node-1") as (fleet, hub):
+        await fleet.applied(DEPLOYMENT + rollout)
+        await fleet.available("tiny", limit_s=120)
+        hub.branches["main"] = MOVED
+        hub.repos[REPO][BALLAST] = ballast(2)
+        hub.faults.bytes_per_s = 2 * MIB
+        async with asyncio.timeout(120), asyncio.TaskGroup() as group:
+            new = folder(tmp_path, "node-1", MOVED)
+            gaps = group.create_task(endpoint_gaps(fleet, new))
+            await fleet.ctl("rollout", "refresh", "md/tiny")
+        assert gaps.result() == 0, fleet.words()
+
+        async def is_done() -> bool:
+            done = await fleet.ctl("rollout", "status", "md/tiny", "--no-watch")
+            return done.code == 0
+
+        await until_async(is_done, limit_s=90, every_s=1.0, what="the rollout")
+        await fleet.available("tiny", limit_s=60)
