@@ -228,9 +228,12 @@ class _DrainWatch:
             await self._retries.wait()
 
     async def _too_late(self, timeout_s: float) -> str:
-        deployments, lacks = self._outlook(await snapshot.take(self._transport, self._clock))
+        seen = await snapshot.take(self._transport, self._clock)
+        deployments, lacks = self._outlook(seen)
+        waiting = drain_progress.waiting_replicas(seen)
+        reason_of = drain_progress.remaining_reason
         lines = [
-            f"  replica/{name}: {drain_progress.remaining_reason(replica, deployments, lacks)}"
+            f"  replica/{name}: {reason_of(replica, deployments, lacks, waiting)}"
             for name, replica in self._remaining.items()
         ]
         names = " ".join(node for node in self._nodes if node not in self._drained)

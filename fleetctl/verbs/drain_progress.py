@@ -2,12 +2,16 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from reconciler.placer import Assignment
 from reconciler.snapshot import FleetSnapshot
 from schemas import quantity
 from schemas.deployment import ModelDeployment
+from schemas.meta import ConditionStatus, ObjectKey, find_condition
 from schemas.replica import Replica
+
+_MOST_NAMED: Final = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,21 +72,41 @@ def blocked_warning(deployment: ModelDeployment, leaving: int, lacks: str) -> st
     )
 
 
+def waiting_replicas(seen: FleetSnapshot) -> dict[str, str]:
+    """Return the replicas that are not ready yet with what each does, such as a fetch, by deployment."""
+    found: dict[str, list[str]] = {}
+    for replica in seen.lister.replicas():
+        status = seen.lister.status(ObjectKey("Replica", replica.name))
+        ready = None if status is None else find_condition(status.conditions, "Ready")
+        is_waiting = ready is not None and ready.status is not ConditionStatus.TRUE
+        if ready is not None and is_waiting and replica.metadata.deletion_timestamp is None:
+            text = f"{replica.name} on {replica.spec.ranks[0].node}: {ready.reason}"
+            text = f"{text}: {ready.message}".removesuffix(": ")
+            found.setdefault(replica.spec.deployment, []).append(text)
+    return {name: "; ".join(sorted(texts)[:_MOST_NAMED]) for name, texts in found.items()}
+
+
 def remaining_reason(
-    replica: Replica, deployments: Mapping[str, ModelDeployment], lacks: Mapping[str, str]
+    replica: Replica,
+    deployments: Mapping[str, ModelDeployment],
+    lacks: Mapping[str, str],
+    waiting: Mapping[str, str],
 ) -> str:
-    """Return why the replica is still on the node; `lacks` maps deployments without a node for a replacement to reasons."""
+    """Return why the replica is still on the node.
+
+    `lacks` maps deployments without a node for a replacement to reasons, `waiting` others to what replacements do.
+    """
     if replica.metadata.deletion_timestamp is not None:
         return "it is draining: its requests have not finished, or its agent is unreachable"
     deployment = deployments.get(replica.spec.deployment)
     if deployment is None:
         return f"its deployment {replica.spec.deployment} is gone, and it will be ended"
     if deployment.name not in lacks:
-        count = replica_counts(deployment)
+        count, now = replica_counts(deployment), waiting.get(deployment.name, "")
         return (
             f"its replacement is not ready yet: {count.ready} of {count.wanted} replicas of "
-            f"modeldeployment/{deployment.name} are ready"
-        )
+            f"modeldeployment/{deployment.name} are ready; {now}"
+        ).removesuffix("; ")
     reason = f"no node accepts a replacement ({lacks[deployment.name]})"
     if not count_blocked(deployment, 1):
         return reason

@@ -88,6 +88,11 @@ async def test_a_drain_switches_requests_only_when_the_new_replica_has_fetched_a
         hub.faults.bytes_per_s = 2 * MIB
         async with under_load(fleet) as asked, asyncio.TaskGroup() as group:
             gaps = group.create_task(endpoint_gaps(fleet, folder(tmp_path, other)))
+            early = await fleet.ctl("drain", first, "--timeout=2s")
+            assert (
+                f"its replacement is not ready yet: 1 of 1 replicas of modeldeployment/tiny are ready; tiny-1 on {other}: "
+                in early.err
+            )
             drained = await fleet.ctl("drain", first, "--timeout=120s", limit_s=150)
             assert drained.code == 0, drained.err + fleet.words()
             assert await gaps == 0, "the old replica serves until the new one can"

@@ -135,20 +135,24 @@ def served(ready: int, **spec: object) -> dict[str, ModelDeployment]:
 def test_reasons_of_remaining_replicas() -> None:
     mine, ending = replica(0).replica, replica(0, is_deleting=True).replica
     lacks = {"qwen": "0/1 nodes fit: 1 draining"}
-    assert drain_progress.remaining_reason(ending, served(2), lacks).startswith(
+    assert drain_progress.remaining_reason(ending, served(2), lacks, {}).startswith(
         "it is draining: its requests"
     )
     assert (
-        drain_progress.remaining_reason(mine, {}, {})
+        drain_progress.remaining_reason(mine, {}, {}, {})
         == "its deployment qwen is gone, and it will be ended"
     )
-    assert drain_progress.remaining_reason(mine, served(2), {}) == (
+    assert drain_progress.remaining_reason(mine, served(2), {}, {}) == (
         "its replacement is not ready yet: 2 of 2 replicas of modeldeployment/qwen are ready"
     )
-    assert drain_progress.remaining_reason(mine, served(3), lacks) == (
+    fetching = {"qwen": "qwen-1 on b: Downloading: 35 %"}
+    assert drain_progress.remaining_reason(mine, served(2), {}, fetching).endswith(
+        "are ready; qwen-1 on b: Downloading: 35 %"
+    )
+    assert drain_progress.remaining_reason(mine, served(3), lacks, {}) == (
         "no node accepts a replacement (0/1 nodes fit: 1 draining)"
     )
-    assert drain_progress.remaining_reason(mine, served(2), lacks) == (
+    assert drain_progress.remaining_reason(mine, served(2), lacks, {}) == (
         "no node accepts a replacement (0/1 nodes fit: 1 draining), and minAvailable is 2 with 2 of 2 "
         "replicas ready. Free memory on other nodes, or lower spec.minAvailable"
     )
