@@ -135,7 +135,7 @@ class FleetModel(ApiModel):
     """One model: read from a folder on this machine, or described by its size."""
 
     path: ModelPath
-    """Model path as in the deployment's spec.model.path."""
+    """Model path as in the deployment's spec.model.path, or the repository of its spec.model.hub."""
     dir: Annotated[str, Field(min_length=1)] | None = None
     """Folder on this machine with the model in MLX format; give this or `parameters`."""
     parameters: Parameters | None = None
@@ -221,7 +221,7 @@ def geometries(fleet: FleetFile) -> dict[str, ModelGeometry]:
 
 
 def check_models(loaded: Sequence[LoadedObject], fleet: FleetFile, source: str) -> None:
-    """Refuse deployments whose model the fleet file does not describe.
+    """Refuse deployments whose model folder the fleet file does not describe; hubs describe their models.
 
     Raises:
         ManifestErrors: one problem per missing model, at its position.
@@ -229,16 +229,6 @@ def check_models(loaded: Sequence[LoadedObject], fleet: FleetFile, source: str) 
     """
     known = {model.path for model in fleet.models}
     problems = [
-        item.document.problem(
-            ("spec", "model", "hub"),
-            "a simulation asks no hub, and fetches nothing",
-            f"Write path: {hub.repo} in a copy of the manifest, and add to the models of {source}: "
-            f'{{path: "{hub.repo}", parameters: 8B}}',
-        )
-        for item in loaded
-        if isinstance(item.obj, ModelDeployment) and (hub := item.obj.spec.model.hub) is not None
-    ]
-    problems += [
         item.document.problem(
             ("spec", "model", *field),
             f"{source} does not describe this model",

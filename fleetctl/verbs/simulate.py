@@ -3,7 +3,7 @@
 import json
 import random
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -11,9 +11,10 @@ import click
 from pydantic import ValidationError
 
 from fleetctl.cli.arguments import manifests_option, recursive_option
+from fleetctl.cli.connect import run
 from fleetctl.cli.errors import FleetctlError
 from fleetctl.cli.terminal import ProgressLine
-from fleetctl.simulate import fleet_file, report
+from fleetctl.simulate import fleet_file, hub_models, report
 from fleetctl.simulate.fleet_file import FleetFile, FleetNode
 from fleetctl.simulate.report import LossOutcome, SimulationStep
 from fleetctl.simulate.simulated_fleet import SimulatedFleet, run_fleet
@@ -23,7 +24,9 @@ from manifests.load import LoadedObject, load_objects
 from manifests.suggestions import not_found_message
 from manifests.trees import Tree
 from manifests.yaml import parser
+from models.hub.hub_settings import HubSettings, hub_endpoint_option, hub_settings
 from schemas.kinds import by_name
+from schemas.node import ModelGeometry
 
 _HELP = """Simulate a fleet with these manifests: where replicas are placed, and what happens when a node fails.
 
@@ -34,7 +37,8 @@ _HELP = """Simulate a fleet with these manifests: where replicas are placed, and
   fleetctl simulate -f fleet/ --fleet fleet.yaml --lose-each
 
 The command runs the real reconciler and agents, with simulated engines and in virtual time, on the Macs that fleet.yaml
-describes. Hours pass in a moment. It reads only the given files, and writes nothing.
+describes. Hours pass in a moment. It reads only the given files, and writes nothing. A model of a hub that fleet.yaml
+does not describe is looked up there, without a token; no weights are read.
 docs/operations/simulate.md describes fleet.yaml.
 """
 
@@ -64,6 +68,7 @@ docs/operations/simulate.md describes fleet.yaml.
     is_flag=True,
     help="Then answer which single Mac the fleet may lose: simulate the loss of each, one fleet for each.",
 )
+@hub_endpoint_option
 @click.option("-o", "--output", type=click.Choice(["table", "json", "yaml"]), default="table")
 def simulate(
     files: tuple[str, ...],
@@ -80,11 +85,12 @@ def simulate(
         fleet, document = fleet_file.read_fleet(fleet_path)
         loaded = load_objects(files, recursive=recursive, stdin=sys.stdin.buffer)
         fleet_file.check_models(loaded, fleet, document.source)
+        scenario = _scenario(fleet, loaded, hub_settings(options))
         newcomers = [_parse_added_node(text, number) for number, text in enumerate(added, start=1)]
         _check_names(fleet, failing, newcomers)
         random.seed(0)  # retry jitter: the same files always give the same output
-        virtual_time.run(_run(fleet, loaded, failing, newcomers, printer.add))
-        losses = _lose_each(fleet, loaded) if options["lose_each"] else None
+        virtual_time.run(_run(scenario, failing, newcomers, printer.add))
+        losses = _lose_each(scenario) if options["lose_each"] else None
         printer.end(losses)
     except ManifestErrors as error:
         raise FleetctlError(f"nothing was simulated:\n{error}") from error
@@ -144,16 +150,33 @@ def _check_names(fleet: FleetFile, failing: Sequence[str], newcomers: Sequence[F
         raise FleetctlError(f"--add: the fleet already has a node {taken[0]}; rename that one")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scenario:
+    """The Macs, models and manifests of a simulation."""
+
+    fleet: FleetFile
+    geometries: Mapping[str, ModelGeometry]
+    """Those of the models, by path."""
+    loaded: Sequence[LoadedObject]
+
+
+def _scenario(fleet: FleetFile, loaded: Sequence[LoadedObject], hubs: HubSettings) -> Scenario:
+    """Return the scenario; models of hubs are looked up. Raises ManifestErrors."""
+    described = fleet_file.geometries(fleet)
+    of_hubs = run(hub_models.hub_geometries(loaded, described, hubs))
+    folders = hub_models.as_folders(loaded)
+    return Scenario(fleet=fleet, geometries={**described, **of_hubs}, loaded=folders)
+
+
 async def _run(
-    fleet: FleetFile,
-    loaded: Sequence[LoadedObject],
+    scenario: Scenario,
     failing: Sequence[str],
     newcomers: Sequence[FleetNode],
     add: Callable[[SimulationStep], None],
 ) -> None:
     """Apply the manifests, then fail and add nodes one after the other; `add` receives each step."""
-    async with run_fleet(fleet_file.geometries(fleet)) as simulated:
-        step = await _first_step(simulated, fleet, loaded)
+    async with run_fleet(scenario.geometries) as simulated:
+        step = await _first_step(simulated, scenario.fleet, scenario.loaded)
         add(step)
         for name in failing:
             simulated.fail(name)
@@ -166,9 +189,9 @@ async def _run(
             add(step)
 
 
-def _lose_each(fleet: FleetFile, loaded: Sequence[LoadedObject]) -> list[LossOutcome]:
+def _lose_each(scenario: Scenario) -> list[LossOutcome]:
     """Simulate the loss of each Mac, every time in a fleet of its own."""
-    names = [name for node in fleet.nodes for name in node.names()]
+    names = [name for node in scenario.fleet.nodes for name in node.names()]
     found: list[LossOutcome] = []
 
     def keep(step: SimulationStep) -> None:
@@ -179,7 +202,7 @@ def _lose_each(fleet: FleetFile, loaded: Sequence[LoadedObject]) -> list[LossOut
         for number, name in enumerate(names, start=1):
             progress.show(f"power loss of {name} ({number} of {len(names)})")
             random.seed(0)
-            virtual_time.run(_run(fleet, loaded, (name,), (), keep))
+            virtual_time.run(_run(scenario, (name,), (), keep))
     return found
 
 

@@ -1,5 +1,6 @@
 """The verb `fleetctl simulate`: placements, node failures, added nodes, and error messages."""
 
+import asyncio
 import json
 import re
 import shlex
@@ -10,6 +11,8 @@ from click.testing import CliRunner, Result
 
 from fleetctl.verbs.simulate import simulate
 from manifests.yaml import parser
+from tests.support.hub import REPO, StandInHub
+from tests.support.hub_repositories import servable_files
 
 ROOT = Path(__file__).parents[3]
 EXAMPLES = ROOT / "examples" / "simulate"
@@ -48,6 +51,47 @@ def test_replicas_are_placed(tmp_path: Path) -> None:
     titles = [number for number, line in enumerate(lines) if line.startswith(("a  ", "b  "))]
     assert [lines[number + 1].split()[0] for number in titles] == ["chat-0", "chat-1"]
     assert "does not answer" not in done.output
+
+
+HUB_DEPLOYMENT = f"""
+apiVersion: fleet/v1alpha1
+kind: ModelDeployment
+metadata: {{name: chat}}
+spec:
+  model: {{hub: {{repo: {REPO}}}}}
+  contextLength: 256
+  replicas: 2
+  preload: {{nodes: 2}}
+  placement: {{maxReplicasPerNode: 1}}
+"""
+
+
+async def test_a_hub_model_is_simulated_by_what_the_hub_says(tmp_path: Path) -> None:
+    hub = StandInHub(repos={REPO: servable_files()})
+    nothing = FLEET.partition("models:")[0]
+
+    async def simulated(*flags: str, fleet: str) -> Result:
+        return await asyncio.to_thread(run, tmp_path, *flags, fleet=fleet, manifest=HUB_DEPLOYMENT)
+
+    async with hub.serve():
+        where = ("--hub-endpoint", hub.endpoint)
+        done = await simulated(*where, "--fail", "a", fleet=nothing)
+        assert done.exit_code == 0, done.output
+        assert done.output.startswith("apply: 2 of 2 replicas answer after ")
+        assert "power loss of a: 1 of 2 replicas answer" in done.output
+        assert not hub.requests("GET", "/resolve/main"), "only the commit is read"
+        absent = await simulated("--hub-endpoint", f"{hub.endpoint}/nowhere", fleet=nothing)
+        assert absent.exit_code == 1
+        assert (
+            f'describe the model in fleet.yaml: {{path: "{REPO}", parameters: 8B}}' in absent.output
+        )
+        hub.seen.clear()
+        described = nothing + f'models: [{{path: "{REPO}", parameters: 70B}}]'
+        large = await simulated(*where, fleet=described)
+        assert large.exit_code == 0, large.output
+        assert "of 2 replicas answer" in large.output
+        assert large.output != done.output
+        assert hub.seen == [], "a described model needs no hub"
 
 
 def test_the_output_is_deterministic(tmp_path: Path) -> None:
