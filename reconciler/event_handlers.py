@@ -74,10 +74,12 @@ class EventHandlers:
         for kind in ("ModelDeployment", "NodePool", "ShardGroup", "ModelRoute"):
             self._queue_kind(kind)
         self._queue_all_nodes()
-        # Replicas and revisions may be left of deployments that are gone.
+        # Replicas, revisions and preloads may be left of deployments that are gone.
         self._queue_all_owners()
         for revision in self._lister.of_kind("Revision"):
             self._queue_deployments([deployment_name_of(revision.name)])
+        for key in self._lister.caches.preloads.items:
+            self._on_preload(key)
 
     def _collect(self, *work: Callable[[], None]) -> None:
         """Do the work soon and once, however often it is collected; in the order of collection."""

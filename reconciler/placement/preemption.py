@@ -40,13 +40,17 @@ class _Refetches:
         self._table = table
         self._least: dict[str, tuple[int, int, int]] = {}
 
-    def on(self, row: int) -> RefetchBytes:
-        """Return a function for replicas on the row.
+    def on(self, row: int) -> RefetchBytes | None:
+        """Return a function for replicas on the row; None if no replica anywhere costs bytes.
 
         The bytes are the least that another node which takes replicas lacks of the model; 0 if there is no such node.
         """
+        if not self._table.lacking_models:
+            return None
 
         def least(one: Allocation) -> int:
+            if one.model not in self._table.lacking_models:
+                return 0
             if one.model not in self._least:
                 self._least[one.model] = self._two_least(one.model)
             best, first, second = self._least[one.model]
@@ -59,8 +63,6 @@ class _Refetches:
         table = self._table
         coded = table.coded(columns.ModelColumn(model))
         lacking = [table.nodes[at].missing_bytes(model) for at in coded.examples]
-        if not any(lacking):
-            return -1, 0, 0
         takes = np.array([node.takes_replicas for node in table.nodes])
         sizes = np.where(takes, np.array(lacking, np.int64)[coded.of_node], _NOWHERE)
         best = int(sizes.argmin())
@@ -75,7 +77,7 @@ def choose_victims(
     *,
     priority: int,
     short_bytes: int,
-    refetch: RefetchBytes = lambda _: 0,
+    refetch: RefetchBytes | None = None,
 ) -> tuple[Allocation, ...] | None:
     """Return the victims that free `short_bytes` more; None if all lower priorities together do not."""
     lower = [one for one in allocations if one.priority < priority and not one.is_ending]
@@ -89,7 +91,9 @@ def choose_victims(
     # `number` is the smallest possible. Of all sets of this size, take the one with the lowest priorities: accept
     # each candidate as soon as the largest ones after it could still free the rest.
     chosen: list[Allocation] = []
-    waiting = sorted(lower, key=lambda one: (one.priority, refetch(one), -one.bytes, one.replica))
+    waiting = sorted(lower, key=lambda one: (one.priority, -one.bytes, one.replica))
+    if refetch is not None:
+        waiting.sort(key=lambda one: (one.priority, refetch(one)))
     while len(chosen) < number:
         for at, one in enumerate(waiting):
             rest = sorted((other.bytes for other in waiting[at + 1 :]), reverse=True)
@@ -131,7 +135,7 @@ def choose_preemption(
         highest = sorted((one.priority for one in victims), reverse=True)
         rank = (
             *(len(victims), highest, not ranking.evaluated.is_preferred[row]),
-            *(sum(map(refetch, victims)), row),
+            *(sum(map(refetch, victims)) if refetch is not None else 0, row),
         )
         if best is None or rank < best[0]:
             best = rank, Preemption(row=row, victims=victims)

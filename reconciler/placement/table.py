@@ -161,6 +161,7 @@ class NodeTable:
         """
         self.answers = AnswerCache()
         self._allocations: AllocationColumns | None = None
+        self._lacking_models: frozenset[str] | None = None
         if before is not None and not are_all:
             after = list(before.nodes)
             for node in nodes:
@@ -221,6 +222,18 @@ class NodeTable:
                 is_ending=np.array([one.is_ending for _, one in pairs], np.bool_),
             )
         return self._allocations
+
+    @property
+    def lacking_models(self) -> frozenset[str]:
+        """Return the models of which some node lacks bytes; computed at the first call."""
+        if self._lacking_models is None:
+            self._lacking_models = frozenset(
+                path
+                for node in self.nodes
+                for path, report in node.models.items()
+                if report.missing_bytes
+            )
+        return self._lacking_models
 
     def coded(self, column: AnyColumn) -> EncodedColumn:
         """Return the encoded column; computed at the first call."""
