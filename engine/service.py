@@ -25,6 +25,7 @@ from engine.openai.input_processor import GenerationChoice, InputProcessor, Toke
 from engine.openai.request_body import GenerationRequest
 from engine.ports import ServedModel
 from engine.ranks.peer_monitor import PeerMonitor
+from engine.recent_prompts import PromptHistory
 from engine.request_log import RequestLog
 from engine.worker import LoopListener, Worker
 from machinery.clock import Clock
@@ -60,6 +61,7 @@ class Service:
         self.peers = None if config.group is None else PeerMonitor(config.group.rank)
         self.gauges = Gauges()
         self.speed = Throughput(self.gauges)
+        self.prompts = PromptHistory()
         self._entropy = entropy
         self._worker = Worker(config=config, gauges=self.gauges, clock=clock)
         self.admission = Admission(
@@ -216,7 +218,9 @@ class Service:
                 self.request_log.attach_ticket(ticket, model=request.model)
                 return choices, ticket
             jobs = [choice.job for choice in choices]
-            return choices, self.place(jobs, model=request.model)
+            ticket = self.place(jobs, model=request.model)
+            self.prompts.add(jobs)
+            return choices, ticket
 
     async def enter_embedding(self, request: EmbeddingRequest) -> tuple[EmbedJob, Ticket]:
         """Turn a request for embeddings into a job that runs or waits.

@@ -13,6 +13,7 @@ from machinery.clock import Clock
 from machinery.control_loop import Requeue, WorkQueue, run_loop
 from nodeagent.api.blobs import BlobRoutes
 from nodeagent.api.machine_metrics import AgentView
+from nodeagent.api.prompt_routes import PromptRoutes
 from nodeagent.api.server import AgentApi
 from nodeagent.dependencies import AgentConfig, Dependencies, real_dependencies
 from nodeagent.description import NodeDescriber
@@ -106,6 +107,7 @@ class Agent:
                 one for one in (self._upkeep, self._dependencies.fetches) if one is not None
             ),
             blobs=self._blob_routes(),
+            prompts=self._prompt_routes(),
             scope=CollectionScope(
                 models_dir=config.models_dir,
                 engine_folders=(config.state_dir / "engines",),
@@ -131,6 +133,17 @@ class Agent:
         uploads = fetches.exchange.uploads
         uploads.is_busy = self._is_generating
         return BlobRoutes(node=self._config.name, store=fetches.store, uploads=uploads)
+
+    def _prompt_routes(self) -> PromptRoutes | None:
+        """Return the route of the prompts for other agents; None if this one cannot prove its identity."""
+        if self._dependencies.warmup is None:
+            return None
+        return PromptRoutes(
+            node=self._config.name,
+            replicas=self._replicas,
+            engines=self._node.engines,
+            tls=self._dependencies.tls,
+        )
 
     def _is_generating(self) -> bool:
         return any(
@@ -203,6 +216,8 @@ class Agent:
                 group.create_task(self._run_loop(references, group))
         finally:
             await dependencies.health.close()
+            if dependencies.warmup is not None:
+                await dependencies.warmup.engines.close()
 
     def _run_model_store(self, group: asyncio.TaskGroup) -> None:
         parts = self._dependencies
@@ -261,7 +276,7 @@ class Agent:
             self._transport,
             clock=self._clock,
             background=BackgroundTasks(
-                prober=EngineProber(self._dependencies.health, group, self._clock),
+                prober=self._prober(group),
                 references=references,
                 fetches=self._dependencies.fetches,
             ),
@@ -278,6 +293,11 @@ class Agent:
             return None if after_s is None else Requeue(after_s=after_s)
 
         await run_loop(self._queue, reconcile, transient=(StoreError, OSError))
+
+    def _prober(self, group: asyncio.TaskGroup) -> EngineProber:
+        warmup = self._dependencies.warmup
+        warm = None if warmup is None else warmup.warm
+        return EngineProber(self._dependencies.health, group, self._clock, warm)
 
     async def _wait_for_assignment(self, group: asyncio.TaskGroup) -> None:
         """Wait until the store tells what is assigned; if it does not answer, serve what was assigned last."""

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Protocol, TypeAlias, TypeVar
 
 from identity.credentials import Credentials
+from identity.dialer import Dialer
 from identity.folder import IdentityFolder
 from identity.listeners import ApiSecurity
 from machinery.clock import Clock
@@ -20,6 +21,7 @@ from models.hub.hub_settings import HubSettings
 from models.model_store.store import ModelStore
 from models.split_options import SplitInspector
 from nodeagent.engines.addresses import EngineAddresses
+from nodeagent.engines.engine_http import EngineHttp
 from nodeagent.engines.engine_processes import EngineProcesses, EnginesPort
 from nodeagent.engines.health_client import HealthClient, HealthPort
 from nodeagent.engines.references import GoldenReferences, ReferencesPort
@@ -37,7 +39,9 @@ from nodeagent.model_store.preloads import ModelPreloads, preload_cache
 from nodeagent.model_store.pulls import ModelPulls
 from nodeagent.model_store.usage import ModelUsers, read_users
 from nodeagent.peers.model_exchange import ModelExchange
+from nodeagent.peers.peer_prompts import HttpPeerPrompts
 from nodeagent.peers.uploads import DEFAULT_BYTES_PER_S, Uploads
+from nodeagent.replicas.cache_warmup import CacheWarmup
 from nodeagent.replicas.last_assignment import AssignedReplicas, AssignmentFile, LastAssignment
 from nodeagent.replicas.model_fetches import ModelFetches
 from nodeagent.replicas.start_queue import DEFAULT_CONCURRENCY
@@ -159,6 +163,8 @@ class Dependencies:
     """The collection of unused models; None where there is no store of models."""
     snapshots: ObjectCache[ModelSnapshot] | None = None
     """The commits of hub models; None where no model folder is inspected."""
+    warmup: CacheWarmup | None = None
+    """The warm-up of prefix caches; None where agents do not share."""
     last_assignment: LastAssignment | None = None
     """The assignment that is served when the agent starts without the store; None if it waits for the store."""
 
@@ -215,6 +221,7 @@ def real_dependencies(transport: Transport, clock: Clock, config: AgentConfig) -
         pulls=ModelPulls(fetcher, config.hubs, clock),
         collector=collector,
         snapshots=snapshots,
+        warmup=_cache_warmup(config, tls, replicas, fetches.exchange),
         last_assignment=replicas,
         deployments=deployments,
         groups=groups,
@@ -275,6 +282,23 @@ def _model_fetches(
         uploads = Uploads(clock, bytes_per_s=config.upload_bytes_per_s)
         exchange = ModelExchange(transport, clock, config.credentials, fetcher.store, uploads)
     return ModelFetches(fetcher, config.hubs, transport, clock, node=config.name, exchange=exchange)
+
+
+def _cache_warmup(
+    config: AgentConfig,
+    tls: NodeTls | None,
+    replicas: AssignedReplicas,
+    exchange: ModelExchange | None,
+) -> CacheWarmup | None:
+    if config.credentials is None or exchange is None:
+        return None
+    return CacheWarmup(
+        node=config.name,
+        replicas=replicas,
+        addresses=exchange,
+        peers=HttpPeerPrompts(Dialer(config.credentials)),
+        engines=EngineHttp(tls),
+    )
 
 
 def _informer(transport: Transport, clock: Clock, kind: type[Obj]) -> Informer[Obj]:

@@ -165,7 +165,12 @@ def _engine_not_ready(engine: ObservedEngine) -> Condition:
         return _condition("Ready", "Loading", message, holds=False)
     if engine.probe_error:
         return _condition("Ready", "ProbeFailed", engine.probe_error, holds=False)
-    return _condition("Ready", "WarmingUp", "its engine is generating a first token", holds=False)
+    return _condition(
+        "Ready",
+        "WarmingUp",
+        "its engine is generating a first token and warming its cache",
+        holds=False,
+    )
 
 
 def _rank_conditions(seen: ObservedReplica) -> tuple[Condition, ...]:

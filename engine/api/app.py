@@ -21,10 +21,13 @@ from engine.cache.interface import BLOCK_TOKENS
 from engine.lifecycle import EngineState
 from engine.openai import embeddings, limits, request_body, responses, tokenization
 from engine.service import Service
+from identity.names import Role
+from identity.peers import peer_of
 from machinery import host_header
+from machinery.http_server import SSL_OBJECT
 from machinery.prometheus import CONTENT_TYPE
 from machinery.version import version
-from schemas.wire import headers
+from schemas.wire import headers, recent_prompts
 from schemas.wire.errors import Refusal, RefusedError
 
 
@@ -185,6 +188,7 @@ class ProbeRoutes:
             Route("/ready", self.ready, methods=["GET"]),
             Route("/metrics", self.metrics, methods=["GET"]),
             Route("/cache", self.cache, methods=["GET"]),
+            Route(recent_prompts.ENGINE_PATH, self.prompts, methods=["GET"]),
         ]
 
     async def health(self, _: Request) -> Response:
@@ -241,3 +245,23 @@ class ProbeRoutes:
         """
         blocks = self.service.gauges.prefix_blocks
         return web.json_response({"block": BLOCK_TOKENS, "blocks": blocks})
+
+    async def prompts(self, request: Request) -> Response:
+        """List the beginnings of the last prompts, for an engine that takes over.
+
+        Raises:
+            RefusedError: the sender is not the agent of this node.
+
+        """
+        self._check_agent(request)
+        report = self.service.prompts.report()
+        return web.json_response(report.model_dump(mode="json", by_alias=True))
+
+    def _check_agent(self, request: Request) -> None:
+        """Refuse all but the node's agent: by its certificate, or by the owner of the socket."""
+        if self.service.config.address.socket:
+            return
+        peer = peer_of(request.scope.get("state", {}).get(SSL_OBJECT))
+        if peer is None or peer.identity.role is not Role.NODE:
+            message = "Prompts are shown to the agent of this node alone, by its certificate."
+            raise RefusedError(Refusal(status=403, message=message, code="agent_only"))

@@ -14,6 +14,7 @@ from machinery.process_log import LogRing
 from machinery.prometheus import Gauge, LabelledGauge, MetricFamily, parse_samples
 from machinery.version import version
 from nodeagent.api.blobs import BlobRoutes
+from nodeagent.api.prompt_routes import PromptRoutes
 from nodeagent.dependencies import ObjectCache
 from nodeagent.doctor.readers import CollectionScope
 from nodeagent.engines import group_launch
@@ -58,6 +59,8 @@ class AgentView:
     """The fetches that people ask for; None: the agent has no store of models."""
     blobs: BlobRoutes | None = None
     """The files for other agents; None: it gives them none."""
+    prompts: PromptRoutes | None = None
+    """The prompts for agents that take over; None: it shows them none."""
     scope: CollectionScope | None = None
     """The parts of this machine that doctor examines; None: it examines nothing here."""
 

@@ -118,6 +118,8 @@ def make_app(
         ModelRoutes(collector=view.collector, pulls=view.pulls, access=admin).add_to(app)
     if view.blobs is not None:
         view.blobs.add_to(app)
+    if view.prompts is not None:
+        view.prompts.add_to(app)
     app.add_exception_handler(RefusedError, on_refused)
     app.add_exception_handler(HTTPException, on_http_error)
     app.add_exception_handler(RequestValidationError, on_invalid_query)

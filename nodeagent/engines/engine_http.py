@@ -48,6 +48,7 @@ class EngineHttp:
         *,
         limit_s: float,
         max_bytes: int,
+        headers: Mapping[str, str] | None = None,
     ) -> tuple[int, bytes]:
         """Return the status and the body of an answer. Raises what `get` does."""
         async with (
@@ -55,6 +56,7 @@ class EngineHttp:
             session.post(
                 f"{self._url(address)}{path}",
                 json=body,
+                headers=headers,
                 timeout=aiohttp.ClientTimeout(total=limit_s),
                 allow_redirects=False,
                 **self._options(address),

@@ -86,6 +86,13 @@ class ModelExchange:
         for folder in set(self._tracker.said("have")) - here:
             self._tracker.withdraw(keys.model_offer_key(self.node, folder))
 
+    async def urls(self) -> dict[str, str]:
+        """Return the addresses of the other agents that share files, by node; none if this node cannot share."""
+        if not self._url():
+            return {}
+        async with self._tracker.watching():
+            return self._tracker.urls()
+
     @asynccontextmanager
     async def sources(
         self, hub: ModelHub, repo: str, commit: str

@@ -145,6 +145,15 @@ class ShareTracker:
                 found[node] = entry.document
         return found
 
+    def urls(self) -> dict[str, str]:
+        """Return the address of each other node that offers a model."""
+        found: dict[str, str] = {}
+        for key, entry in self._entries().items():
+            node = keys.share_parts(key)[0]
+            if node != self.node and isinstance(entry.document, ModelOffer):
+                found[node] = entry.document.url
+        return found
+
     def queue(self, digest: str) -> list[str]:
         """Return the nodes that want a file, the one that may ask the hub first; this one only once the store has it."""
         found = [

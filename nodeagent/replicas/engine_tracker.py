@@ -5,7 +5,7 @@ It observes and counts; plan.py decides, execute.py acts.
 
 import asyncio
 import random
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from enum import StrEnum
@@ -416,10 +416,18 @@ def _has_progress(before: EngineHealth, now: EngineHealth) -> bool:
 class EngineProber:
     """Runs probes beside the loop: one takes as long as a first token, and other replicas must not wait for it."""
 
-    def __init__(self, client: HealthPort, group: asyncio.TaskGroup, clock: Clock) -> None:
+    def __init__(
+        self,
+        client: HealthPort,
+        group: asyncio.TaskGroup,
+        clock: Clock,
+        warm: Callable[[EngineProcess], Awaitable[int]] | None = None,
+    ) -> None:
+        """`warm` lets a new engine read prompts after its probe; it never fails."""
         self._client = client
         self._group = group
         self._clock = clock
+        self._warm = warm
 
     def start(self, engine: EngineTracker) -> None:
         """Probe the engine with one token, or a rank with the golden question; the result is in `engine.probe`."""
@@ -433,6 +441,10 @@ class EngineProber:
         else:
             question = self._client.golden(process.address, process.served_name)
             engine.rank.answer, engine.probe_error = await question
+        # The cache of an adopted engine is warm.
+        is_new = engine.rank is None and not engine.is_adopted
+        if self._warm is not None and is_new and not engine.probe_error:
+            await self._warm(process)
         engine.probed_at = self._clock.monotonic()
         engine.probe_failures = engine.probe_failures + 1 if engine.probe_error else 0
         engine.probe = ProbeState.FAILED if engine.probe_error else ProbeState.PASSED

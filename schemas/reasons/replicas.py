@@ -115,7 +115,10 @@ SECTION: Final = ReasonSection(
         normal("Joining", "A rank waits for the other ranks."),
         normal("MakingReference", "One process answers the golden question for comparison."),
         normal("Loading", "The engine loads the model."),
-        normal("WarmingUp", "The engine generates its first token, or its answer is checked."),
+        normal(
+            "WarmingUp",
+            "The engine generates its first token, its answer is checked, or it reads prompts of other replicas (20 s at most).",
+        ),
         normal("EngineDraining", "The engine finishes its requests and takes no new ones."),
         normal("Stopping", "The replica is being deleted."),
         normal("EngineEnding", "The engine has not ended yet."),

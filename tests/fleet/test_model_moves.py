@@ -6,11 +6,15 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import aiohttp
 import pytest
 
+from identity.names import Role
+from schemas.trust import TlsMode
 from tests.support.fleet import Fleet
 from tests.support.fleet_load import replicas, under_load
 from tests.support.hub import COMMIT, StandInHub
+from tests.support.identities import TestAuthority
 from tests.support.waiting import until, until_async
 
 pytestmark = [pytest.mark.fleet, pytest.mark.full, pytest.mark.timeout(300)]
@@ -36,8 +40,11 @@ def ballast(seed: int) -> bytes:
 
 
 @asynccontextmanager
-async def macs(root: Path, model: Path, *names: str) -> AsyncIterator[tuple[Fleet, StandInHub]]:
-    """Run a fleet whose Macs have disks of their own, and a hub."""
+async def macs(
+    root: Path, model: Path, *names: str, trusted: bool = False
+) -> AsyncIterator[tuple[Fleet, StandInHub]]:
+    """Run a fleet whose Macs have disks of their own, and a hub; if `trusted`, agents have identities."""
+    authority = TestAuthority(root / "ids")
     files = {path.name: path.read_bytes() for path in model.iterdir() if path.is_file()}
     hub = StandInHub(repos={REPO: files | {BALLAST: ballast(1)}})
     fleet = Fleet(root / "f", root)
@@ -48,7 +55,12 @@ async def macs(root: Path, model: Path, *names: str) -> AsyncIterator[tuple[Flee
             fleet.start_gateway()
             for name in names:
                 (root / name).mkdir()
-                fleet.start_agent(name, "--models-dir", str(root / name))
+                flags = ["--models-dir", str(root / name)]
+                if trusted:
+                    identity = authority.issue(Role.NODE, name)
+                    identity.write_trust(authority.snapshot(mode=TlsMode.PERMISSIVE))
+                    flags += ["--identity-dir", str(identity.path)]
+                fleet.start_agent(name, *flags)
             await fleet.joined(len(names))
             yield fleet, hub
         finally:
@@ -99,6 +111,35 @@ async def test_a_drain_switches_requests_only_when_the_new_replica_has_fetched_a
             assert await nodes_of(fleet) == [other]
             answered = len(asked)
             await until(lambda: len(asked) > answered + 8, what="answers of the new replica")
+
+
+async def cached_tokens(fleet: Fleet, prompt: str) -> int:
+    """Ask for one token, and return how much of the prompt was in the engine's cache."""
+    body = {"model": "tiny", "prompt": prompt, "max_tokens": 1}
+    async with (
+        aiohttp.ClientSession() as http,
+        http.post(f"{fleet.url}/v1/completions", json=body) as answer,
+    ):
+        assert answer.status == 200, await answer.text()
+        usage = (await answer.json())["usage"]
+        return int(usage["prompt_tokens_details"]["cached_tokens"])
+
+
+async def test_the_first_request_of_a_moved_replica_finds_its_prompt_in_the_cache(
+    tmp_path: Path, models_dir: Path
+) -> None:
+    prompt = "the code of the safe is 7 4 1 9 2 5 " * 8
+    async with macs(tmp_path, models_dir / "tiny", "node-1", "node-2", trusted=True) as (fleet, _):
+        await fleet.applied(DEPLOYMENT.replace("256", "1024"))
+        await fleet.available("tiny", limit_s=120)
+        (first,) = await nodes_of(fleet)
+        await fleet.routed("tiny", 1)
+        assert await cached_tokens(fleet, prompt) == 0
+        drained = await fleet.ctl("drain", first, "--timeout=120s", limit_s=150)
+        assert drained.code == 0, drained.err + fleet.words()
+        assert first not in await nodes_of(fleet)
+        await fleet.routed("tiny", 1)
+        assert await cached_tokens(fleet, prompt) >= 64, fleet.words()
 
 
 async def test_preloaded_files_wait_without_an_engine_and_make_a_drain_independent_of_the_hub(

@@ -21,6 +21,7 @@ from models.model_store.store import ModelStore
 from nodeagent.api import server
 from nodeagent.api.blobs import BlobRoutes
 from nodeagent.api.machine_metrics import AgentView
+from nodeagent.api.prompt_routes import PromptRoutes
 from nodeagent.model_store.collector import ModelCollector
 from nodeagent.model_store.pulls import ModelPulls
 from nodeagent.model_store.usage import ModelUsers, read_users
@@ -109,7 +110,10 @@ class Api:
 
 @asynccontextmanager
 async def serving(
-    fleet: TestAuthority, mode: TlsMode = TlsMode.STRICT, blobs: BlobRoutes | None = None
+    fleet: TestAuthority,
+    mode: TlsMode = TlsMode.STRICT,
+    blobs: BlobRoutes | None = None,
+    prompts: PromptRoutes | None = None,
 ) -> AsyncIterator[Api]:
     folder = fleet.issue(Role.NODE, NODE)
     folder.write_trust(fleet.snapshot(mode=mode))
@@ -124,6 +128,7 @@ async def serving(
     view = AgentView(
         name=NODE, status=STATUS, clock=CLOCK, started_at=0.0, engines={}, replicas=Replicas({}),
         has_lease=lambda: True, folder=fleet.root / "engines", ring=LogRing(), blobs=blobs,
+        prompts=prompts,
         collector=ModelCollector(models, recorder, users, node=NODE),
         pulls=ModelPulls(ModelFetcher(models, CLOCK), HubSettings(), CLOCK),
     )  # fmt: skip

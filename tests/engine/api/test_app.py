@@ -316,6 +316,11 @@ def test_a_large_body_without_a_length_is_refused(engine: Engine) -> None:
         connection.close()
 
 
+def test_prompts_are_shown_to_nobody_without_the_certificate_of_the_node(engine: Engine) -> None:
+    reply = engine.request("GET", "/cache/prompts")
+    assert (reply.status, reply.error["code"]) == (403, "agent_only")
+
+
 def test_cached_tokens_tell_nothing_of_other_keys(engine: Engine) -> None:
     secret = "the code of the safe is 7 4 1 9 2 5 " * 8
     alice, bob = ({"x-fleet-cache-salt": digit * 32} for digit in "ab")
