@@ -218,7 +218,7 @@ def real_dependencies(transport: Transport, clock: Clock, config: AgentConfig) -
         replicas=replicas,
         fetches=fetches,
         preloads=preloads,
-        pulls=ModelPulls(fetcher, config.hubs, clock),
+        pulls=ModelPulls(fetcher, config.hubs, clock, exchange=fetches.exchange),
         collector=collector,
         snapshots=snapshots,
         warmup=_cache_warmup(config, tls, replicas, fetches.exchange),

@@ -129,6 +129,7 @@ class BlobDownload:
                 await self.clock.sleep(_POLL_S)
                 continue
             self._count(-counted)
+            self.store.growing[file.digest] = part
             try:
                 async with self.sources.transfer(file) as transfer:
                     await self._complete(file, part, transfer)
@@ -137,6 +138,7 @@ class BlobDownload:
                     raise self._full_disk_error(file) from error
                 raise
             finally:
+                del self.store.growing[file.digest]
                 await run_in_thread(part.close)
             return
         self._count(file.size - counted)

@@ -1,4 +1,4 @@
-"""Reading of a content by its digest, for another Mac: a whole file, or the recorded part of one that still comes.
+"""Reading of a content by its digest, for another Mac: a whole file, or what is there of one that still comes.
 
 Every function blocks on the disk.
 """
@@ -24,7 +24,7 @@ class OpenBlob:
     """Bytes from the start that may be read."""
     is_whole: bool
     received: int
-    """Bytes in the file; of a partial one the last are not flushed yet."""
+    """Bytes in the file; of one that another process writes, the last may not be read yet."""
 
     def read(self, start: int, count: int) -> bytes:
         """Return at most `count` bytes; fewer only if the file became shorter.
@@ -63,10 +63,20 @@ def open_blob(store: ModelStore, digest: BlobDigest) -> OpenBlob | None:
     for is_whole in (True, False, True):
         try:
             path = store.blob_path(store.sha256_of(digest)) if is_whole else store.part_path(digest)
-            recorded = 0 if is_whole else recorded_bytes(path)
+            recorded = 0 if is_whole else _readable_bytes(store, digest)
             descriptor = os.open(path, flags)
         except FileNotFoundError:
             continue
         size = os.fstat(descriptor).st_size
         return OpenBlob(descriptor, size if is_whole else min(recorded, size), is_whole, size)
     return None
+
+
+def _readable_bytes(store: ModelStore, digest: BlobDigest) -> int:
+    """Return how many bytes of a partial file were received by this process, or recorded by any.
+
+    A reader need not wait for a flush: after a crash it still has what it got. The file may hold more, from before a
+    crash.
+    """
+    growing = store.growing.get(digest)
+    return max(0 if growing is None else growing.offset, recorded_bytes(store.part_path(digest)))

@@ -9,7 +9,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path, PurePosixPath
-from typing import Final
+from typing import Final, Protocol
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
@@ -61,6 +61,15 @@ class StoredModel:
         return sum(file.size for file in self.files)
 
 
+class GrowingFile(Protocol):
+    """A file that is being written."""
+
+    @property
+    def offset(self) -> int:
+        """The bytes that may be read."""
+        ...
+
+
 class _ManifestFile(BaseModel):
     model_config = ConfigDict(extra="ignore", frozen=True)
     path: str
@@ -104,6 +113,8 @@ class ModelStore:
         self.root = root
         self.clock = clock
         self.reserve_bytes = reserve_bytes
+        self.growing: dict[BlobDigest, GrowingFile] = {}
+        """Files that fetches of this process write now: other Macs get their bytes before they are flushed."""
 
     @property
     def blobs(self) -> Path:

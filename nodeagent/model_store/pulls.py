@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Final
 
@@ -12,6 +13,7 @@ from models.hub.fetcher import FetchRequest, ModelFetcher
 from models.hub.file_selection import DEFAULT_PATTERNS
 from models.hub.hub_settings import HubFactory, HubSettings
 from models.hub.progress import FetchMonitor
+from nodeagent.peers.model_exchange import ModelExchange
 from schemas.deployment import HubReference
 from schemas.wire.stored_models import ModelFetchReport
 
@@ -42,7 +44,16 @@ class ModelPulls:
     A pull that fails keeps its error until it is asked for again; it is not retried beyond the fetcher's own attempts.
     """
 
-    def __init__(self, fetcher: ModelFetcher, hubs: HubSettings, clock: Clock) -> None:
+    def __init__(
+        self,
+        fetcher: ModelFetcher,
+        hubs: HubSettings,
+        clock: Clock,
+        *,
+        exchange: ModelExchange | None = None,
+    ) -> None:
+        """`exchange`: the other agents as sources of files; None: the hub alone."""
+        self._exchange = exchange
         self._fetcher = fetcher
         self._hubs = hubs
         self._clock = clock
@@ -93,8 +104,15 @@ class ModelPulls:
         request = FetchRequest(
             repo=source.repo, commit=source.revision, patterns=source.files or DEFAULT_PATTERNS
         )
+        hub = factory(source, "")
+        shared = (
+            nullcontext()
+            if self._exchange is None
+            else self._exchange.sources(hub, source.repo, source.revision, pull.monitor)
+        )
         try:
-            await self._fetcher.fetch(factory(source, ""), request, monitor=pull.monitor)
+            async with shared as sources:
+                await self._fetcher.fetch(hub, request, monitor=pull.monitor, sources=sources)
         except ModelFetchError as error:
             pull.error = f"{error.reason}: {error}"
         except (OSError, ValueError) as error:

@@ -1,6 +1,7 @@
 """The exchange of files between one agent and the others: it offers what its store has, and lends its fetches the other agents' files."""
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from typing import Final
@@ -10,6 +11,7 @@ from identity.dialer import Dialer
 from machinery.clock import Clock
 from models.hub.blob_source import BlobSources
 from models.hub.model_hub import ModelHub, folder_name
+from models.hub.progress import FetchMonitor
 from models.hub.threads import run_in_thread
 from models.model_store.store import ModelStore
 from nodeagent.peers.peer_blobs import HttpPeerBlobs
@@ -43,14 +45,16 @@ class ModelExchange:
         self.node: Final = credentials.identity.name
         self._tracker = ShareTracker(transport, clock, node=self.node)
         self._recorder = EventRecorder(transport, clock, source=f"Node/{self.node}")
+        self._peers = HttpPeerBlobs(Dialer(credentials))
         self.share: Final = FleetShare(
             tracker=self._tracker,
-            peers=HttpPeerBlobs(Dialer(credentials)),
+            peers=self._peers,
             clock=clock,
             record=self._record,
         )
         self._url: Callable[[], str] = lambda: ""
-        self._fetching: set[str] = set()
+        self._fetching: Counter[str] = Counter()
+        """Fetches that run, by folder: a deployment and a person may want the same model."""
         self._is_dirty = asyncio.Event()
 
     @property
@@ -61,7 +65,7 @@ class ModelExchange:
     async def run(self, lease: Callable[[], int | None], url: Callable[[], str]) -> None:
         """Offer models forever, under the node's lease and at the URL of its API ("": nowhere)."""
         self._url = url
-        async with asyncio.TaskGroup() as group:
+        async with self._peers.open(), asyncio.TaskGroup() as group:
             group.create_task(self._tracker.run(lease))
             group.create_task(self._recorder.run())
             while True:
@@ -79,7 +83,7 @@ class ModelExchange:
     async def _offer(self) -> None:
         """Say which models are here or on their way, and withdraw the others."""
         whole = {model.name for model in await run_in_thread(self.store.models)}
-        here = whole | self._fetching if self._url() else set()
+        here = whole | set(self._fetching) if self._url() else set()
         for folder in here:
             offer = ModelOffer(url=self._url(), is_whole=folder not in self._fetching)
             self._tracker.say(keys.model_offer_key(self.node, folder), offer)
@@ -95,20 +99,24 @@ class ModelExchange:
 
     @asynccontextmanager
     async def sources(
-        self, hub: ModelHub, repo: str, commit: str
+        self, hub: ModelHub, repo: str, commit: str, monitor: FetchMonitor
     ) -> AsyncIterator[BlobSources | None]:
-        """Yield the sources of a commit's files while it is fetched; None if this node cannot share."""
+        """Yield the sources of a commit's files while it is fetched; None if this node cannot share.
+
+        `monitor` gets the reason while nothing arrives.
+        """
         if not self._url():
             yield None
             return
         folder = folder_name(repo, commit)
-        self._fetching.add(folder)
+        self._fetching[folder] += 1
         self._is_dirty.set()
         try:
             async with self._tracker.watching():
-                yield self.share.sources(hub, repo, commit)
+                yield self.share.sources(hub, repo, commit, monitor)
         finally:
-            self._fetching.discard(folder)
+            self._fetching[folder] -= 1
+            self._fetching += Counter()  # drops what is 0
             self._is_dirty.set()
 
     def lines(self) -> Iterator[str]:

@@ -45,16 +45,29 @@ class HttpPeerBlobs:
 
     def __init__(self, dialer: Dialer) -> None:
         self._dialer = dialer
+        self._session: aiohttp.ClientSession | None = None
+
+    @asynccontextmanager
+    async def open(self) -> AsyncIterator[None]:
+        """Keep connections between reads, until the end of the block: a file that still comes is read in many steps."""
+        async with aiohttp.ClientSession(timeout=_TIMEOUT, auto_decompress=False) as http:
+            self._session = http
+            try:
+                yield
+            finally:
+                self._session = None
 
     @asynccontextmanager
     async def read(
         self, node: str, url: str, digest: BlobDigest, start: int, count: int
     ) -> AsyncIterator[PeerAnswer]:
         """Ask a node for at most `count` bytes from `start`. Raises PeerError, also while chunks are read."""
+        http = self._session
+        if http is None:
+            raise PeerError("this agent is starting or ending")
         try:
             dial = self._dialer.node(node, url)
             async with (
-                aiohttp.ClientSession(timeout=_TIMEOUT, auto_decompress=False) as http,
                 http.get(
                     f"{url}{PATH}/{digest.hex}",
                     ssl=dial.ssl,

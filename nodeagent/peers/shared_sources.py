@@ -12,6 +12,7 @@ from machinery.clock import Clock
 from machinery.prometheus import Counter
 from models.hub.blob_source import BlobTransfer
 from models.hub.model_hub import ModelHub, RemoteFile, folder_name
+from models.hub.progress import FetchMonitor
 from nodeagent.peers.peer_blobs import PeerBlobs, PeerError
 from nodeagent.peers.tracker import ShareTracker
 from schemas.blob_share import FetchClaim, ModelOffer
@@ -34,6 +35,10 @@ _BUSY_S: Final = 2.0
 _FAILED_S: Final = 5.0
 # If no node has a further byte for so long, the next in the queue asks the hub as well.
 _STALL_S: Final = 60.0
+# After so long without a byte, the progress says what is waited for.
+_SILENT_S: Final = 3.0
+# Smaller files are not worth a question to nodes that have other models only.
+_WORTH_ASKING_BYTES: Final = 1 << 20
 # Without etcd, a place in the queue is waited for so long.
 _PLACE_S: Final = 10.0
 
@@ -56,9 +61,11 @@ class FleetShare:
         )
     )
 
-    def sources(self, hub: ModelHub, repo: str, commit: str) -> "SharedSources":
-        """Return the sources of a commit's files."""
-        return SharedSources(self, hub, repo, commit)
+    def sources(
+        self, hub: ModelHub, repo: str, commit: str, monitor: FetchMonitor
+    ) -> "SharedSources":
+        """Return the sources of a commit's files. `monitor` gets the reason while nothing arrives."""
+        return SharedSources(self, hub, repo, commit, monitor)
 
     def is_banned(self, node: str) -> bool:
         """Return whether the node sent wrong bytes within the last hour."""
@@ -77,6 +84,7 @@ class SharedSources:
     hub: ModelHub
     repo: str
     commit: str
+    monitor: FetchMonitor
 
     @property
     def folder(self) -> str:
@@ -118,6 +126,9 @@ class SharedTransfer:
         """The time from which a node may be asked again."""
         self._received: dict[str, int] = {}
         self._busy_until: dict[str, float] = {}
+        self._lacking: set[str] = set()
+        """Nodes that do not have the file. Those with other models are asked once: a file may belong to several."""
+        self._is_waiting = False
         self._is_last_round = False
         """True in the round of questions that precedes the hub."""
         self._progress_at = self._started
@@ -136,6 +147,7 @@ class SharedTransfer:
             async with aclosing(self._from_peers(at)) as pieces:
                 async for chunk in pieces:
                     at += len(chunk)
+                    self._show_wait(is_over=True)
                     yield chunk
             if at > before:
                 self._is_last_round = False
@@ -143,6 +155,7 @@ class SharedTransfer:
                 continue
             if not self._may_ask_hub():
                 self._is_last_round = False
+                self._show_wait(is_over=False)
                 await self._clock.sleep(_POLL_S)
                 continue
             if (
@@ -152,6 +165,7 @@ class SharedTransfer:
                 self._asked_at.clear()
                 continue
             self.source, self._is_last_round = self._of.hub.name, False
+            self._show_wait(is_over=True)
             async with self._of.hub.read(
                 self._of.repo, self._of.commit, self._file, start=at
             ) as chunks:
@@ -159,6 +173,17 @@ class SharedTransfer:
                     at += len(chunk)
                     yield chunk
             return
+
+    def _show_wait(self, *, is_over: bool) -> None:
+        """Let the progress say what is waited for, after some seconds without a byte."""
+        is_silent = self._clock.monotonic() - self._progress_at >= _SILENT_S
+        if is_over and self._is_waiting:
+            self._is_waiting, self._of.monitor.waiting = False, ""
+        if not is_over and is_silent:
+            queue = self._share.tracker.queue(self._name)
+            first = queue[0] if queue else "the store"
+            self._is_waiting = True
+            self._of.monitor.waiting = f"waiting for {first}, the first in the queue for {self._file.path} at {self._of.hub.name}"
 
     def _may_ask_hub(self) -> bool:
         """Return whether this node is the first in the queue, or those before it bring nothing."""
@@ -194,21 +219,29 @@ class SharedTransfer:
                 return
 
     def _candidates(self) -> list[tuple[str, ModelOffer]]:
-        """Return the nodes to ask: those with the whole model, then the first ones of the queue."""
+        """Return the nodes to ask: those with the whole model, then the first ones of the queue, then each other once."""
         share, now = self._share, self._clock.monotonic()
         queue = {node: place for place, node in enumerate(share.tracker.queue(self._name))}
-        found = [
-            (not offer.is_whole, queue.get(node, len(queue)), random.random(), node, offer)
-            for node, offer in share.tracker.offers(self._of.folder).items()
-            if not share.is_banned(node) and self._asked_at.get(node, now) <= now
-        ]
-        return [(node, offer) for *_, node, offer in sorted(found, key=lambda one: one[:3])][
-            :_ASKED_AT_ONCE
-        ]
+        near: list[tuple[tuple[bool, int, float], str, ModelOffer]] = []
+        outside: list[tuple[str, ModelOffer]] = []
+        for node, models in share.tracker.offers().items():
+            if share.is_banned(node) or self._asked_at.get(node, now) > now:
+                continue
+            offer = models.get(self._of.folder)
+            if offer is not None or node in queue:
+                is_partial = offer is None or not offer.is_whole
+                order = is_partial, queue.get(node, len(queue)), random.random()
+                near.append((order, node, offer or next(iter(models.values()))))
+            elif node not in self._lacking and self._file.size >= _WORTH_ASKING_BYTES:
+                outside.append((node, next(iter(models.values()))))
+        near.sort(key=lambda one: one[0])
+        return [(node, offer) for _, node, offer in near[:_ASKED_AT_ONCE]] + outside
 
     def _note(self, node: str, status: int, received: int) -> None:
         if status == 429:
             self._busy_until[node] = self._clock.monotonic() + _BUSY_S
+        if status == 404:
+            self._lacking.add(node)
         if status != 206:
             self._pause(node, _PAUSES.get(status, _FAILED_S))
         if received > self._received.get(node, 0):  # it is slow, not dead

@@ -135,14 +135,13 @@ class ShareTracker:
     def _entries(self) -> Mapping[str, ShareEntry]:
         return {} if self._informer is None else self._informer.items
 
-    def offers(self, folder: str) -> dict[str, ModelOffer]:
-        """Return what other nodes offer of a model, by node."""
-        found: dict[str, ModelOffer] = {}
+    def offers(self) -> dict[str, dict[str, ModelOffer]]:
+        """Return what other nodes offer: by node, then by the model's folder."""
+        found: dict[str, dict[str, ModelOffer]] = {}
         for key, entry in self._entries().items():
             node, what, name = keys.share_parts(key)
-            is_other = what == "have" and name == folder and node != self.node
-            if is_other and isinstance(entry.document, ModelOffer):
-                found[node] = entry.document
+            if what == "have" and node != self.node and isinstance(entry.document, ModelOffer):
+                found.setdefault(node, {})[name] = entry.document
         return found
 
     def urls(self) -> dict[str, str]:

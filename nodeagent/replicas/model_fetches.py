@@ -272,7 +272,7 @@ class ModelFetches:
             request = FetchRequest(
                 repo=source.repo, commit=source.revision, patterns=_patterns(source)
             )
-            async with self._sources(hub, source) as sources:
+            async with self._sources(hub, fetch) as sources:
                 await self._fetcher.fetch(hub, request, monitor=fetch.monitor, sources=sources)
         except (ModelFetchError, StoreError, OSError, ValueError) as error:
             self._note(fetch, error, has_token=bool(token))
@@ -304,12 +304,13 @@ class ModelFetches:
         fetch.counted_bytes = now
 
     def _sources(
-        self, hub: ModelHub, source: HubReference
+        self, hub: ModelHub, fetch: _Fetch
     ) -> AbstractAsyncContextManager[BlobSources | None]:
         """Return the sources of the files; None of it means the hub alone."""
         if self.exchange is None:
             return nullcontext()
-        return self.exchange.sources(hub, source.repo, source.revision)
+        source = fetch.source
+        return self.exchange.sources(hub, source.repo, source.revision, fetch.monitor)
 
     async def _token(self, fetch: _Fetch) -> str:
         """Return the token that the reconciler gave to this node for the deployment; "" if it gave none."""

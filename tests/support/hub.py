@@ -41,6 +41,8 @@ class Seen:
     port: int
     has_token: bool
     range: str
+    client: str = ""
+    """Address of the client."""
 
 
 @dataclass(kw_only=True)
@@ -88,6 +90,7 @@ class StandInHub:
     seen: list[Seen] = field(default_factory=list)
     body_bytes: int = 0
     """Bytes of files that were sent."""
+    _sending: set[asyncio.Transport] = field(default_factory=set)
 
     @property
     def endpoint(self) -> str:
@@ -104,6 +107,11 @@ class StandInHub:
             yield self
         finally:
             await runner.cleanup()
+
+    def cut(self) -> None:
+        """Cut the connections over which files are being sent."""
+        for transport in self._sending:
+            transport.abort()
 
     def requests(self, method: str, part: str) -> list[Seen]:
         return [one for one in self.seen if one.method == method and part in one.path]
@@ -130,6 +138,7 @@ class StandInHub:
                 port=port,
                 has_token=bool(bearer),
                 range=request.headers.get("Range", ""),
+                client=request.remote or "",
             )
         )
         faults = self.faults
@@ -241,7 +250,15 @@ class StandInHub:
         await response.prepare(request)
         if request.method == "HEAD":
             return response
-        return await self._send(request, response, rest)
+        transport = request.transport
+        assert transport is not None
+        self._sending.add(transport)
+        try:
+            return await self._send(request, response, rest)
+        except ConnectionError:  # cut, or the client has gone
+            return response
+        finally:
+            self._sending.discard(transport)
 
     async def _send(
         self, request: web.Request, response: web.StreamResponse, rest: bytes

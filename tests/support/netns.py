@@ -126,10 +126,32 @@ class Networks:
     def mend_clients(self, member: int) -> None:
         _ip(f"link set {self._link('c', member)} up")
 
+    def limit_clients(self, bytes_per_s: int) -> None:
+        """Limit what this machine sends to all members together: the link to the internet."""
+        _limit((), f"{self._own}cb", bytes_per_s)
+
+    def limit_peers(self, bytes_per_s: int) -> None:
+        """Limit what each member sends to the others, and what it gets from them: the local network."""
+        for member in self._members:
+            _limit(("ip", "netns", "exec", self._namespace(member)), "p0", bytes_per_s)
+            _limit((), self._link("p", member), bytes_per_s)
+
     def drop_multicast(self) -> None:
         """Let the network of the clients carry no multicast between members, as some access points do."""
         for member in self._members:
             _ip(f"link set {self._link('c', member)} type bridge_slave mcast_flood off")
+
+
+def _limit(prefix: tuple[str, ...], link: str, bytes_per_s: int) -> None:
+    """Limit what leaves a link, with a queue of 50 ms."""
+    words = (
+        f"tc qdisc replace dev {link} root tbf rate {bytes_per_s * 8}bit burst 256kb latency 50ms"
+    )
+    done = subprocess.run(
+        (*prefix, *words.split()), capture_output=True, text=True, timeout=10, check=False
+    )
+    if done.returncode:
+        raise NoNamespaceError(done.stderr.strip())
 
 
 def _inside(space: str, line: str) -> None:

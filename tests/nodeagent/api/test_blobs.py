@@ -66,7 +66,7 @@ async def test_a_node_gets_a_file_whole_in_ranges_and_its_size(tmp_path: Path) -
         assert (status, headers["content-length"], body) == (200, str(len(CONTENT)), b"")
 
 
-async def test_a_partial_file_gives_what_its_journal_names(tmp_path: Path) -> None:
+async def test_a_partial_file_gives_what_is_recorded_or_received(tmp_path: Path) -> None:
     fleet, blobs = TestAuthority(tmp_path / "ids"), routes(tmp_path / "models")
     (tmp_path / "w").write_bytes(CONTENT)
     digest = hash_file(tmp_path / "w").sha256
@@ -83,6 +83,10 @@ async def test_a_partial_file_gives_what_its_journal_names(tmp_path: Path) -> No
         status, headers, _ = await ask(api, client, digest.hex, "bytes=2000-")
         assert (status, headers["x-fleet-received-bytes"]) == (416, "2500")
         assert (await ask(api, client, digest.hex))[0] == 404
+        # What this process receives is given at once.
+        blobs.store.growing[digest] = part
+        status, headers, body = await ask(api, client, digest.hex, "bytes=500-")
+        assert (status, body) == (206, CONTENT[500:2500])
     part.close()
 
 

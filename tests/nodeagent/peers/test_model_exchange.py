@@ -14,12 +14,16 @@ from identity.names import Role
 from machinery.clock import SystemClock
 from machinery.http_server import AdminServer
 from models.hub.fetcher import FetchLimits, FetchRequest, ModelFetcher
+from models.hub.hub_settings import HubSettings
 from models.hub.huggingface import HuggingFaceHub, open_hub_session
+from models.hub.progress import FetchMonitor
 from models.model_store.store import ModelStore, StoredModel
 from nodeagent.api.blobs import BlobRoutes
 from nodeagent.api.server import on_refused
+from nodeagent.model_store.pulls import ModelPulls
 from nodeagent.peers.model_exchange import ModelExchange
 from nodeagent.peers.uploads import Uploads
+from schemas.deployment import HubReference
 from schemas.wire.errors import RefusedError
 from store import keys
 from store.memory import MemoryTransport
@@ -44,14 +48,16 @@ class Mac:
 
     exchange: ModelExchange
     fetcher: ModelFetcher
+    pulls: ModelPulls
     hub: HuggingFaceHub
     running: asyncio.Task[None]
     lease: int
 
     async def fetch(self) -> StoredModel:
-        async with self.exchange.sources(self.hub, REPO, COMMIT) as sources:
+        monitor = FetchMonitor(CLOCK)
+        async with self.exchange.sources(self.hub, REPO, COMMIT, monitor) as sources:
             assert sources is not None
-            return await self.fetcher.fetch(self.hub, REQUEST, sources=sources)
+            return await self.fetcher.fetch(self.hub, REQUEST, monitor=monitor, sources=sources)
 
 
 @dataclass(kw_only=True)
@@ -88,14 +94,22 @@ class Fleet:
         async def run() -> None:
             async with asyncio.TaskGroup() as group:
                 group.create_task(server.run())
+                group.create_task(pulls.run())
                 await changed.wait()
                 url = f"https:{server.url.partition(':')[2]}"
                 group.create_task(exchange.run(lambda: lease, lambda: url))
 
-        task = self.group.create_task(run())
         limits = FetchLimits(piece_bytes=PIECE, attempts=3)
         fetcher = ModelFetcher(models, CLOCK, limits=limits)
-        mac = Mac(exchange=exchange, fetcher=fetcher, hub=self.adapter, running=task, lease=lease)
+        pulls = ModelPulls(fetcher, HubSettings(), CLOCK, exchange=exchange)
+        mac = Mac(
+            exchange=exchange,
+            fetcher=fetcher,
+            pulls=pulls,
+            hub=self.adapter,
+            running=self.group.create_task(run()),
+            lease=lease,
+        )
         self.macs.append(mac)
         await until(lambda: exchange.is_ready, what="sharing")
         return mac
@@ -213,13 +227,34 @@ async def test_a_mac_gets_a_whole_model_from_another_when_the_hub_goes(
         assert second.exchange.share.received.value() == wanted_bytes(one.hub)
 
 
+async def test_what_a_person_pulls_comes_from_the_macs_that_have_it(tmp_path: Path) -> None:
+    async with fleet(tmp_path, 1 << 18) as one:
+        first, second = await one.add("mac-0"), await one.add("mac-1")
+        await first.fetch()
+
+        async def offered() -> bool:
+            return len(await one.offers()) == 1
+
+        await until_async(offered, what="an offer")
+        before = one.hub.body_bytes
+        second.pulls.start(HubReference(repo=REPO, revision=COMMIT, endpoint=one.hub.endpoint))
+        await until(
+            lambda: any(report.phase == "Present" for report in second.pulls.reports()),
+            what="the model",
+        )
+        assert one.hub.body_bytes == before
+        assert second.exchange.share.received.value() == wanted_bytes(one.hub)
+
+
 async def test_a_silent_mac_at_the_head_of_the_queue_is_not_waited_for_for_ever(
     tmp_path: Path,
 ) -> None:
     async with fleet(tmp_path, 1 << 17) as one:
         silent, mac = await one.add("mac-0"), await one.add("mac-1")
         mac.exchange.share.stall_s = 0.5
-        async with silent.exchange.sources(silent.hub, REPO, COMMIT) as sources:
+        async with silent.exchange.sources(
+            silent.hub, REPO, COMMIT, FetchMonitor(CLOCK)
+        ) as sources:
             assert sources is not None
             (file,) = (f for f in await one.adapter.files(REPO, COMMIT) if f.path == WEIGHTS)
             async with sources.transfer(file), asyncio.timeout(60):

@@ -1,0 +1,126 @@
+"""A process that is the sharing part of one agent: API over TLS, lease, exchange and pulls, without engines.
+
+Arguments: the process's settings as JSON (`Settings`). It pulls the references that it reads from standard input, one
+as JSON in each line, and prints the reports of its pulls when they change.
+"""
+
+import asyncio
+import json
+import sys
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Final
+
+from fastapi import FastAPI
+
+from identity.credentials import Credentials
+from identity.folder import IdentityFolder
+from identity.listeners import server_security
+from identity.names import Role
+from machinery.clock import SystemClock
+from machinery.http_server import AdminServer
+from models.hub.fetcher import FetchLimits, ModelFetcher
+from models.hub.hub_settings import HubSettings
+from models.model_store.store import ModelStore
+from nodeagent.api.blobs import BlobRoutes
+from nodeagent.api.server import on_refused
+from nodeagent.model_store.pulls import ModelPulls
+from nodeagent.peers.model_exchange import ModelExchange
+from nodeagent.peers.uploads import Uploads
+from schemas.deployment import HubReference
+from schemas.wire.errors import RefusedError
+from store.etcd.address import EtcdAddress
+from store.etcd.connect import connect
+from store.leases import LEASE_TTL_S, LeaseSession
+from store.port import Transport
+
+CLOCK: Final = SystemClock()
+_REPORT_S: Final = 0.05
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """The arguments of the process."""
+
+    name: str
+    root: str
+    """The models folder."""
+    identity: str
+    address: str
+    port: int
+    etcd: str
+    attempts: int = 4
+    """Consecutive failures of a request to the hub before a pull fails."""
+
+    @property
+    def words(self) -> str:
+        """Return the command line's only argument."""
+        return json.dumps(asdict(self))
+
+
+class Lease:
+    """The node's lease, a new one after each loss."""
+
+    def __init__(self, transport: Transport) -> None:
+        self._transport = transport
+        self.id: int | None = None
+
+    async def keep(self) -> None:
+        while True:
+            session = LeaseSession(self._transport, CLOCK, ttl_s=LEASE_TTL_S)
+            await session.open()
+            self.id = session.id
+            await session.keep()
+            self.id = None
+
+
+async def main(settings: Settings) -> None:
+    credentials = Credentials(IdentityFolder(Path(settings.identity)), CLOCK)
+    transport = connect(EtcdAddress(endpoints=(settings.etcd,)))
+    store, uploads = ModelStore(Path(settings.root), CLOCK), Uploads(CLOCK)
+    exchange = ModelExchange(transport, CLOCK, credentials, store, uploads)
+    limits = FetchLimits(attempts=settings.attempts, rate_limit_wait_s=0.0)
+    fetcher = ModelFetcher(store, CLOCK, limits=limits)
+    pulls = ModelPulls(fetcher, HubSettings(), CLOCK, exchange=exchange)
+    app = FastAPI()
+    app.add_exception_handler(RefusedError, on_refused)
+    BlobRoutes(node=settings.name, store=store, uploads=uploads).add_to(app)
+    security = server_security(credentials, frozenset({Role.NODE}), is_insecure=False)
+    server = AdminServer(
+        app, CLOCK, (settings.address, settings.port), lambda: None, security=security
+    )
+    lease = Lease(transport)
+    async with asyncio.TaskGroup() as group:
+        group.create_task(server.run())
+        group.create_task(lease.keep())
+        group.create_task(pulls.run())
+        url = f"https://{settings.address}:{settings.port}"
+        group.create_task(
+            exchange.run(lambda: lease.id, lambda: url if server.url and lease.id else "")
+        )
+        group.create_task(_report(pulls, exchange))
+        await _obey(pulls)
+
+
+async def _obey(pulls: ModelPulls) -> None:
+    reader = asyncio.StreamReader()
+    loop = asyncio.get_running_loop()
+    await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
+    while line := await reader.readline():
+        pulls.start(HubReference.model_validate_json(line))
+
+
+async def _report(pulls: ModelPulls, exchange: ModelExchange) -> None:
+    last = ""
+    while True:
+        reports = [json.loads(one.model_dump_json(by_alias=False)) for one in pulls.reports()]
+        banned = sorted(exchange.share.banned)
+        line = json.dumps({"ready": exchange.is_ready, "pulls": reports, "banned": banned})
+        if line != last:
+            print(line, flush=True)
+            last = line
+        await asyncio.sleep(_REPORT_S)
+
+
+if __name__ == "__main__":
+    asyncio.run(main(Settings(**json.loads(sys.argv[1]))))
