@@ -121,6 +121,14 @@ _NOT_FOR_ENGINES = ("OTEL_EXPORTER_OTLP_",)
     "this Mac generates.",
 )
 @click.option(
+    "--serve-hub",
+    "serves_hub",
+    is_flag=True,
+    envvar="FLEET_SERVE_HUB",
+    help="Serve the models on this Mac's disk to Hugging Face's clients, at the path /hub of the agent's API. A client "
+    "needs a certificate of the role admin or node.",
+)
+@click.option(
     "--part-of-machine",
     is_flag=True,
     help="This machine runs several nodes on purpose; give the flag to all their agents.",
@@ -153,6 +161,8 @@ def main(log_level: LogLevel, log_format: LogFormat, **options: Any) -> None:
     facts, identity = _identify(state_dir, options["name"])
     clock = SystemClock()
     credentials = read_identity(folder, Role.NODE, clock)
+    if options["serves_hub"] and credentials is None:
+        click.echo("nodeagent: no mirror: --serve-hub needs the node's identity", err=True)
     config = AgentConfig(
         state_dir=state_dir,
         models_dir=options["models_dir"].expanduser().resolve(),
@@ -165,6 +175,7 @@ def main(log_level: LogLevel, log_format: LogFormat, **options: Any) -> None:
         model_disk=model_disk_limits(options),
         start_concurrency=options["start_concurrency"],
         upload_bytes_per_s=_upload_limit(options["upload_limit"]),
+        serves_hub=options["serves_hub"],
         api_port=options["api_port"],
         api_security=api_security(options),
         insecure_flags=insecure_flags(options),

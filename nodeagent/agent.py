@@ -12,6 +12,7 @@ from machinery.backoff import Backoff
 from machinery.clock import Clock
 from machinery.control_loop import Requeue, WorkQueue, run_loop
 from nodeagent.api.blobs import BlobRoutes
+from nodeagent.api.hub_mirror import HubMirrorRoutes
 from nodeagent.api.machine_metrics import AgentView
 from nodeagent.api.prompt_routes import PromptRoutes
 from nodeagent.api.server import AgentApi
@@ -89,7 +90,7 @@ class Agent:
         self._api = self._new_api(config.api_port) if config.api_port is not None else None
 
     def _new_api(self, port: int) -> AgentApi:
-        config = self._config
+        config, blobs = self._config, self._blob_routes()
         view = AgentView(
             name=config.name,
             status=config.status,
@@ -106,8 +107,9 @@ class Agent:
             more=tuple(
                 one for one in (self._upkeep, self._dependencies.fetches) if one is not None
             ),
-            blobs=self._blob_routes(),
+            blobs=blobs,
             prompts=self._prompt_routes(),
+            mirror=HubMirrorRoutes(blobs) if blobs is not None and config.serves_hub else None,
             scope=CollectionScope(
                 models_dir=config.models_dir,
                 engine_folders=(config.state_dir / "engines",),

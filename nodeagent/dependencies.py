@@ -89,6 +89,8 @@ class AgentConfig:
     """Room that fetches leave free, and fullness at which unused models are removed."""
     upload_bytes_per_s: float = DEFAULT_BYTES_PER_S
     """The limit of the files that are sent to other agents."""
+    serves_hub: bool = False
+    """True if the API is a mirror of hubs for other programs."""
     lease_s: int = LEASE_TTL_S
     start_concurrency: int = DEFAULT_CONCURRENCY
     """The number of engines that may load at once."""

@@ -5,7 +5,7 @@ its journal names; the reader verifies the whole by its digest.
 """
 
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -17,6 +17,7 @@ from typing_extensions import override
 from identity.names import Role
 from identity.peers import peer_of
 from machinery.http_server import SSL_OBJECT
+from models.hub.digests import BlobDigest
 from models.hub.threads import acquire_in_thread, run_in_thread
 from models.model_store.blob_reader import OpenBlob, open_blob, parse_hex
 from models.model_store.store import ModelStore
@@ -51,9 +52,22 @@ class BlobRoutes:
             raise self._refused(
                 429, f"{self.uploads.most} files are being sent already; ask another node"
             )
+        return await self.respond(request, digest, {"cache-control": "no-store"})
+
+    async def respond(
+        self, request: Request, digest: BlobDigest, headers: Mapping[str, str]
+    ) -> Response:
+        """Return the response with a file, or a range of it; the caller has taken a place of `uploads` for it.
+
+        `headers` are those of the answer beside the ones of the body.
+
+        Raises:
+            RefusedError: the file, or the range of it, is not here.
+
+        """
         try:
             return self._response(
-                request, await acquire_in_thread(lambda: open_blob(self.store, digest))
+                request, await acquire_in_thread(lambda: open_blob(self.store, digest)), headers
             )
         except BaseException:
             self.uploads.leave()
@@ -65,7 +79,9 @@ class BlobRoutes:
         if peer is None or peer.identity.role is not Role.NODE:
             raise self._refused(403, "only agents with a certificate of the fleet get files")
 
-    def _response(self, request: Request, blob: OpenBlob | None) -> Response:
+    def _response(
+        self, request: Request, blob: OpenBlob | None, more: Mapping[str, str]
+    ) -> Response:
         if blob is None:
             raise self._refused(404, "there is no such file")
         found = _RANGE.fullmatch(request.headers.get("range", ""))
@@ -75,8 +91,7 @@ class BlobRoutes:
         start = int(found[1]) if found else 0
         end = min(int(found[2]) + 1 if found and found[2] else blob.available, blob.available)
         total = str(blob.available) if blob.is_whole else "*"
-        headers = {"accept-ranges": "bytes", "cache-control": "no-store"}
-        headers[RECEIVED] = str(blob.received)
+        headers = {**more, "accept-ranges": "bytes", RECEIVED: str(blob.received)}
         if found and start >= end:
             blob.close()
             raise self._refused(

@@ -14,6 +14,7 @@ from machinery.process_log import LogRing
 from machinery.prometheus import Gauge, LabelledGauge, MetricFamily, parse_samples
 from machinery.version import version
 from nodeagent.api.blobs import BlobRoutes
+from nodeagent.api.hub_mirror import HubMirrorRoutes
 from nodeagent.api.prompt_routes import PromptRoutes
 from nodeagent.dependencies import ObjectCache
 from nodeagent.doctor.readers import CollectionScope
@@ -61,6 +62,8 @@ class AgentView:
     """The files for other agents; None: it gives them none."""
     prompts: PromptRoutes | None = None
     """The prompts for agents that take over; None: it shows them none."""
+    mirror: HubMirrorRoutes | None = None
+    """The models for Hugging Face's clients; None: it is no mirror."""
     scope: CollectionScope | None = None
     """The parts of this machine that doctor examines; None: it examines nothing here."""
 

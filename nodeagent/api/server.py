@@ -1,9 +1,9 @@
 """The agent's API server: its routes, their authorization, and the condition that says whether it listens.
 
 `/health` and `/metrics` are open on this machine; elsewhere they need an identity of the fleet, a ticket or a token
-(identity/metrics_access.py). Files of models need a certificate of a node (nodeagent/api/blobs.py), stop orders and
-changes of models an administrator (nodeagent/api/admin_access.py). The other routes need a ticket everywhere
-(store/tickets.py).
+(identity/metrics_access.py). Files of models need a certificate of a node (nodeagent/api/blobs.py) or, from the mirror,
+of an administrator (nodeagent/api/hub_mirror.py), as do stop orders and changes of models
+(nodeagent/api/admin_access.py). The other routes need a ticket everywhere (store/tickets.py).
 """
 
 import logging
@@ -120,6 +120,8 @@ def make_app(
         view.blobs.add_to(app)
     if view.prompts is not None:
         view.prompts.add_to(app)
+    if view.mirror is not None:
+        view.mirror.add_to(app)
     app.add_exception_handler(RefusedError, on_refused)
     app.add_exception_handler(HTTPException, on_http_error)
     app.add_exception_handler(RequestValidationError, on_invalid_query)

@@ -1,5 +1,6 @@
 """The uploads of one agent: a few at a time, within a rate that falls while an engine of the Mac works."""
 
+import asyncio
 from collections.abc import Callable, Iterator
 from typing import Final
 
@@ -29,6 +30,7 @@ class Uploads:
         self._bytes_per_s = bytes_per_s
         self.is_busy = is_busy
         self._running = 0
+        self._left = asyncio.Event()
         self._sent = Counter(
             "fleet_blob_sent_bytes_total", "Bytes of files that were sent to other agents.", ()
         )
@@ -40,9 +42,16 @@ class Uploads:
         self._running += 1
         return True
 
+    async def wait(self) -> None:
+        """Take a place as soon as there is one."""
+        while not self.enter():
+            self._left.clear()
+            await self._left.wait()
+
     def leave(self) -> None:
         """Give a place back."""
         self._running -= 1
+        self._left.set()
 
     def count(self, sent: int) -> None:
         """Count bytes, and follow the engines with the limit."""

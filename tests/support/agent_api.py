@@ -20,6 +20,7 @@ from models.hub.hub_settings import HubSettings
 from models.model_store.store import ModelStore
 from nodeagent.api import server
 from nodeagent.api.blobs import BlobRoutes
+from nodeagent.api.hub_mirror import HubMirrorRoutes
 from nodeagent.api.machine_metrics import AgentView
 from nodeagent.api.prompt_routes import PromptRoutes
 from nodeagent.model_store.collector import ModelCollector
@@ -114,6 +115,7 @@ async def serving(
     mode: TlsMode = TlsMode.STRICT,
     blobs: BlobRoutes | None = None,
     prompts: PromptRoutes | None = None,
+    mirror: HubMirrorRoutes | None = None,
 ) -> AsyncIterator[Api]:
     folder = fleet.issue(Role.NODE, NODE)
     folder.write_trust(fleet.snapshot(mode=mode))
@@ -128,7 +130,7 @@ async def serving(
     view = AgentView(
         name=NODE, status=STATUS, clock=CLOCK, started_at=0.0, engines={}, replicas=Replicas({}),
         has_lease=lambda: True, folder=fleet.root / "engines", ring=LogRing(), blobs=blobs,
-        prompts=prompts,
+        prompts=prompts, mirror=mirror,
         collector=ModelCollector(models, recorder, users, node=NODE),
         pulls=ModelPulls(ModelFetcher(models, CLOCK), HubSettings(), CLOCK),
     )  # fmt: skip

@@ -307,10 +307,20 @@ def tiny_files(*, weights: int = 300_000, seed: int = 1) -> dict[str, bytes]:
     }
 
 
-# One process for all downloads: the import takes a second.
+# One process for all downloads: the import takes a second. With TLS, as docs/operations/model-store.md shows it.
 _CLIENT = """
-import sys
-from huggingface_hub import snapshot_download
+import os, ssl, sys
+import httpx2
+from huggingface_hub import set_client_factory, snapshot_download
+
+if identity := os.environ.get("IDENTITY"):
+    context = ssl.create_default_context(cafile=f"{identity}/ca.pem")
+    context.load_cert_chain(f"{identity}/identity.pem")
+
+    def expect_node(request):
+        request.extensions["sni_hostname"] = os.environ["NODE"]
+
+    set_client_factory(lambda: httpx2.Client(verify=context, event_hooks={"request": [expect_node]}))
 
 repo, folder, *revisions = sys.argv[1:]
 for number, revision in enumerate(revisions):
