@@ -223,7 +223,7 @@ class Agent:
 
     def _run_model_store(self, group: asyncio.TaskGroup) -> None:
         parts = self._dependencies
-        for part in (parts.fetches, parts.pulls, parts.collector):
+        for part in (parts.fetches, parts.pulls, parts.limits, parts.collector):
             if part is not None:
                 group.create_task(part.run())
         if parts.preloads is not None:

@@ -38,6 +38,7 @@ from nodeagent.model_store.missing_bytes import with_missing_bytes
 from nodeagent.model_store.preloads import ModelPreloads, preload_cache
 from nodeagent.model_store.pulls import ModelPulls
 from nodeagent.model_store.usage import ModelUsers, read_users
+from nodeagent.peers.link_limits import LinkLimits
 from nodeagent.peers.model_exchange import ModelExchange
 from nodeagent.peers.peer_prompts import HttpPeerPrompts
 from nodeagent.peers.uploads import DEFAULT_BYTES_PER_S, Uploads
@@ -161,6 +162,8 @@ class Dependencies:
     """The fetches of models that have no replica here; None where there is no store of models."""
     pulls: ModelPulls | None = None
     """The fetches that people ask for; None where there is no store of models."""
+    limits: LinkLimits | None = None
+    """The limits of transfers that pools set; None where nothing is transferred."""
     collector: ModelCollector | None = None
     """The collection of unused models; None where there is no store of models."""
     snapshots: ObjectCache[ModelSnapshot] | None = None
@@ -221,6 +224,7 @@ def real_dependencies(transport: Transport, clock: Clock, config: AgentConfig) -
         fetches=fetches,
         preloads=preloads,
         pulls=ModelPulls(fetcher, config.hubs, clock, exchange=fetches.exchange),
+        limits=_link_limits(transport, clock, config, fetches),
         collector=collector,
         snapshots=snapshots,
         warmup=_cache_warmup(config, tls, replicas, fetches.exchange),
@@ -234,8 +238,7 @@ def real_dependencies(transport: Transport, clock: Clock, config: AgentConfig) -
 
 
 def _fabric_tests(transport: Transport, clock: Clock, config: AgentConfig) -> NodeFabricTests:
-    folder = config.state_dir / "fabric"
-    return NodeFabricTests(transport, clock, node=config.name, folder=folder)
+    return NodeFabricTests(transport, clock, node=config.name, folder=config.state_dir / "fabric")
 
 
 def _adapter_reporter(config: AgentConfig) -> ReportAdapters:
@@ -300,6 +303,19 @@ def _cache_warmup(
         addresses=exchange,
         peers=HttpPeerPrompts(Dialer(config.credentials)),
         engines=EngineHttp(tls),
+    )
+
+
+def _link_limits(
+    transport: Transport, clock: Clock, config: AgentConfig, fetches: ModelFetches
+) -> LinkLimits:
+    return LinkLimits(
+        transport=transport,
+        clock=clock,
+        node=config.name,
+        status=config.status,
+        download=fetches.bandwidth,
+        uploads=None if fetches.exchange is None else fetches.exchange.uploads,
     )
 
 

@@ -8,7 +8,7 @@ from schemas import quantity
 from schemas.autoscaling import TimeZone
 from schemas.meta import ApiModel, ApiObject, Examples, Labels, ObjectName, Status
 from schemas.node import Node, effective_labels, matches
-from schemas.quantity import Quantity
+from schemas.quantity import PositiveQuantity, Quantity
 
 
 class NodeSelector(ApiModel):
@@ -94,6 +94,12 @@ class NodePoolSpec(ApiModel):
     wired_limit: WiredLimitSize | None = None
     """Memory that the GPU of each Mac should be able to wire, such as "100Gi". Setting it needs root: a Mac with another
     limit gets the condition WiredLimitDiffers with the command. Placement uses the effective limit. Default: left alone."""
+    download_limit: PositiveQuantity | None = None
+    """Bytes a second of model files that each Mac of the pool receives, from hubs and other Macs, such as "100M". The
+    lowest limit of a Mac's pools counts. Default: no limit."""
+    upload_limit: PositiveQuantity | None = None
+    """Bytes a second of model files that each Mac of the pool sends to other Macs, such as "100M"; a tenth of it while
+    an engine of the Mac generates. At most the agent's --upload-limit. Default: that flag."""
     priority: Annotated[int, Field(ge=0, le=100)] = 0
     """Of nodes that fit equally well, those of the pool with the higher priority are taken."""
 

@@ -27,13 +27,21 @@ class Uploads:
         """`is_busy` says whether an engine of this Mac generates; an agent sets it when it knows its engines."""
         self.most: Final = MOST_UPLOADS
         self.bandwidth: Final = BandwidthLimit(clock, bytes_per_s=bytes_per_s)
-        self._bytes_per_s = bytes_per_s
+        self._own_limit = self._bytes_per_s = bytes_per_s
         self.is_busy = is_busy
         self._running = 0
         self._left = asyncio.Event()
         self._sent = Counter(
             "fleet_blob_sent_bytes_total", "Bytes of files that were sent to other agents.", ()
         )
+
+    def set_pool_limit(self, bytes_per_s: float | None) -> None:
+        """Obey the limit of the node's pools as well; None for none."""
+        self._bytes_per_s = min(self._own_limit, bytes_per_s or self._own_limit)
+        self._follow_engines()
+
+    def _follow_engines(self) -> None:
+        self.bandwidth.set_rate(self._bytes_per_s * (_SHARE_WHILE_BUSY if self.is_busy() else 1.0))
 
     def enter(self) -> bool:
         """Take a place; False if there is none."""
@@ -56,7 +64,7 @@ class Uploads:
     def count(self, sent: int) -> None:
         """Count bytes, and follow the engines with the limit."""
         self._sent.add(count=sent)
-        self.bandwidth.set_rate(self._bytes_per_s * (_SHARE_WHILE_BUSY if self.is_busy() else 1.0))
+        self._follow_engines()
 
     def lines(self) -> Iterator[str]:
         """Yield the metrics in Prometheus' text format."""

@@ -15,6 +15,7 @@ from typing import Final, Literal, TypeAlias
 from machinery.backoff import Backoff
 from machinery.clock import Clock
 from machinery.prometheus import Counter, Histogram, LabelledGauge
+from models.hub.bandwidth import BandwidthLimit
 from models.hub.blob_source import BlobSources
 from models.hub.errors import FetchReason, HubRateLimitedError, ModelFetchError
 from models.hub.fetcher import FetchRequest, ModelFetcher
@@ -149,6 +150,11 @@ class ModelFetches:
     @property
     def store(self) -> ModelStore:
         return self._fetcher.store
+
+    @property
+    def bandwidth(self) -> BandwidthLimit:
+        """Return the limit of what this node's fetches receive together."""
+        return self._fetcher.bandwidth
 
     async def run(self) -> None:
         """Run the fetches that are started, forever."""

@@ -265,6 +265,9 @@ def _agent(node: str) -> list[Permission]:
         prefix_permission(keys.spec_prefix("Revision"), Right.READ),
         # The fallback models of groups are checked as well.
         prefix_permission(keys.spec_prefix("ShardGroup"), Right.READ),
+        # The limits that the node's pools set on transfers of models.
+        prefix_permission(keys.spec_prefix("NodePool"), Right.READ),
+        key_permission(keys.spec_key("Node", node), Right.READ),
         # What of a hub's models the memory proof needs, before they are fetched.
         prefix_permission(keys.SNAPSHOT_PREFIX, Right.READ),
         prefix_permission(keys.hub_grant_prefix(node), Right.READ),

@@ -174,6 +174,8 @@ POOL: list[tuple[str, Tree]] = [
     ),
     ("policy.ownerActive", {"policy": {"ownerActive": "Evict"}}),
     ("reserved.memory", {"reserved": {"memory": "-1Gi"}}),
+    ("downloadLimit", {"downloadLimit": "0"}),
+    ("uploadLimit", {"uploadLimit": "fast"}),
     ("priority", {"priority": 101}),
     ("priority", {"priority": -1}),
 ]

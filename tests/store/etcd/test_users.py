@@ -307,7 +307,8 @@ DENIED_TO_WRITE = {
 }
 DENIED_TO_READ = {
     "node-mac-1": [
-        *(SECRET, API_KEY, *OTHERS, *VERDICTS, SPECS[0], "/elsewhere", REGISTRATION),
+        *(SECRET, API_KEY, *OTHERS, *VERDICTS, "/elsewhere", REGISTRATION),
+        *(keys.spec_key("Node", "mac-10"), keys.spec_key("ModelRoute", "a")),
         *(*OTHER_TICKETS, GATEWAY_TICKET, *OTHER_REQUESTS, GATEWAY_REQUEST),
     ],
     "gateway": [
@@ -354,6 +355,7 @@ ALLOWED_TO_LIST = {
     "node-mac-1": [
         keys.spec_prefix("Replica"),
         keys.spec_prefix("ModelDeployment"),
+        keys.spec_prefix("NodePool"),
         keys.ticket_prefix("Node/mac-1"),
         *(keys.FLEET_TRUST, keys.REVOKED_PREFIX),
     ],

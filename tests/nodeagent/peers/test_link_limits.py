@@ -1,0 +1,76 @@
+"""Limits of pools on transfers of models: which pools count, and what changes while transfers run."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from machinery.clock import SystemClock
+from models.hub.bandwidth import BandwidthLimit
+from nodeagent.peers.link_limits import LinkLimits
+from nodeagent.peers.uploads import Uploads
+from schemas.meta import ObjectMeta
+from schemas.node import Node
+from schemas.pools import NodePool, NodePoolSpec, NodeSelector
+from store import codec, keys
+from store.memory import MemoryTransport
+from store.port import Delete, Put
+from tests.support.agent_api import STATUS
+from tests.support.waiting import until
+
+CLOCK = SystemClock()
+
+
+@asynccontextmanager
+async def limits(store: MemoryTransport) -> AsyncIterator[LinkLimits]:
+    found = LinkLimits(
+        transport=store,
+        clock=CLOCK,
+        node="mac-1",
+        status=STATUS,
+        download=BandwidthLimit(CLOCK),
+        uploads=Uploads(CLOCK, bytes_per_s=5e8),
+    )
+    async with asyncio.TaskGroup() as group:
+        running = group.create_task(found.run())
+        yield found
+        running.cancel()
+
+
+async def put(store: MemoryTransport, name: str, spec: NodePoolSpec) -> None:
+    pool = NodePool(metadata=ObjectMeta(name=name), spec=spec)
+    key = keys.spec_key("NodePool", name)
+    await store.commit([], [Put(key=key, value=codec.encode(pool))])
+
+
+async def shown(found: LinkLimits, download: float | None, upload: float) -> None:
+    assert found.uploads is not None
+    uploads = found.uploads
+    await until(
+        lambda: (found.download.bytes_per_s, uploads.bandwidth.bytes_per_s) == (download, upload),
+        what="the limits",
+    )
+
+
+async def test_the_lowest_limit_of_the_nodes_pools_counts_and_goes_with_the_pool() -> None:
+    store = MemoryTransport(CLOCK)
+    await put(store, "other", NodePoolSpec(nodes=("mac-2",), download_limit="1M"))
+    await put(store, "slow", NodePoolSpec(nodes=("mac-1",), download_limit="20M"))
+    chips = NodeSelector(chips=(STATUS.chip,))
+    await put(store, "m4", NodePoolSpec(selector=chips, download_limit="50M", upload_limit="100M"))
+    async with limits(store) as found:
+        await shown(found, 20e6, 1e8)
+        await put(store, "slow", NodePoolSpec(nodes=("mac-1",), upload_limit="900M"))
+        await shown(found, 50e6, 1e8)
+        await store.commit([], [Delete(key=keys.spec_key("NodePool", "m4"))])
+        await shown(found, None, 5e8)  # the agent's own flag is the most
+
+
+async def test_a_pool_selects_by_the_labels_of_the_owner() -> None:
+    store = MemoryTransport(CLOCK)
+    node = Node(metadata=ObjectMeta(name="mac-1", labels={"site": "attic"}))
+    key = keys.spec_key("Node", "mac-1")
+    await store.commit([], [Put(key=key, value=codec.encode(node))])
+    attic = NodeSelector(match_labels={"site": "attic"})
+    await put(store, "attic", NodePoolSpec(selector=attic, download_limit="3M"))
+    async with limits(store) as found:
+        await shown(found, 3e6, 5e8)
