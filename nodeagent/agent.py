@@ -134,7 +134,12 @@ class Agent:
             return None
         uploads = fetches.exchange.uploads
         uploads.is_busy = self._is_generating
-        return BlobRoutes(node=self._config.name, store=fetches.store, uploads=uploads)
+        return BlobRoutes(
+            node=self._config.name,
+            store=fetches.store,
+            uploads=uploads,
+            piece_lists=fetches.exchange.piece_lists,
+        )
 
     def _prompt_routes(self) -> PromptRoutes | None:
         """Return the route of the prompts for other agents; None if this one cannot prove its identity."""

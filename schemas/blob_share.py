@@ -14,6 +14,8 @@ class ModelOffer(ApiModel):
     """The address of the agent's API."""
     is_whole: bool = False
     """True if it has all files; otherwise it fetches them, and gives what it has."""
+    pieces: Annotated[str, StringConstraints(pattern=r"^([0-9a-f]{64})?$")] = ""
+    """The SHA-256 of the list of hashes of its pieces, which the node gives like a file; empty if it has none."""
 
 
 class FetchClaim(ApiModel):

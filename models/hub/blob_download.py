@@ -245,6 +245,7 @@ class BlobDownload:
             )
         path = self.store.part_path(file.digest)
         await run_in_thread(self.store.add_blob, path, file.digest, found.sha256)
+        await run_in_thread(self.store.write_pieces, found.sha256, part.piece_hashes)
         await run_in_thread(part.finish)
 
     def _full_disk_error(self, file: RemoteFile) -> InsufficientDiskError:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Final, Self
 
 from models.hub.digests import BlobDigest, ContentHash
+from models.model_store.piece_list import PIECE_BYTES, PieceHasher
 
 _READ_BYTES: Final = 1 << 20
 _MAX_JOURNAL_BYTES: Final = 16 << 20
@@ -41,6 +42,8 @@ class PartialFile:
         self._piece_bytes = piece_bytes
         self._is_finished = False
         self._hash = ContentHash(size=size, algorithm=digest.algorithm)
+        # A file of one piece is its own piece.
+        self._pieces = PieceHasher() if size > PIECE_BYTES else None
         self.offset = 0
         """Bytes that are in the file and in the hash."""
         self._journaled = 0
@@ -57,17 +60,20 @@ class PartialFile:
             return False
         piece = self._pending.pop(0)
         checked, trial, at = 0, self._hash.copy(), self.offset
+        pieces = None if self._pieces is None else self._pieces.copy()
         while at < piece.end:
             read = os.pread(self._descriptor, min(_READ_BYTES, piece.end - at), at)
             if not read:
                 break
             checked = zlib.crc32(read, checked)
             trial.update(read)
+            if pieces is not None:
+                pieces.update(read)
             at += len(read)
         if at < piece.end or checked != piece.checksum:
             self._pending.clear()
             return True
-        self._hash = trial
+        self._hash, self._pieces = trial, pieces
         self.offset = self._journaled = piece.end
         return True
 
@@ -99,6 +105,8 @@ class PartialFile:
             while part:
                 written = os.pwrite(self._descriptor, part, self.offset)
                 self._hash.update(part[:written])
+                if self._pieces is not None:
+                    self._pieces.update(part[:written])
                 self._checksum = zlib.crc32(part[:written], self._checksum)
                 self.offset += written
                 part = part[written:]
@@ -121,12 +129,18 @@ class PartialFile:
         os.fsync(self._descriptor)
         return self._hash
 
+    @property
+    def piece_hashes(self) -> tuple[str, ...]:
+        """Return the hashes of the pieces; () for a small file."""
+        return () if self._pieces is None else self._pieces.hashes()
+
     def restart(self) -> None:
         """Forget all bytes, which are not what they should be, and begin again."""
         self._journal.unlink(missing_ok=True)
         os.ftruncate(self._descriptor, 0)
         self._pending.clear()
         self._hash = ContentHash(size=self._size, algorithm=self._digest.algorithm)
+        self._pieces = None if self._pieces is None else PieceHasher()
         self.offset = self._journaled = self._checksum = 0
 
     def discard(self) -> None:

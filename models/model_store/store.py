@@ -18,8 +18,13 @@ from machinery.clock import Clock
 from models.hub.digests import BlobDigest
 from models.hub.file_selection import path_problem
 from models.hub.model_hub import folder_name
+from models.model_store.piece_list import PIECE_BYTES, PieceList
 
 _MAX_MANIFEST_BYTES: Final = 16 << 20
+_FOLDERS: Final = (
+    *("sha256", "git-sha1", "pieces"),
+    *("incoming", "fetches", "manifests", "pins", "loads"),
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,7 +143,7 @@ class ModelStore:
             OSError: the disk is full, or not ours to write to.
 
         """
-        for name in ("sha256", "git-sha1", "incoming", "fetches", "manifests", "pins", "loads"):
+        for name in _FOLDERS:
             (self.blobs / name).mkdir(parents=True, exist_ok=True)
 
     @contextmanager
@@ -259,6 +264,29 @@ class ModelStore:
             file.chmod(0o444)
         file.replace(target)
         disk.sync_folder(target.parent)
+
+    def write_pieces(self, sha256: BlobDigest, hashes: tuple[str, ...]) -> None:
+        """Keep the hashes of a large file's pieces, which the caller computed while it verified the file.
+
+        Raises:
+            OSError: the disk failed.
+
+        """
+        if hashes:
+            self.prepare()
+            disk.write_atomically(self._pieces_path(sha256.hex), "\n".join(hashes), mode=0o644)
+
+    def piece_list(self, model: StoredModel) -> PieceList:
+        """Return the hashes of the pieces of a model's large files, as far as they are known."""
+        found: dict[str, tuple[str, ...]] = {}
+        for file in model.files:
+            if file.size > PIECE_BYTES:
+                with suppress(OSError):
+                    found[file.sha256] = tuple(self._pieces_path(file.sha256).read_text().split())
+        return PieceList(found)
+
+    def _pieces_path(self, sha256: str) -> Path:
+        return self.blobs / "pieces" / sha256
 
     def publish(
         self, repo: str, commit: str, files: Mapping[str, BlobDigest], patterns: tuple[str, ...]
@@ -418,6 +446,7 @@ class ModelStore:
     def drop_blob(self, sha256: str) -> int:
         """Remove a content, within `locked()`; return its bytes. The names by Git's SHA-1 go at the next collection."""
         path = self.blob_path(BlobDigest("sha256", sha256))
+        self._pieces_path(sha256).unlink(missing_ok=True)
         try:
             size = path.stat().st_size
             path.unlink()

@@ -6,7 +6,7 @@ its journal names; the reader verifies the whole by its digest.
 
 import re
 from collections.abc import AsyncIterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from fastapi import FastAPI, Request, Response
@@ -37,6 +37,8 @@ class BlobRoutes:
     node: str
     store: ModelStore
     uploads: Uploads
+    piece_lists: Mapping[str, bytes] = field(default_factory=dict)
+    """Lists of pieces that the node offers, by their SHA-256."""
 
     def add_to(self, app: FastAPI) -> None:
         """Add the route to the agent's API."""
@@ -45,6 +47,8 @@ class BlobRoutes:
     async def get(self, request: Request, digits: str) -> Response:
         """Stream a file, or a range of it, to another agent."""
         self._authorize(request)
+        if digits in self.piece_lists:
+            return Response(self.piece_lists[digits], media_type="application/json")
         digest = parse_hex(digits)
         if digest is None:
             raise self._refused(404, "there is no such file")

@@ -4,6 +4,7 @@ import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
+from hashlib import sha256
 from typing import Final
 
 from identity.credentials import Credentials
@@ -52,6 +53,8 @@ class ModelExchange:
             clock=clock,
             record=self._record,
         )
+        self.piece_lists: Final[dict[str, bytes]] = {}
+        """The lists of pieces of the models that it offers, by their SHA-256."""
         self._url: Callable[[], str] = lambda: ""
         self._fetching: Counter[str] = Counter()
         """Fetches that run, by folder: a deployment and a person may want the same model."""
@@ -82,10 +85,14 @@ class ModelExchange:
 
     async def _offer(self) -> None:
         """Say which models are here or on their way, and withdraw the others."""
-        whole = {model.name for model in await run_in_thread(self.store.models)}
-        here = whole | set(self._fetching) if self._url() else set()
+        lists = await run_in_thread(self._read_piece_lists)
+        self.piece_lists.clear()
+        self.piece_lists.update({digest: content for digest, content in lists.values() if digest})
+        here = lists.keys() | set(self._fetching) if self._url() else set()
         for folder in here:
-            offer = ModelOffer(url=self._url(), is_whole=folder not in self._fetching)
+            is_whole = folder not in self._fetching
+            pieces = lists[folder][0] if is_whole else ""
+            offer = ModelOffer(url=self._url(), is_whole=is_whole, pieces=pieces)
             self._tracker.say(keys.model_offer_key(self.node, folder), offer)
         for folder in set(self._tracker.said("have")) - here:
             self._tracker.withdraw(keys.model_offer_key(self.node, folder))
@@ -96,6 +103,15 @@ class ModelExchange:
             return {}
         async with self._tracker.watching():
             return self._tracker.urls()
+
+    def _read_piece_lists(self) -> dict[str, tuple[str, bytes]]:
+        """Return the list of pieces of each whole model with its SHA-256; both are empty for one without large files."""
+        found: dict[str, tuple[str, bytes]] = {}
+        for model in self.store.models():
+            listed = self.store.piece_list(model)
+            content = listed.encode() if listed.files else b""
+            found[model.name] = (sha256(content).hexdigest() if content else "", content)
+        return found
 
     @asynccontextmanager
     async def sources(

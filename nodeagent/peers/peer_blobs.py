@@ -1,5 +1,6 @@
 """Reading of files from other agents over TLS: each must prove that it is the node that it says."""
 
+import hashlib
 import ssl
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -9,7 +10,10 @@ from typing import Final, Protocol
 import aiohttp
 
 from identity.dialer import Dialer, UntrustedAddressError
+from machinery.http_body import BodyTooLargeError, read_limited
 from models.hub.digests import BlobDigest
+from models.hub.threads import run_in_thread
+from models.model_store.piece_list import MAX_LIST_BYTES, PieceList, decode_list
 from schemas.wire.blobs import PATH, RECEIVED
 
 _TIMEOUT: Final = aiohttp.ClientTimeout(total=300.0, sock_connect=5.0, sock_read=15.0)
@@ -37,6 +41,10 @@ class PeerBlobs(Protocol):
         self, node: str, url: str, digest: BlobDigest, start: int, count: int
     ) -> AbstractAsyncContextManager[PeerAnswer]:
         """Ask a node for at most `count` bytes from `start`. Raises PeerError, also while chunks are read."""
+        ...
+
+    async def read_list(self, node: str, url: str, sha256: str) -> PieceList:
+        """Return a list of pieces, which must have this SHA-256. Raises PeerError."""
         ...
 
 
@@ -92,6 +100,35 @@ class HttpPeerBlobs:
             raise PeerError(f"{node} at {url}: {str(error) or type(error).__name__}") from error
         except UntrustedAddressError as error:
             raise PeerError(str(error)) from error
+
+    async def read_list(self, node: str, url: str, sha256: str) -> PieceList:
+        """Return a list of pieces, which must have this SHA-256. Raises PeerError."""
+        http = self._session
+        if http is None:
+            raise PeerError("this agent is starting or ending")
+        try:
+            dial = self._dialer.node(node, url)
+            async with http.get(
+                f"{url}{PATH}/{sha256}",
+                ssl=dial.ssl,
+                server_hostname=dial.server_hostname,
+                headers={"accept-encoding": "identity"},
+                allow_redirects=False,
+            ) as response:
+                if response.status != 200:
+                    raise PeerError(f"{node} answers {response.status} for its list of pieces")
+                content = await read_limited(response.content.iter_any(), MAX_LIST_BYTES)
+            return await run_in_thread(_checked_list, content, sha256)
+        except (TimeoutError, aiohttp.ClientError, ssl.SSLError, OSError) as error:
+            raise PeerError(f"{node} at {url}: {str(error) or type(error).__name__}") from error
+        except (UntrustedAddressError, BodyTooLargeError, ValueError) as error:
+            raise PeerError(f"{node}: {error}") from error
+
+
+def _checked_list(content: bytes, sha256: str) -> PieceList:
+    if hashlib.sha256(content).hexdigest() != sha256:
+        raise ValueError("its list of pieces is another one than it offers")
+    return decode_list(content)
 
 
 async def _bounded(chunks: AsyncIterator[bytes], count: int) -> AsyncIterator[bytes]:

@@ -13,6 +13,8 @@ from machinery.prometheus import Counter
 from models.hub.blob_source import BlobTransfer
 from models.hub.model_hub import ModelHub, RemoteFile, folder_name
 from models.hub.progress import FetchMonitor
+from models.hub.threads import run_in_thread
+from models.model_store.piece_list import PIECE_BYTES, PieceList
 from nodeagent.peers.peer_blobs import PeerBlobs, PeerError
 from nodeagent.peers.tracker import ShareTracker
 from schemas.blob_share import FetchClaim, ModelOffer
@@ -24,8 +26,8 @@ log = logging.getLogger(__name__)
 
 BAN_S: Final = 3600.0
 """Seconds for which a node that sent wrong bytes is not asked."""
-# One request; short enough that the few places of a node go round.
-_RANGE_BYTES: Final = 64 << 20
+_KEPT_LISTS: Final = 32
+_CHUNK_BYTES: Final = 1 << 20
 _ASKED_AT_ONCE: Final = 8
 _POLL_S: Final = 0.25
 # Seconds until a node is asked again, by its answer.
@@ -55,6 +57,8 @@ class FleetShare:
     stall_s: float = _STALL_S
     banned: dict[str, float] = field(default_factory=dict)
     """The end of each ban by node, by the monotonic clock."""
+    lists: dict[str, PieceList] = field(default_factory=dict)
+    """Lists of pieces by their SHA-256; empty ones could not be had."""
     received: Counter = field(
         default_factory=lambda: Counter(
             "fleet_blob_received_bytes_total", "Bytes of files that came from other agents."
@@ -66,6 +70,20 @@ class FleetShare:
     ) -> "SharedSources":
         """Return the sources of a commit's files. `monitor` gets the reason while nothing arrives."""
         return SharedSources(self, hub, repo, commit, monitor)
+
+    async def piece_list(self, node: str, offer: ModelOffer) -> PieceList:
+        """Return the hashes of pieces that a node vouches for; empty if it gives none."""
+        found = self.lists.get(offer.pieces)
+        if found is None:
+            try:
+                found = await self.peers.read_list(node, offer.url, offer.pieces)
+            except PeerError as error:
+                log.info("no list of pieces", extra={"node": node, "why": str(error)})
+                found = PieceList({})
+            while len(self.lists) >= _KEPT_LISTS:
+                del self.lists[next(iter(self.lists))]
+            self.lists[offer.pieces] = found
+        return found
 
     def is_banned(self, node: str) -> bool:
         """Return whether the node sent wrong bytes within the last hour."""
@@ -196,10 +214,12 @@ class SharedTransfer:
 
     async def _from_peers(self, at: int) -> AsyncGenerator[bytes]:
         """Yield what the first node gives that has bytes from `at` on; nothing if none has."""
+        # One request ends where a piece does; the few places of a node go round.
+        count = min(PIECE_BYTES - at % PIECE_BYTES, self._file.size - at)
         for node, offer in self._candidates():
-            count = min(_RANGE_BYTES, self._file.size - at)
             got = 0
             try:
+                expected, owner = await self._piece_hash(node, offer, at)
                 async with self._share.peers.read(
                     node, offer.url, self._file.digest, at, count
                 ) as answer:
@@ -207,8 +227,11 @@ class SharedTransfer:
                     if answer.chunks is None:
                         continue
                     self.source = node
-                    self._contributors.add(node)
-                    async for chunk in answer.chunks:
+                    chunks = answer.chunks
+                    if expected:
+                        chunks = self._checked(chunks, count, expected, node)
+                    async for chunk in chunks:
+                        self._contributors.add(owner)
                         got += len(chunk)
                         self._share.received.add(count=len(chunk))
                         yield chunk
@@ -218,13 +241,44 @@ class SharedTransfer:
             if got:
                 return
 
+    async def _piece_hash(self, node: str, offer: ModelOffer, at: int) -> tuple[str, str]:
+        """Return the hash of the piece at a byte with the node that vouches for it: the one asked, else another.
+
+        Without a hash, the node that is asked vouches for its bytes.
+        """
+        file = self._file
+        if file.size > PIECE_BYTES and file.digest.algorithm == "sha256":
+            offers = {name: models.get(self._of.folder) for name, models in self._offers().items()}
+            for owner, its in ((node, offer), *offers.items()):
+                if its is not None and its.pieces and not self._share.is_banned(owner):
+                    listed = await self._share.piece_list(owner, its)
+                    if found := listed.hash_at(file.digest.hex, at, file.size):
+                        return found, owner
+        return "", node
+
+    async def _checked(
+        self, chunks: AsyncIterator[bytes], count: int, expected: str, node: str
+    ) -> AsyncIterator[bytes]:
+        """Yield a piece when it is whole and right; ban the node that sent another. A part of one is not checked."""
+        piece = bytearray()
+        async for chunk in chunks:
+            piece += chunk
+        if len(piece) == count and await run_in_thread(_sha256, piece) != expected:
+            await self._ban(node, "sent a wrong piece of it")
+            return
+        for start in range(0, len(piece), _CHUNK_BYTES):
+            yield bytes(piece[start : start + _CHUNK_BYTES])
+
+    def _offers(self) -> dict[str, dict[str, ModelOffer]]:
+        return self._share.tracker.offers()
+
     def _candidates(self) -> list[tuple[str, ModelOffer]]:
         """Return the nodes to ask: those with the whole model, then the first ones of the queue, then each other once."""
         share, now = self._share, self._clock.monotonic()
         queue = {node: place for place, node in enumerate(share.tracker.queue(self._name))}
         near: list[tuple[tuple[bool, int, float], str, ModelOffer]] = []
         outside: list[tuple[str, ModelOffer]] = []
-        for node, models in share.tracker.offers().items():
+        for node, models in self._offers().items():
             if share.is_banned(node) or self._asked_at.get(node, now) > now:
                 continue
             offer = models.get(self._of.folder)
@@ -252,19 +306,27 @@ class SharedTransfer:
         self._asked_at[node] = self._clock.monotonic() + seconds
 
     async def reject(self) -> bool:
-        """Ban the nodes that gave bytes of the file, which has the wrong content; return whether there were any."""
+        """Ban the nodes that vouched for bytes of the file, which has the wrong content; return whether there were any."""
         nodes, self._contributors = sorted(self._contributors), set()
         for node in nodes:
-            self._share.banned[node] = self._clock.monotonic() + BAN_S
-            log.warning("a node sent wrong bytes", extra={"node": node, "file": self._name})
-            message = (
-                f"{self._share.tracker.node} got {self._file.path} of {self._of.repo} with wrong content; {node} sent "
-                "bytes of it, and is not asked for an hour. Nothing of the file was kept"
+            await self._ban(
+                node, "sent, or vouched for, bytes of it, and the whole has the wrong content"
             )
-            try:
-                await self._share.record(
-                    ObjectReference(kind="Node", name=node), "WrongBytes", message
-                )
-            except StoreError as error:
-                log.info("event not written", extra={"why": str(error)})
         return bool(nodes)
+
+    async def _ban(self, node: str, why: str) -> None:
+        """Ask a node no more for an hour, and record an event."""
+        self._share.banned[node] = self._clock.monotonic() + BAN_S
+        log.warning("a node sent wrong bytes", extra={"node": node, "file": self._name, "why": why})
+        message = (
+            f"{self._share.tracker.node} fetches {self._file.path} of {self._of.repo}; {node} {why}. It is not asked for "
+            "an hour, and nothing wrong was kept: check its disk with `fleetctl models check --hash`"
+        )
+        try:
+            await self._share.record(ObjectReference(kind="Node", name=node), "WrongBytes", message)
+        except StoreError as error:
+            log.info("event not written", extra={"why": str(error)})
+
+
+def _sha256(content: bytearray) -> str:
+    return hashlib.sha256(content).hexdigest()

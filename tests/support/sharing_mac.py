@@ -84,7 +84,9 @@ async def main(settings: Settings) -> None:
     pulls = ModelPulls(fetcher, HubSettings(), CLOCK, exchange=exchange)
     app = FastAPI()
     app.add_exception_handler(RefusedError, on_refused)
-    BlobRoutes(node=settings.name, store=store, uploads=uploads).add_to(app)
+    BlobRoutes(
+        node=settings.name, store=store, uploads=uploads, piece_lists=exchange.piece_lists
+    ).add_to(app)
     security = server_security(credentials, frozenset({Role.NODE}), is_insecure=False)
     server = AdminServer(
         app, CLOCK, (settings.address, settings.port), lambda: None, security=security

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from models.model_store.piece_list import PIECE_BYTES
 from store import keys
 from tests.support import netns
 from tests.support.hub import REPO, StandInHub
@@ -141,7 +142,10 @@ async def test_a_mac_whose_disk_flips_a_bit_is_banned_and_its_bytes_are_not_publ
         await fleet.pulled([late], source)
         assert late.contents(source.folder) == files
         assert late.banned == {"bad"}
-        print(f"hub bytes {fleet.hub.body_bytes / size_of(files):.3f} x")
+        ratio = fleet.hub.body_bytes / size_of(files)
+        print(f"hub bytes {ratio:.3f} x")
+        # The piece before the wrong one was kept, and the rest came from the hub.
+        assert ratio == pytest.approx(1 - PIECE_BYTES / size_of(files), abs=0.02)
 
         async def told() -> bool:
             events = (await fleet.store.list(keys.event_prefix("Node/late"))).items

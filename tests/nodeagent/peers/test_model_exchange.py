@@ -17,6 +17,7 @@ from models.hub.fetcher import FetchLimits, FetchRequest, ModelFetcher
 from models.hub.hub_settings import HubSettings
 from models.hub.huggingface import HuggingFaceHub, open_hub_session
 from models.hub.progress import FetchMonitor
+from models.model_store.piece_list import PIECE_BYTES
 from models.model_store.store import ModelStore, StoredModel
 from nodeagent.api.blobs import BlobRoutes
 from nodeagent.api.server import on_refused
@@ -76,9 +77,13 @@ class Fleet:
         credentials = Credentials(self.authority.issue(Role.NODE, name), CLOCK)
         models = ModelStore(self.root / name, CLOCK)
         uploads = Uploads(CLOCK)
+        exchange = ModelExchange(self.store, CLOCK, credentials, models, uploads)
+        exchange.share.stall_s = 10.0
         app = FastAPI()
         app.add_exception_handler(RefusedError, on_refused)
-        BlobRoutes(node=name, store=models, uploads=uploads).add_to(app)
+        BlobRoutes(
+            node=name, store=models, uploads=uploads, piece_lists=exchange.piece_lists
+        ).add_to(app)
         changed = asyncio.Event()
         server = AdminServer(
             app,
@@ -87,8 +92,6 @@ class Fleet:
             changed.set,
             security=server_security(credentials, frozenset({Role.NODE}), is_insecure=False),
         )
-        exchange = ModelExchange(self.store, CLOCK, credentials, models, uploads)
-        exchange.share.stall_s = 10.0
         lease = await self.store.grant(600)
 
         async def run() -> None:
@@ -204,6 +207,29 @@ async def test_a_mac_that_sends_wrong_bytes_is_banned_with_an_event(tmp_path: Pa
             return any(b"WrongBytes" in event.value and b"mac-0" in event.value for event in events)
 
         await until_async(told, what="an event")
+
+
+async def test_a_wrong_piece_costs_no_more_than_itself(tmp_path: Path) -> None:
+    async with fleet(tmp_path, PIECE_BYTES + (3 << 20)) as one:
+        bad, good = await one.add("mac-0"), await one.add("mac-1")
+        found = {file.path: file.sha256 for file in (await bad.fetch()).files}
+        path = bad.exchange.store.blobs / "sha256" / found[WEIGHTS]
+        path.chmod(0o644)
+        with path.open("r+b") as file:
+            file.seek(PIECE_BYTES + 5)
+            file.write(b"wrong")
+
+        async def offered() -> bool:
+            return len(await one.offers()) == 1
+
+        await until_async(offered, what="an offer")
+        before = one.hub.body_bytes
+        async with asyncio.timeout(60):
+            model = await good.fetch()
+        assert files_below(model.folder)[WEIGHTS] == one.hub.repos[REPO][WEIGHTS]
+        assert good.exchange.share.is_banned("mac-0")
+        # The second piece came from the hub, and what a banned node was not asked for.
+        assert one.hub.body_bytes - before <= wanted_bytes(one.hub) - PIECE_BYTES
 
 
 async def test_a_mac_gets_a_whole_model_from_another_when_the_hub_goes(
