@@ -19,7 +19,7 @@ PIP_INDEX = $$($(BIN)/python -m pip config list | sed -nE "s/^.*\.index-url='(.*
 QUIET = $$(test -t 2 || echo --quiet)
 UV = UV_DEFAULT_INDEX="$${UV_DEFAULT_INDEX:-$(PIP_INDEX)}" $(BIN)/uv
 
-.PHONY: help setup demo stop test unit test-full test-mac coverage lint format docs proto lock bench-smoke bench-apply bench-cli bench-start bench-gateway bench-gateway-tls bench-gateway-faults bench-gateway-faults-real bench-gateway-hostile bench-gateway-peers bench-routing bench-store bench-placement bench-control-plane bench-manifests bench-engine bench-engine-sockets bench-engine-start bench-shard bench-walks clean
+.PHONY: help setup demo stop test unit test-full test-mac coverage lint format docs proto lock bench-smoke bench-apply bench-cli bench-start bench-fetch bench-gateway bench-gateway-tls bench-gateway-faults bench-gateway-faults-real bench-gateway-hostile bench-gateway-peers bench-routing bench-store bench-placement bench-control-plane bench-manifests bench-engine bench-engine-sockets bench-engine-start bench-shard bench-walks clean
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -110,6 +110,9 @@ bench-cli: $(TEST_READY)  ## how long fleetctl takes to start: get, --help, a ty
 
 bench-start: $(TEST_READY)  ## from apply returning to the engine process being started
 	@$(BIN)/python -m bench.start
+
+bench-fetch: $(TEST_READY)  ## what a fetch between two Macs costs: renewals of their leases, and the gateway's p99
+	@$(BIN)/python -m bench.fetch
 
 bench-gateway: bench-gateway-peers  ## our gateway beside nginx, haproxy, LiteLLM and routers of vLLM and SGLang, in five minutes
 	@$(BIN)/python -m bench.gateway

@@ -21,6 +21,7 @@ BENCHES = {
     "engine": "bench.engine",
     "engine-sockets": "bench.engine_sockets",
     "engine-start": "bench.engine_start",
+    "fetch": "bench.fetch",
     "gateway": "bench.gateway",
     "gateway-faults": "bench.gateway.faults",
     "gateway-faults-real": "bench.gateway.real_faults",

@@ -45,6 +45,11 @@ class SharingMac:
     is_ready: bool = False
     pulls: dict[str, ModelFetchReport] = field(default_factory=dict)
     banned: frozenset[str] = frozenset()
+    renewals: int = 0
+    late_s: float = 0.0
+    """The most that a renewal of its lease was late."""
+    losses: int = 0
+    """Leases that it has lost."""
     sources: set[str] = field(default_factory=set)
     """Hosts and nodes that its bytes came from."""
 
@@ -72,6 +77,8 @@ class SharingMac:
         while line := await self.child.stdout.readline():
             tree = json.loads(line)
             self.is_ready, self.banned = tree["ready"], frozenset(tree["banned"])
+            self.renewals, self.losses = tree["renewals"], tree["losses"]
+            self.late_s = tree["late_s"]
             for one in tree["pulls"]:
                 found = ModelFetchReport.model_validate_json(json.dumps(one))
                 self.pulls[found.name] = found
@@ -81,6 +88,19 @@ class SharingMac:
     def contents(self, folder: str) -> dict[str, bytes]:
         model = self.root / folder
         return {str(p.relative_to(model)): p.read_bytes() for p in model.rglob("*") if p.is_file()}
+
+
+async def start_mac(settings: Settings, root: Path, prefix: Sequence[str] = ()) -> SharingMac:
+    """Start a process; `follow()` must run."""
+    log = root / f"{settings.name}.log"
+    with log.open("wb") as errors:
+        child = await asyncio.create_subprocess_exec(
+            *(*prefix, sys.executable, "-m", "tests.support.sharing_mac", settings.words),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=errors,
+        )
+    return SharingMac(settings.name, root / settings.name, child, log)
 
 
 @dataclass(kw_only=True)
@@ -108,15 +128,7 @@ class SharingFleet:
             etcd=self.etcd_url,
             attempts=attempts,
         )
-        log = self.root / f"{name}.log"
-        with log.open("wb") as errors:
-            child = await asyncio.create_subprocess_exec(
-                *(*place.prefix, sys.executable, "-m", "tests.support.sharing_mac", settings.words),
-                stdin=asyncio.subprocess.PIPE,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=errors,
-            )
-        mac = SharingMac(name, self.root / name, child, log)
+        mac = await start_mac(settings, self.root, place.prefix)
         self.macs.append(mac)
         self.group.create_task(mac.follow())
         await until(lambda: mac.is_ready, what=f"{name} shares; {self.words()}")

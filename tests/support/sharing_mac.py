@@ -9,7 +9,7 @@ import json
 import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, cast
 
 from fastapi import FastAPI
 
@@ -49,6 +49,7 @@ class Settings:
     address: str
     port: int
     etcd: str
+    """A URL, or the path of a socket."""
     attempts: int = 4
     """Consecutive failures of a request to the hub before a pull fails."""
 
@@ -58,11 +59,34 @@ class Settings:
         return json.dumps(asdict(self))
 
 
+class Renewals:
+    """A transport that records how late the renewals of a lease end, beside their plan."""
+
+    def __init__(self, transport: Transport) -> None:
+        self._transport = transport
+        self._planned_at = float("inf")
+        self.count = 0
+        self.latest_s = 0.0
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._transport, name)
+
+    async def keep_alive(self, lease: int) -> int:
+        lives_s = await self._transport.keep_alive(lease)
+        now = CLOCK.monotonic()
+        self.latest_s = max(self.latest_s, now - self._planned_at)
+        self._planned_at = now + LEASE_TTL_S / 3
+        self.count += 1
+        return lives_s
+
+
 class Lease:
     """The node's lease, a new one after each loss."""
 
     def __init__(self, transport: Transport) -> None:
-        self._transport = transport
+        self.renewals = Renewals(transport)
+        self._transport = cast("Transport", self.renewals)
+        self.losses = 0
         self.id: int | None = None
 
     async def keep(self) -> None:
@@ -71,12 +95,18 @@ class Lease:
             await session.open()
             self.id = session.id
             await session.keep()
+            self.losses += 1
             self.id = None
 
 
 async def main(settings: Settings) -> None:
     credentials = Credentials(IdentityFolder(Path(settings.identity)), CLOCK)
-    transport = connect(EtcdAddress(endpoints=(settings.etcd,)))
+    is_socket = settings.etcd.startswith("/")
+    transport = connect(
+        EtcdAddress(socket=Path(settings.etcd))
+        if is_socket
+        else EtcdAddress(endpoints=(settings.etcd,))
+    )
     store, uploads = ModelStore(Path(settings.root), CLOCK), Uploads(CLOCK)
     exchange = ModelExchange(transport, CLOCK, credentials, store, uploads)
     limits = FetchLimits(attempts=settings.attempts, rate_limit_wait_s=0.0)
@@ -100,7 +130,7 @@ async def main(settings: Settings) -> None:
         group.create_task(
             exchange.run(lambda: lease.id, lambda: url if server.url and lease.id else "")
         )
-        group.create_task(_report(pulls, exchange))
+        group.create_task(_report(pulls, exchange, lease))
         await _obey(pulls)
 
 
@@ -112,12 +142,19 @@ async def _obey(pulls: ModelPulls) -> None:
         pulls.start(HubReference.model_validate_json(line))
 
 
-async def _report(pulls: ModelPulls, exchange: ModelExchange) -> None:
+async def _report(pulls: ModelPulls, exchange: ModelExchange, lease: Lease) -> None:
     last = ""
     while True:
         reports = [json.loads(one.model_dump_json(by_alias=False)) for one in pulls.reports()]
-        banned = sorted(exchange.share.banned)
-        line = json.dumps({"ready": exchange.is_ready, "pulls": reports, "banned": banned})
+        state = {
+            "ready": exchange.is_ready,
+            "pulls": reports,
+            "banned": sorted(exchange.share.banned),
+            "renewals": lease.renewals.count,
+            "late_s": lease.renewals.latest_s,
+            "losses": lease.losses,
+        }
+        line = json.dumps(state)
         if line != last:
             print(line, flush=True)
             last = line
