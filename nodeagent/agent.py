@@ -12,6 +12,7 @@ from machinery.backoff import Backoff
 from machinery.clock import Clock
 from machinery.control_loop import Requeue, WorkQueue, run_loop
 from nodeagent.api.blobs import BlobRoutes
+from nodeagent.api.cable_listeners import CableListeners
 from nodeagent.api.hub_mirror import HubMirrorRoutes
 from nodeagent.api.machine_metrics import AgentView
 from nodeagent.api.prompt_routes import PromptRoutes
@@ -26,11 +27,13 @@ from nodeagent.execute import ActionExecutor, BackgroundTasks
 from nodeagent.hardware.metal import MetalVerdict
 from nodeagent.node.registration import NodeRegistration
 from nodeagent.observe import NodeState, ReplicaObserver, start_request
+from nodeagent.peers.links import without_cables
+from nodeagent.peers.model_exchange import ModelExchange
 from nodeagent.plan import plan
 from nodeagent.replicas.engine_tracker import EngineProber, EngineTracker
 from nodeagent.replicas.last_assignment import ALONE_AFTER_S
 from nodeagent.replicas.rank_reports import RankReports
-from schemas.node import NodeLease
+from schemas.node import NodeFabric, NodeLease
 from schemas.replica import Replica
 from store import keys
 from store.errors import StoreError
@@ -235,7 +238,30 @@ class Agent:
             group.create_task(parts.preloads.run(self._describer.request))
         api, exchange = self._api, None if parts.fetches is None else parts.fetches.exchange
         if exchange is not None and api is not None:
+            self._share_over_cables(group, exchange)
             group.create_task(exchange.run(lambda: self._registration.lease, lambda: api.tls_url))
+
+    def _share_over_cables(self, group: asyncio.TaskGroup, exchange: ModelExchange) -> None:
+        """Give files on the addresses of Thunderbolt cables as well."""
+        config, blobs = self._config, self._blob_routes()
+        assert blobs is not None
+        assert config.credentials is not None
+        cables = CableListeners(
+            blobs=blobs,
+            credentials=config.credentials,
+            clock=self._clock,
+            address=config.status.address,
+            port=config.api_port or 0,
+            fabric=self._file_networks,
+        )
+        exchange.cable_urls, exchange.share.fabric = cables.urls, cables.fabric
+        group.create_task(cables.run())
+
+    def _file_networks(self) -> NodeFabric:
+        """Return the networks for files: the cables are those of a shard group while one of its ranks runs here."""
+        fabric = self._describer.fabric
+        has_rank = any(engine.process.epoch for engine in self._node.engines.values())
+        return without_cables(fabric) if has_rank else fabric
 
     def _adopt(self, found: EngineProcess) -> None:
         now = self._clock.monotonic()

@@ -170,6 +170,12 @@ class NodeDescriber:
         """Request that the status is written again soon."""
         self._requested.set()
 
+    @property
+    def fabric(self) -> NodeFabric:
+        """The machine's networks and cables at their last reading."""
+        found = None if self._machine is None else self._machine.fabric
+        return found or self._config.status.fabric
+
     async def run(self, references: ReferenceTasks, api: AgentApi | None) -> None:
         """Inspect deployed models and the machine, and write the status when it changes, forever."""
         await self._dependencies.deployments.wait_synced()

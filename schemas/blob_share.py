@@ -1,10 +1,20 @@
 """Documents by which agents share the files of models: what one has to give, and its place in a queue for the hub."""
 
-from typing import Annotated
+from typing import Annotated, Literal, TypeAlias
 
-from pydantic import StringConstraints
+from pydantic import Field, StringConstraints
 
 from schemas.meta import ApiModel
+
+LinkMedium: TypeAlias = Literal["Thunderbolt", "Wired", "Wireless"]
+_BYTE = r"(\d|[1-9]\d|1\d\d|2[0-4]\d|25[0-5])"
+
+
+class ModelLink(ApiModel):
+    """An address of a node on one of its networks."""
+
+    url: Annotated[str, StringConstraints(pattern=rf"^https://{_BYTE}(\.{_BYTE}){{3}}:\d{{1,5}}$")]
+    medium: LinkMedium
 
 
 class ModelOffer(ApiModel):
@@ -12,6 +22,8 @@ class ModelOffer(ApiModel):
 
     url: Annotated[str, StringConstraints(pattern=r"^https://[^/?#@\s]{1,255}$")]
     """The address of the agent's API."""
+    links: Annotated[tuple[ModelLink, ...], Field(max_length=32)] = ()
+    """Its addresses whose networks are known, that of `url` too. A reader on the same network takes the fastest."""
     is_whole: bool = False
     """True if it has all files; otherwise it fetches them, and gives what it has."""
     pieces: Annotated[str, StringConstraints(pattern=r"^([0-9a-f]{64})?$")] = ""

@@ -18,6 +18,8 @@ class FabricInterface(ApiModel):
     is_thunderbolt: bool = False
     prefix_length: int = 0
     """Bits of its network, such as 24; 0 if unknown."""
+    is_wireless: bool = False
+    """True for Wi-Fi."""
 
 
 class ThunderboltPort(ApiModel):

@@ -21,6 +21,7 @@ LOOPS = (*ROOMS, "gateway", "engine")
 
 # Waits that repeat nothing that failed: periods, polls of own children and files, and answers to users.
 PERIODS = {
+    "nodeagent/api/cable_listeners.py": "looks for cables that came or went",
     "nodeagent/peers/shared_sources.py": "polls the files of peers while one of them receives",
     "fleetctl/discovery/local_network.py": "listens for a while",
     "fleetctl/discovery/search.py": "waits for its backoff, which it compares with its deadline",

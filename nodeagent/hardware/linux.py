@@ -231,6 +231,8 @@ def _glob(folder: Path, pattern: str) -> list[Path]:
 _LOOPBACK_PREFIX: Final = "127."
 # The kernel's driver for IP over Thunderbolt names its interfaces so.
 _THUNDERBOLT_PREFIX: Final = "thunderbolt"
+# systemd's names of wireless interfaces (wlp3s0), and the kernel's own (wlan0).
+_WIRELESS_PREFIX: Final = "wl"
 
 
 class InterfaceAddress(Protocol):
@@ -255,6 +257,7 @@ def parse_interfaces(interfaces: Mapping[str, Sequence[InterfaceAddress]]) -> No
                 address=one.address,
                 is_thunderbolt=name.startswith(_THUNDERBOLT_PREFIX),
                 prefix_length=parse_netmask(one.netmask or ""),
+                is_wireless=name.startswith(_WIRELESS_PREFIX),
             )
             for name in sorted(interfaces)
             for one in interfaces[name]

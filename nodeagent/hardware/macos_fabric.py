@@ -22,6 +22,8 @@ _PROFILER_TIMEOUT_S: Final = 15.0  # system_profiler takes seconds when it is co
 _CHIP: Final = "machdep.cpu.brand_string"
 # A port reports its maximum, "Up to 120 Gb/s", or the speed of its cable, "80 Gb/s". Only Thunderbolt 5 reaches 80.
 _SPEED: Final = re.compile(r"(?:Up to )?(\d{1,4}) Gb/s", re.ASCII)
+# Names of the hardware port in networksetup: of today, and of older systems.
+_WIRELESS_PORTS: Final = frozenset({"Wi-Fi", "AirPort"})
 _TB5_GBPS: Final = 80
 _TB4_GBPS: Final = 40
 _STATES: Final = {"PORT_ACTIVE": "Active", "PORT_DOWN": "Down"}
@@ -151,6 +153,7 @@ def assemble_fabric(printed: FabricOutput) -> NodeFabric:
     names = parse_hardware_ports(printed.hardware_ports)
     seen = parse_ifconfig(printed.ifconfig)
     over_thunderbolt = {device for port, device in names.items() if port.startswith("Thunderbolt")}
+    wireless = {device for port, device in names.items() if port in _WIRELESS_PORTS}
     return NodeFabric(
         interfaces=tuple(
             FabricInterface(
@@ -158,6 +161,7 @@ def assemble_fabric(printed: FabricOutput) -> NodeFabric:
                 address=address,
                 is_thunderbolt=name in over_thunderbolt,
                 prefix_length=bits,
+                is_wireless=name in wireless,
             )
             for name, address, bits in seen.addresses
         ),

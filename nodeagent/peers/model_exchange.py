@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from contextlib import asynccontextmanager
 from hashlib import sha256
 from typing import Final
@@ -15,6 +15,7 @@ from models.hub.model_hub import ModelHub, folder_name
 from models.hub.progress import FetchMonitor
 from models.hub.threads import run_in_thread
 from models.model_store.store import ModelStore
+from nodeagent.peers.links import own_links
 from nodeagent.peers.peer_blobs import HttpPeerBlobs
 from nodeagent.peers.shared_sources import FleetShare
 from nodeagent.peers.tracker import ShareTracker
@@ -55,6 +56,8 @@ class ModelExchange:
         )
         self.piece_lists: Final[dict[str, bytes]] = {}
         """The lists of pieces of the models that it offers, by their SHA-256."""
+        self.cable_urls: Callable[[], Iterable[str]] = tuple
+        """Returns the URLs of the files on Thunderbolt cables; the agent sets it, and `share.fabric`."""
         self._url: Callable[[], str] = lambda: ""
         self._fetching: Counter[str] = Counter()
         """Fetches that run, by folder: a deployment and a person may want the same model."""
@@ -89,10 +92,12 @@ class ModelExchange:
         self.piece_lists.clear()
         self.piece_lists.update({digest: content for digest, content in lists.values() if digest})
         here = lists.keys() | set(self._fetching) if self._url() else set()
+        urls = (self._url(), *self.cable_urls())
+        links = own_links(self.share.fabric(), urls)
         for folder in here:
             is_whole = folder not in self._fetching
             pieces = lists[folder][0] if is_whole else ""
-            offer = ModelOffer(url=self._url(), is_whole=is_whole, pieces=pieces)
+            offer = ModelOffer(url=urls[0], links=links, is_whole=is_whole, pieces=pieces)
             self._tracker.say(keys.model_offer_key(self.node, folder), offer)
         for folder in set(self._tracker.said("have")) - here:
             self._tracker.withdraw(keys.model_offer_key(self.node, folder))

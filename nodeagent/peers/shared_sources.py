@@ -15,10 +15,12 @@ from models.hub.model_hub import ModelHub, RemoteFile, folder_name
 from models.hub.progress import FetchMonitor
 from models.hub.threads import run_in_thread
 from models.model_store.piece_list import PIECE_BYTES, PieceList
+from nodeagent.peers.links import Route, routes
 from nodeagent.peers.peer_blobs import PeerBlobs, PeerError
 from nodeagent.peers.tracker import ShareTracker
 from schemas.blob_share import FetchClaim, ModelOffer
 from schemas.event import ObjectReference
+from schemas.node import NodeFabric
 from store import keys
 from store.errors import StoreError
 
@@ -35,6 +37,8 @@ _PAUSES: Final = {404: 2.0, 416: _POLL_S, 429: 0.5}
 # A node without a free place is waited for, rather than asking the hub.
 _BUSY_S: Final = 2.0
 _FAILED_S: Final = 5.0
+# A node that does not answer on its cable is asked over another network so long.
+_FAILED_URL_S: Final = 60.0
 # If no node has a further byte for so long, the next in the queue asks the hub as well.
 _STALL_S: Final = 60.0
 # After so long without a byte, the progress says what is waited for.
@@ -54,7 +58,11 @@ class FleetShare:
     clock: Clock
     record: Callable[[ObjectReference, str, str], Awaitable[None]]
     """Writes an event."""
+    fabric: Callable[[], NodeFabric] = NodeFabric
+    """Returns the networks of this node; an agent sets it."""
     stall_s: float = _STALL_S
+    failed_urls: dict[str, float] = field(default_factory=dict)
+    """The time until which a URL is not used, by the monotonic clock."""
     banned: dict[str, float] = field(default_factory=dict)
     """The end of each ban by node, by the monotonic clock."""
     lists: dict[str, PieceList] = field(default_factory=dict)
@@ -71,12 +79,22 @@ class FleetShare:
         """Return the sources of a commit's files. `monitor` gets the reason while nothing arrives."""
         return SharedSources(self, hub, repo, commit, monitor)
 
+    def routes(self, offer: ModelOffer) -> list[Route]:
+        """Return the URLs of a node by the links that both have, the best first; there is always one."""
+        now = self.clock.monotonic()
+        return routes(offer, self.fabric(), lambda url: self.failed_urls.get(url, now) > now)
+
+    def note_failure(self, url: str) -> None:
+        """Take note that a node does not answer at a URL: its cable may be gone."""
+        self.failed_urls[url] = self.clock.monotonic() + _FAILED_URL_S
+
     async def piece_list(self, node: str, offer: ModelOffer) -> PieceList:
         """Return the hashes of pieces that a node vouches for; empty if it gives none."""
         found = self.lists.get(offer.pieces)
         if found is None:
             try:
-                found = await self.peers.read_list(node, offer.url, offer.pieces)
+                url = self.routes(offer)[0].url
+                found = await self.peers.read_list(node, url, offer.pieces)
             except PeerError as error:
                 log.info("no list of pieces", extra={"node": node, "why": str(error)})
                 found = PieceList({})
@@ -217,11 +235,11 @@ class SharedTransfer:
         # One request ends where a piece does; the few places of a node go round.
         count = min(PIECE_BYTES - at % PIECE_BYTES, self._file.size - at)
         for node, offer in self._candidates():
-            got = 0
+            got, url = 0, self._share.routes(offer)[0].url
             try:
                 expected, owner = await self._piece_hash(node, offer, at)
                 async with self._share.peers.read(
-                    node, offer.url, self._file.digest, at, count
+                    node, url, self._file.digest, at, count
                 ) as answer:
                     self._note(node, answer.status, answer.received)
                     if answer.chunks is None:
@@ -237,7 +255,8 @@ class SharedTransfer:
                         yield chunk
             except PeerError as error:
                 log.info("a node gives no file", extra={"node": node, "why": str(error)})
-                self._pause(node, _FAILED_S)
+                self._share.note_failure(url)
+                self._pause(node, _FAILED_S if url == offer.url else 0.0)
             if got:
                 return
 
@@ -273,10 +292,10 @@ class SharedTransfer:
         return self._share.tracker.offers()
 
     def _candidates(self) -> list[tuple[str, ModelOffer]]:
-        """Return the nodes to ask: those with the whole model, then the first ones of the queue, then each other once."""
+        """Return the nodes to ask: by link, those with the whole model, the first ones of the queue, then each other once."""
         share, now = self._share, self._clock.monotonic()
         queue = {node: place for place, node in enumerate(share.tracker.queue(self._name))}
-        near: list[tuple[tuple[bool, int, float], str, ModelOffer]] = []
+        near: list[tuple[tuple[int, bool, int, float], str, ModelOffer]] = []
         outside: list[tuple[str, ModelOffer]] = []
         for node, models in self._offers().items():
             if share.is_banned(node) or self._asked_at.get(node, now) > now:
@@ -284,8 +303,9 @@ class SharedTransfer:
             offer = models.get(self._of.folder)
             if offer is not None or node in queue:
                 is_partial = offer is None or not offer.is_whole
-                order = is_partial, queue.get(node, len(queue)), random.random()
-                near.append((order, node, offer or next(iter(models.values()))))
+                offer = offer or next(iter(models.values()))
+                rank, place = share.routes(offer)[0].rank, queue.get(node, len(queue))
+                near.append(((rank, is_partial, place, random.random()), node, offer))
             elif node not in self._lacking and self._file.size >= _WORTH_ASKING_BYTES:
                 outside.append((node, next(iter(models.values()))))
         near.sort(key=lambda one: one[0])

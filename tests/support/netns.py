@@ -10,6 +10,7 @@ import random
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 
 from tests.support.cluster import Place
 
@@ -125,6 +126,17 @@ class Networks:
 
     def mend_clients(self, member: int) -> None:
         _ip(f"link set {self._link('c', member)} up")
+
+    def rename_peer_leg(self, member: int, name: str) -> None:
+        """Give the member's interface in the network of the members another name, before it is used."""
+        space = self._namespace(member)
+        for line in ("p0 down", f"p0 name {name}", f"{name} up"):
+            _inside(space, f"link set {line}")
+
+    def peer_bytes(self, member: int) -> int:
+        """Return the bytes that the member has sent into the network of the members."""
+        link = Path("/sys/class/net", self._link("p", member))
+        return int((link / "statistics" / "rx_bytes").read_text())
 
     def limit_clients(self, bytes_per_s: int) -> None:
         """Limit what this machine sends to all members together: the link to the internet."""

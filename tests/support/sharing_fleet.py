@@ -114,16 +114,21 @@ class SharingFleet:
     store: Transport
     authority: TestAuthority
     group: asyncio.TaskGroup
+    is_cabled: bool
+    """True if the Macs' addresses are in the network of the clients, and that of the members is a Thunderbolt cable."""
     macs: list[SharingMac] = field(default_factory=list)
 
     async def add(self, name: str, *, attempts: int = 4) -> SharingMac:
         """Start the next Mac, and wait until it shares."""
-        place = self.networks.place(len(self.macs))
+        number = len(self.macs)
+        place = self.networks.place(number)
+        if self.is_cabled:
+            self.networks.rename_peer_leg(number, "thunderbolt0")
         settings = Settings(
             name=name,
             root=str(self.root / name),
             identity=str(self.authority.issue(Role.NODE, name).path),
-            address=place.peer_host,
+            address=place.client_host if self.is_cabled else place.peer_host,
             port=_API_PORT,
             etcd=self.etcd_url,
             attempts=attempts,
@@ -170,13 +175,13 @@ class SharingFleet:
 
 @asynccontextmanager
 async def sharing_fleet(
-    root: Path, hub: StandInHub, *, count: int, internet: int = INTERNET, lan: int = LAN
+    root: Path, hub: StandInHub, *, count: int, is_cabled: bool = False
 ) -> AsyncIterator[SharingFleet]:
     """Run a hub, an etcd and room for `count` Macs; end everything afterwards."""
     with Networks(count).made() as networks:
-        etcd_host = networks.join_peers()
-        networks.limit_clients(internet)
-        networks.limit_peers(lan)
+        etcd_host = networks.client_address(1) if is_cabled else networks.join_peers()
+        networks.limit_clients(INTERNET)
+        networks.limit_peers(LAN)
         hub.host = networks.client_address(1)
         async with (
             running_cluster(root, places=(Place(client_host=etcd_host),)) as cluster,
@@ -192,6 +197,7 @@ async def sharing_fleet(
                 store=store,
                 authority=TestAuthority(root / "ids"),
                 group=group,
+                is_cabled=is_cabled,
             )
             try:
                 yield fleet

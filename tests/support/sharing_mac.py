@@ -23,7 +23,9 @@ from models.hub.fetcher import FetchLimits, ModelFetcher
 from models.hub.hub_settings import HubSettings
 from models.model_store.store import ModelStore
 from nodeagent.api.blobs import BlobRoutes
+from nodeagent.api.cable_listeners import CableListeners
 from nodeagent.api.server import on_refused
+from nodeagent.hardware.linux import read_fabric
 from nodeagent.model_store.pulls import ModelPulls
 from nodeagent.peers.model_exchange import ModelExchange
 from nodeagent.peers.uploads import Uploads
@@ -114,16 +116,27 @@ async def main(settings: Settings) -> None:
     pulls = ModelPulls(fetcher, HubSettings(), CLOCK, exchange=exchange)
     app = FastAPI()
     app.add_exception_handler(RefusedError, on_refused)
-    BlobRoutes(
+    blobs = BlobRoutes(
         node=settings.name, store=store, uploads=uploads, piece_lists=exchange.piece_lists
-    ).add_to(app)
+    )
+    blobs.add_to(app)
     security = server_security(credentials, frozenset({Role.NODE}), is_insecure=False)
     server = AdminServer(
         app, CLOCK, (settings.address, settings.port), lambda: None, security=security
     )
+    cables = CableListeners(
+        blobs=blobs,
+        credentials=credentials,
+        clock=CLOCK,
+        address=settings.address,
+        port=settings.port,
+        fabric=read_fabric,
+    )
+    exchange.cable_urls, exchange.share.fabric = cables.urls, read_fabric
     lease = Lease(transport)
     async with asyncio.TaskGroup() as group:
         group.create_task(server.run())
+        group.create_task(cables.run())
         group.create_task(lease.keep())
         group.create_task(pulls.run())
         url = f"https://{settings.address}:{settings.port}"

@@ -37,7 +37,7 @@ def printed(machine: str) -> FabricOutput:
 VPN = FabricInterface(name="utun0", address="100.64.0.7", prefix_length=32)
 BOOK = NodeFabric(
     interfaces=(
-        FabricInterface(name="en0", address="192.168.1.21", prefix_length=30),
+        FabricInterface(name="en0", address="192.168.1.21", prefix_length=30, is_wireless=True),
         FabricInterface(
             name="bridge0", address="169.254.70.2", is_thunderbolt=True, prefix_length=16
         ),
@@ -239,6 +239,7 @@ def test_linux_addresses() -> None:
             "thunderbolt0": [at("10.0.1.1"), at("fe80::1", socket.AF_INET6)],
             "lo": [at("127.0.0.1")],
             "eth0": [at("192.168.1.4"), at("192.168.1.5")],
+            "wlp3s0": [at("192.168.2.4")],
         }
     )
     assert found == NodeFabric(
@@ -247,6 +248,9 @@ def test_linux_addresses() -> None:
             FabricInterface(name="eth0", address="192.168.1.5", prefix_length=24),
             FabricInterface(
                 name="thunderbolt0", address="10.0.1.1", is_thunderbolt=True, prefix_length=24
+            ),
+            FabricInterface(
+                name="wlp3s0", address="192.168.2.4", prefix_length=24, is_wireless=True
             ),
         )
     )

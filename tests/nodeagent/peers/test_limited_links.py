@@ -197,3 +197,27 @@ async def test_several_macs_fetch_different_files_from_the_hub(tmp_path: Path) -
         assert ratio <= 1.02
         clients = {one.client for one in fleet.hub.requests("GET", ".safetensors")}
         assert len(clients) >= 2
+
+
+async def test_files_cross_the_thunderbolt_cable_and_the_other_network_when_it_is_cut(
+    tmp_path: Path,
+) -> None:
+    files, more = model(60 * MB), model(60 * MB, seed=2)
+    hub = StandInHub(repos={REPO: files, "mlx-community/More-4bit": more})
+    async with sharing_fleet(tmp_path, hub, count=2, is_cabled=True) as fleet:
+        sources = fleet.reference(), fleet.reference("mlx-community/More-4bit")
+        first = await fleet.add("mac-0")
+        second = await fleet.add("mac-1")
+        for source in sources:
+            await fleet.pulled([first], source)
+        hub.body_bytes, before = 0, fleet.networks.peer_bytes(0)
+        await fleet.pulled([second], sources[0])
+        crossed = fleet.networks.peer_bytes(0) - before
+        print(f"over the cable {crossed / size_of(files):.3f} x")
+        assert crossed >= size_of(files)
+        assert hub.body_bytes == 0
+
+        fleet.networks.cut_peers(0)
+        await fleet.pulled([second], sources[1])
+        assert second.contents(sources[1].folder) == more
+        assert hub.body_bytes == 0
