@@ -41,7 +41,6 @@ _FAILED_S: Final = 5.0
 _FAILED_URL_S: Final = 60.0
 # If no node has a further byte for so long, the next in the queue asks the hub as well.
 _STALL_S: Final = 60.0
-# After so long without a byte, the progress says what is waited for.
 _SILENT_S: Final = 3.0
 # Smaller files are not worth a question to nodes that have other models only.
 _WORTH_ASKING_BYTES: Final = 1 << 20
@@ -61,6 +60,8 @@ class FleetShare:
     fabric: Callable[[], NodeFabric] = NodeFabric
     """Returns the networks of this node; an agent sets it."""
     stall_s: float = _STALL_S
+    silent_s: float = _SILENT_S
+    """Seconds without a byte after which the progress says what is waited for."""
     failed_urls: dict[str, float] = field(default_factory=dict)
     """The time until which a URL is not used, by the monotonic clock."""
     banned: dict[str, float] = field(default_factory=dict)
@@ -212,7 +213,7 @@ class SharedTransfer:
 
     def _show_wait(self, *, is_over: bool) -> None:
         """Let the progress say what is waited for, after some seconds without a byte."""
-        is_silent = self._clock.monotonic() - self._progress_at >= _SILENT_S
+        is_silent = self._clock.monotonic() - self._progress_at >= self._share.silent_s
         if is_over and self._is_waiting:
             self._is_waiting, self._of.monitor.waiting = False, ""
         if not is_over and is_silent:

@@ -54,8 +54,8 @@ class Mac:
     running: asyncio.Task[None]
     lease: int
 
-    async def fetch(self) -> StoredModel:
-        monitor = FetchMonitor(CLOCK)
+    async def fetch(self, monitor: FetchMonitor | None = None) -> StoredModel:
+        monitor = monitor or FetchMonitor(CLOCK)
         async with self.exchange.sources(self.hub, REPO, COMMIT, monitor) as sources:
             assert sources is not None
             return await self.fetcher.fetch(self.hub, REQUEST, monitor=monitor, sources=sources)
@@ -277,7 +277,8 @@ async def test_a_silent_mac_at_the_head_of_the_queue_is_not_waited_for_for_ever(
 ) -> None:
     async with fleet(tmp_path, 1 << 17) as one:
         silent, mac = await one.add("mac-0"), await one.add("mac-1")
-        mac.exchange.share.stall_s = 0.5
+        mac.exchange.share.stall_s, mac.exchange.share.silent_s = 0.5, 0.1
+        monitor = FetchMonitor(CLOCK)
         async with silent.exchange.sources(
             silent.hub, REPO, COMMIT, FetchMonitor(CLOCK)
         ) as sources:
@@ -285,7 +286,10 @@ async def test_a_silent_mac_at_the_head_of_the_queue_is_not_waited_for_for_ever(
             (file,) = (f for f in await one.adapter.files(REPO, COMMIT) if f.path == WEIGHTS)
             async with sources.transfer(file), asyncio.timeout(60):
                 await asyncio.wait_for(_claimed(one), 10)
-                await mac.fetch()
+                fetching = one.group.create_task(mac.fetch(monitor))
+                await until(lambda: "waiting for mac-0" in monitor.waiting, what="the reason")
+                await fetching
+        assert monitor.waiting == ""
 
 
 async def _claimed(one: Fleet) -> None:
