@@ -3,6 +3,7 @@
 It serves the models of this Mac's store alone, and asks no hub. Off unless --serve-hub; a client needs a certificate.
 """
 
+import asyncio
 from dataclasses import dataclass
 from typing import Final
 
@@ -20,6 +21,8 @@ from nodeagent.api.blobs import BlobRoutes
 from schemas.wire.errors import Refusal, RefusedError
 
 PATH: Final = "/hub"
+# Less than the ten seconds after which huggingface_hub gives up a request; it asks again after a 429.
+_WAIT_S: Final = 8.0
 _ROLES: Final = frozenset((Role.ADMIN, Role.NODE))
 # Branches are not recorded on the disk: this one is the commit that was fetched last.
 _LATEST: Final = "main"
@@ -83,7 +86,20 @@ class HubMirrorRoutes:
             "x-linked-etag": f'"{file.sha256}"',
             "x-linked-size": str(file.size),
         }
-        await self.blobs.uploads.wait()
+        if request.method == "HEAD":
+            return Response(headers={**headers, "content-length": str(file.size)})
+        try:
+            async with asyncio.timeout(_WAIT_S):
+                await self.blobs.uploads.wait()
+        except TimeoutError:
+            raise RefusedError(
+                Refusal(
+                    status=429,
+                    message=f"{self.blobs.node}: {self.blobs.uploads.most} files are being sent already; try again later",
+                    type="refused",
+                    retry_after_s=30,
+                )
+            ) from None
         return await self.blobs.respond(request, BlobDigest("sha256", file.sha256), headers)
 
     async def _find(self, request: Request, repo: str, revision: str) -> StoredModel:
