@@ -6,7 +6,7 @@ import random
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, TypeVar
 
 from machinery.clock import Clock
 from machinery.prometheus import Counter
@@ -26,9 +26,13 @@ from store.errors import StoreError
 
 log = logging.getLogger(__name__)
 
+_Key = TypeVar("_Key")
+_Value = TypeVar("_Value")
+
 BAN_S: Final = 3600.0
 """Seconds for which a node that sent wrong bytes is not asked."""
 _KEPT_LISTS: Final = 32
+_NO_LIST: Final = PieceList({})
 _CHUNK_BYTES: Final = 1 << 20
 _ASKED_AT_ONCE: Final = 8
 _POLL_S: Final = 0.25
@@ -37,6 +41,8 @@ _PAUSES: Final = {404: 2.0, 416: _POLL_S, 429: 0.5}
 # A node without a free place is waited for, rather than asking the hub.
 _BUSY_S: Final = 2.0
 _FAILED_S: Final = 5.0
+# A node that gave no list of pieces is asked for it again after so long.
+_FAILED_LIST_S: Final = 60.0
 # A node that does not answer on its cable is asked over another network so long.
 _FAILED_URL_S: Final = 60.0
 # If no node has a further byte for so long, the next in the queue asks the hub as well.
@@ -67,7 +73,9 @@ class FleetShare:
     banned: dict[str, float] = field(default_factory=dict)
     """The end of each ban by node, by the monotonic clock."""
     lists: dict[str, PieceList] = field(default_factory=dict)
-    """Lists of pieces by their SHA-256; empty ones could not be had."""
+    """Lists of pieces by their SHA-256."""
+    unread_lists: dict[tuple[str, str], float] = field(default_factory=dict)
+    """The time until which a node is not asked again for a list that it did not give."""
     received: Counter = field(
         default_factory=lambda: Counter(
             "fleet_blob_received_bytes_total", "Bytes of files that came from other agents."
@@ -91,17 +99,20 @@ class FleetShare:
 
     async def piece_list(self, node: str, offer: ModelOffer) -> PieceList:
         """Return the hashes of pieces that a node vouches for; empty if it gives none."""
-        found = self.lists.get(offer.pieces)
-        if found is None:
-            try:
-                url = self.routes(offer)[0].url
-                found = await self.peers.read_list(node, url, offer.pieces)
-            except PeerError as error:
-                log.info("no list of pieces", extra={"node": node, "why": str(error)})
-                found = PieceList({})
-            while len(self.lists) >= _KEPT_LISTS:
-                del self.lists[next(iter(self.lists))]
-            self.lists[offer.pieces] = found
+        found, asked = self.lists.get(offer.pieces), (node, offer.pieces)
+        if found is not None:
+            return found
+        now = self.clock.monotonic()
+        if self.unread_lists.get(asked, now) > now:
+            return _NO_LIST
+        try:
+            found = await self.peers.read_list(node, self.routes(offer)[0].url, offer.pieces)
+        except PeerError as error:
+            # Another node may give the same list.
+            log.info("no list of pieces", extra={"node": node, "why": str(error)})
+            _keep(self.unread_lists, asked, self.clock.monotonic() + _FAILED_LIST_S)
+            return _NO_LIST
+        _keep(self.lists, offer.pieces, found)
         return found
 
     def is_banned(self, node: str) -> bool:
@@ -347,6 +358,13 @@ class SharedTransfer:
             await self._share.record(ObjectReference(kind="Node", name=node), "WrongBytes", message)
         except StoreError as error:
             log.info("event not written", extra={"why": str(error)})
+
+
+def _keep(lists: dict[_Key, _Value], key: _Key, value: _Value) -> None:
+    """Keep a value beside the latest ones."""
+    while len(lists) >= _KEPT_LISTS:
+        del lists[next(iter(lists))]
+    lists[key] = value
 
 
 def _sha256(content: bytearray) -> str:

@@ -16,6 +16,7 @@ from machinery.http_server import AdminServer
 from models.hub.fetcher import FetchLimits, FetchRequest, ModelFetcher
 from models.hub.hub_settings import HubSettings
 from models.hub.huggingface import HuggingFaceHub, open_hub_session
+from models.hub.model_hub import folder_name
 from models.hub.progress import FetchMonitor
 from models.model_store.piece_list import PIECE_BYTES
 from models.model_store.store import ModelStore, StoredModel
@@ -24,13 +25,15 @@ from nodeagent.api.server import on_refused
 from nodeagent.model_store.pulls import ModelPulls
 from nodeagent.peers.model_exchange import ModelExchange
 from nodeagent.peers.uploads import Uploads
+from schemas.blob_share import ModelOffer
 from schemas.deployment import HubReference
 from schemas.wire.errors import RefusedError
-from store import keys
+from store import codec, keys
 from store.memory import MemoryTransport
 from tests.support.hub import COMMIT, REPO, StandInHub, tiny_files
 from tests.support.identities import TestAuthority
 from tests.support.model_store import files_below
+from tests.support.ports import free_port
 from tests.support.waiting import until, until_async
 
 CLOCK = SystemClock()
@@ -230,6 +233,28 @@ async def test_a_wrong_piece_costs_no_more_than_itself(tmp_path: Path) -> None:
         assert good.exchange.share.is_banned("mac-0")
         # The second piece came from the hub, and what a banned node was not asked for.
         assert one.hub.body_bytes - before <= wanted_bytes(one.hub) - PIECE_BYTES
+
+
+async def test_a_list_of_pieces_that_one_mac_does_not_give_comes_from_another(
+    tmp_path: Path,
+) -> None:
+    """Macs with the same model have the same list, by name."""
+    async with fleet(tmp_path, PIECE_BYTES + 1) as one:
+        first, second = await one.add("mac-0"), await one.add("mac-1")
+        await first.fetch()
+        key = keys.model_offer_key("mac-0", folder_name(REPO, COMMIT))
+
+        async def offered() -> bool:
+            return len(await one.offers()) == 1
+
+        await until_async(offered, what="an offer")
+        item = await one.store.get(key)
+        assert item is not None
+        offer = codec.decode(ModelOffer, item)
+        dead = offer.model_copy(update={"url": f"https://127.0.0.1:{free_port()}", "links": ()})
+        share = second.exchange.share
+        assert not (await share.piece_list("mac-9", dead)).files
+        assert (await share.piece_list("mac-0", offer)).files
 
 
 async def test_a_mac_gets_a_whole_model_from_another_when_the_hub_goes(
