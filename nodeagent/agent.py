@@ -27,7 +27,7 @@ from nodeagent.execute import ActionExecutor, BackgroundTasks
 from nodeagent.hardware.metal import MetalVerdict
 from nodeagent.node.registration import NodeRegistration
 from nodeagent.observe import NodeState, ReplicaObserver, start_request
-from nodeagent.peers.links import without_cables
+from nodeagent.peers.links import link_rate, without_cables
 from nodeagent.peers.model_exchange import ModelExchange
 from nodeagent.plan import plan
 from nodeagent.replicas.engine_tracker import EngineProber, EngineTracker
@@ -137,6 +137,7 @@ class Agent:
             return None
         uploads = fetches.exchange.uploads
         uploads.is_busy = self._is_generating
+        uploads.link_rate = lambda address: link_rate(self._describer.fabric, address)
         return BlobRoutes(
             node=self._config.name,
             store=fetches.store,

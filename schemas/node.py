@@ -20,6 +20,8 @@ class FabricInterface(ApiModel):
     """Bits of its network, such as 24; 0 if unknown."""
     is_wireless: bool = False
     """True for Wi-Fi."""
+    speed_mbps: int = 0
+    """Megabits a second of its link; 0 if unknown, such as those of Wi-Fi."""
 
 
 class ThunderboltPort(ApiModel):

@@ -1,7 +1,7 @@
 """The route that gives files of models to other agents: `GET /v1/blobs/<digest>`, with Range.
 
 Only a node's certificate opens it. The path on the disk is made of hexadecimal digits alone. A partial file gives what
-its journal names; the reader verifies the whole by its digest.
+has been received of it; the reader verifies the whole by its digest.
 """
 
 import re
@@ -108,7 +108,10 @@ class BlobRoutes:
         if found:
             headers["content-range"] = f"bytes {start}-{end - 1}/{total}"
         return _BlobResponse(
-            _Upload(blob, self.uploads, start, end), request.method, found, headers
+            _Upload(blob, self.uploads, start, end, _local_address(request)),
+            request.method,
+            found,
+            headers,
         )
 
     def _refused(self, status: int, message: str, *extra: tuple[bytes, bytes]) -> RefusedError:
@@ -124,18 +127,25 @@ class _Upload:
     uploads: Uploads
     start: int
     end: int
+    address: str
+    """The local one, which tells the network."""
 
     async def pieces(self) -> AsyncIterator[bytes]:
         """Yield the bytes as the limit allows; end early if the file became shorter."""
         while self.start < self.end:
             count = min(_READ_BYTES, self.end - self.start)
-            await self.uploads.bandwidth.take(count)
+            await self.uploads.take(count, self.address)
             piece = await run_in_thread(self.blob.read, self.start, count)
             if not piece:
                 return
             self.start += len(piece)
             self.uploads.count(len(piece))
             yield piece
+
+
+def _local_address(request: Request) -> str:
+    server = request.scope.get("server")
+    return str(server[0]) if server else ""
 
 
 class _BlobResponse(StreamingResponse):

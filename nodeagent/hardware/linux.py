@@ -248,8 +248,10 @@ class InterfaceAddress(Protocol):
     def netmask(self) -> str | None: ...
 
 
-def parse_interfaces(interfaces: Mapping[str, Sequence[InterfaceAddress]]) -> NodeFabric:
-    """Return the IPv4 addresses of every interface but loopback."""
+def parse_interfaces(
+    interfaces: Mapping[str, Sequence[InterfaceAddress]], speeds: Mapping[str, int]
+) -> NodeFabric:
+    """Return the IPv4 addresses of every interface but loopback; `speeds` are megabits a second."""
     return NodeFabric(
         interfaces=tuple(
             FabricInterface(
@@ -258,6 +260,7 @@ def parse_interfaces(interfaces: Mapping[str, Sequence[InterfaceAddress]]) -> No
                 is_thunderbolt=name.startswith(_THUNDERBOLT_PREFIX),
                 prefix_length=parse_netmask(one.netmask or ""),
                 is_wireless=name.startswith(_WIRELESS_PREFIX),
+                speed_mbps=speeds.get(name, 0),
             )
             for name in sorted(interfaces)
             for one in interfaces[name]
@@ -273,4 +276,5 @@ def read_fabric() -> NodeFabric:
         OSError: they cannot be read.
 
     """
-    return parse_interfaces(psutil.net_if_addrs())
+    speeds = {name: one.speed for name, one in psutil.net_if_stats().items()}
+    return parse_interfaces(psutil.net_if_addrs(), speeds)

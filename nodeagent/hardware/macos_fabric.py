@@ -8,7 +8,7 @@ import json
 import logging
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from machinery.network_interfaces import parse_hardware_ports
@@ -26,6 +26,8 @@ _SPEED: Final = re.compile(r"(?:Up to )?(\d{1,4}) Gb/s", re.ASCII)
 _WIRELESS_PORTS: Final = frozenset({"Wi-Fi", "AirPort"})
 _TB5_GBPS: Final = 80
 _TB4_GBPS: Final = 40
+# The medium in ifconfig: "autoselect (1000baseT <full-duplex>)", "10Gbase-T"; Wi-Fi and Thunderbolt have no number.
+_MEDIA: Final = re.compile(r"\s+media: .*?\b(\d{1,5})(G?)base", re.ASCII | re.IGNORECASE)
 _STATES: Final = {"PORT_ACTIVE": "Active", "PORT_DOWN": "Down"}
 
 
@@ -44,12 +46,14 @@ class FabricOutput:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InterfaceConfig:
-    """The addresses and bridge members in `ifconfig`."""
+    """The addresses, speeds and bridge members in `ifconfig`."""
 
     addresses: tuple[tuple[str, str, int], ...] = ()
     """(interface, IPv4 address, bits of its network or 0), without loopback."""
     bridged: frozenset[str] = frozenset()
     """Interfaces in a bridge that is up; `mlx.distributed_config` takes such a bridge down and keeps its members."""
+    speeds: Mapping[str, int] = field(default_factory=dict)
+    """Megabits a second by interface, where the medium tells."""
 
 
 def parse_rdma_ctl(text: str) -> bool | None:
@@ -75,9 +79,10 @@ def parse_devices(ibv_devinfo: str) -> tuple[RdmaDevice, ...]:
 
 
 def parse_ifconfig(text: str) -> InterfaceConfig:
-    """Parse `ifconfig`: the address of each interface, and the members of bridges."""
+    """Parse `ifconfig`: the address and speed of each interface, and the members of bridges."""
     addresses: list[tuple[str, str, int]] = []
     bridged: set[str] = set()
+    speeds: dict[str, int] = {}
     name, is_up = "", False
     for line in text.splitlines():
         head = re.match(r"([A-Za-z0-9.]+): flags=[0-9a-f]+<([A-Z0-9,]*)>", line, re.ASCII)
@@ -94,7 +99,10 @@ def parse_ifconfig(text: str) -> InterfaceConfig:
         member = re.match(r"\s+member: (\S+) flags=", line, re.ASCII)
         if member and is_up and name.startswith("bridge"):
             bridged.add(member[1])
-    return InterfaceConfig(addresses=tuple(addresses), bridged=frozenset(bridged))
+        medium = _MEDIA.match(line)
+        if medium:
+            speeds[name] = int(medium[1]) * (1000 if medium[2] else 1)
+    return InterfaceConfig(addresses=tuple(addresses), bridged=frozenset(bridged), speeds=speeds)
 
 
 def parse_ports(
@@ -162,6 +170,7 @@ def assemble_fabric(printed: FabricOutput) -> NodeFabric:
                 is_thunderbolt=name in over_thunderbolt,
                 prefix_length=bits,
                 is_wireless=name in wireless,
+                speed_mbps=seen.speeds.get(name, 0),
             )
             for name, address, bits in seen.addresses
         ),

@@ -11,6 +11,9 @@ from schemas.node import FabricInterface, NodeFabric
 
 _RANKS: Final[dict[LinkMedium, int]] = {"Thunderbolt": 0, "Wired": 1, "Wireless": 2}
 _UNKNOWN_RANK: Final = _RANKS["Wired"]
+# What an interface carries that does not tell: gigabit Ethernet, and Wi-Fi in another room.
+_WIRED_BYTES_PER_S: Final = 125e6
+_WIRELESS_BYTES_PER_S: Final = 50e6
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +33,15 @@ def without_cables(fabric: NodeFabric) -> NodeFabric:
     """Return the networks that are left while the cables carry the exchange of a shard group."""
     rest = tuple(one for one in fabric.interfaces if not is_cable(one, fabric))
     return fabric.model_copy(update={"interfaces": rest})
+
+
+def link_rate(fabric: NodeFabric, address: str) -> float | None:
+    """Return the bytes a second of the network that an own address is in; None for a cable, and if nothing is known."""
+    for one in fabric.interfaces:
+        if one.address == address and not is_cable(one, fabric):
+            assumed = _WIRELESS_BYTES_PER_S if one.is_wireless else _WIRED_BYTES_PER_S
+            return one.speed_mbps * 125_000.0 or assumed
+    return None
 
 
 def own_links(fabric: NodeFabric, urls: Iterable[str]) -> tuple[ModelLink, ...]:

@@ -1,4 +1,7 @@
-"""The uploads of one agent: a few at a time, within a rate that falls while an engine of the Mac works."""
+"""The uploads of one agent: a few at a time, within a rate that falls while an engine of the Mac works.
+
+A tenth of what a Mac may send can be all that its network carries, so a tenth of the network is a limit of its own then.
+"""
 
 import asyncio
 from collections.abc import Callable, Iterator
@@ -29,6 +32,10 @@ class Uploads:
         self.bandwidth: Final = BandwidthLimit(clock, bytes_per_s=bytes_per_s)
         self._own_limit = self._bytes_per_s = bytes_per_s
         self.is_busy = is_busy
+        self.link_rate: Callable[[str], float | None] = lambda _: None
+        """Returns the bytes a second of the network of a local address; None for those that requests do not use."""
+        self._links: dict[str, BandwidthLimit] = {}
+        self._clock = clock
         self._running = 0
         self._left = asyncio.Event()
         self._sent = Counter(
@@ -42,6 +49,14 @@ class Uploads:
 
     def _follow_engines(self) -> None:
         self.bandwidth.set_rate(self._bytes_per_s * (_SHARE_WHILE_BUSY if self.is_busy() else 1.0))
+
+    async def take(self, count: int, address: str) -> None:
+        """Wait until `count` bytes may be sent from a local address."""
+        await self.bandwidth.take(count)
+        rate = self.link_rate(address) if self.is_busy() else None
+        link = self._links.setdefault(address, BandwidthLimit(self._clock))
+        link.set_rate(None if rate is None else rate * _SHARE_WHILE_BUSY)
+        await link.take(count)
 
     def enter(self) -> bool:
         """Take a place; False if there is none."""

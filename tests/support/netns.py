@@ -138,6 +138,11 @@ class Networks:
         link = Path("/sys/class/net", self._link("p", member))
         return int((link / "statistics" / "rx_bytes").read_text())
 
+    def received_bytes(self, member: int) -> int:
+        """Return the bytes that the member has got from the network of the members."""
+        link = Path("/sys/class/net", self._link("p", member))
+        return int((link / "statistics" / "tx_bytes").read_text())
+
     def limit_clients(self, bytes_per_s: int) -> None:
         """Limit what this machine sends to all members together: the link to the internet."""
         _limit((), f"{self._own}cb", bytes_per_s)

@@ -58,6 +58,11 @@ class SharingMac:
         self.pulls.pop(source.folder, None)
         self.child.stdin.write(source.model_dump_json(by_alias=True).encode() + b"\n")
 
+    def generate(self) -> None:
+        """Let it send files as while an engine of the Mac generates, from now on."""
+        assert self.child.stdin is not None
+        self.child.stdin.write(b"busy\n")
+
     def report(self, folder: str) -> ModelFetchReport | None:
         return self.pulls.get(folder)
 
@@ -132,6 +137,7 @@ class SharingFleet:
             port=_API_PORT,
             etcd=self.etcd_url,
             attempts=attempts,
+            speed_mbps=LAN * 8 // 1_000_000,
         )
         mac = await start_mac(settings, self.root, place.prefix)
         self.macs.append(mac)

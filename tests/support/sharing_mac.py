@@ -1,7 +1,7 @@
 """A process that is the sharing part of one agent: API over TLS, lease, exchange and pulls, without engines.
 
 Arguments: the process's settings as JSON (`Settings`). It pulls the references that it reads from standard input, one
-as JSON in each line, and prints the reports of its pulls when they change.
+as JSON in each line; after the line "busy" its engine generates, as far as files are concerned. It prints the reports of its pulls when they change.
 """
 
 import asyncio
@@ -27,9 +27,11 @@ from nodeagent.api.cable_listeners import CableListeners
 from nodeagent.api.server import on_refused
 from nodeagent.hardware.linux import read_fabric
 from nodeagent.model_store.pulls import ModelPulls
+from nodeagent.peers.links import link_rate
 from nodeagent.peers.model_exchange import ModelExchange
 from nodeagent.peers.uploads import Uploads
 from schemas.deployment import HubReference
+from schemas.node import NodeFabric
 from schemas.wire.errors import RefusedError
 from store.etcd.address import EtcdAddress
 from store.etcd.connect import connect
@@ -54,6 +56,8 @@ class Settings:
     """A URL, or the path of a socket."""
     attempts: int = 4
     """Consecutive failures of a request to the hub before a pull fails."""
+    speed_mbps: int = 0
+    """The speed of its network: that of an interface here does not tell the limit."""
 
     @property
     def words(self) -> str:
@@ -132,6 +136,7 @@ async def main(settings: Settings) -> None:
         port=settings.port,
         fabric=read_fabric,
     )
+    uploads.link_rate = lambda address: link_rate(_with_speed(read_fabric(), settings), address)
     exchange.cable_urls, exchange.share.fabric = cables.urls, read_fabric
     lease = Lease(transport)
     async with asyncio.TaskGroup() as group:
@@ -144,14 +149,23 @@ async def main(settings: Settings) -> None:
             exchange.run(lambda: lease.id, lambda: url if server.url and lease.id else "")
         )
         group.create_task(_report(pulls, exchange, lease))
-        await _obey(pulls)
+        await _obey(pulls, uploads)
 
 
-async def _obey(pulls: ModelPulls) -> None:
+def _with_speed(fabric: NodeFabric, settings: Settings) -> NodeFabric:
+    update = {"speed_mbps": settings.speed_mbps}
+    interfaces = tuple(one.model_copy(update=update) for one in fabric.interfaces)
+    return fabric.model_copy(update={"interfaces": interfaces})
+
+
+async def _obey(pulls: ModelPulls, uploads: Uploads) -> None:
     reader = asyncio.StreamReader()
     loop = asyncio.get_running_loop()
     await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
     while line := await reader.readline():
+        if line == b"busy\n":
+            uploads.is_busy = lambda: True
+            continue
         pulls.start(HubReference.model_validate_json(line))
 
 

@@ -176,6 +176,23 @@ def test_a_bridge_that_is_down_has_no_members() -> None:
     assert macos_fabric.parse_ifconfig(down).bridged == frozenset()
 
 
+@pytest.mark.parametrize(
+    ("medium", "speed"),
+    [
+        ("autoselect (1000baseT <full-duplex,flow-control>)", {"en0": 1000}),
+        ("10Gbase-T <full-duplex>", {"en0": 10_000}),
+        ("autoselect (2500Base-T <full-duplex>)", {"en0": 2500}),
+        ("autoselect <full-duplex>", {}),
+        ("autoselect (none)", {}),
+        ("<unknown type>", {}),
+    ],
+)
+def test_the_medium_of_an_interface_has_its_speed(medium: str, speed: dict[str, int]) -> None:
+    """The forms of ifmedia in the source of Apple's ifconfig, which the captures do not have."""
+    text = f"en0: flags=8863<UP,BROADCAST,RUNNING> mtu 1500\n\tmedia: {medium}\n\tstatus: active\n"
+    assert macos_fabric.parse_ifconfig(text).speeds == speed
+
+
 def cut(text: str) -> st.SearchStrategy[str]:
     """Return the text without its end, or with something in its middle."""
     places = st.integers(0, len(text))
@@ -240,12 +257,13 @@ def test_linux_addresses() -> None:
             "lo": [at("127.0.0.1")],
             "eth0": [at("192.168.1.4"), at("192.168.1.5")],
             "wlp3s0": [at("192.168.2.4")],
-        }
+        },
+        {"eth0": 2500, "wlp3s0": 0},
     )
     assert found == NodeFabric(
         interfaces=(
-            FabricInterface(name="eth0", address="192.168.1.4", prefix_length=24),
-            FabricInterface(name="eth0", address="192.168.1.5", prefix_length=24),
+            FabricInterface(name="eth0", address="192.168.1.4", prefix_length=24, speed_mbps=2500),
+            FabricInterface(name="eth0", address="192.168.1.5", prefix_length=24, speed_mbps=2500),
             FabricInterface(
                 name="thunderbolt0", address="10.0.1.1", is_thunderbolt=True, prefix_length=24
             ),

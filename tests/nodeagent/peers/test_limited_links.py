@@ -1,8 +1,13 @@
 """Processes in network namespaces with limited links: what the hub sends, how long it takes, and who dies on the way."""
 
+import asyncio
 import random
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
+import aiohttp
 import pytest
 
 from models.model_store.piece_list import PIECE_BYTES
@@ -197,6 +202,61 @@ async def test_several_macs_fetch_different_files_from_the_hub(tmp_path: Path) -
         assert ratio <= 1.02
         clients = {one.client for one in fleet.hub.requests("GET", ".safetensors")}
         assert len(clients) >= 2
+
+
+async def got(url: str) -> int:
+    async with aiohttp.ClientSession() as http, http.get(url) as response:
+        assert response.status == 200
+        return len(await response.read())
+
+
+@asynccontextmanager
+async def serving_files(fleet: SharingFleet, number: int) -> AsyncIterator[str]:
+    """Serve the models folder of a Mac by a process beside its agent; yield the URL."""
+    place, port = fleet.networks.place(number), 4100
+    words = ("http.server", str(port), "--bind", place.peer_host, "--directory")
+    server = await asyncio.create_subprocess_exec(
+        *(*place.prefix, sys.executable, "-m", *words, str(fleet.macs[number].root)),
+        stdout=asyncio.subprocess.DEVNULL,
+        stderr=asyncio.subprocess.DEVNULL,
+    )
+    url = f"http://{place.peer_host}:{port}"
+
+    async def answers() -> bool:
+        try:
+            return await got(f"{url}/blobs/") > 0
+        except aiohttp.ClientError:
+            return False
+
+    try:
+        await until_async(answers, what="the server")
+        yield url
+    finally:
+        server.kill()
+        await server.wait()
+
+
+async def test_the_clients_of_a_mac_that_generates_have_its_network_before_the_files_of_others(
+    tmp_path: Path,
+) -> None:
+    files = model(200 * MB)
+    async with sharing_fleet(tmp_path, hub_of(files), count=2) as fleet:
+        source = fleet.reference()
+        first, second = await fleet.add("first"), await fleet.add("second")
+        await fleet.pulled([first], source)
+        first.generate()
+        began = fleet.networks.received_bytes(1)
+        second.pull(source)
+        await fleet.wait(
+            lambda: fleet.networks.received_bytes(1) > began + 15 * MB, what="the first bytes"
+        )
+        async with serving_files(fleet, 0) as url:
+            before = fleet.networks.received_bytes(1)
+            got_bytes = await got(f"{url}/{source.folder}/model-0.safetensors")
+            beside = (fleet.networks.received_bytes(1) - before) / got_bytes
+        print(f"files beside the client's bytes: {beside:.3f} x")
+        # Two streams without a limit have the same.
+        assert 0.01 <= beside <= 0.3
 
 
 async def test_files_cross_the_thunderbolt_cable_and_the_other_network_when_it_is_cut(

@@ -3,7 +3,7 @@
 import pytest
 from pydantic import ValidationError
 
-from nodeagent.peers.links import Route, own_links, routes, without_cables
+from nodeagent.peers.links import Route, link_rate, own_links, routes, without_cables
 from schemas.blob_share import ModelLink, ModelOffer
 from schemas.node import FabricInterface, NodeFabric, ThunderboltPort
 
@@ -68,6 +68,27 @@ def test_a_node_offers_the_addresses_whose_interface_it_knows() -> None:
         (urls[0], "Wireless"),
         (urls[1], "Thunderbolt"),
     ]
+
+
+FAST = FabricInterface(name="en8", address="10.0.0.6", prefix_length=16, speed_mbps=10_000)
+
+
+@pytest.mark.parametrize(
+    ("address", "bytes_per_s"),
+    [
+        pytest.param(FAST.address, 1.25e9, id="as the interface says"),
+        pytest.param(WIRE.address, 125e6, id="gigabit Ethernet"),
+        pytest.param(WIFI.address, 50e6, id="Wi-Fi"),
+        pytest.param(CABLE.address, None, id="a bridge of cables"),
+        pytest.param(OTHER_CABLE.address, None, id="a cable"),
+        pytest.param("127.0.0.1", None, id="nothing is known"),
+    ],
+)
+def test_requests_have_a_claim_to_networks_that_are_no_cables(
+    address: str, bytes_per_s: float | None
+) -> None:
+    fabric = NodeFabric(interfaces=(WIFI, WIRE, FAST, CABLE, OTHER_CABLE), ports=PORTS)
+    assert link_rate(fabric, address) == bytes_per_s
 
 
 @pytest.mark.parametrize(
