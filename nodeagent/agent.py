@@ -157,10 +157,7 @@ class Agent:
         )
 
     def _is_generating(self) -> bool:
-        return any(
-            engine.health is not None and engine.health.is_busy
-            for engine in self._node.engines.values()
-        )
+        return any(engine.is_generating for engine in self._node.engines.values())
 
     async def _metal_verdict(self) -> MetalVerdict | None:
         """Return the preflight's last result; None before it, and where there is no Metal."""

@@ -269,6 +269,12 @@ class EngineTracker:
                 epoch=process.epoch, memory_bytes=process.memory_bytes, began_at=self.started_at
             )
 
+    @property
+    def is_generating(self) -> bool:
+        """True if it had requests at its last answer. A rank that follows another always has."""
+        is_serving = self.life in (EngineLife.READY, EngineLife.DRAINING)
+        return is_serving and self.health is not None and self.health.is_busy
+
     async def observe(self, client: HealthPort, clock: Clock) -> None:
         """Ask the engine for its health, if it runs and was not asked just before."""
         now = clock.monotonic()

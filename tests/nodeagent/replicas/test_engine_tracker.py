@@ -138,6 +138,26 @@ async def test_failed_probes_back_off_and_are_reported_once(
     assert (seen.probe, seen.probe_error, seen.probe_again_in_s) == (ProbeState.PASSED, "", 0)
 
 
+async def test_an_engine_generates_while_it_is_ready_or_drains_and_has_work(
+    port: FakeEngine, client: HealthClient, engine: EngineTracker
+) -> None:
+    clock = FakeClock()
+    assert not engine.is_generating
+    found = []
+    for state, busy in (
+        ("Loading", True),
+        ("Ready", False),
+        ("Ready", True),
+        ("Draining", True),
+        ("Draining", False),
+    ):
+        port.health = orjson.dumps({"state": state, "busy": busy, "replicaUid": "u1"})
+        await clock.advance(1.0)
+        await engine.observe(client, clock)
+        found.append(engine.is_generating)
+    assert found == [False, False, True, True, False]
+
+
 async def test_health_is_asked_no_more_than_needed(
     port: FakeEngine, client: HealthClient, engine: EngineTracker
 ) -> None:
