@@ -16,8 +16,10 @@ from identity.names import Role
 from machinery.clock import Clock
 from machinery.http_server import AdminServer
 from nodeagent.api.blobs import BlobRoutes
+from nodeagent.api.server import on_refused
 from nodeagent.peers.links import is_cable
 from schemas.node import NodeFabric
+from schemas.wire.errors import RefusedError
 
 _LOOK_S: Final = 5.0
 _MOST: Final = 8
@@ -34,6 +36,8 @@ class CableListeners:
     """The address on which the agent's API listens."""
     port: int
     fabric: Callable[[], NodeFabric]
+    look_s: float = _LOOK_S
+    """Seconds between two looks at the cables."""
     _servers: dict[str, AdminServer] = field(default_factory=dict)
     _tasks: dict[str, asyncio.Task[None]] = field(default_factory=dict)
 
@@ -45,11 +49,12 @@ class CableListeners:
     async def run(self) -> None:
         """Follow the cables, forever."""
         app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
+        app.add_exception_handler(RefusedError, on_refused)
         self.blobs.add_to(app)
         async with asyncio.TaskGroup() as group:
             while True:
                 self._follow(app, group)
-                await self.clock.sleep(_LOOK_S)
+                await self.clock.sleep(self.look_s)
 
     def _follow(self, app: FastAPI, group: asyncio.TaskGroup) -> None:
         fabric = self.fabric()
