@@ -8,6 +8,7 @@ import asyncio
 import os
 import random
 import statistics
+import sys
 import tempfile
 import time
 from contextlib import AsyncExitStack
@@ -61,11 +62,12 @@ def repositories() -> dict[str, dict[str, bytes]]:
 
 def pin(pid: int, core: int) -> None:
     """Keep a process and what it started on one core, where the system can."""
-    cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_setaffinity") else []
-    if len(cores) > core:
-        for process in tree(pid):
-            for thread in process.threads():
-                os.sched_setaffinity(thread.id, {cores[core]})
+    if sys.platform == "linux":  # macOS does not pin processes
+        cores = sorted(os.sched_getaffinity(0))
+        if len(cores) > core:
+            for process in tree(pid):
+                for thread in process.threads():
+                    os.sched_setaffinity(thread.id, {cores[core]})
 
 
 async def p99_us(programs: Programs, port: int) -> float:
