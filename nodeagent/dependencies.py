@@ -205,17 +205,11 @@ def real_dependencies(transport: Transport, clock: Clock, config: AgentConfig) -
         return await asyncio.to_thread(report)
 
     tls = None if config.credentials is None else NodeTls(config.credentials, clock)
-    preflight, stop_order = metal.preflight_of(clock), StopOrder(config.state_dir)
+    preflight = metal.preflight_of(clock)
     return Dependencies(
         tls=tls,
         metal=preflight,
-        engines=EngineProcesses(
-            config.state_dir / "engines",
-            node=config.name,
-            addresses=config.addresses,
-            identity_dir=None if tls is None else tls.folder,
-            refusal=lambda: stop_order.refusal() or (preflight.refusal if preflight else ""),
-        ),
+        engines=_engine_processes(config, tls, preflight),
         health=HealthClient(tls),
         references=GoldenReferences(config.state_dir),
         report_models=report_models,
@@ -234,6 +228,19 @@ def real_dependencies(transport: Transport, clock: Clock, config: AgentConfig) -
         is_inspecting=splits.is_inspecting,
         readings=SystemMachineReader(config.models_dir),
         fabric=_fabric_tests(transport, clock, config),
+    )
+
+
+def _engine_processes(
+    config: AgentConfig, tls: NodeTls | None, preflight: MetalPreflight | None
+) -> EngineProcesses:
+    stop_order = StopOrder(config.state_dir)
+    return EngineProcesses(
+        config.state_dir / "engines",
+        node=config.name,
+        addresses=config.addresses,
+        identity_dir=None if tls is None else tls.folder,
+        refusal=lambda: stop_order.refusal() or (preflight.refusal if preflight else ""),
     )
 
 
