@@ -55,9 +55,53 @@ class CallSyntax:
     """Text between one call and the next; a model may omit it."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ValueRules:
+    """The rules of text that a client prescribes."""
+
+    rules: tuple[str, ...]
+    """They define the rule `value`."""
+    client_grammar: str = ""
+    """A whole grammar of the client, to which `value` refers. Its rules are in a namespace of their own."""
+
+
+def json_value(schema: Json) -> ValueRules:
+    """Return the rules of JSON that matches a normalized schema."""
+    return ValueRules(rules=(f"value: {_json(schema)}",))
+
+
+def pattern_value(pattern: str) -> ValueRules:
+    """Return the rules of text that matches a whole regular expression of Rust's crate `regex`."""
+    # A slash would end the expression, and a line break the rule.
+    parts = re.sub(r"\\.|[/\n\r]", _escape_in_pattern, pattern, flags=re.DOTALL)
+    return ValueRules(rules=("value: VALUE", f"VALUE: /(?:{parts})/"))
+
+
+def _escape_in_pattern(found: re.Match[str]) -> str:
+    text = found.group()
+    if text in ("\\\n", "\\\r"):
+        text = text[1]
+    return {"/": r"\/", "\n": r"\n", "\r": r"\r"}.get(text, text)
+
+
+def choice_value(texts: Iterable[str]) -> ValueRules:
+    """Return the rules of text that is one of `texts`."""
+    return ValueRules(rules=(f"value: {' | '.join(json.dumps(text) for text in texts)}",))
+
+
+def client_value(grammar: str) -> ValueRules:
+    """Return the rules of text that matches a checked grammar of the client (client_grammar.py)."""
+    return ValueRules(rules=("value: @client",), client_grammar=grammar)
+
+
+def answer_grammar(value: ValueRules, specials: Specials, thought: ReasoningMarkers | None) -> str:
+    """Return the grammar of an answer that is a value."""
+    return _join(specials, thought, ["answer: value", *value.rules], value.client_grammar)
+
+
 def json_grammar(schema: Json, specials: Specials, thought: ReasoningMarkers | None) -> str:
     """Return the grammar of a JSON answer."""
-    return _join(specials, thought, ["answer: value", f"value: {_json(schema)}"])
+    return answer_grammar(json_value(schema), specials, thought)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,8 +112,8 @@ class CallRules:
     functions: tuple[FunctionSchema, ...]
     must_call: bool
     is_parallel: bool
-    instead: Json = None
-    """The schema of an answer without calls; None allows any text, with or without calls behind it."""
+    instead: ValueRules | None = None
+    """The form of an answer without calls; None allows any text, with or without calls behind it."""
 
 
 def call_grammar(calling: CallRules, specials: Specials, thought: ReasoningMarkers | None) -> str:
@@ -81,7 +125,7 @@ def call_grammar(calling: CallRules, specials: Specials, thought: ReasoningMarke
     if calling.must_call:
         rules = [f"answer: {start} body {more}"]
     elif calling.instead is not None:
-        rules = [f"answer: {start} body {more} | value", f"value: {_json(calling.instead)}"]
+        rules = [f"answer: {start} body {more} | value", *calling.instead.rules]
     elif form.start in specials:
         rules = [f"answer: TEXT ({start} body {more})?", f"TEXT: {_text_without(form.start)}"]
     else:
@@ -97,12 +141,29 @@ def call_grammar(calling: CallRules, specials: Specials, thought: ReasoningMarke
     for at, function in enumerate(calling.functions):
         middle = _literal(function.name + form.middle, specials)
         rules += [f"call{at}: {middle} args{at}", f"args{at}: {_json(function.parameters)}"]
-    return _join(specials, thought, rules)
+    client_grammar = "" if calling.instead is None else calling.instead.client_grammar
+    return _join(specials, thought, rules, client_grammar)
 
 
-def _join(specials: Specials, thought: ReasoningMarkers | None, rules: Iterable[str]) -> str:
+def _join(
+    specials: Specials,
+    thought: ReasoningMarkers | None,
+    rules: Iterable[str],
+    client_grammar: str,
+) -> str:
+    own = "\n".join([*_start(specials, thought), *rules])
+    if not client_grammar:
+        return own
+    grammars = [
+        {"name": "answer", "lark_grammar": own},
+        {"name": "client", "lark_grammar": client_grammar},
+    ]
+    return json.dumps({"grammars": grammars})
+
+
+def _start(specials: Specials, thought: ReasoningMarkers | None) -> list[str]:
     if thought is None:
-        return "\n".join(["start: answer", *rules])
+        return ["start: answer"]
     end = _literal(thought.end, specials)
     blanks = r"AIR: /[\x20\n]{0,4}/"
     if thought.end in specials:
@@ -110,7 +171,7 @@ def _join(specials: Specials, thought: ReasoningMarkers | None, rules: Iterable[
     else:
         shape = ["thinking: thought AIR", f"thought[lazy]: /(?s:.*){_escape(thought.end)}/"]
     opening = "thinking" if thought.is_open else f"({_literal(thought.start, specials)} thinking)?"
-    return "\n".join([f"start: {opening} answer", *shape, blanks, *rules])
+    return [f"start: {opening} answer", *shape, blanks]
 
 
 def _json(schema: Json) -> str:

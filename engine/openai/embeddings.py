@@ -19,7 +19,7 @@ from engine.model.pooler import PoolerConfig
 from engine.openai import limits, parameters, request_body
 from engine.openai.input_processor import InputProcessor, StopSignal
 from engine.openai.parameters import EndpointParameters
-from engine.openai.request_body import Prompt
+from engine.openai.prompts import Prompt, context_exceeded
 from engine.text.interface import Codec
 from schemas.wire import errors
 
@@ -146,7 +146,7 @@ def _tokenize(
         except TextTooLongError as error:
             param = "input" if len(inputs) == 1 else f"input[{at}]"
             tokens = f"at least {error.min_tokens}"
-            raise request_body.context_exceeded(param, max_length, tokens) from error
+            raise context_exceeded(param, max_length, tokens) from error
     return prompts
 
 
@@ -155,7 +155,7 @@ def _check_lengths(prompts: Sequence[tuple[int, ...]], max_length: int, vocab_si
         param = "input" if len(prompts) == 1 else f"input[{at}]"
         limits.check_tokens(prompt, vocab_size, param=param)
         if len(prompt) > max_length:
-            raise request_body.context_exceeded(param, max_length, len(prompt))
+            raise context_exceeded(param, max_length, len(prompt))
     total = sum(len(prompt) for prompt in prompts)
     if total > _MAX_TOKENS:
         message = f"'input' has {total} tokens; a request may have {_MAX_TOKENS}."

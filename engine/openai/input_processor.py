@@ -18,7 +18,7 @@ from typing import TypeVar, assert_never
 from engine.errors import PromptRefusedError, TextTooLongError
 from engine.grammar.interface import CompiledGrammar
 from engine.jobs import FinishReason, Job, TokenOutput
-from engine.openai import limits, messages, output_format, request_body
+from engine.openai import limits, messages, output_format, prompts
 from engine.openai.output_format import ChatEncoder, OutputFormat
 from engine.openai.request_body import Conversation, GenerationRequest, ResumePoint, TextPrompts
 from engine.ports import ServedModel
@@ -265,7 +265,7 @@ def refusing_long_texts(param: str, context_length: int | None) -> Iterator[int 
     try:
         yield context_length - 1  # an answer has at least one
     except TextTooLongError as error:
-        raise request_body.context_exceeded(
+        raise prompts.context_exceeded(
             param, context_length, f"at least {error.min_tokens}"
         ) from error
 

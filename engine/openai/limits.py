@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 
 from engine.memory.budget import MemoryBudget
-from engine.openai import request_body
+from engine.openai import prompts
 from engine.openai.request_body import GenerationRequest
 from schemas.wire import errors
 from schemas.wire.errors import RefusedError
@@ -98,7 +98,7 @@ def _sum_exceeded(
 ) -> RefusedError:
     param = "messages" if request.is_chat else "prompt"
     if request.max_tokens is None or prompt_tokens >= context_length:
-        return request_body.context_exceeded(param, context_length, prompt_tokens)
+        return prompts.context_exceeded(param, context_length, prompt_tokens)
     message = (
         f"This model's maximum context length is {context_length} tokens. However, you requested "
         f"{prompt_tokens + request.max_tokens} tokens ({prompt_tokens} in the {param}, "

@@ -13,7 +13,7 @@ from engine.grammar import json_schema, lark
 from engine.grammar.interface import CompiledGrammar, GrammarCompiler
 from engine.grammar.lark import CallRules, CallSyntax, ReasoningMarkers
 from engine.jobs import SamplingParams
-from engine.openai.output_options import CallableTool, RequiredSchema, Toolbox
+from engine.openai.output_options import CallableTool, RequiredText, Toolbox
 from engine.openai.request_body import GenerationRequest
 from engine.text import reasoning, template_traits
 from engine.text.interface import Codec, Message
@@ -77,10 +77,10 @@ class OutputFormat:
 
 
 def schema_length(request: GenerationRequest) -> int:
-    """Return the approximate number of characters of a request's schemas, which are compiled and prompted."""
-    toolbox, schema = request.toolbox, request.format
+    """Return the approximate number of characters of a request's schemas and grammars, which are compiled and prompted."""
+    toolbox = request.toolbox
     tools_length = 0 if toolbox is None else sum(len(str(tool)) for tool in toolbox.template_tools)
-    return tools_length + (0 if schema is None else len(str(schema.schema)))
+    return tools_length + (0 if request.format is None else request.format.length)
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,12 +130,12 @@ class ChatEncoder:
         return self.codec.encode_chat(list(messages), max_tokens=self.max_tokens, **variables)
 
     def _instructions(self, call_format: ToolCallFormat) -> str:
-        toolbox, schema = self.request.toolbox, self.request.format
+        toolbox, form = self.request.toolbox, self.request.format
         parts: list[str] = []
         if toolbox is not None and toolbox.callable_tools and not call_format.is_native:
             parts.append(tool_instructions(toolbox.template_tools))
-        if schema is not None and schema.instruction:
-            parts.append(schema.instruction)
+        if form is not None and form.instruction:
+            parts.append(form.instruction)
         return "\n\n".join(parts)
 
 
@@ -207,7 +207,7 @@ def build(
         tail = b"".join(codec.piece(token) for token in prompt[-_TAIL_TOKENS:])
         state = reasoning.thinking_state(tail.decode(errors="ignore"), traits.thinking)
     markers = None
-    if traits.thinking is not None and state is not ThinkingState.CLOSED:
+    if request.is_chat and traits.thinking is not None and state is not ThinkingState.CLOSED:
         markers = ReasoningMarkers(
             start=traits.thinking.start,
             end=traits.thinking.end,
@@ -272,12 +272,14 @@ class _GrammarBuilder:
     markers: ReasoningMarkers | None
     grammars: GrammarCompiler
 
-    def answer_grammar(self, required: RequiredSchema) -> str:
-        grammar = lark.json_grammar(required.schema, self.traits.specials, self.markers)
+    def answer_grammar(self, required: RequiredText) -> str:
+        grammar = lark.answer_grammar(required.value, self.traits.specials, self.markers)
         error = self._error(grammar)
-        if error is not None:
+        if error is None:
+            return grammar
+        if required.schema is not None:
             raise self._schema_error(required.schema, required.param, error)
-        return grammar
+        raise errors.invalid(f"Invalid '{required.param}': {error}", param=required.param)
 
     def call_grammar(self, toolbox: Toolbox, syntax: CallSyntax) -> str:
         grammar = self._write(toolbox, toolbox.callable_tools, syntax)
@@ -298,7 +300,7 @@ class _GrammarBuilder:
         rules = CallRules(
             form=syntax,
             functions=tuple(tool.function for tool in tools),
-            instead=None if self.request.format is None else self.request.format.schema,
+            instead=None if self.request.format is None else self.request.format.value,
             must_call=toolbox.must_call,
             is_parallel=toolbox.is_parallel,
         )

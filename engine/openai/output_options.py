@@ -11,8 +11,8 @@ from typing import Annotated, Any, Literal, TypeAlias, cast
 from pydantic import BaseModel, ConfigDict, Field
 
 from engine.errors import GrammarError
-from engine.grammar import json_schema
-from engine.grammar.lark import FunctionSchema
+from engine.grammar import json_schema, lark
+from engine.grammar.lark import FunctionSchema, ValueRules
 from schemas.wire import errors
 
 Json: TypeAlias = Any
@@ -68,21 +68,35 @@ def format_model(value: dict[str, Json]) -> type[PlainResponseFormat] | type[Sch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RequiredSchema:
-    """The schema that an answer must match."""
+class RequiredText:
+    """The text that an answer must match."""
 
-    schema: Json
+    value: ValueRules
     """As the grammar compiler takes it."""
     param: str
-    """The path of the schema in the request."""
+    """The path of the form in the request."""
+    schema: Json = None
+    """The JSON Schema that `value` stands for; None for any other form."""
     instruction: str = ""
-    """Text about the schema for the prompt: a model answers better if it knows the schema."""
+    """Text about the form for the prompt: a model answers better if it knows the form."""
+
+    @classmethod
+    def from_schema(cls, schema: Json, *, param: str, instruction: str = "") -> "RequiredText":
+        """Return the form of JSON that matches a normalized schema."""
+        return cls(
+            value=lark.json_value(schema), schema=schema, param=param, instruction=instruction
+        )
+
+    @property
+    def length(self) -> int:
+        """The approximate number of characters that are compiled."""
+        return sum(len(rule) for rule in self.value.rules) + len(self.value.client_grammar)
 
 
 def read_format(
     response_format: PlainResponseFormat | SchemaResponseFormat | None,
-) -> RequiredSchema | None:
-    """Return the schema that an answer must match; None if any text is allowed.
+) -> RequiredText | None:
+    """Return the text that an answer must match; None if any text is allowed.
 
     Raises:
         RefusedError: the schema cannot be enforced; names the place.
@@ -91,7 +105,7 @@ def read_format(
     if response_format is None or response_format.type == "text":
         return None
     if isinstance(response_format, PlainResponseFormat):
-        return RequiredSchema(schema={"type": "object"}, param="response_format")
+        return RequiredText.from_schema({"type": "object"}, param="response_format")
     spec = response_format.json_schema
     body = {} if spec.body is None else spec.body
     try:
@@ -99,8 +113,8 @@ def read_format(
         schema = json_schema.normalize_schema(body)
     except GrammarError as error:
         raise errors.invalid(f"Invalid schema: {error}", param=_SCHEMA_PARAM) from error
-    return RequiredSchema(
-        schema=schema, param=_SCHEMA_PARAM, instruction=_format_instruction(spec, body)
+    return RequiredText.from_schema(
+        schema, param=_SCHEMA_PARAM, instruction=_format_instruction(spec, body)
     )
 
 

@@ -62,6 +62,11 @@ EXTENSIONS = frozenset(
         "cache_prompt",
         "ignore_eos",
         "min_tokens",
+        "guided_choice",
+        "guided_grammar",
+        "guided_json",
+        "guided_regex",
+        "structured_outputs",
     }
 )
 CHAT_EXTENSIONS = frozenset({"chat_template_kwargs"})

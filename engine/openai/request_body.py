@@ -12,16 +12,24 @@ import orjson
 from pydantic import (
     BaseModel,
     ConfigDict,
-    Discriminator,
     Field,
-    Tag,
     ValidationError,
     field_validator,
 )
 
 from engine.jobs import SamplingParams
-from engine.openai import messages, output_options, parameters
+from engine.openai import (
+    messages,
+    output_options,
+    parameters,
+    prompts,
+    structured_outputs,
+    template_variables,
+)
 from engine.openai.output_options import Tools
+from engine.openai.prompts import Prompt, Tokens
+from engine.openai.structured_outputs import GuidedBody
+from engine.openai.template_variables import TemplateVariables
 from engine.text.interface import Message
 from schemas.wire import errors, streams
 
@@ -33,62 +41,10 @@ Stop: TypeAlias = Annotated[str, Field(min_length=1)]
 # OpenAI has 4, other servers have no limit; each costs a comparison a token.
 _MAX_STOPS = 64
 _NEVER = 2**31
-_MAX_VARIABLES = 32
-_MAX_VARIABLES_BYTES = 16 << 10
-# Parameters of the function that renders templates (transformers' apply_chat_template), and what templates get from it.
-_RESERVED_VARIABLES = frozenset(
-    {
-        "add_generation_prompt",
-        "chat_template",
-        "continue_final_message",
-        "conversation",
-        "documents",
-        "max_length",
-        "max_tokens",
-        "messages",
-        "padding",
-        "return_assistant_tokens_mask",
-        "return_dict",
-        "return_tensors",
-        "self",
-        "tokenize",
-        "tokenizer_kwargs",
-        "tools",
-        "truncation",
-    }
-)
-# Lists of prompts: more choices than this are refused later by the number of slots.
-_MAX_PROMPTS = 1024
 Seed: TypeAlias = Annotated[int, Field(ge=-(2**63), lt=2**63)]
-Token: TypeAlias = Annotated[int, Field(ge=0, lt=2**31)]
-# A list of a million wrong values would become a million errors.
-Tokens: TypeAlias = Annotated[list[Token], Field(fail_fast=True)]
-
-
-def _prompt_kind(value: object) -> str:
-    """Return the tag of the one form that the first part of a prompt fits; pydantic would try all forms."""
-    if isinstance(value, str):
-        return "a text"
-    first = value[0] if isinstance(value, list | tuple) and value else ""
-    if isinstance(first, str):
-        return "some texts"
-    return "some lists" if isinstance(first, list | tuple) else "some tokens"
-
-
-Prompt: TypeAlias = Annotated[
-    Annotated[str, Tag("a text")]
-    | Annotated[list[str], Field(fail_fast=True), Tag("some texts")]
-    | Annotated[Tokens, Tag("some tokens")]
-    | Annotated[list[Tokens], Field(fail_fast=True), Tag("some lists")],
-    Discriminator(_prompt_kind),
-]
-"""Prompts of a completion, or inputs of embeddings: a text, some texts, tokens, or some lists of tokens."""
 SessionId: TypeAlias = Annotated[str, Field(max_length=512)]
 CacheSalt: TypeAlias = Annotated[str, Field(min_length=1, max_length=512)]
 """vLLM's field: prompts with different values share no cached prefixes."""
-
-TemplateVariables: TypeAlias = Annotated[dict[str, Any], Field(max_length=_MAX_VARIABLES)]
-"""Variables of the chat template, as vLLM, SGLang, llama.cpp and mlx-lm take them."""
 
 _STRICT = ConfigDict(strict=True, extra="forbid")
 # Logits divided by a lower temperature overflow float32; the sampled token is the most probable one anyway.
@@ -120,7 +76,7 @@ class _StreamOptions(BaseModel):
     include_obfuscation: Literal[False] | None = None
 
 
-class _GenerationBody(SamplingBody):
+class _GenerationBody(SamplingBody, GuidedBody):
     model: str
     max_tokens: Annotated[int, Field(ge=1)] | None = None
     n: Annotated[int, Field(ge=1, le=128)] | None = None
@@ -239,8 +195,8 @@ class GenerationRequest:
     is_resumable: bool = False
     """True if the stream carries resume comments; only for streams of one choice."""
     resumed: ResumePoint | None = None
-    format: output_options.RequiredSchema | None = None
-    """The schema that the text must match."""
+    format: output_options.RequiredText | None = None
+    """The form that the text must have."""
     toolbox: output_options.Toolbox | None = None
     min_tokens: int = 0
     """Number of tokens before which no token may end the text; larger than any answer if none ever may."""
@@ -292,20 +248,15 @@ def parse_chat(
         prompt=Conversation(messages=messages.to_template(body.messages)),
         max_tokens=body.max_completion_tokens or body.max_tokens,
         top_logprobs=(body.top_logprobs or 0) if body.logprobs else None,
-        format=_read_format(body.response_format),
+        format=_read_form(body),
         toolbox=output_options.read_tools(
             body.tools, _read_tool_choice(body.tool_choice), is_parallel=body.parallel_tool_calls
         ),
         effort=body.reasoning_effort,
-        template_variables=_read_template_variables(body.chat_template_kwargs),
+        template_variables=template_variables.read_variables(body.chat_template_kwargs),
         **_common_fields(body),
     )
-    if request.min_tokens and (request.format is not None or request.toolbox is not None):
-        raise errors.invalid(
-            "'min_tokens' and 'ignore_eos' cannot be combined with 'tools' or 'response_format': an answer ends where its "
-            "format does.",
-            param="min_tokens" if body.min_tokens else "ignore_eos",
-        )
+    _check_end(request, body)
     return request if not is_resumable else _with_resume_point(request, resumed)
 
 
@@ -323,7 +274,7 @@ def parse_completion(
     fields = read_object(raw)
     resumed = _pop_resume_point(fields, context_length) if is_resumable else None
     parameters.completion_parameters().check(fields)
-    check_token_lists(fields.get("prompt"), context_length)
+    prompts.check_token_lists(fields.get("prompt"), context_length)
     if _drop_no_limit(fields):  # without a limit of its own, a completion has 16 tokens
         fields.setdefault("fit_max_tokens", True)
     body = validate(CompletionBody, fields)
@@ -338,12 +289,14 @@ def parse_completion(
             param="echo",
         )
     request = GenerationRequest(
-        prompt=TextPrompts(contents=_prompt_contents(body.prompt)),
+        prompt=TextPrompts(contents=prompts.prompt_contents(body.prompt)),
         max_tokens=body.max_tokens,
         top_logprobs=body.logprobs,
         is_echoed=bool(body.echo),
+        format=structured_outputs.read(body),
         **_common_fields(body),
     )
+    _check_end(request, body)
     return request if not is_resumable else _with_resume_point(request, resumed)
 
 
@@ -396,12 +349,28 @@ def _logit_bias(biases: Mapping[str, float]) -> tuple[tuple[int, float], ...]:
     return tuple(sorted((int(token), bias) for token, bias in biases.items() if bias))
 
 
-def _read_format(value: dict[str, Any] | None) -> output_options.RequiredSchema | None:
+def _read_form(body: ChatBody) -> output_options.RequiredText | None:
+    form = structured_outputs.read(body)
+    value = body.response_format
     if value is None:
-        return None
-    return output_options.read_format(
+        return form
+    wanted = output_options.read_format(
         validate(output_options.format_model(value), value, at="response_format")
     )
+    if form is not None and wanted is not None:
+        message = f"An answer has one form; 'response_format' and '{form.param}' ask for two."
+        raise errors.invalid(message, param=form.param)
+    return form or wanted
+
+
+def _check_end(request: GenerationRequest, body: _GenerationBody) -> None:
+    """Refuse a least length of an answer that ends where its form does."""
+    if request.min_tokens and (request.format is not None or request.toolbox is not None):
+        name = "tools" if request.format is None else request.format.param.split(".")[0]
+        raise errors.invalid(
+            f"'min_tokens' and 'ignore_eos' cannot be combined with '{name}': an answer ends where its format does.",
+            param="min_tokens" if body.min_tokens else "ignore_eos",
+        )
 
 
 def _read_tool_choice(value: str | dict[str, Any] | None) -> output_options.Choice | None:
@@ -416,27 +385,6 @@ def _drop_no_limit(fields: dict[str, Any]) -> bool:
     for name in given:
         del fields[name]
     return bool(given)
-
-
-def _read_template_variables(variables: dict[str, Any] | None) -> dict[str, Any]:
-    """Return the variables for the chat template.
-
-    Raises:
-        RefusedError: one would replace what other parameters say, or they are too long.
-
-    """
-    for name in sorted((variables or {}).keys() & _RESERVED_VARIABLES):
-        raise errors.invalid(
-            f"'{name}' is not for 'chat_template_kwargs': the engine sets it from the other parameters.",
-            param=f"chat_template_kwargs.{name}",
-        )
-    length = len(orjson.dumps(variables))
-    if length > _MAX_VARIABLES_BYTES:
-        raise errors.invalid(
-            f"'chat_template_kwargs' has {length} bytes; it may have {_MAX_VARIABLES_BYTES}.",
-            param="chat_template_kwargs",
-        )
-    return variables or {}
 
 
 def _common_fields(body: _GenerationBody) -> dict[str, Any]:
@@ -468,43 +416,12 @@ def with_key_salt(request: GenerationRequest, key_salt: str) -> GenerationReques
     return dataclasses.replace(request, cache_salt=f"{key_salt}:{request.cache_salt}")
 
 
-def check_token_lists(prompt: object, context_length: int | None) -> None:
-    """Refuse too many prompts, and a list of tokens that is longer than the context.
-
-    Raises:
-        RefusedError: there is one.
-
-    """
-    if not isinstance(prompt, list) or not prompt:
-        return
-    if isinstance(prompt[0], int):
-        _check_tokens(prompt, context_length, "prompt")
-        return
-    parameters.check_count(prompt, _MAX_PROMPTS, "prompt")
-    for one in prompt:
-        _check_tokens(one, context_length, "prompt")
-
-
-def _check_tokens(tokens: object, context_length: int | None, param: str) -> None:
-    if context_length is not None and isinstance(tokens, list) and len(tokens) > context_length:
-        raise context_exceeded(param, context_length, len(tokens))
-
-
-def context_exceeded(param: str, context_length: int, tokens: int | str) -> errors.RefusedError:
-    """Return the refusal of a prompt of that many tokens, in OpenAI's words, which clients search for."""
-    message = (
-        f"This model's maximum context length is {context_length} tokens. However, your {param} "
-        f"resulted in {tokens} tokens. Please reduce the length of the {param}."
-    )
-    return errors.invalid(message, param=param, code="context_length_exceeded")
-
-
 def _pop_resume_point(fields: dict[str, Any], context_length: int | None) -> ResumePoint | None:
     value = fields.pop(streams.RESUME_FIELD, None)
     if value is None:
         return None
     if isinstance(value, dict):
-        _check_tokens(value.get("tokens"), context_length, f"{streams.RESUME_FIELD}.tokens")
+        prompts.check_tokens(value.get("tokens"), context_length, f"{streams.RESUME_FIELD}.tokens")
     body = validate(_ResumeBody, value, at=streams.RESUME_FIELD)
     return ResumePoint(
         tokens=tuple(body.tokens),
@@ -573,21 +490,3 @@ def _error_path(location: Sequence[str | int]) -> str:
         elif part.isidentifier() and not is_tag:
             text += f".{part}" if text else part
     return text or "body"
-
-
-def _prompt_contents(
-    prompt: str | list[str] | list[int] | list[list[int]],
-) -> tuple[str | tuple[int, ...], ...]:
-    """Return the prompts; a list of numbers is one prompt, any other list is several."""
-    if isinstance(prompt, str):
-        return (prompt,)
-    if not prompt:
-        raise errors.invalid("'prompt' must not be empty.", param="prompt")
-    numbers = tuple(part for part in prompt if isinstance(part, int))
-    if numbers:
-        return (numbers,)
-    return tuple(
-        part if isinstance(part, str) else tuple(part)
-        for part in prompt
-        if not isinstance(part, int)
-    )

@@ -14,7 +14,8 @@ from engine.openai import request_body
 from engine.openai.messages import AnyMessage
 from engine.openai.output_options import Tools
 from engine.openai.parameters import EndpointParameters
-from engine.openai.request_body import GenerationRequest, Token
+from engine.openai.prompts import Token
+from engine.openai.request_body import GenerationRequest
 from schemas.wire import errors
 
 # The fields of a chat that its prompt depends on.

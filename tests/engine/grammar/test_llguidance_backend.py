@@ -2,7 +2,6 @@
 
 import gc
 import json
-from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -14,31 +13,13 @@ from engine.grammar import json_schema, lark
 from engine.grammar.lark import CallRules, FunctionSchema, ReasoningMarkers
 from engine.grammar.llguidance_backend import LlgCompiler
 from engine.text.tool_calls import HERMES
+from tests.support.grammars import allowed, encode, follow
 
 pytestmark = [pytest.mark.mlx, pytest.mark.timeout(120)]
 INTEGER = {"type": "integer"}
 ONE = lark.json_grammar(
     {"type": "object", "properties": {"a": INTEGER}, "required": ["a"]}, {}, None
 )
-
-
-def allowed(matcher: Any, words: int = 16) -> set[int]:
-    row = np.full(words, 2**32 - 1, dtype=np.uint32)
-    matcher.fill(row)
-    return {int(at) for at in np.flatnonzero(np.unpackbits(row.view(np.uint8), bitorder="little"))}
-
-
-def follow(matcher: Any, tokens: Iterable[int]) -> bool:
-    for token in tokens:
-        if token not in allowed(matcher):
-            return False
-        matcher.take(token)
-    return True
-
-
-def encode(loaded: Any, text: str) -> list[int]:
-    tokens: list[int] = loaded.codec.encode_text(text)
-    return tokens
 
 
 def test_only_end_tokens_are_allowed_after_a_complete_output(loaded: Any) -> None:
@@ -129,7 +110,7 @@ def test_opened_calls_are_enforced(
         (_calling(), fits),
         (_calling(must_call=True), required),
         (_calling(is_parallel=False), single),
-        (_calling(instead=INTEGER), required),
+        (_calling(instead=lark.json_value(INTEGER)), required),
     ):
         matcher = speaker.grammars.matcher(
             lark.call_grammar(calling, speaker.codec.traits.specials, None)
