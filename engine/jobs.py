@@ -46,6 +46,8 @@ class Job:
     """Number of new tokens before which no token may end the text, those of `emitted` included."""
     top_logprobs: int | None = None
     """Number of alternatives to report for every token; None reports no logprobs at all."""
+    has_prompt_logprobs: bool = False
+    """True to report logprobs of the prompt's tokens, too. Such a prompt is read whole, whatever is cached of it."""
     grammar: str | None = None
     """The grammar of the whole output, in llguidance's Lark dialect; checked before."""
     grammar_param: str = ""
@@ -100,6 +102,8 @@ class TokenOutput:
     logprobs: TokenLogprobs | None = None
     cached_tokens: int = 0
     """On the first token: number of prompt tokens that came from the prefix cache."""
+    prompt_logprobs: tuple[TokenLogprobs, ...] | None = None
+    """On the first token of a job that asks for them: those of each prompt token but the first, which follows nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

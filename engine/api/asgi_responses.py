@@ -24,7 +24,7 @@ from engine.openai import embeddings, tokenization
 from engine.openai.embeddings import EmbeddingRequest
 from engine.openai.input_processor import GenerationChoice, InputProcessor
 from engine.openai.request_body import GenerationRequest
-from engine.openai.response_body import ResponseFormatter, TextOffset
+from engine.openai.response_body import Echo, ResponseFormatter, TextOffset
 from engine.openai.responses import ResponsesRequest
 from engine.openai.tokenization import TokenizeRequest
 from engine.service import Service
@@ -103,6 +103,7 @@ class GenerationResponse:
             fingerprint=processor.fingerprint,
             spell=processor.ready.codec.piece,
             offsets=tuple(TextOffset() for _ in stream.choices),
+            echoes=tuple(Echo(choice.job.prompt, choice.echo) for choice in stream.choices),
         )
 
     async def _send(self, encoder: AnyEncoder, scope: Scope, receive: Receive, send: Send) -> None:

@@ -33,13 +33,22 @@ class DecodeRow:
     """Number of prompt tokens that came from the prefix cache."""
     matcher: GrammarMatcher | None
     penalties: PenaltyState | None
+    prompt_logprobs: tuple[TokenLogprobs, ...] | None = None
+    """To report with the first token."""
     outputs: list[int] = field(default_factory=list)
     """New tokens that were read, those of `job.emitted` included."""
     chosen: int = 0
     """Number of tokens chosen on the device, read or not: the index of the next one."""
 
     @classmethod
-    def of(cls, job: Job, *, cached_tokens: int, grammars: GrammarCompiler | None) -> "DecodeRow":
+    def of(
+        cls,
+        job: Job,
+        *,
+        cached_tokens: int,
+        grammars: GrammarCompiler | None,
+        prompt_logprobs: tuple[TokenLogprobs, ...] | None = None,
+    ) -> "DecodeRow":
         """Return the row of a job whose prompt was read, with the tokens that another process made for it."""
         matcher = None
         if job.grammar is not None:
@@ -50,6 +59,7 @@ class DecodeRow:
             cached_tokens=cached_tokens,
             matcher=matcher,
             penalties=PenaltyState(job) if needs_penalties(job) else None,
+            prompt_logprobs=prompt_logprobs,
         )
         for token in job.emitted:
             row._append(token)
@@ -91,6 +101,7 @@ class DecodeRow:
             finish=finish,
             logprobs=scores,
             cached_tokens=self.cached_tokens if is_first else 0,
+            prompt_logprobs=self.prompt_logprobs if is_first else None,
         )
 
     def _append(self, token: int) -> None:

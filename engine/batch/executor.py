@@ -127,7 +127,12 @@ class StepExecutor:
     def begin(self, finished: PrefilledPrompts) -> None:
         """Start to generate from finished prompts at the next step."""
         rows = [
-            DecodeRow.of(prompt.job, cached_tokens=prompt.cached_tokens, grammars=self.grammars)
+            DecodeRow.of(
+                prompt.job,
+                cached_tokens=prompt.cached_tokens,
+                prompt_logprobs=tuple(prompt.scores) if prompt.job.has_prompt_logprobs else None,
+                grammars=self.grammars,
+            )
             for prompt in finished.prompts
         ]
         self.decode_stage.join(rows, finished.caches)

@@ -1,20 +1,24 @@
 """Prefill: reads prompts piece by piece, each into caches of its own. Worker thread only."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 import mlx.core as mx
 
+from engine.batch import logprobs
 from engine.batch.step_plan import PromptChunk
 from engine.cache.interface import LayerCache, PrefixCache
-from engine.jobs import Job
+from engine.jobs import Job, TokenLogprobs
 
 Model: TypeAlias = Any  # mlx ships no types
 
 # A prompt in progress is stored after this many tokens, for prompts that wait for the same beginning. It is not stored
 # after every small piece, because the whole state of recurrent layers is copied each time.
 _STORE_EVERY = 512
+# Tokens of a prompt whose logits are in memory at once, if their log probabilities are asked for: 20 MB for a
+# vocabulary of 150,000.
+_SCORED_TOKENS = 32
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -29,6 +33,8 @@ class PrefillPrompt:
     """Number of tokens in the caches."""
     stored: int
     """Number of tokens that were stored in the prefix cache."""
+    scores: list[TokenLogprobs] = field(default_factory=list)
+    """Log probabilities of the prompt's tokens from the second one on, if the job asks for them."""
 
     @property
     def tokens(self) -> tuple[int, ...]:
@@ -75,8 +81,11 @@ class PrefillStage:
         for prompt in prompts:
             del self._prompts[prompt.job.id]
         computed = sum(len(prompt.tokens) - prompt.position for prompt in prompts)
+        for prompt in prompts:
+            if prompt.job.has_prompt_logprobs:
+                self._read_one(prompt, len(prompt.tokens) - prompt.position)
         if len(prompts) == 1:
-            self._read_one(prompts[0], computed)
+            self._read_one(prompts[0], len(prompts[0].tokens) - prompts[0].position)
             caches = merge_caches([prompts[0].caches])
         else:
             caches = self._read_together(prompts)
@@ -89,7 +98,9 @@ class PrefillStage:
     def _find_or_open(self, job: Job) -> PrefillPrompt:
         found = self._prompts.get(job.id)
         if found is None:
-            caches, cached_tokens = self._prefix.fetch(job.prompt + job.emitted, job.cache_salt)
+            # Logits of cached tokens are not kept.
+            wanted = () if job.has_prompt_logprobs else job.prompt + job.emitted
+            caches, cached_tokens = self._prefix.fetch(wanted, job.cache_salt)
             found = PrefillPrompt(
                 job=job,
                 caches=caches,
@@ -103,16 +114,34 @@ class PrefillStage:
     def _read_one(self, prompt: PrefillPrompt, count: int) -> None:
         if not count:
             return
-        piece = prompt.tokens[prompt.position : prompt.position + count]
-        self._model(mx.array([piece]), cache=prompt.caches)
-        mx.eval([cache.state for cache in prompt.caches])
-        prompt.position += count
+        if prompt.job.has_prompt_logprobs:
+            self._read_scored(prompt, count)
+        else:
+            piece = prompt.tokens[prompt.position : prompt.position + count]
+            self._model(mx.array([piece]), cache=prompt.caches)
+            mx.eval([cache.state for cache in prompt.caches])
+            prompt.position += count
         is_done = prompt.position == len(prompt.tokens)
         if is_done or prompt.position - prompt.stored >= _STORE_EVERY:
             self._prefix.store(
                 prompt.tokens[: prompt.position], prompt.caches, prompt.job.cache_salt
             )
             prompt.stored = prompt.position
+
+    def _read_scored(self, prompt: PrefillPrompt, count: int) -> None:
+        """Read `count` tokens, and keep the log probabilities of the tokens that follow each of them."""
+        end = prompt.position + count
+        while prompt.position < end:
+            start, stop = prompt.position, min(prompt.position + _SCORED_TOKENS, end)
+            logits = self._model(mx.array([prompt.tokens[start:stop]]), cache=prompt.caches)[0]
+            following = prompt.job.prompt[start + 1 : stop + 1]
+            measured = logprobs.compute(
+                logits, mx.array(following), [prompt.job.top_logprobs] * len(following)
+            )
+            mx.eval([cache.state for cache in prompt.caches])
+            if measured is not None:
+                prompt.scores += measured.read().values()
+            prompt.position = stop
 
     def _read_together(self, prompts: Sequence[PrefillPrompt]) -> list[LayerCache]:
         """Finish several prompts at once, padded on the right to the longest remainder."""

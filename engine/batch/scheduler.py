@@ -188,7 +188,7 @@ class Scheduler:
 
     def _shares(self, prompt: QueuedPrompt, other: QueuedPrompt) -> bool:
         """Return whether `other` will soon have read a beginning of `prompt` that is not in the cache yet."""
-        if prompt.job.cache_salt != other.job.cache_salt:
+        if prompt.job.cache_salt != other.job.cache_salt or prompt.job.has_prompt_logprobs:
             return False
         known = max(self._match_tokens(prompt), prompt.position)
         if len(prompt.tokens) - known < _WORTH_WAITING:
@@ -200,6 +200,8 @@ class Scheduler:
         return len(prompt.tokens) - min(known, len(prompt.tokens))
 
     def _match_tokens(self, prompt: QueuedPrompt) -> int:
+        if prompt.job.has_prompt_logprobs:
+            return 0  # it is read whole
         if prompt.matched[0] != self._version:
             tokens = (*prompt.job.prompt, *prompt.job.emitted)
             prompt.matched = (self._version, self.match(tokens, prompt.job.cache_salt))

@@ -158,6 +158,7 @@ class InputProcessor:
         for at, prompt in enumerate(prompts):
             stop.check()
             limits.check_tokens(prompt, self.ready.vocab_size)
+            limits.check_prompt_logprobs(request, len(prompt))
             answer_format = output_format.build(
                 request, prompt, self.ready.codec, self.ready.grammars
             )
@@ -168,6 +169,7 @@ class InputProcessor:
                 sampling=answer_format.with_bias(request.sampling),
                 min_tokens=request.min_tokens,
                 top_logprobs=request.top_logprobs,
+                has_prompt_logprobs=request.has_prompt_logprobs,
                 grammar=answer_format.grammar,
                 grammar_param=answer_format.grammar_param,
                 cache_salt=request.cache_salt,

@@ -12,6 +12,8 @@ from schemas.wire.errors import RefusedError
 _BODY_BYTES, _BODY_BYTES_PER_TOKEN = 1 << 20, 64
 # OpenAI's default for completions. The default of a chat is the rest of the context.
 _COMPLETION_MAX_TOKENS = 16
+# Prompt tokens of one request whose log probabilities are reported: with five alternatives each takes up to 1 kB.
+_SCORED_PROMPT_TOKENS = 32_768
 
 
 def body_bytes(context_length: int, *, prompts: int, most: int) -> int:
@@ -39,6 +41,23 @@ def check_tokens(tokens: Sequence[int], vocab_size: int, *, param: str = "prompt
     if not tokens:
         raise errors.invalid("The prompt must not be empty.", param=param)
     check_vocabulary(tokens, vocab_size, param)
+
+
+def check_prompt_logprobs(request: GenerationRequest, prompt_tokens: int) -> None:
+    """Refuse a prompt whose log probabilities would take too much memory.
+
+    Raises:
+        RefusedError: it is one.
+
+    """
+    most = _SCORED_PROMPT_TOKENS // request.size
+    if request.has_prompt_logprobs and prompt_tokens > most:
+        choices = "" if request.size == 1 else f" of each of {request.size} choices"
+        message = (
+            f"The prompt has {prompt_tokens} tokens; 'echo' with 'logprobs' reports those of at most {most}{choices}. "
+            "Send shorter prompts, or fewer in one request."
+        )
+        raise errors.invalid(message, param="prompt")
 
 
 def check_vocabulary(tokens: Iterable[int], vocab_size: int, param: str) -> None:

@@ -72,6 +72,7 @@ class OutputFormat:
                 must_call=toolbox is not None and toolbox.must_call,
             ),
             is_parallel=toolbox is None or toolbox.is_parallel,
+            is_prompt_only=self._request.is_prompt_only,
             call_seed=call_seed,
         )
 

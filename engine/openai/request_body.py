@@ -124,6 +124,8 @@ class CompletionBody(_GenerationBody):
 
     prompt: Prompt
     best_of: int | None = None
+    # With 0, the answer is the echo of the prompt.
+    max_tokens: Annotated[int, Field(ge=0)] | None = None
     echo: bool | None = None
     logprobs: Annotated[int, Field(ge=0, le=5)] | None = None
 
@@ -189,6 +191,10 @@ class GenerationRequest:
     top_logprobs: int | None = None
     """Alternatives to report for each token; None reports no log probabilities."""
     is_echoed: bool = False
+    is_prompt_only: bool = False
+    """True if the answer is the echo, without a new token."""
+    has_prompt_logprobs: bool = False
+    """True to report log probabilities of the prompt's tokens."""
     has_performance: bool = False
     is_fitted: bool = False
     """True if `max_tokens` may be lowered to the room that is left."""
@@ -283,15 +289,15 @@ def parse_completion(
             "'best_of' must equal 'n': this engine returns all choices that it generates.",
             param="best_of",
         )
-    if body.echo and body.logprobs is not None:
-        raise errors.invalid(
-            "'echo' cannot be combined with 'logprobs': log probabilities of a prompt are not kept.",
-            param="echo",
-        )
+    if body.max_tokens == 0 and not body.echo:
+        raise errors.invalid("'max_tokens' is 0 only with 'echo'.", param="max_tokens")
     request = GenerationRequest(
         prompt=TextPrompts(contents=prompts.prompt_contents(body.prompt)),
-        max_tokens=body.max_tokens,
+        # Tokens of the prompt are scored on the way to the first new one.
+        max_tokens=1 if body.max_tokens == 0 else body.max_tokens,
+        is_prompt_only=body.max_tokens == 0,
         top_logprobs=body.logprobs,
+        has_prompt_logprobs=bool(body.echo) and body.logprobs is not None and resumed is None,
         is_echoed=bool(body.echo),
         format=structured_outputs.read(body),
         **_common_fields(body),

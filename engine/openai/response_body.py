@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 
 import orjson
 
+from engine.jobs import TokenLogprobs
 from engine.openai.request_body import GenerationRequest
 from engine.text.output_parser import Delta, Finish, ScoredToken, ToolCallDelta
 from schemas.wire import streams
@@ -84,6 +85,36 @@ def completion_logprobs(
             for one in scored
         ],
         "text_offset": [offset.take(piece) for piece in pieces],
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class Echo:
+    """The prompt of a choice."""
+
+    tokens: tuple[int, ...]
+    text: str
+    """Empty if the answer does not begin with it."""
+
+
+def prompt_logprobs(
+    echo: Echo, scores: Sequence[TokenLogprobs], spell: PieceSpeller, offset: TextOffset
+) -> Json:
+    """Return the `logprobs` of an echoed prompt; advances `offset`. The first token, which follows nothing, has none."""
+    first = spell(echo.tokens[0])
+    # A token that begins every text of the model is no part of the echo.
+    is_shown = echo.text.startswith(_decode_piece(first).rstrip("\ufffd"))
+    rest = [
+        ScoredToken(token=token, logprobs=one)
+        for token, one in zip(echo.tokens[1:], scores, strict=True)
+    ]
+    place = offset.take(first if is_shown else b"")
+    body = completion_logprobs(rest, spell, offset)
+    return {
+        "tokens": [_decode_piece(first), *body["tokens"]],
+        "token_logprobs": [None, *body["token_logprobs"]],
+        "top_logprobs": [None, *body["top_logprobs"]],
+        "text_offset": [place, *body["text_offset"]],
     }
 
 
@@ -191,6 +222,8 @@ class ResponseFormatter:
     spell: PieceSpeller
     offsets: tuple[TextOffset, ...]
     """One for each choice."""
+    echoes: tuple[Echo, ...]
+    """One for each choice."""
 
     def full_body(self, choices: Sequence[CompleteChoice], totals: ResponseTotals) -> bytes:
         """Return the body of a response that is not streamed."""
@@ -229,7 +262,8 @@ class ResponseFormatter:
         text: Json = (
             {"delta": _delta_body(delta)} if self.request.is_chat else {"text": delta.content}
         )
-        logprobs = self._logprobs(index, delta) if delta.scored else None
+        has_logprobs = delta.scored or delta.prompt_logprobs
+        logprobs = self._logprobs(index, delta) if has_logprobs else None
         return self._chunk(index, {**text, "logprobs": logprobs}, comment=comment)
 
     def finish_chunk(
@@ -256,7 +290,14 @@ class ResponseFormatter:
     def _logprobs(self, index: int, delta: Delta) -> Json:
         if self.request.is_chat:
             return chat_logprobs(delta.scored, self.spell)
-        return completion_logprobs(delta.scored, self.spell, self.offsets[index])
+        offset = self.offsets[index]
+        of_prompt = (
+            prompt_logprobs(self.echoes[index], delta.prompt_logprobs, self.spell, offset)
+            if delta.prompt_logprobs is not None
+            else {}
+        )
+        of_answer = completion_logprobs(delta.scored, self.spell, offset)
+        return {name: of_prompt.get(name, []) + values for name, values in of_answer.items()}
 
     def _chunk(self, index: int, fields: Json, *, comment: bytes) -> bytes:
         choice = {"index": index, "logprobs": None, "finish_reason": None, **fields}

@@ -3,7 +3,7 @@
 import hashlib
 from collections import deque
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal, Self, TypeAlias
 
 from engine.jobs import TokenLogprobs, TokenOutput
@@ -40,11 +40,19 @@ class Delta:
     tool_calls: tuple[ToolCallDelta, ...] = ()
     scored: tuple[ScoredToken, ...] = ()
     """The tokens of `content`, if log probabilities were requested."""
+    prompt_logprobs: tuple[TokenLogprobs, ...] | None = None
+    """Those of the prompt's tokens from the second one on, with the first token of an answer that asks for them."""
 
     @property
     def is_empty(self) -> bool:
         """Return whether there is nothing to send."""
-        return not (self.content or self.reasoning or self.tool_calls or self.scored)
+        return not (
+            self.content
+            or self.reasoning
+            or self.tool_calls
+            or self.scored
+            or self.prompt_logprobs is not None
+        )
 
     @classmethod
     def joined(cls, parts: Iterable[Self]) -> Self:
@@ -57,6 +65,9 @@ class Delta:
             reasoning="".join(delta.reasoning for delta in deltas),
             tool_calls=tuple(call for delta in deltas for call in delta.tool_calls),
             scored=tuple(token for delta in deltas for token in delta.scored),
+            prompt_logprobs=next(
+                (one.prompt_logprobs for one in deltas if one.prompt_logprobs is not None), None
+            ),
         )
 
 
@@ -122,6 +133,8 @@ class OutputParser:
     calls: ToolCallParser = field(default_factory=lambda: ToolCallParser(call_format=None))
     is_parallel: bool = True
     """True if the answer may continue after its first call."""
+    is_prompt_only: bool = False
+    """True if the answer has no tokens: the first one only brings the log probabilities of the prompt."""
     call_seed: str = ""
     """The ids of calls are derived from this text."""
     finish: Finish | None = None
@@ -151,6 +164,9 @@ class OutputParser:
 
     def take(self, output: TokenOutput) -> Delta:
         """Add one token; return its delta. `finish` may be set before the worker ends the job."""
+        if self.is_prompt_only:
+            self.finish = "length"
+            return Delta(prompt_logprobs=output.prompt_logprobs)
         was_thinking = self.reasoning.is_thinking
         self.tokens.append(output.token)
         if output.finish != "stop":  # an end token has no text
@@ -165,6 +181,8 @@ class OutputParser:
         delta = Delta.joined([self._delta(span) for span in spans])
         self.reasoning_tokens += was_thinking or self.reasoning.is_thinking
         self.finish = self._finish(output)
+        if output.prompt_logprobs is not None:
+            delta = replace(delta, prompt_logprobs=output.prompt_logprobs)
         return delta
 
     @property

@@ -41,3 +41,12 @@ def test_a_request_without_room_is_refused(
     refusal = refused(limits.resolve_max_tokens, request_, prompt_tokens, 100)
     assert refusal.code == "context_length_exceeded"
     assert all(number in refusal.message for number in numbers)
+
+
+def test_prompts_with_log_probabilities_are_shorter() -> None:
+    request = complete(echo=True, logprobs=1, max_tokens=0, n=4)
+    limits.check_prompt_logprobs(request, 8_192)
+    refusal = refused(limits.check_prompt_logprobs, request, 8_193)
+    assert "at most 8192 of each of 4 choices" in refusal.message
+    limits.check_prompt_logprobs(complete(echo=True), 100_000)
+    limits.check_prompt_logprobs(complete(logprobs=1), 100_000)

@@ -208,7 +208,11 @@ def test_values_that_completions_refuse(name: str, value: Any) -> None:
 def test_parameters_of_completions_only() -> None:
     assert complete(suffix="", best_of=3, n=3, echo=True) == complete(n=3, echo=True)
     assert complete(echo=True).is_echoed
-    assert refused(complete, echo=True, logprobs=1).param == "echo"
+    scored = complete(echo=True, logprobs=1, max_tokens=0)
+    assert (scored.has_prompt_logprobs, scored.is_prompt_only, scored.max_tokens) == (True, True, 1)
+    assert not complete(echo=True).has_prompt_logprobs
+    assert refused(complete, max_tokens=0).param == "max_tokens"
+    assert refused(chat, max_tokens=0).param == "max_tokens"
     assert refused(complete, best_of=3, n=2).param == "best_of"
     for name in ("echo", "best_of", "suffix"):
         assert refused(chat, **{name: 1}).code == "unknown_parameter"

@@ -8,6 +8,7 @@ from engine.openai import response_body
 from engine.openai.request_body import Conversation, GenerationRequest, TextPrompts
 from engine.openai.response_body import (
     CompleteChoice,
+    Echo,
     RequestTiming,
     ResponseFormatter,
     ResponseTotals,
@@ -68,7 +69,13 @@ def formatter(*, is_chat: bool = True, top_logprobs: int | None = None) -> Respo
         top_logprobs=top_logprobs,
     )
     return ResponseFormatter(
-        id="i", created=1, request=request, fingerprint="fp", spell=spell, offsets=(TextOffset(),)
+        id="i",
+        created=1,
+        request=request,
+        fingerprint="fp",
+        spell=spell,
+        offsets=(TextOffset(),),
+        echoes=(Echo((1,), ""),),
     )
 
 
