@@ -47,7 +47,22 @@ class Load:
     """The length of the stand-in's answers; or a file of requests with the answers that they must get."""
     key: str = ""
     """An API key, where one is needed."""
+    header: str = ""
+    """One more line of each head."""
+    turns: int = 2
+    """1 or 2. Each second request of a connection goes on with the chat of the first, or begins another."""
+    has_fresh_heads: bool = False
+    """True if no head repeats: each has a request id and a trace parent of its own."""
+    silence_s: float | None = None
+    """Longest wait for an answer's next byte; None: what the load generator takes for a fault."""
     is_tls: bool = False
+
+    @property
+    def options(self) -> tuple[str, ...]:
+        values = {"key": self.key, "header": self.header, "silence": self.silence_s}
+        given = tuple(f"{name}={value}" for name, value in values.items() if value)
+        flags = {"fresh": self.has_fresh_heads, "tls": self.is_tls}
+        return (*given, f"turns={self.turns}", *(name for name, is_set in flags.items() if is_set))
 
 
 class Running:
@@ -72,8 +87,7 @@ async def running(programs: Programs, load: Load) -> AsyncIterator[Running]:
     """Ask until the load's time is over; at the latest until the context is left."""
     mode = "stream" if load.is_streamed else "whole"
     numbers = (load.port, load.connections, load.seconds, mode, load.tokens)
-    more = (load.key, "tls") if load.is_tls else (load.key,) if load.key else ()
-    command = [str(programs.load), *map(str, numbers), *more]
+    command = [str(programs.load), *map(str, numbers), *load.options]
     process = await asyncio.create_subprocess_exec(*command, stdout=subprocess.PIPE)
     try:
         yield Running(process)

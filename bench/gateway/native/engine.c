@@ -5,7 +5,7 @@
    Streams are `tokens` + 3 events, one write each, pace_us apart (0: one in each turn of the loop, as a batch of
    sequences makes them); other answers come after delay_us. With `x-fleet-resumable: 1` events carry marks, and a
    body with `fleet` is continued; tokens that this engine would not have made are refused with 409.
-   SIGTERM drains. GET /pace/US sets the pace, /stats counts. GET /fault/MODE misbehaves from then on, also in streams that are under way:
+   SIGTERM drains. GET /pace/US sets the pace, /stats counts (marked: streams with marks). GET /fault/MODE misbehaves from then on, also in streams that are under way:
    none, blackhole (accepts, never answers), garbage, half (a piece, then the end), length (a wrong chunk size). */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
@@ -22,7 +22,7 @@
 #include "tls.h"
 #include "words.h"
 
-#define CONNECTIONS 4096
+#define CONNECTIONS 16384
 #define INPUT (64 << 10)
 #define OUTPUT (48 << 10)
 #define ID 80
@@ -50,7 +50,7 @@ static double pace_s, delay_s;
 static const char *replica;
 static volatile sig_atomic_t is_draining;
 static enum mode mode;
-static long served, resumed, refused, mismatched;
+static long served, resumed, refused, mismatched, marked;
 static double first_s;
 
 /* The prompt's number, put into it by the load generator as "key=0000000042". */
@@ -191,6 +191,7 @@ static void begin_stream(struct conn *c)
         return;
     put(c, top, (size_t)head(top, sizeof top, "200 OK", "text/event-stream", "transfer-encoding: chunked\r\n"));
     c->is_streaming = 1, c->due_s = now_s();
+    marked += c->is_resumable;
 }
 
 static void copy_string(const char *from, const char *name, char *to)
@@ -278,8 +279,8 @@ static void look_up(struct conn *c, const char *path)
         pace_s = atoi(path + 6) * 1e-6;
         say(c, "200 OK", "{}");
     } else if (!strcmp(path, "/stats")) {
-        snprintf(body, sizeof body, "{\"served\":%ld,\"resumed\":%ld,\"refused\":%ld,\"mismatched\":%ld,\"first_s\":%.6f}",
-                 served, resumed, refused, mismatched, first_s);
+        snprintf(body, sizeof body, "{\"served\":%ld,\"resumed\":%ld,\"refused\":%ld,\"mismatched\":%ld,\"marked\":%ld,\"in_flight\":%d,\"first_s\":%.6f}",
+                 served, resumed, refused, mismatched, marked, busy(), first_s);
         say(c, "200 OK", body);
     } else if (is_draining) {
         say(c, "503 Service Unavailable", "{}");

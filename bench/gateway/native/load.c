@@ -1,7 +1,9 @@
 /* The load generator of `bench.gateway`: kept-alive connections that ask, read to the end and ask again.
 
-   load PORT CONNECTIONS SECONDS stream|whole TOKENS|FILE [AUTHORIZATION [tls]]
+   load PORT CONNECTIONS SECONDS stream|whole TOKENS|FILE [key=KEY] [header=LINE] [turns=1|2] [fresh] [silence=8] [tls]
 
+   turns=2: each second request of a connection goes on with the chat of the first, whose answer it sends along.
+   fresh: every head has a request id and a trace parent that no other has. silence: seconds until an answer is lost.
    Every answer is read to its end and its text compared with what the engine must have said: so many of the
    stand-in's words (words.h), or what the file says, whose lines are in turn a body to send and its answer's text,
    escaped as in JSON. One record (struct record) for each request goes to stdout at the end, the first answer to a
@@ -24,6 +26,7 @@
 #define SILENCE_S 8.0 /* longer than any fault may take; then it is lost */
 #define REAL_SILENCE_S 60.0 /* of engines that share the cores with all else */
 #define SCRIPTS 1024
+#define HEADER "x-request-id: %016llx%016llx\r\ntraceparent: 00-%016llx%016llx-%016llx-01\r\n"
 #define AGAIN_S 0.01
 
 /* bench/gateway/loading.py reads them by the same names. */
@@ -47,15 +50,15 @@ struct conn {
 
 struct script {
     char *request, *text; /* what is sent; what must come, NULL: words */
-    size_t request_len, text_len;
+    size_t request_len, text_len, fresh_at, key_at, answer_at; /* the last three: 0 where there is none */
 };
 
 static struct record *records;
 static size_t record_count, record_room;
 static struct script scripts[SCRIPTS];
 static uint32_t script_count;
-static size_t key_at;
-static int port, tokens, is_streamed;
+static int port, tokens, is_streamed, is_fresh, turns = 1;
+static const char *authorization, *header;
 static volatile sig_atomic_t is_ended;
 
 static void end_it(int number)
@@ -103,25 +106,51 @@ static int connected(struct conn *c)
     return c->is_open = 1;
 }
 
+static uint64_t mixed(uint64_t x)
+{
+    x = (x ^ x >> 30) * 0xBF58476D1CE4E5B9ull;
+    x = (x ^ x >> 27) * 0x94D049BB133111EBull;
+    return x ^ x >> 31;
+}
+
+/* Fill in what is different in each request: the ids of its head, the number of its chat, the answer it goes on from. */
+static void fill(struct conn *c, const struct script *script)
+{
+    static uint64_t ids;
+    static uint32_t chats;
+    if (!ids) /* those of another run, a microsecond later, are others */
+        ids = (uint64_t)(now_s() * 1e9), chats = (uint32_t)(uint64_t)(now_s() * 1e6);
+    if (script->fresh_at) {
+        char lines[sizeof HEADER + 128];
+        unsigned long long a = mixed(++ids), b = mixed(a + 1);
+        int n = snprintf(lines, sizeof lines, HEADER, a, b, b, a, a ^ b);
+        memcpy(script->request + script->fresh_at, lines, (size_t)n);
+    }
+    if (!script->key_at)
+        return;
+    char digits[16];
+    if (c->number % (uint32_t)turns == 0)
+        c->key = chats++;
+    snprintf(digits, sizeof digits, "%010u", c->key);
+    memcpy(script->request + script->key_at, digits, 10);
+    for (int i = 0; i < tokens && script->answer_at; i++)
+        spell(token_of(c->key, (uint32_t)i), script->request + script->answer_at + i * WORD);
+}
+
 static void ask(struct conn *c, int index, double now)
 {
     c->began_s = c->last_s = now, c->first_s = c->gap_s = 0;
     c->raw_len = c->raw_at = c->body_len = c->left = 0;
     c->is_parsed = c->is_whole = c->status = 0;
     c->is_asking = 1;
-    c->script = &scripts[((uint32_t)index + c->number) % script_count];
+    /* A chat begins with its first turn; the requests of a file come in any order. */
+    c->script = &scripts[(c->number + (tokens ? 0 : (uint32_t)index)) % script_count];
     if (!c->is_open && !connected(c)) {
         note(c, UNREACHABLE, now_s());
         c->ready_s = now + AGAIN_S;
         return;
     }
-    if (!c->script->text) {
-        /* Four turns of a conversation, as far as a gateway that tells conversations apart is concerned. */
-        char digits[16];
-        c->key = (uint32_t)index * 1000000u + c->number / 4;
-        snprintf(digits, sizeof digits, "%010u", c->key);
-        memcpy(c->script->request + key_at, digits, 10);
-    }
+    fill(c, c->script);
     c->number++;
     if (give(c->ssl, c->fd, c->script->request, c->script->request_len) != (ssize_t)c->script->request_len)
         c->last_s = now; /* the end of the connection is found when it is read */
@@ -241,27 +270,40 @@ static void read_more(struct conn *c, double now)
     }
 }
 
-static void add(const char *body, char *text, const char *authorization)
+static struct script *add(const char *body, char *text)
 {
     struct script *script = &scripts[script_count++];
-    size_t room = strlen(body) + 1024;
+    char more[4096] = "", lines[sizeof HEADER + 128] = "";
+    if (authorization)
+        snprintf(more, sizeof more, "authorization: Bearer %s\r\n", authorization);
+    if (header)
+        snprintf(more + strlen(more), sizeof more - strlen(more), "%s\r\n", header);
+    if (is_fresh)
+        snprintf(lines, sizeof lines, HEADER, 0ull, 0ull, 0ull, 0ull, 0ull);
+    size_t room = strlen(body) + strlen(more) + strlen(lines) + 1024;
     script->request = malloc(room);
-    script->request_len = (size_t)snprintf(script->request, room, "POST /v1/chat/completions HTTP/1.1\r\nhost: bench\r\ncontent-type: application/json\r\n%s%s%scontent-length: %zu\r\n\r\n%s",
-                                           authorization ? "authorization: Bearer " : "", authorization ? authorization : "",
-                                           authorization ? "\r\n" : "", strlen(body), body);
+    script->request_len = (size_t)snprintf(script->request, room, "POST /v1/chat/completions HTTP/1.1\r\nhost: bench\r\ncontent-type: application/json\r\n%s%scontent-length: %zu\r\n\r\n%s",
+                                           more, lines, strlen(body), body);
+    script->fresh_at = is_fresh ? (size_t)(strstr(script->request, lines) - script->request) : 0;
     script->text = text;
     script->text_len = text ? strlen(text) : 0;
+    return script;
 }
 
-static void add_words(const char *authorization)
+static void add_words(int turn)
 {
-    char body[4096], prompt[1024] = "";
+    char body[16384], prompt[1024] = "", answer[8192] = "", later[12288] = "";
     for (int i = 0; i < 200; i++)
         strcat(prompt, "word ");
-    snprintf(body, sizeof body, "{\"model\":\"bench\"%s,\"messages\":[{\"role\":\"user\",\"content\":\"key=0000000000 %s\"}]}",
-             is_streamed ? ",\"stream\":true" : "", prompt);
-    add(body, NULL, authorization);
-    key_at = (size_t)(strstr(scripts[0].request, "key=") - scripts[0].request) + 4;
+    int room = (int)sizeof answer / WORD - 1, said = (tokens < room ? tokens : room) * WORD;
+    memset(answer, '#', (size_t)said), answer[said] = 0;
+    if (turn)
+        snprintf(later, sizeof later, "},{\"role\":\"assistant\",\"content\":\"%s\"},{\"role\":\"user\",\"content\":\"And what comes after that?\"", answer);
+    snprintf(body, sizeof body, "{\"model\":\"bench\"%s,\"messages\":[{\"role\":\"user\",\"content\":\"key=0000000000 %s\"%s}]}",
+             is_streamed ? ",\"stream\":true" : "", prompt, later);
+    struct script *script = add(body, NULL);
+    script->key_at = (size_t)(strstr(script->request, "key=") - script->request) + 4;
+    script->answer_at = turn && said == tokens * WORD ? (size_t)(strchr(script->request, '#') - script->request) : 0;
 }
 
 static char *line_of(FILE *file)
@@ -275,12 +317,12 @@ static char *line_of(FILE *file)
     return line;
 }
 
-static int add_file(const char *path, const char *authorization)
+static int add_file(const char *path)
 {
     FILE *file = fopen(path, "r");
     char *body, *text;
     while (file && script_count < SCRIPTS && (body = line_of(file)) && (text = line_of(file)))
-        add(body, text, authorization);
+        add(body, text);
     return script_count > 0;
 }
 
@@ -291,12 +333,27 @@ int main(int argc, char **argv)
     port = atoi(argv[1]), tokens = atoi(argv[5]), is_streamed = !strcmp(argv[4], "stream");
     int count = atoi(argv[2]);
     double silence_s = tokens ? SILENCE_S : REAL_SILENCE_S;
-    const char *authorization = argc > 6 && *argv[6] ? argv[6] : NULL;
-    if (argc > 7)
-        tls_begin("", 0);
-    if (tokens)
-        add_words(authorization);
-    else if (!add_file(argv[5], authorization))
+    for (int i = 6; i < argc; i++) {
+        if (!strncmp(argv[i], "key=", 4))
+            authorization = argv[i] + 4;
+        else if (!strncmp(argv[i], "header=", 7))
+            header = argv[i] + 7;
+        else if (!strncmp(argv[i], "turns=", 6))
+            turns = atoi(argv[i] + 6);
+        else if (!strncmp(argv[i], "silence=", 8))
+            silence_s = atof(argv[i] + 8);
+        else if (!strcmp(argv[i], "fresh"))
+            is_fresh = 1;
+        else if (!strcmp(argv[i], "tls"))
+            tls_begin("", 0);
+        else
+            return 2;
+    }
+    if (turns < 1 || turns > 2)
+        return 2;
+    for (int turn = 0; tokens && turn < turns; turn++)
+        add_words(turn);
+    if (!tokens && !add_file(argv[5]))
         return 2;
     signal(SIGPIPE, SIG_IGN);
     signal(SIGTERM, end_it);
