@@ -19,7 +19,7 @@ PIP_INDEX = $$($(BIN)/python -m pip config list | sed -nE "s/^.*\.index-url='(.*
 QUIET = $$(test -t 2 || echo --quiet)
 UV = UV_DEFAULT_INDEX="$${UV_DEFAULT_INDEX:-$(PIP_INDEX)}" $(BIN)/uv
 
-.PHONY: help setup demo stop test unit test-full test-mac coverage lint format docs proto lock bench-smoke bench-apply bench-cli bench-start bench-fetch bench-gateway bench-gateway-tls bench-gateway-faults bench-gateway-faults-real bench-gateway-hostile bench-gateway-peers bench-routing bench-store bench-placement bench-control-plane bench-manifests bench-engine bench-engine-sockets bench-engine-start bench-shard bench-walks clean
+.PHONY: help setup demo stop test unit test-full test-mac coverage lint format docs proto lock bench-smoke bench-apply bench-cli bench-start bench-fetch bench-gateway bench-gateway-tls bench-gateway-faults bench-gateway-faults-real bench-gateway-hostile bench-routing bench-store bench-placement bench-control-plane bench-manifests bench-engine bench-engine-sockets bench-engine-start bench-shard bench-walks clean
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -114,13 +114,13 @@ bench-start: $(TEST_READY)  ## from apply returning to the engine process being 
 bench-fetch: $(TEST_READY)  ## what a fetch between two Macs costs: renewals of their leases, and the gateway's p99
 	@$(BIN)/python -m bench.fetch
 
-bench-gateway: bench-gateway-peers  ## our gateway beside nginx, haproxy, LiteLLM and routers of vLLM and SGLang, in five minutes
+bench-gateway: $(TEST_READY)  ## our gateway beside nginx, Caddy, LiteLLM, Portkey, routers of vLLM and SGLang, in five minutes (FULL=1: longer)
 	@$(BIN)/python -m bench.gateway
 
 bench-gateway-tls: $(TEST_READY)  ## what TLS costs our gateway: to clients, to engines, both, in five minutes
 	@$(BIN)/python -m bench.gateway.tls
 
-bench-gateway-faults: bench-gateway-peers  ## engines killed, stopped, drained and gone mad under load, in five minutes
+bench-gateway-faults: $(TEST_READY)  ## engines killed, stopped, drained and gone mad under load, in five minutes
 	@$(BIN)/python -m bench.gateway.faults
 
 bench-gateway-faults-real: $(TEST_READY)  ## real engines of a real fleet killed, stopped, drained and replaced under load (SECONDS=60: longer, and more)
@@ -128,9 +128,6 @@ bench-gateway-faults-real: $(TEST_READY)  ## real engines of a real fleet killed
 
 bench-gateway-hostile: $(TEST_READY)  ## hostile clients: the gateway's memory, and what others notice
 	@$(BIN)/python -m bench.gateway.hostile
-
-bench-gateway-peers: $(TEST_READY)  ## install the other gateways for it, into ~/.cache/mlx-fleet-bench or FLEET_BENCH_PEERS
-	@$(BIN)/python -m bench.gateway.peers_install
 
 bench-engine-sockets: $(TEST_READY)  ## what a request to an engine costs on a port and on a Unix socket
 	@$(BIN)/python -m bench.engine_sockets

@@ -1,30 +1,22 @@
 """Aims of this gateway beside its peers, compared with the figures. Pure."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from tabulate import tabulate
 from typing_extensions import override
 
-if TYPE_CHECKING:
-    from bench.gateway.speed import Figures
+from bench.gateway.figures import Results, Spread, of_cpu, of_p50, of_p99
+from bench.gateway.peers import FLOOR
+from bench.gateway.workloads import ALONE, KINDS, PACED, STREAM
 
-_COLUMNS = {
-    "requests_per_s": "req/s c64",
-    "requests_per_cpu_s": "req/CPU s",
-    "cpu_s_per_1000_requests": "CPU s/1k req",
-    "added_p50_us_c1": "+p50 c1 us",
-    "added_p99_us_c1": "+p99 c1",
-    "added_p50_us_c16": "+p50 c16",
-    "added_p99_us_c16": "+p99 c16",
-    "added_first_us_c16": "+TTFT c16",
-    "chunks_per_s": "chunks/s c64",
-    "cpu_s_per_10000_chunks": "CPU s/10k ch",
-    "cpu_s_per_10000_chunks_paced": "same, paced",
-    "rss_mb": "RSS MB",
-    "failed": "failed",
-}
+OURS = "ours"
+_NGINX = "nginx"
+# One head, heads that never repeat, chats of two turns, both.
+_REQUESTS = (1.6, 1.4, 1.5, 1.6)
+_CPU_OVER_NGINX = 3.2
+_CHUNKS, _PACED_CHUNKS, _PACED_CPU_OVER_NGINX = 2.3, 1.15, 1.4
+_ADDED_P50_US = 70
+_IDLE_KIB = 12
 
 
 @dataclass(frozen=True)
@@ -36,52 +28,88 @@ class Aim:
     bound: float
     is_least: bool
     """True for a lower bound, False for an upper one."""
+    low: float | None = None
+    high: float | None = None
+    """The least and the greatest value of a round."""
+    beside: str = ""
+    """The peer that it is compared with."""
 
     @property
     def is_met(self) -> bool:
         return self.value >= self.bound if self.is_least else self.value <= self.bound
 
+    @property
+    def said(self) -> str:
+        return f"{'>=' if self.is_least else '<='} {self.bound:g}"
+
+    @property
+    def figures(self) -> dict[str, object]:
+        """Return it for the last line."""
+        spread = {"low": self.low, "high": self.high}
+        return {
+            "value": round(self.value, 2),
+            **{name: round(value, 2) for name, value in spread.items() if value is not None},
+            "aim": self.said,
+            "is_met": self.is_met,
+            **({"beside": self.beside} if self.beside else {}),
+        }
+
     @override
     def __str__(self) -> str:
-        sign = ">=" if self.is_least else "<="
         verdict = "met" if self.is_met else "MISSED"
-        return f"{verdict:7}{self.name:52}{self.value:10.2f}  {sign} {self.bound:g}"
+        spread = "" if self.low is None else f"({self.low:.2f} to {self.high:.2f})"
+        line = f"{verdict:7}{self.name:52}{self.value:8.2f} {spread:20}{self.said:10}{self.beside}"
+        return line.rstrip()
 
 
-def shown(found: "Sequence[Figures]") -> str:
-    """Return a table, a row for each gateway."""
-    rows = []
-    for one in found:
-        values = [getattr(one, name) for name in _COLUMNS]
-        rows.append([one.peer.name, *(round(v, 3 if v < 10 else 0) for v in values)])
-    return str(tabulate(rows, headers=["gateway", *_COLUMNS.values()]))
+def _at_least(name: str, found: Spread, bound: float, beside: str) -> Aim:
+    return Aim(name, found.median, bound, True, found.low, found.high, beside)  # noqa: FBT003 - as in the class
 
 
-def aims(found: "Sequence[Figures]") -> list[Aim]:
-    """Return the aims that can be judged with the peers that are there."""
-    by = {one.peer.name: one for one in found}
-    ours = by["ours"]
-    routers = [one for one in found if one.peer.is_llm_router and one.peer.name != "litellm"]
-    result = [Aim("added_p50_us_c1", ours.added_p50_us_c1, 300, is_least=False)]
-    if routers:
-        result += _beside_routers(ours, routers)
-    if "litellm" in by:
-        ratio = ours.requests_per_cpu_s / by["litellm"].requests_per_cpu_s
-        result.append(Aim("requests_per_cpu_over_litellm", ratio, 150, is_least=True))
-    if "nginx" in by:
-        nginx = by["nginx"]
-        requests = nginx.requests_per_cpu_s / ours.requests_per_cpu_s
-        chunks = nginx.chunks_per_cpu_s / ours.chunks_per_cpu_s
-        result.append(Aim("requests_per_cpu_nginx_over_ours", requests, 5, is_least=False))
-        result.append(Aim("chunks_per_cpu_nginx_over_ours", chunks, 1.5, is_least=False))
-    return result
+def _at_most(name: str, found: Spread, bound: float, beside: str) -> Aim:
+    return Aim(name, found.median, bound, False, found.low, found.high, beside)  # noqa: FBT003 - as in the class
 
 
-def _beside_routers(ours: "Figures", routers: "Sequence[Figures]") -> Iterator[Aim]:
-    requests = ours.requests_per_cpu_s / max(one.requests_per_cpu_s for one in routers)
-    chunks = ours.chunks_per_cpu_s / max(one.chunks_per_cpu_s for one in routers)
-    yield Aim("requests_per_cpu_over_best_router", requests, 1.2, is_least=True)
-    yield Aim("chunks_per_cpu_over_best_router", chunks, 2, is_least=True)
-    for name in ("added_p50_us_c1", "added_p99_us_c16"):
-        ratio = getattr(ours, name) / min(getattr(one, name) for one in routers)
-        yield Aim(f"{name}_over_best_router", ratio, 1, is_least=False)
+def aims(results: Results, idle_kib: Mapping[str, float]) -> Iterator[Aim]:
+    """Yield the aims that can be judged with the peers that are there; ours is one of them."""
+    yield from _beside_routers(results)
+    if results.is_measured(_NGINX):
+        yield from _beside_nginx(results)
+    if OURS in idle_kib:
+        yield Aim("kib_per_idle_stream", idle_kib[OURS], _IDLE_KIB, is_least=False)
+
+
+def _beside_routers(results: Results) -> Iterator[Aim]:
+    chunks = ((STREAM, _CHUNKS), (PACED, _PACED_CHUNKS))
+    for case, bound in (*zip(KINDS, _REQUESTS, strict=True), *chunks):
+        if best := results.best_router(case, of_cpu):
+            what = "chunks" if case.is_streamed else "requests"
+            ratio = results.ratio(case, best, OURS, of_cpu)
+            yield _at_least(f"{what}_per_cpu_s_over_best_router_{case.name}", ratio, bound, best)
+    if best := results.best_router(ALONE, of_p50):
+        ratio = results.ratio(ALONE, OURS, best, of_p50)
+        yield _at_most("p50_over_best_router_alone", ratio, 1, best)
+    for case in KINDS:
+        if best := results.best_router(case, of_p99):
+            ratio = results.ratio(case, OURS, best, of_p99)
+            yield _at_most(f"p99_over_best_router_{case.name}", ratio, 1, best)
+
+
+def _beside_nginx(results: Results) -> Iterator[Aim]:
+    bounds = dict.fromkeys(KINDS, _CPU_OVER_NGINX) | {PACED: _PACED_CPU_OVER_NGINX}
+    for case, bound in bounds.items():
+        ratio = results.ratio(case, OURS, _NGINX, of_cpu)
+        yield _at_most(f"cpu_over_nginx_{case.name}", ratio, bound, _NGINX)
+    added_us = results.difference(ALONE, OURS, _NGINX, of_p50)
+    yield _at_most("added_p50_us_alone", added_us, _ADDED_P50_US, _NGINX)
+
+
+def over_floor(results: Results) -> dict[str, dict[str, float]]:
+    """Return the processor time of ours and of nginx over that of the bare protocols, which has no aim."""
+    found: dict[str, dict[str, float]] = {}
+    for peer in (OURS, _NGINX):
+        for case in (*KINDS, ALONE, STREAM, PACED):
+            if results.rounds(case, peer) and results.rounds(case, FLOOR):
+                ratio = results.ratio(case, peer, FLOOR, of_cpu)
+                found.setdefault(peer, {})[case.name] = round(ratio.median, 2)
+    return found

@@ -24,7 +24,8 @@ from bench.gateway.loading import Load
 from bench.gateway.outcomes import Circumstances, Outcome
 from bench.gateway.parts import Engine, Programs, compiled, free_port
 from bench.gateway.peers import Peer
-from bench.result import finish, sized
+from bench.gateway.peers_install import install
+from bench.result import SMOKE, finish, sized
 from schemas.routing import Timeouts
 
 _OPTIONS = ("delay_us=50000", "pace_us=10000", f"tokens={loading.TOKENS}")
@@ -156,14 +157,15 @@ async def main() -> None:
     """Measure and print."""
     began_s = time.monotonic()
     found: list[Outcome] = []
-    failed: dict[str, str] = {}
+    others = ("nginx", "haproxy")
+    failed = {} if SMOKE else install(others)
     with tempfile.TemporaryDirectory(prefix="fleet-bench-") as name:
         folder = Path(name)
         programs = compiled(folder)
         print(f"{os.cpu_count()} cores shared by load, engines, gateway and etcd", flush=True)
         for engines in sized((2, 3), smoke=(2,)):
             found += await of_ours(programs, folder, engines)
-        for peer in ("nginx", "haproxy"):
+        for peer in (name for name in others if name not in failed):
             found += await of_peer(programs, folder, peer, failed)
     totals = outcomes.summary(found)
     rows = [[name, *values.values()] for name, values in totals.items()]

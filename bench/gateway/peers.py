@@ -1,18 +1,22 @@
 """Other gateways, each one worker in front of the same engines. Missing ones are named and left out.
 
-They live in a folder of their own, FLEET_BENCH_PEERS or ~/.cache/mlx-fleet-bench; `make bench-gateway-peers` fills it.
+They live in a folder of their own, FLEET_BENCH_PEERS or ~/.cache/mlx-fleet-bench; a bench installs what is missing there.
 """
 
+import asyncio
+import json
 import os
 import platform
+import resource
 import secrets
 import shutil
+import sys
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench.gateway.parts import Engine, answers, child, free_port
+from bench.gateway.parts import Engine, answers, child, free_port, own_core
 from bench.result import PeerError, of_peer, recorded
 
 FOLDER = Path(os.environ.get("FLEET_BENCH_PEERS", "~/.cache/mlx-fleet-bench")).expanduser()
@@ -21,7 +25,7 @@ SYSTEM = FOLDER / "system"
 
 _NGINX = """
 worker_processes 1; pid {folder}/pid; error_log {folder}/error.log; daemon off;
-events {{ worker_connections 4096; }}
+events {{ worker_connections {connections}; }}
 http {{
   access_log off; client_body_temp_path {folder}/body; proxy_temp_path {folder}/proxy;
   fastcgi_temp_path {folder}/f; uwsgi_temp_path {folder}/u; scgi_temp_path {folder}/s;
@@ -30,7 +34,7 @@ http {{
     listen 127.0.0.1:{port}; keepalive_requests 100000000;
     location / {{
       proxy_pass http://engines; proxy_http_version 1.1; proxy_set_header Connection "";
-      proxy_buffering off; proxy_connect_timeout 1s; proxy_read_timeout 1s;
+      proxy_buffering off; proxy_connect_timeout 1s; proxy_read_timeout {patience_s}s;
       proxy_next_upstream error timeout invalid_header http_502 http_503 http_504 non_idempotent;
     }}
   }}
@@ -40,12 +44,12 @@ http {{
 _HAPROXY = """
 global
   nbthread 1
-  maxconn 4096
+  maxconn {clients}
 defaults
   mode http
   timeout connect 1s
   timeout client 600s
-  timeout server 1s
+  timeout server {patience_s}s
   timeout tunnel 600s
   retries 3
   retry-on all-retryable-errors
@@ -63,6 +67,34 @@ backend engines
 {servers}
 """
 
+# One process on one thread, as the others; connections to engines are kept.
+_CADDY = """
+{{
+  admin off
+  auto_https off
+  persist_config off
+  log {{
+    level ERROR
+  }}
+}}
+:{port} {{
+  bind 127.0.0.1
+  reverse_proxy {engines} {{
+    lb_policy least_conn
+    flush_interval -1
+    fail_duration 1s
+    transport http {{
+      keepalive_idle_conns_per_host 1024
+      dial_timeout 1s
+      response_header_timeout {patience_s}s
+    }}
+  }}
+}}
+"""
+
+_PATIENCE_S = 1
+"""Silence of an engine that other gateways put up with, as ours in `bench.gateway.faults`."""
+
 
 @dataclass
 class Peer:
@@ -72,11 +104,33 @@ class Peer:
     port: int
     pid: int | None = None
     key: str = ""
+    header: str = ""
+    """One more line that its requests need."""
     is_llm_router: bool = False
     is_slow: bool = False
-    """So slow that a burst of 64 would last for many seconds."""
+    """So slow that it is measured in fewer rounds."""
     is_tls: bool = False
     """True if its clients speak TLS."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """The folder, the port and the engines of a peer that is to be started."""
+
+    folder: Path
+    port: int
+    engines: Sequence[Engine]
+    patience_s: int
+    """The longest silence of an engine, where it can be set."""
+
+    @property
+    def urls(self) -> list[str]:
+        return [f"http://127.0.0.1:{engine.port}" for engine in self.engines]
+
+    def write(self, name: str, text: str) -> Path:
+        path = self.folder / name
+        path.write_text(text)
+        return path
 
 
 @dataclass(frozen=True)
@@ -85,8 +139,9 @@ class Kind:
 
     name: str
     program: Callable[[], Path | None]
-    command: Callable[[Path, Path, int, Sequence[Engine]], list[str]]
+    command: Callable[[Path, Place], list[str]]
     health: str
+    header: Callable[[Sequence[Engine]], str] = lambda _: ""
     is_llm_router: bool = True
     is_slow: bool = False
 
@@ -108,53 +163,89 @@ def _installed(package: str, program: str) -> Callable[[], Path | None]:
     return find
 
 
-def _urls(engines: Sequence[Engine]) -> list[str]:
-    return [f"http://127.0.0.1:{engine.port}" for engine in engines]
-
-
-def _nginx(program: Path, folder: Path, port: int, engines: Sequence[Engine]) -> list[str]:
+def _nginx(program: Path, place: Place) -> list[str]:
     # As it comes, nginx leaves an engine alone for 10 s after one error.
-    servers = " ".join(f"server 127.0.0.1:{e.port} max_fails=1 fail_timeout=1s;" for e in engines)
-    config = folder / "nginx.conf"
-    config.write_text(_NGINX.format(folder=folder, port=port, servers=servers))
-    errors = str(folder / "error.log")
-    return [str(program), "-p", str(folder), "-c", str(config), "-e", errors]
+    servers = "".join(
+        f"server 127.0.0.1:{e.port} max_fails=1 fail_timeout=1s; " for e in place.engines
+    )
+    text = _NGINX.format(
+        folder=place.folder,
+        port=place.port,
+        servers=servers,
+        patience_s=place.patience_s,
+        connections=open_files(),
+    )
+    config, errors = place.write("nginx.conf", text), str(place.folder / "error.log")
+    return [str(program), "-p", str(place.folder), "-c", str(config), "-e", errors]
 
 
-def _haproxy(program: Path, folder: Path, port: int, engines: Sequence[Engine]) -> list[str]:
-    servers = "\n".join(f"  server e{n} 127.0.0.1:{e.port}" for n, e in enumerate(engines))
-    config = folder / "haproxy.cfg"
-    config.write_text(_HAPROXY.format(port=port, servers=servers))
-    return [str(program), "-db", "-f", str(config)]
+def _haproxy(program: Path, place: Place) -> list[str]:
+    servers = "\n".join(f"  server e{n} 127.0.0.1:{e.port}" for n, e in enumerate(place.engines))
+    text = _HAPROXY.format(
+        port=place.port,
+        servers=servers,
+        patience_s=place.patience_s,
+        clients=open_files() // 2 - 100,
+    )
+    return [str(program), "-db", "-f", str(place.write("haproxy.cfg", text))]
 
 
-def _litellm(program: Path, folder: Path, port: int, engines: Sequence[Engine]) -> list[str]:
+def _caddy(program: Path, place: Place) -> list[str]:
+    engines = " ".join(f"127.0.0.1:{engine.port}" for engine in place.engines)
+    text = _CADDY.format(port=place.port, engines=engines, patience_s=place.patience_s)
+    config = place.write("Caddyfile", text)
+    return [str(program), "run", "--adapter", "caddyfile", "--config", str(config)]
+
+
+def _litellm(program: Path, place: Place) -> list[str]:
     lines = ["model_list:"]
-    for url in _urls(engines):
+    for url in place.urls:
         lines += [
             "  - model_name: bench",
             f"    litellm_params: {{model: openai/bench, api_base: '{url}/v1', api_key: none}}",
         ]
-    config = folder / "litellm.yaml"
-    config.write_text("\n".join(lines) + "\n")
-    flags = ["--host", "127.0.0.1", "--port", str(port), "--num_workers", "1"]
+    config = place.write("litellm.yaml", "\n".join(lines) + "\n")
+    flags = ["--host", "127.0.0.1", "--port", str(place.port), "--num_workers", "1"]
     return [str(program), "--config", str(config), *flags]
 
 
-def _router(policy: str, *module: str) -> Callable[[Path, Path, int, Sequence[Engine]], list[str]]:
-    def command(program: Path, _: Path, port: int, engines: Sequence[Engine]) -> list[str]:
-        where = ["--host", "127.0.0.1", "--port", str(port)]
+def _portkey(program: Path, place: Place) -> list[str]:
+    server = FOLDER / "portkey/node_modules/@portkey-ai/gateway/build/start-server.js"
+    return [str(program), str(server), f"--port={place.port}", "--headless"]
+
+
+def _portkey_header(engines: Sequence[Engine]) -> str:
+    """Return the header by which a request tells Portkey's gateway where to send it."""
+    targets = [
+        {"provider": "openai", "api_key": "none", "custom_host": f"http://127.0.0.1:{e.port}/v1"}
+        for e in engines
+    ]
+    config = {"strategy": {"mode": "loadbalance"}, "targets": targets}
+    return f"x-portkey-config: {json.dumps(config)}"
+
+
+def _router(policy: str, *module: str) -> Callable[[Path, Place], list[str]]:
+    def command(program: Path, place: Place) -> list[str]:
+        where = ["--host", "127.0.0.1", "--port", str(place.port)]
         metrics = ["--prometheus-host", "127.0.0.1", "--prometheus-port", str(free_port())]
         flags = [*where, *metrics, "--policy", policy, "--log-level", "error"]
         flags += ["--health-check-interval-secs", "1"]
-        return [str(program), *module, *flags, "--worker-urls", *_urls(engines)]
+        return [str(program), *module, *flags, "--worker-urls", *place.urls]
 
     return command
 
 
+def _floor(program: Path, place: Place) -> list[str]:
+    ports = [str(engine.port) for engine in place.engines]
+    return [str(program), "-m", "bench.gateway.floor", str(place.port), *ports]
+
+
+FLOOR = "floor"
 KINDS = (
+    Kind(FLOOR, lambda: Path(sys.executable), _floor, "/health", is_llm_router=False),
     Kind("nginx", _system("nginx"), _nginx, "/health", is_llm_router=False),
     Kind("haproxy", _system("haproxy"), _haproxy, "/health", is_llm_router=False),
+    Kind("caddy", _installed("caddy", "caddy"), _caddy, "/health", is_llm_router=False),
     Kind(
         "vllm-router p2c",
         _installed("vllm-router", "vllm-router"),
@@ -180,7 +271,20 @@ KINDS = (
         "/health/liveliness",
         is_slow=True,
     ),
+    Kind(
+        "portkey",
+        _installed("portkey", "node"),
+        _portkey,
+        "/",
+        header=_portkey_header,
+        is_slow=True,
+    ),
 )
+
+
+def open_files() -> int:
+    """Return the number of files that a process may open, which a proxy needs two of for each stream."""
+    return resource.getrlimit(resource.RLIMIT_NOFILE)[1]
 
 
 def _environment(key: str) -> dict[str, str]:
@@ -194,37 +298,50 @@ def _environment(key: str) -> dict[str, str]:
 
 
 async def started(
-    stack: AsyncExitStack, folder: Path, engines: Sequence[Engine], names: Sequence[str]
+    stack: AsyncExitStack,
+    folder: Path,
+    engines: Sequence[Engine],
+    names: Sequence[str],
+    patience_s: int = _PATIENCE_S,
 ) -> tuple[list[Peer], dict[str, str]]:
-    """Start the peers of these names; return them, and why others cannot be measured."""
-    peers: list[Peer] = []
+    """Start the peers of these names, all at once; return them, and why others cannot be measured."""
+    found: dict[str, Peer] = {}
     failed: dict[str, str] = {}
-    for kind in (kind for kind in KINDS if kind.name in names):
+
+    async def start(kind: Kind) -> None:
         with recorded(failed, kind.name):
-            peers.append(await _start(stack, folder, engines, kind))
-    return peers, failed
+            found[kind.name] = await _start(stack, folder, kind, engines, patience_s)
+
+    kinds = [kind for kind in KINDS if kind.name in names]
+    await asyncio.gather(*(start(kind) for kind in kinds))
+    return [found[kind.name] for kind in kinds if kind.name in found], failed
 
 
 async def _start(
-    stack: AsyncExitStack, folder: Path, engines: Sequence[Engine], kind: Kind
+    stack: AsyncExitStack, folder: Path, kind: Kind, engines: Sequence[Engine], patience_s: int
 ) -> Peer:
     program = kind.program()
     if program is None:
-        raise PeerError("not installed (make bench-gateway-peers)")
+        raise PeerError("not installed (a run without --smoke installs it)")
     own = folder / kind.name.replace(" ", "-")
     own.mkdir()
-    port, log, key = free_port(), own / "log", "sk-" + secrets.token_hex(32)
+    place = Place(own, free_port(), engines, patience_s)
+    log, key = own / "log", "sk-" + secrets.token_hex(32)
     async with AsyncExitStack() as mine:
         with of_peer():
-            command = kind.command(program, own, port, engines)
-            pid = await mine.enter_async_context(child(*command, log=log, env=_environment(key)))
-            await answers(port, kind.health, log)
+            command = kind.command(program, place)
+            with own_core(is_gateway=True):
+                running = await mine.enter_async_context(
+                    child(*command, log=log, env=_environment(key))
+                )
+            await answers(place.port, kind.health, log)
         stack.push_async_exit(mine.pop_all())
     return Peer(
         kind.name,
-        port,
-        pid,
+        place.port,
+        running,
         key=key if kind.name == "litellm" else "",
+        header=kind.header(engines),
         is_llm_router=kind.is_llm_router,
         is_slow=kind.is_slow,
     )

@@ -1,244 +1,103 @@
-"""Our gateway beside other gateways, in under five minutes: `make bench-gateway`.
+"""Our gateway beside other gateways, in under five minutes: `make bench-gateway`; FULL=1: longer, with 10,000 idle streams.
 
-The same two stand-in engines are behind every row; all are loaded in turns by short bursts, so that a noisy moment hits
-them alike, and medians count. Load, engines and gateways share this machine's cores: read ratios, and processor time.
-Ours has everything on: keys, scoring, sessions, metrics, the journal, marks for resumption. The last line is JSON.
+The same two stand-in engines are behind every peer. Processor time is user and system of the peer's process tree, each
+request's share; `floor` is bare protocols on uvloop. Whole answers are asked for in four kinds of traffic: one head, heads
+that never repeat, chats of two turns, both. On Linux each peer has one core; load, engines and etcd have the others.
+Ours has everything on: a key, routing by score, sessions and prefixes, metrics, the journal, marks for resumption. The
+last line is JSON: each ratio beside its aim, with the least and the greatest of a round.
 """
 
 import os
-import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, field
 from pathlib import Path
 
-import numpy as np
-
-from bench.gateway import loading, ours, peers
-from bench.gateway.aims import aims, shown
-from bench.gateway.loading import Load
-from bench.gateway.parts import Engine, Programs, compiled, cpu_s, free_port, rss_mb
+from bench.gateway import idle_streams, ours, peers
+from bench.gateway.aims import OURS, aims, over_floor
+from bench.gateway.figures import DIRECT, of_p50, summary, tables
+from bench.gateway.parts import Engine, Programs, compiled, free_port, own_core, rss_mb
 from bench.gateway.peers import Peer
+from bench.gateway.peers_install import install
+from bench.gateway.rounds import Plan, measure
+from bench.gateway.workloads import ALONE
 from bench.result import SMOKE, finish, sized
 
-ROUNDS = sized(4, smoke=1)
-SLOW_ROUNDS = sized(2, smoke=1)
-BURST_S = sized(1.0, smoke=0.2)
-_WARM_S = sized(0.3, smoke=0.05)
-# Whoever is slow gets no more than this many at once: a burst lasts as long as its longest answer.
-_SLOW_CONNECTIONS = 8
+BRIEF = sized(Plan(5, 1, 0.5), smoke=Plan(1, 1, 0.1))
+FULL = Plan(20, 4, 1.0)
+_IDLE_BRIEF, _IDLE_FULL = sized(2000, smoke=50), 10_000
 
 
-@dataclass(frozen=True)
-class Case:
-    """One workload: the request, and the number of clients at once."""
-
-    name: str
-    connections: int
-    is_streamed: bool = False
-    pace_us: int = 0
-
-
-CASES = (
-    Case("whole_c1", 1),
-    Case("whole_c16", 16),
-    Case("whole_c64", 64),
-    Case("stream_c64", 64, is_streamed=True),
-    # As engines stream: the time to the first event is not that of a queue.
-    Case("paced_c16", 16, is_streamed=True, pace_us=5000),
-)
-
-
-@dataclass
-class Bursts:
-    """The figures of one peer in one case."""
-
-    rates: list[float] = field(default_factory=list)
-    p50_us: list[float] = field(default_factory=list)
-    p99_us: list[float] = field(default_factory=list)
-    first_us: list[float] = field(default_factory=list)
-    cpu_s: float = 0.0
-    count: int = 0
-    failed: int = 0
-
-    def add(self, records: loading.Records, spent_s: float) -> None:
-        well = records[records["outcome"] == 0]
-        self.failed += len(records) - len(well)
-        if not len(well):
-            return
-        self.rates.append(len(well) / loading.elapsed_s(records))
-        self.p50_us.append(float(np.percentile(well["whole_s"], 50)) * 1e6)
-        self.p99_us.append(float(np.percentile(well["whole_s"], 99)) * 1e6)
-        self.first_us.append(float(np.percentile(well["first_s"], 50)) * 1e6)
-        self.cpu_s += spent_s
-        self.count += len(well)
-
-
-@dataclass(frozen=True)
-class Row:
-    """One peer in one case; medians over the bursts."""
-
-    case: str
-    peer: Peer
-    rate: float
-    p50_us: float
-    p99_us: float
-    first_us: float
-    cpu_us: float
-    """Of the gateway's processes, per request."""
-    failed: int
-
-
-async def measure(
-    programs: Programs,
-    engines: Sequence[Engine],
-    contenders: Sequence[Peer],
-    burst_s: float = BURST_S,
-) -> list[Row]:
-    """Load all peers in turns."""
-    found = []
-    for case in CASES:
+async def _started(
+    stack: AsyncExitStack, programs: Programs, folder: Path, names: Sequence[str]
+) -> tuple[list[Peer], list[Engine], dict[str, str]]:
+    """Start engines, ours and the others; return the contenders, ours first, and why others are missing."""
+    with own_core(is_gateway=False):
+        engines = [Engine(programs, f"bench-{n}", free_port()) for n in range(2)]
         for engine in engines:
-            engine.set(f"pace/{case.pace_us}")
-        bursts = {peer.name: Bursts() for peer in contenders}
-        for round_ in range(ROUNDS + 1):
-            for peer in contenders:
-                if peer.is_slow and round_ > SLOW_ROUNDS:
-                    continue
-                connections = (
-                    min(case.connections, _SLOW_CONNECTIONS) if peer.is_slow else case.connections
-                )
-                load = Load(
-                    port=peer.port,
-                    connections=connections,
-                    seconds=burst_s if round_ else _WARM_S,
-                    is_streamed=case.is_streamed,
-                    key=peer.key,
-                    is_tls=peer.is_tls,
-                )
-                before_s = cpu_s(peer.pid)
-                records = await loading.run(programs, load)
-                if round_:  # the first warms up
-                    bursts[peer.name].add(records, cpu_s(peer.pid) - before_s)
-        found += [
-            row(case, peer, bursts[peer.name]) for peer in contenders if bursts[peer.name].count
-        ]
-    return found
-
-
-def row(case: Case, peer: Peer, bursts: Bursts) -> Row:
-    return Row(
-        case=case.name,
-        peer=peer,
-        rate=statistics.median(bursts.rates),
-        p50_us=statistics.median(bursts.p50_us),
-        p99_us=statistics.median(bursts.p99_us),
-        first_us=statistics.median(bursts.first_us),
-        # The clock of processes may not have ticked in a short burst.
-        cpu_us=max(bursts.cpu_s, 0.001) / bursts.count * 1e6,
-        failed=bursts.failed,
-    )
-
-
-@dataclass(frozen=True)
-class Figures:
-    """The figures of one gateway that are compared."""
-
-    peer: Peer
-    requests_per_s: float
-    requests_per_cpu_s: float
-    cpu_s_per_1000_requests: float
-    added_p50_us_c1: float
-    added_p99_us_c1: float
-    added_p50_us_c16: float
-    added_p99_us_c16: float
-    added_first_us_c16: float
-    chunks_per_s: float
-    chunks_per_cpu_s: float
-    cpu_s_per_10000_chunks: float
-    cpu_s_per_10000_chunks_paced: float
-    rss_mb: float
-    failed: int
-
-
-def figures(rows: Sequence[Row], contenders: Sequence[Peer]) -> Iterator[Figures]:
-    """Yield every gateway's figures; direct is what is taken off."""
-    by = {(row.case, row.peer.name): row for row in rows}
-    for peer in contenders:
-        if peer.name == "direct":
-            continue
-        if any((case.name, peer.name) not in by for case in CASES):
-            continue
-        c1, c16, c64, stream, paced = (by[case.name, peer.name] for case in CASES)
-        yield Figures(
-            peer=peer,
-            requests_per_s=c64.rate,
-            requests_per_cpu_s=1e6 / c64.cpu_us,
-            cpu_s_per_1000_requests=c64.cpu_us / 1e3,
-            added_p50_us_c1=c1.p50_us - by["whole_c1", "direct"].p50_us,
-            added_p99_us_c1=c1.p99_us - by["whole_c1", "direct"].p99_us,
-            added_p50_us_c16=c16.p50_us - by["whole_c16", "direct"].p50_us,
-            added_p99_us_c16=c16.p99_us - by["whole_c16", "direct"].p99_us,
-            added_first_us_c16=paced.first_us - by["paced_c16", "direct"].first_us,
-            chunks_per_s=stream.rate * loading.EVENTS,
-            chunks_per_cpu_s=loading.EVENTS * 1e6 / stream.cpu_us,
-            cpu_s_per_10000_chunks=stream.cpu_us / loading.EVENTS / 100,
-            cpu_s_per_10000_chunks_paced=paced.cpu_us / loading.EVENTS / 100,
-            rss_mb=rss_mb(peer.pid),
-            failed=sum(by[case.name, peer.name].failed for case in CASES),
-        )
+            stack.callback(engine.end)
+            engine.start()
+    gateway = await ours.start(stack, folder / OURS, {"bench": engines})
+    others, failed = await peers.started(stack, folder, engines, names)
+    mine = Peer(OURS, gateway.port, gateway.pid, key=ours.KEY)
+    return [mine, Peer(DIRECT, engines[0].port), *others], engines, failed
 
 
 async def main() -> None:
     """Measure and print."""
     began_s = time.monotonic()
-    async with AsyncExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="fleet-bench-")))
-        programs = compiled(folder)
-        engines = [Engine(programs, f"bench-{n}", free_port()) for n in range(2)]
-        for engine in engines:
-            engine.start()
-            stack.callback(engine.end)
-        gateway = await ours.start(stack, folder, {"bench": engines})
-        names = [kind.name for kind in peers.KINDS]
-        others, failed = await peers.started(stack, folder, engines, names)
-        contenders = [
-            Peer("direct", engines[0].port),
-            Peer("ours", gateway.port, gateway.pid, key=ours.KEY),
-            *others,
-        ]
-        print(
-            f"{os.cpu_count()} cores shared by load, gateways, engines and etcd; figures of others are defaults"
-        )
-        rows = await measure(programs, engines, contenders)
-        found = list(figures(rows, contenders))
-    measured = {one.peer.name for one in found}
-    for peer in (peer for peer in contenders if peer.name not in ("direct", *measured)):
-        failed[peer.name] = "it answered nothing in one of the cases"
-    if "ours" in failed:
-        sys.exit(f"bench gateway: ours: {failed['ours']}")
-    direct = {row.case: row for row in rows if row.peer.name == "direct"}
+    is_full = bool(os.environ.get("FULL")) and not SMOKE
+    names = [kind.name for kind in peers.KINDS]
+    # A smoke test measures those that are there.
+    failed = {} if SMOKE else install(names)
+    installed_s = time.monotonic() - began_s
+    idle_count = min(_IDLE_FULL if is_full else _IDLE_BRIEF, idle_streams.most())
+    cores = os.cpu_count()
+    others_load = round(os.getloadavg()[0], 2)
     print(
-        f"direct: {direct['whole_c64'].rate:.0f} requests/s, p50 {direct['whole_c1'].p50_us:.0f} us, "
-        f"{direct['stream_c64'].rate * loading.EVENTS:.0f} chunks/s"
+        f"{cores} cores shared by load, gateways, engines and etcd; load average before: {others_load}",
+        flush=True,
     )
-    print(shown(found))
-    result = aims(found)
-    for aim in result:
+    with tempfile.TemporaryDirectory(prefix="fleet-bench-") as path:
+        folder = Path(path)
+        programs = compiled(folder)
+        async with AsyncExitStack() as stack:
+            contenders, engines, more = await _started(
+                stack, programs, folder, [name for name in names if name not in failed]
+            )
+            failed |= more
+            results = await measure(programs, engines, contenders, FULL if is_full else BRIEF)
+            rss = {peer.name: rss_mb(peer.pid) for peer in contenders}
+            proof = ours.proof(contenders[0].port, engines)
+        fast = [one.name for one in contenders if one.pid and not one.is_slow]
+        idle_kib = await idle_streams.measure(programs, folder, fast, idle_count, failed)
+    for peer in contenders:
+        if not results.is_measured(peer.name):
+            failed[peer.name] = "it answered nothing in one of the cases"
+    if OURS in failed or DIRECT in failed:
+        sys.exit(f"bench gateway: {failed}")
+    print(tables(results, idle_kib))
+    found = list(aims(results, idle_kib))
+    for aim in found:
         print(aim)
-    compared = {aim.name: round(aim.value, 2) for aim in result if "over" in aim.name}
-    last = {
-        **{aim.name: round(aim.value, 2) for aim in result if "over" not in aim.name},
-        "aims_met": sum(aim.is_met for aim in result),
-        "aims": len(result),
-        **{f.peer.name: {k: round(v, 4) for k, v in vars(f).items() if k != "peer"} for f in found},
-        "seconds": round(time.monotonic() - began_s, 1),
-    }
-    mine = next(row for row in rows if row.peer.name == "ours" and row.case == "whole_c1")
-    cost = {"p50_c1_over_direct": round(mine.p50_us / direct["whole_c1"].p50_us, 2)}
+    compared: dict[str, object] = {aim.name: aim.figures for aim in found}
     if SMOKE:  # other gateways need not be installed
-        compared |= cost
-    finish("gateway", compared, cost | last, failed=failed)
+        ratio = results.ratio(ALONE, OURS, DIRECT, of_p50)
+        compared["p50_over_direct_alone"] = round(ratio.median, 2)
+    last = {
+        "aims_met": sum(aim.is_met for aim in found),
+        "aims": len(found),
+        "cpu_over_floor": over_floor(results),
+        "idle_streams": idle_count,
+        "idle_stream_kib": {name: round(kib, 1) for name, kib in idle_kib.items()},
+        "everything_on": proof,
+        "load_average_before": others_load,
+        "peers": {
+            name: {**summary(results, name), "rss_mb": mb, "failed": results.failed(name)}
+            for name, mb in rss.items()
+        },
+        "seconds": round(time.monotonic() - began_s - installed_s, 1),
+    }
+    finish("gateway", compared, last, failed=failed)

@@ -10,7 +10,7 @@ import ssl
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -20,10 +20,12 @@ from tabulate import tabulate
 
 from bench.gateway import loading, ours
 from bench.gateway.aims import Aim
+from bench.gateway.figures import Burst, Results, of_cpu, of_p50, of_p99
 from bench.gateway.loading import Load
-from bench.gateway.parts import Engine, Programs, compiled, cpu_s, free_port
+from bench.gateway.parts import Engine, Programs, compiled, cpu_s, free_port, own_core
 from bench.gateway.peers import Peer
-from bench.gateway.speed import CASES, Row, measure
+from bench.gateway.rounds import Plan, measure
+from bench.gateway.workloads import ALONE, KINDS, PACED, STREAM
 from bench.result import finish, sized
 from identity.authority import Authority, new_key
 from identity.folder import IdentityFolder
@@ -31,7 +33,8 @@ from identity.names import Identity, Role
 
 PLAIN = "plain"
 # Connections are made before a burst; the gateway's share of their handshakes is in its processor time.
-BURST_S = sized(2.0, smoke=0.2)
+CASES = (ALONE, KINDS[0], STREAM, PACED)
+PLAN = Plan(*sized((5, 5, 2.0), smoke=(1, 1, 0.2)), CASES)
 _HANDSHAKES = sized(400, smoke=20)
 LEAST_RATE, MOST_P99_US = 0.85, 200.0
 
@@ -60,58 +63,45 @@ def variants(folder: Path, authority: Authority) -> dict[str, ours.Tls]:
     }
 
 
-def compared(rows: Sequence[Row]) -> Iterator[tuple[Row, Row]]:
-    """Yield each gateway with TLS in a case, and the plain one."""
-    plain = {row.case: row for row in rows if row.peer.name == PLAIN}
-    for row in rows:
-        if row.peer.name != PLAIN:
-            yield row, plain[row.case]
-
-
-def table(rows: Sequence[Row]) -> str:
+def table(results: Results) -> str:
     """Return a table, a row for each gateway in each case."""
-    plain = {row.case: row for row in rows if row.peer.name == PLAIN}
-    lines = [
-        (
-            row.case,
-            row.peer.name,
-            round(row.rate),
-            f"{row.rate / plain[row.case].rate:.2f}",
-            round(row.cpu_us),
-            f"{row.cpu_us / plain[row.case].cpu_us:.2f}",
-            round(row.p50_us),
-            round(row.p99_us),
-            round(row.p99_us - plain[row.case].p99_us),
-            row.failed,
-        )
-        for row in rows
-    ]
-    heads = (
-        "case",
-        "TLS",
-        "req/s",
-        "ratio",
-        "CPU us",
-        "ratio",
-        "p50 us",
-        "p99 us",
-        "+p99",
-        "failed",
-    )
+    lines = []
+    for case in CASES:
+        plain_p99_us = results.spread(case, PLAIN, of_p99).median
+        for name in (peer.name for peer in results.peers):
+            p99_us = results.spread(case, name, of_p99).median
+            lines.append(
+                (
+                    case.name,
+                    name,
+                    round(results.spread(case, name, _rate).median),
+                    f"{results.ratio(case, name, PLAIN, _rate).median:.2f}",
+                    round(results.spread(case, name, of_cpu).median),
+                    f"{results.ratio(case, name, PLAIN, of_cpu).median:.2f}",
+                    round(results.spread(case, name, of_p50).median),
+                    round(p99_us),
+                    round(p99_us - plain_p99_us),
+                )
+            )
+    heads = ("case", "TLS", "req/s", "ratio", "CPU us", "ratio", "p50 us", "p99 us", "+p99")
     return str(tabulate(lines, headers=heads))
 
 
-def aims(rows: Sequence[Row]) -> Iterator[Aim]:
+def _rate(burst: Burst) -> float:
+    return burst.rate
+
+
+def aims(results: Results) -> Iterator[Aim]:
     """Yield the aims: the share of the plain throughput, and what TLS adds to the p99 of one client."""
-    for row, plain in compared(rows):
-        if row.case == "whole_c64":
-            name = f"{row.peer.name}: throughput over plain"
-            yield Aim(name, row.rate / plain.rate, LEAST_RATE, is_least=True)
-            name = f"{row.peer.name}: requests per CPU second over plain"
-            yield Aim(name, plain.cpu_us / row.cpu_us, LEAST_RATE, is_least=True)
-        elif row.case == "whole_c1":
-            name = f"{row.peer.name}: added p99 of one client, us"
-            yield Aim(name, row.p99_us - plain.p99_us, MOST_P99_US, is_least=False)
+    for name in (peer.name for peer in results.peers if peer.name != PLAIN):
+        rate = results.ratio(KINDS[0], name, PLAIN, _rate).median
+        yield Aim(f"{name}: throughput over plain", rate, LEAST_RATE, is_least=True)
+        share = results.ratio(KINDS[0], PLAIN, name, of_cpu).median
+        title = f"{name}: requests per CPU second over plain"
+        yield Aim(title, share, LEAST_RATE, is_least=True)
+        added_us = results.difference(ALONE, name, PLAIN, of_p99).median
+        title = f"{name}: added p99 of one client, us"
+        yield Aim(title, added_us, MOST_P99_US, is_least=False)
 
 
 async def handshake_us(programs: Programs, peer: Peer) -> float:
@@ -132,28 +122,36 @@ async def main() -> None:
         node = issue(authority, folder / "node", Role.NODE, "bench")
         options = (f"identity={node.path}",)
         engines = [Engine(programs, f"bench-{n}", free_port(), options) for n in range(2)]
-        for engine in engines:
-            engine.start()
-            stack.callback(engine.end)
+        with own_core(is_gateway=False):
+            for engine in engines:
+                engine.start()
+                stack.callback(engine.end)
         contenders = []
         for name, tls in variants(folder, authority).items():
             gateway = await ours.start(stack, folder / name, {"bench": engines}, tls=tls)
             peer = Peer(name, gateway.port, gateway.pid, key=ours.KEY, is_tls=tls.to_clients)
             contenders.append(peer)
         print(f"{os.cpu_count()} cores shared by load, gateways, engines and etcd", flush=True)
-        rows = await measure(programs, engines, contenders, BURST_S)
+        results = await measure(programs, engines, contenders, PLAN)
         handshake = await handshake_us(programs, next(one for one in contenders if one.is_tls))
-    print(table(rows))
+    names = [peer.name for peer in contenders]
+    failed = sum(results.failed(name) for name in names)
+    if failed or not all(results.is_measured(name, CASES) for name in names):
+        sys.exit(
+            f"bench gateway tls: {failed} requests failed, or a gateway answered nothing in a case"
+        )
+    print(table(results))
     print(f"a handshake with a client: {handshake:.0f} us of the gateway's processor time")
-    found = list(aims(rows))
+    found = list(aims(results))
     for aim in found:
         print(aim)
-    failed = sum(row.failed for row in rows)
-    if failed or len(rows) != len(CASES) * len(contenders):
-        sys.exit(f"bench gateway tls: {failed} requests failed, {len(rows)} rows")
     figures = {
-        f"{row.case}_{row.peer.name}": {"rate": round(row.rate), "cpu_us": round(row.cpu_us, 1)}
-        for row in rows
+        f"{case.name}_{name}": {
+            "rate": round(results.spread(case, name, _rate).median),
+            "cpu_us": round(results.spread(case, name, of_cpu).median, 1),
+        }
+        for case in CASES
+        for name in names
     }
     last = {
         "handshake_us": round(handshake),
