@@ -39,7 +39,7 @@ class Aim:
         return self.value >= self.bound if self.is_least else self.value <= self.bound
 
     @property
-    def said(self) -> str:
+    def bound_text(self) -> str:
         return f"{'>=' if self.is_least else '<='} {self.bound:g}"
 
     @property
@@ -49,7 +49,7 @@ class Aim:
         return {
             "value": round(self.value, 2),
             **{name: round(value, 2) for name, value in spread.items() if value is not None},
-            "aim": self.said,
+            "aim": self.bound_text,
             "is_met": self.is_met,
             **({"beside": self.beside} if self.beside else {}),
         }
@@ -58,7 +58,7 @@ class Aim:
     def __str__(self) -> str:
         verdict = "met" if self.is_met else "MISSED"
         spread = "" if self.low is None else f"({self.low:.2f} to {self.high:.2f})"
-        line = f"{verdict:7}{self.name:52}{self.value:8.2f} {spread:20}{self.said:10}{self.beside}"
+        line = f"{verdict:7}{self.name:52}{self.value:8.2f} {spread:20}{self.bound_text:10}{self.beside}"
         return line.rstrip()
 
 

@@ -107,7 +107,7 @@ class Results:
         return min(routers, key=lambda name: self.spread(case, name, value).median, default=None)
 
 
-def told(spread: Spread) -> str:
+def format_spread(spread: Spread) -> str:
     """Return the median, and least and greatest."""
     digits = 1 if spread.median < 100 else 0
     return f"{spread.median:.{digits}f} ({spread.low:.{digits}f}-{spread.high:.{digits}f})"
@@ -123,7 +123,7 @@ def tables(results: Results, idle_kib: Mapping[str, float]) -> str:
         ]
         requests = [results.spread(case, name, of_cpu) for case in (*KINDS, ALONE)]
         if name != DIRECT:
-            cost.append([name, *(told(spread) for spread in (*requests, *chunks))])
+            cost.append([name, *(format_spread(spread) for spread in (*requests, *chunks))])
         added = results.difference(ALONE, name, DIRECT, of_p50).median
         p99_ms = [round(results.spread(case, name, of_p99).median / 1e3, 1) for case in KINDS]
         rates = [
