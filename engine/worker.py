@@ -23,8 +23,8 @@ from engine.model import import_cache
 from engine.ports import JobRunner, ServedModel, WorkerListener
 from engine.ranks.rendezvous import WaitContext
 from machinery.clock import Clock
-from models import model_files
-from models.model_files import ModelUnusableError
+from models import model_files, partial_model
+from models.model_files import ModelFacts, ModelUnusableError
 
 # The time that an idle worker waits for requests whose prompts are being tokenized: 1,000 words take 2 ms.
 _STRAGGLERS_S = 0.02
@@ -115,8 +115,14 @@ class Worker:
         else:
             listener.on_end(None)
 
+    def _inspect(self) -> ModelFacts:
+        group = self.config.group
+        if group is None or group.parallelism != "Pipeline":
+            return model_files.inspect_model(self.config.model_dir)
+        return partial_model.inspect_rank_model(self.config.model_dir, group.layers, group.rank)
+
     def _work(self, listener: WorkerListener) -> None:
-        facts = model_files.inspect_model(self.config.model_dir)
+        facts = self._inspect()
         model_files.check_context(facts, self.config.context_length)
         self.gauges.total_bytes = facts.weight_bytes
         blas.install(self.config.blas_cache)

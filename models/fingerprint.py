@@ -6,14 +6,18 @@ from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
 
-# The end of each weight file is read: it differs between two fine-tunes with equal shapes.
+from models import partial_model
+from models.model_files import PARTIAL_MARK
+
+# The end of each weight file whose digest is not known is read: it differs between two fine-tunes with equal shapes.
 _SAMPLE_BYTES = 4096
 
 
 def compute(folder: Path, settings: Sequence[object]) -> str:
     """Return a name that changes only with the model's files, `settings` or the versions of mlx and mlx-lm.
 
-    Modification times do not count, so two machines with the same model agree. Takes milliseconds.
+    Modification times do not count, so two machines with the same model agree. So do two ranks that have other weight
+    files of one model of the store. Takes milliseconds.
 
     Raises:
         ImportError: mlx or mlx-lm is not installed.
@@ -22,10 +26,17 @@ def compute(folder: Path, settings: Sequence[object]) -> str:
     found = hashlib.blake2b(digest_size=6)
     # A file that vanished since the model was loaded changes the name, and must not stop the engine.
     with contextlib.suppress(OSError):
-        for path in sorted(folder.iterdir()):
-            if path.suffix in (".json", ".safetensors") and path.is_file():
-                found.update(f"{path.name} {path.stat().st_size}\n".encode())
-                found.update(_tail_bytes(path))
+        paths = [one for one in folder.iterdir() if one.name != PARTIAL_MARK and one.is_file()]
+        weights = [one for one in paths if one.suffix == ".safetensors"]
+        digests = partial_model.content_digests(folder, weights)
+        known = {name: f"{name} {digest}\n".encode() for name, digest in digests.items()}
+        read = [one for one in paths if one.suffix in (".json", ".safetensors")]
+        for path in read:
+            if path.name not in known:
+                size = path.stat().st_size
+                known[path.name] = f"{path.name} {size}\n".encode() + _tail_bytes(path)
+        for _, part in sorted(known.items()):
+            found.update(part)
     versions = [metadata.version(name) for name in ("mlx", "mlx-lm")]
     found.update(repr((versions, [str(setting) for setting in settings])).encode())
     return f"fp_{found.hexdigest()}"

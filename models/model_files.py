@@ -117,6 +117,8 @@ _FUSED_HEAD_SIZES = (64, 80, 128)
 # Further templates of a model, all of which transformers reads.
 _TEMPLATE_FOLDER, _MAX_TEMPLATES = "additional_chat_templates", 32
 _INDEX_FILE = "model.safetensors.index.json"
+PARTIAL_MARK: Final = "partial-model.json"
+"""The file that marks a folder without all weight files (models/partial_model.py)."""
 # Each tensor of a header is an object; counting braces is cheaper than parsing.
 _TENSOR_MARK = b"{"
 # The format's own limit; a larger number is the beginning of some other file.
@@ -185,6 +187,11 @@ def _inspect_folder(folder: Path) -> ModelFacts:
         raise ModelUnusableError(f"{folder} is not a directory", reason="ModelNotFound")
     if not (folder / "config.json").is_file():
         raise ModelUnusableError(f"{folder} has no config.json: not a model directory")
+    if (folder / PARTIAL_MARK).exists():
+        raise ModelUnusableError(
+            f"{folder} has only the weight files of one rank of a group; fetch the others with `fleetctl models pull`",
+            reason="ModelPartial",
+        )
     _check_sizes(folder)
     config = parse_json_file(ModelConfig, folder / "config.json")
     tensors: dict[str, TensorHeader] = {}

@@ -9,6 +9,7 @@ from schemas.deployment import HUB_COMMIT_PATTERN, HubEndpoint, HubReference, Mo
 from schemas.meta import HUB_REFRESHED_AT, ApiModel, ObjectName
 
 MAX_CONFIG_CHARACTERS = 65_536
+MAX_HEADERS_CHARACTERS = 480_000
 _Bytes = Annotated[int, Field(ge=0)]
 
 
@@ -55,6 +56,8 @@ class ModelSnapshot(ApiModel):
     config: Annotated[str, StringConstraints(max_length=MAX_CONFIG_CHARACTERS)]
     """The fields of config.json that the memory proof needs, as JSON."""
     weights: SnapshotWeights
+    headers: Annotated[str, StringConstraints(max_length=MAX_HEADERS_CHARACTERS)] = ""
+    """config.json and the headers of the weight files, packed (models/weight_headers.py); "" if they are too long."""
 
     @property
     def pinned(self) -> HubReference:

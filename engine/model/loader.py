@@ -22,7 +22,7 @@ from engine.errors import StoppedError, is_panic, summarize
 from engine.gauges import Gauges
 from engine.grammar import llguidance_backend
 from engine.grammar.interface import GrammarCompiler
-from engine.model import mlx_group, pooler
+from engine.model import absent_tensors, mlx_group, pooler
 from engine.model.mlx_group import ModelSplit
 from engine.model.pooler import PoolerConfig
 from engine.text.codec import TextCodec
@@ -82,7 +82,12 @@ def load(
         # A text model without a head is a broken one; an embedding model needs none.
         has_head = how is None or has_output_head(folder)
         model, config = (
-            load_model(folder, lazy=True, trust_remote_code=False)
+            load_model(
+                folder,
+                lazy=True,
+                get_model_classes=absent_tensors.model_classes(folder),
+                trust_remote_code=False,
+            )
             if how is None
             else load_embedding_model(folder)
         )

@@ -73,8 +73,9 @@ class ModelSplit:
 def split_model(model: Any, parts: ModelSplit) -> None:
     """Keep only this rank's part of a model whose weights are still lazy; weights of other ranks are never read.
 
-    Each rank needs all weight files on its disk. Call this before caches are made and before the weights are read. It
-    sends nothing and waits for no rank, and does the same as `mlx_lm.utils.sharded_load`.
+    A rank of a Pipeline needs the weight files of its own layers only (absent_tensors.py). Call this before caches are
+    made and before the weights are read. It sends nothing and waits for no rank, and does the same as
+    `mlx_lm.utils.sharded_load`.
 
     Raises:
         ValueError: the model type cannot be split like that, or the group's size does not divide its sizes.

@@ -8,9 +8,10 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from typing import Final, TypeAlias
 
+from models.layer_files import layer_spans
 from reconciler.groups import fabric, model_split
 from reconciler.groups.group_view import GroupForm, GroupShape, GroupView, with_shape
-from reconciler.groups.model_split import RankLoad, deal_layers, layer_spans, prove_rank
+from reconciler.groups.model_split import RankLoad, deal_layers, prove_rank
 from reconciler.placement import filters, memory_proof, scores
 from reconciler.placement.inputs import NodeView, PlacementRequest, Rejection
 from schemas import quantity

@@ -35,7 +35,7 @@ def unsupported_reason(geometry: ModelGeometry, parallelism: Parallelism, size: 
     if splitting is None:
         return (
             f"it is not known yet over how many Macs this {geometry.model_type} model can be split; "
-            "the agent of a Mac that has its folder finds out within a minute"
+            "the agents find out within a minute"
         )
     if splitting.unknown:
         return (
@@ -107,12 +107,6 @@ def split_layers(
         return None
     ends = _evenest(sums, rooms, paces, slowest)
     return tuple(end - start for start, end in pairwise(ends))[::-1]
-
-
-def layer_spans(layers: Sequence[int]) -> tuple[tuple[int, int], ...]:
-    """Return the first layer of each rank, and the one after its last."""
-    first = [sum(layers[rank + 1 :]) for rank in range(len(layers))]
-    return tuple((start, start + count) for start, count in zip(first, layers, strict=True))
 
 
 def _slowest(sums: Sequence[int], rooms: Sequence[int], paces: Sequence[float]) -> float:

@@ -62,6 +62,8 @@ class Shapes:
     has_markers: bool = True
     # With True the end token is never the likeliest, so that greedy runs last as long as wanted.
     is_endless: bool = False
+    files: int = 1
+    """Weight files: the tensors outside of layers are in the last, and a layer may lie in two."""
 
 
 def make(out: Path, shapes: Shapes | None = None, **changes: Any) -> Path:
@@ -71,16 +73,31 @@ def make(out: Path, shapes: Shapes | None = None, **changes: Any) -> Path:
     tokenizer = _tokenizer(shapes)
     config = _config(shapes, vocab=max(shapes.vocab, tokenizer.get_vocab_size()))
     weights = _weights(shapes, config["vocab_size"])
-    mx.save_safetensors(str(out / "model.safetensors"), weights, metadata={"format": "mlx"})
     index = {
         "metadata": {"total_size": sum(array.nbytes for array in weights.values())},
-        "weight_map": dict.fromkeys(weights, "model.safetensors"),
+        "weight_map": _save(out, weights, shapes.files),
     }
     tokenizer.save(str(out / "tokenizer.json"))
     _write(out / "config.json", config)
     _write(out / "model.safetensors.index.json", index)
     _write(out / "tokenizer_config.json", _tokenizer_config(shapes))
     return out
+
+
+def _save(out: Path, weights: Mapping[str, Any], files: int) -> dict[str, str]:
+    """Write the weights in this many files; return the file of each tensor."""
+    # Layers in order, as converters write them; then what is outside of layers.
+    names = sorted(weights, key=lambda name: (not name.startswith("model.layers."), name))
+    inside = sum(name.startswith("model.layers.") for name in names)
+    weight_map = {}
+    for number, name in enumerate(names):
+        part = min(files, 1 + number * files // inside)
+        one = "model.safetensors" if files == 1 else f"model-{part:05d}-of-{files:05d}.safetensors"
+        weight_map[name] = one
+    for one in set(weight_map.values()):
+        held = {name: weights[name] for name in names if weight_map[name] == one}
+        mx.save_safetensors(str(out / one), held, metadata={"format": "mlx"})
+    return weight_map
 
 
 def _write(path: Path, data: Mapping[str, Any]) -> None:
@@ -193,7 +210,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--no-markers", dest="has_markers", action="store_false")
     parser.add_argument("--endless", dest="is_endless", action="store_true")
     defaults = Shapes()
-    for name in ("hidden", "heads", "kv_heads", "layers", "vocab", "context", "seed"):
+    for name in ("files", "hidden", "heads", "kv_heads", "layers", "vocab", "context", "seed"):
         flag = f"--{name.replace('_', '-')}"
         parser.add_argument(flag, type=int, default=getattr(defaults, name))
     flags = vars(parser.parse_args(arguments))

@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from models.layer_files import layer_spans
 from reconciler.groups import model_split
 from reconciler.groups.model_split import (
     RankLoad,
     deal_layers,
-    layer_spans,
     prove_rank,
     split_layers,
 )
@@ -64,8 +64,8 @@ ROWS: list[tuple[ModelGeometry, Parallelism, int, str]] = [
         split_as(None),
         "Tensor",
         3,
-        "it is not known yet over how many Macs this llama model can be split; the agent of a Mac that has its "
-        "folder finds out within a minute",
+        "it is not known yet over how many Macs this llama model can be split; the agents find out "
+        "within a minute",
     ),
     (
         split_as(SplitOptions(unknown="ValueError: no rope", tensor=(3,))),

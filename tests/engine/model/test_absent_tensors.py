@@ -1,0 +1,116 @@
+"""A rank with the weight files of its own layers only: the arrays of the whole model, and no zeros for what is absent."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine.gauges import Gauges
+from models import fingerprint, layer_files, model_files, partial_model, weight_headers
+from models.model_files import ModelUnusableError
+from models.partial_model import AbsentFile, PartialMark
+from tests.engine.model.test_mlx_group import Group
+from tests.support.mlx_models import Late, module
+
+pytestmark = [pytest.mark.mlx, pytest.mark.timeout(120)]
+
+mx = Late("mlx.core")
+LAYERS = (3, 2)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    make = module("tests.support.tiny_model").make
+    out = tmp_path_factory.mktemp("models") / "several"
+    return Path(make(out, arch="qwen2", layers=sum(LAYERS), files=6))
+
+
+def take(whole: Path, into: Path, rank: int, *, lacking: str = "") -> Path:
+    """Make the folder of a rank; `lacking` is a file that it should have."""
+    into.mkdir()
+    tensors = {path.name: model_files.read_tensors(path) for path in whole.glob("model-*")}
+    headers = weight_headers.make_headers((whole / "config.json").read_text(), tensors)
+    assert headers is not None
+    needed = layer_files.rank_files(headers.weight_map, LAYERS, rank) - {lacking}
+    absent = {}
+    for path in whole.iterdir():
+        if path.suffix == ".safetensors" and path.name not in needed:
+            absent[path.name] = AbsentFile(size=path.stat().st_size, sha256="0" * 64)
+            continue
+        (into / path.name).symlink_to(path)
+    assert len(absent) > 1
+    mark = PartialMark(absent=absent, headers=weight_headers.pack(headers))
+    partial_model.write_mark(into, mark)
+    return into
+
+
+def load(folder: Path, rank: int) -> Any:
+    loader, mlx_group = (module(f"engine.model.{name}") for name in ("loader", "mlx_group"))
+    facts = partial_model.inspect_rank_model(folder, LAYERS, rank)
+    how = mlx_group.ModelSplit(group=Group(rank, 2), parallelism="Pipeline", layers=LAYERS)
+    return loader.load(folder, facts, Gauges(), is_stopping=lambda: False, split=how).model
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_has_the_same_arrays_as_with_all_files(
+    whole: Path, tmp_path: Path, rank: int
+) -> None:
+    flatten = module("mlx.utils").tree_flatten
+    folder = take(whole, tmp_path / "part", rank)
+    expected, found = (dict(flatten(load(one, rank).parameters())) for one in (whole, folder))
+    assert expected.keys() == found.keys()
+    assert all(mx.array_equal(found[name], array) for name, array in expected.items())
+    assert partial_model.inspect_rank_model(folder, LAYERS, rank) == model_files.inspect_model(
+        whole
+    )
+
+
+def test_a_missing_file_of_the_rank_is_refused_by_name(whole: Path, tmp_path: Path) -> None:
+    lacking = "model-00001-of-00006.safetensors"
+    folder = take(whole, tmp_path / "part", 1, lacking=lacking)
+    with pytest.raises(ModelUnusableError, match=f"lacks {lacking}, which has layers of rank 1"):
+        load(folder, 1)
+
+
+def test_an_absent_tensor_that_is_read_is_an_error_and_no_zero(whole: Path, tmp_path: Path) -> None:
+    lacking = "model-00001-of-00006.safetensors"
+    folder = take(whole, tmp_path / "part", 1, lacking=lacking)
+    absent = module("engine.model.absent_tensors")
+    model, _ = module("mlx_lm.utils").load_model(
+        folder, lazy=True, get_model_classes=absent.model_classes(folder)
+    )
+    with pytest.raises(RuntimeError, match="Unable to read"):
+        mx.eval(model.model.layers[0].parameters())
+
+
+def test_everything_else_refuses_the_folder(whole: Path, tmp_path: Path) -> None:
+    folder = take(whole, tmp_path / "part", 0)
+    with pytest.raises(ModelUnusableError, match="only the weight files of one rank") as refused:
+        model_files.inspect_model(folder)
+    assert refused.value.reason == "ModelPartial"
+
+
+def test_the_ranks_of_one_stored_model_have_one_fingerprint(whole: Path, tmp_path: Path) -> None:
+    """The store names contents by their digest, which stands for the bytes that a rank lacks."""
+    blobs = tmp_path / "blobs" / "sha256"
+    blobs.mkdir(parents=True)
+    digests = {}
+    for number, path in enumerate(sorted(whole.glob("model-*"))):
+        digests[path.name] = f"{number:064x}"
+        (blobs / digests[path.name]).write_bytes(path.read_bytes())
+    found = set()
+    for name, held in (("all", set(digests)), ("a", set(list(digests)[:2])), ("b", set())):
+        folder = tmp_path / name
+        folder.mkdir()
+        (folder / "config.json").write_text("{}")
+        for one in held:
+            (folder / one).symlink_to(f"../blobs/sha256/{digests[one]}")
+        absent = {
+            one: AbsentFile(size=1, sha256=digest)
+            for one, digest in digests.items()
+            if one not in held
+        }
+        if absent:
+            partial_model.write_mark(folder, PartialMark(absent=absent, headers=""))
+        found.add(fingerprint.compute(folder, ()))
+    assert len(found) == 1
