@@ -161,6 +161,7 @@ def _model_tree(model: StoredModel) -> dict[str, Any]:
         "repo": model.repo,
         "commit": model.commit,
         "bytes": model.size_bytes,
+        "absentBytes": model.absent_bytes,
         "files": [{"path": f.path, "bytes": f.size, "sha256": f.sha256} for f in model.files],
         "fetchedAt": model.fetched_at,
         "loadedAt": model.loaded_at,
@@ -173,7 +174,7 @@ def _model_row(store: ModelStore, model: StoredModel) -> list[str]:
     loaded = model.loaded_at
     return [
         model.name,
-        quantity.show(model.size_bytes),
+        models_fleet.show_size(model.size_bytes, model.absent_bytes),
         str(len(model.files)),
         age(model.fetched_at, now),
         "-" if loaded is None else age(loaded, now),
@@ -243,7 +244,9 @@ def _check_local(
         damaged = {one.model for one in found}
         for name in wanted:
             if name not in damaged:
-                click.echo(f"{name}: {paint('whole', 'good')}")
+                stored = store.find_by_name(name)
+                absent = 0 if stored is None else len(stored.absent)
+                click.echo(f"{name}: {models_fleet.check_result(absent)}")
         for one in found:
             where = f"{one.model}/{one.path}".rstrip("/")
             click.echo(f"{where}: {paint(one.defect, 'bad')}: {one.message}")

@@ -1,6 +1,7 @@
 """`fleetctl models` on the Macs of a fleet, through their agents. Each Mac that does not answer is told, and hides none."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from fnmatch import fnmatchcase
 from typing import Any, Final, Literal
@@ -90,7 +91,7 @@ def _print_table(rows: Sequence[tuple[str, StoredModelReport]], *, is_wide: bool
         row = [
             node,
             model.name,
-            quantity.show(model.size_bytes),
+            show_size(model.size_bytes, model.absent_bytes),
             _age(model.loaded_at, now),
             "yes" if model.is_pinned else "-",
             users,
@@ -98,6 +99,12 @@ def _print_table(rows: Sequence[tuple[str, StoredModelReport]], *, is_wide: bool
         wide = [model.commit, str(model.files), _age(model.fetched_at, now)]
         cells.append(row + (wide if is_wide else []))
     click.echo(printers.align_columns(cells, titles))
+
+
+def show_size(size_bytes: int, absent_bytes: int) -> str:
+    """Return the bytes of a model that are here, and of all of it if some are not."""
+    here = quantity.show(size_bytes)
+    return f"{here} of {quantity.show(size_bytes + absent_bytes)}" if absent_bytes else here
 
 
 def _short(users: Sequence[str]) -> list[str]:
@@ -148,10 +155,12 @@ def check_fleet(words: Sequence[str], options: dict[str, Any]) -> None:
     """Check the models that replicas need on their nodes, or those that words name. Exit code 1: one is not sound."""
     wanted, answers = run(_check(words, options))
     is_bad = False
-    for (node, name), answer in zip(wanted, answers, strict=True):
-        found = answer.document
+    for one, answer in zip(wanted, answers, strict=True):
+        node, name, found = one.node, one.name, answer.document
         if found is not None and not found.defects:
-            click.echo(f"{node}: {name}: {paint('whole', 'good')}")
+            is_lacking = one.needs_all and found.absent_files > 0
+            is_bad = is_bad or is_lacking
+            click.echo(f"{node}: {name}: {check_result(found.absent_files, is_lacking=is_lacking)}")
             continue
         is_bad = True
         for line in _check_lines(answer):
@@ -160,6 +169,26 @@ def check_fleet(words: Sequence[str], options: dict[str, Any]) -> None:
         click.echo("no replica needs a model from a hub", err=True)
     if is_bad:
         raise click.exceptions.Exit(1)
+
+
+def check_result(absent_files: int, *, is_lacking: bool = False) -> str:
+    """Return the result for a model without defects; `is_lacking`: something needs the files that are absent."""
+    if not absent_files:
+        return paint("whole", "good")
+    count = "1 weight file" if absent_files == 1 else f"{absent_files} weight files"
+    if is_lacking:
+        return f"{paint('Partial', 'bad')}: {count} that a replica needs are not fetched yet"
+    return f"{paint('sound', 'good')}, without {count} of other ranks"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _WantedModel:
+    """A model to check on one Mac."""
+
+    node: str
+    name: str
+    needs_all: bool = False
+    """True if a replica needs all its weight files there."""
 
 
 def _check_lines(answer: NodeAnswer[ModelCheck]) -> Iterator[str]:
@@ -174,19 +203,20 @@ def _check_lines(answer: NodeAnswer[ModelCheck]) -> Iterator[str]:
 
 async def _check(
     words: Sequence[str], options: dict[str, Any]
-) -> tuple[list[tuple[str, str]], list[NodeAnswer[ModelCheck]]]:
+) -> tuple[list[_WantedModel], list[NodeAnswer[ModelCheck]]]:
     nodes = parse_nodes(options["nodes"])
     async with open_agents(options, nodes) as agents:
         wanted = await (_named(agents, words) if words else _needed(agents))
         if nodes:
-            wanted = [one for one in wanted if one[0] in nodes]
-        return wanted, await agents.check(wanted, hashes=options["hashes"])
+            wanted = [one for one in wanted if one.node in nodes]
+        places = [(one.node, one.name) for one in wanted]
+        return wanted, await agents.check(places, hashes=options["hashes"])
 
 
-async def _named(agents: FleetAgents, words: Sequence[str]) -> list[tuple[str, str]]:
+async def _named(agents: FleetAgents, words: Sequence[str]) -> list[_WantedModel]:
     answers = await agents.models()
     found = [
-        (one.node, model.name)
+        _WantedModel(node=one.node, name=model.name)
         for one in answers
         if one.document is not None
         for model in one.document.models
@@ -199,17 +229,21 @@ async def _named(agents: FleetAgents, words: Sequence[str]) -> list[tuple[str, s
     return found
 
 
-async def _needed(agents: FleetAgents) -> list[tuple[str, str]]:
+async def _needed(agents: FleetAgents) -> list[_WantedModel]:
     """Return the hub models that replicas run or are to run, with the nodes of their ranks."""
-    replicas = await objects.list_all(agents.transport, Replica)
-    return sorted(
-        {
-            (rank.node, replica.spec.model.hub.folder)
-            for replica in replicas
-            if replica.spec.model.hub is not None and replica.spec.model.hub.is_pinned
-            for rank in replica.spec.ranks
-        }
-    )
+    found: dict[tuple[str, str], bool] = {}
+    for replica in await objects.list_all(agents.transport, Replica):
+        hub, formation = replica.spec.model.hub, replica.spec.formation
+        if hub is None or not hub.is_pinned:
+            continue
+        needs_all = formation is None or formation.parallelism != "Pipeline"
+        for rank in replica.spec.ranks:
+            place = rank.node, hub.folder
+            found[place] = found.get(place, False) or needs_all
+    return [
+        _WantedModel(node=node, name=name, needs_all=needs_all)
+        for (node, name), needs_all in sorted(found.items())
+    ]
 
 
 def change_fleet(words: Sequence[str], options: dict[str, Any], *, verb: str) -> None:

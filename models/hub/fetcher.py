@@ -7,6 +7,7 @@ from functools import partial
 from typing import Final, TypeAlias
 
 from machinery.clock import Clock
+from models import weight_headers
 from models.hub.bandwidth import BandwidthLimit
 from models.hub.blob_download import BlobDownload, FetchRetries
 from models.hub.blob_source import BlobSources, HubOnly
@@ -17,6 +18,8 @@ from models.hub.progress import FetchMonitor
 from models.hub.threads import acquire_in_thread, run_in_thread
 from models.model_store.admission import FetchReservation, is_reserved, reserve
 from models.model_store.store import ModelStore, StoredModel
+from models.partial_model import AbsentFile, PartialMark
+from models.weight_headers import WeightHeaders
 
 # How often the end of another fetch of the same model is looked for.
 _POLL_S: Final = 0.5
@@ -29,6 +32,21 @@ MakeRoom: TypeAlias = Callable[[int], Awaitable[int]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ModelPart:
+    """The part of a model that one rank of a Pipeline needs."""
+
+    files: frozenset[str]
+    """The weight files of its layers (models/layer_files.py)."""
+    headers: WeightHeaders
+    """The headers of all weight files of the commit."""
+
+    @property
+    def left_out(self) -> frozenset[str]:
+        """Return the weight files that the rank does not need."""
+        return frozenset(self.headers.files) - self.files
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class FetchRequest:
     """The files to fetch: those of one commit that match the patterns."""
 
@@ -36,6 +54,14 @@ class FetchRequest:
     commit: str
     """Whole commit; `ModelHub.resolve` turns a branch into one."""
     patterns: tuple[str, ...] = DEFAULT_PATTERNS
+    part: ModelPart | None = None
+    """The part of the weight files that is needed; None for all of them."""
+
+    def is_met_by(self, model: StoredModel) -> bool:
+        """Return whether a stored model has all that is asked for."""
+        if not set(self.patterns) <= set(model.patterns):
+            return False
+        return not model.absent.keys() & self.part.files if self.part else not model.is_partial
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,7 +130,9 @@ class ModelFetcher:
         while True:
             if found := await self._find_present(request, monitor):
                 return found
-            chosen = await self._list(hub, request, monitor, retries)
+            listed = await self._list(hub, request, monitor, retries)
+            left_out = _left_out(listed, request.part)
+            chosen = tuple(file for file in listed if file.path not in left_out)
             reservation = await self._admit(name, chosen)
             if reservation is not None:
                 break
@@ -123,6 +151,7 @@ class ModelFetcher:
                 request.commit,
                 {file.path: file.digest for file in chosen},
                 request.patterns,
+                partial=_mark(left_out, request.part),
             )
         monitor.phase = "Present"
         return found
@@ -143,7 +172,7 @@ class ModelFetcher:
         self, request: FetchRequest, monitor: FetchMonitor
     ) -> StoredModel | None:
         found = await run_in_thread(self.store.find, request.repo, request.commit)
-        if found is None or not set(request.patterns) <= set(found.patterns):
+        if found is None or not request.is_met_by(found):
             return None
         if not await run_in_thread(self.store.record_want, found):
             return None  # a collection was faster
@@ -216,3 +245,22 @@ class ModelFetcher:
         except BaseExceptionGroup as errors:
             # The first to fail cancelled the others: it is the reason.
             raise errors.exceptions[0] from None
+
+
+def _left_out(files: tuple[RemoteFile, ...], part: ModelPart | None) -> dict[str, AbsentFile]:
+    """Return the listed weight files that a part does not need.
+
+    A file that the hub lists without a SHA-256 is not left out: the ranks of a group compare files by it.
+    """
+    unneeded = part.left_out if part is not None else frozenset()
+    return {
+        file.path: AbsentFile(size=file.size, sha256=file.digest.hex)
+        for file in files
+        if file.path in unneeded and file.digest.algorithm == "sha256"
+    }
+
+
+def _mark(left_out: dict[str, AbsentFile], part: ModelPart | None) -> PartialMark | None:
+    if part is None or not left_out:
+        return None
+    return PartialMark(absent=left_out, headers=weight_headers.pack(part.headers))

@@ -3,7 +3,9 @@
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
+from models import partial_model
 from models.hub.digests import BlobDigest, hash_file
+from models.model_files import PARTIAL_MARK, ModelUnusableError
 from models.model_store.store import ModelStore, StoredFile
 
 Defect: TypeAlias = Literal["Missing", "WrongSize", "WrongContent", "Unreadable"]
@@ -27,8 +29,26 @@ def check_model(store: ModelStore, name: str, *, hashes: bool = False) -> tuple[
     if not files:
         message = "its record cannot be read: fetch the model again"
         return (FileDefect(model=name, path="", sha256="", defect="Unreadable", message=message),)
-    found = (_check_file(store, name, file, hashes=hashes) for file in files)
+    found = [_check_file(store, name, file, hashes=hashes) for file in files]
+    found.append(_check_mark(store, name))
     return tuple(defect for defect in found if defect is not None)
+
+
+def _check_mark(store: ModelStore, name: str) -> FileDefect | None:
+    """Return the defect of a partial model's mark."""
+    try:
+        mark = partial_model.read_mark(store.root / name)
+    except ModelUnusableError as error:
+        defect: Defect = "Unreadable"
+        message = str(error)
+    else:
+        if (mark is not None) == store.is_recorded_as_partial(name):
+            return None
+        defect, message = (
+            "Missing",
+            "the mark does not agree with the record: fetch the model again",
+        )
+    return FileDefect(model=name, path=PARTIAL_MARK, sha256="", defect=defect, message=message)
 
 
 def _check_file(

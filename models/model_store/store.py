@@ -4,9 +4,9 @@ import errno
 import fcntl
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path, PurePosixPath
 from typing import Final, Protocol
@@ -15,10 +15,13 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from machinery import files as disk
 from machinery.clock import Clock
+from models import partial_model
 from models.hub.digests import BlobDigest
 from models.hub.file_selection import path_problem
 from models.hub.model_hub import folder_name
+from models.model_files import PARTIAL_MARK, ModelUnusableError
 from models.model_store.piece_list import PIECE_BYTES, PieceList
+from models.partial_model import PartialMark
 
 _MAX_MANIFEST_BYTES: Final = 16 << 20
 _FOLDERS: Final = (
@@ -39,7 +42,7 @@ class StoredFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredModel:
-    """One commit of a repository that is whole and verified on this disk."""
+    """One commit of a repository that is verified on this disk: whole, or with the weight files of some layers."""
 
     repo: str
     commit: str
@@ -54,6 +57,17 @@ class StoredModel:
     used_at: datetime
     """Last load, or last fetch that found it present."""
     is_pinned: bool
+    absent: Mapping[str, int] = field(default_factory=dict)
+    """Sizes of the weight files that are not here, by path; empty for a whole model."""
+
+    @property
+    def is_partial(self) -> bool:
+        return bool(self.absent)
+
+    @property
+    def absent_bytes(self) -> int:
+        """Return the bytes of the weight files that are not here."""
+        return sum(self.absent.values())
 
     @property
     def name(self) -> str:
@@ -91,13 +105,15 @@ class _Manifest(BaseModel):
     patterns: tuple[str, ...]
     fetched_at: datetime
     files: tuple[_ManifestFile, ...]
+    absent: tuple[_ManifestFile, ...] = ()
+    """Weight files of the commit that no rank of this Mac needs."""
 
     def problem(self, name: str) -> str:
         """Return why the record cannot be that of the folder; "" if it can."""
         try:
             if folder_name(self.repo, self.commit) != name:
                 return "it is the record of another model"
-            for file in self.files:
+            for file in (*self.files, *self.absent):
                 BlobDigest("sha256", file.sha256)
                 if reason := path_problem(file.path):
                     return f"its path {file.path!r} {reason}"
@@ -158,12 +174,12 @@ class ModelStore:
             os.close(descriptor)
 
     def models(self) -> tuple[StoredModel, ...]:
-        """Return all whole models, sorted by name."""
+        """Return all models that have what their records name, sorted by name; also partial ones."""
         found = map(self._read, self.manifest_names())
         return tuple(model for model in found if model is not None)
 
     def find(self, repo: str, commit: str) -> StoredModel | None:
-        """Return the model of a commit; None if it is not whole here."""
+        """Return the model of a commit, which may be partial; None if it is not here, or damaged."""
         found = self._read(folder_name(repo, commit))
         return found if found is not None and found.commit == commit else None
 
@@ -192,6 +208,7 @@ class ModelStore:
             loaded_at=None if loaded is None else datetime.fromtimestamp(loaded, tz=UTC),
             used_at=datetime.fromtimestamp(used, tz=UTC),
             is_pinned=(self.blobs / "pins" / name).exists(),
+            absent={file.path: file.size for file in manifest.absent},
         )
 
     def _load_record(self, name: str) -> _Manifest | None:
@@ -205,7 +222,9 @@ class ModelStore:
             return None
 
     def _is_whole(self, manifest: _Manifest, folder: Path) -> bool:
-        """Return whether each file can be reached through its link, and has its size."""
+        """Return whether each file can be reached through its link and has its size, and a partial model its mark."""
+        if manifest.absent and not (folder / PARTIAL_MARK).is_file():
+            return False
         try:
             return all((folder / file.path).stat().st_size == file.size for file in manifest.files)
         except OSError:
@@ -221,6 +240,11 @@ class ModelStore:
         if manifest is None or manifest.problem(name):
             return ()
         return tuple(StoredFile(path=f.path, size=f.size, sha256=f.sha256) for f in manifest.files)
+
+    def is_recorded_as_partial(self, name: str) -> bool:
+        """Return whether the model's record names weight files that are not here."""
+        manifest = self._load_record(name)
+        return manifest is not None and bool(manifest.absent)
 
     def has_blob(self, digest: BlobDigest) -> bool:
         """Return whether the content is here, whole and verified when it came."""
@@ -289,11 +313,18 @@ class ModelStore:
         return self.blobs / "pieces" / sha256
 
     def publish(
-        self, repo: str, commit: str, files: Mapping[str, BlobDigest], patterns: tuple[str, ...]
+        self,
+        repo: str,
+        commit: str,
+        files: Mapping[str, BlobDigest],
+        patterns: tuple[str, ...],
+        *,
+        partial: PartialMark | None = None,
     ) -> StoredModel:
         """Make the folder of a commit appear in one step; all contents must be in the store.
 
-        Files of an earlier publication of the same commit stay.
+        Files of an earlier publication of the same commit stay. `partial` names the weight files that are left out; the
+        model is whole once all of them were published.
 
         Raises:
             FileExistsError: a folder of this name exists that is not the store's.
@@ -312,6 +343,7 @@ class ModelStore:
                 files_of[path] = StoredFile(path=path, size=size, sha256=sha256.hex)
             folder = self.root / name
             self.check_owner(repo, commit)
+            mark = _remaining(partial or self._earlier_mark(earlier), files_of)
             every = tuple(sorted(files_of.values(), key=lambda one: one.path))
             known = earlier.patterns if earlier is not None else ()
             manifest = _Manifest(
@@ -322,17 +354,31 @@ class ModelStore:
                 files=tuple(
                     _ManifestFile(path=one.path, size=one.size, sha256=one.sha256) for one in every
                 ),
+                absent=tuple(
+                    _ManifestFile(path=path, size=one.size, sha256=one.sha256)
+                    for path, one in sorted(mark.absent.items() if mark is not None else ())
+                ),
             )
             if earlier is None:  # a folder that exists has a record
                 self._write_manifest(manifest, name)
-                self._make_folder(folder, every)
+                self._make_folder(folder, every, mark)
             else:  # a record names only what exists
                 self._write_links(folder, every)
+                _set_mark(folder, mark)
                 self._write_manifest(manifest, name)
             found = self._read(name)
         if found is None:
             raise OSError(errno.EIO, f"{folder} cannot be read back after it was written")
         return found
+
+    def _earlier_mark(self, earlier: StoredModel | None) -> PartialMark | None:
+        """Return the mark of a partial model to which files are added."""
+        if earlier is None or not earlier.is_partial:
+            return None
+        try:
+            return partial_model.read_mark(earlier.folder)
+        except ModelUnusableError as error:
+            raise OSError(errno.EIO, str(error)) from error
 
     def check_owner(self, repo: str, commit: str) -> None:
         """Refuse a folder that a person made, or that is another model's: a Mac's disk ignores case.
@@ -358,13 +404,16 @@ class ModelStore:
         disk.write_atomically(path, manifest.model_dump_json(indent=1), mode=0o644)
         self._touch(path)
 
-    def _make_folder(self, folder: Path, files: tuple[StoredFile, ...]) -> None:
+    def _make_folder(
+        self, folder: Path, files: tuple[StoredFile, ...], mark: PartialMark | None
+    ) -> None:
         """Make a folder of links beside and rename it, so that it appears whole."""
         if folder.exists():  # damaged: links to contents that are gone
             self._trash(folder)
         making = self.incoming / f"{folder.name}.{os.getpid()}.new"
         shutil.rmtree(making, ignore_errors=True)
         self._write_links(making, files)
+        _set_mark(making, mark)
         making.replace(folder)
         disk.sync_folder(self.root)
 
@@ -468,6 +517,22 @@ class ModelStore:
         path.touch()
         now = self.clock.now().timestamp()
         os.utime(path, (now, now))
+
+
+def _remaining(mark: PartialMark | None, present: Container[str]) -> PartialMark | None:
+    """Return the mark without the files that are present; None if all are."""
+    if mark is None:
+        return None
+    absent = {path: one for path, one in mark.absent.items() if path not in present}
+    return mark.model_copy(update={"absent": absent}) if absent else None
+
+
+def _set_mark(folder: Path, mark: PartialMark | None) -> None:
+    """Mark the folder, or remove its mark once all files are linked."""
+    if mark is None:
+        (folder / PARTIAL_MARK).unlink(missing_ok=True)
+    else:
+        partial_model.write_mark(folder, mark)
 
 
 def _modified(path: Path) -> float | None:

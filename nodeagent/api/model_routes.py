@@ -118,6 +118,8 @@ class ModelRoutes:
                     commit=one.commit,
                     size_bytes=one.size_bytes,
                     files=len(one.files),
+                    absent_files=len(one.absent),
+                    absent_bytes=one.absent_bytes,
                     fetched_at=one.fetched_at,
                     loaded_at=one.loaded_at,
                     is_pinned=one.is_pinned,
@@ -135,12 +137,14 @@ class ModelRoutes:
         query: Annotated[CheckQuery, Query()],
         authorization: AuthorizationHeader = "",
     ) -> Response:
-        """Answer with the defects of a model; none if it is whole."""
+        """Answer with the defects of a model; none if it is what its record says."""
         await self._check_ticket(authorization)
         self._check_recorded(name)
         found = await asyncio.to_thread(check_model, self._store, name, hashes=query.hash)
         defects = tuple(map(_defect, found[:_MAX_DEFECTS]))
-        return _response(ModelCheck(name=name, defects=defects))
+        model = await asyncio.to_thread(self._store.find_by_name, name)
+        absent = 0 if model is None else len(model.absent)
+        return _response(ModelCheck(name=name, absent_files=absent, defects=defects))
 
     async def pin(
         self, request: Request, name: NameParam, authorization: AuthorizationHeader = ""

@@ -91,11 +91,12 @@ class ModelExchange:
         lists = await run_in_thread(self._read_piece_lists)
         self.piece_lists.clear()
         self.piece_lists.update({digest: content for digest, content in lists.values() if digest})
-        here = lists.keys() | set(self._fetching) if self._url() else set()
+        stored = {model.name for model in await run_in_thread(self.store.models)}
+        here = stored | set(self._fetching) if self._url() else set()
         urls = (self._url(), *self.cable_urls())
         links = own_links(self.share.fabric(), urls)
         for folder in here:
-            is_whole = folder not in self._fetching
+            is_whole = folder in lists and folder not in self._fetching
             pieces = lists[folder][0] if is_whole else ""
             offer = ModelOffer(url=urls[0], links=links, is_whole=is_whole, pieces=pieces)
             self._tracker.say(keys.model_offer_key(self.node, folder), offer)
@@ -113,6 +114,8 @@ class ModelExchange:
         """Return the list of pieces of each whole model with its SHA-256; both are empty for one without large files."""
         found: dict[str, tuple[str, bytes]] = {}
         for model in self.store.models():
+            if model.is_partial:
+                continue
             listed = self.store.piece_list(model)
             content = listed.encode() if listed.files else b""
             found[model.name] = (sha256(content).hexdigest() if content else "", content)

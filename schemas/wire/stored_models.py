@@ -29,13 +29,16 @@ _Text = Annotated[str, StringConstraints(max_length=2000)]
 
 
 class StoredModelReport(ApiModel):
-    """One commit of a repository that is whole on the disk of a Mac."""
+    """One commit of a repository that is on the disk of a Mac, whole or with the weight files of some layers."""
 
     name: FolderName
     repo: _Text
     commit: _Text
     size_bytes: _Bytes
     files: Annotated[int, Field(ge=0)]
+    absent_files: Annotated[int, Field(ge=0)] = 0
+    """Weight files that the ranks on this Mac do not need; 0 for a whole model."""
+    absent_bytes: _Bytes = 0
     fetched_at: datetime
     loaded_at: datetime | None = None
     """The last load by an engine; None if there was none."""
@@ -89,4 +92,6 @@ class ModelCheck(ApiModel):
     """The result of a check of one model."""
 
     name: FolderName
+    absent_files: Annotated[int, Field(ge=0)] = 0
+    """Weight files that the record leaves out: no defects, but the model is not whole."""
     defects: Annotated[tuple[ModelDefect, ...], Field(max_length=_MAX_DEFECTS)] = ()

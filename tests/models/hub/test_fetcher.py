@@ -4,7 +4,7 @@ import asyncio
 import os
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -20,12 +20,15 @@ from models.hub.errors import (
     ListingRefusedError,
     ModelMissingError,
 )
-from models.hub.fetcher import FetchLimits, FetchRequest, ModelFetcher
+from models.hub.fetcher import FetchLimits, FetchRequest, ModelFetcher, ModelPart
 from models.hub.file_selection import DEFAULT_PATTERNS
 from models.hub.huggingface import HuggingFaceHub, open_hub_session
 from models.hub.progress import FetchMonitor
+from models.model_files import PARTIAL_MARK
+from models.model_store.integrity import check_model
 from models.model_store.partial_file import open_locked
 from models.model_store.store import ModelStore
+from models.weight_headers import TensorShape, WeightHeaders
 from tests.support.clock import SkippingClock
 from tests.support.hub import COMMIT, REPO, HubFaults, StandInHub, tiny_files
 from tests.support.waiting import until
@@ -351,3 +354,64 @@ async def test_a_cancellation_at_any_moment_leaves_no_lock_behind(tmp_path: Path
                 assert descriptor is not None, f"{path.name} stays locked after {5 * number} turns"
                 os.close(descriptor)
         assert contents((await here.fetcher.fetch(here.hub, REQUEST)).folder) == WANTED
+
+
+def part_of(*files: str) -> ModelPart:
+    """Return a part with these weight files of the repository."""
+    every = [path for path in WANTED if path.endswith(".safetensors")]
+    shape = TensorShape(dtype="F32", shape=(1,), size=4)
+    headers = WeightHeaders(config="{}", files={path: {path: shape} for path in every})
+    return ModelPart(files=frozenset(files), headers=headers)
+
+
+async def test_a_part_of_a_model_is_fetched_and_marked_and_the_rest_comes_later(
+    tmp_path: Path,
+) -> None:
+    other = "model-00002-of-00002.safetensors"
+    async with world(tmp_path) as found:
+        monitor = FetchMonitor(found.fetcher.clock)
+        one = replace(REQUEST, part=part_of(WEIGHTS))
+        model = await found.fetcher.fetch(found.hub, one, monitor=monitor)
+        assert found.stand_in.requests("GET", other) == []
+        assert monitor.total_bytes == WANTED_BYTES - len(FILES[other])
+        assert (model.is_partial, model.absent) == (True, {other: len(FILES[other])})
+        assert model.absent_bytes == len(FILES[other])
+        assert sorted(contents(model.folder)) == sorted({*WANTED, PARTIAL_MARK} - {other})
+        assert check_model(found.store, model.name, hashes=True) == ()
+        assert one.is_met_by(model)
+        # The other rank's part, and what needs all of it.
+        assert not replace(REQUEST, part=part_of(other)).is_met_by(model)
+        assert not REQUEST.is_met_by(model)
+        asked = len(found.stand_in.seen)
+        again = await found.fetcher.fetch(found.hub, one)
+        assert (again.files, again.absent) == (model.files, model.absent)
+        assert len(found.stand_in.seen) == asked, "what is here is not asked for"
+        before = found.stand_in.body_bytes
+        whole = await found.fetcher.fetch(found.hub, REQUEST)
+        assert found.stand_in.body_bytes - before == len(FILES[other])
+        assert not whole.is_partial
+        assert contents(whole.folder) == WANTED
+        assert one.is_met_by(whole)
+
+
+async def test_two_parts_of_a_model_are_the_whole(tmp_path: Path) -> None:
+    async with world(tmp_path) as found:
+        other = "model-00002-of-00002.safetensors"
+        await found.fetcher.fetch(found.hub, replace(REQUEST, part=part_of(WEIGHTS)))
+        model = await found.fetcher.fetch(found.hub, replace(REQUEST, part=part_of(other)))
+        assert not model.is_partial
+        assert REQUEST.is_met_by(model)
+        assert contents(model.folder) == WANTED
+
+
+async def test_a_partial_model_without_its_mark_is_fetched_again(tmp_path: Path) -> None:
+    async with world(tmp_path) as found:
+        one = replace(REQUEST, part=part_of(WEIGHTS))
+        model = await found.fetcher.fetch(found.hub, one)
+        (model.folder / PARTIAL_MARK).unlink()
+        (defect,) = check_model(found.store, model.name)
+        assert (defect.path, defect.defect) == (PARTIAL_MARK, "Missing")
+        assert found.store.find(REPO, COMMIT) is None
+        again = await found.fetcher.fetch(found.hub, one)
+        assert again.is_partial
+        assert check_model(found.store, model.name) == ()
