@@ -5,15 +5,18 @@ import importlib.util
 from collections.abc import Iterable, Mapping
 from collections.abc import Set as AbstractSet
 from pathlib import Path
+from typing import Final
 
 from models import adapter_files, model_files, split_options
 from models.hub.remote_inspection import snapshot_facts
-from models.model_files import ModelUnusableError
-from models.split_options import SplitInspector
+from models.model_files import PARTIAL_MARK, ModelUnusableError
+from models.split_options import SplitFailure, SplitInspector, SplitShapes
 from schemas.deployment import ModelDeployment
 from schemas.model_snapshot import ModelSnapshot
 from schemas.node import AdapterReport, ModelReport
 from schemas.shardgroup import ShardGroup
+
+_NO_HEADERS: Final = "the headers of its weight files are too long to be stored; fetch it with `fleetctl models pull` on the group's Macs"
 
 
 def named_models(deployments: Iterable[ModelDeployment], groups: Iterable[ShardGroup]) -> set[str]:
@@ -30,10 +33,16 @@ def named_adapters(deployments: Iterable[ModelDeployment]) -> set[str]:
     return {adapter for adapter in adapters if adapter is not None}
 
 
-def split_models(deployments: Iterable[ModelDeployment], groups: Iterable[ShardGroup]) -> set[str]:
-    """Return the paths of the models that may be split over a group."""
+def split_models(
+    deployments: Iterable[ModelDeployment],
+    groups: Iterable[ShardGroup],
+    snapshots: Iterable[ModelSnapshot] = (),
+) -> set[str]:
+    """Return the paths of the models that may be split over a group; `snapshots` are the commits of hub models."""
     deployments = tuple(deployments)
-    own = {found.spec.model.folder for found in deployments if found.spec.sharding != "Never"}
+    split = {found.name: found for found in deployments if found.spec.sharding != "Never"}
+    own = {found.spec.model.folder for found in split.values()}
+    own |= {snapshot.folder for snapshot in snapshots if snapshot.deployment in split}
     return (own | fallback_models(deployments, groups)) - {""}
 
 
@@ -90,7 +99,7 @@ def report_model(
     """
     folder, missing_bytes = resolve_path(path, models_dir), 0
     try:
-        if snapshot is not None and not folder.is_dir():
+        if snapshot is not None and not _is_fetched(folder):
             facts, missing_bytes = snapshot_facts(snapshot), snapshot.size_bytes
         else:
             facts = model_files.inspect_model(folder)
@@ -101,12 +110,23 @@ def report_model(
     except ModelUnusableError as error:
         return ModelReport(path=path, reason=error.reason, message=_error_text(error))
     if splits is not None:
-        found = splits.inspect(folder, facts)
+        found: SplitShapes | SplitFailure | None
+        if snapshot is None or _is_fetched(folder):
+            found = splits.inspect(folder, facts)
+        elif snapshot.headers:
+            found = splits.inspect(folder, facts, snapshot.headers)
+        else:
+            found = SplitFailure(why=_NO_HEADERS)
         splitting = split_options.splitting_report(
             facts, geometry, found, casts_to_float32=casts_to_float32
         )
         geometry = geometry.model_copy(update={"splitting": splitting})
     return ModelReport(path=path, geometry=geometry, missing_bytes=missing_bytes)
+
+
+def _is_fetched(folder: Path) -> bool:
+    """Return whether a hub model is here with all its files."""
+    return folder.is_dir() and not (folder / PARTIAL_MARK).exists()
 
 
 def report_adapter(path: str, models_dir: Path, *, casts_to_float32: bool) -> AdapterReport:

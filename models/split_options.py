@@ -8,6 +8,7 @@ import hashlib
 import importlib.metadata
 import os
 import random
+import shutil
 import signal
 import sys
 import threading
@@ -21,9 +22,10 @@ from machinery import processes
 from machinery.backoff import Backoff
 from machinery.clock import Clock
 from machinery.files import write_atomically
-from models import cache_rules
+from models import cache_rules, weight_headers
 from models.cache_rules import NotUnderstoodError
 from models.model_files import ModelFacts
+from models.weight_headers import WeightHeaders
 from schemas.node import ModelGeometry, SplitOptions
 from schemas.wire import engine_flags
 
@@ -100,18 +102,28 @@ class SplitInspector:
         self._running: _RunningInspection | None = None
         self._lock = threading.Lock()
 
-    def inspect(self, model: Path, facts: ModelFacts) -> SplitShapes | SplitFailure | None:
-        """Return how the model in the folder can be split; None while that is being found out."""
+    def inspect(
+        self, model: Path, facts: ModelFacts, headers: str = ""
+    ) -> SplitShapes | SplitFailure | None:
+        """Return how the model in the folder can be split; None while that is being found out.
+
+        `headers` are those of a model whose files are not in the folder yet, packed; "" for one that is there.
+        """
         with self._lock:
             self._collect()
-            key = _cache_key(model, facts)
+            try:
+                skeleton = weight_headers.unpack(headers) if headers else None
+                config = _read_config(model) if skeleton is None else skeleton.config.encode()
+            except ValueError as error:
+                return SplitFailure(why=str(error))
+            key = _cache_key(config, facts)
             found = self._known.get(key) or self._stored(key)
             if found is not None:
                 return found
             failure = self._failures.get(key)
             is_due = failure is None or self._clock.monotonic() >= failure.retry_at
             if is_due and self._running is None:
-                self._start(key, model)
+                self._start(key, model, skeleton)
                 failure = self._failures.get(key)
             return None if failure is None else SplitFailure(why=failure.why)
 
@@ -130,11 +142,13 @@ class SplitInspector:
         self._known[key] = found
         return found
 
-    def _start(self, key: str, model: Path) -> None:
+    def _start(self, key: str, model: Path, skeleton: WeightHeaders | None) -> None:
         output = self._folder / "looking.log"
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
             output.unlink(missing_ok=True)
+            if skeleton is not None:
+                model = self._write_skeleton(skeleton)
             module = engine_flags.SHAPE_PROBE_MODULE
             argv = [sys.executable, "-m", module, str(model), str(os.getpid())]
             child = processes.spawn(argv, log=output, cwd=self._folder)
@@ -143,6 +157,16 @@ class SplitInspector:
             return
         deadline = self._clock.monotonic() + _TIMEOUT_S
         self._running = _RunningInspection(key=key, child=child, output=output, deadline=deadline)
+
+    def _write_skeleton(self, headers: WeightHeaders) -> Path:
+        """Return a folder with a model that has shapes and no weights; one child at a time reads it."""
+        folder = self._folder / "skeleton"
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir()
+        (folder / "config.json").write_text(headers.config)
+        every = {name: one for tensors in headers.files.values() for name, one in tensors.items()}
+        weight_headers.write_skeleton(folder / "model.safetensors", every)
+        return folder
 
     def _collect(self) -> None:
         """Take the answer of a child that has ended; kill one that is over its deadline."""
@@ -156,6 +180,7 @@ class SplitInspector:
                 self._fail(running.key, f"it was not done within {_TIMEOUT_S:.0f} s")
             return
         self._running = None
+        shutil.rmtree(self._folder / "skeleton", ignore_errors=True)
         last_line = processes.last_lines(running.output, 1)
         if running.child.exit_code() != 0:
             why = last_line or f"the child ended with {running.child.exit_code()}"
@@ -176,12 +201,15 @@ class SplitInspector:
         self._failures[key] = _FailedInspection(why=text, times=times, retry_at=retry_at)
 
 
-def _cache_key(model: Path, facts: ModelFacts) -> str:
-    """Return a digest of all that an answer depends on: versions, the model's config, and the sum of its tensors."""
+def _read_config(model: Path) -> bytes:
     try:
-        config = (model / "config.json").read_bytes()
+        return (model / "config.json").read_bytes()
     except OSError:
-        config = b""  # it has just vanished: the child will report it
+        return b""  # it has just vanished: the child will report it
+
+
+def _cache_key(config: bytes, facts: ModelFacts) -> str:
+    """Return a digest of all that an answer depends on: versions, the model's config, and the sum of its tensors."""
     parts = (
         _FORMAT_VERSION,
         _package_version("mlx-lm"),

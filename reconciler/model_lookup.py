@@ -57,6 +57,7 @@ async def look_up(
         large_files=snapshot_files(remote.files),
         config=config_text(remote.config),
         weights=snapshot_weights(remote.weights),
+        headers=remote.headers,
     )
 
 

@@ -12,7 +12,7 @@ from typing import Final
 
 from pydantic import ValidationError
 
-from models import model_files
+from models import model_files, weight_headers
 from models.hf_config import ModelConfig
 from models.hub.file_selection import DEFAULT_PATTERNS, select_files
 from models.hub.model_hub import ModelHub, RemoteFile
@@ -40,6 +40,8 @@ class RemoteModel:
     """The files to fetch."""
     config: ModelConfig
     weights: WeightTotals
+    headers: str = ""
+    """config.json and the headers of the weight files, packed; "" if they are too long."""
 
     @property
     def size_bytes(self) -> int:
@@ -58,18 +60,22 @@ async def inspect_remote(
 
     """
     files = select_files(await hub.files(repo, commit), patterns or DEFAULT_PATTERNS)
-    config = await _read_config(hub, repo, commit, files)
-    tensors = await _read_tensors(hub, repo, commit, files)
+    config, text = await _read_config(hub, repo, commit, files)
+    by_file = await _read_tensors(hub, repo, commit, files)
+    tensors = {name: one for found in by_file.values() for name, one in found.items()}
     packing = config.quantization
     totals = model_files.total_weights(
         tensors, group_size=packing.group_size if packing is not None else None
     )
-    return RemoteModel(files=files, config=config, weights=totals)
+    headers = weight_headers.make_headers(text, by_file)
+    packed = "" if headers is None else await asyncio.to_thread(weight_headers.pack, headers)
+    return RemoteModel(files=files, config=config, weights=totals, headers=packed)
 
 
 async def _read_config(
     hub: ModelHub, repo: str, commit: str, files: tuple[RemoteFile, ...]
-) -> ModelConfig:
+) -> tuple[ModelConfig, str]:
+    """Return config.json, and its text."""
     found = next((file for file in files if file.path == _CONFIG_FILE), None)
     if found is None:
         raise ModelUnusableError(f"{repo} has no config.json: not a model in MLX format")
@@ -79,7 +85,7 @@ async def _read_config(
         )
     raw = await _read_start(hub, repo, commit, found, found.size)
     try:
-        return ModelConfig.model_validate_json(raw)
+        return ModelConfig.model_validate_json(raw), raw.decode(errors="replace")
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])
@@ -90,7 +96,8 @@ async def _read_config(
 
 async def _read_tensors(
     hub: ModelHub, repo: str, commit: str, files: tuple[RemoteFile, ...]
-) -> dict[str, TensorHeader]:
+) -> dict[str, dict[str, TensorHeader]]:
+    """Return the tensors of each weight file."""
     weights = [file for file in files if _WEIGHT_FILE.fullmatch(file.path)]
     if not weights:
         raise ModelUnusableError(f"{repo} has no model*.safetensors: no weights in MLX format")
@@ -104,15 +111,12 @@ async def _read_tensors(
         async with turns:
             return await _read_header(hub, repo, commit, file)
 
-    tensors: dict[str, TensorHeader] = {}
     try:
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(read(file)) for file in weights]
     except BaseExceptionGroup as errors:  # the first to fail cancelled the others: it is the reason
         raise errors.exceptions[0] from None
-    for task in tasks:
-        tensors.update(task.result())
-    return tensors
+    return {file.path: task.result() for file, task in zip(weights, tasks, strict=True)}
 
 
 async def _read_header(

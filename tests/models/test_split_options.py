@@ -13,10 +13,18 @@ from typing import Any
 import pytest
 
 from machinery.clock import SystemClock
-from models import cache_rules, footprint, inspection, model_files, split_options
+from models import (
+    cache_rules,
+    footprint,
+    inspection,
+    model_files,
+    split_options,
+    weight_headers,
+)
 from models.footprint import ServingLoad
 from models.hf_config import ModelConfig
 from models.split_options import SplitFailure, SplitInspector, SplitShapes, SplitWeights
+from models.weight_headers import WeightHeaders
 from schemas.node import ModelGeometry, SplitOptions
 from tests.support import tiny_model
 from tests.support.model_geometries import BASE, FAMILIES, build, geometry, module
@@ -96,6 +104,30 @@ def test_sizes_are_those_that_mlx_lm_can_divide(
         assert sorted([*found.tensor, *found.refused]) == list(range(2, 17))
     if changes == SIX:
         assert found.refused[4] == "4 does not divide 6 attention heads"
+
+
+def headers_of(folder: Path) -> WeightHeaders:
+    """Return the headers of a folder, as the reconciler reads them from a hub."""
+    files = {path.name: model_files.read_tensors(path) for path in folder.glob("*.safetensors")}
+    found = weight_headers.make_headers((folder / "config.json").read_text(), files)
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize("bits", [None, 4])
+def test_headers_alone_give_the_answer_of_the_whole_model(
+    bits: int | None, tmp_path: Path, find_out: Callable[[Path], SplitShapes]
+) -> None:
+    config = {**BASE, "model_type": "qwen2", "hidden_size": 128, "intermediate_size": 256}
+    folder = write(tmp_path / "model", config, bits=bits)
+    headers = headers_of(folder)
+    skeleton = tmp_path / "skeleton"
+    skeleton.mkdir()
+    (skeleton / "config.json").write_text(headers.config)
+    weight_headers.write_skeleton(
+        skeleton / "model.safetensors", headers.files["model.safetensors"]
+    )
+    assert find_out(skeleton) == find_out(folder)
 
 
 def test_groups_of_packed_weights_are_not_torn(
@@ -277,6 +309,10 @@ async def test_a_child_runs_once_and_its_answer_outlives_the_agent(tmp_path: Pat
     facts, later = model_files.inspect_model(folder), SplitInspector(kept, SystemClock())
     assert isinstance(later.inspect(folder, facts), SplitShapes)
     assert not later.is_inspecting()
+    # A Mac that has the headers only asks the same question.
+    headers = weight_headers.pack(headers_of(folder))
+    assert isinstance(later.inspect(tmp_path / "not-fetched", facts, headers), SplitShapes)
+    assert isinstance(later.inspect(folder, facts, "broken"), SplitFailure)
     [file] = kept.glob("*.json")
     # What a disk lost is asked for anew.
     file.write_text("{")

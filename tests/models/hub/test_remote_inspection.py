@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from models import inspection, model_files
+from models import inspection, model_files, weight_headers
 from models.hub.hub_settings import HubSettings
 from models.hub.remote_inspection import (
     config_text,
@@ -37,6 +37,7 @@ async def taken(hub: StandInHub) -> ModelSnapshot:
         large_files=snapshot_files(remote.files),
         config=config_text(remote.config),
         weights=snapshot_weights(remote.weights),
+        headers=remote.headers,
     )
 
 
@@ -48,6 +49,9 @@ async def test_a_snapshot_has_the_facts_of_the_folder(tmp_path: Path) -> None:
         snapshot = await taken(hub)
     assert snapshot_facts(snapshot) == model_files.inspect_model(tmp_path)
     assert snapshot.folder == FOLDER
+    headers = weight_headers.unpack(snapshot.headers)
+    assert headers.config == files["config.json"].decode()
+    assert headers.weight_map == dict.fromkeys(("a", "b"), "model.safetensors")
     assert snapshot.size_bytes == sum(len(files[name]) for name in files if name != "README.md")
 
 
