@@ -45,6 +45,7 @@ from nodeagent.peers.uploads import DEFAULT_BYTES_PER_S, Uploads
 from nodeagent.replicas.cache_warmup import CacheWarmup
 from nodeagent.replicas.last_assignment import AssignedReplicas, AssignmentFile, LastAssignment
 from nodeagent.replicas.model_fetches import ModelFetches
+from nodeagent.replicas.model_parts import ModelParts
 from nodeagent.replicas.start_queue import DEFAULT_CONCURRENCY
 from schemas.deployment import ModelDeployment
 from schemas.meta import ApiObject
@@ -184,12 +185,14 @@ def real_dependencies(transport: Transport, clock: Clock, config: AgentConfig) -
     assigned = preload_cache(transport, clock, config.name)
     collector = _model_collector(transport, clock, config, assigned)
     fetcher = _model_fetcher(clock, collector)
-    fetches = _model_fetches(transport, clock, config, fetcher)
+    fetches = _model_fetches(transport, clock, config, fetcher, snapshots)
     preloads = ModelPreloads(assigned, fetches)
 
     async def report_models(paths: set[str]) -> tuple[ModelReport, ...]:
         known = {one.folder: one for one in snapshots.items.values()}
-        split = inspection.split_models(deployments.items.values(), groups.items.values())
+        split = inspection.split_models(
+            deployments.items.values(), groups.items.values(), snapshots.items.values()
+        )
 
         def report() -> tuple[ModelReport, ...]:
             found = inspection.report_models(
@@ -286,14 +289,28 @@ def _model_fetcher(clock: Clock, collector: ModelCollector) -> ModelFetcher:
 
 
 def _model_fetches(
-    transport: Transport, clock: Clock, config: AgentConfig, fetcher: ModelFetcher
+    transport: Transport,
+    clock: Clock,
+    config: AgentConfig,
+    fetcher: ModelFetcher,
+    snapshots: ObjectCache[ModelSnapshot],
 ) -> ModelFetches:
+    def packed_headers(folder: str) -> str:
+        return next((one.headers for one in snapshots.items.values() if one.folder == folder), "")
+
     exchange = None
     # Files are given to nodes that prove who they are.
     if config.credentials is not None and config.api_port is not None:
         uploads = Uploads(clock, bytes_per_s=config.upload_bytes_per_s)
         exchange = ModelExchange(transport, clock, config.credentials, fetcher.store, uploads)
-    return ModelFetches(fetcher, config.hubs, transport, clock, node=config.name, exchange=exchange)
+    return ModelFetches(
+        fetcher,
+        config.hubs,
+        transport,
+        clock,
+        parts=ModelParts(config.name, packed_headers),
+        exchange=exchange,
+    )
 
 
 def _cache_warmup(

@@ -224,8 +224,11 @@ class ReplicaObserver:
     ) -> ObservedFetch | None:
         """Return the fetch of the replica's model; not looked at while an engine runs, which has read it."""
         fetches = self._dependencies.fetches
-        if replica is None or fetches is None or engine_runs(engine):
+        if replica is None or engine_runs(engine):
             return None
+        if fetches is None:
+            is_asked = replica.spec.formation is not None and replica.spec.formation.awaits_files
+            return ObservedFetch(state=FetchState.PRESENT) if is_asked else None
         fetch = await fetches.observe(replica)
         if is_fetching(fetch):
             self._node.starts.remove(replica.name)  # others may load meanwhile

@@ -184,7 +184,11 @@ def _begin_rank(seen: ObservedReplica, formation: Formation) -> ActionPlan:
     fetching = _fetch_model(seen)
     if fetching is not None:
         return fetching
-    needs_reference = seen.rank == 0 and formation.golden is None and formation.fits_single
+    if formation.awaits_files:  # the change of the spec wakes this agent
+        return ActionPlan(actions=withdraw_then(seen), requeue_after_s=_MAX_FETCH_WAIT_S)
+    has_whole = seen.fetch is None or not seen.fetch.is_partial
+    wants_reference = formation.golden is None and formation.fits_single
+    needs_reference = seen.rank == 0 and wants_reference and has_whole
     if needs_reference and seen.reference is ReferenceState.NOT_TRIED:
         return ActionPlan(
             actions=withdraw_then(seen, MakeReference()), requeue_after_s=FAST_REQUEUE_S

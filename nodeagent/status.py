@@ -17,7 +17,7 @@ from nodeagent.replicas.observation import (
 )
 from schemas.formation import GoldenAnswer
 from schemas.meta import Condition, ConditionStatus, is_true
-from schemas.replica import MODEL_PRESENT, FetchStatus
+from schemas.replica import MODEL_PRESENT, WAITING_FOR_FILES, FetchStatus
 from schemas.wire.exit_codes import ExitCode
 
 # Places beyond this one are reported in tens.
@@ -190,6 +190,10 @@ def _rank_ready(seen: ObservedReplica) -> Condition:
     assert seen.replica is not None
     engine = seen.engine
     if engine is None or engine.rank is None or not epoch_health.is_current(engine, seen.replica):
+        formation = seen.replica.spec.formation
+        if formation is not None and formation.awaits_files:
+            message = "it has its files; another rank of the group has not fetched its own"
+            return _condition("Ready", WAITING_FOR_FILES, message, holds=False)
         if seen.reference is ReferenceState.RUNNING:
             message = "one process alone answers the golden question, to check the group's answer"
             return _condition("Ready", "MakingReference", message, holds=False)

@@ -58,6 +58,14 @@ class ReleaseRanks:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StartRanks:
+    """Let the ranks of an epoch start: each Mac has fetched its files."""
+
+    name: str
+    version: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DeleteReplica:
     """Mark a replica as deleted: its agents drain and stop it."""
 
@@ -157,6 +165,7 @@ Action: TypeAlias = (
     | MoveReplica
     | ReformReplica
     | ReleaseRanks
+    | StartRanks
     | DeleteReplica
     | PreemptReplica
     | OrphanReplica

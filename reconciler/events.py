@@ -19,6 +19,7 @@ from reconciler.actions import (
     RemoveRevision,
     SaveRevision,
     StartPreload,
+    StartRanks,
 )
 from reconciler.listers.lister import Lister
 from reconciler.placement.refusals import Unschedulable
@@ -55,7 +56,7 @@ class DeploymentEvents:
                 about = ObjectReference(kind="ModelDeployment", name=deployment, uid=uid)
                 message = f"{name} drains and ends: {why}"
                 await self._recorder.record(about, "Preempted", message, type_="Warning")
-            case RemoveRevision() | ReleaseRanks() | EndPreload():
+            case RemoveRevision() | ReleaseRanks() | StartRanks() | EndPreload():
                 pass  # of no interest
             case _:
                 await self._recorder.record(about, *_normal_event(action))
@@ -84,15 +85,18 @@ class DeploymentEvents:
         if now is None or view is None or (before is not None and before.reason == now.reason):
             return
         about = _about(observed)
+        nodes = ", ".join(rank.node for rank in view.replica.spec.ranks)
         if now.status is ConditionStatus.TRUE:
             if before is not None:
-                message = f"{view.node} has the model of {name}: {now.message}".removesuffix(": ")
+                have = "have" if len(view.nodes) > 1 else "has"
+                message = f"{nodes} {have} the model of {name}: {now.message}".removesuffix(": ")
                 await self._recorder.record(about, "ModelFetched", message)
         elif now.reason in FETCHING_REASONS:
             if before is None or before.reason not in FETCHING_REASONS:
                 await self._recorder.record(about, now.reason, _fetch_text(name, new))
         elif now.reason not in FETCHING_REASONS:
-            message = f"{name} on {view.node}: {now.message}"
+            where = name if len(view.nodes) > 1 else f"{name} on {nodes}"
+            message = f"{where}: {now.message}"
             kind: Literal["Normal", "Warning"] = (
                 "Normal" if now.reason == "FetchStarting" else "Warning"
             )

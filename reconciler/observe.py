@@ -15,7 +15,14 @@ from reconciler.views import DeploymentView, PreloadView, ReplicaView
 from schemas.deployment import ModelDeployment, Revision
 from schemas.meta import Condition, ConditionStatus, ObjectKey, find_condition, is_true
 from schemas.node import matches
-from schemas.replica import FETCHING_REASONS, MODEL_PRESENT, LeavingRank, RankStatus, Replica
+from schemas.replica import (
+    FETCHING_REASONS,
+    MODEL_PRESENT,
+    LeavingRank,
+    RankStatus,
+    Replica,
+    order_of_reason,
+)
 
 # An agent kills a rank that has not ended after this long (nodeagent), plus as long again for its report to arrive.
 _END_S = 30.0
@@ -130,6 +137,9 @@ def _replica(
         is_fetching=any(
             report is not None and _is_fetching(report.conditions) for report in reports
         ),
+        has_files=all(
+            report is not None and is_true(report.conditions, MODEL_PRESENT) for report in reports
+        ),
         problem=_problem(replica, reports, away, epoch),
         epoch=epoch,
         away_nodes=away,
@@ -203,14 +213,16 @@ def _problem(
     """Return the problem of the first rank that has one; empty if none has."""
     if epoch is not None and epoch.over:
         return f"{epoch.over}: {epoch.message}"
+    found: list[Condition] = []
     for number, rank in enumerate(replica.spec.ranks):
         if rank.node in away:
             return f"{rank.node} is NotReady: its agent does not renew its lease"
         report = reports[number]
         ready = find_condition(report.conditions, "Ready") if report is not None else None
         if ready is not None and ready.status is not ConditionStatus.TRUE:
-            return ready.message
-    return ""
+            found.append(ready)
+    first = min(found, key=lambda one: order_of_reason(one.reason), default=None)
+    return "" if first is None else first.message
 
 
 def _requeue_after_s(replicas: Sequence[ReplicaView], now: Now) -> float | None:

@@ -12,6 +12,7 @@ from reconciler.actions import (
     ReleaseRanks,
     RemoveDeployment,
     RemoveReplica,
+    StartRanks,
 )
 from reconciler.placement.refusals import Unschedulable
 from reconciler.placement.table import NodeTable
@@ -137,9 +138,10 @@ def plan(observed: DeploymentView, table: NodeTable | None = None) -> Deployment
     if first is not None and not first.needed:
         terminations.append(Termination(replica=first.replica, because="OutdatedInPlace"))
     done = (*gone, *collect_revisions(observed), *map(_delete, terminations), *scheduler.actions)
+    done = (*done, *_released(kept, {action.name for action in done}))
     return DeploymentPlan(
         actions=(
-            *(*done, *_released(kept, {action.name for action in done})),
+            *(*done, *_started(kept, {action.name for action in done})),
             *plan_preloads(observed, table, {} if first is None else first.needed),
         ),
         unschedulable=scheduler.unschedulable,
@@ -189,6 +191,15 @@ def _released(replicas: Sequence[ReplicaView], busy: AbstractSet[str]) -> list[R
         ReleaseRanks(name=r.name, leaving=r.leaving_ranks, version=r.version)
         for r in replicas
         if r.leaving_ranks != r.replica.spec.leaving and r.name not in busy
+    ]
+
+
+def _started(replicas: Sequence[ReplicaView], busy: AbstractSet[str]) -> list[StartRanks]:
+    """Start the ranks of epochs whose files are all there, except of replicas with another action."""
+    return [
+        StartRanks(name=r.name, version=r.version)
+        for r in replicas
+        if r.awaits_files and r.has_files and not r.is_deleting and r.name not in busy
     ]
 
 

@@ -26,7 +26,12 @@ from schemas.meta import (
 )
 from schemas.node import Node, NodeLifeStatus
 from schemas.pools import NodePool, NodePoolStatus
-from schemas.replica import MODEL_PRESENT, RankStatus, ReplicaStatus
+from schemas.replica import (
+    MODEL_PRESENT,
+    RankStatus,
+    ReplicaStatus,
+    order_of_reason,
+)
 from schemas.route import ModelRoute, ModelRouteStatus
 from schemas.shardgroup import ShardGroup, ShardGroupStatus
 
@@ -265,7 +270,7 @@ def replica_status(
 ) -> ReplicaStatus:
     """Return the status of a replica; `reports` are the reports on its ranks in this epoch."""
     found = [_replica_ready(view, reports)]
-    found += _model_present(reports)
+    found += _model_present(view, reports)
     corrected = proof_corrections(view.replica, reports)
     if corrected:
         found.append(condition("ProofCorrected", "MeasuredMore", corrected, holds=True))
@@ -284,12 +289,21 @@ def replica_status(
     )
 
 
-def _model_present(reports: Sequence[RankStatus | None]) -> list[Condition]:
-    """Return ModelPresent of a hub model: the first rank's that has not fetched it, else that of any."""
-    reported = [one for report in reports if report is not None for one in report.conditions]
-    own = [one for one in reported if one.type == MODEL_PRESENT]
-    missing = [one for one in own if one.status is not ConditionStatus.TRUE]
-    return (missing or own)[:1]
+def _model_present(view: ReplicaView, reports: Sequence[RankStatus | None]) -> Iterator[Condition]:
+    """Yield ModelPresent of a hub model: that of the first rank without its files, else true once all have them."""
+    found = [
+        (number, report.node, one)
+        for number, report in enumerate(reports)
+        if report is not None and (one := find_condition(report.conditions, MODEL_PRESENT))
+    ]
+    missing = [one for one in found if one[2].status is not ConditionStatus.TRUE]
+    missing.sort(key=lambda one: order_of_reason(one[2].reason))
+    if not missing and len(found) < len(reports):
+        return
+    for number, node, one in (missing or found)[:1]:
+        is_one_of_many = len(view.replica.spec.ranks) > 1 and missing
+        head = f"rank {number} on {node}: " if is_one_of_many and one.message else ""
+        yield one.model_copy(update={"message": f"{head}{one.message}"})
 
 
 def _replica_ready(view: ReplicaView, reports: Sequence[RankStatus | None]) -> Condition:
@@ -313,6 +327,7 @@ def _replica_ready(view: ReplicaView, reports: Sequence[RankStatus | None]) -> C
         for number, report in enumerate(reports)
         if report is not None and (found := find_condition(report.conditions, "Ready"))
     ]
+    ready.sort(key=lambda one: order_of_reason(one[1].reason))
     for number, found in ready:
         if found.status is not ConditionStatus.TRUE:
             head = prefix[number] if len(ranks) > 1 and found.message else ""

@@ -35,8 +35,16 @@ class ReplicaView:
     """Its nodes whose lease has expired."""
     is_fetching: bool = False
     """True if an agent fetches its model, and bytes arrive."""
+    has_files: bool = False
+    """True if each Mac reports that it has the files of its rank. Not reported while an engine runs."""
     leaving_ranks: tuple[LeavingRank, ...] = ()
     """Ranks of its earlier epochs that may still run."""
+
+    @property
+    def awaits_files(self) -> bool:
+        """Return whether its ranks must not start before all Macs have their files."""
+        formation = self.replica.spec.formation
+        return formation is not None and formation.awaits_files
 
     @property
     def name(self) -> str:

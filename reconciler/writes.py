@@ -22,6 +22,7 @@ from reconciler.actions import (
     RemoveRevision,
     SaveRevision,
     StartPreload,
+    StartRanks,
 )
 from reconciler.groups.group_view import GroupForm
 from reconciler.rollout.revisions import content_of, digest
@@ -112,8 +113,8 @@ def make_write(
         case CreateReplica() | MoveReplica() | ReformReplica():
             assert deployment is not None
             written = _assigned(action, deployment, replicas, context)
-        case ReleaseRanks(name=name, leaving=leaving, version=version):
-            written = _release(replicas[name], leaving, version)
+        case ReleaseRanks() | StartRanks():
+            written = _change_ranks(action, replicas[action.name])
         case DeleteReplica(name=name, because=because, version=version):
             written = _mark_deleted(replicas[name], version, because, now)
         case PreemptReplica(name=name, because=why, version=version):
@@ -134,6 +135,12 @@ def make_write(
         case _:
             assert_never(action)
     return written
+
+
+def _change_ranks(action: ReleaseRanks | StartRanks, replica: Replica) -> GuardedWrite:
+    if isinstance(action, StartRanks):
+        return _start_ranks(replica, action.version)
+    return _release(replica, action.leaving, action.version)
 
 
 def _removal(
@@ -181,7 +188,8 @@ def _assigned(
             stale = reports_of(replicas[name])
             return _assign(made, deployment, version=version, stale=stale)
         case ReformReplica(name=name, version=version):
-            made = remake_replica(action, replicas[name], context)
+            source = deployment.spec.model
+            made = remake_replica(action, replicas[name], context, source=source)
             stale = _dropped_reports(replicas[name], made)
             return _assign(made, deployment, version=version, stale=stale)
 
@@ -230,6 +238,20 @@ def _release(replica: Replica, leaving: tuple[LeavingRank, ...], version: int) -
             ModRevisionGuard(key=keys.spec_key("Replica", replica.name), mod_revision=version),
         ),
         operations=(codec.put_spec(edited), *_dropped_reports(replica, edited)),
+    )
+
+
+def _start_ranks(replica: Replica, version: int) -> GuardedWrite:
+    """Return the write of a replica whose ranks may start."""
+    formation = replica.spec.formation
+    assert formation is not None
+    started = formation.model_copy(update={"awaits_files": False})
+    spec = replica.spec.model_copy(update={"formation": started})
+    return GuardedWrite(
+        guards=(
+            ModRevisionGuard(key=keys.spec_key("Replica", replica.name), mod_revision=version),
+        ),
+        operations=(codec.put_spec(replica.model_copy(update={"spec": spec})),),
     )
 
 
@@ -301,6 +323,7 @@ def make_replica(
 ) -> Replica:
     """Return the replica that an action assigns; its uid differs from those of earlier replicas of the name."""
     content, form, now = action.content, action.form, context.now
+    model = content.model if form is None else _with_path(content.model, form.model)
     return Replica(
         metadata=ObjectMeta(
             name=action.name,
@@ -313,7 +336,7 @@ def make_replica(
         spec=ReplicaSpec(
             deployment=deployment.name,
             template=digest(content),
-            model=content.model if form is None else _with_path(content.model, form.model),
+            model=model,
             served_names=tuple(
                 dict.fromkeys((deployment.name, *content.served_names, *hub_names(content.model)))
             ),
@@ -322,16 +345,27 @@ def make_replica(
             queue_depth=content.queue_depth,
             kv_cache=content.kv_cache,
             ranks=action.ranks,
-            formation=None if form is None else _formation(form, context),
+            formation=None if form is None else _formation(form, model, context),
         ),
     )
 
 
-def remake_replica(action: ReformReplica, before: Replica, context: WriteContext) -> Replica:
-    """Return the replica in its next epoch, possibly with other ranks."""
+def remake_replica(
+    action: ReformReplica,
+    before: Replica,
+    context: WriteContext,
+    *,
+    source: ModelSource | None = None,
+) -> Replica:
+    """Return the replica in its next epoch, possibly with other ranks.
+
+    `source` is the deployment's model, to which a replica with a fallback model may return.
+    """
     old = before.spec.formation
     assert old is not None
-    formation = _formation(action.form, context).model_copy(
+    is_own = source is not None and source.folder == action.form.model
+    model = source if source and is_own else _with_path(before.spec.model, action.form.model)
+    formation = _formation(action.form, model, context).model_copy(
         update={
             "epoch": old.epoch + 1,
             "failures": action.failures,
@@ -340,7 +374,7 @@ def remake_replica(action: ReformReplica, before: Replica, context: WriteContext
     )
     spec = before.spec.model_copy(
         update={
-            "model": _with_path(before.spec.model, action.form.model),
+            "model": model,
             "ranks": action.ranks,
             "formation": formation,
             "leaving": action.leaving,
@@ -359,7 +393,7 @@ def _with_path(source: ModelSource, path: str) -> ModelSource:
     return source.model_copy(update={"path": path, "hub": None})
 
 
-def _formation(form: GroupForm, context: WriteContext) -> Formation:
+def _formation(form: GroupForm, model: ModelSource, context: WriteContext) -> Formation:
     return Formation(
         group=form.group,
         backend=form.backend,
@@ -371,4 +405,5 @@ def _formation(form: GroupForm, context: WriteContext) -> Formation:
         fallback=form.fallback,
         fits_single=form.fits_single,
         golden=form.golden,
+        awaits_files=model.hub is not None,
     )

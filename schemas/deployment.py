@@ -262,11 +262,6 @@ class ModelDeploymentSpec(ApiModel):
     def _can_be_split(self) -> Self:
         if self.sharding == "Never":
             return self
-        if self.model.hub is not None:
-            raise ValueError(
-                f"has sharding: {self.sharding} and model.hub, which a group cannot fetch yet; let one Mac fetch it, "
-                "copy the folder to the group's Macs, and write model.path"
-            )
         kept = "adapter" if self.model.adapter is not None else "draft" if self.model.draft else ""
         if kept:
             raise ValueError(

@@ -63,6 +63,8 @@ class Formation(ApiModel):
     """True if the Mac of rank 0 has room for the whole model: then it makes the golden answer first."""
     golden: GoldenAnswer | None = None
     """The answer of an earlier epoch of this model, if there was one."""
+    awaits_files: bool = False
+    """True until each Mac has the files of its rank: no rank starts before. Models of a hub only."""
 
 
 # The ports of an epoch that is over may still be in use, or in TIME_WAIT, so the next epoch takes others. 256 windows

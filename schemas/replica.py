@@ -138,9 +138,18 @@ class Replica(ApiObject):
 
 
 MODEL_PRESENT = "ModelPresent"
-"""The condition of a rank whose model comes from a hub: whether it is whole on the Mac's disk."""
+"""The condition of a rank whose model comes from a hub: whether the files that it needs are on the Mac's disk."""
+WAITING_FOR_FILES = "WaitingForFiles"
+"""The reason of Ready of a rank that has its files, while another rank of the group has not."""
 FETCHING_REASONS = ("Downloading", "Verifying")
 """Reasons of ModelPresent while a fetch goes on."""
+
+
+def order_of_reason(reason: str) -> int:
+    """Return the place of a rank's reason among those of its group: what a person can mend comes before what ends by itself."""
+    if reason == WAITING_FOR_FILES:
+        return 2
+    return 1 if reason in FETCHING_REASONS else 0
 
 
 class RankStatus(ApiModel):

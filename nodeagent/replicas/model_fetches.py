@@ -7,6 +7,7 @@ import asyncio
 import logging
 import random
 from collections.abc import Iterator
+from collections.abc import Set as AbstractSet
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -18,13 +19,14 @@ from machinery.prometheus import Counter, Histogram, LabelledGauge
 from models.hub.bandwidth import BandwidthLimit
 from models.hub.blob_source import BlobSources
 from models.hub.errors import FetchReason, HubRateLimitedError, ModelFetchError
-from models.hub.fetcher import FetchRequest, ModelFetcher
+from models.hub.fetcher import FetchRequest, ModelFetcher, ModelPart
 from models.hub.file_selection import DEFAULT_PATTERNS
 from models.hub.hub_settings import HubFactory, HubSettings
 from models.hub.model_hub import ModelHub
 from models.hub.progress import FetchMonitor, FetchProgress
-from models.model_store.store import ModelStore
+from models.model_store.store import ModelStore, StoredModel
 from nodeagent.peers.model_exchange import ModelExchange
+from nodeagent.replicas.model_parts import ModelParts
 from nodeagent.replicas.observation import FetchState, NextStart, ObservedFetch
 from schemas import duration, sizes
 from schemas.deployment import HubReference
@@ -49,11 +51,16 @@ _LEAST_STEP_S: Final = 2.0
 _DURATION_BOUNDS_S: Final = (10.0, 30.0, 60.0, 180.0, 600.0, 1800.0, 3600.0, 10800.0)
 
 
+_FetchKey: TypeAlias = tuple[str, str, frozenset[str] | None]
+"""Repository, commit, and the weight files of a rank; None for all of them."""
+
+
 @dataclass(kw_only=True)
 class _Fetch:
-    """One commit that is, or was, fetched."""
+    """The files of one commit that are, or were, fetched."""
 
     source: HubReference
+    request: FetchRequest
     deployment: str
     users: set[str] = field(default_factory=set)
     """Replicas and preloads that wait for it."""
@@ -87,7 +94,7 @@ class ModelFetches:
         transport: Transport,
         clock: Clock,
         *,
-        node: str,
+        parts: ModelParts,
         exchange: ModelExchange | None = None,
     ) -> None:
         """`exchange`: the other agents as sources of files; None: the hub alone."""
@@ -96,11 +103,12 @@ class ModelFetches:
         self._hubs = hubs
         self._transport = transport
         self._clock = clock
-        self._node = node
         self._factory: HubFactory | None = None
         self._group: asyncio.TaskGroup | None = None
-        self._fetches: dict[str, _Fetch] = {}
-        """By the folder's name, which has the repository and the commit."""
+        self._parts = parts
+        self._requests: dict[str, FetchRequest] = {}
+        """What each replica needs, as it was observed last."""
+        self._fetches: dict[_FetchKey, _Fetch] = {}
         self._failures = Counter(
             "fleet_model_fetch_failures_total", "Fetches that failed, by reason.", ("reason",)
         )
@@ -176,18 +184,28 @@ class ModelFetches:
 
         """
         source = replica.spec.model.hub
-        return None if source is None else await self.find(source)
+        if source is None:
+            return None
+        found = await asyncio.to_thread(self.store.find, source.repo, source.revision)
+        part = await asyncio.to_thread(self._parts.part_of, replica, found)
+        request = self._requests[replica.name] = _request(source, part)
+        return self._state(found, request)
 
     async def find(self, source: HubReference) -> ObservedFetch:
-        """Return the state of a commit on this disk. Raises OSError."""
+        """Return the state of a whole commit on this disk. Raises OSError."""
         found = await asyncio.to_thread(self.store.find, source.repo, source.revision)
-        if found is not None and set(_patterns(source)) <= set(found.patterns):
-            fetch = self._fetches.get(source.folder)
+        return self._state(found, _request(source, None))
+
+    def _state(self, found: StoredModel | None, request: FetchRequest) -> ObservedFetch:
+        fetch = self._fetches.get(_key(request))
+        if found is not None and request.is_met_by(found):
             outcome = fetch.outcome if fetch is not None else ""
             return ObservedFetch(
-                state=FetchState.PRESENT, size_bytes=found.size_bytes, message=outcome
+                state=FetchState.PRESENT,
+                size_bytes=found.size_bytes,
+                message=outcome,
+                is_partial=found.is_partial,
             )
-        fetch = self._fetches.get(source.folder)
         if fetch is None:
             return ObservedFetch(state=FetchState.NOT_STARTED)
         if fetch.task is not None and not fetch.task.done():
@@ -226,20 +244,32 @@ class ModelFetches:
 
     def start(self, replica: Replica) -> None:
         """Start to fetch the replica's model, or wait for the fetch that runs."""
-        assert replica.spec.model.hub is not None
-        self.want(replica.spec.model.hub, user=replica.name, deployment=replica.spec.deployment)
+        source = replica.spec.model.hub
+        assert source is not None
+        request = self._requests.get(replica.name)
+        if request is None or (request.repo, request.commit) != (source.repo, source.revision):
+            request = _request(source, None)
+        self._want(source, request, user=replica.name, deployment=replica.spec.deployment)
 
     def want(self, source: HubReference, *, user: str, deployment: str) -> None:
-        """Start to fetch a commit for a user, until `release`; the token is that of the deployment."""
-        fetch = self._fetches.get(source.folder)
+        """Start to fetch a whole commit for a user, until `release`; the token is that of the deployment."""
+        self._want(source, _request(source, None), user=user, deployment=deployment)
+
+    def _want(
+        self, source: HubReference, request: FetchRequest, *, user: str, deployment: str
+    ) -> None:
+        key = _key(request)
+        self._leave(user, {other for other in self._fetches if other != key})
+        fetch = self._fetches.get(key)
         if fetch is None:
             fetch = _Fetch(
                 source=source,
+                request=request,
                 deployment=deployment,
                 monitor=FetchMonitor(self._clock),
                 began_at=self._clock.monotonic(),
             )
-            self._fetches[source.folder] = fetch
+            self._fetches[key] = fetch
         fetch.users.add(user)
         is_running = fetch.task is not None and not fetch.task.done()
         if is_running or self._group is None:
@@ -252,13 +282,20 @@ class ModelFetches:
 
     def release(self, replica: str) -> None:
         """Forget that a replica waits; a fetch for which none waits ends, and what it brought stays on the disk."""
-        for name, fetch in list(self._fetches.items()):
+        self._requests.pop(replica, None)
+        self._leave(replica, set(self._fetches))
+
+    def _leave(self, replica: str, left: AbstractSet[_FetchKey]) -> None:
+        """Take the replica from the users of fetches."""
+        for key in left:
+            fetch = self._fetches[key]
             fetch.users.discard(replica)
             if not fetch.users:
-                del self._fetches[name]
+                del self._fetches[key]
                 if fetch.task is not None and not fetch.task.done():
                     fetch.task.cancel()
-                    log.info("fetch cancelled", extra={"model": name, "replica": replica})
+                    extra = {"model": fetch.source.folder, "replica": replica}
+                    log.info("fetch cancelled", extra=extra)
 
     async def record_load(self, replica: Replica) -> bool:
         """Record that an engine loads the replica's model now; False if a collection has just removed it."""
@@ -275,11 +312,10 @@ class ModelFetches:
         try:
             token = await self._token(fetch)
             hub = factory(source, token)
-            request = FetchRequest(
-                repo=source.repo, commit=source.revision, patterns=_patterns(source)
-            )
             async with self._sources(hub, fetch) as sources:
-                await self._fetcher.fetch(hub, request, monitor=fetch.monitor, sources=sources)
+                await self._fetcher.fetch(
+                    hub, fetch.request, monitor=fetch.monitor, sources=sources
+                )
         except (ModelFetchError, StoreError, OSError, ValueError) as error:
             self._note(fetch, error, has_token=bool(token))
         else:
@@ -320,7 +356,7 @@ class ModelFetches:
 
     async def _token(self, fetch: _Fetch) -> str:
         """Return the token that the reconciler gave to this node for the deployment; "" if it gave none."""
-        item = await self._transport.get(keys.hub_grant_key(self._node, fetch.deployment))
+        item = await self._transport.get(keys.hub_grant_key(self._parts.node, fetch.deployment))
         if item is None:
             return ""
         granted = codec.decode(HubToken, item)
@@ -347,9 +383,9 @@ class ModelFetches:
         )
 
     def _running(self) -> Iterator[tuple[str, _Fetch]]:
-        for name, one in self._fetches.items():
+        for one in self._fetches.values():
             if one.task is not None and not one.task.done():
-                yield name, one
+                yield one.source.folder, one
 
     def _etas(self) -> dict[str, int]:
         found = {name: one.monitor.snapshot().eta_s for name, one in self._running()}
@@ -367,8 +403,14 @@ class ModelFetches:
             yield from self.exchange.lines()
 
 
-def _patterns(source: HubReference) -> tuple[str, ...]:
-    return source.files or DEFAULT_PATTERNS
+def _request(source: HubReference, part: ModelPart | None) -> FetchRequest:
+    patterns = source.files or DEFAULT_PATTERNS
+    return FetchRequest(repo=source.repo, commit=source.revision, patterns=patterns, part=part)
+
+
+def _key(request: FetchRequest) -> _FetchKey:
+    part = request.part
+    return request.repo, request.commit, None if part is None else part.files
 
 
 LocalReason: TypeAlias = Literal["StoreUnreachable", "DiskFailed"]

@@ -69,6 +69,8 @@ class ObservedFetch:
     """The error of the last failure; of a model that was fetched for this replica, its size and duration."""
     next_attempt: NextStart | None = None
     """The next attempt after a failure; None if it is due."""
+    is_partial: bool = False
+    """True if the disk has the files of this rank's layers only."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -27,6 +27,8 @@ _DELAYS_S: Final = (0.0, 5.0, 10.0, 20.0, 40.0, 60.0)
 class EpochState(StrEnum):
     """The state of an epoch, computed at each reconcile from the agents' reports."""
 
+    FETCHING = "Fetching"
+    """Its Macs fetch the files of their ranks; no rank has started. Models of a hub only."""
     STARTING = "Starting"
     """Its ranks load, or rank 0 is not ready."""
     SERVING = "Serving"
@@ -44,12 +46,14 @@ class EpochState(StrEnum):
 class EpochEvent(StrEnum):
     """An event that moves an epoch from one state to another."""
 
+    FILES_PRESENT = "FilesPresent"
+    """Each Mac has the files of its rank: the reconciler lets the ranks start."""
     READY = "Ready"
     NOT_READY = "NotReady"
     SERVED_A_MINUTE = "ServedAMinute"
     RANK_FAILED = "RankFailed"
     NODE_AWAY = "NodeAway"
-    """A Mac is away; after it has served, only once the grace period of the Mac is over."""
+    """A Mac is away; while it fetches and after it has served, only once the grace period of the Mac is over."""
     NODE_BACK = "NodeBack"
     NEXT_EPOCH = "NextEpoch"
     """The reconciler reforms the replica, once the delay after a failure is over."""
@@ -58,6 +62,8 @@ class EpochEvent(StrEnum):
 
 # (from, event, to). NEXT_EPOCH leads to the first state of another epoch.
 TRANSITIONS: Final = (
+    (EpochState.FETCHING, EpochEvent.FILES_PRESENT, EpochState.STARTING),
+    (EpochState.FETCHING, EpochEvent.NODE_AWAY, EpochState.LOST),
     (EpochState.STARTING, EpochEvent.READY, EpochState.SERVING),
     (EpochState.STARTING, EpochEvent.RANK_FAILED, EpochState.FAILED),
     (EpochState.STARTING, EpochEvent.NODE_AWAY, EpochState.LOST),
@@ -68,12 +74,16 @@ TRANSITIONS: Final = (
     (EpochState.STEADY, EpochEvent.RANK_FAILED, EpochState.FAILED),
     (EpochState.STEADY, EpochEvent.NODE_AWAY, EpochState.LOST),
     (EpochState.FAILED, EpochEvent.NODE_AWAY, EpochState.LOST),
+    (EpochState.FAILED, EpochEvent.NEXT_EPOCH, EpochState.FETCHING),
     (EpochState.FAILED, EpochEvent.NEXT_EPOCH, EpochState.STARTING),
     (EpochState.FAILED, EpochEvent.SHAPES_EXHAUSTED, EpochState.GIVEN_UP),
+    (EpochState.GIVEN_UP, EpochEvent.NEXT_EPOCH, EpochState.FETCHING),
     (EpochState.GIVEN_UP, EpochEvent.NEXT_EPOCH, EpochState.STARTING),
+    (EpochState.LOST, EpochEvent.NODE_BACK, EpochState.FETCHING),
     (EpochState.LOST, EpochEvent.NODE_BACK, EpochState.STARTING),
     (EpochState.LOST, EpochEvent.NODE_BACK, EpochState.STEADY),
     (EpochState.LOST, EpochEvent.NODE_BACK, EpochState.FAILED),
+    (EpochState.LOST, EpochEvent.NEXT_EPOCH, EpochState.FETCHING),
     (EpochState.LOST, EpochEvent.NEXT_EPOCH, EpochState.STARTING),
 )
 _POSSIBLE: Final = frozenset((state, event) for state, event, _ in TRANSITIONS)
@@ -91,6 +101,8 @@ class Epoch:
     """True if it is over and a Mac of it is away."""
     is_steady: bool = False
     """True if it has served for a minute."""
+    awaits_files: bool = False
+    """True if a Mac of it does not have its files yet."""
     over_s: float = 0.0
     """Seconds since its end was written to the status."""
     served_s: float = 0.0
@@ -113,6 +125,7 @@ class Epoch:
             (self.is_given_up, EpochState.GIVEN_UP),
             (self.is_lost, EpochState.LOST),
             (self.over != "", EpochState.FAILED),
+            (self.awaits_files, EpochState.FETCHING),
             (self.is_steady, EpochState.STEADY),
             (self.served_s > 0, EpochState.SERVING),
         )
@@ -204,8 +217,10 @@ def epoch_of(
     over, message = _over(replica, reports)
     first = reports[0]
     has_served = first is not None and is_true(first.conditions, "Ready")
-    # An engine outlives its agent, so a serving epoch gets the grace period. One that never served needs the agent.
-    missing = [name for name in nodes if name in lost] if has_served else away_nodes
+    # An engine outlives its agent, so a serving epoch gets the grace period, and so do files that are on their way:
+    # another Mac would fetch them from the beginning. An epoch that is to start needs the agent.
+    is_patient = has_served or formation.awaits_files
+    missing = [name for name in nodes if name in lost] if is_patient else away_nodes
     if not over and missing:
         over, message = "NodeLost", f"{', '.join(missing)} is away"
     # Each epoch has a generation of its own: conditions of another generation are about another epoch.
@@ -217,6 +232,7 @@ def epoch_of(
         over=over,
         message=message,
         is_lost=bool(over and away_nodes),
+        awaits_files=formation.awaits_files,
         is_steady=is_true(current, "Steady") or _since(current, "Ready", now) >= STEADY_S,
         over_s=_since(current, "EpochOver", now),
         over_since=(_true_since(current, "EpochOver") or now) if over else None,

@@ -40,7 +40,13 @@ SECTION: Final = ReasonSection(
             "Files arrive. The message has the share, the hub, the rate and the time left.",
         ),
         normal("Verifying", "The files' content is compared with the hub's digests."),
-        normal("Present", "The model is whole and verified on the Mac's disk."),
+        normal(
+            "Present", "The files that the replica's rank needs are verified on the Mac's disk."
+        ),
+        normal(
+            "WaitingForFiles",
+            "A rank of a group has its files, and waits for those of another rank. The group's message names that one.",
+        ),
         normal("ModelFetched", "A Mac has fetched and verified the model of a replica."),
         problem(
             "NotFound",

@@ -26,6 +26,11 @@ SECTION: Final = ReasonSection(
             "The message names the file. Download or convert the model again.",
         ),
         problem(
+            "ModelPartial",
+            "The folder has only the weight files that one rank of a group needs, and `spec.model.path` names it.",
+            "Name the model with `spec.model.hub`, so that the rest is fetched, or run `fleetctl models pull` on that Mac.",
+        ),
+        problem(
             "ArchitectureUnsupported",
             "The installed mlx-lm has no code for this kind of model.",
             "Use a model that mlx-lm supports.",

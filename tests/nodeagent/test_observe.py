@@ -13,12 +13,15 @@ from nodeagent.observe import NodeState, ReplicaObserver, StartError
 from nodeagent.plan import plan
 from nodeagent.replicas.rank_reports import RankReports
 from nodeagent.replicas.start_queue import StartRequest
+from nodeagent.status import replica_conditions
+from schemas.meta import ConditionStatus, find_condition
 from schemas.replica import Replica
 from schemas.wire.engine_address import EngineAddress
 from store import codec, keys
 from store.memory import MemoryTransport
 from store.port import Put
 from tests.support.clock import FakeClock
+from tests.support.nodeagent_groups import group
 from tests.support.nodeagent_plans import NOW, wanted
 from tests.support.waiting import until
 
@@ -86,6 +89,15 @@ async def test_an_assigned_replica_without_an_engine(scene: Scene) -> None:
     assert seen is not None
     assert seen.replica is not None
     assert (seen.engine, seen.is_published, seen.is_unknown, seen.rank) == (None, False, False, 0)
+
+
+async def test_a_node_without_fetches_has_the_files_that_a_group_waits_for(scene: Scene) -> None:
+    await scene.assign(group("a", "b", awaits_files=True))
+    seen = await scene.observer.observe("qwen-0")
+    assert seen is not None
+    present = find_condition(replica_conditions(seen), "ModelPresent")
+    assert present is not None
+    assert present.status is ConditionStatus.TRUE
 
 
 async def test_an_error_counts_for_its_own_epoch_only(scene: Scene) -> None:

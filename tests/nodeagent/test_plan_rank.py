@@ -9,14 +9,16 @@ from nodeagent.actions import ReportRank
 from nodeagent.engines.references import ReferenceState
 from nodeagent.plan import plan, rank_grace_s
 from nodeagent.replicas.observation import (
+    FetchState,
     ObservedEngine,
+    ObservedFetch,
     ObservedRank,
     ObservedReplica,
     ProbeState,
 )
 from nodeagent.status import replica_conditions
 from schemas.formation import GoldenAnswer
-from schemas.meta import ConditionStatus
+from schemas.meta import ConditionStatus, find_condition
 from schemas.replica import Replica
 from tests.support.nodeagent_groups import GOLDEN, group
 from tests.support.nodeagent_plans import OTHER_ANSWER as OTHER
@@ -55,8 +57,41 @@ PASSED = engine(of=rank(answer=GOLDEN), probe=ProbeState.PASSED)
 DEAD = engine(is_running=False, exit_code=4, last_words="rank 1 is gone")
 ALONE = wanted(fits_single=True)
 
+PRESENT = ObservedFetch(state=FetchState.PRESENT)
+FETCHING = ObservedFetch(state=FetchState.NOT_STARTED)
+
 SITUATIONS = [
     pytest.param(seen(), ["StartEngine", "Ready=False Starting"], 0.1, id="start"),
+    pytest.param(
+        seen(replica=wanted(awaits_files=True), fetch=PRESENT),
+        ["ModelPresent=True Present"],
+        30.0,
+        id="files-of-another-rank",
+    ),
+    pytest.param(
+        seen(replica=wanted(awaits_files=True), fetch=FETCHING),
+        ["FetchModel", "ModelPresent=False FetchStarting"],
+        1.0,
+        id="own-files",
+    ),
+    pytest.param(
+        seen(replica=wanted(awaits_files=True, fits_single=True), fetch=PRESENT),
+        ["ModelPresent=True Present"],
+        30.0,
+        id="no-reference-before-all-files",
+    ),
+    pytest.param(
+        seen(replica=ALONE, fetch=replace(PRESENT, is_partial=True)),
+        ["StartEngine", "ModelPresent=True Present"],
+        0.1,
+        id="no-reference-of-a-part",
+    ),
+    pytest.param(
+        seen(replica=ALONE, fetch=PRESENT),
+        ["MakeReference", "ModelPresent=True Present"],
+        0.1,
+        id="a-reference-of-all-files",
+    ),
     pytest.param(
         seen(used_epoch=1), ["StartEngine", "Ready=False Starting"], 0.1, id="the-next-epoch"
     ),
@@ -383,3 +418,11 @@ def test_a_large_rank_has_more_time_to_end() -> None:
     assert rank_grace_s(2**30, is_doomed=True) == 11
     assert rank_grace_s(400 * 2**30, is_doomed=True) == 410
     assert rank_grace_s(400 * 2**30, is_doomed=False) == 440
+
+
+def test_a_rank_that_waits_for_the_files_of_another_says_so() -> None:
+    waiting = seen(replica=wanted(awaits_files=True), fetch=PRESENT)
+    ready = find_condition(replica_conditions(waiting), "Ready")
+    assert ready is not None
+    assert ready.reason == "WaitingForFiles"
+    assert ready.message == "it has its files; another rank of the group has not fetched its own"

@@ -22,6 +22,7 @@ from reconciler.actions import (
     RemoveRevision,
     SaveRevision,
     StartPreload,
+    StartRanks,
 )
 from reconciler.placement.inputs import NodeView
 from reconciler.plan import is_gone, plan
@@ -163,7 +164,7 @@ def apply(seen: DeploymentView, action: Action) -> DeploymentView:
         case RemoveRevision(name=name):
             left = tuple(one for one in seen.revisions if one.name != name)
             seen = replace(seen, revisions=left)
-        case OrphanReplica() | AdoptReplica() | ReformReplica() | ReleaseRanks():
+        case OrphanReplica() | AdoptReplica() | ReformReplica() | ReleaseRanks() | StartRanks():
             raise AssertionError(action)  # other tests hold these
         case StartPreload() | EndPreload():
             raise AssertionError(action)  # no model here is from a hub

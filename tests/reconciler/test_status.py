@@ -20,6 +20,7 @@ from schemas.replica import FetchStatus, RankStatus
 from schemas.route import Backend, HeaderMatch, ModelRoute, ModelRouteSpec, RouteRule
 from schemas.shardgroup import GroupMember, ShardGroup, ShardGroupSpec
 from tests.support.fleets import NOW, deployment, node, observed, replica
+from tests.support.reconciler_group_situations import on
 
 LATER = NOW + timedelta(seconds=5)
 
@@ -218,6 +219,67 @@ def test_a_replica_has_the_fetches_of_its_ranks_except_of_agents_that_are_away()
     assert replica_status(view, [report], old=None, now=NOW).fetches == (fetch,)
     away = replace(view, away_nodes=frozenset({"a"}))
     assert replica_status(away, [report], old=None, now=NOW).fetches == ()
+
+
+def fetching(node: str, reason: str, *, holds: bool = False) -> RankStatus:
+    truth = ConditionStatus.TRUE if holds else ConditionStatus.FALSE
+    ready = Condition(
+        type="Ready",
+        status=ConditionStatus.FALSE,
+        reason="WaitingForFiles" if holds else reason,
+        message=f"{reason} words",
+    )
+    present = ready.model_copy(update={"type": "ModelPresent", "status": truth, "reason": reason})
+    return RankStatus(replica_uid="u", node=node, epoch=1, conditions=(ready, present))
+
+
+@pytest.mark.parametrize(
+    ("reports", "ready", "present"),
+    [
+        pytest.param(
+            (fetching("a", "Present", holds=True), fetching("b", "NoSpace")),
+            ("False", "NoSpace", "rank 1 on b: NoSpace words"),
+            ("False", "NoSpace", "rank 1 on b: NoSpace words"),
+            id="a failure comes before a rank that waits",
+        ),
+        pytest.param(
+            (fetching("a", "Downloading"), fetching("b", "Gated")),
+            ("False", "Gated", "rank 1 on b: Gated words"),
+            ("False", "Gated", "rank 1 on b: Gated words"),
+            id="a failure comes before a fetch",
+        ),
+        pytest.param(
+            (fetching("a", "Present", holds=True), fetching("b", "Downloading")),
+            ("False", "Downloading", "rank 1 on b: Downloading words"),
+            ("False", "Downloading", "rank 1 on b: Downloading words"),
+            id="a fetch comes before a rank that waits",
+        ),
+        pytest.param(
+            (fetching("a", "Present", holds=True), None),
+            ("False", "WaitingForFiles", "rank 0 on a: Present words"),
+            None,
+            id="not present before all have reported",
+        ),
+        pytest.param(
+            (fetching("a", "Present", holds=True), fetching("b", "Present", holds=True)),
+            ("False", "WaitingForFiles", "rank 0 on a: Present words"),
+            ("True", "Present", "Present words"),
+            id="all have their files",
+        ),
+    ],
+)
+def test_a_group_shows_the_rank_that_keeps_it_from_starting(
+    reports: tuple[RankStatus | None, ...],
+    ready: tuple[str, str, str],
+    present: tuple[str, str, str] | None,
+) -> None:
+    view = replace(on("ab", awaits_files=True), is_ready=False)
+    made = replica_status(view, reports, old=None, now=NOW)
+    assert said(made, "Ready") == ready
+    if present is None:
+        assert find_condition(made.conditions, "ModelPresent") is None
+    else:
+        assert said(made, "ModelPresent") == present
 
 
 def test_pool() -> None:

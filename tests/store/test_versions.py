@@ -265,7 +265,7 @@ SHAPES: dict[str, tuple[int, str]] = {
     "FetchClaim": (1, "f152568b8dff"),
     "GitSourceStatus": (2, "fab6dc1f1143"),
     "GitSource": (2, "8131f8ac34d3"),
-    "FabricTest": (1, "87603a38741b"),
+    "FabricTest": (1, "6c1f69fbdd8b"),
     "FabricRank": (1, "5e927d2c4f71"),
     "ApiKey": (2, "e3951ec66d0a"),
     "Revision": (2, "55e431a6f3ff"),

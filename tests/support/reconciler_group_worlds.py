@@ -15,6 +15,7 @@ from reconciler.actions import (
     ReformReplica,
     ReleaseRanks,
     RemoveReplica,
+    StartRanks,
 )
 from reconciler.groups.epochs import epoch_of, mark_given_up
 from reconciler.groups.group_view import GroupView, group_shapes
@@ -142,6 +143,12 @@ class World:
                 self._assign(remake_replica(action, self.replicas[name], stamp))
             case ReleaseRanks(name=name, leaving=leaving):
                 spec = self.replicas[name].spec.model_copy(update={"leaving": leaving})
+                self.replicas[name] = self.replicas[name].model_copy(update={"spec": spec})
+            case StartRanks(name=name):
+                formation = self.replicas[name].spec.formation
+                assert formation is not None
+                started = formation.model_copy(update={"awaits_files": False})
+                spec = self.replicas[name].spec.model_copy(update={"formation": started})
                 self.replicas[name] = self.replicas[name].model_copy(update={"spec": spec})
             case DeleteReplica(name=name):
                 marks = {"deletion_timestamp": self.now}

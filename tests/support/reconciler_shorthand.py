@@ -16,12 +16,14 @@ from reconciler.actions import (
     RemoveRevision,
     SaveRevision,
     StartPreload,
+    StartRanks,
 )
 
 _SIGNS = {
     OrphanReplica: "o",
     AdoptReplica: "a",
     ReleaseRanks: "f",
+    StartRanks: "s",
     RemoveReplica: "x",
     RemoveDeployment: "X",
 }

@@ -14,6 +14,7 @@ from models.model_store.store import ModelStore
 from nodeagent.model_store.preloads import ModelPreloads, preload_cache
 from nodeagent.model_store.usage import read_users
 from nodeagent.replicas.model_fetches import ModelFetches
+from nodeagent.replicas.model_parts import ModelParts
 from schemas.deployment import HubReference
 from schemas.model_snapshot import PreloadAssignment
 from schemas.node import ModelReport
@@ -66,7 +67,7 @@ async def preloading(root: Path, hub: StandInHub) -> AsyncIterator[Node]:
     store = MemoryTransport(CLOCK)
     limits = FetchLimits(attempts=1, rate_limit_wait_s=0.0)
     fetcher = ModelFetcher(ModelStore(root, CLOCK), CLOCK, limits=limits)
-    fetches = ModelFetches(fetcher, HubSettings(), store, CLOCK, node="a")
+    fetches = ModelFetches(fetcher, HubSettings(), store, CLOCK, parts=ModelParts("a"))
     node = Node(store, fetches, ModelPreloads(preload_cache(store, CLOCK, "a"), fetches), root)
 
     def changed() -> None:

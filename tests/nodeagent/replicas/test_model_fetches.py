@@ -4,14 +4,18 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 from pydantic import SecretStr
 
 from machinery.clock import SystemClock
+from models import weight_headers
 from models.hub.fetcher import FetchLimits, ModelFetcher
 from models.hub.hub_settings import HubSettings
 from models.model_store.store import ModelStore
+from models.weight_headers import TensorShape, WeightHeaders
 from nodeagent.replicas.model_fetches import ModelFetches
+from nodeagent.replicas.model_parts import ModelParts
 from nodeagent.replicas.observation import FetchState, ObservedFetch
 from schemas.deployment import HubReference, ModelSource
 from schemas.records import HubToken
@@ -21,6 +25,7 @@ from store.memory import MemoryTransport
 from store.port import Put
 from tests.support.hub import COMMIT, REPO, StandInHub, tiny_files
 from tests.support.hub_repositories import FOLDER
+from tests.support.nodeagent_groups import group
 from tests.support.nodeagent_plans import wanted
 from tests.support.waiting import until, until_async
 
@@ -37,13 +42,23 @@ def replica(hub: StandInHub, name: str = "qwen-0") -> Replica:
 
 @asynccontextmanager
 async def fetching(
-    root: Path, hub: StandInHub, store: MemoryTransport | None = None
+    root: Path,
+    hub: StandInHub,
+    store: MemoryTransport | None = None,
+    *,
+    parts: ModelParts | None = None,
 ) -> AsyncIterator[ModelFetches]:
     """Run the fetches of a node, with few retries of their own."""
     fetcher = ModelFetcher(
         ModelStore(root, CLOCK), CLOCK, limits=FetchLimits(attempts=1, rate_limit_wait_s=0.0)
     )
-    fetches = ModelFetches(fetcher, HubSettings(), store or MemoryTransport(CLOCK), CLOCK, node="a")
+    fetches = ModelFetches(
+        fetcher,
+        HubSettings(),
+        store or MemoryTransport(CLOCK),
+        CLOCK,
+        parts=parts or ModelParts("a"),
+    )
     async with hub.serve(), asyncio.TaskGroup() as group:
         task = group.create_task(fetches.run())
         yield fetches
@@ -163,3 +178,81 @@ async def test_the_granted_token_goes_to_its_own_endpoint_only(tmp_path: Path) -
         fetches.release("qwen-0")
         await reached(fetches, replica(hub), FetchState.PRESENT)
         assert any(one.has_token for one in hub.seen)
+
+
+FIRST, SECOND = (f"model-0000{number}-of-00002.safetensors" for number in (1, 2))
+
+
+def packed_headers() -> str:
+    """Return the headers of a model with one layer in each file."""
+    shape = TensorShape(dtype="F32", shape=(1,), size=4)
+    files = {FIRST: {"model.layers.0.x": shape}, SECOND: {"model.layers.1.x": shape}}
+    return weight_headers.pack(WeightHeaders(config="{}", files=files))
+
+
+def rank_replica(hub: StandInHub, *nodes: str, **formation: Any) -> Replica:
+    """Return a replica of the hub's model with a rank of one layer on each node."""
+    found = group(*nodes, **formation)
+    ranks = tuple(rank.model_copy(update={"layers": 1}) for rank in found.spec.ranks)
+    spec = found.spec.model_copy(update={"model": replica(hub).spec.model, "ranks": ranks})
+    return found.model_copy(update={"spec": spec})
+
+
+async def test_a_pipeline_rank_fetches_its_files_and_a_tensor_rank_all(tmp_path: Path) -> None:
+    hub = StandInHub(repos={REPO: tiny_files()})
+    parts = ModelParts("a", lambda folder: packed_headers() if folder == FOLDER else "")
+    async with fetching(tmp_path, hub, parts=parts) as fetches:
+        # Rank 0 has the last layers.
+        piped = rank_replica(hub, "a", "b", parallelism="Pipeline")
+        found = await reached(fetches, piped, FetchState.PRESENT)
+        assert found.is_partial
+        assert (hub.requests("GET", FIRST), len(hub.requests("GET", SECOND))) == ([], 1)
+        # In the next epoch this Mac has the other rank: the files are those of both then.
+        other = rank_replica(hub, "b", "a", parallelism="Pipeline", epoch=2)
+        found = await reached(fetches, other, FetchState.PRESENT)
+        assert not found.is_partial
+        assert len(hub.requests("GET", SECOND)) == 1
+        tensor = rank_replica(hub, "a", "b", parallelism="Tensor")
+        found = await reached(fetches, tensor, FetchState.PRESENT)
+        assert not found.is_partial
+
+
+async def test_a_part_stays_enough_when_the_reconciler_forgets_the_commit(tmp_path: Path) -> None:
+    hub = StandInHub(repos={REPO: tiny_files()})
+    known = {FOLDER: packed_headers()}
+    async with fetching(
+        tmp_path, hub, parts=ModelParts("a", lambda folder: known.get(folder, ""))
+    ) as fetches:
+        piped = rank_replica(hub, "a", "b", parallelism="Pipeline")
+        await reached(fetches, piped, FetchState.PRESENT)
+    async with fetching(tmp_path, hub, parts=ModelParts("a")) as later:
+        found = await later.observe(piped)
+        assert found is not None
+        assert (found.state, found.is_partial) == (FetchState.PRESENT, True)
+
+
+async def test_a_rank_without_headers_fetches_the_whole_model(tmp_path: Path) -> None:
+    hub = StandInHub(repos={REPO: tiny_files()})
+    async with fetching(tmp_path, hub) as fetches:
+        piped = rank_replica(hub, "a", "b", parallelism="Pipeline")
+        found = await reached(fetches, piped, FetchState.PRESENT)
+        assert not found.is_partial
+
+
+async def test_a_fetch_of_another_part_ends_when_the_layers_change(tmp_path: Path) -> None:
+    hub = StandInHub(repos={REPO: tiny_files(weights=2 << 20)})
+    hub.faults.bytes_per_s = 1 << 18
+    async with fetching(
+        tmp_path, hub, parts=ModelParts("a", lambda _: packed_headers())
+    ) as fetches:
+        await reached(
+            fetches, rank_replica(hub, "a", "b", parallelism="Pipeline"), FetchState.RUNNING
+        )
+        other = rank_replica(hub, "b", "a", parallelism="Pipeline", epoch=2)
+        await reached(fetches, other, FetchState.RUNNING)
+        hub.faults.bytes_per_s = None
+        found = await reached(fetches, other, FetchState.PRESENT)
+        assert found.is_partial
+        model = fetches.store.find(REPO, COMMIT)
+        assert model is not None
+        assert set(model.absent) == {SECOND}

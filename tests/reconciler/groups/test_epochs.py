@@ -60,6 +60,21 @@ def look(
     return found
 
 
+def test_an_agent_that_restarts_while_files_come_does_not_end_the_epoch() -> None:
+    fetching = on("ab", awaits_files=True).replica
+
+    def state(**where: set[str]) -> EpochState:
+        found = epoch_of(
+            fetching, (None, None), **{"away": set(), "lost": set()} | where, old=None, now=NOW
+        )
+        assert found is not None
+        return found.state
+
+    assert state() is EpochState.FETCHING
+    assert state(away={"b"}) is EpochState.FETCHING
+    assert state(away={"b"}, lost={"b"}) is EpochState.LOST
+
+
 SERVES, FOLLOWS = report("Ready"), report("Ready")
 ENDED = report("EpochOver")
 
@@ -285,6 +300,10 @@ def test_any_rank_may_be_not_ready(
 
 
 STATES = [
+    pytest.param(Epoch(awaits_files=True), EpochState.FETCHING, id="fetching"),
+    pytest.param(
+        Epoch(awaits_files=True, over="NodeLost", is_lost=True), EpochState.LOST, id="gone"
+    ),
     pytest.param(Epoch(), EpochState.STARTING, id="starting"),
     pytest.param(Epoch(served_s=1), EpochState.SERVING, id="serving"),
     pytest.param(Epoch(served_s=61, is_steady=True), EpochState.STEADY, id="steady"),

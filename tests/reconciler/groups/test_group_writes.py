@@ -8,12 +8,14 @@ from datetime import timedelta
 import pytest
 
 from reconciler import observe
-from reconciler.actions import CreateReplica, ReformReplica, ReleaseRanks
+from reconciler.actions import CreateReplica, ReformReplica, ReleaseRanks, StartRanks
 from reconciler.groups.group_view import GroupForm
 from reconciler.nodes.liveness import Now
 from reconciler.nodes.node_views import NodeViewCache
+from reconciler.plan import plan
 from reconciler.rollout.revisions import content_of
 from reconciler.views import ReplicaView
+from schemas.deployment import HubReference, ModelDeployment, ModelSource
 from schemas.formation import GoldenAnswer
 from schemas.meta import Condition, ConditionStatus, ObjectMeta
 from schemas.node import Node, NodeSpec
@@ -131,6 +133,60 @@ async def test_a_fallback_may_use_another_model() -> None:
     assert (found.spec.model.path, found.spec.template) == ("qwen-4bit", before.spec.template)
 
 
+HUB = HubReference(repo="org/qwen", revision="ab" * 20)
+
+
+def of_hub() -> ModelDeployment:
+    made = sharded()
+    spec = made.spec.model_copy(update={"model": ModelSource(hub=HUB)})
+    return made.model_copy(update={"spec": spec})
+
+
+async def test_the_ranks_of_a_hub_model_wait_until_they_are_started() -> None:
+    store = LeaderStore()
+    await store.lead()
+    form = replace(FORM, model=HUB.folder)
+    create = replace(CREATE, form=form, content=content_of(of_hub()))
+    version = await store.executor.do(create, await store.have(of_hub()), {})
+    before = await store.replica()
+    assert before is not None
+    assert before.spec.formation is not None
+    assert before.spec.formation.awaits_files
+    start = StartRanks(name="qwen-0", version=version)
+    version = await store.executor.do(start, None, {"qwen-0": before})
+    started = await store.replica()
+    assert started is not None
+    formation = before.spec.formation.model_copy(update={"awaits_files": False})
+    assert started.spec == before.spec.model_copy(update={"formation": formation})
+    assert started.metadata.generation == before.metadata.generation, "it is the same epoch"
+
+    async def reform(form: GroupForm, version: int, before: Replica) -> tuple[Replica, int]:
+        again = ReformReplica(
+            name="qwen-0",
+            ranks=before.spec.ranks,
+            form=form,
+            failures=1,
+            because="it ended",
+            version=version,
+        )
+        # Each epoch waits again: its ranks may need other files.
+        revision = await store.executor.do(again, await store.have(of_hub()), {"qwen-0": before})
+        found = await store.replica()
+        assert found is not None
+        return found, revision
+
+    next_epoch, version = await reform(form, version, started)
+    assert next_epoch.spec.formation is not None
+    assert next_epoch.spec.formation.awaits_files
+    fallback, version = await reform(replace(FORM, model="small", fallback=1), version, next_epoch)
+    assert fallback.spec.formation is not None
+    assert (fallback.spec.model.path, fallback.spec.model.hub) == ("small", None)
+    assert not fallback.spec.formation.awaits_files, "a folder is not fetched"
+    back, _ = await reform(form, version, fallback)
+    assert back.spec.formation is not None
+    assert (back.spec.model.hub, back.spec.formation.awaits_files) == (HUB, True)
+
+
 @pytest.fixture
 async def world() -> AsyncIterator[CachedStore]:
     made = CachedStore()
@@ -175,6 +231,24 @@ async def test_the_report_of_every_rank_counts(world: CachedStore) -> None:
     assert (found.epoch.over, found.is_ready) == ("", True)
     await world.write(put_rank(replica, 0, "Ready", epoch=7))
     assert not observed(world).is_ready
+
+
+async def test_ranks_start_once_each_mac_has_its_files(world: CachedStore) -> None:
+    view = on("ab", awaits_files=True)
+    replica = view.replica
+    await world.have(sharded(), replica)
+
+    def starts() -> list[str]:
+        seen = observe.observe(world.fleet, "qwen", LATER, nodes=())
+        return [one.name for one in plan(seen).actions if isinstance(one, StartRanks)]
+
+    assert starts() == []
+    await world.write(put_rank(replica, 0, "ModelPresent"))
+    assert starts() == []
+    await world.write(put_rank(replica, 1, "ModelPresent", epoch=7))
+    assert starts() == [], "a report of another epoch says nothing of this one"
+    await world.write(put_rank(replica, 1, "ModelPresent"))
+    assert starts() == ["qwen-0"]
 
 
 async def test_any_node_of_it_may_be_lost(world: CachedStore) -> None:

@@ -1,0 +1,214 @@
+"""Models of a hub on a group of real agents and ranks: each Mac fetches what its rank needs, and the ranks wait for each other."""
+
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from models.model_files import PARTIAL_MARK
+from schemas.meta import find_condition
+from tests.fleet.test_hub_models import MIB, shown
+from tests.support.commands import run_module
+from tests.support.fleet import Fleet
+from tests.support.hub import COMMIT, StandInHub
+from tests.support.shards import Group, ask, group_of, ranks_of
+from tests.support.waiting import until, until_async
+
+pytestmark = [pytest.mark.fleet, pytest.mark.full, pytest.mark.mlx, pytest.mark.timeout(400)]
+
+REPO = "mlx-community/Several-Files"
+FOLDER = f"mlx-community--Several-Files@{COMMIT[:12]}"
+NODES = ("node-1", "node-2")
+GROUP = """
+apiVersion: fleet/v1alpha1
+kind: ShardGroup
+metadata: {{name: pair}}
+spec:
+  members: [{{node: node-1}}, {{node: node-2}}]
+  parallelism: {parallelism}
+---
+"""
+SHARDED = f"""
+apiVersion: fleet/v1alpha1
+kind: ModelDeployment
+metadata: {{name: big}}
+spec:
+  model: {{hub: {{repo: {REPO}}}}}
+  sharding: pair
+  contextLength: 512
+  concurrency: 2
+"""
+ALONE = """
+apiVersion: fleet/v1alpha1
+kind: ModelDeployment
+metadata: {name: alone}
+spec:
+  model: {%s}
+  contextLength: 512
+  concurrency: 2
+"""
+
+
+def chat(model: str) -> dict[str, object]:
+    """Return a question whose answer is always the same."""
+    messages = [{"role": "user", "content": "we hold these truths"}]
+    return {"model": model, "messages": messages, "max_tokens": 40, "temperature": 0}
+
+
+@pytest.fixture(scope="module")
+async def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a model of six layers in seven weight files."""
+    folder = tmp_path_factory.mktemp("models") / "several"
+    flags = ("--arch", "qwen2", "--layers", "6", "--files", "7", "--endless")
+    await run_module("tests.support.tiny_model", str(folder), *flags)
+    return folder
+
+
+def models_of(root: Path, node: str) -> Path:
+    return root / f"models-{node}"
+
+
+@asynccontextmanager
+async def two_agents(
+    root: Path, model: Path, *, ballast: int = 0, second: tuple[str, ...] = ()
+) -> AsyncIterator[tuple[Fleet, StandInHub]]:
+    """Run two agents, each with a disk of its own, and a hub that has the model; `second` are flags of node-2."""
+    files = {path.name: path.read_bytes() for path in model.iterdir()}
+    if ballast:
+        files["ballast.txt"] = bytes(ballast)
+    hub = StandInHub(repos={REPO: files})
+    fleet = Fleet(root / "f", root)
+    async with hub.serve():
+        try:
+            await fleet.etcd.start()
+            fleet.start_reconciler("--hub-endpoint", hub.endpoint)
+            for node in NODES:
+                flags = second if node == NODES[1] else ()
+                fleet.start_agent(node, "--models-dir", str(models_of(root, node)), *flags)
+            fleet.start_gateway()
+            await fleet.joined(2)
+            yield fleet, hub
+        finally:
+            await fleet.stop()
+
+
+def weights(folder: Path) -> set[str]:
+    return {path.name for path in folder.glob("model*.safetensors")}
+
+
+async def reasons(group: Group) -> list[str]:
+    """Return the reason of Ready of each rank, in any order."""
+    found = [find_condition(one.conditions, "Ready") for one in await group.reports()]
+    return sorted(one.reason for one in found if one is not None)
+
+
+async def test_each_rank_of_a_pipeline_fetches_its_layers_and_answers_as_the_whole(
+    tmp_path: Path, model: Path
+) -> None:
+    async with two_agents(tmp_path, model) as (fleet, hub):
+        (models_of(tmp_path, "node-1")).mkdir(exist_ok=True)
+        (models_of(tmp_path, "node-1") / "whole").symlink_to(model)
+        await fleet.applied(ALONE % "path: whole")
+        await fleet.available("alone", limit_s=120)
+        await fleet.routed("alone", 1)
+        wanted = await ask(fleet, [chat("alone")])
+        await fleet.ctl("delete", "modeldeployment/alone")
+
+        await fleet.applied(GROUP.format(parallelism="Pipeline") + SHARDED)
+        async with group_of(fleet, "big") as group:
+            replica = await group.serving()
+            assert await ask(fleet, [chat("big")]) == wanted
+            held = [weights(models_of(tmp_path, rank.node) / FOLDER) for rank in replica.spec.ranks]
+        every = weights(model)
+        assert all(one < every for one in held), held
+        assert held[0] | held[1] == every
+        # What both ranks need: the tensors outside of layers, and a file with parts of two layers.
+        assert len(held[0] & held[1]) <= 2, held
+        asked = [Path(one.path).name for one in hub.requests("GET", "/model-")]
+        assert Counter(asked) == Counter(every) + Counter(held[0]) + Counter(held[1])
+        for node in NODES:
+            assert (models_of(tmp_path, node) / FOLDER / PARTIAL_MARK).is_file()
+        listed = await fleet.ctl("models", "list")
+        assert listed.out.count(" KiB of ") == 2, listed.out
+        checked = await fleet.ctl("models", "check", "--hash")
+        assert checked.code == 0, checked.out + checked.err
+        assert checked.out.count("sound, without") == 2, checked.out
+
+        # Another deployment needs all of it: only the rest is fetched.
+        hub.seen.clear()
+        await fleet.applied(ALONE % f"hub: {{repo: {REPO}}}")
+        await fleet.available("alone", limit_s=120)
+        await fleet.routed("alone", 1)
+        assert await ask(fleet, [chat("alone")]) == wanted
+        (whole,) = (n for n in NODES if weights(models_of(tmp_path, n) / FOLDER) == every)
+        rest = every - held[[rank.node for rank in replica.spec.ranks].index(whole)]
+        # The leader reads the header of each file for the deployment's memory proof.
+        asked = [Path(one.path).name for one in hub.requests("GET", "/model-")]
+        assert Counter(asked) == Counter(every) + Counter(rest)
+        assert not (models_of(tmp_path, whole) / FOLDER / PARTIAL_MARK).exists()
+
+
+async def test_ranks_wait_for_each_others_files_over_kills_of_their_agents(
+    tmp_path: Path, model: Path
+) -> None:
+    ballast = 24 * MIB
+    async with two_agents(tmp_path, model, ballast=ballast) as (fleet, hub):
+        first = models_of(tmp_path, "node-1")
+        pulled = await fleet.ctl(
+            *("models", "pull", REPO, "--to", "local", "--models-dir", str(first)),
+            *("--hub-endpoint", hub.endpoint),
+            limit_s=60,
+        )
+        assert pulled.code == 0, pulled.err
+        hub.faults.bytes_per_s = 4 * MIB
+        await fleet.applied(GROUP.format(parallelism="Tensor") + SHARDED)
+        async with group_of(fleet, "big") as group:
+
+            async def is_waiting() -> bool:
+                return await reasons(group) == ["Downloading", "WaitingForFiles"]
+
+            await until_async(is_waiting, limit_s=90, what="one rank that waits for the other")
+            replica = await group.replica()
+            assert replica is not None
+            assert replica.spec.formation is not None
+            assert replica.spec.formation.awaits_files
+            told = await group.told()
+            assert "node-2" in told.partition("Model fetches")[2], told
+            before = hub.body_bytes
+            await until(lambda: hub.body_bytes > before + 8 * MIB, limit_s=60, what="bytes")
+            assert ranks_of(fleet) == []
+            for node in NODES:
+                fleet.kill(node)
+                await fleet.ended(node)
+            hub.faults.bytes_per_s = None
+            for node in NODES:
+                fleet.restart(node)
+            served = await group.serving()
+            assert served.spec.formation is not None
+            assert not served.spec.formation.awaits_files
+            assert served.spec.formation.failures == 0
+            assert len((await ask(fleet, [chat("big")]))[0]) > 0
+            assert weights(models_of(tmp_path, "node-2") / FOLDER) == weights(model)
+            assert not (first / FOLDER / PARTIAL_MARK).exists()
+
+
+async def test_the_failure_of_one_rank_is_that_of_the_deployment_with_its_remedy(
+    tmp_path: Path, model: Path
+) -> None:
+    second = ("--disk-reserve", "4000Ti")
+    async with two_agents(tmp_path, model, second=second) as (fleet, _):
+        await fleet.applied(GROUP.format(parallelism="Tensor") + SHARDED)
+        found = await shown(fleet, "rank 1 on node-2: ")
+        assert "NoSpace" in found
+        async with group_of(fleet, "big") as group:
+            assert await reasons(group) == ["NoSpace", "WaitingForFiles"]
+            told = await group.told()
+            assert await group.epoch() == 1, (
+                "a rank that cannot start yet is no failure of the epoch"
+            )
+        assert "NoSpace" in told
+        assert ranks_of(fleet) == []
+        groups = await fleet.ctl("describe", "shardgroup/pair")
+        assert "NoSpace" in groups.out, groups.out
