@@ -107,7 +107,7 @@ class ModelFetches:
         self._group: asyncio.TaskGroup | None = None
         self._parts = parts
         self._requests: dict[str, FetchRequest] = {}
-        """What each replica needs, as it was observed last."""
+        """The needs of each replica, as they were observed last."""
         self._fetches: dict[_FetchKey, _Fetch] = {}
         self._failures = Counter(
             "fleet_model_fetch_failures_total", "Fetches that failed, by reason.", ("reason",)

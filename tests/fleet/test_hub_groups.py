@@ -9,7 +9,6 @@ import pytest
 
 from models.model_files import PARTIAL_MARK
 from schemas.meta import find_condition
-from tests.fleet.test_hub_models import MIB, shown
 from tests.support.commands import run_module
 from tests.support.fleet import Fleet
 from tests.support.hub import COMMIT, StandInHub
@@ -21,6 +20,7 @@ pytestmark = [pytest.mark.fleet, pytest.mark.full, pytest.mark.mlx, pytest.mark.
 REPO = "mlx-community/Several-Files"
 FOLDER = f"mlx-community--Several-Files@{COMMIT[:12]}"
 NODES = ("node-1", "node-2")
+MIB = 1 << 20
 GROUP = """
 apiVersion: fleet/v1alpha1
 kind: ShardGroup
@@ -200,11 +200,19 @@ async def test_the_failure_of_one_rank_is_that_of_the_deployment_with_its_remedy
     second = ("--disk-reserve", "4000Ti")
     async with two_agents(tmp_path, model, second=second) as (fleet, _):
         await fleet.applied(GROUP.format(parallelism="Tensor") + SHARDED)
-        found = await shown(fleet, "rank 1 on node-2: ")
-        assert "NoSpace" in found
         async with group_of(fleet, "big") as group:
-            assert await reasons(group) == ["NoSpace", "WaitingForFiles"]
-            told = await group.told()
+
+            async def is_refused() -> bool:
+                return await reasons(group) == ["NoSpace", "WaitingForFiles"]
+
+            await until_async(is_refused, limit_s=90, what="a rank without room")
+
+            async def is_told() -> str:
+                text = await group.told()
+                return text if "rank 1 on node-2: " in text else ""
+
+            told = await until_async(is_told, limit_s=30, every_s=0.5, what="the rank's reason")
+            assert "remove or unpin one, or free space" in told
             assert await group.epoch() == 1, (
                 "a rank that cannot start yet is no failure of the epoch"
             )

@@ -9,7 +9,6 @@ from engine.gauges import Gauges
 from models import fingerprint, layer_files, model_files, partial_model, weight_headers
 from models.model_files import ModelUnusableError
 from models.partial_model import AbsentFile, PartialMark
-from tests.engine.model.test_mlx_group import Group
 from tests.support.mlx_models import Late, module
 
 pytestmark = [pytest.mark.mlx, pytest.mark.timeout(120)]
@@ -47,7 +46,8 @@ def take(whole: Path, into: Path, rank: int, *, lacking: str = "") -> Path:
 def load(folder: Path, rank: int) -> Any:
     loader, mlx_group = (module(f"engine.model.{name}") for name in ("loader", "mlx_group"))
     facts = partial_model.inspect_rank_model(folder, LAYERS, rank)
-    how = mlx_group.ModelSplit(group=Group(rank, 2), parallelism="Pipeline", layers=LAYERS)
+    group = module("engine.shape_probe").StubGroup(rank, 2)
+    how = mlx_group.ModelSplit(group=group, parallelism="Pipeline", layers=LAYERS)
     return loader.load(folder, facts, Gauges(), is_stopping=lambda: False, split=how).model
 
 
