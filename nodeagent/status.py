@@ -16,7 +16,7 @@ from nodeagent.replicas.observation import (
     ProbeState,
 )
 from schemas.formation import GoldenAnswer
-from schemas.meta import Condition, ConditionStatus, is_true
+from schemas.meta import Condition, ConditionStatus, find_condition, is_true
 from schemas.replica import MODEL_PRESENT, WAITING_FOR_FILES, FetchStatus
 from schemas.wire.exit_codes import ExitCode
 
@@ -72,13 +72,23 @@ def _fetch_conditions(seen: ObservedReplica) -> tuple[Condition, ...]:
     """Return ModelPresent of a hub model, and Ready with the same reason while it is being fetched."""
     fetch = seen.fetch
     if fetch is None:
-        return ()
+        return _kept_presence(seen)
     if fetch.state is FetchState.PRESENT:
         return (_condition(MODEL_PRESENT, "Present", fetch.message, holds=True),)
     reason, message = _fetch_reason(fetch, fetch_status(seen))
     return tuple(
         _condition(type_, reason, message, holds=False) for type_ in ("Ready", MODEL_PRESENT)
     )
+
+
+def _kept_presence(seen: ObservedReplica) -> tuple[Condition, ...]:
+    """Return ModelPresent as it was reported before the engine started, which reads the files now."""
+    reported = epoch_health.current_report(seen)
+    before = find_condition(reported.conditions, MODEL_PRESENT) if reported is not None else None
+    is_kept = seen.engine is not None and seen.engine.is_running
+    if before is None or before.status is not ConditionStatus.TRUE or not is_kept:
+        return ()
+    return (before,)
 
 
 def _fetch_reason(fetch: ObservedFetch, running: FetchStatus | None) -> tuple[str, str]:

@@ -213,16 +213,20 @@ def _problem(
     """Return the problem of the first rank that has one; empty if none has."""
     if epoch is not None and epoch.over:
         return f"{epoch.over}: {epoch.message}"
-    found: list[Condition] = []
+    found: list[tuple[int, str, Condition]] = []
     for number, rank in enumerate(replica.spec.ranks):
         if rank.node in away:
             return f"{rank.node} is NotReady: its agent does not renew its lease"
         report = reports[number]
         ready = find_condition(report.conditions, "Ready") if report is not None else None
         if ready is not None and ready.status is not ConditionStatus.TRUE:
-            found.append(ready)
-    first = min(found, key=lambda one: order_of_reason(one.reason), default=None)
-    return "" if first is None else first.message
+            found.append((number, rank.node, ready))
+    first = min(found, key=lambda one: order_of_reason(one[2].reason), default=None)
+    if first is None:
+        return ""
+    number, node, ready = first
+    is_one_of_many = len(replica.spec.ranks) > 1 and ready.message
+    return f"rank {number} on {node}: {ready.message}" if is_one_of_many else ready.message
 
 
 def _requeue_after_s(replicas: Sequence[ReplicaView], now: Now) -> float | None:

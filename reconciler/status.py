@@ -145,7 +145,8 @@ def _available_condition(
             "Available", "Unschedulable", f"{count}; {summary_line(unschedulable)}", holds=False
         )
     if failing is not None:
-        message = f"{count}; {failing.name} on {failing.node}: {failing.problem}"
+        where = failing.name if len(failing.nodes) > 1 else f"{failing.name} on {failing.node}"
+        message = f"{count}; {where}: {failing.problem}"
         return condition("Available", "ReplicaNotReady", message, holds=False)
     return condition("Available", "ReplicasStarting", count, holds=False)
 

@@ -8,6 +8,7 @@ from typing import Final
 
 from models.hub.errors import ListingRefusedError
 from models.hub.model_hub import RemoteFile
+from models.model_files import PARTIAL_MARK
 
 DEFAULT_PATTERNS: Final = (
     "*.safetensors", "*.json", "*.jinja", "tokenizer*", "*.model", "*.txt", "*.tiktoken",
@@ -62,8 +63,10 @@ def select_files(
 
 
 def is_selected(path: str, patterns: tuple[str, ...]) -> bool:
-    """Return whether a pattern matches the file, and it is no code."""
+    """Return whether a pattern matches the file, and it is no code and not named as the mark of a partial model."""
     name = path.rpartition("/")[2]
+    if path.casefold() == PARTIAL_MARK:
+        return False
     if any(name.lower().endswith(suffix) for suffix in _CODE):
         return False
     return any(fnmatchcase(path if "/" in pattern else name, pattern) for pattern in patterns)

@@ -11,6 +11,7 @@ from nodeagent.plan import plan
 from nodeagent.replicas.observation import (
     FetchState,
     NextStart,
+    ObservedEngine,
     ObservedFetch,
     ObservedReplica,
 )
@@ -125,3 +126,18 @@ def test_verifying_is_told_apart_from_downloading() -> None:
     )
     assert found is not None
     assert found.reason == "Verifying"
+
+
+def test_the_model_stays_present_while_its_engine_runs() -> None:
+    """The reconciler would give the hub's token to a node without the condition."""
+    before = replica_conditions(seen(FetchState.PRESENT, message="4.0 GiB in 3m"))
+    engine = ObservedEngine(replica_uid="u1", is_running=True, state="Ready")
+    reported = RankStatus(replica_uid="u1", node="a", conditions=before)
+    running = ObservedReplica(replica=wanted(), engine=engine, reported=reported)
+    found = find_condition(replica_conditions(running), "ModelPresent")
+    assert found == find_condition(before, "ModelPresent")
+    absent = RankStatus(replica_uid="u1", node="a")
+    assert (
+        find_condition(replica_conditions(replace(running, reported=absent)), "ModelPresent")
+        is None
+    )

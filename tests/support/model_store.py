@@ -9,6 +9,7 @@ from typing_extensions import override
 from machinery.clock import SystemClock
 from models.hub.digests import BlobDigest, hash_file
 from models.model_store.store import ModelStore, StoredModel
+from models.partial_model import PartialMark
 
 
 class ShiftedClock(SystemClock):
@@ -22,8 +23,15 @@ class ShiftedClock(SystemClock):
         return super().now() + timedelta(seconds=self.shift_s)
 
 
-def add_model(store: ModelStore, repo: str, commit: str, files: Mapping[str, bytes]) -> StoredModel:
-    """Put a model into the store without a hub."""
+def add_model(
+    store: ModelStore,
+    repo: str,
+    commit: str,
+    files: Mapping[str, bytes],
+    *,
+    partial: PartialMark | None = None,
+) -> StoredModel:
+    """Put a model into the store without a hub; `partial` names files that are left out."""
     store.prepare()
     digests: dict[str, BlobDigest] = {}
     for path, content in files.items():
@@ -31,7 +39,7 @@ def add_model(store: ModelStore, repo: str, commit: str, files: Mapping[str, byt
         making.write_bytes(content)
         digests[path] = hash_file(making).sha256
         store.add_blob(making, digests[path], digests[path])
-    return store.publish(repo, commit, digests, ("*",))
+    return store.publish(repo, commit, digests, ("*",), partial=partial)
 
 
 def stored_contents(store: ModelStore) -> dict[str, int]:

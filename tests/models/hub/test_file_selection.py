@@ -37,6 +37,14 @@ def test_own_patterns_replace_the_default_and_never_choose_code() -> None:
     assert chosen(*paths, patterns=("b/c*",)) == ["b/c.txt"]
 
 
+def test_a_repository_cannot_mark_its_model_as_partial() -> None:
+    assert chosen("config.json", "partial-model.json", "a/partial-model.json") == [
+        "a/partial-model.json",
+        "config.json",
+    ]
+    assert chosen("config.json", "Partial-Model.json", patterns=("*",)) == ["config.json"]
+
+
 @pytest.mark.parametrize(
     "path",
     [

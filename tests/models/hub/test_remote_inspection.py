@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from models import inspection, model_files, weight_headers
+from models import inspection, model_files, partial_model, weight_headers
 from models.hub.hub_settings import HubSettings
 from models.hub.remote_inspection import (
     config_text,
@@ -14,6 +14,7 @@ from models.hub.remote_inspection import (
     snapshot_weights,
 )
 from models.model_files import ModelUnusableError
+from models.partial_model import AbsentFile, PartialMark
 from schemas.deployment import HubReference
 from schemas.model_snapshot import ModelSnapshot
 from schemas.node import ModelReport
@@ -69,11 +70,19 @@ async def test_a_node_reports_a_model_that_is_not_fetched_yet_as_it_reports_its_
         return found
 
     before = report()
-    (tmp_path / FOLDER).mkdir()
+    folder = tmp_path / FOLDER
+    folder.mkdir()
     for name, content in files.items():
-        (tmp_path / FOLDER / name).write_bytes(content)
+        (folder / name).write_bytes(content)
     assert before.missing_bytes == snapshot.size_bytes
     assert report() == before.model_copy(update={"missing_bytes": 0})
+    # A part of it is judged as what is not fetched; as a folder it is refused.
+    (folder / "model.safetensors").unlink()
+    absent = {"model.safetensors": AbsentFile(size=1, sha256="0" * 64)}
+    partial_model.write_mark(folder, PartialMark(absent=absent, headers=snapshot.headers))
+    assert report() == before
+    by_path = inspection.report_model(FOLDER, tmp_path, casts_to_float32=False)
+    assert (by_path.reason, by_path.geometry) == ("ModelPartial", None)
 
 
 @pytest.mark.parametrize(

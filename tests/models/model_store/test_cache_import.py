@@ -14,8 +14,9 @@ from models.model_store.cache_import import (
 )
 from models.model_store.integrity import check_model
 from models.model_store.store import ModelStore
+from models.partial_model import AbsentFile, PartialMark
 from tests.support.hub import COMMIT, REPO, StandInHub, run_hub_client, tiny_files
-from tests.support.model_store import files_below, stored_contents
+from tests.support.model_store import add_model, files_below, stored_contents
 
 FILES = tiny_files()
 WANTED = {path: content for path, content in FILES.items() if is_selected(path, DEFAULT_PATTERNS)}
@@ -42,6 +43,26 @@ async def test_a_cache_of_the_real_client_is_imported_whole(cache: Path, tmp_pat
     store.remove(model.name)
     assert stored_contents(store) == {}
     assert files_below(snapshot.folder) == FILES
+
+
+async def test_an_import_completes_a_part_of_a_model(cache: Path, tmp_path: Path) -> None:
+    store = ModelStore(tmp_path, SystemClock())
+    (snapshot,) = find_snapshots(cache)
+    left_out = "model-00001-of-00002.safetensors"
+    part = add_model(
+        store,
+        REPO,
+        COMMIT,
+        {path: content for path, content in WANTED.items() if path != left_out},
+        partial=PartialMark(
+            absent={left_out: AbsentFile(size=len(WANTED[left_out]), sha256="0" * 64)}, headers=""
+        ),
+    )
+    assert part.is_partial
+    model = import_snapshot(store, snapshot)
+    assert not model.is_partial
+    assert files_below(model.folder) == WANTED
+    assert check_model(store, model.name, hashes=True) == ()
 
 
 async def test_a_damaged_file_of_a_cache_is_refused(cache: Path, tmp_path: Path) -> None:

@@ -251,6 +251,24 @@ async def test_ranks_start_once_each_mac_has_its_files(world: CachedStore) -> No
     assert starts() == ["qwen-0"]
 
 
+async def test_the_problem_of_a_group_is_that_of_the_rank_that_needs_help(
+    world: CachedStore,
+) -> None:
+    replica = on("ab", awaits_files=True).replica
+    await world.have(sharded(), replica)
+    for number, reason in enumerate(("WaitingForFiles", "NoSpace")):
+        node = replica.spec.ranks[number].node
+        ready = Condition(
+            type="Ready", status=ConditionStatus.FALSE, reason=reason, message=f"{reason}."
+        )
+        report = RankStatus(
+            replica_uid=replica.metadata.uid, node=node, epoch=1, conditions=(ready,)
+        )
+        key = keys.rank_key(node, replica.name, number)
+        await world.write(Put(key=key, value=codec.encode(report)))
+    assert observed(world).problem == "rank 1 on b: NoSpace."
+
+
 async def test_any_node_of_it_may_be_lost(world: CachedStore) -> None:
     replica = on("ab").replica
     await world.have(sharded(), replica)
