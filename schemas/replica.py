@@ -92,7 +92,7 @@ class FetchStatus(ApiModel):
     present_bytes: int
     """Bytes that are on the disk, from earlier fetches too."""
     total_bytes: int
-    """Bytes of all files of the model."""
+    """Bytes of all files that this Mac needs of the model."""
     bytes_per_second: int = 0
     """Rate of the last ten seconds."""
     eta_seconds: int | None = None

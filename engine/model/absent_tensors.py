@@ -1,15 +1,19 @@
 """Stand-ins for the tensors whose files a rank does not have: their shapes, and an error for whatever reads them."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import mlx.core as mx
 from mlx_lm import utils
 
 from models import partial_model, weight_headers
 from models.model_files import PARTIAL_MARK, ModelUnusableError
+
+# The words of mlx for a file that ends too early (mlx 0.32).
+_READ_ERROR: Final = "Unable to read from file"
 
 ModelClasses: TypeAlias = Callable[[dict[str, Any]], tuple[Any, Any]]
 
@@ -46,6 +50,24 @@ def model_classes(folder: Path) -> ModelClasses:
         return type(model_class.__name__, (model_class,), {"sanitize": sanitize}), args_class
 
     return classes_with_absent
+
+
+@contextmanager
+def reads_explained(folder: Path) -> Iterator[None]:
+    """Name the cause of a read that fails because a tensor is absent.
+
+    Raises:
+        ModelUnusableError: the rank needs a tensor of a file that it does not have.
+
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        if not (folder / PARTIAL_MARK).exists() or _READ_ERROR not in str(error):
+            raise
+        raise ModelUnusableError(
+            f"{folder} lacks a weight file that this rank reads: fetch the whole model with `fleetctl models pull`"
+        ) from error
 
 
 def _load(tensors: dict[str, weight_headers.TensorShape]) -> dict[str, Any]:

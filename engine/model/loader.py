@@ -99,7 +99,8 @@ def load(
     if not all(hasattr(cache, "merge") for cache in caches):
         name = config.get("model_type")
         raise ModelUnusableError(f"{folder}: model type {name} cannot be batched by mlx-lm")
-    codec = _read_weights_and_tokenizer(folder, config, model, gauges, is_stopping)
+    with absent_tensors.reads_explained(folder):
+        codec = _read_weights_and_tokenizer(folder, config, model, gauges, is_stopping)
     log.info(
         "model loaded",
         extra={

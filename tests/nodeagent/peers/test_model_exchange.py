@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from fastapi import FastAPI
@@ -13,13 +13,14 @@ from identity.listeners import server_security
 from identity.names import Role
 from machinery.clock import SystemClock
 from machinery.http_server import AdminServer
-from models.hub.fetcher import FetchLimits, FetchRequest, ModelFetcher
+from models.hub.fetcher import FetchLimits, FetchRequest, ModelFetcher, ModelPart
 from models.hub.hub_settings import HubSettings
 from models.hub.huggingface import HuggingFaceHub, open_hub_session
 from models.hub.model_hub import folder_name
 from models.hub.progress import FetchMonitor
 from models.model_store.piece_list import PIECE_BYTES
 from models.model_store.store import ModelStore, StoredModel
+from models.weight_headers import TensorShape, WeightHeaders
 from nodeagent.api.blobs import BlobRoutes
 from nodeagent.api.server import on_refused
 from nodeagent.model_store.pulls import ModelPulls
@@ -57,11 +58,13 @@ class Mac:
     running: asyncio.Task[None]
     lease: int
 
-    async def fetch(self, monitor: FetchMonitor | None = None) -> StoredModel:
+    async def fetch(
+        self, monitor: FetchMonitor | None = None, request: FetchRequest = REQUEST
+    ) -> StoredModel:
         monitor = monitor or FetchMonitor(CLOCK)
         async with self.exchange.sources(self.hub, REPO, COMMIT, monitor) as sources:
             assert sources is not None
-            return await self.fetcher.fetch(self.hub, REQUEST, monitor=monitor, sources=sources)
+            return await self.fetcher.fetch(self.hub, request, monitor=monitor, sources=sources)
 
 
 @dataclass(kw_only=True)
@@ -324,3 +327,34 @@ async def _claimed(one: Fleet) -> None:
         )
 
     await until_async(claim, what="a claim")
+
+
+async def test_macs_with_parts_of_a_model_give_the_whole_to_another(tmp_path: Path) -> None:
+    """The ranks of a Pipeline have other weight files each; what both need comes from the hub once."""
+    other = "model-00002-of-00002.safetensors"
+    shape = TensorShape(dtype="F32", shape=(1,), size=4)
+    headers = WeightHeaders(config="{}", files={path: {path: shape} for path in (WEIGHTS, other)})
+    async with fleet(tmp_path, 1 << 20) as one:
+        macs = [await one.add(f"mac-{number}") for number in range(3)]
+        parts = [ModelPart(files=frozenset({path}), headers=headers) for path in (WEIGHTS, other)]
+        async with asyncio.timeout(60):
+            models = await asyncio.gather(
+                *(
+                    mac.fetch(request=replace(REQUEST, part=part))
+                    for mac, part in zip(macs, parts, strict=False)
+                )
+            )
+        assert [set(model.absent) for model in models] == [{other}, {WEIGHTS}]
+        assert one.hub.body_bytes <= 1.02 * wanted_bytes(one.hub)
+
+        async def offered() -> bool:
+            found = (await one.store.list(keys.SHARE_PREFIX)).items
+            return sum(b'"isWhole":false' in item.value for item in found) == 2
+
+        await until_async(offered, what="offers of parts, which are not of the whole")
+        assert await one.offers() == []
+        before = one.hub.body_bytes
+        async with asyncio.timeout(60):
+            model = await macs[2].fetch()
+        assert not model.is_partial
+        assert one.hub.body_bytes == before, "the other Macs have everything together"
