@@ -1,5 +1,6 @@
 """A rank with the weight files of its own layers only: the arrays of the whole model, and no zeros for what is absent."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ from models import fingerprint, layer_files, model_files, partial_model, weight_
 from models.model_files import ModelUnusableError
 from models.partial_model import AbsentFile, PartialMark
 from tests.support.mlx_models import Late, module
+from tests.support.model_geometries import BASE, FAMILIES
 
 pytestmark = [pytest.mark.mlx, pytest.mark.timeout(120)]
 
@@ -24,13 +26,15 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return Path(make(out, arch="qwen2", layers=sum(LAYERS), files=6))
 
 
-def take(whole: Path, into: Path, rank: int, *, lacking: str = "") -> Path:
+def take(
+    whole: Path, into: Path, rank: int, *, lacking: str = "", layers: tuple[int, ...] = LAYERS
+) -> Path:
     """Make the folder of a rank; `lacking` is a file that it should have."""
     into.mkdir()
     tensors = {path.name: model_files.read_tensors(path) for path in whole.glob("model-*")}
     headers = weight_headers.make_headers((whole / "config.json").read_text(), tensors)
     assert headers is not None
-    needed = layer_files.rank_files(headers.weight_map, LAYERS, rank) - {lacking}
+    needed = layer_files.rank_files(headers.weight_map, layers, rank) - {lacking}
     absent = {}
     for path in whole.iterdir():
         if path.suffix == ".safetensors" and path.name not in needed:
@@ -117,3 +121,57 @@ def test_the_ranks_of_one_stored_model_have_one_fingerprint(whole: Path, tmp_pat
             partial_model.write_mark(folder, PartialMark(absent=absent, headers=""))
         found.add(fingerprint.compute(folder, ()))
     assert len(found) == 1
+
+
+def write_family(folder: Path, family: str, *, bits: int | None) -> Path:
+    """Write a model of six layers as its authors publish it, in seven files that cut through layers and experts."""
+    config = {**BASE, "model_type": family, **FAMILIES.get(family, {})}
+    if bits is not None:
+        config |= {"hidden_size": 64, "quantization": {"group_size": 32, "bits": bits}}
+    made = module(f"mlx_lm.models.{family}")
+    model = made.Model(made.ModelArgs.from_dict(config))
+    if bits is not None:
+        module("mlx.nn").quantize(model, group_size=32, bits=bits)
+    weights = {}
+    for name, array in module("mlx.utils").tree_flatten(model.parameters()):
+        if ".switch_mlp." not in name:
+            weights[name] = array
+            continue
+        for number in range(array.shape[0]):
+            weights[name.replace("switch_mlp", f"experts.{number}")] = array[number]
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(config))
+    names = sorted(weights, key=lambda name: (layer_files.layer_of(name) is None, name))
+    for number in range(7):
+        held = names[number * len(names) // 7 : (number + 1) * len(names) // 7]
+        path = folder / f"model-{number + 1:05d}-of-00007.safetensors"
+        mx.save_safetensors(str(path), {name: weights[name] for name in held})
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("family", "bits"),
+    [("qwen2", 4), ("qwen3_moe", None), ("deepseek_v2", None), ("deepseek_v3", None)],
+)
+@pytest.mark.parametrize("rank", [0, 1])
+def test_mlx_lm_decides_as_for_the_whole_model(
+    family: str, bits: int | None, rank: int, tmp_path: Path
+) -> None:
+    """Experts that are stacked and matrices that are absorbed may lie in two files, one of them absent."""
+    layers = (3, 3)
+    whole = write_family(tmp_path / "whole", family, bits=bits)
+    folder = take(whole, tmp_path / "part", rank, layers=layers)
+    found = []
+    for one in (whole, folder):
+        model, _ = module("mlx_lm.utils").load_model(
+            one,
+            lazy=True,
+            get_model_classes=module("engine.model.absent_tensors").model_classes(one),
+        )
+        group = module("engine.shape_probe").StubGroup(rank, 2)
+        mlx_group = module("engine.model.mlx_group")
+        how = mlx_group.ModelSplit(group=group, parallelism="Pipeline", layers=layers)
+        mlx_group.split_model(model, how)
+        found.append(dict(module("mlx.utils").tree_flatten(model.parameters())))
+    assert found[0].keys() == found[1].keys()
+    assert all(mx.array_equal(found[1][name], array) for name, array in found[0].items())
