@@ -295,7 +295,9 @@ def _model_fetches(
     fetcher: ModelFetcher,
     snapshots: ObjectCache[ModelSnapshot],
 ) -> ModelFetches:
-    def packed_headers(folder: str) -> str:
+    def packed_headers(folder: str) -> str | None:
+        if not snapshots.synced and not snapshots.refusal:
+            return None
         return next((one.headers for one in snapshots.items.values() if one.folder == folder), "")
 
     exchange = None

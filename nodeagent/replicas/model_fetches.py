@@ -26,7 +26,7 @@ from models.hub.model_hub import ModelHub
 from models.hub.progress import FetchMonitor, FetchProgress
 from models.model_store.store import ModelStore, StoredModel
 from nodeagent.peers.model_exchange import ModelExchange
-from nodeagent.replicas.model_parts import ModelParts
+from nodeagent.replicas.model_parts import HeadersUnknownError, ModelParts
 from nodeagent.replicas.observation import FetchState, NextStart, ObservedFetch
 from schemas import duration, sizes
 from schemas.deployment import HubReference
@@ -106,8 +106,8 @@ class ModelFetches:
         self._factory: HubFactory | None = None
         self._group: asyncio.TaskGroup | None = None
         self._parts = parts
-        self._requests: dict[str, FetchRequest] = {}
-        """The needs of each replica, as they were observed last."""
+        self._requests: dict[str, FetchRequest | None] = {}
+        """The needs of each replica, as they were observed last; None while they are not known."""
         self._fetches: dict[_FetchKey, _Fetch] = {}
         self._failures = Counter(
             "fleet_model_fetch_failures_total", "Fetches that failed, by reason.", ("reason",)
@@ -187,7 +187,11 @@ class ModelFetches:
         if source is None:
             return None
         found = await asyncio.to_thread(self.store.find, source.repo, source.revision)
-        part = await asyncio.to_thread(self._parts.part_of, replica, found)
+        try:
+            part = await asyncio.to_thread(self._parts.part_of, replica, found)
+        except HeadersUnknownError:
+            self._requests[replica.name] = None
+            return ObservedFetch(state=FetchState.NOT_STARTED)
         request = self._requests[replica.name] = _request(source, part)
         return self._state(found, request)
 
@@ -206,11 +210,13 @@ class ModelFetches:
                 message=outcome,
                 is_partial=found.is_partial,
             )
-        if fetch is None:
-            return ObservedFetch(state=FetchState.NOT_STARTED)
-        if fetch.task is not None and not fetch.task.done():
+        return self._state_of(fetch)
+
+    def _state_of(self, fetch: _Fetch | None) -> ObservedFetch:
+        """Return the state of files that are not all here."""
+        if fetch is not None and fetch.task is not None and not fetch.task.done():
             return ObservedFetch(state=FetchState.RUNNING, progress=self._shown_progress(fetch))
-        if not fetch.reason:
+        if fetch is None or not fetch.reason:
             return ObservedFetch(state=FetchState.NOT_STARTED)
         return ObservedFetch(
             state=FetchState.FAILED,
@@ -246,8 +252,10 @@ class ModelFetches:
         """Start to fetch the replica's model, or wait for the fetch that runs."""
         source = replica.spec.model.hub
         assert source is not None
-        request = self._requests.get(replica.name)
-        if request is None or (request.repo, request.commit) != (source.repo, source.revision):
+        request = self._requests.get(replica.name, _request(source, None))
+        if request is None:
+            return
+        if (request.repo, request.commit) != (source.repo, source.revision):
             request = _request(source, None)
         self._want(source, request, user=replica.name, deployment=replica.spec.deployment)
 

@@ -15,11 +15,20 @@ from schemas.replica import Replica
 _MAX_KNOWN: Final = 16
 
 
+class HeadersUnknownError(Exception):
+    """The store has not told yet which headers there are."""
+
+
 class ModelParts:
     """Computes parts from the headers of weight files, and keeps the last ones."""
 
-    def __init__(self, node: str, packed_headers: Callable[[str], str] = lambda _: "") -> None:
-        """`packed_headers` returns those of a model's folder, as the reconciler read them; "" if it has none."""
+    def __init__(
+        self, node: str, packed_headers: Callable[[str], str | None] = lambda _: ""
+    ) -> None:
+        """`packed_headers` returns those of a model's folder, as the reconciler read them; "" if it has none.
+
+        None: the store has not answered yet.
+        """
         self.node: Final = node
         self._packed_headers = packed_headers
         self._known: dict[tuple[str, tuple[int, ...], int], ModelPart] = {}
@@ -29,6 +38,10 @@ class ModelParts:
 
         `stored` is what the store has of the model: its mark has the headers when the reconciler's are of another
         commit.
+
+        Raises:
+            HeadersUnknownError: without the headers it would be all files, and they are not known yet.
+
         """
         formation, source = replica.spec.formation, replica.spec.model.hub
         rank = group_launch.rank_of_node(replica, self.node)
@@ -52,9 +65,11 @@ class ModelParts:
     def _headers(self, folder: str, stored: StoredModel | None) -> WeightHeaders | None:
         packed = self._packed_headers(folder)
         try:
-            if not packed and stored is not None:
+            if not packed and stored is not None and stored.is_partial:
                 mark = partial_model.read_mark(stored.folder)
-                packed = "" if mark is None else mark.headers
+                packed = packed if mark is None else mark.headers
+            if packed is None:
+                raise HeadersUnknownError(folder)
             return weight_headers.unpack(packed) if packed else None
         except (ValueError, ModelUnusableError):
             return None

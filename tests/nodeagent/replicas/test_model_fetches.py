@@ -256,3 +256,25 @@ async def test_a_fetch_of_another_part_ends_when_the_layers_change(tmp_path: Pat
         model = fetches.store.find(REPO, COMMIT)
         assert model is not None
         assert set(model.absent) == {SECOND}
+
+
+async def test_nothing_is_fetched_before_the_store_has_told_the_headers(tmp_path: Path) -> None:
+    """An agent that has just restarted would fetch the whole model, or lack room for it."""
+    hub = StandInHub(repos={REPO: tiny_files()})
+    told: list[str] = []
+    parts = ModelParts("a", lambda _: told[0] if told else None)
+    async with fetching(tmp_path, hub, parts=parts) as fetches:
+        piped = rank_replica(hub, "a", "b", parallelism="Pipeline")
+        for _ in range(2):
+            found = await fetches.observe(piped)
+            assert found is not None
+            assert found.state is FetchState.NOT_STARTED
+            fetches.start(piped)
+        assert hub.seen == []
+        told.append(packed_headers())
+        found = await reached(fetches, piped, FetchState.PRESENT)
+        assert found.is_partial
+        told.clear()
+        found = await fetches.observe(piped)
+        assert found is not None
+        assert found.state is FetchState.PRESENT, "what is known of this part stays known"
