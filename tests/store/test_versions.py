@@ -258,7 +258,7 @@ def shape(model: type[ApiModel]) -> str:
 
 # The shape of each document at its current version.
 SHAPES: dict[str, tuple[int, str]] = {
-    "ModelSnapshot": (1, "976f8b7102e2"),
+    "ModelSnapshot": (1, "6650a2abe201"),
     "HubToken": (1, "dd9bb1365afc"),
     "PreloadAssignment": (1, "5efdf0f6430d"),
     "ModelOffer": (1, "f0d97c323fd1"),
@@ -287,7 +287,7 @@ SHAPES: dict[str, tuple[int, str]] = {
     "ModelRouteStatus": (1, "b8f5719a979b"),
     "Node": (2, "8c9e3b5fd257"),
     "NodeStatus": (2, "9dbe2b40e3ae"),
-    "Replica": (3, "ce33efb14755"),
+    "Replica": (3, "dbc76bbf7c92"),
     "ReplicaStatus": (2, "27c38a9c9209"),
     "Endpoint": (1, "3d566410dcbd"),
     "Event": (1, "b77b443a401d"),
