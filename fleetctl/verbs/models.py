@@ -21,10 +21,11 @@ from fleetctl.verbs.models_fit import fit
 from fleetctl.verbs.models_search import search_models
 from machinery.clock import SystemClock
 from machinery.process_secrets import read_secret_file
+from models.hub.connection import open_hub_session
 from models.hub.errors import ModelFetchError
 from models.hub.fetcher import FetchLimits, FetchRequest, ModelFetcher
 from models.hub.file_selection import DEFAULT_PATTERNS
-from models.hub.huggingface import HuggingFaceHub, open_hub_session
+from models.hub.huggingface import HuggingFaceHub
 from models.hub.model_hub import DEFAULT_ENDPOINT
 from models.hub.progress import FetchMonitor, FetchProgress
 from models.inspection import DEFAULT_MODELS_DIR

@@ -19,8 +19,9 @@ from manifests.suggestions import not_found_message
 from manifests.trees import Tree
 from manifests.yaml import parser
 from models import model_files
+from models.hub.connection import open_hub_session
 from models.hub.errors import ModelFetchError
-from models.hub.huggingface import HuggingFaceHub, open_hub_session
+from models.hub.huggingface import HuggingFaceHub
 from models.hub.model_hub import DEFAULT_ENDPOINT
 from models.hub.remote_inspection import inspect_remote, snapshot_facts
 from models.model_files import ModelFacts, ModelUnusableError

@@ -17,7 +17,8 @@ from fleetctl.output import printers
 from fleetctl.output.columns import age
 from machinery.clock import SystemClock
 from manifests.yaml.core_schema import dump
-from models.hub.huggingface import HuggingFaceHub, open_hub_session
+from models.hub.connection import open_hub_session
+from models.hub.huggingface import HuggingFaceHub
 from models.hub.model_hub import DEFAULT_ENDPOINT, folder_name
 from schemas import quantity
 from schemas.replica import Replica

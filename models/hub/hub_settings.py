@@ -7,7 +7,8 @@ from typing import Any, Protocol
 
 import click
 
-from models.hub.huggingface import HuggingFaceHub, open_hub_session
+from models.hub.connection import open_hub_session
+from models.hub.huggingface import HuggingFaceHub
 from models.hub.model_hub import DEFAULT_ENDPOINT, ModelHub
 from schemas.deployment import HubReference
 

@@ -9,9 +9,10 @@ import sys
 from pathlib import Path
 
 from machinery.clock import SystemClock
+from models.hub.connection import open_hub_session
 from models.hub.errors import ModelFetchError
 from models.hub.fetcher import FetchLimits, FetchRequest, ModelFetcher
-from models.hub.huggingface import HuggingFaceHub, open_hub_session
+from models.hub.huggingface import HuggingFaceHub
 from models.model_store.store import ModelStore
 from tests.support.hub import COMMIT, REPO
 

@@ -12,6 +12,7 @@ from typing_extensions import override
 
 from machinery.clock import SystemClock
 from models.hub.bandwidth import BandwidthLimit
+from models.hub.connection import open_hub_session
 from models.hub.errors import (
     HashMismatchError,
     HubRateLimitedError,
@@ -22,7 +23,7 @@ from models.hub.errors import (
 )
 from models.hub.fetcher import FetchLimits, FetchRequest, ModelFetcher, ModelPart
 from models.hub.file_selection import DEFAULT_PATTERNS
-from models.hub.huggingface import HuggingFaceHub, open_hub_session
+from models.hub.huggingface import HuggingFaceHub
 from models.hub.progress import FetchMonitor
 from models.model_files import PARTIAL_MARK
 from models.model_store.integrity import check_model

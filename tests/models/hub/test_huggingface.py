@@ -5,6 +5,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
+from models.hub.connection import open_hub_session
 from models.hub.errors import (
     HubRateLimitedError,
     HubUnauthorizedError,
@@ -14,7 +15,7 @@ from models.hub.errors import (
     ModelGatedError,
     ModelMissingError,
 )
-from models.hub.huggingface import HuggingFaceHub, open_hub_session
+from models.hub.huggingface import HuggingFaceHub
 from models.hub.model_hub import RemoteFile
 from tests.support.hub import COMMIT, REPO, HubFaults, StandInHub, tiny_files
 from tests.support.ports import free_port

@@ -11,10 +11,11 @@ from pathlib import Path
 import pytest
 
 from machinery.clock import SystemClock
+from models.hub.connection import open_hub_session
 from models.hub.errors import InsufficientDiskError
 from models.hub.fetcher import FetchLimits, FetchRequest, ModelFetcher
 from models.hub.file_selection import DEFAULT_PATTERNS, is_selected
-from models.hub.huggingface import HuggingFaceHub, open_hub_session
+from models.hub.huggingface import HuggingFaceHub
 from models.model_store import admission
 from models.model_store.integrity import check_model
 from models.model_store.store import ModelStore

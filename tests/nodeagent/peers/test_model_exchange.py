@@ -13,9 +13,10 @@ from identity.listeners import server_security
 from identity.names import Role
 from machinery.clock import SystemClock
 from machinery.http_server import AdminServer
+from models.hub.connection import open_hub_session
 from models.hub.fetcher import FetchLimits, FetchRequest, ModelFetcher, ModelPart
 from models.hub.hub_settings import HubSettings
-from models.hub.huggingface import HuggingFaceHub, open_hub_session
+from models.hub.huggingface import HuggingFaceHub
 from models.hub.model_hub import folder_name
 from models.hub.progress import FetchMonitor
 from models.model_store.piece_list import PIECE_BYTES
