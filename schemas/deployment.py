@@ -1,10 +1,10 @@
 """ModelDeployment: a model that the fleet keeps serving; and Revision: an earlier version of one, to roll back to."""
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from datetime import datetime
 from pathlib import PurePosixPath
-from typing import Annotated, Final, Literal, Self
+from typing import Annotated, Final, Literal, Self, cast
 
 from pydantic import AfterValidator, Field, StringConstraints, model_validator
 
@@ -69,22 +69,51 @@ HubFilePattern = Annotated[
 ]
 
 
+HubRevision = Annotated[
+    str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._/-]*$", max_length=200)
+]
+HubSource = Literal["huggingface", "modelscope"]
+_MODELSCOPE_HOSTS: Final = r"https?://(www\.)?modelscope\.(cn|ai)(:\d+)?(/.*)?"
+DEFAULT_BRANCHES: Final[Mapping[HubSource, str]] = {"huggingface": "main", "modelscope": "master"}
+
+
+def _source_of(found: Mapping[str, object]) -> HubSource:
+    is_modelscope = re.fullmatch(_MODELSCOPE_HOSTS, str(found.get("endpoint") or ""))
+    return "modelscope" if is_modelscope else "huggingface"
+
+
+def _default_branch(found: Mapping[str, object]) -> str:
+    return DEFAULT_BRANCHES[cast("HubSource", found.get("source", "huggingface"))]
+
+
 class HubReference(ApiModel):
     """A repository of a model hub. The Macs that run the model fetch it."""
 
     repo: HubRepo
     """The repository as ORGANISATION/NAME, such as "mlx-community/Qwen3-8B-4bit"."""
-    revision: Annotated[
-        str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._/-]*$", max_length=200)
-    ] = "main"
-    """A branch, a tag or a whole commit. A branch is resolved once to a commit: a later move of the branch changes
-    nothing until `fleetctl rollout refresh`."""
+    endpoint: HubEndpoint | None = None
+    """The address of the hub or a mirror, such as "https://hf-mirror.com". Default: that of the
+    reconciler (HF_ENDPOINT or MODELSCOPE_ENDPOINT, otherwise the public hub)."""
+    source: HubSource = Field(default_factory=_source_of)
+    """The kind of hub. Default: "modelscope" for an endpoint of modelscope.cn or modelscope.ai, otherwise
+    "huggingface"."""
+    revision: HubRevision = Field(default_factory=_default_branch)
+    """A branch, a tag or a whole commit; default: "main", and "master" of "modelscope". A branch is resolved once to a
+    commit: a later move of the branch changes nothing until `fleetctl rollout refresh`."""
+    branch: HubRevision | None = None
+    """The branch or tag that the commit was read from, which the reconciler writes for "modelscope": that hub gives
+    files by branch only."""
     files: Annotated[tuple[HubFilePattern, ...], Field(max_length=100)] = ()
     """Patterns of the files to fetch, such as "*.safetensors". Default: weights, configs, tokenizer and templates;
     never code."""
-    endpoint: HubEndpoint | None = None
-    """The address of the hub or a mirror, such as "https://hf-mirror.com". Default: that of the
-    reconciler (HF_ENDPOINT, otherwise https://huggingface.co)."""
+
+    @model_validator(mode="after")
+    def _branch_of_a_commit(self) -> Self:
+        if self.branch is not None and (self.source != "modelscope" or not self.is_pinned):
+            raise ValueError(
+                "branch is only for a commit of source: modelscope; write the branch as revision"
+            )
+        return self
 
     @property
     def is_pinned(self) -> bool:
@@ -95,6 +124,13 @@ class HubReference(ApiModel):
     def folder(self) -> str:
         """Return the name of the folder, below the models folder, that holds the commit; "" for a branch."""
         return f"{self.repo.replace('/', '--')}@{self.revision[:12]}" if self.is_pinned else ""
+
+    def pinned_to(self, commit: str, endpoint: str | None) -> Self:
+        """Return the reference with the commit in the place of the branch, and the hub that has it."""
+        changes: dict[str, str | None] = {"revision": commit, "endpoint": self.endpoint or endpoint}
+        if self.source == "modelscope" and not self.is_pinned:
+            changes["branch"] = self.revision
+        return self.model_copy(update=changes)
 
 
 class ModelSource(ApiModel):

@@ -62,8 +62,7 @@ class ModelSnapshot(ApiModel):
     @property
     def pinned(self) -> HubReference:
         """Return the reference with the commit in the place of the branch, and the hub that has it."""
-        endpoint = self.source.endpoint or self.endpoint
-        return self.source.model_copy(update={"revision": self.commit, "endpoint": endpoint})
+        return self.source.pinned_to(self.commit, self.endpoint)
 
     @property
     def folder(self) -> str:

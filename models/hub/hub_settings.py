@@ -8,9 +8,11 @@ from typing import Any, Protocol
 import click
 
 from models.hub.connection import open_hub_session
+from models.hub.file_selection import DEFAULT_PATTERNS
 from models.hub.huggingface import HuggingFaceHub
-from models.hub.model_hub import DEFAULT_ENDPOINT, ModelHub
-from schemas.deployment import HubReference
+from models.hub.model_hub import DEFAULT_ENDPOINT, MODELSCOPE_ENDPOINT, ModelHub
+from models.hub.modelscope import ModelScopeHub
+from schemas.deployment import DEFAULT_BRANCHES, HubReference
 
 
 class HubFactory(Protocol):
@@ -27,10 +29,13 @@ class HubSettings:
 
     endpoint: str = DEFAULT_ENDPOINT
     """Endpoint for references that name none."""
+    modelscope_endpoint: str = MODELSCOPE_ENDPOINT
+    """The same for references to ModelScope."""
 
     def endpoint_of(self, source: HubReference) -> str:
         """Return the endpoint that a reference is read from, without a slash at its end."""
-        return (source.endpoint or self.endpoint).rstrip("/")
+        own = self.modelscope_endpoint if source.source == "modelscope" else self.endpoint
+        return (source.endpoint or own).rstrip("/")
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[HubFactory]:
@@ -38,32 +43,57 @@ class HubSettings:
         async with open_hub_session() as session:
 
             def make(source: HubReference, token: str) -> ModelHub:
-                return HuggingFaceHub(session, endpoint=self.endpoint_of(source), token=token)
+                endpoint = self.endpoint_of(source)
+                if source.source == "huggingface":
+                    return HuggingFaceHub(session, endpoint=endpoint, token=token)
+                return ModelScopeHub(
+                    session,
+                    endpoint=endpoint,
+                    token=token,
+                    branch=(source.branch or DEFAULT_BRANCHES[source.source])
+                    if source.is_pinned
+                    else source.revision,
+                    patterns=source.files or DEFAULT_PATTERNS,
+                )
 
             yield make
 
 
 def hub_endpoint_option(command: Any) -> Any:
-    """Add the flag --hub-endpoint to a command."""
-    return click.option(
-        "--hub-endpoint",
-        default=DEFAULT_ENDPOINT,
-        show_default=True,
-        envvar="HF_ENDPOINT",
-        help="Model hub, or a mirror of it, for deployments that name no endpoint.",
-    )(command)
+    """Add the flags --hub-endpoint and --modelscope-endpoint to a command."""
+    for name, default, variable, what in (
+        ("--modelscope-endpoint", MODELSCOPE_ENDPOINT, "MODELSCOPE_ENDPOINT", "ModelScope"),
+        ("--hub-endpoint", DEFAULT_ENDPOINT, "HF_ENDPOINT", "Hugging Face's hub"),
+    ):
+        command = click.option(
+            name,
+            default=default,
+            show_default=True,
+            envvar=variable,
+            show_envvar=True,
+            help=f"{what}, or a mirror of it, where no endpoint is named.",
+        )(command)
+    return command
 
 
 def hub_settings(options: dict[str, Any]) -> HubSettings:
     """Return the settings from the flags.
 
     Raises:
-        click.UsageError: the endpoint is no address.
+        click.UsageError: an endpoint is no address.
 
     """
-    endpoint = str(options["hub_endpoint"]).rstrip("/")
+    return HubSettings(
+        endpoint=_address(options, "hub_endpoint"),
+        modelscope_endpoint=_address(options, "modelscope_endpoint"),
+    )
+
+
+def _address(options: dict[str, Any], name: str) -> str:
+    endpoint = str(options[name]).rstrip("/")
     if not endpoint.startswith(("https://", "http://")):
+        flag = f"--{name.replace('_', '-')}"
         raise click.UsageError(
-            f"--hub-endpoint: {endpoint[:200]!r} is no address; expected one like {DEFAULT_ENDPOINT}"
+            f"{flag}: {endpoint[:200]!r} is no address; expected one like {DEFAULT_ENDPOINT}"
         )
-    return HubSettings(endpoint=endpoint)
+    return endpoint

@@ -1,7 +1,8 @@
 """The port to a model hub: which commit a revision is, which files it has, and their bytes."""
 
+import hashlib
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Final, Protocol
@@ -9,6 +10,7 @@ from typing import Final, Protocol
 from models.hub.digests import BlobDigest
 
 DEFAULT_ENDPOINT: Final = "https://huggingface.co"
+MODELSCOPE_ENDPOINT: Final = "https://www.modelscope.cn"
 _REPO: Final = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9_][\w.-]{0,95}", re.ASCII)
 _COMMIT: Final = re.compile(r"[0-9a-f]{40}")
 
@@ -65,6 +67,12 @@ class ModelHub(Protocol):
 def is_commit(revision: str) -> bool:
     """Return whether a revision is a whole commit, which never moves."""
     return _COMMIT.fullmatch(revision) is not None
+
+
+def contents_version(files: Mapping[str, BlobDigest]) -> str:
+    """Return 40 digits in the place of a commit that is not known: the same files always have the same."""
+    lines = "".join(f"{path}\0{digest}\n" for path, digest in sorted(files.items()))
+    return hashlib.sha256(lines.encode()).hexdigest()[:40]
 
 
 def check_repo(repo: str) -> None:

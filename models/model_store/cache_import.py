@@ -2,7 +2,6 @@
 
 import ctypes
 import fcntl
-import hashlib
 import os
 import re
 import shutil
@@ -14,7 +13,7 @@ from typing import Final
 
 from models.hub.digests import BlobDigest, hash_file
 from models.hub.file_selection import DEFAULT_PATTERNS, is_selected, path_problem
-from models.hub.model_hub import check_repo, is_commit
+from models.hub.model_hub import check_repo, contents_version, is_commit
 from models.model_store.admission import disk_shortfall
 from models.model_store.store import ModelStore, StoredModel
 
@@ -90,7 +89,7 @@ def import_snapshot(
         files[path] = _import_file(store, source, path)
     if not any(path.endswith(".safetensors") for path in files):
         raise ImportRefusedError(_unusable(snapshot))
-    commit = snapshot.commit or _contents_version(files)
+    commit = snapshot.commit or contents_version(files)
     return store.publish(snapshot.repo, commit, files, patterns)
 
 
@@ -101,12 +100,6 @@ def _unusable(snapshot: CachedSnapshot) -> str:
             "to MLX, such as one of mlx-community"
         )
     return f"{snapshot.folder} has no *.safetensors: the download was not finished, or it is no MLX model"
-
-
-def _contents_version(files: dict[str, BlobDigest]) -> str:
-    """Return 40 digits in place of a commit that is not known: the same files always have the same."""
-    lines = "".join(f"{path}\0{digest}\n" for path, digest in sorted(files.items()))
-    return hashlib.sha256(lines.encode()).hexdigest()[:40]
 
 
 def _chosen_files(

@@ -8,6 +8,9 @@ import pytest
 from pydantic import SecretStr
 
 from machinery.clock import SystemClock
+from models.hub.errors import ModelMissingError
+from models.hub.hub_settings import HubSettings
+from models.hub.model_hub import is_commit
 from reconciler.controller import Controller
 from schemas.deployment import ModelDeployment, Preload, Revision
 from schemas.meta import HUB_REFRESHED_AT, RESTARTED_AT, Condition, ConditionStatus, find_condition
@@ -20,6 +23,7 @@ from store.port import Put
 from tests.support.fleets import GEOMETRY
 from tests.support.hub import COMMIT, REPO, StandInHub
 from tests.support.hub_repositories import FOLDER, hub_deployment, servable_files
+from tests.support.modelscope import StandInModelScope
 from tests.support.reconciler_agents import node_status, put_lease, put_node
 from tests.support.waiting import until_async
 
@@ -242,3 +246,30 @@ async def test_only_the_fetching_node_gets_the_token_and_only_until_it_has_the_m
             [], [Put(key=keys.rank_key("a", "qwen-0", 0), value=codec.encode(report))]
         )
         await until_async(revoked, what="the end of the grant")
+
+
+async def test_a_model_of_modelscope_is_pinned_by_its_contents_with_its_branch() -> None:
+    hub = StandInModelScope(repos={REPO: servable_files()})
+    async with leading(hub) as store:
+        await write(store, hub_deployment(hub.endpoint, revision="master", source="modelscope"))
+
+        async def look() -> ModelSnapshot | None:
+            item = await store.get(keys.named(keys.SNAPSHOT_PREFIX, "qwen"))
+            return None if item is None else codec.decode(ModelSnapshot, item)
+
+        found = await until_async(look, what="a snapshot")
+        pinned = found.pinned
+        assert (pinned.source, pinned.branch) == ("modelscope", "master")
+        assert is_commit(pinned.revision)
+        hub.repos[REPO]["config.json"] += b" "
+        settings = HubSettings()
+        async with settings.open() as factory:
+            with pytest.raises(ModelMissingError, match="rollout refresh"):
+                await factory(pinned, "").files(REPO, pinned.revision)
+            moved = await factory(found.source, "").resolve(REPO, "master")
+        refreshed = await objects.get(store, ModelDeployment, "qwen")
+        assert refreshed is not None
+        annotations = {**refreshed.metadata.annotations, HUB_REFRESHED_AT: "now"}
+        metadata = refreshed.metadata.model_copy(update={"annotations": annotations})
+        await write(store, refreshed.model_copy(update={"metadata": metadata}))
+        assert (await snapshot(store, moved)).pinned.branch == "master"

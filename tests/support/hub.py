@@ -43,6 +43,7 @@ class Seen:
     range: str
     client: str = ""
     """Address of the client."""
+    query: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(kw_only=True)
@@ -136,9 +137,10 @@ class StandInHub:
                 method=request.method,
                 path=request.path,
                 port=port,
-                has_token=bool(bearer),
+                has_token=bool(bearer or request.cookies),
                 range=request.headers.get("Range", ""),
                 client=request.remote or "",
+                query=dict(request.query),
             )
         )
         faults = self.faults

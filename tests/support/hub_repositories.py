@@ -2,7 +2,7 @@
 
 import json
 
-from schemas.deployment import HubReference, ModelDeployment, ModelSource
+from schemas.deployment import HubReference, HubSource, ModelDeployment, ModelSource
 from tests.support.fleets import deployment
 from tests.support.hub import COMMIT, REPO
 from tests.support.model_folders import safetensors
@@ -30,10 +30,16 @@ def servable_files() -> dict[str, bytes]:
     }
 
 
-def hub_deployment(endpoint: str, *, name: str = "qwen", revision: str = "main") -> ModelDeployment:
+def hub_deployment(
+    endpoint: str,
+    *,
+    name: str = "qwen",
+    revision: str = "main",
+    source: HubSource = "huggingface",
+) -> ModelDeployment:
     """Return a deployment of the stand-in's repository."""
     found = deployment(name=name)
-    hub = HubReference(repo=REPO, revision=revision, endpoint=endpoint)
+    hub = HubReference(repo=REPO, source=source, revision=revision, endpoint=endpoint)
     spec = found.spec.model_copy(update={"model": ModelSource(hub=hub)})
     metadata = found.metadata.model_copy(update={"resource_version": ""})
     return found.model_copy(update={"spec": spec, "metadata": metadata})

@@ -25,6 +25,7 @@ from store.memory import MemoryTransport
 from store.port import Put
 from tests.support.hub import COMMIT, REPO, StandInHub, tiny_files
 from tests.support.hub_repositories import FOLDER
+from tests.support.modelscope import StandInModelScope
 from tests.support.nodeagent_groups import group
 from tests.support.nodeagent_plans import wanted
 from tests.support.waiting import until, until_async
@@ -76,6 +77,15 @@ async def reached(fetches: ModelFetches, wants: Replica, state: FetchState) -> O
         return found if found.state is state else None
 
     return await until_async(look, what=str(state))
+
+
+def modelscope_replica(hub: StandInHub, commit: str) -> Replica:
+    found = replica(hub)
+    source = HubReference(
+        repo=REPO, source="modelscope", revision=commit, branch="v1", endpoint=hub.endpoint
+    )
+    spec = found.spec.model_copy(update={"model": ModelSource(hub=source)})
+    return found.model_copy(update={"spec": spec})
 
 
 def metrics(fetches: ModelFetches) -> str:
@@ -278,3 +288,20 @@ async def test_nothing_is_fetched_before_the_store_has_told_the_headers(tmp_path
         found = await fetches.observe(piped)
         assert found is not None
         assert found.state is FetchState.PRESENT, "what is known of this part stays known"
+
+
+async def test_a_model_of_modelscope_is_fetched_from_the_pinned_branch(tmp_path: Path) -> None:
+    files = tiny_files()
+    hub = StandInModelScope(repos={REPO: files})
+    async with fetching(tmp_path, hub) as fetches, HubSettings().open() as factory:
+        unpinned = HubReference(
+            repo=REPO, source="modelscope", revision="v1", endpoint=hub.endpoint
+        )
+        commit = await factory(unpinned, "").resolve(REPO, "v1")
+        await reached(fetches, modelscope_replica(hub, commit), FetchState.PRESENT)
+        folder = tmp_path / f"mlx-community--Tiny-4bit@{commit[:12]}"
+        assert (folder / "config.json").read_bytes() == files["config.json"]
+        assert {one.query["Revision"] for one in hub.seen} == {"v1"}
+        hub.repos[REPO]["config.json"] = b"{}"
+        again = await reached(fetches, modelscope_replica(hub, "a" * 40), FetchState.FAILED)
+        assert again.reason == "NotFound"
