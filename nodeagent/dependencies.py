@@ -32,6 +32,7 @@ from nodeagent.hardware import metal
 from nodeagent.hardware.metal import MetalPreflight
 from nodeagent.hardware.probe import SystemMachineReader
 from nodeagent.hardware.readings import MachineReader
+from nodeagent.hub_grants import HubGrants
 from nodeagent.model_store.collector import ModelCollector
 from nodeagent.model_store.flags import ModelDiskLimits
 from nodeagent.model_store.missing_bytes import with_missing_bytes
@@ -220,7 +221,13 @@ def real_dependencies(transport: Transport, clock: Clock, config: AgentConfig) -
         replicas=replicas,
         fetches=fetches,
         preloads=preloads,
-        pulls=ModelPulls(fetcher, config.hubs, clock, exchange=fetches.exchange),
+        pulls=ModelPulls(
+            fetcher,
+            config.hubs,
+            clock,
+            exchange=fetches.exchange,
+            grants=HubGrants(store=transport, node=config.name, hubs=config.hubs),
+        ),
         limits=_link_limits(transport, clock, config, fetches),
         collector=collector,
         snapshots=snapshots,

@@ -17,6 +17,7 @@ from fleetctl.chat.session import ChatSession, LinePrompt
 from fleetctl.cli.arguments import parse_duration
 from fleetctl.cli.connect import gateway_options, run
 from fleetctl.cli.errors import FleetctlError
+from fleetctl.cli.hub_options import source_option
 from fleetctl.fleets import gateways
 from fleetctl.verbs import run_hub_model
 from identity.dialer import Dial
@@ -38,6 +39,7 @@ _RUN_HELP = """Chat with a model, as `ollama run` does.
 
 \b
   fleetctl run mlx-community/Qwen3-8B-4bit
+  fleetctl run Qwen/Qwen3-8B-MLX-4bit --source modelscope
   fleetctl run qwen
   fleetctl run qwen "Why is the sky blue?"
   git diff | fleetctl run qwen
@@ -102,6 +104,7 @@ def chat(model: str | None, message: str | None, **options: Any) -> None:
 @click.command(help=_RUN_HELP)
 @click.argument("model")
 @click.argument("prompt", nargs=-1)
+@source_option
 @_chat_options
 def run_model(model: str, prompt: tuple[str, ...], **options: Any) -> None:
     """Chat with a model, as `ollama run` does."""

@@ -8,6 +8,7 @@ import click
 
 from fleetctl.cli.arguments import manager_option, result_options
 from fleetctl.cli.connect import store_options
+from fleetctl.cli.hub_options import source_option
 from fleetctl.objects import key_values
 from manifests.documents import Document
 from manifests.errors import ManifestErrors
@@ -142,6 +143,7 @@ _DEPLOYMENT_FLAGS = {
     "spec.model.path": "--model",
     "spec.model.hub.repo": "--hub",
     "spec.model.hub.revision": "--revision",
+    "spec.model.hub.source": "--source",
     "spec.model.adapter": "--adapter",
     "spec.model.draft": "--draft",
     "spec.replicas": "--replicas",
@@ -211,7 +213,11 @@ def _modeldeployment(make: CreateObjects) -> click.Command:
     @click.option(
         "--hub", metavar="ORG/NAME", help="Repository of a model hub; in place of --model."
     )
-    @click.option("--revision", help="Branch, tag or commit of --hub (default: main).")
+    @source_option
+    @click.option(
+        "--revision",
+        help="Branch, tag or commit of --hub (default: main; master of modelscope).",
+    )
     @click.option("--adapter", help="Folder of a LoRA adapter.")
     @click.option("--draft", help="Folder of a draft model for speculative decoding.")
     @click.option("--replicas", type=int, help="Number of replicas.")
@@ -235,7 +241,11 @@ def _modeldeployment(make: CreateObjects) -> click.Command:
         spec = {
             "model": {
                 "path": options["model"],
-                "hub": {"repo": options["hub"], "revision": options["revision"]},
+                "hub": {
+                    "repo": options["hub"],
+                    "source": options["source"],
+                    "revision": options["revision"],
+                },
                 "adapter": options["adapter"],
                 "draft": {"path": options["draft"]},
             },

@@ -13,6 +13,7 @@ from click.core import ParameterSource
 
 from fleetctl.cli.connect import process_options, run
 from fleetctl.cli.errors import FleetctlError
+from fleetctl.cli.hub_options import hub_options, hub_reference, pinned_hub, read_token
 from fleetctl.cli.terminal import ProgressLine, paint
 from fleetctl.output import printers
 from fleetctl.output.columns import age
@@ -20,13 +21,9 @@ from fleetctl.verbs import models_fleet
 from fleetctl.verbs.models_fit import fit
 from fleetctl.verbs.models_search import search_models
 from machinery.clock import SystemClock
-from machinery.process_secrets import read_secret_file
-from models.hub.connection import open_hub_session
 from models.hub.errors import ModelFetchError
 from models.hub.fetcher import FetchLimits, FetchRequest, ModelFetcher
 from models.hub.file_selection import DEFAULT_PATTERNS
-from models.hub.huggingface import HuggingFaceHub
-from models.hub.model_hub import DEFAULT_ENDPOINT
 from models.hub.progress import FetchMonitor, FetchProgress
 from models.inspection import DEFAULT_MODELS_DIR
 from models.model_store.cache_import import ImportRefusedError, find_snapshots, import_snapshot
@@ -415,9 +412,11 @@ _PULL_HELP = """Fetch a model from a hub onto Macs of the fleet, or into the sto
   fleetctl models pull mlx-community/Qwen3-8B-4bit --nodes mac-1,mac-2
   fleetctl models pull mlx-community/Qwen3-8B-4bit --to local
   fleetctl models pull mlx-community/Qwen3-8B-4bit --to local --revision v1 --hub-token-file token.txt
+  fleetctl models pull Qwen/Qwen3-8B-MLX-4bit --source modelscope --all
 
 Every file is compared with the hub's SHA-256. A pull that was interrupted goes on where it was when it is started again.
-Python code is never fetched.
+Python code is never fetched. A gated repository takes the token of --hub-token-file, or that of
+`fleetctl create hubtoken`, which a Mac gets while it fetches.
 """
 
 
@@ -430,27 +429,12 @@ Python code is never fetched.
     help="local: the folder of this machine, as --local.",
 )
 @click.option(
-    "--revision", default="main", show_default=True, help="Branch, tag or commit to fetch."
-)
-@click.option(
     "--files",
     "patterns",
     multiple=True,
     help=f"Pattern of files to fetch; repeatable (default: {', '.join(DEFAULT_PATTERNS)}).",
 )
-@click.option(
-    "--hub-endpoint",
-    default=DEFAULT_ENDPOINT,
-    envvar="HF_ENDPOINT",
-    show_default=True,
-    show_envvar=True,
-    help="Address of the hub, or of a mirror.",
-)
-@click.option(
-    "--hub-token-file",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="File with a token of the hub, for private and gated repositories.",
-)
+@hub_options
 @_target_options
 @_or_local(_pull_local)
 @process_options
@@ -462,17 +446,13 @@ def pull_model(repo: str, **options: Any) -> None:
 
 async def _pull(repo: str, options: dict[str, Any]) -> StoredModel:
     store = _open_store(options["models_dir"])
-    token_file: Path | None = options["hub_token_file"]
-    token = "" if token_file is None else read_secret_file(token_file).decode("ascii").strip()
+    source = hub_reference(repo, options, options["patterns"])
     clock = store.clock
     monitor = FetchMonitor(clock)
     with ProgressLine() as progress:
-        async with open_hub_session() as session:
-            hub = HuggingFaceHub(session, endpoint=options["hub_endpoint"], token=token)
+        async with pinned_hub(source, options, read_token(options)) as (hub, pinned):
             request = FetchRequest(
-                repo=repo,
-                commit=await hub.resolve(repo, options["revision"]),
-                patterns=options["patterns"] or DEFAULT_PATTERNS,
+                repo=repo, commit=pinned.revision, patterns=pinned.files or DEFAULT_PATTERNS
             )
 
             async def draw() -> None:

@@ -10,19 +10,16 @@ import orjson
 
 from fleetctl.cli.connect import open_store, run, store_options
 from fleetctl.cli.errors import FleetctlError
+from fleetctl.cli.hub_options import hub_options, hub_reference, pinned_hub, read_token
 from fleetctl.objects.kind_args import kind_of
 from fleetctl.output import memory_proof, printers
 from fleetctl.verbs.run_hub_model import is_hub_id
 from machinery.clock import SystemClock
-from machinery.process_secrets import read_secret_file
 from manifests.suggestions import not_found_message
 from manifests.trees import Tree
 from manifests.yaml import parser
 from models import model_files
-from models.hub.connection import open_hub_session
 from models.hub.errors import ModelFetchError
-from models.hub.huggingface import HuggingFaceHub
-from models.hub.model_hub import DEFAULT_ENDPOINT
 from models.hub.remote_inspection import inspect_remote, snapshot_facts
 from models.model_files import ModelFacts, ModelUnusableError
 from nodeagent.hardware.macos import gpu_memory_limit
@@ -93,22 +90,7 @@ class FitReport:
     metavar="SIZE",
     help="Unified memory of a Mac to answer for in place of a fleet, such as 64Gi; repeatable.",
 )
-@click.option(
-    "--revision", default="main", show_default=True, help="Branch, tag or commit to inspect."
-)
-@click.option(
-    "--hub-endpoint",
-    default=DEFAULT_ENDPOINT,
-    envvar="HF_ENDPOINT",
-    show_default=True,
-    show_envvar=True,
-    help="Address of the hub, or of a mirror.",
-)
-@click.option(
-    "--hub-token-file",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="File with a token of the hub, for private and gated repositories.",
-)
+@hub_options
 @click.option(
     "-o",
     "--output",
@@ -183,12 +165,9 @@ def _fleet_report(
 async def _read_facts(model: str, options: dict[str, Any]) -> ModelFacts:
     if not is_hub_id(model):
         return model_files.inspect_model(Path(model).expanduser())
-    token_file: Path | None = options["hub_token_file"]
-    token = "" if token_file is None else read_secret_file(token_file).decode("ascii").strip()
-    async with open_hub_session() as session:
-        hub = HuggingFaceHub(session, endpoint=options["hub_endpoint"], token=token)
-        commit = await hub.resolve(model, options["revision"])
-        remote = await inspect_remote(hub, model, commit)
+    source = hub_reference(model, options)
+    async with pinned_hub(source, options, read_token(options)) as (hub, pinned):
+        remote = await inspect_remote(hub, model, pinned.revision)
     return model_files.model_facts(remote.config, remote.weights)
 
 

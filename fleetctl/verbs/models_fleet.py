@@ -11,16 +11,18 @@ import orjson
 
 from fleetctl.cli.connect import run
 from fleetctl.cli.errors import FleetctlError
+from fleetctl.cli.hub_options import hub_reference, pinned_hub, read_token
 from fleetctl.cli.terminal import ProgressLine, paint
+from fleetctl.fleets.hub_grants import HubGrants, granted, hub_token
 from fleetctl.fleets.stored_models import FleetAgents, NodeAnswer, open_agents
 from fleetctl.output import printers
 from fleetctl.output.columns import age
 from machinery.clock import SystemClock
 from manifests.yaml.core_schema import dump
-from models.hub.connection import open_hub_session
-from models.hub.huggingface import HuggingFaceHub
-from models.hub.model_hub import DEFAULT_ENDPOINT, folder_name
+from models.hub.hub_settings import hub_settings
+from models.hub.model_hub import DEFAULT_ENDPOINT
 from schemas import quantity
+from schemas.deployment import HubReference
 from schemas.replica import Replica
 from schemas.wire.stored_models import ModelChange, ModelCheck, NodeModels, StoredModelReport
 from store import objects
@@ -298,10 +300,9 @@ def _changed_line(node: str, change: ModelChange, verb: str) -> str:
 def pull_fleet(repo: str, options: dict[str, Any]) -> None:
     """Let agents fetch a commit until it is whole on each. Exit code 1: a Mac does not have it."""
     nodes = targets(options)
-    if options["hub_token_file"] is not None or options["patterns"]:
+    if options["patterns"]:
         raise click.UsageError(
-            "--hub-token-file and --files are for --to local: agents get tokens with a deployment "
-            "(`fleetctl create hubtoken`), and fetch the files that it would"
+            "--files is for --to local: agents fetch the files that a deployment would"
         )
     failed = run(_pull(repo, nodes, options))
     for problem in failed:
@@ -311,29 +312,39 @@ def pull_fleet(repo: str, options: dict[str, Any]) -> None:
 
 
 async def _pull(repo: str, nodes: Sequence[str], options: dict[str, Any]) -> list[str]:
-    endpoint = options["hub_endpoint"]
-    async with open_hub_session() as session:
-        # Once for all Macs: a branch that moves meanwhile would give them different commits.
-        commit = await HuggingFaceHub(session, endpoint=endpoint, token="").resolve(
-            repo, options["revision"]
-        )
-    name = folder_name(repo, commit)
-    params = {"repo": repo, "commit": commit}
-    if endpoint.rstrip("/") != DEFAULT_ENDPOINT:
-        params["endpoint"] = endpoint
+    source, own_token = hub_reference(repo, options), read_token(options)
+    endpoint = hub_settings(options).endpoint_of(source)
     async with open_agents(options, nodes) as agents:
-        started = await agents.fetch(params)
-        problems = [one.problem for one in started if one.problem]
-        waiting = {one.node for one in started if not one.problem}
-        with ProgressLine() as progress:
-            problems += await _wait_pulled(agents, name, waiting, progress)
+        token = await hub_token(agents.transport, endpoint, own_token)
+        text = "" if token is None else token.token.get_secret_value()
+        # Once for all Macs: a branch that moves meanwhile would give them different commits.
+        async with pinned_hub(source, options, text) as (_, pinned):
+            pass
+        async with granted(
+            agents.transport, tuple(agents.addresses), pinned.folder, token
+        ) as grants:
+            started = await agents.fetch(_fetch_params(pinned))
+            problems = [one.problem for one in started if one.problem]
+            waiting = {one.node for one in started if not one.problem}
+            with ProgressLine() as progress:
+                problems += await _wait_pulled(agents, grants, waiting, progress)
     return problems
 
 
+def _fetch_params(pinned: HubReference) -> dict[str, str]:
+    params = {"repo": pinned.repo, "commit": pinned.revision}
+    if pinned.endpoint != DEFAULT_ENDPOINT:
+        params["endpoint"] = pinned.endpoint or ""
+    if pinned.source != "huggingface":
+        params |= {"source": pinned.source, "branch": pinned.branch or ""}
+    return params
+
+
 async def _wait_pulled(
-    agents: FleetAgents, name: str, waiting: set[str], progress: ProgressLine
+    agents: FleetAgents, grants: HubGrants, waiting: set[str], progress: ProgressLine
 ) -> list[str]:
     """Wait until each Mac has the model or says why not; return the problems."""
+    name = grants.folder
     clock = SystemClock()
     misses: dict[str, int] = {}
     problems: list[str] = []
@@ -348,6 +359,7 @@ async def _wait_pulled(
                 lines.append(text)
                 continue
             waiting.discard(one.node)
+            await grants.withdraw(one.node)
             progress.clear()
             if state == "present":
                 click.echo(f"{one.node}: {name} present")

@@ -15,6 +15,7 @@ from fleetctl.objects.writer import create_all
 from fleetctl.verbs.create_flags import build_manifest, read_object
 from machinery.clock import Clock, SystemClock
 from manifests.errors import ManifestErrors
+from manifests.trees import Tree
 from schemas.deployment import HUB_REPO_PATTERN, ModelDeployment, served_names
 from schemas.meta import Condition, find_condition, is_true
 from schemas.replica import MODEL_PRESENT, FetchStatus, Replica
@@ -58,12 +59,19 @@ async def deploy_and_wait(repo: str, options: dict[str, Any]) -> None:
     clock = SystemClock()
     async with open_store(options) as transport:
         with ProgressLine() as progress:
-            name = await deploy_repository(transport, repo, clock, progress)
+            name = await deploy_repository(
+                transport, repo, clock, progress, source=options["source"]
+            )
             await wait_until_serving(transport, repo, name, clock, progress)
 
 
 async def deploy_repository(
-    transport: Transport, repo: str, clock: Clock, progress: ProgressLine
+    transport: Transport,
+    repo: str,
+    clock: Clock,
+    progress: ProgressLine,
+    *,
+    source: str | None = None,
 ) -> str:
     """Return the name of the deployment of a repository, which is created if there is none.
 
@@ -81,7 +89,8 @@ async def deploy_repository(
             f"modeldeployment/{name} exists and has another model. Choose a name yourself: "
             f"fleetctl create modeldeployment NAME --hub {repo}"
         )
-    tree = build_manifest("ModelDeployment", name, {"model": {"hub": {"repo": repo}}}, {})
+    hub: dict[str, Tree] = {"repo": repo, "source": source}
+    tree = build_manifest("ModelDeployment", name, {"model": {"hub": hub}}, {})
     loaded = read_object(tree, {"spec.model.hub.repo": "MODEL"})
     try:
         await create_all(

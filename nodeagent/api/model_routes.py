@@ -19,7 +19,7 @@ from nodeagent.api.admin_access import AdminAccess
 from nodeagent.model_store.collector import ModelCollector
 from nodeagent.model_store.pulls import ModelPulls, TooManyPullsError
 from nodeagent.model_store.usage import ModelUsers
-from schemas.deployment import HUB_COMMIT_PATTERN, HubReference
+from schemas.deployment import HUB_COMMIT_PATTERN, HubReference, HubSource
 from schemas.meta import ApiModel
 from schemas.wire.errors import RefusedError
 from schemas.wire.stored_models import (
@@ -63,6 +63,9 @@ class FetchQuery(BaseModel):
     commit: str = Field(pattern=rf"^{HUB_COMMIT_PATTERN}$")
     endpoint: str = Field(default="", max_length=500)
     """The hub; empty for the agent's own."""
+    source: HubSource = "huggingface"
+    branch: str = Field(default="", max_length=200)
+    """The branch that the commit was read from; empty for a hub that is asked by commit."""
 
     def reference(self) -> HubReference:
         """Return the reference. Raises ValidationError."""
@@ -70,6 +73,8 @@ class FetchQuery(BaseModel):
             repo=self.repo,
             revision=self.commit,
             endpoint=self.endpoint or None,
+            source=self.source,
+            branch=self.branch or None,
         )
 
 

@@ -13,9 +13,11 @@ from models.hub.fetcher import FetchRequest, ModelFetcher
 from models.hub.file_selection import DEFAULT_PATTERNS
 from models.hub.hub_settings import HubFactory, HubSettings
 from models.hub.progress import FetchMonitor
+from nodeagent.hub_grants import HubGrants
 from nodeagent.peers.model_exchange import ModelExchange
 from schemas.deployment import HubReference
 from schemas.wire.stored_models import ModelFetchReport
+from store.errors import StoreError
 
 log = logging.getLogger(__name__)
 
@@ -51,10 +53,15 @@ class ModelPulls:
         clock: Clock,
         *,
         exchange: ModelExchange | None = None,
+        grants: HubGrants | None = None,
     ) -> None:
-        """`exchange`: the other agents as sources of files; None: the hub alone."""
+        """`exchange`: the other agents as sources of files; None: the hub alone.
+
+        `grants`: the tokens for gated repositories; None: there are none.
+        """
         self._exchange = exchange
         self._fetcher = fetcher
+        self._grants = grants
         self._hubs = hubs
         self._clock = clock
         self._factory: HubFactory | None = None
@@ -104,18 +111,19 @@ class ModelPulls:
         request = FetchRequest(
             repo=source.repo, commit=source.revision, patterns=source.files or DEFAULT_PATTERNS
         )
-        hub = factory(source, "")
-        shared = (
-            nullcontext()
-            if self._exchange is None
-            else self._exchange.sources(hub, source.repo, source.revision, pull.monitor)
-        )
         try:
+            token = "" if self._grants is None else await self._grants.token(source, source.folder)
+            hub = factory(source, token)
+            shared = (
+                nullcontext()
+                if self._exchange is None
+                else self._exchange.sources(hub, source.repo, source.revision, pull.monitor)
+            )
             async with shared as sources:
                 await self._fetcher.fetch(hub, request, monitor=pull.monitor, sources=sources)
         except ModelFetchError as error:
             pull.error = f"{error.reason}: {error}"
-        except (OSError, ValueError) as error:
+        except (StoreError, OSError, ValueError) as error:
             pull.error = str(error)
         if pull.error:
             log.warning("model not pulled", extra={"model": source.folder, "why": pull.error})

@@ -25,14 +25,13 @@ from models.hub.hub_settings import HubFactory, HubSettings
 from models.hub.model_hub import ModelHub
 from models.hub.progress import FetchMonitor, FetchProgress
 from models.model_store.store import ModelStore, StoredModel
+from nodeagent.hub_grants import HubGrants
 from nodeagent.peers.model_exchange import ModelExchange
 from nodeagent.replicas.model_parts import HeadersUnknownError, ModelParts
 from nodeagent.replicas.observation import FetchState, NextStart, ObservedFetch
 from schemas import duration, sizes
 from schemas.deployment import HubReference
-from schemas.records import HubToken
 from schemas.replica import Replica
-from store import codec, keys
 from store.errors import StoreError
 from store.port import Transport
 
@@ -101,8 +100,8 @@ class ModelFetches:
         self.exchange: Final = exchange
         self._fetcher = fetcher
         self._hubs = hubs
-        self._transport = transport
         self._clock = clock
+        self._grants = HubGrants(store=transport, node=parts.node, hubs=hubs)
         self._factory: HubFactory | None = None
         self._group: asyncio.TaskGroup | None = None
         self._parts = parts
@@ -318,7 +317,7 @@ class ModelFetches:
         assert factory is not None
         token = ""
         try:
-            token = await self._token(fetch)
+            token = await self._grants.token(source, fetch.deployment)
             hub = factory(source, token)
             async with self._sources(hub, fetch) as sources:
                 await self._fetcher.fetch(
@@ -361,15 +360,6 @@ class ModelFetches:
             return nullcontext()
         source = fetch.source
         return self.exchange.sources(hub, source.repo, source.revision, fetch.monitor)
-
-    async def _token(self, fetch: _Fetch) -> str:
-        """Return the token that the reconciler gave to this node for the deployment; "" if it gave none."""
-        item = await self._transport.get(keys.hub_grant_key(self._parts.node, fetch.deployment))
-        if item is None:
-            return ""
-        granted = codec.decode(HubToken, item)
-        is_for_endpoint = granted.endpoint.rstrip("/") == self._hubs.endpoint_of(fetch.source)
-        return granted.token.get_secret_value() if is_for_endpoint else ""
 
     def _note(self, fetch: _Fetch, error: Exception, *, has_token: bool) -> None:
         fetch.failures += 1

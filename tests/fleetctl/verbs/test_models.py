@@ -11,6 +11,7 @@ from tests.support.fleet import Done
 from tests.support.fleetctl_runner import run_fleetctl
 from tests.support.hub import COMMIT, REPO, StandInHub, tiny_files
 from tests.support.model_store import add_model, files_below
+from tests.support.modelscope import StandInModelScope
 
 NAME = "mlx-community--Tiny-4bit@1f2e3d4c5b6a"
 
@@ -46,6 +47,19 @@ async def test_a_pulled_model_is_listed_checked_and_removed(folder: Path) -> Non
     assert "no models" in (await models(folder, "list")).err
 
 
+async def test_a_model_of_modelscope_is_pulled_and_a_malformed_endpoint_refused(
+    folder: Path,
+) -> None:
+    async with StandInModelScope(repos={REPO: tiny_files()}).serve() as hub:
+        where = ("--source", "modelscope", "--modelscope-endpoint")
+        done = await models(folder, "pull", REPO, "--to", "local", *where, hub.endpoint)
+        assert done.code == 0, done.err
+        wrong = await models(folder, "pull", REPO, "--to", "local", *where, "ftp://x")
+    assert (wrong.code, "--modelscope-endpoint: 'ftp://x' is no address" in wrong.err) == (2, True)
+    (tree,) = json.loads((await models(folder, "list", "-o", "json")).out)["models"]
+    assert files_below(Path(folder, tree["name"])).keys() < tiny_files().keys()
+
+
 async def test_a_token_is_read_from_a_private_file(folder: Path, tmp_path: Path) -> None:
     token = tmp_path / "token"
     token.write_text("hf_x\n")
@@ -67,7 +81,7 @@ async def test_a_token_is_read_from_a_private_file(folder: Path, tmp_path: Path)
         pytest.param(("gpt2",), "expected ORGANISATION/NAME", id="no-organisation"),
         pytest.param((REPO, "--revision", "v9"), "NotFound: ", id="no-such-revision"),
         pytest.param((REPO, "--files", "*.gguf"), "ListingRefused: none of", id="no-such-file"),
-        pytest.param((REPO, "--hub-endpoint", "ftp://x"), "no address of a hub", id="endpoint"),
+        pytest.param((REPO, "--revision", "-x"), "revision: ", id="no-revision"),
     ],
 )
 async def test_a_pull_that_cannot_work_says_why(

@@ -14,6 +14,7 @@ from tests.support.fleets import deployment
 from tests.support.hub import REPO, StandInHub
 from tests.support.hub_repositories import CONFIG, servable_files
 from tests.support.model_folders import safetensors
+from tests.support.modelscope import StandInModelScope
 from tests.support.reconciler_agents import node_status, put_lease, put_node
 
 GROUP = (
@@ -69,6 +70,17 @@ async def test_a_repository_is_judged_for_each_node_and_group_without_its_weight
     assert "pair" in shown.out
     assert "is estimated until an agent has inspected it" in shown.out
     assert "ACTIVATIONS" in wide.out
+
+
+async def test_a_model_of_modelscope_is_judged_before_it_is_fetched() -> None:
+    async with StandInModelScope(repos={REPO: servable_files()}).serve() as hub:
+        where = ("--source", "modelscope", "--modelscope-endpoint", hub.endpoint)
+        done = await run_fleetctl("models", "fit", REPO, *where, "--memory", "8Gi")
+    assert done.code == 0, done.err
+    read = {
+        one.query["FilePath"] for one in hub.requests("GET", "/repo") if "FilePath" in one.query
+    }
+    assert read == {"config.json", "model.safetensors"}
 
 
 async def test_the_limits_are_the_last_loads_that_fit(fleet: MemoryFleet) -> None:

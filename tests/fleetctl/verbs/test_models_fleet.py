@@ -16,6 +16,7 @@ from models.hub.hub_settings import HubSettings
 from models.model_store.store import ModelStore
 from nodeagent.api.machine_metrics import AgentView
 from nodeagent.api.server import make_app
+from nodeagent.hub_grants import HubGrants
 from nodeagent.model_store.collector import ModelCollector
 from nodeagent.model_store.pulls import ModelPulls
 from nodeagent.model_store.usage import ModelUsers, read_users
@@ -31,6 +32,8 @@ from tests.support.agent_api import STATUS, Replicas
 from tests.support.fleetctl_runner import MemoryFleet
 from tests.support.hub import COMMIT, REPO, StandInHub, tiny_files
 from tests.support.model_store import add_model
+from tests.support.modelscope import StandInModelScope
+from tests.support.waiting import until
 
 CLOCK = SystemClock()
 NAME = "mlx-community--Tiny-4bit@1f2e3d4c5b6a"
@@ -63,7 +66,9 @@ class Macs:
 
         recorder = EventRecorder(transport, CLOCK, source=f"Node/{node}")
         collector = ModelCollector(store, recorder, users, node=node)
-        pulls = ModelPulls(ModelFetcher(store, CLOCK), HubSettings(), CLOCK)
+        hubs = HubSettings()
+        grants = HubGrants(store=transport, node=node, hubs=hubs)
+        pulls = ModelPulls(ModelFetcher(store, CLOCK), hubs, CLOCK, grants=grants)
         view = AgentView(
             name=node, status=STATUS, clock=CLOCK, started_at=0.0, engines={}, replicas=Replicas({}),
             has_lease=lambda: True, folder=self.root / node / "engines", ring=LogRing(),
@@ -150,6 +155,64 @@ async def test_a_pull_brings_the_model_to_the_named_macs(macs: Macs) -> None:
         assert "NotFound" in done.err
     done = await macs.ctl("models", "pull", REPO)
     assert (done.code, "give --nodes NAME,..., --all" in done.err) == (2, True)
+
+
+async def grants(macs: Macs) -> list[str]:
+    return [item.key for item in (await macs.fleet.store.list(keys.HUB_GRANT_PREFIX)).items]
+
+
+async def test_a_gated_repository_is_pulled_with_the_stored_token_which_only_the_fetching_mac_gets(
+    macs: Macs,
+) -> None:
+    hub = StandInHub(repos={REPO: tiny_files(weights=2 << 20)}, token="hf_s3cret")
+    hub.faults.bytes_per_s = 1 << 20
+    async with hub.serve(), asyncio.TaskGroup() as group:
+        where = ("--hub-endpoint", hub.endpoint)
+        refused = await macs.ctl("models", "pull", REPO, "--all", *where)
+        assert (refused.code, "Unauthorized" in refused.err) == (1, True)
+        made = await macs.ctl(
+            *("create", "hubtoken", "hub", "--endpoint", hub.endpoint, "--token-file", "-"),
+            stdin=b"hf_s3cret",
+        )
+        assert made.code == 0, made.err
+        pull = group.create_task(macs.ctl("models", "pull", REPO, "--nodes", "mac-2", *where))
+        await until(lambda: hub.body_bytes > 100_000, what="bytes")
+        assert await grants(macs) == [keys.hub_grant_key("mac-2", NAME)]
+        hub.faults.bytes_per_s = None
+        done = await pull
+        assert (done.code, done.out) == (0, f"mac-2: {NAME} present\n"), done.err
+        assert await grants(macs) == []
+        assert "s3cret" not in done.err + refused.err
+
+
+async def test_a_token_of_ones_own_is_taken_for_one_pull_and_is_stored_nowhere(
+    macs: Macs, tmp_path: Path
+) -> None:
+    token = tmp_path / "token"
+    token.write_text("hf_0wn")
+    token.chmod(0o600)
+    async with StandInHub(repos={REPO: tiny_files()}, token="hf_0wn").serve() as hub:
+        done = await macs.ctl(
+            *("models", "pull", REPO, "--all", "--hub-endpoint", hub.endpoint),
+            *("--hub-token-file", str(token)),
+        )
+    assert done.code == 0, done.err
+    assert (macs.names("mac-1"), macs.names("mac-2")) == ([NAME], [NAME])
+    assert await grants(macs) == []
+    assert (await macs.fleet.store.list(keys.HUB_TOKEN_PREFIX)).items == ()
+
+
+async def test_a_pull_from_modelscope_brings_the_same_contents_to_each_mac(macs: Macs) -> None:
+    async with StandInModelScope(repos={REPO: tiny_files()}).serve() as hub:
+        where = ("--source", "modelscope", "--modelscope-endpoint", hub.endpoint)
+        done = await macs.ctl("models", "pull", REPO, "--all", *where)
+        assert done.code == 0, done.err
+        assert macs.names("mac-1") == macs.names("mac-2")
+        (name,) = macs.names("mac-1")
+        assert name.startswith("mlx-community--Tiny-4bit@")
+        before = hub.body_bytes
+        again = await macs.ctl("models", "pull", REPO, "--all", "--revision", "v1", *where)
+        assert (again.code, hub.body_bytes) == (0, before), "the same contents have the same name"
 
 
 async def test_a_removal_refuses_what_is_used_or_pinned_and_says_why(macs: Macs) -> None:

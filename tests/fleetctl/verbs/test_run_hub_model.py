@@ -15,7 +15,7 @@ from fleetctl.verbs.run_hub_model import (
     wait_until_serving,
 )
 from machinery.clock import SystemClock
-from schemas.deployment import ModelDeployment, ModelDeploymentStatus
+from schemas.deployment import HubReference, ModelDeployment, ModelDeploymentStatus
 from schemas.meta import HUB_REFRESHED_AT, Condition, ConditionStatus
 from schemas.records import HubToken
 from schemas.replica import FetchStatus, ReplicaStatus
@@ -148,6 +148,11 @@ async def test_run_says_why_a_repository_is_not_served() -> None:
 
 async def test_create_writes_a_hub_model_and_refuses_two_sources() -> None:
     fleet = MemoryFleet()
+    scope = await fleet.ctl("create", "md", "scope", "--hub", REPO, "--source", "modelscope")
+    assert scope.code == 0, scope.err
+    made = await read(fleet, "scope")
+    assert made is not None
+    assert made.spec.model.hub == HubReference(repo=REPO, source="modelscope", revision="master")
     done = await fleet.ctl("create", "md", "qwen", "--hub", REPO, "--revision", "dev")
     assert done.code == 0, done.err
     found = await read(fleet, "qwen")
