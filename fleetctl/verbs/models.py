@@ -19,6 +19,7 @@ from fleetctl.output import printers
 from fleetctl.output.columns import age
 from fleetctl.verbs import models_fleet
 from fleetctl.verbs.models_fit import fit
+from fleetctl.verbs.models_import import import_models
 from fleetctl.verbs.models_search import search_models
 from machinery.clock import SystemClock
 from models.hub.errors import ModelFetchError
@@ -26,14 +27,12 @@ from models.hub.fetcher import FetchLimits, FetchRequest, ModelFetcher
 from models.hub.file_selection import DEFAULT_PATTERNS
 from models.hub.progress import FetchMonitor, FetchProgress
 from models.inspection import DEFAULT_MODELS_DIR
-from models.model_store.cache_import import ImportRefusedError, find_snapshots, import_snapshot
 from models.model_store.integrity import FileDefect, check_model, discard_defects
 from models.model_store.store import ModelStore, StoredModel
 from schemas import duration, quantity
 
 C = TypeVar("C", bound=Callable[..., Any])
 
-_HUB_CACHE: Final = Path("~/.cache/huggingface/hub")
 _PROGRESS_S: Final = 0.25
 
 _GROUP_HELP = """Fetch, list, check and remove models on the Macs of a fleet, or in a folder of this machine.
@@ -55,6 +54,7 @@ def models() -> None:
 
 
 models.add_command(fit)
+models.add_command(import_models)
 models.add_command(search_models)
 
 
@@ -114,9 +114,7 @@ def _errors_translated() -> Iterator[None]:
         yield
     except ModelFetchError as error:
         raise FleetctlError(f"{error.reason}: {error}") from error
-    except (ImportRefusedError, ValueError) as error:
-        raise FleetctlError(str(error)) from error
-    except OSError as error:
+    except (OSError, ValueError) as error:
         raise FleetctlError(str(error)) from error
 
 
@@ -354,49 +352,6 @@ def _unpin_local(*, words: tuple[str, ...], models_dir: Path, **fleet_options: A
 def unpin_models(words: tuple[str, ...], **options: Any) -> None:
     """Allow the collection of models again."""
     models_fleet.change_fleet(words, options, verb="unpin")
-
-
-_IMPORT_HELP = """Import models that huggingface_hub or LM Studio keeps on this machine.
-
-\b
-  fleetctl models import
-  fleetctl models import ~/.cache/huggingface/hub --repo mlx-community/Qwen3-8B-4bit
-  fleetctl models import ~/.lmstudio/models
-
-Every file is hashed, because huggingface_hub does not verify what it downloads, and then shared by a clone or a hard link:
-it takes no room on the same disk. The cache stays as it is. Exit code 1: a snapshot was refused.
-"""
-
-
-@models.command("import", help=_IMPORT_HELP)
-@click.argument("cache", default=_HUB_CACHE, type=click.Path(file_okay=False, path_type=Path))
-@click.option("--repo", "repos", multiple=True, help="Import this repository only; repeatable.")
-@_models_dir_option
-def import_models(cache: Path, repos: tuple[str, ...], models_dir: Path) -> None:
-    """Import models from a cache of huggingface_hub, or from a models folder of LM Studio."""
-    store = _open_store(models_dir)
-    snapshots = find_snapshots(cache.expanduser())
-    chosen = [one for one in snapshots if not repos or one.repo in repos]
-    absent = set(repos) - {one.repo for one in chosen}
-    if absent or not chosen:
-        what = ", ".join(sorted(absent)) or "models--*/snapshots or ORGANISATION/NAME"
-        raise FleetctlError(
-            f"{cache} has no {what}; expected a cache of huggingface_hub, or a models folder of LM Studio"
-        )
-    is_refused = False
-    with ProgressLine() as progress:
-        for snapshot in chosen:
-            progress.show(f"hashing {snapshot.repo}")
-            try:
-                model = import_snapshot(store, snapshot)
-            except (ImportRefusedError, OSError) as error:
-                progress.say(f"{snapshot.repo} refused: {error}")
-                is_refused = True
-                continue
-            progress.clear()
-            click.echo(f"{model.name} imported, {quantity.show(model.size_bytes)}")
-    if is_refused:
-        raise click.exceptions.Exit(1)
 
 
 def _pull_local(*, repo: str, **options: Any) -> None:

@@ -69,6 +69,21 @@ def _iterate_model_folders(cache: Path) -> Iterator[CachedSnapshot]:
             yield CachedSnapshot(repo=repo, commit="", folder=folder)
 
 
+def snapshot_size(snapshot: CachedSnapshot) -> int:
+    """Return the bytes of the files that an import takes. Raises ImportRefusedError, as the import would."""
+    return sum(source.stat().st_size for _, source in _chosen_files(snapshot, DEFAULT_PATTERNS))
+
+
+def snapshot_problem(snapshot: CachedSnapshot) -> str:
+    """Return why an import would refuse a snapshot, as far as is known before a byte is read; "" if nothing is."""
+    try:
+        paths = [path for path, _ in _chosen_files(snapshot, DEFAULT_PATTERNS)]
+    except ImportRefusedError as error:
+        return str(error)
+    is_model = any(path.endswith(".safetensors") for path in paths)
+    return "" if is_model else _unusable(snapshot)
+
+
 def import_snapshot(
     store: ModelStore, snapshot: CachedSnapshot, patterns: tuple[str, ...] = DEFAULT_PATTERNS
 ) -> StoredModel:

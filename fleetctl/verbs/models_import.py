@@ -1,0 +1,138 @@
+"""The verb `fleetctl models import`: the models that other programs keep on this machine, listed and taken over."""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import click
+
+from fleetctl.cli.errors import FleetctlError
+from fleetctl.cli.terminal import ProgressLine
+from fleetctl.output import printers
+from machinery.clock import SystemClock
+from models.inspection import DEFAULT_MODELS_DIR
+from models.model_store.cache_import import ImportRefusedError
+from models.model_store.import_places import FoundModel, find_models, models_in
+from models.model_store.store import ModelStore
+from schemas import quantity
+
+_HELP = """Import models that huggingface_hub, LM Studio or Ollama keeps on this machine.
+
+\b
+  fleetctl models import
+  fleetctl models import mlx-community/Qwen3-8B-4bit qwen3:8b-mlx
+  fleetctl models import --all
+  fleetctl models import /Volumes/Disk/lmstudio --repo mlx-community/Qwen3-8B-4bit
+
+Without a name it lists what it finds, with sizes and what can be imported. A word that begins with /, ./, ../ or ~ is a
+folder of one of these programs, of which all models are imported, or those of --repo.
+
+Every file is hashed, because huggingface_hub does not verify what it downloads, and then shared by a clone or a hard link:
+it takes no room on the same disk. Ollama's tensors are copied, because they get other names. The other program's files stay
+as they are. Exit code 1: a model was refused.
+"""
+
+
+@click.command("import", help=_HELP)
+@click.argument("words", nargs=-1, metavar="[NAME|FOLDER]...")
+@click.option("--all", "is_all", is_flag=True, help="Import all that can be imported.")
+@click.option(
+    "--repo",
+    "repos",
+    multiple=True,
+    help="Import this repository of a FOLDER only; repeatable.",
+)
+@click.option(
+    "--models-dir",
+    type=click.Path(file_okay=False, path_type=Path),
+    default=DEFAULT_MODELS_DIR,
+    envvar="FLEET_MODELS_DIR",
+    show_default=True,
+    show_envvar=True,
+    help="Folder with the models, as of the node agent.",
+)
+def import_models(
+    words: tuple[str, ...], is_all: bool, repos: tuple[str, ...], models_dir: Path
+) -> None:
+    """Import models that huggingface_hub, LM Studio or Ollama keeps on this machine."""
+    if is_all and words:
+        raise click.UsageError("give names or --all, not both")
+    folders = [Path(word).expanduser() for word in words if _is_folder(word)]
+    names = [word for word in words if not _is_folder(word)]
+    if repos and not folders:
+        raise click.UsageError("--repo needs a FOLDER; without one, write the name alone")
+    found = find_models(Path.home(), os.environ) if names or not folders else ()
+    if not words and not is_all:
+        _list(found)
+        return
+    chosen = [one for one in found if is_all and not one.problem]
+    chosen += _named(found, names)
+    for folder in folders:
+        chosen += _in_folder(folder, repos)
+    store = ModelStore(models_dir.expanduser(), SystemClock())
+    results = [_import(store, one) for one in chosen]
+    if not all(results):
+        raise click.exceptions.Exit(1)
+
+
+def _is_folder(word: str) -> bool:
+    return word.startswith(("/", "./", "../", "~")) or word in (".", "..")
+
+
+def _list(found: Sequence[FoundModel]) -> None:
+    if not found:
+        click.echo(
+            "no models of huggingface_hub, LM Studio or Ollama in their usual folders; name a folder to look into",
+            err=True,
+        )
+        return
+    titles = ["PROGRAM", "NAME", "SIZE", "IMPORT"]
+    rows = [
+        [
+            one.program,
+            one.name,
+            quantity.show(one.size_bytes) if one.size_bytes else "-",
+            one.problem or "yes",
+        ]
+        for one in found
+    ]
+    click.echo(printers.align_columns(rows, titles))
+
+
+def _named(found: Sequence[FoundModel], names: Sequence[str]) -> list[FoundModel]:
+    """Return the models with these names, of the first program that has one that can be imported."""
+    chosen: list[FoundModel] = []
+    for name in names:
+        of_name = [one for one in found if one.name in (name, f"{name}:latest")]
+        if not of_name:
+            raise FleetctlError(
+                f"no program here has {name}; `fleetctl models import` lists what it finds, and a folder begins with "
+                "/, ./ or ~"
+            )
+        best = [one for one in of_name if not one.problem] or of_name
+        chosen += [one for one in best if one.program == best[0].program]
+    return chosen
+
+
+def _in_folder(folder: Path, repos: tuple[str, ...]) -> list[FoundModel]:
+    chosen = [one for one in models_in(folder) if not repos or one.name in repos]
+    absent = set(repos) - {one.name for one in chosen}
+    if absent or not chosen:
+        what = ", ".join(sorted(absent)) or "models--*/snapshots, ORGANISATION/NAME or manifests"
+        raise FleetctlError(
+            f"{folder} has no {what}; expected a cache of huggingface_hub, or a models folder of LM Studio or Ollama"
+        )
+    return chosen
+
+
+def _import(store: ModelStore, found: FoundModel) -> bool:
+    with ProgressLine() as progress:
+        progress.show(f"hashing {found.name}")
+        try:
+            model = found.import_into(store)
+        except (ImportRefusedError, OSError) as error:
+            progress.say(f"{found.name} refused: {error}")
+            return False
+        progress.clear()
+        click.echo(f"{model.name} imported, {quantity.show(model.size_bytes)}")
+    return True

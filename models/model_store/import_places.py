@@ -1,0 +1,130 @@
+"""Models that other programs keep on this machine: huggingface_hub, LM Studio and Ollama, where their settings say."""
+
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from models.model_store.cache_import import (
+    CachedSnapshot,
+    find_snapshots,
+    import_snapshot,
+    snapshot_problem,
+    snapshot_size,
+)
+from models.model_store.ollama_models import OllamaModel, find_ollama_models, import_ollama_model
+from models.model_store.store import ModelStore, StoredModel
+
+_MAX_SETTINGS_BYTES: Final = 1 << 20
+_MAX_POINTER_BYTES: Final = 4096
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FoundModel:
+    """A model of another program."""
+
+    program: str
+    """The program, such as "LM Studio"."""
+    name: str
+    """The name by which a person chooses it."""
+    folder: Path
+    size_bytes: int
+    problem: str
+    """Why it cannot be imported; "" if nothing is known against it before it is read."""
+    content: CachedSnapshot | OllamaModel
+
+    def import_into(self, store: ModelStore) -> StoredModel:
+        """Import the model; `import_snapshot` and `import_ollama_model` have the errors."""
+        if isinstance(self.content, OllamaModel):
+            return import_ollama_model(store, self.content)
+        return import_snapshot(store, self.content)
+
+
+def find_models(home: Path, environment: Mapping[str, str]) -> tuple[FoundModel, ...]:
+    """Return the models of all known programs of a user, without reading their weights."""
+    found: list[FoundModel] = []
+    for folder in dict.fromkeys(_hub_caches(home, environment)):
+        found += _found_snapshots("Hugging Face", folder, find_snapshots(folder))
+    for folder in dict.fromkeys(_lm_studio_folders(home)):
+        found += _found_snapshots("LM Studio", folder, find_snapshots(folder))
+    for folder in dict.fromkeys(_ollama_stores(home, environment)):
+        found += _found_ollama(folder)
+    return tuple(found)
+
+
+def models_in(folder: Path) -> tuple[FoundModel, ...]:
+    """Return the models in a folder of any of the programs."""
+    found = _found_snapshots("", folder, find_snapshots(folder))
+    return (*found, *_found_ollama(folder))
+
+
+def _found_snapshots(
+    program: str, folder: Path, snapshots: tuple[CachedSnapshot, ...]
+) -> list[FoundModel]:
+    found = []
+    for one in snapshots:
+        problem = snapshot_problem(one)
+        size = 0
+        with suppress(OSError):
+            size = 0 if problem else snapshot_size(one)
+        found.append(
+            FoundModel(
+                program=program,
+                name=one.repo,
+                folder=folder,
+                size_bytes=size,
+                problem=problem,
+                content=one,
+            )
+        )
+    return found
+
+
+def _found_ollama(folder: Path) -> list[FoundModel]:
+    return [
+        FoundModel(
+            program="Ollama",
+            name=one.name,
+            folder=folder,
+            size_bytes=one.size_bytes,
+            problem=one.problem,
+            content=one,
+        )
+        for one in find_ollama_models(folder)
+    ]
+
+
+def _hub_caches(home: Path, environment: Mapping[str, str]) -> Iterator[Path]:
+    if named := environment.get("HF_HUB_CACHE"):
+        yield Path(named).expanduser()
+    elif named := environment.get("HF_HOME"):
+        yield Path(named).expanduser() / "hub"
+    else:
+        yield home / ".cache/huggingface/hub"
+
+
+def _lm_studio_folders(home: Path) -> Iterator[Path]:
+    """Yield the folder of LM Studio's settings, and the usual ones of its versions."""
+    roots = [home / ".lmstudio", home / ".cache/lm-studio"]
+    if pointer := _read(home / ".lmstudio-home-pointer", _MAX_POINTER_BYTES).strip():
+        roots.insert(0, Path(pointer).expanduser())
+    for root in roots:
+        with suppress(ValueError, AttributeError, TypeError):
+            settings = json.loads(_read(root / "settings.json", _MAX_SETTINGS_BYTES) or "{}")
+            yield Path(settings.get("downloadsFolder")).expanduser()
+        yield root / "models"
+
+
+def _ollama_stores(home: Path, environment: Mapping[str, str]) -> Iterator[Path]:
+    yield Path(environment.get("OLLAMA_MODELS") or home / ".ollama/models").expanduser()
+
+
+def _read(path: Path, limit: int) -> str:
+    try:
+        if path.stat().st_size > limit:
+            return ""
+        return path.read_text(errors="replace")
+    except OSError:
+        return ""

@@ -1,0 +1,344 @@
+"""Models of Ollama's MLX engine: one safetensors file for each tensor, which become the files that mlx-lm reads.
+
+Ollama's store has `manifests/HOST/NAMESPACE/MODEL/TAG`, which list layers, and `blobs/sha256-HEX`. A quantized tensor is
+`NAME.weight` with `.scale` and `.bias` after it; mlx-lm calls the last two `NAME.scales` and `NAME.biases`.
+"""
+
+import json
+import os
+import shutil
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from pydantic import BaseModel, Field, ValidationError
+
+from models.hub.digests import BlobDigest, ContentHash, hash_file
+from models.hub.file_selection import DEFAULT_PATTERNS, is_selected, path_problem
+from models.hub.model_hub import check_repo, contents_version
+from models.model_files import (
+    LEAD_BYTES,
+    MAX_CONFIG_BYTES,
+    ModelUnusableError,
+    TensorHeader,
+    header_length,
+    parse_header,
+)
+from models.model_store.admission import disk_shortfall
+from models.model_store.cache_import import ImportRefusedError, share_file
+from models.model_store.store import ModelStore, StoredModel
+
+_TENSOR: Final = "application/vnd.ollama.image.tensor"
+_JSON: Final = "application/vnd.ollama.image.json"
+_GGUF: Final = "application/vnd.ollama.image.model"
+_LIBRARY: Final = "library"
+_MAX_MANIFESTS: Final = 10_000
+_MAX_MANIFEST_BYTES: Final = 16 << 20
+_COPY_BYTES: Final = 1 << 20
+_FILE_BYTES: Final = 5 << 30
+"""Bytes of one assembled file, as mlx-lm makes them."""
+# Bits, group size and mode of Ollama's names; a blob may state another group size.
+_QUANTIZATIONS: Final = {
+    "int4": (4, 32, "affine"),
+    "int8": (8, 64, "affine"),
+    "nvfp4": (4, 16, "nvfp4"),
+    "mxfp4": (4, 32, "mxfp4"),
+    "mxfp8": (8, 32, "mxfp8"),
+}
+_COMPANIONS: Final = {
+    ".weight.scale": ".scales",
+    ".weight.bias": ".biases",
+    ".weight.global_scale": ".global_scale",
+}
+
+
+class _Layer(BaseModel):
+    kind: str = Field(alias="mediaType")
+    digest: str = Field(pattern=r"^sha256:[0-9a-f]{64}$")
+    size: int = Field(ge=0)
+    name: str = ""
+
+
+class _Manifest(BaseModel):
+    layers: list[_Layer] = Field(max_length=50_000)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OllamaModel:
+    """One tag in Ollama's store."""
+
+    name: str
+    """The name in Ollama, such as "qwen3:8b"."""
+    repo: str
+    """The name in the fleet: "ollama/qwen3-8b", or NAMESPACE/MODEL-TAG for a namespace of its own."""
+    blobs: Path
+    layers: tuple[_Layer, ...]
+
+    @property
+    def size_bytes(self) -> int:
+        """Return the bytes of its weights."""
+        return sum(one.size for one in self.layers if one.kind in (_TENSOR, _GGUF))
+
+    @property
+    def problem(self) -> str:
+        """Return why it cannot be imported; "" if nothing is known against it."""
+        kinds = {one.kind for one in self.layers}
+        if _GGUF in kinds:
+            return (
+                "a GGUF model, which MLX engines do not serve: pull a conversion of it to MLX, such as one of "
+                "mlx-community"
+            )
+        if _TENSOR not in kinds:
+            return "it has no weights"
+        if not any(one.kind == _JSON and one.name == "config.json" for one in self.layers):
+            return "it has no config.json: it is no language model"
+        try:
+            check_repo(self.repo)
+        except ValueError as error:
+            return str(error)
+        return ""
+
+    def blob(self, layer: _Layer) -> Path:
+        """Return the file of a layer."""
+        return self.blobs / layer.digest.replace(":", "-")
+
+
+def find_ollama_models(root: Path) -> tuple[OllamaModel, ...]:
+    """Return the models of a store, sorted by name; a manifest that cannot be read is left out."""
+    found = []
+    for number, path in enumerate(root.glob("manifest*/*/*/*/*")):
+        if number >= _MAX_MANIFESTS:
+            break
+        try:
+            if path.stat().st_size > _MAX_MANIFEST_BYTES:
+                continue
+            manifest = _Manifest.model_validate_json(path.read_bytes())
+        except (OSError, ValidationError):
+            continue
+        namespace, model, tag = path.parts[-3:]
+        of = "" if namespace == _LIBRARY else f"{namespace}/"
+        found.append(
+            OllamaModel(
+                name=f"{of}{model}:{tag}",
+                repo=f"{namespace if of else 'ollama'}/{model}"
+                + ("" if tag == "latest" else f"-{tag}"),
+                blobs=root / "blobs",
+                layers=tuple(manifest.layers),
+            )
+        )
+    return tuple(sorted(found, key=lambda one: one.name))
+
+
+def import_ollama_model(store: ModelStore, model: OllamaModel) -> StoredModel:
+    """Write a model's tensors into files that mlx-lm reads; return the model. Ollama's store stays as it is.
+
+    The weights are copied, because the tensors get other names. Every byte is compared with Ollama's digests.
+
+    Raises:
+        ImportRefusedError: a layer is damaged or absent, the disk has no room, or it is no model for mlx-lm.
+        OSError: the disk failed.
+
+    """
+    if model.problem:
+        raise ImportRefusedError(f"{model.name}: {model.problem}")
+    store.prepare()
+    try:
+        _check_room(store, model)
+        tensors, quantization = _plan(model)
+        files = dict(_import_configs(store, model, quantization))
+        parts = _split(tensors)
+        for number, part in enumerate(parts, 1):
+            files[_file_name(number, len(parts))] = _assemble(store, model, part)
+    except ModelUnusableError as error:
+        raise ImportRefusedError(f"{model.name}: {error}") from error
+    return store.publish(model.repo, contents_version(files), files, DEFAULT_PATTERNS)
+
+
+def _check_room(store: ModelStore, model: OllamaModel) -> None:
+    shortfall = disk_shortfall(
+        free_bytes=shutil.disk_usage(store.root).free,
+        reserve_bytes=store.reserve_bytes,
+        missing_bytes=model.size_bytes,
+    )
+    if shortfall:
+        raise ImportRefusedError(
+            f"{model.name}: its tensors must be copied, and the disk of {store.root} lacks {shortfall} bytes for them"
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Tensor:
+    """One tensor in a blob, with the name that mlx-lm knows it by."""
+
+    name: str
+    header: TensorHeader
+    blob: Path
+    start: int
+    """The byte of the blob at which the tensor begins."""
+
+
+def _plan(model: OllamaModel) -> tuple[list[_Tensor], dict[str, Any]]:
+    """Return all tensors, and the most frequent quantization as in a config.json; {} if there is none."""
+    tensors: dict[str, _Tensor] = {}
+    seen: dict[tuple[int, int, str], int] = {}
+    for layer in model.layers:
+        if layer.kind != _TENSOR or layer.name.startswith("draft."):
+            continue
+        _check_layer(model, layer)
+        found, metadata = _read_blob(model.blob(layer))
+        if layer.name not in {one.name for one in found}:
+            raise ImportRefusedError(
+                f"{model.name}: its layer {layer.name} has several tensors, as for a mixture of experts, in an order "
+                "that mlx-lm does not know: pull a conversion of the model to MLX, such as one of mlx-community"
+            )
+        tensors |= {_mlx_name(one.name): one for one in found}
+        if kind := metadata.get("quant_type", "").lower():
+            known = _quantization(model, kind, metadata.get("group_size", ""))
+            seen[known] = seen.get(known, 0) + 1
+    named = [
+        _Tensor(name=name, header=one.header, blob=one.blob, start=one.start)
+        for name, one in sorted(tensors.items())
+    ]
+    if not seen:
+        return named, {}
+    bits, group_size, mode = max(seen, key=lambda key: seen[key])
+    return named, {"bits": bits, "group_size": group_size, "mode": mode}
+
+
+def _quantization(model: OllamaModel, kind: str, group_size: str) -> tuple[int, int, str]:
+    if kind not in _QUANTIZATIONS or (group_size and not group_size.isdecimal()):
+        raise ImportRefusedError(
+            f"{model.name}: its weights are packed as {kind[:40]!r}; known are {', '.join(_QUANTIZATIONS)}"
+        )
+    bits, usual, mode = _QUANTIZATIONS[kind]
+    return bits, int(group_size[:6] or usual), mode
+
+
+def _check_layer(model: OllamaModel, layer: _Layer) -> None:
+    """Compare a layer with its digest."""
+    try:
+        found = hash_file(model.blob(layer)).sha256
+    except FileNotFoundError as error:
+        raise ImportRefusedError(
+            f"{model.name}: {layer.name} is not there: run `ollama pull {model.name}` first"
+        ) from error
+    if str(found) != layer.digest:
+        raise ImportRefusedError(
+            f"{model.name}: {layer.name} is damaged: its content is {found}, the manifest says {layer.digest}; "
+            f"run `ollama rm {model.name}` and pull it again"
+        )
+
+
+def _read_blob(path: Path) -> tuple[list[_Tensor], dict[str, str]]:
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        length = header_length(file.read(LEAD_BYTES), path, size)
+        raw = file.read(length)
+    found = [
+        _Tensor(
+            name=name, header=header, blob=path, start=LEAD_BYTES + length + header.data_offsets[0]
+        )
+        for name, header in parse_header(raw, path, size).items()
+    ]
+    metadata = json.loads(raw).get("__metadata__") or {}
+    return found, {str(key): str(value) for key, value in metadata.items()}
+
+
+def _mlx_name(name: str) -> str:
+    for suffix, other in _COMPANIONS.items():
+        if name.endswith(suffix):
+            return name.removesuffix(suffix) + other
+    return name
+
+
+def _split(tensors: list[_Tensor]) -> list[list[_Tensor]]:
+    parts: list[list[_Tensor]] = [[]]
+    filled = 0
+    for one in tensors:
+        if parts[-1] and filled + one.header.size > _FILE_BYTES:
+            parts.append([])
+            filled = 0
+        parts[-1].append(one)
+        filled += one.header.size
+    return parts
+
+
+def _file_name(number: int, count: int) -> str:
+    return "model.safetensors" if count == 1 else f"model-{number:05d}-of-{count:05d}.safetensors"
+
+
+def _assemble(store: ModelStore, model: OllamaModel, tensors: list[_Tensor]) -> BlobDigest:
+    """Write one safetensors file into the store; return its digest."""
+    header: dict[str, Any] = {"__metadata__": {"format": "mlx", "source": f"ollama:{model.name}"}}
+    at = 0
+    for one in tensors:
+        end = at + one.header.size
+        shape = list(one.header.shape or ())
+        header[one.name] = {"dtype": one.header.dtype, "shape": shape, "data_offsets": [at, end]}
+        at = end
+    raw = json.dumps(header, separators=(",", ":")).encode()
+    raw += b" " * (-len(raw) % 8)
+    making = store.incoming / f"ollama.{os.getpid()}.import"
+    making.unlink(missing_ok=True)
+    found = ContentHash(size=LEAD_BYTES + len(raw) + at, algorithm="sha256")
+    with making.open("xb") as file:
+        for piece in (struct.pack("<Q", len(raw)), raw):
+            found.update(piece)
+            file.write(piece)
+        for one in tensors:
+            for piece in _pieces(one):
+                found.update(piece)
+                file.write(piece)
+        file.flush()
+        os.fsync(file.fileno())
+    store.add_blob(making, found.sha256, found.sha256)
+    return found.sha256
+
+
+def _pieces(tensor: _Tensor) -> Iterator[bytes]:
+    left = tensor.header.size
+    with tensor.blob.open("rb") as file:
+        file.seek(tensor.start)
+        while left and (piece := file.read(min(left, _COPY_BYTES))):
+            left -= len(piece)
+            yield piece
+    if left:
+        raise ImportRefusedError(f"{tensor.blob} became shorter while it was read")
+
+
+def _import_configs(
+    store: ModelStore, model: OllamaModel, quantization: dict[str, Any]
+) -> Iterator[tuple[str, BlobDigest]]:
+    """Yield the JSON files; config.json gets the quantization that the blobs state."""
+    for layer in model.layers:
+        name = layer.name
+        is_wanted = layer.kind == _JSON and "/" not in name and is_selected(name, DEFAULT_PATTERNS)
+        # The tensors are in other files than the index of the original says.
+        if not is_wanted or path_problem(name) or name.endswith(".safetensors.index.json"):
+            continue
+        _check_layer(model, layer)
+        making = store.incoming / f"ollama.{os.getpid()}.import"
+        making.unlink(missing_ok=True)
+        if name == "config.json" and quantization:
+            making.write_bytes(_with_quantization(model, layer, quantization))
+        else:
+            share_file(model.blob(layer), making)
+        digest = hash_file(making).sha256
+        store.add_blob(making, digest, digest)
+        yield name, digest
+
+
+def _with_quantization(model: OllamaModel, layer: _Layer, quantization: dict[str, Any]) -> bytes:
+    path = model.blob(layer)
+    if layer.size > MAX_CONFIG_BYTES:
+        raise ImportRefusedError(f"{model.name}: config.json has {layer.size} bytes")
+    try:
+        config = json.loads(path.read_bytes())
+    except ValueError as error:
+        raise ImportRefusedError(f"{model.name}: config.json is no JSON: {error}") from error
+    if not isinstance(config, dict):
+        raise ImportRefusedError(f"{model.name}: config.json is no object")
+    config.pop("quantization_config", None)
+    return json.dumps({**config, "quantization": quantization}, indent=2).encode()
