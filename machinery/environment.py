@@ -42,6 +42,15 @@ def child_environment(added: Mapping[str, str], *, without: tuple[str, ...]) -> 
     return {**environment_without_secrets(*without), **added}
 
 
+# Of huggingface_hub and Ollama.
+_MODEL_FOLDERS = ("HF_HUB_CACHE", "HF_HOME", "OLLAMA_MODELS")
+
+
+def model_folders() -> dict[str, str]:
+    """Return the variables by which other programs are told where to keep models."""
+    return {name: os.environ[name] for name in _MODEL_FOLDERS if os.environ.get(name)}
+
+
 def are_traces_enabled() -> bool:
     """Return whether OpenTelemetry's standard variables ask for traces.
 

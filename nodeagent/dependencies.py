@@ -221,13 +221,7 @@ def real_dependencies(transport: Transport, clock: Clock, config: AgentConfig) -
         replicas=replicas,
         fetches=fetches,
         preloads=preloads,
-        pulls=ModelPulls(
-            fetcher,
-            config.hubs,
-            clock,
-            exchange=fetches.exchange,
-            grants=HubGrants(store=transport, node=config.name, hubs=config.hubs),
-        ),
+        pulls=_model_pulls(transport, clock, config, fetcher, fetches.exchange),
         limits=_link_limits(transport, clock, config, fetches),
         collector=collector,
         snapshots=snapshots,
@@ -320,6 +314,17 @@ def _model_fetches(
         parts=ModelParts(config.name, packed_headers),
         exchange=exchange,
     )
+
+
+def _model_pulls(
+    transport: Transport,
+    clock: Clock,
+    config: AgentConfig,
+    fetcher: ModelFetcher,
+    exchange: ModelExchange | None,
+) -> ModelPulls:
+    grants = HubGrants(store=transport, node=config.name, hubs=config.hubs)
+    return ModelPulls(fetcher, config.hubs, clock, exchange=exchange, grants=grants)
 
 
 def _cache_warmup(

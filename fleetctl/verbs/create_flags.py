@@ -214,10 +214,7 @@ def _modeldeployment(make: CreateObjects) -> click.Command:
         "--hub", metavar="ORG/NAME", help="Repository of a model hub; in place of --model."
     )
     @source_option
-    @click.option(
-        "--revision",
-        help="Branch, tag or commit of --hub (default: main; master of modelscope).",
-    )
+    @click.option("--revision", help="Branch, tag or commit of --hub (default: that of its hub).")
     @click.option("--adapter", help="Folder of a LoRA adapter.")
     @click.option("--draft", help="Folder of a draft model for speculative decoding.")
     @click.option("--replicas", type=int, help="Number of replicas.")
@@ -243,8 +240,7 @@ def _modeldeployment(make: CreateObjects) -> click.Command:
                 "path": options["model"],
                 "hub": {
                     "repo": options["hub"],
-                    "source": options["source"],
-                    "revision": options["revision"],
+                    **{name: options[name] for name in ("source", "revision")},
                 },
                 "adapter": options["adapter"],
                 "draft": {"path": options["draft"]},

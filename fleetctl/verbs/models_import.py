@@ -1,6 +1,5 @@
 """The verb `fleetctl models import`: the models that other programs keep on this machine, listed and taken over."""
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -10,6 +9,7 @@ from fleetctl.cli.errors import FleetctlError
 from fleetctl.cli.terminal import ProgressLine
 from fleetctl.output import printers
 from machinery.clock import SystemClock
+from machinery.environment import model_folders
 from models.inspection import DEFAULT_MODELS_DIR
 from models.model_store.cache_import import ImportRefusedError
 from models.model_store.import_places import FoundModel, find_models, models_in
@@ -61,7 +61,7 @@ def import_models(
     names = [word for word in words if not _is_folder(word)]
     if repos and not folders:
         raise click.UsageError("--repo needs a FOLDER; without one, write the name alone")
-    found = find_models(Path.home(), os.environ) if names or not folders else ()
+    found = find_models(Path.home(), model_folders()) if names or not folders else ()
     if not words and not is_all:
         _list(found)
         return

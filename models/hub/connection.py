@@ -42,7 +42,7 @@ _MAX_REVISION_LENGTH: Final = 200
 Credentials: TypeAlias = Callable[[str], Mapping[str, str]]
 """The headers that carry a token."""
 Explanation: TypeAlias = Callable[[aiohttp.ClientResponse, str], ModelFetchError | None]
-"""What a hub's own error codes in a response mean for what was asked; None to go by the status."""
+"""The error that a hub's own codes in a response mean; None to go by the status. The text names what was asked."""
 
 
 @asynccontextmanager

@@ -32,7 +32,7 @@ class FoundModel:
     folder: Path
     size_bytes: int
     problem: str
-    """Why it cannot be imported; "" if nothing is known against it before it is read."""
+    """The reason against an import, as far as it is known before its files are read; "" if there is none."""
     content: CachedSnapshot | OllamaModel
 
     def import_into(self, store: ModelStore) -> StoredModel:

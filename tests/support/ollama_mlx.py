@@ -6,13 +6,13 @@
 Imports mlx: run it in a process of its own.
 """
 
+import importlib
 import sys
 from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
 import mlx_lm.utils as mlx_lm
-from mlx import nn
 
 from tests.support.ollama_store import TENSOR, add_blob, add_jsons, add_manifest
 
@@ -20,9 +20,13 @@ from tests.support.ollama_store import TENSOR, add_blob, add_jsons, add_manifest
 _ATTENTION, _REST = ("int8", 64, 8), ("int4", 32, 4)
 
 
+def _load(model: Path) -> Any:
+    return mlx_lm.load_model(model)[0]
+
+
 def write(model: Path, store: Path, expected: Path) -> None:
     """Write a model of mlx-lm into a store of Ollama, and save the logits of what mlx quantizes itself."""
-    loaded: Any = mlx_lm.load_model(model)[0]
+    loaded = _load(model)
     layers = []
     weights: Any = mx.load(str(model / "model.safetensors"))
     for name, value in weights.items():
@@ -47,7 +51,7 @@ def write(model: Path, store: Path, expected: Path) -> None:
         _, group_size, bits = _ATTENTION if "self_attn" in path else _REST
         return {"group_size": group_size, "bits": bits}
 
-    quantize: Any = nn.layers.quantized.quantize
+    quantize: Any = importlib.import_module("mlx.nn").quantize
     quantize(loaded, group_size=_REST[1], bits=_REST[2], class_predicate=choose)
     mx.save_safetensors(
         str(expected), {"logits": loaded(mx.array([[1, 2, 3, 4, 5]])).astype(mx.float32)}
@@ -56,7 +60,7 @@ def write(model: Path, store: Path, expected: Path) -> None:
 
 def compare(model: Path, expected: Path) -> None:
     """Compare the logits of a model with those that `write` left."""
-    loaded: Any = mlx_lm.load_model(model)[0]
+    loaded = _load(model)
     found = loaded(mx.array([[1, 2, 3, 4, 5]])).astype(mx.float32)
     saved: Any = mx.load(str(expected))
     wanted = saved["logits"]
