@@ -93,16 +93,16 @@ def own_core(*, is_gateway: bool) -> Iterator[None]:
 
     Every gateway then has one core, and load and engines do not take it away.
     """
-    if sys.platform != "linux":
+    if sys.platform == "linux":
+        cores = os.sched_getaffinity(0)
+        last = {max(cores)}
+        os.sched_setaffinity(0, last if is_gateway else (cores - last or cores))
+        try:
+            yield
+        finally:
+            os.sched_setaffinity(0, cores)
+    else:
         yield
-        return
-    cores = os.sched_getaffinity(0)
-    last = {max(cores)}
-    os.sched_setaffinity(0, last if is_gateway else (cores - last or cores))
-    try:
-        yield
-    finally:
-        os.sched_setaffinity(0, cores)
 
 
 def cpu_s(pid: int | None) -> float:
@@ -115,11 +115,13 @@ def cpu_s(pid: int | None) -> float:
 
 
 def _own_cpu_s(process: psutil.Process) -> float:
-    if sys.platform != "linux":
-        return float(sum(process.cpu_times()[:2]))
-    # The clock of the process, to the nanosecond and with threads that have ended: /proc counts in ticks of 10 ms.
-    # Linux derives its number from the pid (MAKE_PROCESS_CPUCLOCK of its headers, with CPUCLOCK_SCHED).
-    return time.clock_gettime((~process.pid << 3) | 2)
+    if sys.platform == "linux":
+        # The clock of the process, to the nanosecond and with threads that have ended: /proc counts in ticks of 10 ms.
+        # Linux derives its number from the pid (MAKE_PROCESS_CPUCLOCK of its headers, with CPUCLOCK_SCHED).
+        seconds = time.clock_gettime((~process.pid << 3) | 2)
+    else:
+        seconds = float(sum(process.cpu_times()[:2]))
+    return seconds
 
 
 def rss_mb(pid: int | None) -> float:

@@ -258,9 +258,9 @@ def shape(model: type[ApiModel]) -> str:
 
 # The shape of each document at its current version.
 SHAPES: dict[str, tuple[int, str]] = {
-    "ModelSnapshot": (1, "6650a2abe201"),
+    "ModelSnapshot": (1, "caa6a82fe6ac"),
     "HubToken": (1, "dd9bb1365afc"),
-    "PreloadAssignment": (1, "5efdf0f6430d"),
+    "PreloadAssignment": (1, "c0fcb850f9d1"),
     "ModelOffer": (1, "f0d97c323fd1"),
     "FetchClaim": (1, "f152568b8dff"),
     "GitSourceStatus": (2, "fab6dc1f1143"),
@@ -268,7 +268,7 @@ SHAPES: dict[str, tuple[int, str]] = {
     "FabricTest": (1, "6c1f69fbdd8b"),
     "FabricRank": (1, "5e927d2c4f71"),
     "ApiKey": (2, "e3951ec66d0a"),
-    "Revision": (2, "55e431a6f3ff"),
+    "Revision": (2, "a94e8220432f"),
     "NodeLifeStatus": (1, "b8f5719a979b"),
     "GatewayLease": (3, "2dd91f35dbd9"),
     "ReconcilerLease": (2, "f0337a360cd0"),
@@ -277,7 +277,7 @@ SHAPES: dict[str, tuple[int, str]] = {
     "JoinDecision": (1, "8242e0d1c4ab"),
     "JoinTokenRecord": (1, "76a13dc09e81"),
     "RankStatus": (2, "13694bcb84dc"),
-    "ModelDeployment": (3, "98fffe8a2475"),
+    "ModelDeployment": (3, "a264ecfd0242"),
     "ModelDeploymentStatus": (1, "e81b589cc3ad"),
     "NodePool": (2, "de4a600939f6"),
     "NodePoolStatus": (1, "b6d47a333cc2"),
@@ -287,7 +287,7 @@ SHAPES: dict[str, tuple[int, str]] = {
     "ModelRouteStatus": (1, "b8f5719a979b"),
     "Node": (2, "8c9e3b5fd257"),
     "NodeStatus": (2, "9dbe2b40e3ae"),
-    "Replica": (3, "dbc76bbf7c92"),
+    "Replica": (3, "44b06dded918"),
     "ReplicaStatus": (2, "27c38a9c9209"),
     "Endpoint": (1, "3d566410dcbd"),
     "Event": (1, "b77b443a401d"),

@@ -68,5 +68,9 @@ def compare(model: Path, expected: Path) -> None:
 
 
 if __name__ == "__main__":
-    verb, *paths = sys.argv[1:]
-    {"write": write, "compare": compare}[verb](*map(Path, paths))
+    verb, *words = sys.argv[1:]
+    paths = [Path(word) for word in words]
+    if verb == "write":
+        write(*paths)
+    else:
+        compare(*paths)
