@@ -151,7 +151,7 @@ async def reconciler(clock: Clock, store: CountingTransport) -> AsyncIterator[Pe
 
     async with asyncio.TaskGroup() as group:
         task = group.create_task(controller.run())
-        yield Peer(clock=clock, store=store, is_well=is_well, watches=5)
+        yield Peer(clock=clock, store=store, is_well=is_well, watches=8)
         task.cancel()
 
 
