@@ -10,7 +10,7 @@ import termios
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 
-_LIMIT_S = 60.0
+_LIMIT_S, _PRESSED_AGAIN_S = 60.0, 2.0
 # The command gets the terminal as its own, so that Ctrl-C reaches it as a signal.
 _MAIN = (
     "import os, runpy; os.login_tty(os.dup(0)); "
@@ -48,17 +48,34 @@ class Terminal:
         """Return what is shown up to the text and with it, since the last call."""
         try:
             async with asyncio.timeout(_LIMIT_S):
-                while text not in self._unread:
-                    self._news.clear()
-                    await self._news.wait()
+                return await self._until(text)
         except TimeoutError:
             raise AssertionError(f"{text!r} was not shown, but {self.seen!r}") from None
+
+    async def _until(self, text: str) -> str:
+        while text not in self._unread:
+            self._news.clear()
+            await self._news.wait()
         before, found, self._unread = self._unread.partition(text)
         return before + found
 
     def type(self, text: str) -> None:
         """Type; a line ends with Enter, which is a carriage return."""
         os.write(self._line, text.encode())
+
+    async def interrupt_prompt(self, text: str) -> None:
+        """Press Ctrl-C at a prompt until the text is shown.
+
+        Python loses an interruption between readline's prompt and the select() after it: nothing wakes that up before
+        the next key.
+        """
+        for _ in range(30):
+            self.type(CTRL_C)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_PRESSED_AGAIN_S):
+                    await self._until(text)
+                    return
+        raise AssertionError(f"{text!r} was not shown, but {self.seen!r}")
 
     async def ended(self) -> int:
         """Wait for the command's end; return its exit code."""

@@ -228,8 +228,7 @@ async def test_ctrl_c_stops_the_answer_and_not_the_conversation() -> None:
             # The interrupted answer is part of the conversation.
             await shown.until("GO ON (3)")
             await shown.until("qwen> ")
-            shown.type(CTRL_C)
-            await shown.until("Ctrl-D or /quit ends the conversation")
+            await shown.interrupt_prompt("Ctrl-D or /quit ends the conversation")
             await shown.until("qwen> ")
             shown.type("/quit" + ENTER)
             assert await shown.ended() == 0
