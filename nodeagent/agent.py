@@ -107,6 +107,7 @@ class Agent:
             tls=self._dependencies.tls,
             collector=self._dependencies.collector,
             pulls=self._dependencies.pulls,
+            quantizations=self._dependencies.quantizations,
             more=tuple(
                 one for one in (self._upkeep, self._dependencies.fetches) if one is not None
             ),
@@ -229,7 +230,13 @@ class Agent:
 
     def _run_model_store(self, group: asyncio.TaskGroup) -> None:
         parts = self._dependencies
-        for part in (parts.fetches, parts.pulls, parts.limits, parts.collector):
+        for part in (
+            parts.fetches,
+            parts.pulls,
+            parts.quantizations,
+            parts.limits,
+            parts.collector,
+        ):
             if part is not None:
                 group.create_task(part.run())
         if parts.preloads is not None:

@@ -5,7 +5,8 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Protocol, TypeAlias, TypeVar
 
@@ -17,6 +18,7 @@ from machinery.clock import Clock
 from machinery.process_log import LogRing
 from models import inspection
 from models.hub.fetcher import FetchLimits, ModelFetcher
+from models.hub.fleet_hub import FleetListings
 from models.hub.hub_settings import HubSettings
 from models.model_store.store import ModelStore
 from models.split_options import SplitInspector
@@ -30,7 +32,7 @@ from nodeagent.engines.tls import NodeTls
 from nodeagent.fabric.node_tests import NodeFabricTests
 from nodeagent.hardware import metal
 from nodeagent.hardware.metal import MetalPreflight
-from nodeagent.hardware.probe import SystemMachineReader
+from nodeagent.hardware.probe import SystemMachineReader, available_memory_bytes
 from nodeagent.hardware.readings import MachineReader
 from nodeagent.hub_grants import HubGrants
 from nodeagent.model_store.collector import ModelCollector
@@ -38,6 +40,7 @@ from nodeagent.model_store.flags import ModelDiskLimits
 from nodeagent.model_store.missing_bytes import with_missing_bytes
 from nodeagent.model_store.preloads import ModelPreloads, preload_cache
 from nodeagent.model_store.pulls import ModelPulls
+from nodeagent.model_store.quantizations import Quantizations
 from nodeagent.model_store.usage import ModelUsers, read_users
 from nodeagent.peers.link_limits import LinkLimits
 from nodeagent.peers.model_exchange import ModelExchange
@@ -55,9 +58,11 @@ from schemas.node import AdapterReport, ModelReport, NodeStatus
 from schemas.replica import Replica
 from schemas.shardgroup import ShardGroup
 from store import codec, keys
+from store.errors import StoreError
 from store.events import EventRecorder
 from store.informer import Informer
 from store.leases import LEASE_TTL_S
+from store.model_listings import read_listings
 from store.port import Transport
 
 T_co = TypeVar("T_co", covariant=True)
@@ -166,6 +171,8 @@ class Dependencies:
     """The fetches that people ask for; None where there is no store of models."""
     limits: LinkLimits | None = None
     """The limits of transfers that pools set; None where nothing is transferred."""
+    quantizations: Quantizations | None = None
+    """The quantizations that people ask for; None where there is no store of models."""
     collector: ModelCollector | None = None
     """The collection of unused models; None where there is no store of models."""
     snapshots: ObjectCache[ModelSnapshot] | None = None
@@ -178,6 +185,7 @@ class Dependencies:
 
 def real_dependencies(transport: Transport, clock: Clock, config: AgentConfig) -> Dependencies:
     """Return the dependencies of an agent on a real machine."""
+    config = _with_fleet_hub(config, transport)
     splits = SplitInspector(config.state_dir / "splitting", clock)
     deployments = _informer(transport, clock, ModelDeployment)
     groups = _informer(transport, clock, ShardGroup)
@@ -222,6 +230,7 @@ def real_dependencies(transport: Transport, clock: Clock, config: AgentConfig) -
         fetches=fetches,
         preloads=preloads,
         pulls=_model_pulls(transport, clock, config, fetcher, fetches.exchange),
+        quantizations=_quantizations(collector, clock, fetches.exchange),
         limits=_link_limits(transport, clock, config, fetches),
         collector=collector,
         snapshots=snapshots,
@@ -233,6 +242,12 @@ def real_dependencies(transport: Transport, clock: Clock, config: AgentConfig) -
         readings=SystemMachineReader(config.models_dir),
         fabric=_fabric_tests(transport, clock, config),
     )
+
+
+def _with_fleet_hub(config: AgentConfig, transport: Transport) -> AgentConfig:
+    """Return the configuration with the models that Macs of the fleet made, beside those of hubs."""
+    listings = FleetListings(read=partial(read_listings, transport), errors=(StoreError,))
+    return replace(config, hubs=replace(config.hubs, fleet=listings))
 
 
 def _engine_processes(
@@ -325,6 +340,17 @@ def _model_pulls(
 ) -> ModelPulls:
     grants = HubGrants(store=transport, node=config.name, hubs=config.hubs)
     return ModelPulls(fetcher, config.hubs, clock, exchange=exchange, grants=grants)
+
+
+def _quantizations(
+    collector: ModelCollector, clock: Clock, exchange: ModelExchange | None
+) -> Quantizations:
+    return Quantizations(
+        collector,
+        clock,
+        available_bytes=available_memory_bytes,
+        on_published=lambda: None if exchange is None else exchange.rescan(),
+    )
 
 
 def _cache_warmup(

@@ -3,13 +3,15 @@
 import asyncio
 import logging
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import NamedTuple
 
 from identity.dialer import Dialer
 from machinery.clock import Clock
 from machinery.control_loop import AuthorityLostError, Requeue, WorkQueue, run_loop
 from machinery.version import version
+from models.hub.fleet_hub import FleetListings
 from models.hub.hub_settings import HubSettings
 from reconciler.autoscaling.autoscaler import Autoscaler
 from reconciler.demand.scraper import DemandScraper
@@ -32,6 +34,7 @@ from store import keys
 from store.errors import StoreError
 from store.events import EventRecorder
 from store.leases import LEASE_TTL_S, Election, Leadership
+from store.model_listings import read_listings
 from store.port import Transport
 
 log = logging.getLogger(__name__)
@@ -98,12 +101,13 @@ class Controller:
         self._queue: WorkQueue[ObjectKey] = WorkQueue(clock)
         self._handlers = EventHandlers(self._lister, self._liveness, self._queue, clock)
         self._lookups = LookupProblems(self._queue.add)
+        listings = FleetListings(read=partial(read_listings, transport), errors=(StoreError,))
         self._snapshots = SnapshotController(
             transport,
             clock,
             self._caches,
             self._recorder,
-            hubs=outbound.hubs,
+            hubs=replace(outbound.hubs, fleet=listings),
             problems=self._lookups,
         )
         self._gitops = (

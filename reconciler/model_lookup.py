@@ -30,7 +30,7 @@ LOOKUP_ERRORS: Final = (ModelFetchError, ModelUnusableError, TimeoutError, Value
 async def look_up(
     hub: ModelHub, deployment: ModelDeployment, *, endpoint: str, now: datetime
 ) -> ModelSnapshot:
-    """Return the snapshot of the deployment's hub model as the hub has it now.
+    """Return the snapshot of the deployment's hub model as the hub has it now; `endpoint` is "" for the fleet itself.
 
     Raises:
         ModelFetchError: the hub refuses or does not answer.
@@ -48,7 +48,7 @@ async def look_up(
         deployment=deployment.name,
         uid=deployment.metadata.uid,
         source=source,
-        endpoint=endpoint,
+        endpoint=endpoint or None,
         refreshed_at=deployment.metadata.annotations.get(HUB_REFRESHED_AT, ""),
         commit=commit,
         resolved_at=now,

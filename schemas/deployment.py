@@ -86,11 +86,21 @@ def _default_branch(found: Mapping[str, object]) -> str:
     return DEFAULT_BRANCHES[cast("HubSource", found.get("source", "huggingface"))]
 
 
+FLEET_ORGANISATION: Final = "fleet"
+"""The organisation of models that no hub has: the Macs of the fleet made them, and give them to each other."""
+
+
+def is_fleet_repo(repo: str) -> bool:
+    """Return whether a repository is one of the fleet's own, such as `fleet/Qwen3-8B-1f2e3d4c5b6a-4bit-g64`."""
+    return repo.partition("/")[0].casefold() == FLEET_ORGANISATION
+
+
 class HubReference(ApiModel):
-    """A repository of a model hub. The Macs that run the model fetch it."""
+    """A repository of a model hub, or of the fleet itself. The Macs that run the model fetch it."""
 
     repo: HubRepo
-    """The repository as ORGANISATION/NAME, such as "mlx-community/Qwen3-8B-4bit"."""
+    """The repository as ORGANISATION/NAME, such as "mlx-community/Qwen3-8B-4bit". The organisation `fleet` is that of
+    models which a Mac of the fleet made (`fleetctl models quantize`)."""
     endpoint: HubEndpoint | None = None
     """The address of the hub or a mirror, such as "https://hf-mirror.com". Default: that of the
     reconciler (HF_ENDPOINT or MODELSCOPE_ENDPOINT, otherwise the public hub)."""
@@ -112,6 +122,19 @@ class HubReference(ApiModel):
         if self.branch is not None and (self.source != "modelscope" or not self.is_pinned):
             raise ValueError(
                 "branch is only for a commit of source: modelscope; write the branch as revision"
+            )
+        return self
+
+    @property
+    def is_of_fleet(self) -> bool:
+        """Return whether the Macs of the fleet give the files to each other, and no hub has them."""
+        return is_fleet_repo(self.repo)
+
+    @model_validator(mode="after")
+    def _fleet_has_no_endpoint(self) -> Self:
+        if self.is_of_fleet and self.endpoint is not None:
+            raise ValueError(
+                f"{self.repo} is a model of this fleet, which its Macs give to each other; remove endpoint"
             )
         return self
 

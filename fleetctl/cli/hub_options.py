@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
 
@@ -10,9 +11,12 @@ from pydantic import ValidationError
 
 from fleetctl.cli.errors import FleetctlError
 from machinery.process_secrets import read_secret_file
+from models.hub.fleet_hub import FleetListings
 from models.hub.hub_settings import hub_endpoint_option, hub_settings
 from models.hub.model_hub import ModelHub, check_repo
-from schemas.deployment import HubReference, HubSource
+from schemas.deployment import HubReference, HubSource, is_fleet_repo
+
+_NO_FLEET = FleetListings()
 
 
 def source_option(command: Any) -> Any:
@@ -63,10 +67,11 @@ def hub_reference(
     check_repo(repo)
     settings = hub_settings(options)
     is_modelscope = options["source"] == "modelscope"
+    endpoint = settings.modelscope_endpoint if is_modelscope else settings.endpoint
     fields = {
         "repo": repo,
         "source": options["source"],
-        "endpoint": settings.modelscope_endpoint if is_modelscope else settings.endpoint,
+        "endpoint": "" if is_fleet_repo(repo) else endpoint,
         "revision": options["revision"],
         "files": patterns,
     }
@@ -79,15 +84,17 @@ def hub_reference(
 
 @asynccontextmanager
 async def pinned_hub(
-    source: HubReference, options: dict[str, Any], token: str
+    source: HubReference, options: dict[str, Any], token: str, fleet: FleetListings = _NO_FLEET
 ) -> AsyncIterator[tuple[ModelHub, HubReference]]:
     """Yield the hub of a reference, with the reference pinned to the commit that it is now.
+
+    `fleet` knows the models that Macs made; without it, they are refused.
 
     Raises:
         ModelFetchError: the hub refuses, or does not answer.
 
     """
-    async with hub_settings(options).open() as factory:
+    async with replace(hub_settings(options), fleet=fleet).open() as factory:
         commit = await factory(source, token).resolve(source.repo, source.revision)
         pinned = source.pinned_to(commit, None)
         yield factory(pinned, token), pinned

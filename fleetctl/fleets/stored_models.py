@@ -17,7 +17,7 @@ from fleetctl.fleets.stop_orders import read_addresses
 from identity.dialer import Dialer
 from schemas.meta import ApiModel
 from schemas.wire import stored_models as wire
-from schemas.wire.stored_models import ModelChange, ModelCheck, NodeModels
+from schemas.wire.stored_models import ModelChange, ModelCheck, NodeModels, QuantizationReport
 from store import keys
 from store.port import Transport
 
@@ -58,6 +58,10 @@ class FleetAgents:
         """Return the models of each Mac."""
         return await self._ask(wire.PATH, NodeModels)
 
+    async def models_of(self, node: str) -> NodeAnswer[NodeModels]:
+        """Return the models of one Mac."""
+        return await self._one(node, wire.PATH, NodeModels)
+
     async def check(
         self, wanted: Sequence[tuple[str, str]], *, hashes: bool
     ) -> list[NodeAnswer[ModelCheck]]:
@@ -80,6 +84,19 @@ class FleetAgents:
     async def fetch(self, params: Mapping[str, str]) -> list[NodeAnswer[ModelChange]]:
         """Start a fetch on each Mac."""
         return await self._ask(wire.FETCHES_PATH, ModelChange, method="POST", params=params)
+
+    async def quantize(
+        self, node: str, params: Mapping[str, str]
+    ) -> NodeAnswer[QuantizationReport]:
+        """Start a quantization on a Mac, or find the one that runs, or its result."""
+        return await self._one(
+            node, wire.QUANTIZATIONS_PATH, QuantizationReport, method="POST", params=params
+        )
+
+    async def cancel_quantization(self, node: str, name: str) -> NodeAnswer[QuantizationReport]:
+        """Cancel a quantization on a Mac, by the name of its result."""
+        path = f"{wire.QUANTIZATIONS_PATH}/{name}"
+        return await self._one(node, path, QuantizationReport, method="DELETE")
 
     async def _ask(
         self,

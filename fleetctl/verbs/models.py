@@ -18,8 +18,10 @@ from fleetctl.cli.terminal import ProgressLine, paint
 from fleetctl.output import printers
 from fleetctl.output.columns import age
 from fleetctl.verbs import models_fleet
+from fleetctl.verbs.models_export import export_model, find_local_model
 from fleetctl.verbs.models_fit import fit
 from fleetctl.verbs.models_import import import_models
+from fleetctl.verbs.models_quantize import quantize
 from fleetctl.verbs.models_search import search_models
 from machinery.clock import SystemClock
 from models.hub.errors import ModelFetchError
@@ -53,8 +55,10 @@ def models() -> None:
     """Fetch, list, check and remove models on the Macs of a fleet, or in a folder of this machine."""
 
 
+models.add_command(export_model)
 models.add_command(fit)
 models.add_command(import_models)
+models.add_command(quantize)
 models.add_command(search_models)
 
 
@@ -116,19 +120,6 @@ def _errors_translated() -> Iterator[None]:
         raise FleetctlError(f"{error.reason}: {error}") from error
     except (OSError, ValueError) as error:
         raise FleetctlError(str(error)) from error
-
-
-def _find_model(store: ModelStore, word: str) -> StoredModel:
-    """Return the model of a folder name, or of a repository that has one commit here."""
-    found = [one for one in store.models() if word in (one.name, one.repo)]
-    if len(found) == 1:
-        return found[0]
-    if found:
-        names = ", ".join(one.name for one in found)
-        raise FleetctlError(f"{word} has {len(found)} commits here; name one: {names}")
-    raise FleetctlError(
-        f"no model {word} in {store.root}; `fleetctl models list` shows what is there"
-    )
 
 
 def _list_local(
@@ -273,13 +264,13 @@ def check_models(words: tuple[str, ...], discard: bool, **options: Any) -> None:
 
 def _recorded_name(store: ModelStore, word: str, recorded: tuple[str, ...]) -> str:
     """Return the name of a model, a damaged one included."""
-    return word if word in recorded else _find_model(store, word).name
+    return word if word in recorded else find_local_model(store, word).name
 
 
 def _remove_local(*, words: tuple[str, ...], models_dir: Path, **fleet_options: Any) -> None:
     del fleet_options
     store = _open_store(models_dir)
-    found = [_find_model(store, word) for word in words]
+    found = [find_local_model(store, word) for word in words]
     for model in found:
         if model.is_pinned:
             raise FleetctlError(
@@ -319,7 +310,7 @@ def remove_models(words: tuple[str, ...], **options: Any) -> None:
 def _pin_local(*, words: tuple[str, ...], models_dir: Path, **fleet_options: Any) -> None:
     del fleet_options
     store = _open_store(models_dir)
-    for model in [_find_model(store, word) for word in words]:
+    for model in [find_local_model(store, word) for word in words]:
         with _errors_translated():
             store.pin(model.name)
         click.echo(f"{model.name} pinned")
@@ -338,7 +329,7 @@ def pin_models(words: tuple[str, ...], **options: Any) -> None:
 def _unpin_local(*, words: tuple[str, ...], models_dir: Path, **fleet_options: Any) -> None:
     del fleet_options
     store = _open_store(models_dir)
-    for model in [_find_model(store, word) for word in words]:
+    for model in [find_local_model(store, word) for word in words]:
         with _errors_translated():
             was_pinned = store.unpin(model.name)
         click.echo(f"{model.name} {'unpinned' if was_pinned else 'was not pinned'}")

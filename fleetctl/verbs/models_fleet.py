@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from fnmatch import fnmatchcase
+from functools import partial
 from typing import Any, Final, Literal
 
 import click
@@ -19,13 +20,22 @@ from fleetctl.output import printers
 from fleetctl.output.columns import age
 from machinery.clock import SystemClock
 from manifests.yaml.core_schema import dump
+from models.hub.fleet_hub import FleetListings
 from models.hub.hub_settings import hub_settings
 from models.hub.model_hub import DEFAULT_ENDPOINT
 from schemas import quantity
 from schemas.deployment import HubReference
 from schemas.replica import Replica
-from schemas.wire.stored_models import ModelChange, ModelCheck, NodeModels, StoredModelReport
+from schemas.wire.stored_models import (
+    ModelChange,
+    ModelCheck,
+    NodeModels,
+    QuantizationReport,
+    StoredModelReport,
+)
 from store import objects
+from store.errors import StoreError
+from store.model_listings import read_listings
 
 _POLL_S: Final = 1.0
 # Half a minute of silence, or more where a connection takes its time to fail: an agent restarts within seconds.
@@ -63,6 +73,8 @@ def list_fleet(words: Sequence[str], options: dict[str, Any]) -> None:
         _print_table(rows, is_wide=output == "wide")
     else:
         click.echo("no models fetched on the Macs that answered", err=True)
+    if output in ("table", "wide"):
+        _tell_quantizations(answers)
     _tell_silent(answers)
 
 
@@ -110,6 +122,22 @@ def show_size(size_bytes: int, absent_bytes: int) -> str:
     return f"{here} of {quantity.show(size_bytes + absent_bytes)}" if absent_bytes else here
 
 
+def _tell_quantizations(answers: Sequence[NodeAnswer[NodeModels]]) -> None:
+    for answer in answers:
+        for one in () if answer.document is None else answer.document.quantizations:
+            if one.is_running:
+                progress = quantization_progress(one)
+                click.echo(f"{answer.node}: {one.repo} of {one.source}: {progress}", err=True)
+
+
+def quantization_progress(report: QuantizationReport) -> str:
+    """Return how far a quantization is."""
+    if report.phase != "Converting" or not report.total_bytes:
+        return report.phase.lower()
+    share = min(99, 100 * report.done_bytes // report.total_bytes)
+    return f"converting, {share} % of about {quantity.show(report.total_bytes)}"
+
+
 def _short(users: Sequence[str]) -> list[str]:
     shown = list(users[:_MAX_USERS])
     return [*shown, f"+{len(users) - _MAX_USERS}"] if users[_MAX_USERS:] else shown
@@ -133,6 +161,9 @@ def _document(
                 "node": one.node,
                 "diskBytes": one.document.disk_bytes,
                 "freeBytes": one.document.free_bytes,
+                "quantizations": [
+                    job.model_dump(mode="json", by_alias=True) for job in one.document.quantizations
+                ],
                 "models": [
                     model.model_dump(mode="json", by_alias=True)
                     for node, model in rows
@@ -318,7 +349,10 @@ async def _pull(repo: str, nodes: Sequence[str], options: dict[str, Any]) -> lis
         token = await hub_token(agents.transport, endpoint, own_token)
         text = "" if token is None else token.token.get_secret_value()
         # Once for all Macs: a branch that moves meanwhile would give them different commits.
-        async with pinned_hub(source, options, text) as (_, pinned):
+        listings = FleetListings(
+            read=partial(read_listings, agents.transport), errors=(StoreError,)
+        )
+        async with pinned_hub(source, options, text, listings) as (_, pinned):
             pass
         async with granted(
             agents.transport, tuple(agents.addresses), pinned.folder, token
@@ -333,8 +367,8 @@ async def _pull(repo: str, nodes: Sequence[str], options: dict[str, Any]) -> lis
 
 def _fetch_params(pinned: HubReference) -> dict[str, str]:
     params = {"repo": pinned.repo, "commit": pinned.revision}
-    if pinned.endpoint != DEFAULT_ENDPOINT:
-        params["endpoint"] = pinned.endpoint or ""
+    if pinned.endpoint not in (None, DEFAULT_ENDPOINT):
+        params["endpoint"] = pinned.endpoint
     if pinned.source != "huggingface":
         params |= {"source": pinned.source, "branch": pinned.branch or ""}
     return params

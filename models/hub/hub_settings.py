@@ -2,13 +2,14 @@
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import click
 
 from models.hub.connection import open_hub_session
 from models.hub.file_selection import DEFAULT_PATTERNS
+from models.hub.fleet_hub import FleetHub, FleetListings
 from models.hub.huggingface import HuggingFaceHub
 from models.hub.model_hub import DEFAULT_ENDPOINT, MODELSCOPE_ENDPOINT, ModelHub
 from models.hub.modelscope import ModelScopeHub
@@ -31,9 +32,13 @@ class HubSettings:
     """Endpoint for references that name none."""
     modelscope_endpoint: str = MODELSCOPE_ENDPOINT
     """The same for references to ModelScope."""
+    fleet: FleetListings = field(default_factory=FleetListings)
+    """The models that the Macs of the fleet made; the default knows none."""
 
     def endpoint_of(self, source: HubReference) -> str:
-        """Return the endpoint that a reference is read from, without a slash at its end."""
+        """Return the endpoint that a reference is read from, without a slash at its end; "" for the fleet's own models."""
+        if source.is_of_fleet:
+            return ""
         own = self.modelscope_endpoint if source.source == "modelscope" else self.endpoint
         return (source.endpoint or own).rstrip("/")
 
@@ -44,6 +49,8 @@ class HubSettings:
 
             def make(source: HubReference, token: str) -> ModelHub:
                 endpoint = self.endpoint_of(source)
+                if source.is_of_fleet:
+                    return FleetHub(self.fleet)
                 if source.source == "huggingface":
                     return HuggingFaceHub(session, endpoint=endpoint, token=token)
                 return ModelScopeHub(

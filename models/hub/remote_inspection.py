@@ -15,8 +15,10 @@ from pydantic import ValidationError
 from models import model_files, weight_headers
 from models.hf_config import ModelConfig
 from models.hub.file_selection import DEFAULT_PATTERNS, select_files
+from models.hub.fleet_hub import FleetHub
 from models.hub.model_hub import ModelHub, RemoteFile
 from models.model_files import ModelFacts, ModelUnusableError, TensorHeader, WeightTotals
+from schemas.blob_share import ModelListing
 from schemas.model_snapshot import (
     MAX_CONFIG_CHARACTERS,
     LargeFile,
@@ -60,6 +62,8 @@ async def inspect_remote(
 
     """
     files = select_files(await hub.files(repo, commit), patterns or DEFAULT_PATTERNS)
+    if isinstance(hub, FleetHub):
+        return _listed_model(await hub.listing(repo, commit), files)
     config, text = await _read_config(hub, repo, commit, files)
     by_file = await _read_tensors(hub, repo, commit, files)
     tensors = {name: one for found in by_file.values() for name, one in found.items()}
@@ -70,6 +74,17 @@ async def inspect_remote(
     headers = weight_headers.make_headers(text, by_file)
     packed = "" if headers is None else await asyncio.to_thread(weight_headers.pack, headers)
     return RemoteModel(files=files, config=config, weights=totals, headers=packed)
+
+
+def _listed_model(listing: ModelListing, files: tuple[RemoteFile, ...]) -> RemoteModel:
+    """Return what a Mac that has the model says of it; nothing of it needs to be read."""
+    try:
+        config = ModelConfig.model_validate_json(listing.config)
+    except ValidationError as error:
+        raise ModelUnusableError(
+            f"{listing.repo}: the summary of config.json cannot be read; is a Mac of another release?"
+        ) from error
+    return RemoteModel(files=files, config=config, weights=_totals(listing.weights))
 
 
 async def _read_config(
@@ -192,12 +207,14 @@ def snapshot_facts(snapshot: ModelSnapshot) -> ModelFacts:
         raise ModelUnusableError(
             f"{snapshot.source.repo}: the reconciler's summary of config.json cannot be read"
         ) from error
-    weights = snapshot.weights
-    totals = WeightTotals(
+    return model_files.model_facts(config, _totals(snapshot.weights))
+
+
+def _totals(weights: SnapshotWeights) -> WeightTotals:
+    return WeightTotals(
         total_bytes=weights.total_bytes,
         half_bytes=weights.half_bytes,
         replicated_bytes=weights.replicated_bytes,
         replicated_half_bytes=weights.replicated_half_bytes,
         parameters=weights.parameters,
     )
-    return model_files.model_facts(config, totals)

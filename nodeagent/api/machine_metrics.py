@@ -23,6 +23,7 @@ from nodeagent.engines.engine_http import EngineHttp
 from nodeagent.engines.tls import NodeTls
 from nodeagent.model_store.collector import ModelCollector
 from nodeagent.model_store.pulls import ModelPulls
+from nodeagent.model_store.quantizations import Quantizations
 from nodeagent.replicas.engine_tracker import EngineTracker
 from schemas.node import NodeStatus
 from schemas.replica import Replica
@@ -58,6 +59,8 @@ class AgentView:
     """The store of models and what uses them; None: the agent has no store of models."""
     pulls: ModelPulls | None = None
     """The fetches that people ask for; None: the agent has no store of models."""
+    quantizations: Quantizations | None = None
+    """The quantizations that people ask for; None: the agent makes none."""
     blobs: BlobRoutes | None = None
     """The files for other agents; None: it gives them none."""
     prompts: PromptRoutes | None = None

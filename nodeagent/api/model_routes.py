@@ -1,4 +1,4 @@
-"""The routes of the models on an agent's disk: list, check, pin, remove, fetch (`fleetctl models`).
+"""The routes of the models on an agent's disk: list, check, pin, remove, fetch, quantize (`fleetctl models`).
 
 Reads need a ticket, changes an administrator (nodeagent/api/admin_access.py). No route takes a body or a part of a path:
 a model is named by its folder, whose form is checked, and must be in the store's records.
@@ -18,6 +18,11 @@ from models.model_store.store import ModelStore
 from nodeagent.api.admin_access import AdminAccess
 from nodeagent.model_store.collector import ModelCollector
 from nodeagent.model_store.pulls import ModelPulls, TooManyPullsError
+from nodeagent.model_store.quantizations import (
+    QuantizationOrder,
+    QuantizationRefusedError,
+    Quantizations,
+)
 from nodeagent.model_store.usage import ModelUsers
 from schemas.deployment import HUB_COMMIT_PATTERN, HubReference, HubSource
 from schemas.meta import ApiModel
@@ -26,6 +31,7 @@ from schemas.wire.stored_models import (
     FETCHES_PATH,
     MAX_MODELS,
     PATH,
+    QUANTIZATIONS_PATH,
     FolderName,
     ModelChange,
     ModelCheck,
@@ -78,12 +84,25 @@ class FetchQuery(BaseModel):
         )
 
 
+class QuantizationQuery(BaseModel):
+    """The query of a quantization: a model of this Mac, and what is to be made of it."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    source: FolderName
+    bits: int = Field(ge=1, le=64)
+    group_size: int = Field(ge=1, le=4096)
+    name: str = Field(default="", max_length=200)
+    """The name of the result; empty for the derived one."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelRoutes:
     """The routes of one agent's models."""
 
     collector: ModelCollector
     pulls: ModelPulls
+    quantizations: Quantizations | None
     access: AdminAccess
 
     @property
@@ -99,6 +118,8 @@ class ModelRoutes:
             (f"{PATH}/{{name}}/pin", self.unpin, "DELETE"),
             (f"{PATH}/{{name}}", self.remove, "DELETE"),
             (FETCHES_PATH, self.fetch, "POST"),
+            (QUANTIZATIONS_PATH, self.quantize, "POST"),
+            (f"{QUANTIZATIONS_PATH}/{{name}}", self.cancel_quantization, "DELETE"),
         ):
             app.add_api_route(path, answer, methods=[method])
 
@@ -110,7 +131,11 @@ class ModelRoutes:
         except (StoreError, UndecodableError):
             users = None
         found = await asyncio.to_thread(self._read, users)
-        return _response(found.model_copy(update={"fetches": tuple(self.pulls.reports())}))
+        more: dict[str, object] = {"fetches": tuple(self.pulls.reports())}
+        if self.quantizations is not None:
+            more["quantizations"] = tuple(self.quantizations.reports())
+            more["available_memory_bytes"] = self.quantizations.available_bytes()
+        return _response(found.model_copy(update=more))
 
     def _read(self, users: ModelUsers | None) -> NodeModels:
         root = next(one for one in (self._store.root, *self._store.root.parents) if one.exists())
@@ -211,6 +236,40 @@ class ModelRoutes:
             raise self.access.refused(429, str(error)) from error
         log.info("model pulled by a person", extra={"model": source.folder, "user": user})
         return _response(ModelChange(name=source.folder, is_changed=True))
+
+    async def quantize(
+        self,
+        request: Request,
+        query: Annotated[QuantizationQuery, Query()],
+        authorization: AuthorizationHeader = "",
+    ) -> Response:
+        """Start to quantize a model, or find the job that does; `GET /v1/models` tells how far it is."""
+        user = await self.access.authorize(request, authorization)
+        order = QuantizationOrder(
+            source=query.source, bits=query.bits, group_size=query.group_size, name=query.name
+        )
+        if self.quantizations is None:
+            raise self.access.refused(404, "this agent makes no models")
+        try:
+            report = await self.quantizations.start(order)
+        except QuantizationRefusedError as error:
+            raise self.access.refused(error.status, str(error)) from error
+        log.info("quantization asked for", extra={"model": report.repo, "user": user})
+        return _response(report)
+
+    async def cancel_quantization(
+        self,
+        request: Request,
+        name: Annotated[str, Path(max_length=200)],
+        authorization: AuthorizationHeader = "",
+    ) -> Response:
+        """Cancel a quantization that waits or runs, by the name of its result."""
+        user = await self.access.authorize(request, authorization)
+        report = None if self.quantizations is None else self.quantizations.cancel(name)
+        if report is None:
+            raise self.access.refused(404, f"no quantization to {name[:200]} runs")
+        log.info("quantization cancelled", extra={"model": report.repo, "user": user})
+        return _response(report)
 
     async def _check_ticket(self, authorization: str) -> None:
         found = await self.access.tickets.check(authorization)

@@ -115,7 +115,12 @@ def make_app(
         admin = AdminAccess(
             node=view.name, tickets=tickets, credentials=credentials, action="changes its models"
         )
-        ModelRoutes(collector=view.collector, pulls=view.pulls, access=admin).add_to(app)
+        ModelRoutes(
+            collector=view.collector,
+            pulls=view.pulls,
+            quantizations=view.quantizations,
+            access=admin,
+        ).add_to(app)
     if view.blobs is not None:
         view.blobs.add_to(app)
     if view.prompts is not None:

@@ -8,6 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final, Generic, TypeVar
 
+import psutil
+
 from nodeagent.hardware import linux, macos, macos_fabric
 from nodeagent.hardware.readings import DiskReading, HardwareError, HardwareFacts, MachineReading
 from schemas.node import NodeFabric
@@ -68,6 +70,11 @@ class SystemMachineReader:
         if self._platform == "darwin":
             return await macos.read_reading()
         return await self._linux.ask() or MachineReading()
+
+
+def available_memory_bytes() -> int:
+    """Return the memory that a new process can take without swapping."""
+    return int(psutil.virtual_memory().available)
 
 
 def read_disk(folder: Path) -> DiskReading:

@@ -1,6 +1,7 @@
 """The exchange of files between one agent and the others: it offers what its store has, and lends its fetches the other agents' files."""
 
 import asyncio
+import logging
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from contextlib import asynccontextmanager
@@ -14,17 +15,22 @@ from models.hub.blob_source import BlobSources
 from models.hub.model_hub import ModelHub, folder_name
 from models.hub.progress import FetchMonitor
 from models.hub.threads import run_in_thread
-from models.model_store.store import ModelStore
+from models.model_files import ModelUnusableError
+from models.model_store.folder_publication import list_model
+from models.model_store.store import ModelStore, StoredModel
 from nodeagent.peers.links import own_links
 from nodeagent.peers.peer_blobs import HttpPeerBlobs
 from nodeagent.peers.shared_sources import FleetShare
 from nodeagent.peers.tracker import ShareTracker
 from nodeagent.peers.uploads import Uploads
-from schemas.blob_share import ModelOffer
+from schemas.blob_share import ModelListing, ModelOffer
+from schemas.deployment import is_fleet_repo
 from schemas.event import ObjectReference
 from store import keys
 from store.events import EventRecorder
 from store.port import Transport
+
+log = logging.getLogger(__name__)
 
 # Models come and go by hand as well; a file that is gone is a 404.
 _SCAN_S: Final = 30.0
@@ -61,6 +67,8 @@ class ModelExchange:
         self._url: Callable[[], str] = lambda: ""
         self._fetching: Counter[str] = Counter()
         """Fetches that run, by folder: a deployment and a person may want the same model."""
+        self._listings: dict[str, ModelListing | None] = {}
+        """By folder, whose content never changes."""
         self._is_dirty = asyncio.Event()
 
     @property
@@ -91,14 +99,19 @@ class ModelExchange:
         lists = await run_in_thread(self._read_piece_lists)
         self.piece_lists.clear()
         self.piece_lists.update({digest: content for digest, content in lists.values() if digest})
-        stored = {model.name for model in await run_in_thread(self.store.models)}
-        here = stored | set(self._fetching) if self._url() else set()
+        stored = {model.name: model for model in await run_in_thread(self.store.models)}
+        here = stored.keys() | set(self._fetching) if self._url() else set()
         urls = (self._url(), *self.cable_urls())
         links = own_links(self.share.fabric(), urls)
         for folder in here:
             is_whole = folder in lists and folder not in self._fetching
-            pieces = lists[folder][0] if is_whole else ""
-            offer = ModelOffer(url=urls[0], links=links, is_whole=is_whole, pieces=pieces)
+            offer = ModelOffer(
+                url=urls[0],
+                links=links,
+                is_whole=is_whole,
+                pieces=lists[folder][0] if is_whole else "",
+                listing=await self._listing(stored.get(folder)) if is_whole else None,
+            )
             self._tracker.say(keys.model_offer_key(self.node, folder), offer)
         for folder in set(self._tracker.said("have")) - here:
             self._tracker.withdraw(keys.model_offer_key(self.node, folder))
@@ -120,6 +133,22 @@ class ModelExchange:
             content = listed.encode() if listed.files else b""
             found[model.name] = (sha256(content).hexdigest() if content else "", content)
         return found
+
+    def rescan(self) -> None:
+        """Offer what was added to the store a moment ago."""
+        self._is_dirty.set()
+
+    async def _listing(self, model: StoredModel | None) -> ModelListing | None:
+        """Return the files of a model that no hub lists; None for the models of hubs."""
+        if model is None or not is_fleet_repo(model.repo):
+            return None
+        if model.name not in self._listings:
+            try:
+                self._listings[model.name] = await run_in_thread(list_model, model)
+            except (ModelUnusableError, ValueError) as error:
+                log.warning("model not offered", extra={"model": model.name, "why": str(error)})
+                self._listings[model.name] = None
+        return self._listings[model.name]
 
     @asynccontextmanager
     async def sources(

@@ -24,6 +24,8 @@ GOLDEN_MODULE: Final = "engine.golden"
 """`python -m engine.golden` answers the golden question alone; it takes the flags that describe the model."""
 SHAPE_PROBE_MODULE: Final = "engine.shape_probe"
 """`python -m engine.shape_probe FOLDER PARENT` reports how a model can be split among ranks."""
+QUANTIZE_MODULE: Final = "engine.quantize"
+"""`python -m engine.quantize SOURCE INTO BITS GROUP_SIZE MEMORY_BYTES PARENT` writes a quantized model."""
 DEVICE_CHECK_MODULE: Final = "engine.device_check"
 """`python -m engine.device_check` computes once on the GPU."""
 # The name before the engine became a top-level package: an agent adopts engines that its predecessor started.

@@ -4,7 +4,7 @@ Everything in them is bounded: they come from another machine.
 """
 
 from datetime import datetime
-from typing import Annotated, Final
+from typing import Annotated, Final, Literal, TypeAlias
 
 from pydantic import Field, StringConstraints
 
@@ -13,6 +13,8 @@ from schemas.meta import ApiModel
 PATH: Final = "/v1/models"
 """The agent's route of all models; a model is below it by the name of its folder."""
 FETCHES_PATH: Final = "/v1/model-fetches"
+QUANTIZATIONS_PATH: Final = "/v1/model-quantizations"
+"""The agent's route of quantizations; one is below it by the name of its result, without the organisation."""
 MAX_MODELS: Final = 2000
 _MAX_USERS: Final = 1000
 _MAX_FETCHES: Final = 100
@@ -62,13 +64,43 @@ class ModelFetchReport(ApiModel):
     """The reason and the message of the failure with which it ended; empty while it runs, and after success."""
 
 
+QuantizationPhase: TypeAlias = Literal[
+    "Queued", "Converting", "Storing", "Present", "Failed", "Cancelled"
+]
+
+
+class QuantizationReport(ApiModel):
+    """A quantization that a person asked an agent for."""
+
+    repo: _Text
+    """The repository of the result, `fleet/NAME`."""
+    source: FolderName
+    bits: int
+    group_size: int
+    phase: QuantizationPhase = "Queued"
+    total_bytes: _Bytes = 0
+    """Bytes that the result will have, estimated."""
+    done_bytes: _Bytes = 0
+    result: FolderName | None = None
+    """The folder of the result, once it is in the store."""
+    error: _Text = ""
+
+    @property
+    def is_running(self) -> bool:
+        """Return whether it waits or works."""
+        return self.phase in ("Queued", "Converting", "Storing")
+
+
 class NodeModels(ApiModel):
     """All models of one Mac."""
 
     models: Annotated[tuple[StoredModelReport, ...], Field(max_length=MAX_MODELS)] = ()
     fetches: Annotated[tuple[ModelFetchReport, ...], Field(max_length=_MAX_FETCHES)] = ()
+    quantizations: Annotated[tuple[QuantizationReport, ...], Field(max_length=_MAX_FETCHES)] = ()
     disk_bytes: _Bytes = 0
     free_bytes: _Bytes = 0
+    available_memory_bytes: _Bytes = 0
+    """Memory that a new process can take without swapping."""
 
 
 class ModelChange(ApiModel):

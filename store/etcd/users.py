@@ -210,9 +210,10 @@ def _reconciler() -> list[Permission]:
         # A token for a hub is copied to the node that fetches with it.
         prefix_permission(keys.HUB_TOKEN_PREFIX, Right.READ),
         prefix_permission(keys.HUB_GRANT_PREFIX, Right.READWRITE),
-        # The commits of hub models.
+        # The commits of hub models, and the models that Macs made themselves.
         prefix_permission(keys.SNAPSHOT_PREFIX, Right.READWRITE),
         prefix_permission(keys.PRELOAD_PREFIX, Right.READWRITE),
+        prefix_permission(keys.SHARE_PREFIX, Right.READ),
         *(prefix_permission(keys.status_prefix(kind), Right.READWRITE) for kind in judged),
         # The reports about a replica are deleted with the replica.
         prefix_permission(keys.RANK_PREFIX, Right.READWRITE),

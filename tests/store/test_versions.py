@@ -261,7 +261,7 @@ SHAPES: dict[str, tuple[int, str]] = {
     "ModelSnapshot": (1, "caa6a82fe6ac"),
     "HubToken": (1, "dd9bb1365afc"),
     "PreloadAssignment": (1, "c0fcb850f9d1"),
-    "ModelOffer": (1, "f0d97c323fd1"),
+    "ModelOffer": (1, "e89cb4717474"),
     "FetchClaim": (1, "f152568b8dff"),
     "GitSourceStatus": (2, "fab6dc1f1143"),
     "GitSource": (2, "8131f8ac34d3"),

@@ -1,6 +1,7 @@
 """`fleetctl models` on a folder of this machine: pull from the stand-in hub, list, check, pin, remove and import."""
 
 import json
+import tarfile
 from pathlib import Path
 
 import pytest
@@ -153,3 +154,20 @@ async def test_an_unknown_name_points_to_the_list(folder: Path) -> None:
     done = await models(folder, "rm", "a/b")
     assert (done.code, done.out) == (1, "")
     assert "`fleetctl models list` shows what is there" in done.err
+
+
+async def test_a_model_is_exported_as_a_folder_and_as_a_tar_file(
+    folder: Path, tmp_path: Path
+) -> None:
+    add_model(ModelStore(folder, SystemClock()), REPO, COMMIT, tiny_files())
+    done = await models(folder, "export", REPO, str(tmp_path / "out"))
+    assert (done.code, done.err) == (0, "")
+    assert done.out == f"{NAME} exported to {tmp_path / 'out'}, 396 KiB\n"
+    assert files_below(tmp_path / "out") == tiny_files()
+    assert (await models(folder, "export", NAME, str(tmp_path / "out.tar"))).code == 0
+    with tarfile.open(tmp_path / "out.tar") as archive:
+        assert f"{NAME}/config.json" in archive.getnames()
+    again = await models(folder, "export", NAME, str(tmp_path / "out"))
+    assert (again.code, "exists already" in again.err) == (1, True)
+    unknown = await models(folder, "export", "org/none", str(tmp_path / "none"))
+    assert (unknown.code, "fleetctl models list" in unknown.err) == (1, True)

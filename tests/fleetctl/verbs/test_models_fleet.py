@@ -1,4 +1,4 @@
-"""`fleetctl models` on two Macs: agents' APIs on real sockets, with stores of models on the disk and a stand-in hub."""
+"""`fleetctl models` on two Macs: agents' APIs on real sockets, with stores of models on the disk, a stand-in hub and mlx-lm's converter."""
 
 import asyncio
 import json
@@ -19,6 +19,7 @@ from nodeagent.api.server import make_app
 from nodeagent.hub_grants import HubGrants
 from nodeagent.model_store.collector import ModelCollector
 from nodeagent.model_store.pulls import ModelPulls
+from nodeagent.model_store.quantizations import QuantizationOrder, Quantizations
 from nodeagent.model_store.usage import ModelUsers, read_users
 from schemas.deployment import HubReference, ModelSource
 from schemas.meta import ObjectMeta
@@ -31,12 +32,15 @@ from store.tickets import TicketChecker
 from tests.support.agent_api import STATUS, Replicas
 from tests.support.fleetctl_runner import MemoryFleet
 from tests.support.hub import COMMIT, REPO, StandInHub, tiny_files
+from tests.support.mlx_models import module
 from tests.support.model_store import add_model
 from tests.support.modelscope import StandInModelScope
 from tests.support.waiting import until
 
 CLOCK = SystemClock()
 NAME = "mlx-community--Tiny-4bit@1f2e3d4c5b6a"
+RESULT = "fleet/Tiny-4bit-1f2e3d4c5b6a-4bit-g64"
+QUANTIZE = ("models", "quantize", REPO)
 MACS = ("mac-1", "mac-2")
 
 
@@ -47,6 +51,8 @@ class Macs:
         self.fleet = MemoryFleet()
         self.root = root
         self.urls: dict[str, str] = {}
+        self.jobs: dict[str, Quantizations] = {}
+        self.memory = dict.fromkeys(MACS, 64 << 30)
         self.ctl = self.fleet.ctl
 
     def store(self, node: str) -> ModelStore:
@@ -69,16 +75,19 @@ class Macs:
         hubs = HubSettings()
         grants = HubGrants(store=transport, node=node, hubs=hubs)
         pulls = ModelPulls(ModelFetcher(store, CLOCK), hubs, CLOCK, grants=grants)
+        jobs = Quantizations(collector, CLOCK, available_bytes=lambda: self.memory[node])
+        self.jobs[node] = jobs
         view = AgentView(
             name=node, status=STATUS, clock=CLOCK, started_at=0.0, engines={}, replicas=Replicas({}),
             has_lease=lambda: True, folder=self.root / node / "engines", ring=LogRing(),
-            collector=collector, pulls=pulls,
+            collector=collector, pulls=pulls, quantizations=jobs,
         )  # fmt: skip
         changed = asyncio.Event()
         app = make_app(view, TicketChecker(transport, CLOCK, f"Node/{node}"))
         server = AdminServer(app, CLOCK, ("127.0.0.1", 0), changed.set)
-        tasks = [group.create_task(server.run()), group.create_task(pulls.run())]
+        tasks = [group.create_task(part.run()) for part in (server, pulls, jobs)]
         await changed.wait()
+        await until(lambda: jobs.is_ready, what="the agent")
         self.urls[node] = server.url
         await self.register(node, server.url)
         return tasks
@@ -268,3 +277,87 @@ async def test_a_name_that_is_no_folder_of_the_store_is_refused(macs: Macs, name
             assert answer.status in (400, 404)
         async with session.delete(f"{macs.urls['mac-1']}/v1/models/{NAME}") as answer:
             assert answer.status == 401
+
+
+def add_source(macs: Macs, *nodes: str) -> None:
+    """Put a 16-bit model that mlx-lm reads on these Macs."""
+    folder = module("tests.support.tiny_model").make(macs.root / "plain", dtype="bfloat16")
+    files = {one.name: one.read_bytes() for one in folder.iterdir()}
+    for node in nodes:
+        add_model(macs.store(node), REPO, COMMIT, files)
+
+
+def results(store: ModelStore) -> list[str]:
+    return [one.name for one in store.models() if one.repo == RESULT]
+
+
+@pytest.mark.mlx
+@pytest.mark.timeout(120)
+async def test_the_mac_with_the_most_memory_makes_it_and_a_repeat_finds_it(macs: Macs) -> None:
+    add_source(macs, *MACS)
+    macs.memory["mac-2"] *= 2
+    done = await macs.ctl(*QUANTIZE, "--bits", "4")
+    assert done.code == 0, done.err
+    (name,) = results(macs.store("mac-2"))
+    assert done.out == f"mac-2: {name} present\n"
+    assert (
+        f"mac-2 was chosen: of 2 Macs with {NAME} the one with the most available memory"
+        in done.err
+    )
+    assert f"Serve it with `fleetctl run {RESULT}`." in done.err
+    assert results(macs.store("mac-1")) == []
+    again = await macs.ctl(*QUANTIZE)
+    assert (again.code, again.out) == (0, done.out)
+    listed = await macs.ctl("models", "list", RESULT)
+    assert listed.out.splitlines()[1].split()[:2] == ["mac-2", name]
+    assert "yes" in listed.out  # pinned
+
+
+@pytest.mark.mlx
+@pytest.mark.timeout(120)
+async def test_a_job_is_listed_found_again_and_cancelled(macs: Macs) -> None:
+    add_source(macs, "mac-1")
+    order = QuantizationOrder(source=NAME, bits=4, group_size=64)
+    await macs.jobs["mac-1"].start(order)  # as an interrupted command has left it
+    listed = await macs.ctl("models", "list")
+    assert f"mac-1: {RESULT} of {NAME}: " in listed.err
+    cancelled = await macs.ctl(*QUANTIZE, "--cancel")
+    assert (cancelled.code, cancelled.out) == (0, f"mac-1: {RESULT} cancelled\n"), cancelled.err
+    none = await macs.ctl(*QUANTIZE, "--cancel")
+    assert (none.code, "no Mac that answered makes" in none.err) == (1, True)
+    done = await macs.ctl(*QUANTIZE)
+    assert (done.code, len(results(macs.store("mac-1")))) == (0, 1), done.err
+
+
+async def test_what_cannot_be_done_is_refused_with_what_to_do(macs: Macs) -> None:
+    done = await macs.ctl("models", "quantize", "org/none")
+    assert (done.code, "no Mac that answered has org/none" in done.err) == (1, True)
+    assert "models pull" in done.err
+    macs.add("mac-1")
+    for words, code, message in (
+        (("--bits", "7"), 2, "bits 7 is not supported; choose one of 2, 3, 4, 5, 6, 8"),
+        (("--group-size", "50"), 2, "group size 50 is not supported; choose one of 32, 64, 128"),
+        (("--name", "a/b"), 2, "'a/b' is no name of a model"),
+        (("--node", "mac-2"), 1, f"node/mac-2 does not have {NAME}, which mac-1 has"),
+        (("--node", "mac-9"), 1, "no node mac-9; this fleet has mac-1, mac-2"),
+    ):
+        done = await macs.ctl(*QUANTIZE, *words)
+        assert (done.code, message in done.err) == (code, True), done.err
+
+
+@pytest.mark.mlx
+async def test_too_little_memory_is_refused_before_anything_is_written(macs: Macs) -> None:
+    add_source(macs, "mac-1")
+    macs.memory["mac-1"] = 1 << 20
+    done = await macs.ctl(*QUANTIZE, "--node", "mac-1")
+    assert done.code == 1
+    assert "mac-1: InsufficientMemory: " in done.err
+    assert list(macs.store("mac-1").fetches.iterdir()) == []
+
+
+async def test_a_mac_that_is_away_is_told(macs: Macs) -> None:
+    macs.add("mac-1")
+    await macs.register("mac-2", "http://127.0.0.1:1")
+    done = await macs.ctl(*QUANTIZE, "--node", "mac-2")
+    assert done.code == 1
+    assert "mac-2" in done.err

@@ -4,8 +4,10 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
+import pytest
 from fastapi import FastAPI
 
 from identity.credentials import Credentials
@@ -14,11 +16,14 @@ from identity.names import Role
 from machinery.clock import SystemClock
 from machinery.http_server import AdminServer
 from models.hub.connection import open_hub_session
+from models.hub.errors import HubUnreachableError, ListingRefusedError, ModelMissingError
 from models.hub.fetcher import FetchLimits, FetchRequest, ModelFetcher, ModelPart
+from models.hub.fleet_hub import FleetHub, FleetListings
 from models.hub.hub_settings import HubSettings
 from models.hub.huggingface import HuggingFaceHub
 from models.hub.model_hub import folder_name
 from models.hub.progress import FetchMonitor
+from models.model_store.folder_publication import publish_folder
 from models.model_store.piece_list import PIECE_BYTES
 from models.model_store.store import ModelStore, StoredModel
 from models.weight_headers import TensorShape, WeightHeaders
@@ -27,12 +32,17 @@ from nodeagent.api.server import on_refused
 from nodeagent.model_store.pulls import ModelPulls
 from nodeagent.peers.model_exchange import ModelExchange
 from nodeagent.peers.uploads import Uploads
-from schemas.blob_share import ModelOffer
-from schemas.deployment import HubReference
+from reconciler.model_lookup import look_up
+from schemas.blob_share import ModelListing, ModelOffer
+from schemas.deployment import HubReference, ModelSource
 from schemas.wire.errors import RefusedError
 from store import codec, keys
+from store.errors import StoreError
 from store.memory import MemoryTransport
+from store.model_listings import read_listings
+from tests.support.fleets import deployment
 from tests.support.hub import COMMIT, REPO, StandInHub, tiny_files
+from tests.support.hub_repositories import servable_files
 from tests.support.identities import TestAuthority
 from tests.support.model_store import files_below
 from tests.support.ports import free_port
@@ -41,6 +51,7 @@ from tests.support.waiting import until, until_async
 CLOCK = SystemClock()
 REQUEST = FetchRequest(repo=REPO, commit=COMMIT)
 PIECE = 1 << 16
+MADE = "fleet/Tiny-1f2e3d4c5b6a-4bit-g64"
 WEIGHTS = "model-00001-of-00002.safetensors"
 
 
@@ -359,3 +370,106 @@ async def test_macs_with_parts_of_a_model_give_the_whole_to_another(tmp_path: Pa
             model = await macs[2].fetch()
         assert not model.is_partial
         assert one.hub.body_bytes == before, "the other Macs have everything together"
+
+
+def hub_of(store: MemoryTransport) -> FleetHub:
+    return FleetHub(FleetListings(read=partial(read_listings, store), errors=(StoreError,)))
+
+
+def make_model(store: ModelStore, *, extra: bytes = b"{}") -> StoredModel:
+    """Publish a model as the converter's result is."""
+    store.prepare()
+    folder = store.incoming / "made"
+    folder.mkdir()
+    for path, content in {**servable_files(), "extra.json": extra}.items():
+        (folder / path).write_bytes(content)
+    return publish_folder(store, MADE, folder)
+
+
+async def listed(one: Fleet, count: int) -> None:
+    async def look() -> bool:
+        return len(await read_listings(one.store, MADE)) == count
+
+    await until_async(look, what=f"{count} offers")
+
+
+async def fetch_made(one: Fleet, mac: Mac, commit: str) -> StoredModel:
+    hub = hub_of(one.store)
+    monitor = FetchMonitor(CLOCK)
+    async with mac.exchange.sources(hub, MADE, commit, monitor) as sources, asyncio.timeout(60):
+        request = FetchRequest(repo=MADE, commit=commit)
+        return await mac.fetcher.fetch(hub, request, sources=sources)
+
+
+async def test_another_mac_gets_the_model_and_offers_it_too(tmp_path: Path) -> None:
+    async with fleet(tmp_path, 1 << 10) as one:
+        first, second = await one.add("mac-0"), await one.add("mac-1")
+        made = make_model(first.exchange.store)
+        first.exchange.rescan()
+        await listed(one, 1)
+        assert await hub_of(one.store).resolve(MADE, "main") == made.commit
+        found = await fetch_made(one, second, made.commit)
+        assert files_below(found.folder) == files_below(made.folder)
+        assert one.hub.seen == []
+        await listed(one, 2)
+
+
+async def test_the_memory_is_proven_from_the_listing_before_a_byte_is_fetched(
+    tmp_path: Path,
+) -> None:
+    async with fleet(tmp_path, 1 << 10) as one:
+        mac = await one.add("mac-0")
+        made = make_model(mac.exchange.store)
+        mac.exchange.rescan()
+        await listed(one, 1)
+        plain = deployment()
+        model = ModelSource(hub=HubReference(repo=MADE))
+        wanted = plain.model_copy(update={"spec": plain.spec.model_copy(update={"model": model})})
+        snapshot = await look_up(hub_of(one.store), wanted, endpoint="", now=CLOCK.now())
+        assert (snapshot.commit, snapshot.folder) == (made.commit, made.name)
+        assert snapshot.pinned == HubReference(repo=MADE, revision=made.commit)
+        assert snapshot.size_bytes == made.size_bytes
+        assert snapshot.weights.total_bytes > 0
+
+
+async def test_what_no_mac_offers_is_refused_with_a_reason(tmp_path: Path) -> None:
+    store = MemoryTransport(CLOCK)
+    hub = hub_of(store)
+    with pytest.raises(ModelMissingError, match="no Mac offers fleet/Tiny"):
+        await hub.resolve(MADE, "main")
+    with pytest.raises(ModelMissingError, match="has no revision dev"):
+        await hub.resolve(MADE, "dev")
+    with pytest.raises(HubUnreachableError, match="no Mac that is reachable offers"):
+        await hub.files(MADE, "ab" * 20)
+    with pytest.raises(HubUnreachableError, match="asks hubs only"):
+        await FleetHub(FleetListings()).resolve(MADE, "main")
+
+
+async def test_two_results_of_one_name_need_a_revision(tmp_path: Path) -> None:
+    async with fleet(tmp_path, 1 << 10) as one:
+        macs = [await one.add(f"mac-{number}") for number in range(2)]
+        made = [make_model(m.exchange.store, extra=b"[%d]" % n) for n, m in enumerate(macs)]
+        for mac in macs:
+            mac.exchange.rescan()
+        await listed(one, 2)
+        with pytest.raises(ListingRefusedError, match="has 2 commits"):
+            await hub_of(one.store).resolve(MADE, "main")
+        assert len(await hub_of(one.store).files(MADE, made[1].commit)) == len(made[1].files)
+
+
+async def test_a_listing_that_does_not_prove_its_commit_is_not_used(tmp_path: Path) -> None:
+    async with fleet(tmp_path, 1 << 10) as one:
+        mac = await one.add("mac-0")
+        made = make_model(mac.exchange.store)
+        mac.exchange.rescan()
+        await listed(one, 1)
+        (honest,) = await read_listings(one.store, MADE)
+        files = (honest.files[0].model_copy(update={"sha256": "0" * 64}), *honest.files[1:])
+        forged = honest.model_copy(update={"files": files})
+
+        async def read(repo: str) -> list[ModelListing]:
+            return [forged]
+
+        hub = FleetHub(FleetListings(read=read))
+        with pytest.raises(HubUnreachableError):
+            await hub.files(MADE, made.commit)

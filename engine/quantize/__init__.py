@@ -1,0 +1,1 @@
+"""The quantization of a model, in a process of its own."""

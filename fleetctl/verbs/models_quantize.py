@@ -1,0 +1,247 @@
+"""The verb `fleetctl models quantize`: a Mac of the fleet makes a smaller model of one that it has."""
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import click
+
+from fleetctl.cli.connect import process_options, run
+from fleetctl.cli.errors import FleetctlError, InterruptedByUser
+from fleetctl.cli.terminal import ProgressLine
+from fleetctl.fleets.stored_models import FleetAgents, NodeAnswer, open_agents
+from fleetctl.verbs.models_fleet import quantization_progress
+from machinery.clock import SystemClock
+from models import quantization
+from models.quantization import QuantizationOrigin
+from schemas import quantity
+from schemas.wire.stored_models import NodeModels, QuantizationReport, StoredModelReport
+
+_POLL_S: Final = 1.0
+# An agent restarts within seconds; a job that it had is gone then, and is told.
+_MAX_MISSES: Final = 30
+
+_HELP = """Quantize a model on a Mac that has it, and wait for the result.
+
+\b
+  fleetctl models quantize Qwen/Qwen3-8B --bits 4
+  fleetctl models quantize Qwen/Qwen3-8B --bits 8 --node mac-1 --name qwen3-8b-8bit
+  fleetctl models quantize Qwen/Qwen3-8B --bits 4 --cancel
+
+SRC is a model of the list (`fleetctl models list`), by folder or repository. The result is fleet/NAME: a deployment names it as
+spec.model.hub.repo, and the Macs of the fleet give it to each other. It is pinned on the Mac that made it, because no hub
+can give it again. An interrupted command ends nothing: repeated, it finds the job, or the result.
+"""
+
+
+@click.command("quantize", help=_HELP)
+@click.argument("source", metavar="SRC")
+@click.option(
+    "--bits",
+    type=int,
+    default=4,
+    show_default=True,
+    help=f"Bits of a weight: {', '.join(map(str, quantization.BITS))}.",
+)
+@click.option(
+    "--group-size",
+    type=int,
+    default=64,
+    show_default=True,
+    help=f"Weights that share a scale: {', '.join(map(str, quantization.GROUP_SIZES))}.",
+)
+@click.option(
+    "--node",
+    default="",
+    metavar="MAC",
+    help="Mac that does it (default: of those with SRC, the one with the most free memory).",
+)
+@click.option(
+    "--name",
+    default="",
+    help="Name of the result below fleet/ (default: SRC's, with commit, bits and group size).",
+)
+@click.option("--cancel", "is_cancel", is_flag=True, help="End the job instead.")
+@process_options
+def quantize(source: str, **options: Any) -> None:
+    """Quantize a model on a Mac that has it, and wait for the result."""
+    try:
+        quantization.check_parameters(options["bits"], options["group_size"])
+        if options["name"]:
+            _check_name(options["name"])
+    except ValueError as error:
+        raise click.UsageError(str(error)) from error
+    try:
+        run(_quantize(source, options))
+    except InterruptedByUser:
+        click.echo(
+            "The Mac goes on. Repeat the command to watch it; --cancel ends the job.", err=True
+        )
+        raise
+
+
+def _check_name(name: str) -> None:
+    any_origin = QuantizationOrigin(repo="a/b", commit="0" * 40, bits=4, group_size=64)
+    quantization.result_repo(any_origin, name)
+
+
+async def _quantize(source: str, options: dict[str, Any]) -> None:
+    async with open_agents(options) as agents:
+        answers = await agents.models()
+        model = _find_source(answers, source)
+        repo = _result_repo(model, options)
+        if options["is_cancel"]:
+            await _cancel(agents, answers, repo)
+            return
+        made_on, made = _result_on(answers, repo)
+        if made and not options["name"]:
+            _tell_present(made_on, made, repo)
+            return
+        # Of a chosen name, the Mac that has it knows what it was made of.
+        node = made_on or _running_on(answers, repo)
+        node = node or _choose_node(answers, model, options["node"])
+        params = {
+            "source": model.name,
+            "bits": str(options["bits"]),
+            "group_size": str(options["group_size"]),
+            "name": options["name"],
+        }
+        started = await agents.quantize(node, params)
+        if started.document is None:
+            raise FleetctlError(started.problem)
+        with ProgressLine() as progress:
+            report = await _wait(agents, node, started.document, progress)
+    _tell_result(node, report)
+
+
+def _found(answers: Sequence[NodeAnswer[NodeModels]]) -> list[tuple[str, NodeModels]]:
+    return [(one.node, one.document) for one in answers if one.document is not None]
+
+
+def _find_source(answers: Sequence[NodeAnswer[NodeModels]], word: str) -> StoredModelReport:
+    """Return the one model that the word names on the Macs that answered. Raises FleetctlError."""
+    every = (model for _, document in _found(answers) for model in document.models)
+    found = {model.name: model for model in every if word in (model.name, model.repo)}
+    if len(found) == 1:
+        return next(iter(found.values()))
+    if found:
+        raise FleetctlError(
+            f"{word} has {len(found)} commits on the Macs; name one: {', '.join(sorted(found))}"
+        )
+    silent = [one.problem for one in answers if one.problem]
+    more = f" ({'; '.join(silent)})" if silent else ""
+    raise FleetctlError(
+        f"no Mac that answered has {word}{more}; `fleetctl models list` shows the models, and "
+        "`fleetctl models pull ORGANISATION/NAME --nodes MAC` fetches one"
+    )
+
+
+def _result_repo(model: StoredModelReport, options: dict[str, Any]) -> str:
+    origin = QuantizationOrigin(
+        repo=model.repo,
+        commit=model.commit,
+        bits=options["bits"],
+        group_size=options["group_size"],
+    )
+    try:
+        return quantization.result_repo(origin, options["name"])
+    except ValueError as error:
+        raise FleetctlError(str(error)) from error
+
+
+def _result_on(answers: Sequence[NodeAnswer[NodeModels]], repo: str) -> tuple[str, str]:
+    """Return the first Mac that has the result, and its folder; two empty words if none has."""
+    found = [
+        (node, model.name)
+        for node, document in _found(answers)
+        for model in document.models
+        if model.repo == repo
+    ]
+    return found[0] if found else ("", "")
+
+
+def _tell_present(node: str, folder: str, repo: str) -> None:
+    click.echo(f"{node}: {folder} present")
+    click.echo(f"Serve it with `fleetctl run {repo}`.", err=True)
+
+
+def _running_on(answers: Sequence[NodeAnswer[NodeModels]], repo: str) -> str:
+    """Return the Mac on which the same job runs; "" if none does."""
+    for node, document in _found(answers):
+        if any(one.repo == repo and one.is_running for one in document.quantizations):
+            click.echo(f"{node} makes {repo} already", err=True)
+            return node
+    return ""
+
+
+def _choose_node(
+    answers: Sequence[NodeAnswer[NodeModels]], model: StoredModelReport, asked: str
+) -> str:
+    """Return the Mac that is to do it, and say why. Raises FleetctlError."""
+    having = {
+        node: document.available_memory_bytes
+        for node, document in _found(answers)
+        if any(one.name == model.name for one in document.models)
+    }
+    if not asked:
+        node = max(sorted(having), key=lambda one: having[one])
+        free = quantity.show(having[node])
+        why = "the only Mac with" if len(having) == 1 else f"of {len(having)} Macs with"
+        rest = "" if len(having) == 1 else " the one with the most available memory"
+        click.echo(f"{node} was chosen: {why} {model.name}{rest}, {free} available", err=True)
+        return node
+    if asked in having:
+        return asked
+    answer = next((one for one in answers if one.node == asked), None)
+    if answer is None:
+        known = ", ".join(one.node for one in answers) or "none"
+        raise FleetctlError(f"no node {asked}; this fleet has {known}")
+    if answer.document is None:
+        raise FleetctlError(answer.problem)
+    raise FleetctlError(
+        f"node/{asked} does not have {model.name}, which {', '.join(sorted(having))} has; leave --node out, or run "
+        f"`fleetctl models pull {model.repo} --nodes {asked}` first"
+    )
+
+
+async def _wait(
+    agents: FleetAgents, node: str, report: QuantizationReport, progress: ProgressLine
+) -> QuantizationReport:
+    """Wait until the job has ended. Raises FleetctlError if the Mac is away, or forgot the job."""
+    clock, misses = SystemClock(), 0
+    while report.is_running:
+        progress.show(f"{node}: {quantization_progress(report)}")
+        await clock.sleep(_POLL_S)
+        answer = await agents.models_of(node)
+        if answer.document is None:
+            misses += 1
+            if misses >= _MAX_MISSES:
+                raise FleetctlError(f"{answer.problem}. Repeat the command when the Mac is back")
+            continue
+        misses = 0
+        found = next((o for o in answer.document.quantizations if o.repo == report.repo), None)
+        if found is None:
+            raise FleetctlError(
+                f"node/{node}: its agent was restarted, and the job ended with it; repeat the command"
+            )
+        report = found
+    return report
+
+
+def _tell_result(node: str, report: QuantizationReport) -> None:
+    if report.phase == "Cancelled":
+        raise FleetctlError(f"node/{node}: the job for {report.repo} was cancelled")
+    if report.result is None:
+        raise FleetctlError(f"node/{node}: {report.error}")
+    _tell_present(node, report.result, report.repo)
+
+
+async def _cancel(
+    agents: FleetAgents, answers: Sequence[NodeAnswer[NodeModels]], repo: str
+) -> None:
+    node = _running_on(answers, repo)
+    if not node:
+        raise FleetctlError(f"no Mac that answered makes {repo}")
+    answer = await agents.cancel_quantization(node, repo.partition("/")[2])
+    if answer.document is None:
+        raise FleetctlError(answer.problem)
+    click.echo(f"{node}: {repo} cancelled")

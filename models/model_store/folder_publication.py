@@ -1,0 +1,69 @@
+"""Publication of a model that was made on this Mac: a plain folder becomes contents by digest, and a model of the fleet."""
+
+import os
+from pathlib import Path
+
+from models import model_files
+from models.hf_config import ModelConfig
+from models.hub.digests import BlobDigest, hash_file
+from models.hub.file_selection import DEFAULT_PATTERNS, is_selected
+from models.hub.model_hub import contents_version
+from models.hub.remote_inspection import config_text, snapshot_weights
+from models.model_store.store import ModelStore, StoredModel
+from schemas.blob_share import ListedFile, ModelListing
+
+
+def publish_folder(store: ModelStore, repo: str, folder: Path) -> StoredModel:
+    """Move the files of a folder into the store, and publish them as a repository. Reads every byte.
+
+    Only the files of a model go with it; its commit is computed from them. A crash leaves contents without a model, which
+    the next publication uses and a collection removes.
+
+    Raises:
+        FileExistsError: the model's folder exists and is not the store's.
+        OSError: the disk failed.
+        ValueError: the folder has no model.
+
+    """
+    files: dict[str, BlobDigest] = {}
+    for path in sorted(folder.iterdir()):
+        if not path.is_file() or path.is_symlink() or not is_selected(path.name, DEFAULT_PATTERNS):
+            continue
+        _flush(path)
+        files[path.name] = hash_file(path).sha256
+    if not any(name.endswith(".safetensors") for name in files):
+        raise ValueError(f"{folder} has no *.safetensors: it is no model in MLX format")
+    commit = contents_version(files)
+    store.check_owner(repo, commit)
+    for name, digest in files.items():
+        store.add_blob(folder / name, digest, digest)
+    return store.publish(repo, commit, files, DEFAULT_PATTERNS)
+
+
+def _flush(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def list_model(model: StoredModel) -> ModelListing:
+    """Return what other Macs need to know of a model that no hub lists. Reads config.json and the headers of weights.
+
+    Raises:
+        ModelUnusableError: it cannot be served.
+        ValueError: it has more files than a listing holds.
+
+    """
+    facts = model_files.inspect_model(model.folder)
+    config = model_files.parse_json_file(ModelConfig, model.folder / "config.json")
+    return ModelListing(
+        repo=model.repo,
+        commit=model.commit,
+        files=tuple(
+            ListedFile(path=one.path, size_bytes=one.size, sha256=one.sha256) for one in model.files
+        ),
+        config=config_text(config),
+        weights=snapshot_weights(facts.weights),
+    )

@@ -1,0 +1,254 @@
+"""Quantizations of an agent: mlx-lm's converter in a child process, and a store that has the whole result or nothing."""
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+
+from machinery.clock import SystemClock
+from models.model_store.integrity import check_model
+from models.model_store.store import ModelStore
+from nodeagent.model_store.collector import ModelCollector
+from nodeagent.model_store.quantizations import (
+    QuantizationOrder,
+    QuantizationRefusedError,
+    Quantizations,
+)
+from nodeagent.model_store.usage import ModelUsers
+from schemas.wire import engine_flags
+from schemas.wire.stored_models import QuantizationReport
+from store.events import EventRecorder
+from store.memory import MemoryTransport
+from tests.support.hub import COMMIT
+from tests.support.mlx_models import module
+from tests.support.model_store import add_model
+from tests.support.waiting import until
+
+CLOCK = SystemClock()
+SOURCE = "org--Tiny@1f2e3d4c5b6a"
+REPO = "fleet/Tiny-1f2e3d4c5b6a-4bit-g64"
+ORDER = QuantizationOrder(source=SOURCE, bits=4, group_size=64)
+PLENTY = 1 << 40
+
+
+def add_source(root: Path, **changes: object) -> ModelStore:
+    """Put a tiny 16-bit model into a store."""
+    folder = module("tests.support.tiny_model").make(root / "plain", dtype="bfloat16", **changes)
+    store = ModelStore(root / "models", CLOCK)
+    add_model(store, "org/Tiny", COMMIT, {one.name: one.read_bytes() for one in folder.iterdir()})
+    return store
+
+
+@asynccontextmanager
+async def quantizing(store: ModelStore, *, memory: int = PLENTY) -> AsyncIterator[Quantizations]:
+    async def users() -> ModelUsers:
+        return ModelUsers({})
+
+    recorder = EventRecorder(MemoryTransport(CLOCK), CLOCK, source="Node/mac-1")
+    collector = ModelCollector(store, recorder, users, node="mac-1")
+    found = Quantizations(collector, CLOCK, available_bytes=lambda: memory)
+    async with asyncio.TaskGroup() as group:
+        running = group.create_task(found.run())
+        await until(lambda: found.is_ready, what="a start")
+        yield found
+        running.cancel()
+
+
+def report_of(jobs: Quantizations) -> QuantizationReport:
+    return next(iter(jobs.reports()))
+
+
+async def ended(jobs: Quantizations) -> QuantizationReport:
+    await until(lambda: not report_of(jobs).is_running, what="the end", limit_s=100)
+    return report_of(jobs)
+
+
+def converters() -> list[psutil.Process]:
+    """Return the converters that this process started."""
+    return [
+        one for one in psutil.Process().children() if engine_flags.QUANTIZE_MODULE in one.cmdline()
+    ]
+
+
+def leftovers(store: ModelStore) -> list[Path]:
+    return [*store.incoming.iterdir(), *store.fetches.iterdir()]
+
+
+@pytest.mark.mlx
+@pytest.mark.timeout(120)
+async def test_a_result_is_whole_pinned_and_says_what_it_was_made_of(tmp_path: Path) -> None:
+    store = add_source(tmp_path)
+    async with quantizing(store) as jobs:
+        first, second = await asyncio.gather(jobs.start(ORDER), jobs.start(ORDER))
+        assert (first.repo, second.repo) == (REPO, REPO)
+        await until(lambda: bool(converters()), what="a converter")
+        assert len(converters()) == 1
+        report = await ended(jobs)
+        assert (report.phase, report.error) == ("Present", "")
+        found = store.find_by_name(report.result or "")
+        assert found is not None
+        assert found.is_pinned
+        assert found.name.startswith("fleet--Tiny-1f2e3d4c5b6a-4bit-g64@")
+        assert check_model(store, found.name, hashes=True) == ()
+        config = json.loads((found.folder / "config.json").read_bytes())
+        assert config["quantization"] == {"group_size": 64, "bits": 4, "mode": "affine"}
+        origin = json.loads((found.folder / "quantization_origin.json").read_bytes())
+        assert origin == {"repo": "org/Tiny", "commit": COMMIT, "bits": 4, "group_size": 64}
+        assert leftovers(store) == []
+        again = await jobs.start(ORDER)
+        assert (again.phase, again.result) == ("Present", found.name)
+
+
+@pytest.mark.mlx
+@pytest.mark.timeout(120)
+async def test_a_converter_that_is_killed_publishes_nothing_and_a_repeat_works(
+    tmp_path: Path,
+) -> None:
+    store = add_source(tmp_path)
+    async with quantizing(store) as jobs:
+        await jobs.start(ORDER)
+        await until(lambda: bool(converters()), what="a converter")
+        os.kill(converters()[0].pid, signal.SIGKILL)
+        report = await ended(jobs)
+        assert report.phase == "Failed"
+        assert "was killed by signal 9" in report.error
+        assert [one.name for one in store.models()] == [SOURCE]
+        await until(lambda: leftovers(store) == [], what="an empty folder")
+        assert (await jobs.start(ORDER)).phase in ("Queued", "Converting")
+        assert (await ended(jobs)).phase == "Present"
+
+
+@pytest.mark.mlx
+@pytest.mark.timeout(120)
+async def test_after_a_kill_of_the_agent_nothing_is_left_and_a_repeat_works(tmp_path: Path) -> None:
+    store = add_source(tmp_path)
+    script = (
+        "import asyncio, sys\n"
+        "from pathlib import Path\n"
+        "from tests.nodeagent.model_store.test_quantizations import CLOCK, ORDER, ModelStore, quantizing\n"
+        "async def main():\n"
+        "    async with quantizing(ModelStore(Path(sys.argv[1]), CLOCK)) as jobs:\n"
+        "        await jobs.start(ORDER)\n"
+        "        await asyncio.Event().wait()\n"
+        "asyncio.run(main())\n"
+    )
+    agent = await asyncio.create_subprocess_exec(sys.executable, "-c", script, str(store.root))
+    try:
+        process = psutil.Process(agent.pid)
+        await until(lambda: bool(process.children()), what="a converter", limit_s=60)
+        child = process.children()[0]
+        (store.incoming / "sha256-half.making").mkdir()  # as if it had begun to write
+    finally:
+        agent.kill()
+        await agent.wait()
+    await until(
+        lambda: not child.is_running() or child.status() == psutil.STATUS_ZOMBIE,
+        what="the end of the converter",
+        limit_s=60,
+    )
+    assert [one.name for one in store.models()] == [SOURCE]
+    async with quantizing(store) as jobs:
+        await until(lambda: not list(store.incoming.iterdir()), what="an empty folder")
+        await jobs.start(ORDER)
+        assert (await ended(jobs)).phase == "Present"
+
+
+@pytest.mark.mlx
+@pytest.mark.timeout(120)
+async def test_a_cancelled_job_ends_its_converter_and_leaves_nothing(tmp_path: Path) -> None:
+    store = add_source(tmp_path)
+    async with quantizing(store) as jobs:
+        await jobs.start(ORDER)
+        await until(lambda: bool(converters()), what="a converter")
+        child = converters()[0]
+        cancelled = jobs.cancel(REPO.partition("/")[2])
+        assert cancelled is not None
+        assert cancelled.phase == "Cancelled"
+        await until(lambda: not child.is_running(), what="the end of the converter")
+        await until(lambda: leftovers(store) == [], what="an empty folder")
+        assert jobs.cancel(REPO.partition("/")[2]) is None
+        assert [one.name for one in store.models()] == [SOURCE]
+
+
+@pytest.mark.mlx
+@pytest.mark.timeout(120)
+def test_a_converter_that_takes_too_much_memory_ends(tmp_path: Path) -> None:
+    folder = module("tests.support.tiny_model").make(
+        tmp_path / "plain", dtype="bfloat16", hidden=1024, heads=16, kv_heads=16, layers=8
+    )
+    words = (folder, tmp_path / "out", 4, 64, 8 << 20, os.getpid())
+    done = subprocess.run(
+        [sys.executable, "-m", engine_flags.QUANTIZE_MODULE, *map(str, words)],
+        capture_output=True,
+        check=False,
+        timeout=100,
+    )
+    assert done.returncode == -signal.SIGKILL
+    assert done.stderr.endswith(b"it took more than 8 MiB of memory\n")
+
+
+async def refused(jobs: Quantizations, order: QuantizationOrder) -> tuple[int, str]:
+    with pytest.raises(QuantizationRefusedError) as found:
+        await jobs.start(order)
+    return found.value.status, str(found.value)
+
+
+def plain_store(root: Path, config: str) -> ModelStore:
+    """Return a store with a model whose one tensor has 4096 half-precision numbers."""
+    header = json.dumps({"w": {"dtype": "BF16", "shape": [64, 64], "data_offsets": [0, 8192]}})
+    weights = len(header).to_bytes(8, "little") + header.encode() + bytes(8192)
+    store = ModelStore(root / "models", CLOCK)
+    files = {"config.json": config.encode(), "model.safetensors": weights}
+    add_model(store, "org/Tiny", COMMIT, files)
+    return store
+
+
+async def test_what_cannot_be_quantized_is_refused_with_the_reason(tmp_path: Path) -> None:
+    store = plain_store(tmp_path, '{"model_type": "llama"}')
+    async with quantizing(store, memory=1 << 20) as jobs:
+        status, message = await refused(jobs, ORDER)
+        assert (status, message[:18]) == (409, "InsufficientMemory")
+        assert "needs 1.0 GiB, and 1.0 MiB are available" in message
+        status, message = await refused(
+            jobs, QuantizationOrder(source=SOURCE, bits=7, group_size=64)
+        )
+        assert (status, message) == (
+            400,
+            "bits 7 is not supported; choose one of 2, 3, 4, 5, 6, 8",
+        )
+        gone = QuantizationOrder(source="org--Gone@1f2e3d4c5b6a", bits=4, group_size=64)
+        assert await refused(jobs, gone) == (404, "org--Gone@1f2e3d4c5b6a is not on this Mac")
+        bad = QuantizationOrder(source=SOURCE, bits=4, group_size=64, name="../x")
+        assert (await refused(jobs, bad))[0] == 400
+    store.reserve_bytes = 1 << 60
+    async with quantizing(store) as jobs:
+        status, message = await refused(jobs, ORDER)
+        assert (status, message[:8]) == (409, "NoSpace:")
+        assert leftovers(store) == []
+
+
+async def test_a_model_that_is_quantized_already_is_refused(tmp_path: Path) -> None:
+    config = '{"model_type": "llama", "quantization": {"bits": 8, "group_size": 64}}'
+    async with quantizing(plain_store(tmp_path, config)) as jobs:
+        status, message = await refused(jobs, ORDER)
+        assert (status, f"{SOURCE} is quantized already to 8 bits" in message) == (409, True)
+
+
+async def test_a_name_that_another_origin_has_is_refused(tmp_path: Path) -> None:
+    store = plain_store(tmp_path, '{"model_type": "llama"}')
+    origin = b'{"repo": "org/Tiny", "commit": "%s", "bits": 8, "group_size": 64}' % COMMIT.encode()
+    add_model(store, "fleet/small", "0" * 40, {"quantization_origin.json": origin})
+    named = QuantizationOrder(source=SOURCE, bits=4, group_size=64, name="small")
+    async with quantizing(store) as jobs:
+        status, message = await refused(jobs, named)
+        assert (status, "choose another --name" in message) == (409, True)
+        same = QuantizationOrder(source=SOURCE, bits=8, group_size=64, name="small")
+        assert (await jobs.start(same)).result == "fleet--small@000000000000"
