@@ -201,7 +201,7 @@ class InputProcessor:
     ) -> GenerationChoice:
         digest = prompt_digest(job.prompt)
         parser = answer_format.new_parser(f"{digest}/{index}")
-        if not request.is_chat:
+        if request.continues_text:
             parser.prime(job.prompt[-1:])
         if request.resumed is None:
             return GenerationChoice(

@@ -14,7 +14,7 @@ from engine.grammar.interface import CompiledGrammar, GrammarCompiler
 from engine.grammar.lark import CallRules, CallSyntax, ReasoningMarkers
 from engine.jobs import SamplingParams
 from engine.openai.output_options import CallableTool, RequiredText, Toolbox
-from engine.openai.request_body import GenerationRequest
+from engine.openai.request_body import Conversation, ConversationEnd, GenerationRequest
 from engine.text import reasoning, template_traits
 from engine.text.interface import Codec, Message
 from engine.text.output_parser import OutputParser
@@ -31,6 +31,12 @@ Json: TypeAlias = Any
 _TAIL_TOKENS = 16
 # OpenAI's lowest bias, which amounts to a ban.
 _BAN_BIAS = -100.0
+# Parameters of transformers' apply_chat_template; the defaults are in the codec.
+_END_VARIABLES: Mapping[ConversationEnd, Mapping[str, Json]] = {
+    ConversationEnd.ANSWER_BEGUN: {},
+    ConversationEnd.MESSAGE_ENDED: {"add_generation_prompt": False},
+    ConversationEnd.MESSAGE_OPEN: {"add_generation_prompt": False, "continue_final_message": True},
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,11 +168,17 @@ def template_variables(request: GenerationRequest, traits: TemplateTraits) -> di
     call_format = tool_call_format(request, traits)
     if request.toolbox is not None and call_format is not None and call_format.is_native:
         variables["tools"] = list(request.toolbox.template_tools)
+    variables |= _END_VARIABLES[_conversation_end(request)]
     # A variable that the template does not read changes nothing.
     own = {
         name: value for name, value in request.template_variables.items() if traits.mentions(name)
     }
     return variables | _effort_variables(request.effort, traits) | own
+
+
+def _conversation_end(request: GenerationRequest) -> ConversationEnd:
+    prompt = request.prompt
+    return prompt.end if isinstance(prompt, Conversation) else ConversationEnd.ANSWER_BEGUN
 
 
 def _effort_variables(effort: str | None, traits: TemplateTraits) -> dict[str, Json]:
@@ -204,15 +216,18 @@ def build(
     """
     traits = codec.traits
     state = ThinkingState.FREE
-    if traits.thinking is not None:
+    if (
+        isinstance(request.prompt, Conversation)
+        and request.prompt.end is ConversationEnd.MESSAGE_OPEN
+    ):
+        state = reasoning.continued_state(request.prompt.messages[-1]["content"], traits.thinking)
+    elif traits.thinking is not None:
         tail = b"".join(codec.piece(token) for token in prompt[-_TAIL_TOKENS:])
         state = reasoning.thinking_state(tail.decode(errors="ignore"), traits.thinking)
     markers = None
-    if request.is_chat and traits.thinking is not None and state is not ThinkingState.CLOSED:
+    if request.is_chat and traits.thinking is not None and state.may_think:
         markers = ReasoningMarkers(
-            start=traits.thinking.start,
-            end=traits.thinking.end,
-            is_open=state is ThinkingState.OPEN,
+            start=traits.thinking.start, end=traits.thinking.end, is_open=state.is_open
         )
     grammar = _grammar(request, traits, markers, grammars)
     return OutputFormat(

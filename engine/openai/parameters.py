@@ -69,7 +69,9 @@ EXTENSIONS = frozenset(
         "structured_outputs",
     }
 )
-CHAT_EXTENSIONS = frozenset({"chat_template_kwargs"})
+CHAT_EXTENSIONS = frozenset(
+    {"add_generation_prompt", "chat_template_kwargs", "continue_final_message"}
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,6 +6,7 @@ Checks that need the tokenizer are in input_processor.py. Nothing here awaits or
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import Enum, auto
 from typing import Annotated, Any, Literal, TypeAlias, TypeVar
 
 import orjson
@@ -117,6 +118,8 @@ class ChatBody(_GenerationBody):
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
     chat_template_kwargs: TemplateVariables | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
 
 
 class CompletionBody(_GenerationBody):
@@ -143,12 +146,24 @@ class _ResumeBody(BaseModel):
     cached_tokens: Annotated[int, Field(ge=0, lt=2**53)] = 0
 
 
+class ConversationEnd(Enum):
+    """The end of a rendered conversation, after which the model writes."""
+
+    ANSWER_BEGUN = auto()
+    """The marker with which an answer begins."""
+    MESSAGE_ENDED = auto()
+    """The end of the last message: the model writes the marker of the next speaker itself."""
+    MESSAGE_OPEN = auto()
+    """The text of the last message, without an end: the model continues it."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conversation:
     """A prompt that the model's chat template renders."""
 
     messages: tuple[Message, ...]
     """As chat templates take them (messages.py)."""
+    end: ConversationEnd = ConversationEnd.ANSWER_BEGUN
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -219,6 +234,12 @@ class GenerationRequest:
         return isinstance(self.prompt, Conversation)
 
     @property
+    def continues_text(self) -> bool:
+        """Return whether the answer continues a text of the client, so that a blank at its beginning counts."""
+        prompt = self.prompt
+        return not isinstance(prompt, Conversation) or prompt.end is ConversationEnd.MESSAGE_OPEN
+
+    @property
     def size(self) -> int:
         """The number of choices of all prompts."""
         prompts = 1 if isinstance(self.prompt, Conversation) else len(self.prompt.contents)
@@ -251,7 +272,7 @@ def parse_chat(
             "'top_logprobs' is only allowed when 'logprobs' is true.", param="top_logprobs"
         )
     request = GenerationRequest(
-        prompt=Conversation(messages=messages.to_template(body.messages)),
+        prompt=_read_conversation(body),
         max_tokens=body.max_completion_tokens or body.max_tokens,
         top_logprobs=(body.top_logprobs or 0) if body.logprobs else None,
         format=_read_form(body),
@@ -353,6 +374,27 @@ def _logit_bias(biases: Mapping[str, float]) -> tuple[tuple[int, float], ...]:
                 param="logit_bias",
             )
     return tuple(sorted((int(token), bias) for token, bias in biases.items() if bias))
+
+
+def _read_conversation(body: ChatBody) -> Conversation:
+    turns = messages.to_template(body.messages)
+    if not body.continue_final_message:
+        is_ended = body.add_generation_prompt is False
+        end = ConversationEnd.MESSAGE_ENDED if is_ended else ConversationEnd.ANSWER_BEGUN
+        return Conversation(messages=turns, end=end)
+    if body.add_generation_prompt:
+        raise errors.invalid(
+            "'continue_final_message' and 'add_generation_prompt' cannot both be true: an answer continues the last "
+            "message, or begins a new one.",
+            param="add_generation_prompt",
+        )
+    last = turns[-1]
+    if last["role"] != "assistant" or not last.get("content") or last.get("tool_calls"):
+        raise errors.invalid(
+            "'continue_final_message' needs a last message of the assistant with text and without tool calls.",
+            param="continue_final_message",
+        )
+    return Conversation(messages=turns, end=ConversationEnd.MESSAGE_OPEN)
 
 
 def _read_form(body: ChatBody) -> output_options.RequiredText | None:

@@ -16,11 +16,21 @@ from engine.openai.output_options import Tools
 from engine.openai.parameters import EndpointParameters
 from engine.openai.prompts import Token
 from engine.openai.request_body import GenerationRequest
+from engine.openai.template_variables import TemplateVariables
 from schemas.wire import errors
 
 # The fields of a chat that its prompt depends on.
 _CHAT_FIELDS = frozenset(
-    {"messages", "reasoning_effort", "response_format", "tool_choice", "tools"}
+    {
+        "add_generation_prompt",
+        "chat_template_kwargs",
+        "continue_final_message",
+        "messages",
+        "reasoning_effort",
+        "response_format",
+        "tool_choice",
+        "tools",
+    }
 )
 
 
@@ -36,6 +46,9 @@ class TokenizeBody(BaseModel):
     tool_choice: str | dict[str, Any] | None = None
     response_format: dict[str, Any] | None = None
     reasoning_effort: str | None = None
+    chat_template_kwargs: TemplateVariables | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
     return_tokens: bool | None = None
 
 

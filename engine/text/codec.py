@@ -193,7 +193,9 @@ class TextCodec:
         try:
             with _WATCHDOG.limit(self._render_s):
                 rendered = self._tokenizer.apply_chat_template(
-                    list(messages), tokenize=tokenize, add_generation_prompt=True, **variables
+                    list(messages),
+                    tokenize=tokenize,
+                    **{"add_generation_prompt": True, **variables},
                 )
         except template_check.REFUSALS as error:
             raise PromptRefusedError(str(error)) from error

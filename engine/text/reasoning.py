@@ -24,6 +24,20 @@ class ThinkingState(Enum):
     """The model may write the start marker itself."""
     CLOSED = auto()
     """The template wrote both markers: the model must not reason."""
+    CONTINUED_REASONING = auto()
+    """The prompt ends within reasoning that the client began; the next character is part of it, a blank, too."""
+    CONTINUED_ANSWER = auto()
+    """The prompt ends within an answer that the client began."""
+
+    @property
+    def is_open(self) -> bool:
+        """Return whether the prompt ends within reasoning."""
+        return self in (ThinkingState.OPEN, ThinkingState.CONTINUED_REASONING)
+
+    @property
+    def may_think(self) -> bool:
+        """Return whether reasoning may follow the prompt."""
+        return self.is_open or self is ThinkingState.FREE
 
 
 def thinking_state(tail: str, markers: ThinkingMarkers) -> ThinkingState:
@@ -32,6 +46,13 @@ def thinking_state(tail: str, markers: ThinkingMarkers) -> ThinkingState:
     if end.endswith(markers.start):
         return ThinkingState.OPEN
     return ThinkingState.CLOSED if end.endswith(markers.end) else ThinkingState.FREE
+
+
+def continued_state(text: str, markers: ThinkingMarkers | None) -> ThinkingState:
+    """Return the state after the beginning of an answer, which the model continues."""
+    if markers is not None and text.rfind(markers.start) > text.rfind(markers.end):
+        return ThinkingState.CONTINUED_REASONING
+    return ThinkingState.CONTINUED_ANSWER
 
 
 class _ParserState(Enum):
@@ -54,10 +75,12 @@ class ReasoningParser:
         self._state = _ParserState.START
         if prompt_state is ThinkingState.CLOSED:
             self._state = _ParserState.ANSWER_START
-        elif markers is None:
+        elif markers is None or prompt_state is ThinkingState.CONTINUED_ANSWER:
             self._state = _ParserState.ANSWER
         elif prompt_state is ThinkingState.OPEN:
             self._state = _ParserState.REASONING_START
+        elif prompt_state is ThinkingState.CONTINUED_REASONING:
+            self._state = _ParserState.REASONING
 
     @property
     def is_thinking(self) -> bool:

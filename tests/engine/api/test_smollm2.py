@@ -52,6 +52,16 @@ def test_a_question_is_answered_whole_and_streamed(client: openai.OpenAI) -> Non
     assert all(token.logprob > -3 for token in tokens)
 
 
+def test_an_answer_continues_what_the_client_began(client: openai.OpenAI) -> None:
+    options: dict[str, Any] = {"model": "tiny", "temperature": 0, "max_tokens": 24}
+    begun = [*QUESTION, {"role": "assistant", "content": "The capital of"}]
+    done = client.chat.completions.create(
+        messages=begun, extra_body={"continue_final_message": True}, **options
+    )
+    (choice,) = done.choices
+    assert (choice.message.content, choice.finish_reason) == (" France is Paris.", "stop")
+
+
 def test_a_completion_continues_its_prompt(client: openai.OpenAI) -> None:
     done = client.completions.create(
         model="tiny",

@@ -93,6 +93,35 @@ def test_template_variables_replace_nothing_that_the_engine_sets(name: str) -> N
     assert (refusal.status, refusal.param) == (400, f"chat_template_kwargs.{name}")
 
 
+@pytest.mark.parametrize(
+    "last",
+    [
+        {"role": "user", "content": "hi"},
+        {"role": "assistant", "content": ""},
+        {
+            "role": "assistant",
+            "content": "I look",
+            "tool_calls": [
+                {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+            ],
+        },
+    ],
+)
+def test_only_a_text_of_the_assistant_is_continued(last: dict[str, Any]) -> None:
+    turns = [{"role": "user", "content": "hi"}, last]
+    assert refused(chat, messages=turns, continue_final_message=True).param == (
+        "continue_final_message"
+    )
+
+
+def test_an_answer_continues_or_begins() -> None:
+    turns = [{"role": "assistant", "content": "hi"}]
+    both = {"continue_final_message": True, "add_generation_prompt": True}
+    assert refused(chat, messages=turns, **both).param == "add_generation_prompt"
+    usual = {"continue_final_message": False, "add_generation_prompt": True}
+    assert chat(messages=turns, **usual) == chat(messages=turns)
+
+
 def test_labels_of_frontends_are_dropped() -> None:
     marked = {"type": "text", "text": "hi", "cache_control": {"type": "ephemeral"}}
     message = {"role": "user", "content": [marked], "id": "m1", "timestamp": 1.5}

@@ -7,6 +7,7 @@ import pytest
 
 from engine.openai.input_processor import StopSignal, decode_tokens, encode_prompts
 from engine.text.codec import TextCodec
+from schemas.wire.errors import RefusedError
 from tests.support.engine_requests import chat
 from tests.support.text_codecs import byte_level, load
 
@@ -74,3 +75,31 @@ def test_variables_reach_a_template_that_reads_them(tmp_path: Path) -> None:
 def test_no_name_of_a_variable_breaks_the_engine(tmp_path: Path, name: str) -> None:
     template = PLAIN + "{# name text cls codec variables _ a b #}"
     assert prompt(codec_of(tmp_path, template), chat_template_kwargs={name: 1}) == "user: hi\n"
+
+
+ENDED = (
+    "{% for message in messages %}<{{ message.role }}>{{ message.content }}</>{% endfor %}"
+    "{% if add_generation_prompt %}<assistant>{% endif %}"
+)
+BEGUN: list[dict[str, Any]] = [
+    {"role": "user", "content": "count"},
+    {"role": "assistant", "content": "one two "},
+]
+
+
+def test_the_last_message_is_continued_without_its_end(tmp_path: Path) -> None:
+    codec = codec_of(tmp_path, ENDED)
+    assert prompt(codec, messages=BEGUN) == "<user>count</><assistant>one two </><assistant>"
+    assert prompt(codec, messages=BEGUN, add_generation_prompt=False) == (
+        "<user>count</><assistant>one two </>"
+    )
+    continued = prompt(codec, messages=BEGUN, continue_final_message=True)
+    assert continued == "<user>count</><assistant>one two "
+    both = {"continue_final_message": True, "add_generation_prompt": False}  # as vLLM wants it
+    assert prompt(codec, messages=BEGUN, **both) == continued
+
+
+def test_a_template_that_drops_the_last_message_cannot_continue_it(tmp_path: Path) -> None:
+    codec = codec_of(tmp_path, "{{ messages[0].content }}")
+    with pytest.raises(RefusedError, match="chat template refuses these messages"):
+        prompt(codec, messages=BEGUN, continue_final_message=True)

@@ -17,6 +17,8 @@ TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "ob
         pytest.param({"messages": HELLO}, id="chat"),
         pytest.param({"messages": HELLO, "tools": [TOOL]}, id="tools"),
         pytest.param({"messages": HELLO, "tools": [TOOL], "tool_choice": "none"}, id="no-calls"),
+        pytest.param({"messages": HELLO, "add_generation_prompt": False}, id="no-marker"),
+        pytest.param({"messages": HELLO, "chat_template_kwargs": {"a": 1}}, id="variables"),
         pytest.param({"messages": HELLO, "response_format": {"type": "json_object"}}, id="format"),
     ],
 )

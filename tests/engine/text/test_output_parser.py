@@ -12,7 +12,13 @@ from hypothesis import strategies as st
 
 from engine.jobs import FinishReason, TokenLogprobs, TokenOutput
 from engine.text.output_parser import Delta, OutputParser, ToolCallDelta
-from engine.text.reasoning import ReasoningParser, ThinkingMarkers, ThinkingState, thinking_state
+from engine.text.reasoning import (
+    ReasoningParser,
+    ThinkingMarkers,
+    ThinkingState,
+    continued_state,
+    thinking_state,
+)
 from engine.text.spans import StopMatcher
 from engine.text.tool_calls import PLAIN, ToolCallFormat, ToolCallParser, Tools
 
@@ -180,6 +186,8 @@ def test_a_partly_shown_token_counts() -> None:
         ("\n\n<think>no", ThinkingState.CLOSED, "", "<think>no"),
         ("yes <think>no</think>", ThinkingState.FREE, "", "yes <think>no</think>"),
         ("<think>cut off \n", ThinkingState.FREE, "cut off", ""),
+        (" more</think>\n\nyes", ThinkingState.CONTINUED_REASONING, " more", "yes"),
+        (" yes <think>no", ThinkingState.CONTINUED_ANSWER, "", " yes <think>no"),
         ("  <thi", ThinkingState.FREE, "", "  <thi"),
         ("<think></think>", ThinkingState.FREE, "", ""),
     ],
@@ -210,6 +218,19 @@ def test_stop_words_apply_to_content_only() -> None:
     assert delta.content == "a"
     assert [json.loads(call.arguments) for call in joined(delta)] == [{"x": "STOP"}]
     assert parser.finish == "tool_calls"
+
+
+@pytest.mark.parametrize(
+    ("text", "state"),
+    [
+        ("<think>so", ThinkingState.CONTINUED_REASONING),
+        ("<think>so</think>\nOne", ThinkingState.CONTINUED_ANSWER),
+        ("One", ThinkingState.CONTINUED_ANSWER),
+    ],
+)
+def test_a_begun_answer_gives_the_thinking_state(text: str, state: ThinkingState) -> None:
+    assert continued_state(text, MARKERS) is state
+    assert continued_state(text, None) is ThinkingState.CONTINUED_ANSWER
 
 
 def test_the_end_of_a_prompt_gives_the_thinking_state() -> None:
