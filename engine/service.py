@@ -251,6 +251,18 @@ class Service:
             raise tokens
         return tokens
 
+    async def text(self, tokens: Sequence[int]) -> str:
+        """Return the text of tokens; this needs no slot.
+
+        Raises:
+            RefusedError: the engine cannot take the request now, or never can.
+
+        """
+        text = await self._unless_stopped(self.admit().text(tokens))
+        if isinstance(text, RefusedError):
+            raise text
+        return text
+
     def place(self, jobs: Sequence[AdmittedJob], *, model: str) -> Ticket:
         """Give the jobs of the current HTTP request slots or a place in the queue.
 
@@ -264,7 +276,11 @@ class Service:
 
     def response_id(self, ticket: Ticket, *, kind: str) -> str:
         """Return an ID that is unique among all processes and requests."""
-        return f"{kind}-{self._prefix}{ticket.jobs[0].id:08x}"
+        return self.job_response_id(ticket.jobs[0], kind=kind)
+
+    def job_response_id(self, job: AdmittedJob, *, kind: str) -> str:
+        """Return the same for the first job of a request."""
+        return f"{kind}-{self._prefix}{job.id:08x}"
 
     def admit(self) -> InputProcessor:
         """Return the processor that makes jobs of requests.

@@ -270,4 +270,6 @@ def _model_body(model: ServedModel) -> Json:
         "object": "model",
         "created": model.created,
         "owned_by": "mlx-fleet",
+        # vLLM's name of the context.
+        "max_model_len": model.context_length,
     }

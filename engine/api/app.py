@@ -15,11 +15,24 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from engine.api import openapi, web
-from engine.api.asgi_responses import EmbeddingResponse, GenerationResponse, TokenizeResponse
+from engine.api.asgi_responses import (
+    EmbeddingResponse,
+    GenerationResponse,
+    SimilarityResponse,
+    TokenizeResponse,
+    WholeResponse,
+)
 from engine.api.web import RequestOptions
 from engine.cache.interface import BLOCK_TOKENS
 from engine.lifecycle import EngineState
-from engine.openai import embeddings, limits, request_body, responses, tokenization
+from engine.openai import (
+    embeddings,
+    limits,
+    request_body,
+    responses,
+    similarity,
+    tokenization,
+)
 from engine.service import Service
 from identity.names import Role
 from identity.peers import peer_of
@@ -42,7 +55,10 @@ def make_app(service: Service) -> web.RequestMiddleware:
         Route("/v1/completions", routes.complete, methods=["POST"]),
         Route("/v1/responses", routes.respond, methods=["POST"]),
         Route("/v1/embeddings", routes.embed, methods=["POST"]),
+        Route("/v1/score", routes.score, methods=["POST"]),
+        Route("/v1/rerank", routes.rerank, methods=["POST"]),
         Route("/tokenize", routes.tokenize, methods=["POST"]),
+        Route("/detokenize", routes.detokenize, methods=["POST"]),
     ]
     app = Starlette(
         routes=[*served, openapi.document_route(served, version=version())],
@@ -98,7 +114,13 @@ class GenerationRoutes:
 
     def _model(self, name: str) -> dict[str, object]:
         created = int(self.service.started.timestamp())
-        return {"id": name, "object": "model", "created": created, "owned_by": "mlx-fleet"}
+        return {
+            "id": name,
+            "object": "model",
+            "created": created,
+            "owned_by": "mlx-fleet",
+            "max_model_len": self.service.config.context_length,
+        }
 
     async def chat(self, request: Request) -> GenerationResponse:
         """Continue a conversation."""
@@ -128,14 +150,45 @@ class GenerationRoutes:
         self._check_model(parsed.model)
         return EmbeddingResponse(self.service, parsed, arrived_s, options.timeout_s)
 
+    async def score(self, request: Request) -> SimilarityResponse:
+        """Return the similarity of texts in pairs."""
+        return await self._compare(request, similarity.parse_score)
+
+    async def rerank(self, request: Request) -> SimilarityResponse:
+        """Return documents in the order of their similarity to a query."""
+        return await self._compare(request, similarity.parse_rerank)
+
+    async def _compare(
+        self, request: Request, parse: Callable[[bytes], similarity.SimilarityRequest]
+    ) -> SimilarityResponse:
+        arrived_s = self.service.clock.monotonic()
+        options, raw = await self._read(request, prompts=embeddings.MAX_INPUTS)
+        web.check_not_resumable(options)
+        parsed = parse(raw)
+        self._check_model(parsed.texts.model)
+        return SimilarityResponse(self.service, parsed, arrived_s, options.timeout_s)
+
     async def tokenize(self, request: Request) -> TokenizeResponse:
-        """Count the tokens of a prompt."""
+        """Return the tokens of a prompt, and their number."""
         arrived_s = self.service.clock.monotonic()
         options, raw = await self._read(request, prompts=1)
         web.check_not_resumable(options)
         parsed = tokenization.parse(raw)
         self._check_model(parsed.request.model)
         return TokenizeResponse(self.service, parsed, arrived_s, options.timeout_s)
+
+    async def detokenize(self, request: Request) -> WholeResponse:
+        """Return the text of tokens."""
+        arrived_s = self.service.clock.monotonic()
+        options, raw = await self._read(request, prompts=1)
+        web.check_not_resumable(options)
+        parsed = tokenization.parse_tokens(raw, context_length=self.service.config.context_length)
+        self._check_model(parsed.model)
+
+        async def make() -> bytes:
+            return tokenization.encode_text(await self.service.text(parsed.tokens))
+
+        return WholeResponse(self.service, make, arrived_s, options.timeout_s)
 
     async def _generate(
         self,

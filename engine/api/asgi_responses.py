@@ -20,12 +20,13 @@ from engine.api import web
 from engine.api.encoder import CompletionEncoder, ResponsesEncoder
 from engine.api.generation_stream import ChoiceDelta, Deadline, GenerationStream
 from engine.jobs import EmbeddingOutput
-from engine.openai import embeddings, tokenization
-from engine.openai.embeddings import EmbeddingRequest
+from engine.openai import embeddings, similarity, tokenization
+from engine.openai.embeddings import EmbeddedTexts, EmbeddingRequest
 from engine.openai.input_processor import GenerationChoice, InputProcessor
 from engine.openai.request_body import GenerationRequest
 from engine.openai.response_body import Echo, ResponseFormatter, TextOffset
 from engine.openai.responses import ResponsesRequest
+from engine.openai.similarity import SimilarityRequest
 from engine.openai.tokenization import TokenizeRequest
 from engine.service import Service
 from schemas.wire.errors import Refusal, RefusedError
@@ -200,16 +201,50 @@ class EmbeddingResponse:
         await response(scope, receive, send)
 
     async def _body(self) -> bytes:
-        pooling = self.service.admit().ready.pooling
-        job, ticket = await self.service.enter_embedding(self.request)
-        try:
-            output = await ticket.next()
-        finally:
-            self.service.admission.leave(ticket)
-        assert isinstance(output, EmbeddingOutput)
-        assert pooling is not None  # `enter_embedding` refuses a model without
+        embedded = await _embed(self.service, self.request)
+        return await asyncio.to_thread(embeddings.encode_response, self.request, embedded)
+
+
+async def _embed(service: Service, request: EmbeddingRequest) -> EmbeddedTexts:
+    """Return the vectors of texts.
+
+    Raises:
+        RefusedError: the engine cannot take the request now, or never can.
+
+    """
+    pooling = service.admit().ready.pooling
+    job, ticket = await service.enter_embedding(request)
+    try:
+        output = await ticket.next()
+    finally:
+        service.admission.leave(ticket)
+    assert isinstance(output, EmbeddingOutput)
+    assert pooling is not None  # `enter_embedding` refuses a model without
+    return EmbeddedTexts(job=job, output=output, pooling=pooling)
+
+
+@dataclass(frozen=True, slots=True)
+class SimilarityResponse:
+    """Response of a request for scores of pairs of texts."""
+
+    service: Service
+    request: SimilarityRequest
+    arrived_s: float
+    """Arrival of the request, on the service's monotonic clock."""
+    timeout_s: float | None = None
+    """Seconds from then on that the client waits."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Embed, compare and send."""
+        response = WholeResponse(self.service, self._body, self.arrived_s, self.timeout_s)
+        await response(scope, receive, send)
+
+    async def _body(self) -> bytes:
+        embedded = await _embed(self.service, self.request.texts)
+        kind = "score" if self.request.reranked is None else "rerank"
+        response_id = self.service.job_response_id(embedded.job, kind=kind)
         return await asyncio.to_thread(
-            embeddings.encode_response, self.request, pooling, job, output
+            similarity.encode_response, self.request, embedded, response_id
         )
 
 

@@ -14,12 +14,13 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from engine.api import web
-from engine.openai import embeddings, parameters, responses, tokenization
+from engine.openai import embeddings, parameters, responses, similarity, tokenization
 from engine.openai.embeddings import EmbeddingBody
 from engine.openai.parameters import EndpointParameters
 from engine.openai.request_body import ChatBody, CompletionBody
 from engine.openai.responses import ResponsesBody
-from engine.openai.tokenization import TokenizeBody
+from engine.openai.similarity import RerankBody, ScoreBody
+from engine.openai.tokenization import DetokenizeBody, TokenizeBody
 from schemas.wire import headers
 
 Json: TypeAlias = dict[str, Any]
@@ -60,8 +61,17 @@ def route_bodies() -> Mapping[str, RouteBody]:
         "/v1/embeddings": RouteBody(
             model=EmbeddingBody, accepted=embeddings.accepted_parameters(), is_streamable=False
         ),
+        "/v1/score": RouteBody(
+            model=ScoreBody, accepted=similarity.score_parameters(), is_streamable=False
+        ),
+        "/v1/rerank": RouteBody(
+            model=RerankBody, accepted=similarity.rerank_parameters(), is_streamable=False
+        ),
         "/tokenize": RouteBody(
             model=TokenizeBody, accepted=tokenization.accepted_parameters(), is_streamable=False
+        ),
+        "/detokenize": RouteBody(
+            model=DetokenizeBody, accepted=tokenization.detokenize_parameters(), is_streamable=False
         ),
     }
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Literal, TypeAlias, cast
 
 import numpy as np
+import numpy.typing as npt
 import orjson
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -47,8 +48,16 @@ class EmbeddingRequest:
 
     model: str
     inputs: tuple[EmbeddingInput, ...]
-    is_base64: bool
-    dimensions: int | None
+    is_base64: bool = False
+    dimensions: int | None = None
+    paths: tuple[str, ...] = ()
+    """The place of each input in the body, for refusals; empty if they are in `input`."""
+
+    def path(self, index: int) -> str:
+        """Return the place of an input in the body."""
+        if self.paths:
+            return self.paths[index]
+        return "input" if len(self.inputs) == 1 else f"input[{index}]"
 
 
 def accepted_parameters() -> EndpointParameters:
@@ -120,23 +129,21 @@ async def build_job(
     max_length = min(processor.context_length, pooling.max_tokens or processor.context_length)
     prompts = await processor.tokenizers.run(
         sum(len(part) for part in request.inputs),
-        lambda stop: _tokenize(
-            request.inputs, pooling.prefix, processor.ready.codec, stop, max_length
-        ),
+        lambda stop: _tokenize(request, pooling.prefix, processor.ready.codec, stop, max_length),
     )
-    _check_lengths(prompts, max_length, processor.ready.vocab_size)
+    _check_lengths(request, prompts, max_length, processor.ready.vocab_size)
     return EmbedJob(id=job_id, prompts=tuple(prompts))
 
 
 def _tokenize(
-    inputs: Sequence[EmbeddingInput],
+    request: EmbeddingRequest,
     prefix: str,
     codec: Codec,
     stop: StopSignal,
     max_length: int,
 ) -> list[tuple[int, ...]]:
     prompts: list[tuple[int, ...]] = []
-    for at, part in enumerate(inputs):
+    for at, part in enumerate(request.inputs):
         stop.check()
         if not isinstance(part, str):
             prompts.append(part)
@@ -144,29 +151,51 @@ def _tokenize(
         try:
             prompts.append(tuple(codec.encode_text(prefix + part, max_tokens=max_length)))
         except TextTooLongError as error:
-            param = "input" if len(inputs) == 1 else f"input[{at}]"
             tokens = f"at least {error.min_tokens}"
-            raise context_exceeded(param, max_length, tokens) from error
+            raise context_exceeded(request.path(at), max_length, tokens) from error
     return prompts
 
 
-def _check_lengths(prompts: Sequence[tuple[int, ...]], max_length: int, vocab_size: int) -> None:
+def _check_lengths(
+    request: EmbeddingRequest,
+    prompts: Sequence[tuple[int, ...]],
+    max_length: int,
+    vocab_size: int,
+) -> None:
     for at, prompt in enumerate(prompts):
-        param = "input" if len(prompts) == 1 else f"input[{at}]"
+        param = request.path(at)
         limits.check_tokens(prompt, vocab_size, param=param)
         if len(prompt) > max_length:
             raise context_exceeded(param, max_length, len(prompt))
     total = sum(len(prompt) for prompt in prompts)
     if total > _MAX_TOKENS:
-        message = f"'input' has {total} tokens; a request may have {_MAX_TOKENS}."
-        raise errors.invalid(message, param="input")
+        param = request.path(0).partition("[")[0]
+        message = f"'{param}' has {total} tokens; a request may have {_MAX_TOKENS}."
+        raise errors.invalid(message, param=param)
 
 
-def encode_response(
-    request: EmbeddingRequest, pooling: PoolerConfig, job: EmbedJob, output: EmbeddingOutput
-) -> bytes:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EmbeddedTexts:
+    """The vectors of a request's inputs."""
+
+    job: EmbedJob
+    output: EmbeddingOutput
+    pooling: PoolerConfig
+
+    def vectors(self) -> npt.NDArray[np.float32]:
+        """Return the vectors, one a row."""
+        joined = np.frombuffer(b"".join(self.output.vectors), dtype="<f4")
+        return joined.reshape(-1, self.pooling.width)
+
+    def usage(self) -> dict[str, int]:
+        """Return the usage, in OpenAI's form."""
+        tokens = sum(len(prompt) for prompt in self.job.prompts)
+        return {"prompt_tokens": tokens, "total_tokens": tokens}
+
+
+def encode_response(request: EmbeddingRequest, embedded: EmbeddedTexts) -> bytes:
     """Return the response body. Takes some 50 ms for thousands of vectors: call it in a thread."""
-    vectors = np.frombuffer(b"".join(output.vectors), dtype="<f4").reshape(-1, pooling.width)
+    vectors, pooling = embedded.vectors(), embedded.pooling
     if request.dimensions is not None and request.dimensions < pooling.width:
         vectors = np.ascontiguousarray(vectors[:, : request.dimensions])
         if pooling.is_normalized:
@@ -181,7 +210,5 @@ def encode_response(
         }
         for index, vector in enumerate(vectors)
     ]
-    tokens = sum(len(prompt) for prompt in job.prompts)
-    usage = {"prompt_tokens": tokens, "total_tokens": tokens}
-    body = {"object": "list", "data": data, "model": request.model, "usage": usage}
+    body = {"object": "list", "data": data, "model": request.model, "usage": embedded.usage()}
     return orjson.dumps(body, option=orjson.OPT_SERIALIZE_NUMPY)

@@ -141,6 +141,18 @@ class InputProcessor:
             work_length(request), lambda stop: self._tokens(request, stop)
         )
 
+    async def text(self, tokens: Sequence[int]) -> str:
+        """Return the text of tokens.
+
+        Raises:
+            RefusedError: a token is not in the vocabulary.
+
+        """
+        limits.check_vocabulary(tokens, self.ready.vocab_size, "tokens")
+        return await self.tokenizers.run(
+            len(tokens), lambda _: decode_tokens(tokens, self.ready.codec)
+        )
+
     def _tokens(self, request: GenerationRequest, stop: StopSignal) -> list[int]:
         (prompt,) = encode_prompts(request, self.ready.codec, stop)
         limits.check_vocabulary(prompt, self.ready.vocab_size, "prompt")

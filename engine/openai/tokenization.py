@@ -1,6 +1,6 @@
-"""Requests and responses of `/tokenize`, which counts the tokens of a prompt as the request itself would be read.
+"""Requests and responses of `/tokenize`, which reads a prompt as the request itself would be read, and of `/detokenize`.
 
-The path is vLLM's and llama.cpp's, not OpenAI's. Nothing here knows HTTP.
+The paths are those of vLLM and llama.cpp, not OpenAI's. Nothing here knows HTTP.
 """
 
 from collections.abc import Sequence
@@ -10,11 +10,11 @@ from typing import Annotated, Any
 import orjson
 from pydantic import BaseModel, ConfigDict, Field
 
-from engine.openai import request_body
+from engine.openai import prompts, request_body
 from engine.openai.messages import AnyMessage
 from engine.openai.output_options import Tools
 from engine.openai.parameters import EndpointParameters
-from engine.openai.prompts import Token
+from engine.openai.prompts import Token, Tokens
 from engine.openai.request_body import GenerationRequest
 from engine.openai.template_variables import TemplateVariables
 from schemas.wire import errors
@@ -61,6 +61,35 @@ class TokenizeRequest:
     """True if the response has the tokens, too."""
 
 
+class DetokenizeBody(BaseModel):
+    """Body of `/detokenize`."""
+
+    model_config = ConfigDict(strict=True, extra="ignore")
+
+    model: str
+    tokens: Tokens
+
+
+def detokenize_parameters() -> EndpointParameters:
+    """Return the parameters of `/detokenize`."""
+    return EndpointParameters(
+        honoured=frozenset({"model", "tokens"}), labels=frozenset(), limited={}
+    )
+
+
+def parse_tokens(raw: bytes, *, context_length: int) -> DetokenizeBody:
+    """Parse a body of `/detokenize`.
+
+    Raises:
+        RefusedError: a value is wrong, or there are more tokens than the context has.
+
+    """
+    fields = request_body.read_object(raw)
+    detokenize_parameters().check(fields)
+    prompts.check_tokens(fields.get("tokens"), context_length, "tokens")
+    return request_body.validate(DetokenizeBody, fields)
+
+
 def accepted_parameters() -> EndpointParameters:
     """Return the parameters of `/tokenize`."""
     own = frozenset({"model", "prompt", "return_tokens"})
@@ -77,7 +106,7 @@ def parse(raw: bytes) -> TokenizeRequest:
     fields = request_body.read_object(raw)
     accepted_parameters().check(fields)
     fields = {name: value for name, value in fields.items() if value is not None}
-    has_tokens = fields.pop("return_tokens", False)
+    has_tokens = fields.pop("return_tokens", True)
     if not isinstance(has_tokens, bool):
         raise errors.invalid(
             "Invalid 'return_tokens': it must be true or false.", param="return_tokens"
@@ -101,3 +130,8 @@ def encode_response(request: TokenizeRequest, tokens: Sequence[int], context_len
     if request.has_tokens:
         body["tokens"] = tokens
     return orjson.dumps(body)
+
+
+def encode_text(text: str) -> bytes:
+    """Return the response body of `/detokenize`."""
+    return orjson.dumps({"prompt": text})

@@ -73,8 +73,7 @@ def _model_body(model: ServedModel, deployments: Mapping[str, ModelDeployment]) 
         "created": model.created,
         "deployments": list(names),
         "source": [spec.model.label for spec in specs],
-        # The limit that all deployments accept: the client cannot know which one answers.
-        "contextLength": min((spec.context_length for spec in specs), default=None),
+        "contextLength": model.context_length,
         "concurrency": sum(endpoint.concurrency for endpoint in leased),
         "replicasReady": len({endpoint.replica for endpoint in leased}),
         "deviceCount": len({endpoint.node for endpoint in leased}),

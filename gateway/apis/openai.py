@@ -16,7 +16,10 @@ from schemas.wire.errors import Refusal, invalid
 _NUMBER = re.compile(rb'"sequence_number":(\d{1,9})')
 _EMBEDDINGS = "/v1/embeddings"
 _RESPONSES = "/v1/responses"
-PATHS = ("/v1/chat/completions", "/v1/completions", _EMBEDDINGS, _RESPONSES)
+_GENERATIONS = ("/v1/chat/completions", "/v1/completions", _RESPONSES)
+# Paths whose requests leave no cache to reuse at an engine.
+_STATELESS = (_EMBEDDINGS, "/v1/score", "/v1/rerank", "/tokenize", "/detokenize")
+PATHS = (*_GENERATIONS, *_STATELESS)
 _TRUE = b"true"
 # Values of `n` that mean one choice.
 _ONE = (b"", b"1", b"null")
@@ -108,10 +111,9 @@ class OpenAiAdapter(ApiAdapter):
             is_streamed=is_streamed,
             is_resumable=is_streamed and http_request.path in _RESUMABLE and bytes(head.n) in _ONE,
             session=_session(head, http_request),
-            # Embeddings leave no cache to reuse.
-            prompt=b""
-            if http_request.path == _EMBEDDINGS
-            else bytes(head.messages or head.prompt or head.input),
+            prompt=bytes(head.messages or head.prompt or head.input)
+            if http_request.path in _GENERATIONS
+            else b"",
             cache_key=head.prompt_cache_key if isinstance(head.prompt_cache_key, str) else "",
             cache_salt=head.cache_salt if isinstance(head.cache_salt, str) else "",
         )

@@ -135,6 +135,8 @@ class ServedModel:
     """True if cached prefixes influence the choice in any backend."""
     shares_cache: bool = False
     """True if clients with different API keys share cached prompts."""
+    context_length: int | None = None
+    """Longest prompt plus output that each of its deployments takes, in tokens; None if there is no deployment."""
     has_one_endpoint: bool = False
     """True if there is at most one endpoint."""
 

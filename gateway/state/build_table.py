@@ -218,6 +218,7 @@ class _TableBuilder:
             session_s=max(ttls, default=0.0),
             is_prefix_aware=any(backend.uses_prefixes for backend in some),
             shares_cache=all(self._shares_cache(backend) for backend in some),
+            context_length=self._context_length(backends),
             has_one_endpoint=len(
                 {t for backend in some for t in (*backend.leased, *backend.orphans)}
             )
@@ -235,6 +236,13 @@ class _TableBuilder:
         there = self._inputs.deployments
         own = [there[one].spec.routing for one in backend.deployments if one in there]
         return all(one.cache_sharing == "Deployment" for one in (backend.routing, *own))
+
+    def _context_length(self, backends: Sequence[WeightedBackend]) -> int | None:
+        """Return the limit that all deployments accept: a client cannot know which one answers."""
+        there = self._inputs.deployments
+        names = {name for backend in backends for name in backend.deployments}
+        lengths = [there[name].spec.context_length for name in names if name in there]
+        return min(lengths, default=None)
 
     def _own_routing(self, deployments: Sequence[str]) -> Routing:
         there = self._inputs.deployments

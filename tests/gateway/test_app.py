@@ -256,7 +256,9 @@ async def test_models(world: World, gateway: Running, http: aiohttp.ClientSessio
             "object": "model",
             "created": 0,
             "owned_by": "mlx-fleet",
+            "max_model_len": 4096,
         }
+        assert body["data"][-1]["max_model_len"] == 4096
     async with http.get(f"{gateway.url}/v1/models/org/m") as response:
         assert (await response.json())["id"] == "org/m"
     async with http.get(f"{gateway.url}/v1/models/zzz") as response:
@@ -290,8 +292,9 @@ async def test_the_address_alone_says_what_is_below_it(
         assert response.status == 404
         assert (await error_of(response))["message"] == (
             f"Not Found: {method} {path}; below it there are: GET /v1/models, "
-            "POST /v1/chat/completions, POST /v1/completions, POST /v1/embeddings, "
-            "POST /v1/responses, POST /v1/messages, POST /v1/messages/count_tokens"
+            "POST /v1/chat/completions, POST /v1/completions, POST /v1/responses, "
+            "POST /v1/embeddings, POST /v1/score, POST /v1/rerank, "
+            "POST /v1/messages, POST /v1/messages/count_tokens"
         )
 
 

@@ -142,7 +142,7 @@ class SharingFleet:
         mac = await start_mac(settings, self.root, place.prefix)
         self.macs.append(mac)
         self.group.create_task(mac.follow())
-        await until(lambda: mac.is_ready, what=f"{name} shares; {self.words()}")
+        await until(lambda: mac.is_ready, limit_s=120, what=f"{name} shares; {self.words()}")
         return mac
 
     def words(self) -> str:

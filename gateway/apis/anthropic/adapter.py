@@ -41,6 +41,7 @@ class AnthropicAdapter(ApiAdapter):
 def _read(http_request: HttpRequest) -> tuple[InferenceRequest, ResponseTranslator]:
     if http_request.path == COUNT:
         body = request_translator.count_to_chat(request_translator.read_count(http_request.body))
+        body["return_tokens"] = False
         return common.to_inference_request(http_request, "/tokenize", body), TokenCountTranslator()
     body_fields = request_translator.read_messages(http_request.body)
     session = body_fields.metadata.user_id if body_fields.metadata is not None else None

@@ -283,23 +283,23 @@ def tags_body(models: Iterable[ServedModel]) -> Json:
     return {"models": [_model_entry(model) for model in models]}
 
 
-def running_body(models: Iterable[ServedModel], contexts: dict[str, int]) -> Json:
-    """Return the response of `/api/ps`: models with a replica; `contexts`: context length in tokens by name."""
+def running_body(models: Iterable[ServedModel]) -> Json:
+    """Return the response of `/api/ps`: models with a replica."""
     found = []
     for model in models:
         if not model.ready() and not model.kept():
             continue
         entry = {**_model_entry(model), "expires_at": _FOR_EVER, "size_vram": 0}
         del entry["modified_at"]
-        found.append({**entry, "context_length": contexts.get(model.name, 0)})
+        found.append({**entry, "context_length": model.context_length or 0})
     return {"models": found}
 
 
-def show_body(model: ServedModel, context: int) -> Json:
-    """Return the response of `/api/show`; `context` in tokens, 0 if unknown."""
+def show_body(model: ServedModel) -> Json:
+    """Return the response of `/api/show`."""
     info: Json = {"general.architecture": _ARCHITECTURE, "general.basename": model.name}
-    if context:
-        info[f"{_ARCHITECTURE}.context_length"] = context
+    if model.context_length:
+        info[f"{_ARCHITECTURE}.context_length"] = model.context_length
     return {
         "modelfile": f"# Declared by a ModelDeployment or a ModelRoute.\nFROM {model.name}\n",
         "parameters": "",

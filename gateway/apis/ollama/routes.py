@@ -75,15 +75,11 @@ class OllamaRoutes:
         """List the models that have a replica."""
         if not self.table_cache.is_synced:
             raise RefusedError(errors.not_synced())
-        models = self._models(request)
-        return _json(response_translator.running_body(models, self._contexts(models)))
+        return _json(response_translator.running_body(self._models(request)))
 
     async def show(self, request: Request) -> Response:
         """Describe one model."""
-        found = await self._named(request)
-        return _json(
-            response_translator.show_body(found, self._contexts([found]).get(found.name, 0))
-        )
+        return _json(response_translator.show_body(await self._named(request)))
 
     async def pull(self, request: Request) -> Response:
         """Confirm that a model exists; clients pull a model before they use it."""
@@ -121,19 +117,6 @@ class OllamaRoutes:
             # A suggestion must not reveal models that the client may not use.
             near = nearest(table, name) if len(names) == len(table.models) else None
             raise RefusedError(errors.unknown_model(name, names, near))
-        return found
-
-    def _contexts(self, models: list[ServedModel]) -> dict[str, int]:
-        """Return the context length of each model in tokens; the smallest of several deployments."""
-        deployments = self.table_cache.known().deployments
-        found = {}
-        for model in models:
-            names = {name for backend in model.backends for name in backend.deployments}
-            lengths = [
-                deployments[name].spec.context_length for name in names if name in deployments
-            ]
-            if lengths:
-                found[model.name] = min(lengths)
         return found
 
 

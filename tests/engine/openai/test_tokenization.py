@@ -23,7 +23,7 @@ TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "ob
     ],
 )
 def test_the_count_equals_the_usage_of_the_chat(engine: Engine, fields: Json) -> None:
-    counted = engine.post("/tokenize", **fields).json
+    counted = engine.post("/tokenize", **fields, return_tokens=False).json
     answer = engine.post("/v1/chat/completions", **fields, max_tokens=1).json
     assert counted == {"count": answer["usage"]["prompt_tokens"], "max_model_len": 4096}
 
@@ -35,7 +35,7 @@ def test_tools_are_part_of_the_prompt(engine: Engine) -> None:
 
 
 def test_the_tokens_are_those_of_the_prompt(engine: Engine) -> None:
-    first = engine.post("/tokenize", prompt="created equal", return_tokens=True).json
+    first = engine.post("/tokenize", prompt="created equal").json
     again = engine.post("/tokenize", prompt=first["tokens"]).json
     assert first["count"] == again["count"] == len(first["tokens"])
     texts = [
@@ -91,3 +91,27 @@ def test_the_answer_names_its_stop_word(engine: Engine, *, is_streamed: bool) ->
     word = free["message"]["content"][4:7]
     reply = engine.chat(max_tokens=12, stop=["never to be seen", word], stream=is_streamed)
     assert f'"stop_reason":{orjson.dumps(word).decode()}' in reply.raw.decode()
+
+
+def test_tokens_become_text_again(engine: Engine) -> None:
+    tokens = engine.post("/tokenize", prompt="created equal").json["tokens"]
+    assert engine.post("/detokenize", tokens=tokens).json == {"prompt": "created equal"}
+    assert engine.post("/detokenize", tokens=[]).json == {"prompt": ""}
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({}, "tokens"),
+        ({"tokens": "x"}, "tokens"),
+        ({"tokens": [-1]}, "tokens[0]"),
+        ({"tokens": [10**6]}, "tokens"),
+        ({"tokens": [1] * 4097}, "tokens"),
+        ({"tokens": [1], "prompt": "x"}, "prompt"),
+        ({"tokens": [1], "model": "other"}, "model"),
+    ],
+)
+def test_wrong_tokens_are_refused_by_name(engine: Engine, fields: Json, param: str) -> None:
+    reply = engine.post("/detokenize", **fields)
+    assert reply.status == (404 if param == "model" else 400)
+    assert reply.json["error"]["param"] == param

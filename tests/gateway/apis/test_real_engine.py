@@ -1,7 +1,9 @@
 """The official clients with a real engine: requests have the effect that they ask for."""
 
 from collections.abc import AsyncIterator, Iterator
+from typing import Any
 
+import aiohttp
 import anthropic
 import ollama
 import pytest
@@ -70,6 +72,21 @@ async def test_every_api_says_the_same(
     assert counted.input_tokens == usage["prompt_tokens"]
     used = done.usage
     assert used.input_tokens + (used.cache_read_input_tokens or 0) == usage["prompt_tokens"]
+
+
+async def test_tokens_and_text_through_a_gateway(
+    behind: Running, http: aiohttp.ClientSession
+) -> None:
+    async def ask(path: str, **fields: Any) -> Any:
+        async with http.post(f"{behind.url}/{path}", json={"model": "tiny", **fields}) as answer:
+            return await answer.json()
+
+    tokens = (await ask("tokenize", prompt="created equal"))["tokens"]
+    assert await ask("detokenize", tokens=tokens) == {"prompt": "created equal"}
+    ranked = (await ask("v1/rerank", query="x", documents=["y", "x"]))["results"]
+    assert [result["document"]["text"] for result in ranked] == ["x", "y"]
+    scored = (await ask("v1/score", text_1="x", text_2=["y", "x"]))["data"]
+    assert scored[1]["score"] == pytest.approx(1, abs=1e-5)
 
 
 async def test_stop_sequences_and_full_contexts(messenger: anthropic.AsyncAnthropic) -> None:

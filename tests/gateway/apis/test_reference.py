@@ -12,7 +12,8 @@ import pytest
 from anthropic.types import message_create_params
 from pydantic import BaseModel
 
-from engine.openai import tokenization
+from engine.openai import similarity, tokenization
+from engine.openai.parameters import EndpointParameters
 from gateway.apis.anthropic import request_translator as messages
 from gateway.apis.anthropic import response_translator
 from gateway.apis.ollama import request_translator
@@ -124,6 +125,15 @@ def test_statuses() -> None:
             assert told["error"]["type"] == kind, status
 
 
-def test_tokenize() -> None:
-    said = engine_rows("## Counting tokens")
-    assert said == dict.fromkeys(tokenization.accepted_parameters().names, "honoured")
+@pytest.mark.parametrize(
+    ("path", "accepted"),
+    [
+        ("/tokenize", tokenization.accepted_parameters()),
+        ("/detokenize", tokenization.detokenize_parameters()),
+        ("/v1/score", similarity.score_parameters()),
+        ("/v1/rerank", similarity.rerank_parameters()),
+    ],
+)
+def test_vllms_paths(path: str, accepted: EndpointParameters) -> None:
+    honoured = dict.fromkeys(accepted.honoured, "honoured")
+    assert engine_rows(f"### `{path}`") == honoured | dict.fromkeys(accepted.labels, "label")

@@ -169,7 +169,7 @@ async def test_tokens_are_counted(stage: Stage, messenger: anthropic.AsyncAnthro
     )
     assert counted.input_tokens == 42
     assert stage.path == "/tokenize"
-    assert stage.asked.keys() == {"model", "messages", "tools"}
+    assert stage.asked.keys() == {"model", "messages", "tools", "return_tokens"}
 
 
 async def test_beta_is_the_same(stage: Stage, messenger: anthropic.AsyncAnthropic) -> None:
