@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from schemas.sampling import Sampling
 from schemas.shardgroup import Backend, Parallelism
 from schemas.wire.engine_address import EngineAddress
 
@@ -50,6 +51,10 @@ class EngineConfig:
     max_body_bytes: int
     blas_cache: Path
     """Folder of compiled and cached files that speed up a start."""
+    sampling: Sampling = field(default_factory=Sampling)
+    """Values for requests that leave them out."""
+    refuses_unknown: bool = False
+    """True if parameters that only other servers have are refused; they are left out otherwise."""
     kv_bits: int | None = None
     """Bits (4 or 8) of a number in the KV cache; None keeps the model's own. Excludes `kv_window`."""
     kv_window: int | None = None

@@ -7,6 +7,7 @@ from typing import TypeVar
 import platformdirs
 
 from engine.config import EngineConfig, GroupConfig
+from schemas.sampling import Sampling
 from schemas.wire.engine_flags import EngineFlags
 from schemas.wire.exit_codes import ExitCode
 
@@ -45,6 +46,8 @@ def parse(arguments: Sequence[str] | None, *, read_secret: Callable[[], str] = s
         drain_timeout_s=_or(flags.drain_timeout_s, _DRAIN_TIMEOUT_S),
         max_body_bytes=_or(flags.max_body_bytes, _MAX_BODY_BYTES),
         blas_cache=flags.blas_cache or platformdirs.user_cache_path("mlx-fleet") / "blas",
+        sampling=flags.sampling or Sampling(),
+        refuses_unknown=flags.unknown_parameters == "Refuse",
         kv_bits=flags.kv_bits,
         kv_window=flags.kv_window,
         prefix_cache_bytes=flags.prefix_cache_bytes,

@@ -187,6 +187,11 @@ class EngineMetrics:
             "Requests by outcome.",
             ("endpoint", "outcome"),
         )
+        self.ignored_parameters = Counter(
+            f"{ENGINE_PREFIX}ignored_parameters_total",
+            "Parameters of requests that were left out, as only other servers have them, or as hints.",
+            ("parameter",),
+        )
         self.prompt_tokens = Counter(
             f"{ENGINE_PREFIX}prompt_tokens_total",
             "Prompt tokens of requests that got a first token, as in usage.",
@@ -218,6 +223,7 @@ class EngineMetrics:
         self.tls = TlsMetrics()
         self._parts: tuple[MetricFamily, ...] = (
             self.requests,
+            self.ignored_parameters,
             self.prompt_tokens,
             self.queue,
             self.first_token,

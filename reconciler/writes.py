@@ -344,6 +344,8 @@ def make_replica(
             concurrency=content.concurrency,
             queue_depth=content.queue_depth,
             kv_cache=content.kv_cache,
+            sampling=content.sampling,
+            unknown_parameters=content.unknown_parameters,
             ranks=action.ranks,
             formation=None if form is None else _formation(form, model, context),
         ),

@@ -14,6 +14,7 @@ from schemas.placement import Placement
 from schemas.quantity import Amount, PositiveQuantity, Quantity
 from schemas.rollout import Rollout
 from schemas.routing import Routing
+from schemas.sampling import Sampling, UnknownParameters
 
 ServedName = Annotated[
     str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:/-]*$", max_length=200)
@@ -237,6 +238,11 @@ def _none_if_empty(kept: KvCache | None) -> KvCache | None:
     return None if kept == KvCache() else kept
 
 
+def _none_if_unset(sampling: Sampling | None) -> Sampling | None:
+    """Return None for an empty mapping, for the same reason."""
+    return None if sampling == Sampling() else sampling
+
+
 class Resources(ApiModel):
     """Resources of one replica, in place of the fleet's own estimate."""
 
@@ -272,6 +278,12 @@ class ModelDeploymentSpec(ApiModel):
     """Requests that may wait at a replica before clients are told to come back. Default: 4 x concurrency."""
     kv_cache: Annotated[KvCache | None, AfterValidator(_none_if_empty)] = None
     """The cache of keys and values of earlier tokens."""
+    sampling: Annotated[Sampling | None, AfterValidator(_none_if_unset)] = None
+    """Values for requests that leave them out, such as maxTokens and temperature."""
+    unknown_parameters: UnknownParameters = "Warn"
+    """Parameters of requests that other servers have and engines do not: Warn leaves them out, with a `warning` header;
+    Refuse answers 400. A name that no server has is always refused, and so is a parameter without which the answer
+    would be another one than was asked for."""
     placement: Placement = Placement()
     """Nodes that may run replicas, and preferences among them."""
     sharding: Sharding = "Never"
@@ -431,6 +443,8 @@ class RevisionTemplate(ApiModel):
     concurrency: int
     queue_depth: int | None = None
     kv_cache: KvCache | None = None
+    sampling: Sampling | None = None
+    unknown_parameters: UnknownParameters = "Warn"
     resources: Resources | None = None
     sharding: Sharding = "Never"
     restarted_at: str = ""
@@ -468,6 +482,8 @@ def with_content(deployment: ModelDeployment, content: RevisionTemplate) -> Mode
         "concurrency": content.concurrency,
         "queue_depth": content.queue_depth,
         "kv_cache": content.kv_cache,
+        "sampling": content.sampling,
+        "unknown_parameters": content.unknown_parameters,
         "resources": content.resources,
         "sharding": content.sharding,
     }

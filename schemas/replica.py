@@ -8,6 +8,7 @@ from schemas import duration, sizes
 from schemas.deployment import KvCache, ModelSource
 from schemas.formation import Formation, GoldenAnswer, Seat
 from schemas.meta import ApiModel, ApiObject, Condition, ObjectName, Status
+from schemas.sampling import Sampling, UnknownParameters
 
 
 class MemoryProof(ApiModel):
@@ -76,6 +77,8 @@ class ReplicaSpec(ApiModel):
     concurrency: int
     queue_depth: int | None = None
     kv_cache: KvCache | None = None
+    sampling: Sampling | None = None
+    unknown_parameters: UnknownParameters = "Warn"
     ranks: Annotated[tuple[RankAssignment, ...], Field(min_length=1)]
     formation: Formation | None = None
     """The cooperation of the ranks; None for a single rank."""

@@ -33,6 +33,7 @@ from engine.openai import (
     similarity,
     tokenization,
 )
+from engine.openai.request_body import RequestPolicy
 from engine.service import Service
 from identity.names import Role
 from identity.peers import peer_of
@@ -136,7 +137,7 @@ class GenerationRoutes:
         arrived_s = self.service.clock.monotonic()
         options, raw = await self._read(request, prompts=1)
         web.check_not_resumable(options)
-        parsed = responses.parse(raw)
+        parsed = responses.parse(raw, policy=self._policy())
         self._check_model(parsed.model)
         chat = request_body.with_key_salt(parsed.chat, options.cache_salt)
         return GenerationResponse(self.service, chat, arrived_s, options.timeout_s, parsed)
@@ -202,11 +203,19 @@ class GenerationRoutes:
         parsed = parse(
             raw,
             is_resumable=options.is_resumable,
-            context_length=self.service.config.context_length,
+            policy=self._policy(),
         )
         self._check_model(parsed.model)
         salted = request_body.with_key_salt(parsed, options.cache_salt)
         return GenerationResponse(self.service, salted, arrived_s, options.timeout_s)
+
+    def _policy(self) -> RequestPolicy:
+        config = self.service.config
+        return RequestPolicy(
+            context_length=config.context_length,
+            sampling=config.sampling,
+            refuses_unknown=config.refuses_unknown,
+        )
 
     async def _read(self, request: Request, *, prompts: int) -> tuple[RequestOptions, bytes]:
         """Return the options and the body of a request with at most so many prompts."""

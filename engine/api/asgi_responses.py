@@ -8,7 +8,7 @@ the ticket meanwhile, at most `max_tokens` for each choice.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -29,6 +29,7 @@ from engine.openai.responses import ResponsesRequest
 from engine.openai.similarity import SimilarityRequest
 from engine.openai.tokenization import TokenizeRequest
 from engine.service import Service
+from schemas.wire import headers
 from schemas.wire.errors import Refusal, RefusedError
 
 AnyEncoder: TypeAlias = CompletionEncoder | ResponsesEncoder
@@ -114,13 +115,24 @@ class GenerationResponse:
             deltas = [] if stream.is_over else await stream.burst()
             if not self.request.is_streamed:
                 body = await _encode_whole(encoder, deltas)
-                response = Response(body, media_type="application/json")
+                response = Response(
+                    body, media_type="application/json", headers=self._warning_headers()
+                )
                 await response(scope, receive, send)
                 return
         except RefusedError as error:
             await self._refuse(error.refusal)(scope, receive, send)
             return
-        await _send_stream(encoder, deltas, send)
+        await _send_stream(encoder, deltas, send, self._warning_headers())
+
+    def _warning_headers(self) -> dict[str, str]:
+        """Return the header that tells the client which parameters were left out; no header if there are none."""
+        ignored = self.request.ignored
+        if not ignored:
+            return {}
+        for name in ignored:
+            self.service.metrics.ignored_parameters.add(name)
+        return {headers.WARNING: headers.format_warning(f"left out: {', '.join(ignored)}")}
 
 
 async def _encode_whole(encoder: AnyEncoder, first: list[ChoiceDelta]) -> bytes:
@@ -130,9 +142,12 @@ async def _encode_whole(encoder: AnyEncoder, first: list[ChoiceDelta]) -> bytes:
     return encoder.full_body(deltas)
 
 
-async def _send_stream(encoder: AnyEncoder, deltas: list[ChoiceDelta], send: Send) -> None:
+async def _send_stream(
+    encoder: AnyEncoder, deltas: list[ChoiceDelta], send: Send, more: Mapping[str, str]
+) -> None:
     start: dict[str, Any] = {"type": "http.response.start", "status": 200}
-    await send({**start, "headers": list(_STREAM_HEADERS)})
+    own = [(name.encode(), value.encode()) for name, value in more.items()]
+    await send({**start, "headers": [*_STREAM_HEADERS, *own]})
     pending = encoder.begin()
     try:
         while True:

@@ -84,7 +84,8 @@ def resolve_max_tokens(request: GenerationRequest, prompt_tokens: int, context_l
     if left >= 1 and request.is_fitted:
         return left if request.max_tokens is None else min(request.max_tokens, left)
     if left >= 1 and request.max_tokens is None:
-        return left if request.is_chat else min(_COMPLETION_MAX_TOKENS, left)
+        usual = left if request.is_chat else _COMPLETION_MAX_TOKENS
+        return min(request.default_max_tokens or usual, left)
     if request.max_tokens is not None and request.max_tokens <= left:
         return request.max_tokens
     raise _sum_exceeded(request, prompt_tokens, context_length)

@@ -1,7 +1,8 @@
-"""Table of all parameters that OpenAI's API has: honoured, label, limited or refused. Pure.
+"""Tables of the parameters of OpenAI's API, and of those that other servers add to it. Pure.
 
-No parameter is ignored: one that is not honoured may only be sent with a value that asks for the default behaviour.
-`docs/reference/openai.md` has the same table; a test compares them.
+A parameter of OpenAI's is honoured, a label, or limited to values that ask for the default behaviour. One that only
+other servers have, or a hint of OpenAI's, is left out with a warning, or refused where the deployment says so. A name
+that is unknown everywhere is refused. `docs/reference/openai.md` has the same tables; a test compares them.
 """
 
 import difflib
@@ -81,9 +82,11 @@ class LimitedParameter:
     values: tuple[Json, ...] = ()
     """Accepted values besides null."""
     reason: str
+    is_hint: bool = False
+    """True if it concerns speed, cost or style only, so that an answer without it is still the right one."""
 
 
-_LIMITED_CHAT: Mapping[str, LimitedParameter] = {
+LIMITED_CHAT: Mapping[str, LimitedParameter] = {
     "audio": LimitedParameter(reason="This engine generates text only."),
     "function_call": LimitedParameter(
         values=("none", "auto"), reason="It is deprecated; use 'tool_choice'."
@@ -91,18 +94,25 @@ _LIMITED_CHAT: Mapping[str, LimitedParameter] = {
     "functions": LimitedParameter(values=([],), reason="It is deprecated; use 'tools'."),
     "modalities": LimitedParameter(values=(["text"],), reason="This engine generates text only."),
     "moderation": LimitedParameter(reason="This engine does not moderate content."),
-    "prediction": LimitedParameter(reason="This engine does not use predicted outputs."),
+    "prediction": LimitedParameter(
+        reason="This engine does not use predicted outputs.", is_hint=True
+    ),
     "prompt_cache_options": LimitedParameter(
         values=({}, {"mode": "implicit"}),
         reason="Prefixes are always cached, and evicted when memory is needed.",
+        is_hint=True,
     ),
     "prompt_cache_retention": LimitedParameter(
-        values=("in_memory",), reason="Prefixes are kept in memory until it is needed."
+        values=("in_memory",),
+        reason="Prefixes are kept in memory until it is needed.",
+        is_hint=True,
     ),
-    "service_tier": LimitedParameter(values=("auto", "default"), reason="There is one tier."),
+    "service_tier": LimitedParameter(
+        values=("auto", "default"), reason="There is one tier.", is_hint=True
+    ),
     "store": LimitedParameter(values=(False, True), reason="This engine does not store answers."),
     "verbosity": LimitedParameter(
-        values=("medium",), reason="The model decides how long its answers are."
+        values=("medium",), reason="The model decides how long its answers are.", is_hint=True
     ),
     "web_search_options": LimitedParameter(reason="This engine does not search the web."),
 }
@@ -113,6 +123,99 @@ _LIMITED_COMPLETION: Mapping[str, LimitedParameter] = {
 }
 
 
+# Of other servers, by whose they are. An answer without them is still the right one.
+OTHERS: Mapping[str, str] = {
+    **dict.fromkeys(
+        (
+            "detokenize",
+            "guided_decoding_backend",
+            "guided_whitespace_pattern",
+            "kv_transfer_params",
+            "mm_processor_kwargs",
+            "priority",
+            "request_id",
+            "return_token_ids",
+            "return_tokens_as_token_ids",
+            "skip_special_tokens",
+            "spaces_between_special_tokens",
+            "vllm_xargs",
+        ),
+        "vLLM",
+    ),
+    **dict.fromkeys(("no_stop_trim", "separate_reasoning", "stream_reasoning"), "SGLang"),
+    **dict.fromkeys(
+        (
+            "dry_allowed_length",
+            "dry_base",
+            "dry_multiplier",
+            "dry_penalty_last_n",
+            "dry_sequence_breakers",
+            "dynatemp_exponent",
+            "dynatemp_range",
+            "id_slot",
+            "mirostat",
+            "mirostat_eta",
+            "mirostat_tau",
+            "n_keep",
+            "post_sampling_probs",
+            "repeat_last_n",
+            "samplers",
+            "t_max_predict_ms",
+            "tfs_z",
+            "timings_per_token",
+            "top_n_sigma",
+            "typical_p",
+        ),
+        "llama.cpp",
+    ),
+    **dict.fromkeys(
+        (
+            "frequency_context_size",
+            "num_draft_tokens",
+            "presence_context_size",
+            "repetition_context_size",
+        ),
+        "mlx-lm",
+    ),
+    **dict.fromkeys(("context_overflow_policy", "ttl"), "LM Studio"),
+    **dict.fromkeys(("keep_alive", "options"), "Ollama"),
+    **dict.fromkeys(
+        ("include_reasoning", "plugins", "provider", "route", "top_a", "transforms", "usage"),
+        "OpenRouter",
+    ),
+    **dict.fromkeys(("enable_thinking", "thinking_budget"), "Qwen's service"),
+}
+# Of other servers: without them, the answer would be another one than was asked for. The words say what to send.
+REPLACEMENTS: Mapping[str, str] = {
+    "adapters": "the deployment says which adapter is loaded: spec.model.adapter",
+    "allowed_token_ids": "use 'structured_outputs', or 'logit_bias'",
+    "bad_words": "use 'logit_bias'",
+    "chat_template": "the model's own template is used; send the whole text to /v1/completions",
+    "documents": "put them into a message",
+    "draft_model": "the deployment says which draft model is loaded: spec.model.draft",
+    "ebnf": "use 'guided_grammar'",
+    "format": "use 'response_format'",
+    "grammar": "use 'guided_grammar'",
+    "images": "this engine reads text only",
+    "include_stop_str_in_output": "add the stop word that 'stop_reason' names",
+    "input": "chats have 'messages', completions have 'prompt'",
+    "json_schema": "use 'response_format' or 'guided_json'",
+    "length_penalty": "beam search is not supported",
+    "logits_processors": "use 'logit_bias' or 'structured_outputs'",
+    "lora_path": "the deployment says which adapter is loaded: spec.model.adapter",
+    "n_predict": "use 'max_tokens'",
+    "n_probs": "use 'logprobs'",
+    "prompt_logprobs": "use 'echo' with 'logprobs' in /v1/completions",
+    "reasoning": "use 'reasoning_effort'",
+    "regex": "use 'guided_regex'",
+    "stop_token_ids": "use 'stop'",
+    "system": "send a message of the role 'system'",
+    "think": "use 'reasoning_effort', or 'chat_template_kwargs'",
+    "truncate_prompt_tokens": "shorten the prompt; /tokenize counts its tokens",
+    "use_beam_search": "beam search is not supported",
+}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndpointParameters:
     """The parameters of one endpoint."""
@@ -120,32 +223,47 @@ class EndpointParameters:
     honoured: frozenset[str]
     labels: frozenset[str]
     limited: Mapping[str, LimitedParameter]
+    takes_others: bool = False
+    """True if the endpoint is one that other servers have with parameters of their own."""
 
     @property
     def names(self) -> frozenset[str]:
         """All names that may be sent."""
         return self.honoured | self.labels | self.limited.keys()
 
-    def check(self, body: Mapping[str, Json]) -> None:
-        """Refuse parameters that would otherwise be ignored.
+    def check(self, body: Mapping[str, Json], *, refuses_unknown: bool = False) -> tuple[str, ...]:
+        """Return the names of the parameters to leave out: those of other servers, and hints that cannot be followed.
 
         Raises:
-            RefusedError: a name is unknown, or its value is not supported.
+            RefusedError: a name is unknown, its value is not supported, or `refuses_unknown` and it would be left out.
 
         """
-        for name, value in body.items():
-            if name in self.honoured or name in self.labels:
-                continue
-            limited = self.limited.get(name)
-            if limited is None:
-                raise errors.invalid(
-                    self._unknown(name), param=name[:100], code="unknown_parameter"
-                )
-            if value is not None and not _is_allowed(value, limited.values):
-                message = (
-                    f"'{name}' is not supported with this value. {limited.reason} Leave it out."
-                )
-                raise errors.invalid(message, param=name, code="unsupported_parameter")
+        return tuple(
+            name
+            for name, value in body.items()
+            if name not in self.honoured
+            and name not in self.labels
+            and self._is_left_out(name, value, refuses_unknown=refuses_unknown)
+        )
+
+    def _is_left_out(self, name: str, value: Json, *, refuses_unknown: bool) -> bool:
+        limited = self.limited.get(name)
+        if limited is not None:
+            if value is None or _is_allowed(value, limited.values):
+                return False
+            if limited.is_hint and not refuses_unknown:
+                return True
+            message = f"'{name}' is not supported with this value. {limited.reason} Leave it out."
+            raise errors.invalid(message, param=name, code="unsupported_parameter")
+        if self.takes_others and name in OTHERS:
+            if value is None or not refuses_unknown:
+                return value is not None
+            message = f"'{name}' is a parameter of {OTHERS[name]}; this engine does not have it. Leave it out."
+            raise errors.invalid(message, param=name, code="unsupported_parameter")
+        if self.takes_others and name in REPLACEMENTS:
+            message = f"'{name}' is not supported: {REPLACEMENTS[name]}."
+            raise errors.invalid(message, param=name, code="unsupported_parameter")
+        raise errors.invalid(self._unknown(name), param=name[:100], code="unknown_parameter")
 
     def _unknown(self, name: str) -> str:
         near = difflib.get_close_matches(name[:100], sorted(self.names), n=1)
@@ -168,7 +286,8 @@ def chat_parameters() -> EndpointParameters:
     return EndpointParameters(
         honoured=_HONOURED | (EXTENSIONS - _LABELS) | CHAT_EXTENSIONS | own,
         labels=_LABELS_CHAT,
-        limited=_LIMITED_CHAT,
+        limited=LIMITED_CHAT,
+        takes_others=True,
     )
 
 
@@ -179,6 +298,7 @@ def completion_parameters() -> EndpointParameters:
         honoured=_HONOURED | (EXTENSIONS - _LABELS) | own,
         labels=_LABELS,
         limited=_LIMITED_COMPLETION,
+        takes_others=True,
     )
 
 

@@ -32,6 +32,7 @@ from engine.openai.prompts import Prompt, Tokens
 from engine.openai.structured_outputs import GuidedBody
 from engine.openai.template_variables import TemplateVariables
 from engine.text.interface import Message
+from schemas.sampling import Sampling
 from schemas.wire import errors, streams
 
 _B = TypeVar("_B", bound=BaseModel)
@@ -47,6 +48,7 @@ SessionId: TypeAlias = Annotated[str, Field(max_length=512)]
 CacheSalt: TypeAlias = Annotated[str, Field(min_length=1, max_length=512)]
 """vLLM's field: prompts with different values share no cached prefixes."""
 
+_NO_SAMPLING = Sampling()
 _STRICT = ConfigDict(strict=True, extra="forbid")
 # Logits divided by a lower temperature overflow float32; the sampled token is the most probable one anyway.
 _MIN_TEMPERATURE = 1e-4
@@ -227,6 +229,10 @@ class GenerationRequest:
     """Variables for the chat template, which win over those that follow from other parameters."""
     cache_salt: str = ""
     """Requests with different salts share no cached prefixes."""
+    default_max_tokens: int | None = None
+    """The deployment's limit for requests without `max_tokens`; None leaves it to the endpoint."""
+    ignored: tuple[str, ...] = ()
+    """Names of parameters that were left out."""
 
     @property
     def is_chat(self) -> bool:
@@ -246,22 +252,45 @@ class GenerationRequest:
         return prompts * self.n
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestPolicy:
+    """The deployment's rules for the bodies of its requests."""
+
+    context_length: int | None = None
+    """Lists of more tokens are refused before their tokens are looked at; None accepts any."""
+    sampling: Sampling = _NO_SAMPLING
+    """Values for requests that leave them out."""
+    refuses_unknown: bool = False
+    """True if parameters that only other servers have are refused; they are left out otherwise."""
+
+    def fill_in(self, fields: dict[str, Any]) -> None:
+        """Add the deployment's values to a body; `max_tokens` is resolved later, when the prompt's length is known."""
+        given = self.sampling.model_dump(exclude_none=True, exclude={"max_tokens"})
+        if fields.get("repeat_penalty") is not None:  # another name of the same
+            given.pop("repetition_penalty", None)
+        for name, value in given.items():
+            if fields.get(name) is None:
+                fields[name] = value
+
+
+USUAL_POLICY = RequestPolicy()
+
+
 def parse_chat(
-    raw: bytes, *, is_resumable: bool = False, context_length: int | None = None
+    raw: bytes, *, is_resumable: bool = False, policy: RequestPolicy = USUAL_POLICY
 ) -> GenerationRequest:
     """Parse the body of a chat request; the field `fleet` is allowed only with `is_resumable`.
-
-    Lists of tokens that are longer than the context are refused before their tokens are looked at; None accepts any.
 
     Raises:
         RefusedError: a value is wrong or not supported.
 
     """
     fields = read_object(raw)
-    resumed = _pop_resume_point(fields, context_length) if is_resumable else None
-    parameters.chat_parameters().check(fields)
+    resumed = _pop_resume_point(fields, policy.context_length) if is_resumable else None
+    ignored = parameters.chat_parameters().check(fields, refuses_unknown=policy.refuses_unknown)
     messages.normalize(fields.get("messages"))
     _drop_no_limit(fields)
+    policy.fill_in(fields)
     body = validate(ChatBody, fields)
     if body.max_tokens is not None and body.max_completion_tokens is not None:
         raise errors.invalid(
@@ -281,6 +310,8 @@ def parse_chat(
         ),
         effort=body.reasoning_effort,
         template_variables=template_variables.read_variables(body.chat_template_kwargs),
+        default_max_tokens=policy.sampling.max_tokens,
+        ignored=ignored,
         **_common_fields(body),
     )
     _check_end(request, body)
@@ -288,22 +319,22 @@ def parse_chat(
 
 
 def parse_completion(
-    raw: bytes, *, is_resumable: bool = False, context_length: int | None = None
+    raw: bytes, *, is_resumable: bool = False, policy: RequestPolicy = USUAL_POLICY
 ) -> GenerationRequest:
     """Parse the body of a completion request; the field `fleet` is allowed only with `is_resumable`.
-
-    Lists of tokens that are longer than the context are refused before their tokens are looked at; None accepts any.
 
     Raises:
         RefusedError: a value is wrong or not supported.
 
     """
     fields = read_object(raw)
-    resumed = _pop_resume_point(fields, context_length) if is_resumable else None
-    parameters.completion_parameters().check(fields)
-    prompts.check_token_lists(fields.get("prompt"), context_length)
-    if _drop_no_limit(fields):  # without a limit of its own, a completion has 16 tokens
-        fields.setdefault("fit_max_tokens", True)
+    resumed = _pop_resume_point(fields, policy.context_length) if is_resumable else None
+    ignored = parameters.completion_parameters().check(
+        fields, refuses_unknown=policy.refuses_unknown
+    )
+    prompts.check_token_lists(fields.get("prompt"), policy.context_length)
+    _drop_no_limit(fields)
+    policy.fill_in(fields)
     body = validate(CompletionBody, fields)
     if body.best_of is not None and body.best_of != (body.n or 1):
         raise errors.invalid(
@@ -321,6 +352,8 @@ def parse_completion(
         has_prompt_logprobs=bool(body.echo) and body.logprobs is not None and resumed is None,
         is_echoed=bool(body.echo),
         format=structured_outputs.read(body),
+        default_max_tokens=policy.sampling.max_tokens,
+        ignored=ignored,
         **_common_fields(body),
     )
     _check_end(request, body)
@@ -427,12 +460,12 @@ def _read_tool_choice(value: str | dict[str, Any] | None) -> output_options.Choi
     return validate(output_options.choice_model(value), value, at="tool_choice")
 
 
-def _drop_no_limit(fields: dict[str, Any]) -> bool:
-    """Drop a limit of -1, which LM Studio and llama.cpp take for none; return whether there was one."""
+def _drop_no_limit(fields: dict[str, Any]) -> None:
+    """Let a limit of -1, which LM Studio and llama.cpp take for none, be the rest of the context."""
     given = [name for name in ("max_tokens", "max_completion_tokens") if fields.get(name) == -1]
     for name in given:
         del fields[name]
-    return bool(given)
+        fields.setdefault("fit_max_tokens", True)
 
 
 def _common_fields(body: _GenerationBody) -> dict[str, Any]:

@@ -16,8 +16,9 @@ from pydantic import BaseModel, ConfigDict, Field, Tag
 from engine.openai import input_items, parameters, request_body
 from engine.openai.input_items import ChatTranscript, Item, ItemOrigin
 from engine.openai.output_options import MAX_TOOLS
-from engine.openai.parameters import EndpointParameters, LimitedParameter
-from engine.openai.request_body import GenerationRequest
+from engine.openai.parameters import LIMITED_CHAT, EndpointParameters, LimitedParameter
+from engine.openai.request_body import USUAL_POLICY, GenerationRequest, RequestPolicy
+from schemas.sampling import Sampling
 from schemas.wire import errors
 from schemas.wire.errors import Refusal, RefusedError
 
@@ -170,13 +171,9 @@ _LIMITED: Mapping[str, LimitedParameter] = {
     "prompt": LimitedParameter(
         reason="This engine does not store prompts; send 'instructions' and 'input'."
     ),
-    "prompt_cache_options": LimitedParameter(
-        values=({}, {"mode": "implicit"}), reason="Prefixes are always cached."
-    ),
-    "prompt_cache_retention": LimitedParameter(
-        values=("in_memory",), reason="Prefixes are kept in memory until it is needed."
-    ),
-    "service_tier": LimitedParameter(values=("auto", "default"), reason="There is one tier."),
+    "prompt_cache_options": LIMITED_CHAT["prompt_cache_options"],
+    "prompt_cache_retention": LIMITED_CHAT["prompt_cache_retention"],
+    "service_tier": LIMITED_CHAT["service_tier"],
     "store": LimitedParameter(values=(False, True), reason=_STATELESS),
     "top_logprobs": LimitedParameter(
         values=(0,), reason="Use /v1/chat/completions for log probabilities."
@@ -211,10 +208,10 @@ class ResponsesRequest:
 def accepted_parameters() -> EndpointParameters:
     """Return the parameters of `/v1/responses`."""
     own = frozenset(ResponsesBody.model_fields) - _LABELS
-    return EndpointParameters(honoured=own, labels=_LABELS, limited=_LIMITED)
+    return EndpointParameters(honoured=own, labels=_LABELS, limited=_LIMITED, takes_others=True)
 
 
-def parse(raw: bytes) -> ResponsesRequest:
+def parse(raw: bytes, *, policy: RequestPolicy = USUAL_POLICY) -> ResponsesRequest:
     """Parse a body.
 
     Raises:
@@ -222,7 +219,7 @@ def parse(raw: bytes) -> ResponsesRequest:
 
     """
     fields = request_body.read_object(raw)
-    accepted_parameters().check(fields)
+    ignored = accepted_parameters().check(fields, refuses_unknown=policy.refuses_unknown)
     fields["input"] = input_items.normalize(fields.get("input"))
     _check_tools(fields)
     body = request_body.validate(ResponsesBody, fields)
@@ -233,10 +230,13 @@ def parse(raw: bytes) -> ResponsesRequest:
     chat = input_items.to_chat(body.input, body.instructions)
     origins = tuple(chat.origins)
     try:
-        request = request_body.parse_chat(orjson.dumps(_chat_body(body, chat)))
+        request = request_body.parse_chat(orjson.dumps(_chat_body(body, chat)), policy=policy)
     except RefusedError as error:
         raise RefusedError(_rename_params(error.refusal, origins)) from error
-    return ResponsesRequest(chat=request, origins=origins, echo=_echoed_fields(body))
+    request = dataclasses.replace(request, ignored=(*ignored, *map(_renamed, request.ignored)))
+    return ResponsesRequest(
+        chat=request, origins=origins, echo=_echoed_fields(body, policy.sampling)
+    )
 
 
 def _check_tools(fields: Json) -> None:
@@ -300,7 +300,7 @@ def _chat_tool_choice(choice: str | NamedFunction | AllowedTools | None) -> str 
     return choice
 
 
-def _echoed_fields(body: ResponsesBody) -> Json:
+def _echoed_fields(body: ResponsesBody, sampling: Sampling) -> Json:
     text, reasoning = body.text or TextConfig(), body.reasoning or ReasoningConfig()
     format_ = {"type": "text"} if text.format is None else text.format.model_dump(exclude_none=True)
     choice = body.tool_choice
@@ -318,15 +318,19 @@ def _echoed_fields(body: ResponsesBody) -> Json:
         "safety_identifier": body.safety_identifier,
         "service_tier": "default",
         "store": False,
-        "temperature": 1.0 if body.temperature is None else body.temperature,
-        "text": {"format": format_, "verbosity": text.verbosity or "medium"},
+        "temperature": _first(body.temperature, sampling.temperature, 1.0),
+        "text": {"format": format_, "verbosity": "medium"},
         "tool_choice": choice.model_dump() if isinstance(choice, BaseModel) else choice or "auto",
         "tools": [tool.model_dump() for tool in body.tools or ()],
         "top_logprobs": 0,
-        "top_p": 1.0 if body.top_p is None else body.top_p,
+        "top_p": _first(body.top_p, sampling.top_p, 1.0),
         "truncation": "disabled",
         "user": body.user,
     }
+
+
+def _first(*values: float | None) -> float | None:
+    return next((value for value in values if value is not None), None)
 
 
 # A chat's path of a parameter, and the path here.
@@ -346,10 +350,15 @@ def _rename_params(refusal: Refusal, origins: Sequence[ItemOrigin]) -> Refusal:
     if refusal.param is None:
         return refusal
     param = _MESSAGE_PATH.sub(lambda match: _input_path(match[1], match[2], origins), refusal.param)
-    for pattern, name in _PARAM_RENAMES:
-        param = pattern.sub(name, param)
+    param = _renamed(param)
     message = refusal.message.replace(f"'{refusal.param}'", f"'{param}'")
     return dataclasses.replace(refusal, param=param, message=message)
+
+
+def _renamed(param: str) -> str:
+    for pattern, name in _PARAM_RENAMES:
+        param = pattern.sub(name, param)
+    return param
 
 
 def _input_path(message: str | None, call: str | None, origins: Sequence[ItemOrigin]) -> str:

@@ -25,6 +25,7 @@ from machinery.processes import process_start
 from nodeagent.engines import engine_logs, group_launch
 from nodeagent.engines.addresses import EngineAddresses
 from nodeagent.engines.group_launch import RankLaunch
+from schemas.sampling import Sampling, UnknownParameters
 from schemas.wire import engine_flags
 from schemas.wire.engine_address import EngineAddress
 from schemas.wire.engine_flags import EngineFlags, EngineIdentity
@@ -48,6 +49,8 @@ class EngineOrder:
     memory_limit_bytes: int
     """The memory that the proof grants this process."""
     queue_depth: int | None = None
+    sampling: Sampling | None = None
+    unknown_parameters: UnknownParameters = "Warn"
     kv_bits: int | None = None
     kv_window: int | None = None
     prefix_cache_bytes: int | None = None
@@ -135,6 +138,9 @@ def flags_of(
         concurrency=order.concurrency,
         memory_limit_bytes=order.memory_limit_bytes,
         queue_limit=order.queue_depth,
+        sampling=order.sampling,
+        # The default is not written: an engine of an earlier release does not know the flag.
+        unknown_parameters=None if order.unknown_parameters == "Warn" else order.unknown_parameters,
         kv_bits=order.kv_bits,
         kv_window=order.kv_window,
         prefix_cache_bytes=order.prefix_cache_bytes,

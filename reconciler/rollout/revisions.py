@@ -87,6 +87,8 @@ def content_of(deployment: ModelDeployment) -> RevisionTemplate:
         concurrency=spec.concurrency,
         queue_depth=spec.queue_depth,
         kv_cache=spec.kv_cache,
+        sampling=spec.sampling,
+        unknown_parameters=spec.unknown_parameters,
         resources=spec.resources,
         sharding=spec.sharding,
         restarted_at=deployment.metadata.annotations.get(RESTARTED_AT, ""),

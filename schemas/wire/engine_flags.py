@@ -15,6 +15,9 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final, Self, TypeAlias, get_args
 
+from pydantic import ValidationError
+
+from schemas.sampling import Sampling, UnknownParameters
 from schemas.shardgroup import Backend, Parallelism
 from schemas.wire.engine_address import EngineAddress
 
@@ -38,7 +41,7 @@ fit every pipe (_POSIX_PIPE_BUF), so the agent never waits, and its death at any
 LEGACY_GROUP_VARIABLE: Final = "MLX_FLEET_GROUP_SECRET"
 """The environment variable in which agents of 0.1.0 and earlier give the secret; engines read it if stdin is empty."""
 
-Value: TypeAlias = str | int | float | Path | tuple[str, ...] | tuple[int, ...] | None
+Value: TypeAlias = str | int | float | Path | tuple[str, ...] | tuple[int, ...] | Sampling | None
 
 _HOST: Final = "127.0.0.1"
 _MAX_PORT: Final = 65535
@@ -87,6 +90,15 @@ def _socket(text: str) -> Path:
         raise argparse.ArgumentTypeError(str(error)) from error
 
 
+def _sampling(text: str) -> Sampling:
+    try:
+        return Sampling.model_validate_json(text)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        where = ".".join(map(str, first["loc"]))
+        raise argparse.ArgumentTypeError(f"{where}: {first['msg']}") from error
+
+
 def _layers(text: str) -> tuple[int, ...]:
     parts = text.split(",")
     if not all(part.isascii() and part.isdecimal() for part in parts):
@@ -129,6 +141,23 @@ class EngineFlags:
         default=None,
         metadata=_flag(
             "--queue-limit", _at_least(0), "requests that may wait; default: 4 x concurrency"
+        ),
+    )
+    sampling: Sampling | None = field(
+        default=None,
+        metadata=_flag(
+            "--sampling",
+            _sampling,
+            "values for requests that leave them out, as JSON of spec.sampling",
+        ),
+    )
+    unknown_parameters: UnknownParameters | None = field(
+        default=None,
+        metadata=_flag(
+            "--unknown-parameters",
+            str,
+            "what to do with parameters that only other servers have; default: Warn",
+            choices=get_args(UnknownParameters),
         ),
     )
     drain_timeout_s: float | None = field(
@@ -366,6 +395,8 @@ def to_argv(**values: Value) -> list[str]:
 def _written(value: Value) -> str:
     if isinstance(value, float):
         return f"{value:g}"
+    if isinstance(value, Sampling):
+        return value.model_dump_json(by_alias=True, exclude_none=True)
     return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 

@@ -44,7 +44,10 @@ GATEWAY: Final = "x-fleet-gateway"
 """The id of the gateway that answers on its admin port; the reconciler checks it."""
 RETRY_AFTER: Final = "retry-after"
 
-ENGINE_RESPONSE_HEADERS: Final = frozenset({"content-type", "cache-control", RETRY_AFTER})
+WARNING: Final = "warning"
+"""Parameters of the request that were left out (RFC 9111 has retired the header for caches; servers still use it)."""
+
+ENGINE_RESPONSE_HEADERS: Final = frozenset({"content-type", "cache-control", RETRY_AFTER, WARNING})
 """The headers of an engine's response that gateways pass on to clients. All others end at the gateway: an engine
 must not be able to set cookies, allow origins or redirect."""
 
@@ -73,6 +76,11 @@ ANTHROPIC_RATE_LIMIT_TOKENS: Final = (
 
 MAX_TIMEOUT_S: Final = 86_400.0
 """The longest `x-request-timeout`: one day. A larger number is more likely milliseconds than a deadline."""
+
+
+def format_warning(text: str) -> str:
+    """Return the value of `warning`: code 299 is any lasting one. `text` has no quotes."""
+    return f'299 mlx-fleet "{text}"'
 
 
 def parse_timeout(text: str) -> float:

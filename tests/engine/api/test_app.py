@@ -30,6 +30,17 @@ def stream(client: openai.OpenAI, text: str, **fields: Any) -> tuple[str, list[A
     return "".join(shown), chunks
 
 
+def test_a_warning_names_what_was_left_out(engine: Engine) -> None:
+    whole = engine.chat(max_tokens=1, mirostat=2, service_tier="flex")
+    assert whole.headers["warning"] == '299 mlx-fleet "left out: mirostat, service_tier"'
+    assert engine.chat(max_tokens=1, mirostat=2, stream=True).headers["warning"] == (
+        '299 mlx-fleet "left out: mirostat"'
+    )
+    assert "warning" not in engine.chat(max_tokens=1).headers
+    metrics = engine.request("GET", "/metrics").raw.decode()
+    assert 'fleet_engine_ignored_parameters_total{parameter="mirostat"} 2' in metrics
+
+
 def test_models_and_headers(engine: Engine, client: openai.OpenAI) -> None:
     assert [model.id for model in client.models.list()] == ["tiny", "fast"]
     assert client.models.retrieve("fast").id == "fast"

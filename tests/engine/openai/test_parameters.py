@@ -1,5 +1,6 @@
 """The table of parameters agrees with docs/reference/openai.md and with OpenAI's client."""
 
+import re
 import typing
 
 import openai.types
@@ -8,7 +9,7 @@ import pytest
 
 from engine.openai import parameters
 from engine.openai.parameters import EndpointParameters
-from tests.support.engine_reference import rows
+from tests.support.engine_reference import PAGE, rows
 from tests.support.engine_requests import chat, refused
 
 CHAT = openai.types.chat.completion_create_params
@@ -27,7 +28,10 @@ def verdict(name: str, accepted: EndpointParameters) -> str:
         return "honoured"
     if name in accepted.labels:
         return "label"
-    return "only" if accepted.limited[name].values else "refused"
+    limited = accepted.limited[name]
+    if limited.values:
+        return "only"
+    return "left" if limited.is_hint else "refused"
 
 
 @pytest.mark.parametrize(("heading", "accepted", "_params"), ENDPOINTS)
@@ -60,3 +64,11 @@ def test_an_unknown_name_gets_a_suggestion() -> None:
     refusal = refused(chat, temprature=1)
     assert (refusal.param, refusal.code) == ("temprature", "unknown_parameter")
     assert "'temperature'" in refusal.message
+
+
+def test_the_page_names_the_parameters_of_others() -> None:
+    page = PAGE.read_text().split("\n## Parameters of other servers\n")[1].split("\n## ")[0]
+    named = re.findall(r"`(\w+)`", page.split("|---|---|")[1])
+    assert sorted(named) == sorted(parameters.OTHERS)
+    instead = re.findall(r"^\| `(\w+)` \| (.+) \|$", page.split("|---|---|")[2], re.MULTILINE)
+    assert dict(instead) == parameters.REPLACEMENTS

@@ -1,5 +1,6 @@
 """Request bodies: accepted values, refused values and the parsed request."""
 
+import dataclasses
 import json
 import re
 from typing import Any
@@ -7,8 +8,9 @@ from typing import Any
 import pytest
 
 from engine.jobs import SamplingParams
-from engine.openai import request_body
-from engine.openai.request_body import TextPrompts
+from engine.openai import limits, parameters, request_body
+from engine.openai.request_body import GenerationRequest, RequestPolicy, TextPrompts
+from schemas.sampling import Sampling
 from tests.support.engine_requests import TURNS, chat, complete, refused
 
 NEUTRAL: list[dict[str, Any]] = [
@@ -62,7 +64,7 @@ def test_a_top_p_or_temperature_of_zero_is_greedy() -> None:
 
 
 def test_no_limit_and_no_stop_word_as_other_servers_say_it() -> None:
-    assert chat(max_tokens=-1) == chat(max_completion_tokens=-1) == chat()
+    assert chat(max_tokens=-1) == chat(max_completion_tokens=-1) == chat(fit_max_tokens=True)
     assert complete(max_tokens=-1) == complete(fit_max_tokens=True)
     assert chat(stop="").stops == chat(stop=[""]).stops == ()
     assert chat(stop=["a", "", "b"]).stops == ("a", "b")
@@ -77,6 +79,71 @@ def test_answers_that_must_not_end_early() -> None:
     assert refused(chat, ignore_eos=True, response_format=object_).param == "ignore_eos"
     assert refused(chat, min_tokens=2, response_format=object_).param == "min_tokens"
     assert chat(min_tokens=2, response_format={"type": "text"}).min_tokens == 2
+
+
+STRICT = RequestPolicy(refuses_unknown=True)
+
+
+def strict_chat(**fields: Any) -> GenerationRequest:
+    body = json.dumps({"model": "m", "messages": TURNS} | fields).encode()
+    return request_body.parse_chat(body, policy=STRICT)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("mirostat", 2),
+        ("skip_special_tokens", False),
+        ("ttl", 60),
+        ("provider", {"order": ["x"]}),
+        ("service_tier", "flex"),
+        ("verbosity", "low"),
+        ("prediction", {"type": "content", "content": "x"}),
+    ],
+)
+def test_what_only_others_have_is_left_out_or_refused(name: str, value: Any) -> None:
+    assert chat(**{name: value}) == dataclasses.replace(chat(), ignored=(name,))
+    assert chat(**{name: None}) == strict_chat(**{name: None}) == chat()
+    refusal = refused(strict_chat, **{name: value})
+    assert (refusal.param, refusal.code) == (name, "unsupported_parameter")
+
+
+@pytest.mark.parametrize("name", sorted(parameters.REPLACEMENTS))
+def test_what_would_change_the_answer_is_refused_with_a_way_out(name: str) -> None:
+    for parse in (chat, complete, strict_chat):
+        refusal = refused(parse, **{name: "x"})
+        assert (refusal.param, refusal.code) == (name, "unsupported_parameter")
+        assert parameters.REPLACEMENTS[name] in refusal.message
+
+
+def test_no_parameter_is_in_two_tables() -> None:
+    others = parameters.OTHERS.keys() | parameters.REPLACEMENTS.keys()
+    assert len(others) == len(parameters.OTHERS) + len(parameters.REPLACEMENTS)
+    assert not others & parameters.chat_parameters().names
+    assert others & parameters.completion_parameters().names == set()
+
+
+def test_a_deployment_fills_in_what_requests_leave_out() -> None:
+    sampling = Sampling(max_tokens=50, temperature=0.5, top_k=7, repetition_penalty=1.5)
+    policy = RequestPolicy(sampling=sampling)
+
+    def parsed(**fields: Any) -> GenerationRequest:
+        body = json.dumps({"model": "m", "messages": TURNS} | fields).encode()
+        return request_body.parse_chat(body, policy=policy)
+
+    filled = parsed()
+    assert filled.sampling == SamplingParams(temperature=0.5, top_k=7, repetition_penalty=1.5)
+    assert (filled.max_tokens, filled.default_max_tokens) == (None, 50)
+    assert limits.resolve_max_tokens(filled, 10, 100) == 50
+    assert limits.resolve_max_tokens(filled, 70, 100) == 30
+    assert limits.resolve_max_tokens(parsed(max_tokens=-1), 10, 100) == 90
+    assert limits.resolve_max_tokens(parsed(max_completion_tokens=3), 10, 100) == 3
+    own = parsed(temperature=0, top_k=0, repeat_penalty=1.1)
+    assert own.sampling == SamplingParams(temperature=0.0, repetition_penalty=1.1)
+    assert parsed(temperature=None) == filled
+    text = request_body.parse_completion(b'{"model":"m","prompt":"x"}', policy=policy)
+    assert text.sampling == filled.sampling
+    assert limits.resolve_max_tokens(text, 10, 100) == 50
 
 
 def test_llama_cpps_name_of_the_repetition_penalty() -> None:
@@ -166,11 +233,7 @@ REFUSED = [
     ("function_call", {"name": "f"}),
     ("modalities", ["audio"]),
     ("audio", {"voice": "alloy", "format": "wav"}),
-    ("prediction", {"type": "content", "content": "x"}),
     ("web_search_options", {}),
-    ("verbosity", "low"),
-    ("service_tier", "flex"),
-    ("prompt_cache_retention", "24h"),
     ("reasoning_effort", "enormous"),
     ("metadata", {"a": 1}),
     ("user", 1),
@@ -296,7 +359,7 @@ def test_more_tokens_than_the_context_are_refused_before_they_are_looked_at(prom
         # The last token is no token, which only a look at it finds out.
         body = {"model": "m", "prompt": [*prompt[:-1], "x"] if prompt[0] == 7 else prompt}
         return request_body.parse_completion(
-            json.dumps(body).encode(), context_length=context_length
+            json.dumps(body).encode(), policy=RequestPolicy(context_length=context_length)
         )
 
     refusal = refused(parse, 100)
@@ -313,6 +376,9 @@ def test_a_resume_point_has_no_more_tokens_than_the_context() -> None:
     fleet = {"tokens": [1] * 101, "seed": 1, "prompt": "", "id": "x", "created": 1}
     body = {"model": "m", "messages": TURNS, "stream": True, "fleet": fleet}
     refusal = refused(
-        request_body.parse_chat, json.dumps(body).encode(), is_resumable=True, context_length=100
+        request_body.parse_chat,
+        json.dumps(body).encode(),
+        is_resumable=True,
+        policy=RequestPolicy(context_length=100),
     )
     assert (refusal.code, refusal.param) == ("context_length_exceeded", "fleet.tokens")

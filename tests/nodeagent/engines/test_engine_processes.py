@@ -28,6 +28,7 @@ from nodeagent.execute import engine_order
 from schemas.deployment import DraftModel, KvCache, ModelSource
 from schemas.meta import ObjectMeta
 from schemas.replica import MemoryProof, RankAssignment, Replica, ReplicaSpec
+from schemas.sampling import Sampling
 from schemas.wire.engine_address import EngineAddress
 from tests.support.waiting import until, until_async
 
@@ -82,7 +83,14 @@ def test_an_engine_gets_exactly_the_declared_fields(tmp_path: Path) -> None:
     """The agent's words are those that the engine understands: both sides of the command line."""
     plain = order(tmp_path)
     words = engine_processes.engine_command(plain, node="a", address=EngineAddress(HOST, 4100))
-    assert not {"--queue-limit", "--kv-bits", "--adapter", "--draft-tokens"} & set(words)
+    assert not {
+        "--queue-limit",
+        "--sampling",
+        "--unknown-parameters",
+        "--kv-bits",
+        "--adapter",
+        "--draft-tokens",
+    } & set(words)
     config = flags.parse(words[3:])
     assert (config.queue_limit, config.kv_bits, config.kv_window) == (4, None, None)
     assert (config.adapter, config.draft_model) == (None, None)
@@ -91,6 +99,8 @@ def test_an_engine_gets_exactly_the_declared_fields(tmp_path: Path) -> None:
     told = dataclasses.replace(
         plain,
         queue_depth=0,
+        sampling=Sampling(max_tokens=9, top_p=0.5),
+        unknown_parameters="Refuse",
         kv_bits=8,
         prefix_cache_bytes=0,
         adapter=tmp_path / "law",
@@ -103,6 +113,7 @@ def test_an_engine_gets_exactly_the_declared_fields(tmp_path: Path) -> None:
     assert (config.queue_limit, config.kv_bits, config.prefix_cache_bytes) == (0, 8, 0)
     assert (config.adapter, config.draft_model) == (tmp_path / "law", tmp_path / "small")
     assert config.draft_tokens == 5
+    assert (config.sampling, config.refuses_unknown) == (Sampling(max_tokens=9, top_p=0.5), True)
     windowed = dataclasses.replace(plain, kv_window=32)
     assert (
         flags.parse(
@@ -126,6 +137,8 @@ def test_every_field_of_a_replica_reaches_its_engine() -> None:
             context_length=64,
             concurrency=2,
             queue_depth=3,
+            sampling=Sampling(temperature=0.5),
+            unknown_parameters="Refuse",
             kv_cache=KvCache(bits=4, prefix_bytes="1Ki"),
             ranks=(RankAssignment(node="a", memory=proof),),
         ),
@@ -139,6 +152,8 @@ def test_every_field_of_a_replica_reaches_its_engine() -> None:
         concurrency=2,
         memory_limit_bytes=7,
         queue_depth=3,
+        sampling=Sampling(temperature=0.5),
+        unknown_parameters="Refuse",
         kv_bits=4,
         prefix_cache_bytes=1024,
         adapter=Path("/models/law"),
