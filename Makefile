@@ -7,6 +7,8 @@ READY := $(VENV)/.ready
 TEST_READY := $(VENV)/.test-ready
 # LiteLLM pins older versions of what we use, and is a client in tests.
 LITELLM := .venv-litellm
+# lm-evaluation-harness judges log-likelihoods in `make test-full`.
+LM_EVAL := .venv-lm-eval
 ONCE ?=
 PORT ?=
 TESTS ?=
@@ -52,6 +54,12 @@ $(LITELLM)/.ready: $(READY) requirements-litellm.txt
 	@$(UV) pip install $(QUIET) --python $(LITELLM)/bin/python --require-hashes -r requirements-litellm.txt
 	@touch $@
 
+$(LM_EVAL)/.ready: $(READY) requirements-lm-eval.txt
+	@echo "setting up $(LM_EVAL) (once; a judge for tests)"
+	@$(BIN)/python -m venv --without-pip $(LM_EVAL)
+	@$(UV) pip install $(QUIET) --python $(LM_EVAL)/bin/python --require-hashes -r requirements-lm-eval.txt
+	@touch $@
+
 demo: $(READY)  ## start a two-node fleet, deploy a model, chat with it (ONCE=1: and shut down; PORT=4010)
 	@$(BIN)/fleetctl demo --data-dir .fleet $(if $(PORT),--port $(PORT)) $(if $(ONCE),--once)
 
@@ -64,7 +72,7 @@ test: $(TEST_READY) $(LITELLM)/.ready  ## what CI runs: ruff, mypy, import-linte
 unit: $(TEST_READY) $(LITELLM)/.ready  ## the default tier of tests, without lint (TESTS=tests/store: some of them)
 	@OPENBLAS_NUM_THREADS=1 $(BIN)/pytest $(TESTS)  # several processes share the cores already
 
-test-full: lint $(LITELLM)/.ready  ## every tier: all whole fleets, full sampling sizes, soak, every bench (about an hour)
+test-full: lint $(LITELLM)/.ready $(LM_EVAL)/.ready  ## every tier: all whole fleets, full sampling sizes, soak, every bench (about an hour)
 	@FLEET_TESTS=full OPENBLAS_NUM_THREADS=1 $(BIN)/pytest -m "not mac"
 	@$(MAKE) --no-print-directory bench-smoke
 
@@ -98,6 +106,7 @@ lock: $(READY)  ## renew the requirements*.txt
 	@$(LOCK) pyproject.toml -o requirements.txt
 	@$(LOCK) --group test --constraint requirements.txt -o requirements-test.txt
 	@$(LOCK) requirements-litellm.in -o requirements-litellm.txt
+	@$(LOCK) requirements-lm-eval.in --constraint requirements.txt -o requirements-lm-eval.txt
 
 bench-smoke: $(TEST_READY)  ## every bench for seconds: whether it runs and compares, not how fast
 	@$(BIN)/python -m bench.smoke

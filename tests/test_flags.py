@@ -45,6 +45,7 @@ FOREIGN: Mapping[str, str] = {
     "tailscale": "json",
     "LocalAI": "models-config-file",
     "hf": "local-dir",
+    "lm_eval": "model tasks",
     "mlx_lm.convert": "hf-path mlx-path q-bits",
     "xcode-select": "install",
     "flux": "with-source",
