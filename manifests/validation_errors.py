@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from types import NoneType
 from typing import Any, get_args, get_origin
 
-from pydantic import BaseModel, StringConstraints, ValidationError
+from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
@@ -15,10 +15,9 @@ from manifests.suggestions import describe_node, did_you_mean, nearest
 from manifests.trees import Path
 from manifests.yaml import nodes
 from manifests.yaml.nodes import YamlNode
-from schemas.deployment import ModelPath, ModelSource, ServedName
+from schemas.deployment import HUB_REPO_PATTERN, ModelSource
 from schemas.duration import Unit
-from schemas.meta import FLEET_OWNED, LabelKey, LabelValue, ObjectMeta, ObjectName
-from schemas.quantity import Quantity
+from schemas.meta import FLEET_OWNED, ObjectMeta
 
 
 def known_fields(model: type[BaseModel], path: Path) -> tuple[str, ...]:
@@ -96,9 +95,17 @@ def _is_model(found: Any) -> bool:
 
 
 def relevant_errors(error: ValidationError, root: YamlNode) -> list[ErrorDetails]:
-    """Return the errors, except wrong ones about short lists: pydantic does not count a list's invalid items."""
-    details = error.errors(include_url=False)
-    return [one for one in details if one["type"] != "too_short" or _is_short(one, root)]
+    """Return the errors, except those that only follow from others.
+
+    pydantic does not count a list's invalid items, so it takes the list for too short; and it cannot compute a default
+    from an invalid neighbour, which has an error of its own.
+    """
+    return [
+        one
+        for one in error.errors(include_url=False)
+        if one["type"] != "default_factory_not_called"
+        and (one["type"] != "too_short" or _is_short(one, root))
+    ]
 
 
 def _is_short(found: ErrorDetails, root: YamlNode) -> bool:
@@ -123,9 +130,6 @@ _HUB_WORDS = frozenset(
         "name",
         "revision",
     )
-)
-_NAME_RULE = (
-    'expected lower-case letters, digits, "-" and ".", beginning and ending with a letter or digit'
 )
 
 
@@ -279,18 +283,35 @@ def _value(it: FieldError) -> Explanation:
 
 
 def _pattern(it: FieldError) -> Explanation:
-    pattern = it.context.get("pattern")
-    rule = next((says for of, says in _rules() if of == pattern), f"does not match {pattern}")
-    hint = ""
-    if rule == _NAME_RULE and it.node is not None:
-        slug = re.sub(r"[^a-z0-9.]+", "-", it.node.text.lower()).strip("-.")
-        hint = f"Write: {it.key}{slug}" if slug else ""
-    if pattern == _pattern_of(Quantity) and it.node is not None:
-        hint = _quantity_hint(it)
+    from manifests import patterns  # noqa: PLC0415 - it imports the models of all kinds
+
+    pattern = str(it.context.get("pattern"))
+    rule = patterns.rule(pattern)
     # For a key, the node at the path is the key's value, which is not what is wrong.
-    if pattern == _pattern_of(LabelKey):
+    if pattern == patterns.LABEL_KEY:
         return rule, ""
+    hints = {
+        patterns.NAME: _name_hint,
+        patterns.QUANTITY: _quantity_hint,
+        HUB_REPO_PATTERN: _repo_hint,
+    }
+    hint = hints[pattern](it) if pattern in hints and it.node is not None else ""
     return f"{rule}; got {describe_node(it.node)}", hint
+
+
+def _name_hint(it: FieldError) -> str:
+    """Return the nearest name of an object."""
+    text = it.node.text if it.node is not None else ""
+    slug = re.sub(r"[^a-z0-9.]+", "-", text.lower()).strip("-.")
+    return f"Write: {it.key}{slug}" if slug else ""
+
+
+def _repo_hint(it: FieldError) -> str:
+    """Return the repository that the address of its page means."""
+    text = it.node.text if it.node is not None else ""
+    found = re.match(r"https?://[^/]+/(?:models/)?([^/]+/[^/?#]+)", text)
+    is_repo = found is not None and re.fullmatch(HUB_REPO_PATTERN, found[1])
+    return f"Write: {it.key}{found[1]}" if found is not None and is_repo else ""
 
 
 def _quantity_hint(it: FieldError) -> str:
@@ -303,31 +324,6 @@ def _quantity_hint(it: FieldError) -> str:
     binary = f"{number}{unit.upper()}i"
     decimal = f"{number}{'k' if unit == 'k' else unit.upper()}"
     return f"Write: {it.key}{binary if is_binary else f'{decimal} or {binary}'}"
-
-
-def _rules() -> tuple[tuple[str | None, str], ...]:
-    return (
-        (_pattern_of(ObjectName), _NAME_RULE),
-        (
-            _pattern_of(LabelKey),
-            'a label\'s key has letters, digits, "-", "_" and ".", beginning with a letter or digit, '
-            'and before it optionally a prefix in lower case and "/"',
-        ),
-        (
-            _pattern_of(LabelValue),
-            'expected letters, digits, "-", "_" and ".", beginning and ending with a letter or digit',
-        ),
-        (_pattern_of(ServedName), 'expected letters, digits, ".", "_", ":", "/" and "-"'),
-        (_pattern_of(ModelPath), "expected a path without control characters"),
-        (_pattern_of(Quantity), "expected a quantity of bytes such as 512Mi, 96Gi or 1.5G"),
-    )
-
-
-def _pattern_of(annotated: object) -> str | None:
-    """Return the pattern that a type of schemas/ was declared with, so that it is defined only there."""
-    found = (arg for arg in get_args(annotated) if isinstance(arg, StringConstraints))
-    constraint = next(found, None)
-    return str(constraint.pattern) if constraint is not None else None
 
 
 _TABLE: Mapping[str, Callable[[FieldError], Explanation]] = {

@@ -76,6 +76,7 @@ RefName = Annotated[
     StringConstraints(pattern=r"^[A-Za-z0-9_][A-Za-z0-9._/+@-]*$", max_length=250),
     Examples(("main", "v1.2")),
 ]
+Commit = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{40}$")]
 
 
 class RepositoryAddress(NamedTuple):
@@ -113,7 +114,7 @@ class GitReference(ApiModel):
     """The newest commit of a branch."""
     tag: RefName | None = None
     """The commit of a tag."""
-    commit: Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{40}$")] | None = None
+    commit: Commit | None = None
     """One commit, by its full hash."""
 
     @model_validator(mode="after")

@@ -57,8 +57,9 @@ def _not_ours(environment: dict[str, str]) -> dict[str, str]:
 
 
 Variable = Annotated[str, StringConstraints(pattern=r"^(MLX|JACCL)_[A-Z0-9_]{1,60}$")]
+VariableValue = Annotated[str, StringConstraints(max_length=200, pattern=r"^[^\x00]*$")]
 Environment = Annotated[
-    dict[Variable, Annotated[str, StringConstraints(max_length=200, pattern=r"^[^\x00]*$")]],
+    dict[Variable, VariableValue],
     AfterValidator(_not_ours),
 ]
 Size = Annotated[int, Field(ge=2, le=MOST_RANKS)]

@@ -1,11 +1,16 @@
 """Tests of `manifests.validation_errors`: invalid objects, and the exact messages."""
 
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Annotated, Any, get_args
 
 import pytest
+from pydantic import BaseModel, StringConstraints
 
 from manifests import load
 from manifests.errors import ManifestErrors
+from manifests.patterns import RULES
+from schemas.kinds import KINDS
 from tests.support.manifests_texts import HEAD, complaints, deployment, read
 
 MD = f"{HEAD}kind: ModelDeployment\nmetadata:\n  name: qwen\n"
@@ -208,6 +213,46 @@ def test_a_model_of_a_hub_is_explained(word: str) -> None:
         f"spec.model.{word}: unknown field. A model of a hub is written as hub: {{repo: ORGANISATION/NAME}}, with "
         "revision below hub too (docs/models.md)"
     )
+
+
+def test_a_wrong_repository_of_a_hub_is_one_problem_with_an_example() -> None:
+    told = complaints(f"{MD}spec:\n  model: {{hub: {{repo: Qwen3-4B-4bit}}}}\n")
+    assert told == [
+        f":6:23: {QWEN}: spec.model.hub.repo: expected ORGANISATION/NAME, such as mlx-community/Qwen3-4B-4bit; "
+        'got "Qwen3-4B-4bit" (a string)'
+    ]
+
+
+def test_the_address_of_a_page_of_a_hub_is_translated() -> None:
+    page = "https://huggingface.co/mlx-community/Qwen3-4B-4bit/tree/main"
+    [told] = complaints(f"{MD}spec:\n  model: {{hub: {{repo: '{page}'}}}}\n")
+    assert told.endswith("Write: repo: mlx-community/Qwen3-4B-4bit")
+
+
+def patterns(found: Any, where: str, seen: set[type]) -> Iterator[tuple[str, str]]:
+    """Yield the patterns of a type and of the fields in it, each with its place."""
+    for mark in getattr(found, "__metadata__", ()):
+        if isinstance(mark, StringConstraints) and mark.pattern:
+            yield str(mark.pattern), where
+    if isinstance(found, type) and issubclass(found, BaseModel):
+        if found not in seen:
+            seen.add(found)
+            for name, field in found.model_fields.items():
+                if name != "status":
+                    marked = [Annotated[str, mark] for mark in field.metadata]
+                    for one in (field.annotation, *marked):
+                        yield from patterns(one, f"{where}.{name}", seen)
+        return
+    for part in get_args(found):
+        yield from patterns(part, where, seen)
+
+
+def test_no_user_reads_a_regular_expression() -> None:
+    """Each pattern of a field that users write has a rule in words."""
+    written = [kind for kind in KINDS if kind.written_by_users]
+    found = [one for kind in written for one in patterns(kind.type, kind.name, set())]
+    assert len(found) > 30
+    assert [where for pattern, where in found if pattern not in RULES] == []
 
 
 NAMES = [
