@@ -15,11 +15,20 @@ VERB_SYNONYMS = {
     "tail": "logs", "journal": "logs", "stats": "top", "check": "doctor", "context": "config", "image": "model",
 }  # fmt: skip
 
-_MODELS = "`fleetctl get md` lists the deployed models, `fleetctl get nodes` the Macs"
-_PULL = (
-    "nothing is downloaded: put the model's folder into the models folder of each Mac, for example with "
-    "`hf download REPO --local-dir FOLDER`, then run `fleetctl create modeldeployment NAME --model FOLDER`"
+_MODELS = (
+    "`fleetctl get md` lists the deployed models, `fleetctl models list` the files that Macs fetched, "
+    "`fleetctl get nodes` the Macs"
 )
+_PULL = (
+    "`fleetctl run ORGANISATION/NAME` fetches a model of a hub, deploys it and chats; "
+    "`fleetctl models pull ORGANISATION/NAME --all` only fetches it onto the Macs"
+)
+_PUSH = (
+    "nothing is uploaded: Macs fetch models from a hub (`fleetctl models pull`) and from each other, or have "
+    "folders of their own (`fleetctl create modeldeployment NAME --model FOLDER`)"
+)
+_SEARCH = "`fleetctl models search WORD...` searches a list of well-known repositories"
+_FIT = "`fleetctl models fit ORGANISATION/NAME` shows which Macs can serve a model"
 _PORTS = (
     "clients talk to a gateway, never to an engine: `fleetctl cluster-info` shows the addresses of the gateways; "
     "to reach one that listens on its own Mac only: ssh -L 4000:127.0.0.1:4000 MAC"
@@ -36,7 +45,11 @@ VERB_ANSWERS = {
     "ls": _MODELS,
     "ps": "`fleetctl get replicas` lists the running replicas, `fleetctl top models` their load",
     "pull": _PULL,
-    "push": _PULL,
+    "download": _PULL,
+    "push": _PUSH,
+    "search": _SEARCH,
+    "find": _SEARCH,
+    "fit": _FIT,
     "load": "`fleetctl scale md/NAME --replicas=1` starts a replica; `fleetctl create modeldeployment` deploys a model",
     "unload": "`fleetctl scale md/NAME --replicas=0` ends all replicas of a model",
     "exec": _PROCESSES,
@@ -61,6 +74,21 @@ KIND_SYNONYMS = {
     "replicasets": "revisions", "service": "modelroutes", "services": "modelroutes", "svc": "modelroutes",
     "ingress": "modelroutes", "ingresses": "modelroutes", "httproute": "modelroutes",
     "kustomization": "gitsources", "gitrepository": "gitsources", "secret": "apikeys", "secrets": "apikeys",
+}  # fmt: skip
+
+# Words that are no kinds, and the command that has what they mean.
+_TOKENS = "`fleetctl token list` lists join tokens"
+_CERTIFICATES = "`fleetctl cert list` lists certificates and requests for them"
+_HUB_TOKENS = (
+    "tokens of hubs cannot be listed: `fleetctl create hubtoken NAME --token-file FILE` stores or replaces one, and "
+    "`fleetctl create hubtoken NAME --remove` deletes it"
+)
+KIND_ANSWERS = {
+    "hubtoken": _HUB_TOKENS, "hubtokens": _HUB_TOKENS,
+    "token": _TOKENS, "tokens": _TOKENS,
+    "certificate": _CERTIFICATES, "certificates": _CERTIFICATES, "cert": _CERTIFICATES, "csr": _CERTIFICATES,
+    "context": "`fleetctl config get-contexts` lists contexts", "contexts": "`fleetctl config get-contexts` lists contexts",
+    "namespace": VERB_ANSWERS["namespace"], "namespaces": VERB_ANSWERS["namespace"], "ns": VERB_ANSWERS["namespace"],
 }  # fmt: skip
 
 _NO_NAMESPACES = (

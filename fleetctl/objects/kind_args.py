@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import click
 
-from fleetctl.cli.kubectl_hints import KIND_SYNONYMS
+from fleetctl.cli.kubectl_hints import KIND_ANSWERS, KIND_SYNONYMS
 from schemas import kinds
 from schemas.kinds import Kind
 
@@ -33,8 +33,10 @@ class Target(NamedTuple):
     names: tuple[str, ...]
 
 
-def kind_of(word: str, among: Sequence[Kind] = kinds.KINDS) -> Kind:
+def kind_of(word: str, among: Sequence[Kind] = kinds.KINDS, *, may_be_name: bool = False) -> Kind:
     """Return the kind with this name or alias; the error lists the kinds of `among`.
+
+    With `may_be_name` the error also says how to write an object of that name.
 
     Raises:
         click.UsageError: no kind has this name; the message has the nearest.
@@ -54,6 +56,11 @@ def kind_of(word: str, among: Sequence[Kind] = kinds.KINDS) -> Kind:
     near = [synonym] if synonym in known else difflib.get_close_matches(word.lower(), known, n=1)
     available = ", ".join(sorted(kind.plural for kind in among))
     hint = f"did you mean {known[near[0]]}?" if near else f"available: {available}"
+    answer = KIND_ANSWERS.get(word.lower(), "")
+    if answer:
+        hint = answer
+    elif may_be_name and not near:
+        hint += f". For an object named {word} write its kind, too, such as md/{word}"
     raise click.UsageError(f"unknown kind {word!r}; {hint}")
 
 
@@ -78,7 +85,8 @@ def parse_targets(words: tuple[str, ...]) -> tuple[Target, ...]:
         raise click.UsageError(f"a name is empty; `fleetctl get {words[0]}` lists all names")
     slashed = [word for word in words if "/" in word]
     if not slashed:
-        kinds_ = [kind for word in words[0].split(",") for kind in _kinds_of(word)]
+        is_alone = len(words) == 1 and "," not in words[0]
+        kinds_ = [kind for word in words[0].split(",") for kind in _kinds_of(word, is_alone)]
         if len(kinds_) > 1 and len(words) > 1 and "all" in words[0].split(","):
             raise click.UsageError("`all` takes no names; give a kind, or KIND/NAME")
         return tuple(Target(kind=kind, names=words[1:]) for kind in dict.fromkeys(kinds_))
@@ -93,14 +101,14 @@ def parse_targets(words: tuple[str, ...]) -> tuple[Target, ...]:
     return tuple(Target(kind=kind, names=tuple(found)) for kind, found in names.items())
 
 
-def _kinds_of(word: str) -> tuple[Kind, ...]:
+def _kinds_of(word: str, is_alone: bool) -> tuple[Kind, ...]:
     if word == "all":
         return tuple(kind for kind in kinds.KINDS if kind.name not in _EXCLUDED_FROM_ALL)
-    return (_readable_kind(word),)
+    return (_readable_kind(word, may_be_name=is_alone),)
 
 
-def _readable_kind(word: str) -> Kind:
-    return API_KEYS if is_api_keys(word) else kind_of(word, WITH_API_KEYS)
+def _readable_kind(word: str, *, may_be_name: bool = False) -> Kind:
+    return API_KEYS if is_api_keys(word) else kind_of(word, WITH_API_KEYS, may_be_name=may_be_name)
 
 
 def is_api_keys(word: str) -> bool:

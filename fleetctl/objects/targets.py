@@ -101,7 +101,8 @@ def _names_by_kind(words: Sequence[str], among: Sequence[Kind]) -> dict[str, lis
             found.setdefault(kind_of(kind, among).name, []).append(name)
     else:
         for part in words[0].split(","):
-            found.setdefault(kind_of(part, among).name, []).extend(words[1:])
+            kind_found = kind_of(part, among, may_be_name=[part] == [*words])
+            found.setdefault(kind_found.name, []).extend(words[1:])
     return found
 
 

@@ -70,8 +70,8 @@ def parse(text: str, options: TableOptions, *, has_managed_fields: bool) -> Form
         return parse_template(word, value)
     if word not in _PLAIN_FORMATS or equals:
         near = get_close_matches(word, (*_PLAIN_FORMATS, *_TEMPLATE_FORMATS), n=1, cutoff=0.5)
-        hint = f"did you mean {near[0]}? " if near else ""
-        raise click.UsageError(f"unknown output format {text!r}; {hint}Available: {HELP}")
+        hint = f"did you mean {near[0]}? Available" if near else "available"
+        raise click.UsageError(f"unknown output format {text!r}; {hint}: {HELP}")
     if word in TABLES:
         return _table_format(options)
     if word == "name":

@@ -9,6 +9,7 @@ from fleetctl.bundle import archive
 from fleetctl.bundle.archive import BundleContents
 from fleetctl.bundle.lock import PLATFORMS, PYTHONS
 from fleetctl.cli.errors import FleetctlError
+from fleetctl.cli.program import SuggestingGroup
 from machinery import files
 from machinery.version import version as fleet_version
 from schemas import quantity
@@ -25,7 +26,7 @@ needs a Python of its own: `install.sh --python FILE`. docs/install.md describes
 """
 
 
-@click.group()
+@click.group(cls=SuggestingGroup)
 def bundle() -> None:
     """Write archives that install mlx-fleet on other machines."""
 

@@ -18,6 +18,7 @@ from fleetctl.cli.arguments import parse_duration
 from fleetctl.cli.connect import gateway_options, run
 from fleetctl.cli.errors import FleetctlError
 from fleetctl.cli.hub_options import source_option
+from fleetctl.convert.manifest_drafts import object_name
 from fleetctl.fleets import gateways
 from fleetctl.verbs import run_hub_model
 from identity.dialer import Dial
@@ -112,15 +113,27 @@ def run_model(model: str, prompt: tuple[str, ...], **options: Any) -> None:
     pool = _open_gateways(options)
     known = run(pool.send(answer_stream.list_models))
     if model not in known and not run_hub_model.is_hub_id(model):
-        raise FleetctlError(
-            f"{answer_stream.unknown_model_text(model, known)}. To fetch and deploy one of a hub, write its whole name: "
-            "fleetctl run ORGANISATION/NAME. To deploy a folder on the Macs: "
-            f"fleetctl create modeldeployment {model} --model FOLDER"
-        )
+        raise FleetctlError(_unknown_model_text(model, known))
     if run_hub_model.is_hub_id(model):
         run(run_hub_model.deploy_and_wait(model, options))
         run(_wait_until_listed(pool, model))
     _converse(pool, model, question, options)
+
+
+def _unknown_model_text(model: str, known: Sequence[str]) -> str:
+    """Return the error for a model that no deployment has and that is no repository of a hub."""
+    repo, at, revision = model.partition("@")
+    if at and run_hub_model.is_hub_id(repo):
+        return (
+            f"a model's name has no revision: {repo}. To serve {revision or 'another branch'}: "
+            f"fleetctl create modeldeployment NAME --hub {repo} --revision {revision or 'BRANCH'}; then: fleetctl run NAME"
+        )
+    unknown = answer_stream.unknown_model_text(model, known)
+    end = "" if unknown.endswith("?") else "."
+    return (
+        f"{unknown}{end} To fetch and deploy one of a hub, write its whole name: fleetctl run ORGANISATION/NAME. "
+        f"To deploy a folder on the Macs: fleetctl create modeldeployment {object_name(model, 'NAME')} --model FOLDER"
+    )
 
 
 async def _wait_until_listed(pool: GatewayPool, model: str) -> None:

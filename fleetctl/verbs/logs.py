@@ -64,6 +64,12 @@ def parse_target(word: str, selection: LogSelection) -> LogSelection:
 
     """
     before, slash, name = word.partition("/")
+    if before.lower() in ("reconciler", "reconcilers", "etcd"):
+        raise click.UsageError(
+            f"{word}: only replicas, deployments, nodes and gateways give their logs to others; this one is on its own "
+            f"machine: {before.lower().removesuffix('s')}.log below the data folder of `fleetctl up`, or what "
+            "`fleetctl service status` names"
+        )
     if before.lower() in ("gateway", "gateways"):
         target = replace(selection, kind="Gateway", name=name)
     elif not slash:

@@ -16,6 +16,7 @@ from fleetctl.cli import terminal
 from fleetctl.cli.arguments import parse_duration
 from fleetctl.cli.connect import open_store, process_options, run
 from fleetctl.cli.errors import FleetctlError
+from fleetctl.cli.kubectl_hints import KIND_SYNONYMS
 from fleetctl.fleets.dialer import open_dialer
 from fleetctl.objects import selectors
 from fleetctl.objects.kind_args import kind_of, parse_target
@@ -162,8 +163,8 @@ def _top_query(what: tuple[str, ...], options: dict[str, Any]) -> TopQuery:
 
     """
     first, slash, rest = what[0].partition("/")
-    # `model` is accepted as a short form of the kind ModelDeployment.
-    word = "modeldeployments" if first.lower() in ("model", "models") else first
+    # `models` means the kind ModelDeployment; `pods` is refused as what it means here.
+    word = KIND_SYNONYMS.get(first.lower(), first)
     target = parse_target((f"{word}{slash}{rest}", *what[1:]))
     if target.kind.name not in ("Node", "ModelDeployment"):
         raise click.UsageError(

@@ -10,10 +10,11 @@ import click
 import pytest
 
 from fleetctl.__main__ import main
-from fleetctl.cli.kubectl_hints import KIND_SYNONYMS, VERB_ANSWERS
+from fleetctl.cli.kubectl_hints import KIND_ANSWERS, KIND_SYNONYMS, VERB_ANSWERS
 from fleetctl.cli.summaries import SUMMARIES
 from fleetctl.cli.verb_table import SECTIONS
 from fleetctl.objects.kind_args import WITH_API_KEYS
+from schemas import kinds
 from tests.support.fleet import fleetctl, from_scratch
 
 
@@ -24,7 +25,12 @@ from tests.support.fleet import fleetctl, from_scratch
         (("desribe",), "unknown command 'desribe'. Did you mean describe?"),
         (("ls",), "unknown command 'ls': `fleetctl get md` lists the deployed models"),
         (("ps",), "unknown command 'ps': `fleetctl get replicas` lists the running replicas"),
-        (("pull", "qwen"), "nothing is downloaded: put the model's folder into the models folder of each Mac"),
+        (("pull", "qwen"), "`fleetctl models pull ORGANISATION/NAME --all` only fetches it onto the Macs"),
+        (("push", "qwen"), "nothing is uploaded: Macs fetch models from a hub"),
+        (("list",), "`fleetctl models list` the files that Macs fetched"),
+        (("search", "qwen"), "`fleetctl models search WORD...`"),
+        (("fit", "qwen"), "`fleetctl models fit ORGANISATION/NAME`"),
+        (("bundle", "crate"), "unknown command 'crate'"),
         (("exec", "qwen-0", "sh"), "log in with ssh; `fleetctl logs REPLICA`"),
         (("port-forward", "x", "80"), "`fleetctl cluster-info` shows the addresses of the gateways"),
         (("set", "image", "x"), "unknown command 'image'. Did you mean model?"),
@@ -48,6 +54,16 @@ from tests.support.fleet import fleetctl, from_scratch
         (("export", "foo"), "unknown command 'foo'; available: hostfile"),
         (("fabric", "foo"), "unknown command 'foo'; available: bench, check, history, matrix"),
         (("fabric", "chek"), "unknown command 'chek'. Did you mean check?"),
+        (("get", "qwen"), "shardgroups. For an object named qwen write its kind, too, such as md/qwen"),
+        (("delete", "qwen"), "For an object named qwen write its kind, too, such as md/qwen"),
+        (("scale", "qwen", "--replicas=2"), "For an object named qwen write its kind, too, such as md/qwen"),
+        (("get", "qwen/a"), "unknown kind 'qwen'; available: "),
+        (("get", "hubtokens"), "`fleetctl create hubtoken NAME --remove` deletes it"),
+        (("get", "csr"), "unknown kind 'csr'; `fleetctl cert list` lists certificates"),
+        (("get", "ns"), "unknown kind 'ns'; fleets have no namespaces"),
+        (("get", "md", "-o", "xy"), "unknown output format 'xy'; available: wide, yaml"),
+        (("top", "pods"), "there are no usage data for replicas; use nodes or models"),
+        (("logs", "reconciler"), "reconciler.log below the data folder of `fleetctl up`"),
         (("get", "modeldeploymets"), "unknown kind 'modeldeploymets'; did you mean modeldeployments?"),
         (("get", "md", "--wacth"), "--watch"),
         (("--contxt", "x", "get"), "--context"),
@@ -74,11 +90,15 @@ def test_every_command_in_an_answer_exists() -> None:
     """Hints for users of other tools must not lead astray."""
     root = click.Context(main)
     assert VERB_ANSWERS.keys() & set(main.list_commands(root)) == set()
-    for text in VERB_ANSWERS.values():
-        for verb in re.findall(r"fleetctl ([a-z-]+)", text):
-            assert verb in main.list_commands(root), text
+    for text in (*VERB_ANSWERS.values(), *KIND_ANSWERS.values()):
+        for verb, rest in re.findall(r"fleetctl ([a-z-]+) ?([a-z-]*)", text):
+            command = main.get_command(root, verb)
+            assert command is not None, text
+            if isinstance(command, click.Group) and rest[:1] not in ("", "-"):
+                assert command.get_command(root, rest) is not None, text
     known = {kind.plural for kind in WITH_API_KEYS}
     assert set(KIND_SYNONYMS.values()) <= known
+    assert all(kinds.by_alias(word) is None for word in (*KIND_ANSWERS, *KIND_SYNONYMS))
 
 
 def test_every_verb_is_in_one_section_of_the_help() -> None:

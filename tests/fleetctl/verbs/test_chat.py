@@ -288,6 +288,13 @@ async def test_run_chats_with_a_deployed_model() -> None:
             in absent.err
         )
         assert "fleetctl create modeldeployment llama3 --model FOLDER" in absent.err
+        typo = await run_fleetctl("run", "qwem", "hi", "--gateway", url)
+        assert "no model is named qwem; did you mean qwen? To fetch" in typo.err
+        branch = await run_fleetctl("run", "mlx-community/Qwen3-4B@dev", "hi", "--gateway", url)
+        assert (
+            "fleetctl create modeldeployment NAME --hub mlx-community/Qwen3-4B --revision dev"
+            in branch.err
+        )
 
 
 @pytest.mark.timeout(180)
