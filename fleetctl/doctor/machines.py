@@ -50,8 +50,8 @@ def check_machines(reports: Sequence[MachineReport]) -> Iterator[Finding]:
         )
     if examined:
         number = counted(len(examined), "agent", "agents")
-        problems = counted(len(bad), "problem", "problems") if bad else "no problem"
-        yield ok("machines", f"{number} examined the machine and found {problems}")
+        result = "" if bad else " and found no problem"
+        yield ok("machines", f"{number} examined the machine{result}")
 
 
 def _grouped(bad: Sequence[Finding]) -> Iterator[Finding]:

@@ -7,6 +7,7 @@ from datetime import datetime
 from cryptography import x509
 
 from fleetctl.cli.errors import FleetctlError
+from fleetctl.fleets.join_material import MAKE_AUTHORITY
 from fleetctl.output.columns import age
 from identity.authority import addresses_of, is_signed_by, load_authorities, spki_hash
 from identity.external_authority import read_signed
@@ -48,7 +49,7 @@ async def read_fleet(transport: Transport) -> FleetTrust:
     """Return the fleet's trust. Raises FleetctlError: it has none."""
     item = await transport.get(keys.FLEET_TRUST)
     if item is None:
-        raise FleetctlError("this fleet has no certificate authority; `fleetctl secure` makes one")
+        raise FleetctlError(f"this fleet has no certificate authority. {MAKE_AUTHORITY}")
     return codec.decode(FleetTrust, item)
 
 

@@ -7,6 +7,7 @@ from datetime import datetime
 from typing import Any
 
 from fleetctl.cli.errors import FleetctlError
+from fleetctl.fleets.join_material import MAKE_AUTHORITY
 from fleetctl.output.columns import age
 from identity import join_requests
 from identity.authority import AuthorityError, load_certificate, spki_hash
@@ -63,9 +64,7 @@ async def list_machines(transport: Transport) -> list[WaitingMachine]:
         return []
     item = await transport.get(keys.FLEET_TRUST)
     if item is None:
-        raise FleetctlError(
-            "this fleet has no certificate authority yet; run `fleetctl secure` first"
-        )
+        raise FleetctlError(f"this fleet has no certificate authority yet. {MAKE_AUTHORITY}")
     try:
         authority = load_certificate(codec.decode(FleetTrust, item).authorities)
     except AuthorityError as error:

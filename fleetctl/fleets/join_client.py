@@ -6,8 +6,9 @@ is verified with that authority alone: chain, fleet and role. Redirects are neve
 
 import contextlib
 import hmac
+import os
 import ssl
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, Literal, TypeVar
 
@@ -283,7 +284,22 @@ def _reason(error: BaseException) -> str:
     if isinstance(error, TimeoutError):
         return f"no answer within {_CALL_S:g} s"
     found = getattr(error, "os_error", error)
+    if isinstance(found, OSError) and (found.errno or 0) > 0:
+        return os.strerror(
+            found.errno or 0
+        ).lower()  # strerror has the address, which the message has, too
     return str(getattr(found, "strerror", None) or found)[:200]
+
+
+def _failure(failures: Sequence[FleetctlError]) -> FleetctlError:
+    """Return the error of a try at all addresses, and what may be missing where one of them is silent."""
+    said = "; ".join(map(str, failures))
+    if any(type(one) is UnreachableError for one in failures):
+        said += (
+            ". On the fleet's side `fleetctl up --join ADDRESS`, or a reconciler with --authority-dir, opens the join "
+            "port; a firewall may close it"
+        )
+    return FleetctlError(said)
 
 
 def _refusal(content: bytes, where: str, status: int) -> str:
@@ -378,7 +394,7 @@ async def _first_answer(
         wait_s = max(after_s, retries.next_delay_s())
         is_final = all(isinstance(one, NoJoinPortError) for one in failures)
         if is_final or clock.monotonic() + wait_s >= end:
-            raise FleetctlError("; ".join(map(str, failures)))
+            raise _failure(failures)
         await clock.sleep(wait_s)
 
 
@@ -397,19 +413,19 @@ async def ask_to_join(
     addresses: tuple[JoinAddress, ...], key: bytes, body: PendingBody, clock: Clock
 ) -> PendingMachine:
     """Ask the first join port that answers, and return what it needs to wait. Raises FleetctlError."""
-    failures = []
+    failures: list[FleetctlError] = []
     for address in addresses:
         try:
             # The key is sent only now that the authority is known: see identity/join_code.py.
             server = await pin(address, None, clock)
             found = parse_answer(PendingAnswer, await send(server, "POST", REQUESTS_PATH, body))
         except (BusyError, UnreachableError) as error:
-            failures.append(str(error))
+            failures.append(error)
             continue
         return PendingMachine(
             addresses=addresses, authority_hash=server.authority_hash, id=found.id, key=key
         )
-    raise FleetctlError("; ".join(failures))
+    raise _failure(failures)
 
 
 async def wait_for_approval(waiting: PendingMachine, clock: Clock, *, limit_s: float) -> JoinAnswer:

@@ -15,6 +15,11 @@ from schemas.trust import FleetTrust
 from store import codec, keys
 from store.port import Transport
 
+MAKE_AUTHORITY: Final = (
+    "A fleet of `fleetctl up` gets one with `fleetctl up --join ADDRESS`, after `fleetctl down`; for any other, "
+    "`fleetctl secure --authority-dir DIR` on a control Mac makes one"
+)
+"""Advice about a fleet without an authority."""
 _ENTROPY_BYTES: Final = 21
 
 
@@ -35,7 +40,7 @@ async def authority_hash(transport: Transport) -> bytes:
     item = await transport.get(keys.FLEET_TRUST)
     if item is None:
         raise FleetctlError(
-            "this fleet has no certificate authority yet, so no machine can verify it. Run `fleetctl secure` first"
+            f"this fleet has no certificate authority yet, so no machine can verify it. {MAKE_AUTHORITY}"
         )
     try:
         signing = load_certificate(codec.decode(FleetTrust, item).authorities)

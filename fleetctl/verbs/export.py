@@ -17,6 +17,7 @@ from fleetctl.convert.manifest_drafts import save_text
 from fleetctl.fabric import admission
 from fleetctl.objects import reader, selectors
 from fleetctl.objects.kind_args import WRITABLE, kind_of
+from machinery.typing_compat import override
 from manifests.declaration import clean_manifest, is_bare
 from manifests.plan import ORDER
 from manifests.yaml import parser
@@ -185,12 +186,27 @@ mlx.launch connects with ssh to the node's name. Settings that the file cannot e
 """
 
 
+class _FolderPath(click.Path):
+    """A folder to write into; formats, which -o names in other commands, are refused."""
+
+    @override
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if value in ("yaml", "json", "name", "wide"):
+            self.fail(
+                f"-o is the folder to write into, not a format: manifests are YAML, and are printed without -o. For a "
+                f"folder of this name write -o ./{value}",
+                param,
+                ctx,
+            )
+        return super().convert(value, param, ctx)
+
+
 @click.group("export", cls=SuggestingGroup, help=_ALL_HELP, invoke_without_command=True)
 @click.option(
     "-o",
     "--output",
     "folder",
-    type=click.Path(file_okay=False, path_type=Path),
+    type=_FolderPath(file_okay=False, path_type=Path),
     help="Folder to write into (default: standard output).",
 )
 @click.option(

@@ -22,6 +22,7 @@ from fleetctl.fleets.fleet_trust import (
     ensure_trust,
     open_authority,
 )
+from fleetctl.fleets.join_material import MAKE_AUTHORITY
 from fleetctl.fleets.tls_migration import (
     STEPS,
     Blocker,
@@ -130,10 +131,7 @@ async def _make_authority(transport: Transport, clock: Clock, folder: Path, say:
 async def _read(transport: Transport) -> TlsMigration:
     found = await read_migration(transport)
     if found is None:
-        raise FleetctlError(
-            "the fleet has no certificate authority. Make one on a control Mac with `fleetctl secure --authority-dir "
-            "DIR`; a fleet of `fleetctl up` gets one with `fleetctl up --join ADDRESS`"
-        )
+        raise FleetctlError(f"this fleet has no certificate authority. {MAKE_AUTHORITY}")
     return found
 
 

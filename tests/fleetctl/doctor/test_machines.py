@@ -35,7 +35,7 @@ def test_only_problems_of_a_machine_are_shown() -> None:
     unknown = Finding(check="gpu spin", level="UNKNOWN", message="nobody knows")
     assert lines(report("mac-1", WELL, SLEEPS, unknown), report("mac-2", WELL)) == [
         "FAIL sleep mac-1: it sleeps",
-        "OK machines : 2 agents examined the machine and found 1 problem",
+        "OK machines : 2 agents examined the machine",
     ]
 
 

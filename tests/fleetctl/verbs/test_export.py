@@ -88,6 +88,19 @@ def test_files_are_named_by_kind_and_name_with_notes_on_omissions() -> None:
     assert stale_files(map(PurePosixPath, there), made.files) == [PurePosixPath("nodes/old.yaml")]
 
 
+async def test_a_format_is_no_folder(
+    fleet: MemoryFleet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`-o yaml` is a format in every other command, and must not fill a folder of that name."""
+    monkeypatch.chdir(tmp_path)
+    await fleet.ctl("apply", "-f", str(EXAMPLES))
+    done = await fleet.ctl("export", "-o", "yaml")
+    assert (done.code, list(tmp_path.iterdir())) == (2, [])
+    assert "manifests are YAML, and are printed without -o" in done.err
+    assert (await fleet.ctl("export", "-o", "./yaml")).code == 0
+    assert (tmp_path / "yaml" / "modeldeployments" / "qwen.yaml").is_file()
+
+
 async def test_round_trip(fleet: MemoryFleet, tmp_path: Path) -> None:
     """An export applied to an empty fleet leaves no difference, and exports the same files again."""
     folder = tmp_path / "out"

@@ -35,7 +35,7 @@ async def test_add_needs_an_archive_that_is_one(fleet: MemoryFleet, tmp_path: Pa
 async def test_add_needs_a_fleet_that_machines_can_verify(fleet: MemoryFleet) -> None:
     done = await fleet.ctl("node", "add", "me@mac-2.local")
     assert done.code == 1
-    assert "Run `fleetctl secure` first" in done.err
+    assert "`fleetctl up --join ADDRESS`" in done.err
 
 
 async def test_a_lost_node_is_removed_by_name(fleet: MemoryFleet) -> None:
