@@ -8,7 +8,6 @@ import errno
 import importlib
 import os
 import sys
-import textwrap
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -24,12 +23,26 @@ from machinery.typing_compat import override
 
 # A group with at most this many commands lists them all when no name is similar.
 _SHORT_LIST = 12
+# A summary is a sentence: longer than this, it is click that cuts it off.
+_WHOLE = 1000
 # Errors of a write to a full or broken device. A reader that closed the pipe (EPIPE) is handled by click.
 _WRITE_FAILURES = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 
 class SuggestingGroup(click.Group):
-    """A group that answers an unknown command with similar ones."""
+    """A group that answers an unknown command with similar ones, and whose help cuts no sentence off."""
+
+    @override
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        found = [(name, self.get_command(ctx, name)) for name in self.list_commands(ctx)]
+        rows = [
+            (name, command.get_short_help_str(limit=_WHOLE))
+            for name, command in found
+            if command is not None and not command.hidden
+        ]
+        if rows:
+            with formatter.section("Commands"):
+                formatter.write_dl(rows)
 
     @override
     def resolve_command(
@@ -88,14 +101,9 @@ class LazyGroup(SuggestingGroup):
     @override
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the list of verbs without importing them."""
-        width = formatter.width - 6 - max(map(len, self._verbs))
         for title, names in self._titled_sections():
-            rows = [
-                (name, textwrap.shorten(self.summary(ctx, name), width, placeholder="..."))
-                for name in names
-            ]
             with formatter.section(title):
-                formatter.write_dl(rows)
+                formatter.write_dl([(name, self.summary(ctx, name)) for name in names])
 
     @override
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem[str]]:
@@ -113,7 +121,7 @@ class LazyGroup(SuggestingGroup):
             return self._summaries[name]
         command = self.get_command(ctx, name)
         assert command is not None  # the name is in the table
-        return command.get_short_help_str(limit=120)
+        return command.get_short_help_str(limit=_WHOLE)
 
     def _titled_sections(self) -> Iterator[tuple[str, list[str]]]:
         """Yield the sections with their verbs; verbs with a leading underscore are hidden."""

@@ -31,7 +31,7 @@ docs/operations/scaling.md describes autoscaling.
 _COUNT = click.IntRange(0, 10_000)
 
 
-@click.command(help=_HELP)
+@click.command(help=_HELP, short_help="Let load decide the number of replicas of deployments.")
 @click.argument("words", nargs=-1, metavar="[KIND NAME... | KIND/NAME...]")
 @click.option("--min", "least", type=_COUNT, help="Fewest replicas (default: as now, or 1).")
 @click.option("--max", "most", type=click.IntRange(1, 10_000), help="Most replicas.")

@@ -21,7 +21,7 @@ from store.etcd.address import EtcdAddress
 from store.etcd.connect import connect
 
 
-@click.command()
+@click.command(short_help="Write the whole store to FILE; the fleet may keep running.")
 @click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
 @click.option("--force", is_flag=True, help="Replace an existing file.")
 @click.option(

@@ -24,7 +24,7 @@ from schemas.trust import MAX_PEM
 _NAME = click.argument("name", metavar="ROLE/NAME")
 
 
-@click.group(cls=SuggestingGroup)
+@click.group(cls=SuggestingGroup, short_help="Manage the certificates of the fleet's processes.")
 def cert() -> None:
     """Manage the certificates of the fleet's processes, and the authority that signs them."""
 

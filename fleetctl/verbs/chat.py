@@ -102,7 +102,7 @@ def chat(model: str | None, message: str | None, **options: Any) -> None:
     _converse(pool, model, question, options)
 
 
-@click.command(help=_RUN_HELP)
+@click.command(help=_RUN_HELP, short_help="Chat with a model; one of a hub is deployed first.")
 @click.argument("model")
 @click.argument("prompt", nargs=-1)
 @source_option

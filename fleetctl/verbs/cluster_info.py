@@ -39,7 +39,7 @@ class FleetSummary:
     macs: tuple[NodeVersions, ...] = ()
 
 
-@click.command()
+@click.command(short_help="Show the addresses of the fleet, and its Macs.")
 @process_options
 def cluster_info(**options: Any) -> None:
     """Show the addresses of etcd and the gateways, the leading reconciler, and the Macs side by side."""

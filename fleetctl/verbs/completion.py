@@ -395,7 +395,7 @@ Object names come from the store that the command line names (--context, --etcd,
 """
 
 
-@click.command(help=_HELP)
+@click.command(help=_HELP, short_help="Print a script that completes commands in your shell.")
 @click.argument("shell", type=click.Choice(sorted(SCRIPTS)))
 def completion(shell: str) -> None:
     """Print a script that completes verbs, flags, kinds, object names and contexts in your shell."""

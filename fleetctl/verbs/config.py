@@ -132,7 +132,9 @@ ignored completely.
 """
 
 
-@click.group(cls=SuggestingGroup, help=_HELP)
+@click.group(
+    cls=SuggestingGroup, help=_HELP, short_help="Manage contexts: the fleets that you use."
+)
 def config() -> None:
     """Manage contexts: the fleets that you use, and the one that commands use by default."""
 

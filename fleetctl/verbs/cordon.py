@@ -52,7 +52,7 @@ def cordon(nodes: tuple[str, ...], selector: str, **options: Any) -> None:
     run(_change_all(chosen, options, as_cordoned, "cordoned"))
 
 
-@click.command()
+@click.command(short_help="Enable placement on nodes again.")
 @click.argument("nodes", nargs=-1, metavar="NODE...")
 @arguments.selector_option
 @dry_run_option

@@ -42,7 +42,7 @@ _AVAILABLE_S = 300.0
 _REPLY_S = 180.0
 
 
-@click.command()
+@click.command(short_help="Start a fleet of two nodes with a small model, and chat.")
 @data_dir_option
 @click.option("--port", type=click.IntRange(1, 65535), default=4000, show_default=True)
 @click.option("--once", is_flag=True, help="Stop the fleet at the end.")

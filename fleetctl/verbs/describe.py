@@ -381,7 +381,7 @@ _HELP = """Show details of objects: spec, status, owners of fields, related obje
 """
 
 
-@click.command(help=_HELP)
+@click.command(help=_HELP, short_help="Show details of objects, their conditions and events.")
 @click.argument("what", nargs=-1, metavar="[KIND [NAME...] | KIND/NAME...]")
 @arguments.files_option
 @arguments.recursive_option

@@ -16,7 +16,7 @@ _TITLES = ("ROLE", "NAME", "ADDRESS", "FLEET", "SOURCE", "AGE", "NOTE")
 _UID_SHOWN = 8
 
 
-@click.command()
+@click.command(short_help="List join ports, gateways and new machines that are near.")
 @source_options
 @click.option(
     "--timeout",

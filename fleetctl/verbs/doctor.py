@@ -63,7 +63,7 @@ def _local_needs_no_fleet(command: Callable[..., Any]) -> Callable[..., Any]:
     return with_local
 
 
-@click.command(help=_HELP)
+@click.command(help=_HELP, short_help="Check every part of the fleet, and print remedies.")
 @click.option(
     "--local",
     "is_local",

@@ -48,7 +48,7 @@ waits until no replica is assigned to the nodes. Ctrl-C ends the wait, not the d
 """
 
 
-@click.command(help=_HELP)
+@click.command(help=_HELP, short_help="Move all replicas away from nodes, and place no new ones.")
 @click.argument("nodes", nargs=-1, metavar="NODE...")
 @arguments.selector_option
 @click.option(

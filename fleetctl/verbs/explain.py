@@ -121,7 +121,7 @@ multiplied by the weight in its title (spec.placement.profile and weights). A ru
 """
 
 
-@click.command(help=_HELP)
+@click.command(help=_HELP, short_help="Describe a field of a kind, or why a replica does not fit.")
 @click.argument("what", metavar="KIND[.FIELD...] | placement")
 @click.argument("name", nargs=-1, metavar="[NAME]")
 @click.option("--recursive", is_flag=True, help="Show all nested fields.")

@@ -201,7 +201,13 @@ class _FolderPath(click.Path):
         return super().convert(value, param, ctx)
 
 
-@click.group("export", cls=SuggestingGroup, help=_ALL_HELP, invoke_without_command=True)
+@click.group(
+    "export",
+    cls=SuggestingGroup,
+    help=_ALL_HELP,
+    invoke_without_command=True,
+    short_help="Write the fleet's objects as manifests.",
+)
 @click.option(
     "-o",
     "--output",

@@ -59,7 +59,9 @@ after an interruption.
 """
 
 
-@click.command("init-auth", help=_HELP)
+@click.command(
+    "init-auth", help=_HELP, short_help="Create users in etcd, then make it enforce passwords."
+)
 @click.option(
     "--out",
     type=click.Path(file_okay=False, path_type=Path),

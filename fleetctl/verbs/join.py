@@ -91,7 +91,9 @@ class JoinRequest:
     limit_s: float
 
 
-@click.command("join", help=_HELP)
+@click.command(
+    "join", help=_HELP, short_help="Join a fleet with a token, or without one by an approval."
+)
 @click.argument("words", nargs=-1, metavar="[TOKEN|-] [HOST:PORT[,HOST:PORT]]")
 @click.option(
     "--token-file",

@@ -82,7 +82,7 @@ def _heard_row(one: Suggestion) -> tuple[str, ...]:
     return ("<none>", one.name, "", "", one.address.host, "Heard", f"{one.age_s or 0:.0f}s")
 
 
-@click.command()
+@click.command(short_help="Let a machine join that asked without a token.")
 @click.argument("machine", metavar="NAME|ID")
 @click.option("--code", default=None, help="The six words that the machine shows.")
 @click.option(

@@ -89,7 +89,7 @@ def label(words: tuple[str, ...], **options: Any) -> None:
     _run_verb(_LABEL, words, options)
 
 
-@click.command(help=_ANNOTATE_HELP)
+@click.command(help=_ANNOTATE_HELP, short_help="Set and remove annotations of objects.")
 @_metadata_options
 def annotate(words: tuple[str, ...], **options: Any) -> None:
     """Set and remove annotations of objects: notes for people and tools."""

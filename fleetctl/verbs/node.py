@@ -38,7 +38,12 @@ _HELP = """Add Macs to the fleet, upgrade, restart and remove them, over ssh.
 """
 
 
-@click.group("node", cls=SuggestingGroup, help=_HELP)
+@click.group(
+    "node",
+    cls=SuggestingGroup,
+    help=_HELP,
+    short_help="Add Macs over ssh; upgrade, restart and remove them.",
+)
 def node() -> None:
     """Add Macs to the fleet, upgrade, restart and remove them, over ssh."""
 

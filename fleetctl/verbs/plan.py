@@ -59,7 +59,7 @@ Exit code 0: no changes; 1: changes; more than 1: an error.
 """
 
 
-@click.command(help=_HELP)
+@click.command(help=_HELP, short_help="Show what an apply would change, and where replicas go.")
 @manifests_option
 @recursive_option
 @click.option(

@@ -39,7 +39,7 @@ from store.port import Put
 _AT_ONCE = 16
 
 
-@click.command()
+@click.command(short_help="Restore a FILE of `fleetctl backup` into an empty store.")
 @click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.option("--force", is_flag=True, help="Replace an existing store.")
 @click.option(

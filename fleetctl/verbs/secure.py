@@ -56,7 +56,9 @@ A step back (--mode permissive) is possible at any time. No request fails in any
 """
 
 
-@click.command("secure", help=_HELP)
+@click.command(
+    "secure", help=_HELP, short_help="Make a certificate authority, and move a fleet to TLS."
+)
 @click.argument("what", type=click.Choice(["status"]), required=False)
 @click.option(
     "--authority-dir",

@@ -74,7 +74,12 @@ _HELP = """Install programs of the fleet as services of this machine: they start
 """
 
 
-@click.group("service", cls=SuggestingGroup, help=_HELP)
+@click.group(
+    "service",
+    cls=SuggestingGroup,
+    help=_HELP,
+    short_help="Run programs of the fleet as services, from boot on.",
+)
 def service() -> None:
     """Install programs of the fleet as services of this machine."""
 

@@ -43,7 +43,7 @@ docs/operations/simulate.md describes fleet.yaml.
 """
 
 
-@click.command(help=_HELP)
+@click.command(help=_HELP, short_help="Simulate a fleet, its placement and the loss of nodes.")
 @manifests_option
 @recursive_option
 @click.option(

@@ -53,7 +53,7 @@ _OTHER = (
 )
 
 
-@click.command(help=_HELP)
+@click.command(help=_HELP, short_help="End all engines of this Mac or of all Macs now.")
 @click.argument("models", nargs=-1, metavar="")
 @click.option("--local", is_flag=True, help="Stop the engines of this Mac.")
 @click.option("--all", "is_all", is_flag=True, help="Stop the engines of all Macs.")

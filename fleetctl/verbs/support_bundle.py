@@ -26,7 +26,9 @@ the archive lists the contents, and processes that did not answer. Review the ar
 """
 
 
-@click.command("support-bundle", help=_HELP)
+@click.command(
+    "support-bundle", help=_HELP, short_help="Write an archive for the person who helps you."
+)
 @click.option(
     "-o",
     "--output",

@@ -178,7 +178,7 @@ Deployments tolerate taints with spec.placement.tolerations.
 """
 
 
-@click.command(help=_HELP)
+@click.command(help=_HELP, short_help="Keep replicas away that do not tolerate a taint.")
 @click.argument("words", nargs=-1, required=True, metavar="NODE... KEY[=VALUE]:EFFECT...")
 @click.option("--overwrite", is_flag=True, help="Replace the value of an existing taint.")
 @arguments.selector_option

@@ -128,7 +128,7 @@ class TopQuery:
         return orjson.dumps({"items": items}, option=orjson.OPT_INDENT_2).decode()
 
 
-@click.command(help=_HELP)
+@click.command(help=_HELP, short_help="Show memory, requests and tokens of nodes or models.")
 @click.argument("what", nargs=-1, required=True, metavar="nodes|models [NAME...]")
 @click.option("-l", "--selector", default="", help="Show only objects with these labels.")
 @click.option(

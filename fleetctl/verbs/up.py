@@ -30,7 +30,7 @@ _LOCAL = "127.0.0.1"
 _MIN_QUOTA, _MAX_QUOTA = 16 * 2**20, 8 * 2**30
 
 
-@click.command()
+@click.command(short_help="Run a whole fleet on this machine.")
 @data_dir_option
 @click.option(
     "--nodes",
@@ -299,7 +299,7 @@ def _parse_quota(text: str) -> int:
     return quota_bytes
 
 
-@click.command()
+@click.command(short_help="Stop the fleet that `fleetctl up` runs on this machine.")
 @data_dir_option
 def down(data_dir: Path) -> None:
     """Stop the fleet that `fleetctl up` runs on this machine, with all processes that it left behind."""

@@ -18,7 +18,7 @@ from manifests.yaml import parser
 from store.errors import StoreError
 
 
-@click.command()
+@click.command(short_help="Show the versions of all parts of the fleet.")
 @click.option("--client", is_flag=True, help="Show only the version of fleetctl.")
 @click.option(
     "--nodes",

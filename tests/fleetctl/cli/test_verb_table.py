@@ -108,6 +108,24 @@ def test_every_verb_is_in_one_section_of_the_help() -> None:
     assert set(SUMMARIES) == set(verbs)
 
 
+async def test_the_help_cuts_no_sentence_off() -> None:
+    done = await fleetctl("--help")
+    assert not re.findall(r"^  .*\.\.\.$", done.out, re.MULTILINE)
+    inner = await fleetctl("rollout", "--help")
+    assert "the earlier one serves again." in " ".join(inner.out.split())
+
+
+def test_a_summary_takes_one_line_of_the_help() -> None:
+    """That of `models` describes a group of commands."""
+    long = {
+        name
+        for names in SECTIONS.values()
+        for name in names
+        if max(map(len, names)) + len(SUMMARIES[name]) > 78 - len("    ")
+    }
+    assert long <= {"models"}
+
+
 _MODULES = "import json, sys\n{}\nprint(json.dumps(sorted(sys.modules)))"
 # The import of each takes a large part of the time that `fleetctl get` should take, or more.
 _DEAR = {
