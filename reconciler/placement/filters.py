@@ -248,7 +248,7 @@ def is_below_limit(request: PlacementRequest, node: NodeView) -> Rejection | Non
         return None
     return Rejection(
         reason="ReplicaLimit",
-        message=f"it has {count} replicas of this deployment, "
+        message=f"it has {count} {'replica' if count == 1 else 'replicas'} of this deployment, "
         f"spec.placement.maxReplicasPerNode is {limit}",
         need=count + 1,
         have=limit,

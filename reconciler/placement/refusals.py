@@ -188,7 +188,8 @@ _PHRASES: Final[dict[str, Callable[[RefusalCount], str]]] = {
     "NodeNotReady": lambda _: "NotReady",
     "NodeDraining": lambda _: "draining",
     "NodeWithheld": lambda tally: f"withheld ({tally.message})",
-    "DuplicateHardware": lambda tally: f"with the hardware of another node ({tally.message})",
+    # The message goes on with remedies; `describe` and `explain placement` show them for each node.
+    "DuplicateHardware": lambda t: f"with the hardware of another node ({t.message.split('. ')[0]})",
     "VersionSkew": lambda tally: f"of another version ({tally.message})",
     "NodeFlapping": lambda tally: f"held back ({tally.message})",
     "MemoryPressure": lambda _: "under memory pressure",

@@ -144,6 +144,14 @@ REFUSALS = [
         id="anti-affinity",
     ),
     pytest.param(
+        make_request(max_replicas_per_node=1),
+        replace(A, replicas={"qwen": 1}),
+        "ReplicaLimit",
+        "it has 1 replica of this deployment, spec.placement.maxReplicasPerNode is 1",
+        "1 full up (maxReplicasPerNode is 1)",
+        id="one-replica-per-node",
+    ),
+    pytest.param(
         make_request(max_replicas_per_node=2),
         replace(A, replicas={"qwen": 2}),
         "ReplicaLimit",

@@ -32,6 +32,19 @@ def held(name: str, reason: str, **more: int) -> NodeView:
     return replace(node(name), holds=(hold, NodeHold(reason="NotTheFirst", message="and no more")))
 
 
+def test_the_line_about_shared_hardware_leaves_remedies_to_the_nodes() -> None:
+    """The conditions of a deployment have the line three times."""
+    message = (
+        "node mac-1 is the same machine (hardware UUID 1). If this one is a clone, start it anew"
+    )
+    there = replace(node("a"), holds=(NodeHold(reason="DuplicateHardware", message=message),))
+    placed = place_replica(WANT, [there])
+    assert isinstance(placed, Unschedulable)
+    assert summary_line(placed) == (
+        "0/1 nodes fit: 1 with the hardware of another node (node mac-1 is the same machine (hardware UUID 1))"
+    )
+
+
 @pytest.mark.parametrize(("reason", "line"), LINES)
 def test_the_phrase_of_each_reason(reason: str, line: str) -> None:
     there = held("a", reason)
