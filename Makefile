@@ -24,11 +24,12 @@ UV = UV_DEFAULT_INDEX="$${UV_DEFAULT_INDEX:-$(PIP_INDEX)}" $(BIN)/uv
 .PHONY: help setup demo stop test unit test-full test-mac coverage lint format docs proto lock bench-smoke bench-apply bench-cli bench-start bench-fetch bench-gateway bench-gateway-tls bench-gateway-faults bench-gateway-faults-real bench-gateway-hostile bench-routing bench-store bench-placement bench-control-plane bench-manifests bench-engine bench-engine-sockets bench-engine-start bench-shard bench-walks clean
 
 help:  ## show this list
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 28
 
 setup: $(READY)  ## make the virtual environment (once; PYTHON=python3.12 chooses the Python)
 	@test "$(origin PYTHON)" = file || test "$$($(BIN)/python -V)" = "$$($(PYTHON) -V)" || \
 	  { echo "make: $(VENV) has $$($(BIN)/python -V), not $$($(PYTHON) -V). Run \`make clean\` first"; exit 1; }
+	@echo 'fleetctl is ready. In each shell: export PATH="$(CURDIR)/$(BIN):$$PATH"'
 
 $(READY): requirements-build.txt requirements.txt pyproject.toml
 	@$(PYTHON) --version >/dev/null || { echo "make: $(PYTHON) does not run. Try: make PYTHON=python3.12"; exit 1; }

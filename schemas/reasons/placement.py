@@ -17,8 +17,8 @@ SECTION: Final = ReasonSection(
         problem(
             "ModelNotFound",
             "The folder in `spec.model.path` is not on this Mac.",
-            "Copy the model to the agent's models folder (`--models-dir`), or correct the path. Nothing is "
-            "downloaded. The agent looks again by itself.",
+            "Copy the model to the agent's models folder (`--models-dir`), or correct the path; the agent looks again "
+            "by itself. Macs fetch a model by themselves where `spec.model.hub` names its repository.",
         ),
         problem(
             "ModelUnusable",
