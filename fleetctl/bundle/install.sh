@@ -13,7 +13,7 @@ usage: install.sh [OPTIONS]                 install the version of this folder, 
        install.sh [OPTIONS] --list          show the installed versions
        install.sh [OPTIONS] --uninstall     remove all versions; models and data stay
 
-  --prefix DIR     default: /opt/mlx-fleet as root, else a folder in your home
+  --prefix DIR     default: where this script is installed; in an archive /opt/mlx-fleet as root, else a folder in your home
   --link-dir DIR   where `fleetctl` is linked; default: /usr/local/bin as root, ~/.local/bin, or PREFIX/bin with --prefix
   --keep-current   install beside the version in use, and go on using that one
   --python FILE    the Python to use, instead of the one in this folder or one that uv downloads
@@ -255,6 +255,16 @@ show_versions() {
   done
 }
 
+# Print the prefix that this script is installed in, by the name that it was called by; nothing in an unpacked archive.
+own_prefix() {
+  at=$(cd "$(dirname "$0")" && pwd)
+  [ -f "$at/.complete" ] || return 0
+  case $at in
+    */current) say "${at%/current}" ;;
+    */versions/*) say "${at%/versions/*}" ;;
+  esac
+}
+
 uninstall() {
   for running in versions current; do
     if ps -axww -o args= | grep -F "$prefix/$running/" | grep -v -e grep -e install.sh >"$scratch/running"; then
@@ -292,15 +302,18 @@ while [ $# -gt 0 ]; do
   esac
   shift
 done
-if [ -n "$prefix" ]; then
-  link_dir=${link_dir:-$prefix/bin}
-elif [ "$(id -u)" = 0 ]; then
-  prefix=/opt/mlx-fleet link_dir=${link_dir:-/usr/local/bin}
+if [ "$(id -u)" = 0 ]; then
+  usual=/opt/mlx-fleet usual_links=/usr/local/bin
 elif [ "$(uname -s)" = Darwin ]; then
-  prefix="$HOME/Library/Application Support/mlx-fleet-programs" link_dir=${link_dir:-$HOME/.local/bin}
+  usual="$HOME/Library/Application Support/mlx-fleet-programs" usual_links=$HOME/.local/bin
 else
-  prefix=$HOME/.local/share/mlx-fleet-programs link_dir=${link_dir:-$HOME/.local/bin}
+  usual=$HOME/.local/share/mlx-fleet-programs usual_links=$HOME/.local/bin
 fi
+given=$prefix
+prefix=${given:-$(own_prefix)}
+prefix=${prefix:-$usual}
+if [ -n "$given" ] || [ "$prefix" != "$usual" ]; then usual_links=$prefix/bin; fi
+link_dir=${link_dir:-$usual_links}
 for one in "$prefix" "$link_dir" "${python:-/}" "${uv:-/}"; do
   case $one in /*) ;; *) fail "$one: give a full path, which starts with /" ;; esac
 done
@@ -313,6 +326,7 @@ case $action in
     use_version "$chosen"
     ;;
   uninstall)
+    [ -d "$prefix/versions" ] || fail "nothing is installed in $prefix. Give the folder with --prefix DIR"
     take_lock
     uninstall
     ;;

@@ -112,6 +112,30 @@ def test_an_upgrade_and_a_rollback_move_the_link(
     assert "Installed: 1.0.0 1.1.0" in refused(there.run(installed, "--use", "1.2.0"))
 
 
+def test_an_installed_script_works_on_the_folder_that_it_is_in(
+    first: Path, there: Installation, tmp_path: Path
+) -> None:
+    there.install(first)
+
+    def run(*command: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            command, capture_output=True, text=True, timeout=_LIMIT_S, check=False, cwd="/",
+            env=dict(os.environ, HOME=str(tmp_path)),
+        )  # fmt: skip
+
+    assert run(f"{there.prefix}/current/install.sh", "--list").stdout == "1.0.0 (current)\n"
+    assert run(f"{there.prefix}/versions/1.0.0/install.sh", "--list").stdout == "1.0.0 (current)\n"
+    done = run(f"{there.prefix}/current/install.sh", "--uninstall")
+    assert f"removed the programs in {there.prefix}" in done.stdout
+    assert not (there.prefix / "versions").exists()
+    assert not (there.prefix / "bin" / "fleetctl").is_symlink()
+
+
+def test_uninstall_where_nothing_is_installed_is_refused(first: Path, there: Installation) -> None:
+    assert "nothing is installed in" in refused(there.run(first, "--uninstall"))
+    assert not there.prefix.exists()
+
+
 @pytest.mark.full
 def test_a_version_is_installed_beside_the_one_in_use(
     first: Path, second: Path, there: Installation
