@@ -278,12 +278,6 @@ class ModelDeploymentSpec(ApiModel):
     """Requests that may wait at a replica before clients are told to come back. Default: 4 x concurrency."""
     kv_cache: Annotated[KvCache | None, AfterValidator(_none_if_empty)] = None
     """The cache of keys and values of earlier tokens."""
-    sampling: Annotated[Sampling | None, AfterValidator(_none_if_unset)] = None
-    """Values for requests that leave them out, such as maxTokens and temperature."""
-    unknown_parameters: UnknownParameters = "Warn"
-    """Parameters of requests that other servers have and engines do not: Warn leaves them out, with a `warning` header;
-    Refuse answers 400. A name that no server has is always refused, and so is a parameter without which the answer
-    would be another one than was asked for."""
     placement: Placement = Placement()
     """Nodes that may run replicas, and preferences among them."""
     sharding: Sharding = "Never"
@@ -305,6 +299,12 @@ class ModelDeploymentSpec(ApiModel):
     """Bounds for the number of replicas, which load decides. Default: `replicas` is the number."""
     routing: Routing = Routing()
     """The distribution of requests over the replicas by gateways."""
+    sampling: Annotated[Sampling | None, AfterValidator(_none_if_unset)] = None
+    """Values for requests that leave them out, such as maxTokens and temperature."""
+    unknown_parameters: UnknownParameters = "Warn"
+    """Parameters of requests that other servers have and engines do not: Warn leaves them out, with a `warning` header;
+    Refuse answers 400. A name that no server has is always refused, and so is a parameter without which the answer
+    would be another one than was asked for."""
 
     @model_validator(mode="after")
     def _window_makes_sense(self) -> Self:

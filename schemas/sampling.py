@@ -19,7 +19,7 @@ class Sampling(ApiModel):
     """0 takes the most probable token. Default: 1."""
     top_p: Annotated[float, Field(ge=0, le=1)] | None = None
     """Only the most probable tokens that together have this share. Default: 1."""
-    top_k: Annotated[int, Field(ge=0, lt=2**31)] | None = None
+    top_k: Annotated[int, Field(ge=0, le=2**31 - 1)] | None = None
     """Only so many of the most probable tokens. Default: 0, all."""
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
     """Only tokens with at least this share of the probability of the most probable one. Default: 0."""

@@ -292,6 +292,7 @@ def test_dumped_fields_are_in_kubectls_order() -> None:
         "      maxResumptions: 3\n"
         "      maxTokens: 65536\n"
         "    timeouts: {}\n"
+        "  unknownParameters: Warn\n"
     )
 
 

@@ -7,7 +7,7 @@ from functools import cache, partial
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, cast, get_args, get_origin
 
-from annotated_types import Ge, Le, MinLen
+from annotated_types import Ge, Gt, Le, MinLen
 from hypothesis import strategies as st
 from pydantic import AfterValidator, StringConstraints, ValidationError
 
@@ -72,7 +72,7 @@ def _plain(kind: type, constraints: Sequence[object]) -> st.SearchStrategy[Any]:
         bool: st.booleans(),
         datetime: st.datetimes(timezones=st.just(UTC)),
         int: _numbers(constraints),
-        float: st.floats(allow_nan=False, allow_infinity=False),
+        float: _floats(constraints),
     }
     return plain[kind]
 
@@ -83,6 +83,19 @@ def _numbers(constraints: Sequence[object]) -> st.SearchStrategy[int]:
     assert isinstance(least, int)
     assert isinstance(most, int)
     return st.integers(least, most)
+
+
+def _floats(constraints: Sequence[object]) -> st.SearchStrategy[float]:
+    above = next((c.gt for c in constraints if isinstance(c, Gt)), None)
+    least = next((c.ge for c in constraints if isinstance(c, Ge)), above)
+    most = next((c.le for c in constraints if isinstance(c, Le)), None)
+    return st.floats(
+        cast("float | None", least),
+        cast("float | None", most),
+        exclude_min=above is not None,
+        allow_nan=False,
+        allow_infinity=False,
+    )
 
 
 def _texts(constraints: Sequence[object]) -> st.SearchStrategy[str]:
