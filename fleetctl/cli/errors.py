@@ -47,8 +47,9 @@ _ADVICE: tuple[tuple[type[StoreError], str], ...] = (
     (UnauthenticatedError, "Pass --etcd-password-file, such as admin.env of `fleetctl init-auth`"),
     (
         PermissionDeniedError,
-        "Run fleetctl as fleet-admin (admin.env of `fleetctl init-auth`), with the --etcd-prefix of "
-        "the fleet if it has one; restore, backup --etcd-snapshot and init-auth need root (root.env)",
+        "Run fleetctl as an administrator: with the identity that a token of `fleetctl token create --role admin` "
+        "gives, or as fleet-admin (admin.env of `fleetctl init-auth`), with the --etcd-prefix of the fleet if it has one; restore, "
+        "backup --etcd-snapshot and init-auth need root (root.env)",
     ),
     (ConflictError, "Another writer changed the object at the same time; run the command again"),
     (TooLargeError, "Make the object smaller: etcd accepts about 1 MiB"),

@@ -265,7 +265,7 @@ async def _send(
             "Reconcilers have the join port, 4002 by default"
         ) from error
     except (aiohttp.ClientError, TimeoutError, OSError) as error:
-        if isinstance(getattr(error, "os_error", error), ssl.SSLError):
+        if _is_tls(error):
             raise NoJoinPortError(
                 f"{where} ended the connection ({_reason(error)}), as etcd does without a certificate. Reconcilers have "
                 "the join port, 4002 by default"
@@ -280,11 +280,17 @@ async def _send(
     raise FleetctlError(refusal)
 
 
+def _is_tls(error: BaseException) -> bool:
+    """Return whether TLS failed: aiohttp wraps its error, also one that comes after the handshake."""
+    layers = (error, getattr(error, "os_error", None), error.__cause__)
+    return any(isinstance(one, ssl.SSLError) for one in layers)
+
+
 def _reason(error: BaseException) -> str:
     if isinstance(error, TimeoutError):
         return f"no answer within {_CALL_S:g} s"
     found = getattr(error, "os_error", error)
-    if isinstance(found, OSError) and (found.errno or 0) > 0:
+    if isinstance(found, OSError) and (found.errno or 0) > 0 and not _is_tls(error):
         return os.strerror(
             found.errno or 0
         ).lower()  # strerror has the address, which the message has, too

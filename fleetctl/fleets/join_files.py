@@ -218,7 +218,8 @@ def check_answer(answer: JoinAnswer, request: bytes, authority_hash: bytes) -> I
 
 def role_command(role: Role, variables: Mapping[str, str]) -> str:
     """Return the command that starts the process with its identity, or the one that makes fleetctl use it."""
-    return " ".join([_PROGRAMS[role], *map(shlex.quote, role_flags(role, variables))])
+    command = " ".join([_PROGRAMS[role], *map(shlex.quote, role_flags(role, variables))])
+    return f"{command} && fleetctl config use-context {_CONTEXT}" if role is Role.ADMIN else command
 
 
 def role_flags(role: Role, variables: Mapping[str, str]) -> list[str]:
@@ -239,29 +240,25 @@ _SHARED = {
     "FLEET_ETCD": "--etcd",
     "FLEET_ETCD_PREFIX": "--etcd-prefix",
     "FLEET_ETCD_PASSWORD_FILE": "--etcd-password-file",
+    "FLEET_IDENTITY_DIR": "--identity-dir",
 }
-_SERVED = {**_SHARED, "FLEET_IDENTITY_DIR": "--identity-dir"}
 _NODE = {
     "FLEET_NODE_NAME": "--name",
     "FLEET_NODE_ADDRESS": "--address",
     "FLEET_STATE_DIR": "--state-dir",
 }
-_FILES = {
-    "FLEET_ETCD_CA": "--etcd-ca",
-    "FLEET_ETCD_CERT": "--etcd-cert",
-    "FLEET_ETCD_KEY": "--etcd-key",
-}
 _FLAGS: Final[Mapping[Role, Mapping[str, str]]] = {
-    Role.NODE: {**_NODE, **_SERVED},
-    Role.GATEWAY: _SERVED,
-    Role.RECONCILER: _SERVED,
-    Role.ADMIN: {**_SHARED, **_FILES},
+    Role.NODE: {**_NODE, **_SHARED},
+    Role.GATEWAY: _SHARED,
+    Role.RECONCILER: _SHARED,
+    Role.ADMIN: _SHARED,
     Role.ETCD: {},
 }
+_CONTEXT: Final = "my-fleet"
 _PROGRAMS: Final[Mapping[Role, str]] = {
     Role.NODE: "fleet-nodeagent",
     Role.GATEWAY: "fleet-gateway",
     Role.RECONCILER: "fleet-reconciler",
-    Role.ADMIN: "fleetctl config set-context my-fleet",
+    Role.ADMIN: f"fleetctl config set-context {_CONTEXT}",
     Role.ETCD: "etcd",
 }

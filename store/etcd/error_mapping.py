@@ -115,7 +115,7 @@ _HINTS: tuple[tuple[tuple[str, ...], str], ...] = (
     (
         ("certificate verify failed",),
         "certificate verify failed: etcd's certificate is not signed by a known authority. Give etcd's "
-        "CA with --etcd-ca",
+        "CA with --etcd-ca, or the folder that `fleetctl join` wrote with --identity-dir",
     ),
     (
         (

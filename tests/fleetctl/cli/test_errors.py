@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from fleetctl.cli.errors import from_store_error
+from store.errors import PermissionDeniedError
 from tests.support.fleet import Fleet, fleetctl
 from tests.support.fleetctl_runner import MemoryFleet
 
@@ -156,3 +158,10 @@ async def test_misused_flags(words: tuple[str, ...], expected: str) -> None:
     done = await fleetctl(*words)
     assert done.code == 2
     assert expected in done.err
+
+
+def test_a_denial_says_how_to_become_an_administrator() -> None:
+    """Fleets of `up --join` give identities, fleets with an etcd of their own have users."""
+    told = str(from_store_error(PermissionDeniedError("etcd denies this")))
+    assert "`fleetctl token create --role admin`" in told
+    assert "`fleetctl init-auth`" in told

@@ -25,6 +25,7 @@ from schemas.wire.join import CA_PATH, JoinAnswer, JoinBody
 from tests.support.identities import TestAuthority, now
 from tests.support.join import JoinStand, join_body, machine
 from tests.support.ports import free_port
+from tests.support.store_tls import running_tls_etcd
 
 CLOCK = SystemClock()
 NOT_SENT = "The token's secret was not sent"
@@ -246,6 +247,19 @@ async def test_a_server_without_tls_gets_no_secret(stand: JoinStand) -> None:
                 )
     assert stand_in.received[:1] == b"\x16"  # the beginning of TLS, and nothing else
     assert is_silent(stand_in, token)
+
+
+async def test_an_etcd_that_wants_a_certificate_is_no_join_port(
+    stand: JoinStand, tmp_path: Path
+) -> None:
+    """Its refusal comes after the handshake, and waiting for another answer helps nobody."""
+    token = await stand.token()
+    async with running_tls_etcd(tmp_path) as etcd, asyncio.timeout(60):
+        (where,) = parse_addresses(etcd.address.endpoints[0].removeprefix("https://"))
+        with pytest.raises(FleetctlError, match=r"ended the connection .* as etcd does"):
+            await join_client.join(
+                (where,), token.authority_hash, join_body(token), CLOCK, limit_s=600
+            )
 
 
 async def test_redirects_are_not_followed(stand: JoinStand) -> None:

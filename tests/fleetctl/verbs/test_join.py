@@ -2,6 +2,7 @@
 
 import shlex
 import stat
+import tomllib
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -91,6 +92,26 @@ async def test_a_node_gets_the_flags_of_its_agent(serving: Serving) -> None:
         *("--identity-dir", str(serving.folder)),
         *("--etcd", "https://127.0.0.1:2379"),
     ]
+
+
+async def test_an_administrator_gets_commands_for_all_of_fleetctl(
+    serving: Serving, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With files of etcd alone, verbs that dial agents and gateways would have no identity."""
+    monkeypatch.setenv("FLEETCTL_CONFIG", str(tmp_path / "config.toml"))
+    token = await serving.stand.token(TokenOptions(role="admin", name="me", labels={}))
+    done = await serving.join(token.render())
+    assert done.code == 0, done.err
+    line = next(one for one in done.out.splitlines() if "use it with: " in one)
+    for command in line.partition("use it with: ")[2].split(" && "):
+        program, *words = shlex.split(command)
+        assert program == "fleetctl"
+        done = await run_fleetctl(*words)
+        assert done.code == 0, done.err
+    written = tomllib.loads((tmp_path / "config.toml").read_text())
+    context = written["contexts"][written["current-context"]]
+    assert context["identity-dir"] == str(serving.folder)
+    assert context["etcd"] == ["https://127.0.0.1:2379"]
 
 
 @pytest.mark.parametrize("way", ["-", "--token-file"])
