@@ -359,7 +359,8 @@ class LocalFleet:
         self._check_gateway_port()
         for supervisor in self._supervisors:
             await supervisor.start()
-        say(f"started the reconciler, {settings.nodes} node agents and the gateway")
+        agents = "a node agent" if settings.nodes == 1 else f"{settings.nodes} node agents"
+        say(f"started the reconciler, {agents} and the gateway")
 
     async def _start_etcd(self, binary: Binary, say: Say) -> None:
         """Start etcd. It listens for other machines only when it has users and a certificate."""

@@ -29,6 +29,8 @@ _BAR_WIDTH: Final = 24
 _HOPELESS: Final = frozenset(
     {"NotFound", "Gated", "Unauthorized", "ListingRefused", "ModelUnusable", "NoSpace"}
 )
+# Something elsewhere must change, which nobody may be about to do.
+_LASTING: Final = frozenset({"SourceUnreachable", "RateLimited", "Unschedulable"})
 # A token takes a moment to reach the Mac, and a Mac may join a moment later.
 _PATIENCE_S: Final = 10.0
 
@@ -122,7 +124,8 @@ async def wait_until_serving(
         FleetctlError: a person must act first; the message has the reason.
 
     """
-    said, hopeless_since = "", float("inf")
+    said, hopeless_since, is_advised = "", float("inf"), False
+    stays = f"The deployment stays; `fleetctl describe md/{name}` shows more, `fleetctl delete md/{name}` removes it"
     while True:
         found = await _look(transport, name)
         if found.is_available:
@@ -130,14 +133,14 @@ async def wait_until_serving(
         now = clock.monotonic()
         hopeless_since = min(hopeless_since, now) if found.reason in _HOPELESS else float("inf")
         if now - hopeless_since >= patience_s:
-            raise FleetctlError(
-                f"{repo} is not served ({found.reason}): {found.message}. The deployment stays; "
-                f"`fleetctl describe md/{name}` shows more, `fleetctl delete md/{name}` removes it"
-            )
+            raise FleetctlError(f"{repo} is not served ({found.reason}): {found.message}. {stays}")
         progress.show(progress_text(repo, found))
         if not progress.is_shown and found.reason != said:
             said = found.reason
             progress.say(f"{repo}: {found.reason}: {found.message}".rstrip(": "))
+        if found.reason in _LASTING and not is_advised:
+            is_advised = True
+            progress.say(f"this may last. Ctrl-C ends the wait. {stays}")
         await clock.sleep(_POLL_S)
 
 

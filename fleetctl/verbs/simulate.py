@@ -47,7 +47,10 @@ docs/operations/simulate.md describes fleet.yaml.
 @manifests_option
 @recursive_option
 @click.option(
-    "--fleet", "fleet_path", required=True, help="File with the Macs and models (fleet.yaml)."
+    "--fleet",
+    "fleet_path",
+    required=True,
+    help="File with the Macs and models, such as examples/simulate/fleet.yaml.",
 )
 @click.option(
     "--fail",

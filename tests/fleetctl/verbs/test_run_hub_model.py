@@ -2,6 +2,7 @@
 
 import asyncio
 import io
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
@@ -144,6 +145,34 @@ async def test_run_says_why_a_repository_is_not_served() -> None:
     )
     assert f"is not served (Gated): {why}" in str(error)
     assert f"fleetctl delete md/{NAME}" in str(error)
+
+
+async def test_run_says_that_a_wait_may_last_and_how_to_end_it() -> None:
+    """A hub that is away, and Macs that are too small, may stay so."""
+    fleet, shown = MemoryFleet(), io.StringIO()
+
+    async def wait() -> None:
+        with ProgressLine(shown) as progress:
+            clock = SystemClock()
+            name = await deploy_repository(fleet.store, REPO, clock, progress)
+            await wait_until_serving(fleet.store, REPO, name, clock, progress)
+
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(wait())
+        await set_available(fleet, "SourceUnreachable", "huggingface.co cannot be reached")
+        await until_async(said_to(shown, "removes it"), what="the advice")
+        await set_available(fleet, "Unschedulable", "0/1 nodes fit")
+        await until_async(said_to(shown, "0/1 nodes fit"), what="the next reason")
+        await set_available(fleet, "AllReplicasReady", "", ready=1)
+    assert shown.getvalue().count("Ctrl-C ends the wait") == 1
+    assert f"`fleetctl delete md/{NAME}` removes it" in shown.getvalue()
+
+
+def said_to(shown: io.StringIO, text: str) -> Callable[[], Awaitable[bool]]:
+    async def said() -> bool:
+        return text in shown.getvalue()
+
+    return said
 
 
 async def test_create_writes_a_hub_model_and_refuses_two_sources() -> None:
