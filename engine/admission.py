@@ -109,6 +109,17 @@ class Ticket:
         self.put(event)
 
 
+@dataclass(slots=True, kw_only=True, eq=False)
+class Arrival:
+    """The place in the queue of a request whose body is being parsed, or whose input is being tokenized."""
+
+    _leave: Callable[["Arrival"], None]
+
+    def leave(self) -> None:
+        """Give the place back, if no ticket has taken it over; a second call does nothing."""
+        self._leave(self)
+
+
 class Admission:
     """A fixed number of slots and a bounded queue, first come first served."""
 
@@ -127,6 +138,7 @@ class Admission:
         self._ends = CompletionRate()
         self._running: dict[int, Ticket] = {}  # by job
         self._queue: deque[Ticket] = deque()
+        self._arrivals: set[Arrival] = set()
         self._idle = asyncio.Event()
         self._idle.set()
 
@@ -137,24 +149,59 @@ class Admission:
 
     @property
     def queued(self) -> int:
-        """The number of requests that wait for a slot."""
-        return len(self._queue)
+        """The number of requests that wait for a slot, or whose input is being prepared."""
+        return len(self._queue) + len(self._arrivals)
 
-    def enter(self, jobs: Sequence[AdmittedJob]) -> Ticket:
-        """Give a request slots for all of its jobs, or a place in the queue.
+    @property
+    def is_crowded(self) -> bool:
+        """True if a request waits for a slot."""
+        return bool(self._queue)
+
+    def arrive(self) -> Arrival:
+        """Give a request a place before anything of it is parsed.
+
+        Free slots count as places. `enter` takes the place over; a request that does not get there must leave it.
 
         Raises:
             RefusedError: all slots and the queue are full.
 
         """
+        self.check_room()
+        arrival = Arrival(_leave=self._arrivals.discard)
+        self._arrivals.add(arrival)
+        return arrival
+
+    def check_room(self) -> None:
+        """Refuse a request that would find no place.
+
+        Raises:
+            RefusedError: all slots and the queue are full.
+
+        """
+        free = max(0, self._concurrency - len(self._running))
+        if self.queued >= self._queue_limit + free:
+            raise self._full(self._clock.monotonic())
+
+    def _full(self, now_s: float) -> RefusedError:
+        wait_s = self._ends.retry_after_s(queued=self.queued + 1, now_s=now_s)
+        return errors.queue_full(self._concurrency, self._queue_limit, retry_after_s=wait_s)
+
+    def enter(self, jobs: Sequence[AdmittedJob], arrival: Arrival | None = None) -> Ticket:
+        """Give a request slots for all of its jobs, or a place in the queue, instead of that of its arrival.
+
+        Raises:
+            RefusedError: all slots and the queue are full.
+
+        """
+        if arrival is not None:
+            arrival.leave()
         ticket = Ticket(jobs=tuple(jobs), entered_s=self._clock.monotonic())
         if not self._queue and self._has_room(ticket):
             self._run(ticket)
         elif len(self._queue) < self._queue_limit:
             self._queue.append(ticket)
         else:
-            wait_s = self._ends.retry_after_s(queued=self.queued + 1, now_s=ticket.entered_s)
-            raise errors.queue_full(self._concurrency, self._queue_limit, retry_after_s=wait_s)
+            raise self._full(ticket.entered_s)
         return ticket
 
     def leave(self, ticket: Ticket) -> None:

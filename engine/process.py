@@ -164,7 +164,7 @@ def _server_config(service: Service) -> uvicorn.Config:
 
 
 def _connection_limits(service: Service) -> EngineConnectionLimits:
-    return EngineConnectionLimits(is_crowded=lambda: service.admission.queued > 0)
+    return EngineConnectionLimits(is_crowded=lambda: service.admission.is_crowded)
 
 
 def raise_file_limit() -> str:

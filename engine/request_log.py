@@ -13,7 +13,7 @@ from typing import Literal, TypeAlias
 
 from starlette.types import Scope
 
-from engine.admission import Ticket
+from engine.admission import Arrival, Ticket
 from engine.metrics import EngineMetrics
 from machinery.clock import Clock
 from machinery.http_server import REQUEST_ID, TRACE_PARENT
@@ -50,8 +50,15 @@ class RequestRecord:
     """True if the last byte of the response was sent."""
     model: str = ""
     ticket: Ticket | None = None
+    arrival: Arrival | None = None
+    """Its place until it gets a ticket."""
     trace_id: str = ""
     """The trace in its `traceparent`; empty if there is none."""
+
+    def leave(self) -> None:
+        """Give the place of the arrival back: the request has a ticket, or its response begins without one."""
+        if self.arrival is not None:
+            self.arrival.leave()
 
     def outcome(self) -> RequestOutcome:
         """Return the outcome; for a stream that broke off, the reason."""
@@ -110,6 +117,17 @@ class RequestLog:
         self._current.set(record)
         return record
 
+    def attach_arrival(self, arrival: Arrival) -> None:
+        """Store the place of the current request; its record gives it back."""
+        record = self._current.get(None)
+        if record is not None:
+            record.arrival = arrival
+
+    def current_arrival(self) -> Arrival | None:
+        """Return the place of the current request."""
+        record = self._current.get(None)
+        return None if record is None else record.arrival
+
     def attach_ticket(self, ticket: Ticket, *, model: str) -> None:
         """Store the ticket and the model of the current request."""
         record = self._current.get(None)
@@ -118,6 +136,7 @@ class RequestLog:
 
     def end(self, record: RequestRecord) -> None:
         """Count and log a request."""
+        record.leave()
         now_s, outcome = self.clock.monotonic(), record.outcome()
         self.metrics.requests.add(record.endpoint, outcome)
         if not record.is_generation:

@@ -263,6 +263,16 @@ class Service:
             raise text
         return text
 
+    def arrive(self) -> None:
+        """Give the current HTTP request a place in the queue, before its body is parsed.
+
+        Raises:
+            RefusedError: the engine takes no requests, or all slots and the queue are full.
+
+        """
+        self.admit()
+        self.request_log.attach_arrival(self.admission.arrive())
+
     def place(self, jobs: Sequence[AdmittedJob], *, model: str) -> Ticket:
         """Give the jobs of the current HTTP request slots or a place in the queue.
 
@@ -270,7 +280,7 @@ class Service:
             RefusedError: all slots and the queue are full.
 
         """
-        ticket = self.admission.enter(jobs)
+        ticket = self.admission.enter(jobs, self.request_log.current_arrival())
         self.request_log.attach_ticket(ticket, model=model)
         return ticket
 

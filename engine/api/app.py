@@ -220,12 +220,16 @@ class GenerationRoutes:
     async def _read(self, request: Request, *, prompts: int) -> tuple[RequestOptions, bytes]:
         """Return the options and the body of a request with at most so many prompts."""
         self.service.admit()  # before the body is read
+        self.service.admission.check_room()
         options = web.read_options(request.headers)
         config = self.service.config
         limit = limits.body_bytes(
             config.context_length, prompts=prompts, most=config.max_body_bytes
         )
-        return options, await web.read_body(request, limit)
+        body = await web.read_body(request, limit)
+        # Not before: a client that sends its body slowly must not hold a place.
+        self.service.arrive()
+        return options, body
 
     def _check_model(self, name: str) -> None:
         served = self.service.config.served_names

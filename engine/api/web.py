@@ -213,6 +213,7 @@ class RequestMiddleware:
         async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
                 record.status = message["status"]
+                record.leave()  # not counted in the headers of its own refusal
                 response_headers = MutableHeaders(scope=message)
                 response_headers.update(self.headers())
                 response_headers[headers.REQUEST_ID] = record.id

@@ -142,3 +142,33 @@ async def test_a_full_queue_answers_with_retry_after() -> None:
         admission.enter([job(7)])
     # Two ended within ten seconds, so three need fifteen.
     assert caught.value.refusal.retry_after_s == 15
+
+
+async def test_requests_are_counted_and_refused_from_their_arrival() -> None:
+    admission = Desk().admission()
+    arrivals = [admission.arrive() for _ in range(4)]  # two slots and two places
+    assert (admission.in_flight, admission.queued, admission.is_crowded) == (0, 4, False)
+    with pytest.raises(RefusedError) as caught:
+        admission.arrive()
+    assert (caught.value.refusal.status, caught.value.refusal.code) == (429, "queue_full")
+    tickets = [admission.enter([job(at)], arrival) for at, arrival in enumerate(arrivals)]
+    assert (admission.in_flight, admission.queued, len(tickets)) == (2, 2, 4)
+    assert admission.is_crowded
+
+
+async def test_an_arrival_that_leaves_gives_its_place_back_once() -> None:
+    admission = Desk().admission()
+    first, _ = admission.arrive(), admission.arrive()
+    first.leave()
+    first.leave()
+    assert admission.queued == 1
+
+
+async def test_arrivals_and_waiting_requests_share_the_places() -> None:
+    _, admission, tickets = fill()
+    with pytest.raises(RefusedError):
+        admission.arrive()
+    admission.leave(tickets[0])
+    admission.arrive()
+    with pytest.raises(RefusedError):
+        admission.check_room()
