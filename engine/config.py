@@ -49,6 +49,8 @@ class EngineConfig:
     """Most requests that wait beside them."""
     drain_timeout_s: float
     max_body_bytes: int
+    input_limit_s: float = 2.0
+    """CPU seconds in which a request's prompt is tokenized, and its schema compiled; long texts get more."""
     blas_cache: Path
     """Folder of compiled and cached files that speed up a start."""
     sampling: Sampling = field(default_factory=Sampling)

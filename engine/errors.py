@@ -11,6 +11,8 @@ __all__ = [
     "StoppedError",
     "TextTooLongError",
     "draining",
+    "input_too_costly",
+    "input_worker_lost",
     "internal",
     "invalid",
     "is_panic",
@@ -68,6 +70,21 @@ def queue_full(concurrency: int, limit: int, *, retry_after_s: int) -> RefusedEr
             retry_after_s=retry_after_s,
         )
     )
+
+
+def input_too_costly(what: str) -> RefusedError:
+    """Return the refusal of a request whose input cannot be prepared within the limits; `what` it takes too much of."""
+    message = (
+        f"Tokenizing these messages, or compiling their schema, takes {what}. Send shorter texts, simpler patterns or "
+        "smaller schemas."
+    )
+    return invalid(message, code="input_too_costly")
+
+
+def input_worker_lost(reason: str) -> RefusedError:
+    """Return the refusal of a request whose worker ended for a reason that does not lie in the request."""
+    message = f"The process that prepared this request has ended: {reason}. Repeat the request."
+    return unavailable(message, "input_worker_lost", retry_after_s=1)
 
 
 def job_failed(reason: str, param: str | None) -> RefusedError:

@@ -16,12 +16,16 @@ from engine.admission import Admission, AdmittedJob, Ticket
 from engine.config import EngineConfig
 from engine.errors import GroupError, RefusedError
 from engine.gauges import Gauges
+from engine.input_workers.fork_server import WorkerModel
+from engine.input_workers.pool import InputWorkers
+from engine.input_workers.wire import WorkerLimits
 from engine.jobs import EmbedJob, WorkerEvent
 from engine.lifecycle import EngineEvent, EngineState, initial_state, next_state
+from engine.memory import budget
 from engine.metrics import EngineMetrics, MetricSources, Throughput
 from engine.openai import embeddings
 from engine.openai.embeddings import EmbeddingRequest
-from engine.openai.input_processor import GenerationChoice, InputProcessor, TokenizerPool
+from engine.openai.input_processor import GenerationChoice, InputProcessor
 from engine.openai.request_body import GenerationRequest
 from engine.ports import ServedModel
 from engine.ranks.peer_monitor import PeerMonitor
@@ -83,7 +87,7 @@ class Service:
         self._prefix = f"{entropy.getrandbits(64):016x}"
         self._count = 0
         self._processor: InputProcessor | None = None
-        self._tokenizers = TokenizerPool()
+        self._inputs = InputWorkers(limit_s=config.input_limit_s, clock=clock)
         self._stop = asyncio.Event()
         self._hurry = asyncio.Event()
         self._ended = asyncio.Event()
@@ -95,11 +99,15 @@ class Service:
         self._worker.start(LoopListener(asyncio.get_running_loop(), self))
         async with asyncio.TaskGroup() as group:
             watching = group.create_task(self._watch_peers())
+            preparing = None if self._is_follower else group.create_task(self._inputs.run())
             await self._stop.wait()
             if self._apply(EngineEvent.STOP_REQUESTED):
                 await self._drain()
             watching.cancel()
-        self._tokenizers.close()
+            if preparing is not None:
+                preparing.cancel()
+        if self._processor is not None:
+            self._processor.close()
         if self.peers is not None:
             await self.peers.close(self.message if self._exit_code != ExitCode.OK else None)
         return self._exit_code
@@ -129,8 +137,16 @@ class Service:
             ready=model,
             context_length=config.context_length,
             concurrency=config.concurrency,
-            tokenizers=self._tokenizers,
+            inputs=self._inputs,
             fingerprint=fingerprint.compute(config.model_dir, settings),
+        )
+        memory_bytes = budget.input_bytes(config.context_length)
+        self._inputs.load(
+            lambda: WorkerModel(
+                tokenizer=model.codec.portable(),
+                is_constrainable=model.grammars is not None,
+                limits=WorkerLimits(memory_bytes=memory_bytes),
+            )
         )
         # Imported and loaded objects stay forever: each garbage collection of them would pause for 50 ms.
         gc.freeze()
@@ -186,13 +202,21 @@ class Service:
 
     @property
     def is_busy(self) -> bool:
-        """True if `Gauges.progress` must grow; if it does not for a long time, the worker is stuck."""
+        """True if `progress` must grow; if it does not for a long time, the worker or a lane of input is stuck."""
         if self.gauges.is_waiting or self.state is EngineState.JOINING:
             return False  # the wait is as long as the slowest rank takes
-        is_follower = self.config.group is not None and self.config.group.rank > 0
         # The slot of a client that went away is free at once; only a worker that advances takes note of it.
-        has_work = self.admission.in_flight > 0 or self._worker.is_behind
-        return self.state is EngineState.LOADING or has_work or is_follower
+        has_work = self.admission.in_flight > 0 or self._worker.is_behind or self._inputs.is_busy
+        return self.state is EngineState.LOADING or has_work or self._is_follower
+
+    @property
+    def progress(self) -> int:
+        """A number without a unit that grows with the worker's progress and with each prepared input."""
+        return self.gauges.progress + self._inputs.completed
+
+    @property
+    def _is_follower(self) -> bool:
+        return self.config.group is not None and self.config.group.rank > 0
 
     async def enter(
         self, request: GenerationRequest
@@ -342,11 +366,10 @@ class Service:
 
     async def _until_idle_or_hurried(self) -> None:
         async with asyncio.TaskGroup() as group:
-            is_follower = self.config.group is not None and self.config.group.rank > 0
             waits: list[asyncio.Task[Any]] = [
                 # Rank 0 knows the running requests, and stops this rank after the last one.
                 group.create_task(
-                    self._ended.wait() if is_follower else self.admission.until_idle()
+                    self._ended.wait() if self._is_follower else self.admission.until_idle()
                 ),
                 group.create_task(self._hurry.wait()),
             ]

@@ -96,6 +96,7 @@ MAY_CATCH_ALL = {
     "machinery/process_main.py",
     "engine/batch/loop.py",
     "engine/batch/embedder.py",
+    "engine/input_workers/fork_server.py",
     "engine/model/loader.py",
     "engine/text/codec.py",
     "engine/worker.py",

@@ -277,7 +277,7 @@ class ProbeRoutes:
             "slowest_s": gauges.slowest_s,
             "rank": config.group.rank if config.group is not None else 0,
             "epoch": config.group.epoch if config.group is not None else 0,
-            "progress": gauges.progress,
+            "progress": service.progress,
             "busy": service.is_busy,
             "inFlight": service.admission.in_flight,
             "queued": service.admission.queued,

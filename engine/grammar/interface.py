@@ -45,6 +45,19 @@ class CompiledGrammar(Protocol):
 class GrammarCompiler(Protocol):
     """Compiles grammars and makes matchers, for one model's vocabulary."""
 
+    def prepare(self) -> None:
+        """Load what is otherwise loaded at the first grammar.
+
+        Raises:
+            GrammarError: this model's tokenizer cannot be constrained.
+
+        """
+        ...
+
+    def find(self, grammar: str) -> CompiledGrammar | None:
+        """Return a compiled grammar that is in memory; None if it would have to be compiled."""
+        ...
+
     def check(self, grammar: str) -> CompiledGrammar:
         """Compile a grammar, so that its matchers are cheap; callable from any thread.
 

@@ -89,6 +89,24 @@ class LlgCompiler:
     # Tokenizer threads check grammars while the worker makes matchers.
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
+    def prepare(self) -> None:
+        """Make the library's copy of the vocabulary.
+
+        Raises:
+            GrammarError: this model's tokenizer cannot be constrained.
+
+        """
+        with self._lock:
+            self._vocabulary()
+
+    def find(self, grammar: str) -> LlgGrammar | None:
+        """Return a compiled grammar that a request or the cache holds."""
+        with self._lock:
+            found = self._living.get(grammar)
+            if found is not None:
+                self._cache(grammar, found)
+            return found
+
     def check(self, grammar: str) -> LlgGrammar:
         """Compile and cache a grammar; the result holds it in memory beyond the cache.
 
@@ -114,11 +132,10 @@ class LlgCompiler:
         return -(-self._tokenizer.vocab_size // 32)
 
     def _compiled(self, grammar: str) -> LlgGrammar:
+        found = self.find(grammar)
+        if found is not None:
+            return found
         with self._lock:
-            found = self._living.get(grammar)
-            if found is not None:
-                self._cache(grammar, found)
-                return found
             tokenizer = self._vocabulary()
         # Outside the lock: compiling takes up to a second, and the worker needs matchers meanwhile.
         compiled = LlgGrammar(self._compile(tokenizer, grammar))

@@ -17,6 +17,8 @@ from schemas.quantity import show
 # Python and its libraries. The memory proof's 768 MiB (reconciler/placement/memory_proof.py) include unused buffers,
 # which are counted separately here; the rest of the difference covers rounding and temporary copies of allocations.
 PROCESS_BYTES = 512 * 2**20
+# One input worker beside the process: tokens with their places in the text take 500 bytes each, a schema some megabytes.
+_INPUT_BYTES, _INPUT_BYTES_PER_TOKEN = 128 * 2**20, 1024
 # Without an explicit size, the prefix cache may grow to a quarter of the limit.
 _PREFIX_DIVISOR = 4
 
@@ -135,3 +137,8 @@ def make_budget(
 def full_bytes(footprint: KvFootprint, load: ServingLoad) -> int:
     """Return the most bytes that the caches of all requests hold together."""
     return footprint.batch_bytes(load.concurrency, load.context_length + load.draft_tokens)
+
+
+def input_bytes(context_length: int) -> int:
+    """Return the most memory that one input worker may use for a request, beyond what it starts with."""
+    return _INPUT_BYTES + _INPUT_BYTES_PER_TOKEN * context_length

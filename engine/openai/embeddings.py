@@ -1,6 +1,6 @@
 """Requests and responses of `/v1/embeddings`: from bytes to a job, and from vectors to bytes.
 
-Nothing here knows HTTP. Texts are tokenized in the tokenizer threads.
+Nothing here knows HTTP. Texts are tokenized in the input workers.
 """
 
 import base64
@@ -13,15 +13,14 @@ import numpy.typing as npt
 import orjson
 from pydantic import BaseModel, ConfigDict, Field
 
-from engine.errors import TextTooLongError
 from engine.jobs import EmbeddingOutput, EmbedJob
 from engine.model import pooler
 from engine.model.pooler import PoolerConfig
 from engine.openai import limits, parameters, request_body
-from engine.openai.input_processor import InputProcessor, StopSignal
+from engine.openai.input_processor import InputProcessor, lane_of
+from engine.openai.input_tasks import TextsTask
 from engine.openai.parameters import EndpointParameters
 from engine.openai.prompts import Prompt, context_exceeded
-from engine.text.interface import Codec
 from schemas.wire import errors
 
 EmbeddingInput: TypeAlias = str | tuple[int, ...]
@@ -127,33 +126,28 @@ async def build_job(
         )
         raise errors.invalid(message, param="dimensions")
     max_length = min(processor.context_length, pooling.max_tokens or processor.context_length)
-    prompts = await processor.tokenizers.run(
-        sum(len(part) for part in request.inputs),
-        lambda stop: _tokenize(request, pooling.prefix, processor.ready.codec, stop, max_length),
-    )
+    prompts = await _tokenize(request, pooling.prefix, processor, max_length)
     _check_lengths(request, prompts, max_length, processor.ready.vocab_size)
     return EmbedJob(id=job_id, prompts=tuple(prompts))
 
 
-def _tokenize(
-    request: EmbeddingRequest,
-    prefix: str,
-    codec: Codec,
-    stop: StopSignal,
-    max_length: int,
+async def _tokenize(
+    request: EmbeddingRequest, prefix: str, processor: InputProcessor, max_length: int
 ) -> list[tuple[int, ...]]:
-    prompts: list[tuple[int, ...]] = []
-    for at, part in enumerate(request.inputs):
-        stop.check()
-        if not isinstance(part, str):
-            prompts.append(part)
-            continue
-        try:
-            prompts.append(tuple(codec.encode_text(prefix + part, max_tokens=max_length)))
-        except TextTooLongError as error:
-            tokens = f"at least {error.min_tokens}"
-            raise context_exceeded(request.path(at), max_length, tokens) from error
-    return prompts
+    inputs = request.inputs
+    texts = {at: part for at, part in enumerate(inputs) if isinstance(part, str)}
+    prompts = {at: part for at, part in enumerate(inputs) if not isinstance(part, str)}
+    if texts:
+        task = TextsTask(
+            texts=tuple(texts.values()),
+            params=tuple(map(request.path, texts)),
+            prefix=prefix,
+            max_length=max_length,
+        )
+        length = sum(map(len, task.texts))
+        found = await processor.inputs.prepare(lane_of(length), task, size=length)
+        prompts |= {at: one.tokens for at, one in zip(texts, found, strict=True)}
+    return [prompts[at] for at in range(len(inputs))]
 
 
 def _check_lengths(

@@ -1,79 +1,68 @@
 """Input processor: turns a checked request into jobs for the worker.
 
-Tokenizes prompts, applies the limits that depend on their tokens, and restores answers that another engine began.
-Tokenizing runs in threads: 8 MiB of text take ten seconds, which must not delay the event loop or short prompts.
+Applies the limits that depend on the tokens of a prompt, and restores answers that another engine began. Prompts are
+tokenized, and grammars tried, in other processes (input_workers/).
 """
 
 import asyncio
 import dataclasses
 import hashlib
-import threading
+import pickle
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import CancelledError, ThreadPoolExecutor
-from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import TypeVar, assert_never
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import assert_never
 
-from engine.errors import PromptRefusedError, TextTooLongError
-from engine.grammar.interface import CompiledGrammar
+from engine.errors import GrammarError
+from engine.grammar.interface import CompiledGrammar, GrammarCompiler
 from engine.jobs import FinishReason, Job, TokenOutput
-from engine.openai import limits, messages, output_format, prompts
-from engine.openai.output_format import ChatEncoder, OutputFormat
-from engine.openai.request_body import Conversation, GenerationRequest, ResumePoint, TextPrompts
+from engine.openai import limits, messages, output_format
+from engine.openai.input_tasks import GrammarTask, InputRunner, Lane, PromptsTask
+from engine.openai.output_format import OutputFormat
+from engine.openai.request_body import (
+    Conversation,
+    ConversationEnd,
+    GenerationRequest,
+    ResumePoint,
+    TextPrompts,
+)
 from engine.ports import ServedModel
-from engine.text.interface import Codec, Message
+from engine.text.interface import Codec
 from engine.text.output_parser import OutputParser
 from schemas.wire import errors
 from schemas.wire.errors import Refusal, RefusedError
 
-T = TypeVar("T")
-
-# The tokenizer takes some 50 ms for these; longer texts go to the other thread.
+# The tokenizer takes some 50 ms for these; longer texts have a lane of their own.
 _MAX_SHORT_CHARACTERS = 50_000
+# Grammars that are known to compile: those of an application's few forms.
+_KNOWN_GRAMMARS, _KNOWN_CHARACTERS = 256, 16 << 20
 
 
-class StopSignal:
-    """Tells a tokenizer thread that the client has left; the thread looks between two pieces of its work."""
-
-    def __init__(self) -> None:
-        self._is_set = threading.Event()
-
-    def set(self) -> None:
-        """Stop the work before its next piece."""
-        self._is_set.set()
-
-    def check(self) -> None:
-        """Raise CancelledError if the client has left."""
-        if self._is_set.is_set():
-            raise CancelledError
-
-
-class TokenizerPool:
-    """Two tokenizer threads, so that a huge prompt delays other huge prompts only."""
+class KnownGrammars:
+    """Grammars of forms that compiled within the limits of a worker, least recently used first."""
 
     def __init__(self) -> None:
-        self._short = ThreadPoolExecutor(max_workers=1, thread_name_prefix="tokenize-short")
-        self._long = ThreadPoolExecutor(max_workers=1, thread_name_prefix="tokenize-long")
+        self._grammars: OrderedDict[bytes, str | None] = OrderedDict()
+        self._characters = 0
 
-    async def run(self, length: int, work: Callable[[StopSignal], T]) -> T:
-        """Do `work` in the thread for this many characters or tokens.
+    def get(self, key: bytes) -> tuple[str | None] | None:
+        """Return the grammar of a form, in a tuple; None if it is not known."""
+        if key not in self._grammars:
+            return None
+        self._grammars.move_to_end(key)
+        return (self._grammars[key],)
 
-        A caller that is cancelled takes work that has not begun out of the queue, and stops other work at its next
-        piece.
-        """
-        stop = StopSignal()
-        executor = self._short if length <= _MAX_SHORT_CHARACTERS else self._long
-        try:
-            return await asyncio.get_running_loop().run_in_executor(executor, work, stop)
-        except asyncio.CancelledError:
-            stop.set()
-            raise
-
-    def close(self) -> None:
-        """Drop queued work; running work ends by itself."""
-        for executor in (self._short, self._long):
-            executor.shutdown(wait=False, cancel_futures=True)
+    def add(self, key: bytes, grammar: str | None) -> None:
+        """Add the grammar of a form."""
+        if key in self._grammars:
+            return
+        self._grammars[key] = grammar
+        self._characters += len(grammar or "")
+        while len(self._grammars) > _KNOWN_GRAMMARS or self._characters > _KNOWN_CHARACTERS:
+            _, old = self._grammars.popitem(last=False)
+            self._characters -= len(old or "")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,9 +91,13 @@ class InputProcessor:
     ready: ServedModel
     context_length: int
     concurrency: int
-    tokenizers: TokenizerPool
+    inputs: InputRunner
     fingerprint: str
     """The value of `system_fingerprint`."""
+    _known: KnownGrammars = field(default_factory=KnownGrammars)
+    _compiling: ThreadPoolExecutor = field(
+        default_factory=lambda: ThreadPoolExecutor(max_workers=1, thread_name_prefix="grammar")
+    )
 
     async def choices(
         self, request: GenerationRequest, *, first_id: int, fresh_seed: int
@@ -125,59 +118,18 @@ class InputProcessor:
             )
         if request.size > self.concurrency:
             raise limits.too_many_choices(request, self.concurrency)
-        return await self.tokenizers.run(
-            work_length(request),
-            lambda stop: self._choices(request, first_id, fresh_seed, stop),
-        )
-
-    async def tokens(self, request: GenerationRequest) -> list[int]:
-        """Return the tokens of a request with one prompt.
-
-        Raises:
-            RefusedError: the model does not support the prompt.
-
-        """
-        return await self.tokenizers.run(
-            work_length(request), lambda stop: self._tokens(request, stop)
-        )
-
-    async def text(self, tokens: Sequence[int]) -> str:
-        """Return the text of tokens.
-
-        Raises:
-            RefusedError: a token is not in the vocabulary.
-
-        """
-        limits.check_vocabulary(tokens, self.ready.vocab_size, "tokens")
-        return await self.tokenizers.run(
-            len(tokens), lambda _: decode_tokens(tokens, self.ready.codec)
-        )
-
-    def _tokens(self, request: GenerationRequest, stop: StopSignal) -> list[int]:
-        (prompt,) = encode_prompts(request, self.ready.codec, stop)
-        limits.check_vocabulary(prompt, self.ready.vocab_size, "prompt")
-        return prompt
-
-    def _choices(
-        self, request: GenerationRequest, first_id: int, fresh_seed: int, stop: StopSignal
-    ) -> tuple[GenerationChoice, ...]:
         limits.check_bias(request, self.ready.vocab_size)
         first_seed = fresh_seed if request.seed is None else request.seed
         choices: list[GenerationChoice] = []
-        prompts = encode_prompts(
-            request, self.ready.codec, stop, context_length=self.context_length
-        )
-        for at, prompt in enumerate(prompts):
-            stop.check()
+        for at, prompt in enumerate(await self._prompts(request, self.context_length)):
             limits.check_tokens(prompt, self.ready.vocab_size)
             limits.check_prompt_logprobs(request, len(prompt))
-            answer_format = output_format.build(
-                request, prompt, self.ready.codec, self.ready.grammars
-            )
+            max_tokens = self._max_tokens(request, len(prompt))
+            answer_format = await self._format(request, prompt)
             first_job = Job(
                 id=first_id,
-                prompt=tuple(prompt),
-                max_tokens=self._max_tokens(request, len(prompt)),
+                prompt=prompt,
+                max_tokens=max_tokens,
                 sampling=answer_format.with_bias(request.sampling),
                 min_tokens=request.min_tokens,
                 top_logprobs=request.top_logprobs,
@@ -197,6 +149,82 @@ class InputProcessor:
                     )
                 )
         return tuple(choices)
+
+    async def tokens(self, request: GenerationRequest) -> list[int]:
+        """Return the tokens of a request with one prompt.
+
+        Raises:
+            RefusedError: the model does not support the prompt.
+
+        """
+        (prompt,) = await self._prompts(request, None)
+        limits.check_vocabulary(prompt, self.ready.vocab_size, "prompt")
+        return list(prompt)
+
+    async def text(self, tokens: Sequence[int]) -> str:
+        """Return the text of tokens.
+
+        Raises:
+            RefusedError: a token is not in the vocabulary.
+
+        """
+        limits.check_vocabulary(tokens, self.ready.vocab_size, "tokens")
+        return await asyncio.to_thread(decode_tokens, tokens, self.ready.codec)
+
+    def close(self) -> None:
+        """Drop grammars that wait to be compiled."""
+        self._compiling.shutdown(wait=False, cancel_futures=True)
+
+    async def _prompts(
+        self, request: GenerationRequest, context_length: int | None
+    ) -> tuple[tuple[int, ...], ...]:
+        """Return the tokens of each prompt."""
+        if isinstance(request.prompt, TextPrompts):
+            tokens = tuple(one for one in request.prompt.contents if not isinstance(one, str))
+            if len(tokens) == len(request.prompt.contents):
+                return tokens  # there is nothing to do
+        length = work_length(request)
+        found = await self.inputs.prepare(
+            lane_of(length),
+            PromptsTask(request=request, context_length=context_length),
+            size=length,
+        )
+        return tuple(one.tokens for one in found)
+
+    async def _format(self, request: GenerationRequest, prompt: tuple[int, ...]) -> OutputFormat:
+        """Return the output format of the answers to a prompt, with its grammar compiled."""
+        codec, grammars = self.ready.codec, self.ready.grammars
+        if not output_format.has_grammar(request, codec.traits):
+            return output_format.build(request, prompt, codec, None, None)
+        grammar = await self._grammar(request, output_format.prompt_tail(prompt))
+        if grammar is None or grammars is None:
+            return output_format.build(request, prompt, codec, None, None)
+        compiled = grammars.find(grammar)
+        if compiled is None:
+            compiled = await self._compile(grammars, grammar)
+        return output_format.build(request, prompt, codec, grammar, compiled)
+
+    async def _compile(self, grammars: GrammarCompiler, grammar: str) -> CompiledGrammar:
+        """Compile a grammar that has compiled in a worker: here it takes as long, and as much memory."""
+        loop = asyncio.get_running_loop()
+        try:
+            return await loop.run_in_executor(self._compiling, grammars.check, grammar)
+        except GrammarError as error:
+            raise errors.invalid(f"Invalid schema: {error}") from error
+
+    async def _grammar(self, request: GenerationRequest, tail: tuple[int, ...]) -> str | None:
+        """Return a grammar that compiled in a worker within its limits."""
+        form = pickle.dumps((request.format, request.toolbox, request.is_chat))
+        state = output_format.thinking_state(request, tail, self.ready.codec)
+        key = hashlib.blake2b(form + state.name.encode(), digest_size=16).digest()
+        known = self._known.get(key)
+        if known is not None:
+            return known[0]
+        bare = _without_earlier_text(request.prompt)
+        task = GrammarTask(request=dataclasses.replace(request, prompt=bare), tail=tail)
+        (found,) = await self.inputs.prepare(Lane.GRAMMAR, task, size=0)
+        self._known.add(key, found.grammar)
+        return found.grammar
 
     def _max_tokens(self, request: GenerationRequest, prompt_tokens: int) -> int:
         in_context = limits.resolve_max_tokens(request, prompt_tokens, self.context_length)
@@ -226,6 +254,19 @@ class InputProcessor:
         )
 
 
+def _without_earlier_text(prompt: Conversation | TextPrompts) -> Conversation | TextPrompts:
+    """Return what a grammar depends on: the last message, if the answer continues it."""
+    if isinstance(prompt, TextPrompts):
+        return TextPrompts(contents=())
+    is_open = prompt.end is ConversationEnd.MESSAGE_OPEN
+    return Conversation(messages=prompt.messages[-1:] if is_open else (), end=prompt.end)
+
+
+def lane_of(length: int) -> Lane:
+    """Return the lane of a text of so many characters."""
+    return Lane.SHORT if length <= _MAX_SHORT_CHARACTERS else Lane.LONG
+
+
 def work_length(request: GenerationRequest) -> int:
     """Return the approximate work of tokenizing a request, in characters of text."""
     match request.prompt:
@@ -235,91 +276,6 @@ def work_length(request: GenerationRequest) -> int:
             return sum(len(content) for content in contents)
         case _:
             assert_never(request.prompt)
-
-
-def encode_prompts(
-    request: GenerationRequest,
-    codec: Codec,
-    stop: StopSignal,
-    *,
-    context_length: int | None = None,
-) -> list[list[int]]:
-    """Return the tokens of each prompt of a request.
-
-    A text that is certainly longer than the context is refused before it is tokenized; None accepts any text.
-
-    Raises:
-        RefusedError: the model has no chat template, the template refuses the messages, or a text is too long.
-        CancelledError: the client has left.
-
-    """
-    param = "messages" if request.is_chat else "prompt"
-    with refusing_long_texts(param, context_length) as max_tokens:
-        match request.prompt:
-            case TextPrompts(contents=contents):
-                return [_encode_content(content, codec, stop, max_tokens) for content in contents]
-            case Conversation(messages=turns):
-                encoder = ChatEncoder(request, codec, max_tokens=max_tokens)
-                return [_encode_chat(turns, encoder, stop)]
-            case _:
-                assert_never(request.prompt)
-
-
-@contextmanager
-def refusing_long_texts(param: str, context_length: int | None) -> Iterator[int | None]:
-    """Yield the most tokens that a prompt may have; refuse a text that certainly has more.
-
-    Raises:
-        RefusedError: the block raised TextTooLongError.
-
-    """
-    if context_length is None:
-        yield None
-        return
-    try:
-        yield context_length - 1  # an answer has at least one
-    except TextTooLongError as error:
-        raise prompts.context_exceeded(
-            param, context_length, f"at least {error.min_tokens}"
-        ) from error
-
-
-def _encode_content(
-    content: str | tuple[int, ...], codec: Codec, stop: StopSignal, max_tokens: int | None
-) -> list[int]:
-    stop.check()
-    if isinstance(content, str):
-        return codec.encode_text(content, max_tokens=max_tokens)
-    return list(content)
-
-
-def _encode_chat(turns: Sequence[Message], encoder: ChatEncoder, stop: StopSignal) -> list[int]:
-    if not encoder.has_chat_template:
-        raise errors.invalid(
-            "This model has no chat template; use /v1/completions.", param="messages"
-        )
-    try:
-        tokens = encoder.encode_chat(turns)
-        named = {turn["role"]: at for at, turn in enumerate(turns) if "name" in turn}
-        named.pop("tool", None)
-        # One turn of each role is enough: a template that writes one user's name writes all.
-        for role, at in named.items():
-            stop.check()
-            if not _writes_name(turns, at, tokens, encoder):
-                turns = messages.with_spoken_names(turns, role)
-                tokens = encoder.encode_chat(turns)
-    except PromptRefusedError as error:
-        message = f"The model's chat template refuses these messages: {error}"
-        raise errors.invalid(message, param="messages") from error
-    return tokens
-
-
-def _writes_name(
-    turns: Sequence[Message], index: int, tokens: list[int], encoder: ChatEncoder
-) -> bool:
-    """Return whether the template writes the name of a turn into the prompt."""
-    without = {key: value for key, value in turns[index].items() if key != "name"}
-    return encoder.encode_chat([*turns[:index], without, *turns[index + 1 :]]) != tokens
 
 
 def decode_tokens(tokens: Iterable[int], codec: Codec) -> str:

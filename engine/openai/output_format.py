@@ -1,7 +1,7 @@
 """Output format of one request on one model: prompt text, template variables, grammar and parsers.
 
 Combines what a request demands (tools, response format, reasoning effort) with the traits of the model's chat
-template. Runs in the tokenizer threads: compiling a grammar takes up to a second.
+template. `ChatEncoder` and `write_grammar` run in the input workers, the rest in the serving process.
 """
 
 from collections.abc import Mapping, Sequence
@@ -206,40 +206,69 @@ def build(
     request: GenerationRequest,
     prompt: Sequence[int],
     codec: Codec,
-    grammars: GrammarCompiler | None,
+    grammar: str | None,
+    compiled: CompiledGrammar | None,
 ) -> OutputFormat:
-    """Return the output format of the answers to one prompt.
+    """Return the output format of the answers to one prompt; `grammar` is that of `write_grammar`."""
+    traits = codec.traits
+    return OutputFormat(
+        grammar=grammar,
+        grammar_param=_grammar_param(request),
+        compiled=compiled,
+        _bias=_tool_call_ban(request.toolbox, traits),
+        _request=request,
+        _codec=codec,
+        _thinking_state=thinking_state(request, prompt, codec),
+        _call_format=tool_call_format(request, traits),
+    )
+
+
+def has_grammar(request: GenerationRequest, traits: TemplateTraits) -> bool:
+    """Return whether the answers to a request have a grammar, if the model's outputs can be constrained."""
+    call_format = tool_call_format(request, traits)
+    return request.format is not None or (
+        call_format is not None and call_format.syntax is not None
+    )
+
+
+def prompt_tail(prompt: Sequence[int]) -> tuple[int, ...]:
+    """Return the last tokens of a prompt, on which its grammar depends."""
+    return tuple(prompt[-_TAIL_TOKENS:])
+
+
+def write_grammar(
+    request: GenerationRequest,
+    prompt: Sequence[int],
+    codec: Codec,
+    grammars: GrammarCompiler | None,
+) -> str | None:
+    """Return the grammar of the answers to a prompt, which compiles; None if they have none.
 
     Raises:
         RefusedError: a schema cannot be enforced, or this model's output cannot be constrained at all.
 
     """
     traits = codec.traits
-    state = ThinkingState.FREE
-    if (
-        isinstance(request.prompt, Conversation)
-        and request.prompt.end is ConversationEnd.MESSAGE_OPEN
-    ):
-        state = reasoning.continued_state(request.prompt.messages[-1]["content"], traits.thinking)
-    elif traits.thinking is not None:
-        tail = b"".join(codec.piece(token) for token in prompt[-_TAIL_TOKENS:])
-        state = reasoning.thinking_state(tail.decode(errors="ignore"), traits.thinking)
+    state = thinking_state(request, prompt, codec)
     markers = None
     if request.is_chat and traits.thinking is not None and state.may_think:
         markers = ReasoningMarkers(
             start=traits.thinking.start, end=traits.thinking.end, is_open=state.is_open
         )
-    grammar = _grammar(request, traits, markers, grammars)
-    return OutputFormat(
-        grammar=grammar,
-        grammar_param=_grammar_param(request),
-        compiled=None if grammar is None or grammars is None else grammars.check(grammar),
-        _bias=_tool_call_ban(request.toolbox, traits),
-        _request=request,
-        _codec=codec,
-        _thinking_state=state,
-        _call_format=tool_call_format(request, traits),
-    )
+    return _grammar(request, traits, markers, grammars)
+
+
+def thinking_state(
+    request: GenerationRequest, prompt: Sequence[int], codec: Codec
+) -> ThinkingState:
+    """Return whether the answer to a prompt begins inside of the reasoning."""
+    thinking, asked = codec.traits.thinking, request.prompt
+    if isinstance(asked, Conversation) and asked.end is ConversationEnd.MESSAGE_OPEN:
+        return reasoning.continued_state(asked.messages[-1]["content"], thinking)
+    if thinking is None:
+        return ThinkingState.FREE
+    tail = b"".join(codec.piece(token) for token in prompt_tail(prompt))
+    return reasoning.thinking_state(tail.decode(errors="ignore"), thinking)
 
 
 def _grammar_param(request: GenerationRequest) -> str:

@@ -7,24 +7,23 @@ import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, TypeAlias
 
 from engine import errors
 from engine.errors import PromptRefusedError, TextTooLongError
 from engine.text import template_check, template_traits
 from engine.text.interface import Detokenizer, Message
+from engine.text.portable_tokenizer import PortableTokenizer
 from engine.text.template_traits import TemplateTraits
-from engine.text.watchdog import OverdueError, Watchdog
+from engine.text.tool_calls import parse_json
 
 PieceSpeller: TypeAlias = Callable[[int], bytes]
 
 # Unicode's composition (NFC) makes a third of some texts: nine bytes of Korean letters become a syllable of three.
 _NORMALIZED_SHRINK = 3
-# Rendering takes milliseconds; 4,096 long messages on a busy machine may take a second.
-_RENDER_S = 20.0
 # The longest context is some 64 MiB of text.
 _MAX_RENDERED_CHARACTERS = 128 << 20
-_WATCHDOG = Watchdog()
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
@@ -114,16 +113,33 @@ def _refusing_unreadable() -> Iterator[None]:
 
 
 class TextCodec:
-    """Implements `engine.text.interface.Codec`. `encode_*` run in the tokenizer threads, not in the worker."""
+    """Implements `engine.text.interface.Codec`. `encode_*` run in the input workers, not in the serving process."""
 
-    def __init__(self, tokenizer: Any, *, render_s: float = _RENDER_S) -> None:
-        """Wrap a tokenizer; its chat template may take `render_s` seconds for one prompt."""
+    def __init__(self, tokenizer: Any) -> None:
+        """Wrap a tokenizer of mlx-lm, or a portable one."""
         self._tokenizer = tokenizer
-        self._render_s = render_s
         self._piece = piece_speller(tokenizer)
-        self._traits = template_traits.read_traits(tokenizer)
         self._is_fast = getattr(tokenizer, "backend_tokenizer", None) is not None
-        self._token_bytes = longest_token(tokenizer) if self._is_fast else 0
+        if isinstance(tokenizer, PortableTokenizer):
+            self._traits, self._token_bytes = tokenizer.traits, tokenizer.token_bytes
+        else:
+            self._traits = template_traits.read_traits(tokenizer)
+            self._token_bytes = longest_token(tokenizer) if self._is_fast else 0
+
+    def portable(self) -> PortableTokenizer:
+        """Return what another process needs to make an equal codec."""
+        wrapper = self._tokenizer
+        native = self._traits.tool_call_format
+        return PortableTokenizer(
+            tokenizer=getattr(wrapper, "_tokenizer", wrapper),
+            traits=replace(self._traits, tool_call_format=replace(native, parse=parse_json)),
+            token_bytes=self._token_bytes,
+            eos_token_ids=self.eos_ids,
+            has_chat_template=self.has_chat_template,
+            has_thinking=bool(wrapper.has_thinking),
+            thinking_switch=getattr(wrapper, "_thinking_kwarg", "enable_thinking"),
+            renderer=getattr(wrapper, "_chat_template", None),
+        )
 
     @property
     def traits(self) -> TemplateTraits:
@@ -191,17 +207,13 @@ class TextCodec:
         self, messages: Sequence[Message], variables: Mapping[str, Any], *, tokenize: bool
     ) -> Any:
         try:
-            with _WATCHDOG.limit(self._render_s):
-                rendered = self._tokenizer.apply_chat_template(
-                    list(messages),
-                    tokenize=tokenize,
-                    **{"add_generation_prompt": True, **variables},
-                )
+            rendered = self._tokenizer.apply_chat_template(
+                list(messages),
+                tokenize=tokenize,
+                **{"add_generation_prompt": True, **variables},
+            )
         except template_check.REFUSALS as error:
             raise PromptRefusedError(str(error)) from error
-        except OverdueError as error:
-            message = f"it takes more than {self._render_s:.0f} s for them"
-            raise PromptRefusedError(message) from error
         except MemoryError as error:
             raise PromptRefusedError("it takes too much memory for them") from error
         if len(rendered) > _MAX_RENDERED_CHARACTERS:

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any, Protocol, TypeAlias
 
+from engine.text.portable_tokenizer import PortableTokenizer
 from engine.text.template_traits import TemplateTraits
 
 Message: TypeAlias = dict[str, Any]  # one turn of a chat, in the form that templates take
@@ -69,4 +70,8 @@ class Codec(Protocol):
 
     def piece(self, token: int) -> bytes:
         """Return the bytes of one token, which may be half a character."""
+        ...
+
+    def portable(self) -> PortableTokenizer:
+        """Return what another process needs to make an equal codec."""
         ...

@@ -83,6 +83,13 @@ def _seconds(text: str) -> float:
     return value
 
 
+def _positive_seconds(text: str) -> float:
+    value = _seconds(text)
+    if not value:
+        raise argparse.ArgumentTypeError(f"{text} is not a number of seconds above 0")
+    return value
+
+
 def _socket(text: str) -> Path:
     try:
         return Path(EngineAddress.at_socket(Path(text)).socket)
@@ -170,6 +177,14 @@ class EngineFlags:
         default=None,
         metadata=_flag(
             "--max-body-bytes", _at_least(1), "largest request body in bytes; default: 8 MiB"
+        ),
+    )
+    input_limit_s: float | None = field(
+        default=None,
+        metadata=_flag(
+            "--input-limit",
+            _positive_seconds,
+            "CPU seconds to tokenize a request, or to compile its schema; default: 2",
         ),
     )
     blas_cache: Path | None = field(

@@ -26,9 +26,9 @@ def byte_level() -> Any:
     return tokenizer
 
 
-def load(folder: Path, tokenizer: Any, *, render_s: float = 20.0, **config: Any) -> TextCodec:
+def load(folder: Path, tokenizer: Any, **config: Any) -> TextCodec:
     folder.mkdir(exist_ok=True)
     tokenizer.save(str(folder / "tokenizer.json"))
     given = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "</s>"} | config
     (folder / "tokenizer_config.json").write_text(json.dumps(given))
-    return TextCodec(module("mlx_lm.tokenizer_utils").load(folder), render_s=render_s)
+    return TextCodec(module("mlx_lm.tokenizer_utils").load(folder))

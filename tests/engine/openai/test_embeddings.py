@@ -11,9 +11,11 @@ import numpy as np
 import openai
 import pytest
 
+from engine.input_workers.pool import InputWorkers
 from engine.openai import embeddings, request_body
-from engine.openai.input_processor import InputProcessor, TokenizerPool
+from engine.openai.input_processor import InputProcessor
 from engine.ports import ServedModel
+from machinery.clock import SystemClock
 from schemas.wire.errors import Refusal, RefusedError
 from tests.support.engine_batches import load_once
 from tests.support.engine_embedders import make_embedder, pooling
@@ -33,16 +35,15 @@ def loaded(folder: Path) -> Any:
 
 
 async def test_a_model_without_a_head_refuses_to_generate(loaded: Any) -> None:
-    tokenizers = TokenizerPool()
+    inputs = InputWorkers(limit_s=1, clock=SystemClock())
     ready = ServedModel(codec=loaded.codec, vocab_size=512, pooling=pooling("mean"), has_head=False)
     processor = InputProcessor(
-        ready=ready, context_length=100, concurrency=1, tokenizers=tokenizers, fingerprint="f"
+        ready=ready, context_length=100, concurrency=1, inputs=inputs, fingerprint="f"
     )
     with pytest.raises(RefusedError, match="generates no text") as caught:
         await processor.choices(
             request_body.parse_completion(b'{"model":"m","prompt":"x"}'), first_id=1, fresh_seed=1
         )
-    tokenizers.close()
     assert caught.value.refusal.code == "not_a_text_model"
 
 

@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from engine.openai.input_processor import StopSignal, decode_tokens, encode_prompts
+from engine.openai.input_processor import decode_tokens
+from engine.openai.prompt_encoder import encode_prompts
 from engine.text.codec import TextCodec
 from schemas.wire.errors import RefusedError
 from tests.support.engine_requests import chat
@@ -31,7 +32,7 @@ TURNS: list[dict[str, Any]] = [
 
 
 def prompt(codec: TextCodec, **fields: Any) -> str:
-    (tokens,) = encode_prompts(chat(**fields), codec, StopSignal())
+    (tokens,) = encode_prompts(chat(**fields), codec)
     return decode_tokens(tokens, codec)
 
 

@@ -14,7 +14,7 @@ from tokenizers import (
     pre_tokenizers,
 )
 
-from engine.errors import PromptRefusedError, RefusedError, TextTooLongError
+from engine.errors import RefusedError, TextTooLongError
 from engine.text.tool_calls import HERMES, PLAIN
 from tests.support.text_codecs import TEXT, byte_level, load
 
@@ -137,38 +137,6 @@ def test_a_tokenizer_that_drops_text_accepts_any_length(tmp_path: Path) -> None:
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     codec = load(tmp_path, tokenizer)
     assert codec.encode_text("a" + " " * 10_000, max_tokens=2)
-
-
-# Templates that pass the check with one short message.
-LATER = "{% if messages|length > 1 %}BOMB{% endif %}{{ messages[0].content }}"
-LOOP = "{% for x in range(99999) %}" * 3 + "{% endfor %}" * 3
-
-
-@pytest.mark.parametrize(
-    ("bomb", "complaint"),
-    [
-        pytest.param(LOOP, "takes more than 1 s", id="loops"),
-        pytest.param("{{ 'x' * 10**15 }}", "takes too much memory", id="multiplies"),
-        pytest.param("{{ ''.__class__.__mro__[1].__subclasses__() }}", "unsafe", id="escapes"),
-        pytest.param("{{ messages.append(1) }}", "unsafe", id="changes-the-messages"),
-        pytest.param("{% include '/etc/passwd' %}", "no loader", id="reads-a-file"),
-    ],
-)
-def test_a_template_that_is_hostile_for_some_messages_only(
-    tmp_path: Path, bomb: str, complaint: str
-) -> None:
-    codec = load(
-        tmp_path / "m", byte_level(), render_s=1, chat_template=LATER.replace("BOMB", bomb)
-    )
-    assert codec.template_complaint() == ""
-    message = {"role": "user", "content": "a"}
-    turns = [message, message]
-    with pytest.raises(PromptRefusedError, match=complaint):
-        codec.encode_chat(turns)
-    assert turns == [message, message]
-    # The thread goes on, and no late error meets the next prompt.
-    for _ in range(100):
-        assert codec.encode_chat([message]) == codec.encode_text("a")
 
 
 def test_a_text_on_which_the_tokenizer_panics_is_refused(tmp_path: Path) -> None:

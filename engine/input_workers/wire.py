@@ -1,0 +1,116 @@
+"""Messages between the serving process, the fork server and its workers. Pure.
+
+Requests are pickled: the reader is our own child. Answers are JSON and bytes, because what wrote them has read hostile input.
+"""
+
+import struct
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import orjson
+
+from engine.openai.input_tasks import PreparedPrompt
+from schemas.wire.errors import Refusal
+
+_ANSWER: Final = struct.Struct("<II")
+_REQUEST: Final = struct.Struct("<dI")
+_COMMAND: Final = struct.Struct("<cQ")
+READY: Final = b"ready"
+"""The fork server's first words: it has the tokenizer, and takes commands."""
+COMMAND_BYTES: Final = _COMMAND.size
+REPLY_BYTES: Final = 8
+REQUEST_HEAD_BYTES: Final = _REQUEST.size
+# Beyond any context.
+MAX_ANSWER_BYTES: Final = 1 << 30
+_REFUSAL_FIELDS: Final = ("status", "type", "param", "code", "retry_after_s")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerLimits:
+    """Limits of one worker, which the fork server sets in it."""
+
+    memory_bytes: int
+    """Most bytes that one worker may use beyond what it starts with."""
+    niceness: int = 5
+    """Of workers with costly input: the serving process goes first."""
+
+
+def encode_command(name: bytes, argument: int) -> bytes:
+    """Return a command to the fork server."""
+    return _COMMAND.pack(name, argument)
+
+
+def decode_command(raw: bytes) -> tuple[bytes, int]:
+    """Return the name and the argument of a command."""
+    name, argument = _COMMAND.unpack(raw)
+    return name, argument
+
+
+def encode_request(cpu_s: float, task: bytes) -> bytes:
+    """Return a request to a worker, which has so many seconds of CPU time for it."""
+    return _REQUEST.pack(cpu_s, len(task)) + task
+
+
+def decode_request_head(raw: bytes | bytearray) -> tuple[float, int]:
+    """Return the CPU time, and the number of bytes that follow."""
+    cpu_s, size = _REQUEST.unpack(raw)
+    return cpu_s, size
+
+
+def encode_answer(prompts: Sequence[PreparedPrompt]) -> bytes:
+    """Return an answer with prompts."""
+    head = [{"tokens": len(one.tokens), "grammar": one.grammar} for one in prompts]
+    tokens = b"".join(array("I", one.tokens).tobytes() for one in prompts)
+    return _pack({"prompts": head}, tokens)
+
+
+def encode_refusal(refusal: Refusal) -> bytes:
+    """Return an answer that refuses the request."""
+    # A message may quote half a surrogate pair, which UTF-8 cannot spell.
+    message = refusal.message.encode(errors="replace").decode()
+    fields = {name: getattr(refusal, name) for name in _REFUSAL_FIELDS}
+    return _pack({"refusal": fields | {"message": message}}, b"")
+
+
+def _pack(head: dict[str, Any], tokens: bytes) -> bytes:
+    raw = orjson.dumps(head)
+    return _ANSWER.pack(len(raw), len(tokens)) + raw + tokens
+
+
+def answer_size(raw: bytes | bytearray) -> int | None:
+    """Return the bytes of the answer that begins so; None if more of it is needed to tell.
+
+    Raises:
+        ValueError: no answer is that large.
+
+    """
+    if len(raw) < _ANSWER.size:
+        return None
+    head, tokens = _ANSWER.unpack_from(raw)
+    size = _ANSWER.size + int(head) + int(tokens)
+    if size > MAX_ANSWER_BYTES:
+        raise ValueError(f"an answer of {size} bytes")
+    return size
+
+
+def decode_answer(raw: bytes | bytearray) -> tuple[PreparedPrompt, ...] | Refusal:
+    """Return the prompts of a whole answer, or its refusal.
+
+    Raises:
+        ValueError: it is none.
+
+    """
+    head, _ = _ANSWER.unpack_from(raw)
+    fields = orjson.loads(memoryview(raw)[_ANSWER.size : _ANSWER.size + head])
+    if "refusal" in fields:
+        return Refusal(**fields["refusal"])
+    numbers = array("I", bytes(memoryview(raw)[_ANSWER.size + head :]))
+    found: list[PreparedPrompt] = []
+    start = 0
+    for one in fields["prompts"]:
+        end = start + one["tokens"]
+        found.append(PreparedPrompt(tokens=tuple(numbers[start:end]), grammar=one["grammar"]))
+        start = end
+    return tuple(found)

@@ -1,0 +1,79 @@
+"""Tasks that prepare the input of requests, their results, and the port of what runs them. Pure values."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final, Protocol, TypeAlias
+
+from engine.openai.request_body import GenerationRequest
+
+
+class Lane(StrEnum):
+    """A worker of its own, so that costly input delays only input of its kind."""
+
+    SHORT = "short"
+    """Texts that take milliseconds."""
+    LONG = "long"
+    """Long texts."""
+    GRAMMAR = "grammar"
+    """Schemas and grammars that were not compiled before."""
+
+
+LANES: Final = tuple(Lane)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PreparedPrompt:
+    """One prompt, ready for a job."""
+
+    tokens: tuple[int, ...] = ()
+    grammar: str | None = None
+    """The grammar of the answers, which compiles within the limits; None if they have none, or it was not asked for."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PromptsTask:
+    """Tokenizes the prompts of a request."""
+
+    request: GenerationRequest
+    context_length: int | None = None
+    """A text that is certainly longer is refused before it is tokenized; None accepts any."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TextsTask:
+    """Tokenizes the texts of a request for embeddings."""
+
+    texts: tuple[str, ...]
+    params: tuple[str, ...]
+    """The path of each text in the request."""
+    prefix: str
+    """Put before each text."""
+    max_length: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GrammarTask:
+    """Writes and compiles the grammar of a request's answers."""
+
+    request: GenerationRequest
+    """Without its messages."""
+    tail: tuple[int, ...]
+    """The last tokens of the prompt."""
+
+
+InputTask: TypeAlias = PromptsTask | TextsTask | GrammarTask
+
+
+class InputRunner(Protocol):
+    """Runs tasks that take any time; implemented by `InputWorkers`."""
+
+    async def prepare(
+        self, lane: Lane, task: InputTask, *, size: int
+    ) -> tuple[PreparedPrompt, ...]:
+        """Return what a task asks for; `size` is that of its texts, in bytes.
+
+        Raises:
+            RefusedError: the model does not support it, or it takes too much time or memory.
+
+        """
+        ...

@@ -1,0 +1,148 @@
+"""Encodes the prompts of requests: from messages and texts to tokens. Runs in the input workers.
+
+A chat template and a tokenizer come with a model's files, and may take any time for some texts: only a process of its
+own can be ended.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import assert_never
+
+from engine.errors import PromptRefusedError, TextTooLongError
+from engine.grammar.interface import GrammarCompiler
+from engine.openai import messages, output_format, prompts
+from engine.openai.input_tasks import (
+    GrammarTask,
+    InputTask,
+    PreparedPrompt,
+    PromptsTask,
+    TextsTask,
+)
+from engine.openai.output_format import ChatEncoder
+from engine.openai.request_body import Conversation, GenerationRequest, TextPrompts
+from engine.text.interface import Codec, Message
+from schemas.wire import errors
+
+
+def run(
+    task: InputTask, codec: Codec, grammars: GrammarCompiler | None
+) -> tuple[PreparedPrompt, ...]:
+    """Return what a task asks for.
+
+    Raises:
+        RefusedError: the model does not support it.
+
+    """
+    match task:
+        case PromptsTask(request=request, context_length=context_length):
+            found = encode_prompts(request, codec, context_length=context_length)
+            _check_context(request, found, context_length)
+            return tuple(PreparedPrompt(tokens=tuple(tokens)) for tokens in found)
+        case TextsTask():
+            return tuple(_encode_texts(task, codec))
+        case GrammarTask(request=request, tail=tail):
+            grammar = output_format.write_grammar(request, tail, codec, grammars)
+            return (PreparedPrompt(grammar=grammar),)
+        case _:
+            assert_never(task)
+
+
+def _check_context(
+    request: GenerationRequest, found: Sequence[Sequence[int]], context_length: int | None
+) -> None:
+    """Refuse prompts that leave no room for an answer here, before all their tokens are sent on."""
+    longest = max(map(len, found), default=0)
+    if context_length is not None and longest >= context_length:
+        param = "messages" if request.is_chat else "prompt"
+        raise prompts.context_exceeded(param, context_length, longest)
+
+
+def _encode_texts(task: TextsTask, codec: Codec) -> Iterator[PreparedPrompt]:
+    for text, param in zip(task.texts, task.params, strict=True):
+        try:
+            tokens = codec.encode_text(task.prefix + text, max_tokens=task.max_length)
+        except TextTooLongError as error:
+            least = f"at least {error.min_tokens}"
+            raise prompts.context_exceeded(param, task.max_length, least) from error
+        yield PreparedPrompt(tokens=tuple(tokens))
+
+
+def encode_prompts(
+    request: GenerationRequest,
+    codec: Codec,
+    *,
+    context_length: int | None = None,
+) -> list[list[int]]:
+    """Return the tokens of each prompt of a request.
+
+    A text that is certainly longer than the context is refused before it is tokenized; None accepts any text.
+
+    Raises:
+        RefusedError: the model has no chat template, the template refuses the messages, or a text is too long.
+
+    """
+    param = "messages" if request.is_chat else "prompt"
+    with refusing_long_texts(param, context_length) as max_tokens:
+        match request.prompt:
+            case TextPrompts(contents=contents):
+                return [_encode_content(content, codec, max_tokens) for content in contents]
+            case Conversation(messages=turns):
+                encoder = ChatEncoder(request, codec, max_tokens=max_tokens)
+                return [_encode_chat(turns, encoder)]
+            case _:
+                assert_never(request.prompt)
+
+
+@contextmanager
+def refusing_long_texts(param: str, context_length: int | None) -> Iterator[int | None]:
+    """Yield the most tokens that a prompt may have; refuse a text that certainly has more.
+
+    Raises:
+        RefusedError: the block raised TextTooLongError.
+
+    """
+    if context_length is None:
+        yield None
+        return
+    try:
+        yield context_length - 1  # an answer has at least one
+    except TextTooLongError as error:
+        raise prompts.context_exceeded(
+            param, context_length, f"at least {error.min_tokens}"
+        ) from error
+
+
+def _encode_content(
+    content: str | tuple[int, ...], codec: Codec, max_tokens: int | None
+) -> list[int]:
+    if isinstance(content, str):
+        return codec.encode_text(content, max_tokens=max_tokens)
+    return list(content)
+
+
+def _encode_chat(turns: Sequence[Message], encoder: ChatEncoder) -> list[int]:
+    if not encoder.has_chat_template:
+        raise errors.invalid(
+            "This model has no chat template; use /v1/completions.", param="messages"
+        )
+    try:
+        tokens = encoder.encode_chat(turns)
+        named = {turn["role"]: at for at, turn in enumerate(turns) if "name" in turn}
+        named.pop("tool", None)
+        # One turn of each role is enough: a template that writes one user's name writes all.
+        for role, at in named.items():
+            if not _writes_name(turns, at, tokens, encoder):
+                turns = messages.with_spoken_names(turns, role)
+                tokens = encoder.encode_chat(turns)
+    except PromptRefusedError as error:
+        message = f"The model's chat template refuses these messages: {error}"
+        raise errors.invalid(message, param="messages") from error
+    return tokens
+
+
+def _writes_name(
+    turns: Sequence[Message], index: int, tokens: list[int], encoder: ChatEncoder
+) -> bool:
+    """Return whether the template writes the name of a turn into the prompt."""
+    without = {key: value for key, value in turns[index].items() if key != "name"}
+    return encoder.encode_chat([*turns[:index], without, *turns[index + 1 :]]) != tokens

@@ -1,0 +1,53 @@
+"""Input workers with a tokenizer, without an engine."""
+
+import contextlib
+from asyncio import TaskGroup
+from collections.abc import AsyncIterator
+from typing import Any
+
+from engine.input_workers.fork_server import WorkerModel
+from engine.input_workers.pool import InputWorkers
+from engine.input_workers.wire import WorkerLimits
+from engine.openai.input_processor import lane_of, work_length
+from engine.openai.input_tasks import Lane, PromptsTask
+from engine.openai.request_body import GenerationRequest
+from engine.text.codec import TextCodec
+from machinery.clock import SystemClock
+
+
+@contextlib.asynccontextmanager
+async def running(
+    codec: TextCodec, *, limit_s: float = 20.0, memory_bytes: int = 256 << 20
+) -> AsyncIterator[InputWorkers]:
+    """Yield running workers with this codec."""
+    workers = InputWorkers(limit_s=limit_s, clock=SystemClock())
+    workers.load(
+        lambda: WorkerModel(
+            tokenizer=codec.portable(),
+            is_constrainable=True,
+            limits=WorkerLimits(memory_bytes=memory_bytes),
+        )
+    )
+    async with TaskGroup() as group:
+        running = group.create_task(workers.run())
+        try:
+            yield workers
+        finally:
+            running.cancel()
+
+
+async def tokens(
+    workers: InputWorkers, request: GenerationRequest, lane: Lane | None = None
+) -> tuple[int, ...]:
+    """Return the tokens of a request's one prompt."""
+    length = work_length(request)
+    (found,) = await workers.prepare(
+        lane or lane_of(length), PromptsTask(request=request), size=length
+    )
+    return found.tokens
+
+
+def pid_of(workers: InputWorkers, lane: Lane) -> int:
+    """Return the process of a lane."""
+    worker: Any = workers._lanes[lane].worker
+    return int(worker.pid)
