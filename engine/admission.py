@@ -26,6 +26,9 @@ from machinery.clock import Clock
 
 AdmittedJob: TypeAlias = Job | EmbedJob
 
+# As many connections as an engine takes may each have this much.
+_FREE_BODY_BYTES = 64 << 10
+
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Ticket:
@@ -118,6 +121,53 @@ class Arrival:
     def leave(self) -> None:
         """Give the place back, if no ticket has taken it over; a second call does nothing."""
         self._leave(self)
+
+
+class ByteBudget:
+    """The memory of large request bodies: what each has beyond 64 KiB counts, until its request is prepared."""
+
+    def __init__(self, limit_bytes: int) -> None:
+        self._limit_bytes = limit_bytes
+        self._claimed = 0
+
+    def claim(self, more_bytes: int) -> None:
+        """Count more bytes.
+
+        Raises:
+            RefusedError: other bodies have taken them.
+
+        """
+        if more_bytes and self._claimed + more_bytes > self._limit_bytes:
+            raise errors.bodies_full(self._limit_bytes)
+        self._claimed += more_bytes
+
+    def give_back(self, claimed_bytes: int) -> None:
+        """Count bytes no longer."""
+        self._claimed -= claimed_bytes
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class ClaimedBytes:
+    """The part of a budget that one body takes; it grows while the body arrives."""
+
+    budget: ByteBudget
+    _claimed: int = 0
+
+    def grow(self, size: int) -> None:
+        """Claim what a body of this size takes.
+
+        Raises:
+            RefusedError: other bodies have taken it.
+
+        """
+        counted = max(0, size - _FREE_BODY_BYTES)
+        self.budget.claim(counted - self._claimed)
+        self._claimed = counted
+
+    def release(self) -> None:
+        """Give the bytes back; a second call does nothing."""
+        self.budget.give_back(self._claimed)
+        self._claimed = 0
 
 
 class Admission:

@@ -10,6 +10,7 @@ __all__ = [
     "RefusedError",
     "StoppedError",
     "TextTooLongError",
+    "bodies_full",
     "draining",
     "input_too_costly",
     "input_worker_lost",
@@ -68,6 +69,23 @@ def queue_full(concurrency: int, limit: int, *, retry_after_s: int) -> RefusedEr
             type="rate_limit_error",
             code="queue_full",
             retry_after_s=retry_after_s,
+        )
+    )
+
+
+def bodies_full(limit_bytes: int) -> RefusedError:
+    """Return the refusal (429) of a large body, while other large bodies take all the memory for them."""
+    message = (
+        f"This replica reads other large requests already, {limit_bytes >> 20} MiB of them together at most. "
+        "Try again in 1 s."
+    )
+    return RefusedError(
+        Refusal(
+            status=429,
+            message=message,
+            type="rate_limit_error",
+            code="bodies_full",
+            retry_after_s=1,
         )
     )
 

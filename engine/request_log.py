@@ -13,7 +13,7 @@ from typing import Literal, TypeAlias
 
 from starlette.types import Scope
 
-from engine.admission import Arrival, Ticket
+from engine.admission import Arrival, ClaimedBytes, Ticket
 from engine.metrics import EngineMetrics
 from machinery.clock import Clock
 from machinery.http_server import REQUEST_ID, TRACE_PARENT
@@ -52,13 +52,17 @@ class RequestRecord:
     ticket: Ticket | None = None
     arrival: Arrival | None = None
     """Its place until it gets a ticket."""
+    body: ClaimedBytes | None = None
+    """The memory of its body."""
     trace_id: str = ""
     """The trace in its `traceparent`; empty if there is none."""
 
     def leave(self) -> None:
-        """Give the place of the arrival back: the request has a ticket, or its response begins without one."""
+        """Give back the place of the arrival and the memory of the body, when the response begins or the request ends."""
         if self.arrival is not None:
             self.arrival.leave()
+        if self.body is not None:
+            self.body.release()
 
     def outcome(self) -> RequestOutcome:
         """Return the outcome; for a stream that broke off, the reason."""
@@ -116,6 +120,12 @@ class RequestLog:
         )
         self._current.set(record)
         return record
+
+    def attach_body(self, body: ClaimedBytes) -> None:
+        """Store the memory of the current request's body; its record gives it back."""
+        record = self._current.get(None)
+        if record is not None:
+            record.body = body
 
     def attach_arrival(self, arrival: Arrival) -> None:
         """Store the place of the current request; its record gives it back."""

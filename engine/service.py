@@ -12,7 +12,7 @@ from collections.abc import Coroutine, Mapping, Sequence
 from typing import Any, TypeVar
 
 from engine import errors
-from engine.admission import Admission, AdmittedJob, Ticket
+from engine.admission import Admission, AdmittedJob, ByteBudget, ClaimedBytes, Ticket
 from engine.config import EngineConfig
 from engine.errors import GroupError, RefusedError
 from engine.gauges import Gauges
@@ -39,6 +39,8 @@ from schemas.wire.exit_codes import ExitCode
 
 # A thread that takes longer is stuck in the driver and will not end by itself.
 _UNLOAD_TIMEOUT_S = 120
+# The largest bodies that are in memory at once.
+_BODIES = 4
 
 _CODES = {ModelUnusableError: ExitCode.UNUSABLE, GroupError: ExitCode.GROUP_LOST}
 _MESSAGES = {
@@ -74,6 +76,7 @@ class Service:
             send=self._worker.send,
             clock=clock,
         )
+        self._bodies = ByteBudget(_BODIES * config.max_body_bytes)
         self.metrics = EngineMetrics(
             MetricSources(
                 gauges=self.gauges,
@@ -286,6 +289,12 @@ class Service:
         if isinstance(text, RefusedError):
             raise text
         return text
+
+    def claim_body(self) -> ClaimedBytes:
+        """Return the claim of the current HTTP request on the memory of bodies."""
+        claimed = ClaimedBytes(budget=self._bodies)
+        self.request_log.attach_body(claimed)
+        return claimed
 
     def arrive(self) -> None:
         """Give the current HTTP request a place in the queue, before its body is parsed.

@@ -226,7 +226,7 @@ class GenerationRoutes:
         limit = limits.body_bytes(
             config.context_length, prompts=prompts, most=config.max_body_bytes
         )
-        body = await web.read_body(request, limit)
+        body = await web.read_body(request, limit, self.service.claim_body())
         # Not before: a client that sends its body slowly must not hold a place.
         self.service.arrive()
         return options, body

@@ -16,6 +16,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from engine.admission import ClaimedBytes
 from engine.request_log import RequestLog
 from machinery import host_header
 from schemas.wire import errors, headers
@@ -155,11 +156,11 @@ def _check_content_type(request_headers: Mapping[str, str]) -> None:
         )
 
 
-async def read_body(request: Request, limit: int) -> bytes:
-    """Return the body of a request, which must be JSON.
+async def read_body(request: Request, limit: int, claimed: ClaimedBytes) -> bytes:
+    """Return the body of a request, which must be JSON, and claim its memory.
 
     Raises:
-        RefusedError: it is larger than `limit` bytes, or declared as something else.
+        RefusedError: it is larger than `limit` bytes, there is no memory for it, or it is declared as something else.
         ClientDisconnect: the client disconnected while it sent the body.
 
     """
@@ -172,6 +173,7 @@ async def read_body(request: Request, limit: int) -> bytes:
         body += part
         if len(body) > limit:
             raise errors.body_too_large(limit)
+        claimed.grow(len(body))
     return bytes(body)
 
 

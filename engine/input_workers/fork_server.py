@@ -99,7 +99,7 @@ def _work(connection: socket.socket, server: ForkServer, lane: Lane) -> NoReturn
         if lane is not Lane.SHORT:
             os.nice(server.limits.niceness)
         if _IS_LINUX:
-            most = psutil.Process().memory_info().vms + server.limits.memory_bytes
+            most = psutil.Process().memory_info().vms + server.limits.memory_of(lane)
             resource.setrlimit(resource.RLIMIT_AS, (most, most))
         while _answer(connection, server):
             pass

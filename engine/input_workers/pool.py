@@ -24,6 +24,7 @@ from engine import errors
 from engine.errors import Refusal, RefusedError
 from engine.input_workers import fork_server, wire
 from engine.input_workers.fork_server import WorkerModel
+from engine.input_workers.wire import WorkerLimits
 from engine.openai.input_tasks import LANES, InputTask, Lane, PreparedPrompt
 from machinery.backoff import Backoff, Retries
 from machinery.clock import Clock
@@ -215,7 +216,7 @@ class InputWorkers:
         self._lanes[Lane.SHORT].lose()  # the others start with their first task
         self._make_model: Callable[[], WorkerModel] | None = None
         self._is_loaded = asyncio.Event()
-        self._memory_bytes = 0
+        self._limits = WorkerLimits(memory_bytes=0)
         self._starts = Retries(_RESPAWN, clock)
         self._losses = Retries(_FORK, clock)
         self._working = 0
@@ -260,7 +261,7 @@ class InputWorkers:
         await self._is_loaded.wait()
         assert self._make_model is not None
         model = await asyncio.to_thread(self._make_model)
-        self._memory_bytes = model.limits.memory_bytes
+        self._limits = model.limits
         raw = await asyncio.to_thread(fork_server.send_model, model)
         del model
         loop = asyncio.get_running_loop()
@@ -346,8 +347,9 @@ class InputWorkers:
 
     def _watch(self, state: _LaneState, worker: _Worker, end_s: float) -> None:
         """End a worker that takes too much memory, or does not get ahead; called while it works."""
-        if _resident_bytes(worker.pid) - worker.first_bytes > self._memory_bytes:
-            worker.reason = _too_much_memory(self._memory_bytes)
+        limit_bytes = self._limits.memory_of(state.lane)
+        if _resident_bytes(worker.pid) - worker.first_bytes > limit_bytes:
+            worker.reason = _too_much_memory(limit_bytes)
         elif self._clock.monotonic() > end_s:
             worker.reason = _TOO_MUCH_TIME.format(self._limit_s)
         if worker.reason:
@@ -395,7 +397,7 @@ class InputWorkers:
         if code == -signal.SIGPROF:
             return errors.input_too_costly(_TOO_MUCH_TIME.format(cpu_s))
         if -code in _MEMORY_SIGNALS:
-            return errors.input_too_costly(_too_much_memory(self._memory_bytes))
+            return errors.input_too_costly(_too_much_memory(self._limits.memory_of(state.lane)))
         self._losses.next_delay_s()
         return errors.input_worker_lost(f"signal {-code}" if code < 0 else f"exit code {code}")
 

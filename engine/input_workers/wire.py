@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import orjson
 
-from engine.openai.input_tasks import PreparedPrompt
+from engine.openai.input_tasks import Lane, PreparedPrompt
 from schemas.wire.errors import Refusal
 
 _ANSWER: Final = struct.Struct("<II")
@@ -32,9 +32,13 @@ class WorkerLimits:
     """Limits of one worker, which the fork server sets in it."""
 
     memory_bytes: int
-    """Most bytes that one worker may use beyond what it starts with."""
+    """Most bytes that the worker of long texts may use beyond what it starts with; the others may use half."""
     niceness: int = 5
-    """Of workers with costly input: the serving process goes first."""
+    """Niceness of workers with costly input: the serving process goes first."""
+
+    def memory_of(self, lane: Lane) -> int:
+        """Return the bytes for the worker of a lane."""
+        return self.memory_bytes if lane is Lane.LONG else self.memory_bytes // 2
 
 
 def encode_command(name: bytes, argument: int) -> bytes:

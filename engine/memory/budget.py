@@ -14,11 +14,12 @@ from engine.memory.pressure import HIGH
 from models.footprint import CACHE_STEP, KvFootprint, ServingLoad
 from schemas.quantity import show
 
-# Python and its libraries. The memory proof's 768 MiB (reconciler/placement/memory_proof.py) include unused buffers,
-# which are counted separately here; the rest of the difference covers rounding and temporary copies of allocations.
+# Python and its libraries, and the input workers at rest, which share most of 100 MiB. The memory proof's 768 MiB
+# (reconciler/placement/memory_proof.py) include unused buffers, which are counted separately here; the rest of the
+# difference covers rounding, temporary copies of allocations, and input workers at work (`input_bytes`).
 PROCESS_BYTES = 512 * 2**20
-# One input worker beside the process: tokens with their places in the text take 500 bytes each, a schema some megabytes.
-_INPUT_BYTES, _INPUT_BYTES_PER_TOKEN = 128 * 2**20, 1024
+# An input worker at work: tokens with their places in the text take 600 bytes each, and a usual schema some megabytes.
+_INPUT_BYTES, _INPUT_BYTES_PER_TOKEN = 192 * 2**20, 1024
 # Without an explicit size, the prefix cache may grow to a quarter of the limit.
 _PREFIX_DIVISOR = 4
 
@@ -141,4 +142,4 @@ def full_bytes(footprint: KvFootprint, load: ServingLoad) -> int:
 
 def input_bytes(context_length: int) -> int:
     """Return the most memory that one input worker may use for a request, beyond what it starts with."""
-    return _INPUT_BYTES + _INPUT_BYTES_PER_TOKEN * context_length
+    return max(_INPUT_BYTES, _INPUT_BYTES_PER_TOKEN * context_length)
