@@ -21,7 +21,7 @@ PIP_INDEX = $$($(BIN)/python -m pip config list | sed -nE "s/^.*\.index-url='(.*
 QUIET = $$(test -t 2 || echo --quiet)
 UV = UV_DEFAULT_INDEX="$${UV_DEFAULT_INDEX:-$(PIP_INDEX)}" $(BIN)/uv
 
-.PHONY: help setup demo stop test unit test-full test-mac coverage lint format docs proto lock bench-smoke bench-apply bench-cli bench-start bench-fetch bench-gateway bench-gateway-tls bench-gateway-faults bench-gateway-faults-real bench-gateway-hostile bench-routing bench-store bench-placement bench-control-plane bench-manifests bench-engine bench-engine-sockets bench-engine-start bench-shard bench-walks clean
+.PHONY: help setup demo stop test unit test-full test-mac coverage lint format docs proto lock bench-smoke bench-apply bench-cli bench-start bench-fetch bench-gateway bench-gateway-tls bench-gateway-faults bench-gateway-faults-real bench-gateway-hostile bench-routing bench-store bench-placement bench-control-plane bench-manifests bench-engine bench-engine-sockets bench-engine-start bench-shard bench-walks fuzz-engine clean
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 28
@@ -162,6 +162,9 @@ bench-engine: $(TEST_READY)  ## our engine beside mlx_lm.server and beside raw M
 
 bench-engine-start: $(TEST_READY)  ## from an engine's start to its first token, beside mlx_lm.server
 	@$(BIN)/python -m bench.engine_start
+
+fuzz-engine: $(TEST_READY)  ## hostile and generated requests to a real engine: answers, memory, a neighbour's first tokens
+	@$(BIN)/python -m bench.engine_fuzz
 
 bench-walks: $(TEST_READY)  ## files of code that run for an apply, a chat and a lost node, in a minute
 	@$(BIN)/python -m bench.walks

@@ -265,7 +265,7 @@ class SimilarityResponse:
 
 @dataclass(frozen=True, slots=True)
 class TokenizeResponse:
-    """Response of a request for a token count. It needs no slot, only a tokenizer thread."""
+    """Response of a request for a token count. It needs no slot, only an input worker."""
 
     service: Service
     request: TokenizeRequest

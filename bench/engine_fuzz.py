@@ -1,0 +1,290 @@
+"""Hostile clients of one real engine, and what a well-behaved neighbour notices: `make fuzz-engine`, in five minutes.
+
+`python -m bench.engine_fuzz [FOLDER]` takes a model's folder; without one a small model with random weights is made.
+First the neighbour alone: a chat after the other, and the time to its first token. Then the same beside clients that send
+the corpus (engine_fuzz_corpus.py) and generated requests. What must hold: no answer of 500, the neighbour's p99 below
+twice its quiet value, the memory of the engine and its workers within the memory proof, and an idle engine at the end.
+"""
+
+import contextlib
+import http.client
+import itertools
+import json
+import os
+import signal
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import psutil
+
+from bench import engine_fuzz_corpus as corpus
+from bench.engine_fuzz_corpus import HostileRequest
+from bench.engine_start import asked, free_port, tiny_model, until
+from bench.result import arguments, finish, sized
+from models import model_files
+from reconciler.placement import memory_proof
+
+_NEIGHBOUR: Final = "--neighbour"
+_QUIET_S = sized(30.0, smoke=3.0)
+_HOSTILE_S = sized(180.0, smoke=8.0)
+_SETTLE_S = 30.0
+_ATTACKERS = 4
+_CONTEXT, _CONCURRENCY = 4096, 8
+_SEED = 20261123
+# Answers that a client may get whose request is not to blame: its worker was lost, or its time was over.
+_EXCUSED: Final = (503, 504)
+_LOOK_S = 0.2
+# Attackers are other machines: they give way to the engine and the neighbour.
+_NICENESS = 10
+
+
+@dataclass(slots=True)
+class Outcomes:
+    """Answers to the attackers."""
+
+    answers: Counter[str] = field(default_factory=Counter)
+    faults: list[str] = field(default_factory=list)
+    sent: int = 0
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def add(self, request: HostileRequest, status: int, body: bytes) -> None:
+        with self.lock:
+            self.sent += 1
+            self.answers[str(status) if status else request.client] += 1
+            if status >= 500 and status not in _EXCUSED and len(self.faults) < 20:
+                self.faults.append(
+                    f"{request.name}: {status} {body[:300]!r} to {request.body[:300]!r}"
+                )
+
+
+@dataclass(slots=True)
+class MemoryWatch:
+    """The most memory of an engine and its workers; pages that they share count once on Linux."""
+
+    pid: int
+    peak_bytes: int = 0
+    _end: threading.Event = field(default_factory=threading.Event)
+
+    def run(self) -> None:
+        while not self._end.wait(_LOOK_S):
+            with contextlib.suppress(psutil.Error):
+                process = psutil.Process(self.pid)
+                family = [process, *process.children(recursive=True)]
+                self.peak_bytes = max(self.peak_bytes, sum(map(_held, family)))
+
+    def stop(self) -> None:
+        self._end.set()
+
+
+def _held(process: psutil.Process) -> int:
+    with contextlib.suppress(psutil.Error):
+        found: Any = process.memory_full_info()
+        return int(getattr(found, "pss", found.rss))
+    return 0
+
+
+def neighbour(port: int) -> None:
+    """Chat until killed; print the seconds to each first token."""
+    body = {"model": corpus.MODEL, "max_tokens": 4, "stream": True, "temperature": 0}
+    for count in itertools.count():
+        turn = {"role": "user", "content": f"What comes after {count}?"}
+        raw = json.dumps(body | {"messages": [turn]}).encode()
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=120)
+        began = time.perf_counter()
+        try:
+            connection.request("POST", corpus.CHAT, raw, {"content-type": "application/json"})
+            response = connection.getresponse()
+            response.readline()
+            taken = time.perf_counter() - began
+            response.read()
+            print(taken if response.status == 200 else -response.status, flush=True)
+        except OSError:
+            print(-1, flush=True)
+        finally:
+            connection.close()
+        time.sleep(0.02)
+
+
+@contextlib.contextmanager
+def neighbouring(port: int, found: list[float]) -> Iterator[None]:
+    """Run the neighbour in a process of its own; its times are in `found` at the end."""
+    command = [sys.executable, "-m", "bench.engine_fuzz", _NEIGHBOUR, str(port)]
+    with tempfile.TemporaryFile("w+") as output:
+        process = subprocess.Popen(command, stdout=output)
+        try:
+            yield
+        finally:
+            process.kill()
+            process.wait()
+            output.seek(0)
+            found += [float(line) for line in output.read().split()]
+
+
+def send(port: int, request: HostileRequest, outcomes: Outcomes) -> None:
+    """Send one request as its client does."""
+    head = (
+        f"POST {request.path} HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: application/json\r\n"
+        f"content-length: {len(request.body)}\r\nconnection: close\r\n\r\n"
+    )
+    status, body = 0, b""
+    try:
+        with socket.create_connection(("127.0.0.1", port), timeout=120) as line:
+            half = len(request.body) // 2
+            sent = request.body[:half] if request.client == "stalls" else request.body
+            line.sendall(head.encode() + sent)
+            if request.client == "waits":
+                response = http.client.HTTPResponse(line)
+                response.begin()
+                status, body = response.status, response.read()
+            else:
+                time.sleep(1.0 if request.client == "stalls" else 0.01)
+    except (OSError, http.client.HTTPException):
+        pass  # an engine may close a connection whose body it refuses
+    outcomes.add(request, status, body)
+
+
+def attack(port: int, seconds: float, outcomes: Outcomes) -> None:
+    """Send the corpus and generated requests, in turns, for so long."""
+    end = time.monotonic() + seconds
+    hostile = list(corpus.corpus())
+    shared = threading.Lock()
+    made = corpus.generated(_SEED)
+    # A request of the corpus, then thirty generated ones: 10,000 need a hundred seconds.
+    turns = itertools.chain.from_iterable(
+        [one, *itertools.islice(made, 30)] for one in itertools.cycle(hostile)
+    )
+
+    def work() -> None:
+        while time.monotonic() < end:
+            with shared:
+                request = next(turns)
+            send(port, request, outcomes)
+
+    with ThreadPoolExecutor(_ATTACKERS) as pool:
+        for done in [pool.submit(work) for _ in range(_ATTACKERS)]:
+            done.result()
+
+
+def engine_command(model: Path, port: int, proof_bytes: int) -> list[str]:
+    """Return the command line that an agent would write."""
+    command = [sys.executable, "-m", "engine", "--model-dir", str(model), "--port", str(port)]
+    command += ["--replica", "fuzz-0", "--replica-uid", "fuzz", "--node", "fuzz"]
+    command += ["--served-name", corpus.MODEL, "--memory-limit-bytes", str(proof_bytes)]
+    return [*command, "--context-length", str(_CONTEXT), "--concurrency", str(_CONCURRENCY)]
+
+
+def prove(model: Path) -> int:
+    """Return the bytes of the engine's memory proof."""
+    shape = model_files.model_geometry(
+        model_files.inspect_model(model), casts_to_float32=sys.platform == "linux"
+    )
+    proof = memory_proof.prove(shape, context_length=_CONTEXT, concurrency=_CONCURRENCY)
+    return proof.total_bytes
+
+
+def is_idle(port: int) -> bool:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
+    with contextlib.closing(connection):
+        connection.request("GET", "/health")
+        health = json.loads(connection.getresponse().read())
+    return (health["inFlight"], health["queued"], health["busy"]) == (0, 0, False)
+
+
+def p99(times: list[float]) -> float:
+    """Return the 99th percentile of the answered chats, in milliseconds."""
+    answered = [one for one in times if one > 0]
+    return round(statistics.quantiles(answered, n=100)[98] * 1e3, 1) if len(answered) > 1 else 0.0
+
+
+def measure(model: Path, log: Path) -> None:
+    """Start an engine, measure, and print the last line."""
+    port, proof_bytes = free_port(), prove(model)
+    outcomes, quiet, beside = Outcomes(), list[float](), list[float]()
+    with log.open("wb") as errors:
+        process = subprocess.Popen(engine_command(model, port, proof_bytes), stderr=errors)
+    watch = MemoryWatch(process.pid)
+    watching = threading.Thread(target=watch.run)
+    try:
+        until(lambda: asked(port, "GET", "/ready") == 200, time.perf_counter())
+        watching.start()
+        with neighbouring(port, quiet):
+            time.sleep(_QUIET_S)
+        print(f"quiet: {len(quiet)} chats, p99 {p99(quiet)} ms", flush=True)
+        with neighbouring(port, beside):
+            os.nice(_NICENESS)
+            attack(port, _HOSTILE_S, outcomes)
+        print(
+            f"beside {outcomes.sent} requests: {len(beside)} chats, p99 {p99(beside)} ms",
+            flush=True,
+        )
+        settled_s = until(lambda: is_idle(port), time.perf_counter())
+    finally:
+        watch.stop()
+        process.send_signal(signal.SIGTERM)
+        code = process.wait(_SETTLE_S)
+    for fault in outcomes.faults:
+        print(f"fault: {fault}", flush=True)
+    report(outcomes, quiet, beside, memory=(watch.peak_bytes, proof_bytes), ends=(code, settled_s))
+
+
+def report(
+    outcomes: Outcomes,
+    quiet: list[float],
+    beside: list[float],
+    *,
+    memory: tuple[int, int],
+    ends: tuple[int, float],
+) -> None:
+    """Print the last line."""
+    peak, proof = memory
+    holds = {
+        "no_500": not outcomes.faults,
+        "neighbour_p99_below_twice": p99(beside) < 2 * p99(quiet),
+        "neighbour_always_answered": min(beside, default=-1) > 0,
+        "memory_within_proof": peak <= proof,
+        "ends_well": ends[0] == 0,
+    }
+    finish(
+        "fuzz-engine",
+        {"neighbour_ttft_p99_ms": p99(beside), "quiet_ttft_p99_ms": p99(quiet)},
+        {
+            "neighbour_ttft_p50_ms": _median(beside),
+            "quiet_ttft_p50_ms": _median(quiet),
+            "requests": outcomes.sent,
+            "answers": dict(sorted(outcomes.answers.items())),
+            "peak_mib": peak >> 20,
+            "proof_mib": proof >> 20,
+            "idle_again_s": round(ends[1], 2),
+            "holds": holds,
+        },
+    )
+
+
+def _median(times: list[float]) -> float:
+    return round(statistics.median([one for one in times if one > 0] or [0]) * 1e3, 1)
+
+
+def main() -> None:
+    """Measure, or be the neighbour."""
+    words = arguments()
+    if words[:1] == [_NEIGHBOUR]:
+        neighbour(int(words[1]))
+        return
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        measure(Path(words[0]) if words else tiny_model(folder), folder / "engine.log")
+
+
+if __name__ == "__main__":
+    main()
