@@ -1,8 +1,9 @@
 """Hostile clients of one real engine, and what a well-behaved neighbour notices: `make fuzz-engine`, in five minutes.
 
 `python -m bench.engine_fuzz [FOLDER]` takes a model's folder; without one a small model with random weights is made.
-First the neighbour alone: a chat after the other, and the time to its first token. Then the same beside clients that send
-the corpus (engine_fuzz_corpus.py) and generated requests. What must hold: no answer of 500, the neighbour's p99 below
+First the neighbour alone: a chat after the other, and the time to its first token. Then the same beside four clients like it,
+which is what the load of a machine alone does, and beside four that send the corpus (engine_fuzz_corpus.py) and generated
+requests. What must hold: no answer of 500, the neighbour's p99 below
 twice its quiet value, the memory of the engine and its workers within the memory proof, and an idle engine at the end.
 """
 
@@ -10,7 +11,6 @@ import contextlib
 import http.client
 import itertools
 import json
-import os
 import signal
 import socket
 import statistics
@@ -37,6 +37,7 @@ from reconciler.placement import memory_proof
 
 _NEIGHBOUR: Final = "--neighbour"
 _QUIET_S = sized(30.0, smoke=3.0)
+_LOADED_S = sized(30.0, smoke=3.0)
 _HOSTILE_S = sized(180.0, smoke=8.0)
 _SETTLE_S = 30.0
 _ATTACKERS = 4
@@ -45,8 +46,6 @@ _SEED = 20261123
 # Answers that a client may get whose request is not to blame: its worker was lost, or its time was over.
 _EXCUSED: Final = (503, 504)
 _LOOK_S = 0.2
-# Attackers are other machines: they give way to the engine and the neighbour.
-_NICENESS = 10
 
 
 @dataclass(slots=True)
@@ -154,16 +153,18 @@ def send(port: int, request: HostileRequest, outcomes: Outcomes) -> None:
     outcomes.add(request, status, body)
 
 
-def attack(port: int, seconds: float, outcomes: Outcomes) -> None:
-    """Send the corpus and generated requests, in turns, for so long."""
-    end = time.monotonic() + seconds
-    hostile = list(corpus.corpus())
-    shared = threading.Lock()
+def hostile_requests() -> Iterator[HostileRequest]:
+    """Yield a request of the corpus, then thirty generated ones, and so on."""
     made = corpus.generated(_SEED)
-    # A request of the corpus, then thirty generated ones: 10,000 need a hundred seconds.
-    turns = itertools.chain.from_iterable(
-        [one, *itertools.islice(made, 30)] for one in itertools.cycle(hostile)
-    )
+    for one in itertools.cycle(list(corpus.corpus())):
+        yield one
+        yield from itertools.islice(made, 30)
+
+
+def load(port: int, seconds: float, turns: Iterator[HostileRequest], outcomes: Outcomes) -> None:
+    """Send requests for so long, four at a time."""
+    end = time.monotonic() + seconds
+    shared = threading.Lock()
 
     def work() -> None:
         while time.monotonic() < end:
@@ -210,7 +211,7 @@ def p99(times: list[float]) -> float:
 def measure(model: Path, log: Path) -> None:
     """Start an engine, measure, and print the last line."""
     port, proof_bytes = free_port(), prove(model)
-    outcomes, quiet, beside = Outcomes(), list[float](), list[float]()
+    outcomes, quiet, loaded, beside = Outcomes(), list[float](), list[float](), list[float]()
     with log.open("wb") as errors:
         process = subprocess.Popen(engine_command(model, port, proof_bytes), stderr=errors)
     watch = MemoryWatch(process.pid)
@@ -221,9 +222,11 @@ def measure(model: Path, log: Path) -> None:
         with neighbouring(port, quiet):
             time.sleep(_QUIET_S)
         print(f"quiet: {len(quiet)} chats, p99 {p99(quiet)} ms", flush=True)
+        with neighbouring(port, loaded):
+            load(port, _LOADED_S, itertools.repeat(corpus.well_behaved()), Outcomes())
+        print(f"beside others like it: {len(loaded)} chats, p99 {p99(loaded)} ms", flush=True)
         with neighbouring(port, beside):
-            os.nice(_NICENESS)
-            attack(port, _HOSTILE_S, outcomes)
+            load(port, _HOSTILE_S, hostile_requests(), outcomes)
         print(
             f"beside {outcomes.sent} requests: {len(beside)} chats, p99 {p99(beside)} ms",
             flush=True,
@@ -235,30 +238,41 @@ def measure(model: Path, log: Path) -> None:
         code = process.wait(_SETTLE_S)
     for fault in outcomes.faults:
         print(f"fault: {fault}", flush=True)
-    report(outcomes, quiet, beside, memory=(watch.peak_bytes, proof_bytes), ends=(code, settled_s))
+    report(
+        outcomes,
+        (quiet, loaded, beside),
+        memory=(watch.peak_bytes, proof_bytes),
+        ends=(code, settled_s),
+    )
 
 
 def report(
     outcomes: Outcomes,
-    quiet: list[float],
-    beside: list[float],
+    times: tuple[list[float], list[float], list[float]],
     *,
     memory: tuple[int, int],
     ends: tuple[int, float],
 ) -> None:
     """Print the last line."""
+    quiet, loaded, beside = times
     peak, proof = memory
     holds = {
         "no_500": not outcomes.faults,
-        "neighbour_p99_below_twice": p99(beside) < 2 * p99(quiet),
+        "neighbour_p99_below_twice_quiet": p99(beside) < 2 * p99(quiet),
+        "neighbour_p99_below_twice_loaded": p99(beside) < 2 * p99(loaded),
         "neighbour_always_answered": min(beside, default=-1) > 0,
         "memory_within_proof": peak <= proof,
         "ends_well": ends[0] == 0,
     }
     finish(
         "fuzz-engine",
-        {"neighbour_ttft_p99_ms": p99(beside), "quiet_ttft_p99_ms": p99(quiet)},
         {
+            "neighbour_ttft_p99_ms": p99(beside),
+            "quiet_ttft_p99_ms": p99(quiet),
+            "loaded_ttft_p99_ms": p99(loaded),
+        },
+        {
+            "loaded_ttft_p50_ms": _median(loaded),
             "neighbour_ttft_p50_ms": _median(beside),
             "quiet_ttft_p50_ms": _median(quiet),
             "requests": outcomes.sent,

@@ -30,6 +30,11 @@ def _chat(name: str, **fields: Json) -> HostileRequest:
     return HostileRequest(name, CHAT, json.dumps(body).encode())
 
 
+def well_behaved() -> HostileRequest:
+    """Return a usual chat."""
+    return _chat("well behaved", max_tokens=4)
+
+
 def _schema(name: str, schema: Json, **fields: Json) -> HostileRequest:
     form = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
     return _chat(name, response_format=form, **fields)
@@ -67,8 +72,10 @@ def corpus() -> Iterator[HostileRequest]:
         {"type": "string", "pattern": "^((a{100}){100}){100}$"},
         max_tokens=200,
     )
-    parts = [{"patternProperties": {_letters(150, at): {}}} for at in range(16)]
-    yield _schema("names that meet", {"type": "object", "allOf": parts})
+    names: list[dict[str, Any]] = [
+        {"patternProperties": {_letters(150, at): {}}} for at in range(16)
+    ]
+    yield _schema("names that meet", {"type": "object", "allOf": names})
     for pattern in ("(a|a)*$", "(a+)+$", "(.*a){25}", "(a|b)*a(a|b){20}", ".{0,1000}x.{0,1000}y"):
         yield _schema(f"pattern {pattern}", {"type": "string", "pattern": pattern})
     yield _schema("a recursion", {"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/a"}}})

@@ -4,9 +4,12 @@ Nothing is sent before the first token exists. Until then a gateway can give the
 client noticing, so a late refusal, such as a drain, is still a refusal with a status code.
 """
 
+import asyncio
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
+from typing import TypeVar
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -43,6 +46,11 @@ from machinery.prometheus import CONTENT_TYPE
 from machinery.version import version
 from schemas.wire import headers, recent_prompts
 from schemas.wire.errors import Refusal, RefusedError
+
+# Schemas of this size take some 10 ms.
+_LARGE_BODY_BYTES = 32 << 10
+
+T = TypeVar("T")
 
 
 def make_app(service: Service) -> web.RequestMiddleware:
@@ -137,7 +145,7 @@ class GenerationRoutes:
         arrived_s = self.service.clock.monotonic()
         options, raw = await self._read(request, prompts=1)
         web.check_not_resumable(options)
-        parsed = responses.parse(raw, policy=self._policy())
+        parsed = await _parse(raw, partial(responses.parse, policy=self._policy()))
         self._check_model(parsed.model)
         chat = request_body.with_key_salt(parsed.chat, options.cache_salt)
         return GenerationResponse(self.service, chat, arrived_s, options.timeout_s, parsed)
@@ -147,7 +155,7 @@ class GenerationRoutes:
         arrived_s = self.service.clock.monotonic()
         options, raw = await self._read(request, prompts=embeddings.MAX_INPUTS)
         web.check_not_resumable(options)
-        parsed = embeddings.parse(raw)
+        parsed = await _parse(raw, embeddings.parse)
         self._check_model(parsed.model)
         return EmbeddingResponse(self.service, parsed, arrived_s, options.timeout_s)
 
@@ -165,7 +173,7 @@ class GenerationRoutes:
         arrived_s = self.service.clock.monotonic()
         options, raw = await self._read(request, prompts=embeddings.MAX_INPUTS)
         web.check_not_resumable(options)
-        parsed = parse(raw)
+        parsed = await _parse(raw, parse)
         self._check_model(parsed.texts.model)
         return SimilarityResponse(self.service, parsed, arrived_s, options.timeout_s)
 
@@ -174,7 +182,7 @@ class GenerationRoutes:
         arrived_s = self.service.clock.monotonic()
         options, raw = await self._read(request, prompts=1)
         web.check_not_resumable(options)
-        parsed = tokenization.parse(raw)
+        parsed = await _parse(raw, tokenization.parse)
         self._check_model(parsed.request.model)
         return TokenizeResponse(self.service, parsed, arrived_s, options.timeout_s)
 
@@ -183,7 +191,8 @@ class GenerationRoutes:
         arrived_s = self.service.clock.monotonic()
         options, raw = await self._read(request, prompts=1)
         web.check_not_resumable(options)
-        parsed = tokenization.parse_tokens(raw, context_length=self.service.config.context_length)
+        length = self.service.config.context_length
+        parsed = await _parse(raw, partial(tokenization.parse_tokens, context_length=length))
         self._check_model(parsed.model)
 
         async def make() -> bytes:
@@ -200,10 +209,9 @@ class GenerationRoutes:
     ) -> GenerationResponse:
         arrived_s = self.service.clock.monotonic()
         options, raw = await self._read(request, prompts=prompts)
-        parsed = parse(
+        parsed = await _parse(
             raw,
-            is_resumable=options.is_resumable,
-            policy=self._policy(),
+            partial(parse, is_resumable=options.is_resumable, policy=self._policy()),
         )
         self._check_model(parsed.model)
         salted = request_body.with_key_salt(parsed, options.cache_salt)
@@ -239,6 +247,11 @@ class GenerationRoutes:
         raise RefusedError(
             Refusal(status=404, message=message, param="model", code="model_not_found")
         )
+
+
+async def _parse(raw: bytes, parse: Callable[[bytes], T]) -> T:
+    """Return a parsed body; a large one is parsed in a thread, so that others are served meanwhile."""
+    return parse(raw) if len(raw) <= _LARGE_BODY_BYTES else await asyncio.to_thread(parse, raw)
 
 
 @dataclass(frozen=True, slots=True)
