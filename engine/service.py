@@ -101,14 +101,15 @@ class Service:
         """Load, serve until asked to stop, drain, unload; return the process's exit code."""
         self._worker.start(LoopListener(asyncio.get_running_loop(), self))
         async with asyncio.TaskGroup() as group:
-            watching = group.create_task(self._watch_peers())
-            preparing = None if self._is_follower else group.create_task(self._inputs.run())
+            tasks = [group.create_task(self._watch_peers())]
+            if not self._is_follower:
+                tasks.append(group.create_task(self._inputs.run()))
+                tasks.append(group.create_task(self._open()))
             await self._stop.wait()
             if self._apply(EngineEvent.STOP_REQUESTED):
                 await self._drain()
-            watching.cancel()
-            if preparing is not None:
-                preparing.cancel()
+            for task in tasks:
+                task.cancel()
         if self._processor is not None:
             self._processor.close()
         if self.peers is not None:
@@ -131,7 +132,7 @@ class Service:
         self._apply(EngineEvent.CONNECTED)
 
     def on_ready(self, model: ServedModel) -> None:
-        """Take requests from now on."""
+        """Give the model to the input workers; requests are taken when they are ready."""
         if next_state(self.state, EngineEvent.LOADED) is None:
             return
         config = self.config
@@ -154,8 +155,14 @@ class Service:
         # Imported and loaded objects stay forever: each garbage collection of them would pause for 50 ms.
         gc.freeze()
         gc.enable()
-        self._apply(EngineEvent.LOADED)
-        log.info("engine ready", extra={"replica": self.config.replica})
+        if self._is_follower:
+            self._apply(EngineEvent.LOADED)
+
+    async def _open(self) -> None:
+        """Take requests as soon as their input can be prepared, which follows the loading of the model."""
+        await self._inputs.until_ready()
+        if self._apply(EngineEvent.LOADED):
+            log.info("engine ready", extra={"replica": self.config.replica})
 
     def on_events(self, events: list[WorkerEvent]) -> None:
         """Deliver the events of a step."""

@@ -15,6 +15,7 @@ import struct
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from http import HTTPStatus
 from typing import Final, cast
 
 import psutil
@@ -39,6 +40,8 @@ _LEAVE_S: Final = 0.25
 # A request waits this long for a fork server that starts.
 _START_S: Final = 30.0
 _COMMAND_S: Final = 15.0
+# A worker that ends so soon after a request has been lost before it.
+_FRESH_S: Final = 0.02
 _WATCH_S: Final = 0.1
 _RESPAWN: Final = Backoff(first_s=0.2, limit_s=30.0)
 _FORK: Final = Backoff(first_s=0.05, limit_s=2.0)
@@ -59,6 +62,10 @@ log = logging.getLogger(__name__)
 
 class _LostError(Exception):
     """A worker or the fork server has ended."""
+
+
+class _LostBeforeError(RefusedError):
+    """A worker had ended before it could have begun the request, which another one may do."""
 
 
 class _Connection(asyncio.Protocol):
@@ -234,6 +241,10 @@ class InputWorkers:
         self._make_model = make_model
         self._is_loaded.set()
 
+    async def until_ready(self) -> None:
+        """Wait until the first worker is there."""
+        await self._lanes[Lane.SHORT].is_up.wait()
+
     async def run(self) -> None:
         """Keep a fork server and its workers running until cancelled."""
         while True:
@@ -327,14 +338,26 @@ class InputWorkers:
     async def _ask(
         self, state: _LaneState, request: bytes, cpu_s: float
     ) -> tuple[PreparedPrompt, ...] | Refusal:
-        worker = await self._worker(state)
+        try:
+            return await self._ask_worker(state, await self._worker(state), request, cpu_s)
+        except _LostBeforeError:
+            return await self._ask_worker(state, await self._worker(state), request, cpu_s)
+
+    async def _ask_worker(
+        self, state: _LaneState, worker: _Worker, request: bytes, cpu_s: float
+    ) -> tuple[PreparedPrompt, ...] | Refusal:
+        asked_s = self._clock.monotonic()
         loop = asyncio.get_running_loop()
-        end_s = self._clock.monotonic() + cpu_s * _WALL_FACTOR
+        end_s = asked_s + cpu_s * _WALL_FACTOR
         state.watch = loop.call_later(_WATCH_S, self._watch, state, worker, end_s)
         try:
             received = await worker.connection.ask(request)
         except _LostError:
-            raise await self._loss(state, worker, cpu_s) from None
+            took_s = self._clock.monotonic() - asked_s
+            refusal = await self._loss(state, worker, cpu_s)
+            if took_s < _FRESH_S and refusal.refusal.status == HTTPStatus.SERVICE_UNAVAILABLE:
+                raise _LostBeforeError(refusal.refusal) from None
+            raise refusal from None
         except asyncio.CancelledError:
             loop.call_later(_LEAVE_S, _kill_left, worker, worker.connection.asked)
             raise
@@ -369,13 +392,13 @@ class InputWorkers:
         if worker is not None and worker.connection.is_left:
             # A worker that is ended soon, unless it is idle again before.
             await worker.connection.is_idle.wait()
-        state.lose()
         try:
             async with asyncio.timeout(_START_S):
-                await state.is_up.wait()
+                while state.worker is None or state.worker.connection.is_lost:
+                    state.lose()
+                    await state.is_up.wait()
         except TimeoutError:
             raise errors.input_worker_lost("another one could not be started") from None
-        assert state.worker is not None
         return state.worker
 
     async def _loss(self, state: _LaneState, worker: _Worker, cpu_s: float) -> RefusedError:
