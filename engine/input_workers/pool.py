@@ -49,8 +49,10 @@ _FORK: Final = Backoff(first_s=0.05, limit_s=2.0)
 _MAX_FAILURES: Final = 5
 _TOO_MUCH_TIME: Final = "more than {:.3g} s"
 _MEMORY_SIGNALS: Final = (signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS)
-# Threads do not survive a fork, and transformers says that it has no PyTorch.
+# Threads do not survive a fork, and transformers says that it has no PyTorch. macOS ends a forked process in which a
+# framework is used for the first time; none is used here, so this is for libraries that we do not know.
 _VARIABLES: Final = {
+    "OBJC_DISABLE_INITIALIZE_FORK_SAFETY": "YES",
     "TOKENIZERS_PARALLELISM": "false",
     "OPENBLAS_NUM_THREADS": "1",
     "TRANSFORMERS_VERBOSITY": "error",
