@@ -29,6 +29,7 @@ _PUSH = (
 )
 _SEARCH = "`fleetctl models search WORD...` searches a list of well-known repositories"
 _FIT = "`fleetctl models fit ORGANISATION/NAME` shows which Macs can serve a model"
+_QUANTIZE = "`fleetctl models quantize` quantizes a model on a Mac that has it"
 _PORTS = (
     "clients talk to a gateway, never to an engine: `fleetctl cluster-info` shows the addresses of the gateways; "
     "to reach one that listens on its own Mac only: ssh -L 4000:127.0.0.1:4000 MAC"
@@ -50,6 +51,8 @@ VERB_ANSWERS = {
     "search": _SEARCH,
     "find": _SEARCH,
     "fit": _FIT,
+    "quantize": _QUANTIZE,
+    "convert": _QUANTIZE,
     "load": "`fleetctl scale md/NAME --replicas=1` starts a replica; `fleetctl create modeldeployment` deploys a model",
     "unload": "`fleetctl scale md/NAME --replicas=0` ends all replicas of a model",
     "exec": _PROCESSES,

@@ -30,6 +30,7 @@ from tests.support.fleet import fleetctl, from_scratch
         (("list",), "`fleetctl models list` the files that Macs fetched"),
         (("search", "qwen"), "`fleetctl models search WORD...`"),
         (("fit", "qwen"), "`fleetctl models fit ORGANISATION/NAME`"),
+        (("quantize", "qwen"), "`fleetctl models quantize` quantizes a model"),
         (("bundle", "crate"), "unknown command 'crate'"),
         (("exec", "qwen-0", "sh"), "log in with ssh; `fleetctl logs REPLICA`"),
         (("port-forward", "x", "80"), "`fleetctl cluster-info` shows the addresses of the gateways"),
