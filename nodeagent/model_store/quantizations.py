@@ -42,6 +42,8 @@ _POLL_S: Final = 0.5
 _END_S: Final = 10.0
 _TAIL_BYTES: Final = 4096
 _SUFFIX: Final = ".making"
+# A disk with less is full: estimates of a result are not exact to the last small file.
+_FULL_BYTES: Final = 16 << 20
 
 
 class QuantizationRefusedError(Exception):
@@ -351,13 +353,22 @@ class Quantizations:
             lines = job.words.decode(errors="replace").split("\n")
             last = next((line.strip() for line in reversed(lines) if line.strip()), "no words")
             how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
-            raise OSError(f"the converter {how}: {last}")
+            shortage = await run_in_thread(_shortage, job, making.parent)
+            raise OSError(f"the converter {how}: {last}{shortage}")
 
     async def _measure(self, job: _Job, making: Path) -> None:
         """Keep the bytes that the converter has written in the job."""
         while True:
             job.done_bytes = await run_in_thread(_bytes_in, making)
             await self._clock.sleep(_POLL_S)
+
+
+def _shortage(job: _Job, folder: Path) -> str:
+    """Return the words about a disk without room for the rest: mlx and tokenizers do not name the cause."""
+    free = shutil.disk_usage(folder).free
+    if free >= max(job.total_bytes - job.done_bytes, _FULL_BYTES):
+        return ""
+    return f"; the disk has {quantity.show(free)} left: free some, and repeat the command"
 
 
 async def _keep_tail(stream: asyncio.StreamReader, tail: bytearray) -> None:

@@ -3,10 +3,11 @@
 import asyncio
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -176,6 +177,35 @@ async def test_a_cancelled_job_ends_its_converter_and_leaves_nothing(tmp_path: P
         await until(lambda: leftovers(store) == [], what="an empty folder")
         assert jobs.cancel(REPO.partition("/")[2]) is None
         assert [one.name for one in store.models()] == [SOURCE]
+
+
+@pytest.fixture
+def full_store(tmp_path: Path) -> Iterator[ModelStore]:
+    """A store with a source that writes to a file system of 64 KiB; only root on Linux can make one.
+
+    Its admission sees the larger disk, as if another program took the room later.
+    """
+    program = shutil.which("mount")
+    store = add_source(tmp_path)
+    words = (str(program), "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(store.incoming))
+    if program is None or subprocess.run(words, capture_output=True, check=False).returncode != 0:
+        pytest.skip("a small file system cannot be mounted here")
+    yield store
+    subprocess.run(["umount", str(store.incoming)], check=True)
+
+
+@pytest.mark.mlx
+@pytest.mark.timeout(120)
+async def test_a_disk_that_fills_up_fails_the_job_and_publishes_nothing(
+    full_store: ModelStore,
+) -> None:
+    async with quantizing(full_store) as jobs:
+        await jobs.start(ORDER)
+        report = await ended(jobs)
+        assert report.phase == "Failed"
+        assert "left: free some, and repeat the command" in report.error
+        await until(lambda: leftovers(full_store) == [], what="an empty folder")
+        assert [one.name for one in full_store.models()] == [SOURCE]
 
 
 @pytest.mark.mlx
