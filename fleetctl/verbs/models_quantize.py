@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 import click
+import orjson
 
 from fleetctl.cli.connect import process_options, run
 from fleetctl.cli.errors import FleetctlError, InterruptedByUser
@@ -25,11 +26,14 @@ _HELP = """Quantize a model on a Mac that has it, and wait for the result.
 \b
   fleetctl models quantize Qwen/Qwen3-8B --bits 4
   fleetctl models quantize Qwen/Qwen3-8B --bits 8 --node mac-1 --name qwen3-8b-8bit
+  fleetctl models quantize Qwen/Qwen3-8B --bits 4 --no-wait
   fleetctl models quantize Qwen/Qwen3-8B --bits 4 --cancel
 
 SRC is a model of the list (`fleetctl models list`), by folder or repository. The result is fleet/NAME: a deployment names it as
 spec.model.hub.repo, and the Macs of the fleet give it to each other. It is pinned on the Mac that made it, because no hub
 can give it again. An interrupted command ends nothing: repeated, it finds the job, or the result.
+
+Exit code 1 if there is no result. With --no-wait, the command ends when a Mac has accepted the job.
 """
 
 
@@ -61,6 +65,12 @@ can give it again. An interrupted command ends nothing: repeated, it finds the j
     help="Name of the result below fleet/ (default: SRC's, with commit, bits and group size).",
 )
 @click.option("--cancel", "is_cancel", is_flag=True, help="End the job instead.")
+@click.option(
+    "--wait/--no-wait", "waits", default=True, show_default=True, help="Wait for the result."
+)
+@click.option(
+    "-o", "--output", type=click.Choice(["table", "json"]), default="table", show_default=True
+)
 @process_options
 def quantize(source: str, **options: Any) -> None:
     """Quantize a model on a Mac that has it, and wait for the result."""
@@ -71,12 +81,18 @@ def quantize(source: str, **options: Any) -> None:
     except ValueError as error:
         raise click.UsageError(str(error)) from error
     try:
-        run(_quantize(source, options))
+        node, report = run(_quantize(source, options))
     except InterruptedByUser:
         click.echo(
             "The Mac goes on. Repeat the command to watch it; --cancel ends the job.", err=True
         )
         raise
+    if options["output"] == "json":
+        tree = {"node": node, **report.model_dump(mode="json", by_alias=True)}
+        click.echo(orjson.dumps(tree, option=orjson.OPT_INDENT_2).decode())
+    elif report.result or report.is_running or options["is_cancel"]:
+        click.echo(f"{node}: {report.result or report.repo} {report.phase.lower()}")
+    _tell_next(node, report, is_cancel=options["is_cancel"])
 
 
 def _check_name(name: str) -> None:
@@ -84,18 +100,24 @@ def _check_name(name: str) -> None:
     quantization.result_repo(any_origin, name)
 
 
-async def _quantize(source: str, options: dict[str, Any]) -> None:
+async def _quantize(source: str, options: dict[str, Any]) -> tuple[str, QuantizationReport]:
+    """Start, find or cancel the job; return its Mac and its last state. Raises FleetctlError."""
     async with open_agents(options) as agents:
         answers = await agents.models()
         model = _find_source(answers, source)
         repo = _result_repo(model, options)
         if options["is_cancel"]:
-            await _cancel(agents, answers, repo)
-            return
+            return await _cancel(agents, answers, repo)
         made_on, made = _result_on(answers, repo)
         if made and not options["name"]:
-            _tell_present(made_on, made, repo)
-            return
+            return made_on, QuantizationReport(
+                repo=repo,
+                source=model.name,
+                bits=options["bits"],
+                group_size=options["group_size"],
+                phase="Present",
+                result=made,
+            )
         # Of a chosen name, the Mac that has it knows what it was made of.
         node = made_on or _running_on(answers, repo)
         node = node or _choose_node(answers, model, options["node"])
@@ -108,9 +130,10 @@ async def _quantize(source: str, options: dict[str, Any]) -> None:
         started = await agents.quantize(node, params)
         if started.document is None:
             raise FleetctlError(started.problem)
+        if not options["waits"]:
+            return node, started.document
         with ProgressLine() as progress:
-            report = await _wait(agents, node, started.document, progress)
-    _tell_result(node, report)
+            return node, await _wait(agents, node, started.document, progress)
 
 
 def _found(answers: Sequence[NodeAnswer[NodeModels]]) -> list[tuple[str, NodeModels]]:
@@ -157,11 +180,6 @@ def _result_on(answers: Sequence[NodeAnswer[NodeModels]], repo: str) -> tuple[st
         if model.repo == repo
     ]
     return found[0] if found else ("", "")
-
-
-def _tell_present(node: str, folder: str, repo: str) -> None:
-    click.echo(f"{node}: {folder} present")
-    click.echo(f"Serve it with `fleetctl run {repo}`.", err=True)
 
 
 def _running_on(answers: Sequence[NodeAnswer[NodeModels]], repo: str) -> str:
@@ -227,21 +245,25 @@ async def _wait(
     return report
 
 
-def _tell_result(node: str, report: QuantizationReport) -> None:
-    if report.phase == "Cancelled":
-        raise FleetctlError(f"node/{node}: the job for {report.repo} was cancelled")
-    if report.result is None:
+def _tell_next(node: str, report: QuantizationReport, *, is_cancel: bool) -> None:
+    """Say on standard error what can be done next. Raises FleetctlError if there is no result, and none to come."""
+    if report.result is not None:
+        click.echo(f"Serve it with `fleetctl run {report.repo}`.", err=True)
+    elif report.is_running:
+        click.echo("Repeat the command to wait for it; --cancel ends the job.", err=True)
+    elif report.phase == "Failed":
         raise FleetctlError(f"node/{node}: {report.error}")
-    _tell_present(node, report.result, report.repo)
+    elif not is_cancel:
+        raise FleetctlError(f"node/{node}: the job for {report.repo} was cancelled")
 
 
 async def _cancel(
     agents: FleetAgents, answers: Sequence[NodeAnswer[NodeModels]], repo: str
-) -> None:
+) -> tuple[str, QuantizationReport]:
     node = _running_on(answers, repo)
     if not node:
         raise FleetctlError(f"no Mac that answered makes {repo}")
     answer = await agents.cancel_quantization(node, repo.partition("/")[2])
     if answer.document is None:
         raise FleetctlError(answer.problem)
-    click.echo(f"{node}: {repo} cancelled")
+    return node, answer.document

@@ -19,7 +19,7 @@ from nodeagent.api.server import make_app
 from nodeagent.hub_grants import HubGrants
 from nodeagent.model_store.collector import ModelCollector
 from nodeagent.model_store.pulls import ModelPulls
-from nodeagent.model_store.quantizations import QuantizationOrder, Quantizations
+from nodeagent.model_store.quantizations import Quantizations
 from nodeagent.model_store.usage import ModelUsers, read_users
 from schemas.deployment import HubReference, ModelSource
 from schemas.meta import ObjectMeta
@@ -317,8 +317,12 @@ async def test_the_mac_with_the_most_memory_makes_it_and_a_repeat_finds_it(macs:
 @pytest.mark.timeout(120)
 async def test_a_job_is_listed_found_again_and_cancelled(macs: Macs) -> None:
     add_source(macs, "mac-1")
-    order = QuantizationOrder(source=NAME, bits=4, group_size=64)
-    await macs.jobs["mac-1"].start(order)  # as an interrupted command has left it
+    started = await macs.ctl(*QUANTIZE, "--no-wait", "-o", "json")
+    assert started.code == 0, started.err
+    state = json.loads(started.out)
+    assert (state["node"], state["repo"], state["source"]) == ("mac-1", RESULT, NAME)
+    assert (state["phase"], state["result"]) in (("Queued", None), ("Converting", None))
+    assert "Repeat the command to wait for it; --cancel ends the job." in started.err
     listed = await macs.ctl("models", "list")
     assert f"mac-1: {RESULT} of {NAME}: " in listed.err
     cancelled = await macs.ctl(*QUANTIZE, "--cancel")
@@ -327,6 +331,24 @@ async def test_a_job_is_listed_found_again_and_cancelled(macs: Macs) -> None:
     assert (none.code, "no Mac that answered makes" in none.err) == (1, True)
     done = await macs.ctl(*QUANTIZE)
     assert (done.code, len(results(macs.store("mac-1")))) == (0, 1), done.err
+    again = await macs.ctl(*QUANTIZE, "-o", "json")
+    (name,) = results(macs.store("mac-1"))
+    state = json.loads(again.out)
+    assert (again.code, state["phase"], state["result"]) == (0, "Present", name), again.err
+
+
+@pytest.mark.mlx
+@pytest.mark.timeout(120)
+async def test_a_job_that_fails_is_told_with_its_reason(macs: Macs) -> None:
+    header = b'{"w": {"dtype": "BF16", "shape": [64, 64], "data_offsets": [0, 8192]}}'
+    weights = len(header).to_bytes(8, "little") + header + bytes(8192)
+    files = {"config.json": b'{"model_type": "llama"}', "model.safetensors": weights}
+    add_model(macs.store("mac-1"), REPO, COMMIT, files)
+    done = await macs.ctl(*QUANTIZE)
+    assert (done.code, done.out) == (1, "")
+    assert "node/mac-1: the converter ended with exit code 2: " in done.err
+    done = await macs.ctl(*QUANTIZE, "-o", "json")
+    assert (done.code, json.loads(done.out)["phase"]) == (1, "Failed")
 
 
 async def test_what_cannot_be_done_is_refused_with_what_to_do(macs: Macs) -> None:
