@@ -74,7 +74,7 @@ def test_a_stop_under_load(start: Start, tiny: Path) -> None:
     """Running requests finish, queued ones are refused at once, and the process exits with 0."""
     engine = start(tiny, concurrency=16, queue_limit=8)
     eventually(engine.is_ready, within_s=START_S)
-    streams = [engine.begin(max_tokens=100, stream=True) for _ in range(16)]
+    streams = [engine.begin(max_tokens=400, stream=True) for _ in range(16)]
     waiting = [engine.begin(max_tokens=5) for _ in range(8)]
     eventually(lambda: engine.busy() == (16, 8))
     engine.process.send_signal(signal.SIGTERM)
