@@ -11,7 +11,9 @@ class Lane(StrEnum):
     """A worker of its own, so that costly input delays only input of its kind."""
 
     SHORT = "short"
-    """Texts that take milliseconds."""
+    """Texts that take milliseconds, as most chats."""
+    MEDIUM = "medium"
+    """Texts that take tenths of a second at most."""
     LONG = "long"
     """Long texts."""
     GRAMMAR = "grammar"

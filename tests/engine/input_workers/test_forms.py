@@ -7,7 +7,7 @@ import pytest
 
 from engine.grammar import llguidance_backend
 from engine.input_workers.pool import InputWorkers
-from engine.openai.input_processor import InputProcessor, KnownGrammars
+from engine.openai.input_processor import InputProcessor, KnownGrammars, lane_of, work_length
 from engine.openai.input_tasks import Lane
 from engine.openai.request_body import GenerationRequest
 from engine.ports import ServedModel
@@ -77,3 +77,17 @@ def test_known_grammars_are_bounded_by_number_and_by_size() -> None:
     known.add(b"large", "g" * (16 << 20))
     assert known.get(b"298") is None
     assert known.get(b"large") is not None
+
+
+@pytest.mark.parametrize(
+    ("fields", "lane"),
+    [
+        ({"messages": [{"role": "user", "content": "hi"}] * 100}, Lane.SHORT),
+        ({"messages": [{"role": "user", "content": ""}] * 4096}, Lane.MEDIUM),
+        ({"messages": [{"role": "user", "content": "x" * 50_000}]}, Lane.MEDIUM),
+        ({"messages": [{"role": "user", "content": "x" * 200_000}]}, Lane.LONG),
+    ],
+    ids=["a chat", "thousands of empty messages", "some pages", "a book"],
+)
+def test_a_text_has_the_lane_of_its_cost(fields: dict[str, Any], lane: Lane) -> None:
+    assert lane_of(work_length(chat(**fields))) is lane
