@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import dataclasses
 import gc
 import os
 import resource
@@ -31,6 +32,7 @@ from machinery import unix_sockets
 from machinery.clock import SystemClock
 from machinery.http_server import SignalServer, listen
 from machinery.tls_server import TlsServer
+from models import generation_config
 from schemas.wire.connections import SERVER_KEEP_ALIVE_S
 from schemas.wire.engine_address import EngineAddress
 from schemas.wire.exit_codes import ExitCode
@@ -64,6 +66,8 @@ def run(arguments: Sequence[str] | None, *, read_secret: Callable[[], str]) -> i
     except (OSError, unix_sockets.SocketFolderError) as error:
         write_exit_reason(_listen_error(config.address, error))
         return ExitCode.ADDRESS_IN_USE
+    sampling = generation_config.fill_in(config.sampling, config.model_dir)
+    config = dataclasses.replace(config, sampling=sampling)
     # Loading a model creates no garbage, and collecting takes a fifth of the start. The service turns it on again.
     gc.disable()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

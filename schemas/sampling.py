@@ -10,7 +10,10 @@ UnknownParameters = Literal["Warn", "Refuse"]
 
 
 class Sampling(ApiModel):
-    """Values for requests that leave them out. The names and ranges are those of the API."""
+    """Values for requests that leave them out. The names and ranges are those of the API.
+
+    What is left out here, too, comes from the model's generation_config.json, and otherwise has the default named below.
+    """
 
     max_tokens: Annotated[int, Field(ge=1, le=16_777_216)] | None = None
     """Tokens of an answer, or fewer if the context has no room for them. Default: the rest of the context in chats, 16

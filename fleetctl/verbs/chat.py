@@ -76,7 +76,7 @@ _OPTIONS: tuple[Callable[..., Any], ...] = (
     click.option(
         "--temperature",
         type=click.FloatRange(0, 2),
-        help="Sampling temperature (the engine's default is 1).",
+        help="Sampling temperature (default: that of the deployment or of the model).",
     ),
     click.option("--system", default="", help="System prompt."),
 )

@@ -1,10 +1,12 @@
 """The process of an engine: start, full queue, drain, and every exit code."""
 
 import json
+import shutil
 import signal
 import socket
 import ssl
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -195,6 +197,29 @@ def test_a_drain_is_bounded(start: Start, tiny: Path, *, is_hurried: bool) -> No
     assert (broken.status, json.load(broken)["error"]["code"]) == (503, "draining")
     streamed.close()
     whole.close()
+    assert engine.wait() == 0
+
+
+def test_values_that_a_request_leaves_out_are_the_deployments_and_then_the_models(
+    start: Start, tiny: Path, tmp_path: Path
+) -> None:
+    model = tmp_path / "model"
+    shutil.copytree(tiny, model)
+    recommended = {"temperature": 2.0, "top_k": 1}
+    (model / "generation_config.json").write_text(json.dumps(recommended))
+    engine = start(model, sampling='{"maxTokens": 6}')
+    ready(engine)
+    own: dict[str, Any] = {"temperature": None, "max_tokens": None}
+    told = engine.chat(**own).json
+    greedy = engine.chat(max_tokens=6).json
+    assert told["choices"][0]["message"] == greedy["choices"][0]["message"]
+    assert told["usage"]["completion_tokens"] == 6
+    texts = {
+        engine.chat(top_k=0, seed=seed, **own).json["choices"][0]["message"]["content"]
+        for seed in range(4)
+    }
+    assert len(texts) == 4
+    engine.process.send_signal(signal.SIGTERM)
     assert engine.wait() == 0
 
 
