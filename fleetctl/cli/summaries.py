@@ -36,7 +36,7 @@ SUMMARIES: dict[str, str] = {
     "join": "Join a fleet with a token, or without one by an approval.",
     "label": "Set and remove labels of objects.",
     "logs": "Print the log of a replica's engine, an agent or a gateway.",
-    "models": "Fetch, list, check and remove models on the Macs of a fleet, or in a folder of this machine.",
+    "models": "Fetch, search, list, check and remove models.",
     "node": "Add Macs over ssh; upgrade, restart and remove them.",
     "patch": "Change fields of objects; all other fields stay the same.",
     "plan": "Show what an apply would change, and where replicas go.",

@@ -14,6 +14,7 @@ from click.core import ParameterSource
 from fleetctl.cli.connect import process_options, run
 from fleetctl.cli.errors import FleetctlError
 from fleetctl.cli.hub_options import hub_options, hub_reference, pinned_hub, read_token
+from fleetctl.cli.program import SuggestingGroup
 from fleetctl.cli.terminal import ProgressLine, paint
 from fleetctl.output import printers
 from fleetctl.output.columns import age
@@ -50,7 +51,11 @@ spec.model.path can name. docs/operations/model-store.md describes the store.
 """
 
 
-@click.group(help=_GROUP_HELP)
+@click.group(
+    cls=SuggestingGroup,
+    help=_GROUP_HELP,
+    short_help="Fetch, search, list, check and remove models.",
+)
 def models() -> None:
     """Fetch, list, check and remove models on the Macs of a fleet, or in a folder of this machine."""
 
@@ -223,6 +228,8 @@ def _check_local(
     store = _open_store(models_dir)
     recorded = store.manifest_names()
     wanted = [_recorded_name(store, word, recorded) for word in words] or list(recorded)
+    if not wanted:
+        click.echo(f"no models fetched into {store.root}; nothing is checked", err=True)
     with _errors_translated(), ProgressLine() as progress:
         found: list[FileDefect] = []
         for name in wanted:

@@ -72,7 +72,9 @@ def list_fleet(words: Sequence[str], options: dict[str, Any]) -> None:
     elif rows:
         _print_table(rows, is_wide=output == "wide")
     else:
-        click.echo("no models fetched on the Macs that answered", err=True)
+        some = any(one.document is not None and one.document.models for one in answers)
+        found = "no such models" if some else "no models fetched"
+        click.echo(f"{found} on the Macs that answered", err=True)
     if output in ("table", "wide"):
         _tell_quantizations(answers)
     _tell_silent(answers)
@@ -295,6 +297,12 @@ async def _change(words: Sequence[str], options: dict[str, Any], verb: str) -> l
         before = await agents.models()
         problems = [one.problem for one in before if one.problem]
         chosen = [(one.node, model) for one, model in _select(before, words)]
+        if verb == "rm":
+            kept = {(node, model.name): why for node, model in chosen if (why := _kept(model))}
+            problems += [f"{node}: {name} {why}" for (node, name), why in kept.items()]
+            chosen = [(node, model) for node, model in chosen if (node, model.name) not in kept]
+            if not chosen:
+                return problems
         if verb == "rm" and not options["yes"]:
             _print_table(chosen, is_wide=False)
             if options["is_dry_run"]:
@@ -318,6 +326,13 @@ def _select(
         if not any(word in (model.name, model.repo) for _, model in every):
             raise FleetctlError(f"no Mac that answered has {word}; see `fleetctl models list`")
     return [(one, model) for one, model in every if model.name in words or model.repo in words]
+
+
+def _kept(model: StoredModelReport) -> str:
+    """Return why a model is not removed; "" if it may be. Its Mac checks again."""
+    if model.is_pinned:
+        return f"is pinned; run `fleetctl models unpin {model.name}` with the same --nodes first"
+    return f"is used by {', '.join(_short(model.used_by))}; it stays" if model.used_by else ""
 
 
 def _changed_line(node: str, change: ModelChange, verb: str) -> str:

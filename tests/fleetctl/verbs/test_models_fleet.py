@@ -228,8 +228,13 @@ async def test_a_removal_refuses_what_is_used_or_pinned_and_says_why(macs: Macs)
     for node in MACS:
         macs.add(node)
     await macs.use("mac-1")
-    done = await macs.ctl("models", "rm", NAME, "--all", "--dry-run")
-    assert done.out.count(NAME) == 2
+    # Nobody is asked about what stays.
+    done = await macs.ctl("models", "rm", NAME, "--all")
+    assert (done.code, done.out, done.err.count("is used by replica/tiny-0; it stays")) == (
+        1,
+        "",
+        2,
+    )
     assert macs.names("mac-2") == [NAME]
     assert (
         await macs.ctl("models", "pin", REPO, "--nodes", "mac-2")
@@ -247,6 +252,12 @@ async def test_a_removal_refuses_what_is_used_or_pinned_and_says_why(macs: Macs)
 
 async def test_what_nothing_uses_is_removed(macs: Macs) -> None:
     macs.add("mac-2")
+    done = await macs.ctl("models", "rm", REPO, "--all", "--dry-run")
+    assert (done.code, done.out.count(NAME)) == (0, 1)
+    assert macs.names("mac-2") == [NAME]
+    assert (await macs.ctl("models", "list", "nosuch")).err == (
+        "no such models on the Macs that answered\n"
+    )
     done = await macs.ctl("models", "rm", REPO, "--all", "--yes")
     assert (done.code, done.out) == (0, f"mac-2: {NAME} removed, 396 KiB freed\n"), done.err
     assert macs.names("mac-2") == []
