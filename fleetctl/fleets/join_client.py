@@ -260,16 +260,15 @@ async def _send(
             "secret was not sent"
         ) from error
     except aiohttp.ClientConnectorSSLError as error:
+        if "ALERT" in str(error):  # the other side has refused us, before or after the handshake
+            raise _ended(where, error) from error
         raise NoJoinPortError(
             f"{where} does not speak TLS as a join port does, and fleetctl sends nothing without it ({_reason(error)}). "
             "Reconcilers have the join port, 4002 by default"
         ) from error
     except (aiohttp.ClientError, TimeoutError, OSError) as error:
         if _is_tls(error):
-            raise NoJoinPortError(
-                f"{where} ended the connection ({_reason(error)}), as etcd does without a certificate. Reconcilers have "
-                "the join port, 4002 by default"
-            ) from error
+            raise _ended(where, error) from error
         raise UnreachableError(f"{where} does not answer ({_reason(error)})") from error
     if status == 200:
         return _Answer(content, date)
@@ -278,6 +277,13 @@ async def _send(
         wait_s = min(float(after), _MAX_WAIT_S) if after.isdecimal() else 0.0
         raise BusyError(refusal, wait_s)
     raise FleetctlError(refusal)
+
+
+def _ended(where: str, error: BaseException) -> NoJoinPortError:
+    return NoJoinPortError(
+        f"{where} ended the connection ({_reason(error)}), as etcd does without a certificate. Reconcilers have the join "
+        "port, 4002 by default"
+    )
 
 
 def _is_tls(error: BaseException) -> bool:

@@ -51,3 +51,9 @@ def pid_of(workers: InputWorkers, lane: Lane) -> int:
     """Return the process of a lane."""
     worker: Any = workers._lanes[lane].worker
     return int(worker.pid)
+
+
+def is_lost(workers: InputWorkers, lane: Lane, pid: int) -> bool:
+    """Return whether it was noticed that a worker of a lane has ended."""
+    worker: Any = workers._lanes[lane].worker
+    return worker is None or worker.pid != pid or worker.connection.is_lost

@@ -15,7 +15,7 @@ from engine.openai.input_tasks import GrammarTask, Lane
 from engine.text.codec import TextCodec
 from schemas.wire.errors import Refusal, RefusedError
 from tests.support.engine_requests import chat, complete
-from tests.support.input_workers import pid_of, running, tokens
+from tests.support.input_workers import is_lost, pid_of, running, tokens
 from tests.support.text_codecs import TEXT, byte_level, load
 from tests.support.waiting import until
 
@@ -113,7 +113,9 @@ async def test_a_worker_that_is_killed_costs_one_request(tmp_path: Path) -> None
         )
         assert "signal 9" in refusal.message
         assert await tokens(workers, chat(messages=[TURN]))
-        os.kill(pid_of(workers, Lane.SHORT), signal.SIGKILL)  # idle: no request notices
+        pid = pid_of(workers, Lane.SHORT)
+        os.kill(pid, signal.SIGKILL)  # idle: no request notices
+        await until(lambda: is_lost(workers, Lane.SHORT, pid))
         assert await tokens(workers, chat(messages=[TURN]))
 
 

@@ -8,6 +8,7 @@ import pytest
 from machinery.clock import SystemClock
 from store.errors import UnavailableError
 from store.etcd.adapter import CALL_S
+from store.port import Transport
 from tests.support.chaos_load import PROGRESS, Load, loaded
 from tests.support.chaos_transports import going
 from tests.support.cluster import Cluster, Member, running_cluster
@@ -98,16 +99,28 @@ async def test_killed_and_frozen_members_lose_nothing(
 async def test_a_renewal_detects_a_frozen_member_in_time(way: str, cluster: Cluster) -> None:
     """A lease of four seconds is renewed after a third of that, with time left for other members."""
     await cluster.serves()
-    clock, member = SystemClock(), (await cluster.followers())[0]
-    async with going(way, cluster.address(cluster.members.index(member))) as transport:
-        lease = await transport.grant(60)
-        assert await transport.keep_alive(lease) == 60
-        async with frozen(cluster, member):
-            asked_at = clock.monotonic()
-            with pytest.raises(UnavailableError):
-                await transport.keep_alive(lease)
+    member = (await cluster.followers())[0]
+    for _ in range(5):
+        async with going(way, cluster.address(cluster.members.index(member))) as transport:
+            if await _notices(transport, cluster, member):
+                return
+    raise AssertionError("no renewal went to the frozen member")
+
+
+async def _notices(transport: Transport, cluster: Cluster, member: Member) -> bool:
+    """Freeze a member; return whether a renewal notices. On a busy machine it may have gone to another one before."""
+    clock = SystemClock()
+    lease = await transport.grant(60)
+    assert await transport.keep_alive(lease) == 60
+    async with frozen(cluster, member):
+        asked_at = clock.monotonic()
+        try:
+            await transport.keep_alive(lease)
+        except UnavailableError:
             assert clock.monotonic() - asked_at < CALL_S  # another call would take that long
             assert await transport.keep_alive(lease) == 60
+            return True
+    return False
 
 
 @pytest.mark.soak
