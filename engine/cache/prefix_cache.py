@@ -18,6 +18,7 @@ from engine.cache.block_tree import (
     encode_tokens,
 )
 from engine.cache.copy_plan import BlockCopy, plan_copies
+from engine.cache.disk_blocks import BlockDisk
 from engine.cache.interface import BLOCK_TOKENS, LayerCache, PrefixCacheStats
 from engine.cache.layer_copies import BlockPacking, CacheRows
 
@@ -38,16 +39,20 @@ class BlockPrefixCache:
         limit_bytes: int,
         block: int = BLOCK_TOKENS,
         token_bytes: int | None = None,
+        disk: BlockDisk | None = None,
     ) -> None:
         """`make` returns the model's empty caches for one sequence; `block` is in tokens.
 
         `token_bytes` replaces the real size of a token: stages of a pipeline with different numbers of layers must evict
-        the same blocks. It is valid only for models whose layers all keep every token.
+        the same blocks. It is valid only for models whose layers all keep every token. `disk` keeps full blocks beyond
+        the end of the process; models with windows or states do without it.
         """
         self._token_bytes = token_bytes
         self._make = make
         self._layout = layer_copies.find_layout(make())
         self._blocks = BlockTree(self._layout.rules(block), limit_bytes=limit_bytes)
+        rules = self._blocks.rules
+        self._disk = None if rules.kinds or not limit_bytes else disk
         self._packings: list[BlockPacking] = []  # known from the first store on
         self._lookups = self._hits = self._asked = self._hit_tokens = self._stored_bytes = 0
 
@@ -89,6 +94,8 @@ class BlockPrefixCache:
         caches = self._make()
         if not self._blocks.limit_bytes:
             return caches, 0
+        if self._disk is not None:
+            self._load(self._disk, tokens, salt)
         found = self._find_match(tokens, salt)
         self._lookups += 1
         self._asked += len(tokens)
@@ -112,6 +119,13 @@ class BlockPrefixCache:
         """
         if not self._blocks.limit_bytes:
             return
+        self._store_in_memory(tokens, caches, salt)
+        if self._disk is not None:
+            self._offer(self._disk, tokens, salt)
+
+    def _store_in_memory(
+        self, tokens: Sequence[int], caches: Sequence[LayerCache], salt: str
+    ) -> None:
         held = self._rows(caches)
         read = {rows.stop for kind in held for rows in kind.values()} or {len(tokens)}
         end = min(len(tokens), *read)
@@ -137,6 +151,46 @@ class BlockPrefixCache:
     def trim(self, limit_bytes: int) -> None:
         """Evict the least recently used items until at most this many bytes are held."""
         self._blocks.trim(limit_bytes)
+
+    def _load(self, disk: BlockDisk, tokens: Sequence[int], salt: str) -> None:
+        """Add the blocks on disk that follow those in memory, as far as they fit."""
+        size = self._blocks.rules.block
+        data = encode_tokens(tokens)[:-TOKEN_BYTES]
+        keys = disk.keys(salt, data, size)
+        root = self._blocks.root_of(salt)
+        path = [node for node in self._blocks.walk(data, root) if node.key]
+        found: list[layer_copies.Block] = []
+        room = self._blocks.limit_bytes - sum(node.nbytes for node in path)
+        for key in keys[len(path) :]:
+            packing = self._packings[0] if self._packings else None
+            read = disk.read(key, self._layout.whole, size, packing)
+            room -= 0 if read is None else layer_copies.block_bytes(read[1]) + NODE_BYTES
+            if read is None or room < 0:
+                break
+            self._packings = self._packings or [read[0]]
+            found.append(read[1])
+        if found:
+            self._blocks.touch(path, len(path) * size)
+            weights = [layer_copies.block_bytes(block) for block in found]
+            fitting = self._blocks.make_room([weight + NODE_BYTES for weight in weights])
+            for block, weight in zip(found[:fitting], weights, strict=False):
+                start = len(path) * size * TOKEN_BYTES
+                part = data[start : start + size * TOKEN_BYTES]
+                path.append(self._blocks.add(path[-1] if path else root, part, block, weight))
+            self._blocks.touch(path, len(path) * size)
+        if path:
+            disk.files.touch(keys[: len(path)])
+
+    def _offer(self, disk: BlockDisk, tokens: Sequence[int], salt: str) -> None:
+        """Have the blocks of these tokens written that are not on disk yet, the first ones first."""
+        data = encode_tokens(tokens)
+        path = self._blocks.walk(data, self._blocks.root_of(salt))
+        keys = disk.keys(salt, data, self._blocks.rules.block)
+        held = {key: node.own for node, key in zip(path, keys, strict=False) if node.key}
+        missing = [(k, own) for k, own in held.items() if own and not disk.files.is_known(k)]
+        if missing and all(disk.offer(key, self._packings[0], own.value) for key, own in missing):
+            # A block is of no use without those before it, so they must not be older.
+            disk.files.touch(list(held))
 
     def _find_match(self, tokens: Sequence[int], salt: str) -> PrefixMatch:
         if not self._blocks.entries:

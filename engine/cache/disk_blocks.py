@@ -1,0 +1,94 @@
+"""Blocks of MLX arrays as files, and back. Worker thread only; block_files.py knows the folder."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+
+from engine.cache.block_files import BlockFiles, FileContent, chain_keys
+from engine.cache.block_tree import TOKEN_BYTES
+from engine.cache.layer_copies import Block, BlockPacking, block_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockDisk:
+    """The blocks of one model on disk."""
+
+    files: BlockFiles
+    model: str
+    """A name for everything that keys and values depend on besides tokens and salt."""
+
+    def keys(self, salt: str, tokens: bytes, block: int) -> list[str]:
+        """Return the names of the full blocks of these tokens."""
+        return list(chain_keys(self.model, salt, tokens, block * TOKEN_BYTES))
+
+    def offer(self, key: str, packing: BlockPacking, block: Block) -> bool:
+        """Have a block written soon, or drop it."""
+        header = {
+            "columns": [[at, [*shape[:2], _name(shape[2])]] for at, shape in packing.columns],
+            "arrays": [[list(array.shape), _name(array.dtype)] for array in block],
+        }
+        return self.files.offer(key, header, block_bytes(block), lambda: _copy_bytes(block))
+
+    def read(
+        self, key: str, caches: tuple[int, ...], tokens: int, packing: BlockPacking | None
+    ) -> tuple[BlockPacking, Block] | None:
+        """Return a block of so many tokens of these caches; None if there is none. One that does not fit is deleted."""
+        content = self.files.read(key)
+        if content is None:
+            return None
+        try:
+            found, block = _parse_block(content)
+        except (KeyError, TypeError, ValueError, AttributeError):
+            self.files.discard(key)
+            return None
+        fits = packing is None or found == packing
+        is_whole = {at for at, _ in found.columns} == set(caches)
+        if not (fits and is_whole and all(array.shape[2] == tokens for array in block)):
+            self.files.discard(key)
+            return None
+        self.files.stats.read += 1
+        return found, block
+
+
+def _copy_bytes(block: Block) -> Sequence[memoryview]:
+    """Return the bytes of evaluated arrays, which stay in memory until they are written."""
+    return [memoryview(array.reshape(-1).view(mx.uint8)) for array in block]
+
+
+def _parse_block(content: FileContent) -> tuple[BlockPacking, Block]:
+    columns = tuple(
+        (int(at), (int(heads), int(size), _dtype(name)))
+        for at, (heads, size, name) in content.header["columns"]
+    )
+    start = 0
+    arrays = []
+    for shape, name in content.header["arrays"]:
+        dtype = _dtype(name)
+        stop = start + math.prod(shape) * dtype.size
+        raw = np.frombuffer(content.values[start:stop], np.uint8)
+        arrays.append(mx.array(raw).view(dtype).reshape(shape))
+        start = stop
+    if start != len(content.values):
+        raise ValueError("a block's arrays differ in size from its header")
+    mx.eval(arrays)
+    packing = BlockPacking(
+        columns=columns,
+        shapes=tuple(dict.fromkeys(shape for _, shape in columns)),
+        token_bytes=sum(heads * size * dtype.size for _, (heads, size, dtype) in columns),
+    )
+    return packing, tuple(arrays)
+
+
+def _name(dtype: Any) -> str:
+    return str(dtype).removeprefix("mlx.core.")
+
+
+def _dtype(name: str) -> Any:
+    found = getattr(mx, name)
+    if not isinstance(found, mx.Dtype):
+        raise TypeError(f"{name} is no type of numbers")
+    return found
