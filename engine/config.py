@@ -63,6 +63,10 @@ class EngineConfig:
     """Most tokens that every layer looks back; None leaves this to the model."""
     prefix_cache_bytes: int | None = None
     """Memory of the prefix cache that the memory proof has counted; None for memory that requests leave free."""
+    prefix_disk_bytes: int = 0
+    """Most bytes of the prefix cache on disk; 0 turns it off."""
+    prefix_disk_dir: Path = Path()
+    """Its folder, which engines of one machine and user may share."""
     memory_limit_bytes: int | None = None
     """Memory that the memory proof promised this process, with weights and Python; None without a proof."""
     identity_dir: Path | None = None

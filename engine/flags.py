@@ -53,6 +53,9 @@ def parse(arguments: Sequence[str] | None, *, read_secret: Callable[[], str] = s
         kv_bits=flags.kv_bits,
         kv_window=flags.kv_window,
         prefix_cache_bytes=flags.prefix_cache_bytes,
+        prefix_disk_bytes=_or(flags.prefix_disk_bytes, 0),
+        prefix_disk_dir=flags.prefix_disk_dir
+        or platformdirs.user_cache_path("mlx-fleet") / "prefix-cache",
         memory_limit_bytes=flags.memory_limit_bytes,
         identity_dir=flags.identity_dir,
         adapter=flags.adapter,

@@ -54,6 +54,18 @@ class Gauges:
     """Tokens found in the prefix cache so far."""
     prefix_evictions: int = 0
     """Blocks and parts of blocks evicted for lack of room so far."""
+    prefix_disk_written: int = 0
+    """Blocks of prefixes written to disk so far."""
+    prefix_disk_read: int = 0
+    """Blocks of prefixes read from disk and used so far."""
+    prefix_disk_dropped: int = 0
+    """Blocks not written so far, because the disk was too slow or full."""
+    prefix_disk_damaged: int = 0
+    """Files deleted so far because their content was wrong."""
+    prefix_disk_evicted: int = 0
+    """Files deleted so far for lack of room."""
+    prefix_disk_bytes: int = 0
+    """Size of the folder of prefixes, as last counted."""
     prefix_bytes: int = 0
     """Size of the prefix cache."""
     prefix_blocks: tuple[str, ...] = ()

@@ -358,6 +358,42 @@ def _prefix_cache_series(gauges: Gauges) -> tuple[MetricFamily, ...]:
             "Blocks of cached prefixes that gateways can see.",
             lambda: len(gauges.prefix_blocks),
         ),
+        *_prefix_disk_series(gauges),
+    )
+
+
+def _prefix_disk_series(gauges: Gauges) -> tuple[MetricFamily, ...]:
+    return (
+        Gauge(
+            f"{ENGINE_PREFIX}prefix_cache_disk_bytes",
+            "Size of the folder of cached prefixes, as last counted.",
+            lambda: gauges.prefix_disk_bytes,
+        ),
+        _counter(
+            f"{ENGINE_PREFIX}prefix_cache_disk_written_blocks_total",
+            "Blocks of cached prefixes written to disk.",
+            lambda: gauges.prefix_disk_written,
+        ),
+        _counter(
+            f"{ENGINE_PREFIX}prefix_cache_disk_read_blocks_total",
+            "Blocks of cached prefixes read from disk and used.",
+            lambda: gauges.prefix_disk_read,
+        ),
+        _counter(
+            f"{ENGINE_PREFIX}prefix_cache_disk_dropped_blocks_total",
+            "Blocks not written, because the disk was too slow or full.",
+            lambda: gauges.prefix_disk_dropped,
+        ),
+        _counter(
+            f"{ENGINE_PREFIX}prefix_cache_disk_damaged_blocks_total",
+            "Files deleted because their content was wrong.",
+            lambda: gauges.prefix_disk_damaged,
+        ),
+        _counter(
+            f"{ENGINE_PREFIX}prefix_cache_disk_evictions_total",
+            "Files deleted for lack of room.",
+            lambda: gauges.prefix_disk_evicted,
+        ),
     )
 
 

@@ -19,7 +19,7 @@ from engine.gauges import Gauges
 from engine.memory import allocation
 from engine.memory.budget import MemoryBudget, full_bytes
 from engine.memory.guard import MemoryGuard
-from engine.model import draft_model, loader, mlx_group
+from engine.model import disk_cache, draft_model, loader, mlx_group
 from engine.model.loader import LoadedModel
 from engine.model.mlx_group import ModelSplit
 from engine.ports import ServedModel, WorkerListener
@@ -163,6 +163,7 @@ def make_executor(
             lambda: make_caches(loaded.model, options),
             limit_bytes=prefix_bytes,
             token_bytes=token_bytes,
+            disk=disk_cache.open_disk(config) if prefix_bytes else None,
         ),
         grammars=loaded.grammars,
         proposer=proposer,

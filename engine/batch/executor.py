@@ -165,3 +165,9 @@ def update_gauges(gauges: Gauges, executor: StepExecutor) -> None:
     gauges.prefix_query_tokens = prefix.asked_tokens
     gauges.prefix_hit_tokens = prefix.hit_tokens
     gauges.prefix_evictions = prefix.evictions
+    gauges.prefix_disk_written = prefix.disk.written
+    gauges.prefix_disk_read = prefix.disk.read
+    gauges.prefix_disk_dropped = prefix.disk.dropped
+    gauges.prefix_disk_damaged = prefix.disk.damaged
+    gauges.prefix_disk_evicted = prefix.disk.evicted
+    gauges.prefix_disk_bytes = prefix.disk.nbytes

@@ -106,7 +106,7 @@ class BatchLoop:
         if self.peers is not None:
             self.peers.close()
         self.executor.drop(list(self.executor.jobs))
-        self.executor.prefix.trim(0)
+        self.executor.prefix.close()
 
     def _plan(self) -> StepPlan:
         joins, leaves = tuple(self._joins), tuple(self._leaves)

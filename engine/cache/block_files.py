@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from engine.cache.interface import DiskCacheStats
 from machinery import files
 
 log = logging.getLogger(__name__)
@@ -32,24 +33,6 @@ _MAX_HEADER_BYTES = 1 << 20
 _MAX_PENDING_BYTES = 256 << 20
 # Other engines add files that this one does not count, so the folder is read anew after 1/16 of the limit.
 _RECOUNTS = 16
-
-
-@dataclass(slots=True)
-class DiskCacheStats:
-    """Counters since the process began; `nbytes` is a current value."""
-
-    written: int = 0
-    """Blocks written."""
-    read: int = 0
-    """Blocks read and used."""
-    dropped: int = 0
-    """Blocks not written, because the disk was too slow or full."""
-    damaged: int = 0
-    """Files deleted because their checksum or content was wrong."""
-    evicted: int = 0
-    """Files deleted for lack of room."""
-    nbytes: int = 0
-    """Bytes of the folder's files, as last counted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,7 +118,7 @@ class BlockFiles:
     def offer(
         self, key: str, header: dict[str, Any], nbytes: int, copy: Callable[[], Sequence[Buffer]]
     ) -> bool:
-        """Have a block written soon, or drop it if too many wait; `copy` returns values that nobody changes."""
+        """Have a block written soon, or drop it if too many wait; `copy` returns values that never change."""
         if self._pending_bytes + nbytes > self._max_pending:
             self.stats.dropped += 1
             return False

@@ -1,7 +1,7 @@
 """The interface of the cache room: options, the prefix cache protocol and its statistics. Imports no mlx."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias
 
 LayerCache: TypeAlias = Any  # one of mlx-lm's caches, of one sequence; mlx-lm ships no types
@@ -18,6 +18,24 @@ class KvOptions:
     """Bits a number; None keeps numbers as the model computes them."""
     window: int | None = None
     """Most tokens that layers look back; None leaves this to the model."""
+
+
+@dataclass(slots=True)
+class DiskCacheStats:
+    """Counters since the process began; `nbytes` is a current value."""
+
+    written: int = 0
+    """Blocks written."""
+    read: int = 0
+    """Blocks read and used."""
+    dropped: int = 0
+    """Blocks not written, because the disk was too slow or full."""
+    damaged: int = 0
+    """Files deleted because their checksum or content was wrong."""
+    evicted: int = 0
+    """Files deleted for lack of room."""
+    nbytes: int = 0
+    """Bytes of the folder's files, as last counted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +58,7 @@ class PrefixCacheStats:
     """Blocks held now."""
     nbytes: int
     """Bytes held now."""
+    disk: DiskCacheStats = field(default_factory=DiskCacheStats)
 
 
 class PrefixCache(Protocol):
@@ -76,4 +95,8 @@ class PrefixCache(Protocol):
 
     def trim(self, limit_bytes: int) -> None:
         """Evict the least recently used items until at most this many bytes are held."""
+        ...
+
+    def close(self) -> None:
+        """Drop everything in memory, and write what waits for the disk, for a few seconds at most."""
         ...

@@ -19,7 +19,7 @@ from engine.cache.block_tree import (
 )
 from engine.cache.copy_plan import BlockCopy, plan_copies
 from engine.cache.disk_blocks import BlockDisk
-from engine.cache.interface import BLOCK_TOKENS, LayerCache, PrefixCacheStats
+from engine.cache.interface import BLOCK_TOKENS, DiskCacheStats, LayerCache, PrefixCacheStats
 from engine.cache.layer_copies import BlockPacking, CacheRows
 
 
@@ -73,6 +73,7 @@ class BlockPrefixCache:
             evictions=self._blocks.evictions,
             entries=self._blocks.entries,
             nbytes=self._blocks.nbytes,
+            disk=DiskCacheStats() if self._disk is None else self._disk.files.stats,
         )
 
     def summary(self, limit: int) -> list[str]:
@@ -151,6 +152,12 @@ class BlockPrefixCache:
     def trim(self, limit_bytes: int) -> None:
         """Evict the least recently used items until at most this many bytes are held."""
         self._blocks.trim(limit_bytes)
+
+    def close(self) -> None:
+        """Drop everything in memory, and write what waits for the disk, for a few seconds at most."""
+        self.trim(0)
+        if self._disk is not None:
+            self._disk.files.close()
 
     def _load(self, disk: BlockDisk, tokens: Sequence[int], salt: str) -> None:
         """Add the blocks on disk that follow those in memory, as far as they fit."""

@@ -214,6 +214,22 @@ class EngineFlags:
             "--prefix-cache-bytes", _at_least(0), "memory of the prefix cache; default: free memory"
         ),
     )
+    prefix_disk_bytes: int | None = field(
+        default=None,
+        metadata=_flag(
+            "--prefix-disk-bytes",
+            _at_least(0),
+            "disk of the prefix cache, which outlives the engine; default: 0, none",
+        ),
+    )
+    prefix_disk_dir: Path | None = field(
+        default=None,
+        metadata=_flag(
+            "--prefix-disk-dir",
+            Path,
+            "folder of the prefix cache on disk; default: in the user's cache folder",
+        ),
+    )
     memory_limit_bytes: int | None = field(
         default=None,
         metadata=_flag(

@@ -69,6 +69,8 @@ def test_every_flag_reaches_the_configuration() -> None:
         blas_cache=Path("/c"),
         kv_bits=4,
         prefix_cache_bytes=0,
+        prefix_disk_bytes=9,
+        prefix_disk_dir=Path("/d"),
         memory_limit_bytes=1000,
         adapter=Path("/m/law"),
         draft_model=Path("/m/small"),
@@ -82,6 +84,7 @@ def test_every_flag_reaches_the_configuration() -> None:
     )
     assert (config.max_body_bytes, config.blas_cache) == (7, Path("/c"))
     assert (config.kv_bits, config.prefix_cache_bytes) == (4, 0)
+    assert (config.prefix_disk_bytes, config.prefix_disk_dir) == (9, Path("/d"))
     assert (config.memory_limit_bytes, config.adapter) == (1000, Path("/m/law"))
     assert (config.draft_model, config.draft_tokens) == (Path("/m/small"), 5)
     assert parse([*LEAST.to_argv(), "--kv-window", "32"]).kv_window == 32

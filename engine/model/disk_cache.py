@@ -1,0 +1,58 @@
+"""The prefix cache on disk of a model, as the engine's config says."""
+
+import hashlib
+import logging
+from pathlib import Path
+
+from engine.cache.block_files import BlockFiles
+from engine.cache.disk_blocks import BlockDisk
+from engine.config import EngineConfig
+from models import fingerprint
+
+log = logging.getLogger(__name__)
+
+_SAMPLES = 64
+_SAMPLE_BYTES = 4096
+
+
+def open_disk(config: EngineConfig) -> BlockDisk | None:
+    """Return the prefix cache on disk; None if it is off, for a rank of a group, or if its folder cannot be used.
+
+    Ranks of a group must hold the same blocks, and their disks need not.
+    """
+    if not config.prefix_disk_bytes or config.group is not None:
+        return None
+    try:
+        files = BlockFiles(config.prefix_disk_dir, limit_bytes=config.prefix_disk_bytes)
+        return BlockDisk(files=files, model=name_model(config))
+    except OSError as error:
+        extra = {"folder": str(config.prefix_disk_dir), "reason": str(error)}
+        log.warning("no prefix cache on disk: its folder cannot be used", extra=extra)
+        return None
+
+
+def name_model(config: EngineConfig) -> str:
+    """Return a name for everything that keys and values depend on besides the tokens.
+
+    `system_fingerprint` reads the end of each weight file; keys and values that outlive a process need more certainty,
+    so samples from all over the files are added.
+
+    Raises:
+        OSError: a weight file cannot be read.
+
+    """
+    folders = [config.model_dir, *([config.adapter] if config.adapter else [])]
+    found = hashlib.blake2b(digest_size=32)
+    for folder in folders:
+        found.update(fingerprint.compute(folder, (config.kv_bits, config.kv_window)).encode())
+        for path in sorted(folder.glob("*.safetensors")):
+            _add_samples(path, found)
+    return found.hexdigest()
+
+
+def _add_samples(path: Path, found: "hashlib.blake2b") -> None:
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        for number in range(_SAMPLES):
+            file.seek(size * number // _SAMPLES)
+            found.update(file.read(_SAMPLE_BYTES))

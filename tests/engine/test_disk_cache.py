@@ -1,0 +1,49 @@
+"""An engine with a prefix cache on disk: answers stay the same, and a restart or kill -9 forgets nothing."""
+
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.engine_process import START_S, Engine, Start, eventually
+
+pytestmark = [pytest.mark.mlx]
+
+QUESTION = "Tell me everything about prefixes that outlive their engine. " * 12
+GREEDY: dict[str, Any] = {"temperature": 0, "max_tokens": 12}
+SEEDED: dict[str, Any] = {"temperature": 1, "seed": 5, "max_tokens": 12}
+
+
+def answers(engine: Engine) -> list[str]:
+    """Return a greedy and a seeded answer."""
+    replies = [engine.chat(QUESTION, **fields) for fields in (GREEDY, SEEDED)]
+    return [str(reply.json["choices"][0]["message"]["content"]) for reply in replies]
+
+
+def metric(engine: Engine, name: str) -> float:
+    """Return a counter of the prefix cache on disk."""
+    lines = engine.request("GET", "/metrics").raw.decode().splitlines()
+    prefix = f"fleet_engine_prefix_cache_disk_{name} "
+    return float(next(line for line in lines if line.startswith(prefix)).split()[1])
+
+
+@pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGKILL])
+def test_a_restarted_engine_reads_prompts_from_disk(
+    start: Start, tiny: Path, tmp_path: Path, end: signal.Signals
+) -> None:
+    flags = {"prefix_disk_bytes": 1 << 30, "prefix_disk_dir": tmp_path / "kv"}
+    plain = start(tiny)
+    eventually(plain.is_ready, within_s=START_S)
+    wanted = answers(plain)
+    first = start(tiny, **flags)
+    eventually(first.is_ready, within_s=START_S)
+    assert answers(first) == wanted
+    eventually(lambda: len(list((tmp_path / "kv").glob("*.kv"))) > 2, what="blocks on disk")
+    first.process.send_signal(end)
+    first.process.wait(START_S)
+    second = start(tiny, **flags)
+    eventually(second.is_ready, within_s=START_S)
+    assert answers(second) == wanted
+    assert metric(second, "read_blocks_total") > 2
+    assert metric(second, "damaged_blocks_total") == 0
