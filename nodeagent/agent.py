@@ -235,6 +235,7 @@ class Agent:
             parts.pulls,
             parts.quantizations,
             parts.limits,
+            parts.prefixes,
             parts.collector,
         ):
             if part is not None:

@@ -26,6 +26,7 @@ from nodeagent.engines.addresses import EngineAddresses
 from nodeagent.engines.engine_http import EngineHttp
 from nodeagent.engines.engine_processes import EngineProcesses, EnginesPort
 from nodeagent.engines.health_client import HealthClient, HealthPort
+from nodeagent.engines.prefix_folders import PrefixFolders
 from nodeagent.engines.references import GoldenReferences, ReferencesPort
 from nodeagent.engines.stop_order import StopOrder
 from nodeagent.engines.tls import NodeTls
@@ -117,6 +118,11 @@ class AgentConfig:
     credentials: Credentials | None = None
     """The node's certificate and key; None: no TLS."""
 
+    @property
+    def prefixes_dir(self) -> Path:
+        """The folder of cached prompts, one for each deployment."""
+        return self.state_dir / "prefixes"
+
 
 class ObjectCache(Protocol[T_co]):
     """A cache of objects in the store (`store.informer.Informer` is one)."""
@@ -173,6 +179,8 @@ class Dependencies:
     """The limits of transfers that pools set; None where nothing is transferred."""
     quantizations: Quantizations | None = None
     """The quantizations that people ask for; None where there is no store of models."""
+    prefixes: PrefixFolders | None = None
+    """The folders of cached prompts; None where no engine has one."""
     collector: ModelCollector | None = None
     """The collection of unused models; None where there is no store of models."""
     snapshots: ObjectCache[ModelSnapshot] | None = None
@@ -232,6 +240,7 @@ def real_dependencies(transport: Transport, clock: Clock, config: AgentConfig) -
         pulls=_model_pulls(transport, clock, config, fetcher, fetches.exchange),
         quantizations=_quantizations(collector, clock, fetches.exchange),
         limits=_link_limits(transport, clock, config, fetches),
+        prefixes=_prefix_folders(config, deployments, clock),
         collector=collector,
         snapshots=snapshots,
         warmup=_cache_warmup(config, tls, replicas, fetches.exchange),
@@ -259,6 +268,7 @@ def _engine_processes(
         node=config.name,
         addresses=config.addresses,
         identity_dir=None if tls is None else tls.folder,
+        prefixes=config.prefixes_dir,
         refusal=lambda: stop_order.refusal() or (preflight.refusal if preflight else ""),
     )
 
@@ -380,6 +390,17 @@ def _link_limits(
         status=config.status,
         download=fetches.bandwidth,
         uploads=None if fetches.exchange is None else fetches.exchange.uploads,
+    )
+
+
+def _prefix_folders(
+    config: AgentConfig, deployments: Informer[ModelDeployment], clock: Clock
+) -> PrefixFolders:
+    """Return the removal of cached prompts that no deployment needs."""
+    return PrefixFolders(
+        config.prefixes_dir,
+        lambda: deployments.items.values() if deployments.synced else None,
+        clock,
     )
 
 

@@ -334,6 +334,10 @@ def engine_order(replica: Replica, models_dir: Path, rank: int = 0) -> EngineOrd
         prefix_cache_bytes=None
         if kv_cache.prefix_bytes is None
         else quantity.parse(kv_cache.prefix_bytes),
+        prefix_disk_bytes=None
+        if kv_cache.disk_bytes is None
+        else quantity.parse(kv_cache.disk_bytes),
+        deployment=spec.deployment,
         adapter=None
         if model.adapter is None
         else inspection.resolve_path(model.adapter, models_dir),

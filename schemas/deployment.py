@@ -217,9 +217,16 @@ class KvCache(ApiModel):
     prefix_bytes: Quantity | None = None
     """Memory for cached prompts, such as "4Gi", on top of what requests need; "0" caches none.
     Default: prompts are cached in the part of the KV cache that running requests do not use."""
+    disk_bytes: PositiveQuantity | None = None
+    """Disk of each Mac for cached prompts, such as "20Gi": they outlive the engines, so that a restart or a rollout
+    starts warm. Default: none."""
 
     @model_validator(mode="after")
     def _one_form(self) -> Self:
+        if self.disk_bytes is not None and self.window is not None:
+            raise ValueError(
+                "has diskBytes and window, and a sliding cache is not kept on disk; remove one of them"
+            )
         if self.bits is not None and self.window is not None:
             raise ValueError(
                 "has bits and window, and a sliding cache cannot be quantized; remove one of them"
@@ -337,6 +344,11 @@ class ModelDeploymentSpec(ApiModel):
         if kept:
             raise ValueError(
                 f"has sharding: {self.sharding} and model.{kept}, which engines of several ranks cannot use; "
+                "remove one of them"
+            )
+        if self.kv_cache is not None and self.kv_cache.disk_bytes is not None:
+            raise ValueError(
+                f"has sharding: {self.sharding} and kvCache.diskBytes, and ranks of a group keep no prompts on disk; "
                 "remove one of them"
             )
         if self.context_length < LEAST_SPLIT_CONTEXT:

@@ -118,7 +118,7 @@ class BlockFiles:
     def offer(
         self, key: str, header: dict[str, Any], nbytes: int, copy: Callable[[], Sequence[Buffer]]
     ) -> bool:
-        """Have a block written soon, or drop it if too many wait; `copy` returns values that never change."""
+        """Queue a block to be written, or drop it if too many wait; `copy` returns values that never change."""
         if self._pending_bytes + nbytes > self._max_pending:
             self.stats.dropped += 1
             return False

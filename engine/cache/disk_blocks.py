@@ -26,7 +26,7 @@ class BlockDisk:
         return list(chain_keys(self.model, salt, tokens, block * TOKEN_BYTES))
 
     def offer(self, key: str, packing: BlockPacking, block: Block) -> bool:
-        """Have a block written soon, or drop it."""
+        """Queue a block to be written, or drop it."""
         header = {
             "columns": [[at, [*shape[:2], _name(shape[2])]] for at, shape in packing.columns],
             "arrays": [[list(array.shape), _name(array.dtype)] for array in block],

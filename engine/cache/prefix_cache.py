@@ -189,7 +189,7 @@ class BlockPrefixCache:
             disk.files.touch(keys[: len(path)])
 
     def _offer(self, disk: BlockDisk, tokens: Sequence[int], salt: str) -> None:
-        """Have the blocks of these tokens written that are not on disk yet, the first ones first."""
+        """Queue the blocks of these tokens to be written that are not on disk yet, the first ones first."""
         data = encode_tokens(tokens)
         path = self._blocks.walk(data, self._blocks.root_of(salt))
         keys = disk.keys(salt, data, self._blocks.rules.block)

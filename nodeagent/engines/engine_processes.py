@@ -22,7 +22,7 @@ from machinery import environment, processes
 from machinery.clock import Clock
 from machinery.files import read_text, write_atomically
 from machinery.processes import process_start
-from nodeagent.engines import engine_logs, group_launch
+from nodeagent.engines import engine_logs, group_launch, prefix_folders
 from nodeagent.engines.addresses import EngineAddresses
 from nodeagent.engines.group_launch import RankLaunch
 from schemas.sampling import Sampling, UnknownParameters
@@ -54,6 +54,9 @@ class EngineOrder:
     kv_bits: int | None = None
     kv_window: int | None = None
     prefix_cache_bytes: int | None = None
+    prefix_disk_bytes: int | None = None
+    deployment: str = ""
+    """Its deployment, whose engines share cached prompts on the disk."""
     adapter: Path | None = None
     draft_model: Path | None = None
     draft_tokens: int | None = None
@@ -120,9 +123,17 @@ class EpochRecords:
 
 
 def flags_of(
-    order: EngineOrder, *, node: str, address: EngineAddress, identity_dir: Path | None = None
+    order: EngineOrder,
+    *,
+    node: str,
+    address: EngineAddress,
+    identity_dir: Path | None = None,
+    prefixes: Path | None = None,
 ) -> EngineFlags:
-    """Return the flags of the engine on a node; it serves TLS with the identity in the folder."""
+    """Return the flags of the engine on a node; it serves TLS with the identity in the folder.
+
+    `prefixes` is the folder of all deployments' cached prompts.
+    """
     group = order.group
     is_tcp = not address.socket
     return EngineFlags(
@@ -144,6 +155,10 @@ def flags_of(
         kv_bits=order.kv_bits,
         kv_window=order.kv_window,
         prefix_cache_bytes=order.prefix_cache_bytes,
+        prefix_disk_bytes=order.prefix_disk_bytes,
+        prefix_disk_dir=prefix_folders.folder_of(prefixes, order.deployment)
+        if prefixes is not None and order.prefix_disk_bytes
+        else None,
         identity_dir=identity_dir if is_tcp else None,
         adapter=order.adapter,
         draft_model=order.draft_model,
@@ -160,10 +175,17 @@ def flags_of(
 
 
 def engine_command(
-    order: EngineOrder, *, node: str, address: EngineAddress, identity_dir: Path | None = None
+    order: EngineOrder,
+    *,
+    node: str,
+    address: EngineAddress,
+    identity_dir: Path | None = None,
+    prefixes: Path | None = None,
 ) -> list[str]:
     """Return the engine's command line."""
-    flags = flags_of(order, node=node, address=address, identity_dir=identity_dir)
+    flags = flags_of(
+        order, node=node, address=address, identity_dir=identity_dir, prefixes=prefixes
+    )
     return [sys.executable, "-m", engine_flags.MODULE, *flags.to_argv()]
 
 
@@ -177,13 +199,15 @@ class EngineProcesses:
         node: str,
         addresses: EngineAddresses,
         identity_dir: Path | None = None,
+        prefixes: Path | None = None,
         refusal: Callable[[], str] = lambda: "",
     ) -> None:
         """Manage the engines below a folder.
 
-        `identity_dir`: the folder of the node's identity, with which engines on ports serve TLS. `refusal` returns
-        why no engine may start now, or "".
+        `identity_dir`: the folder of the node's identity, with which engines on ports serve TLS. `prefixes`: the folder
+        of cached prompts. `refusal` returns why no engine may start now, or "".
         """
+        self._prefixes = prefixes
         self._identity_dir = identity_dir
         self._folder = folder
         self._refusal = refusal
@@ -213,7 +237,11 @@ class EngineProcesses:
         folder.mkdir(parents=True, exist_ok=True)
         address = self._address(folder, taken)
         argv = engine_command(
-            order, node=self._node, address=address, identity_dir=self._identity_dir
+            order,
+            node=self._node,
+            address=address,
+            identity_dir=self._identity_dir,
+            prefixes=self._prefixes,
         )
         if self._identity_dir is not None and not address.socket:
             address = address._replace(node=self._node)

@@ -103,13 +103,17 @@ def test_an_engine_gets_exactly_the_declared_fields(tmp_path: Path) -> None:
         unknown_parameters="Refuse",
         kv_bits=8,
         prefix_cache_bytes=0,
+        prefix_disk_bytes=5,
+        deployment="tiny",
         adapter=tmp_path / "law",
         draft_model=tmp_path / "small",
         draft_tokens=5,
     )
-    config = flags.parse(
-        engine_processes.engine_command(told, node="a", address=EngineAddress(HOST, 4100))[3:]
+    words = engine_processes.engine_command(
+        told, node="a", address=EngineAddress(HOST, 4100), prefixes=tmp_path / "prefixes"
     )
+    config = flags.parse(words[3:])
+    assert (config.prefix_disk_bytes, config.prefix_disk_dir) == (5, tmp_path / "prefixes" / "tiny")
     assert (config.queue_limit, config.kv_bits, config.prefix_cache_bytes) == (0, 8, 0)
     assert (config.adapter, config.draft_model) == (tmp_path / "law", tmp_path / "small")
     assert config.draft_tokens == 5
@@ -139,7 +143,7 @@ def test_every_field_of_a_replica_reaches_its_engine() -> None:
             queue_depth=3,
             sampling=Sampling(temperature=0.5),
             unknown_parameters="Refuse",
-            kv_cache=KvCache(bits=4, prefix_bytes="1Ki"),
+            kv_cache=KvCache(bits=4, prefix_bytes="1Ki", disk_bytes="2Ki"),
             ranks=(RankAssignment(node="a", memory=proof),),
         ),
     )
@@ -156,6 +160,8 @@ def test_every_field_of_a_replica_reaches_its_engine() -> None:
         unknown_parameters="Refuse",
         kv_bits=4,
         prefix_cache_bytes=1024,
+        prefix_disk_bytes=2048,
+        deployment="tiny",
         adapter=Path("/models/law"),
         draft_model=Path("/m/small"),
         draft_tokens=4,

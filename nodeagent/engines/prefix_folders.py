@@ -1,0 +1,68 @@
+"""Folders of cached prompts on this node's disk, one for each deployment, which its engines share.
+
+They outlive engines and replicas, so that a rollout or a restart starts warm, and go with `kvCache.diskBytes` or the
+deployment.
+"""
+
+import asyncio
+import logging
+import shutil
+from collections.abc import Callable, Collection, Iterable
+from pathlib import Path
+from typing import Final
+
+from machinery.clock import Clock
+from schemas.deployment import ModelDeployment
+
+log = logging.getLogger(__name__)
+
+_PERIOD_S: Final = 60.0
+
+
+class PrefixFolders:
+    """The folders below one folder of the agent."""
+
+    def __init__(
+        self, root: Path, deployments: Callable[[], Iterable[ModelDeployment] | None], clock: Clock
+    ) -> None:
+        """`deployments` returns all of the fleet; None while they are not known."""
+        self._root = root
+        self._deployments = deployments
+        self._clock = clock
+
+    async def run(self) -> None:
+        """Remove the folders that no deployment needs, forever."""
+        while True:
+            known = self._deployments()
+            if known is not None:
+                await asyncio.to_thread(remove_others, self._root, needed_folders(known))
+            await self._clock.sleep(_PERIOD_S)
+
+
+def needed_folders(deployments: Iterable[ModelDeployment]) -> set[str]:
+    """Return the names of the folders of these deployments."""
+    return {
+        one.name
+        for one in deployments
+        if one.spec.kv_cache is not None and one.spec.kv_cache.disk_bytes is not None
+    }
+
+
+def folder_of(root: Path, deployment: str) -> Path:
+    """Return the folder of a deployment."""
+    return root / deployment
+
+
+def remove_others(root: Path, kept: Collection[str]) -> None:
+    """Remove the folders of all deployments but these. An engine that still runs goes on without its files."""
+    try:
+        found = [one for one in root.iterdir() if one.is_dir() and not one.is_symlink()]
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        log.warning("cached prompts not looked at", extra={"folder": str(root), "why": str(error)})
+        return
+    for folder in found:
+        if folder.name not in kept:
+            shutil.rmtree(folder, ignore_errors=True)
+            log.info("cached prompts removed", extra={"deployment": folder.name})
