@@ -21,7 +21,7 @@ PIP_INDEX = $$($(BIN)/python -m pip config list | sed -nE "s/^.*\.index-url='(.*
 QUIET = $$(test -t 2 || echo --quiet)
 UV = UV_DEFAULT_INDEX="$${UV_DEFAULT_INDEX:-$(PIP_INDEX)}" $(BIN)/uv
 
-.PHONY: help setup demo stop test unit test-full test-mac coverage lint format docs proto lock bench-smoke bench-apply bench-cli bench-start bench-fetch bench-gateway bench-gateway-tls bench-gateway-faults bench-gateway-faults-real bench-gateway-hostile bench-routing bench-store bench-placement bench-control-plane bench-manifests bench-engine bench-engine-sockets bench-engine-start bench-shard bench-walks fuzz-engine clean
+.PHONY: help setup demo stop test unit test-full test-mac coverage lint format docs proto lock bench-smoke bench-apply bench-cli bench-start bench-fetch bench-gateway bench-gateway-tls bench-gateway-faults bench-gateway-faults-real bench-gateway-hostile bench-routing bench-store bench-placement bench-control-plane bench-manifests bench-engine bench-engine-sockets bench-engine-start bench-prefix-cache bench-shard bench-walks fuzz-engine clean
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 28
@@ -138,6 +138,9 @@ bench-gateway-faults-real: $(TEST_READY)  ## real engines of a real fleet killed
 
 bench-gateway-hostile: $(TEST_READY)  ## hostile clients: the gateway's memory, and what others notice
 	@$(BIN)/python -m bench.gateway.hostile
+
+bench-prefix-cache: $(TEST_READY)  ## a long prompt after a restart: cached on disk, cold, and with mlx-lm's own file
+	@$(BIN)/python -m bench.prefix_cache
 
 bench-engine-sockets: $(TEST_READY)  ## what a request to an engine costs on a port and on a Unix socket
 	@$(BIN)/python -m bench.engine_sockets

@@ -29,6 +29,7 @@ BENCHES = {
     "gateway-tls": "bench.gateway.tls",
     "manifests": "bench.manifests",
     "placement": "bench.placement",
+    "prefix-cache": "bench.prefix_cache",
     "routing": "bench.routing",
     "shard": "bench.shard",
     "start": "bench.start",

@@ -31,6 +31,8 @@ _LENGTH_BYTES = 4
 _MAX_HEADER_BYTES = 1 << 20
 # Copies that wait for the disk may hold this much memory beside the prefix cache; 1/4 of the limit if that is less.
 _MAX_PENDING_BYTES = 256 << 20
+# Marks of use are of little worth where the disk is that slow.
+_MAX_WAITING = 1024
 # Other engines add files that this one does not count, so the folder is read anew after 1/16 of the limit.
 _RECOUNTS = 16
 
@@ -131,9 +133,10 @@ class BlockFiles:
         return True
 
     def touch(self, keys: Sequence[str]) -> None:
-        """Mark blocks as used soon; the last one counts as the oldest, since it is of no use without the others."""
+        """Mark blocks as used soon, unless much waits already; the last one counts as the oldest, since it is of no use without the others."""
         with self._changed:
-            self._pending.append(tuple(reversed(keys)))
+            if len(self._pending) < _MAX_WAITING:
+                self._pending.append(tuple(reversed(keys)))
             self._changed.notify_all()
 
     def flush(self, timeout_s: float) -> bool:

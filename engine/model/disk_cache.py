@@ -23,8 +23,9 @@ def open_disk(config: EngineConfig) -> BlockDisk | None:
     if not config.prefix_disk_bytes or config.group is not None:
         return None
     try:
+        model = name_model(config)
         files = BlockFiles(config.prefix_disk_dir, limit_bytes=config.prefix_disk_bytes)
-        return BlockDisk(files=files, model=name_model(config))
+        return BlockDisk(files=files, model=model)
     except OSError as error:
         extra = {"folder": str(config.prefix_disk_dir), "reason": str(error)}
         log.warning("no prefix cache on disk: its folder cannot be used", extra=extra)
