@@ -1,10 +1,14 @@
-"""Handler of requests to models. One call of `serve` is the life of one request."""
+"""Handler of requests to models: admit, parse, forward, answer, record.
+
+A request that goes well is a chain of callbacks, from the client's last byte to the engine's. A task begins only when
+it must wait, for a slot, a replica or another engine.
+"""
 
 import asyncio
 import itertools
-from collections.abc import Mapping
+from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass
-from typing import assert_never
+from typing import Any, assert_never
 
 from typing_extensions import override
 
@@ -13,9 +17,9 @@ from gateway.apis.adapter import ApiAdapter, ResponseTranslator
 from gateway.apis.openai import find_model_name
 from gateway.auth.access_control import AccessControl
 from gateway.auth.rate_limits import RateLimiter
-from gateway.forwarding.engine_stream import EngineStream
+from gateway.forwarding.engine_stream import WAITING, EngineStream, StreamReceiver
 from gateway.forwarding.forwarder import Forwarder
-from gateway.forwarding.retry_state import WholeResponse
+from gateway.forwarding.retry_state import ForwardResult, WholeResponse
 from gateway.http.cors import AllowedHosts, AllowedOrigins
 from gateway.http.limits import BodyMemory, ConnectionLimit
 from gateway.http.request_context import RequestContext, RequestHandler, header_lines
@@ -23,6 +27,7 @@ from gateway.request import InferenceRequest
 from gateway.routing.table import EngineEndpoint
 from gateway.telemetry.recorder import RequestRecorder
 from gateway.upstream.connection import BrokenResponseError, Headers
+from gateway.upstream.response_head import list_lines
 from machinery.clock import NEVER
 from schemas.wire import headers as wire_headers
 from schemas.wire.errors import Refusal, RefusedError
@@ -37,8 +42,6 @@ _ATTEMPTS = wire_headers.ATTEMPTS.encode()
 _NODE = wire_headers.NODE.encode()
 _REPLICA = wire_headers.REPLICA.encode()
 _RESPONSE_HEAD = b"%%b%b: %%b\r\n%%b%b: %%d\r\n%%b" % (_REQUEST_ID, _ATTEMPTS)
-
-_PASSED_HEADERS = frozenset(name.encode() for name in wire_headers.ENGINE_RESPONSE_HEADERS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,9 +114,9 @@ class InferenceHandler(RequestHandler):
         return None
 
     @override
-    async def serve(self, context: RequestContext) -> None:
+    def start(self, context: RequestContext) -> None:
         self._contexts.add(context)
-        translator = context.adapter.error_translator()
+        context.translator = context.adapter.error_translator()
         try:
             self._recorder.begin(context)
             if (limiter := context.limiter) is not None:
@@ -125,27 +128,101 @@ class InferenceHandler(RequestHandler):
             context.is_admitted = True
             if self._forwarder.table_cache.is_stale and not context.extra_headers:
                 context.extra_headers = (_STALE,)
-            request, translator = context.adapter.read(context.http_request)
+            request, context.translator = context.adapter.read(context.http_request)
             context.request = request
             self._admit_model(context, request)
-            context.translator = translator
-            result = await self._forwarder.serve(request, context.retry_state, context)
-            if isinstance(result, EngineStream):
-                await self._stream(result, context, translator)
-            else:
-                self._send_whole(result, context, translator)
+            self._forwarder.start(request, context.retry_state, context)
         except RefusedError as error:
-            self._record_model(context)
-            self._send_refusal(context, translator, error.refusal)
+            self._refuse(context, error.refusal)
+        except Exception as error:  # noqa: BLE001 - the client still gets an answer
+            self.fail(context, error)
+
+    @override
+    def on_result(self, context: RequestContext, result: ForwardResult) -> None:
+        try:
+            if isinstance(result, EngineStream):
+                self._begin_stream(result, context)
+                return
+            self._send_whole(result, context)
+        except Exception as error:  # noqa: BLE001 - the client still gets an answer
+            self.fail(context, error)
+        else:
+            self.finish(context)
+
+    @override
+    def wait_for(self, context: RequestContext, result: Coroutine[Any, Any, ForwardResult]) -> None:
+        context.task = asyncio.get_running_loop().create_task(self._wait(context, result))
+
+    async def _wait(
+        self, context: RequestContext, result: Coroutine[Any, Any, ForwardResult]
+    ) -> None:
+        """Await the result of a request; only its client's leaving and `cut_off` cancel the wait."""
+        try:
+            found = await result
+        except RefusedError as error:
+            self._refuse(context, error.refusal)
         except asyncio.CancelledError:
-            # The client left or the request was cut off; nothing else cancels this task.
-            if context.cut_off_reason is not None and not context.response.is_gone:
-                self._break_off(context, translator, context.cut_off_reason)
-        finally:
-            if not context.response.is_complete and not context.response.is_gone:
-                # An error of the gateway, which propagates. The client still gets an answer.
-                self._break_off(context, translator, errors.internal())
-            self._finish(context)
+            self._end_cancelled(context)
+        except Exception as error:  # noqa: BLE001 - the client still gets an answer
+            self.fail(context, error)
+        else:
+            context.task = None
+            self.on_result(context, found)
+
+    async def search(self, context: RequestContext, stream: "ClientStream") -> None:
+        """Search another engine for a stream whose engine died, and tell the client that it is waited for."""
+        try:
+            while not await stream.source.find_next():
+                if stream.write(WAITING):
+                    await context.response.drained()
+        except BrokenResponseError as error:
+            stream.on_stream_broken(error)
+        except asyncio.CancelledError:
+            self._end_cancelled(context)
+        except Exception as error:  # noqa: BLE001 - the client still gets an answer
+            self.fail(context, error)
+        else:
+            context.task = None
+            stream.attach()
+
+    def _end_cancelled(self, context: RequestContext) -> None:
+        """End a request whose task was cancelled: the client left, or the request was cut off."""
+        self._release_engine(context)
+        if context.cut_off_reason is not None and not context.response.is_gone:
+            self.break_off(context, context.cut_off_reason)
+        self.finish(context)
+
+    def _refuse(self, context: RequestContext, refusal: Refusal) -> None:
+        self._record_model(context)
+        self._send_refusal(context, context.translator, refusal)
+        self.finish(context)
+
+    def fail(self, context: RequestContext, error: Exception) -> None:
+        """End a request after an error of the gateway, which is reported as one of the event loop."""
+        self._release_engine(context)
+        if not context.response.is_complete and not context.response.is_gone:
+            self.break_off(context, errors.internal())
+        self.finish(context)
+        asyncio.get_running_loop().call_exception_handler(
+            {"message": "a request to a model failed", "exception": error}
+        )
+
+    @override
+    def disconnect(self, context: RequestContext) -> None:
+        if context.response.is_gone:
+            return
+        context.response.is_gone = True
+        if context.task is not None:
+            context.task.cancel()
+        elif context in self._contexts:
+            self._release_engine(context)
+            self.finish(context)
+
+    def _release_engine(self, context: RequestContext) -> None:
+        """Give up the engine's response."""
+        self._forwarder.abandon(context.retry_state)
+        if context.stream is not None:
+            context.stream.close()
 
     def _admit(self, context: RequestContext, limiters: tuple[RateLimiter, ...]) -> None:
         """Count the request under these limits. Its response tells the state of all its limits, refused or not."""
@@ -178,9 +255,11 @@ class InferenceHandler(RequestHandler):
         if principal is not None and principal.by_model:
             self._admit(context, self._access.model_limiters(principal, name, served))
 
-    def _finish(self, context: RequestContext) -> None:
-        """Release and record a request that was served."""
-        self._contexts.discard(context)
+    def finish(self, context: RequestContext) -> None:
+        """Release and record a request that was served. May be called again."""
+        if context not in self._contexts:
+            return
+        self._contexts.remove(context)
         self._forwarder.leave(context.retry_state)
         if context.limiters:
             prompt, _, output = context.retry_state.usage
@@ -203,8 +282,17 @@ class InferenceHandler(RequestHandler):
 
     def cut_off(self) -> None:
         """End all running requests and tell their clients."""
+        why = errors.shutting_down()
         for context in tuple(self._contexts):
-            context.cut_off(errors.shutting_down())
+            response = context.response
+            response.keep_alive = response.keep_alive and response.is_started
+            if context.task is None:
+                self._release_engine(context)
+                self.break_off(context, why)
+                self.finish(context)
+            elif context.cut_off_reason is None:
+                context.cut_off_reason = why
+                context.task.cancel()
 
     async def abort_stalled(self, *, timeout_s: float) -> None:
         """Abort clients that read nothing for `timeout_s`; they hold a slot at an engine. Runs forever."""
@@ -221,56 +309,40 @@ class InferenceHandler(RequestHandler):
                 if context.blocked_since_s < now_s - timeout_s:
                     context.response.abort()
 
-    def _send_whole(
-        self,
-        result: WholeResponse | Refusal,
-        context: RequestContext,
-        translator: ResponseTranslator | None,
-    ) -> None:
+    def _send_whole(self, result: WholeResponse | Refusal, context: RequestContext) -> None:
+        translator = context.translator
         match result:
             case WholeResponse(status=status, body=body):
                 if context.response.status:
-                    self._break_off(context, translator, errors.engine_refusal(status, body))
+                    self.break_off(context, errors.engine_refusal(status, body))
                     return
                 context.outcome = "ok" if status < 400 else outcome_of(status)
                 if translator is None:
-                    head = _header_block(result.headers, result.endpoint, context)
+                    head = _header_block(result.passed, result.endpoint, context)
                 else:
-                    headers = _header_list(result.headers, result.endpoint, context)
+                    headers = _header_list(result.passed, result.endpoint, context)
                     status, headers, body = translator.whole(status, headers, body)
                     head = header_lines(headers)
                 context.response.whole(status, head, body)
             case Refusal():
-                self._break_off(context, translator, result)
+                self.break_off(context, result)
             case _:
                 assert_never(result)
 
-    async def _stream(
-        self, result: EngineStream, context: RequestContext, translator: ResponseTranslator | None
-    ) -> None:
+    def _begin_stream(self, source: EngineStream, context: RequestContext) -> None:
         """Pass the stream of an engine through, event by event."""
+        context.stream = source
         context.first_s, response = self.clock.monotonic(), context.response
-        try:
-            if translator is None:
-                head = _header_block(result.headers, result.endpoint, context)
-            else:
-                head = header_lines(
-                    translator.begin(_header_list(result.headers, result.endpoint, context))
-                )
-            if not response.status:
-                response.begin(result.status, head)
-            while piece := await result.read():
-                if response.piece(piece if translator is None else translator.events(piece)):
-                    context.blocked_since_s = self.clock.monotonic()
-                    await response.drained()
-                    context.blocked_since_s = NEVER
-        except BrokenResponseError as error:
-            self._break_off(context, translator, errors.interrupted(str(error)))
-            return
-        finally:
-            result.close()
-        context.outcome = "ok" if result.is_whole else "interrupted"
-        context.response.end(b"" if translator is None else translator.end())
+        translator = context.translator
+        if translator is None:
+            head = _header_block(source.passed, source.endpoint, context)
+        else:
+            head = header_lines(
+                translator.begin(_header_list(source.passed, source.endpoint, context))
+            )
+        if not response.status:
+            response.begin(source.status, head)
+        ClientStream(self, context, source, translator).attach()
 
     def _send_refusal(
         self, context: RequestContext, translator: ResponseTranslator | None, refusal: Refusal
@@ -287,13 +359,12 @@ class InferenceHandler(RequestHandler):
             status, headers, body = translator.whole(status, headers, body)
         context.response.whole(status, header_lines(headers), body)
 
-    def _break_off(
-        self, context: RequestContext, translator: ResponseTranslator | None, refusal: Refusal
-    ) -> None:
+    def break_off(self, context: RequestContext, refusal: Refusal) -> None:
         """End the response with an error: by status before the response starts, else by a last event.
 
         No [DONE] follows that event, or the client would take it for the end of the text.
         """
+        translator = context.translator
         if not context.response.is_started:
             self._send_refusal(context, translator, refusal)
             return
@@ -301,14 +372,66 @@ class InferenceHandler(RequestHandler):
         context.response.end(refusal.event() if translator is None else translator.broken(refusal))
 
 
-def _header_block(headers: Headers, endpoint: EngineEndpoint, context: RequestContext) -> bytes:
+class ClientStream(StreamReceiver):
+    """One stream on its way to the client, driven by the engine's connection."""
+
+    __slots__ = ("_context", "_handler", "_response", "_translator", "source")
+
+    def __init__(
+        self,
+        handler: InferenceHandler,
+        context: RequestContext,
+        source: EngineStream,
+        translator: ResponseTranslator | None,
+    ) -> None:
+        self.source = source
+        self._handler = handler
+        self._context = context
+        self._response = context.response
+        self._translator = translator
+
+    def attach(self) -> None:
+        """Pass on what has arrived, and what comes."""
+        self.source.attach(self)
+        if self._context.response.flow.write_paused and self._context.stream is self.source:
+            self._context.pause()
+
+    def write(self, events: bytes) -> bool:
+        """Send events to the client; return whether it reads too slowly."""
+        translator = self._translator
+        return self._response.piece(events if translator is None else translator.events(events))
+
+    @override
+    def on_events(self, events: bytes) -> None:
+        try:
+            self.write(events)
+        except Exception as error:  # noqa: BLE001 - the client still gets an answer
+            self._handler.fail(self._context, error)
+
+    @override
+    def on_stream_end(self) -> None:
+        context, translator = self._context, self._translator
+        self.source.close()
+        context.outcome = "ok" if self.source.is_whole else "interrupted"
+        context.response.end(b"" if translator is None else translator.end())
+        self._handler.finish(context)
+
+    @override
+    def on_stream_broken(self, error: BrokenResponseError) -> None:
+        self._handler.break_off(self._context, errors.interrupted(str(error)))
+        self.source.close()
+        self._handler.finish(self._context)
+
+    @override
+    def on_engine_died(self) -> None:
+        context = self._context
+        context.task = asyncio.get_running_loop().create_task(self._handler.search(context, self))
+
+
+def _header_block(passed: bytes, endpoint: EngineEndpoint, context: RequestContext) -> bytes:
     """Return the response headers as they are written. The common case, without building a list."""
-    found = b""
-    for name, value in headers:
-        if name in _PASSED_HEADERS:
-            found += b"%b: %b\r\n" % (name, value)
     return _RESPONSE_HEAD % (
-        found,
+        passed,
         context.http_request.request_id,
         endpoint.lines,
         context.retry_state.started,
@@ -316,9 +439,9 @@ def _header_block(headers: Headers, endpoint: EngineEndpoint, context: RequestCo
     )
 
 
-def _header_list(headers: Headers, endpoint: EngineEndpoint, context: RequestContext) -> Headers:
+def _header_list(passed: bytes, endpoint: EngineEndpoint, context: RequestContext) -> Headers:
     return [
-        *[header for header in headers if header[0] in _PASSED_HEADERS],
+        *list_lines(passed),
         (_REQUEST_ID, context.http_request.request_id),
         (_NODE, endpoint.node.encode()),
         (_REPLICA, endpoint.replica.encode()),

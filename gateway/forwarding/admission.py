@@ -96,7 +96,7 @@ class SlotQueue:
     def enter(self, now_s: float) -> Slot | None:
         """Add a request; return its slot, or None if the queue is full."""
         slot = Slot(now_s)
-        if not self._waiting and self._has_room():
+        if self.has_room():
             if not self.running:
                 # Idle time says nothing about the rate.
                 self._ends.clear()
@@ -135,7 +135,11 @@ class SlotQueue:
         wait_s = (len(self._waiting) + 1) * (now_s - since_s) / max(1, len(self._ends))
         return min(MAX_RETRY_S, max(MIN_RETRY_S, math.ceil(wait_s)))
 
-    def _has_room(self) -> bool:
+    def has_room(self) -> bool:
+        """Return whether a new request would be admitted at once."""
+        return not self._waiting and self._has_slot()
+
+    def _has_slot(self) -> bool:
         return self.policy is None or self.running < self.policy.concurrency
 
     def _admit(self, slot: Slot) -> None:
@@ -144,7 +148,7 @@ class SlotQueue:
 
     def _fill(self) -> list[Slot]:
         admitted = []
-        while self._waiting and self._has_room():
+        while self._waiting and self._has_slot():
             slot, _ = self._waiting.popitem(last=False)
             self._admit(slot)
             admitted.append(slot)
@@ -171,6 +175,10 @@ class ConcurrencyLimiter:
     def is_empty(self) -> bool:
         """True if no request waits or runs."""
         return not self._queue.waiting and not self._queue.running
+
+    def try_enter(self) -> Slot | None:
+        """Return a slot if there is one now; its holder must `leave`."""
+        return self._queue.enter(self._clock.monotonic()) if self._queue.has_room() else None
 
     async def enter(self, client: ClientWait, *, until_s: float) -> Slot | Refusal:
         """Wait for a slot until `until_s` at most; the holder of a slot must `leave`."""

@@ -1,8 +1,15 @@
-"""One attempt: sends a request to one endpoint and checks the response. Selects no endpoint and retries nothing."""
+"""One attempt: sends a request to one endpoint and checks the response. Selects no endpoint and retries nothing.
 
+An attempt is driven by the connection, without a task or a future. `AttemptRunner.run` awaits one, for requests that
+wait anyway.
+"""
+
+import asyncio
 import logging
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
+
+from typing_extensions import override
 
 from gateway.forwarding.engine_stream import EngineStream, InFlight, split_events
 from gateway.forwarding.outlier_detection import PAUSE_S, Fault
@@ -15,8 +22,9 @@ from gateway.request import InferenceRequest
 from gateway.routing.table import EngineEndpoint
 from gateway.state.table_cache import TableCache
 from gateway.upstream import request_encoder
-from gateway.upstream.connection import BrokenResponseError
-from gateway.upstream.connection_pool import UnreachableError, Upstream, UpstreamResponse
+from gateway.upstream.connection import BrokenResponseError, UnreachableError, UpstreamError
+from gateway.upstream.connection_pool import Upstream
+from gateway.upstream.response_head import UNTIL_CLOSE, ResponseHead
 from machinery.clock import NEVER, Clock
 from schemas.wire import headers
 
@@ -34,8 +42,216 @@ _RESUMABLE_LINE = f"{headers.RESUMABLE}: 1\r\n".encode()
 _SALT_LINE = headers.CACHE_SALT.encode() + b": %b\r\n"
 _TIMEOUT_LINE = f"{headers.REQUEST_TIMEOUT}: %.3f\r\n".encode()
 
-HeaderMap: TypeAlias = dict[bytes, bytes]
-"""Headers of a response by name."""
+AttemptResult: TypeAlias = EngineStream | WholeResponse
+
+
+class AttemptOwner(Protocol):
+    """Receives the result of an attempt."""
+
+    def on_result(self, attempt: "EngineAttempt", result: AttemptResult) -> None:
+        """Receive a complete response, or a stream whose first event has arrived."""
+        ...
+
+    def on_failure(self, attempt: "EngineAttempt", error: UpstreamError) -> None:
+        """Receive the reason for which there is no response."""
+        ...
+
+
+class EngineAttempt(InFlight):
+    """One request at one endpoint, from its head to its last byte."""
+
+    __slots__ = (
+        "_head",
+        "_is_streamed",
+        "_is_trial",
+        "_parts",
+        "_rest",
+        "_runner",
+        "_size",
+        "is_trusted",
+        "owner",
+        "request",
+        "state",
+    )
+
+    def __init__(
+        self,
+        runner: "AttemptRunner",
+        request: InferenceRequest,
+        endpoint: EngineEndpoint,
+        state: RetryState,
+        owner: AttemptOwner,
+    ) -> None:
+        now_s, outliers = runner.clock.monotonic(), runner.load_tracker.outliers
+        lines = _attempt_lines(request, endpoint, state, now_s)
+        raw = request_encoder.encode_request(request, endpoint, lines)
+        super().__init__(endpoint, raw, now_s, runner.load_tracker, runner.versions.of(endpoint))
+        policy, self.deadline = state.terms.policy, state.terms.deadline
+        self.silence_s, self.until_s = policy.silence_s, self.deadline.at_s
+        if request.is_streamed:
+            self.until_s = min(self.until_s, now_s + policy.first_token_s)
+        self.request = request
+        self.state = state
+        self.owner = owner
+        self.is_trusted = endpoint.origin not in outliers.ejected_origins
+        """True unless the endpoint was ejected when the attempt began."""
+        self._is_trial = bool(outliers.breakers) and outliers.begin_trial(endpoint, now_s)
+        self._runner = runner
+        self._head: ResponseHead | None = None
+        self._is_streamed = False
+        self._parts: list[bytes] = []
+        self._size = 0
+        self._rest = b""
+
+    @override
+    def on_head(self, head: ResponseHead) -> None:
+        runner, fields, self._head = self._runner, head.fields, head
+        runner.load_tracker.record_report(self.origin, fields, runner.clock.monotonic())
+        name = fields.get(_REPLICA)
+        # Ports of ended engines are reused.
+        if name and (replica := name.decode("latin-1")) != self.endpoint.replica:
+            self._fail(f"replica {replica} answers there, not {self.endpoint.replica}")
+            return
+        kind = fields.get(b"content-type", b"")
+        self._is_streamed = (
+            kind.startswith(b"text/event-stream") and head.status not in RETRYABLE_STATUSES
+        )
+
+    @override
+    def on_body(self, data: bytes) -> None:
+        if self.stream is not None:
+            self.stream.feed(data)
+        elif self._is_streamed:
+            # A failure before the end of the first event can be retried.
+            first, self._rest = split_events(self._rest, data)
+            if first:
+                self._begin_stream(first)
+        else:
+            self._parts.append(data)
+            self._size += len(data)
+            if self._size > _WHOLE_LIMIT:
+                self._fail(f"the response is larger than {_WHOLE_LIMIT} bytes")
+
+    @override
+    def on_end(self, data: bytes, *, is_surplus: bool) -> None:
+        if not self._is_streamed:
+            if self._parts:
+                data = b"".join((*self._parts, data))
+            self._end_whole(data, is_surplus=is_surplus)
+            return
+        if data:
+            self.on_body(data)
+        if self.stream is None:
+            self._fail("the stream ended before its first event")
+        else:
+            self.stream.finish()
+
+    @override
+    def on_error(self, error: UpstreamError) -> None:
+        if self.stream is not None:
+            assert isinstance(error, BrokenResponseError)
+            self.stream.break_off(error)
+            return
+        runner = self._runner
+        now_s = runner.clock.monotonic()
+        self.record_failure(now_s)
+        self.close()
+        is_own_fault = isinstance(error, UnreachableError) and error.is_own_fault
+        # After the deadline the client's limit is the reason.
+        if now_s < self.deadline.at_s and not is_own_fault:
+            runner.blame(self.endpoint, _fault(error))
+            runner.table_cache.drop_orphan(self.endpoint)
+        self._end_trial()
+        self.owner.on_failure(self, error)
+
+    def abandon(self) -> None:
+        """End the attempt without a result, because the client left or another attempt won."""
+        if self.stream is not None:
+            self.stream.close()
+        self.close()
+        self._end_trial()
+
+    def _fail(self, why: str) -> None:
+        """Give up a response that is not valid."""
+        self.cancel()
+        self.on_error(BrokenResponseError(why, had_bytes=True))
+
+    def _end_trial(self) -> None:
+        if self._is_trial:
+            self._is_trial = False
+            now_s = self._runner.clock.monotonic()
+            self._runner.load_tracker.outliers.abandon_trial(self.endpoint, now_s)
+
+    def _begin_stream(self, first: bytes) -> None:
+        runner, head = self._runner, self._head
+        assert head is not None
+        now_s = runner.clock.monotonic()
+        self.until_s = self.deadline.at_s
+        self.record_first_event(now_s)
+        outliers = runner.load_tracker.outliers
+        if outliers.breakers:
+            outliers.record_success(self.endpoint, self.sent_s, now_s)
+        self._end_trial()
+        self.stream = EngineStream(
+            in_flight=self,
+            status=head.status,
+            passed=head.passed,
+            first=first,
+            rest=self._rest,
+            clock=runner.clock,
+            interrupted=runner.interrupted,
+            observer=self.state,
+        )
+        self.owner.on_result(self, self.stream)
+
+    def _end_whole(self, body: bytes, *, is_surplus: bool) -> None:
+        """Check and record a complete response that is not streamed."""
+        runner, head = self._runner, self._head
+        assert head is not None
+        if is_surplus and head.length != UNTIL_CLOSE:
+            self._fail("the response is longer than its content-length")
+            return
+        # A truncated body whose head declares it complete. Two bytes tell, without parsing.
+        is_json = head.fields.get(b"content-type", b"").startswith(b"application/json")
+        if is_json and not (body[:1] == b"{" and body.rstrip()[-1:] == b"}"):
+            self._fail("the response is not a JSON object")
+            return
+        now_s, status = runner.clock.monotonic(), head.status
+        outliers = runner.load_tracker.outliers
+        self.state.record_usage(self.record_response(status, body, now_s))
+        self.close()
+        if status not in RETRYABLE_STATUSES:
+            if outliers.breakers:
+                outliers.record_success(self.endpoint, self.sent_s, now_s)
+        elif now_s < self.deadline.at_s and not (status == 504 and self.is_timeout(body)):
+            fault: Fault = "full" if status in (429, 503) else "bad"
+            runner.blame(self.endpoint, fault, pause_s=_pause_s(head.fields))
+        self._end_trial()
+        response = WholeResponse(
+            endpoint=self.endpoint, status=status, passed=head.passed, body=body
+        )
+        self.owner.on_result(self, response)
+
+
+class AttemptWaiter(AttemptOwner):
+    """The result of an attempt, to be awaited."""
+
+    def __init__(self) -> None:
+        self.result: asyncio.Future[AttemptResult] = asyncio.get_running_loop().create_future()
+
+    @override
+    def on_result(self, attempt: EngineAttempt, result: AttemptResult) -> None:
+        if self.result.done():
+            attempt.abandon()  # the reader left in this moment
+            return
+        if isinstance(result, EngineStream):
+            result.pause()  # until it has a receiver
+        self.result.set_result(result)
+
+    @override
+    def on_failure(self, attempt: EngineAttempt, error: UpstreamError) -> None:
+        if not self.result.done():
+            self.result.set_exception(error)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,9 +265,26 @@ class AttemptRunner:
     metrics: GatewayMetrics
     clock: Clock
 
+    def start(
+        self,
+        request: InferenceRequest,
+        endpoint: EngineEndpoint,
+        state: RetryState,
+        owner: AttemptOwner,
+    ) -> EngineAttempt:
+        """Send the request to one endpoint. The owner gets the result, later.
+
+        Raises:
+            RefusedError: the request cannot be sent to this endpoint.
+
+        """
+        attempt = EngineAttempt(self, request, endpoint, state, owner)
+        self.upstream.send(attempt)
+        return attempt
+
     async def run(
         self, request: InferenceRequest, endpoint: EngineEndpoint, state: RetryState
-    ) -> EngineStream | WholeResponse:
+    ) -> AttemptResult:
         """Send the request to one endpoint; a stream is returned once its first event has arrived.
 
         Raises:
@@ -59,80 +292,23 @@ class AttemptRunner:
             BrokenResponseError: the response is missing or incomplete.
 
         """
-        now_s, outliers = self.clock.monotonic(), self.load_tracker.outliers
-        is_trial = bool(outliers.breakers) and outliers.begin_trial(endpoint, now_s)
-        policy, deadline = state.terms.policy, state.terms.deadline
-        version = self.versions.of(endpoint)
-        in_flight = InFlight(endpoint, now_s, self.load_tracker, version, deadline)
-        self.load_tracker.begin(endpoint)
-        try:
-            until_s = deadline.at_s
-            if request.is_streamed:
-                until_s = min(until_s, now_s + policy.first_token_s)
-            response = in_flight.response = await self.upstream.request(
-                endpoint.origin,
-                request_encoder.encode_request(
-                    request, endpoint, _attempt_lines(request, endpoint, state, now_s)
-                ),
-                silence_s=policy.silence_s,
-                until_s=until_s,
-            )
-            fields = dict(response.headers)
-            self.load_tracker.record_report(endpoint.origin, fields, self.clock.monotonic())
-            _check_identity(fields, endpoint)
-            content_type = fields.get(b"content-type", b"")
-            if (
-                content_type.startswith(b"text/event-stream")
-                and response.status not in RETRYABLE_STATUSES
-            ):
-                return await self._stream(in_flight, response, state)
-            body = await response.read()
-            if not response.is_complete:
-                body = await read_body(response, body)
-            return self._whole(in_flight, fields, body, state)
-        except (UnreachableError, BrokenResponseError) as error:
-            now_s = self.clock.monotonic()
-            in_flight.record_failure(now_s)
-            in_flight.close()
-            is_own_fault = isinstance(error, UnreachableError) and error.is_own_fault
-            # After the deadline the client's limit is the reason.
-            if now_s < state.terms.deadline.at_s and not is_own_fault:
-                self.blame(endpoint, _fault(error))
-                self.table_cache.drop_orphan(endpoint)
-            raise
-        except BaseException:
-            in_flight.close()
-            raise
-        finally:
-            if is_trial:
-                outliers.abandon_trial(endpoint, self.clock.monotonic())
+        waiter = AttemptWaiter()
+        attempt = self.start(request, endpoint, state, waiter)
+        return await self.wait(attempt, waiter)
 
-    def _whole(
-        self, in_flight: InFlight, fields: HeaderMap, body: bytes, state: RetryState
-    ) -> WholeResponse:
-        """Record a complete response that is not streamed.
+    async def wait(self, attempt: EngineAttempt, waiter: AttemptWaiter) -> AttemptResult:
+        """Return the result of an attempt; one that is not awaited to its end is abandoned.
 
         Raises:
-            BrokenResponseError: the response is not valid.
+            UnreachableError: the endpoint accepts no connection.
+            BrokenResponseError: the response is missing or incomplete.
 
         """
-        endpoint, response = in_flight.endpoint, in_flight.response
-        assert response is not None
-        _check_whole(response, fields, body)
-        now_s = self.clock.monotonic()
-        state.record_usage(in_flight.record_response(response.status, body, now_s))
-        in_flight.close()
-        if response.status not in RETRYABLE_STATUSES:
-            if self.load_tracker.outliers.breakers:
-                self.load_tracker.outliers.record_success(endpoint, in_flight.sent_s, now_s)
-        elif now_s < state.terms.deadline.at_s and not (
-            response.status == 504 and in_flight.is_timeout(body)
-        ):
-            is_full = response.status in (429, 503)
-            self.blame(endpoint, "full" if is_full else "bad", pause_s=_pause_s(fields))
-        return WholeResponse(
-            endpoint=endpoint, status=response.status, headers=response.headers, body=body
-        )
+        try:
+            return await waiter.result
+        except asyncio.CancelledError:
+            attempt.abandon()
+            raise
 
     def blame(self, endpoint: EngineEndpoint, fault: Fault, *, pause_s: float = PAUSE_S) -> None:
         """Record the failure of an endpoint, so that others are preferred for a while."""
@@ -156,25 +332,6 @@ class AttemptRunner:
         self.metrics.attempts.add(outcome)
         return outcome
 
-    async def _stream(
-        self, in_flight: InFlight, response: UpstreamResponse, state: RetryState
-    ) -> EngineStream:
-        first, rest = await _first_event(response)
-        now_s = self.clock.monotonic()
-        response.until_s = state.terms.deadline.at_s
-        in_flight.record_first_event(now_s)
-        if self.load_tracker.outliers.breakers:
-            self.load_tracker.outliers.record_success(in_flight.endpoint, in_flight.sent_s, now_s)
-        return EngineStream(
-            in_flight=in_flight,
-            response=response,
-            first=first,
-            rest=rest,
-            clock=self.clock,
-            interrupted=self.interrupted,
-            observer=state,
-        )
-
 
 def is_timeout(result: EngineStream | WholeResponse, state: RetryState) -> bool:
     """Return whether the engine reports that the request's own deadline has passed."""
@@ -185,23 +342,6 @@ def is_timeout(result: EngineStream | WholeResponse, state: RetryState) -> bool:
     ):
         return False
     return response_summary.is_timeout(result.body)
-
-
-async def read_body(response: UpstreamResponse, first: bytes = b"") -> bytes:
-    """Read a response to its end. `first`: the part that was read already.
-
-    Raises:
-        BrokenResponseError: the response is incomplete or too large.
-
-    """
-    parts = bytearray(first)
-    while piece := await response.read():
-        parts += piece
-        if len(parts) > _WHOLE_LIMIT:
-            raise BrokenResponseError(
-                f"the response is larger than {_WHOLE_LIMIT} bytes", had_bytes=True
-            )
-    return bytes(parts)
 
 
 def _attempt_lines(
@@ -219,49 +359,13 @@ def _attempt_lines(
     return lines + _TIMEOUT_LINE % max(0.001, state.terms.deadline.at_s - now_s)
 
 
-def _fault(error: UnreachableError | BrokenResponseError) -> Fault:
+def _fault(error: UpstreamError) -> Fault:
     if isinstance(error, UnreachableError):
         return "gone"
     return "silent" if error.is_silence else "bad"
 
 
-def _pause_s(fields: HeaderMap) -> float:
+def _pause_s(fields: dict[bytes, bytes]) -> float:
     """Return the engine's `retry-after` in seconds; the default if it is missing or not a number."""
     text = fields.get(_RETRY_AFTER, b"")
     return float(text) if text.isdigit() and len(text) < 6 else PAUSE_S
-
-
-def _check_identity(fields: HeaderMap, endpoint: EngineEndpoint) -> None:
-    """Refuse the response of another replica: ports of ended engines are reused."""
-    name = fields.get(_REPLICA)
-    if name and (replica := name.decode("latin-1")) != endpoint.replica:
-        raise BrokenResponseError(
-            f"replica {replica} answers there, not {endpoint.replica}", had_bytes=True
-        )
-
-
-def _check_whole(response: UpstreamResponse, fields: HeaderMap, body: bytes) -> None:
-    """Refuse a truncated body whose head declares it complete. Two bytes tell, without parsing."""
-    if response.is_surplus and b"content-length" in fields:
-        raise BrokenResponseError("the response is longer than its content-length", had_bytes=True)
-    is_json = fields.get(b"content-type", b"").startswith(b"application/json")
-    if is_json and not (body[:1] == b"{" and body.rstrip()[-1:] == b"}"):
-        raise BrokenResponseError("the response is not a JSON object", had_bytes=True)
-
-
-async def _first_event(response: UpstreamResponse) -> tuple[bytes, bytes]:
-    """Read up to the end of the first event, so that an earlier failure can be retried.
-
-    Returns the event and the beginning of the next one.
-
-    Raises:
-        BrokenResponseError: the stream has no event.
-
-    """
-    first, rest = b"", b""
-    while not first:
-        piece = await response.read()
-        if not piece:
-            raise BrokenResponseError("the stream ended before its first event", had_bytes=True)
-        first, rest = split_events(rest, piece)
-    return first, rest

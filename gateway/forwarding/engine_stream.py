@@ -7,8 +7,8 @@ engine needs them.
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, Protocol
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeAlias
 
 import msgspec
 import orjson
@@ -19,8 +19,7 @@ from gateway.metrics import response_summary
 from gateway.metrics.response_summary import TokenCounts, parse_usage
 from gateway.metrics.version_metrics import VersionCounts
 from gateway.routing.table import EngineEndpoint
-from gateway.upstream.connection import BrokenResponseError, Headers
-from gateway.upstream.connection_pool import UpstreamResponse
+from gateway.upstream.connection import BrokenResponseError, EngineCall
 from machinery.clock import NEVER, Clock
 from schemas.wire import streams
 from schemas.wire.errors import ErrorBody
@@ -44,6 +43,7 @@ _MORE_BYTES = 4096
 _HELD_LIMIT = 1 << 20
 _TIMEOUT_STATUS = 504
 WAITING = b": waiting\n\n"
+_NO_DEADLINE = Deadline()
 # Part of the last chunk after all text, which carries the usage.
 _NO_CHOICES = b'"choices":[]'
 # Events with resume comments are never split. The largest are batches of logprobs for slow readers.
@@ -227,21 +227,43 @@ def _end(data: bytes, separator: bytes) -> int:
     return 0 if at < 0 else at + len(separator)
 
 
-@dataclass(slots=True)
-class InFlight:
+class InFlight(EngineCall):
     """A request at an engine. Counts as load until it is closed, and once in the metrics of its version."""
 
-    endpoint: EngineEndpoint
-    sent_s: float
-    _load_tracker: LoadTracker
-    _version: VersionCounts
-    deadline: Deadline
-    """An engine is not to blame if the request ends after it."""
-    response: UpstreamResponse | None = None
-    _first_s: float = 0.0
-    is_counted: bool = False
-    """True once the outcome is recorded."""
-    _is_closed: bool = False
+    __slots__ = (
+        "_first_s",
+        "_is_closed",
+        "_load_tracker",
+        "_version",
+        "deadline",
+        "endpoint",
+        "is_counted",
+        "sent_s",
+        "stream",
+    )
+
+    def __init__(
+        self,
+        endpoint: EngineEndpoint,
+        raw: bytes,
+        sent_s: float,
+        load_tracker: LoadTracker,
+        version: VersionCounts,
+    ) -> None:
+        super().__init__(endpoint.origin, raw, silence_s=NEVER, until_s=NEVER)
+        self.endpoint = endpoint
+        self.sent_s = sent_s
+        self.deadline = _NO_DEADLINE
+        """An engine is not to blame if the request ends after it."""
+        self.stream: EngineStream | None = None
+        """The stream of the response, once its first event has arrived."""
+        self.is_counted = False
+        """True once the outcome is recorded."""
+        self._load_tracker = load_tracker
+        self._version = version
+        self._first_s = 0.0
+        self._is_closed = False
+        load_tracker.begin(endpoint)
 
     def record_first_event(self, now_s: float) -> None:
         """Record the first event of a stream."""
@@ -291,8 +313,7 @@ class InFlight:
         self._is_closed = True
         if not self.is_counted:
             self._version.client_gone += 1
-        if self.response is not None:
-            self.response.close()
+        self.cancel()
         self._load_tracker.end(self.endpoint)
 
 
@@ -326,12 +347,38 @@ class StreamObserver(Protocol):
         ...
 
 
+class StreamReceiver(Protocol):
+    """Receives a stream's events as they arrive."""
+
+    def on_events(self, events: bytes) -> None:
+        """Receive one or more complete events."""
+        ...
+
+    def on_stream_end(self) -> None:
+        """Handle the end of the stream."""
+        ...
+
+    def on_stream_broken(self, error: BrokenResponseError) -> None:
+        """Handle a stream that broke and that no engine continues."""
+        ...
+
+    def on_engine_died(self) -> None:
+        """Handle the death of the engine: `EngineStream.find_next` must be awaited."""
+        ...
+
+
+EarlyAct: TypeAlias = tuple[Callable[["EngineStream", Any], None], Any]
+"""A method of a stream and its argument, for what arrives before there is a receiver."""
+
+
 @dataclass(slots=True, kw_only=True, eq=False)
 class EngineStream:
-    """A stream whose first event has arrived. The receiver must close it."""
+    """A stream whose first event has arrived. The holder must `attach` a receiver, and close it."""
 
     in_flight: InFlight
-    response: UpstreamResponse
+    status: int
+    passed: bytes
+    """Header lines for the client."""
     first: bytes
     rest: bytes
     """The beginning of the next event."""
@@ -346,19 +393,15 @@ class EngineStream:
     is_resumed: bool = False
     is_whole: bool = True
     """False if an engine ended the stream with an error for the client; valid at the end."""
+    early: list[EarlyAct] = field(default_factory=list)
+    """What arrived before there was a receiver."""
+    _receiver: StreamReceiver | None = None
     _found: ResumeSearch | None = None
+    """The search for the next engine; meanwhile nothing more of the last one counts."""
     _last: bytes = b""
     _events: int = 0
     """Events after the first; with a resume log, its count at the start of this engine."""
     _is_over: bool = False
-
-    @property
-    def status(self) -> int:
-        return self.response.status
-
-    @property
-    def headers(self) -> Headers:
-        return self.response.headers
 
     @property
     def endpoint(self) -> EngineEndpoint:
@@ -375,39 +418,52 @@ class EngineStream:
         self.first = resume_log.take(self.first)
         self._events = resume_log.events
 
-    async def read(self) -> bytes:
-        """Return one or more complete events; empty at the end.
+    def attach(self, receiver: StreamReceiver) -> None:
+        """Hand the events to the receiver from now on, those that have arrived at once."""
+        self._receiver = receiver
+        self.in_flight.resume()
+        first, self.first = self.first, b""
+        self._push(first)
+        early, self.early = self.early, []
+        for act, value in early:
+            act(self, value)
 
-        Raises:
-            BrokenResponseError: the stream broke and no engine continues it.
+    def pause(self) -> None:
+        """Read no more for now, because the client reads too slowly."""
+        self.in_flight.pause()
 
-        """
-        while not self._is_over:
-            if self._found is not None and not await self._continue_with(self._found):
-                return WAITING
-            try:
-                if self.first:
-                    self._last, self.first = self.first, b""
-                    return self._last
-                if self.resume_log is not None and self.resume_log.fault is not None:
-                    return self._error_event(self.resume_log.fault)
-                if not (piece := await self.response.read()):
-                    return self._finish()
-                if self.resume_log is None:
-                    whole, self.rest = split_events(self.rest, piece)
-                    if whole:
-                        # Most pieces hold one event, and `find` costs half of `count`.
-                        is_one = whole.find(b"\n\n") == len(whole) - 2
-                        self._events += 1 if is_one else whole.count(b"\n\n")
-                else:
-                    whole, self.rest = split_events(self.rest, piece, _LARGEST)
-                    whole = self.resume_log.take(whole) if whole else whole
-                if whole:
-                    self._last = whole
-                    return whole
-            except BrokenResponseError as error:
-                self._start_search(error)
-        return b""
+    def resume(self) -> None:
+        """Read again."""
+        self.in_flight.resume()
+
+    def feed(self, piece: bytes) -> None:
+        """Take a piece of the engine's response."""
+        if self._receiver is None:
+            self.early.append((EngineStream.feed, piece))
+        elif self._is_over or self._found is not None:
+            return
+        elif self.resume_log is None:
+            whole, self.rest = split_events(self.rest, piece)
+            if whole:
+                # Most pieces hold one event, and `find` costs half of `count`.
+                is_one = whole.find(b"\n\n") == len(whole) - 2
+                self._events += 1 if is_one else whole.count(b"\n\n")
+                self._last = whole
+                self._receiver.on_events(whole)
+        else:
+            whole, self.rest = split_events(self.rest, piece, _LARGEST)
+            if whole:
+                self._push(self.resume_log.take(whole))
+
+    def _push(self, events: bytes) -> None:
+        """Hand over events, and the error with which the engine gave up after them."""
+        assert self._receiver is not None
+        if events:
+            self._last = events
+            self._receiver.on_events(events)
+        resume_log = self.resume_log
+        if resume_log is not None and resume_log.fault is not None and not self._is_over:
+            self._end_with(resume_log.fault)
 
     def close(self) -> None:
         """Release the stream, complete or not. May be called again."""
@@ -417,27 +473,61 @@ class EngineStream:
                 self.observer.record_usage(self.resume_log.usage())
         self.in_flight.close()
 
-    def _finish(self) -> bytes:
-        """Return the remaining bytes when the engine ends its response."""
-        if self.resume_log is not None and not self._last.endswith(DONE):
-            raise BrokenResponseError("the engine ended it before its end", had_bytes=True)
-        whole, self.rest = self.rest, b""
-        self._record_end(self._last + whole)
-        return whole
+    def finish(self, _: None = None) -> None:
+        """Take the end of the engine's response."""
+        if self._receiver is None:
+            self.early.append((EngineStream.finish, None))
+        elif self._is_over or self._found is not None:
+            return
+        elif self.resume_log is not None and not self._last.endswith(DONE):
+            why = "the engine ended it before its end"
+            self.break_off(BrokenResponseError(why, had_bytes=True))
+        else:
+            whole, self.rest = self.rest, b""
+            self._record_end(self._last + whole)
+            if whole:
+                self._receiver.on_events(whole)
+            self._receiver.on_stream_end()
 
-    def _error_event(self, fault: bytes) -> bytes:
-        """Return the engine's error event if the client should get it.
+    def break_off(self, error: BrokenResponseError) -> None:
+        """Take the death of the engine: end the stream if only its end is missing, else search another engine."""
+        receiver, self.rest = self._receiver, b""
+        if receiver is None:
+            self.early.append((EngineStream.break_off, error))
+            return
+        if self._is_over or self._found is not None:
+            return
+        is_done = self._last.endswith(DONE)
+        if is_done or (self.resume_log is not None and _NO_CHOICES in self._last):
+            if not is_done:  # nothing else is missing
+                self._last = DONE
+                receiver.on_events(DONE)
+            self._record_end(self._last)
+            receiver.on_stream_end()
+            return
+        outcome = self.interrupted(self.in_flight, error)
+        self.observer.record_broken(self.in_flight.endpoint, outcome, str(error))
+        self.in_flight.close()
+        try:
+            if self.search is None:
+                raise error
+            self._found = self.search(self, error)
+        except BrokenResponseError as final:
+            receiver.on_stream_broken(final)
+        else:
+            receiver.on_engine_died()
 
-        Raises:
-            BrokenResponseError: another engine may succeed.
-
-        """
+    def _end_with(self, fault: bytes) -> None:
+        """End the stream with the engine's error event if the client should get it; else another engine may succeed."""
+        assert self._receiver is not None
         why, is_resumable = parse_fault(fault)
         if is_resumable:
-            raise BrokenResponseError(why, had_bytes=True)
+            self.break_off(BrokenResponseError(why, had_bytes=True))
+            return
         event = fault + b"\n\n"
         self._record_end(event)
-        return event
+        self._receiver.on_events(event)
+        self._receiver.on_stream_end()
 
     def _record_end(self, last: bytes) -> None:
         """Record the end of the stream and its usage."""
@@ -455,38 +545,28 @@ class EngineStream:
                 self.in_flight.endpoint, broken, response_summary.stream_error(last)
             )
 
-    def _start_search(self, error: BrokenResponseError) -> None:
-        """Start the search for another engine.
+    async def find_next(self) -> bool:
+        """Search an engine that continues the stream; return False if a keep-alive event is due.
+
+        `attach` must follow once there is one.
 
         Raises:
-            BrokenResponseError: no search is possible.
+            BrokenResponseError: no engine continues it.
 
         """
-        if self._last.endswith(DONE):
-            self._record_end(self._last)
-            return
-        self.rest = b""
-        if self.resume_log is not None and _NO_CHOICES in self._last:
-            self.first = DONE  # only [DONE] is missing
-            return
-        outcome = self.interrupted(self.in_flight, error)
-        self.observer.record_broken(self.in_flight.endpoint, outcome, str(error))
-        self.in_flight.close()
-        if self.search is None:
-            raise error
-        self._found = self.search(self, error)
-
-    async def _continue_with(self, search: ResumeSearch) -> bool:
+        search, resume_log = self._found, self.resume_log
+        assert search is not None
+        assert resume_log is not None
         found = await search.step()
         if found is None:
             return False
-        assert self.resume_log is not None
         first = found.first
         if search.is_finished:
             # The engine repeats the finish reason.
             first = first[first.index(b"\n\n") + 2 :]
-        self.in_flight, self.response, self.rest = found.in_flight, found.response, found.rest
-        self.resume_log.fault = None
-        self.first = self.resume_log.take(first)
-        self.is_resumed, self._found, self._events = True, None, self.resume_log.events
+        self.in_flight, self.rest, self.early = found.in_flight, found.rest, found.early
+        self.in_flight.stream, self._receiver, self._found = self, None, None
+        resume_log.fault = None
+        self.first = resume_log.take(first)
+        self.is_resumed, self._events = True, resume_log.events
         return True

@@ -1,17 +1,28 @@
 """Forwards a request to one endpoint after another until one succeeds, within deadline, attempts and retry budget.
 
-The client gets no part of a response before `serve` returns, so every failure until then can be
-retried.
+The client gets no part of a response before there is a result, so every failure until then can be
+retried. The first attempt runs without a task; what must wait, or begins with a failure, is a coroutine.
 """
 
 import asyncio
+import dataclasses
 import logging
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeAlias, assert_never
 
+from typing_extensions import override
+
 from gateway import errors
 from gateway.forwarding.admission import Activator, ClientWait, ConcurrencyLimiter, KeepAlive, Slot
-from gateway.forwarding.attempt import RETRYABLE_STATUSES, AttemptRunner, is_timeout
+from gateway.forwarding.attempt import (
+    RETRYABLE_STATUSES,
+    AttemptOwner,
+    AttemptResult,
+    AttemptRunner,
+    AttemptWaiter,
+    EngineAttempt,
+    is_timeout,
+)
 from gateway.forwarding.engine_stream import EngineStream
 from gateway.forwarding.model_state import ModelStates
 from gateway.forwarding.policy import Deadline
@@ -19,6 +30,7 @@ from gateway.forwarding.resumption import Resumer
 from gateway.forwarding.retry_state import (
     Attempt,
     AttemptFailures,
+    ForwardClient,
     ForwardResult,
     RequestTerms,
     RetryState,
@@ -28,8 +40,8 @@ from gateway.forwarding.router import Router
 from gateway.request import InferenceRequest, RawHeaders
 from gateway.routing.selection import ChosenEndpoint, NoReadyEndpoint, UnknownModel
 from gateway.routing.table import EngineEndpoint
-from gateway.upstream.connection import BrokenResponseError
-from gateway.upstream.connection_pool import UnreachableError
+from gateway.upstream.connection import BrokenResponseError, UnreachableError, UpstreamError
+from gateway.upstream.response_head import list_lines
 from machinery.clock import NEVER
 from schemas.wire import headers
 from schemas.wire.errors import Refusal
@@ -41,20 +53,19 @@ _RECOVERY_POLL_S = 0.5
 _REQUEST_TIMEOUT = headers.REQUEST_TIMEOUT.encode()
 _RETRY_AFTER = headers.RETRY_AFTER.encode()
 
-AttemptResult: TypeAlias = EngineStream | WholeResponse | None
-"""None: the attempt failed, which is recorded."""
-AttemptCoroutine: TypeAlias = Coroutine[Any, Any, AttemptResult]
+AttemptCoroutine: TypeAlias = Coroutine[Any, Any, AttemptResult | None]
+"""Returns None if the attempt failed, which is recorded."""
 
 
 async def race(
     first: AttemptCoroutine, rival: Callable[[], AttemptCoroutine | None], *, after_s: float
-) -> AttemptResult:
+) -> AttemptResult | None:
     """Await the first attempt; after `after_s` start a second one, and return the first result of the two.
 
     `rival` returns None if there is no second endpoint. If one attempt fails, the other decides.
     """
-    tasks: list[asyncio.Task[AttemptResult]] = []
-    winner: asyncio.Task[AttemptResult] | None = None
+    tasks: list[asyncio.Task[AttemptResult | None]] = []
+    winner: asyncio.Task[AttemptResult | None] | None = None
     try:
         async with asyncio.TaskGroup() as group:
             tasks.append(group.create_task(first))
@@ -72,7 +83,9 @@ async def race(
     return winner.result()
 
 
-async def _first_result(tasks: list[asyncio.Task[AttemptResult]]) -> asyncio.Task[AttemptResult]:
+async def _first_result(
+    tasks: list[asyncio.Task[AttemptResult | None]],
+) -> asyncio.Task[AttemptResult | None]:
     """Return the first successful result; the last result if all failed."""
     left = list(tasks)
     while True:
@@ -83,7 +96,7 @@ async def _first_result(tasks: list[asyncio.Task[AttemptResult]]) -> asyncio.Tas
                 return task
 
 
-def _discard(task: asyncio.Task[AttemptResult]) -> None:
+def _discard(task: asyncio.Task[AttemptResult | None]) -> None:
     """Close the losing result, which may have arrived in the same moment or after the client left."""
     if task.cancelled() or task.exception() is not None:
         return
@@ -92,7 +105,7 @@ def _discard(task: asyncio.Task[AttemptResult]) -> None:
         result.close()
 
 
-class Forwarder:
+class Forwarder(AttemptOwner):
     """Tries endpoints in turn, each at most once for a request."""
 
     def __init__(
@@ -116,21 +129,69 @@ class Forwarder:
         self._router = router
         self._resumer = resumer
 
-    def serve(
-        self, request: InferenceRequest, state: RetryState, client: ClientWait
-    ) -> Coroutine[Any, Any, ForwardResult]:
-        """Return the first response, or the refusal; `state` records the attempts. `leave` must follow.
+    def start(self, request: InferenceRequest, state: RetryState, client: ForwardClient) -> None:
+        """Forward a request; `state` records the attempts. `leave` must follow.
 
         Raises:
-            RefusedError: the timeout header is invalid.
+            RefusedError: the timeout header is invalid, or the request cannot be sent to the endpoint.
 
         """
-        # A plain function: each further coroutine is resumed with every piece of the response.
+        state.client = client
         self._prepare(request, state)
-        model_state = state.terms.model_state
-        if model_state is not None and model_state.limiter is not None:
-            return self._forward_when_admitted(request, state, model_state.limiter, client)
-        return self._forward(request, state, client)
+        terms = state.terms
+        model_state = terms.model_state
+        if model_state is None or terms.policy.hedge_after_s < NEVER:
+            client.wait_for(self._forward(request, state, client))
+            return
+        limiter = model_state.limiter
+        if limiter is not None:
+            slot = limiter.try_enter()
+            if slot is None:
+                client.wait_for(self._forward_when_admitted(request, state, limiter, client))
+                return
+            state.add_admission().slot = slot
+        choice = self._router.choose(request, state.failed, self._draw(state))
+        if not isinstance(choice, ChosenEndpoint) or terms.deadline.at_s <= self.clock.monotonic():
+            client.wait_for(self._forward(request, state, client))
+            return
+        self._activator.note_missing(choice.wakes)
+        state.running = self._attempts.start(request, choice.endpoint, state, self)
+        state.start_attempt()
+
+    @override
+    def on_result(self, attempt: EngineAttempt, result: AttemptResult) -> None:
+        """Pass the result of a first attempt on, or try other endpoints."""
+        state, client = self._stop_running(attempt)
+        if self._record_result(attempt, result):
+            client.on_result(self._accept(result, attempt.request, state))
+        else:
+            client.wait_for(self._forward(attempt.request, state, client))
+
+    @override
+    def on_failure(self, attempt: EngineAttempt, error: UpstreamError) -> None:
+        """Try other endpoints after a failed first attempt."""
+        state, client = self._stop_running(attempt)
+        self._record_error(attempt, error)
+        client.wait_for(self._forward(attempt.request, state, client))
+
+    def _stop_running(self, attempt: EngineAttempt) -> tuple[RetryState, ForwardClient]:
+        state = attempt.state
+        assert state.client is not None
+        state.running = None
+        return state, state.client
+
+    def abandon(self, state: RetryState) -> None:
+        """End the first attempt of a request whose client left."""
+        attempt, state.running = state.running, None
+        if attempt is not None:
+            attempt.abandon()
+            self._record_attempt(attempt, "abandoned", "")
+
+    def _draw(self, state: RetryState) -> float:
+        """Return the random draw for all choices of the request."""
+        if state.draw < 0:
+            state.draw = self._router.draw()
+        return state.draw
 
     def leave(self, state: RetryState) -> None:
         """Free the request's slot; called when the response has ended."""
@@ -188,7 +249,7 @@ class Forwarder:
     async def _forward(
         self, request: InferenceRequest, state: RetryState, client: ClientWait
     ) -> ForwardResult:
-        draw, deadline = self._router.draw(), state.terms.deadline
+        draw, deadline = self._draw(state), state.terms.deadline
         recovery_until_s: float | None = None
         while True:
             now_s, failures = self.clock.monotonic(), state.failures
@@ -219,8 +280,8 @@ class Forwarder:
                 return failures.refusal
 
     def _accept(
-        self, result: EngineStream | WholeResponse, request: InferenceRequest, state: RetryState
-    ) -> EngineStream | WholeResponse:
+        self, result: AttemptResult, request: InferenceRequest, state: RetryState
+    ) -> AttemptResult:
         """Record the endpoint that answers."""
         if isinstance(result, EngineStream):
             self._resumer.watch(result, request, state)
@@ -286,12 +347,9 @@ class Forwarder:
         """Return the response when no further attempt is allowed: the last engine's, with a retry-after."""
         last = failures.rejection
         if last is not None:
-            if any(name == _RETRY_AFTER for name, _ in last.headers):
+            if any(name == _RETRY_AFTER for name, _ in list_lines(last.passed)):
                 return last
-            extended = [*last.headers, (_RETRY_AFTER, b"1")]
-            return WholeResponse(
-                endpoint=last.endpoint, status=last.status, headers=extended, body=last.body
-            )
+            return dataclasses.replace(last, passed=last.passed + b"%b: 1\r\n" % _RETRY_AFTER)
         assert failures.refusal is not None
         if state.started >= state.terms.policy.attempts:
             return failures.refusal
@@ -319,7 +377,7 @@ class Forwarder:
 
     async def _race(
         self, request: InferenceRequest, endpoint: EngineEndpoint, state: RetryState, draw: float
-    ) -> AttemptResult:
+    ) -> AttemptResult | None:
         """Try one endpoint, and a second one in parallel if the first is slow."""
         policy, model_state = state.terms.policy, state.terms.model_state
 
@@ -343,49 +401,84 @@ class Forwarder:
 
     async def _try_endpoint(
         self, request: InferenceRequest, endpoint: EngineEndpoint, state: RetryState
-    ) -> AttemptResult:
+    ) -> AttemptResult | None:
         """Try one endpoint; return None if it failed, which is recorded."""
+        waiter = AttemptWaiter()
+        attempt = self._attempts.start(request, endpoint, state, waiter)
         state.start_attempt()
-        began_s, deadline = self.clock.monotonic(), state.terms.deadline
-        is_trusted = endpoint.origin not in self._outliers.ejected_origins
-        outcome, why, is_late = "abandoned", "", False
         try:
-            result = await self._attempts.run(request, endpoint, state)
-            outcome = "turned_away" if result.status in RETRYABLE_STATUSES else "answered"
-            is_late = outcome == "turned_away" and is_timeout(result, state)
+            result = await self._attempts.wait(attempt, waiter)
         except (UnreachableError, BrokenResponseError) as error:
-            outcome, why, result = _outcome(error), str(error), None
-            is_late = self.clock.monotonic() >= deadline.at_s
-            refusal = _refusal_for(error, request, state)
-            is_unreached = isinstance(error, UnreachableError)
-            state.add_failures().add_error(endpoint, refusal, is_unreached=is_unreached)
-        finally:
-            if is_late:
-                outcome = "timed_out"
-                why = f"the request's {deadline.timeout_s:g} s were over"
-                state.served_by = endpoint
-                state.add_failures().is_timed_out = True
-            self.metrics.attempts.add(outcome)
-            ended_s = self.clock.monotonic()
-            state.finish_attempt(Attempt(endpoint, outcome, began_s, ended_s, why))
-        if outcome == "answered":
-            return result
-        rejection = result if isinstance(result, WholeResponse) and not is_late else None
+            self._record_error(attempt, error)
+            return None
+        except BaseException:
+            self._record_attempt(attempt, "abandoned", "")
+            raise
+        return result if self._record_result(attempt, result) else None
+
+    def _record_result(self, attempt: EngineAttempt, result: AttemptResult) -> bool:
+        """Record the response to an attempt; return False if another endpoint may do better."""
+        state = attempt.state
+        if result.status not in RETRYABLE_STATUSES:
+            self._record_attempt(attempt, "answered", "")
+            return True
+        if is_timeout(result, state):
+            self._record_late(attempt)
+            self._record_failed(attempt, "timed_out", "", None)
+        else:
+            self._record_attempt(attempt, "turned_away", "")
+            rejection = result if isinstance(result, WholeResponse) else None
+            self._record_failed(attempt, "turned_away", "", rejection)
+        return False
+
+    def _record_error(self, attempt: EngineAttempt, error: UpstreamError) -> None:
+        """Record an attempt without a response."""
+        state, outcome, why = attempt.state, _outcome(error), str(error)
+        refusal = _refusal_for(error, attempt.request, state)
+        is_unreached = isinstance(error, UnreachableError)
+        state.add_failures().add_error(attempt.endpoint, refusal, is_unreached=is_unreached)
+        if self.clock.monotonic() >= state.terms.deadline.at_s:
+            outcome = "timed_out"
+            self._record_late(attempt)
+        else:
+            self._record_attempt(attempt, outcome, why)
+        self._record_failed(attempt, outcome, why, None)
+
+    def _record_late(self, attempt: EngineAttempt) -> None:
+        """Record an attempt that ended at the request's deadline."""
+        state = attempt.state
+        state.served_by = attempt.endpoint
+        state.add_failures().is_timed_out = True
+        why = f"the request's {state.terms.deadline.timeout_s:g} s were over"
+        self._record_attempt(attempt, "timed_out", why)
+
+    def _record_attempt(self, attempt: EngineAttempt, outcome: str, why: str) -> None:
+        self.metrics.attempts.add(outcome)
+        ended_s = self.clock.monotonic()
+        done = Attempt(attempt.endpoint, outcome, attempt.sent_s, ended_s, why)
+        attempt.state.finish_attempt(done)
+
+    def _record_failed(
+        self, attempt: EngineAttempt, outcome: str, why: str, rejection: WholeResponse | None
+    ) -> None:
+        """Record that the endpoint is not tried again for this request."""
+        endpoint = attempt.endpoint
         # The first failure of a healthy endpoint is retried for free. An engine that dies, hangs or
         # drains thus causes at most as many free retries as it had requests, which cannot become a
         # retry storm.
-        state.add_failures().add(endpoint, rejection=rejection, is_retry_free=is_trusted)
+        attempt.state.add_failures().add(
+            endpoint, rejection=rejection, is_retry_free=attempt.is_trusted
+        )
         log.info(
             "engine did not serve a request; trying another",
             extra={
-                "request_id": request.request_id.decode("ascii"),
+                "request_id": attempt.request.request_id.decode("ascii"),
                 "replica": endpoint.replica,
                 "node": endpoint.node,
                 "outcome": outcome,
                 "why": why,
             },
         )
-        return None
 
 
 def _may_hold(choice: NoReadyEndpoint, failures: AttemptFailures | None) -> bool:
@@ -396,15 +489,13 @@ def _may_hold(choice: NoReadyEndpoint, failures: AttemptFailures | None) -> bool
     return bool(choice.wakes) and failures.may_wait()
 
 
-def _outcome(error: UnreachableError | BrokenResponseError) -> str:
+def _outcome(error: UpstreamError) -> str:
     if isinstance(error, UnreachableError):
         return "unreachable"
     return "silent" if error.is_silence else "broken"
 
 
-def _refusal_for(
-    error: UnreachableError | BrokenResponseError, request: InferenceRequest, state: RetryState
-) -> Refusal:
+def _refusal_for(error: UpstreamError, request: InferenceRequest, state: RetryState) -> Refusal:
     """Return the refusal for the case that no other endpoint answers."""
     if isinstance(error, UnreachableError):
         return errors.unreachable(request.model, state.started, str(error))

@@ -13,11 +13,11 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
-from gateway.forwarding.attempt import AttemptRunner, read_body
+from gateway.forwarding.attempt import AttemptRunner
 from gateway.forwarding.model_state import ModelStates
 from gateway.routing.table import EngineEndpoint, RoutingTable
-from gateway.upstream.connection import BrokenResponseError
-from gateway.upstream.connection_pool import ConnectionPool, UnreachableError
+from gateway.upstream.connection import BrokenResponseError, UnreachableError
+from gateway.upstream.connection_pool import ConnectionPool
 from schemas.wire import headers
 from schemas.wire.engine_address import EngineAddress
 
@@ -38,6 +38,8 @@ _QUIET_S = 10.0
 PROBE_S = 3.0
 # For ejected endpoints, where a failed check costs nothing.
 _EJECTED_TIMEOUT_S = 1.0
+# Answers are a few hundred bytes.
+_LIMIT_BYTES = 1 << 20
 ProbeResult: TypeAlias = Literal["well", "busy", "gone", "mute", "bad", "unknown"]
 """The last is that the gateway could not open a connection."""
 
@@ -193,7 +195,7 @@ class HealthChecker:
             ):
                 answer = await self._pool.request(endpoint.origin, _request(endpoint.origin))
                 try:
-                    await read_body(answer)
+                    await answer.read_all(_LIMIT_BYTES)
                 finally:
                     answer.close()
         except TimeoutError:
@@ -204,7 +206,7 @@ class HealthChecker:
             return "mute" if error.is_timeout else "gone"
         except BrokenResponseError:
             return "bad"
-        found = dict(answer.headers)
+        found = answer.fields
         if found.get(_REPLICA, b"").decode("latin-1") not in ("", endpoint.replica):
             return "gone"  # another process listens there now
         self._load_tracker.record_report(endpoint.origin, found, self._clock.monotonic())

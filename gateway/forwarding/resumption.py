@@ -18,8 +18,7 @@ from gateway.metrics.gateway_metrics import GatewayMetrics
 from gateway.request import InferenceRequest
 from gateway.routing.selection import ChosenEndpoint
 from gateway.routing.table import EngineEndpoint
-from gateway.upstream.connection import BrokenResponseError
-from gateway.upstream.connection_pool import UnreachableError
+from gateway.upstream.connection import BrokenResponseError, UnreachableError
 from machinery.backoff import Backoff
 from machinery.clock import Clock
 

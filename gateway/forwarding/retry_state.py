@@ -1,18 +1,21 @@
 """State of one request's attempts, in parts that each have one writer. Values only."""
 
+from collections.abc import Coroutine
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
-from typing import NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 
-from gateway.forwarding.admission import KeepAlive, Slot
+from gateway.forwarding.admission import ClientWait, KeepAlive, Slot
 from gateway.forwarding.engine_stream import EngineStream
 from gateway.forwarding.model_state import ModelState
 from gateway.forwarding.policy import DEFAULT_POLICY, Deadline, ForwardingPolicy
 from gateway.metrics.response_summary import TokenCounts
 from gateway.routing.table import EngineEndpoint
-from gateway.upstream.connection import Headers
 from gateway.upstream.request_encoder import Trace
 from schemas.wire.errors import Refusal
+
+if TYPE_CHECKING:  # it is driven with this state
+    from gateway.forwarding.attempt import EngineAttempt
 
 NO_DEADLINE = Deadline()
 _NO_ENDPOINTS: frozenset[EngineEndpoint] = frozenset()
@@ -26,11 +29,24 @@ class WholeResponse:
 
     endpoint: EngineEndpoint
     status: int
-    headers: Headers
+    passed: bytes
+    """Header lines for the client."""
     body: bytes
 
 
 ForwardResult: TypeAlias = EngineStream | WholeResponse | Refusal
+
+
+class ForwardClient(ClientWait, Protocol):
+    """Receives the result of a request, or waits for it."""
+
+    def on_result(self, result: ForwardResult) -> None:
+        """Receive the first response, or the refusal."""
+        ...
+
+    def wait_for(self, result: Coroutine[Any, Any, ForwardResult]) -> None:
+        """Await the result in a task."""
+        ...
 
 
 class Attempt(NamedTuple):
@@ -131,6 +147,12 @@ class RetryState:
     """None until the request waits; see `add_admission`."""
     failures: AttemptFailures | None = None
     """None until an attempt fails; see `failed` and `add_failures`."""
+    client: ForwardClient | None = None
+    """Gets the result. Written by the forwarder."""
+    running: "EngineAttempt | None" = None
+    """The first attempt, until it has a result. Written by the forwarder."""
+    draw: float = -1.0
+    """Random number, 0..1, for all choices of endpoints; negative before the first."""
     started: int = 0
     """The number of attempts, running ones included. Changed by `start_attempt`."""
     attempts: list[Attempt] = field(default_factory=list)

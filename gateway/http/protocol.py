@@ -259,7 +259,7 @@ class ClientProtocol(RequestFramer):
             request_id=given if given and REQUEST_ID.fullmatch(given) else self._handler.next_id(),
         )
         cors = header_lines(self._handler.origins.headers(origin)) if origin else b""
-        context = RequestContext(http_request, self._new_response(cors), adapter)
+        context = RequestContext(self._handler, http_request, self._new_response(cors), adapter)
         previous, self._latest = self._latest, context
         self.is_in_head = False
         if _is_complete(previous):
@@ -373,6 +373,8 @@ class ClientProtocol(RequestFramer):
             self._enqueue(cycle, app)
 
     def _start_next(self) -> None:
+        if self.transport.is_closing():
+            return
         request, app = self._queue.popleft()
         if not isinstance(request, RequestContext):
             super()._start_asgi_task(request, app)
@@ -390,7 +392,7 @@ class ClientProtocol(RequestFramer):
         context.http_request.body = context.take_body()
         context.began_s = self.clock.monotonic()
         self._serving = context
-        context.task = self.loop.create_task(self._handler.serve(context))
+        self._handler.start(context)
 
     @override
     def on_response_complete(self) -> None:
@@ -401,7 +403,8 @@ class ClientProtocol(RequestFramer):
         if self.flow.read_paused:
             self.flow.resume_reading()
         if self._queue:
-            self._start_next()
+            # Not now: a long pipeline of requests that are refused at once would be as deep a recursion.
+            self.loop.call_soon(self._start_next)
         elif self._final_refusal is not None:
             self._send_refusal(self._final_refusal)
         elif not self.ignores_input and not self.has_begun:
@@ -451,7 +454,19 @@ class ClientProtocol(RequestFramer):
         self._free_body_memory()
         for context in (self._latest, self._serving):
             if isinstance(context, RequestContext) and not context.response.is_complete:
-                context.disconnect()
+                self._handler.disconnect(context)
+
+    @override
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        if self._serving is not None and not self._serving.response.is_complete:
+            self._serving.pause()
+
+    @override
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        if self._serving is not None and not self._serving.response.is_complete:
+            self._serving.resume()
 
     @override
     def shutdown(self) -> None:
@@ -535,6 +550,7 @@ class ClientProtocol(RequestFramer):
     def _close(self) -> None:
         if not self.ignores_input:
             self.transport.close()
+            self.ignores_input = True
             return
         # Closing while the client still sends would discard the response.
         if self.transport.can_write_eof():

@@ -14,7 +14,8 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 from gateway.apis.adapter import ApiAdapter, ResponseTranslator
 from gateway.auth.keyring import Principal
 from gateway.auth.rate_limits import RateLimiter
-from gateway.forwarding.retry_state import RetryState
+from gateway.forwarding.engine_stream import EngineStream
+from gateway.forwarding.retry_state import ForwardResult, RetryState
 from gateway.http.cors import AllowedHosts, AllowedOrigins
 from gateway.http.limits import BodyMemory, ConnectionLimit
 from gateway.request import HttpRequest, InferenceRequest, RawHeaders
@@ -92,7 +93,7 @@ class ResponseWriter:
             self._head = self._begun(status, head) + b"transfer-encoding: chunked\r\n\r\n"
 
     def piece(self, data: bytes) -> bool:
-        """Send a piece; return whether the client reads too slowly, in which case `drained` must be awaited."""
+        """Send a piece; return whether the client reads too slowly."""
         if not data or self.is_gone:
             return False
         # Framed here without a coroutine, because this runs for each event.
@@ -166,8 +167,22 @@ class RequestHandler(Protocol):
         """Check the key of a request whose headers are complete; return a refusal, or None if the body may be read."""
         ...
 
-    def serve(self, context: "RequestContext") -> Coroutine[Any, Any, None]:
-        """Answer a complete request of an identified client."""
+    def start(self, context: "RequestContext") -> None:
+        """Answer a complete request of an identified client, now or later."""
+        ...
+
+    def on_result(self, context: "RequestContext", result: ForwardResult) -> None:
+        """Answer with the first response of an engine, or with a refusal."""
+        ...
+
+    def wait_for(
+        self, context: "RequestContext", result: Coroutine[Any, Any, ForwardResult]
+    ) -> None:
+        """Await the result of a request in a task."""
+        ...
+
+    def disconnect(self, context: "RequestContext") -> None:
+        """Stop serving a request whose client is gone."""
         ...
 
     def refuse(self, context: "RequestContext", refusal: Refusal) -> None:
@@ -179,6 +194,7 @@ class RequestHandler(Protocol):
 class RequestContext:
     """State of one request to a model."""
 
+    handler: RequestHandler
     http_request: HttpRequest
     response: ResponseWriter
     adapter: ApiAdapter
@@ -191,6 +207,9 @@ class RequestContext:
     refusal: Refusal | None = None
     """A refusal that is sent as soon as earlier requests are answered."""
     task: asyncio.Task[None] | None = None
+    """The task of a request that waits, for a slot, a replica or another engine; nearly always None."""
+    stream: EngineStream | None = None
+    """The stream that is passed through."""
     cut_off_reason: Refusal | None = None
     """The reason if the gateway ends the request although the client is connected."""
     translator: ResponseTranslator | None = None
@@ -238,16 +257,31 @@ class RequestContext:
         body, self.body = self.body, b""
         return body if isinstance(body, bytes) else bytes(body)
 
+    def on_result(self, result: ForwardResult) -> None:
+        """Answer with the first response of an engine, or with a refusal."""
+        self.handler.on_result(self, result)
+
+    def wait_for(self, result: Coroutine[Any, Any, ForwardResult]) -> None:
+        """Await the result in a task."""
+        self.handler.wait_for(self, result)
+
     def release(self) -> None:
         """Drop the request's data: an idle connection may keep this object for long."""
-        self.request = self.translator = None
+        self.request = self.translator = self.stream = None
         self.body = self.http_request.body = b""
+        self.retry_state.client = None
 
-    def disconnect(self) -> None:
-        """Stop serving the request, because its client is gone."""
-        if self.task is not None and not self.response.is_gone:
-            self.task.cancel()
-        self.response.is_gone = True
+    def pause(self) -> None:
+        """Read no more from the engine, because the client reads too slowly."""
+        self.blocked_since_s = self.handler.clock.monotonic()
+        if self.stream is not None:
+            self.stream.pause()
+
+    def resume(self) -> None:
+        """Read from the engine again."""
+        self.blocked_since_s = NEVER
+        if self.stream is not None:
+            self.stream.resume()
 
     async def send_keep_alive(self) -> None:
         """Send a keep-alive event to a waiting streaming client; other responses have no form for it."""
@@ -267,10 +301,3 @@ class RequestContext:
             self.response.begin(200, header_lines(head))
         if self.response.piece(b": waiting\n\n"):
             await self.response.drained()
-
-    def cut_off(self, why: Refusal) -> None:
-        """End the request and tell the client the reason."""
-        if self.task is not None and self.cut_off_reason is None:
-            self.cut_off_reason = why
-            self.response.keep_alive = self.response.keep_alive and self.response.is_started
-            self.task.cancel()

@@ -1,20 +1,33 @@
-"""One HTTP/1.1 connection to an engine and the exchange that it carries: one request, one response."""
+"""One HTTP/1.1 connection to an engine: it parses the responses and hands them to the call that it carries.
+
+No task and no future: each read of the socket calls the receiver of the response directly.
+"""
 
 import asyncio
 from collections.abc import Callable
 from typing import TypeAlias, cast
 
-import httptools
 from typing_extensions import override
 
+from gateway.upstream.response_head import (
+    CHUNK_SIZES,
+    UNTIL_CLOSE,
+    InvalidResponseError,
+    ResponseHead,
+    parse_head,
+)
 from machinery.clock import NEVER, Clock
 from machinery.http_server import MAX_HEAD_BYTES
 from schemas.wire.engine_address import EngineAddress
 
 Headers: TypeAlias = list[tuple[bytes, bytes]]
-
-# The limit of unread bytes for a slow client before the engine is paused.
-_BUFFER_LIMIT = 256 << 10
+_BEGINNING = b"HTTP/1."
+# A chunk's size with its extensions. Engines send no extensions.
+_LONGEST_SIZE_LINE = 1024
+_SWITCHING = 101
+_MOST_TRAILERS = 100
+# What the next bytes of a connection belong to.
+_IDLE, _HEAD, _LENGTH, _CHUNKS, _UNTIL_CLOSE = range(5)
 
 
 class BrokenResponseError(Exception):
@@ -28,180 +41,99 @@ class BrokenResponseError(Exception):
         """True if the engine was given up after too long a silence."""
 
 
-class Exchange:
-    """One response as it arrives; implements `UpstreamResponse`."""
+class UnreachableError(Exception):
+    """The engine accepted no connection, so it has not seen the request."""
 
-    __slots__ = (
-        "_broken",
-        "_buffered",
-        "_connection",
-        "_head_bytes",
-        "_is_closed",
-        "_is_framed",
-        "_keeps_alive",
-        "_loop",
-        "_parser",
-        "_pieces",
-        "_waiter",
-        "has_bytes",
-        "headers",
-        "is_complete",
-        "is_surplus",
-        "on_body",
-        "status",
-        "until_s",
-    )
+    def __init__(
+        self, message: str, *, is_timeout: bool = False, is_own_fault: bool = False
+    ) -> None:
+        super().__init__(message)
+        self.is_timeout = is_timeout
+        """True if the connection was not refused but timed out: the engine may be there and hang."""
+        self.is_own_fault = is_own_fault
+        """True if the gateway could not open a connection: it says nothing about the engine."""
 
-    def __init__(self, connection: "Connection", loop: asyncio.AbstractEventLoop) -> None:
-        self.status = 0
-        self.headers: Headers = []
-        self.is_complete = False
-        self.has_bytes = False
-        self.is_surplus = False
-        self.until_s = NEVER
-        """The deadline of the reader, whatever has arrived before."""
-        self._connection = connection
-        self._loop = loop
-        self._head_bytes = 0
-        self._is_framed = False
-        self._keeps_alive = False
-        self._pieces: list[bytes] = []
-        # httptools calls this with each part of a body. A list's method, because a stream has a
-        # part for each event.
-        self.on_body = self._pieces.append
-        self._buffered = 0
-        """Bytes received since the last read, chunk framing included."""
-        self._broken: BrokenResponseError | None = None
-        self._waiter: asyncio.Future[None] | None = None
-        self._is_closed = False
-        # Last: the parser looks up its callbacks now.
-        self._parser = httptools.HttpResponseParser(self)
 
-    async def head(self) -> None:
-        """Wait for the head of the response. Raises BrokenResponseError."""
-        while not self.status:
-            if self._broken is not None:
-                raise self._broken
-            await self._more()
+UpstreamError: TypeAlias = UnreachableError | BrokenResponseError
 
-    async def read(self) -> bytes:
-        while not self._pieces:
-            if self.is_complete:
-                return b""
-            if self._broken is not None:
-                raise self._broken
-            await self._more()
-        data = b"".join(self._pieces) if len(self._pieces) > 1 else self._pieces[0]
-        self._pieces.clear()
-        self._buffered = 0
-        if self._connection.is_paused:
-            self._connection.resume()
-        return data
 
-    def close(self) -> None:
-        if not self._is_closed:
-            self._is_closed = True
-            self._connection.finish(self)
+class EngineCall:
+    """One request to an engine. Subclasses receive the response: its head, parts of its body, then its end or an error."""
 
-    def can_keep_alive(self) -> bool:
-        """Return whether the connection can carry another request."""
-        return self.is_complete and not self.is_surplus and self._keeps_alive
+    __slots__ = ("connection", "dialing", "origin", "raw", "silence_s", "until_s")
 
-    def _more(self) -> asyncio.Future[None]:
-        """Return the future of the next change; a reader that stops waiting must `close`."""
-        self._waiter = waiter = self._loop.create_future()
-        self._connection.start_waiting()
-        return waiter
+    def __init__(
+        self, origin: EngineAddress, raw: bytes, *, silence_s: float, until_s: float
+    ) -> None:
+        """`raw`: the complete HTTP request. The engine is given up after `silence_s` without a byte, or at `until_s`."""
+        self.origin = origin
+        self.raw = raw
+        self.silence_s = silence_s
+        self.until_s = until_s
+        """By the clock; may be changed."""
+        self.connection: Connection | None = None
+        """The connection that carries the call; None before, and once the response is complete."""
+        self.dialing: asyncio.Task[None] | None = None
+        """The task that opens a connection for the call."""
 
-    def _wake(self) -> None:
-        waiter = self._waiter
-        if waiter is not None:
-            self._waiter = None
-            self._connection.silent_since = NEVER
-            if not waiter.done():
-                waiter.set_result(None)
+    def on_head(self, head: ResponseHead) -> None:
+        """Receive the head."""
+        raise NotImplementedError
 
-    def feed(self, data: bytes) -> bool:
-        """Parse received bytes; return whether there is room for more."""
-        self.has_bytes = True
-        if not self.status:
-            self._head_bytes += len(data)
-        try:
-            self._parser.feed_data(data)
-        except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
-            if self.is_complete:
-                self.is_surplus = True
-            else:
-                self.fail(f"not HTTP: {error}")
-        if not self.status and self._head_bytes > MAX_HEAD_BYTES:
-            self.fail(f"the response's head is larger than {MAX_HEAD_BYTES} bytes")
-        self._buffered += len(data)
-        if self._waiter is not None:
-            self._wake()
-        # Without a piece no reader would come and resume the engine.
-        return self._buffered < _BUFFER_LIMIT or not self._pieces
+    def on_body(self, data: bytes) -> None:
+        """Receive a part of the body after which more follows."""
+        raise NotImplementedError
 
-    def end_of_input(self, why: str, *, is_orderly: bool) -> None:
-        """Record the end of the input."""
-        if self.status and not self._is_framed and is_orderly:
-            # Without length and chunks, the end of the connection ends the body.
-            self.is_complete = self.is_surplus = True
-            self._wake()
-            return
-        self.fail(why)
+    def on_end(self, data: bytes, *, is_surplus: bool) -> None:
+        """Receive the last part of the body, which may be empty. `is_surplus`: more came than the head declares."""
+        raise NotImplementedError
 
-    def fail(self, why: str, *, is_silence: bool = False) -> None:
-        """Make readers raise after they have read all that arrived."""
-        if not self.is_complete and self._broken is None:
-            self._broken = BrokenResponseError(why, had_bytes=self.has_bytes, is_silence=is_silence)
-        self._wake()
+    def on_error(self, error: UpstreamError) -> None:
+        """Receive the reason for which no more of the response comes."""
+        raise NotImplementedError
 
-    # Callbacks of httptools.
+    def cancel(self) -> None:
+        """Give the call up: nothing is received any more, and the engine sees a closed connection."""
+        if self.dialing is not None:
+            self.dialing.cancel()
+            self.dialing = None
+        if self.connection is not None:
+            self.connection.drop(self)
 
-    def on_message_begin(self) -> None:
-        if self.is_complete:
-            # `feed` records it; nothing that follows may become part of this response.
-            raise BrokenResponseError("more than one response", had_bytes=True)
+    def pause(self) -> None:
+        """Read no more for now, because the client reads too slowly."""
+        if self.connection is not None:
+            self.connection.pause()
 
-    def on_header(self, name: bytes, value: bytes) -> None:
-        self.headers.append((name.lower(), value))
+    def resume(self) -> None:
+        """Read again."""
+        if self.connection is not None:
+            self.connection.resume()
 
-    def on_headers_complete(self) -> None:
-        status = self._parser.get_status_code()
-        if status < 200:
-            self.headers.clear()
-            return
-        # Now, because the parser forgets it when the message is complete.
-        self._keeps_alive = self._parser.should_keep_alive()
-        named = dict(self.headers)
-        self._is_framed = (
-            b"content-length" in named or b"transfer-encoding" in named or status in (204, 304)
-        )
-        self.status = status
 
-    def on_message_complete(self) -> None:
-        # Without a status it was a 1xx response, and the real one follows.
-        if self.status:
-            self.is_complete = True
+class ConnectionOwner:
+    """Owner of connections: told of their ends."""
+
+    def settle(self, connection: "Connection") -> None:
+        """Take back a connection that became idle, or forget one that is gone."""
+        raise NotImplementedError
+
+    def on_broken(
+        self, connection: "Connection", call: EngineCall, error: BrokenResponseError
+    ) -> None:
+        """Handle a call whose response is missing or incomplete."""
+        raise NotImplementedError
 
 
 class Connection(asyncio.Protocol):
-    """One connection. `settle` is called when it becomes idle and when it is gone."""
+    """One connection. Its owner is told when it becomes idle, when it is gone, and of each call that breaks."""
 
-    def __init__(
-        self,
-        loop: asyncio.AbstractEventLoop,
-        clock: Clock,
-        origin: EngineAddress,
-        settle: Callable[["Connection"], None],
-    ) -> None:
+    def __init__(self, clock: Clock, origin: EngineAddress, owner: ConnectionOwner) -> None:
         self.origin = origin
         self.is_usable = False
         self.idle_since = NEVER
         self.silent_since = NEVER
-        """Time since which a reader has been waiting; infinite if none is."""
-        self.silence_s = NEVER
-        """The longest silence that the reader accepts, in seconds."""
+        """Time since which the engine owes the next byte; infinite if it owes none."""
         self.has_received = False
         """True if anything arrived since this was last reset."""
         self.opened_s = clock.monotonic()
@@ -213,44 +145,46 @@ class Connection(asyncio.Protocol):
         """True once its end was counted as a refusal by the engine."""
         self.is_proven = False
         """True once anything has arrived: the engine has accepted the connection."""
-        self._loop = loop
-        self._clock = clock
-        self._settle = settle
-        self._transport: asyncio.Transport | None = None
-        self._exchange: Exchange | None = None
+        self.is_reused = False
+        """True once it has been idle: the engine may close it in the moment of the next request."""
         self.is_paused = False
-        """True if reading is paused because the reader is slow."""
+        """True if reading is paused because the client is slow."""
+        self._now: Callable[[], float] = clock.monotonic
+        self._owner = owner
+        self._transport: asyncio.Transport | None = None
+        self._call: EngineCall | None = None
+        self._expects = _IDLE
+        self._has_bytes = False
+        """True once a byte of the response has arrived."""
+        self._rest = b""
+        """Bytes that wait for the rest of a head, or of a line between chunks."""
+        self._left = 0
+        """Missing bytes of the body, or of the chunk."""
+        self._trailer_lines = 0
+        """Lines after the last chunk; 0 before it."""
+        self._keeps_alive = False
 
-    def start(self, raw: bytes, *, silence_s: float = NEVER, until_s: float = NEVER) -> Exchange:
-        """Send a request and return its exchange."""
+    def start(self, call: EngineCall) -> None:
+        """Send a request; its response goes to the call."""
         self.is_usable, self.idle_since = False, NEVER
-        self.silence_s = silence_s
-        self._exchange = Exchange(self, self._loop)
-        self._exchange.until_s = until_s
+        self._call, call.connection = call, self
+        self._expects, self._has_bytes, self._rest = _HEAD, False, b""
         if self._transport is None or self._transport.is_closing():
-            self._exchange.fail("the connection was closed")
+            self._break("the connection was closed")
         else:
-            self._transport.write(raw)
-        return self._exchange
+            self.silent_since = self._now()
+            self._transport.write(call.raw)
 
     def rest(self) -> None:
         """Become idle without a request, so that one finds the connection open."""
         if self._transport is not None and not self._transport.is_closing():
-            self.is_usable, self.idle_since = True, self._clock.monotonic()
-            self._settle(self)
+            self._become_idle()
 
-    def finish(self, exchange: Exchange) -> None:
-        """Release the exchange: the connection becomes idle if the response is complete, else it is closed."""
-        if exchange is not self._exchange:
-            return
-        self._exchange, self.silent_since = None, NEVER
-        if self._transport is None or not exchange.can_keep_alive():
+    def drop(self, call: EngineCall) -> None:
+        """Give up the call's response, whose rest would be in the way of another."""
+        if self._call is call:
+            self._release()
             self.cut()
-            return
-        if self.is_paused:
-            self.resume()
-        self.is_usable, self.idle_since = True, self._clock.monotonic()
-        self._settle(self)
 
     def cut(self) -> None:
         """Close at once, so that the engine frees the request's slot."""
@@ -260,24 +194,31 @@ class Connection(asyncio.Protocol):
 
     def fail(self, why: str, *, is_silence: bool) -> None:
         """Give the engine up."""
-        if self._exchange is not None:
-            self._exchange.fail(why, is_silence=is_silence)
+        if self._call is not None:
+            self._break(why, is_silence=is_silence)
         self.cut()
 
-    def start_waiting(self) -> None:
-        """Record that a reader waits for the engine."""
-        self.silent_since = self._clock.monotonic()
+    def pause(self) -> None:
+        """Stop reading; the engine owes nothing meanwhile."""
+        if not self.is_paused and self._transport is not None:
+            self.is_paused, self.silent_since = True, NEVER
+            self._transport.pause_reading()
 
     def resume(self) -> None:
-        """Resume reading from the engine."""
+        """Read again."""
         if self.is_paused and self._transport is not None:
-            self.is_paused = False
+            self.is_paused, self.silent_since = False, self._now()
             self._transport.resume_reading()
 
     @property
+    def silence_s(self) -> float:
+        """The longest silence that is accepted, in seconds; infinite without a request."""
+        return NEVER if self._call is None else self._call.silence_s
+
+    @property
     def until_s(self) -> float:
-        """The reader's deadline; infinite without a request."""
-        return NEVER if self._exchange is None else self._exchange.until_s
+        """The deadline of the request; infinite without one."""
+        return NEVER if self._call is None else self._call.until_s
 
     @property
     def ssl_object(self) -> object:
@@ -296,18 +237,32 @@ class Connection(asyncio.Protocol):
 
     @override
     def data_received(self, data: bytes) -> None:
-        self.has_received = self.is_proven = True
-        if self._exchange is None:
+        self.has_received = self.is_proven = self._has_bytes = True
+        call, expects = self._call, self._expects
+        if call is None:
             # Input without a request must not become the response of the next one.
             self.cut()
-        elif not self._exchange.feed(data) and not self.is_paused and self._transport is not None:
-            self.is_paused = True
-            self._transport.pause_reading()
+            return
+        if not self.is_paused:
+            self.silent_since = self._now()
+        try:
+            if expects == _CHUNKS:
+                self._feed_chunks(call, data)
+            elif expects == _HEAD:
+                self._feed_head(call, data)
+            else:
+                self._feed_body(call, data)
+        except InvalidResponseError as error:
+            self._break(f"not HTTP: {error}")
 
     @override
     def eof_received(self) -> bool:
-        if self._exchange is not None:
-            self._exchange.end_of_input("the engine closed the connection", is_orderly=True)
+        call = self._call
+        if call is not None:
+            if self._expects == _UNTIL_CLOSE:
+                self._finish(call, b"", is_surplus=True)
+            else:
+                self._break("the engine closed the connection")
         return False
 
     @override
@@ -315,6 +270,177 @@ class Connection(asyncio.Protocol):
         self.is_usable = False
         self._transport = None
         self.end = "the connection was lost" if exc is None else f"the connection was lost: {exc}"
-        if self._exchange is not None:
-            self._exchange.end_of_input(self.end, is_orderly=False)
-        self._settle(self)
+        if self._call is not None:
+            self._break(self.end)
+        self._owner.settle(self)
+
+    def _feed_head(self, call: EngineCall, data: bytes) -> None:
+        """Read the head, and what follows it."""
+        if self._rest:
+            data, self._rest = self._rest + data, b""
+        while True:
+            end = data.find(b"\r\n\r\n")
+            if end < 0 or end > MAX_HEAD_BYTES:
+                self._keep_head(data)
+                return
+            head = parse_head(data[:end])
+            data = data[end + 4 :]
+            if head.status >= 200:
+                break
+            if head.status == _SWITCHING:
+                raise InvalidResponseError("an upgrade that was not asked for")
+        self._keeps_alive = head.keeps_alive
+        call.on_head(head)
+        if self._call is call:
+            self._begin_body(call, head, data)
+
+    def _begin_body(self, call: EngineCall, head: ResponseHead, data: bytes) -> None:
+        """Read what came with the head."""
+        if head.is_chunked:
+            self._expects, self._left, self._trailer_lines = _CHUNKS, 0, 0
+            if data:
+                self._feed_chunks(call, data)
+            return
+        self._expects = _UNTIL_CLOSE if head.length == UNTIL_CLOSE else _LENGTH
+        self._left = head.length
+        if data or not head.length:
+            self._feed_body(call, data)
+
+    def _keep_head(self, data: bytes) -> None:
+        """Keep the beginning of a head, unless it can be none."""
+        if data[: len(_BEGINNING)] != _BEGINNING[: len(data)]:
+            raise InvalidResponseError("no status line")
+        if len(data) > MAX_HEAD_BYTES:
+            self._break(f"the response's head is larger than {MAX_HEAD_BYTES} bytes")
+        else:
+            self._rest = data
+
+    def _feed_body(self, call: EngineCall, data: bytes) -> None:
+        """Read a body that has a length, or ends with the connection."""
+        if self._expects == _UNTIL_CLOSE:
+            call.on_body(data)
+            return
+        self._left -= len(data)
+        if self._left > 0:
+            call.on_body(data)
+        elif self._left:
+            self._finish(call, data[: self._left], is_surplus=True)
+        else:
+            self._finish(call, data)
+
+    def _feed_chunks(self, call: EngineCall, data: bytes) -> None:
+        """Read chunks. The parts of a read are handed over as one."""
+        if self._rest:
+            data, self._rest = self._rest + data, b""
+        if not self._left and not self._trailer_lines:
+            # Nearly always exactly one chunk arrives.
+            at = data.find(b"\r\n")
+            if 0 < at < 9:
+                end = at + 2 + CHUNK_SIZES[data[:at]]
+                if end == len(data) - 2 and end > at + 2 and data.endswith(b"\r\n"):
+                    call.on_body(data[at + 2 : end])
+                    return
+        pieces: list[bytes] = []
+        try:
+            end = self._read_chunks(data, pieces)
+        except InvalidResponseError:
+            if pieces:
+                call.on_body(b"".join(pieces))
+            if self._call is call:
+                raise
+            return
+        if end >= 0:
+            self._finish(call, b"".join(pieces), is_surplus=end < len(data))
+        elif pieces:
+            call.on_body(pieces[0] if len(pieces) == 1 else b"".join(pieces))
+
+    def _read_chunks(self, data: bytes, pieces: list[bytes]) -> int:
+        """Add the chunks' content to the pieces; return where the body ends, or -1 if more follows.
+
+        `_left` counts the line end after a chunk.
+
+        Raises:
+            InvalidResponseError: the framing is invalid.
+
+        """
+        at, size = 0, len(data)
+        if self._left:
+            at = self._read_rest(data, pieces)
+        while at < size:
+            end = data.find(b"\r\n", at, at + _LONGEST_SIZE_LINE)
+            if end < 0:
+                if size - at >= _LONGEST_SIZE_LINE:
+                    raise InvalidResponseError("a line between chunks that is too long")
+                self._rest = data[at:]
+                return -1
+            if self._trailer_lines:
+                if end == at:
+                    return at + 2
+                self._count_trailer()
+                at = end + 2
+                continue
+            count = CHUNK_SIZES[data[at:end]]
+            begin, at = end + 2, end + count + 4
+            if not count:
+                self._trailer_lines, at = 1, begin
+            elif data.startswith(b"\r\n", at - 2):
+                pieces.append(data[begin : at - 2])
+            else:
+                self._left = count + 2
+                at = begin + self._read_rest(data[begin:], pieces)
+        return -1
+
+    def _count_trailer(self) -> None:
+        self._trailer_lines += 1
+        if self._trailer_lines > _MOST_TRAILERS:
+            raise InvalidResponseError("too many trailers")
+
+    def _read_rest(self, data: bytes, pieces: list[bytes]) -> int:
+        """Read the rest of a chunk with its line end, as far as it is there; return the place after it.
+
+        Raises:
+            InvalidResponseError: the chunk is longer than its size.
+
+        """
+        taken = min(self._left, len(data))
+        content = min(max(self._left - 2, 0), taken)
+        if content:
+            pieces.append(data[:content])
+        line_end = b"\r\n"[2 - min(2, self._left) :]
+        if not line_end.startswith(data[content:taken]):
+            raise InvalidResponseError("a chunk that is longer than its size")
+        self._left -= taken
+        return taken
+
+    def _finish(self, call: EngineCall, data: bytes, *, is_surplus: bool = False) -> None:
+        """Hand over the end of the response. The connection is free before, for what the call does next."""
+        self._release()
+        if self.is_paused:
+            self.resume()
+            self.silent_since = NEVER
+        if self._transport is None or is_surplus or not self._keeps_alive:
+            self.cut()
+        else:
+            self._become_idle()
+        call.on_end(data, is_surplus=is_surplus)
+
+    def _become_idle(self) -> None:
+        self.is_usable = self.is_reused = True
+        self.idle_since = self._now()
+        self._owner.settle(self)
+
+    def _break(self, why: str, *, is_silence: bool = False) -> None:
+        """End the call with an error."""
+        call, had_bytes = self._call, self._has_bytes
+        if call is not None:
+            self._release()
+            self.cut()
+            error = BrokenResponseError(why, had_bytes=had_bytes, is_silence=is_silence)
+            self._owner.on_broken(self, call, error)
+
+    def _release(self) -> None:
+        """Forget the call."""
+        if self._call is not None:
+            self._call.connection = None
+        self._call, self._expects, self._rest = None, _IDLE, b""
+        self.silent_since = NEVER

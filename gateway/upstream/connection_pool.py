@@ -15,7 +15,16 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Protocol
 
-from gateway.upstream.connection import BrokenResponseError, Connection, Exchange, Headers
+from typing_extensions import override
+
+from gateway.upstream.connection import (
+    BrokenResponseError,
+    Connection,
+    ConnectionOwner,
+    EngineCall,
+    UnreachableError,
+)
+from gateway.upstream.exchange import Exchange
 from gateway.upstream.tls import REFUSED, EngineTls, message_of, new_failures, reason_of
 from machinery import unix_sockets
 from machinery.backoff import Backoff, Retries
@@ -45,75 +54,19 @@ _QUEUE_BACKOFF = Backoff(first_s=0.005, limit_s=0.02)
 _QUEUE_TRIES = 6
 
 
-class UnreachableError(Exception):
-    """The engine accepted no connection, so it has not seen the request."""
-
-    def __init__(
-        self, message: str, *, is_timeout: bool = False, is_own_fault: bool = False
-    ) -> None:
-        super().__init__(message)
-        self.is_timeout = is_timeout
-        """True if the connection was not refused but timed out: the engine may be there and hang."""
-        self.is_own_fault = is_own_fault
-        """True if the gateway could not open a connection: it says nothing about the engine."""
-
-
-class UpstreamResponse(Protocol):
-    """A response whose head has arrived."""
-
-    is_complete: bool
-    """True if the whole response has arrived, read or not."""
-    is_surplus: bool
-    """True if the connection carried more than the response's declared length."""
-    until_s: float
-    """The reader's deadline by the clock; may be changed."""
-
-    @property
-    def status(self) -> int: ...
-
-    @property
-    def headers(self) -> Headers: ...
-
-    async def read(self) -> bytes:
-        """Return the bytes that arrived since the last call; empty at the end.
-
-        Raises:
-            BrokenResponseError: the connection ended before the response was complete.
-
-        """
-        ...
-
-    def close(self) -> None:
-        """Release the response; if it was not read to its end, the connection is closed."""
-        ...
-
-
 class Upstream(Protocol):
     """Sends requests to engines."""
 
-    async def request(
-        self,
-        origin: EngineAddress,
-        raw: bytes,
-        *,
-        silence_s: float | None = None,
-        until_s: float = NEVER,
-    ) -> UpstreamResponse:
-        """Send a complete HTTP request; return when the head of the response has arrived.
+    def send(self, call: EngineCall) -> None:
+        """Send a request; its response, or the reason why there is none, goes to the call.
 
-        The engine is given up after `silence_s` without a byte, or at `until_s` of the clock: to
-        the second, or to 50 ms if that is less than 5 s ahead.
-
-        Raises:
-            UnreachableError: the engine accepts no connection.
-            BrokenResponseError: the connection ended before the head had arrived.
-
+        Time limits are held to the second, or to 50 ms if they are less than 5 s ahead.
         """
         ...
 
 
-class ConnectionPool:
-    """`Upstream` over kept-alive connections. `run()` must run for its time limits to hold."""
+class ConnectionPool(ConnectionOwner):
+    """Sends calls over kept-alive connections. `run()` must run for its time limits to hold."""
 
     def __init__(self, clock: Clock, *, silence_s: float, tls: EngineTls | None = None) -> None:
         """`tls`: the gateway's identity; None: engines with TLS are unreachable."""
@@ -137,6 +90,13 @@ class ConnectionPool:
         self.make_room: Callable[[], bool] = lambda: False
         """Frees file descriptors; returns False if it cannot."""
 
+    def send(self, call: EngineCall) -> None:
+        connection = self._reused(call.origin)
+        if connection is None:
+            call.dialing = asyncio.get_running_loop().create_task(self._dial(call))
+        else:
+            self._start(connection, call)
+
     async def request(
         self,
         origin: EngineAddress,
@@ -145,37 +105,60 @@ class ConnectionPool:
         silence_s: float | None = None,
         until_s: float = NEVER,
     ) -> Exchange:
+        """Send a complete HTTP request; return when the head of the response has arrived.
+
+        Raises:
+            UnreachableError: the engine accepts no connection.
+            BrokenResponseError: the connection ended before the head had arrived.
+
+        """
         silence_s = self._silence_s if silence_s is None else silence_s
-        connection = self._reused(origin)
-        is_new = connection is None
-        while True:
-            if connection is None:
-                connection = await self._connect(origin, self._connect_s(silence_s, until_s))
-                is_new = True
-            exchange = connection.start(raw, silence_s=silence_s, until_s=until_s)
-            if is_new and not connection.is_gone:
-                self.open.add(connection)
-            if silence_s < _SHORT_LIMIT_S or until_s < self._clock.monotonic() + _SHORT_LIMIT_S:
-                self._short_limits.add(connection)
-                self._has_short_limits.set()
-            try:
-                await exchange.head()
-            except BrokenResponseError as error:
-                exchange.close()
-                # The engine closed the connection while it was idle and never saw the request.
-                if not (is_new or error.had_bytes or error.is_silence):
-                    connection = None
-                    continue
-                if is_new and self._is_refusal(connection) and not error.is_silence:
-                    self._record_refusal(connection, str(error))
-                    reason = f"the engine refused the connection after its TLS handshake: {error}"
-                    raise UnreachableError(reason) from error
-                raise
-            except BaseException:
-                exchange.close()
-                raise
-            else:
-                return exchange
+        exchange = Exchange(origin, raw, silence_s=silence_s, until_s=until_s)
+        self.send(exchange)
+        try:
+            await exchange.wait_head()
+        except BaseException:
+            exchange.close()
+            raise
+        return exchange
+
+    async def _dial(self, call: EngineCall) -> None:
+        """Open a connection for a call."""
+        try:
+            limit_s = self._connect_s(call.silence_s, call.until_s)
+            connection = await self._connect(call.origin, limit_s)
+        except UnreachableError as error:
+            call.dialing = None
+            call.on_error(error)
+            return
+        call.dialing = None
+        if not connection.is_gone:
+            self.open.add(connection)
+        self._start(connection, call)
+
+    def _start(self, connection: Connection, call: EngineCall) -> None:
+        if (
+            call.silence_s < _SHORT_LIMIT_S
+            or call.until_s < self._clock.monotonic() + _SHORT_LIMIT_S
+        ):
+            self._short_limits.add(connection)
+            self._has_short_limits.set()
+        connection.start(call)
+
+    @override
+    def on_broken(
+        self, connection: Connection, call: EngineCall, error: BrokenResponseError
+    ) -> None:
+        if connection.is_reused and not (error.had_bytes or error.is_silence):
+            # The engine closed the connection while it was idle and never saw the request.
+            self.send(call)
+            return
+        if not connection.is_reused and self._is_refusal(connection) and not error.is_silence:
+            self._record_refusal(connection, str(error))
+            reason = f"the engine refused the connection after its TLS handshake: {error}"
+            call.on_error(UnreachableError(reason))
+            return
+        call.on_error(error)
 
     async def run(self) -> None:
         """Close connections to silent engines and idle connections, forever."""
@@ -323,6 +306,8 @@ class ConnectionPool:
         except ssl.SSLError as error:
             self._record_failure(origin, reason_of(error), message_of(error))
             raise UnreachableError(message_of(error)) from error
+        except UnicodeError as error:
+            raise UnreachableError(f"{origin.host[:100]!r} is no host name") from error
         except OSError as error:
             # Not asyncio's message, which repeats the address and leaves out the reason.
             reason = os.strerror(error.errno) if error.errno else str(error)
@@ -339,7 +324,7 @@ class ConnectionPool:
             unix_sockets.check_private(Path(origin.socket).parent)
 
         def make() -> Connection:
-            return Connection(loop, self._clock, origin, self._settle)
+            return Connection(self._clock, origin, self)
 
         if origin.node:
             if self._tls is None:
@@ -376,8 +361,8 @@ class ConnectionPool:
             extra={"node": origin.node, "url": origin.url, "reason": reason, "why": why},
         )
 
-    def _settle(self, connection: Connection) -> None:
-        """Take back a connection whose exchange is over, or forget one that is gone."""
+    @override
+    def settle(self, connection: Connection) -> None:
         if connection.is_gone and not connection.is_cut and self._is_refusal(connection):
             self._record_refusal(connection, connection.end)
         if connection.is_usable:

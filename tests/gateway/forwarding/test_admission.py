@@ -434,7 +434,8 @@ async def test_so_many_are_let_through_the_rest_waits_in_order_and_one_too_many_
             door.open()
         assert [task.result()[0] for task in asked] == [200] * 5
         assert door.most == 2
-        assert door.order == [0, 1, 2, 3, 4]
+        # Two are sent in one moment; which of the two the engine reads first is not determined.
+        assert [sorted(door.order[:2]), sorted(door.order[2:4])] == [[0, 1], [2, 3]]
         assert 'queue_refused_total{reason="queue_full"} 1' in await metrics_text(http, gateway)
 
 

@@ -1,5 +1,6 @@
 """Resumption in values: streams cut at every event and every byte, in every way an engine can fail."""
 
+import asyncio
 import random
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
@@ -12,7 +13,13 @@ from hypothesis import strategies as st
 from typing_extensions import override
 
 from gateway.forwarding.attempt import AttemptRunner
-from gateway.forwarding.engine_stream import WAITING, EngineStream, ResumeLog, parse_fault
+from gateway.forwarding.engine_stream import (
+    WAITING,
+    EngineStream,
+    ResumeLog,
+    StreamReceiver,
+    parse_fault,
+)
 from gateway.forwarding.resumption import Resumer
 from gateway.forwarding.retry_state import RetryState
 from gateway.forwarding.router import LoadTracker, Router
@@ -21,10 +28,10 @@ from gateway.metrics.version_metrics import VersionMetrics
 from gateway.request import InferenceRequest
 from gateway.state.build_table import TableInputs, build_table
 from gateway.state.table_cache import TableCache
-from gateway.upstream.connection import BrokenResponseError, Headers
-from gateway.upstream.connection_pool import UnreachableError, Upstream, UpstreamResponse
+from gateway.upstream.connection import BrokenResponseError, EngineCall, UnreachableError
+from gateway.upstream.connection_pool import Upstream
+from gateway.upstream.response_head import parse_head
 from machinery.clock import SystemClock
-from schemas.wire.engine_address import EngineAddress
 from store.memory import MemoryTransport
 from tests.support.gateway_resume_engine import (
     BODY,
@@ -50,29 +57,6 @@ def test_fake_engines_mark_as_real_ones_do(path: str, body: dict[str, Any]) -> N
 
 
 @dataclass
-class Pieces:
-    """A response in pieces, which may break."""
-
-    pieces: list[bytes]
-    is_broken: bool
-    status: int = 200
-    headers: Headers = field(default_factory=lambda: [(b"content-type", b"text/event-stream")])
-    is_surplus: bool = False
-    is_complete: bool = False
-    until_s: float = 0.0
-
-    async def read(self) -> bytes:
-        if self.pieces:
-            return self.pieces.pop(0)
-        if self.is_broken:
-            raise BrokenResponseError("it broke", had_bytes=True)
-        return b""
-
-    def close(self) -> None:
-        self.pieces.clear()
-
-
-@dataclass
 class Cut(Upstream):
     """Engines whose streams break after a number of bytes, one after another."""
 
@@ -83,18 +67,15 @@ class Cut(Upstream):
     """True if no engine is reachable."""
 
     @override
-    async def request(
-        self,
-        origin: EngineAddress,
-        raw: bytes,
-        *,
-        silence_s: float | None = None,
-        until_s: float = float("inf"),
-    ) -> UpstreamResponse:
+    def send(self, call: EngineCall) -> None:
+        call.dialing = asyncio.get_running_loop().create_task(self._answer(call))
+
+    async def _answer(self, call: EngineCall) -> None:
         if self.is_gone:
-            raise UnreachableError("connection refused")
-        self.asked.append(raw)
-        head, _, body = raw.partition(b"\r\n\r\n")
+            call.on_error(UnreachableError("connection refused"))
+            return
+        self.asked.append(call.raw)
+        head, _, body = call.raw.partition(b"\r\n\r\n")
         path = head.split(b" ")[1].decode()
         number = len(self.asked)
         request = Request(path, orjson.loads(body))
@@ -102,8 +83,55 @@ class Cut(Upstream):
         is_cut = bool(self.cuts)
         if is_cut:
             data = data[: self.cuts.pop(0)]
-        pieces = [data[at : at + self.size] for at in range(0, len(data), self.size)]
-        return Pieces(pieces, is_broken=is_cut)
+        call.on_head(parse_head(b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream"))
+        for at in range(0, len(data), self.size):
+            call.on_body(data[at : at + self.size])
+            await asyncio.sleep(0)  # a call that was given up ends here
+        if is_cut:
+            call.on_error(BrokenResponseError("it broke", had_bytes=True))
+        else:
+            call.on_end(b"", is_surplus=False)
+
+
+class Reader(StreamReceiver):
+    """Reads a stream, and has it continued, as the handler does."""
+
+    def __init__(self, stream: EngineStream) -> None:
+        self._stream = stream
+        self._arrived = asyncio.Queue[bytes | BrokenResponseError]()
+        stream.attach(self)
+
+    async def read(self) -> bytes:
+        """Return the next events; empty at the end."""
+        found = await self._arrived.get()
+        if isinstance(found, BrokenResponseError):
+            raise found
+        return found
+
+    @override
+    def on_events(self, events: bytes) -> None:
+        self._arrived.put_nowait(events)
+
+    @override
+    def on_stream_end(self) -> None:
+        self._arrived.put_nowait(b"")
+
+    @override
+    def on_stream_broken(self, error: BrokenResponseError) -> None:
+        self._arrived.put_nowait(error)
+
+    @override
+    def on_engine_died(self) -> None:
+        self._search = asyncio.get_running_loop().create_task(self._continue())
+
+    async def _continue(self) -> None:
+        try:
+            while not await self._stream.find_next():
+                self._arrived.put_nowait(WAITING)
+        except BrokenResponseError as error:
+            self._arrived.put_nowait(error)
+        else:
+            self._stream.attach(self)
 
 
 class Carried:
@@ -155,7 +183,8 @@ class Carried:
 
 
 async def read(stream: EngineStream) -> AsyncIterator[bytes]:
-    while piece := await stream.read():
+    reader = Reader(stream)
+    while piece := await reader.read():
         yield piece
     stream.close()
 
@@ -211,8 +240,10 @@ async def test_clients_hear_that_they_are_waited_for() -> None:
     carried.engines.is_gone = True
     received: list[bytes] = []
 
+    reader = Reader(stream)
+
     async def hear() -> None:
-        while piece := await stream.read():
+        while piece := await reader.read():
             received.append(piece)
 
     with pytest.raises(BrokenResponseError, match="no replica of 'm' could continue it within"):

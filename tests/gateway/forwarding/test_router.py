@@ -11,6 +11,7 @@ import aiohttp
 import pytest
 
 from gateway.forwarding import forwarder
+from gateway.forwarding.engine_stream import EngineStream
 from gateway.forwarding.retry_state import WholeResponse
 from gateway.forwarding.router import LoadTracker
 from gateway.server import GatewayLimits
@@ -145,7 +146,7 @@ def test_one_on_trial_is_shunned_by_all_others() -> None:
 
 
 def whole(name: str) -> WholeResponse:
-    return WholeResponse(endpoint=target(name), status=200, headers=[], body=b"")
+    return WholeResponse(endpoint=target(name), status=200, passed=b"", body=b"")
 
 
 async def later(result: WholeResponse | None, turns: int = 1) -> WholeResponse | None:
@@ -169,7 +170,7 @@ async def test_no_hedge_without_need() -> None:
 async def test_the_first_result_wins_and_a_failure_leaves_it_to_the_other() -> None:
     async def raced(
         first: forwarder.AttemptCoroutine, second: forwarder.AttemptCoroutine | None
-    ) -> forwarder.AttemptResult:
+    ) -> WholeResponse | EngineStream | None:
         return await forwarder.race(first, lambda: second, after_s=0.0)
 
     assert await raced(never(), later(whole("m-1"))) == whole("m-1")

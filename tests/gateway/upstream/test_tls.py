@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from gateway.upstream.connection_pool import ConnectionPool, UnreachableError
+from gateway.upstream.connection import UnreachableError
+from gateway.upstream.connection_pool import ConnectionPool
 from gateway.upstream.tls import EngineTls
 from identity.credentials import Credentials
 from identity.folder import IdentityFolder

@@ -1,0 +1,148 @@
+"""Heads of engines' responses, read line by line: nearly every line was seen before.
+
+The parser takes a strict part of HTTP/1.1. A head that says two things about the length of its body is refused:
+what follows could be taken for the response to another request.
+"""
+
+import re
+from collections.abc import Callable
+from typing import TypeVar
+
+from schemas.wire import headers as wire_headers
+
+_V = TypeVar("_V")
+# Lines and sizes that are remembered. A longer line is unlikely to come again.
+_MOST_SEEN = 4096
+_LONGEST_SEEN = 256
+_STATUS_LINE = re.compile(rb"HTTP/1\.([01]) ([1-9]\d\d)(?: [\t\x20-\x7e\x80-\xff]*)?")
+_HEADER_LINE = re.compile(
+    rb"([!#$%&'*+\-.^_`|~0-9A-Za-z]+):[ \t]*"
+    rb"((?:[\x21-\x7e\x80-\xff](?:[\t\x20-\x7e\x80-\xff]*[\x21-\x7e\x80-\xff])?)?)[ \t]*"
+)
+_CHUNK_SIZE = re.compile(rb"([0-9A-Fa-f]{1,8})(?:[ \t]*;[\t\x20-\x7e\x80-\xff]*)?")
+_LENGTH = re.compile(rb"\d{1,15}")
+_PASSED_NAMES = frozenset(name.encode() for name in wire_headers.ENGINE_RESPONSE_HEADERS)
+_BODILESS = frozenset({204, 304})
+_CONTENT_LENGTH, _TRANSFER_ENCODING = b"content-length", b"transfer-encoding"
+_CONNECTION = b"connection"
+# Names that must not come twice.
+_SINGLE = frozenset({_CONTENT_LENGTH, _TRANSFER_ENCODING})
+UNTIL_CLOSE = -1
+"""The length of a body that ends with its connection."""
+
+
+class InvalidResponseError(Exception):
+    """The input is not a valid HTTP/1.1 response."""
+
+
+class ResponseHead:
+    """The head of one response. A plain object: one is created for each request."""
+
+    __slots__ = ("fields", "is_chunked", "keeps_alive", "length", "passed", "status")
+
+    def __init__(
+        self, status: int, fields: dict[bytes, bytes], passed: bytes, *, keeps_alive: bool
+    ) -> None:
+        self.status = status
+        self.fields = fields
+        """The last value of each header, by its name in lower case."""
+        self.passed = passed
+        """The header lines that clients get."""
+        self.keeps_alive = keeps_alive
+        """True if the engine keeps the connection open."""
+        length = fields.get(_CONTENT_LENGTH)
+        self.is_chunked = _TRANSFER_ENCODING in fields
+        self.length = UNTIL_CLOSE if length is None else int(length)
+        """The length of the body; UNTIL_CLOSE also stands for chunks."""
+        if status in _BODILESS:
+            self.length, self.is_chunked = 0, False
+        elif self.is_chunked and length is not None:
+            raise InvalidResponseError("a content-length together with chunks")
+
+
+class SeenLines(dict[bytes, _V]):
+    """Values of lines that were read before; a new line is read by `read`. Bounded."""
+
+    def __init__(self, read: Callable[[bytes], _V]) -> None:
+        super().__init__()
+        self._read = read
+
+    def __missing__(self, line: bytes) -> _V:
+        """Return the value of a new line.
+
+        Raises:
+            InvalidResponseError: the line is not valid.
+
+        """
+        found = self._read(line)
+        if len(line) <= _LONGEST_SEEN:
+            if len(self) >= _MOST_SEEN:
+                self.clear()
+            self[line] = found
+        return found
+
+
+def _read_status_line(line: bytes) -> tuple[int, bool]:
+    """Return the status, and whether the version keeps connections open by default."""
+    match = _STATUS_LINE.fullmatch(line)
+    if match is None:
+        raise InvalidResponseError("no status line")
+    return int(match[2]), match[1] == b"1"
+
+
+def _read_header_line(line: bytes) -> tuple[bytes, bytes, bytes]:
+    """Return the name in lower case, the value, and the line for clients, empty if they do not get it."""
+    match = _HEADER_LINE.fullmatch(line)
+    if match is None:
+        raise InvalidResponseError("an invalid header")
+    name, value = match[1].lower(), match[2]
+    if name == _CONTENT_LENGTH and not _LENGTH.fullmatch(value):
+        raise InvalidResponseError("an invalid content-length")
+    if name == _TRANSFER_ENCODING and value.lower() != b"chunked":
+        raise InvalidResponseError("an unknown transfer-encoding")
+    if name == _CONNECTION:
+        value = value.lower()
+    return name, value, b"%b: %b\r\n" % (name, value) if name in _PASSED_NAMES else b""
+
+
+def _read_chunk_size(line: bytes) -> int:
+    match = _CHUNK_SIZE.fullmatch(line)
+    if match is None:
+        raise InvalidResponseError("an invalid chunk size")
+    return int(match[1], 16)
+
+
+_STATUS_LINES = SeenLines(_read_status_line)
+_HEADER_LINES = SeenLines(_read_header_line)
+CHUNK_SIZES = SeenLines(_read_chunk_size)
+"""The size of a chunk by the line before it."""
+
+
+def parse_head(data: bytes) -> ResponseHead:
+    """Return the head in these bytes, given without the empty line at its end.
+
+    Raises:
+        InvalidResponseError: it is not a valid head.
+
+    """
+    first, *lines = data.split(b"\r\n")
+    status, keeps_alive = _STATUS_LINES[first]
+    fields: dict[bytes, bytes] = {}
+    passed = b""
+    for line in lines:
+        name, value, shown = _HEADER_LINES[line]
+        if name in fields and name in _SINGLE:
+            raise InvalidResponseError(f"more than one {name.decode('ascii')}")
+        fields[name] = value
+        if shown:
+            passed += shown
+    connection = fields.get(_CONNECTION)
+    if connection is not None and b"close" in connection:
+        keeps_alive = False
+    return ResponseHead(status, fields, passed, keeps_alive=keeps_alive)
+
+
+def list_lines(passed: bytes) -> list[tuple[bytes, bytes]]:
+    """Return header lines as pairs of name and value."""
+    pairs = (line.partition(b": ") for line in passed.split(b"\r\n")[:-1])
+    return [(name, value) for name, _, value in pairs]
