@@ -11,8 +11,9 @@ from dataclasses import dataclass, field
 from gateway.forwarding.outlier_detection import OutlierDetector
 from gateway.request import InferenceRequest
 from gateway.routing.affinity import AffinityMemory
+from gateway.routing.plan import RoutePlan
 from gateway.routing.selection import ChosenEndpoint, RoutingChoice, choose
-from gateway.routing.table import EndpointHealth, EngineEndpoint, RoutingQuery
+from gateway.routing.table import EndpointHealth, EngineEndpoint, RoutingQuery, ServedModel
 from gateway.state.table_cache import TableCache
 from machinery.clock import Clock
 from schemas.wire import headers as wire_headers
@@ -117,6 +118,7 @@ class Router:
     random: random.Random
     memory: AffinityMemory = field(default_factory=AffinityMemory)
     _turns: dict[str, int] = field(default_factory=dict)
+    _plans: dict[str, RoutePlan] = field(default_factory=dict)
 
     def draw(self) -> float:
         """Return the random draw for all choices of one request."""
@@ -136,12 +138,26 @@ class Router:
         model = table.models.get(request.model)
         if model is None:
             return choose(table, query, health)
+        plan = self._plans.get(request.model)
+        if plan is None or plan.model is not model:
+            plan = self._make_plan(model)
         self.memory.recall(request, model, query, now_s)
-        query.turn = self._turn(request.model, is_first=not failed)
-        choice = choose(table, query, health)
+        choice: RoutingChoice | None = plan.pick(query, health)
+        if choice is None:
+            if plan.takes_turns:
+                query.turn = self._turn(request.model, is_first=not failed)
+            choice = choose(table, query, health)
         if type(choice) is ChosenEndpoint:
             self.memory.remember(query, model, choice.endpoint, now_s)
         return choice
+
+    def _make_plan(self, model: ServedModel) -> RoutePlan:
+        """Return the plan of a model whose part of the table is new."""
+        models = self.table_cache.table.models
+        for gone in self._plans.keys() - models.keys():
+            del self._plans[gone]
+        plan = self._plans[model.name] = RoutePlan(model)
+        return plan
 
     def remember_answer(self, request: InferenceRequest, endpoint: EngineEndpoint) -> None:
         """Remember the endpoint that answered, which may not be the one chosen last if the request was hedged."""

@@ -22,7 +22,7 @@ from schemas.wire.engine_address import EngineAddress
 
 # Scores that differ by less are equal. One request more at an engine with concurrency 16 makes four
 # times as much, and memory that varies by 2 % should not decide.
-_EQUAL = 0.005
+EQUAL_SCORES = 0.005
 # Rounding error of sums and differences.
 _EXACT = 1e-9
 # mlx-serving's `avoid_overloaded`. Without it, the formula gives a strong Mac every request.
@@ -92,7 +92,7 @@ def _scored(
         if read:
             score += prefix * read.get(endpoint.mark, 0.0)
         scores.append(score)
-    return _highest(candidates, scores, _EQUAL)
+    return _highest(candidates, scores, EQUAL_SCORES)
 
 
 def _hardware_aware(

@@ -1,0 +1,125 @@
+"""Plan of a model name: what is the same for all of its requests, worked out once for each routing table. Pure.
+
+Most names have one backend with one version and a few endpoints, of which the one with the best score answers. Their
+plan chooses with the fewest steps. Every other choice is left to `selection.choose`; where both can choose, they choose
+the same endpoint for the same draw.
+"""
+
+from gateway.routing.load_balancer import EQUAL_SCORES, SCAN_LIMIT, allowed
+from gateway.routing.selection import ChosenEndpoint
+from gateway.routing.table import EndpointHealth, EndpointPool, RoutingQuery, ServedModel
+
+
+class RoutePlan:
+    """The plan of one model. A plain object: it is read for each request."""
+
+    __slots__ = (
+        "_bound",
+        "_choices",
+        "_endpoints",
+        "_has_sessions",
+        "_places",
+        "_score",
+        "_uses_prefixes",
+        "is_usual",
+        "model",
+        "takes_turns",
+    )
+
+    def __init__(self, model: ServedModel) -> None:
+        self.model = model
+        ruled = (backend for rule in model.rules for backend in rule.backends)
+        self.takes_turns = any(
+            backend.routing.strategy == "RoundRobin"
+            for backend in (*model.backends, *model.fallbacks, *ruled)
+        )
+        """True if a choice depends on the number of earlier requests."""
+        pool = _only_pool(model)
+        self.is_usual = pool is not None
+        """True if the plan can choose."""
+        if pool is None:
+            return
+        backend = model.backends[0]
+        self._endpoints = pool.endpoints
+        self._choices = [ChosenEndpoint(endpoint=endpoint) for endpoint in pool.endpoints]
+        self._places = {endpoint.mark: place for place, endpoint in enumerate(pool.endpoints)}
+        self._score = backend.score
+        self._bound = backend.routing.prefix_affinity.bound
+        self._has_sessions = backend.routing.sessions.enabled
+        self._uses_prefixes = backend.uses_prefixes
+
+    def pick(self, query: RoutingQuery, health: EndpointHealth) -> ChosenEndpoint | None:
+        """Return the endpoint to try; None if the choice is left to `selection.choose`."""
+        if not self.is_usual or query.failed or health.ejected:
+            return None
+        if len(self._choices) == 1:
+            return self._choices[0]
+        in_flight, others = health.in_flight, health.others_in_flight
+        loads: list[int] = []
+        for endpoint in self._endpoints:
+            origin = endpoint.origin
+            if others and others.get(origin):
+                return None
+            loads.append(in_flight.get(origin, 0))
+        if query.sticky_mark and self._has_sessions:
+            place = self._places.get(query.sticky_mark, -1)
+            if place >= 0 and (query.session or loads[place] < allowed(loads, self._bound)):
+                return self._choices[place]
+        part = query.draw * 997 % 1
+        read = self._cached_parts(query, loads) if query.cached and self._uses_prefixes else None
+        if read or health.headroom or any(loads):
+            return self._choices[self._best(part, loads, health, read)]
+        return self._choices[_index(part, len(loads))]
+
+    def _cached_parts(self, query: RoutingQuery, loads: list[int]) -> dict[int, float]:
+        """Return the cached part of the prompt by the place of an endpoint that is not too busy for it."""
+        most, places = allowed(loads, self._bound), self._places
+        found: dict[int, float] = {}
+        for mark, part in query.cached:
+            place = places.get(mark, -1)
+            if place >= 0 and place not in found and loads[place] < most:
+                found[place] = part
+        return found
+
+    def _best(
+        self, part: float, loads: list[int], health: EndpointHealth, read: dict[int, float] | None
+    ) -> int:
+        """Return the place of the best score; the draw's part decides between equal ones."""
+        loaded, memory, queue, prefix = self._score
+        headroom, endpoints = health.headroom, self._endpoints
+        depths: list[float] = []
+        for load, endpoint in zip(loads, endpoints, strict=True):
+            depths.append(load / endpoint.concurrency)
+        per_depth = queue / max(1.0, *depths)
+        scores: list[float] = []
+        for place, depth in enumerate(depths):
+            score = loaded + queue - per_depth * depth
+            if headroom:
+                score += memory * headroom.get(endpoints[place].origin, 1.0)
+            if read:
+                score += prefix * read.get(place, 0.0)
+            scores.append(score)
+        top = max(scores) - EQUAL_SCORES
+        ties: list[int] = []
+        for place, score in enumerate(scores):
+            if score >= top:
+                ties.append(place)
+        return ties[0] if len(ties) == 1 else ties[_index(part, len(ties))]
+
+
+def _only_pool(model: ServedModel) -> EndpointPool | None:
+    """Return the pool of a model whose choices are usual; None for any other model."""
+    if len(model.backends) != 1 or model.rules:
+        return None
+    backend = model.backends[0]
+    if not backend.weight or len(backend.subsets) != 1 or backend.routing.strategy != "Scored":
+        return None
+    subset = backend.subsets[0]
+    if subset.weight <= 0 or len(subset.pools) != 1:
+        return None
+    pool = subset.pools[0]
+    return pool if len(pool.by_mark) == len(pool.endpoints) <= SCAN_LIMIT else None
+
+
+def _index(part: float, count: int) -> int:
+    return min(int(part * count), count - 1)
