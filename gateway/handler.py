@@ -23,6 +23,7 @@ from gateway.forwarding.retry_state import ForwardResult, WholeResponse
 from gateway.http.cors import AllowedHosts, AllowedOrigins
 from gateway.http.limits import BodyMemory, ConnectionLimit
 from gateway.http.request_context import RequestContext, RequestHandler, header_lines
+from gateway.http.request_head import HeadReader
 from gateway.request import InferenceRequest
 from gateway.routing.table import EngineEndpoint
 from gateway.telemetry.recorder import RequestRecorder
@@ -74,6 +75,7 @@ class InferenceHandler(RequestHandler):
         self._recorder = recorder
         self.clock = forwarder.clock
         self.adapters = adapters
+        self.heads = HeadReader(adapters)
         self.max_body = options.max_body
         self.body_memory = options.body_memory
         self.connection_limit = options.connection_limit

@@ -14,12 +14,14 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 from uvicorn.server import ServerState
 
 from gateway import errors
+from gateway.apis.adapter import ApiAdapter
 from gateway.http.request_context import (
     RequestContext,
     RequestHandler,
     ResponseWriter,
     header_lines,
 )
+from gateway.http.request_head import HeadReader, RequestHead
 from gateway.request import HttpRequest, RawHeaders
 from machinery.clock import NEVER, Clock
 from machinery.http_server import MAX_HEAD_BYTES, REQUEST_ID, SSL_OBJECT
@@ -47,6 +49,15 @@ ModelOrAsgiRequest: TypeAlias = RequestContext | RequestResponseCycle
 class RequestReceiver(Protocol):
     """Receives the requests of a connection."""
 
+    @property
+    def is_idle(self) -> bool:
+        """True if all earlier requests are answered."""
+        ...
+
+    def on_usual_head(self, head: RequestHead) -> None:
+        """Handle a usual request to a model whose headers are complete."""
+        ...
+
     def on_request_head(self) -> None:
         """Handle a request whose headers are complete."""
         ...
@@ -65,11 +76,15 @@ class RequestReceiver(Protocol):
 
 
 class RequestFramer(HttpToolsProtocol, RequestReceiver):
-    """One client connection: where its requests begin and end, and whether they keep the limits."""
+    """One client connection: where its requests begin and end, and whether they keep the limits.
+
+    Usual requests to models are read by `HeadReader`. llhttp reads all other input.
+    """
 
     def __init__(
         self,
         clock: Clock,
+        heads: HeadReader,
         config: Config,
         server_state: ServerState,
         app_state: dict[str, Any],
@@ -77,6 +92,9 @@ class RequestFramer(HttpToolsProtocol, RequestReceiver):
     ) -> None:
         super().__init__(config, server_state, app_state, _loop)
         self.clock = clock
+        self.heads = heads
+        self.missing_body = 0
+        """Bytes of a usual request's body that have not arrived."""
         self.has_begun = False
         """True from the first byte of a request to its last."""
         self.is_in_head = True
@@ -94,6 +112,42 @@ class RequestFramer(HttpToolsProtocol, RequestReceiver):
     def data_received(self, data: bytes) -> None:
         if self.ignores_input:
             return
+        if self.missing_body:
+            data = self._feed_body(data)
+        elif not self.has_begun and self.is_idle:
+            head = self.heads.read(data)
+            if head is not None:
+                data = self._feed_usual(head, data)
+        if data:
+            self._feed_parser(data)
+
+    def _feed_usual(self, head: RequestHead, data: bytes) -> bytes:
+        """Take a usual request, whose body may still be missing; return what follows it."""
+        self.url, self.headers, self.expect_100_continue = head.path, head.headers, False
+        self.has_begun, self.is_in_head, self.missing_body = True, False, head.length
+        self.on_usual_head(head)
+        return b"" if self.ignores_input else self._feed_body(data[head.size :])
+
+    def _feed_body(self, data: bytes) -> bytes:
+        """Take a part of a usual request's body; return what follows it."""
+        rest = b""
+        if len(data) > self.missing_body:
+            data, rest = data[: self.missing_body], data[self.missing_body :]
+        self.missing_body -= len(data)
+        if data:
+            self.on_body(data)
+        if self.ignores_input:
+            return b""
+        if self.missing_body:
+            if self.deadline_s == NEVER:
+                self.deadline_s = self.clock.monotonic() + REQUEST_S
+            self.on_partial_body()
+        else:
+            self.on_message_complete()
+        return rest
+
+    def _feed_parser(self, data: bytes) -> None:
+        """Have llhttp read all other input."""
         if is_head := self.is_in_head or self.is_in_trailer:
             self.head_bytes += len(data)
         try:
@@ -218,7 +272,7 @@ class ClientProtocol(RequestFramer):
         app_state: dict[str, Any],
         _loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
-        super().__init__(handler.clock, config, server_state, app_state, _loop)
+        super().__init__(handler.clock, handler.heads, config, server_state, app_state, _loop)
         self._handler = handler
         self._latest: ModelOrAsgiRequest | None = None
         """The request whose bytes arrive, or arrived last; None while the connection is idle."""
@@ -251,15 +305,43 @@ class ClientProtocol(RequestFramer):
         if adapter is None or self.parser.get_method() != b"POST":
             self._pass_on(fields)
             return
+        context = self._begin(path.decode("ascii"), query, adapter, fields)
+        if b"expect" in fields and not self.ignores_input:
+            context.expects_continue = fields[b"expect"].lower() == b"100-continue" and (
+                not context.response.is_http_10
+            )
+            self._send_continue(context)
+
+    @property
+    @override
+    def is_idle(self) -> bool:
+        return self._latest is None
+
+    @override
+    def on_usual_head(self, head: RequestHead) -> None:
+        adapter = self._handler.adapters[head.path]
+        self._begin(head.path.decode("ascii"), b"", adapter, dict(head.headers), is_usual=True)
+
+    def _begin(
+        self,
+        path: str,
+        query: bytes,
+        adapter: ApiAdapter,
+        fields: dict[bytes, bytes],
+        *,
+        is_usual: bool = False,
+    ) -> RequestContext:
+        """Begin a request to a model, or refuse it by its headers."""
         given, origin = fields.get(_REQUEST_ID, b""), fields.get(b"origin", b"")
         http_request = HttpRequest(
-            path=path.decode("ascii"),
+            path=path,
             query=query,
             headers=self.headers,
             request_id=given if given and REQUEST_ID.fullmatch(given) else self._handler.next_id(),
         )
         cors = header_lines(self._handler.origins.headers(origin)) if origin else b""
-        context = RequestContext(self._handler, http_request, self._new_response(cors), adapter)
+        response = self._new_response(cors, is_usual=is_usual)
+        context = RequestContext(self._handler, http_request, response, adapter)
         previous, self._latest = self._latest, context
         self.is_in_head = False
         if _is_complete(previous):
@@ -270,9 +352,7 @@ class ClientProtocol(RequestFramer):
         refusal = self._head_refusal(context, fields)
         if refusal is not None:
             self.refuse(refusal)
-        elif b"expect" in fields and fields[b"expect"].lower() == b"100-continue":
-            context.expects_continue = not context.response.is_http_10
-            self._send_continue(context)
+        return context
 
     def _pass_on(self, fields: dict[bytes, bytes]) -> None:
         """Pass a request that is not to a model to the application."""
@@ -305,8 +385,9 @@ class ClientProtocol(RequestFramer):
             return body_too_large(handler.max_body).refusal
         return None
 
-    def _new_response(self, extra_lines: bytes = b"") -> ResponseWriter:
-        is_http_10 = self.parser.get_http_version() == "1.0"
+    def _new_response(self, extra_lines: bytes = b"", *, is_usual: bool = False) -> ResponseWriter:
+        """Return the writer of a response; a usual request is of HTTP/1.1 and keeps the connection open."""
+        is_http_10 = not is_usual and self.parser.get_http_version() == "1.0"
         return ResponseWriter(
             self.transport,
             self.flow,
@@ -314,7 +395,7 @@ class ClientProtocol(RequestFramer):
             self.on_response_complete,
             self._close,
             keep_alive=not (is_http_10 or self._handler.is_stopping)
-            and self.parser.should_keep_alive(),
+            and (is_usual or self.parser.should_keep_alive()),
             is_http_10=is_http_10,
         )
 

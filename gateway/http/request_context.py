@@ -18,6 +18,7 @@ from gateway.forwarding.engine_stream import EngineStream
 from gateway.forwarding.retry_state import ForwardResult, RetryState
 from gateway.http.cors import AllowedHosts, AllowedOrigins
 from gateway.http.limits import BodyMemory, ConnectionLimit
+from gateway.http.request_head import HeadReader
 from gateway.request import HttpRequest, InferenceRequest, RawHeaders
 from gateway.upstream.connection import Headers
 from machinery.clock import NEVER, Clock
@@ -145,6 +146,8 @@ class RequestHandler(Protocol):
     clock: Clock
     adapters: Mapping[bytes, ApiAdapter]
     """API adapters by path."""
+    heads: HeadReader
+    """Reads the heads of requests to these paths."""
     hosts: AllowedHosts
     origins: AllowedOrigins
     max_body: int
