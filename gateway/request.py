@@ -1,8 +1,13 @@
 """Requests of clients, as far as the gateway reads them. Values only."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
+
+from machinery.clock import NEVER
+from schemas.wire import headers as wire_headers
+
+_TIMEOUT = wire_headers.REQUEST_TIMEOUT.encode()
 
 RawHeaders: TypeAlias = Sequence[tuple[bytes, bytes]]
 """Header names in lower case and values, in the order of arrival."""
@@ -15,17 +20,22 @@ class HttpRequest:
     path: str
     query: bytes
     headers: RawHeaders
+    fields: Mapping[bytes, bytes]
+    """The last value of each header."""
     request_id: bytes
     """The client's id if it is valid, else a generated one."""
     body: bytes = b""
     """Empty until all of the body has arrived."""
 
-    def header(self, name: bytes) -> bytes:
-        """Return the value of a header; empty if it is missing."""
-        for key, value in self.headers:
-            if key == name:
-                return value
-        return b""
+    def timeout_s(self) -> float:
+        """Return the client's timeout in seconds; infinite if it sent none.
+
+        Raises:
+            RefusedError: its header is invalid.
+
+        """
+        text = self.fields.get(_TIMEOUT)
+        return NEVER if text is None else wire_headers.parse_timeout(text.decode("latin-1"))
 
 
 @dataclass(slots=True, kw_only=True)
@@ -53,5 +63,7 @@ class InferenceRequest:
     """The client's `prompt_cache_key`; empty if it sent none."""
     cache_salt: str = ""
     """The client's `cache_salt`: prompts with different values share no cached tokens. Empty if it sent none."""
+    timeout_s: float = NEVER
+    """The client's own timeout, from the arrival of the request."""
     key_salt: bytes = b""
     """The salt of the client's API key, which engines combine with `cache_salt`; empty for the one shared cache."""

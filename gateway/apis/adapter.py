@@ -17,6 +17,7 @@ from schemas.wire.errors import Refusal, RefusedError, invalid
 
 _B = TypeVar("_B", bound=msgspec.Struct)
 _NONE: Mapping[str, str] = MappingProxyType({})
+_SESSION_ID = wire_headers.SESSION_ID.encode()
 _GENERATIONS = ("/v1/chat/completions", "/v1/completions")
 _UNKNOWN = re.compile(r"unknown field `(.*?)`(?: - at `\$\.?(.*)`)?$", re.DOTALL)
 _WRONG = re.compile(r"^(.*?)(?: - at `\$\.?(.*)`)?$", re.DOTALL)
@@ -114,7 +115,7 @@ def to_inference_request(
     http_request: HttpRequest, path: str, body: dict[str, Any], *, session: str = ""
 ) -> InferenceRequest:
     """Return the inference request. `body`: in OpenAI's format; `session`: a session key from the body."""
-    own = http_request.header(wire_headers.SESSION_ID.encode()).decode("latin-1")
+    own = http_request.fields.get(_SESSION_ID, b"").decode("latin-1")
     is_streamed, is_generation = body.get("stream") is True, path in _GENERATIONS
     # Other endpoints keep no state at the engine, so affinity is of no use to them.
     shown = orjson.dumps(body.get("messages") or body.get("prompt")) if is_generation else b""
@@ -126,6 +127,7 @@ def to_inference_request(
         headers=http_request.headers,
         is_streamed=is_streamed,
         is_resumable=is_streamed and is_generation,
+        timeout_s=http_request.timeout_s(),
         session=own or session,
         prompt=shown,
     )

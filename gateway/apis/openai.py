@@ -20,6 +20,7 @@ _GENERATIONS = ("/v1/chat/completions", "/v1/completions", _RESPONSES)
 # Paths whose requests leave no cache to reuse at an engine.
 _STATELESS = (_EMBEDDINGS, "/v1/score", "/v1/rerank", "/tokenize", "/detokenize")
 PATHS = (*_GENERATIONS, *_STATELESS)
+_SESSION_ID = wire_headers.SESSION_ID.encode()
 _TRUE = b"true"
 # Values of `n` that mean one choice.
 _ONE = (b"", b"1", b"null")
@@ -101,7 +102,7 @@ class OpenAiAdapter(ApiAdapter):
         if head.fleet:
             # The field is reserved for gateways, which use it to resume a stream.
             raise invalid("Unknown parameter: 'fleet'.", param="fleet")
-        is_streamed = bytes(head.stream) == _TRUE
+        is_streamed = bool(head.stream) and bytes(head.stream) == _TRUE
         request = InferenceRequest(
             path=http_request.path,
             model=head.model,
@@ -110,6 +111,7 @@ class OpenAiAdapter(ApiAdapter):
             headers=http_request.headers,
             is_streamed=is_streamed,
             is_resumable=is_streamed and http_request.path in _RESUMABLE and bytes(head.n) in _ONE,
+            timeout_s=http_request.timeout_s(),
             session=_session(head, http_request),
             prompt=bytes(head.messages or head.prompt or head.input)
             if http_request.path in _GENERATIONS
@@ -150,7 +152,7 @@ def _session(head: _RoutingFields, http_request: HttpRequest) -> str:
     """
     if isinstance(head.session_id, str) and head.session_id:
         return head.session_id
-    if header := http_request.header(wire_headers.SESSION_ID.encode()):
+    if header := http_request.fields.get(_SESSION_ID):
         return header.decode("latin-1")
     named = head.conversation
     if isinstance(named, dict):

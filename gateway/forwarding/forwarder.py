@@ -37,7 +37,7 @@ from gateway.forwarding.retry_state import (
     WholeResponse,
 )
 from gateway.forwarding.router import Router
-from gateway.request import InferenceRequest, RawHeaders
+from gateway.request import InferenceRequest
 from gateway.routing.selection import ChosenEndpoint, NoReadyEndpoint, UnknownModel
 from gateway.routing.table import EngineEndpoint
 from gateway.upstream.connection import BrokenResponseError, UnreachableError, UpstreamError
@@ -50,7 +50,6 @@ log = logging.getLogger(__name__)
 
 # Interval at which a request without live endpoints looks for a successful health check.
 _RECOVERY_POLL_S = 0.5
-_REQUEST_TIMEOUT = headers.REQUEST_TIMEOUT.encode()
 _RETRY_AFTER = headers.RETRY_AFTER.encode()
 
 AttemptCoroutine: TypeAlias = Coroutine[Any, Any, AttemptResult | None]
@@ -133,7 +132,7 @@ class Forwarder(AttemptOwner):
         """Forward a request; `state` records the attempts. `leave` must follow.
 
         Raises:
-            RefusedError: the timeout header is invalid, or the request cannot be sent to the endpoint.
+            RefusedError: the request cannot be sent to the endpoint.
 
         """
         state.client = client
@@ -209,7 +208,7 @@ class Forwarder(AttemptOwner):
             return
         model_state = self._model_states.of(model)
         policy = model_state.policy
-        own_s = _timeout_s(request.headers)
+        own_s = request.timeout_s
         timeout_s = min(policy.request_s, own_s)
         deadline = Deadline(now_s + timeout_s, timeout_s, own_s < policy.request_s)
         state.terms = RequestTerms(model_state, policy, deadline)
@@ -502,16 +501,3 @@ def _refusal_for(error: UpstreamError, request: InferenceRequest, state: RetrySt
     if error.is_silence:
         return errors.upstream_silent(request.model, str(error))
     return errors.upstream_failed(request.model, state.started, str(error))
-
-
-def _timeout_s(fields: RawHeaders) -> float:
-    """Return the client's timeout in seconds from its header; infinite if it is missing.
-
-    Raises:
-        RefusedError: the header is invalid.
-
-    """
-    for name, value in fields:
-        if name == _REQUEST_TIMEOUT:
-            return headers.parse_timeout(value.decode("latin-1"))
-    return NEVER

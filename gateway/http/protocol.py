@@ -58,6 +58,10 @@ class RequestReceiver(Protocol):
         """Handle a usual request to a model whose headers are complete."""
         ...
 
+    def on_usual_body(self, body: bytes) -> None:
+        """Handle the end of a usual request that arrived in one read."""
+        ...
+
     def on_request_head(self) -> None:
         """Handle a request whose headers are complete."""
         ...
@@ -124,9 +128,16 @@ class RequestFramer(HttpToolsProtocol, RequestReceiver):
     def _feed_usual(self, head: RequestHead, data: bytes) -> bytes:
         """Take a usual request, whose body may still be missing; return what follows it."""
         self.url, self.headers, self.expect_100_continue = head.path, head.headers, False
-        self.has_begun, self.is_in_head, self.missing_body = True, False, head.length
+        self.has_begun, self.missing_body = True, head.length
         self.on_usual_head(head)
-        return b"" if self.ignores_input else self._feed_body(data[head.size :])
+        if self.ignores_input:
+            return b""
+        end = head.size + head.length
+        if len(data) < end:
+            return self._feed_body(data[head.size :])
+        # Nearly always all of the request arrives in one read.
+        self.on_usual_body(data[head.size : end])
+        return data[end:]
 
     def _feed_body(self, data: bytes) -> bytes:
         """Take a part of a usual request's body; return what follows it."""
@@ -320,7 +331,16 @@ class ClientProtocol(RequestFramer):
     @override
     def on_usual_head(self, head: RequestHead) -> None:
         adapter = self._handler.adapters[head.path]
-        self._begin(head.path.decode("ascii"), b"", adapter, dict(head.headers), is_usual=True)
+        self._begin(head.path.decode("ascii"), b"", adapter, head.fields, is_usual=True)
+
+    @override
+    def on_usual_body(self, body: bytes) -> None:
+        context, self.missing_body = self._latest, 0
+        assert isinstance(context, RequestContext)
+        self.is_in_head, self.has_begun, self.deadline_s = True, False, NEVER
+        context.body, context.more_body = body, False
+        if context.is_current:
+            self._start(context)
 
     def _begin(
         self,
@@ -337,6 +357,7 @@ class ClientProtocol(RequestFramer):
             path=path,
             query=query,
             headers=self.headers,
+            fields=fields,
             request_id=given if given and REQUEST_ID.fullmatch(given) else self._handler.next_id(),
         )
         cors = header_lines(self._handler.origins.headers(origin)) if origin else b""

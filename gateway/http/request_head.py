@@ -35,12 +35,14 @@ _OTHER, _BODY_LENGTH, _HOST_NAME, _ODD = range(4)
 class RequestHead:
     """The head of a usual request. A plain object: one is created for each request."""
 
-    __slots__ = ("headers", "length", "path", "size")
+    __slots__ = ("fields", "headers", "length", "path", "size")
 
     def __init__(self, path: bytes, headers: list[Header], length: int, size: int) -> None:
         self.path = path
         self.headers = headers
         """Names in lower case and values, in the order of arrival."""
+        self.fields = dict(headers)
+        """The last value of each header."""
         self.length = length
         """The length of the body."""
         self.size = size

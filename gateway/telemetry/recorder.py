@@ -21,10 +21,12 @@ from gateway.telemetry.time_series import RateSeries
 from gateway.upstream import request_encoder
 from gateway.upstream.request_encoder import Trace
 from machinery.clock import Clock
+from schemas.wire import headers as wire_headers
 
 _SWEEP_INTERVAL_S = 60.0
 # Enough for a UUID or a URL.
 _LONGEST_NAME = 200
+_TRACE_PARENT = wire_headers.TRACE_PARENT.encode()
 _NOT_OF_THE_TABLE = ("", "unknown")
 
 
@@ -70,7 +72,10 @@ class RequestRecorder:
         if self.tracer is not None:
             context.retry_state.trace = self.tracer.begin(context, self._epoch_s)
             return
-        parent, trace_state = request_encoder.parse_context(context.http_request.headers)
+        http_request = context.http_request
+        if _TRACE_PARENT not in http_request.fields:
+            return
+        parent, trace_state = request_encoder.parse_context(http_request.headers)
         if parent:
             context.retry_state.trace = request_encoder.PassthroughTrace(
                 request_encoder.trace_lines(parent, trace_state)

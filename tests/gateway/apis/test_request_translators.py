@@ -66,7 +66,9 @@ def surface(path: str) -> ApiAdapter:
 
 
 def read(path: str, body: bytes) -> InferenceRequest:
-    http_request = HttpRequest(path=path, query=b"", headers=[], request_id=b"1", body=body)
+    http_request = HttpRequest(
+        path=path, query=b"", headers=[], fields={}, request_id=b"1", body=body
+    )
     return surface(path).read(http_request)[0]
 
 

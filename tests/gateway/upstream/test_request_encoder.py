@@ -32,7 +32,9 @@ from tests.support.gateway_world import target
 def test_bodies_without_a_model_are_refused(body: bytes, param: str | None) -> None:
     with pytest.raises(RefusedError) as caught:
         OpenAiAdapter().read(
-            HttpRequest(path="/v1/completions", query=b"", headers=(), request_id=b"r", body=body)
+            HttpRequest(
+                path="/v1/completions", query=b"", headers=(), fields={}, request_id=b"r", body=body
+            )
         )
     assert (caught.value.refusal.status, caught.value.refusal.param) == (400, param)
 
