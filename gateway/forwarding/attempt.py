@@ -135,8 +135,6 @@ class EngineAttempt(InFlight):
     @override
     def on_end(self, data: bytes, *, is_surplus: bool) -> None:
         if not self._is_streamed:
-            if self._parts:
-                data = b"".join((*self._parts, data))
             self._end_whole(data, is_surplus=is_surplus)
             return
         if data:
@@ -205,7 +203,9 @@ class EngineAttempt(InFlight):
         self.owner.on_result(self, self.stream)
 
     def _end_whole(self, body: bytes, *, is_surplus: bool) -> None:
-        """Check and record a complete response that is not streamed."""
+        """Check and record a complete response that is not streamed. `body`: its last part."""
+        if self._parts:
+            body = b"".join((*self._parts, body))
         runner, head = self._runner, self._head
         assert head is not None
         if is_surplus and head.length != UNTIL_CLOSE:
@@ -226,7 +226,8 @@ class EngineAttempt(InFlight):
         elif now_s < self.deadline.at_s and not (status == 504 and self.is_timeout(body)):
             fault: Fault = "full" if status in (429, 503) else "bad"
             runner.blame(self.endpoint, fault, pause_s=_pause_s(head.fields))
-        self._end_trial()
+        if self._is_trial:
+            self._end_trial()
         response = WholeResponse(
             endpoint=self.endpoint, status=status, passed=head.passed, body=body
         )
@@ -349,14 +350,15 @@ def _attempt_lines(
 ) -> bytes:
     """Return the header lines of this attempt only."""
     lines = b"" if state.trace is None else state.trace.attempt(endpoint.replica, endpoint.node)
-    if request.is_resumable and state.terms.policy.resumptions:
+    terms = state.terms
+    if request.is_resumable and terms.policy.resumptions:
         lines += _RESUMABLE_LINE
     if request.key_salt:
         lines += _SALT_LINE % request.key_salt
-    if state.terms.deadline.at_s == NEVER:
+    if terms.deadline.at_s == NEVER:
         return lines
     # The engine enforces the deadline too, so that an abandoned request frees its slot.
-    return lines + _TIMEOUT_LINE % max(0.001, state.terms.deadline.at_s - now_s)
+    return lines + _TIMEOUT_LINE % max(0.001, terms.deadline.at_s - now_s)
 
 
 def _fault(error: UpstreamError) -> Fault:

@@ -13,7 +13,7 @@ from typing import Any, Protocol, TypeAlias
 import msgspec
 import orjson
 
-from gateway.forwarding.policy import Deadline
+from gateway.forwarding.policy import NO_DEADLINE
 from gateway.forwarding.router import LoadTracker
 from gateway.metrics import response_summary
 from gateway.metrics.response_summary import TokenCounts, parse_usage
@@ -43,7 +43,6 @@ _MORE_BYTES = 4096
 _HELD_LIMIT = 1 << 20
 _TIMEOUT_STATUS = 504
 WAITING = b": waiting\n\n"
-_NO_DEADLINE = Deadline()
 # Part of the last chunk after all text, which carries the usage.
 _NO_CHOICES = b'"choices":[]'
 # Events with resume comments are never split. The largest are batches of logprobs for slow readers.
@@ -253,7 +252,7 @@ class InFlight(EngineCall):
         super().__init__(endpoint.origin, raw, silence_s=NEVER, until_s=NEVER)
         self.endpoint = endpoint
         self.sent_s = sent_s
-        self.deadline = _NO_DEADLINE
+        self.deadline = NO_DEADLINE
         """An engine is not to blame if the request ends after it."""
         self.stream: EngineStream | None = None
         """The stream of the response, once its first event has arrived."""

@@ -24,7 +24,7 @@ from gateway.forwarding.attempt import (
     is_timeout,
 )
 from gateway.forwarding.engine_stream import EngineStream
-from gateway.forwarding.model_state import ModelStates
+from gateway.forwarding.model_state import ModelStates, RequestTerms
 from gateway.forwarding.policy import Deadline
 from gateway.forwarding.resumption import Resumer
 from gateway.forwarding.retry_state import (
@@ -32,7 +32,6 @@ from gateway.forwarding.retry_state import (
     AttemptFailures,
     ForwardClient,
     ForwardResult,
-    RequestTerms,
     RetryState,
     WholeResponse,
 )
@@ -150,17 +149,22 @@ class Forwarder(AttemptOwner):
                 return
             state.add_admission().slot = slot
         choice = self._router.choose(request, state.failed, self._draw(state))
-        if not isinstance(choice, ChosenEndpoint) or terms.deadline.at_s <= self.clock.monotonic():
+        if not isinstance(choice, ChosenEndpoint) or (
+            terms.deadline.at_s < NEVER and terms.deadline.at_s <= self.clock.monotonic()
+        ):
             client.wait_for(self._forward(request, state, client))
             return
-        self._activator.note_missing(choice.wakes)
+        if choice.wakes:
+            self._activator.note_missing(choice.wakes)
         state.running = self._attempts.start(request, choice.endpoint, state, self)
-        state.start_attempt()
+        state.started += 1
 
     @override
     def on_result(self, attempt: EngineAttempt, result: AttemptResult) -> None:
         """Pass the result of a first attempt on, or try other endpoints."""
-        state, client = self._stop_running(attempt)
+        state = attempt.state
+        client, state.running = state.client, None
+        assert client is not None
         if self._record_result(attempt, result):
             client.on_result(self._accept(result, attempt.request, state))
         else:
@@ -169,15 +173,11 @@ class Forwarder(AttemptOwner):
     @override
     def on_failure(self, attempt: EngineAttempt, error: UpstreamError) -> None:
         """Try other endpoints after a failed first attempt."""
-        state, client = self._stop_running(attempt)
+        state = attempt.state
+        client, state.running = state.client, None
+        assert client is not None
         self._record_error(attempt, error)
         client.wait_for(self._forward(attempt.request, state, client))
-
-    def _stop_running(self, attempt: EngineAttempt) -> tuple[RetryState, ForwardClient]:
-        state = attempt.state
-        assert state.client is not None
-        state.running = None
-        return state, state.client
 
     def abandon(self, state: RetryState) -> None:
         """End the first attempt of a request whose client left."""
@@ -209,9 +209,12 @@ class Forwarder(AttemptOwner):
         model_state = self._model_states.of(model)
         policy = model_state.policy
         own_s = request.timeout_s
-        timeout_s = min(policy.request_s, own_s)
-        deadline = Deadline(now_s + timeout_s, timeout_s, own_s < policy.request_s)
-        state.terms = RequestTerms(model_state, policy, deadline)
+        if own_s == policy.request_s == NEVER:
+            state.terms = model_state.terms
+        else:
+            timeout_s = min(policy.request_s, own_s)
+            deadline = Deadline(now_s + timeout_s, timeout_s, own_s < policy.request_s)
+            state.terms = RequestTerms(model_state, policy, deadline)
         model_state.retries.count(now_s)
         if policy.hedge_after_s < NEVER:
             model_state.hedges.count(now_s)
@@ -404,7 +407,7 @@ class Forwarder(AttemptOwner):
         """Try one endpoint; return None if it failed, which is recorded."""
         waiter = AttemptWaiter()
         attempt = self._attempts.start(request, endpoint, state, waiter)
-        state.start_attempt()
+        state.started += 1
         try:
             result = await self._attempts.wait(attempt, waiter)
         except (UnreachableError, BrokenResponseError) as error:
@@ -455,7 +458,7 @@ class Forwarder(AttemptOwner):
         self.metrics.attempts.add(outcome)
         ended_s = self.clock.monotonic()
         done = Attempt(attempt.endpoint, outcome, attempt.sent_s, ended_s, why)
-        attempt.state.finish_attempt(done)
+        attempt.state.attempts.append(done)
 
     def _record_failed(
         self, attempt: EngineAttempt, outcome: str, why: str, rejection: WholeResponse | None

@@ -4,7 +4,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from gateway.forwarding.admission import KEEP_ALIVE_S, ConcurrencyLimiter
-from gateway.forwarding.policy import ForwardingPolicy, policy_of
+from gateway.forwarding.policy import (
+    DEFAULT_POLICY,
+    NO_DEADLINE,
+    Deadline,
+    ForwardingPolicy,
+    policy_of,
+)
 from gateway.routing.table import ServedModel
 from machinery.clock import Clock
 from schemas.routing import Routing
@@ -62,14 +68,26 @@ class RetryBudget:
         self._second = max(second, self._second)
 
 
+@dataclass(slots=True, eq=False)
+class RequestTerms:
+    """The terms of requests, never changed: of all requests without a deadline, or of one with its own."""
+
+    model_state: "ModelState | None" = None
+    """State of the requested model; None if the model is unknown."""
+    policy: ForwardingPolicy = DEFAULT_POLICY
+    deadline: Deadline = NO_DEADLINE
+
+
 class ModelState:
     """State of one model."""
 
-    __slots__ = ("hedges", "limiter", "policy", "retries", "routing")
+    __slots__ = ("hedges", "limiter", "policy", "retries", "routing", "terms")
 
     def __init__(self, routing: Routing, policy: ForwardingPolicy) -> None:
         self.routing = routing
         self.policy = policy
+        self.terms = RequestTerms(self, policy)
+        """The terms of requests without a deadline."""
         self.retries = RetryBudget(policy.retry_percent)
         self.hedges = RetryBudget(policy.hedge_percent, _HEDGE_FLOOR)
         self.limiter: ConcurrencyLimiter | None = None
@@ -116,6 +134,7 @@ class ModelStates:
         if found is None:
             found = self._found[model.name] = ModelState(model.routing, policy)
         found.routing, found.policy = model.routing, policy
+        found.terms = RequestTerms(found, policy)
         found.retries.percent, found.hedges.percent = policy.retry_percent, policy.hedge_percent
         if found.limiter is not None:
             found.limiter.change(policy.queue)

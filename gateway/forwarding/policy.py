@@ -28,6 +28,9 @@ class Deadline(NamedTuple):
     """True if the client set it. The model's `timeouts.request` counts against a slow version, a client's does not."""
 
 
+NO_DEADLINE = Deadline()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForwardingPolicy:
     """Limits of one request."""

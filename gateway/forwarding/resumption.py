@@ -190,7 +190,7 @@ class Resumption(ResumeSearch):
     async def _try_endpoint(self, endpoint: EngineEndpoint) -> EngineStream | None:
         """Try one endpoint; return None if it does not continue, which is recorded."""
         state, resumer = self.state, self.resumer
-        state.start_attempt()
+        state.started += 1
         began_s = resumer.clock.monotonic()
         outcome, why, result = "abandoned", "", None
         try:
@@ -206,7 +206,7 @@ class Resumption(ResumeSearch):
             self._failed.add(endpoint)
             resumer.metrics.attempts.add(outcome)
             ended_s = resumer.clock.monotonic()
-            state.finish_attempt(Attempt(endpoint, outcome, began_s, ended_s, why))
+            state.attempts.append(Attempt(endpoint, outcome, began_s, ended_s, why))
         return result if isinstance(result, EngineStream) and outcome == "resumed" else None
 
     def _is_fit(self, result: EngineStream | WholeResponse) -> bool:

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 
 from gateway.forwarding.admission import ClientWait, KeepAlive, Slot
 from gateway.forwarding.engine_stream import EngineStream
-from gateway.forwarding.model_state import ModelState
-from gateway.forwarding.policy import DEFAULT_POLICY, Deadline, ForwardingPolicy
+from gateway.forwarding.model_state import RequestTerms
 from gateway.metrics.response_summary import TokenCounts
 from gateway.routing.table import EngineEndpoint
 from gateway.upstream.request_encoder import Trace
@@ -17,7 +16,6 @@ from schemas.wire.errors import Refusal
 if TYPE_CHECKING:  # it is driven with this state
     from gateway.forwarding.attempt import EngineAttempt
 
-NO_DEADLINE = Deadline()
 _NO_ENDPOINTS: frozenset[EngineEndpoint] = frozenset()
 STARTED_OUTCOMES = frozenset({"answered", "resumed"})
 """Outcomes of attempts that got a response."""
@@ -60,16 +58,6 @@ class Attempt(NamedTuple):
     """Time of the first bytes or of the failure; both times by the gateway's monotonic clock."""
     why: str = ""
     """The reason of a failure, if it is known."""
-
-
-@dataclass(slots=True, eq=False)
-class RequestTerms:
-    """The terms of one request, set by the forwarder when it arrives. Not frozen: one is created for each request."""
-
-    model_state: ModelState | None = None
-    """State of the requested model; None if the model is unknown."""
-    policy: ForwardingPolicy = DEFAULT_POLICY
-    deadline: Deadline = NO_DEADLINE
 
 
 _NO_TERMS = RequestTerms()
@@ -154,9 +142,9 @@ class RetryState:
     draw: float = -1.0
     """Random number, 0..1, for all choices of endpoints; negative before the first."""
     started: int = 0
-    """The number of attempts, running ones included. Changed by `start_attempt`."""
+    """The number of attempts, running ones included."""
     attempts: list[Attempt] = field(default_factory=list)
-    """Finished attempts in the order of their end. Changed by `finish_attempt` and `record_broken`."""
+    """Finished attempts in the order of their end."""
     served_by: EngineEndpoint | None = None
     """The endpoint that answered, or that worked on the request at its deadline."""
     resumptions: int = 0
@@ -185,14 +173,6 @@ class RetryState:
         if self.failures is None:
             self.failures = AttemptFailures()
         return self.failures
-
-    def start_attempt(self) -> None:
-        """Count an attempt."""
-        self.started += 1
-
-    def finish_attempt(self, attempt: Attempt) -> None:
-        """Record the end of an attempt."""
-        self.attempts.append(attempt)
 
     def record_resumption(self, endpoint: EngineEndpoint) -> None:
         """Record that the stream continues at this endpoint."""

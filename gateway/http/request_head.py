@@ -89,8 +89,10 @@ class HeadReader:
         if match is None:
             return _ODD, (b"", b"")
         name, value = match[1].lower(), match[2]
+        if name in _KEYS:
+            return _OTHER, (name, value)
         found = _kind(name, value), (name, value)
-        if name not in _KEYS and len(line) <= _LONGEST_SEEN:
+        if len(line) <= _LONGEST_SEEN:
             if len(self._seen) >= _MOST_SEEN:
                 self._seen.clear()
             self._seen[line] = found

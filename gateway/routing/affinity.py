@@ -27,6 +27,12 @@ _64_BITS = (1 << 64) - 1
 # The assumed cached part of a prompt that shares only the cache key.
 _SHARED_KEY_PART = 0.25
 _MESSAGES = msgspec.json.Decoder(list[msgspec.Raw])
+# How clients lay messages out: their beginning, the user's role, the end of a message, the separator, and beginnings of
+# the next message. Quotes in texts are escaped, so no text can imitate them. All other layouts are parsed.
+_LAYOUTS = (
+    (b'[{"role":"', b'"role":"user"', b"},{", b",", (b'{"role":', b'{"content":')),
+    (b'[{"role": "', b'"role": "user"', b"}, {", b", ", (b'{"role": ', b'{"content": ')),
+)
 
 
 class BoundedMap:
@@ -102,27 +108,28 @@ class AffinityMemory:
         self, request: InferenceRequest, model: ServedModel, query: RoutingQuery, now_s: float
     ) -> None:
         """Fill in the affinity fields of the query."""
+        name, prompt, has_choice = request.model, request.prompt, not model.has_one_endpoint
         if model.session_s:
             if request.session:
                 query.session = request.session
-                query.session_key = key = _key((request.model, request.session, request.key_salt))
+                query.session_key = key = _key((name, request.session, request.key_salt))
                 query.sticky_mark = self._sessions.get(key, now_s)
-            elif not model.has_one_endpoint:
-                opening, goes_on = opening_of(request.prompt)
+            elif has_choice:
+                opening, goes_on = opening_of(prompt)
                 if opening:
-                    query.session_key = key = _key((request.model, opening, request.key_salt))
+                    query.session_key = key = _key((name, opening, request.key_salt))
                     # Many conversations begin alike; only one with an answer has an endpoint.
                     if goes_on:
                         query.sticky_mark = self._sessions.get(key, now_s)
-        if model.is_prefix_aware and not model.has_one_endpoint:
-            if len(request.prompt) < FIRST_BLOCK and not request.cache_key:
+        if has_choice and model.is_prefix_aware:
+            if len(prompt) < FIRST_BLOCK and not request.cache_key:
                 return
-            scope = (request.model, request.cache_key, request.cache_salt, request.key_salt)
-            blocks = blocks_of(request.prompt, scope)
+            scope = (name, request.cache_key, request.cache_salt, request.key_salt)
+            blocks = blocks_of(prompt, scope)
             if not request.cache_key:
                 del blocks[0]
             query.blocks = blocks
-            query.cached = self._readers(blocks, len(request.prompt))
+            query.cached = self._readers(blocks, len(prompt))
 
     def remember(
         self, query: RoutingQuery, model: ServedModel, endpoint: EngineEndpoint, now_s: float
@@ -152,11 +159,22 @@ def opening_of(prompt: bytes) -> tuple[bytes, bool]:
     """
     if not prompt.startswith(b"[") or len(prompt) > _MAX_OPENING_BYTES or b"{" not in prompt[:64]:
         return b"", False
+    separator = b","
+    for begin, user, end, between, following in _LAYOUTS:
+        if prompt.startswith(begin):
+            separator = between
+            at = prompt.find(user)
+            to = prompt.find(end, at)
+            if at > 0 and to < 0 and prompt.endswith(b"}]"):
+                return prompt[:-1], False
+            if at > 0 and prompt.startswith(following, to + len(end) - 1):
+                return prompt[: to + 1], True
+            break
     try:
         messages = _MESSAGES.decode(prompt)
         for count, message in enumerate(messages, 1):
             if _MESSAGE.decode(message).role == "user":
-                return b"\n".join(messages[:count]), count < len(messages)
+                return b"[" + separator.join(messages[:count]), count < len(messages)
     except (msgspec.MsgspecError, UnicodeDecodeError):
         # The engine reports the error.
         pass

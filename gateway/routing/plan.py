@@ -65,11 +65,12 @@ class RoutePlan:
             place = self._places.get(query.sticky_mark, -1)
             if place >= 0 and (query.session or loads[place] < allowed(loads, self._bound)):
                 return self._choices[place]
-        part = query.draw * 997 % 1
         read = self._cached_parts(query, loads) if query.cached and self._uses_prefixes else None
-        if read or health.headroom or any(loads):
-            return self._choices[self._best(part, loads, health, read)]
-        return self._choices[_index(part, len(loads))]
+        ties = self._best(loads, health, read)
+        if len(ties) > 1:
+            part = query.draw * 997 % 1
+            return self._choices[ties[min(int(part * len(ties)), len(ties) - 1)]]
+        return self._choices[ties[0]]
 
     def _cached_parts(self, query: RoutingQuery, loads: list[int]) -> dict[int, float]:
         """Return the cached part of the prompt by the place of an endpoint that is not too busy for it."""
@@ -82,9 +83,9 @@ class RoutePlan:
         return found
 
     def _best(
-        self, part: float, loads: list[int], health: EndpointHealth, read: dict[int, float] | None
-    ) -> int:
-        """Return the place of the best score; the draw's part decides between equal ones."""
+        self, loads: list[int], health: EndpointHealth, read: dict[int, float] | None
+    ) -> list[int]:
+        """Return the places of the best score."""
         loaded, memory, queue, prefix = self._score
         headroom, endpoints = health.headroom, self._endpoints
         depths: list[float] = []
@@ -100,11 +101,7 @@ class RoutePlan:
                 score += prefix * read.get(place, 0.0)
             scores.append(score)
         top = max(scores) - EQUAL_SCORES
-        ties: list[int] = []
-        for place, score in enumerate(scores):
-            if score >= top:
-                ties.append(place)
-        return ties[0] if len(ties) == 1 else ties[_index(part, len(ties))]
+        return [place for place, score in enumerate(scores) if score >= top]
 
 
 def _only_pool(model: ServedModel) -> EndpointPool | None:
@@ -119,7 +116,3 @@ def _only_pool(model: ServedModel) -> EndpointPool | None:
         return None
     pool = subset.pools[0]
     return pool if len(pool.by_mark) == len(pool.endpoints) <= SCAN_LIMIT else None
-
-
-def _index(part: float, count: int) -> int:
-    return min(int(part * count), count - 1)

@@ -291,7 +291,11 @@ class Connection(asyncio.Protocol):
                 raise InvalidResponseError("an upgrade that was not asked for")
         self._keeps_alive = head.keeps_alive
         call.on_head(head)
-        if self._call is call:
+        if self._call is not call:
+            return
+        if head.length == len(data) and not head.is_chunked:
+            self._finish(call, data)  # nearly always all of a whole response arrives in one read
+        else:
             self._begin_body(call, head, data)
 
     def _begin_body(self, call: EngineCall, head: ResponseHead, data: bytes) -> None:
@@ -414,10 +418,11 @@ class Connection(asyncio.Protocol):
 
     def _finish(self, call: EngineCall, data: bytes, *, is_surplus: bool = False) -> None:
         """Hand over the end of the response. The connection is free before, for what the call does next."""
-        self._release()
+        call.connection = self._call = None
+        self._expects, self._rest = _IDLE, b""
         if self.is_paused:
             self.resume()
-            self.silent_since = NEVER
+        self.silent_since = NEVER
         if self._transport is None or is_surplus or not self._keeps_alive:
             self.cut()
         else:

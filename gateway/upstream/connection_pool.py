@@ -137,9 +137,9 @@ class ConnectionPool(ConnectionOwner):
         self._start(connection, call)
 
     def _start(self, connection: Connection, call: EngineCall) -> None:
-        if (
-            call.silence_s < _SHORT_LIMIT_S
-            or call.until_s < self._clock.monotonic() + _SHORT_LIMIT_S
+        silence_s, until_s = call.silence_s, call.until_s
+        if silence_s < _SHORT_LIMIT_S or (
+            until_s < NEVER and until_s < self._clock.monotonic() + _SHORT_LIMIT_S
         ):
             self._short_limits.add(connection)
             self._has_short_limits.set()
@@ -363,8 +363,6 @@ class ConnectionPool(ConnectionOwner):
 
     @override
     def settle(self, connection: Connection) -> None:
-        if connection.is_gone and not connection.is_cut and self._is_refusal(connection):
-            self._record_refusal(connection, connection.end)
         if connection.is_usable:
             if self._failing and connection.is_proven:
                 self._failing.pop(connection.origin, None)
@@ -374,6 +372,8 @@ class ConnectionPool(ConnectionOwner):
             else:
                 idle.append(connection)
             return
+        if connection.is_gone and not connection.is_cut and self._is_refusal(connection):
+            self._record_refusal(connection, connection.end)
         self.open.discard(connection)
         idle = self._idle.get(connection.origin, [])
         if connection in idle:

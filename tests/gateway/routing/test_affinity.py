@@ -112,6 +112,29 @@ def test_an_opening_stays_the_same_when_the_conversation_grows() -> None:
     assert [opening_of(text)[1] for text in texts] == [False, True, True]
 
 
+messages = st.builds(
+    lambda role, content, is_reversed: dict(
+        [("role", role), ("content", content)][:: -1 if is_reversed else 1]
+    ),
+    st.sampled_from(("system", "user", "assistant")),
+    st.sampled_from(("x", 'a"role":"user"},{"role":', '},{"content":', "]}]"))
+    | st.just([{"type": "text", "text": "x"}, {"type": "text", "text": "}, {"}]),
+    st.booleans(),
+)
+
+
+@given(st.lists(messages, min_size=2, max_size=6), st.sampled_from([(",", ":"), (", ", ": ")]))
+def test_a_found_opening_is_the_parsed_one(
+    talk: list[dict[str, object]], separators: tuple[str, str]
+) -> None:
+    """Leading white space forbids every search, so the messages are parsed."""
+    prompt = json.dumps(talk, separators=separators).encode()
+    parsed = opening_of(b"[ " + prompt[1:])
+    found = opening_of(prompt)
+    assert found[1] == parsed[1]
+    assert found[0].replace(b", ", b",") == parsed[0].replace(b", ", b",")
+
+
 def test_prompts_go_to_the_longest_cached_beginning() -> None:
     memory = small()
     first = ask([{"role": "system", "content": LONG}, {"role": "user", "content": "one"}])
