@@ -415,8 +415,12 @@ class ClientStream(StreamReceiver):
         context, translator = self._context, self._translator
         self.source.close()
         context.outcome = "ok" if self.source.is_whole else "interrupted"
-        context.response.end(b"" if translator is None else translator.end())
-        self._handler.finish(context)
+        try:
+            context.response.end(b"" if translator is None else translator.end())
+        except Exception as error:  # noqa: BLE001 - the client still gets an answer
+            self._handler.fail(context, error)
+        else:
+            self._handler.finish(context)
 
     @override
     def on_stream_broken(self, error: BrokenResponseError) -> None:

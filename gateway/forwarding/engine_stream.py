@@ -393,7 +393,7 @@ class EngineStream:
     is_whole: bool = True
     """False if an engine ended the stream with an error for the client; valid at the end."""
     early: list[EarlyAct] = field(default_factory=list)
-    """What arrived before there was a receiver."""
+    """Acts of the engine that wait for a receiver."""
     _receiver: StreamReceiver | None = None
     _found: ResumeSearch | None = None
     """The search for the next engine; meanwhile nothing more of the last one counts."""

@@ -15,7 +15,7 @@ from starlette.types import Receive, Scope, Send
 from uvicorn.protocols.http import flow_control, httptools_impl
 from uvicorn.server import ServerState
 
-# Attributes of one connection. Overridden or read in machinery/http_server.py and gateway/http/protocol.py.
+# Attributes of one connection. Overridden or read in machinery/http_server.py and gateway/http/.
 PROTOCOL_ATTRIBUTES = (
     "app",
     "connections",

@@ -6,7 +6,11 @@ import aiohttp
 import openai
 import orjson
 import pytest
+from typing_extensions import override
 
+from gateway.apis.adapter import ResponseTranslator
+from gateway.apis.openai import OpenAiAdapter, ResponsesTranslator
+from gateway.request import HttpRequest, InferenceRequest
 from gateway.server import GatewayLimits
 from machinery.clock import NEVER
 from tests.support import gateway_engine_scripts
@@ -34,6 +38,43 @@ async def test_a_stream_that_breaks_says_so_and_is_not_done(
     assert events[-1]["error"]["type"] == "server_error"
     assert events[-1]["error"]["code"] == "stream_interrupted"
     assert gateway.gateway.metrics.requests.value("m", "interrupted") == 1
+
+
+class _EndlessTranslator(ResponsesTranslator):
+    @override
+    def end(self) -> bytes:
+        raise ValueError("this stream has no end")
+
+
+class _EndlessAdapter(OpenAiAdapter):
+    @override
+    def read(self, http_request: HttpRequest) -> tuple[InferenceRequest, ResponseTranslator | None]:
+        return super().read(http_request)[0], _EndlessTranslator()
+
+
+async def test_a_stream_whose_end_fails_in_the_gateway_ends_with_an_error_and_frees_its_engine(
+    world: World, gateway: Running, http: aiohttp.ClientSession
+) -> None:
+    reported: list[BaseException] = []
+    loop = asyncio.get_running_loop()
+    loop.set_exception_handler(lambda _, context: reported.append(context["exception"]))
+    handler = gateway.gateway.handler
+    handler.adapters = {**handler.adapters, CHAT.encode(): _EndlessAdapter()}
+    try:
+        async with running(FakeEngine("m-0", streams(2, pause_s=0.0))) as engine:
+            await world.serve("m", engine)
+            await gateway.knows("m", ready=1)
+            async with (
+                asyncio.timeout(20),
+                http.post(gateway.url + CHAT, json=STREAM) as response,
+            ):
+                raw = await response.read()
+    finally:
+        loop.set_exception_handler(None)
+    assert b'"type":"error"' in raw.rsplit(b"data: ", 1)[1]
+    assert [str(error) for error in reported] == ["this stream has no end"]
+    assert gateway.gateway.load_tracker.total() == 0
+    assert not handler._contexts
 
 
 async def test_bytes_come_as_they_were_sent_and_when(

@@ -1,0 +1,247 @@
+"""Framing of clients' requests: where they begin and end, and whether they keep the limits of heads and time.
+
+Usual requests to models are read by `HeadReader`, all other input by llhttp.
+"""
+
+import asyncio
+from typing import Any, Protocol
+
+import httptools
+from typing_extensions import override
+from uvicorn import Config
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.server import ServerState
+
+from gateway import errors
+from gateway.http.request_context import header_lines
+from gateway.http.request_head import HeadReader, RequestHead
+from gateway.request import RawHeaders
+from machinery.clock import NEVER, Clock
+from machinery.http_server import MAX_HEAD_BYTES, SSL_OBJECT
+from schemas.wire.errors import Refusal
+
+_HEADERS_LIMIT = 100
+# The longest time that a client may take to send a request. The largest body then needs 140 kB/s.
+REQUEST_S = 60.0
+
+
+class RequestReceiver(Protocol):
+    """Receives the requests of a connection."""
+
+    @property
+    def is_idle(self) -> bool:
+        """True if all earlier requests are answered."""
+        ...
+
+    def on_usual_head(self, head: RequestHead) -> None:
+        """Handle a usual request to a model whose headers are complete."""
+        ...
+
+    def on_usual_body(self, body: bytes) -> None:
+        """Handle the end of a usual request that arrived in one read."""
+        ...
+
+    def on_request_head(self) -> None:
+        """Handle a request whose headers are complete."""
+        ...
+
+    def on_partial_body(self) -> None:
+        """Handle a read after which more of the body is missing."""
+        ...
+
+    def on_request_complete(self) -> None:
+        """Handle the end of a request."""
+        ...
+
+    def refuse(self, refusal: Refusal) -> None:
+        """Answer an invalid or incomplete request and ignore further input."""
+        ...
+
+
+class RequestFramer(HttpToolsProtocol, RequestReceiver):
+    """One client connection: where its requests begin and end, and whether they keep the limits.
+
+    Usual requests to models are read by `HeadReader`. llhttp reads all other input.
+    """
+
+    def __init__(
+        self,
+        clock: Clock,
+        heads: HeadReader,
+        config: Config,
+        server_state: ServerState,
+        app_state: dict[str, Any],
+        _loop: asyncio.AbstractEventLoop | None = None,
+    ) -> None:
+        super().__init__(config, server_state, app_state, _loop)
+        self.clock = clock
+        self.heads = heads
+        self.missing_body = 0
+        """Bytes of a usual request's body that have not arrived."""
+        self.has_begun = False
+        """True from the first byte of a request to its last."""
+        self.is_in_head = True
+        """True while a request head is expected or incomplete."""
+        self.ignores_input = False
+        """True if further input is discarded."""
+        self.is_in_trailer = False
+        """True after the size of the last chunk: only trailers may follow."""
+        self.head_bytes = 0
+        """Bytes received of the current head or trailers."""
+        self.deadline_s = clock.monotonic() + REQUEST_S
+        """Time by which the client must complete its request; infinite while the client waits for us."""
+
+    @override
+    def data_received(self, data: bytes) -> None:
+        if self.ignores_input:
+            return
+        if self.missing_body:
+            data = self._feed_body(data)
+        elif not self.has_begun and self.is_idle:
+            head = self.heads.read(data)
+            if head is not None:
+                data = self._feed_usual(head, data)
+        if data:
+            self._feed_parser(data)
+
+    def _feed_usual(self, head: RequestHead, data: bytes) -> bytes:
+        """Take a usual request, whose body may still be missing; return what follows it."""
+        self.url, self.headers, self.expect_100_continue = head.path, head.headers, False
+        self.has_begun, self.missing_body = True, head.length
+        self.on_usual_head(head)
+        if self.ignores_input:
+            return b""
+        end = head.size + head.length
+        if len(data) < end:
+            return self._feed_body(data[head.size :])
+        # Nearly always all of the request arrives in one read.
+        self.on_usual_body(data[head.size : end])
+        return data[end:]
+
+    def _feed_body(self, data: bytes) -> bytes:
+        """Take a part of a usual request's body; return what follows it."""
+        rest = b""
+        if len(data) > self.missing_body:
+            data, rest = data[: self.missing_body], data[self.missing_body :]
+        self.missing_body -= len(data)
+        if data:
+            self.on_body(data)
+        if self.ignores_input:
+            return b""
+        if self.missing_body:
+            if self.deadline_s == NEVER:
+                self.deadline_s = self.clock.monotonic() + REQUEST_S
+            self.on_partial_body()
+        else:
+            self.on_message_complete()
+        return rest
+
+    def _feed_parser(self, data: bytes) -> None:
+        """Feed all other input to llhttp."""
+        if is_head := self.is_in_head or self.is_in_trailer:
+            self.head_bytes += len(data)
+        try:
+            try:
+                self.parser.feed_data(data)
+            except httptools.HttpParserUpgrade as upgrade:
+                self._ignore_upgrade(memoryview(data)[upgrade.args[0] :])
+        except httptools.HttpParserCallbackError as error:
+            if not isinstance(error.__context__, httptools.HttpParserInvalidURLError):
+                raise
+            self.refuse(errors.not_http())
+        except httptools.HttpParserError:
+            self.refuse(errors.not_http())
+        else:
+            if (
+                is_head
+                and (self.is_in_head or self.is_in_trailer)
+                and self.head_bytes > MAX_HEAD_BYTES
+            ):
+                self.refuse(errors.head_too_large(MAX_HEAD_BYTES))
+            elif self.has_begun and not self.is_in_head:
+                self.on_partial_body()
+
+    def _ignore_upgrade(self, rest: memoryview) -> None:
+        """Continue as if no upgrade was requested, which RFC 9110, 7.8 permits.
+
+        Java's HTTP client asks for h2c with every request. Its body would be lost, because the
+        parser takes the rest of the input for another protocol.
+        """
+        while not self.ignores_input:
+            method, version = self.parser.get_method(), self.parser.get_http_version()
+            if method == b"CONNECT":
+                self.refuse(errors.not_http())
+                return
+            kept = [header for header in self.headers if header[0] != b"upgrade"]
+            head = b"%b %b HTTP/%b\r\n%b\r\n" % (
+                method,
+                self.url,
+                version.encode(),
+                header_lines(kept),
+            )
+            self.parser = httptools.HttpRequestParser(self)
+            self.parser.feed_data(head)
+            try:
+                self.parser.feed_data(rest)
+            except httptools.HttpParserUpgrade as upgrade:
+                rest = rest[upgrade.args[0] :]
+            else:
+                return
+
+    @override
+    def on_message_begin(self) -> None:
+        # Not uvicorn's: requests to models do not need the ASGI scope.
+        self.url = b""
+        self.headers = []
+        self.expect_100_continue = False
+        self.has_begun = True
+        self.deadline_s = self.clock.monotonic() + REQUEST_S
+
+    @override
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if self.is_in_head:  # else it is a trailer, which is ignored
+            self.headers.append((name.lower(), value))
+
+    @override
+    def on_headers_complete(self) -> None:
+        if self.ignores_input or self.parser.should_upgrade():
+            return
+        if len(self.headers) > _HEADERS_LIMIT:
+            self.refuse(errors.too_many_headers(_HEADERS_LIMIT))
+        elif self.head_bytes > MAX_HEAD_BYTES and _head_size(self.headers) > MAX_HEAD_BYTES:
+            self.refuse(errors.head_too_large(MAX_HEAD_BYTES))
+        else:
+            self.on_request_head()
+            self.is_in_head, self.head_bytes = False, 0
+
+    def pass_to_uvicorn(self) -> None:
+        """Pass the request to the ASGI application."""
+        url, headers = self.url, self.headers
+        super().on_message_begin()
+        self.scope["state"][SSL_OBJECT] = self.transport.get_extra_info("ssl_object")
+        self.url = url
+        for name, value in headers:
+            super().on_header(name, value)
+        super().on_headers_complete()
+
+    def on_chunk_header(self) -> None:
+        """Expect trailers until the chunk has a body."""
+        self.is_in_trailer = True
+
+    @override
+    def on_body(self, body: bytes) -> None:
+        self.is_in_trailer, self.head_bytes = False, 0
+        if not self.ignores_input:
+            super().on_body(body)
+
+    @override
+    def on_message_complete(self) -> None:
+        if self.ignores_input or self.parser.should_upgrade():
+            return
+        self.is_in_head, self.is_in_trailer, self.has_begun = True, False, False
+        self.head_bytes, self.deadline_s = 0, NEVER
+        self.on_request_complete()
+
+
+def _head_size(headers: RawHeaders) -> int:
+    return sum(len(name) + len(value) + 4 for name, value in headers)
