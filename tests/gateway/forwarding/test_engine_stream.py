@@ -163,7 +163,7 @@ async def test_a_client_that_reads_slowly_holds_the_engine_back(
 async def test_a_client_that_reads_nothing_is_given_up(world: World) -> None:
     # Long before --request-timeout, the limit of an engine's silence.
     limits = GatewayLimits(send_timeout_s=0.2, drain_timeout_s=0)
-    script = streams(1000, pause_s=0.0, size=5000)
+    script = streams(1_000_000, pause_s=0.0, size=5000)  # more than all buffers of the kernel
     async with (
         running(FakeEngine("m-0", script)) as engine,
         running_gateway(world.transport, limits) as gateway,
