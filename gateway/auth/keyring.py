@@ -15,6 +15,7 @@ from machinery.clock import Clock
 from machinery.prometheus import family_header, format_labels
 from schemas.records import ApiKey, ModelLimits, Role
 
+_KEY_HEADERS = frozenset({b"authorization", b"x-api-key", b"api-key"})
 _SALT_LABEL = b"mlx-fleet prefix cache\0"
 _KEY_METRICS = (
     ("fleet_gateway_key_requests_total", "Admitted requests by API key.", "requests_used"),
@@ -174,13 +175,17 @@ class Keyring:
 def presented_key(headers: RawHeaders) -> bytes:
     """Return the key that the client sent; empty if there is none. The first of several counts."""
     for name, value in headers:
-        if name == b"authorization":
-            scheme, _, key = value.partition(b" ")
-            if key and scheme.lower() == b"bearer":
-                return key.strip()
-        elif name in (b"x-api-key", b"api-key") and value:
-            return value
+        if name in _KEY_HEADERS and (key := _key_in(name, value)):
+            return key
     return b""
+
+
+def _key_in(name: bytes, value: bytes) -> bytes:
+    """Return the key in a header that may have one; empty if it has none."""
+    if name != b"authorization":
+        return value
+    scheme, _, key = value.partition(b" ")
+    return key.strip() if scheme.lower() == b"bearer" else b""
 
 
 def lacks_scheme(headers: RawHeaders) -> bool:

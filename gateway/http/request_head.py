@@ -26,10 +26,14 @@ _LEFT_TO_LLHTTP = frozenset(
     {b"transfer-encoding", b"upgrade", b"expect", b"proxy-connection", b"http2-settings"}
 )
 _HOST, _CONTENT_LENGTH, _CONNECTION = b"host", b"content-length", b"connection"
-
-
-# What a line says. The last: the head is left to llhttp.
-_OTHER, _BODY_LENGTH, _HOST_NAME, _ODD = range(4)
+# The name of a line for which the head is left to llhttp. No header is called so.
+_ODD = b""
+_LEFT: Header = (_ODD, b"")
+# How clients write their key, which is read anew in each request. The rest of such a line is one token (RFC 6750, 2.1).
+_AUTHORIZATION = b"authorization"
+_BEARERS = (b"Authorization: Bearer ", b"authorization: Bearer ")
+_BEARER_SIZE, _SCHEME_AT = len(_BEARERS[0]), len(b"Authorization: ")
+_TOKEN = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-._~+/="
 
 
 class RequestHead:
@@ -37,13 +41,15 @@ class RequestHead:
 
     __slots__ = ("fields", "headers", "length", "path", "size")
 
-    def __init__(self, path: bytes, headers: list[Header], length: int, size: int) -> None:
+    def __init__(
+        self, path: bytes, headers: list[Header], fields: dict[bytes, bytes], size: int
+    ) -> None:
         self.path = path
         self.headers = headers
         """Names in lower case and values, in the order of arrival."""
-        self.fields = dict(headers)
+        self.fields = fields
         """The last value of each header."""
-        self.length = length
+        self.length = int(fields[_CONTENT_LENGTH])
         """The length of the body."""
         self.size = size
         """The length of the head with its empty line."""
@@ -55,7 +61,7 @@ class HeadReader:
     def __init__(self, paths: Iterable[bytes]) -> None:
         """`paths`: those of requests to models."""
         self._first_lines = {b"POST %b HTTP/1.1" % path: path for path in paths}
-        self._seen: dict[bytes, tuple[int, Header]] = {}
+        self._seen = _SeenLines()
 
     def read(self, data: bytes) -> RequestHead | None:
         """Return the head with which the data begins; None if it is left to llhttp."""
@@ -66,44 +72,47 @@ class HeadReader:
         path = self._first_lines.get(first)
         if path is None:
             return None
-        headers: list[Header] = []
-        length, hosts, seen = -1, 0, self._seen
-        for line in lines:
-            kind, header = seen.get(line) or self._learn(line)
-            headers.append(header)
-            if kind == _OTHER:
-                continue
-            if kind == _BODY_LENGTH and length < 0:
-                length = int(header[1])
-            elif kind == _HOST_NAME and not hosts:
-                hosts = 1
-            else:
-                return None
-        if length < 0 or not hosts:
+        headers = list(map(self._seen.__getitem__, lines))
+        fields = dict(headers)
+        if _ODD in fields or _HOST not in fields or _CONTENT_LENGTH not in fields:
             return None
-        return RequestHead(path, headers, length, end + 4)
+        if len(fields) < len(headers) and not _are_single(headers):
+            return None
+        return RequestHead(path, headers, fields, end + 4)
 
-    def _learn(self, line: bytes) -> tuple[int, Header]:
-        """Return what a new line says."""
+
+class _SeenLines(dict[bytes, Header]):
+    """Headers of lines that were read before; a new line is read. Bounded, and never with a key."""
+
+    def __missing__(self, line: bytes) -> Header:
+        """Return what a new line says; its name is `_ODD` if the head is left to llhttp."""
+        if line[:_BEARER_SIZE] in _BEARERS:
+            token = line[_BEARER_SIZE:]
+            if token and not token.translate(None, _TOKEN):
+                return _AUTHORIZATION, line[_SCHEME_AT:]
         match = _LINE.fullmatch(line)
         if match is None:
-            return _ODD, (b"", b"")
+            return _LEFT
         name, value = match[1].lower(), match[2]
         if name in _KEYS:
-            return _OTHER, (name, value)
-        found = _kind(name, value), (name, value)
+            return name, value
+        found = _LEFT if _is_odd(name, value) else (name, value)
         if len(line) <= _LONGEST_SEEN:
-            if len(self._seen) >= _MOST_SEEN:
-                self._seen.clear()
-            self._seen[line] = found
+            if len(self) >= _MOST_SEEN:
+                self.clear()
+            self[line] = found
         return found
 
 
-def _kind(name: bytes, value: bytes) -> int:
+def _are_single(headers: list[Header]) -> bool:
+    """Return whether neither the host nor the length comes twice."""
+    names = [name for name, _ in headers]
+    return names.count(_HOST) == names.count(_CONTENT_LENGTH) == 1
+
+
+def _is_odd(name: bytes, value: bytes) -> bool:
     if name == _CONTENT_LENGTH:
-        return _BODY_LENGTH if _LENGTH.fullmatch(value) else _ODD
-    if name == _HOST:
-        return _HOST_NAME
-    if name == _CONNECTION and value.lower() != b"keep-alive":
-        return _ODD
-    return _ODD if name in _LEFT_TO_LLHTTP else _OTHER
+        return not _LENGTH.fullmatch(value)
+    if name == _CONNECTION:
+        return value.lower() != b"keep-alive"
+    return name in _LEFT_TO_LLHTTP

@@ -168,13 +168,7 @@ class Scope:
         self._ours = self._others = 1.0
 
     def loads(self, endpoints: Sequence[EngineEndpoint]) -> list[float]:
-        """Return the load of each endpoint, this gateway's requests and others'.
-
-        Reports of others' load are a moment old and equal at every gateway. If each gateway
-        compensated for all imbalance, they would overshoot together. Each therefore compensates for
-        its own part: others' requests are weighted by this gateway's part of the total, and the sum
-        is kept.
-        """
+        """Return the load of each endpoint, this gateway's requests and others'."""
         # A loop instead of a comprehension, which is a call: this runs for each request.
         ours, others = self.health.in_flight, self.health.others_in_flight
         own: list[float] = []
@@ -191,10 +185,7 @@ class Scope:
         if not others_sum:
             self._ours = self._others = 1.0
             return own
-        own_sum = sum(own)
-        part = (own_sum + 1) / (own_sum + 1 + others_sum)
-        self._ours = (own_sum + others_sum) / (own_sum + part * others_sum)
-        self._others = part * self._ours
+        self._ours, self._others = load_weights(sum(own), others_sum)
         return [
             self._ours * one + self._others * other
             for one, other in zip(own, reported, strict=True)
@@ -212,6 +203,18 @@ class Scope:
             return True
         loads = self.loads(eligible_endpoints(pool.endpoints, self))
         return self.load(endpoint) + 1 <= allowed(loads, bound)
+
+
+def load_weights(own_sum: float, others_sum: float) -> tuple[float, float]:
+    """Return the weights of this gateway's requests and of others' in the load of an endpoint, given their sums.
+
+    Reports of others' load are a moment old and equal at every gateway. If each gateway compensated for all
+    imbalance, they would overshoot together. Each therefore compensates for its own part: others' requests are
+    weighted by this gateway's part of the total, and the sum is kept.
+    """
+    part = (own_sum + 1) / (own_sum + 1 + others_sum)
+    ours = (own_sum + others_sum) / (own_sum + part * others_sum)
+    return ours, part * ours
 
 
 def can_take(endpoint: EngineEndpoint, scope: Scope) -> bool:

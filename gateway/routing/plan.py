@@ -5,19 +5,26 @@ plan chooses with the fewest steps. Every other choice is left to `selection.cho
 the same endpoint for the same draw.
 """
 
-from gateway.routing.load_balancer import EQUAL_SCORES, SCAN_LIMIT, allowed
+from collections.abc import Sequence
+
+from gateway.routing.load_balancer import EQUAL_SCORES, SCAN_LIMIT, allowed, load_weights
 from gateway.routing.selection import ChosenEndpoint
 from gateway.routing.table import EndpointHealth, EndpointPool, RoutingQuery, ServedModel
+
+# Of larger pools a part is left out while other gateways send requests, too.
+_UNDIVIDED = 2
 
 
 class RoutePlan:
     """The plan of one model. A plain object: it is read for each request."""
 
     __slots__ = (
+        "_all",
         "_bound",
         "_choices",
-        "_endpoints",
+        "_concurrency",
         "_has_sessions",
+        "_origins",
         "_places",
         "_score",
         "_uses_prefixes",
@@ -40,7 +47,9 @@ class RoutePlan:
         if pool is None:
             return
         backend = model.backends[0]
-        self._endpoints = pool.endpoints
+        self._all = range(len(pool.endpoints))
+        self._origins = [endpoint.origin for endpoint in pool.endpoints]
+        self._concurrency = [endpoint.concurrency for endpoint in pool.endpoints]
         self._choices = [ChosenEndpoint(endpoint=endpoint) for endpoint in pool.endpoints]
         self._places = {endpoint.mark: place for place, endpoint in enumerate(pool.endpoints)}
         self._score = backend.score
@@ -54,16 +63,12 @@ class RoutePlan:
             return None
         if len(self._choices) == 1:
             return self._choices[0]
-        in_flight, others = health.in_flight, health.others_in_flight
-        loads: list[int] = []
-        for endpoint in self._endpoints:
-            origin = endpoint.origin
-            if others and others.get(origin):
-                return None
-            loads.append(in_flight.get(origin, 0))
+        loads = self._loads(health)
+        if loads is None:
+            return None
         if query.sticky_mark and self._has_sessions:
             place = self._places.get(query.sticky_mark, -1)
-            if place >= 0 and (query.session or loads[place] < allowed(loads, self._bound)):
+            if place >= 0 and (query.session or loads[place] + 1 <= allowed(loads, self._bound)):
                 return self._choices[place]
         read = self._cached_parts(query, loads) if query.cached and self._uses_prefixes else None
         ties = self._best(loads, health, read)
@@ -72,31 +77,52 @@ class RoutePlan:
             return self._choices[ties[min(int(part * len(ties)), len(ties) - 1)]]
         return self._choices[ties[0]]
 
-    def _cached_parts(self, query: RoutingQuery, loads: list[int]) -> dict[int, float]:
+    def _loads(self, health: EndpointHealth) -> list[float] | None:
+        """Return the load of each endpoint; None if other gateways' requests leave the choice to chance."""
+        in_flight, others = health.in_flight, health.others_in_flight
+        loads: list[float] = [in_flight.get(origin, 0) for origin in self._origins]
+        if not others:
+            return loads
+        reported: list[float] = []
+        others_sum = 0.0
+        for origin in self._origins:
+            other = others.get(origin, 0.0)
+            reported.append(other)
+            others_sum += other
+        if not others_sum:
+            return loads
+        if len(loads) > _UNDIVIDED:
+            return None
+        ours, theirs = load_weights(sum(loads), others_sum)
+        return [ours * one + theirs * other for one, other in zip(loads, reported, strict=True)]
+
+    def _cached_parts(self, query: RoutingQuery, loads: list[float]) -> dict[int, float]:
         """Return the cached part of the prompt by the place of an endpoint that is not too busy for it."""
         most, places = allowed(loads, self._bound), self._places
         found: dict[int, float] = {}
         for mark, part in query.cached:
             place = places.get(mark, -1)
-            if place >= 0 and place not in found and loads[place] < most:
+            if place >= 0 and place not in found and loads[place] + 1 <= most:
                 found[place] = part
         return found
 
     def _best(
-        self, loads: list[int], health: EndpointHealth, read: dict[int, float] | None
-    ) -> list[int]:
+        self, loads: list[float], health: EndpointHealth, read: dict[int, float] | None
+    ) -> Sequence[int]:
         """Return the places of the best score."""
         loaded, memory, queue, prefix = self._score
-        headroom, endpoints = health.headroom, self._endpoints
-        depths: list[float] = []
-        for load, endpoint in zip(loads, endpoints, strict=True):
-            depths.append(load / endpoint.concurrency)
+        headroom = health.headroom
+        if not headroom and not read and not any(loads):
+            return self._all
+        depths = [
+            load / concurrency for load, concurrency in zip(loads, self._concurrency, strict=True)
+        ]
         per_depth = queue / max(1.0, *depths)
         scores: list[float] = []
         for place, depth in enumerate(depths):
             score = loaded + queue - per_depth * depth
             if headroom:
-                score += memory * headroom.get(endpoints[place].origin, 1.0)
+                score += memory * headroom.get(self._origins[place], 1.0)
             if read:
                 score += prefix * read.get(place, 0.0)
             scores.append(score)
