@@ -10,11 +10,14 @@ import errno
 import gc
 import importlib
 import ipaddress
+import os
 import random
 import resource
 import secrets
+import socket
 import sys
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +34,7 @@ from gateway.handover import HandOver, HandOverError, ListenerClaim, claim_liste
 from gateway.http.cors import AllowedHosts, AllowedOrigins
 from gateway.server import Gateway, GatewayLimits
 from gateway.telemetry.recorder import Tracer
+from gateway.workers import MOST_WORKERS, WorkerPlace, run_workers, watch_parent
 from identity.announcement import Listener, announce_option, announced
 from identity.flags import etcd_files, identity_folder, identity_option, read_identity
 from identity.listeners import api_security
@@ -38,8 +42,8 @@ from identity.metrics_access import metrics_flags
 from identity.names import Role
 from machinery import environment, unix_sockets
 from machinery import process_log as fleet_logging
-from machinery.clock import SystemClock
-from machinery.http_server import ListenAddress, is_loopback
+from machinery.clock import Clock, SystemClock
+from machinery.http_server import ListenAddress, is_loopback, listen
 from machinery.log_flags import log_options
 from machinery.process_log import LogRing
 from machinery.process_secrets import disable_core_dumps
@@ -47,6 +51,7 @@ from machinery.tls_flags import TransportError, check_plain_http, read_certifica
 from machinery.tls_server import ServerCertificate
 from schemas.routing import MAX_RATE
 from schemas.wire.exit_codes import ExitCode
+from store.etcd.address import EtcdAddress
 from store.etcd.connect import connect
 from store.etcd.flags import VARIABLE_PREFIX, address_from_flags, etcd_options
 
@@ -232,9 +237,28 @@ _FILES_OF_MACOS = 10_240
     metavar="NAME",
     help="Interface for --floating-address, such as en0. Default: the one in whose network the address is.",
 )
+@click.option(
+    "--workers",
+    type=click.IntRange(1, MOST_WORKERS),
+    default=1,
+    envvar="FLEET_GATEWAY_WORKERS",
+    show_default=True,
+    help="Number of processes that serve clients on --port, each on one core. Every worker registers as a gateway of "
+    "its own.",
+)
+@click.option(
+    "--worker-port",
+    type=click.IntRange(0, 65535 - MOST_WORKERS),
+    default=0,
+    envvar="FLEET_GATEWAY_WORKER_PORT",
+    show_default=True,
+    help="First of the ports at which the workers answer one by one, for their metrics; 0: any free ports.",
+)
+@click.option("--worker", nargs=2, type=int, default=None, hidden=True)
 def main(**flags: Any) -> None:
     """Serve the models of the fleet as one OpenAI-compatible endpoint."""
     disable_core_dumps()
+    inherited = dict(os.environ)
     folder = identity_folder(flags["identity_dir"])
     etcd = address_from_flags(flags, identity=etcd_files(folder))
     environment.drop_secrets(VARIABLE_PREFIX)
@@ -246,10 +270,14 @@ def main(**flags: Any) -> None:
     # With an identity there is TLS for clients, whether or not plain HTTP is accepted as well.
     is_tls = certificate is not None or credentials is not None
     limits = _limits(flags)
-    claimed = _claimed(flags, is_tls=is_tls)
+    place = None if flags["worker"] is None else WorkerPlace(*flags["worker"])
+    claimed = _claimed(flags, place, is_tls=is_tls)
+    if flags["workers"] > 1 and place is None:
+        group = partial(run_workers, arguments=sys.argv[1:], environment=inherited)
+        sys.exit(group(claimed.listener, flags["workers"], clock))
     address, port = claimed.listener.getsockname()[:2]
     bound = ListenAddress(flags["host"], port)
-    announcement = _announced(flags, claimed, is_tls=is_tls)
+    announcement = _announced(flags, claimed, place, is_tls=is_tls)
     requires_keys = access_control.requires_keys(flags["auth"], address)
     hosts = _allowed_hosts(flags, address, advertised, requires_keys=requires_keys)
     limits = replace(
@@ -267,35 +295,70 @@ def main(**flags: Any) -> None:
         accepts_plain=flags["insecure_http"] or is_loopback(address),
         security=security,
         is_announced=announcement is not None,
+        place=place,
     )
+    own = None if place is None else _own_listener(flags, place)
     path = flags["handover"]
-    handover = None if path is None else HandOver(path, claimed, bound, clock, is_tls=is_tls)
+    sockets = _Sockets(
+        claim=claimed,
+        own=own,
+        handover=path and HandOver(path, claimed, bound, clock, is_tls=is_tls),
+        announcement=announcement,
+    )
+    if own is not None:
+        bound = ListenAddress(flags["host"], own.getsockname()[1])
+        advertised = advertised and advertised._replace(port=bound.port)
     url = registration.advertised_url(
         advertised, bound, etcd.endpoints, is_tls=certificate is not None
     )
-
-    async def run() -> None:
-        transport = connect(etcd)
-        # Two gateways that start at the same time must draw different request ids and routes.
-        entropy = random.Random(secrets.randbits(128))
-        try:
-            gateway = Gateway(transport, clock, entropy, limits, url=url, tracer=tracer)
-            async with announced(announcement, credentials, clock):
-                await gateway.run(claimed.listener, handover)
-        finally:
-            await transport.close()
-
     # Imported objects stay for the life of the process: to scan them would cost pauses of 50 ms.
     gc.collect()
     gc.freeze()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(run())
+        runner.run(_serve(etcd, clock, limits, url, sockets, tracer))
     if tracer is not None:
         tracer.close()
 
 
-def _announced(flags: dict[str, Any], claim: ListenerClaim, *, is_tls: bool) -> Listener | None:
-    """Return what is announced on the local network; None for nothing."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Sockets:
+    """What the process listens on, and how others learn of it."""
+
+    claim: ListenerClaim
+    own: socket.socket | None
+    """Where this worker alone answers; None for the only process of a gateway."""
+    handover: HandOver | None
+    announcement: Listener | None
+
+
+async def _serve(
+    etcd: EtcdAddress,
+    clock: Clock,
+    limits: GatewayLimits,
+    url: str,
+    sockets: _Sockets,
+    tracer: Tracer | None,
+) -> None:
+    """Serve until a signal or the end of the parent stops the process."""
+    transport = connect(etcd)
+    # Two gateways that start at the same time must draw different request ids and routes.
+    entropy = random.Random(secrets.randbits(128))
+    try:
+        gateway = Gateway(transport, clock, entropy, limits, url=url, tracer=tracer)
+        if limits.place is not None:
+            watch_parent(gateway.stop)
+        async with announced(sockets.announcement, limits.credentials, clock):
+            await gateway.run(sockets.claim.listener, sockets.handover, own=sockets.own)
+    finally:
+        await transport.close()
+
+
+def _announced(
+    flags: dict[str, Any], claim: ListenerClaim, place: WorkerPlace | None, *, is_tls: bool
+) -> Listener | None:
+    """Return what is announced on the local network; None for nothing. Only the first worker announces."""
+    if place is not None and not place.is_first:
+        return None
     host, port = claim.listener.getsockname()[:2]
     found = Listener(role="gateway", host=host, port=port, is_tls=is_tls)
     return found if found.is_reachable and not flags["no_announce"] else None
@@ -312,6 +375,8 @@ def _advertised(flags: dict[str, Any]) -> ListenAddress | None:
 def _floating_address(flags: dict[str, Any]) -> FloatingAddress | None:
     """Return the floating address; None without the flag. Refuse one that this process cannot hold."""
     text = flags["floating_address"]
+    if flags["worker"] is not None and flags["worker"][0] > 1:
+        return None  # one of the workers holds it for all
     if not text:
         if flags["floating_interface"]:
             raise click.UsageError("--floating-interface belongs to --floating-address")
@@ -350,9 +415,17 @@ def _limits(flags: dict[str, Any]) -> GatewayLimits:
         site=flags["site"],
         engine_sockets=_engine_sockets(flags["engine_sockets"]),
         journal_size=flags["journal_size"],
-        journal_file=flags["journal_file"],
+        journal_file=_journal_file(flags),
         floating=_floating_address(flags),
     )
+
+
+def _journal_file(flags: dict[str, Any]) -> Path | None:
+    """Return the file of the journal; each worker has one of its own, such as requests-2.jsonl."""
+    path: Path | None = flags["journal_file"]
+    if path is None or flags["worker"] is None:
+        return path
+    return path.with_stem(f"{path.stem}-{flags['worker'][0]}")
 
 
 def _engine_sockets(folder: Path | None) -> Path | None:
@@ -373,11 +446,34 @@ def _certificate(flags: dict[str, Any]) -> ServerCertificate | None:
         raise click.UsageError(str(error)) from error
 
 
-def _claimed(flags: dict[str, Any], *, is_tls: bool) -> ListenerClaim:
-    """Return the socket to listen on: from the running gateway if there is one, else a new one.
+def _own_listener(flags: dict[str, Any], place: WorkerPlace) -> socket.socket:
+    """Return the socket at which this worker alone answers. Exit if there is none."""
+    first = flags["worker_port"]
+    port = first and first + place.number - 1
+    try:
+        return listen(flags["host"], port)
+    except OSError as error:
+        why = error.strerror or str(error)
+        click.echo(
+            f"gateway: worker {place.number} cannot listen on {flags['host']}:{port}: {why}; choose other ports with "
+            "--worker-port",
+            err=True,
+        )
+        sys.exit(ExitCode.ADDRESS_IN_USE)
 
-    Exit if neither works, or if other machines could read what clients send.
+
+def _claimed(flags: dict[str, Any], place: WorkerPlace | None, *, is_tls: bool) -> ListenerClaim:
+    """Return the socket to listen on: the workers', or from the running gateway if there is one, else a new one.
+
+    Exit if there is none, or if other machines could read what clients send.
     """
+    if place is not None:
+        return ListenerClaim(place.shared_listener())
+    if flags["workers"] > 1 and flags["handover"] is not None:
+        raise click.UsageError(
+            "--handover: a gateway with --workers has several processes, which cannot give their place to others; "
+            "leave out one of the two"
+        )
     address = ListenAddress(flags["host"], flags["port"])
     try:
         claim = asyncio.run(

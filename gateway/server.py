@@ -41,11 +41,12 @@ from gateway.telemetry.recorder import RequestRecorder, Tracer
 from gateway.telemetry.request_journal import JournalWriter, RequestJournal
 from gateway.upstream.connection_pool import ConnectionPool
 from gateway.upstream.tls import EngineTls
+from gateway.workers import WorkerPlace
 from identity.credentials import Credentials
 from identity.folder import IdentityFolder
 from identity.listeners import ApiSecurity
 from identity.metrics_access import MetricsAccess
-from identity.names import Role
+from identity.names import Role, worker_id
 from identity.renewal import Applicant, own_addresses
 from identity.upkeep import IdentityUpkeep
 from machinery.clock import Clock
@@ -126,6 +127,8 @@ class GatewayLimits:
     """The flags that protect metrics, or switch protection off."""
     is_announced: bool = False
     """True if the process announces itself on its local networks."""
+    place: WorkerPlace | None = None
+    """The gateway's place among the workers of --workers; None: it is the only process."""
     floating: FloatingAddress | None = None
     """An address for clients that the gateways of the fleet hold in turn; None: this one takes no part."""
 
@@ -159,8 +162,11 @@ def _registration(
 def _upkeep(
     transport: Transport, clock: Clock, limits: GatewayLimits, url: str
 ) -> IdentityUpkeep | None:
-    """Return the upkeep of the gateway's certificate; None without a folder for it."""
-    if limits.identity_folder is None:
+    """Return the upkeep of the gateway's certificate; None without a folder for it.
+
+    Of several workers, one renews the certificate that all of them use.
+    """
+    if limits.identity_folder is None or not (limits.place is None or limits.place.is_first):
         return None
     addresses = own_addresses(*limits.identity_addresses, urlsplit(url).hostname or "")
     applicant = Applicant(role=Role.GATEWAY, addresses=lambda: addresses)
@@ -202,6 +208,8 @@ class Gateway:
         instance = f"{entropy.getrandbits(48):012x}"
         # Its certificate proves the name, so nothing else can register as this gateway.
         id_ = instance if limits.credentials is None else limits.credentials.identity.name
+        if limits.credentials is not None and limits.place is not None:
+            id_ = worker_id(id_, limits.place.number)
         self.registration = _registration(transport, clock, limits, id_=id_, url=url)
         self._upkeep = _upkeep(transport, clock, limits, url)
         self._holder = make_holder(transport, clock, limits.floating, instance)
@@ -412,8 +420,17 @@ class Gateway:
         self._gives_way = True
         self.stop()
 
-    async def run(self, listener: socket.socket, handover: HandOver | None = None) -> None:
-        """Serve until stopped and drained, or until a successor takes over."""
+    async def run(
+        self,
+        listener: socket.socket,
+        handover: HandOver | None = None,
+        *,
+        own: socket.socket | None = None,
+    ) -> None:
+        """Serve until stopped and drained, or until a successor takes over.
+
+        `own`: a second socket, at which this process answers although others accept connections on `listener`.
+        """
         async with asyncio.TaskGroup() as group:
             background = [
                 group.create_task(self.fleet_state.run()),
@@ -432,6 +449,8 @@ class Gateway:
                 background.append(group.create_task(watch))
             if self._upkeep is not None:
                 background.append(group.create_task(self._upkeep.run()))
+            elif self._limits.credentials is not None:
+                background.append(group.create_task(self._limits.credentials.watch()))
             # Until then connections wait in the socket's queue, which refuses none.
             await self.fleet_state.wait_settled()
             if handover is not None:
@@ -439,7 +458,7 @@ class Gateway:
                 background.append(group.create_task(handover.run(self.give_way)))
             if self._holder is not None:
                 background.append(group.create_task(self._hold_address(self._holder)))
-            await self._server.serve(sockets=[listener])
+            await self._server.serve(sockets=[listener] if own is None else [listener, own])
             for task in background:
                 task.cancel()
         self.pool.close()

@@ -6,7 +6,7 @@ from urllib.parse import urlsplit
 
 from identity.credentials import Credentials, PeerContext
 from identity.metrics_access import MetricsToken
-from identity.names import Identity, IdentityError, Role
+from identity.names import Identity, IdentityError, Role, name_of_gateway
 from machinery.http_server import is_loopback
 from machinery.tls_client import Trust
 from schemas.records import GatewayLease
@@ -69,7 +69,7 @@ class Dialer:
         """Return how to dial a registered gateway. Raises UntrustedAddressError."""
         is_https = lease.url.startswith("https:")
         if self._own is not None and lease.tls is not None and is_https:
-            return self._peer(Role.GATEWAY, id_)
+            return self._peer(Role.GATEWAY, name_of_gateway(id_))
         if not (is_https and self._own is None):
             self._check_plain(f"gateway/{id_}", lease.url)
         # Others on the network must not read the token.

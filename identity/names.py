@@ -22,6 +22,8 @@ _MAX_NAME = 128
 _LABEL = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 _MAX_DNS_NAME = 200
 _SCHEME = "mlxfleet://"
+# No name has it.
+_WORKER = "~"
 
 
 class Role(StrEnum):
@@ -93,3 +95,13 @@ def parse_identity(uri: str) -> Identity:
     if not uri.startswith(_SCHEME) or role not in set(Role):
         raise IdentityError(wrong)
     return Identity(fleet, Role(role), name)
+
+
+def worker_id(name: str, number: int) -> str:
+    """Return the id under which a worker of a gateway registers, counted from 1; they share the gateway's identity."""
+    return name if number == 1 else f"{name}{_WORKER}{number}"
+
+
+def name_of_gateway(id_: str) -> str:
+    """Return the name in the certificate of a registered gateway, or of one of its workers."""
+    return id_.partition(_WORKER)[0]

@@ -93,6 +93,7 @@ def _foreground_command(settings: LocalFleetSettings) -> list[str]:
         *("--host", settings.host),
         *settings.transport_flags,
         *("--port", str(settings.gateway_port)),
+        *("--gateway-workers", str(settings.gateway_workers)),
         *("--engine-port", str(settings.engine_port)),
         *(("--engine-tcp",) if settings.is_engine_tcp else ()),
         *("--agent-port", str(settings.agent_port)),

@@ -67,6 +67,8 @@ class LocalFleetSettings:
     etcd_binary: Path | None
     etcd_quota_bytes: int
     log_level: str
+    gateway_workers: int = 1
+    """Processes of the gateway."""
     is_engine_tcp: bool = False
     """True if engines listen on ports of the loopback address, which every process of this machine can reach."""
     tls_cert: Path | None = None
@@ -170,9 +172,12 @@ def _signer_flags(settings: LocalFleetSettings) -> tuple[str, ...]:
 def gateway_program(settings: LocalFleetSettings, etcd: str) -> Program:
     """Return the gateway's command line."""
     address_flags = ("--host", settings.host, "--port", str(settings.gateway_port))
+    count = settings.gateway_workers
+    worker_flags = ("--workers", str(count)) if count > 1 else ()
     state_flags = ("--state-dir", str(settings.data_dir.path / "gateway"))
     flags = (
         *address_flags,
+        *worker_flags,
         *settings.engine_flags,
         *settings.transport_flags,
         *state_flags,

@@ -79,6 +79,13 @@ _MIN_QUOTA, _MAX_QUOTA = 16 * 2**20, 8 * 2**30
 @tls_flags
 @click.option("--port", type=click.IntRange(1, 65535), default=4000, show_default=True)
 @click.option(
+    "--gateway-workers",
+    type=click.IntRange(1, 64),
+    default=1,
+    show_default=True,
+    help="Processes of the gateway, each on one core.",
+)
+@click.option(
     "--engine-port",
     type=click.IntRange(1024, 58000),
     default=4100,
@@ -214,6 +221,7 @@ def build_settings(options: dict[str, Any]) -> LocalFleetSettings:
         node_memory=options["node_memory"],
         host=options["host"],
         gateway_port=options["port"],
+        gateway_workers=options["gateway_workers"],
         engine_port=options["engine_port"],
         is_engine_tcp=options["engine_tcp"],
         agent_port=options["agent_port"],
