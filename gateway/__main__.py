@@ -275,9 +275,8 @@ def main(**flags: Any) -> None:
     if flags["workers"] > 1 and place is None:
         group = partial(run_workers, arguments=sys.argv[1:], environment=inherited)
         sys.exit(group(claimed.listener, flags["workers"], clock))
-    address, port = claimed.listener.getsockname()[:2]
-    bound = ListenAddress(flags["host"], port)
-    announcement = _announced(flags, claimed, place, is_tls=is_tls)
+    address = claimed.listener.getsockname()[0]
+    sockets = _sockets(flags, claimed, place, clock, is_tls=is_tls)
     requires_keys = access_control.requires_keys(flags["auth"], address)
     hosts = _allowed_hosts(flags, address, advertised, requires_keys=requires_keys)
     limits = replace(
@@ -294,23 +293,10 @@ def main(**flags: Any) -> None:
         credentials=credentials,
         accepts_plain=flags["insecure_http"] or is_loopback(address),
         security=security,
-        is_announced=announcement is not None,
+        is_announced=sockets.announcement is not None,
         place=place,
     )
-    own = None if place is None else _own_listener(flags, place)
-    path = flags["handover"]
-    sockets = _Sockets(
-        claim=claimed,
-        own=own,
-        handover=path and HandOver(path, claimed, bound, clock, is_tls=is_tls),
-        announcement=announcement,
-    )
-    if own is not None:
-        bound = ListenAddress(flags["host"], own.getsockname()[1])
-        advertised = advertised and advertised._replace(port=bound.port)
-    url = registration.advertised_url(
-        advertised, bound, etcd.endpoints, is_tls=certificate is not None
-    )
+    url = _url(flags, sockets, advertised, etcd, is_tls=certificate is not None)
     # Imported objects stay for the life of the process: to scan them would cost pauses of 50 ms.
     gc.collect()
     gc.freeze()
@@ -322,13 +308,48 @@ def main(**flags: Any) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Sockets:
-    """What the process listens on, and how others learn of it."""
+    """Listeners of the process, and how others learn of them."""
 
     claim: ListenerClaim
     own: socket.socket | None
-    """Where this worker alone answers; None for the only process of a gateway."""
+    """Socket at which this worker alone answers; None for the only process of a gateway."""
     handover: HandOver | None
     announcement: Listener | None
+
+
+def _sockets(
+    flags: dict[str, Any],
+    claim: ListenerClaim,
+    place: WorkerPlace | None,
+    clock: Clock,
+    *,
+    is_tls: bool,
+) -> _Sockets:
+    """Return the listeners: of a worker also the one where it alone answers."""
+    bound = ListenAddress(flags["host"], claim.listener.getsockname()[1])
+    path = flags["handover"]
+    return _Sockets(
+        claim=claim,
+        own=None if place is None else _own_listener(flags, place),
+        handover=path and HandOver(path, claim, bound, clock, is_tls=is_tls),
+        announcement=_announced(flags, claim, place, is_tls=is_tls),
+    )
+
+
+def _url(
+    flags: dict[str, Any],
+    sockets: _Sockets,
+    advertised: ListenAddress | None,
+    etcd: EtcdAddress,
+    *,
+    is_tls: bool,
+) -> str:
+    """Return the URL at which other processes reach this one."""
+    answers = sockets.own or sockets.claim.listener
+    bound = ListenAddress(flags["host"], answers.getsockname()[1])
+    if sockets.own is not None and advertised is not None:
+        advertised = advertised._replace(port=bound.port)
+    return registration.advertised_url(advertised, bound, etcd.endpoints, is_tls=is_tls)
 
 
 async def _serve(

@@ -24,6 +24,7 @@ from gateway.forwarding.attempt import AttemptRunner
 from gateway.forwarding.forwarder import Forwarder
 from gateway.forwarding.health_checks import HealthChecker, all_endpoints
 from gateway.forwarding.model_state import ModelStates
+from gateway.forwarding.policy import RECOVERY_S
 from gateway.forwarding.resumption import Resumer
 from gateway.forwarding.router import LoadTracker, Router
 from gateway.handler import HandlerOptions, InferenceHandler
@@ -88,9 +89,9 @@ class GatewayLimits:
     """Interval of keep-alive events to a client that waits for a slot or a replica."""
     hold_limit: int = 64
     """The number of requests that may wait for one deployment."""
-    resume_timeout_s: float = 10.0
+    resume_timeout_s: float = RECOVERY_S
     """The longest wait for another engine, of a stream whose engine died, and of a request for a deployment whose
-    replicas are all starting again. Small models restart within it."""
+    replicas are all starting again, where `queueing.coldStart` does not say."""
     certificate: ServerCertificate | None = None
     """Certificate for clients; None: plain HTTP."""
     hosts: AllowedHosts = field(default_factory=AllowedHosts)
@@ -132,6 +133,15 @@ class GatewayLimits:
     floating: FloatingAddress | None = None
     """An address for clients that the gateways of the fleet hold in turn; None: this one takes no part."""
 
+    def model_states(self, clock: Clock) -> ModelStates:
+        """Return the state of models with these limits as defaults."""
+        return ModelStates(
+            clock,
+            silence_s=self.request_timeout_s,
+            recovery_s=self.resume_timeout_s,
+            keep_alive_s=self.keep_alive_s,
+        )
+
     def lease(self, url: str) -> GatewayLease:
         """Return the gateway's registration. Processes of the fleet dial TLS from mode tls on."""
         own = self.credentials
@@ -147,6 +157,14 @@ class GatewayLimits:
             insecure_flags=self.security.insecure_flags,
             is_announced=self.is_announced,
         )
+
+
+def _id(limits: GatewayLimits) -> str:
+    """Return the name that the gateway's certificate proves, so that nothing else can register as it; "" without."""
+    if limits.credentials is None:
+        return ""
+    name = limits.credentials.identity.name
+    return name if limits.place is None else worker_id(name, limits.place.number)
 
 
 def _registration(
@@ -201,15 +219,10 @@ class Gateway:
         self.load_tracker = LoadTracker(entropy)
         self.pool = self._connection_pool()
         self.activator = self._activator()
-        model_states = ModelStates(
-            clock, silence_s=limits.request_timeout_s, keep_alive_s=limits.keep_alive_s
-        )
+        model_states = limits.model_states(clock)
         self.versions = VersionMetrics()
         instance = f"{entropy.getrandbits(48):012x}"
-        # Its certificate proves the name, so nothing else can register as this gateway.
-        id_ = instance if limits.credentials is None else limits.credentials.identity.name
-        if limits.credentials is not None and limits.place is not None:
-            id_ = worker_id(id_, limits.place.number)
+        id_ = _id(limits) or instance
         self.registration = _registration(transport, clock, limits, id_=id_, url=url)
         self._upkeep = _upkeep(transport, clock, limits, url)
         self._holder = make_holder(transport, clock, limits.floating, instance)
@@ -262,7 +275,6 @@ class Gateway:
             self._clock,
             limit=limits.hold_limit,
             max_wait_s=limits.hold_timeout_s,
-            max_recovery_s=limits.resume_timeout_s,
         )
 
     def _handler_options(self, id_: str) -> HandlerOptions:
@@ -376,9 +388,7 @@ class Gateway:
             model_states=model_states,
             activator=self.activator,
             router=router,
-            resumer=Resumer(
-                attempts=attempts, router=router, max_search_s=self._limits.resume_timeout_s
-            ),
+            resumer=Resumer(attempts=attempts, router=router),
         )
 
     def _http_server(self, app: FastAPI) -> SignalServer:

@@ -11,6 +11,7 @@ Strategy = Literal["Scored", "HardwareAware", "LeastLoaded", "RoundRobin", "Rand
 
 MAX_RATE = 1_000_000_000
 """The largest limit in a minute."""
+_DEPTH, _TIMEOUT = 100, "30s"
 CacheSharing = Literal["Key", "Deployment"]
 
 Weight = Annotated[int, Field(ge=0, le=1000)]
@@ -110,12 +111,24 @@ class Hedging(ApiModel):
 class Queueing(ApiModel):
     """Limits of the requests that one gateway sends to the name's engines, and of those that wait."""
 
-    concurrency: Annotated[int, Field(ge=1, le=1_000_000)]
-    """Most requests at engines at once."""
-    depth: Annotated[int, Field(ge=0, le=1_000_000)] = 100
+    concurrency: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
+    """Most requests at engines at once. Default: no limit."""
+    depth: Annotated[int, Field(ge=0, le=1_000_000)] = _DEPTH
     """Most requests that wait; further clients get 429."""
-    timeout: FineDuration = "30s"
-    """Longest wait; then the client gets 503."""
+    timeout: FineDuration = _TIMEOUT
+    """Longest wait for one of these; then the client gets 503."""
+    cold_start: FineDuration | None = None
+    """Longest wait while no replica is ready: of requests, and of streams whose engine died. Set it to the time in which
+    a replica starts. Default: 10s; `--hold-timeout` of the gateway for a deployment that is scaled to 0."""
+
+    @model_validator(mode="after")
+    def _sets_something(self) -> Self:
+        if self.concurrency is None and self.cold_start is None:
+            raise ValueError("limits nothing; set concurrency or coldStart, or leave queueing out")
+        # Documents in the store have the defaults.
+        if self.concurrency is None and (self.depth, self.timeout) != (_DEPTH, _TIMEOUT):
+            raise ValueError("depth and timeout have no effect without concurrency; set it as well")
+        return self
 
 
 class RateLimit(ApiModel):

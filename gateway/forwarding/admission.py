@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from gateway import errors
-from gateway.forwarding.policy import QueuePolicy
+from gateway.forwarding.policy import ForwardingPolicy, QueuePolicy
 from gateway.routing.selection import NoReadyEndpoint
 from gateway.state.table_cache import TableCache
 from machinery.clock import Clock
@@ -236,14 +236,12 @@ class Activator:
         *,
         limit: int,
         max_wait_s: float,
-        max_recovery_s: float,
     ) -> None:
-        """`max_wait_s`: the longest wait for a deployment at zero; `max_recovery_s`: for one that starts again."""
+        """`max_wait_s`: the longest wait for a deployment at zero whose policy does not say."""
         self._table_cache = table_cache
         self._clock = clock
         self._limit = limit
         self._max_wait_s = max_wait_s
-        self._max_recovery_s = max_recovery_s
         self._waiting: dict[str, int] = {}
         self._missed_until_s: dict[str, float] = {}
 
@@ -269,6 +267,7 @@ class Activator:
         name: str,
         choice: NoReadyEndpoint,
         keep_alive: KeepAlive,
+        policy: ForwardingPolicy,
         *,
         began_s: float,
         until_s: float,
@@ -278,7 +277,9 @@ class Activator:
         `began_s`: the time at which the request began to wait; `until_s`: its deadline.
         """
         deployment = choice.wakes or choice.recovering
-        max_wait_s = self._max_wait_s if choice.wakes else self._max_recovery_s
+        max_wait_s = policy.recovery_s
+        if choice.wakes:
+            max_wait_s = self._max_wait_s if policy.activation_s is None else policy.activation_s
         end_s = began_s + max_wait_s
         if self._clock.monotonic() >= end_s:
             if choice.wakes:

@@ -276,7 +276,7 @@ class Forwarder(AttemptOwner):
                 return rejection or self._refusal(request, choice)
             # All endpoints are dead: wait for a restarted one, as broken streams do.
             recovery_until_s = recovery_until_s or min(
-                now_s + self._resumer.max_search_s, deadline.at_s
+                now_s + state.terms.policy.recovery_s, deadline.at_s
             )
             if not await self._wait_for_recovery(failures, recovery_until_s):
                 return failures.refusal
@@ -324,6 +324,7 @@ class Forwarder(AttemptOwner):
             request.model,
             choice,
             admission.keep_alive,
+            state.terms.policy,
             began_s=admission.waits_since_s,
             until_s=state.terms.deadline.at_s,
         )

@@ -7,6 +7,7 @@ from gateway.forwarding.admission import KEEP_ALIVE_S, ConcurrencyLimiter
 from gateway.forwarding.policy import (
     DEFAULT_POLICY,
     NO_DEADLINE,
+    RECOVERY_S,
     Deadline,
     ForwardingPolicy,
     policy_of,
@@ -97,10 +98,16 @@ class ModelStates:
     """State of all models, created at their first request."""
 
     def __init__(
-        self, clock: Clock, *, silence_s: float, keep_alive_s: float = KEEP_ALIVE_S
+        self,
+        clock: Clock,
+        *,
+        silence_s: float,
+        recovery_s: float = RECOVERY_S,
+        keep_alive_s: float = KEEP_ALIVE_S,
     ) -> None:
-        """`silence_s`: the default limit of an engine's silence; `keep_alive_s`: interval of keep-alive events."""
+        """`silence_s`, `recovery_s`: defaults of the models' policies; `keep_alive_s`: interval of keep-alive events."""
         self.keep_alive_s = keep_alive_s
+        self._recovery_s = recovery_s
         self._clock = clock
         self._silence_s = silence_s
         self._found: dict[str, ModelState] = {}
@@ -130,7 +137,7 @@ class ModelStates:
         }
 
     def _renewed(self, model: ServedModel, found: ModelState | None) -> ModelState:
-        policy = policy_of(model.routing, silence_s=self._silence_s)
+        policy = policy_of(model.routing, silence_s=self._silence_s, recovery_s=self._recovery_s)
         if found is None:
             found = self._found[model.name] = ModelState(model.routing, policy)
         found.routing, found.policy = model.routing, policy

@@ -7,6 +7,9 @@ from machinery.clock import NEVER
 from schemas import duration
 from schemas.routing import Routing
 
+RECOVERY_S = 10.0
+"""Small models restart within it."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueuePolicy:
@@ -49,13 +52,21 @@ class ForwardingPolicy:
     """The number of times that a stream may continue on another engine."""
     resumable_tokens: int
     """The largest number of tokens of a resumable stream."""
+    recovery_s: float
+    """The longest wait while all replicas start again: of requests, and of streams whose engine died."""
+    activation_s: float | None
+    """The longest wait for a deployment that is scaled to zero; None: the gateway's."""
 
 
-def policy_of(routing: Routing, *, silence_s: float) -> ForwardingPolicy:
-    """Return the policy; `silence_s` is the gateway's default."""
+def policy_of(
+    routing: Routing, *, silence_s: float, recovery_s: float = RECOVERY_S
+) -> ForwardingPolicy:
+    """Return the policy; `silence_s` and `recovery_s` are the gateway's defaults."""
     timeouts, hedging, queueing = routing.timeouts, routing.hedging, routing.queueing
-    queue = None
-    if queueing is not None:
+    queue = cold_start_s = None
+    if queueing is not None and queueing.cold_start is not None:
+        cold_start_s = duration.parse_fine(queueing.cold_start)
+    if queueing is not None and queueing.concurrency is not None:
         queue = QueuePolicy(
             concurrency=queueing.concurrency,
             depth=queueing.depth,
@@ -72,6 +83,8 @@ def policy_of(routing: Routing, *, silence_s: float) -> ForwardingPolicy:
         queue=queue,
         resumptions=routing.resumption.max_resumptions,
         resumable_tokens=routing.resumption.max_tokens,
+        recovery_s=recovery_s if cold_start_s is None else cold_start_s,
+        activation_s=cold_start_s,
     )
 
 

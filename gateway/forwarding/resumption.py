@@ -37,8 +37,6 @@ class Resumer:
 
     attempts: AttemptRunner
     router: Router
-    max_search_s: float
-    """The longest search for an engine, in seconds."""
     keep_alive_s: float = _KEEP_ALIVE_S
     """Interval of keep-alive events during a search."""
 
@@ -146,9 +144,8 @@ class Resumption(ResumeSearch):
         if self.error.is_silence:
             self._unfit.add(self.dead)
         self._retry_s = self.began_s + self._next_pause_s()
-        self._until_s = min(
-            self.began_s + self.resumer.max_search_s, self.state.terms.deadline.at_s
-        )
+        terms = self.state.terms
+        self._until_s = min(self.began_s + terms.policy.recovery_s, terms.deadline.at_s)
         self._draw = self.resumer.router.draw()
 
     @property

@@ -145,6 +145,16 @@ WRONG_TYPES = [
         id="number-for-duration-in-seconds",
     ),
     pytest.param(
+        spec("  routing: {queueing: {}}\n"),
+        f":7:13: {QWEN}: spec.routing.queueing: limits nothing; set concurrency or coldStart, or leave queueing out",
+        id="queueing-of-nothing",
+    ),
+    pytest.param(
+        spec("  routing: {queueing: {coldStart: 1m, depth: 5}}\n"),
+        f":7:13: {QWEN}: spec.routing.queueing: depth and timeout have no effect without concurrency; set it as well",
+        id="queueing-without-concurrency",
+    ),
+    pytest.param(
         spec("  routing: {timeouts: {attempt: 5s, request: 2s}}\n"),
         f":7:13: {QWEN}: spec.routing.timeouts: attempt is 5s and request is 2s, so the request would end before another endpoint is tried; make attempt shorter than request, or leave it out",
         id="attempt-beyond-request",

@@ -1,4 +1,4 @@
-"""Admission: the slot queue in values, and over HTTP the waits for a slot and for a scaled-to-zero deployment."""
+"""Admission: the slot queue in values, and over HTTP the waits for a slot."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -15,29 +15,19 @@ from gateway import errors
 from gateway.forwarding.admission import MAX_RETRY_S, MIN_RETRY_S, Slot, SlotQueue
 from gateway.forwarding.policy import QueuePolicy
 from gateway.server import GatewayLimits
-from schemas.autoscaling import Autoscaling
-from schemas.deployment import ModelDeployment, ModelDeploymentStatus
-from schemas.meta import Condition, ConditionStatus
-from store import keys
 from tests.support import gateway_engine_scripts
 from tests.support.gateway_calls import (
     CHAT,
-    error_of,
     metrics_text,
     post_chat,
-    scaled_to_zero,
     serve_deployment,
-    wait_for_waiting,
     with_routing,
 )
-from tests.support.gateway_engine_scripts import chat, dies_at_once, refuses
+from tests.support.gateway_engine_scripts import chat, refuses
 from tests.support.gateway_fake_engine import Call, FakeEngine, running
 from tests.support.gateway_world import (
     Running,
     World,
-    deployment,
-    published,
-    route,
     running_gateway,
 )
 from tests.support.waiting import until
@@ -151,223 +141,6 @@ def test_whatever_happens(story: list[tuple[str, int]]) -> None:
         assert not queue.waiting or queue.running >= limit.concurrency
 
 
-@asynccontextmanager
-async def holding(
-    world: World, *, timeout_s: float = 20.0, limit: int = 64
-) -> AsyncIterator[Running]:
-    limits = GatewayLimits(drain_timeout_s=0.0, hold_timeout_s=timeout_s, hold_limit=limit)
-    async with running_gateway(world.transport, limits) as gateway:
-        yield gateway
-
-
-async def test_a_request_waits_for_the_first_replica(
-    world: World, http: aiohttp.ClientSession
-) -> None:
-    async with holding(world) as gateway, running(FakeEngine("m-0", chat)) as engine:
-        await world.put(scaled_to_zero("m", "fast"), route("r", "public", m=1))
-        await gateway.knows("public", ready=0)
-
-        async def ask(model: str) -> str:
-            async with http.post(gateway.url + CHAT, json={"model": model}) as response:
-                assert response.status == 200
-                return str((await response.json())["choices"][0]["message"]["content"])
-
-        async with asyncio.TaskGroup() as group:
-            asked = [group.create_task(ask(model)) for model in ("m", "fast", "public")]
-            await wait_for_waiting(gateway, 3)
-            async with http.get(f"{gateway.url}/metrics") as response:
-                text = await response.text()
-            assert 'fleet_gateway_deployment_waiting{deployment="m"} 3\n' in text
-            # They do not wait for this change of the table.
-            await world.put(deployment("other"))
-            await gateway.knows("other", ready=0)
-            await wait_for_waiting(gateway, 3)
-            await world.put(published(engine, "m"))
-        assert [task.result() for task in asked] == ["hello from m-0"] * 3
-        await wait_for_waiting(gateway, 0)
-        assert gateway.gateway.load_tracker.by_deployment() == {"m": 0}
-
-
-async def test_after_the_wait_the_client_learns_that_the_model_starts(
-    world: World, http: aiohttp.ClientSession
-) -> None:
-    said = Condition(
-        type="Progressing", status=ConditionStatus.TRUE, reason="Loading", message="1 of 1"
-    )
-    await world.put_status("m", ModelDeploymentStatus(conditions=(said,)))
-    async with holding(world, timeout_s=0.2) as gateway:
-        await world.put(scaled_to_zero("m"))
-        await gateway.knows("m", ready=0)
-        async with http.post(gateway.url + CHAT, json={"model": "m"}) as response:
-            error = await error_of(response)
-            assert (response.status, error["code"], error["type"]) == (
-                503,
-                "model_starting",
-                "server_error",
-            )
-            assert int(response.headers["retry-after"]) > 0
-            assert error["message"] == (
-                "The model 'm' is starting and was not ready within 0.2 s; repeat the request. "
-                "ModelDeployment m: Loading: 1 of 1."
-            )
-        await wait_for_waiting(gateway, 0)
-
-
-async def test_one_too_many_is_turned_away_at_once(
-    world: World, http: aiohttp.ClientSession
-) -> None:
-    async with holding(world, limit=1) as gateway:
-        await world.put(scaled_to_zero("m"))
-        await gateway.knows("m", ready=0)
-        async with asyncio.TaskGroup() as group:
-            first = group.create_task(http.post(gateway.url + CHAT, json={"model": "m"}))
-            await wait_for_waiting(gateway, 1)
-            async with http.post(gateway.url + CHAT, json={"model": "m"}) as response:
-                error = await error_of(response)
-                assert (response.status, error["code"], error["type"]) == (
-                    429,
-                    "model_starting",
-                    "rate_limit_error",
-                )
-                assert int(response.headers["retry-after"]) > 0
-                assert error["message"] == (
-                    "The model 'm' is starting, and 1 requests wait for it already; repeat the "
-                    "request later."
-                )
-            # A client that leaves makes room.
-            first.cancel()
-            await wait_for_waiting(gateway, 0)
-
-
-@pytest.mark.parametrize(
-    "declared",
-    [
-        pytest.param(deployment("m"), id="not-autoscaled"),
-        pytest.param(scaled_to_zero("m", minReplicas=1), id="never-at-zero"),
-    ],
-)
-async def test_deployments_that_never_served_are_not_waited_for(
-    world: World, http: aiohttp.ClientSession, declared: ModelDeployment
-) -> None:
-    async with holding(world) as gateway:
-        await world.put(declared)
-        await gateway.knows("m", ready=0)
-        async with http.post(gateway.url + CHAT, json={"model": "m"}) as response:
-            assert (await error_of(response))["code"] == "model_not_ready"
-
-
-async def test_a_deployment_whose_replicas_all_start_again_is_waited_for(
-    world: World, http: aiohttp.ClientSession
-) -> None:
-    async with holding(world) as gateway, running(FakeEngine("m-1", chat)) as fresh:
-        async with running(FakeEngine("m-0", chat)) as engine:
-            await world.put(deployment("m"), published(engine, "m"))
-            await gateway.knows("m", ready=1)
-        # Its agent has withdrawn it, before any request met the dead engine.
-        await world.delete(keys.endpoint_key("mac-1", "m-0"))
-        await gateway.knows("m", ready=0)
-        for endpoint in tuple(gateway.gateway.table_cache.table.models["m"].backends[0].orphans):
-            gateway.gateway.table_cache.drop_orphan(endpoint)
-        async with asyncio.TaskGroup() as group:
-            asked = group.create_task(http.post(gateway.url + CHAT, json={"model": "m"}))
-            await wait_for_waiting(gateway, 1)
-            await world.put(published(fresh, "m"))
-            response = await asked
-            assert response.status == 200
-            response.release()
-
-
-async def test_after_the_wait_the_client_learns_what_the_replicas_report(
-    world: World, http: aiohttp.ClientSession
-) -> None:
-    told = (
-        Condition(
-            type="Available",
-            status=ConditionStatus.FALSE,
-            reason="ReplicaNotReady",
-            message="0 of 1 replicas ready; m-0 on mac-1: Loading",
-        ),
-        Condition(
-            type="Progressing",
-            status=ConditionStatus.TRUE,
-            reason="RolloutComplete",
-            message="every replica runs revision 1",
-        ),
-    )
-    limits = GatewayLimits(drain_timeout_s=0.0, resume_timeout_s=0.3)
-    async with running_gateway(world.transport, limits) as gateway:
-        async with running(FakeEngine("m-0", chat)) as engine:
-            await world.put(deployment("m"), published(engine, "m"))
-            await gateway.knows("m", ready=1)
-        await world.put_status("m", ModelDeploymentStatus(conditions=told))
-        await world.delete(keys.endpoint_key("mac-1", "m-0"))
-        await gateway.knows("m", ready=0)
-        errors_: list[dict[str, Any]] = []
-        for _ in range(2):  # the first meets the dead engine, the second no endpoint at all
-            began_s = asyncio.get_running_loop().time()
-            async with http.post(gateway.url + CHAT, json={"model": "m"}) as response:
-                errors_.append(await error_of(response))
-            assert response.status == 503
-            assert asyncio.get_running_loop().time() - began_s >= 0.3
-        error = errors_[-1]
-        assert error["code"] == "model_not_ready"
-        assert "ReplicaNotReady: 0 of 1 replicas ready; m-0 on mac-1: Loading" in error["message"]
-        assert "RolloutComplete" not in error["message"]
-        # Scaled to 0 on purpose: waiting is of no use.
-        await world.put(deployment("m", replicas=0))
-        await until(
-            lambda: not gateway.gateway.table_cache.table.models["m"].recovering,
-            what="the change",
-        )
-        async with http.post(gateway.url + CHAT, json={"model": "m"}) as response:
-            assert "is scaled to 0 replicas" in (await error_of(response))["message"]
-
-
-async def test_a_window_without_replicas_counts_as_well(world: World) -> None:
-    window = {"start": "0 0 * * *", "end": "0 1 * * *", "minReplicas": 0}
-    scaled = Autoscaling.model_validate_json(
-        '{"maxReplicas":2,"schedule":[{"start":"0 0 * * *","end":"0 1 * * *","minReplicas":0}]}'
-    )
-    assert scaled.schedule[0].start == window["start"]
-    made = scaled_to_zero("m")
-    spec = made.spec.model_copy(update={"autoscaling": scaled})
-    async with holding(world) as gateway:
-        await world.put(made.model_copy(update={"spec": spec}))
-        await gateway.knows("m", ready=0)
-        assert gateway.gateway.table_cache.table.models["m"].scaled_to_zero == ((1, "m"),)
-
-
-async def test_a_replica_that_just_went_is_waited_for_again(
-    world: World, http: aiohttp.ClientSession
-) -> None:
-    """The request arrived in the moment in which the last replica ended, before the table showed it."""
-    async with holding(world) as gateway, running(FakeEngine("m-1", chat)) as fresh:
-        async with running(FakeEngine("m-0", chat)) as engine:
-            await world.put(scaled_to_zero("m"), published(engine, "m"))
-            await gateway.knows("m", ready=1)
-        async with asyncio.TaskGroup() as group:
-            asked = group.create_task(http.post(gateway.url + CHAT, json={"model": "m"}))
-            await wait_for_waiting(gateway, 1)
-            await world.delete(keys.endpoint_key("mac-1", "m-0"))
-            await world.put(published(fresh, "m"))
-            response = await asked
-            assert response.status == 200
-            response.release()
-
-
-async def test_a_request_that_an_engine_died_of_does_not_wait(
-    world: World, http: aiohttp.ClientSession
-) -> None:
-    async with holding(world) as gateway, running(FakeEngine("m-0", dies_at_once)) as engine:
-        await world.put(scaled_to_zero("m"), published(engine, "m"))
-        await gateway.knows("m", ready=1)
-        async with http.post(gateway.url + CHAT, json={"model": "m"}) as response:
-            assert (response.status, (await error_of(response))["code"]) == (
-                503,
-                "upstream_failed",
-            )
-
-
 class Door:
     """An engine script that answers when it is opened, and counts waiting requests."""
 
@@ -392,10 +165,8 @@ class Door:
 
 
 @asynccontextmanager
-async def lively(
-    world: World, quiet_s: float = 0.05, hold_s: float = 20.0
-) -> AsyncIterator[Running]:
-    limits = GatewayLimits(drain_timeout_s=0.0, keep_alive_s=quiet_s, hold_timeout_s=hold_s)
+async def lively(world: World, quiet_s: float = 0.05) -> AsyncIterator[Running]:
+    limits = GatewayLimits(drain_timeout_s=0.0, keep_alive_s=quiet_s)
     async with running_gateway(world.transport, limits) as gateway:
         yield gateway
 
@@ -565,30 +336,3 @@ async def test_what_goes_wrong_after_a_sign_of_life_is_an_event(
         assert text.startswith(b'data: {"error":')
         assert code in text
         assert b"[DONE]" not in text
-
-
-async def test_a_cold_model_keeps_streams_alive(world: World, http: aiohttp.ClientSession) -> None:
-    async with lively(world) as gateway, running(FakeEngine("m-0", chat)) as engine:
-        await world.put(scaled_to_zero("m"))
-        await gateway.knows("m", ready=0)
-        body = {"model": "m", "stream": True}
-        async with http.post(gateway.url + CHAT, json=body) as response:
-            assert response.status == 200
-            assert await response.content.readexactly(11) == b": waiting\n\n"
-            await wait_for_waiting(gateway, 1)
-            await world.put(published(engine, "m"))
-            text = (await response.read()).replace(b": waiting\n\n", b"")
-        assert b"m-0" in text
-        assert text.endswith(gateway_engine_scripts.DONE)
-
-
-async def test_a_model_that_stays_cold_is_an_event_at_the_end(
-    world: World, http: aiohttp.ClientSession
-) -> None:
-    async with lively(world, hold_s=0.3) as gateway:
-        await world.put(scaled_to_zero("m"))
-        await gateway.knows("m", ready=0)
-        status, text, _ = await post_chat(http, gateway, stream=True)
-        assert status == 200
-        assert text.startswith(b": waiting\n\n")
-        assert b'"code":"model_starting"' in text

@@ -3,7 +3,7 @@
 import asyncio
 import random
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import orjson
@@ -20,6 +20,8 @@ from gateway.forwarding.engine_stream import (
     StreamReceiver,
     parse_fault,
 )
+from gateway.forwarding.model_state import RequestTerms
+from gateway.forwarding.policy import DEFAULT_POLICY
 from gateway.forwarding.resumption import Resumer
 from gateway.forwarding.retry_state import RetryState
 from gateway.forwarding.router import LoadTracker, Router
@@ -158,15 +160,18 @@ class Carried:
             clock=clock,
         )
         router = Router(table_cache=table_cache, load_tracker=loads, clock=clock, random=entropy)
-        self._resumer = Resumer(
-            attempts=attempts, router=router, max_search_s=patience_s, keep_alive_s=0.05
-        )
+        self._resumer = Resumer(attempts=attempts, router=router, keep_alive_s=0.05)
+        self._terms = RequestTerms(policy=replace(DEFAULT_POLICY, recovery_s=patience_s))
 
     async def stream(
         self, *cuts: int, path: str = CHAT, body: dict[str, Any] = BODY, size: int = 10_000
     ) -> tuple[EngineStream, RetryState]:
         """Begin a stream that breaks at each of the cuts."""
-        self.engines.cuts, self.engines.size, state = list(cuts), size, RetryState()
+        self.engines.cuts, self.engines.size, state = (
+            list(cuts),
+            size,
+            RetryState(terms=self._terms),
+        )
         self.engines.asked.clear()
         ask = InferenceRequest(
             path=path,
