@@ -165,7 +165,7 @@ class ModelSource(ApiModel):
     hub: HubReference | None = None
     """A repository of a model hub, which the Macs fetch. Give this or `path`."""
     adapter: ModelPath | None = None
-    """A folder with a LoRA adapter for the model, as `mlx_lm.lora` writes it; resolved like model.path."""
+    """A folder with a LoRA adapter for the model, as `mlx_lm.lora` or PEFT writes it; resolved like model.path."""
     draft: DraftModel | None = None
     """A draft model for speculative decoding, which makes a single request faster."""
 
@@ -198,7 +198,7 @@ class ModelSource(ApiModel):
         own = PurePosixPath(self.path or "/")
         if self.adapter is not None and PurePosixPath(self.adapter) == own:
             raise ValueError(
-                "adapter is the model's own folder; write the folder that holds adapters.safetensors"
+                "adapter is the model's own folder; write the folder that holds adapter_config.json"
             )
         if self.draft is not None and PurePosixPath(self.draft.path) == own:
             raise ValueError(

@@ -15,18 +15,16 @@ import mlx.core as mx
 from mlx.utils import tree_flatten, tree_unflatten
 from mlx_lm import utils
 from mlx_lm.models.cache import make_prompt_cache
-from mlx_lm.tuner.utils import load_adapters
 from mlx_lm.utils import load_model, load_tokenizer
 
 from engine.errors import StoppedError, is_panic, summarize
 from engine.gauges import Gauges
 from engine.grammar import llguidance_backend
 from engine.grammar.interface import GrammarCompiler
-from engine.model import absent_tensors, mlx_group, pooler
+from engine.model import absent_tensors, adapters, mlx_group, pooler
 from engine.model.mlx_group import ModelSplit
 from engine.model.pooler import PoolerConfig
 from engine.text.codec import TextCodec
-from models import adapter_files, model_files
 from models.model_files import ModelFacts, ModelUnusableError
 
 Model: TypeAlias = Any  # an mlx.nn.Module; mlx ships no types
@@ -95,7 +93,7 @@ def load(
             mlx_group.split_model(model, split)
         caches = make_prompt_cache(model)
     if adapter is not None:
-        apply_adapter(model, adapter)
+        adapters.apply_adapter(model, adapter)
     if not all(hasattr(cache, "merge") for cache in caches):
         name = config.get("model_type")
         raise ModelUnusableError(f"{folder}: model type {name} cannot be batched by mlx-lm")
@@ -269,51 +267,3 @@ def _prefixed_classes(config: dict[str, Any]) -> tuple[Any, Any]:
         return found
 
     return type(model_class.__name__, (model_class,), {"sanitize": sanitize}), args_class
-
-
-def apply_adapter(model: Model, folder: Path) -> None:
-    """Wrap the layers that a LoRA adapter changes; its weights are read with the model's, when they are evaluated.
-
-    Raises:
-        ModelUnusableError: the folder is no valid adapter, or it belongs to another model.
-
-    """
-    facts = adapter_files.inspect_adapter(folder)
-    try:
-        load_adapters(model, str(folder))
-    except (ValueError, AttributeError, TypeError) as error:
-        # The folder is valid, so the model differs: other names, other widths, or other kinds of layers.
-        raise ModelUnusableError(
-            f"adapter: {folder} (rank {facts.rank}) is not for this model: {_summarize_error(error)}",
-            reason="AdapterUnusable",
-        ) from error
-    _check_complete(model, folder)
-    # New layers start in training mode, with dropout.
-    model.eval()
-
-
-def _check_complete(model: Model, folder: Path) -> None:
-    """Refuse an adapter whose file lacks matrices that its config declares.
-
-    mlx-lm would fill them with random numbers, of any rank: memory that no proof has counted.
-    """
-    held = model_files.read_tensors(folder / adapter_files.WEIGHTS_FILE)
-    names: list[str] = [pair[0] for pair in tree_flatten(model.parameters())]
-    missing = sorted(
-        name for name in names if name.endswith((".lora_a", ".lora_b")) and name not in held
-    )
-    if missing:
-        raise ModelUnusableError(
-            f"adapter: {folder} declares {len(missing)} matrices that its weights do not have, first {missing[0]}; "
-            "copy both files of one training run",
-            reason="AdapterUnusable",
-        )
-
-
-def _summarize_error(error: Exception) -> str:
-    """Return mlx-lm's message with only the first tensor of its list."""
-    head, _, rest = str(error).partition("\n")
-    tensors = sorted(line.strip() for line in rest.splitlines())
-    if not tensors:
-        return head
-    return f"{len(tensors)} of its tensors do not fit, first {tensors[0]}"

@@ -52,8 +52,8 @@ SECTION: Final = ReasonSection(
         ),
         problem(
             "AdapterUnusable",
-            "The folder is no adapter that mlx-lm can apply.",
-            "Use an adapter that `mlx_lm.lora` wrote. Fuse others with `mlx_lm.fuse`.",
+            "The folder is no adapter that the engine can apply.",
+            "Use a LoRA adapter of `mlx_lm.lora` or PEFT. Merge others into the model.",
         ),
         problem(
             "ContextTooLong",

@@ -45,6 +45,35 @@ def make_adapter(
     return out
 
 
+def write_peft(out: Path, adapter: Path, **changes: Any) -> Path:
+    """Write an adapter of mlx-lm's format as PEFT saves it; `changes` are fields of the config."""
+    mx = module("mlx.core")
+    parameters = json.loads((adapter / "adapter_config.json").read_text())["lora_parameters"]
+    held = mx.load(str(adapter / "adapters.safetensors"))
+    weights = {}
+    for name, array in held.items():
+        layer, _, letter = name.rpartition(".lora_")
+        weights[f"base_model.model.{layer}.lora_{letter.upper()}.weight"] = mx.contiguous(array.T)
+    out.mkdir(parents=True, exist_ok=True)
+    mx.save_safetensors(str(out / "adapter_model.safetensors"), weights)
+    rank = parameters["rank"]
+    config = {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "r": rank,
+        "lora_alpha": parameters["scale"] * rank,
+        "lora_dropout": 0.05,
+        "target_modules": ["q_proj", "up_proj"],
+        "bias": "none",
+        "modules_to_save": None,
+        "init_lora_weights": True,
+        "rank_pattern": {},
+        "alpha_pattern": {},
+    }
+    (out / "adapter_config.json").write_text(json.dumps(config | changes))
+    return out
+
+
 def load_adapted(folder: Path, adapter: Path | None = None, gauges: Gauges | None = None) -> Any:
     loader = module("engine.model.loader")
     return loader.load(
