@@ -1,5 +1,6 @@
 """The config of one engine process, as its command line says. Values only; no logic."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -73,6 +74,8 @@ class EngineConfig:
     """Folder of the node's identity, with which the engine serves TLS; None: plain HTTP."""
     adapter: Path | None = None
     """Folder of a LoRA adapter for the model."""
+    adapters: Mapping[str, Path] = field(default_factory=dict)
+    """Folders of LoRA adapters that requests choose, by served name. Excludes `adapter`."""
     draft_model: Path | None = None
     """Folder of a small model that proposes tokens. Excludes `kv_window`: rejected tokens could not be dropped."""
     draft_tokens: int = 3

@@ -59,6 +59,7 @@ def parse(arguments: Sequence[str] | None, *, read_secret: Callable[[], str] = s
         memory_limit_bytes=flags.memory_limit_bytes,
         identity_dir=flags.identity_dir,
         adapter=flags.adapter,
+        adapters=flags.adapters(),
         draft_model=flags.draft_model,
         draft_tokens=_or(flags.draft_tokens, _DRAFT_TOKENS),
         group=_group(flags, secret),

@@ -54,6 +54,8 @@ class Job:
     """The path of the schema in the request, for a refusal of text that is too costly to match."""
     cache_salt: str = ""
     """Jobs with different salts share no cached prefixes; empty for the one shared cache."""
+    adapter: str = ""
+    """The LoRA adapter to use, by its served name; empty for the model alone."""
     emitted: tuple[int, ...] = ()
     """Tokens that another process generated for this job before it died; the next token continues them."""
 

@@ -64,6 +64,10 @@ class ModelRank:
             pooling=self.loaded.pooling,
             has_head=self.loaded.has_head,
             grammars=self.loaded.grammars,
+            adapters={
+                name: disk_cache.digest_folder(folder)
+                for name, folder in self.config.adapters.items()
+            },
             budget=self.memory.budget,
         )
 
@@ -167,6 +171,7 @@ def make_executor(
         ),
         grammars=loaded.grammars,
         proposer=proposer,
+        adapters=loaded.adapters,
     )
 
 
@@ -225,7 +230,7 @@ def load(
         facts,
         gauges,
         is_stopping=is_stopping,
-        adapter=config.adapter,
+        adapter=config.adapters or config.adapter,
         split=split,
     )
     if loaded.pooling is not None and config.group is not None:

@@ -2,7 +2,7 @@
 
 import socket
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from engine.grammar.interface import GrammarCompiler
@@ -24,6 +24,8 @@ class ServedModel:
     """True if it generates text; an embedding model does only if it has weights for the output head."""
     grammars: GrammarCompiler | None = None
     """The grammar compiler; None if the tokenizer does not support grammars."""
+    adapters: Mapping[str, str] = field(default_factory=dict)
+    """Served names of LoRA adapters, and a name of the content of each."""
     budget: MemoryBudget | None = None
     """The memory of requests; None does not limit it (only in tests)."""
 

@@ -47,7 +47,8 @@ class PromptHistory:
     def add(self, jobs: Iterable[Job]) -> None:
         """Add the prompts of a request; the oldest ones leave."""
         for job in jobs:
-            if len(job.prompt) >= _MIN_TOKENS:
+            # Whoever takes over reads prompts with the model alone.
+            if len(job.prompt) >= _MIN_TOKENS and not job.adapter:
                 self._add(_Prompt(job.cache_salt, _beginning(job.prompt)))
 
     def _add(self, new: _Prompt) -> None:

@@ -112,7 +112,8 @@ class GenerationRoutes:
 
     async def models(self, _: Request) -> Response:
         """List the served names."""
-        data = [self._model(name) for name in self.service.config.served_names]
+        config = self.service.config
+        data = [self._model(name) for name in (*config.served_names, *config.adapters)]
         return web.json_response({"object": "list", "data": data})
 
     async def model(self, request: Request) -> Response:
@@ -123,12 +124,18 @@ class GenerationRoutes:
 
     def _model(self, name: str) -> dict[str, object]:
         created = int(self.service.started.timestamp())
+        config = self.service.config
+        # As vLLM: `parent` is the model of an adapter, and `root` what is loaded.
+        base = config.served_names[0]
+        root = config.adapters[name].name if name in config.adapters else base
         return {
             "id": name,
             "object": "model",
             "created": created,
             "owned_by": "mlx-fleet",
-            "max_model_len": self.service.config.context_length,
+            "max_model_len": config.context_length,
+            "root": root,
+            "parent": base if name in config.adapters else None,
         }
 
     async def chat(self, request: Request) -> GenerationResponse:
@@ -240,7 +247,7 @@ class GenerationRoutes:
         return options, body
 
     def _check_model(self, name: str) -> None:
-        served = self.service.config.served_names
+        served = (*self.service.config.served_names, *self.service.config.adapters)
         if name in served:
             return
         message = f"The model '{name[:200]}' does not exist here. This replica serves: {', '.join(served)}."
@@ -282,7 +289,7 @@ class ProbeRoutes:
             "replica": config.replica,
             "replicaUid": config.replica_uid,
             "node": config.node,
-            "models": config.served_names,
+            "models": (*config.served_names, *config.adapters),
             "pid": os.getpid(),
             "loadedBytes": gauges.loaded_bytes,
             "totalBytes": gauges.total_bytes,
@@ -309,7 +316,9 @@ class ProbeRoutes:
 
         """
         self.service.admit()
-        return web.json_response({"ready": True, "models": self.service.config.served_names})
+        config = self.service.config
+        models = (*config.served_names, *config.adapters)
+        return web.json_response({"ready": True, "models": models})
 
     async def metrics(self, _: Request) -> Response:
         """Export the metrics in the Prometheus text format."""

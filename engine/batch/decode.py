@@ -19,6 +19,7 @@ from engine.batch.speculative import DraftProposer
 from engine.cache.interface import LayerCache
 from engine.grammar.interface import GrammarCompiler, GrammarMatcher
 from engine.jobs import FinishReason, Job, TokenLogprobs, TokenOutput
+from engine.model.adapter_bank import AdapterBank
 
 Array: TypeAlias = Any  # mlx ships no types
 Model: TypeAlias = Any
@@ -116,9 +117,15 @@ class DecodeStage:
     """A batch of rows, their caches, and the tokens that were chosen and not fed to the model yet."""
 
     def __init__(
-        self, model: Model, *, ends: frozenset[int], proposer: DraftProposer | None = None
+        self,
+        model: Model,
+        *,
+        ends: frozenset[int],
+        proposer: DraftProposer | None = None,
+        adapters: AdapterBank | None = None,
     ) -> None:
         self._model = model
+        self._adapters = adapters
         self._ends = ends
         self._end_tokens = sorted(ends)
         self._proposer = proposer
@@ -191,6 +198,8 @@ class DecodeStage:
 
         The caller first removes rows that had their last token.
         """
+        if self._adapters is not None:
+            self._adapters.select([row.job.adapter for row in self.rows])
         if self._proposer is not None and len(self.rows) == 1 and not self.rows[0].waits_for_tokens:
             return self._step_speculative(self._proposer, self.rows[0])
         logits = self._model(self._tokens[:, None], cache=self._caches)[:, -1, :]

@@ -18,6 +18,7 @@ from engine.cache.interface import PrefixCache
 from engine.gauges import Gauges
 from engine.grammar.interface import GrammarCompiler
 from engine.jobs import Job, JobFailure, TokenOutput
+from engine.model.adapter_bank import AdapterBank
 
 Model: TypeAlias = Any  # mlx ships no types
 
@@ -35,14 +36,15 @@ class StepExecutor:
     prefix: PrefixCache
     grammars: GrammarCompiler | None
     proposer: DraftProposer | None = None
+    adapters: AdapterBank | None = None
     decode_stage: DecodeStage = field(init=False)
     prefill_stage: PrefillStage = field(init=False)
     jobs: dict[int, Job] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Create empty stages."""
-        self.decode_stage = DecodeStage(self.model, ends=self.ends, proposer=self.proposer)
-        self.prefill_stage = PrefillStage(self.model, self.prefix)
+        self.decode_stage = self._new_decode_stage()
+        self.prefill_stage = PrefillStage(self.model, self.prefix, self.adapters)
 
     @property
     def kv_bytes(self) -> int:
@@ -89,7 +91,7 @@ class StepExecutor:
             self.jobs.pop(job_id, None)
         self.prefill_stage.leave(job_ids)
         if any(row.job.id in job_ids for row in self.decode_stage.rows):
-            self.decode_stage = DecodeStage(self.model, ends=self.ends, proposer=self.proposer)
+            self.decode_stage = self._new_decode_stage()
 
     def decode(self, *, reads_on: bool) -> list[TokenOutput]:
         """Start one more token for every generating sequence; return the tokens known by now.
@@ -136,6 +138,11 @@ class StepExecutor:
             for prompt in finished.prompts
         ]
         self.decode_stage.join(rows, finished.caches)
+
+    def _new_decode_stage(self) -> DecodeStage:
+        return DecodeStage(
+            self.model, ends=self.ends, proposer=self.proposer, adapters=self.adapters
+        )
 
     def _remove_finished(self, outputs: list[TokenOutput]) -> list[TokenOutput]:
         finished = [output.job_id for output in outputs if output.finish is not None]

@@ -10,6 +10,7 @@ from engine.batch import logprobs
 from engine.batch.step_plan import PromptChunk
 from engine.cache.interface import LayerCache, PrefixCache
 from engine.jobs import Job, TokenLogprobs
+from engine.model.adapter_bank import AdapterBank
 
 Model: TypeAlias = Any  # mlx ships no types
 
@@ -53,8 +54,11 @@ class PrefilledPrompts:
 class PrefillStage:
     """The prompts in progress."""
 
-    def __init__(self, model: Model, prefix: PrefixCache) -> None:
+    def __init__(
+        self, model: Model, prefix: PrefixCache, adapters: AdapterBank | None = None
+    ) -> None:
         self._model = model
+        self._adapters = adapters
         self._prefix = prefix
         self._prompts: dict[int, PrefillPrompt] = {}
 
@@ -114,6 +118,7 @@ class PrefillStage:
     def _read_one(self, prompt: PrefillPrompt, count: int) -> None:
         if not count:
             return
+        self._select([prompt])
         if prompt.job.has_prompt_logprobs:
             self._read_scored(prompt, count)
         else:
@@ -127,6 +132,10 @@ class PrefillStage:
                 prompt.tokens[: prompt.position], prompt.caches, prompt.job.cache_salt
             )
             prompt.stored = prompt.position
+
+    def _select(self, prompts: Sequence[PrefillPrompt]) -> None:
+        if self._adapters is not None:
+            self._adapters.select([prompt.job.adapter for prompt in prompts])
 
     def _read_scored(self, prompt: PrefillPrompt, count: int) -> None:
         """Read `count` tokens, and keep the log probabilities of the tokens that follow each of them."""
@@ -145,6 +154,7 @@ class PrefillStage:
 
     def _read_together(self, prompts: Sequence[PrefillPrompt]) -> list[LayerCache]:
         """Finish several prompts at once, padded on the right to the longest remainder."""
+        self._select(prompts)
         _level_remainders(prompts)
         caches = merge_caches([prompt.caches for prompt in prompts])
         pieces = [prompt.tokens[prompt.position :] for prompt in prompts]

@@ -2,6 +2,7 @@
 
 import hashlib
 import logging
+from collections.abc import Sequence
 from pathlib import Path
 
 from engine.cache.block_files import BlockFiles
@@ -42,13 +43,30 @@ def name_model(config: EngineConfig) -> str:
         OSError: a weight file cannot be read.
 
     """
+    # Adapters that requests choose are in the salts of their prompts (input_processor.py).
     folders = [config.model_dir, *([config.adapter] if config.adapter else [])]
     found = hashlib.blake2b(digest_size=32)
     for folder in folders:
-        found.update(fingerprint.compute(folder, (config.kv_bits, config.kv_window)).encode())
-        for path in sorted(folder.glob("*.safetensors")):
-            _add_samples(path, found)
+        _add_folder(folder, (config.kv_bits, config.kv_window), found)
     return found.hexdigest()
+
+
+def digest_folder(folder: Path) -> str:
+    """Return a name for the content of an adapter's folder.
+
+    Raises:
+        OSError: a weight file cannot be read.
+
+    """
+    found = hashlib.blake2b(digest_size=16)
+    _add_folder(folder, (), found)
+    return found.hexdigest()
+
+
+def _add_folder(folder: Path, settings: Sequence[object], found: "hashlib.blake2b") -> None:
+    found.update(fingerprint.compute(folder, settings).encode())
+    for path in sorted(folder.glob("*.safetensors")):
+        _add_samples(path, found)
 
 
 def _add_samples(path: Path, found: "hashlib.blake2b") -> None:

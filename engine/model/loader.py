@@ -4,7 +4,7 @@ import gc
 import importlib.metadata
 import logging
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -21,7 +21,8 @@ from engine.errors import StoppedError, is_panic, summarize
 from engine.gauges import Gauges
 from engine.grammar import llguidance_backend
 from engine.grammar.interface import GrammarCompiler
-from engine.model import absent_tensors, adapters, mlx_group, pooler
+from engine.model import absent_tensors, adapter_bank, adapters, mlx_group, pooler
+from engine.model.adapter_bank import AdapterBank
 from engine.model.mlx_group import ModelSplit
 from engine.model.pooler import PoolerConfig
 from engine.text.codec import TextCodec
@@ -53,6 +54,8 @@ class LoadedModel:
     pooling: PoolerConfig | None = None
     has_head: bool = True
     grammars: GrammarCompiler | None = None
+    adapters: AdapterBank | None = None
+    """Chooses among several adapters; None for a model with none, or with one for all requests."""
     draft: Model | None = None
     """The draft model (draft_model.py). It has the same tokens; padding may make its logits wider or narrower."""
 
@@ -63,12 +66,12 @@ def load(
     gauges: Gauges,
     *,
     is_stopping: Callable[[], bool],
-    adapter: Path | None = None,
+    adapter: Path | Mapping[str, Path] | None = None,
     split: ModelSplit | None = None,
 ) -> LoadedModel:
     """Load the model of a folder, and write the progress into `gauges`.
 
-    `adapter` is the folder of a LoRA adapter; `split` is this rank's part of the model, None for all of it.
+    `adapter` is the folder of a LoRA adapter, or the folders of several by name, of which requests choose; `split` is this rank's part of the model, None for all of it.
 
     Raises:
         ModelUnusableError: mlx-lm cannot serve the model or the adapter.
@@ -92,7 +95,10 @@ def load(
         if split is not None:
             mlx_group.split_model(model, split)
         caches = make_prompt_cache(model)
-    if adapter is not None:
+    bank = None
+    if isinstance(adapter, Mapping):
+        bank = _add_adapters(model, adapter, folder, how)
+    elif adapter is not None:
         adapters.apply_adapter(model, adapter)
     if not all(hasattr(cache, "merge") for cache in caches):
         name = config.get("model_type")
@@ -114,7 +120,18 @@ def load(
         pooling=how,
         has_head=has_head,
         grammars=llguidance_backend.make_compiler(codec.serialized, codec.eos_ids),
+        adapters=bank,
     )
+
+
+def _add_adapters(
+    model: Model, folders: Mapping[str, Path], folder: Path, pooling: PoolerConfig | None
+) -> AdapterBank:
+    if pooling is not None:
+        raise ModelUnusableError(
+            f"{folder}: an embedding model cannot choose adapters by request; deploy one by spec.model.adapter"
+        )
+    return adapter_bank.add_adapters(model, folders, make_caches=lambda: make_prompt_cache(model))
 
 
 def _read_weights_and_tokenizer(

@@ -38,6 +38,7 @@ from schemas.wire.errors import Refusal, RefusedError
 _MAX_SHORT_CHARACTERS, _MAX_MEDIUM_CHARACTERS = 8_000, 100_000
 # Grammars that are known to compile: those of an application's few forms.
 _KNOWN_GRAMMARS, _KNOWN_CHARACTERS = 256, 16 << 20
+_ADAPTER_SALT = "adapter:"
 
 
 class KnownGrammars:
@@ -136,7 +137,8 @@ class InputProcessor:
                 has_prompt_logprobs=request.has_prompt_logprobs,
                 grammar=answer_format.grammar,
                 grammar_param=answer_format.grammar_param,
-                cache_salt=request.cache_salt,
+                cache_salt=self._cache_salt(request),
+                adapter=request.model if request.model in self.ready.adapters else "",
             )
             for index in range(request.n):
                 sampling = dataclasses.replace(first_job.sampling, seed=first_seed + index)
@@ -225,6 +227,15 @@ class InputProcessor:
         (found,) = await self.inputs.prepare(Lane.GRAMMAR, task, size=0)
         self._known.add(key, found.grammar)
         return found.grammar
+
+    def _cache_salt(self, request: GenerationRequest) -> str:
+        """Return the salt of the request's prompts: keys and values differ between adapters."""
+        content = self.ready.adapters.get(request.model)
+        if content is not None:
+            return f"{_ADAPTER_SALT}{content}:{request.cache_salt}"
+        # A client must not write the model's own keys and values where an adapter's are looked up.
+        is_taken = request.cache_salt.startswith(_ADAPTER_SALT)
+        return f":{request.cache_salt}" if is_taken else request.cache_salt
 
     def _max_tokens(self, request: GenerationRequest, prompt_tokens: int) -> int:
         in_context = limits.resolve_max_tokens(request, prompt_tokens, self.context_length)

@@ -106,6 +106,13 @@ def _sampling(text: str) -> Sampling:
         raise argparse.ArgumentTypeError(f"{where}: {first['msg']}") from error
 
 
+def _lora_module(text: str) -> str:
+    name, _, folder = text.partition("=")
+    if not name or not folder:
+        raise argparse.ArgumentTypeError(f"{text!r} is not NAME=FOLDER")
+    return text
+
+
 def _layers(text: str) -> tuple[int, ...]:
     parts = text.split(",")
     if not all(part.isascii() and part.isdecimal() for part in parts):
@@ -247,6 +254,15 @@ class EngineFlags:
     adapter: Path | None = field(
         default=None, metadata=_flag("--adapter", Path, "folder of a LoRA adapter")
     )
+    lora_modules: tuple[str, ...] | None = field(
+        default=None,
+        metadata=_flag(
+            "--lora-module",
+            _lora_module,
+            "NAME=FOLDER: a LoRA adapter that requests choose as the model NAME; repeatable",
+            is_repeated=True,
+        ),
+    )
     draft_model: Path | None = field(
         default=None,
         metadata=_flag("--draft-model", Path, "folder of a draft model for speculative decoding"),
@@ -336,6 +352,7 @@ class EngineFlags:
         parser = _parser()
         found = vars(parser.parse_args(arguments))
         found["served_names"] = tuple(dict.fromkeys(found["served_names"]))
+        found["lora_modules"] = tuple(found["lora_modules"] or ()) or None
         flags = cls(**found)
         error = flags.conflict()
         if error:
@@ -365,7 +382,24 @@ class EngineFlags:
                 return "--kv-window must be less than --context-length"
         if self.draft_tokens is not None and self.draft_model is None:
             return "--draft-tokens needs --draft-model"
+        return self._adapter_conflict()
+
+    def _adapter_conflict(self) -> str:
+        names = [one.partition("=")[0] for one in self.lora_modules or ()]
+        if names and self.adapter is not None:
+            return "--lora-module cannot be combined with --adapter, which all requests use"
+        twice = sorted({one for one in names if names.count(one) > 1})
+        if twice:
+            return f"--lora-module names {twice[0]} more than once"
+        taken = sorted(set(names) & set(self.served_names))
+        if taken:
+            return f"--lora-module and --served-name both have {taken[0]}"
         return ""
+
+    def adapters(self) -> dict[str, Path]:
+        """Return the folders of `lora_modules` by name."""
+        pairs = (one.partition("=") for one in self.lora_modules or ())
+        return {name: Path(folder) for name, _, folder in pairs}
 
     def _group_conflict(self) -> str:
         needed = (self.rank, self.world_size, self.coordinator)
@@ -386,6 +420,8 @@ class EngineFlags:
         """Return which flag only an engine with all of its model takes."""
         if self.draft_model is not None:
             return "--draft-model cannot be combined with --world-size: only rank 0 would draft"
+        if self.lora_modules:
+            return "--lora-module cannot be combined with --world-size: an adapter's layers cannot be split"
         if self.adapter is not None:
             return "--adapter cannot be combined with --world-size: mlx-lm cannot split an adapter's layers"
         return ""

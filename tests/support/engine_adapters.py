@@ -1,6 +1,7 @@
 """LoRA adapters with random weights, and models loaded with them."""
 
 import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,8 @@ def make_adapter(
     rank: int = 4,
     dropout: float = 0.0,
     dtype: str = "float32",
+    seed: int = 7,
+    keys: Sequence[str] = ("self_attn.q_proj", "mlp.up_proj"),
 ) -> Path:
     """Write an adapter as `mlx_lm.lora` does after training: random, and strong enough to change every answer."""
     mx, tuner = module("mlx.core"), module("mlx_lm.tuner.utils")
@@ -27,11 +30,11 @@ def make_adapter(
         "rank": rank,
         "scale": 20.0,
         "dropout": dropout,
-        "keys": ["self_attn.q_proj", "mlp.up_proj"],
+        "keys": list(keys),
     }
     model.freeze()
     tuner.linear_to_lora_layers(model, 2, parameters, use_dora=kind == "dora")
-    mx.random.seed(7)
+    mx.random.seed(seed)
     weights = {
         name: (mx.random.normal(array.shape) * 0.2 + (array if name.endswith(".m") else 0)).astype(
             getattr(mx, dtype)
@@ -74,7 +77,9 @@ def write_peft(out: Path, adapter: Path, **changes: Any) -> Path:
     return out
 
 
-def load_adapted(folder: Path, adapter: Path | None = None, gauges: Gauges | None = None) -> Any:
+def load_adapted(
+    folder: Path, adapter: Path | Mapping[str, Path] | None = None, gauges: Gauges | None = None
+) -> Any:
     loader = module("engine.model.loader")
     return loader.load(
         folder,

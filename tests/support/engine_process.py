@@ -142,7 +142,11 @@ def engine_argv(model: Path, port: int, cache: Path, flags: Mapping[str, object]
         *("--model-dir", str(model), "--replica", "tiny-0", "--replica-uid", "uid-0"),
         *("--node", "mac-1", "--served-name", "tiny", "--served-name", "fast"),
         *("--port", str(port), "--blas-cache", str(cache)),
-        *(f"--{name.replace('_', '-')}={value}" for name, value in given.items()),
+        *(
+            f"--{name.replace('_', '-')}={one}"
+            for name, value in given.items()
+            for one in (value if isinstance(value, tuple) else (value,))
+        ),
     ]
 
 

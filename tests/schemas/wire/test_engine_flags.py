@@ -21,6 +21,7 @@ LEAST = EngineFlags(
     context_length=64,
     concurrency=2,
 )
+MODULES = dataclasses.replace(LEAST, lora_modules=("tiny:law=/m/law", "tiny:a=/m/a=b"))
 GROUP = dataclasses.replace(
     LEAST,
     host="::1",
@@ -58,7 +59,7 @@ def test_a_field_of_none_is_not_written() -> None:
 
 
 @pytest.mark.parametrize(
-    "flags", [LEAST, SOCKET, GROUP, WHOLE, dataclasses.replace(LEAST, kv_window=63)]
+    "flags", [LEAST, MODULES, SOCKET, GROUP, WHOLE, dataclasses.replace(LEAST, kv_window=63)]
 )
 def test_what_is_written_is_read_back(flags: EngineFlags) -> None:
     assert EngineFlags.from_argv(flags.to_argv()) == flags
@@ -140,6 +141,12 @@ PIPELINE = "--parallelism Pipeline"
         (f"{ONE} --rank 2", "--rank must be less than --world-size: 2 of 2"),
         (f"{ONE} --draft-model d", "--draft-model cannot be combined with --world-size"),
         (f"{ONE} --adapter d", "--adapter cannot be combined with --world-size"),
+        (f"{ONE} --lora-module a=d", "--lora-module cannot be combined with --world-size"),
+        ("--lora-module a", "argument --lora-module: 'a' is not NAME=FOLDER"),
+        ("--lora-module =d", "argument --lora-module: '=d' is not NAME=FOLDER"),
+        ("--lora-module a=d --adapter d", "--lora-module cannot be combined with --adapter"),
+        ("--lora-module a=d --lora-module a=e", "--lora-module names a more than once"),
+        ("--lora-module tiny=d", "--lora-module and --served-name both have tiny"),
         (f"{ONE} --layers 1,2", "--layers needs --parallelism Pipeline"),
         (f"{ONE} {PIPELINE} --layers 3", "--layers must be 2 numbers from 1 up"),
         (f"{ONE} {PIPELINE} --layers 3,0", "--layers must be 2 numbers from 1 up"),
@@ -239,3 +246,8 @@ def test_an_engine_listens_in_one_place(
     with pytest.raises(SystemExit):
         EngineFlags.from_argv(words)
     assert f"engine: error: {error}" in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_folders_of_modules_may_contain_the_separator() -> None:
+    assert MODULES.adapters() == {"tiny:law": Path("/m/law"), "tiny:a": Path("/m/a=b")}
+    assert LEAST.adapters() == {}
