@@ -55,7 +55,7 @@ class Job:
     cache_salt: str = ""
     """Jobs with different salts share no cached prefixes; empty for the one shared cache."""
     adapter: str = ""
-    """The LoRA adapter to use, by its served name; empty for the model alone."""
+    """The LoRA adapter to use, by the name of its content; empty for the model alone."""
     emitted: tuple[int, ...] = ()
     """Tokens that another process generated for this job before it died; the next token continues them."""
 

@@ -3,8 +3,8 @@
 A model on one machine is a single rank that leads no others.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from engine.batch.embedder import Embedder
@@ -54,6 +54,8 @@ class ModelRank:
     loaded: LoadedModel
     memory: MemoryGuard
     peers: PeerGroup | None = None
+    adapters: Mapping[str, str] = field(default_factory=dict)
+    """The content of each adapter that requests choose, by served name."""
 
     @property
     def served_model(self) -> ServedModel:
@@ -64,10 +66,7 @@ class ModelRank:
             pooling=self.loaded.pooling,
             has_head=self.loaded.has_head,
             grammars=self.loaded.grammars,
-            adapters={
-                name: disk_cache.digest_folder(folder)
-                for name, folder in self.config.adapters.items()
-            },
+            adapters=self.adapters,
             budget=self.memory.budget,
         )
 
@@ -225,12 +224,15 @@ def load(
     split = None
     if peers is not None and group is not None:
         split = ModelSplit(group=peers.group, parallelism=group.parallelism, layers=group.layers)
+    # An adapter with several names is loaded once.
+    contents = {name: disk_cache.digest_folder(one) for name, one in config.adapters.items()}
+    folders = {contents[name]: folder for name, folder in config.adapters.items()}
     loaded = loader.load(
         config.model_dir,
         facts,
         gauges,
         is_stopping=is_stopping,
-        adapter=config.adapters or config.adapter,
+        adapter=folders or config.adapter,
         split=split,
     )
     if loaded.pooling is not None and config.group is not None:
@@ -252,6 +254,7 @@ def load(
         loaded=loaded,
         memory=allocation.allocate(models, config, ranks=ranks),
         peers=peers,
+        adapters=contents,
     )
 
 

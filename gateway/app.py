@@ -265,6 +265,8 @@ def _json(body: Json, status: int = 200) -> Response:
 
 
 def _model_body(model: ServedModel) -> Json:
+    # As vLLM: the adapter, and the model that it changes.
+    lora = {"root": model.name.rpartition(":")[2], "parent": model.parent} if model.parent else {}
     return {
         "id": model.name,
         "object": "model",
@@ -272,4 +274,5 @@ def _model_body(model: ServedModel) -> Json:
         "owned_by": "mlx-fleet",
         # vLLM's name of the context.
         "max_model_len": model.context_length,
+        **lora,
     }

@@ -29,8 +29,7 @@ def named_models(deployments: Iterable[ModelDeployment], groups: Iterable[ShardG
 
 def named_adapters(deployments: Iterable[ModelDeployment]) -> set[str]:
     """Return the paths of the adapters of deployments."""
-    adapters = (found.spec.model.adapter for found in deployments)
-    return {adapter for adapter in adapters if adapter is not None}
+    return {path for found in deployments for path in found.spec.model.adapter_paths}
 
 
 def split_models(

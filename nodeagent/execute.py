@@ -35,7 +35,7 @@ from nodeagent.replicas.model_fetches import ModelFetches
 from nodeagent.replicas.observation import EngineFault
 from nodeagent.status import describe_end
 from schemas import quantity
-from schemas.deployment import KvCache
+from schemas.deployment import KvCache, adapter_names
 from schemas.meta import ObjectMeta
 from schemas.replica import Endpoint, EndpointHardware, EndpointSpec, RankStatus, Replica
 from schemas.wire.engine_address import EngineAddress
@@ -297,7 +297,7 @@ def new_endpoint(
             node=node.name,
             template=spec.template,
             url=address.url,
-            served_names=spec.served_names,
+            served_names=(*spec.served_names, *adapter_names(spec.served_names, spec.model)),
             site=status.labels.get("site", ""),
             concurrency=spec.concurrency,
             parameters=millions,
@@ -341,6 +341,10 @@ def engine_order(replica: Replica, models_dir: Path, rank: int = 0) -> EngineOrd
         adapter=None
         if model.adapter is None
         else inspection.resolve_path(model.adapter, models_dir),
+        lora_modules=tuple(
+            f"{name}={inspection.resolve_path(one.path, models_dir)}"
+            for name, one in adapter_names(spec.served_names, model).items()
+        ),
         draft_model=None if draft is None else inspection.resolve_path(draft.path, models_dir),
         draft_tokens=None if draft is None else draft.tokens,
         group=group_launch.group_order(replica, rank),

@@ -6,7 +6,7 @@ from datetime import datetime
 from pathlib import PurePosixPath
 from typing import Annotated, Final, Literal, Self, cast
 
-from pydantic import AfterValidator, Field, StringConstraints, model_validator
+from pydantic import AfterValidator, Field, StringConstraints, field_validator, model_validator
 
 from schemas.autoscaling import Autoscaling
 from schemas.meta import ApiModel, ApiObject, ObjectName, Status
@@ -44,6 +44,22 @@ class DraftModel(ApiModel):
     """Its folder on the node, as model.path. It must have the model's tokenizer."""
     tokens: Annotated[int, Field(ge=1, le=16)] = 3
     """Tokens that it proposes at once, while a single request runs. The output does not depend on it."""
+
+
+class NamedAdapter(ApiModel):
+    """A LoRA adapter that requests choose by the model's name."""
+
+    name: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=63)]
+    """Requests choose it as the model DEPLOYMENT:NAME."""
+    path: ModelPath
+    """Its folder on the node, as `mlx_lm.lora` or PEFT writes it; resolved like model.path."""
+
+    @field_validator("name")
+    @classmethod
+    def _not_latest(cls, name: str) -> str:
+        if name == "latest":
+            raise ValueError("is Ollama's word for the model itself; write another name")
+        return name
 
 
 # As on Hugging Face: an organisation and a name, which become one folder's name on a Mac.
@@ -166,8 +182,16 @@ class ModelSource(ApiModel):
     """A repository of a model hub, which the Macs fetch. Give this or `path`."""
     adapter: ModelPath | None = None
     """A folder with a LoRA adapter for the model, as `mlx_lm.lora` or PEFT writes it; resolved like model.path."""
+    adapters: Annotated[tuple[NamedAdapter, ...], Field(max_length=64)] = ()
+    """LoRA adapters that requests choose; all are in memory beside the model. Give these or `adapter`."""
     draft: DraftModel | None = None
     """A draft model for speculative decoding, which makes a single request faster."""
+
+    @property
+    def adapter_paths(self) -> tuple[str, ...]:
+        """Return the folders of all adapters, each once."""
+        named = dict.fromkeys(one.path for one in self.adapters)
+        return tuple(named) if self.adapter is None else (self.adapter, *named)
 
     @property
     def folder(self) -> str:
@@ -194,9 +218,21 @@ class ModelSource(ApiModel):
         return self
 
     @model_validator(mode="after")
+    def _adapters_differ(self) -> Self:
+        if self.adapters and self.adapter is not None:
+            raise ValueError(
+                "has adapter, which all requests use, and adapters, of which they choose; remove one of them"
+            )
+        names = [one.name for one in self.adapters]
+        twice = sorted({name for name in names if names.count(name) > 1})
+        if twice:
+            raise ValueError(f"has two adapters with the name {twice[0]}; rename one of them")
+        return self
+
+    @model_validator(mode="after")
     def _folders_differ(self) -> Self:
         own = PurePosixPath(self.path or "/")
-        if self.adapter is not None and PurePosixPath(self.adapter) == own:
+        if any(PurePosixPath(path) == own for path in self.adapter_paths):
             raise ValueError(
                 "adapter is the model's own folder; write the folder that holds adapter_config.json"
             )
@@ -340,7 +376,12 @@ class ModelDeploymentSpec(ApiModel):
     def _can_be_split(self) -> Self:
         if self.sharding == "Never":
             return self
-        kept = "adapter" if self.model.adapter is not None else "draft" if self.model.draft else ""
+        found = {
+            "adapter": self.model.adapter,
+            "adapters": self.model.adapters,
+            "draft": self.model.draft,
+        }
+        kept = next((name for name, value in found.items() if value), "")
         if kept:
             raise ValueError(
                 f"has sharding: {self.sharding} and model.{kept}, which engines of several ranks cannot use; "
@@ -435,10 +476,21 @@ class ModelDeployment(ApiObject):
 
 def served_names(deployment: ModelDeployment) -> tuple[str, ...]:
     """Return every name that clients may use for the deployment, its own first, without repeats."""
+    names = base_names(deployment)
+    return tuple(dict.fromkeys((*names, *adapter_names(names, deployment.spec.model))))
+
+
+def base_names(deployment: ModelDeployment) -> tuple[str, ...]:
+    """Return the names of the model without an adapter, the deployment's own first, without repeats."""
     spec = deployment.spec
     return tuple(
         dict.fromkeys((deployment.metadata.name, *spec.served_names, *hub_names(spec.model)))
     )
+
+
+def adapter_names(names: Iterable[str], source: ModelSource) -> dict[str, NamedAdapter]:
+    """Return the names by which requests choose adapters, for each name of the model."""
+    return {f"{name}:{one.name}": one for name in names for one in source.adapters}
 
 
 def hub_names(source: ModelSource) -> tuple[ServedName, ...]:

@@ -138,7 +138,7 @@ class InputProcessor:
                 grammar=answer_format.grammar,
                 grammar_param=answer_format.grammar_param,
                 cache_salt=self._cache_salt(request),
-                adapter=request.model if request.model in self.ready.adapters else "",
+                adapter=self.ready.adapters.get(request.model, ""),
             )
             for index in range(request.n):
                 sampling = dataclasses.replace(first_job.sampling, seed=first_seed + index)

@@ -158,7 +158,7 @@ def _with_models(node: NodeView, sources: Sequence[ModelSource], models_dir: Pat
     paths = {one.folder for one in sources if one.folder} | {
         one.draft.path for one in sources if one.draft
     }
-    adapters = {one.adapter for one in sources if one.adapter is not None}
+    adapters = {path for one in sources for path in one.adapter_paths}
     found = inspection.report_models(
         paths - node.models.keys(), models_dir, casts_to_float32=on_linux
     )

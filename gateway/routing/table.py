@@ -117,6 +117,8 @@ class ServedModel:
     backends: tuple[WeightedBackend, ...]
     reason: str
     """The reason to report if no endpoint is ready."""
+    parent: str = ""
+    """The deployment of an adapter; empty if the name is no adapter's."""
     scaled_to_zero: tuple[tuple[int, str], ...] = ()
     """Deployments that a request starts from zero, with their weights."""
     recovering: str = ""

@@ -15,7 +15,13 @@ from gateway.routing.table import (
     WeightedBackend,
 )
 from schemas import chips, duration
-from schemas.deployment import ModelDeployment, ModelDeploymentStatus, served_names
+from schemas.deployment import (
+    ModelDeployment,
+    ModelDeploymentStatus,
+    adapter_names,
+    base_names,
+    served_names,
+)
 from schemas.meta import Condition, ConditionStatus, find_condition
 from schemas.replica import Endpoint
 from schemas.route import Backend, ModelRoute, ModelRouteSpec
@@ -121,7 +127,7 @@ def build_table(
     orphans = tuple(orphans)
     builder = _TableBuilder(inputs, orphans, site)
     models = {
-        name: builder.model(name, (builder.backend(deployments),))
+        name: builder.model(name, (builder.backend(deployments, name=name),))
         for name, deployments in _served(inputs.deployments).items()
     }
     # In reverse order: of two routes for one name, the first by name wins.
@@ -140,18 +146,32 @@ class _TableBuilder:
 
     def __init__(self, inputs: TableInputs, orphans: Iterable[EngineEndpoint], site: str) -> None:
         self._inputs = inputs
+        self._parents = _parents(inputs.deployments)
         self._leased = _by_deployment(inputs.leased.values(), inputs.sites)
         self._orphans = _by_deployment(orphans, inputs.sites)
         self._shares = BackendBuilder(_canary_splits(inputs.statuses), site)
 
     def backend(
-        self, deployments: Sequence[str], weight: int = 1, routing: Routing | None = None
+        self,
+        deployments: Sequence[str],
+        weight: int = 1,
+        routing: Routing | None = None,
+        name: str = "",
     ) -> WeightedBackend:
-        """Return a backend. Without `routing`, the settings of the first deployment apply."""
+        """Return a backend. Without `routing`, the settings of the first deployment apply.
+
+        If `name` is an adapter's, an engine that does not have the adapter yet would answer without it.
+        """
+        adapter = name if name in self._parents else None
+
+        def chosen(some: Mapping[str, list[EngineEndpoint]]) -> list[EngineEndpoint]:
+            found = [endpoint for own in deployments for endpoint in some.get(own, ())]
+            return [one for one in found if adapter is None or adapter in one.names]
+
         return self._shares.backend(
             deployments,
-            leased=[endpoint for name in deployments for endpoint in self._leased.get(name, ())],
-            orphans=[endpoint for name in deployments for endpoint in self._orphans.get(name, ())],
+            leased=chosen(self._leased),
+            orphans=chosen(self._orphans),
             weight=weight,
             routing=routing or self._own_routing(deployments),
         )
@@ -206,6 +226,7 @@ class _TableBuilder:
         heaviest = max(backends, key=lambda backend: backend.weight)
         return ServedModel(
             name=name,
+            parent=self._parents.get(name, ""),
             created=min(created, default=0),
             backends=backends,
             reason=_reason(backends, fallbacks, inputs),
@@ -284,6 +305,16 @@ def _served(deployments: Mapping[str, ModelDeployment]) -> dict[str, tuple[str, 
             if name not in deployments:
                 found.setdefault(name, []).append(own)
     return {name: tuple(some) for name, some in found.items()}
+
+
+def _parents(deployments: Mapping[str, ModelDeployment]) -> dict[str, str]:
+    """Return the deployment of each adapter's name."""
+    return {
+        name: own
+        for own, deployment in sorted(deployments.items())
+        if deployment.spec.model.adapters
+        for name in adapter_names(base_names(deployment), deployment.spec.model)
+    }
 
 
 def _reason(

@@ -58,6 +58,8 @@ class EngineOrder:
     deployment: str = ""
     """Its deployment, whose engines share cached prompts on the disk."""
     adapter: Path | None = None
+    lora_modules: tuple[str, ...] = ()
+    """NAME=FOLDER of adapters that requests choose."""
     draft_model: Path | None = None
     draft_tokens: int | None = None
     group: RankLaunch | None = None
@@ -161,6 +163,7 @@ def flags_of(
         else None,
         identity_dir=identity_dir if is_tcp else None,
         adapter=order.adapter,
+        lora_modules=order.lora_modules or None,
         draft_model=order.draft_model,
         draft_tokens=order.draft_tokens,
         rank=group.rank if group is not None else None,

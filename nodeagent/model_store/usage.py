@@ -104,7 +104,7 @@ def _named_by_objects(objects: FleetObjects) -> Iterator[tuple[str, str]]:
 
 def _paths(model: ModelSource) -> Iterator[str]:
     draft = model.draft.path if model.draft is not None else None
-    yield from filter(None, (model.path, model.adapter, draft))
+    yield from filter(None, (model.path, *model.adapter_paths, draft))
     if model.hub is not None:
         yield model.hub.folder or model.hub.repo.replace("/", "--") + _ANY_COMMIT
 

@@ -26,8 +26,8 @@ def source_columns(request: PlacementRequest) -> AnyColumn:
     found: AnyColumn = columns.ModelColumn(source.folder)
     if source.draft is not None:
         found = ColumnPair(found, columns.ModelColumn(source.draft.path))
-    if source.adapter is not None:
-        found = ColumnPair(found, columns.AdapterColumn(source.adapter))
+    for path in source.adapter_paths:
+        found = ColumnPair(found, columns.AdapterColumn(path))
     return found
 
 
@@ -55,8 +55,8 @@ def _reports(
     yield "model", node.models.get(source.folder)
     if source.draft is not None:
         yield "draft model", node.models.get(source.draft.path)
-    if source.adapter is not None:
-        yield "adapter", node.adapters.get(source.adapter)
+    for path in source.adapter_paths:
+        yield "adapter", node.adapters.get(path)
 
 
 def is_understood(request: PlacementRequest, node: NodeView) -> Rejection | None:

@@ -133,8 +133,8 @@ class NodeView:
         """Return whether the agent has reported on every folder of the model, good or bad."""
         own = source.folder
         paths = {own} if source.draft is None else {own, source.draft.path}
-        has_adapter = source.adapter is None or source.adapter in self.adapters
-        return has_adapter and paths <= self.models.keys()
+        has_adapters = self.adapters.keys() >= set(source.adapter_paths)
+        return has_adapters and paths <= self.models.keys()
 
     @property
     def takes_replicas(self) -> bool:

@@ -114,7 +114,7 @@ def extras_of(request: PlacementRequest, node: NodeView) -> ProofExtras:
         kv_bits=kv_cache.bits,
         kv_window=kv_cache.window,
         prefix_cache_bytes=quantity.parse(kv_cache.prefix_bytes) if kv_cache.prefix_bytes else 0,
-        adapter_bytes=node.adapters[source.adapter].weights_bytes if source.adapter else 0,
+        adapter_bytes=sum(node.adapters[path].weights_bytes for path in source.adapter_paths),
         draft=draft_of(request, node),
         draft_tokens=source.draft.tokens if source.draft is not None else 0,
     )

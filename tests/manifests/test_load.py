@@ -62,7 +62,7 @@ def test_a_list_is_its_items() -> None:
     text = parser.dump({"apiVersion": "v1", "kind": "List", "items": [*trees]})
     assert [item.obj.name for item in read(text)] == ["qwen", "studio"]
     assert complaints(text.replace("replicas: 1", "replicas: -1")) == [
-        ":12:15: ModelDeployment/qwen: spec.replicas: must be 0 or more, got -1 (an integer)"
+        ":13:15: ModelDeployment/qwen: spec.replicas: must be 0 or more, got -1 (an integer)"
     ]
     assert "unknown kind" in complaints(f"{text}more: 1\n")[-1]
 
@@ -244,6 +244,7 @@ def test_dumped_fields_are_in_kubectls_order() -> None:
         "spec:\n"
         "  model:\n"
         "    path: models/qwen\n"
+        "    adapters: []\n"
         "  servedNames: []\n"
         "  replicas: 1\n"
         "  contextLength: 4096\n"

@@ -251,7 +251,7 @@ async def goes_back(shared_fleet: CommandFleet, shared_transport: Transport, fir
     full = await shared_fleet.ctl("rollout", "history", "back", "--revision", "1")
     assert full.out == (
         f"modeldeployment/back with revision #1 (template {first})\n"
-        "  model:\n    path: small\n  servedNames:\n  - fast\n  contextLength: 4096\n  concurrency: 4\n"
+        "  model:\n    path: small\n    adapters: []\n  servedNames:\n  - fast\n  contextLength: 4096\n  concurrency: 4\n"
         "  unknownParameters: Warn\n"
     )
     printed = await shared_fleet.ctl("rollout", "history", "back", "--revision", "1", "-o", "yaml")

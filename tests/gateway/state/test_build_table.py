@@ -17,7 +17,7 @@ from gateway.state.build_table import (
     orphans_of,
 )
 from schemas.autoscaling import Autoscaling
-from schemas.deployment import ModelDeployment, ModelDeploymentStatus
+from schemas.deployment import ModelDeployment, ModelDeploymentStatus, ModelSource, NamedAdapter
 from schemas.meta import Condition, ConditionStatus, ObjectMeta
 from schemas.replica import EndpointHardware
 from schemas.route import Backend, HeaderMatch, ModelRoute, ModelRouteSpec, RouteRule
@@ -351,3 +351,26 @@ def test_nodes_labels_win_over_what_endpoints_say_of_their_site() -> None:
         [arm] = build_table(known, (), site="here").models["a"].backends[0].subsets
         assert [t.replica for t in arm.pools[0].endpoints] == near
         assert len(arm.pools) == 2
+
+
+def test_an_adapter_is_a_model_of_the_engines_that_have_it() -> None:
+    """Check a rollout: an engine without the adapter would answer as the model alone."""
+    plain = deployment("a", "fast")
+    model = ModelSource(path="/models/m", adapters=(NamedAdapter(name="law", path="law"),))
+    adapted = plain.model_copy(update={"spec": plain.spec.model_copy(update={"model": model})})
+    old = target("a-0", "a")
+    new = replace(target("a-1", "a"), names=("a", "fast", "a:law", "fast:law"))
+    table = build_table(seen(adapted, old, new), ())
+    assert {name: serving(table, name) for name in table.models} == {
+        "a": ["a-0", "a-1"],
+        "fast": ["a-0", "a-1"],
+        "a:law": ["a-1"],
+        "fast:law": ["a-1"],
+    }
+    assert {name: one.parent for name, one in table.models.items()} == {
+        "a": "",
+        "fast": "",
+        "a:law": "a",
+        "fast:law": "a",
+    }
+    assert serving(build_table(seen(adapted, old), ()), "a:law") == []

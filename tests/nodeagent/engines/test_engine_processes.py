@@ -25,7 +25,7 @@ from nodeagent.engines.engine_processes import (
 )
 from nodeagent.engines.health_client import HealthClient
 from nodeagent.execute import engine_order
-from schemas.deployment import DraftModel, KvCache, ModelSource
+from schemas.deployment import DraftModel, KvCache, ModelSource, NamedAdapter
 from schemas.meta import ObjectMeta
 from schemas.replica import MemoryProof, RankAssignment, Replica, ReplicaSpec
 from schemas.sampling import Sampling
@@ -166,6 +166,30 @@ def test_every_field_of_a_replica_reaches_its_engine() -> None:
         draft_model=Path("/m/small"),
         draft_tokens=4,
     )
+
+
+def test_adapters_reach_the_engine_under_each_name_of_the_model() -> None:
+    proof = MemoryProof(weights_bytes=7, kv_cache_bytes=0, activation_bytes=0, overhead_bytes=0)
+    adapters = (NamedAdapter(name="law", path="law"), NamedAdapter(name="p", path="/x/poems"))
+    replica = Replica(
+        metadata=ObjectMeta(name="tiny-0", uid="u1"),
+        spec=ReplicaSpec(
+            deployment="tiny",
+            template="t",
+            model=ModelSource(path="tiny", adapters=adapters),
+            served_names=("tiny", "org/m"),
+            context_length=64,
+            concurrency=2,
+            ranks=(RankAssignment(node="a", memory=proof),),
+        ),
+    )
+    made = engine_order(replica, Path("/models"))
+    assert made.lora_modules == (
+        *("tiny:law=/models/law", "tiny:p=/x/poems"),
+        *("org/m:law=/models/law", "org/m:p=/x/poems"),
+    )
+    words = engine_processes.engine_command(made, node="a", address=EngineAddress(HOST, 4100))
+    assert flags.parse(words[3:]).adapters["org/m:p"] == Path("/x/poems")
 
 
 async def ready(client: HealthClient, engine: EngineProcess) -> None:

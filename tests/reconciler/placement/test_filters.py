@@ -12,7 +12,7 @@ from reconciler.placement.memory_proof import ProofExtras, prove
 from reconciler.placement.refusals import Unschedulable, summary_line
 from reconciler.placement.table import NodeTable
 from reconciler.placer import Assignment, place_replica
-from schemas.deployment import DraftModel, KvCache, ModelSource
+from schemas.deployment import DraftModel, KvCache, ModelSource, NamedAdapter
 from schemas.node import AdapterReport, LayerGroup, ModelGeometry, ModelReport, Taint
 from schemas.placement import Placement, Toleration
 from tests.support.fleets import GEOMETRY, GIB, deployment, node
@@ -534,11 +534,28 @@ def test_all_parts_are_named() -> None:
     )
 
 
+TWO = {"law": LAW, "poems": AdapterReport(path="poems", weights_bytes=7)}
+BOTH = ModelSource(
+    path="qwen",
+    adapters=tuple(NamedAdapter(name=f"n-{path}", path=path) for path in TWO),
+)
+
+
+def test_all_adapters_count_once_and_must_be_there() -> None:
+    found = memory_proof.proof_of(model_request(BOTH), replace(WHOLE, adapters=TWO))
+    assert found.adapter_bytes == LAW.weights_bytes + 7
+    missing = filters.find_rejection(model_request(BOTH), WHOLE)
+    assert missing is not None
+    assert missing.message == "its agent has not inspected the adapter yet"
+    assert not WHOLE.has_inspected(BOTH)
+
+
 def test_a_table_tells_wants_apart_that_differ_in_one_of_these() -> None:
-    table = NodeTable([WHOLE])
+    table = NodeTable([replace(WHOLE, adapters=TWO)])
     wants = [
         model_request(),
         model_request(ADAPTED),
+        model_request(BOTH),
         model_request(drafted()),
         model_request(drafted(16)),
         model_request(kv_cache=KvCache(bits=8)),
@@ -548,7 +565,7 @@ def test_a_table_tells_wants_apart_that_differ_in_one_of_these() -> None:
     for one in wants:
         assert (
             int(table.evaluate(one).need.of_node[0])
-            == memory_proof.proof_of(one, WHOLE).total_bytes
+            == memory_proof.proof_of(one, replace(WHOLE, adapters=TWO)).total_bytes
         )
 
 
