@@ -4,7 +4,7 @@ from typing import Final, get_args
 
 from pydantic import StringConstraints
 
-from schemas.deployment import HubEndpoint, HubRepo, HubRevision, ModelPath, ServedName
+from schemas.deployment import AdapterName, HubEndpoint, HubRepo, HubRevision, ModelPath, ServedName
 from schemas.gitsource import Commit, Folder, RefName, SecretFile
 from schemas.meta import LabelKey, LabelValue, ObjectName
 from schemas.pools import TimeOfDay
@@ -31,6 +31,9 @@ RULES: Final = {
         LabelValue
     ): 'expected letters, digits, "-", "_" and ".", beginning and ending with a letter or digit',
     _of(ServedName): 'expected letters, digits, ".", "_", ":", "/" and "-"',
+    _of(
+        AdapterName
+    ): 'expected letters, digits, ".", "_" and "-", beginning with a letter or digit',
     _of(ModelPath): "expected a path without control characters",
     QUANTITY: "expected a quantity of bytes such as 512Mi, 96Gi or 1.5G",
     _of(Percent): 'expected a percentage from "0%" to "100%"',

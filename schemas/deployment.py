@@ -46,10 +46,15 @@ class DraftModel(ApiModel):
     """Tokens that it proposes at once, while a single request runs. The output does not depend on it."""
 
 
+AdapterName = Annotated[
+    str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=63)
+]
+
+
 class NamedAdapter(ApiModel):
     """A LoRA adapter that requests choose by the model's name."""
 
-    name: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=63)]
+    name: AdapterName
     """Requests choose it as the model DEPLOYMENT:NAME."""
     path: ModelPath
     """Its folder on the node, as `mlx_lm.lora` or PEFT writes it; resolved like model.path."""

@@ -95,11 +95,7 @@ def load(
         if split is not None:
             mlx_group.split_model(model, split)
         caches = make_prompt_cache(model)
-    bank = None
-    if isinstance(adapter, Mapping):
-        bank = _add_adapters(model, adapter, folder, how)
-    elif adapter is not None:
-        adapters.apply_adapter(model, adapter)
+    bank = _add_adapters(model, adapter, folder, how)
     if not all(hasattr(cache, "merge") for cache in caches):
         name = config.get("model_type")
         raise ModelUnusableError(f"{folder}: model type {name} cannot be batched by mlx-lm")
@@ -125,13 +121,22 @@ def load(
 
 
 def _add_adapters(
-    model: Model, folders: Mapping[str, Path], folder: Path, pooling: PoolerConfig | None
-) -> AdapterBank:
+    model: Model,
+    adapter: Path | Mapping[str, Path] | None,
+    folder: Path,
+    pooling: PoolerConfig | None,
+) -> AdapterBank | None:
+    """Apply the one adapter, or add those that requests choose."""
+    if adapter is None:
+        return None
+    if isinstance(adapter, Path):
+        adapters.apply_adapter(model, adapter)
+        return None
     if pooling is not None:
         raise ModelUnusableError(
             f"{folder}: an embedding model cannot choose adapters by request; deploy one by spec.model.adapter"
         )
-    return adapter_bank.add_adapters(model, folders, make_caches=lambda: make_prompt_cache(model))
+    return adapter_bank.add_adapters(model, adapter, make_caches=lambda: make_prompt_cache(model))
 
 
 def _read_weights_and_tokenizer(

@@ -253,9 +253,9 @@ def test_the_text_is_a_unified_diff() -> None:
     assert diff.diff_text(stored(deployment()), after.obj) == (
         "--- ModelDeployment/qwen (now)\n"
         "+++ ModelDeployment/qwen (applied)\n"
-        "@@ -6,7 +6,7 @@\n"
-        "   model:\n"
+        "@@ -7,7 +7,7 @@\n"
         "     path: models/qwen\n"
+        "     adapters: []\n"
         "   servedNames: []\n"
         "-  replicas: 1\n"
         "+  replicas: 2\n"

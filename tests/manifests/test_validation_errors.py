@@ -417,7 +417,7 @@ CACHES = [
     ),
     pytest.param(
         f"{MD}spec:\n  model: {{path: m, adapter: m/}}\n",
-        f":6:3: {QWEN}: spec.model: adapter is the model's own folder; write the folder that holds adapters.safetensors",
+        f":6:3: {QWEN}: spec.model: adapter is the model's own folder; write the folder that holds adapter_config.json",
         id="its-own-adapter",
     ),
 ]
