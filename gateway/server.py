@@ -308,7 +308,7 @@ class Gateway:
             id=id_,
             metrics_access=MetricsAccess(
                 tickets=tickets,
-                roles=frozenset({Role.RECONCILER, Role.ADMIN}),
+                roles=frozenset({Role.RECONCILER, Role.ADMIN, Role.DASHBOARD}),
                 token=security.metrics_token,
                 is_open=security.has_open_metrics,
             ),

@@ -48,7 +48,7 @@ async def check_first_request(
     await _check_revoked(transport, identity)
     if identity.role is Role.NODE:
         await _check_node(transport, identity, asked.hardware_uuid)
-    elif identity.role in (Role.GATEWAY, Role.RECONCILER):
+    elif identity.role in (Role.GATEWAY, Role.RECONCILER, Role.DASHBOARD):
         listing = await transport.list(f"{keys.ISSUED_PREFIX}{identity.role}/")
         if len(listing.items) >= MAX_UNCHECKED:
             raise IssueError(

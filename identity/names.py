@@ -33,6 +33,8 @@ class Role(StrEnum):
     """An agent and the engines of its Mac."""
     GATEWAY = "gateway"
     RECONCILER = "reconciler"
+    DASHBOARD = "dashboard"
+    """A recorder of the fleet: it reads what gateways and agents measure."""
     ADMIN = "admin"
     """A person with fleetctl, or CI."""
     ETCD = "etcd"

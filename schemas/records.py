@@ -154,6 +154,19 @@ class ReconcilerLease(ApiModel):
     """Its identity and TLS mode; None if it has no certificate. Older releases omit the field."""
 
 
+class DashboardLease(ApiModel):
+    """The value of a dashboard's lease key. The process is alive while the key exists."""
+
+    url: Annotated[str, StringConstraints(max_length=300)] = ""
+    """Base address of its API and page; empty while it does not listen."""
+    version: str
+    """Its release."""
+    asks_for_keys: bool = True
+    """True if it requires API keys."""
+    has_store_password: bool = False
+    """True if it was started with a password for the store."""
+
+
 TICKET_TTL_S = 60
 """Lifetime of a ticket's lease in seconds unless it is renewed."""
 

@@ -13,6 +13,7 @@ LEASE_PREFIX = f"{ROOT}/lease/"
 NODE_LEASE_PREFIX = f"{LEASE_PREFIX}Node/"
 GATEWAY_LEASE_PREFIX = f"{LEASE_PREFIX}Gateway/"
 RECONCILER_LEASE_PREFIX = f"{LEASE_PREFIX}Reconciler/"
+DASHBOARD_LEASE_PREFIX = f"{LEASE_PREFIX}Dashboard/"
 # The leading reconciler's conditions of nodes; the statuses of nodes belong to their agents.
 LIFE_PREFIX = f"{ROOT}/life/"
 NODE_LIFE_PREFIX = f"{LIFE_PREFIX}Node/"

@@ -137,7 +137,7 @@ def test_every_kind_can_be_found_by_every_name() -> None:
 
 # Pages of decisions and changes speak of commands of their time.
 _OF_THEIR_TIME = ("docs/adr/", "CHANGELOG.md")
-_OURS = r"(?:fleetctl|fleet-gateway|fleet-nodeagent|fleet-reconciler)"
+_OURS = r"(?:fleetctl|fleet-gateway|fleet-nodeagent|fleet-reconciler|fleet-dashboard)"
 
 
 def _commands_on(page: Path) -> Iterator[tuple[str, str]]:

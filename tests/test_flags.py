@@ -9,6 +9,7 @@ from pathlib import Path
 import click
 import pytest
 
+from dashboard.__main__ import main as dashboard
 from fleetctl.__main__ import main as fleetctl
 from gateway.__main__ import main as gateway
 from nodeagent.__main__ import main as nodeagent
@@ -26,6 +27,7 @@ PROGRAMS: Mapping[str, click.Command] = {
     "fleet-gateway": gateway,
     "fleet-nodeagent": nodeagent,
     "fleet-reconciler": reconciler,
+    "fleet-dashboard": dashboard,
     "nodeagent.hollow": hollow,
 }
 # Flags of other programs that messages and pages name, and of parts that no person starts.

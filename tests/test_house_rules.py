@@ -11,7 +11,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 PRODUCTION = (
     "schemas", "machinery", "store", "identity", "models", "manifests",
-    "reconciler", "nodeagent", "engine", "gateway", "fleetctl",
+    "reconciler", "nodeagent", "engine", "gateway", "insight", "dashboard", "fleetctl",
 )  # fmt: skip
 _LINES, _FUNCTION_LINES = 600, 60
 _SUPPRESSIONS_PER_1000 = 1.5

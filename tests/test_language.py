@@ -14,7 +14,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 PRODUCTION = (
     "schemas", "machinery", "store", "identity", "models", "manifests",
-    "reconciler", "nodeagent", "engine", "gateway", "fleetctl",
+    "reconciler", "nodeagent", "engine", "gateway", "insight", "dashboard", "fleetctl",
 )  # fmt: skip
 
 # Terms of the field that end in -ing or -ed: a module may have such a name, and no other participle or gerund.

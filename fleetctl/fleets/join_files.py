@@ -251,6 +251,7 @@ _FLAGS: Final[Mapping[Role, Mapping[str, str]]] = {
     Role.NODE: {**_NODE, **_SHARED},
     Role.GATEWAY: _SHARED,
     Role.RECONCILER: _SHARED,
+    Role.DASHBOARD: _SHARED,
     Role.ADMIN: _SHARED,
     Role.ETCD: {},
 }
@@ -259,6 +260,7 @@ _PROGRAMS: Final[Mapping[Role, str]] = {
     Role.NODE: "fleet-nodeagent",
     Role.GATEWAY: "fleet-gateway",
     Role.RECONCILER: "fleet-reconciler",
+    Role.DASHBOARD: "fleet-dashboard",
     Role.ADMIN: f"fleetctl config set-context {_CONTEXT}",
     Role.ETCD: "etcd",
 }

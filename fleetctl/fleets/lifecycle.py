@@ -104,6 +104,7 @@ def _foreground_command(settings: LocalFleetSettings) -> list[str]:
         *binary,
         *settings.join_flags,
         *settings.announce_flags,
+        *settings.dashboard_flags,
     ]
 
 

@@ -78,6 +78,8 @@ class LocalFleetSettings:
     """True if the gateway may serve plain HTTP to other machines."""
     join: JoinSettings | None = None
     """None: no other machine reaches the fleet."""
+    dashboard_port: int | None = 4003
+    """Port of the dashboard on the loopback address; 0 lets the system choose, None runs none."""
     is_announced: bool = True
     """True if processes that other machines reach are announced on the local network."""
 
@@ -112,6 +114,12 @@ class LocalFleetSettings:
     def announce_flags(self) -> tuple[str, ...]:
         """Return the flag that keeps processes from being announced."""
         return () if self.is_announced else ("--no-announce",)
+
+    @property
+    def dashboard_flags(self) -> tuple[str, ...]:
+        """Return the flags of `fleetctl up` about the dashboard."""
+        port = self.dashboard_port
+        return ("--no-dashboard",) if port is None else ("--dashboard-port", str(port))
 
     @property
     def join_flags(self) -> tuple[str, ...]:
@@ -187,6 +195,18 @@ def gateway_program(settings: LocalFleetSettings, etcd: str) -> Program:
     return _program(settings, "gateway", "gateway", etcd, *flags)
 
 
+def dashboard_programs(settings: LocalFleetSettings, etcd: str) -> list[Program]:
+    """Return the dashboard, which listens on the loopback address alone; none if it is not wanted."""
+    data_dir, port = settings.data_dir, settings.dashboard_port
+    if port is None:
+        return []
+    flags = (
+        *("--port", str(port), "--state-dir", str(data_dir.path / "dashboard")),
+        *settings.security_flags("dashboard", data_dir.identity("dashboard")),
+    )
+    return [_program(settings, "dashboard", "dashboard", etcd, *flags)]
+
+
 def agent_programs(settings: LocalFleetSettings, etcd: str, share: str) -> list[Program]:
     """Return one agent per node; `share` is the memory for models on each, as a quantity."""
     return [
@@ -214,7 +234,7 @@ def agent_programs(settings: LocalFleetSettings, etcd: str, share: str) -> list[
 
 def _agent_ports(settings: LocalFleetSettings) -> Iterator[int]:
     """Yield the ports of the agents' APIs; those of other processes on the same address are left out."""
-    taken = {settings.gateway_port}
+    taken = {settings.gateway_port, settings.dashboard_port}
     if settings.join is not None:
         taken |= {settings.join.api_port, settings.join.etcd_port}
     for port in count(settings.agent_port):
@@ -358,6 +378,7 @@ class LocalFleet:
             reconciler_program(settings, etcd),
             *agent_programs(settings, etcd, _memory_share(facts, settings.nodes)),
             gateway_program(settings, etcd),
+            *dashboard_programs(settings, etcd),
         ]
         self._supervisors = [Supervisor(program, self._clock) for program in started]
         await self._end_leftovers({program.record for program in started})
@@ -365,7 +386,10 @@ class LocalFleet:
         for supervisor in self._supervisors:
             await supervisor.start()
         agents = "a node agent" if settings.nodes == 1 else f"{settings.nodes} node agents"
-        say(f"started the reconciler, {agents} and the gateway")
+        others = (
+            "the reconciler" if settings.dashboard_port is None else "the reconciler, the dashboard"
+        )
+        say(f"started {others}, {agents} and the gateway")
 
     async def _start_etcd(self, binary: Binary, say: Say) -> None:
         """Start etcd. It listens for other machines only when it has users and a certificate."""

@@ -201,7 +201,11 @@ class LocalTrust:
         return IdentityFolder(self._data_dir.identity(role))
 
     def _control_plane(self) -> list[ManagedIdentity]:
-        return list(map(self._wanted, (Role.ETCD, Role.RECONCILER, Role.GATEWAY, Role.ADMIN)))
+        return list(
+            map(
+                self._wanted, (Role.ETCD, Role.RECONCILER, Role.GATEWAY, Role.DASHBOARD, Role.ADMIN)
+            )
+        )
 
     def _wanted(self, role: Role) -> ManagedIdentity:
         fleet = self._authority.fleet

@@ -106,6 +106,14 @@ _MIN_QUOTA, _MAX_QUOTA = 16 * 2**20, 8 * 2**30
     help="First port of the agents' HTTP API (logs, metrics), one per node; 0 chooses free ports.",
 )
 @click.option(
+    "--dashboard-port",
+    type=click.IntRange(0, 65535),
+    default=4003,
+    show_default=True,
+    help="Port of the dashboard on 127.0.0.1; 0 chooses a free one.",
+)
+@click.option("--no-dashboard", is_flag=True, help="Run no dashboard.")
+@click.option(
     "--models-dir",
     type=click.Path(file_okay=False, path_type=Path),
     default=inspection.DEFAULT_MODELS_DIR,
@@ -148,7 +156,7 @@ _MIN_QUOTA, _MAX_QUOTA = 16 * 2**20, 8 * 2**30
     envvar="FLEET_LOG_LEVEL",
 )
 def up(*, detach: bool, keep_context: bool, **options: Any) -> None:
-    """Run a whole fleet on this machine: etcd, a reconciler, node agents and a gateway."""
+    """Run a whole fleet on this machine: etcd, a reconciler, node agents, a gateway and a dashboard."""
     settings = build_settings(options)
     settings.data_dir.prepare()
     if detach:
@@ -233,6 +241,7 @@ def build_settings(options: dict[str, Any]) -> LocalFleetSettings:
         tls_key=tls_key,
         is_insecure_http=options["insecure_http"],
         join=join,
+        dashboard_port=None if options["no_dashboard"] else options["dashboard_port"],
         is_announced=not options["no_announce"],
     )
 

@@ -17,7 +17,7 @@ from machinery.tls_server import ContextSource, TlsOptions
 _UNFINISHED_HANDSHAKES = 256
 # The part of the open files that unfinished handshakes may take.
 _SHARE_OF_FILES = 8
-_PEERS: Final = frozenset({Role.RECONCILER, Role.ADMIN, Role.GATEWAY, Role.NODE})
+_PEERS: Final = frozenset({Role.RECONCILER, Role.ADMIN, Role.GATEWAY, Role.NODE, Role.DASHBOARD})
 
 
 class GatewayContexts:

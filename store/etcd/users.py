@@ -114,6 +114,7 @@ def fleet_accounts(nodes: Iterable[str], *, prefix: str = "") -> tuple[Account, 
         _account("admin", _admin(), prefix),
         _account("reconciler", _reconciler(), prefix),
         _account("gateway", _gateway(), prefix),
+        _account("dashboard", _dashboard(), prefix),
         *(_account(f"node-{name}", _agent(name), prefix) for name in sorted(set(nodes))),
     ]
     return tuple(found_accounts)
@@ -255,6 +256,25 @@ def _gateway() -> list[Permission]:
         prefix_permission(keys.FLOATING_ADDRESS_PREFIX, Right.READWRITE),
         prefix_permission(keys.TRUST_PREFIX, Right.READ),
         prefix_permission(keys.request_prefix("gateway"), Right.READWRITE),
+    ]
+
+
+def _dashboard() -> list[Permission]:
+    """Return the rights to read everything but secrets, and to write the dashboard's own lease."""
+    prefixes = (
+        *(keys.SPEC_PREFIX, keys.STATUS_PREFIX, keys.RANK_PREFIX, keys.LIFE_PREFIX),
+        *(keys.ENDPOINT_PREFIX, keys.LEASE_PREFIX, keys.EVENT_PREFIX, keys.ELECTION_PREFIX),
+        *(keys.SNAPSHOT_PREFIX, keys.PRELOAD_PREFIX, keys.SHARE_PREFIX, keys.APPLY_SET_PREFIX),
+        *(keys.FABRIC_TEST_PREFIX, keys.FABRIC_RANK_PREFIX, keys.TRUST_PREFIX),
+        # Hashes of keys, not the keys.
+        keys.API_KEY_PREFIX,
+    )
+    return [
+        *(prefix_permission(prefix, Right.READ) for prefix in prefixes),
+        prefix_permission(keys.DASHBOARD_LEASE_PREFIX, Right.READWRITE),
+        # It asks gateways for their requests with a ticket of its own.
+        prefix_permission(keys.ticket_prefix("Gateway"), Right.READWRITE),
+        prefix_permission(keys.request_prefix("dashboard"), Right.READWRITE),
     ]
 
 

@@ -14,7 +14,7 @@ from schemas.fabrictest import FabricRank
 from schemas.meta import ApiModel, ObjectMeta
 from schemas.model_snapshot import ModelSnapshot, PreloadAssignment
 from schemas.node import NodeLease, NodeLifeStatus
-from schemas.records import ApiKey, GatewayLease, HubToken, ReconcilerLease
+from schemas.records import ApiKey, DashboardLease, GatewayLease, HubToken, ReconcilerLease
 from schemas.replica import RankStatus
 from schemas.trust import (
     CertificateRequest,
@@ -229,7 +229,7 @@ def stored() -> dict[str, type[ApiModel]]:
     found += [FabricRank, ReconcilerLease, JoinTokenRecord]
     found += [FleetTrust, IssuedCertificate, RevokedCertificate, CertificateRequest, RefusedRequest]
     found += [PendingJoin, JoinDecision, ModelSnapshot, HubToken, ModelOffer, FetchClaim]
-    found += [PreloadAssignment]
+    found += [PreloadAssignment, DashboardLease]
     for kind in kinds.KINDS:
         status = codec.status_type(kind.type)
         found += [kind.type] if status is None else [kind.type, status]
@@ -271,6 +271,7 @@ SHAPES: dict[str, tuple[int, str]] = {
     "Revision": (2, "4aa1b90e588b"),
     "NodeLifeStatus": (1, "b8f5719a979b"),
     "GatewayLease": (3, "2dd91f35dbd9"),
+    "DashboardLease": (1, "391b5280d5fb"),
     "ReconcilerLease": (2, "f0337a360cd0"),
     "NodeLease": (3, "349f9df08a8a"),
     "PendingJoin": (1, "6c026fa1d721"),

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping
 
 import click
 
+from dashboard.__main__ import main as fleet_dashboard
 from fleetctl.__main__ import main as fleetctl
 from gateway.__main__ import main as fleet_gateway
 from nodeagent.__main__ import main as fleet_nodeagent
@@ -15,6 +16,7 @@ PROGRAMS: Mapping[str, click.Command] = {
     "fleet-gateway": fleet_gateway,
     "fleet-nodeagent": fleet_nodeagent,
     "fleet-reconciler": fleet_reconciler,
+    "fleet-dashboard": fleet_dashboard,
 }
 _HELP = ("-h", "--help")
 

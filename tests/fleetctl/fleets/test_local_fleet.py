@@ -61,7 +61,7 @@ def test_agents_leave_out_the_port_at_which_macs_join(tmp_path: Path) -> None:
         agent.command[agent.command.index("--api-port") + 1]
         for agent in local_fleet.agent_programs(settings, "unix:/etcd", "8Gi")
     ]
-    assert ports == ["4001", "4003", "4004"]
+    assert ports == ["4001", "4004", "4005"]
 
 
 def test_a_fleet_that_others_may_join_gives_each_process_its_own_identity(tmp_path: Path) -> None:

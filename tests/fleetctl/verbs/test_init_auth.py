@@ -29,8 +29,22 @@ from tests.support.ports import free_port
 from tests.support.store_tcp_etcd import TcpEtcd
 
 NODE_PERMISSIONS = len(fleet_accounts(["mac-2"])[-1].permissions)
-USERS = ["fleet-admin", "fleet-gateway", "fleet-node-mac-1", "fleet-reconciler", "root"]
-FILES = ["admin.env", "gateway.env", "node-mac-1.env", "reconciler.env", "root.env"]
+USERS = [
+    "fleet-admin",
+    "fleet-dashboard",
+    "fleet-gateway",
+    "fleet-node-mac-1",
+    "fleet-reconciler",
+    "root",
+]
+FILES = [
+    "admin.env",
+    "dashboard.env",
+    "gateway.env",
+    "node-mac-1.env",
+    "reconciler.env",
+    "root.env",
+]
 
 
 @pytest.fixture
@@ -72,7 +86,13 @@ async def test_it_creates_users_and_can_run_again(etcd: TcpEtcd, out: Path) -> N
     again = await fleetctl(*words)
     assert [line for line in again.out.splitlines() if line.startswith("fleet-")] == [
         f"{user}: unchanged"
-        for user in ("fleet-admin", "fleet-reconciler", "fleet-gateway", "fleet-node-mac-1")
+        for user in (
+            "fleet-admin",
+            "fleet-reconciler",
+            "fleet-gateway",
+            "fleet-dashboard",
+            "fleet-node-mac-1",
+        )
     ]
     assert contents(out) == before
     added = await run_init_auth(request(etcd, out, "mac-2", "mac-1"))

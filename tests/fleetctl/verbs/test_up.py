@@ -33,7 +33,7 @@ spec: {model: {path: tiny}, contextLength: 512}
 
 async def up(folder: Path, models: Path, port: int, *flags: str) -> Done:
     words = ("--data-dir", str(folder), "--models-dir", str(models), "--port", str(port))
-    engines = ("--engine-port", str(engine_port()))
+    engines = ("--engine-port", str(engine_port()), "--dashboard-port", "0")
     return await fleetctl("up", "--detach", *words, *engines, *flags, limit_s=120)
 
 

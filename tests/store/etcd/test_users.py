@@ -284,6 +284,7 @@ OTHER_REQUESTS = [keys.request_key("node", name) for name in ("mac-10", "mac-2")
 GATEWAY_REQUEST = keys.request_key("gateway", "g")
 RECONCILER_REQUEST = keys.request_key("reconciler", "r")
 REQUESTS = [MY_REQUEST, *OTHER_REQUESTS, GATEWAY_REQUEST, RECONCILER_REQUEST]
+DASHBOARD = keys.named(keys.DASHBOARD_LEASE_PREFIX, "d")
 APPLY_SET = keys.named(keys.APPLY_SET_PREFIX, "gitsource.a")
 DELETED_AT_ONCE = ("NodePool", "ModelRoute", "ShardGroup", "GitSource")
 FOREIGN = [SECRET, API_KEY, "/elsewhere", f"{keys.ROOT}/new/x"]
@@ -303,6 +304,10 @@ DENIED_TO_WRITE = {
         REGISTRATION,
         *(key for key in MINE if not key.startswith(keys.RANK_PREFIX)),
     ],
+    "dashboard": [
+        *(*MINE, *SPECS, *VERDICTS, *FOREIGN, *TRUST, *REQUESTS, REGISTRATION, APPLY_SET),
+        *(MY_TICKET, *OTHER_TICKETS),
+    ],
     "admin": [*MINE[1:], *VERDICTS, keys.spec_key("Revision", "qwen-1"), *FOREIGN[2:], *REQUESTS],
 }
 DENIED_TO_READ = {
@@ -316,6 +321,7 @@ DENIED_TO_READ = {
         *(MY_TICKET, *OTHER_TICKETS),
     ],
     "reconciler": [SECRET, API_KEY, MINE[-1], "/elsewhere", *TICKETS],
+    "dashboard": [SECRET, MY_TICKET, "/elsewhere", *REQUESTS],
     "admin": ["/elsewhere"],
 }
 DENIED_TO_LIST = {
@@ -330,6 +336,7 @@ DENIED_TO_LIST = {
     ],
     "gateway": [keys.SECRET_PREFIX, f"{keys.ROOT}/", keys.SPEC_PREFIX, keys.RANK_PREFIX],
     "reconciler": [keys.SECRET_PREFIX, keys.API_KEY_PREFIX, f"{keys.ROOT}/"],
+    "dashboard": [keys.SECRET_PREFIX, f"{keys.ROOT}/", keys.HUB_TOKEN_PREFIX],
     "admin": ["/"],
 }
 ALLOWED_TO_WRITE = {
@@ -344,6 +351,7 @@ ALLOWED_TO_WRITE = {
         APPLY_SET,
         keys.rank_key("mac-2", "qwen-0", 0),
     ],
+    "dashboard": [DASHBOARD, GATEWAY_TICKET, keys.request_key("dashboard", "d")],
     "admin": [
         *(SECRET, API_KEY, *TRUST, keys.request_key("admin", "anna")),
         keys.status_key("Node", "mac-1"),
@@ -380,6 +388,11 @@ ALLOWED_TO_LIST = {
         keys.ENDPOINT_PREFIX,
         keys.ELECTION_RECONCILER,
         *(keys.FLEET_TRUST, keys.REVOKED_PREFIX),
+    ],
+    "dashboard": [
+        *(keys.SPEC_PREFIX, keys.STATUS_PREFIX, keys.RANK_PREFIX, keys.LEASE_PREFIX),
+        *(keys.LIFE_PREFIX, keys.ENDPOINT_PREFIX, keys.EVENT_PREFIX, keys.API_KEY_PREFIX),
+        *(keys.ELECTION_RECONCILER, keys.SNAPSHOT_PREFIX, keys.PRELOAD_PREFIX),
     ],
     "admin": [f"{keys.ROOT}/", keys.SECRET_PREFIX],
 }

@@ -1,0 +1,140 @@
+"""The command `fleet-dashboard`: flags and wiring."""
+
+import asyncio
+import secrets
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from dashboard.server import Dashboard, DashboardSettings
+from dashboard.sessions import session_secret
+from gateway.auth.access_control import requires_keys
+from identity.credentials import Credentials
+from identity.flags import etcd_files, identity_folder, identity_option, read_identity
+from identity.listeners import insecure_http_flag, server_security
+from identity.names import Role
+from identity.renewal import Applicant, own_addresses
+from identity.upkeep import IdentityUpkeep
+from machinery import process_log as house_logging
+from machinery.clock import SystemClock
+from machinery.environment import drop_secrets
+from machinery.files import make_private_folder
+from machinery.http_server import listen
+from machinery.log_flags import log_options
+from machinery.process_log import LogFormat, LogLevel
+from machinery.process_main import GRACE_S, run_until_signal
+from machinery.process_secrets import OpenSecretError, disable_core_dumps
+from store.etcd.connect import connect
+from store.etcd.flags import VARIABLE_PREFIX, address_from_flags, etcd_options
+
+DEFAULT_PORT = 4003
+
+
+@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@etcd_options
+@click.option("--host", default="127.0.0.1", envvar="FLEET_DASHBOARD_HOST", show_default=True)
+@click.option(
+    "--port",
+    type=click.IntRange(0, 65535),
+    default=DEFAULT_PORT,
+    envvar="FLEET_DASHBOARD_PORT",
+    show_default=True,
+    help="Port of the page and its API; 0 for any.",
+)
+@click.option(
+    "--auth",
+    type=click.Choice(["auto", "on", "off"]),
+    default="auto",
+    envvar="FLEET_DASHBOARD_AUTH",
+    show_default=True,
+    help="Require API keys with the role viewer (`fleetctl create apikey`). auto: unless it listens on loopback.",
+)
+@click.option(
+    "--allowed-host",
+    multiple=True,
+    envvar="FLEET_DASHBOARD_ALLOWED_HOST",
+    metavar="HOST",
+    help="Name by which clients may address this process besides this machine's own names; may be repeated.",
+)
+@click.option(
+    "--state-dir",
+    type=click.Path(file_okay=False, path_type=Path),
+    envvar="FLEET_DASHBOARD_STATE_DIR",
+    help="Folder for the key that signs sessions, and for the history (mode 0700). Without it, both end with the process.",
+)
+@identity_option
+@insecure_http_flag
+@log_options
+def main(log_level: LogLevel, log_format: LogFormat, **options: Any) -> None:
+    """Record the state of the whole fleet, and show it: an HTTP API, streams of changes, and a page."""
+    disable_core_dumps()
+    house_logging.setup("dashboard", log_level, log_format=log_format)
+    folder = identity_folder(options["identity_dir"])
+    etcd = address_from_flags(options, identity=etcd_files(folder))
+    drop_secrets(VARIABLE_PREFIX)
+    clock = SystemClock()
+    own = read_identity(folder, Role.DASHBOARD, clock)
+    settings = _settings(options, own, has_store_password=bool(etcd.password))
+    addresses = own_addresses(options["host"], *options["allowed_host"])
+    # Two runs must never share an id: streams are resumed by it.
+    id_ = secrets.token_hex(6)
+
+    async def run() -> None:
+        transport = connect(etcd)
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(Dashboard(transport, clock, settings, id_=id_).run())
+                if folder is not None:
+                    applicant = Applicant(role=Role.DASHBOARD, addresses=lambda: addresses)
+                    upkeep = IdentityUpkeep(transport, clock, folder, applicant, own)
+                    group.create_task(upkeep.run())
+        finally:
+            await transport.close()
+
+    sys.exit(run_until_signal(run, grace_s=GRACE_S))
+
+
+def _settings(
+    options: dict[str, Any], own: Credentials | None, *, has_store_password: bool
+) -> DashboardSettings:
+    """Return the settings that the flags describe.
+
+    Raises:
+        click.UsageError: the folder cannot be used, or the address is none of this machine.
+
+    """
+    state_dir: Path | None = options["state_dir"]
+    try:
+        if state_dir is not None:
+            state_dir = state_dir.expanduser().absolute()
+            make_private_folder(state_dir)
+        secret = session_secret(state_dir)
+    except (OSError, OpenSecretError) as error:
+        raise click.UsageError(f"--state-dir: {error}") from error
+    host = options["host"]
+    return DashboardSettings(
+        address=(host, options["port"]),
+        asks_for_keys=requires_keys(options["auth"], _resolve(host)),
+        hosts=options["allowed_host"],
+        session_secret=secret,
+        state_dir=state_dir,
+        security=server_security(own, frozenset(Role), is_insecure=options["insecure_http"]),
+        has_store_password=has_store_password,
+    )
+
+
+def _resolve(host: str) -> str:
+    """Return the address that a host stands for, on which `--auth auto` depends."""
+    try:
+        with listen(host, 0) as probe:
+            return str(probe.getsockname()[0])
+    except OSError as error:
+        raise click.UsageError(
+            f"--host {host}: {error.strerror or error}; expected an address of this machine"
+        ) from error
+
+
+if __name__ == "__main__":
+    main()

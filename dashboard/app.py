@@ -1,0 +1,83 @@
+"""FastAPI application of the dashboard: its routes, its middleware and the folder of its page."""
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from fastapi import APIRouter, FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.staticfiles import StaticFiles
+
+from dashboard.api.event_stream import StreamSlots
+from dashboard.api.login import make_login
+from dashboard.api.routes import StateRoutes
+from dashboard.auth import DashboardAuth, refusal_response
+from dashboard.fleet_model import FleetModel
+from dashboard.sessions import Sessions
+from gateway.auth.access_control import AccessControl
+from machinery.version import version
+from schemas.wire.errors import Refusal, RefusedError
+
+STATIC: Final = Path(__file__).with_name("static")
+"""Files of the page, which this process serves below /static/ without a key."""
+_LONGEST_PATH: Final = 200
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AppContext:
+    """Inputs of the application."""
+
+    model: FleetModel
+    access: AccessControl
+    sessions: Sessions
+    hosts: Collection[str] | None
+    """Names by which clients may address the process; None: any."""
+
+
+def make_app(context: AppContext) -> FastAPI:
+    """Return the FastAPI application."""
+    app = FastAPI(
+        title="mlx-fleet dashboard",
+        version=version(),
+        docs_url=None,
+        redoc_url=None,
+        openapi_url="/openapi.json",
+    )
+    app.router.redirect_slashes = False
+    router = APIRouter()
+    StateRoutes(context.model, StreamSlots()).add_to(router)
+    make_login(context.access, context.sessions).add_to(router)
+    app.include_router(router)
+    app.mount("/static", StaticFiles(directory=STATIC), name="static")
+    app.add_middleware(
+        DashboardAuth, access=context.access, sessions=context.sessions, hosts=context.hosts
+    )
+    app.add_exception_handler(HTTPException, on_http_error)
+    app.add_exception_handler(RefusedError, on_refused)
+    app.add_exception_handler(RequestValidationError, on_wrong_query)
+    return app
+
+
+async def on_http_error(request: Request, error: Exception) -> Response:
+    """Answer a request with an unknown path or a wrong method."""
+    assert isinstance(error, HTTPException)
+    message = (
+        f"{error.detail}: {request.method} {request.url.path[:_LONGEST_PATH]}; see /openapi.json"
+    )
+    return refusal_response(Refusal(status=error.status_code, message=message))
+
+
+async def on_refused(_request: Request, error: Exception) -> Response:
+    """Answer a request that a route refused."""
+    assert isinstance(error, RefusedError)
+    return refusal_response(error.refusal)
+
+
+async def on_wrong_query(_request: Request, error: Exception) -> Response:
+    """Answer a request whose query parameters are invalid."""
+    assert isinstance(error, RequestValidationError)
+    first = error.errors()[0]
+    name = str(first["loc"][-1])
+    return refusal_response(Refusal(status=400, message=f"'{name}': {first['msg']}.", param=name))

@@ -1,0 +1,164 @@
+"""One model of the fleet: rows of every view, and a bounded log of their changes that any number of readers follow.
+
+    model = FleetModel(caches, clock, epoch="1f2e")
+    group.create_task(model.run())
+    changes, place = model.since(place)     # None: too far behind, read a snapshot
+
+A reader keeps its place in the log and nothing is queued for it: a slow one sees the latest values later.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Final, TypeAlias
+
+from insight import fleet_views
+from insight.conditions import Row
+from insight.fleet_caches import FleetCaches
+from insight.fleet_views import VIEWS, ViewKey
+from machinery.clock import Clock
+
+# State changes are collected for this long before they are shown.
+_BATCH_S: Final = 0.1
+# Beyond this many changes a reader takes a snapshot.
+_LOG_LIMIT: Final = 8192
+
+Patch: TypeAlias = dict[str, dict[str, Row | None]]
+"""Changed columns by view and row; None for a row that is gone."""
+
+
+@dataclass(frozen=True, slots=True)
+class RowChange:
+    """One changed row: the columns that differ; None if the row is gone."""
+
+    view: str
+    name: str
+    columns: Row | None
+
+
+class FleetModel:
+    """Rows of every view and their changes. Run `run()` in a task group."""
+
+    def __init__(self, caches: FleetCaches, clock: Clock, *, epoch: str) -> None:
+        """`epoch` distinguishes this run from others: places in the log are of one epoch."""
+        self.caches: Final = caches
+        self.epoch: Final = epoch
+        self._clock = clock
+        self._rows: dict[str, dict[str, Row]] = {view: {} for view in VIEWS}
+        self._log: deque[RowChange] = deque(maxlen=_LOG_LIMIT)
+        self._dirty: set[ViewKey] = set()
+        self._is_dirty = asyncio.Event()
+        self._advanced = asyncio.Event()
+        self._ready = asyncio.Event()
+        self.place = 0
+        """The number of changes so far."""
+        caches.on_change(self._note)
+
+    @property
+    def is_ready(self) -> bool:
+        """True once every view was computed for the first time."""
+        return self._ready.is_set()
+
+    def now(self) -> datetime:
+        """Return the time."""
+        return self._clock.now()
+
+    async def wait_ready(self) -> None:
+        """Wait for the first rows."""
+        await self._ready.wait()
+
+    def rows(self, view: str) -> Mapping[str, Row]:
+        """Return the rows of a view by name."""
+        return self._rows[view]
+
+    def since(self, place: int) -> tuple[Patch | None, int]:
+        """Return the columns that changed since a place in the log, None if it is too old, and the place now."""
+        missed = self.place - place
+        if missed < 0 or missed > len(self._log):
+            return None, self.place
+        return merge_changes(list(self._log)[len(self._log) - missed :]), self.place
+
+    async def wait_beyond(self, place: int) -> None:
+        """Wait until there are changes after a place."""
+        while self.place <= place:
+            await self._advanced.wait()
+
+    async def run(self) -> None:
+        """Keep the rows current, forever."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self.caches.run())
+            await self.caches.wait_synced()
+            self._fill()
+            while True:
+                await self._is_dirty.wait()
+                await self._clock.sleep(_BATCH_S)
+                self._update()
+
+    def _note(self, key: str) -> None:
+        if not self._ready.is_set():
+            return
+        self._dirty |= fleet_views.affected(self.caches, key)
+        if self._dirty:
+            self._is_dirty.set()
+
+    def _fill(self) -> None:
+        for view in VIEWS:
+            self._rows[view] = {
+                str(one["name"]): one for one in fleet_views.rows(self.caches, view)
+            }
+        self._ready.set()
+
+    def _update(self) -> None:
+        dirty, self._dirty = self._dirty, set()
+        self._is_dirty.clear()
+        before = self.place
+        for view, name in sorted(dirty):
+            if view == "conditions":
+                self._update_conditions(name)
+            else:
+                self._set(view, name, fleet_views.row(self.caches, view, name))
+        if self.place != before:
+            self._advanced.set()
+            self._advanced = asyncio.Event()
+
+    def _update_conditions(self, about: str) -> None:
+        """Update all conditions of an object, `Kind/name`."""
+        kind, _, name = about.partition("/")
+        found = {str(c["name"]): c for c in fleet_views.conditions_of(self.caches, kind, name)}
+        gone = [one for one in self._rows["conditions"] if one.rpartition("/")[0] == about]
+        for one in {*gone, *found}:
+            self._set("conditions", one, found.get(one))
+
+    def _set(self, view: str, name: str, after: Row | None) -> None:
+        before = self._rows[view].get(name)
+        if after is None:
+            if self._rows[view].pop(name, None) is not None:
+                self._append(RowChange(view, name, None))
+            return
+        columns = {
+            column: value
+            for column, value in after.items()
+            if before is None or before.get(column) != value
+        }
+        self._rows[view][name] = after
+        if columns:
+            self._append(RowChange(view, name, columns))
+
+    def _append(self, change: RowChange) -> None:
+        self._log.append(change)
+        self.place += 1
+
+
+def merge_changes(changes: Iterable[RowChange]) -> Patch:
+    """Return the columns of several changes, the latest value of each. Pure."""
+    found: Patch = {}
+    for change in changes:
+        of_view = found.setdefault(change.view, {})
+        before = of_view.get(change.name)
+        if change.columns is None:
+            of_view[change.name] = None
+        else:
+            of_view[change.name] = {**(before or {}), **change.columns}
+    return found

@@ -1,0 +1,93 @@
+"""The dashboard process: caches, model, keys, registration and HTTP server, and the tasks that run them."""
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from dashboard.app import AppContext, make_app
+from dashboard.fleet_model import FleetModel
+from dashboard.registration import DashboardRegistration
+from dashboard.sessions import Sessions
+from gateway.auth.access_control import AccessControl
+from gateway.auth.keyring import Keyring
+from gateway.state.key_cache import GatewayCounter, KeyCache
+from insight.fleet_caches import make_fleet_caches
+from machinery import host_header
+from machinery.clock import Clock
+from machinery.http_server import AdminServer, ConnectionLimits, ServerSecurity
+from machinery.version import version
+from schemas.records import ApiKey, DashboardLease
+from store.port import Transport
+
+# A page has one stream and a few requests; each connection serves one request.
+_LIMITS = ConnectionLimits(connections=512)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DashboardSettings:
+    """Options of one dashboard."""
+
+    address: tuple[str, int]
+    """Host and port to listen on; port 0 for any."""
+    asks_for_keys: bool
+    hosts: tuple[str, ...] = ()
+    """Further names by which clients address the process."""
+    session_secret: bytes
+    state_dir: Path | None = None
+    """Folder of the history; None: nothing is kept on disk."""
+    security: ServerSecurity
+    has_store_password: bool = False
+
+
+class Dashboard:
+    """One dashboard process. `run()` is its life."""
+
+    def __init__(
+        self, transport: Transport, clock: Clock, settings: DashboardSettings, *, id_: str
+    ) -> None:
+        """`id_` names this run: ids of streams and the lease carry it."""
+        self._settings = settings
+        self.model = FleetModel(make_fleet_caches(transport, clock), clock, epoch=id_)
+        keyring = Keyring(clock)
+        self._gateways = GatewayCounter(transport, clock)
+        self._keys: KeyCache | None = None
+        if settings.asks_for_keys:
+            self._keys = KeyCache(transport, clock, keyring, self._gateways)
+        access = AccessControl(keyring, clock, is_on=settings.asks_for_keys)
+        sessions = Sessions(settings.session_secret, clock, self._known_keys)
+        hosts = None
+        if not settings.asks_for_keys or settings.hosts:
+            hosts = host_header.machine_names(settings.address[0], *settings.hosts)
+        context = AppContext(model=self.model, access=access, sessions=sessions, hosts=hosts)
+        self.server = AdminServer(
+            make_app(context),
+            clock,
+            settings.address,
+            lambda: None,
+            limits=_LIMITS,
+            security=settings.security,
+        )
+        self._registration = DashboardRegistration(transport, clock, id_, self._lease)
+
+    def _known_keys(self) -> Mapping[str, ApiKey] | None:
+        known = None if self._keys is None else self._keys.known()
+        return None if known is None else known.keys
+
+    def _lease(self) -> DashboardLease:
+        return DashboardLease(
+            url=self.server.url,
+            version=version(),
+            asks_for_keys=self._settings.asks_for_keys,
+            has_store_password=self._settings.has_store_password,
+        )
+
+    async def run(self) -> None:
+        """Serve forever. While the store is away, the last known state is shown with its age."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self.model.run())
+            group.create_task(self.server.run())
+            group.create_task(self._registration.run())
+            if self._keys is not None:
+                group.create_task(self._gateways.run())
+                group.create_task(self._keys.run())

@@ -1,0 +1,395 @@
+"""Rows of a fleet's views: Macs, models, replicas, groups, gateways, conditions, events. Pure functions of caches.
+
+A row is a JSON object whose `name` is unique within its view. `affected` maps a changed key of the store to the rows
+that it may change, so that a recorder computes those alone.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final, TypeAlias
+
+from insight.conditions import Row, condition_row, problems
+from insight.fleet_caches import FleetCaches
+from reconciler.listers.caches import BY_DEPLOYMENT, BY_KIND, BY_NODE
+from schemas.deployment import ModelDeployment, ModelDeploymentStatus, served_names
+from schemas.meta import Condition, ConditionStatus, Status, find_condition
+from schemas.node import Node, NodeStatus, effective_labels
+from schemas.replica import Replica, ReplicaStatus
+from schemas.shardgroup import ShardGroup, ShardGroupStatus
+from store import keys
+
+ViewKey: TypeAlias = tuple[str, str]
+"""A view and the name of one of its rows."""
+
+VIEWS: Final = ("macs", "models", "replicas", "groups", "gateways", "conditions", "events")
+_VIEW_OF_KIND: Final = {
+    "Node": "macs",
+    "ModelDeployment": "models",
+    "Replica": "replicas",
+    "ShardGroup": "groups",
+}
+# Conditions of an agent that are bad when they are true.
+_PRESSURES: Final = ("MemoryPressure", "DiskPressure", "ThermalPressure", "NeedsReboot")
+
+
+def row(caches: FleetCaches, view: str, name: str) -> Row | None:
+    """Return one row; None if there is no such thing (any more)."""
+    found: Row | None = _MAKERS[view](caches, name)
+    return found
+
+
+def names(caches: FleetCaches, view: str) -> list[str]:
+    """Return the names of all rows of a view, in order."""
+    if view == "macs":
+        return _node_names(caches)
+    if view == "gateways":
+        return sorted(_ids(caches.gateways.items, keys.GATEWAY_LEASE_PREFIX))
+    if view == "events":
+        return sorted(key.removeprefix(keys.EVENT_PREFIX) for key in caches.events.items)
+    if view == "conditions":
+        return [str(one["name"]) for one in all_conditions(caches)]
+    kind = next(kind for kind, of_view in _VIEW_OF_KIND.items() if of_view == view)
+    specs = caches.objects.specs.by_index(BY_KIND, kind)
+    return [keys.kind_and_name(key)[1] for key in specs]
+
+
+def rows(caches: FleetCaches, view: str) -> list[Row]:
+    """Return all rows of a view, in order of their names."""
+    if view == "conditions":
+        return all_conditions(caches)
+    found = (row(caches, view, name) for name in names(caches, view))
+    return [one for one in found if one is not None]
+
+
+def affected(caches: FleetCaches, key: str) -> set[ViewKey]:
+    """Return the rows that a change of a key may change; conditions are named by their object, `Kind/name`."""
+    if key.startswith(keys.GATEWAY_LEASE_PREFIX):
+        return {("gateways", key.removeprefix(keys.GATEWAY_LEASE_PREFIX))}
+    if key.startswith(keys.EVENT_PREFIX):
+        return {("events", key.removeprefix(keys.EVENT_PREFIX))}
+    if key.startswith((keys.RANK_PREFIX, keys.ENDPOINT_PREFIX)):
+        return _of_replica(caches, keys.replica_of(key))
+    try:
+        kind, name = keys.kind_and_name(key)
+    except ValueError:
+        return set()
+    if kind == "Replica":
+        return {*_of_replica(caches, name), ("conditions", f"Replica/{name}")}
+    view = _VIEW_OF_KIND.get(kind)
+    found: set[ViewKey] = {("conditions", f"{kind}/{name}")}
+    return found if view is None else {*found, (view, name)}
+
+
+def _of_replica(caches: FleetCaches, name: str) -> set[ViewKey]:
+    replica = caches.objects.specs.items.get(keys.spec_key("Replica", name))
+    found: set[ViewKey] = {("replicas", name)}
+    if not isinstance(replica, Replica):
+        # It is deleted: its deployment and its nodes are no longer known here.
+        deployment = name.rpartition("-")[0]
+        found |= {("macs", node) for node in _node_names(caches)}
+    else:
+        deployment = replica.spec.deployment
+        found |= {("macs", rank.node) for rank in replica.spec.ranks}
+        found |= {("macs", left.node) for left in replica.spec.leaving}
+    return {*found, ("models", deployment)}
+
+
+def _ids(items: Mapping[str, Any], prefix: str) -> list[str]:
+    return [key.removeprefix(prefix) for key in items]
+
+
+def _node_names(caches: FleetCaches) -> list[str]:
+    objects = caches.objects
+    prefix = keys.status_prefix("Node")
+    found = {keys.kind_and_name(key)[1] for key in objects.specs.by_index(BY_KIND, "Node")}
+    found |= {key.removeprefix(prefix) for key in objects.statuses.by_index(BY_KIND, "Node")}
+    return sorted(found | set(_ids(objects.leases.items, keys.NODE_LEASE_PREFIX)))
+
+
+def _mac(caches: FleetCaches, name: str) -> Row | None:
+    objects = caches.objects
+    spec = objects.specs.items.get(keys.spec_key("Node", name))
+    status = objects.statuses.items.get(keys.status_key("Node", name))
+    is_alive = keys.node_lease_key(name) in objects.leases.items
+    if spec is None and status is None and not is_alive:
+        return None
+    node = spec if isinstance(spec, Node) else None
+    report = status if isinstance(status, NodeStatus) else None
+    replicas = [
+        one for one in objects.specs.by_index(BY_NODE, name).values() if isinstance(one, Replica)
+    ]
+    promised = sum(
+        rank.memory.total_bytes for one in replicas for rank in one.spec.ranks if rank.node == name
+    ) + sum(left.memory_bytes for one in replicas for left in one.spec.leaving if left.node == name)
+    state, why = _mac_state(is_alive=is_alive, report=report, life=_life(caches, name))
+    found: Row = {
+        "name": name,
+        "state": state,
+        "reason": why,
+        "isCordoned": node is not None and node.spec.unschedulable,
+        "isDraining": node is not None and node.spec.draining,
+        "promisedBytes": promised,
+        "models": sorted({one.spec.deployment for one in replicas}),
+        "replicas": sorted(one.name for one in replicas),
+    }
+    return {**found, **_hardware(report), **_site(node, report)}
+
+
+def _life(caches: FleetCaches, name: str) -> Status | None:
+    return caches.objects.lives.items.get(keys.node_life_key(name))
+
+
+def _mac_state(
+    *, is_alive: bool, report: NodeStatus | None, life: Status | None
+) -> tuple[str, str]:
+    if not is_alive:
+        ready = None if life is None else find_condition(life.conditions, "Ready")
+        message = "" if ready is None or ready.status == ConditionStatus.TRUE else ready.message
+        return "offline", message or "its agent does not renew its lease"
+    pressed = [one for one in _conditions(report) if one.type in _PRESSURES]
+    bad = [one for one in pressed if one.status == ConditionStatus.TRUE]
+    if bad:
+        return "degraded", "; ".join(f"{one.type}: {one.message or one.reason}" for one in bad)
+    return "online", ""
+
+
+def _conditions(status: Status | None) -> tuple[Condition, ...]:
+    return () if status is None else status.conditions
+
+
+def _hardware(report: NodeStatus | None) -> Row:
+    """Return what the agent reported of its machine; nulls before it has."""
+    return {
+        "hostname": None if report is None else report.hostname,
+        "address": None if report is None else report.address,
+        "agentUrl": None if report is None else report.agent_url or None,
+        "chip": None if report is None else report.chip,
+        "cpuCores": None if report is None else report.cpu_cores,
+        "gpuCores": None if report is None else report.gpu_cores,
+        "memoryBytes": None if report is None else report.memory_bytes,
+        "allocatableBytes": None if report is None else report.allocatable_bytes,
+        "diskFreeBytes": None if report is None else report.disk_free_bytes or None,
+        "power": None if report is None else report.power,
+        "osVersion": None if report is None else f"{report.os} {report.os_version}",
+        "agentVersion": None if report is None else report.agent_version,
+        "mlxVersion": None if report is None else report.mlx_version or None,
+    }
+
+
+def _site(node: Node | None, report: NodeStatus | None) -> Row:
+    if node is None:
+        labels = {} if report is None else dict(report.labels)
+    else:
+        labels = effective_labels(node.model_copy(update={"status": report}))
+    return {"site": labels.get("site"), "labels": labels}
+
+
+def _model(caches: FleetCaches, name: str) -> Row | None:
+    objects = caches.objects
+    spec = objects.specs.items.get(keys.spec_key("ModelDeployment", name))
+    if not isinstance(spec, ModelDeployment):
+        return None
+    found = objects.statuses.items.get(keys.status_key("ModelDeployment", name))
+    status = found if isinstance(found, ModelDeploymentStatus) else ModelDeploymentStatus()
+    placed = objects.specs.by_index(BY_DEPLOYMENT, name).values()
+    replicas = [one for one in placed if isinstance(one, Replica)]
+    available = find_condition(status.conditions, "Available")
+    trouble = next(problems(status.conditions), None)
+    return {
+        "name": name,
+        "source": spec.spec.model.label,
+        "servedNames": list(served_names(spec)),
+        "desired": status.desired_replicas if found is not None else spec.spec.replicas,
+        "placed": status.replicas,
+        "ready": status.ready_replicas,
+        "updated": status.updated_replicas,
+        "revision": status.revision,
+        "isAvailable": available is not None and available.status == ConditionStatus.TRUE,
+        "reason": "" if trouble is None else f"{trouble.reason}: {trouble.message}",
+        "isAutoscaled": spec.spec.autoscaling is not None,
+        "contextLength": spec.spec.context_length,
+        "concurrency": spec.spec.concurrency,
+        "macs": sorted({rank.node for one in replicas for rank in one.spec.ranks}),
+        "replicas": sorted(one.name for one in replicas),
+        "isDeleted": spec.metadata.deletion_timestamp is not None,
+    }
+
+
+def _replica(caches: FleetCaches, name: str) -> Row | None:
+    objects = caches.objects
+    spec = objects.specs.items.get(keys.spec_key("Replica", name))
+    if not isinstance(spec, Replica):
+        return None
+    found = objects.statuses.items.get(keys.status_key("Replica", name))
+    status = found if isinstance(found, ReplicaStatus) else ReplicaStatus()
+    ready = find_condition(status.conditions, "Ready")
+    ranks = [
+        objects.ranks.items.get(keys.rank_key(rank.node, name, number))
+        for number, rank in enumerate(spec.spec.ranks)
+    ]
+    formation = spec.spec.formation
+    first = spec.spec.ranks[0].node
+    return {
+        "name": name,
+        "deployment": spec.spec.deployment,
+        "macs": [rank.node for rank in spec.spec.ranks],
+        "group": None if formation is None else formation.group,
+        "epoch": None if formation is None else formation.epoch,
+        "template": spec.spec.template,
+        "isReady": ready is not None and ready.status == ConditionStatus.TRUE,
+        "reason": "" if ready is None else ready.reason,
+        "message": "" if ready is None else ready.message,
+        "fetches": [one.text for one in status.fetches],
+        "restarts": sum(one.restarts for one in ranks if one is not None),
+        "memoryBytes": sum(rank.memory.total_bytes for rank in spec.spec.ranks),
+        "hasEndpoint": keys.endpoint_key(first, name) in objects.endpoints.items,
+    }
+
+
+def _group(caches: FleetCaches, name: str) -> Row | None:
+    objects = caches.objects
+    spec = objects.specs.items.get(keys.spec_key("ShardGroup", name))
+    if not isinstance(spec, ShardGroup):
+        return None
+    found = objects.statuses.items.get(keys.status_key("ShardGroup", name))
+    status = found if isinstance(found, ShardGroupStatus) else ShardGroupStatus()
+    checked = status.fabric_checks[-1] if status.fabric_checks else None
+    trouble = next(problems(status.conditions), None)
+    return {
+        "name": name,
+        "backend": spec.spec.backend,
+        "parallelism": spec.spec.parallelism,
+        "size": spec.spec.wanted_size,
+        "listed": [one.node for one in spec.spec.members],
+        "members": status.members,
+        "readyMembers": status.ready_members,
+        "replicas": list(status.replicas),
+        "lastCheck": None if checked is None else checked.outcome,
+        "gbPerSecond": None if checked is None else checked.gb_per_second,
+        "reason": "" if trouble is None else f"{trouble.reason}: {trouble.message}",
+    }
+
+
+def _gateway(caches: FleetCaches, id_: str) -> Row | None:
+    lease = caches.gateways.items.get(keys.named(keys.GATEWAY_LEASE_PREFIX, id_))
+    if lease is None:
+        return None
+    return {
+        "name": id_,
+        "url": lease.url,
+        "version": lease.version,
+        "asksForKeys": lease.asks_for_keys,
+        "isTls": lease.url.startswith("https:"),
+        "insecureFlags": list(lease.insecure_flags),
+    }
+
+
+def _event(caches: FleetCaches, name: str) -> Row | None:
+    found = caches.events.items.get(f"{keys.EVENT_PREFIX}{name}")
+    if found is None:
+        return None
+    spec = found.spec
+    return {
+        "name": name,
+        "kind": spec.about.kind,
+        "object": spec.about.name,
+        "type": spec.type,
+        "reason": spec.reason,
+        "message": spec.message,
+        "source": spec.source,
+        "count": spec.count,
+        "firstSeen": spec.first_seen.isoformat(),
+        "lastSeen": spec.last_seen.isoformat(),
+    }
+
+
+def _condition(caches: FleetCaches, name: str) -> Row | None:
+    kind, _, rest = name.partition("/")
+    about, _, type_ = rest.rpartition("/")
+    return next(
+        (one for one in conditions_of(caches, kind, about) if one["type"] == type_),
+        None,
+    )
+
+
+def conditions_of(caches: FleetCaches, kind: str, name: str) -> list[Row]:
+    """Return all conditions of one object: its own, and those of a node's life."""
+    status = caches.objects.statuses.items.get(keys.status_key(kind, name))
+    found = list(_conditions(status))
+    if kind == "Node":
+        found += _conditions(_life(caches, name))
+    return [condition_row(kind, name, one) for one in found]
+
+
+def all_conditions(caches: FleetCaches) -> list[Row]:
+    """Return all conditions of all objects, in the order of their names."""
+    pairs = {keys.kind_and_name(key) for key in caches.objects.statuses.items}
+    prefix = keys.NODE_LIFE_PREFIX
+    pairs |= {("Node", key.removeprefix(prefix)) for key in caches.objects.lives.items}
+    return [one for kind, name in sorted(pairs) for one in conditions_of(caches, kind, name)]
+
+
+_MAKERS: Final[Mapping[str, Any]] = {
+    "macs": _mac,
+    "models": _model,
+    "replicas": _replica,
+    "groups": _group,
+    "gateways": _gateway,
+    "conditions": _condition,
+    "events": _event,
+}
+
+
+def columns(found: Sequence[Row]) -> list[str]:
+    """Return the columns of rows, in the order of the first one."""
+    return list(found[0]) if found else []
+
+
+def summary(caches: FleetCaches) -> Row:
+    """Return the counts of a fleet and its health in one sentence."""
+    macs, models = rows(caches, "macs"), rows(caches, "models")
+    counts = dict.fromkeys(("online", "degraded", "offline"), 0)
+    for one in macs:
+        counts[str(one["state"])] += 1
+    leader = next(iter(caches.leader.items.values()), "")
+    wanted = [one for one in models if int(str(one["desired"])) > 0]
+    return {
+        "sentence": sentence(macs, models, has_leader=bool(leader)),
+        "macs": {"total": len(macs), **counts},
+        "models": {"total": len(models), "available": sum(bool(m["isAvailable"]) for m in wanted)},
+        "replicas": {
+            "desired": sum(int(str(one["desired"])) for one in models),
+            "ready": sum(int(str(one["ready"])) for one in models),
+        },
+        "gateways": len(caches.gateways.items),
+        "reconcilers": len(caches.reconcilers.items),
+        "leader": leader or None,
+    }
+
+
+def sentence(macs: Sequence[Row], models: Sequence[Row], *, has_leader: bool) -> str:
+    """Return the health of a fleet in one sentence, such as `2 of 3 Macs online; qwen: 1 of 2 replicas ready`."""
+    if not macs and not models:
+        return "an empty fleet: no Mac has joined, and nothing is deployed"
+    online = sum(one["state"] == "online" for one in macs)
+    parts = [
+        f"all {len(macs)} Macs online"
+        if macs and online == len(macs) > 1
+        else f"{online} of {len(macs)} Macs online"
+    ]
+    short = list(_short(models))
+    parts += short[:3]
+    if len(short) > 3:
+        parts.append(f"{len(short) - 3} more models short of replicas")
+    if models and not short:
+        parts.append(f"all {len(models)} models ready" if len(models) > 1 else "the model is ready")
+    if not has_leader:
+        parts.append("no reconciler leads")
+    return "; ".join(parts)
+
+
+def _short(models: Sequence[Row]) -> Iterator[str]:
+    for one in models:
+        desired, ready = int(str(one["desired"])), int(str(one["ready"]))
+        if ready < desired:
+            why = f" ({one['reason']})" if one["reason"] else ""
+            yield f"{one['name']}: {ready} of {desired} replicas ready{why}"

@@ -1,0 +1,1 @@
+"""Tests of the recorder: its state, its access, and its process."""

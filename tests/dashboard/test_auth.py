@@ -1,0 +1,139 @@
+"""Access to a dashboard: keys, roles, session cookies, foreign hosts and pages."""
+
+import hashlib
+from pathlib import Path
+
+import pytest
+
+from dashboard.auth import needed_role
+from dashboard.sessions import LIFE_S, Sessions, session_secret
+from machinery.clock import SystemClock
+from machinery.process_secrets import OpenSecretError
+from schemas.records import ApiKey, Role
+from store import codec, keys
+from store.memory import MemoryTransport
+from store.port import Delete, Put
+from tests.support.clock import FakeClock
+from tests.support.dashboards import running_dashboard
+from tests.support.waiting import until_async
+
+CLOCK = SystemClock()
+
+
+def api_key(name: str, role: Role, secret: str) -> ApiKey:
+    digest = hashlib.sha256(secret.encode()).hexdigest()
+    return ApiKey(name=name, hash=digest, created=CLOCK.now(), role=role)
+
+
+def put_key(name: str, role: Role, secret: str) -> Put:
+    return Put(
+        key=keys.named(keys.API_KEY_PREFIX, name), value=codec.encode(api_key(name, role, secret))
+    )
+
+
+@pytest.fixture
+def memory() -> MemoryTransport:
+    return MemoryTransport(CLOCK)
+
+
+def bearer(key: str) -> dict[str, str]:
+    return {"authorization": f"Bearer {key}"}
+
+
+async def test_a_dashboard_with_keys_is_closed(memory: MemoryTransport) -> None:
+    await memory.commit([], [put_key("eve", "user", "sk-1"), put_key("ann", "viewer", "sk-2")])
+    async with running_dashboard(memory, asks_for_keys=True) as running:
+        for path in ("/health", "/api/v1/snapshot", "/api/v1/stream", "/openapi.json", "/", "/x"):
+            error = (await running.get(path, 401))["error"]
+            assert "key" in error["message"], path
+        assert await running.get("/health/live") == {"status": "ok"}
+        refused = await running.get("/api/v1/snapshot", 403, headers=bearer("sk-1"))
+        assert "viewer" in refused["error"]["message"]
+        await running.get("/api/v1/snapshot", 401, headers=bearer("sk-3"))
+        assert "summary" in await running.get("/api/v1/snapshot", headers=bearer("sk-2"))
+
+
+async def test_a_login_makes_a_session_that_ends_with_its_key(memory: MemoryTransport) -> None:
+    await memory.commit([], [put_key("ann", "viewer", "sk-2")])
+    async with running_dashboard(memory, asks_for_keys=True) as running:
+        url = running.url
+        async with running.http.post(f"{url}/login", json={"key": "sk-9"}) as response:
+            assert response.status == 401
+        async with running.http.post(f"{url}/login", data=b"{") as response:
+            assert response.status == 400
+        async with running.http.post(f"{url}/login", json={"key": "sk-2"}) as response:
+            assert await response.json() == {"name": "ann", "role": "viewer", "needsKey": True}
+            cookie = response.headers["set-cookie"]
+        assert "HttpOnly" in cookie
+        assert "SameSite=strict" in cookie
+        assert "sk-2" not in cookie
+        session = {"cookie": cookie.partition(";")[0]}
+        await running.get("/api/v1/snapshot", headers=session)
+        forged = {"cookie": session["cookie"].replace("ann", "bob")}
+        await running.get("/api/v1/snapshot", 401, headers=forged)
+        await memory.commit([], [Delete(key=keys.named(keys.API_KEY_PREFIX, "ann"))])
+
+        async def is_over() -> bool:
+            async with running.http.get(f"{url}/api/v1/snapshot", headers=session) as response:
+                return response.status == 401
+
+        await until_async(is_over)
+
+
+async def test_foreign_hosts_and_pages_are_refused(memory: MemoryTransport) -> None:
+    async with running_dashboard(memory) as running:
+        await running.get("/api/v1/snapshot", 403, headers={"host": "evil.example"})
+        evil = {"origin": "https://evil.example"}
+        async with running.http.post(f"{running.url}/login", json={}, headers=evil) as response:
+            assert response.status == 403
+        own = {"origin": running.url}
+        async with running.http.post(f"{running.url}/login", json={}, headers=own) as response:
+            assert (await response.json())["needsKey"] is False
+
+
+async def test_every_answer_carries_the_policy(memory: MemoryTransport) -> None:
+    async with running_dashboard(memory) as running:
+        for path in ("/health", "/api/v1/view/x", "/nothing", "/static/README.md"):
+            async with running.http.get(running.url + path) as response:
+                policy = response.headers["content-security-policy"]
+                assert "default-src 'none'" in policy
+                assert "unsafe" not in policy
+                assert response.headers["x-content-type-options"] == "nosniff"
+        async with running.http.get(f"{running.url}/static/../auth.py") as response:
+            assert response.status == 404
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "role"),
+    [
+        ("GET", "/api/v1/snapshot", "viewer"),
+        ("HEAD", "/", "viewer"),
+        ("POST", "/api/v1/apply", "operator"),
+        ("DELETE", "/api/v1/nodes/a", "operator"),
+        ("POST", "/api/v1/check", "viewer"),
+        ("POST", "/chat/v1/chat/completions", "user"),
+        ("PATCH", "/api/v1/nodes/a", "admin"),
+        ("CONNECT", "/", "admin"),
+    ],
+)
+def test_roles_by_route(method: str, path: str, role: str) -> None:
+    assert needed_role(method, path) == role
+
+
+async def test_a_session_ends_in_time_and_survives_a_restart(tmp_path: Path) -> None:
+    clock = FakeClock()
+    known = {"ann": api_key("ann", "viewer", "sk-2")}
+    cookie = Sessions(session_secret(tmp_path), clock, lambda: known).make("ann")
+    assert cookie is not None
+    restarted = Sessions(session_secret(tmp_path), clock, lambda: known)
+    assert restarted.find(cookie) == known["ann"]
+    assert Sessions(session_secret(None), clock, lambda: known).find(cookie) is None
+    for wrong in ("", cookie[:-1], cookie + "0", "|||", "ann|1|x|y"):
+        assert restarted.find(wrong) is None
+    rotated = {"ann": api_key("ann", "viewer", "sk-3")}
+    assert Sessions(session_secret(tmp_path), clock, lambda: rotated).find(cookie) is None
+    await clock.advance(LIFE_S + 1)
+    assert restarted.find(cookie) is None
+    (tmp_path / "session.key").chmod(0o644)
+    with pytest.raises(OpenSecretError):
+        session_secret(tmp_path)

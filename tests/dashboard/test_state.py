@@ -1,0 +1,186 @@
+"""The state of the fleet over HTTP: snapshots, views, and a stream that is resumed by its last id. On a real etcd."""
+
+import asyncio
+
+import aiohttp
+import pytest
+
+from schemas.event import Event, EventSpec, ObjectReference
+from schemas.meta import Condition, ConditionStatus, ObjectMeta
+from schemas.node import NodeLease, NodeStatus
+from schemas.records import DashboardLease, GatewayLease
+from store import codec, keys
+from store.port import Delete, Put, Transport
+from tests.support.dashboards import CLOCK, read_events, running_dashboard
+from tests.support.gateway_world import deployment
+from tests.support.waiting import until_async
+
+pytestmark = pytest.mark.etcd
+GIB = 1 << 30
+
+
+def node_status(name: str, *conditions: Condition) -> NodeStatus:
+    return NodeStatus(
+        uid=name,
+        hostname=f"{name}.local",
+        address="10.0.0.1",
+        agent_version="1",
+        os="macOS",
+        os_version="26.1",
+        machine="arm64",
+        chip="Apple M4 Pro",
+        cpu_cores=12,
+        gpu_cores=20,
+        memory_bytes=48 * GIB,
+        allocatable_bytes=36 * GIB,
+        conditions=conditions,
+    )
+
+
+def put_node(name: str, *conditions: Condition) -> Put:
+    return Put(
+        key=keys.status_key("Node", name), value=codec.encode(node_status(name, *conditions))
+    )
+
+
+def put_lease(name: str) -> Put:
+    return Put(key=keys.node_lease_key(name), value=codec.encode(NodeLease(uid=name, session="s")))
+
+
+TOO_WARM = Condition(
+    type="ThermalPressure", status=ConditionStatus.TRUE, reason="TooWarm", message="it is throttled"
+)
+
+
+async def write_fleet(store: Transport) -> None:
+    event = Event(
+        metadata=ObjectMeta(name="e1"),
+        spec=EventSpec(
+            about=ObjectReference(kind="Node", name="mac-1"),
+            type="Warning",
+            reason="NodeNotReady",
+            message="the node lost its lease",
+            source="reconciler",
+            first_seen=CLOCK.now(),
+            last_seen=CLOCK.now(),
+        ),
+    )
+    lease = GatewayLease(url="http://127.0.0.1:1", version="1")
+    await store.commit(
+        [],
+        [
+            put_lease("mac-1"),
+            put_node("mac-1"),
+            put_lease("mac-2"),
+            put_node("mac-2", TOO_WARM),
+            put_node("mac-3"),
+            codec.put_spec(deployment("qwen", replicas=2)),
+            Put(key=keys.named(keys.GATEWAY_LEASE_PREFIX, "g1"), value=codec.encode(lease)),
+            Put(key=keys.event_key("reconciler", "e1"), value=codec.encode_spec(event)),
+            Put(key=keys.ELECTION_RECONCILER, value=b"mac-1/7 1.0"),
+        ],
+    )
+
+
+async def test_a_snapshot_has_the_whole_fleet(store: Transport) -> None:
+    await write_fleet(store)
+    async with running_dashboard(store) as running:
+        found = await running.get("/api/v1/snapshot")
+        states = {one["name"]: one["state"] for one in found["views"]["macs"]}
+        assert states == {"mac-1": "online", "mac-2": "degraded", "mac-3": "offline"}
+        assert "throttled" in found["views"]["macs"][1]["reason"]
+        (model,) = found["views"]["models"]
+        assert (model["name"], model["desired"], model["ready"]) == ("qwen", 2, 0)
+        assert [one["url"] for one in found["views"]["gateways"]] == ["http://127.0.0.1:1"]
+        (warm,) = found["views"]["conditions"]
+        assert (warm["object"], warm["isProblem"]) == ("mac-2", True)
+        assert "Cool the Mac" in warm["cure"]
+        assert found["views"]["events"][0]["reason"] == "NodeNotReady"
+        assert found["summary"]["sentence"] == "1 of 3 Macs online; qwen: 0 of 2 replicas ready"
+        assert found["summary"]["leader"] == "mac-1/7 1.0"
+        health = await running.get("/health")
+        assert (health["status"], health["worldSize"], health["store"]) == ("ok", 1, "ok")
+        only = await running.get("/api/v1/snapshot?view=gateways")
+        assert list(only["views"]) == ["gateways"]
+
+
+async def test_a_view_is_filtered_sorted_and_paged(store: Transport) -> None:
+    await write_fleet(store)
+    async with running_dashboard(store) as running:
+        found = await running.get("/api/v1/view/macs?sort=-name&limit=2&after=1")
+        assert found["total"] == 3
+        at = found["columns"].index("name")
+        assert [row[at] for row in found["rows"]] == ["mac-2", "mac-1"]
+        for query, names in (("state=offline", ["mac-3"]), ("THROTTLED", ["mac-2"]), ("x", [])):
+            found = await running.get(f"/api/v1/view/macs?filter={query}")
+            assert [row[at] for row in found["rows"]] == names
+        error = await running.get("/api/v1/view/pods", 400)
+        assert "There is no view 'pods'; there are macs, models" in error["error"]["message"]
+        error = await running.get("/api/v1/view/macs?sort=age", 400)
+        assert "There is no column 'age'" in error["error"]["message"]
+        error = await running.get("/api/v1/view/macs?limit=501", 400)
+        assert error["error"]["param"] == "limit"
+
+
+async def test_a_stream_sends_what_changes_and_resumes(store: Transport) -> None:
+    await write_fleet(store)
+    async with running_dashboard(store) as running:
+        async with running.http.get(f"{running.url}/api/v1/stream?view=macs") as response:
+            assert response.headers["content-type"].startswith("text/event-stream")
+            events = read_events(response)
+            first = await anext(events)
+            assert (first.name, len(first.data["views"]["macs"])) == ("snapshot", 3)
+            await store.commit([], [Delete(key=keys.node_lease_key("mac-1"))])
+            async with asyncio.timeout(10):
+                patch = await anext(events)
+            assert patch.name == "patch"
+            # Columns that differ, and no others.
+            assert patch.data["views"] == {
+                "macs": {
+                    "mac-1": {"state": "offline", "reason": "its agent does not renew its lease"}
+                }
+            }
+        # Two changes while nobody listens come as one patch.
+        await store.commit([], [put_lease("mac-1"), Delete(key=keys.status_key("Node", "mac-3"))])
+        await until_async(
+            lambda: is_gone(running.http, f"{running.url}/api/v1/view/macs?filter=name=mac-3")
+        )
+        url = f"{running.url}/api/v1/stream?view=macs"
+        async with running.http.get(url, headers={"last-event-id": patch.id}) as response:
+            event = await anext(read_events(response))
+        assert event.name == "patch"
+        assert event.data["views"]["macs"]["mac-3"] is None
+        assert event.data["views"]["macs"]["mac-1"]["state"] == "online"
+        # An id of another run means a snapshot.
+        async with running.http.get(f"{url}&since=run0-5") as response:
+            assert (await anext(read_events(response))).name == "snapshot"
+
+
+async def is_gone(http: aiohttp.ClientSession, url: str) -> bool:
+    async with http.get(url) as response:
+        return bool((await response.json())["total"] == 0)
+
+
+async def test_the_fourth_stream_of_a_client_ends_the_first(store: Transport) -> None:
+    async with running_dashboard(store) as running:
+        url = f"{running.url}/api/v1/stream?view=macs"
+        async with running.http.get(url) as oldest:
+            events = read_events(oldest)
+            assert (await anext(events)).name == "snapshot"
+            others = [await running.http.get(url) for _ in range(3)]
+            async with asyncio.timeout(10):
+                assert (await anext(events)).name == "bye"
+            for one in others:
+                one.close()
+
+
+async def test_it_registers_at_its_address(store: Transport) -> None:
+    key = keys.named(keys.DASHBOARD_LEASE_PREFIX, "run1")
+    async with running_dashboard(store) as running:
+
+        async def url() -> str:
+            item = await store.get(key)
+            return "" if item is None else codec.decode(DashboardLease, item).url
+
+        assert await until_async(url) == running.url
+    assert await store.get(key) is None
