@@ -12,6 +12,7 @@ from dashboard.server import Dashboard, DashboardSettings
 from dashboard.sessions import session_secret
 from gateway.auth.access_control import requires_keys
 from identity.credentials import Credentials
+from identity.dialer import Dialer
 from identity.flags import etcd_files, identity_folder, identity_option, read_identity
 from identity.listeners import insecure_http_flag, server_security
 from identity.names import Role
@@ -120,6 +121,7 @@ def _settings(
         hosts=options["allowed_host"],
         session_secret=secret,
         state_dir=state_dir,
+        dialer=Dialer(own),
         security=server_security(own, frozenset(Role), is_insecure=options["insecure_http"]),
         has_store_password=has_store_password,
     )

@@ -2,7 +2,6 @@
 
 from collections.abc import Collection
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Final
 
 from fastapi import APIRouter, FastAPI, Request, Response
@@ -10,18 +9,19 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.staticfiles import StaticFiles
 
+from dashboard.api.chat import make_chat
 from dashboard.api.event_stream import StreamSlots
 from dashboard.api.login import make_login
+from dashboard.api.page import STATIC, PageRoutes
 from dashboard.api.routes import StateRoutes
 from dashboard.auth import DashboardAuth, refusal_response
 from dashboard.fleet_model import FleetModel
 from dashboard.sessions import Sessions
 from gateway.auth.access_control import AccessControl
+from identity.dialer import Dialer
 from machinery.version import version
 from schemas.wire.errors import Refusal, RefusedError
 
-STATIC: Final = Path(__file__).with_name("static")
-"""Files of the page, which this process serves below /static/ without a key."""
 _LONGEST_PATH: Final = 200
 
 
@@ -34,6 +34,8 @@ class AppContext:
     sessions: Sessions
     hosts: Collection[str] | None
     """Names by which clients may address the process; None: any."""
+    dialer: Dialer
+    """To gateways, for the page's chat."""
 
 
 def make_app(context: AppContext) -> FastAPI:
@@ -49,6 +51,8 @@ def make_app(context: AppContext) -> FastAPI:
     router = APIRouter()
     StateRoutes(context.model, StreamSlots()).add_to(router)
     make_login(context.access, context.sessions).add_to(router)
+    make_chat(context.model.caches, context.dialer).add_to(router)
+    PageRoutes(context.model.caches).add_to(router)
     app.include_router(router)
     app.mount("/static", StaticFiles(directory=STATIC), name="static")
     app.add_middleware(

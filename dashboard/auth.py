@@ -4,6 +4,7 @@ Closed by default: a path that is in no table needs the role admin. Keys are tho
 for them unless only this machine can connect.
 """
 
+import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from http.cookies import CookieError, SimpleCookie
@@ -26,6 +27,8 @@ from schemas.wire.errors import Refusal, RefusedError
 PUBLIC_PATHS: Final = frozenset({"/health/live", "/login", "/logout"})
 """Paths that need no key: they tell nothing of the fleet."""
 _PUBLIC_PREFIXES: Final = ("/static/",)
+# The document of all screens (api/page.py): it holds no data, and asks for a key itself.
+_SCREEN: Final = re.compile(r"/(?:(?:macs|models|groups|replicas)(?:/[^/]+)?|events|chat|add)?")
 # The longest prefix counts. `GET` includes HEAD.
 _ROLES: Final[Mapping[str, Role]] = MappingProxyType(
     {
@@ -67,6 +70,13 @@ def needed_role(method: str, path: str) -> Role:
     verb = "GET" if method in _SAFE else "POST" if method in ("POST", "PUT", "DELETE") else method
     rows = [row for row in _ROLES if f"{verb} {path}".startswith(row)]
     return _ROLES[max(rows, key=len)] if rows else "admin"
+
+
+def is_public(method: str, path: str) -> bool:
+    """Return whether a request needs no key: its answer tells nothing of the fleet."""
+    if path in PUBLIC_PATHS or path.startswith(_PUBLIC_PREFIXES):
+        return True
+    return method in _SAFE and _SCREEN.fullmatch(path) is not None
 
 
 class DashboardAuth:
@@ -120,7 +130,7 @@ class DashboardAuth:
         if self._hosts is not None and host and not host_header.is_known(host, self._hosts):
             raise RefusedError(errors.wrong_host(host))
         self._check_origin(method, host, headers.get(b"origin"))
-        if path in PUBLIC_PATHS or path.startswith(_PUBLIC_PREFIXES):
+        if is_public(method, path):
             return None
         visitor = self._identify(scope, headers)
         needed = needed_role(method, path)

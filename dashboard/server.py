@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from dashboard.app import AppContext, make_app
@@ -12,6 +12,7 @@ from dashboard.sessions import Sessions
 from gateway.auth.access_control import AccessControl
 from gateway.auth.keyring import Keyring
 from gateway.state.key_cache import GatewayCounter, KeyCache
+from identity.dialer import Dialer
 from insight.fleet_caches import make_fleet_caches
 from machinery import host_header
 from machinery.clock import Clock
@@ -38,6 +39,8 @@ class DashboardSettings:
     """Folder of the history; None: nothing is kept on disk."""
     security: ServerSecurity
     has_store_password: bool = False
+    dialer: Dialer = field(default_factory=Dialer)
+    """To gateways, for the page's chat."""
 
 
 class Dashboard:
@@ -59,7 +62,9 @@ class Dashboard:
         hosts = None
         if not settings.asks_for_keys or settings.hosts:
             hosts = host_header.machine_names(settings.address[0], *settings.hosts)
-        context = AppContext(model=self.model, access=access, sessions=sessions, hosts=hosts)
+        context = AppContext(
+            model=self.model, access=access, sessions=sessions, hosts=hosts, dialer=settings.dialer
+        )
         self.server = AdminServer(
             make_app(context),
             clock,

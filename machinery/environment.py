@@ -4,6 +4,7 @@ Our own settings (FLEET_*) are read by click, at the command line.
 """
 
 import os
+import platform
 import re
 from collections.abc import Mapping
 
@@ -49,6 +50,13 @@ _MODEL_FOLDERS = ("HF_HUB_CACHE", "HF_HOME", "OLLAMA_MODELS")
 def model_folders() -> dict[str, str]:
     """Return the variables by which other programs are told where to keep models."""
     return {name: os.environ[name] for name in _MODEL_FOLDERS if os.environ.get(name)}
+
+
+def has_screen() -> bool:
+    """Return whether a browser with a window can be opened here: not in a session of ssh, and not without a desktop."""
+    if platform.system() == "Darwin":
+        return "SSH_CONNECTION" not in os.environ
+    return bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
 
 
 def are_traces_enabled() -> bool:

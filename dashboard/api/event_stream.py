@@ -1,7 +1,7 @@
 """Server-sent events with the changes of the fleet model, which a client resumes after a break by the last id.
 
 An id is `EPOCH-PLACE`. A client with an id of another run, or too far behind, gets a `snapshot`; else `patch` events
-have the columns that changed since. A comment every ten seconds shows that the connection lives.
+have the columns that changed since. A `ping` every ten seconds shows that the connection lives.
 """
 
 import asyncio
@@ -71,7 +71,7 @@ async def stream_events(
                 yield _event("patch", model, now, {"at": _at(model), "views": shown})
             place = now
             if not await _wait(model, place, is_over):
-                yield b": still here\n\n"
+                yield _event("ping", model, place, {"at": _at(model)})
         yield _event("bye", model, place or 0, {"why": "this client opened a further stream"})
     finally:
         slots.leave(client, is_over)

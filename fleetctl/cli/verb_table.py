@@ -17,6 +17,7 @@ VERBS = {
     "config": "fleetctl.verbs.config:config",
     "cordon": "fleetctl.verbs.cordon:cordon",
     "create": "fleetctl.verbs.create:create",
+    "dashboard": "fleetctl.verbs.dashboard:dashboard",
     "delete": "fleetctl.verbs.delete:delete",
     "demo": "fleetctl.verbs.demo:demo",
     "deny": "fleetctl.verbs.join_requests:deny",
@@ -69,7 +70,17 @@ VERBS = {
 
 SECTIONS: dict[str, tuple[str, ...]] = {
     "Declare": ("apply", "diff", "plan", "create", "replace", "edit", "patch", "set", "delete"),
-    "Inspect": ("get", "describe", "explain", "events", "logs", "top", "wait", "routes"),
+    "Inspect": (
+        "get",
+        "describe",
+        "explain",
+        "events",
+        "logs",
+        "top",
+        "wait",
+        "routes",
+        "dashboard",
+    ),
     "Chat": ("chat", "run"),
     "Models": ("models",),
     "Roll out": ("rollout", "scale", "autoscale", "label", "annotate"),

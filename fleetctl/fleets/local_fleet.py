@@ -116,6 +116,11 @@ class LocalFleetSettings:
         return () if self.is_announced else ("--no-announce",)
 
     @property
+    def dashboard_url(self) -> str:
+        """Return the address of the dashboard's page; "" if its port is not known, or there is none."""
+        return f"http://127.0.0.1:{self.dashboard_port}" if self.dashboard_port else ""
+
+    @property
     def dashboard_flags(self) -> tuple[str, ...]:
         """Return the flags of `fleetctl up` about the dashboard."""
         port = self.dashboard_port
@@ -305,6 +310,8 @@ class LocalFleet:
                 await self._wait_ready()
                 self._write_record(is_ready=True)
                 say(f"fleet ready: {settings.gateway_url}/v1")
+                if settings.dashboard_port:
+                    say(f"dashboard: {settings.dashboard_url}")
                 await on_ready()
         except FleetctlError as error:
             self._write_record(is_ready=False, error=str(error))

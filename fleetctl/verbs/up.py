@@ -164,6 +164,8 @@ def up(*, detach: bool, keep_context: bool, **options: Any) -> None:
         if fleet.warning:
             click.echo(f"warning: {fleet.warning}", err=True)
         click.echo(f"fleet ready: {fleet.gateway_url}/v1")
+        if settings.dashboard_url:
+            click.echo(f"dashboard: {settings.dashboard_url}")
         run(_print_join(settings))
         if not keep_context:
             local_context.enter(settings.data_dir)

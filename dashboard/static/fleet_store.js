@@ -1,0 +1,225 @@
+/**
+ * The fleet's state in the page: a snapshot, then patches from the server's stream.
+ *
+ * One stream a page, because browsers open six connections to a host at most. It is closed while the page is hidden,
+ * and resumed by its last id. Nothing here grows with time: rows replace each other.
+ */
+
+const VIEWS = ["macs", "models", "replicas", "groups", "gateways", "conditions", "events"];
+const HIDDEN_MS = 5_000;
+const SILENT_MS = 25_000; // the server sends a ping every 10 s
+const FIRST_PAUSE_MS = 500;
+const LAST_PAUSE_MS = 10_000;
+const MAX_EVENTS = 500;
+
+/** @typedef {Record<string, any>} Row */
+
+export class FleetStore {
+  constructor() {
+    /** Rows of each view by name. @type {Record<string, Map<string, Row>>} */
+    this.views = Object.fromEntries(VIEWS.map((view) => [view, new Map()]));
+    /** Counts and the sentence about the fleet's health. @type {Row | null} */
+    this.summary = null;
+    /** connecting, live, lost or login. */
+    this.state = "connecting";
+    /** Why the state is not live; "" if it is. */
+    this.problem = "";
+    /** Time of the last message, on the browser's clock. */
+    this.heardAt = 0;
+    this._id = "";
+    this._pauseMs = FIRST_PAUSE_MS;
+    this._listeners = new Set();
+    this._isDue = false;
+    this._source = null;
+    this._timer = 0;
+    this._summaryTimer = 0;
+  }
+
+  /** Call `listener` after each change, at most once a frame; returns the function that ends it. */
+  subscribe(listener) {
+    this._listeners.add(listener);
+    return () => this._listeners.delete(listener);
+  }
+
+  /** @returns {Row[]} the rows of a view, by name */
+  rows(view) {
+    return [...this.views[view].values()].sort((a, b) => (a.name < b.name ? -1 : 1));
+  }
+
+  /** @returns {Row | undefined} */
+  row(view, name) {
+    return this.views[view].get(name);
+  }
+
+  /** Begin, and go on for the life of the page. */
+  start() {
+    document.addEventListener("visibilitychange", () => {
+      clearTimeout(this._timer);
+      if (document.hidden) this._timer = setTimeout(() => this._close(), HIDDEN_MS);
+      else if (!this._source) this.connect();
+    });
+    setInterval(() => this._watch(), 1_000);
+    this.connect();
+  }
+
+  /** Read the state and follow it; again after an error, with a pause that doubles. */
+  async connect() {
+    clearTimeout(this._timer);
+    this._close();
+    try {
+      if (!this._id) await this._read();
+      this._follow();
+    } catch (error) {
+      this._fail(error.status === 401 || error.status === 403 ? "login" : "lost", error.message);
+    }
+  }
+
+  async _read() {
+    const answer = await getJson("/api/v1/snapshot");
+    this._replace(answer);
+    this._id = answer.id;
+    this._live();
+  }
+
+  _follow() {
+    const source = new EventSource(`/api/v1/stream?since=${encodeURIComponent(this._id)}`);
+    this._source = source;
+    const on = (name, act) =>
+      source.addEventListener(name, (event) => {
+        this._id = event.lastEventId || this._id;
+        act(JSON.parse(event.data));
+        this._live();
+      });
+    on("snapshot", (body) => this._replace(body));
+    on("patch", (body) => this._patch(body.views));
+    on("ping", () => {});
+    on("bye", () => this._retry());
+    source.onopen = () => this._live();
+    source.onerror = () => {
+      // The browser connects again by itself only after a break, never after a refusal.
+      if (source.readyState === EventSource.CLOSED) this.connectLater();
+      else this._fail("lost", "the connection to the dashboard broke");
+    };
+  }
+
+  /** Read everything anew after a pause: the stream was refused. */
+  connectLater() {
+    this._close();
+    this._id = "";
+    this._retry();
+  }
+
+  _retry() {
+    this._close();
+    const pauseMs = this._pauseMs * (0.5 + Math.random() / 2);
+    this._pauseMs = Math.min(2 * this._pauseMs, LAST_PAUSE_MS);
+    clearTimeout(this._timer);
+    this._timer = setTimeout(() => this.connect(), pauseMs);
+  }
+
+  _close() {
+    this._source?.close();
+    this._source = null;
+  }
+
+  _fail(state, problem) {
+    this.state = state;
+    this.problem = problem;
+    this._notify();
+    if (state === "lost" && !this._source) this._retry();
+  }
+
+  _live() {
+    this.heardAt = performance.now();
+    this._pauseMs = FIRST_PAUSE_MS;
+    if (this.state !== "live") {
+      this.state = "live";
+      this.problem = "";
+    }
+    this._notify();
+  }
+
+  _watch() {
+    const isSilent = this._source && performance.now() - this.heardAt > SILENT_MS;
+    if (isSilent && !document.hidden) {
+      this._fail("lost", "the dashboard is silent");
+      this._retry();
+    }
+  }
+
+  _replace(body) {
+    for (const [view, rows] of Object.entries(body.views)) {
+      this.views[view] = new Map(rows.map((row) => [row.name, row]));
+    }
+    this.summary = body.summary;
+    this._trim();
+  }
+
+  _patch(views) {
+    for (const [view, rows] of Object.entries(views)) {
+      const known = this.views[view];
+      if (!known) continue;
+      for (const [name, columns] of Object.entries(rows)) {
+        if (columns === null) known.delete(name);
+        else known.set(name, { ...known.get(name), ...columns });
+      }
+    }
+    this._trim();
+    // Counts come with snapshots only.
+    if (!this._summaryTimer) this._summaryTimer = setTimeout(() => this._readSummary(), 1_000);
+  }
+
+  async _readSummary() {
+    this._summaryTimer = 0;
+    try {
+      this.summary = (await getJson("/api/v1/snapshot?view=gateways")).summary;
+      this._notify();
+    } catch {
+      // The stream says what is wrong.
+    }
+  }
+
+  /** Keep the newest events only. */
+  _trim() {
+    const events = this.views.events;
+    if (events.size <= MAX_EVENTS) return;
+    const oldest = [...events.values()].sort((a, b) => (a.lastSeen < b.lastSeen ? -1 : 1));
+    for (const row of oldest.slice(0, events.size - MAX_EVENTS)) events.delete(row.name);
+  }
+
+  _notify() {
+    if (this._isDue) return;
+    this._isDue = true;
+    const show = () => {
+      this._isDue = false;
+      for (const listener of this._listeners) listener();
+    };
+    if (document.hidden) setTimeout(show, 100);
+    else requestAnimationFrame(show);
+  }
+}
+
+/** An answer that is not a success. */
+export class RefusedError extends Error {
+  constructor(status, message) {
+    super(message);
+    this.status = status;
+  }
+}
+
+/** Return the JSON of an answer; throws RefusedError with the server's own message. */
+export async function getJson(path, init = {}) {
+  const answer = await fetch(path, { credentials: "same-origin", ...init });
+  if (answer.ok) return answer.json();
+  throw new RefusedError(answer.status, await refusalText(answer));
+}
+
+/** Return the message of a refusal. */
+export async function refusalText(answer) {
+  const text = await answer.text();
+  try {
+    return JSON.parse(text).error.message;
+  } catch {
+    return text.slice(0, 300) || `status ${answer.status}`;
+  }
+}

@@ -1,0 +1,186 @@
+/** The page: which screen a path shows, the frame around it, the keyboard, and the login. */
+
+import { html, render, useEffect, useReducer, useState } from "./vendor/htm-preact.js";
+import { FleetStore, getJson } from "./fleet_store.js";
+import { useStore } from "./parts.js";
+import { AddMac } from "./screens/add.js";
+import { Chat } from "./screens/chat.js";
+import { EventList } from "./screens/events.js";
+import { Fleet, fleetTitle } from "./screens/fleet.js";
+import { Mac, Macs } from "./screens/macs.js";
+import { Model, Models } from "./screens/models.js";
+import { Group, Groups, Replica } from "./screens/object.js";
+
+const SCREENS = {
+  "": Fleet,
+  macs: Macs,
+  models: Models,
+  groups: Groups,
+  chat: Chat,
+  events: EventList,
+  add: AddMac,
+};
+const DETAILS = { macs: Mac, models: Model, groups: Group, replicas: Replica };
+const MENU = [
+  ["/", "Fleet", "f"],
+  ["/macs", "Macs", "m"],
+  ["/models", "Models", "d"],
+  ["/groups", "Groups", "r"],
+  ["/chat", "Chat", "c"],
+  ["/events", "Events", "e"],
+];
+const THEMES = ["auto", "light", "dark"];
+const OLD_MS = 15_000;
+
+const store = new FleetStore();
+
+function App() {
+  useStore(store);
+  const [, redraw] = useReducer((number) => number + 1, 0);
+  const [isHelpOpen, setHelpOpen] = useState(false);
+  useEffect(() => {
+    addEventListener("popstate", redraw);
+    const timer = setInterval(redraw, 5_000); // ages grow
+    const onClick = (event) => followLink(event, redraw);
+    const onKey = keyboard(redraw, setHelpOpen);
+    document.addEventListener("click", onClick);
+    document.addEventListener("keydown", onKey);
+    return () => {
+      removeEventListener("popstate", redraw);
+      clearInterval(timer);
+      document.removeEventListener("click", onClick);
+      document.removeEventListener("keydown", onKey);
+    };
+  }, []);
+  document.title = fleetTitle(store);
+  if (store.state === "login") return html`<${Login} />`;
+  return html`
+    <a class="skip" href="#main">Skip to the content</a>
+    <header>
+      <a class="brand" href="/">mlx-fleet</a>
+      <nav aria-label="Screens">
+        ${MENU.map(([path, title]) => html`<a key=${path} href=${path} aria-current=${isWithin(path) ? "page" : undefined}>${title}</a>`)}
+      </nav>
+      <${Connection} />
+      <button type="button" class="small" onClick=${nextTheme}>Theme</button>
+    </header>
+    <main id="main" tabindex="-1"><${Screen} /></main>
+    ${isHelpOpen && html`<${Help} onClose=${() => setHelpOpen(false)} />`}
+  `;
+}
+
+function Screen() {
+  const [first, second] = location.pathname.slice(1).split("/").map(decodeURIComponent);
+  const query = new URLSearchParams(location.search);
+  const shown = second === undefined ? SCREENS[first] : DETAILS[first];
+  if (!shown) return html`<h1>No such page</h1><p><a href="/">Back to the fleet</a></p>`;
+  return html`<${shown} key=${location.pathname} store=${store} name=${second} query=${query} />`;
+}
+
+/** Whether what is shown is live, and how old it is if not. */
+function Connection() {
+  const ageMs = store.heardAt ? performance.now() - store.heardAt : 0;
+  if (store.state === "live" && ageMs < OLD_MS) return html`<span class="live" data-state="live">live</span>`;
+  const old = store.heardAt ? `, ${Math.round(ageMs / 1000)} s old` : "";
+  return html`<span class="lost" role="status" data-state=${store.state}>${store.problem || "connecting"}${old}</span>`;
+}
+
+function Login() {
+  const [key, setKey] = useState("");
+  const [problem, setProblem] = useState("");
+  const send = async (event) => {
+    event.preventDefault();
+    try {
+      await getJson("/login", {
+        method: "POST",
+        headers: { "content-type": "application/json" },
+        body: JSON.stringify({ key }),
+      });
+      setKey("");
+      store.connectLater();
+    } catch (error) {
+      setProblem(error.message);
+    }
+  };
+  return html`<main id="main" class="login">
+    <h1>mlx-fleet</h1>
+    <p>Log in with an API key of the role viewer, operator or admin.</p>
+    <form onSubmit=${send}>
+      <label>API key
+        <input type="password" autocomplete="current-password" required value=${key} onInput=${(event) => setKey(event.target.value)} />
+      </label>
+      <button type="submit">Log in</button>
+    </form>
+    ${problem && html`<p class="problem" role="alert">${problem}</p>`}
+    <p class="quiet">An administrator makes one: <code>fleetctl create apikey NAME --role viewer</code></p>
+  </main>`;
+}
+
+function Help({ onClose }) {
+  const show = (dialog) => dialog && !dialog.open && dialog.showModal();
+  return html`<dialog ref=${show} onClose=${onClose} aria-labelledby="help">
+    <h2 id="help">Keyboard</h2>
+    <dl>
+      ${MENU.map(([path, title, key]) => html`<dt key=${path}><kbd>g</kbd> <kbd>${key}</kbd></dt><dd>${title}</dd>`)}
+      <dt><kbd>/</kbd></dt><dd>Filter</dd>
+      <dt><kbd>t</kbd></dt><dd>Light or dark</dd>
+      <dt><kbd>?</kbd></dt><dd>This help</dd>
+    </dl>
+    <form method="dialog"><button>Close</button></form>
+  </dialog>`;
+}
+
+function isWithin(path) {
+  return path === "/" ? location.pathname === "/" : location.pathname.startsWith(path);
+}
+
+function go(path, redraw) {
+  history.pushState(null, "", path);
+  redraw();
+  scrollTo(0, 0);
+  document.getElementById("main")?.focus({ preventScroll: true });
+}
+
+/** Follow a link to a screen without loading the page again. */
+function followLink(event, redraw) {
+  const link = event.target.closest?.("a[href^='/']");
+  const isPlain = event.button === 0 && !event.metaKey && !event.ctrlKey && !event.shiftKey && !event.altKey;
+  if (!link || !isPlain || event.defaultPrevented) return;
+  event.preventDefault();
+  go(link.getAttribute("href"), redraw);
+}
+
+/** Return the handler of keys; single letters do nothing in text fields. */
+function keyboard(redraw, setHelpOpen) {
+  let isGoing = false;
+  return (event) => {
+    if (event.target.closest?.("input, textarea, select, dialog") || event.metaKey || event.ctrlKey || event.altKey) return;
+    const target = isGoing && MENU.find(([, , key]) => key === event.key);
+    isGoing = event.key === "g";
+    if (target) go(target[0], redraw);
+    else if (event.key === "/") document.querySelector("[data-filter]")?.focus();
+    else if (event.key === "?") setHelpOpen(true);
+    else if (event.key === "t") nextTheme();
+    else return;
+    event.preventDefault();
+  };
+}
+
+function nextTheme() {
+  setTheme(THEMES[(THEMES.indexOf(savedTheme()) + 1) % THEMES.length]);
+}
+
+function savedTheme() {
+  return localStorage.getItem("theme") ?? "auto";
+}
+
+function setTheme(theme) {
+  localStorage.setItem("theme", theme);
+  document.documentElement.dataset.theme = theme;
+}
+
+setTheme(savedTheme());
+const app = document.getElementById("app");
+app.replaceChildren();
+render(html`<${App} />`, app);
+store.start();

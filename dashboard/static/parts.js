@@ -1,0 +1,162 @@
+/** Parts that screens share: links, words for a state, bars, tables, lists of problems and events. */
+
+import { html, useEffect, useReducer, useState } from "./vendor/htm-preact.js";
+import { age, bytes, clock } from "./format.js";
+
+const PAGES = { Node: "macs", ModelDeployment: "models", Replica: "replicas", ShardGroup: "groups" };
+const KINDS = { Node: "node", ModelDeployment: "md", Replica: "replica", ShardGroup: "sg", ModelRoute: "route", GitSource: "gs" };
+
+/** Return the path of an object's page; "" if its kind has none. */
+export function pathOf(kind, name) {
+  return PAGES[kind] ? `/${PAGES[kind]}/${encodeURIComponent(name)}` : "";
+}
+
+/** Return an object's name as fleetctl takes it, such as md/qwen. */
+export function reference(kind, name) {
+  return `${KINDS[kind] ?? kind.toLowerCase()}/${name}`;
+}
+
+/** Draw again whenever the store changes. */
+export function useStore(store) {
+  const [, redraw] = useReducer((number) => number + 1, 0);
+  useEffect(() => store.subscribe(redraw), [store]);
+}
+
+export function ObjectLink({ kind, name }) {
+  const path = pathOf(kind, name);
+  return path ? html`<a href=${path}>${name}</a>` : html`<span>${reference(kind, name)}</span>`;
+}
+
+/** A state as a shape and a word, never as a colour alone. */
+export function Badge({ tone, children }) {
+  const shape = { good: "●", warning: "▲", bad: "■", idle: "○" }[tone];
+  return html`<span class="badge ${tone}"><span aria-hidden="true">${shape}</span> ${children}</span>`;
+}
+
+export function MacState({ mac }) {
+  if (mac.state === "offline") return html`<${Badge} tone="bad">offline<//>`;
+  if (mac.isDraining) return html`<${Badge} tone="warning">draining<//>`;
+  if (mac.isCordoned) return html`<${Badge} tone="warning">cordoned<//>`;
+  return html`<${Badge} tone=${mac.state === "online" ? "good" : "warning"}>${mac.state}<//>`;
+}
+
+export function ModelState({ model }) {
+  const text = `${model.ready} of ${model.desired} ready`;
+  if (model.desired === 0) return html`<${Badge} tone="idle">scaled to 0<//>`;
+  if (model.ready >= model.desired) return html`<${Badge} tone="good">${text}<//>`;
+  return html`<${Badge} tone=${model.isAvailable ? "warning" : "bad"}>${text}<//>`;
+}
+
+/** The memory of a Mac: promised to models, free for models, and the rest of the machine. */
+export function MemoryBar({ mac }) {
+  const { memoryBytes: total, allocatableBytes: room, promisedBytes: used } = mac;
+  if (!total) return html`<span class="quiet">unknown</span>`;
+  const free = Math.max(0, (room ?? 0) - used);
+  const label = `${bytes(used)} promised to models, ${bytes(free)} free for models, of ${bytes(total)}`;
+  const width = (part) => ({ width: `${(100 * part) / total}%` });
+  return html`<span class="memory" title=${label}>
+    <span class="bar" role="img" aria-label=${label}>
+      <span class="used" style=${width(Math.min(used, total))}></span>
+      <span class="free" style=${width(Math.min(free, total - Math.min(used, total)))}></span>
+    </span>
+    <span class="figure">${bytes(free)} free</span>
+  </span>`;
+}
+
+/**
+ * A table that becomes cards on a phone.
+ * `columns`: [title, cell of a row, class]; `rows` have unique names.
+ */
+export function Table({ caption, columns, rows, empty }) {
+  if (!rows.length) return html`<p class="quiet">${empty}</p>`;
+  return html`<table>
+    <caption class="hidden">${caption}</caption>
+    <thead>
+      <tr>${columns.map(([title, , kind]) => html`<th scope="col" key=${title} class=${kind ?? ""}>${title}</th>`)}</tr>
+    </thead>
+    <tbody>
+      ${rows.map(
+        (row) => html`<tr key=${row.name}>
+          ${columns.map(
+            ([title, cell, kind]) => html`<td key=${title} data-title=${title} class=${kind ?? ""}>${cell(row)}</td>`,
+          )}
+        </tr>`,
+      )}
+    </tbody>
+  </table>`;
+}
+
+/** Problems, each with its cause, its remedy, and since when. */
+export function Problems({ conditions }) {
+  if (!conditions.length) return null;
+  const newest = [...conditions].sort((a, b) => ((a.since ?? "") < (b.since ?? "") ? 1 : -1));
+  return html`<ul class="problems">
+    ${newest.slice(0, 50).map(
+      (one) => html`<li key=${one.name}>
+        <p>
+          <strong><${ObjectLink} kind=${one.kind} name=${one.object} /></strong> ${one.reason}
+          ${one.since && html`<span class="quiet"> since ${age(one.since)}</span>`}
+        </p>
+        ${one.message && html`<p>${one.message}</p>`}
+        <p class="cure">${one.cure}</p>
+      </li>`,
+    )}
+  </ul>`;
+}
+
+export function Events({ events, empty = "Nothing happened within the last hour." }) {
+  const columns = [
+    ["Last seen", (one) => html`<time datetime=${one.lastSeen} title=${one.lastSeen}>${clock(one.lastSeen)}</time>`],
+    ["Type", (one) => html`<${Badge} tone=${one.type === "Warning" ? "warning" : "idle"}>${one.type}<//>`],
+    ["Object", (one) => html`<${ObjectLink} kind=${one.kind} name=${one.object} />`],
+    ["Reason", (one) => `${one.reason}${one.count > 1 ? ` (${one.count} times)` : ""}`],
+    ["Message", (one) => one.message, "wide"],
+  ];
+  const newest = [...events].sort((a, b) => (a.lastSeen < b.lastSeen ? 1 : -1));
+  return html`<${Table} caption="Events, the newest first" columns=${columns} rows=${newest} empty=${empty} />`;
+}
+
+/** The command that shows or does the same, to copy. */
+export function Command({ text }) {
+  const [isCopied, setCopied] = useState(false);
+  const copy = () => {
+    copyText(text);
+    setCopied(true);
+    setTimeout(() => setCopied(false), 2_000);
+  };
+  return html`<p class="command">
+    <code>${text}</code>
+    <button type="button" onClick=${copy} aria-label=${`Copy: ${text}`}>${isCopied ? "Copied" : "Copy"}</button>
+  </p>`;
+}
+
+/** Copy a text. Pages over plain HTTP from another machine have no clipboard: a text area does it there. */
+export function copyText(text) {
+  if (navigator.clipboard) {
+    navigator.clipboard.writeText(text);
+    return;
+  }
+  const area = document.createElement("textarea");
+  area.value = text;
+  document.body.append(area);
+  area.select();
+  document.execCommand("copy");
+  area.remove();
+}
+
+/** A text field that narrows a list; `/` focuses it. */
+export function Filter({ value, onInput, label }) {
+  return html`<label class="filter">
+    <span class="hidden">${label}</span>
+    <input
+      type="search" value=${value} placeholder=${`${label}  ( / )`} data-filter
+      onInput=${(event) => onInput(event.target.value)}
+    />
+  </label>`;
+}
+
+/** Return the rows that have the text in any column. */
+export function matching(rows, text) {
+  const wanted = text.trim().toLowerCase();
+  return wanted ? rows.filter((row) => JSON.stringify(row).toLowerCase().includes(wanted)) : rows;
+}

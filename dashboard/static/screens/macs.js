@@ -1,0 +1,73 @@
+/** The Macs, and one Mac: its hardware, its memory by replica, its conditions and events. */
+
+import { html, useState } from "../vendor/htm-preact.js";
+import { bytes } from "../format.js";
+import { Command, Events, Filter, MacState, matching, MemoryBar, ObjectLink, Table } from "../parts.js";
+import { Conditions, NotFound, Source } from "./object.js";
+
+export function Macs({ store }) {
+  const [text, setText] = useState("");
+  const columns = [
+    ["Mac", (mac) => html`<${ObjectLink} kind="Node" name=${mac.name} />`],
+    ["State", (mac) => html`<${MacState} mac=${mac} />`],
+    ["Chip", (mac) => mac.chip ?? "-"],
+    ["Memory", (mac) => bytes(mac.memoryBytes), "number"],
+    ["For models", (mac) => html`<${MemoryBar} mac=${mac} />`],
+    ["Models", (mac) => mac.models.join(", ") || "-"],
+    ["Site", (mac) => mac.site ?? "-"],
+    ["Release", (mac) => mac.agentVersion ?? "-"],
+    ["Why", (mac) => mac.reason, "wide"],
+  ];
+  const rows = matching(store.rows("macs"), text);
+  return html`
+    <h1>Macs</h1>
+    <${Filter} value=${text} onInput=${setText} label="Filter Macs" />
+    <${Table} caption="Macs" columns=${columns} rows=${rows} empty=${text ? "No Mac matches." : "No Mac has joined."} />
+    <p><a href="/add">Add a Mac</a></p>
+    <${Command} text="fleetctl get nodes" />
+  `;
+}
+
+export function Mac({ store, name }) {
+  const mac = store.row("macs", name);
+  if (!mac) return html`<${NotFound} what="Mac" name=${name} command="fleetctl get nodes" />`;
+  const replicas = store.rows("replicas").filter((one) => one.macs.includes(name));
+  const events = store.rows("events").filter((one) => one.kind === "Node" && one.object === name);
+  return html`
+    <p class="trail"><a href="/macs">Macs</a></p>
+    <h1>${name}</h1>
+    <p><${MacState} mac=${mac} /> ${mac.reason}</p>
+    <p><${MemoryBar} mac=${mac} /></p>
+    <dl>
+      <dt>Chip</dt><dd>${mac.chip ?? "-"}, ${mac.cpuCores ?? "-"} CPU cores, ${mac.gpuCores ?? "-"} GPU cores</dd>
+      <dt>Memory</dt><dd>${bytes(mac.memoryBytes)}, of which ${bytes(mac.allocatableBytes)} for models</dd>
+      <dt>Promised</dt><dd>${bytes(mac.promisedBytes)} by the memory proofs of its replicas</dd>
+      <dt>Disk</dt><dd>${bytes(mac.diskFreeBytes)} free</dd>
+      <dt>System</dt><dd>${mac.osVersion ?? "-"}, mlx ${mac.mlxVersion ?? "-"}, agent ${mac.agentVersion ?? "-"}</dd>
+      <dt>Address</dt><dd>${mac.address ?? "-"} (${mac.hostname ?? "-"})</dd>
+    </dl>
+    <h2>Replicas</h2>
+    <${Replicas} replicas=${replicas} empty="No replica is placed here." />
+    <h2>Conditions</h2>
+    <${Conditions} conditions=${store.rows("conditions").filter((one) => one.kind === "Node" && one.object === name)} />
+    <h2>Events</h2>
+    <${Events} events=${events} />
+    <${Source} kind="Node" name=${name} />
+    <${Command} text=${`fleetctl describe node ${name}`} />
+    <${Command} text=${`fleetctl drain ${name} --dry-run`} />
+  `;
+}
+
+/** Replicas with their state and why. */
+export function Replicas({ replicas, empty }) {
+  const columns = [
+    ["Replica", (one) => html`<${ObjectLink} kind="Replica" name=${one.name} />`],
+    ["Model", (one) => html`<${ObjectLink} kind="ModelDeployment" name=${one.deployment} />`],
+    ["State", (one) => (one.isReady ? "ready" : one.reason || "pending")],
+    ["Macs", (one) => one.macs.map((mac, at) => html`${at ? ", " : ""}<${ObjectLink} kind="Node" name=${mac} />`)],
+    ["Memory", (one) => bytes(one.memoryBytes), "number"],
+    ["Restarts", (one) => one.restarts, "number"],
+    ["Why", (one) => [one.message, ...one.fetches].filter(Boolean).join("; "), "wide"],
+  ];
+  return html`<${Table} caption="Replicas" columns=${columns} rows=${replicas} empty=${empty} />`;
+}

@@ -1,0 +1,64 @@
+/** The models, and one model: why it has fewer replicas than wanted, its replicas, conditions and events. */
+
+import { html, useState } from "../vendor/htm-preact.js";
+import { bytes } from "../format.js";
+import { Command, Events, Filter, matching, ModelState, ObjectLink, Problems, Table } from "../parts.js";
+import { Replicas } from "./macs.js";
+import { Conditions, NotFound, Source } from "./object.js";
+
+export function Models({ store }) {
+  const [text, setText] = useState("");
+  const columns = [
+    ["Model", (model) => html`<${ObjectLink} kind="ModelDeployment" name=${model.name} />`],
+    ["State", (model) => html`<${ModelState} model=${model} />`],
+    ["Names", (model) => model.servedNames.join(", ")],
+    ["Source", (model) => model.source],
+    ["Macs", (model) => model.macs.join(", ") || "-"],
+    ["Context", (model) => model.contextLength ?? "-", "number"],
+    ["Revision", (model) => model.revision, "number"],
+    ["Why", (model) => model.reason, "wide"],
+  ];
+  const rows = matching(store.rows("models"), text);
+  return html`
+    <h1>Models</h1>
+    <${Filter} value=${text} onInput=${setText} label="Filter models" />
+    <${Table} caption="Models" columns=${columns} rows=${rows} empty=${text ? "No model matches." : "Nothing is deployed."} />
+    <${Command} text="fleetctl get modeldeployments" />
+  `;
+}
+
+export function Model({ store, name }) {
+  const model = store.row("models", name);
+  if (!model) return html`<${NotFound} what="model" name=${name} command="fleetctl get modeldeployments" />`;
+  const conditions = store.rows("conditions").filter((one) => one.kind === "ModelDeployment" && one.object === name);
+  const problems = conditions.filter((one) => one.isProblem);
+  const replicas = store.rows("replicas").filter((one) => one.deployment === name);
+  const names = new Set(replicas.map((one) => one.name));
+  const events = store.rows("events").filter(
+    (one) => (one.kind === "ModelDeployment" && one.object === name) || (one.kind === "Replica" && names.has(one.object)),
+  );
+  return html`
+    <p class="trail"><a href="/models">Models</a></p>
+    <h1>${name}</h1>
+    <p><${ModelState} model=${model} /></p>
+    <p class="actions"><a href=${`/chat?model=${encodeURIComponent(model.servedNames[0] ?? name)}`}>Chat with it</a></p>
+    ${problems.length > 0 && html`<section aria-labelledby="why"><h2 id="why">Why</h2><${Problems} conditions=${problems} /></section>`}
+    <dl>
+      <dt>Served as</dt><dd>${model.servedNames.join(", ")}</dd>
+      <dt>Source</dt><dd>${model.source}</dd>
+      <dt>Replicas</dt>
+      <dd>${model.desired} wanted, ${model.placed} placed, ${model.ready} ready, ${model.updated} of revision ${model.revision}${model.isAutoscaled ? "; autoscaled" : ""}</dd>
+      <dt>Context</dt><dd>${model.contextLength ?? "-"} tokens, ${model.concurrency ?? "-"} requests at once</dd>
+      <dt>Memory</dt><dd>${bytes(replicas.reduce((sum, one) => sum + one.memoryBytes, 0))} in all</dd>
+    </dl>
+    <h2>Replicas</h2>
+    <${Replicas} replicas=${replicas} empty="No replica is placed." />
+    <h2>Conditions</h2>
+    <${Conditions} conditions=${conditions} />
+    <h2>Events</h2>
+    <${Events} events=${events} />
+    <${Source} kind="ModelDeployment" name=${name} />
+    <${Command} text=${`fleetctl explain placement ${name}`} />
+    <${Command} text=${`fleetctl rollout history ${name}`} />
+  `;
+}

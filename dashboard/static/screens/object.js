@@ -1,0 +1,100 @@
+/** Parts of an object's page: its conditions, its document, and its absence. Pages of replicas and groups. */
+
+import { html, useState } from "../vendor/htm-preact.js";
+import { age, bytes } from "../format.js";
+import { getJson } from "../fleet_store.js";
+import { Badge, Command, Events, ObjectLink, Table } from "../parts.js";
+
+export function Conditions({ conditions }) {
+  const columns = [
+    ["Condition", (one) => one.type],
+    ["Status", (one) => html`<${Badge} tone=${one.isProblem ? "bad" : one.status === "Unknown" ? "idle" : "good"}>${one.status}<//>`],
+    ["Reason", (one) => one.reason],
+    ["Since", (one) => age(one.since)],
+    ["Message", (one) => one.message, "wide"],
+  ];
+  return html`<${Table} caption="Conditions" columns=${columns} rows=${conditions} empty="Nothing is reported yet." />`;
+}
+
+/** The whole object as YAML, read when it is opened. */
+export function Source({ kind, name }) {
+  const [text, setText] = useState("");
+  const open = async (event) => {
+    if (!event.target.open || text) return;
+    try {
+      const path = `/api/v1/objects/${kind}/${encodeURIComponent(name)}`;
+      setText((await getJson(path)).yaml);
+    } catch (error) {
+      setText(error.message);
+    }
+  };
+  return html`<details onToggle=${open}>
+    <summary>YAML</summary>
+    <pre tabindex="0">${text || "Loading…"}</pre>
+  </details>`;
+}
+
+export function NotFound({ what, name, command }) {
+  return html`<h1>${name}</h1>
+    <p>There is no ${what} of this name, or not any more.</p>
+    <${Command} text=${command} />`;
+}
+
+export function Replica({ store, name }) {
+  const replica = store.row("replicas", name);
+  if (!replica) return html`<${NotFound} what="replica" name=${name} command="fleetctl get replicas" />`;
+  const isAbout = (one) => one.kind === "Replica" && one.object === name;
+  return html`
+    <p class="trail"><${ObjectLink} kind="ModelDeployment" name=${replica.deployment} /></p>
+    <h1>${name}</h1>
+    <p><${Badge} tone=${replica.isReady ? "good" : "warning"}>${replica.isReady ? "ready" : replica.reason || "pending"}<//> ${replica.message}</p>
+    ${replica.fetches.length > 0 && html`<ul>${replica.fetches.map((one) => html`<li key=${one}>${one}</li>`)}</ul>`}
+    <dl>
+      <dt>Macs</dt><dd>${replica.macs.map((mac, at) => html`${at ? ", " : ""}<${ObjectLink} kind="Node" name=${mac} />`)}</dd>
+      <dt>Memory</dt><dd>${bytes(replica.memoryBytes)}</dd>
+      <dt>Restarts</dt><dd>${replica.restarts}</dd>
+      ${replica.group && html`<dt>Group</dt><dd><${ObjectLink} kind="ShardGroup" name=${replica.group} />, epoch ${replica.epoch}</dd>`}
+    </dl>
+    <h2>Conditions</h2>
+    <${Conditions} conditions=${store.rows("conditions").filter(isAbout)} />
+    <h2>Events</h2>
+    <${Events} events=${store.rows("events").filter(isAbout)} />
+    <${Source} kind="Replica" name=${name} />
+    <${Command} text=${`fleetctl logs replica/${name}`} />
+  `;
+}
+
+export function Groups({ store }) {
+  const columns = [
+    ["Group", (one) => html`<${ObjectLink} kind="ShardGroup" name=${one.name} />`],
+    ["Members", (one) => `${one.readyMembers} of ${one.members} ready`],
+    ["Backend", (one) => one.backend],
+    ["Split", (one) => one.parallelism],
+    ["Cables", (one) => (one.lastCheck ? `${one.lastCheck}${one.gbPerSecond ? `, ${one.gbPerSecond} GB/s` : ""}` : "not checked")],
+    ["Replicas", (one) => one.replicas.join(", ") || "-"],
+    ["Why", (one) => one.reason, "wide"],
+  ];
+  return html`<h1>Groups</h1>
+    <${Table} caption="Shard groups" columns=${columns} rows=${store.rows("groups")} empty="There is no ShardGroup." />
+    <${Command} text="fleetctl get shardgroups" />`;
+}
+
+export function Group({ store, name }) {
+  const group = store.row("groups", name);
+  if (!group) return html`<${NotFound} what="group" name=${name} command="fleetctl get shardgroups" />`;
+  const isAbout = (one) => one.kind === "ShardGroup" && one.object === name;
+  return html`
+    <p class="trail"><a href="/groups">Groups</a></p>
+    <h1>${name}</h1>
+    <p>${group.readyMembers} of ${group.members} members ready; ${group.size} wanted; ${group.backend}, ${group.parallelism}</p>
+    <ol start="0">
+      ${group.listed.map((mac) => html`<li key=${mac}><${ObjectLink} kind="Node" name=${mac} /></li>`)}
+    </ol>
+    <h2>Conditions</h2>
+    <${Conditions} conditions=${store.rows("conditions").filter(isAbout)} />
+    <h2>Events</h2>
+    <${Events} events=${store.rows("events").filter(isAbout)} />
+    <${Source} kind="ShardGroup" name=${name} />
+    <${Command} text=${`fleetctl fabric bench ${name}`} />
+  `;
+}

@@ -1,0 +1,308 @@
+"""The page in a real browser: every screen, live changes, chat, login, keyboard, phones, access, hostile texts."""
+
+import asyncio
+import signal
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from axe_playwright_python.async_playwright import Axe
+from playwright.async_api import Browser, Page, expect
+
+from fleetctl.fleets.api_keys import secret_of
+from schemas.event import Event, EventSpec, ObjectReference
+from schemas.meta import Condition, ConditionStatus, ObjectMeta
+from schemas.node import NodeLease, NodeStatus
+from schemas.records import ApiKey
+from store import codec, keys
+from store.etcd.connect import connect
+from store.memory import MemoryTransport
+from store.port import Delete, Put, Transport
+from tests.support.browser import needs_browser, open_page, running_browser
+from tests.support.dashboards import CLOCK, RunningDashboard, running_dashboard
+from tests.support.etcd import running_etcd
+from tests.support.gateway_engine_scripts import DONE, delta
+from tests.support.gateway_fake_engine import Call, FakeEngine, running
+from tests.support.gateway_world import Running, World, running_gateway
+from tests.support.ports import free_port
+
+pytestmark = [needs_browser, pytest.mark.browser]
+GIB = 1 << 30
+SCREENS = {
+    "/": "Fleet",
+    "/macs": "Macs",
+    "/macs/mac-1": "mac-1",
+    "/models": "Models",
+    "/models/qwen": "qwen",
+    "/replicas/qwen-0": "qwen-0",
+    "/groups": "Groups",
+    "/events": "Events",
+    "/chat": "Chat",
+    "/add": "Add a Mac",
+}
+HOSTILE = '<img src=x onerror="window.hacked=1"><script>window.hacked=1</script>javascript:hacked'
+WCAG = {
+    "runOnly": ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa"],
+}
+
+
+@pytest.fixture(scope="module")
+async def browser() -> AsyncIterator[Browser]:
+    async with running_browser() as found:
+        yield found
+
+
+def mac(name: str, *conditions: Condition) -> list[Put]:
+    status = NodeStatus(
+        uid=name,
+        hostname=f"{name}.local",
+        address="10.0.0.1",
+        agent_version="1",
+        os="macOS",
+        os_version="26.1",
+        machine="arm64",
+        chip="Apple M4 Pro",
+        cpu_cores=12,
+        gpu_cores=20,
+        memory_bytes=48 * GIB,
+        allocatable_bytes=36 * GIB,
+        conditions=conditions,
+    )
+    lease = NodeLease(uid=name, session="s")
+    return [
+        Put(key=keys.status_key("Node", name), value=codec.encode(status)),
+        Put(key=keys.node_lease_key(name), value=codec.encode(lease)),
+    ]
+
+
+def event(name: str, message: str) -> Put:
+    found = Event(
+        metadata=ObjectMeta(name=name),
+        spec=EventSpec(
+            about=ObjectReference(kind="Node", name="mac-1"),
+            type="Warning",
+            reason="NodeNotReady",
+            message=message,
+            source="reconciler",
+            first_seen=CLOCK.now(),
+            last_seen=CLOCK.now(),
+        ),
+    )
+    return Put(key=keys.event_key("reconciler", name), value=codec.encode_spec(found))
+
+
+TOO_WARM = Condition(
+    type="ThermalPressure",
+    status=ConditionStatus.TRUE,
+    reason="TooWarm",
+    message=f"it is throttled {HOSTILE}",
+)
+
+
+@dataclass(frozen=True)
+class Site:
+    """A dashboard over a small fleet: two Macs, one model with a gateway and an engine."""
+
+    store: Transport
+    dashboard: RunningDashboard
+    gateway: Running
+    engine: FakeEngine
+
+    @property
+    def url(self) -> str:
+        return self.dashboard.url
+
+
+async def hostile_answer(call: Call) -> None:
+    await call.begin_stream()
+    for piece in ("Hello ", HOSTILE):
+        await call.chunk(delta(piece))
+    await call.chunk(DONE)
+    await call.send(b"0\r\n\r\n")
+
+
+@asynccontextmanager
+async def running_site() -> AsyncIterator[Site]:
+    store = MemoryTransport(CLOCK)
+    await store.commit([], [*mac("mac-1"), *mac("mac-2", TOO_WARM), event("e1", HOSTILE)])
+    async with (
+        running_gateway(store) as gateway,
+        running(FakeEngine("qwen-0", hostile_answer)) as engine,
+    ):
+        await World(store).serve("qwen", engine)
+        await gateway.knows("qwen", ready=1)
+        async with running_dashboard(store) as dashboard:
+            yield Site(store, dashboard, gateway, engine)
+
+
+@pytest.fixture(scope="module")
+async def site() -> AsyncIterator[Site]:
+    async with running_site() as found:
+        yield found
+
+
+async def show(page: Page, path: str, heading: str) -> None:
+    await page.goto(path)
+    await expect(page.locator("h1")).to_have_text(heading)
+    await expect(page.locator("[data-state]")).to_have_text("live")
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize("width", [1280, 360])
+async def test_every_screen_is_whole_accessible_and_fits(
+    browser: Browser, site: Site, width: int, theme: str
+) -> None:
+    async with open_page(browser, site.url, width=width, theme=theme) as (page, _):
+        for path, heading in SCREENS.items():
+            await show(page, path, heading)
+            assert await page.evaluate("document.documentElement.scrollWidth") <= width, path
+            result = await Axe().run(page, options=WCAG)
+            assert result.violations_count == 0, f"{path}: {result.generate_report()}"
+
+
+async def test_hostile_texts_are_shown_and_never_run(browser: Browser, site: Site) -> None:
+    async with open_page(browser, site.url) as (page, _):
+        for path, heading in {"/": "Fleet", "/macs/mac-2": "mac-2", "/events": "Events"}.items():
+            await show(page, path, heading)
+            await expect(page.locator("main")).to_contain_text(HOSTILE)
+        await show(page, "/chat", "Chat")
+        await page.fill("textarea", HOSTILE)
+        await page.keyboard.press("Enter")
+        await expect(page.locator("[data-answer]")).to_have_text(f"Hello {HOSTILE}")
+        assert await page.evaluate("window.hacked") is None
+
+
+async def test_a_chat_streams_and_tells_which_mac_answered(browser: Browser, site: Site) -> None:
+    async with open_page(browser, site.url) as (page, _):
+        await show(page, "/models/qwen", "qwen")
+        await page.get_by_role("link", name="Chat with it").click()
+        await expect(page.get_by_label("Model")).to_have_value("qwen")
+        await page.fill("textarea", "Hi")
+        await page.keyboard.press("Enter")
+        await expect(page.locator("[data-trace]")).to_contain_text("answered by qwen-0 on mac-1")
+        await page.get_by_role("button", name="Ask again").click()
+        await expect(page.locator("[data-answer]")).to_contain_text("Hello")
+        await expect(page.locator(".turns > li")).to_have_count(1)
+
+
+async def test_a_change_appears_without_a_reload(browser: Browser) -> None:
+    async with running_site() as site, open_page(browser, site.url) as (page, _):
+        await show(page, "/", "Fleet")
+        await page.evaluate("window.isOld = true")
+        await site.store.commit([], mac("mac-3"))
+        await expect(page.get_by_role("link", name="mac-3")).to_be_visible()
+        await expect(page.locator("[data-sentence]")).to_contain_text("2 of 3 Macs online")
+        await site.store.commit([], [Delete(key=keys.node_lease_key("mac-3"))])
+        card = page.locator(".card", has=page.get_by_role("link", name="mac-3"))
+        await expect(card).to_contain_text("offline")
+        assert await page.evaluate("window.isOld")
+
+
+async def test_the_keyboard_alone_suffices(browser: Browser, site: Site) -> None:
+    async with open_page(browser, site.url) as (page, _):
+        await show(page, "/", "Fleet")
+        await page.keyboard.press("g")
+        await page.keyboard.press("m")
+        await expect(page.locator("h1")).to_have_text("Macs")
+        await page.keyboard.press("/")
+        await page.keyboard.type("mac-2")
+        await expect(page.locator("tbody tr")).to_have_count(1)
+        await page.keyboard.press("Tab")
+        await page.keyboard.press("Enter")
+        await expect(page.locator("h1")).to_have_text("mac-2")
+        await page.keyboard.press("?")
+        await expect(page.get_by_role("dialog")).to_contain_text("Keyboard")
+        await page.keyboard.press("Escape")
+        await expect(page.get_by_role("dialog")).to_have_count(0)
+        await page.go_back()
+        await expect(page.locator("h1")).to_have_text("Macs")
+
+
+async def test_a_missing_object_and_a_missing_page_say_so(browser: Browser, site: Site) -> None:
+    async with open_page(browser, site.url) as (page, _):
+        await show(page, "/macs/mac-9", "mac-9")
+        await expect(page.locator("main")).to_contain_text("There is no Mac of this name")
+
+
+async def test_the_yaml_of_an_object_is_read_when_it_is_opened(
+    browser: Browser, site: Site
+) -> None:
+    async with open_page(browser, site.url) as (page, _):
+        await show(page, "/models/qwen", "qwen")
+        await page.get_by_text("YAML").click()
+        await expect(page.locator("details pre")).to_contain_text("kind: ModelDeployment")
+
+
+async def test_a_key_opens_the_page_and_a_wrong_one_does_not(browser: Browser) -> None:
+    store = MemoryTransport(CLOCK)
+    secret = secret_of("sk-fleet-" + "a" * 43)
+    key = ApiKey(name="ann", hash=secret.hash, created=CLOCK.now(), role="viewer")
+    put = Put(key=keys.named(keys.API_KEY_PREFIX, "ann"), value=codec.encode(key))
+    await store.commit([], [put, *mac("mac-1")])
+    async with (
+        running_dashboard(store, asks_for_keys=True) as dashboard,
+        open_page(browser, dashboard.url) as (page, _),
+    ):
+        await page.goto("/macs")
+        await page.get_by_label("API key").fill("sk-fleet-wrong")
+        await page.keyboard.press("Enter")
+        await expect(page.get_by_role("alert")).to_be_visible()
+        await page.get_by_label("API key").fill(secret.text)
+        await page.keyboard.press("Enter")
+        await expect(page.get_by_role("link", name="mac-1")).to_be_visible()
+        (cookie,) = await page.context.cookies()
+        assert (cookie["httpOnly"], cookie["sameSite"]) == (True, "Strict")
+        assert await page.evaluate("document.cookie") == ""
+        await page.reload()
+        await expect(page.get_by_role("link", name="mac-1")).to_be_visible()
+
+
+@pytest.mark.etcd
+async def test_a_killed_dashboard_comes_back_in_the_same_page(
+    browser: Browser, tmp_path: Path
+) -> None:
+    port = free_port()
+    async with running_etcd(tmp_path / "etcd") as etcd:
+        store = connect(etcd.address)
+        await store.commit([], mac("mac-1"))
+        words = ("-m", "dashboard", "--etcd", str(etcd.address), "--port", str(port))
+
+        async def start() -> asyncio.subprocess.Process:
+            process = await asyncio.create_subprocess_exec(sys.executable, *words)
+            async with asyncio.timeout(60):
+                while process.returncode is None:
+                    try:
+                        _, writer = await asyncio.open_connection("127.0.0.1", port)
+                    except OSError:
+                        await asyncio.sleep(0.1)
+                        continue
+                    writer.close()
+                    return process
+            raise AssertionError("the dashboard ended")
+
+        process = await start()
+        try:
+            async with open_page(browser, f"http://127.0.0.1:{port}") as (page, faults):
+                await page.goto("/macs")
+                await expect(page.get_by_role("link", name="mac-1")).to_be_visible()
+                await page.evaluate("window.isOld = true")
+                process.send_signal(signal.SIGKILL)
+                await process.wait()
+                await expect(page.locator("[data-state='lost']")).to_be_visible()
+                await expect(page.get_by_role("link", name="mac-1")).to_be_visible()
+                await store.commit([], mac("mac-2"))
+                process = await start()
+                await expect(page.locator("[data-state]")).to_have_text("live")
+                await expect(page.get_by_role("link", name="mac-2")).to_be_visible()
+                await expect(page.locator("tbody tr")).to_have_count(2)
+                assert await page.evaluate("window.isOld")
+                # The browser reports the connections that were refused meanwhile.
+                faults.found = [one for one in faults.found if "net::ERR" not in one]
+        finally:
+            if process.returncode is None:
+                process.kill()
+                await process.wait()
+            await store.close()

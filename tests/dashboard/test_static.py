@@ -1,0 +1,54 @@
+"""Files of the page: what others wrote is byte for byte what was reviewed, and the page stays small and its own."""
+
+import gzip
+import hashlib
+import re
+from pathlib import Path
+
+import dashboard
+
+STATIC = Path(dashboard.__file__).with_name("static")
+# Written down when the file was reviewed; `make vendor` fetches the same.
+REVIEWED = {"htm-preact.js": "72284e8e9079c87817145df1110f74e8a2aa040b2fc384922e18dfcb46fc1fd7"}
+MAX_GZIPPED_BYTES = 45_000
+MAX_VENDORED_BYTES = 150_000
+
+
+def own_modules() -> list[Path]:
+    return [path for path in STATIC.rglob("*.js") if path.parent.name != "vendor"]
+
+
+def test_vendored_files_are_those_that_were_reviewed() -> None:
+    vendored = {path.name: path.read_bytes() for path in (STATIC / "vendor").glob("*.js")}
+    assert {n: hashlib.sha256(raw).hexdigest() for n, raw in vendored.items()} == REVIEWED
+    assert sum(map(len, vendored.values())) <= MAX_VENDORED_BYTES
+    assert {"LICENSE-htm", "LICENSE-preact"} <= {p.name for p in (STATIC / "vendor").iterdir()}
+
+
+def test_the_page_is_small() -> None:
+    sizes = [len(gzip.compress(path.read_bytes())) for path in STATIC.rglob("*.js")]
+    assert sum(sizes) <= MAX_GZIPPED_BYTES
+
+
+def test_no_module_writes_markup_or_evaluates_text() -> None:
+    for path in own_modules():
+        found = re.findall(
+            r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\(|new Function",
+            path.read_text(),
+        )
+        assert found == [], path.name
+
+
+def test_modules_import_only_files_of_the_page() -> None:
+    for path in own_modules():
+        for target in re.findall(r'from "([^"]+)"', path.read_text()):
+            assert (path.parent / target).resolve().is_file(), f"{path.name}: {target}"
+
+
+def test_cells_of_tables_are_closed() -> None:
+    """`htm` knows no implied end tags: `<td>a<td>b` would nest."""
+    for path in own_modules():
+        text = path.read_text()
+        for tag in ("td", "th", "tr", "li", "dt", "dd", "p"):
+            opened = len(re.findall(rf"<{tag}[ >]", text))
+            assert opened == text.count(f"</{tag}>"), f"{path.name}: <{tag}>"
