@@ -27,6 +27,7 @@ from machinery.log_flags import log_options
 from machinery.process_log import LogFormat, LogLevel
 from machinery.process_main import GRACE_S, run_until_signal
 from machinery.process_secrets import OpenSecretError, disable_core_dumps
+from machinery.tls_client import Trust, TrustError, read_trust
 from store.etcd.connect import connect
 from store.etcd.flags import VARIABLE_PREFIX, address_from_flags, etcd_options
 
@@ -64,6 +65,12 @@ DEFAULT_PORT = 4003
     type=click.Path(file_okay=False, path_type=Path),
     envvar="FLEET_DASHBOARD_STATE_DIR",
     help="Folder for the key that signs sessions, and for the history (mode 0700). Without it, both end with the process.",
+)
+@click.option(
+    "--gateway-ca",
+    type=click.Path(dir_okay=False, path_type=Path),
+    envvar="FLEET_GATEWAY_CA",
+    help="CA certificate of gateways that serve HTTPS (PEM; default: those of the system).",
 )
 @identity_option
 @insecure_http_flag
@@ -121,10 +128,18 @@ def _settings(
         hosts=options["allowed_host"],
         session_secret=secret,
         state_dir=state_dir,
-        dialer=Dialer(own),
         security=server_security(own, frozenset(Role), is_insecure=options["insecure_http"]),
         has_store_password=has_store_password,
+        dialer=Dialer(own, trust=_trust(options["gateway_ca"])),
     )
+
+
+def _trust(authorities: Path | None) -> Trust:
+    """Return the trust in gateways' certificates. Raises click.UsageError."""
+    try:
+        return read_trust(authorities and authorities.expanduser())
+    except TrustError as error:
+        raise click.UsageError(f"--gateway-ca: {error}") from error
 
 
 def _resolve(host: str) -> str:

@@ -14,8 +14,11 @@ from dashboard.api.event_stream import StreamSlots
 from dashboard.api.login import make_login
 from dashboard.api.page import STATIC, PageRoutes
 from dashboard.api.routes import StateRoutes
+from dashboard.api.seed_routes import SeedRoutes
+from dashboard.api.websocket import EventSocket
 from dashboard.auth import DashboardAuth, refusal_response
 from dashboard.fleet_model import FleetModel
+from dashboard.seed_views import SeedViews
 from dashboard.sessions import Sessions
 from gateway.auth.access_control import AccessControl
 from identity.dialer import Dialer
@@ -30,6 +33,7 @@ class AppContext:
     """Inputs of the application."""
 
     model: FleetModel
+    views: SeedViews
     access: AccessControl
     sessions: Sessions
     hosts: Collection[str] | None
@@ -49,7 +53,9 @@ def make_app(context: AppContext) -> FastAPI:
     )
     app.router.redirect_slashes = False
     router = APIRouter()
-    StateRoutes(context.model, StreamSlots()).add_to(router)
+    StateRoutes(context.model, StreamSlots(), context.views).add_to(router)
+    SeedRoutes(context.views, context.views.clock).add_to(router)
+    EventSocket(context.views).add_to(router)
     make_login(context.access, context.sessions).add_to(router)
     make_chat(context.model.caches, context.dialer).add_to(router)
     PageRoutes(context.model.caches).add_to(router)

@@ -98,12 +98,12 @@ class DashboardAuth:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a request on with its visitor, or refuse it."""
-        if scope["type"] != "http":
+        if scope["type"] not in ("http", "websocket"):
             await self._app(scope, receive, send)
             return
 
         async def send_with_headers(message: Message) -> None:
-            if message["type"] == "http.response.start":
+            if message["type"].endswith("http.response.start"):
                 headers = MutableHeaders(scope=message)
                 for name, value in _HEADERS:
                     headers.setdefault(name, value)
@@ -129,7 +129,10 @@ class DashboardAuth:
         host = headers.get(b"host", b"").decode("latin-1")
         if self._hosts is not None and host and not host_header.is_known(host, self._hosts):
             raise RefusedError(errors.wrong_host(host))
-        self._check_origin(method, host, headers.get(b"origin"))
+        # Browsers let a page of any origin open a WebSocket, with cookies.
+        self._check_origin(
+            "POST" if scope["type"] == "websocket" else method, host, headers.get(b"origin")
+        )
         if is_public(method, path):
             return None
         visitor = self._identify(scope, headers)
@@ -142,7 +145,7 @@ class DashboardAuth:
 
     def _check_origin(self, method: str, host: str, origin: bytes | None) -> None:
         """Refuse requests that a page of another origin sends: browsers add cookies to those, too."""
-        if origin is None or (method in _SAFE and method != "CONNECT"):
+        if origin is None or method in _SAFE:
             return
         if urlsplit(origin.decode("latin-1")).netloc.lower() != host.lower():
             raise RefusedError(errors.wrong_origin(origin.decode("latin-1")))

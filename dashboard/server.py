@@ -6,9 +6,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from dashboard.app import AppContext, make_app
+from dashboard.collector import FigureCollector
 from dashboard.fleet_model import FleetModel
 from dashboard.registration import DashboardRegistration
+from dashboard.seed_views import SeedViews
 from dashboard.sessions import Sessions
+from dashboard.traffic import Traffic
+from dashboard.updates import UpdateEvents
 from gateway.auth.access_control import AccessControl
 from gateway.auth.keyring import Keyring
 from gateway.state.key_cache import GatewayCounter, KeyCache
@@ -18,6 +22,7 @@ from machinery import host_header
 from machinery.clock import Clock
 from machinery.http_server import AdminServer, ConnectionLimits, ServerSecurity
 from machinery.version import version
+from machinery.websocket import WebSocketProtocol
 from schemas.records import ApiKey, DashboardLease
 from store.port import Transport
 
@@ -40,7 +45,7 @@ class DashboardSettings:
     security: ServerSecurity
     has_store_password: bool = False
     dialer: Dialer = field(default_factory=Dialer)
-    """To gateways, for the page's chat."""
+    """Decides how to dial gateways and agents."""
 
 
 class Dashboard:
@@ -62,8 +67,23 @@ class Dashboard:
         hosts = None
         if not settings.asks_for_keys or settings.hosts:
             hosts = host_header.machine_names(settings.address[0], *settings.hosts)
+        self.traffic = Traffic()
+        self.views = SeedViews(self.model, self.traffic, clock, clock.now())
+        self._collector = FigureCollector(
+            transport=transport,
+            caches=self.model.caches,
+            traffic=self.traffic,
+            clock=clock,
+            dialer=settings.dialer,
+        )
+        self._updates = UpdateEvents(self.views)
         context = AppContext(
-            model=self.model, access=access, sessions=sessions, hosts=hosts, dialer=settings.dialer
+            model=self.model,
+            views=self.views,
+            access=access,
+            sessions=sessions,
+            hosts=hosts,
+            dialer=settings.dialer,
         )
         self.server = AdminServer(
             make_app(context),
@@ -73,6 +93,7 @@ class Dashboard:
             limits=_LIMITS,
             security=settings.security,
         )
+        self.server.websocket = WebSocketProtocol
         self._registration = DashboardRegistration(transport, clock, id_, self._lease)
 
     def _known_keys(self) -> Mapping[str, ApiKey] | None:
@@ -92,6 +113,8 @@ class Dashboard:
         async with asyncio.TaskGroup() as group:
             group.create_task(self.model.run())
             group.create_task(self.server.run())
+            group.create_task(self._collector.run())
+            group.create_task(self._updates.run())
             group.create_task(self._registration.run())
             if self._keys is not None:
                 group.create_task(self._gateways.run())

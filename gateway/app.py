@@ -17,7 +17,7 @@ from starlette.exceptions import HTTPException
 from starlette.types import Scope
 
 from gateway import errors
-from gateway.admin import gateway_log
+from gateway.admin import gateway_log, recorder_routes
 from gateway.admin import routes as admin
 from gateway.admin import routes as admin_routes
 from gateway.admin.admin_context import AdminContext
@@ -55,8 +55,8 @@ _LONGEST_PATH = 200
 _NOT_POST = ("GET", "HEAD", "PUT", "PATCH", "DELETE", "OPTIONS")
 
 
-def make_app(context: AdminContext) -> FastAPI:
-    """Return the FastAPI application."""
+def make_app(context: AdminContext, running: recorder_routes.RunningRequests = tuple) -> FastAPI:
+    """Return the FastAPI application. `running` returns the requests to models that are under way."""
     fleet_state = context.fleet_state
     app = FastAPI(
         title="mlx-fleet gateway",
@@ -84,6 +84,7 @@ def make_app(context: AdminContext) -> FastAPI:
     ollama.add_routes(app, fleet_state.table_cache, fleet_state.access)
     app.include_router(admin.make_admin_router(context))
     app.include_router(admin_routes.make_model_router(context))
+    app.include_router(recorder_routes.make_feed_router(context, running))
     app.include_router(gateway_log.make_log_router(context.log))
     app.add_exception_handler(HTTPException, on_http_error)
     app.add_exception_handler(RefusedError, on_refused)

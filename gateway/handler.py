@@ -89,6 +89,10 @@ class InferenceHandler(RequestHandler):
         self._common_block = b""
         self._contexts: set[RequestContext] = set()
 
+    def running(self) -> tuple[RequestContext, ...]:
+        """Return the requests that are being answered."""
+        return tuple(self._contexts)
+
     @override
     def next_id(self) -> bytes:
         return b"%b-%x" % (self._id_prefix, next(self._count))

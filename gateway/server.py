@@ -249,7 +249,7 @@ class Gateway:
         )
         self.pool.make_room = self._make_room
         self._stopping, self._gives_way = asyncio.Event(), False
-        app = make_app(self._admin_context(transport, id_, model_states))
+        app = make_app(self._admin_context(transport, id_, model_states), self.handler.running)
         self._server = self._http_server(app)
 
     def _connection_pool(self) -> ConnectionPool:

@@ -188,7 +188,8 @@ class AdminHttpProtocol(BoundedHttpProtocol):
     def on_headers_complete(self) -> None:
         self._clear_timeout()
         super().on_headers_complete()
-        self.cycle.keep_alive = False
+        if self.cycle is not None:  # an upgrade has none
+            self.cycle.keep_alive = False
 
     @override
     def on_response_complete(self) -> None:
@@ -293,6 +294,8 @@ class AdminServer:
         security: ServerSecurity = _LOOPBACK_ONLY,
     ) -> None:
         """`address` is host and port, 0 for any; `on_change` is called when `url` or `error` changes."""
+        self.websocket: type[asyncio.Protocol] | None = None
+        """Protocol of connections that ask for an upgrade to WebSocket; None ignores the upgrade."""
         self._security = security
         self._app = app
         self._clock = clock
@@ -359,7 +362,7 @@ class AdminServer:
             uvicorn.Config(
                 self._app,
                 http=cast("type[AdminHttpProtocol]", partial(AdminHttpProtocol, self._limits)),
-                ws="none",
+                ws=self.websocket or "none",
                 lifespan="off",
                 log_config=None,
                 log_level="error",  # malformed requests of strangers are not worth a line

@@ -15,6 +15,8 @@ ROOMS = (
     "models",
     "reconciler",
     "nodeagent",
+    "insight",
+    "dashboard",
     "fleetctl",
 )
 LOOPS = (*ROOMS, "gateway", "engine")
@@ -23,6 +25,10 @@ LOOPS = (*ROOMS, "gateway", "engine")
 PERIODS = {
     "nodeagent/api/cable_listeners.py": "looks for cables that came or went",
     "nodeagent/peers/shared_sources.py": "polls the files of peers while one of them receives",
+    "dashboard/api/seed_routes.py": "sends figures every two seconds",
+    "dashboard/fleet_model.py": "collects changes before it shows them",
+    "dashboard/collector.py": "asks gateways every second and agents every ten seconds",
+    "dashboard/updates.py": "compares the Macs once a second",
     "fleetctl/discovery/local_network.py": "listens for a while",
     "fleetctl/discovery/search.py": "waits for its backoff, which it compares with its deadline",
     "fleetctl/doctor/observe.py": "looks a second time at what may still be under way",

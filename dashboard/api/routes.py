@@ -11,6 +11,7 @@ from fastapi.responses import StreamingResponse
 from dashboard.api.event_stream import StreamSlots, snapshot, stream_events
 from dashboard.auth import Visitor
 from dashboard.fleet_model import FleetModel
+from dashboard.seed_views import SeedViews
 from insight import fleet_views
 from insight.conditions import Row
 from insight.fleet_views import VIEWS
@@ -29,6 +30,7 @@ class StateRoutes:
 
     model: FleetModel
     slots: StreamSlots
+    figures: SeedViews
 
     def add_to(self, router: APIRouter) -> None:
         """Register the routes."""
@@ -59,6 +61,7 @@ class StateRoutes:
             "epoch": self.model.epoch,
             **StoreView(caches.staleness_s(), caches.refusal).fields(),
             "worldSize": macs["online"] if isinstance(macs, dict) else 0,
+            "queueDepth": self.figures.queue()["queueDepth"],
             "summary": summary or None,
             "streams": self.slots.count,
         }

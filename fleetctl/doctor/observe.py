@@ -39,6 +39,7 @@ from fleetctl.fleets.process_client import ProcessAddress
 from fleetctl.fleets.version_skew import ComponentVersion
 from fleetctl.objects import reader
 from identity.dialer import Dialer, UntrustedAddressError, is_local
+from insight.tickets import issue_tickets
 from machinery.clock import Clock
 from machinery.http_body import read_limited
 from machinery.http_date import seconds_ahead
@@ -160,7 +161,7 @@ async def _issue_tickets(
     async with AsyncExitStack() as stack:
         if holders:
             with suppress(StoreError):  # the store may be read-only: a probe says what is missing
-                tickets = process_client.issue_tickets(transport, holders)
+                tickets = issue_tickets(transport, holders)
                 bearers = await stack.enter_async_context(tickets)
         yield bearers
 

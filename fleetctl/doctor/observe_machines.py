@@ -12,6 +12,7 @@ from fleetctl.fleets.process_client import (
     ProcessRefusedError,
     ProcessUnreachableError,
 )
+from insight.tickets import issue_tickets
 from schemas.wire import findings as wire
 from store.errors import StoreError
 from store.port import Transport
@@ -31,7 +32,7 @@ async def examine_machines(
         return []
     slots = asyncio.Semaphore(_MAX_PARALLEL)
     try:
-        async with process_client.issue_tickets(transport, [one.key for one in asked]) as bearers:
+        async with issue_tickets(transport, [one.key for one in asked]) as bearers:
             return list(
                 await asyncio.gather(*(_examine(one, bearers[one.key], slots) for one in asked))
             )

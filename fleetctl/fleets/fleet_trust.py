@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Final
 
 from fleetctl.cli.errors import FleetctlError
-from fleetctl.fleets.process_client import current_user
 from identity.authority import (
     Authority,
     AuthorityError,
@@ -23,6 +22,7 @@ from identity.authority_folder import AuthorityFolder
 from identity.folder import FolderError, IdentityFolder
 from identity.names import Identity, Role
 from identity.signer import Signer
+from insight.tickets import current_user
 from machinery.clock import Clock
 from nodeagent.node.identity import dns_label
 from schemas.trust import FleetTrust, TlsMode, TrustSnapshot

@@ -10,6 +10,7 @@ from fleetctl.cli.errors import FleetctlError
 from fleetctl.fleets import process_client
 from fleetctl.fleets.process_client import ProcessAddress, agent_address
 from identity.dialer import Dialer
+from insight.tickets import issue_tickets
 from schemas import quantity
 from schemas.node import Node, NodeStatus
 from store import objects
@@ -140,7 +141,7 @@ async def _ask_pythons(transport: Transport, addresses: Sequence[ProcessAddress]
     if not addresses:
         return {}
     try:
-        async with process_client.issue_tickets(transport, [a.key for a in addresses]) as bearers:
+        async with issue_tickets(transport, [a.key for a in addresses]) as bearers:
             return await ask_all(dict(bearers))
     except PermissionDeniedError:  # a viewer: agents answer on their own machine, or to an identity
         return await ask_all({})

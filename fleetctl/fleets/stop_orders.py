@@ -14,6 +14,7 @@ from fleetctl.fleets.process_client import (
     ProcessRefusedError,
 )
 from identity.dialer import Dialer
+from insight.tickets import issue_tickets
 from schemas.node import NodeLease, NodeStatus
 from store import codec, keys
 from store.errors import StoreError
@@ -177,7 +178,7 @@ async def tickets_if_any(
     async with contextlib.AsyncExitStack() as stack:
         try:
             bearers: Mapping[str, str] = await stack.enter_async_context(
-                process_client.issue_tickets(transport, plain)
+                issue_tickets(transport, plain)
             )
         except StoreError:
             bearers = {}

@@ -15,6 +15,7 @@ from fleetctl.fleets.dialer import open_dialer
 from fleetctl.fleets.process_client import ProcessAddress, ProcessRefusedError
 from fleetctl.fleets.stop_orders import read_addresses
 from identity.dialer import Dialer
+from insight.tickets import issue_tickets
 from schemas.meta import ApiModel
 from schemas.wire import stored_models as wire
 from schemas.wire.stored_models import ModelChange, ModelCheck, NodeModels, QuantizationReport
@@ -160,9 +161,7 @@ async def open_agents(
         holders = [one.key for one in addresses.values()]
         bearers: Mapping[str, str] = {}
         if holders:
-            bearers = await stack.enter_async_context(
-                process_client.issue_tickets(transport, holders)
-            )
+            bearers = await stack.enter_async_context(issue_tickets(transport, holders))
         yield FleetAgents(addresses=addresses, silent=silent, bearers=bearers, transport=transport)
 
 

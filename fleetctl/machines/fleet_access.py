@@ -12,11 +12,11 @@ from fleetctl.fleets.join_material import (
     is_local_address,
     join_addresses,
 )
-from fleetctl.fleets.process_client import current_user
 from fleetctl.objects import reader
 from identity import token_store
 from identity.join_token import JoinToken
 from identity.token_store import TokenOptions
+from insight.tickets import current_user
 from machinery.clock import Clock
 from schemas import kinds
 from schemas.meta import Condition, find_condition

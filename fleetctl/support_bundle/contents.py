@@ -20,6 +20,7 @@ from fleetctl.fleets.process_client import ProcessAddress, ProcessRefusedError
 from fleetctl.fleets.version_skew import ComponentVersion
 from fleetctl.support_bundle import redaction
 from identity.dialer import Dialer
+from insight.tickets import issue_ticket
 from machinery.clock import Clock
 from machinery.version import version as fleet_version
 from manifests.trees import object_tree
@@ -242,7 +243,7 @@ class BundleCollector:
         try:
             async with (
                 asyncio.timeout(_PROCESS_LIMIT_S),
-                process_client.issue_ticket(self._transport, address.key) as bearer,
+                issue_ticket(self._transport, address.key) as bearer,
             ):
                 for path, name in paths.items():
                     await self._add_file(address, path, name, bearer, request)

@@ -13,6 +13,7 @@ from fleetctl.fleets import gateways, process_client
 from fleetctl.fleets.process_client import ProcessAddress
 from fleetctl.output.columns import field_at
 from identity.dialer import Dialer
+from insight.tickets import issue_tickets
 from machinery.clock import Clock
 from nodeagent.api import machine_metrics
 from reconciler.demand import gateway_metrics
@@ -164,7 +165,7 @@ async def open_collector(
     """Yield a collector for this inventory; its tickets are valid within the block. Raises StoreError."""
     agents = [address.key for address in inventory.agents().values()]
     holders = [*agents, *(f"Gateway/{id_}" for id_ in inventory.gateways)]
-    async with process_client.issue_tickets(transport, holders) as bearers:
+    async with issue_tickets(transport, holders) as bearers:
         yield SampleCollector(clock, bearers)
 
 

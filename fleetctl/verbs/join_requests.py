@@ -12,12 +12,12 @@ from fleetctl.cli.errors import FleetctlError
 from fleetctl.discovery.suggestions import Suggestion
 from fleetctl.fleets import join_approvals
 from fleetctl.fleets.join_approvals import TITLES, WaitingMachine
-from fleetctl.fleets.process_client import current_user
 from fleetctl.output import printers
 from identity import join_requests
 from identity.join_code import normalize_code
 from identity.names import Identity, Role
 from identity.signer import IssueError, check_name
+from insight.tickets import current_user
 from machinery.clock import SystemClock
 from schemas.trust import FleetTrust
 from store import codec, keys

@@ -13,10 +13,11 @@ from fleetctl.cli.errors import FleetctlError
 from fleetctl.cli.kubectl_hints import unsupported_flag
 from fleetctl.fleets import process_client
 from fleetctl.fleets.dialer import open_dialer
-from fleetctl.fleets.process_client import ProcessAddress, issue_ticket
+from fleetctl.fleets.process_client import ProcessAddress
 from fleetctl.objects import selectors
 from fleetctl.objects.kind_args import kind_of
 from identity.dialer import Dialer
+from insight.tickets import issue_ticket
 from machinery.process_log import time_text
 from manifests.suggestions import not_found_message
 from schemas import duration

@@ -13,13 +13,13 @@ from fleetctl.cli.connect import open_store, run, store_options
 from fleetctl.cli.errors import FleetctlError
 from fleetctl.cli.program import SuggestingGroup
 from fleetctl.fleets.join_material import create_token, is_local_address, join_addresses
-from fleetctl.fleets.process_client import current_user
 from fleetctl.objects import key_values
 from fleetctl.output import printers
 from fleetctl.output.columns import age
 from identity import token_store
 from identity.join_token import JoinToken
 from identity.token_store import MAX_LIFETIME, TokenOptions
+from insight.tickets import current_user
 from machinery.clock import SystemClock
 from schemas import duration
 from schemas.meta import ObjectName

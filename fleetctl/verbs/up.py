@@ -16,9 +16,9 @@ from fleetctl.fleets.data_dir import DataDir
 from fleetctl.fleets.join_material import create_token
 from fleetctl.fleets.local_fleet import JoinSettings, LocalFleetSettings
 from fleetctl.fleets.local_trust import open_as_administrator, url_host
-from fleetctl.fleets.process_client import current_user
 from fleetctl.verbs import local_context
 from identity.token_store import TokenOptions
+from insight.tickets import current_user
 from machinery.clock import SystemClock
 from machinery.tls_flags import TransportError, check_plain_http, read_certificate, tls_flags
 from models import inspection

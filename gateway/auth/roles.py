@@ -23,6 +23,8 @@ ROUTE_ROLES: Mapping[str, Role | None] = MappingProxyType(
         "GET /metrics/demand": None,
         # A ticket of the store in place of a key (gateway/admin/gateway_log.py).
         "GET /v1/logs/gateway": None,
+        # A ticket, or a certificate of a recorder (gateway/admin/recorder_routes.py).
+        "GET /api/dashboard/feed": None,
         # Models. `*`: every method; all but POST are answered with 405.
         "* /v1/chat/completions": "user",
         "* /v1/completions": "user",

@@ -97,6 +97,22 @@ class RequestJournal:
                 found.append(entry)
         return found
 
+    def after(self, cursor: str, count: int) -> tuple[list[JournalEntry], bool]:
+        """Return the entries after the one that a cursor names, oldest first, at most `count` of the latest.
+
+        The second value is False if entries between are missing: the cursor is unknown, or there are more.
+        `TIME~ID` names an entry; an empty cursor names the beginning.
+        """
+        time, _, id_ = cursor.partition("~")
+        found: list[JournalEntry] = []
+        for entry in reversed(self._entries):
+            if entry.request_id.decode("ascii") == id_ and repr(entry.time_s) == time:
+                return found[::-1], True
+            if len(found) >= count:
+                return found[::-1], False
+            found.append(entry)
+        return found[::-1], not cursor
+
 
 def nodes_of(entry: JournalEntry) -> Iterator[str]:
     """Yield the nodes that were attempts, beginning with the one that answered."""

@@ -7,14 +7,39 @@ from array import array
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
+from typing import Protocol
 
-from gateway.telemetry.request_journal import JournalEntry
 from schemas.wire.metrics import REQUEST_ERRORS
 
 STEP_S = 10
 STEPS = 24 * 3600 // STEP_S
 _REQUESTS, _ERRORS, _WHOLE_S, _STREAMS, _FIRST_S, _PROMPT, _OUTPUT, _QUEUED_S = range(8)
 _WIDTH = 8
+
+
+class FinishedRequest(Protocol):
+    """The figures of a finished request; times in seconds."""
+
+    @property
+    def time_s(self) -> float: ...
+
+    @property
+    def whole_s(self) -> float: ...
+
+    @property
+    def first_s(self) -> float: ...
+
+    @property
+    def queued_s(self) -> float: ...
+
+    @property
+    def prompt_tokens(self) -> int: ...
+
+    @property
+    def output_tokens(self) -> int: ...
+
+    @property
+    def outcome(self) -> str: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +97,7 @@ class RateSeries:
         self._now = [0.0] * _WIDTH
         """Its sums; adding to an array would take twice as long."""
 
-    def add(self, entry: JournalEntry) -> None:
+    def add(self, entry: FinishedRequest) -> None:
         """Count a finished request."""
         whole_s = entry.whole_s
         step = int(entry.time_s + whole_s) // STEP_S

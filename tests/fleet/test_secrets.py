@@ -16,6 +16,7 @@ import pytest
 from typing_extensions import override
 
 from fleetctl.fleets import process_client
+from insight.tickets import issue_ticket
 from machinery import processes
 from machinery.environment import environment_without_secrets
 from schemas.replica import Replica
@@ -248,7 +249,7 @@ async def use_the_gateway(fleet: RealFleet) -> dict[str, str]:
 async def use_tickets(store: Transport) -> dict[str, str]:
     """Read an agent's log, with a good ticket and a wrong one; return the secret."""
     address = await process_client.find_agent(store, NODES[0])
-    async with process_client.issue_ticket(store, address.key) as bearer:
+    async with issue_ticket(store, address.key) as bearer:
         log = await process_client.fetch(address, "/v1/logs/agent", bearer=bearer, params={})
         assert log
         id_, _, secret = bearer.partition(".")

@@ -15,6 +15,7 @@ from fleetctl.fleets.dialer import open_dialer
 from fleetctl.fleets.process_client import ProcessUnreachableError
 from identity.folder import IdentityFolder
 from identity.names import Role
+from insight.tickets import issue_ticket
 from machinery.clock import SystemClock
 from schemas.records import GatewayLease
 from schemas.trust import FleetTrust, RevokedCertificate, TlsMode
@@ -76,7 +77,7 @@ async def read_agent(store: MemoryTransport, folder: IdentityFolder | None) -> t
     """Return the ticket of a command and what it reads with it from the agent."""
     dialer = await open_dialer(options(folder), store)
     agent = await process_client.find_agent(store, NODE, dialer)
-    async with process_client.issue_ticket(store, agent.key) as bearer:
+    async with issue_ticket(store, agent.key) as bearer:
         return bearer, await process_client.fetch(agent, "/v1/vitals", bearer=bearer)
 
 

@@ -7,8 +7,8 @@ from collections.abc import AsyncIterator
 import aiohttp
 import pytest
 
-from fleetctl.fleets.process_client import issue_ticket
 from gateway.server import GatewayLimits
+from insight.tickets import issue_ticket
 from machinery.process_log import LogRing
 from store import keys
 from tests.support.gateway_world import Running, World, running_gateway

@@ -6,7 +6,7 @@ import signal
 import pytest
 
 from fleetctl.fleets import process_client
-from fleetctl.fleets.process_client import issue_ticket
+from insight.tickets import issue_ticket
 from nodeagent.engines import engine_processes
 from store import keys
 from tests.support.nodeagent_agents import NODE, AgentProcess, Desk, answers

@@ -1,0 +1,124 @@
+"""Routes in the shapes that older dashboards read: `/api/dashboard`, `/api/cluster`, `/queue` and `/metrics`."""
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Annotated, Final
+
+import orjson
+from fastapi import APIRouter, Query, Response
+from fastapi.responses import StreamingResponse
+
+from dashboard.api.routes import json_response
+from dashboard.seed_views import METRIC_ALIASES, OUTCOME_ALIASES, SeedViews
+from gateway.telemetry.time_series import SERIES_METRICS, STEP_S
+from machinery.clock import Clock
+from schemas import duration as durations
+from schemas.wire.errors import invalid
+from schemas.wire.metrics import REQUEST_OUTCOMES
+
+_DAY_S: Final = 24 * 3600
+_STREAM_S: Final = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class SeedRoutes:
+    """Handlers of the routes, one method for each."""
+
+    views: SeedViews
+    clock: Clock
+
+    def add_to(self, router: APIRouter) -> None:
+        """Register the routes."""
+        for path, answer in (
+            ("/api/dashboard/overview", self.overview),
+            ("/api/dashboard/workers", self.workers),
+            ("/api/dashboard/metrics/timeseries", self.timeseries),
+            ("/api/dashboard/requests", self.requests),
+            ("/api/cluster/status", self.cluster),
+            ("/queue", self.queue),
+            ("/metrics/snapshot", self.snapshot),
+            ("/metrics/stream", self.stream),
+        ):
+            router.add_api_route(path, answer, methods=["GET"])
+
+    async def overview(self) -> Response:
+        """Return the figures of a dashboard's cards, for the whole fleet."""
+        return json_response(self.views.overview())
+
+    async def workers(self) -> Response:
+        """List the Macs."""
+        return json_response(self.views.workers())
+
+    async def timeseries(
+        self,
+        metric: Annotated[str, Query(max_length=60)] = "throughput",
+        duration: Annotated[str, Query(max_length=20)] = "1h",
+    ) -> Response:
+        """Return one figure over time; null where nothing was measured."""
+        if METRIC_ALIASES.get(metric, metric) not in SERIES_METRICS:
+            known = ", ".join([*METRIC_ALIASES, *SERIES_METRICS])
+            raise invalid(f"There is no metric '{metric}'; there are {known}.", "metric")
+        return json_response(self.views.timeseries(metric, _seconds(duration)))
+
+    async def requests(
+        self,
+        limit: Annotated[int, Query(ge=1, le=1000)] = 50,
+        status: Annotated[str, Query(max_length=200)] = "",
+        model: Annotated[str, Query(max_length=200)] = "",
+        node: Annotated[str, Query(max_length=200)] = "",
+    ) -> Response:
+        """Return the last requests at all gateways, newest first. `status`: words, separated by commas."""
+        return json_response(
+            self.views.requests(limit, parse_outcomes(status), model=model, node=node)
+        )
+
+    async def cluster(self) -> Response:
+        """Report the state of the cluster."""
+        return json_response(self.views.cluster())
+
+    async def queue(self) -> Response:
+        """Report the waiting and running requests of all gateways."""
+        return json_response(self.views.queue())
+
+    async def snapshot(self) -> Response:
+        """Return the figures of a small dashboard at once."""
+        return json_response(self.views.snapshot())
+
+    async def stream(self) -> Response:
+        """Stream the snapshot as server-sent events, one every two seconds."""
+        return StreamingResponse(
+            self._snapshots(), media_type="text/event-stream", headers={"x-accel-buffering": "no"}
+        )
+
+    async def _snapshots(self) -> AsyncIterator[bytes]:
+        while True:
+            yield b"data: %s\n\n" % orjson.dumps(self.views.snapshot())
+            await self.clock.sleep(_STREAM_S)
+
+
+def parse_outcomes(text: str) -> frozenset[str]:
+    """Return the outcomes that a query names, in the words of gateways or of the seeds.
+
+    Raises:
+        RefusedError: a word is unknown.
+
+    """
+    found: set[str] = set()
+    for word in filter(None, text.split(",")):
+        if word not in OUTCOME_ALIASES and word not in REQUEST_OUTCOMES:
+            known = ", ".join([*OUTCOME_ALIASES, *REQUEST_OUTCOMES])
+            raise invalid(f"No request ends as '{word[:50]}'; they end as {known}.", "status")
+        found.update(OUTCOME_ALIASES.get(word, (word,)))
+    return frozenset(found)
+
+
+def _seconds(text: str) -> int:
+    try:
+        seconds = durations.parse(text)
+    except ValueError as error:
+        raise invalid(f"{error}.", "duration") from None
+    if not STEP_S <= seconds <= _DAY_S:
+        raise invalid(
+            f"'{text}' is not between {STEP_S}s and 24h, which is what is kept.", "duration"
+        )
+    return seconds

@@ -1,0 +1,236 @@
+"""Collector of figures: the feed of every gateway once a second, and the metrics of every agent every ten seconds.
+
+Answers are not trusted: they are bounded in size and time and parsed into types. A process that hangs or answers
+nonsense delays no other, and is reported with its reason.
+"""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+from math import isfinite
+from typing import Final
+
+import aiohttp
+import msgspec
+
+from dashboard.traffic import AgentState, EndedRequest, GatewayFeed, Traffic
+from identity.dialer import Dial, Dialer, UntrustedAddressError
+from insight.fleet_caches import FleetCaches
+from insight.tickets import issue_ticket
+from machinery.backoff import Backoff, Retries
+from machinery.clock import Clock
+from machinery.http_body import read_limited
+from machinery.prometheus import parse_samples
+from schemas.node import NodeStatus
+from schemas.records import GatewayLease
+from schemas.wire.errors import ErrorBody
+from store import keys
+from store.errors import StoreError
+from store.port import Transport
+
+log = logging.getLogger(__name__)
+
+_FEED_S: Final = 1.0
+_AGENTS_S: Final = 10.0
+_ANSWER_S: Final = 3.0
+_FEED_BYTES: Final = 8 << 20
+_METRICS_BYTES: Final = 1 << 20
+# A client that may register gateways could register millions.
+_MOST_GATEWAYS: Final = 200
+_AGENTS_AT_ONCE: Final = 50
+_MOST_FIGURES: Final = 500
+_BACKOFF: Final = Backoff(first_s=1.0, limit_s=10.0)
+_PREFIXES: Final = ("fleet_node_", "fleet_agent_")
+
+
+class CollectorError(Exception):
+    """A process did not answer, or its answer cannot be used; the message says why."""
+
+
+@dataclass(slots=True, kw_only=True)
+class FigureCollector:
+    """Asks gateways and agents, and gives their figures to `traffic`. Run `run()` in a task group."""
+
+    transport: Transport
+    caches: FleetCaches
+    traffic: Traffic
+    clock: Clock
+    dialer: Dialer
+    on_ended: Callable[[list[EndedRequest]], None] = lambda _: None
+    cursors: dict[str, str] = field(default_factory=dict)
+    """The last entry that was read from each gateway."""
+    _feed_decoder: msgspec.json.Decoder[GatewayFeed] = field(
+        default_factory=lambda: msgspec.json.Decoder(GatewayFeed)
+    )
+
+    async def run(self) -> None:
+        """Gather forever."""
+        await self.caches.wait_synced()
+        async with (
+            aiohttp.ClientSession(
+                timeout=aiohttp.ClientTimeout(total=_ANSWER_S),
+                cookie_jar=aiohttp.DummyCookieJar(),
+                auto_decompress=False,
+            ) as session,
+            asyncio.TaskGroup() as group,
+        ):
+            group.create_task(self._follow_agents(session))
+            tasks: dict[tuple[str, str], asyncio.Task[None]] = {}
+            while True:
+                wanted = self._gateways()
+                for key in set(tasks) - set(wanted):
+                    tasks.pop(key).cancel()
+                self.traffic.forget_gateways(id_ for id_, _ in wanted)
+                for key, lease in wanted.items():
+                    if key not in tasks:
+                        tasks[key] = group.create_task(self._follow_gateway(session, key[0], lease))
+                await self.clock.sleep(_FEED_S)
+
+    def _gateways(self) -> dict[tuple[str, str], GatewayLease]:
+        """Return the registered gateways by id and URL; a changed URL is dialled anew."""
+        prefix = keys.GATEWAY_LEASE_PREFIX
+        found = sorted(self.caches.gateways.items.items())[:_MOST_GATEWAYS]
+        return {(key.removeprefix(prefix), lease.url): lease for key, lease in found}
+
+    async def _follow_gateway(
+        self, session: aiohttp.ClientSession, id_: str, lease: GatewayLease
+    ) -> None:
+        """Read the feed of one gateway forever; a failure is recorded and tried again."""
+        retries = Retries(_BACKOFF, self.clock)
+        while True:
+            try:
+                dial = self.dialer.gateway(id_, lease)
+                async with self._ticket(id_, lease, dial) as bearer:
+                    while True:
+                        found = await self._feed(session, lease.url, dial, bearer, id_)
+                        retries.reset()
+                        self.cursors[id_] = found.cursor
+                        ended = self.traffic.record_feed(id_, found, self.clock.monotonic())
+                        if ended:
+                            self.on_ended(ended)
+                        await self.clock.sleep(_FEED_S)
+            except (CollectorError, UntrustedAddressError, StoreError) as error:
+                if retries.failures == 0:
+                    log.warning(
+                        "gateway does not show its requests",
+                        extra={"gateway": id_, "url": lease.url, "why": str(error)},
+                    )
+                self.traffic.record_silence(id_, str(error))
+            await retries.wait()
+
+    @contextlib.asynccontextmanager
+    async def _ticket(self, id_: str, lease: GatewayLease, dial: Dial) -> AsyncIterator[str]:
+        """Yield a ticket where neither a certificate nor an open gateway makes it unnecessary; else an empty text."""
+        if not lease.asks_for_keys or dial.server_hostname is not None:
+            yield ""
+            return
+        async with issue_ticket(self.transport, f"Gateway/{id_}") as bearer:
+            yield bearer
+
+    async def _feed(
+        self, session: aiohttp.ClientSession, url: str, dial: Dial, bearer: str, id_: str
+    ) -> GatewayFeed:
+        headers = {"authorization": f"Bearer {bearer}"} if bearer else {}
+        body = await _get(
+            session,
+            f"{url.rstrip('/')}/api/dashboard/feed",
+            dial,
+            limit=_FEED_BYTES,
+            headers=headers,
+            params={"after": self.cursors.get(id_, "")},
+        )
+        try:
+            found = self._feed_decoder.decode(body)
+        except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+            raise CollectorError(f"its answer cannot be read: {str(error)[:200]}") from error
+        if found.gateway != id_:
+            raise CollectorError(f"another gateway ({found.gateway[:60]}) answers at {url}")
+        return found
+
+    async def _follow_agents(self, session: aiohttp.ClientSession) -> None:
+        """Read the metrics of all agents every ten seconds, forever."""
+        slots = asyncio.Semaphore(_AGENTS_AT_ONCE)
+        while True:
+            urls = self._agents()
+            for gone in set(self.traffic.agents) - set(urls):
+                del self.traffic.agents[gone]
+            async with asyncio.TaskGroup() as group:
+                for node, url in urls.items():
+                    group.create_task(self._read_agent(session, slots, node, url))
+            await self.clock.sleep(_AGENTS_S)
+
+    def _agents(self) -> dict[str, str]:
+        """Return the URLs of the agents that are alive, by node; https where both sides have an identity."""
+        leases, found = self.caches.objects.leases.items, {}
+        for key, lease in leases.items():
+            name = key.removeprefix(keys.NODE_LEASE_PREFIX)
+            status = self.caches.objects.statuses.items.get(keys.status_key("Node", name))
+            url = status.agent_url if isinstance(status, NodeStatus) else ""
+            if self.dialer.has_identity and lease.tls:
+                url = url.replace("http:", "https:", 1)
+            if url:
+                found[name] = url
+        return found
+
+    async def _read_agent(
+        self, session: aiohttp.ClientSession, slots: asyncio.Semaphore, node: str, url: str
+    ) -> None:
+        state = self.traffic.agents.setdefault(node, AgentState())
+        async with slots:
+            try:
+                dial = self.dialer.node(node, url)
+                body = await _get(session, f"{url.rstrip('/')}/metrics", dial, limit=_METRICS_BYTES)
+            except (CollectorError, UntrustedAddressError) as error:
+                if not state.problem:
+                    log.warning(
+                        "agent does not show its metrics", extra={"node": node, "why": str(error)}
+                    )
+                state.problem = str(error)
+                return
+        state.figures, state.problem = parse_figures(body), ""
+        state.seen_s = self.clock.monotonic()
+
+
+def parse_figures(body: bytes) -> dict[str, float]:
+    """Return the values of an agent's metrics without labels, by name. Pure."""
+    found: dict[str, float] = {}
+    for sample in parse_samples(body.decode(errors="replace")):
+        if sample.name.startswith(_PREFIXES) and not sample.labels and len(found) < _MOST_FIGURES:
+            with contextlib.suppress(ValueError):
+                value = float(sample.value)
+                if isfinite(value):
+                    found[sample.name] = value
+    return found
+
+
+async def _get(
+    session: aiohttp.ClientSession,
+    url: str,
+    dial: Dial,
+    *,
+    limit: int,
+    headers: dict[str, str] | None = None,
+    params: dict[str, str] | None = None,
+) -> bytes:
+    """Return the body of an answer. Raises CollectorError."""
+    try:
+        async with session.get(
+            url,
+            params=params,
+            headers={"accept-encoding": "identity", **(headers or {})},
+            allow_redirects=False,
+            ssl=dial.ssl,
+            server_hostname=dial.server_hostname,
+        ) as response:
+            if response.status != 200:
+                body = await read_limited(response.content.iter_any(), 4096)
+                refused = ErrorBody.parse(body)
+                why = "" if refused is None else f": {refused.message}"
+                raise CollectorError(f"{url} answers {response.status}{why}")
+            return await read_limited(response.content.iter_any(), limit)
+    except TimeoutError as error:
+        raise CollectorError(f"{url} does not answer within {_ANSWER_S:g} s") from error
+    except (aiohttp.ClientError, OSError, ValueError) as error:
+        raise CollectorError(f"{url} does not answer: {error}") from error

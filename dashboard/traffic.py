@@ -1,0 +1,282 @@
+"""Requests of all gateways and figures of all Macs: what ended, what is under way, and sums over time.
+
+Pure bookkeeping: `dashboard/collector.py` asks the processes. A figure that was not reported lately is None, never an
+old one.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any, Final
+
+import msgspec
+
+from gateway.telemetry.time_series import IntervalSums, RateSeries
+
+_KEPT: Final = 10_000
+_EVENTS: Final = 4096
+# Figures of a process that was silent for longer are not shown.
+GATEWAY_FRESH_S: Final = 5.0
+AGENT_FRESH_S: Final = 30.0
+DAY_S: Final = 24 * 3600.0
+
+
+class EndedTokens(msgspec.Struct, frozen=True):
+    """Tokens of one request."""
+
+    prompt: int = 0
+    cached: int = 0
+    output: int = 0
+
+
+class EndedRequest(msgspec.Struct, frozen=True, rename="camel"):
+    """One ended request, as a gateway's feed and journal have it."""
+
+    time: datetime
+    id: str
+    gateway: str
+    model: str
+    outcome: str = msgspec.field(name="status")
+    latency_ms: float = 0.0
+    tokens: EndedTokens = EndedTokens()
+    queue_ms: float = 0.0
+    first_token_ms: float | None = None
+    worker: str | None = None
+    replica: str | None = None
+    deployment: str | None = None
+    api_key: str | None = None
+    path: str = ""
+    http_status: int | None = None
+    strategy: str | None = None
+    streamed: bool = False
+    resumptions: int = 0
+    attempts: list[dict[str, Any]] = []
+    endpoint: str | None = None
+    session: str | None = None
+
+    @property
+    def time_s(self) -> float:
+        """Arrival in seconds since 1970."""
+        return self.time.timestamp()
+
+    @property
+    def whole_s(self) -> float:
+        """Seconds from arrival to the end."""
+        return self.latency_ms / 1000
+
+    @property
+    def first_s(self) -> float:
+        """Seconds to the first token; 0 if it was not streamed."""
+        return (self.first_token_ms or 0.0) / 1000
+
+    @property
+    def queued_s(self) -> float:
+        """Seconds in the gateway's queue."""
+        return self.queue_ms / 1000
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Tokens of the prompt."""
+        return self.tokens.prompt
+
+    @property
+    def output_tokens(self) -> int:
+        """Tokens of the answer."""
+        return self.tokens.output
+
+
+class RunningRequest(msgspec.Struct, frozen=True, rename="camel"):
+    """One request under way."""
+
+    id: str
+    model: str
+    phase: str
+    seconds: float
+    worker: str | None = None
+    replica: str | None = None
+    api_key: str | None = None
+
+
+class GatewayFeed(msgspec.Struct, frozen=True, rename="camel"):
+    """One answer of a gateway's feed."""
+
+    gateway: str
+    cursor: str
+    is_complete: bool
+    requests: list[EndedRequest]
+    running: list[RunningRequest]
+    queue_depth: int = 0
+    active: int = 0
+    waiting_by_model: dict[str, int] = {}
+    active_by_deployment: dict[str, int] = {}
+    uptime_seconds: float = 0.0
+
+
+@dataclass(slots=True)
+class GatewayState:
+    """The last word of one gateway."""
+
+    feed: GatewayFeed | None = None
+    seen_s: float = float("-inf")
+    problem: str = ""
+    """The reason why nothing is known now; empty if it answers."""
+    missed: int = 0
+    """The number of gaps between two answers."""
+
+
+@dataclass(slots=True)
+class AgentState:
+    """The last figures of one agent, by the name of the metric."""
+
+    figures: Mapping[str, float] = field(default_factory=dict)
+    seen_s: float = float("-inf")
+    problem: str = ""
+
+
+@dataclass(slots=True)
+class MacSums:
+    """Requests that one Mac answered since the recorder started."""
+
+    requests: int = 0
+    whole_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class TrafficEvent:
+    """One event for streams: its name in the WebSocket of the fleet, and its content."""
+
+    name: str
+    data: Mapping[str, object]
+
+
+class Traffic:
+    """All requests and figures of a fleet."""
+
+    def __init__(self) -> None:
+        self.ended: deque[EndedRequest] = deque(maxlen=_KEPT)
+        self.series = RateSeries()
+        self.gateways: dict[str, GatewayState] = {}
+        self.agents: dict[str, AgentState] = {}
+        self.macs: dict[str, MacSums] = {}
+        self._events: deque[TrafficEvent] = deque(maxlen=_EVENTS)
+        self._advanced = asyncio.Event()
+        self.place = 0
+        """The number of events so far."""
+
+    def record_feed(self, id_: str, found: GatewayFeed, now_s: float) -> list[EndedRequest]:
+        """Take the answer of a gateway, and return the requests in it that have ended."""
+        state = self.gateways.setdefault(id_, GatewayState())
+        known = {one.id for one in state.feed.running} if state.feed is not None else set()
+        first = state.feed is None
+        state.missed += not found.is_complete and not first
+        state.feed, state.seen_s, state.problem = found, now_s, ""
+        self.record_ended(found.requests)
+        if not first:
+            for one in found.running:
+                if one.id not in known:
+                    self._started(one.id, one.model, one.worker)
+            for ended in found.requests:
+                if ended.id not in known:
+                    self._started(ended.id, ended.model, ended.worker)
+                self._emit("request_completed", completed(ended))
+        return found.requests
+
+    def record_ended(self, ended: Iterable[EndedRequest]) -> None:
+        """Count ended requests, in the order of their end."""
+        for one in ended:
+            self.ended.append(one)
+            self.series.add(one)
+            if one.worker:
+                sums = self.macs.setdefault(one.worker, MacSums())
+                sums.requests += 1
+                sums.whole_s += one.whole_s
+
+    def record_silence(self, id_: str, why: str) -> None:
+        """Note that a gateway did not answer."""
+        self.gateways.setdefault(id_, GatewayState()).problem = why
+
+    def forget_gateways(self, present: Iterable[str]) -> None:
+        """Drop gateways that are not registered any more."""
+        for id_ in set(self.gateways) - set(present):
+            del self.gateways[id_]
+
+    def fresh(self, now_s: float) -> list[GatewayFeed]:
+        """Return the last answers of the gateways that answered lately."""
+        return [
+            state.feed
+            for state in self.gateways.values()
+            if state.feed is not None and now_s - state.seen_s <= GATEWAY_FRESH_S
+        ]
+
+    def running(self, now_s: float) -> list[tuple[str, RunningRequest]]:
+        """Return the requests under way with their gateways, the oldest first."""
+        found = [(feed.gateway, one) for feed in self.fresh(now_s) for one in feed.running]
+        return sorted(found, key=lambda one: -one[1].seconds)
+
+    def active(self, now_s: float) -> int:
+        """Return the number of requests at engines."""
+        return sum(feed.active for feed in self.fresh(now_s))
+
+    def waiting(self, now_s: float) -> dict[str, int]:
+        """Return the number of waiting requests by model."""
+        found: dict[str, int] = {}
+        for feed in self.fresh(now_s):
+            for model, count in feed.waiting_by_model.items():
+                found[model] = found.get(model, 0) + count
+        return dict(sorted(found.items()))
+
+    def figure(self, node: str, metric: str, now_s: float) -> float | None:
+        """Return a figure that an agent measured; None if it is unknown or old."""
+        state = self.agents.get(node)
+        if state is None or now_s - state.seen_s > AGENT_FRESH_S:
+            return None
+        return state.figures.get(metric)
+
+    def over(self, at: datetime, seconds: float) -> IntervalSums:
+        """Return the sums of the last seconds."""
+        return self.series.over(at.timestamp(), seconds)
+
+    def emit(self, name: str, data: Mapping[str, object]) -> None:
+        """Add an event for the streams."""
+        self._emit(name, data)
+
+    def events_since(self, place: int) -> tuple[list[TrafficEvent], int]:
+        """Return the events after a place, as far as they are kept, and the place now."""
+        missed = min(max(0, self.place - place), len(self._events))
+        return (list(self._events)[len(self._events) - missed :] if missed else []), self.place
+
+    async def wait_beyond(self, place: int) -> None:
+        """Wait until there are events after a place."""
+        while self.place <= place:
+            await self._advanced.wait()
+
+    def _started(self, id_: str, model: str, worker: str | None) -> None:
+        self._emit("request_started", {"requestId": id_, "modelId": model, "workerId": worker})
+
+    def _emit(self, name: str, data: Mapping[str, object]) -> None:
+        self._events.append(TrafficEvent(name, data))
+        self.place += 1
+        self._advanced.set()
+        self._advanced = asyncio.Event()
+
+
+def completed(one: EndedRequest) -> dict[str, object]:
+    """Return the event of an ended request, in the shape of the seed: latency in milliseconds."""
+    return {
+        "requestId": one.id,
+        "latency": one.latency_ms,
+        "tokens": one.tokens.output,
+        "status": public_status(one.outcome),
+    }
+
+
+def public_status(outcome: str) -> str:
+    """Return the seed's word for an outcome."""
+    return "success" if outcome == "ok" else outcome
+
+
+def milliseconds(at: datetime) -> int:
+    """Return a time as milliseconds since 1970."""
+    return int(at.astimezone(UTC).timestamp() * 1000)

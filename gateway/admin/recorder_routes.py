@@ -1,0 +1,105 @@
+"""Feed of one gateway for recorders: requests that ended since a cursor, requests under way, and what waits.
+
+The gateway keeps no place for any reader: the cursor names the last entry that the reader has. Nothing is computed
+unless a recorder asks, and an answer has a thousand entries at most.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Annotated, Final
+
+import orjson
+from fastapi import APIRouter, Header, Query, Request, Response
+
+from gateway.admin import dashboard
+from gateway.admin.admin_context import AdminContext
+from gateway.http.request_context import RequestContext
+from gateway.telemetry.request_journal import JournalEntry, render_entries, truncate
+from identity.names import Role
+from identity.peers import peer_of
+from machinery.http_server import SSL_OBJECT
+from schemas.wire.errors import Refusal, RefusedError
+from store.tickets import TicketDenial
+
+FEED_PATH: Final = "/api/dashboard/feed"
+_READERS: Final = frozenset({Role.DASHBOARD, Role.ADMIN})
+_MOST_ENDED: Final = 1000
+_MOST_RUNNING: Final = 500
+
+RunningRequests = Callable[[], Iterable[RequestContext]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FeedRoute:
+    """Handler of the feed."""
+
+    context: AdminContext
+    running: RunningRequests
+    """Returns the requests under way."""
+
+    async def feed(
+        self,
+        request: Request,
+        after: Annotated[str, Query(max_length=200)] = "",
+        authorization: Annotated[str, Header()] = "",
+    ) -> Response:
+        """Return what ended since the entry `after`, and what is under way; for recorders of the fleet."""
+        await self._check(request, authorization)
+        context = self.context
+        ended, is_complete = context.recorder.journal.after(after, _MOST_ENDED)
+        now_s = context.clock.monotonic()
+        running = sorted(self.running(), key=lambda one: one.began_s)
+        body = {
+            "gateway": context.id,
+            "uptimeSeconds": round(context.uptime_s(), 1),
+            "cursor": cursor_of(ended[-1]) if ended else after,
+            "isComplete": is_complete,
+            "requests": render_entries(ended, context.id),
+            "running": [_running(one, now_s) for one in running[:_MOST_RUNNING]],
+            **dashboard.queue(context),
+        }
+        return Response(orjson.dumps(body), media_type="application/json")
+
+    async def _check(self, request: Request, authorization: str) -> None:
+        """Refuse clients but recorders and administrators of the fleet. Without keys, anyone may read the journal.
+
+        Raises:
+            RefusedError: the client has neither a certificate with such a role nor a ticket.
+
+        """
+        if not self.context.fleet_state.access.is_on:
+            return
+        peer = peer_of(request.scope.get("state", {}).get(SSL_OBJECT))
+        if peer is not None and peer.identity.role in _READERS:
+            return
+        found = await self.context.metrics_access.tickets.check(authorization)
+        if isinstance(found, TicketDenial):
+            raise RefusedError(Refusal(status=found.status, message=found.why, code="no_ticket"))
+
+
+def cursor_of(entry: JournalEntry) -> str:
+    """Return the name of an entry, for `RequestJournal.after`."""
+    return f"{entry.time_s!r}~{entry.request_id.decode('ascii')}"
+
+
+def _running(context: RequestContext, now_s: float) -> dict[str, object]:
+    state, request = context.retry_state, context.request
+    served_by = state.served_by
+    model = context.model or ("" if request is None else truncate(request.model))
+    return {
+        "id": context.http_request.request_id.decode("ascii"),
+        "model": model,
+        "apiKey": None if context.principal is None else context.principal.name,
+        "worker": None if served_by is None else served_by.node,
+        "replica": None if served_by is None else served_by.replica,
+        "phase": "generating" if context.first_s else "prefill" if served_by else "queued",
+        "seconds": round(max(0.0, now_s - (context.began_s or now_s)), 3),
+    }
+
+
+def make_feed_router(context: AdminContext, running: RunningRequests) -> APIRouter:
+    """Return the router of the feed."""
+    router = APIRouter()
+    route = FeedRoute(context=context, running=running)
+    router.add_api_route(FEED_PATH, route.feed, methods=["GET"])
+    return router

@@ -1,0 +1,245 @@
+"""Requests of real gateways as the recorder shows them: the seeds' routes, the WebSocket, and gateways that fail."""
+
+import asyncio
+from typing import Any
+
+import aiohttp
+import jsonschema
+import orjson
+import pytest
+from aiohttp import web
+
+from schemas.meta import ObjectMeta
+from schemas.node import Node, NodeLease
+from schemas.records import GatewayLease
+from store import codec, keys
+from store.memory import MemoryTransport
+from store.port import Delete, Put
+from tests.support.dashboards import CLOCK, RunningDashboard, running_dashboard
+from tests.support.gateway_calls import send_chats
+from tests.support.gateway_engine_scripts import chat
+from tests.support.gateway_fake_engine import FakeEngine, running
+from tests.support.gateway_world import World, running_gateway
+from tests.support.waiting import until, until_async
+
+NUMBER, TEXT = {"type": ["number", "null"]}, {"type": ["string", "null"]}
+INTEGER = {"type": "integer"}
+
+
+def shape(**properties: Any) -> dict[str, Any]:
+    """Return the schema of an object with exactly these members."""
+    return {
+        "type": "object",
+        "properties": properties,
+        "required": list(properties),
+        "additionalProperties": False,
+    }
+
+
+def many(items: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "array", "items": items}
+
+
+WORKERS = shape(total=INTEGER, online=INTEGER, offline=INTEGER)
+# The shapes of the document that older dashboards read (its section about the dashboard's API).
+SHAPES = {
+    "/api/dashboard/overview": shape(
+        workers=WORKERS,
+        throughput=shape(current=NUMBER, avg24h=NUMBER),
+        requests=shape(active=INTEGER, total24h=INTEGER),
+        latency=shape(current=NUMBER, avg24h=NUMBER),
+    ),
+    "/api/dashboard/workers": many(
+        shape(
+            workerId=TEXT,
+            hostname=TEXT,
+            ip=TEXT,
+            port=NUMBER,
+            status={"enum": ["online", "degraded", "offline"]},
+            hardware=shape(chipModel=TEXT, gpuCores=NUMBER, unifiedMemoryGB=NUMBER),
+            metrics=shape(
+                cpuUsagePercent=NUMBER,
+                gpuUtilizationPercent=NUMBER,
+                memoryUsedGB=NUMBER,
+                activeRequests=INTEGER,
+                totalRequests=INTEGER,
+                avgLatencyMs=NUMBER,
+                modelsLoaded=many({"type": "string"}),
+            ),
+            uptime=NUMBER,
+            lastHeartbeat=NUMBER,
+        )
+    ),
+    "/api/dashboard/metrics/timeseries?metric=throughput&duration=1h": shape(
+        metric={"const": "throughput"},
+        unit={"const": "tokens/sec"},
+        points=many(shape(timestamp=INTEGER, value=NUMBER)),
+    ),
+    "/api/dashboard/requests?limit=50&status=success": many(
+        shape(
+            requestId={"type": "string"},
+            modelId={"type": "string"},
+            workerId=TEXT,
+            latencyMs={"type": "number"},
+            tokensGenerated=INTEGER,
+            status={"const": "success"},
+            timestamp=INTEGER,
+        )
+    ),
+    "/api/cluster/status": shape(
+        controller=shape(version=TEXT, uptime=INTEGER, mode=TEXT),
+        workers=WORKERS,
+        models=shape(loaded=many({"type": "string"})),
+        requests=shape(active=INTEGER, total=INTEGER, successRate=NUMBER),
+    ),
+}
+EVENTS = {
+    "worker_online": {"type": "object", "required": ["workerId", "hostname"]},
+    "worker_offline": shape(workerId=TEXT),
+    "worker_update": shape(workerId=TEXT, metrics={"type": "object"}),
+    "request_started": shape(requestId=TEXT, modelId=TEXT, workerId=TEXT),
+    "request_completed": shape(requestId=TEXT, latency=NUMBER, tokens=INTEGER, status=TEXT),
+    "metrics_update": shape(throughput=NUMBER, latency=NUMBER, activeRequests=INTEGER),
+}
+
+
+@pytest.fixture
+def memory() -> MemoryTransport:
+    return MemoryTransport(CLOCK)
+
+
+def put_lease(name: str) -> Put:
+    return Put(key=keys.node_lease_key(name), value=codec.encode(NodeLease(uid=name, session="s")))
+
+
+def put_gateway(id_: str, url: str) -> Put:
+    lease = GatewayLease(url=url, version="1", asks_for_keys=False)
+    return Put(key=keys.named(keys.GATEWAY_LEASE_PREFIX, id_), value=codec.encode(lease))
+
+
+async def finished(dashboard: RunningDashboard, count: int) -> None:
+    async def are_there() -> bool:
+        return len(await dashboard.get("/api/dashboard/requests")) == count
+
+    await until_async(are_there)
+
+
+async def test_requests_of_two_gateways_in_the_seeds_shapes(memory: MemoryTransport) -> None:
+    world = World(memory)
+    known = codec.put_spec(Node(metadata=ObjectMeta(name="mac-1")))
+    await memory.commit([], [known, put_lease("mac-1")])
+    async with (
+        running(FakeEngine("m-0", chat)) as engine,
+        running_gateway(memory) as one,
+        running_gateway(memory) as other,
+        running_dashboard(memory) as dashboard,
+        aiohttp.ClientSession(connector=aiohttp.TCPConnector(force_close=True)) as http,
+    ):
+        await world.serve("m", engine)
+        await one.knows("m", ready=1)
+        await other.knows("m", ready=1)
+        await until(lambda: len(dashboard.dashboard.traffic.gateways) == 2)
+        async with http.ws_connect(f"{dashboard.url}/ws/dashboard") as socket:
+            await send_chats(http, one, 3)
+            await send_chats(http, other, 2)
+            await finished(dashboard, 5)
+            await memory.commit([], [put_lease("mac-2"), Delete(key=keys.node_lease_key("mac-1"))])
+            seen: dict[str, Any] = {}
+            async with asyncio.timeout(30):
+                wanted = set(EVENTS) - {"worker_update"}
+                while wanted - set(seen):
+                    message = orjson.loads((await socket.receive()).data)
+                    assert set(message) == {"type", "data", "timestamp"}
+                    jsonschema.validate(message["data"], EVENTS[message["type"]])
+                    seen[message["type"]] = message["data"]
+        assert seen["worker_online"]["workerId"] == "mac-2"
+        assert seen["worker_offline"]["workerId"] == "mac-1"
+        for path, schema in SHAPES.items():
+            jsonschema.validate(await dashboard.get(path), schema)
+        overview = await dashboard.get("/api/dashboard/overview")
+        assert overview["requests"]["total24h"] == 5
+        (mac, _) = await dashboard.get("/api/dashboard/workers")
+        assert (mac["workerId"], mac["metrics"]["totalRequests"]) == ("mac-1", 5)
+        status = await dashboard.get("/api/cluster/status")
+        assert status["requests"] == {"active": 0, "total": 5, "successRate": 1.0}
+        assert await dashboard.get("/api/dashboard/requests?status=error") == []
+        snapshot = await dashboard.get("/metrics/snapshot")
+        assert (snapshot["requests24h"], snapshot["worldSize"]) == (5, 1)
+        async with dashboard.http.get(f"{dashboard.url}/metrics/stream") as response:
+            line = await response.content.readline()
+        assert orjson.loads(line.removeprefix(b"data: "))["requests24h"] == 5
+
+
+async def test_a_gateway_that_hangs_or_lies_is_named_and_delays_no_other(
+    memory: MemoryTransport,
+) -> None:
+    async def lie(_: web.Request) -> web.Response:
+        return web.json_response({"gateway": "liar", "requests": "many"})
+
+    async def hang(_: web.Request) -> web.Response:
+        await asyncio.sleep(60)
+        return web.Response()
+
+    async def serve(answer: Any) -> tuple[web.AppRunner, str]:
+        app = web.Application()
+        app.router.add_get("/api/dashboard/feed", answer)
+        runner = web.AppRunner(app, shutdown_timeout=0.1)
+        await runner.setup()
+        site = web.TCPSite(runner, "127.0.0.1", 0)
+        await site.start()
+        return runner, f"http://127.0.0.1:{runner.addresses[0][1]}"
+
+    liar, liar_url = await serve(lie)
+    sleeper, sleeper_url = await serve(hang)
+    try:
+        async with running_gateway(memory), running_dashboard(memory) as dashboard:
+            gateways = [put_gateway("liar", liar_url), put_gateway("slow", sleeper_url)]
+            await memory.commit([], [*gateways, put_gateway("gone", "http://127.0.0.1:9")])
+
+            async def problems() -> dict[str, str] | None:
+                found: dict[str, str] = (await dashboard.get("/queue"))["gatewaysSilent"]
+                return found if len(found) == 3 else None
+
+            found = await until_async(problems)
+            assert "its answer cannot be read" in found["liar"]
+            assert "does not answer within 3 s" in found["slow"]
+            assert "does not answer" in found["gone"]
+            states = dashboard.dashboard.traffic.gateways
+            assert sum(not one.problem for one in states.values()) == 1
+    finally:
+        await liar.cleanup()
+        await sleeper.cleanup()
+
+
+async def test_unknown_words_are_refused_with_the_known_ones(memory: MemoryTransport) -> None:
+    async with running_dashboard(memory) as dashboard:
+        for path, word in (
+            ("/api/dashboard/metrics/timeseries?metric=heat", "throughput"),
+            ("/api/dashboard/metrics/timeseries?duration=25h", "24h"),
+            ("/api/dashboard/requests?status=sad", "success"),
+            ("/api/dashboard/requests?limit=0", "limit"),
+        ):
+            assert word in str(await dashboard.get(path, 400))
+
+
+async def test_a_websocket_of_a_foreign_page_or_without_a_key_is_refused(
+    memory: MemoryTransport,
+) -> None:
+    async with running_dashboard(memory) as dashboard, aiohttp.ClientSession() as http:
+        with pytest.raises(aiohttp.WSServerHandshakeError) as refused:
+            await http.ws_connect(f"{dashboard.url}/ws/dashboard", origin="https://evil.example")
+        assert refused.value.status == 403
+        async with http.ws_connect(f"{dashboard.url}/ws/dashboard") as socket:
+            await socket.ping()
+            await socket.send_str("x" * 5000)
+            async with asyncio.timeout(10):
+                while (message := await socket.receive()).type is aiohttp.WSMsgType.TEXT:
+                    pass
+            assert (message.type, message.data) == (aiohttp.WSMsgType.CLOSE, 1009)
+    async with (
+        running_dashboard(memory, asks_for_keys=True) as dashboard,
+        aiohttp.ClientSession() as http,
+    ):
+        with pytest.raises(aiohttp.WSServerHandshakeError) as refused:
+            await http.ws_connect(f"{dashboard.url}/ws/dashboard")
+        assert refused.value.status == 401
