@@ -28,7 +28,9 @@ PUBLIC_PATHS: Final = frozenset({"/health/live", "/login", "/logout"})
 """Paths that need no key: they tell nothing of the fleet."""
 _PUBLIC_PREFIXES: Final = ("/static/",)
 # The document of all screens (api/page.py): it holds no data, and asks for a key itself.
-_SCREEN: Final = re.compile(r"/(?:(?:macs|models|groups|replicas)(?:/[^/]+)?|events|chat|add)?")
+_SCREEN: Final = re.compile(
+    r"/(?:(?:macs|models|groups|replicas)(?:/[^/]+)?|requests|events|chat|add)?"
+)
 # The longest prefix counts. `GET` includes HEAD.
 _ROLES: Final[Mapping[str, Role]] = MappingProxyType(
     {

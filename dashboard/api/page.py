@@ -17,7 +17,7 @@ from store import keys, object_trees
 STATIC: Final = Path(__file__).parents[1] / "static"
 """Files of the page, which are served below /static/ without a key."""
 SCREENS: Final = (
-    *("/", "/macs", "/models", "/groups", "/events", "/chat", "/add"),
+    *("/", "/macs", "/models", "/groups", "/requests", "/events", "/chat", "/add"),
     *("/macs/{name}", "/models/{name}", "/groups/{name}", "/replicas/{name}"),
 )
 """Paths of the screens. All have the same document, which holds no data; its script reads the path."""

@@ -10,12 +10,14 @@ import { Fleet, fleetTitle } from "./screens/fleet.js";
 import { Mac, Macs } from "./screens/macs.js";
 import { Model, Models } from "./screens/models.js";
 import { Group, Groups, Replica } from "./screens/object.js";
+import { Requests } from "./screens/requests.js";
 
 const SCREENS = {
   "": Fleet,
   macs: Macs,
   models: Models,
   groups: Groups,
+  requests: Requests,
   chat: Chat,
   events: EventList,
   add: AddMac,
@@ -26,6 +28,7 @@ const MENU = [
   ["/macs", "Macs", "m"],
   ["/models", "Models", "d"],
   ["/groups", "Groups", "r"],
+  ["/requests", "Requests", "q"],
   ["/chat", "Chat", "c"],
   ["/events", "Events", "e"],
 ];

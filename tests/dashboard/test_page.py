@@ -39,6 +39,7 @@ SCREENS = {
     "/models/qwen": "qwen",
     "/replicas/qwen-0": "qwen-0",
     "/groups": "Groups",
+    "/requests": "Requests",
     "/events": "Events",
     "/chat": "Chat",
     "/add": "Add a Mac",
@@ -186,6 +187,19 @@ async def test_a_chat_streams_and_tells_which_mac_answered(browser: Browser, sit
         await page.get_by_role("button", name="Ask again").click()
         await expect(page.locator("[data-answer]")).to_contain_text("Hello")
         await expect(page.locator(".turns > li")).to_have_count(1)
+
+
+async def test_a_request_is_listed_when_it_has_ended(browser: Browser, site: Site) -> None:
+    async with open_page(browser, site.url) as (page, _):
+        await show(page, "/chat", "Chat")
+        await page.fill("textarea", "Hi")
+        await page.keyboard.press("Enter")
+        await expect(page.locator("[data-trace]")).to_contain_text("qwen-0")
+        await show(page, "/requests", "Requests")
+        row = page.locator("#ended ~ table tbody tr").first
+        await expect(row).to_contain_text("qwen")
+        await expect(row).to_contain_text("success")
+        await expect(page.get_by_role("img", name="Requests:")).to_be_visible()
 
 
 async def test_a_change_appears_without_a_reload(browser: Browser) -> None:

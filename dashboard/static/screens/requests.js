@@ -1,0 +1,164 @@
+/** Requests at all gateways: those under way, the last that ended, and the figures of the last hour. */
+
+import { html, useEffect, useState } from "../vendor/htm-preact.js";
+import { clock } from "../format.js";
+import { getJson } from "../fleet_store.js";
+import { Badge, Command, Filter, matching, ObjectLink, Table } from "../parts.js";
+
+const LIVE_MS = 2_000;
+const SERIES_MS = 10_000;
+const SERIES = [
+  ["tokens_per_second", "Tokens"],
+  ["rps", "Requests"],
+  ["first_token", "First token"],
+  ["latency", "Latency"],
+  ["error_rate", "Errors"],
+];
+
+export function Requests() {
+  const [text, setText] = useState("");
+  const [live, liveProblem] = usePolled(readLive, LIVE_MS);
+  const [series] = usePolled(readSeries, SERIES_MS);
+  if (!live) return html`<h1>Requests</h1><p class="loading">${liveProblem || "Loading the requests…"}</p>`;
+  const { queue, ended, figures } = live;
+  const running = queue.running.map((one) => ({ ...one, name: `${one.gateway}/${one.requestId}` }));
+  const rows = ended.map((one, at) => ({ ...one, name: `${one.requestId} ${at}` }));
+  return html`
+    <h1>Requests</h1>
+    ${liveProblem && html`<p class="problem" role="status">${liveProblem}</p>`}
+    ${Object.entries(queue.gatewaysSilent).map(
+      ([id, why]) => html`<p key=${id} class="problem">gateway/${id} is silent, so its requests are missing: ${why}</p>`,
+    )}
+    <div class="cards">
+      <${Figure} title="Under way" value=${queue.active} unit=${`${queue.queueDepth} waiting`} />
+      <${Figure} title="Output, last minute" value=${short(figures.tokensPerSecond)} unit="tokens/s" />
+      <${Figure} title="First token" value=${short(figures.avgFirstTokenMs)} unit="ms, mean of the last minute" />
+      <${Figure} title="Requests" value=${figures.requests24h} unit=${`within 24 h, ${figures.errors24h} failed`} />
+      <${Figure} title="Tokens" value=${figures.outputTokens24h} unit=${`out, ${figures.promptTokens24h} in, within 24 h`} />
+    </div>
+    <section aria-labelledby="hour">
+      <h2 id="hour">The last hour</h2>
+      <ul class="map">
+        ${(series ?? []).map((one) => html`<${Chart} key=${one.metric} series=${one} />`)}
+      </ul>
+    </section>
+    <section aria-labelledby="live">
+      <h2 id="live">Under way</h2>
+      <${Table} caption="Requests under way" columns=${RUNNING} rows=${running} empty="No request is under way." />
+    </section>
+    <section aria-labelledby="ended">
+      <h2 id="ended">Ended</h2>
+      <${Filter} value=${text} onInput=${setText} label="Filter requests" />
+      <${Table} caption="Requests that ended, the newest first" columns=${ENDED} rows=${matching(rows, text)}
+        empty=${text ? "No request matches." : "No request has ended yet."} />
+    </section>
+    <${Command} text="fleetctl routes --last 100" />
+  `;
+}
+
+const RUNNING = [
+  ["Request", (one) => one.requestId],
+  ["Model", (one) => one.modelId],
+  ["Mac", (one) => (one.workerId ? html`<${ObjectLink} kind="Node" name=${one.workerId} />` : "-")],
+  ["Phase", (one) => one.phase],
+  ["Age", (one) => `${one.seconds.toFixed(1)} s`, "number"],
+];
+
+const ENDED = [
+  ["Ended", (one) => clock(one.timestamp)],
+  ["Model", (one) => one.modelId],
+  ["Mac", (one) => (one.workerId ? html`<${ObjectLink} kind="Node" name=${one.workerId} />` : "-")],
+  ["Outcome", (one) => html`<${Badge} tone=${one.status === "success" ? "good" : "bad"}>${one.status}<//>`],
+  ["Latency", (one) => `${Math.round(one.latencyMs)} ms`, "number"],
+  ["Tokens", (one) => one.tokensGenerated, "number"],
+  ["Request", (one) => one.requestId],
+];
+
+function Figure({ title, value, unit }) {
+  return html`<div class="figure-card">
+    <span class="title">${title}</span><strong>${value}</strong><span class="quiet">${unit}</span>
+  </div>`;
+}
+
+/** A line over the last hour; gaps where nothing was measured. */
+function Chart({ series }) {
+  const { title, unit, points } = series;
+  const known = points.map((one) => one.value).filter((value) => value !== null);
+  const top = Math.max(...known, 0);
+  const last = known.at(-1);
+  const text = known.length ? `${short(last)} ${unit} now, at most ${short(top)}` : "nothing was measured";
+  const path = linePath(points.map((one) => one.value), top || 1);
+  return html`<li class="card">
+    <h3>${title}</h3>
+    <svg class="chart" viewBox="0 0 100 30" preserveAspectRatio="none" role="img" aria-label=${`${title}: ${text}`}>
+      <path d=${path} vector-effect="non-scaling-stroke" />
+    </svg>
+    <p class="quiet">${text}</p>
+  </li>`;
+}
+
+/** Return an SVG path through the values, in a box of 100 x 30. */
+export function linePath(values, top) {
+  let isDrawing = false;
+  return values
+    .map((value, at) => {
+      if (value === null) {
+        isDrawing = false;
+        return "";
+      }
+      const command = isDrawing ? "L" : "M";
+      isDrawing = true;
+      const x = values.length > 1 ? (100 * at) / (values.length - 1) : 0;
+      const step = `${command}${x.toFixed(2)} ${(29 - (28 * value) / top).toFixed(2)}`;
+      return command === "M" ? `${step}h0.2` : step; // a single value is a dot
+    })
+    .join("");
+}
+
+async function readLive() {
+  const [queue, ended, figures] = await Promise.all([
+    getJson("/queue"),
+    getJson("/api/dashboard/requests?limit=100"),
+    getJson("/metrics/snapshot"),
+  ]);
+  return { queue, ended, figures };
+}
+
+async function readSeries() {
+  const read = async ([metric, title]) => ({
+    title,
+    ...(await getJson(`/api/dashboard/metrics/timeseries?metric=${metric}&duration=1h`)),
+  });
+  return Promise.all(SERIES.map(read));
+}
+
+/** Return the newest result of `read`, which is called again and again while the page is shown, and its problem. */
+function usePolled(read, everyMs) {
+  const [result, setResult] = useState([null, ""]);
+  useEffect(() => {
+    let isOver = false;
+    let timer = 0;
+    const poll = async () => {
+      if (!document.hidden) {
+        try {
+          const found = await read();
+          if (!isOver) setResult([found, ""]);
+        } catch (error) {
+          if (!isOver) setResult(([before]) => [before, error.message]);
+        }
+      }
+      if (!isOver) timer = setTimeout(poll, everyMs);
+    };
+    void poll();
+    return () => {
+      isOver = true;
+      clearTimeout(timer);
+    };
+  }, []);
+  return result;
+}
+
+function short(value) {
+  if (value === null || value === undefined) return "-";
+  return value >= 100 ? Math.round(value) : Number(value.toFixed(1));
+}
