@@ -4,12 +4,14 @@ Spec and status are separate documents under separate keys, so that their writer
 """
 
 from collections.abc import Mapping
+from functools import cache
 from typing import TypeAlias, TypeVar, get_args
 
 from pydantic import BaseModel, ValidationError
 
 from schemas.meta import ApiModel, ApiObject, Status
 from store import errors, keys, versions
+from store.document_decoder import DocumentDecoder
 from store.port import KeyValue, ModRevisionGuard, Put
 from store.versions import HISTORIES, VersionHistory
 
@@ -37,6 +39,11 @@ def encode_spec(obj: ApiObject) -> bytes:
     return versions.stamp_version(raw, versions.history_of(type(obj).__name__).current)
 
 
+@cache
+def _decoder(model: type[M]) -> DocumentDecoder[M]:
+    return DocumentDecoder(model)
+
+
 def decode(model: type[M], item: KeyValue, histories: Histories = HISTORIES) -> M:
     """Return the document under a key; a document of an earlier mlx-fleet is migrated.
 
@@ -47,7 +54,8 @@ def decode(model: type[M], item: KeyValue, histories: Histories = HISTORIES) -> 
     """
     try:
         raw = versions.migrate(item.value, versions.history_of(model.__name__, histories))
-        return model.model_validate_json(raw)
+        decoder: DocumentDecoder[M] = _decoder(model)
+        return decoder.decode(raw)
     except versions.VersionError as error:
         kind = NewerDocumentError if error.is_newer else UndecodableError
         raise kind(f"{item.key} ({model.__name__}): {error}") from error

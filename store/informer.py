@@ -22,6 +22,7 @@ from store.errors import (
 )
 from store.object_cache import ObjectCache
 from store.port import KeyValue, Listing, Transport, WatchBatch
+from store.read_ahead import read_ahead
 from store.reads import PAGE
 
 T = TypeVar("T")
@@ -251,7 +252,7 @@ class Informer(ObjectCache[T]):
     async def _list(self, *, doubtful: bool) -> Relist[T]:
         """List the store; with `doubtful`, decode keys that seem unchanged as well."""
         relist: Relist[T] | None = None
-        async with aclosing(self._transport.pages(self._prefix)) as pages:
+        async with read_ahead(self._transport.pages(self._prefix)) as pages:
             async for page in pages:
                 if relist is None:
                     same = page.store == self._store and page.revision >= self.revision

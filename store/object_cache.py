@@ -121,7 +121,8 @@ class ObjectCache(Generic[T]):
         before, self._versions[key] = self._versions.get(key, 0), version
         if not isinstance(value, UndecodableError):
             self._items[key] = value
-            self._forget_trouble(key)
+            if self.undecodable:
+                self._forget_trouble(key)
             for index in self._indexes.values():
                 index.set(key, value)
             return

@@ -1,6 +1,6 @@
-"""Interface of a client that is measured, ours or another's; imports nothing but the schemas.
+"""Interface of a client that is measured, ours or another's; imports nothing but the schemas and their decoder.
 
-Children that run in the peers' environment import this, so it must not need our dependencies.
+Children that run in the peers' environment import this: what it needs is in `bench.store.peers.OURS`.
 """
 
 import importlib
@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
 from schemas.deployment import ModelDeployment
+from store import codec
+from store.reads import KeyValue
 
 Decode = Callable[[], Sequence[ModelDeployment]]
 Told = Callable[[], None]
@@ -47,13 +49,12 @@ def vendor(name: str) -> Any:
 
 
 def decoder(values: Iterable[bytes]) -> Decode:
-    """Return what a user of a bare client would write to have objects."""
-    return lambda: [_decoded(value) for value in values]
+    """Return what makes objects of the values, as our own processes do: lists compare clients, not decoders."""
+    return lambda: [codec.decode(ModelDeployment, _item(value)) for value in values]
 
 
-def _decoded(value: bytes) -> ModelDeployment:
-    # The first member is the stored version, which the schema does not know.
-    return ModelDeployment.model_validate_json(b"{" + value.partition(b",")[2])
+def _item(value: bytes) -> KeyValue:
+    return KeyValue(key="", value=value, create_revision=1, mod_revision=1)
 
 
 def prefix_end(prefix: bytes) -> bytes:

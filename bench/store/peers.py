@@ -16,6 +16,7 @@ from bench.store.ways import Way
 _SHARED = (
     "aiohttp",
     "grpcio",
+    "msgspec",
     "orjson",
     "protobuf",
     "psutil",
@@ -24,7 +25,7 @@ _SHARED = (
     "uvloop",
 )
 # What `bench.store.worker` imports in the peers' environment; tests/bench/test_store.py holds it complete.
-OURS = ("cronsim", "orjson", "psutil", "pydantic", "typing-extensions", "uvloop")
+OURS = ("cronsim", "msgspec", "orjson", "psutil", "pydantic", "typing-extensions", "uvloop")
 # For all installing together: without a network pip tries for long, once for each peer.
 _BUDGET_S = 100.0
 

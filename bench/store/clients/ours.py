@@ -33,6 +33,12 @@ class Ours:
         listing = await self._transport.list(prefix)
         return lambda: objects.decode_all(ModelDeployment, listing.items)
 
+    async def objects(self, prefix: str) -> int:
+        """List and decode as our processes do when they start; return the number of objects."""
+        informer = Informer(self._transport, prefix, _decode, SystemClock())
+        await informer.list_once()
+        return len(informer.items)
+
     async def watch(self, prefix: str, opened: Told, seen: Told) -> None:
         revision = (await self._transport.status()).revision
         async with aclosing(self._transport.watch(prefix, after_revision=revision)) as batches:
