@@ -16,6 +16,7 @@ from fleetctl.objects.query import ObjectQuery
 from fleetctl.output import formats
 from fleetctl.output.render import ObjectRenderer
 from machinery.clock import Clock, SystemClock
+from machinery.gc_pause import pause_collection
 from store import keys
 from store.errors import CompactedError, UnavailableError
 
@@ -129,6 +130,19 @@ def get(what: tuple[str, ...], **options: Any) -> None:
         return
     if options["output_watch_events"]:
         raise click.UsageError("--output-watch-events needs -w")
+    with pause_collection():  # tens of thousands of objects live until the command ends
+        _print_once(object_query, renderer, options)
+
+
+def _print_once(
+    object_query: ObjectQuery, renderer: ObjectRenderer, options: dict[str, Any]
+) -> None:
+    """Print the objects as they are now.
+
+    Raises:
+        FleetctlError: an object does not exist, or the store does not answer.
+
+    """
     result = read_once(options, partial(query.fetch, clock=SystemClock(), query=object_query))
     if object_query.has_all_nodes:
         from fleetctl.fleets import known_nodes  # noqa: PLC0415 - other kinds need no file

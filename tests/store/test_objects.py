@@ -17,7 +17,7 @@ from store.errors import NewerDocumentError, UndecodableError
 from store.memory import MemoryTransport
 from store.port import Put
 from tests.support import schemas_strategies
-from tests.support.fleets import deployment
+from tests.support.fleets import deployment, replica
 from tests.support.sampling import samples
 
 LEASED = {
@@ -144,3 +144,28 @@ async def test_an_unreadable_document_is_refused(
         await reader.list_all(transport, kind)
     with pytest.raises(error):
         await reader.get(transport, kind, "a")
+
+
+@pytest.mark.parametrize("spoiled", [b"", b"{}", b"{},{}", b'{"a":1', b'"b":2}', b"1", b"\xff"])
+async def test_trees_that_are_parsed_together_are_refused_one_by_one(spoiled: bytes) -> None:
+    """A damaged document is named, whatever it would be in the middle of an array."""
+    key = keys.spec_key("Replica", "b")
+    transport = await stored([replica(0).replica, replica(1).replica])
+    await transport.commit([], [Put(key=key, value=b'{"storedVersion":3,' + spoiled)])
+    with pytest.raises(UndecodableError, match=key):
+        await object_trees.list_all(transport, "Replica")
+
+
+async def test_documents_of_an_earlier_version_are_migrated_among_others() -> None:
+    transport = await stored([replica(0).replica, replica(1).replica])
+    expected = await object_trees.list_all(transport, "Replica")
+    key = keys.spec_key("Replica", replica(0).replica.name)
+    found = await transport.get(key)
+    assert found is not None
+    old = found.value.replace(b'"storedVersion":3', b'"storedVersion":2')
+    assert old != found.value
+    await transport.commit([], [Put(key=key, value=old)])
+    again = await object_trees.list_all(transport, "Replica")
+    for tree in (*expected, *again):
+        del tree["metadata"]["resourceVersion"]
+    assert again == expected
