@@ -210,13 +210,13 @@ def _tag(path: str) -> str:
         return "OpenAI"
     if path.startswith(_ADMIN_PATHS):
         return "Admin"
-    if path == "/" or path.startswith("/api/"):
+    if path.startswith("/api/"):
         return "Ollama"
     return "Operation"
 
 
 def _responses(path: str, body: _Body | None) -> Json:
-    is_text = path == "/" or (path.startswith("/metrics") and path != "/metrics/snapshot")
+    is_text = path.startswith("/metrics") and path != "/metrics/snapshot"
     content: Json = {_TEXT: {"schema": {"type": "string"}}} if is_text else _json_content()
     if body is not None and body.stream:
         content[body.stream] = {"schema": {"type": "string"}}

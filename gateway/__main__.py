@@ -178,6 +178,12 @@ _FILES_OF_MACOS = 10_240
     help="Site of this gateway: Macs with the same label `site` are preferred.",
 )
 @click.option(
+    "--default-model",
+    default="",
+    envvar="FLEET_GATEWAY_DEFAULT_MODEL",
+    help="Model of OpenAI requests without `model` (default: the only one there is).",
+)
+@click.option(
     "--engine-sockets",
     type=click.Path(file_okay=False, path_type=Path),
     envvar="FLEET_ENGINE_SOCKETS",
@@ -434,6 +440,7 @@ def _limits(flags: dict[str, Any]) -> GatewayLimits:
         hold_limit=flags["hold_limit"],
         state_dir=flags["state_dir"] and flags["state_dir"].expanduser(),
         site=flags["site"],
+        default_model=flags["default_model"],
         engine_sockets=_engine_sockets(flags["engine_sockets"]),
         journal_size=flags["journal_size"],
         journal_file=_journal_file(flags),

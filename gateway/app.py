@@ -32,6 +32,7 @@ from gateway.routing.table import ServedModel
 from gateway.state.fleet_state import FleetState
 from gateway.state.table_cache import TableCache
 from machinery.prometheus import CONTENT_TYPE
+from machinery.version import version
 from schemas.wire import headers as wire_headers
 from schemas.wire.errors import Refusal, RefusedError
 from schemas.wire.health import StoreView
@@ -50,6 +51,14 @@ _OLLAMAS = (
     *("GET /api/tags", "GET /api/ps", "GET /api/version", "POST /api/show"),
     *(f"POST {path}" for path in registry.PATHS if path.startswith("/api/")),
 )
+_LINKS: Json = {
+    "models": "/v1/models",
+    "chat": "/v1/chat/completions",
+    "health": "/health",
+    "live": "/health/live",
+    "ready": "/health/ready",
+    "metrics": "/metrics",
+}
 # Longer paths are cut off in messages; the search for a similar one is quadratic in the length.
 _LONGEST_PATH = 200
 _NOT_POST = ("GET", "HEAD", "PUT", "PATCH", "DELETE", "OPTIONS")
@@ -69,10 +78,13 @@ def make_app(context: AdminContext, running: recorder_routes.RunningRequests = t
     app.add_middleware(AuthMiddleware, access=fleet_state.access, refuse=refuse)
     routes = AppRoutes(context)
     for path, answer in (
+        ("/", routes.root),
         ("/v1/models", routes.models),
         ("/v1/models/", routes.models),
         ("/v1/models/{name:path}", routes.model),
         ("/health", routes.health),
+        ("/health/live", routes.live),
+        ("/health/ready", routes.ready),
         ("/metrics", routes.metrics_text),
         ("/metrics/demand", routes.demand_text),
     ):
@@ -158,6 +170,32 @@ class AppRoutes:
     @property
     def table_cache(self) -> TableCache:
         return self.fleet_state.table_cache
+
+    async def root(self, request: Request) -> Response:
+        """Describe the gateway: name, version, models and the paths to go on with.
+
+        The route needs no key. Model names are shown only to keys with the role viewer, or where keys are not
+        required. Ollama's clients get its own text.
+        """
+        if ollama.is_ollama_client(request):
+            return ollama.root_response()
+        body: Json = {
+            "name": "mlx-fleet",
+            "version": version(),
+            "status": _status(self.table_cache),
+        }
+        if self.fleet_state.access.sees_all(request.scope["headers"]):
+            body["models"] = sorted(self.table_cache.table.models)
+        return _json({**body, "links": _LINKS})
+
+    async def live(self) -> Response:
+        """Answer 200 as long as the process serves requests."""
+        return _json({"status": "alive"})
+
+    async def ready(self) -> Response:
+        """Answer 200 once the gateway has a routing table, else 503; for load balancers, which have no key."""
+        status = 200 if self.table_cache.is_synced else 503
+        return _json({"status": _status(self.table_cache)}, status)
 
     async def models(self, request: Request) -> Response:
         """List the models that the client may use."""

@@ -46,6 +46,20 @@ def unknown_model(name: str, known: Sequence[str], nearest: str | None) -> Refus
     return Refusal(status=404, message=message, param="model", code="model_not_found")
 
 
+def no_model(known: Sequence[str]) -> Refusal:
+    """Return the refusal of a request that names no model, where none is the default."""
+    message = "The request names no model, and the gateway has no default. "
+    if known:
+        more = len(known) - _NAMES_SHOWN
+        listed = ", ".join(known[:_NAMES_SHOWN]) + (f" and {more} more" if more > 0 else "")
+        message += (
+            f'Send "model" with one of: {listed}; or start the gateway with --default-model NAME.'
+        )
+    else:
+        message += "Nothing is deployed that you may use; `fleetctl apply` a ModelDeployment."
+    return Refusal(status=400, message=message, param="model", code="model_required")
+
+
 def _hub_hint(name: str, known: Sequence[str]) -> str:
     """Return how to deploy a name that is a repository of a hub; empty for other names."""
     found = _HUB_NAME.fullmatch(name) if len(name) <= _MAX_HUB_NAME else None

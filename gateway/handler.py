@@ -13,8 +13,8 @@ from typing import Any, assert_never
 from typing_extensions import override
 
 from gateway import errors
-from gateway.apis.adapter import ApiAdapter, ResponseTranslator
-from gateway.apis.openai import find_model_name
+from gateway.apis.adapter import ApiAdapter, ModelMissingError, ResponseTranslator
+from gateway.apis.openai import find_model_name, with_model
 from gateway.auth.access_control import AccessControl
 from gateway.auth.rate_limits import RateLimiter
 from gateway.forwarding.engine_stream import WAITING, EngineStream, StreamReceiver
@@ -25,6 +25,7 @@ from gateway.http.limits import BodyMemory, ConnectionLimit
 from gateway.http.request_context import RequestContext, RequestHandler, header_lines
 from gateway.http.request_head import HeadReader
 from gateway.request import InferenceRequest
+from gateway.routing.default_model import choose_default
 from gateway.routing.table import EngineEndpoint
 from gateway.telemetry.recorder import RequestRecorder
 from gateway.upstream.connection import BrokenResponseError, Headers
@@ -57,6 +58,8 @@ class HandlerOptions:
     origins: AllowedOrigins
     id_prefix: str
     """Prefix of generated request ids."""
+    default_model: str = ""
+    """Model of requests that name none; empty: the only one there is."""
 
 
 class InferenceHandler(RequestHandler):
@@ -82,6 +85,7 @@ class InferenceHandler(RequestHandler):
         self.hosts = options.hosts
         self.origins = options.origins
         self._id_prefix = options.id_prefix.encode()
+        self._default_model = options.default_model
         self.is_stopping = False
         self.linger_s = IDLE_LINGER_S
         self._count = itertools.count(1)
@@ -134,7 +138,11 @@ class InferenceHandler(RequestHandler):
             context.is_admitted = True
             if self._forwarder.table_cache.is_stale and not context.extra_headers:
                 context.extra_headers = (_STALE,)
-            request, context.translator = context.adapter.read(context.http_request)
+            try:
+                request, context.translator = context.adapter.read(context.http_request)
+            except ModelMissingError:
+                self._set_default_model(context)
+                request, context.translator = context.adapter.read(context.http_request)
             context.request = request
             self._admit_model(context, request)
             self._forwarder.start(request, context.retry_state, context)
@@ -244,6 +252,24 @@ class InferenceHandler(RequestHandler):
         rates = context.adapter.rate_headers(self._access.rates(limiters))
         is_stale = self._forwarder.table_cache.is_stale
         context.extra_headers = (*rates, _STALE) if is_stale else rates
+
+    def _set_default_model(self, context: RequestContext) -> None:
+        """Write the default model into the body of a request that names none.
+
+        Raises:
+            RefusedError: there is none, or the routing table is not known yet.
+
+        """
+        table_cache, principal = self._forwarder.table_cache, context.principal
+        if not table_cache.is_synced:
+            raise RefusedError(errors.not_synced())
+
+        def may_use(name: str) -> bool:
+            return principal is None or principal.may_ask_for(name)
+
+        name = choose_default(table_cache.table, self._default_model, may_use)
+        http_request = context.http_request
+        http_request.body = with_model(http_request.body, name)
 
     def _admit_model(self, context: RequestContext, request: InferenceRequest) -> None:
         """Check that the key may use the model, count the request under the model's limits, and salt its cache."""

@@ -106,6 +106,8 @@ class GatewayLimits:
     """Folder for the state that a start without the store needs; None: not saved."""
     site: str = ""
     """Site of the gateway; engines of the same site are preferred."""
+    default_model: str = ""
+    """Model of requests that name none; empty: the only one there is."""
     engine_sockets: Path | None = None
     """Folder of the sockets of engines on this machine; None: endpoints with sockets are not used."""
     journal_size: int = 10_000
@@ -296,6 +298,7 @@ class Gateway:
             hosts=limits.hosts,
             origins=limits.origins,
             id_prefix=id_,
+            default_model=limits.default_model,
         )
 
     def _admin_context(

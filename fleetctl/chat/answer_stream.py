@@ -216,6 +216,25 @@ async def list_models(access: GatewayAccess) -> tuple[str, ...]:
     return tuple(sorted(model.id for model in found.data))
 
 
+async def embed(access: GatewayAccess, model: str, text: str) -> ChatAnswer:
+    """Return the statistics of a request for the embedding of a text.
+
+    Raises:
+        FleetctlError: the gateway is unreachable, or refuses the request.
+
+    """
+    body = {"model": model, "input": text}
+    async with (
+        _open_session(access) as http,
+        http.post(f"{access.url}/v1/embeddings", json=body, **access.arguments()) as response,
+    ):
+        if response.status != 200:
+            raise await _refusal(response, access)
+        await read_limited(response.content.iter_any(), _LIST_LIMIT)
+        replica = response.headers.get(headers.REPLICA, "")
+        return ChatAnswer(replica=replica, node=response.headers.get(headers.NODE, ""))
+
+
 def unknown_model_text(name: str, known: Sequence[str]) -> str:
     """Return the error message for a model that the gateway does not serve."""
     near = difflib.get_close_matches(name, known, n=1)

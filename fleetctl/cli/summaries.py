@@ -58,6 +58,7 @@ SUMMARIES: dict[str, str] = {
     "suspend": "Stop applying new commits of GitSources until `fleetctl resume`.",
     "sync": "Fetch new commits now, and wait until they are applied.",
     "taint": "Keep replicas away that do not tolerate a taint.",
+    "test": "Ask each model one question, and report.",
     "token": "Create, list and revoke join tokens.",
     "top": "Show memory, requests and tokens of nodes or models.",
     "uncordon": "Enable placement on nodes again.",

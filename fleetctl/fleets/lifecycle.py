@@ -94,6 +94,7 @@ def _foreground_command(settings: LocalFleetSettings) -> list[str]:
         *settings.transport_flags,
         *("--port", str(settings.gateway_port)),
         *("--gateway-workers", str(settings.gateway_workers)),
+        *(("--default-model", settings.default_model) if settings.default_model else ()),
         *("--engine-port", str(settings.engine_port)),
         *(("--engine-tcp",) if settings.is_engine_tcp else ()),
         *("--agent-port", str(settings.agent_port)),

@@ -69,6 +69,8 @@ class LocalFleetSettings:
     log_level: str
     gateway_workers: int = 1
     """Processes of the gateway."""
+    default_model: str = ""
+    """Model of requests that name none; empty: the only one there is."""
     is_engine_tcp: bool = False
     """True if engines listen on ports of the loopback address, which every process of this machine can reach."""
     tls_cert: Path | None = None
@@ -191,6 +193,7 @@ def gateway_program(settings: LocalFleetSettings, etcd: str) -> Program:
     flags = (
         *address_flags,
         *worker_flags,
+        *(("--default-model", settings.default_model) if settings.default_model else ()),
         *settings.engine_flags,
         *settings.transport_flags,
         *state_flags,

@@ -95,7 +95,7 @@ def _chat_options(command: Callable[..., Any]) -> Callable[..., Any]:
 def chat(model: str | None, message: str | None, **options: Any) -> None:
     """Chat with a model through a gateway."""
     question = _read_question(message)
-    pool = _open_gateways(options)
+    pool = open_gateways(options)
     if model is None:
         models = run(pool.send(answer_stream.list_models))
         model = choose_model(models, can_ask=question is None)
@@ -110,7 +110,7 @@ def chat(model: str | None, message: str | None, **options: Any) -> None:
 def run_model(model: str, prompt: tuple[str, ...], **options: Any) -> None:
     """Chat with a model, as `ollama run` does."""
     question = _read_question(" ".join(prompt) if prompt else None)
-    pool = _open_gateways(options)
+    pool = open_gateways(options)
     known = run(pool.send(answer_stream.list_models))
     if model not in known and not run_hub_model.is_hub_id(model):
         raise FleetctlError(_unknown_model_text(model, known))
@@ -156,7 +156,8 @@ def _read_question(message: str | None) -> str | None:
     return question
 
 
-def _open_gateways(options: dict[str, Any]) -> GatewayPool:
+def open_gateways(options: dict[str, Any]) -> GatewayPool:
+    """Return the gateways that flags name, or those of the fleet; `options`: of `gateway_options`, and `timeout`."""
     silence_s = parse_duration(options["timeout"])
     key = gateways.read_api_key(options)
 

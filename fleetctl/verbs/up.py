@@ -86,6 +86,11 @@ _MIN_QUOTA, _MAX_QUOTA = 16 * 2**20, 8 * 2**30
     help="Processes of the gateway, each on one core.",
 )
 @click.option(
+    "--default-model",
+    default="",
+    help="Model of OpenAI requests without `model` (default: the only one there is).",
+)
+@click.option(
     "--engine-port",
     type=click.IntRange(1024, 58000),
     default=4100,
@@ -232,6 +237,7 @@ def build_settings(options: dict[str, Any]) -> LocalFleetSettings:
         host=options["host"],
         gateway_port=options["port"],
         gateway_workers=options["gateway_workers"],
+        default_model=options["default_model"],
         engine_port=options["engine_port"],
         is_engine_tcp=options["engine_tcp"],
         agent_port=options["agent_port"],

@@ -23,6 +23,10 @@ _UNKNOWN = re.compile(r"unknown field `(.*?)`(?: - at `\$\.?(.*)`)?$", re.DOTALL
 _WRONG = re.compile(r"^(.*?)(?: - at `\$\.?(.*)`)?$", re.DOTALL)
 
 
+class ModelMissingError(RefusedError):
+    """A request that is valid but for the name of a model, which the gateway's default replaces."""
+
+
 class ResponseTranslator(Protocol):
     """Translates one response from OpenAI's format. Does no I/O."""
 

@@ -19,6 +19,8 @@ ROUTE_ROLES: Mapping[str, Role | None] = MappingProxyType(
         "GET /": None,
         "GET /api/version": None,
         "GET /health": None,
+        "GET /health/live": None,
+        "GET /health/ready": None,
         "GET /metrics": None,
         "GET /metrics/demand": None,
         # A ticket of the store in place of a key (gateway/admin/gateway_log.py).

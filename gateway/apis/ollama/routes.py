@@ -37,10 +37,19 @@ class _NamedModel(msgspec.Struct, forbid_unknown_fields=True):
 _NAMED = msgspec.json.Decoder(_NamedModel)
 
 
+def is_ollama_client(request: Request) -> bool:
+    """Return whether the client is one of Ollama's: its program or a library in Go, Python or JavaScript."""
+    return request.headers.get("user-agent", "").lower().startswith("ollama")
+
+
+def root_response() -> Response:
+    """Answer GET / as Ollama does; its clients detect a server by it."""
+    return Response("Ollama is running", media_type="text/plain")
+
+
 def add_routes(app: FastAPI, table_cache: TableCache, access: AccessControl) -> None:
     """Add the routes to the application."""
     routes = OllamaRoutes(table_cache, access)
-    app.add_api_route("/", routes.root, methods=["GET", "HEAD"])
     app.add_api_route("/api/version", routes.version, methods=["GET", "HEAD"])
     app.add_api_route("/api/tags", routes.tags, methods=["GET", "HEAD"])
     app.add_api_route("/api/ps", routes.running, methods=["GET", "HEAD"])
@@ -56,10 +65,6 @@ class OllamaRoutes:
 
     table_cache: TableCache
     access: AccessControl
-
-    async def root(self) -> Response:
-        """Answer as Ollama does; clients detect a server by it."""
-        return Response("Ollama is running", media_type="text/plain")
 
     async def version(self) -> Response:
         """Return the version of Ollama's API."""

@@ -283,7 +283,7 @@ async def test_what_is_open_and_what_is_not(
 ) -> None:
     await put_api_key(world, SECRET)
     await until(lambda: bool(gateway.gateway.fleet_state.keyring), what="the key")
-    for path in ("/health", "/metrics", "/metrics/demand"):
+    for path in ("/", "/health", "/health/live", "/health/ready", "/metrics", "/metrics/demand"):
         async with http.get(f"{gateway.url}{path}") as answer:
             assert answer.status == 200, path
     for path in ("/v1/models", "/nowhere", "/api/tags", "/metrics/", "/health/"):

@@ -209,6 +209,7 @@ async def test_what_is_there(
     async with http.get(f"{stage.gateway.url}/api/version") as response:
         assert await response.json() == {"version": response_translator.VERSION}
     for method in ("GET", "HEAD"):
-        async with http.request(method, stage.gateway.url + "/") as response:
+        agent = {"user-agent": "ollama/0.13.0 (arm64 darwin) Go/go1.24.1"}
+        async with http.request(method, stage.gateway.url + "/", headers=agent) as response:
             assert response.status == 200
             assert await response.text() == ("Ollama is running" if method == "GET" else "")
