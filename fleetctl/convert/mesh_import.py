@@ -1,7 +1,8 @@
 """Conversion of mlx-stack's mesh YAML to a NodePool and a ModelDeployment per tier. Pure.
 
-mlx-stack issue #31 ("Multi-Mac mesh networking") defines the fields role, discovery (type mdns, tailscale or static,
-with host and port), routing (strategy, weights), health and failover_timeout. `tiers` come from its stack definition.
+mlx-stack issue #31 ("Multi-Mac mesh networking") defines the fields role, discovery (a list of kinds: mdns, tailscale,
+or static with hosts and ports), routing (strategy, weights), health_check and coordinator. `tiers` come from its stack
+definition.
 """
 
 from collections.abc import Sequence
@@ -24,7 +25,9 @@ _WEIGHTS = {
     "queueDepth": "queue_depth",
 }
 # One of these fields identifies a mesh file; the second group does so only below `mesh`, because it is too common.
-_KNOWN, _BELOW_MESH = ("discovery", "routing", "tiers"), ("role", "failover_timeout")
+_KNOWN = ("discovery", "routing", "tiers")
+_BELOW_MESH = ("role", "failover_timeout", "health_check", "coordinator", "enabled")
+_TAILNETS = (".tailnet", ".ts.net")
 _LISTS = ("nodes", "peers", "hosts", "static")
 
 _REASONS = {
@@ -40,9 +43,20 @@ _REASONS = {
     "discovery.peers": OmissionReason(text="a gateway learns each engine's port from the store"),
     "discovery.hosts": OmissionReason(text="a gateway learns each engine's port from the store"),
     "discovery.static": OmissionReason(text="a gateway learns each engine's port from the store"),
+    "discovery.interface": OmissionReason(text="agents announce themselves on every local network"),
     "health": OmissionReason(
         text="a lease of 4 s shows that a Mac is alive, and gateways eject endpoints that fail"
     ),
+    "health_check": OmissionReason(
+        text="a lease of 4 s shows that a Mac is alive, and gateways eject endpoints that fail"
+    ),
+    "coordinator.port": OmissionReason(
+        text="set the gateway's port with its flag --port (default 4000)"
+    ),
+    "coordinator.failover_timeout": OmissionReason(
+        text="all gateways serve at any time; of the reconcilers the next leads within seconds, and requests go on"
+    ),
+    "coordinator": OmissionReason(text="any number of reconcilers run and one leads"),
     "failover_timeout": OmissionReason(
         text="a gateway tries another endpoint at once; spec.routing.timeouts.attempt limits the wait for a response"
     ),
@@ -72,17 +86,18 @@ def convert(
     drafts: list[ManifestDraft] = []
     header = [f"From {source} of mlx-stack. Settings without a counterpart:"]
     mesh = next((part for part in parts if _is_mesh(part)), parts[0])
-    pool = _pool(mesh, name, nodes)
+    pools = _pools(mesh, name, nodes)
     routing = _routing(mesh)
-    drafts.append(pool)
+    drafts.extend(pools)
+    pool_names = [pool.name for pool in pools]
     for part in parts:
-        drafts.extend(_tiers(part, routing, pool.name))
-    drafts.extend(manifest_drafts.draft_deployments(mesh, models, routing, [pool.name]))
+        drafts.extend(_tiers(part, routing, pool_names))
+    drafts.extend(manifest_drafts.draft_deployments(mesh, models, routing, pool_names))
     for part in parts:
         header.extend(part.omission_lines(_REASONS, "the fleet has no such setting"))
         part.raise_problems()
-    if len(drafts) == 1:
-        pool.notes.extend(manifest_drafts.routing_comment(routing))
+    if len(drafts) == len(pools):
+        pools[-1].notes.extend(manifest_drafts.routing_comment(routing))
     return join_manifests(header, drafts)
 
 
@@ -114,29 +129,58 @@ def _is_mesh(part: ForeignConfig) -> bool:
     return any(part.find_path(word) is not None for word in ("discovery", "routing", "role"))
 
 
-def _pool(mesh: ForeignConfig, name: str, given: Sequence[str]) -> ManifestDraft:
-    """Return a pool of the listed Macs, or of all Macs where discovery is automatic."""
-    draft = ManifestDraft(kind="NodePool", name=name, source=mesh)
+def _pools(mesh: ForeignConfig, name: str, given: Sequence[str]) -> list[ManifestDraft]:
+    """Return a pool of the listed Macs, of all Macs where discovery is automatic, or one of each."""
     kinds = {"mdns": "any", "tailscale": "any", "static": "static"}
-    kind = mesh.choice(kinds, "discovery", "type") or "any"
-    mesh.explain(("discovery", "type"), _REASONS["discovery.type"].text)
+    found: set[str] = set()
     hosts: list[tuple[tuple[str | int, ...], str]] = []
-    for word in _LISTS:
-        hosts.extend(_hosts(mesh, ("discovery", word)))
-    if hosts or given:
-        hosts = hosts or [(("discovery",), node) for node in given]
-        listed: list[Tree] = [*resolve_nodes(mesh, hosts, given)]
-        draft.put("spec.nodes", listed, *hosts[0][0])
-    elif kind == "static":
+    is_list = _is_list(mesh)
+    for path in _discoveries(mesh, is_list=is_list):
+        # A list may name a kind alone.
+        at = path if mesh.section(*path) is None and is_list else (*path, "type")
+        kind = mesh.choice(kinds, *at)
+        mesh.explain(at, _REASONS["discovery.type"].text)
+        found.update([kind] if kind else [])
+        if at != path:
+            for word in _LISTS:
+                hosts.extend(_hosts(mesh, (*path, word)))
+    if "static" in found and not hosts and not given:
         mesh.refuse(
             ("discovery",),
             "is static and lists no Macs",
             "Add below it: nodes: [{host: mac-1.local, port: 4000}], or give --nodes",
         )
+    listed, every = ManifestDraft(kind="NodePool", name=name, source=mesh), None
+    if is_list and hosts and "any" in found:
+        every, listed.name = (
+            ManifestDraft(kind="NodePool", name=name, source=mesh),
+            f"{name}-static",
+        )
+    if hosts or given:
+        hosts = hosts or [(("discovery",), node) for node in given]
+        nodes: list[Tree] = [*resolve_nodes(mesh, hosts, given)]
+        listed.put("spec.nodes", nodes, *hosts[0][0])
+        if every is None:
+            return [listed]
+        listed.notes.append(
+            "the Macs of discovery type static; `fleetctl node add` installs an agent on each"
+        )
     else:
-        draft.put("spec.selector", {})
-        draft.notes.append("every Mac whose agent joins; give --nodes to choose")
-    return draft
+        every = listed
+    every.put("spec.selector", {})
+    every.notes.append("every Mac whose agent joins; give --nodes to choose")
+    return [every] if every is listed else [every, listed]
+
+
+def _is_list(mesh: ForeignConfig) -> bool:
+    return mesh.find_path("discovery") is not None and mesh.section("discovery") is None
+
+
+def _discoveries(mesh: ForeignConfig, *, is_list: bool) -> list[tuple[str | int, ...]]:
+    """Return the paths of the kinds of discovery: one below `discovery`, or a list of them."""
+    if not is_list:
+        return [("discovery",)]
+    return [("discovery", index) for index in range(mesh.count("discovery"))]
 
 
 def _hosts(
@@ -147,12 +191,17 @@ def _hosts(
         inner = mesh.section(*path, index)
         if inner is None:
             host = (mesh.text(*path, index) or "").partition(":")[0]
-            found.append(((*path, index), host))
+            found.append(((*path, index), _own_name(host)))
             continue
         named = inner.text("name")
         at = inner.text("host") or inner.text("hostname") or inner.text("ip")
-        found.append(((*path, index), named or at or ""))
+        found.append(((*path, index), named or _own_name(at or "")))
     return found
+
+
+def _own_name(host: str) -> str:
+    """Return the host without the domain of a Tailscale network, which a Mac's own name does not have."""
+    return host.partition(".")[0] if host.endswith(_TAILNETS) else host
 
 
 def _routing(mesh: ForeignConfig) -> dict[str, Tree]:
@@ -171,10 +220,15 @@ def _routing(mesh: ForeignConfig) -> dict[str, Tree]:
     weights = manifest_drafts.scale_weights(mesh, weight_paths)
     if weights is not None and strategy in (None, "Scored"):
         found["weights"] = weights
+    elif weights is not None:
+        for path in weight_paths.values():
+            mesh.explain(path, f"strategy {strategy} has no weights")
     return found
 
 
-def _tiers(part: ForeignConfig, routing: dict[str, Tree], pool: str) -> list[ManifestDraft]:
+def _tiers(
+    part: ForeignConfig, routing: dict[str, Tree], pools: Sequence[str]
+) -> list[ManifestDraft]:
     """Return a deployment for each tier; clients can keep requesting it by the tier's name."""
     drafts = []
     for index in range(part.count("tiers")):
@@ -194,6 +248,6 @@ def _tiers(part: ForeignConfig, routing: dict[str, Tree], pool: str) -> list[Man
         draft.put_model(model, "source" if tier.find_path("source") else "model")
         names: list[Tree] = [*served_names(draft.name, word, shown)]
         draft.put("spec.servedNames", names or None, "name")
-        manifest_drafts.set_placement(draft, routing, [pool])
+        manifest_drafts.set_placement(draft, routing, pools)
         drafts.append(draft)
     return drafts
