@@ -251,7 +251,7 @@ class Service:
                 ticket = Ticket(jobs=(), entered_s=self.clock.monotonic())
                 self.request_log.attach_ticket(ticket, model=request.model)
                 return choices, ticket
-            jobs = [choice.job for choice in choices]
+            jobs = [choice.job for choice in choices if not choice.parser.is_over]
             ticket = self.place(jobs, model=request.model)
             self.prompts.add(jobs)
             return choices, ticket

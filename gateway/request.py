@@ -54,6 +54,8 @@ class InferenceRequest:
     """Headers of the client, for header rules of routes."""
     is_streamed: bool = False
     is_resumable: bool = False
+    choices: int = 1
+    """Choices of the answer (`n`)."""
     """True for streams with one choice of a chat or completion: another engine can continue them."""
     session: str = ""
     """Key for session affinity; empty if the request has none."""

@@ -36,11 +36,14 @@ class CompletionEncoder:
     arrived_s: float
     _sent_tokens: list[int] = field(init=False)
     """Tokens of each choice that are in a resume comment, or were sent by an engine before."""
+    _replayed: tuple[int, ...] = field(init=False)
+    """Choices that tokens of another engine had ended already."""
     _has_first_comment: bool = False
 
     def __post_init__(self) -> None:
         """Start where another engine was lost, if the answer is continued."""
         choices = self.stream.choices
+        self._replayed = tuple(i for i, choice in enumerate(choices) if choice.parser.is_over)
         self._sent_tokens = [len(choice.parser.tokens) for choice in choices]
         for choice, offset in zip(choices, self.formatter.offsets, strict=True):
             for token in choice.parser.tokens:
@@ -65,7 +68,8 @@ class CompletionEncoder:
         """Return the chunks before the first tokens; none if another engine sent them already."""
         request, out = self.formatter.request, b""
         if request.resumed is not None:
-            return self._finish(0) if self.stream.is_over and not self.stream.ticket.jobs else b""
+            missing = (i for i in self._replayed if i not in request.resumed.finished)
+            return b"".join(map(self._finish, missing))
         for index, choice in enumerate(self.stream.choices):
             if request.is_chat or choice.echo:
                 # The first tokens are parsed by now, but their text comes with the next chunk.
@@ -110,9 +114,11 @@ class CompletionEncoder:
         tokens = choice.parser.tokens[self._sent_tokens[index] : upto]
         self._sent_tokens[index] += len(tokens)
         fields: dict[str, Any] = {"tokens": tokens}
+        if index:
+            fields["choice"] = index
         if not self._has_first_comment:
             self._has_first_comment = True
-            fields |= self._first_fields(choice)
+            fields |= self._first_fields(self.stream.choices[0])
         if usage is not None:
             fields["usage"] = usage.body()
         return resume_comment(fields)

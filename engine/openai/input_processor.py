@@ -258,7 +258,7 @@ class InputProcessor:
             return GenerationChoice(
                 job=job, parser=parser, digest=digest if request.is_resumable else ""
             )
-        job = resume_job(job, request.resumed, digest, vocab_size=self.ready.vocab_size)
+        job = resume_job(job, request.resumed, index, digest, vocab_size=self.ready.vocab_size)
         replay_tokens(parser, job, end_tokens=self.ready.codec.eos_ids)
         return GenerationChoice(
             job=job, parser=parser, digest=digest, cached=request.resumed.cached_tokens
@@ -305,8 +305,8 @@ def prompt_digest(tokens: Sequence[int]) -> str:
     return hashlib.blake2b(array("I", tokens).tobytes(), digest_size=8).hexdigest()
 
 
-def resume_job(job: Job, resumed: ResumePoint, digest: str, *, vocab_size: int) -> Job:
-    """Return a job that continues where another engine was lost; `digest` is of the job's prompt.
+def resume_job(job: Job, resumed: ResumePoint, index: int, digest: str, *, vocab_size: int) -> Job:
+    """Return a job that continues a choice where another engine was lost; `digest` is of the job's prompt.
 
     Raises:
         RefusedError: the resume point belongs to another prompt or another model.
@@ -319,12 +319,14 @@ def resume_job(job: Job, resumed: ResumePoint, digest: str, *, vocab_size: int) 
         )
         refusal = Refusal(status=409, message=message, param="fleet.prompt", code="prompt_differs")
         raise RefusedError(refusal)
-    if len(resumed.tokens) > job.max_tokens:
-        message = f"'fleet.tokens' has {len(resumed.tokens)} tokens, more than the {job.max_tokens} allowed."
-        raise errors.invalid(message, param="fleet.tokens")
-    limits.check_vocabulary(resumed.tokens, vocab_size, "fleet.tokens")
-    sampling = dataclasses.replace(job.sampling, seed=resumed.seed)
-    return dataclasses.replace(job, sampling=sampling, emitted=resumed.tokens)
+    tokens = resumed.tokens[index]
+    param = "fleet.tokens" if len(resumed.tokens) == 1 else f"fleet.choices[{index}]"
+    if len(tokens) > job.max_tokens:
+        message = f"'{param}' has {len(tokens)} tokens, more than the {job.max_tokens} allowed."
+        raise errors.invalid(message, param=param)
+    limits.check_vocabulary(tokens, vocab_size, param)
+    sampling = dataclasses.replace(job.sampling, seed=resumed.seed + index)
+    return dataclasses.replace(job, sampling=sampling, emitted=tokens)
 
 
 def replay_tokens(parser: OutputParser, job: Job, *, end_tokens: Sequence[int]) -> None:

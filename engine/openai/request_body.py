@@ -140,7 +140,12 @@ class _ResumeBody(BaseModel):
 
     model_config = _STRICT
 
-    tokens: Tokens
+    tokens: Tokens | None = None
+    """Those of the only choice."""
+    choices: Annotated[list[Tokens], Field(min_length=2, fail_fast=True)] | None = None
+    """Those of each choice, if there are several."""
+    finished: Annotated[list[int], Field(max_length=1024)] = []
+    """Indexes of choices whose end the client has."""
     seed: Seed
     prompt: Annotated[str, Field(max_length=100)]
     id: Annotated[str, Field(min_length=1, max_length=200)]
@@ -179,8 +184,12 @@ class TextPrompts:
 class ResumePoint:
     """The progress of another engine with this request, before it was lost."""
 
-    tokens: tuple[int, ...]
+    tokens: tuple[tuple[int, ...], ...]
+    """Those of each choice."""
+    finished: frozenset[int] = frozenset()
+    """Indexes of choices whose end the client has; it is not sent again."""
     seed: int
+    """That of the first choice; those of the others follow it."""
     prompt: str
     """Digest of the prompt's tokens there."""
     id: str
@@ -216,7 +225,7 @@ class GenerationRequest:
     is_fitted: bool = False
     """True if `max_tokens` may be lowered to the room that is left."""
     is_resumable: bool = False
-    """True if the stream carries resume comments; only for streams of one choice."""
+    """True if the stream carries resume comments; only for streams of one prompt."""
     resumed: ResumePoint | None = None
     format: output_options.RequiredText | None = None
     """The form that the text must have."""
@@ -246,10 +255,14 @@ class GenerationRequest:
         return not isinstance(prompt, Conversation) or prompt.end is ConversationEnd.MESSAGE_OPEN
 
     @property
+    def prompts(self) -> int:
+        """The number of prompts."""
+        return 1 if isinstance(self.prompt, Conversation) else len(self.prompt.contents)
+
+    @property
     def size(self) -> int:
         """The number of choices of all prompts."""
-        prompts = 1 if isinstance(self.prompt, Conversation) else len(self.prompt.contents)
-        return prompts * self.n
+        return self.prompts * self.n
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -503,9 +516,17 @@ def _pop_resume_point(fields: dict[str, Any], context_length: int | None) -> Res
         return None
     if isinstance(value, dict):
         prompts.check_tokens(value.get("tokens"), context_length, f"{streams.RESUME_FIELD}.tokens")
+        _check_choices(value.get("choices"), context_length)
     body = validate(_ResumeBody, value, at=streams.RESUME_FIELD)
+    if (body.tokens is None) == (body.choices is None):
+        raise errors.invalid(
+            "'fleet' has the tokens of the only choice in 'tokens', or of each one in 'choices'.",
+            param="fleet.tokens",
+        )
+    found = [body.tokens] if body.tokens is not None else body.choices or []
     return ResumePoint(
-        tokens=tuple(body.tokens),
+        tokens=tuple(map(tuple, found)),
+        finished=frozenset(body.finished),
         seed=body.seed,
         prompt=body.prompt,
         id=body.id,
@@ -514,15 +535,24 @@ def _pop_resume_point(fields: dict[str, Any], context_length: int | None) -> Res
     )
 
 
+def _check_choices(choices: object, context_length: int | None) -> None:
+    """Refuse more tokens than a context holds before they are looked at. Raises RefusedError."""
+    if isinstance(choices, list):
+        for at, tokens in enumerate(choices[:1024]):
+            prompts.check_tokens(tokens, context_length, f"{streams.RESUME_FIELD}.choices[{at}]")
+
+
 def _with_resume_point(
     request: GenerationRequest, resumed: ResumePoint | None
 ) -> GenerationRequest:
     if resumed is not None and not request.is_streamed:
         raise errors.invalid("'fleet' continues streams only.", param="fleet")
-    if resumed is not None and request.size != 1:
-        name = "n" if request.n > 1 else "prompt"
-        raise errors.invalid(f"'fleet' continues one choice; '{name}' asks for more.", param=name)
-    is_resumable = request.is_streamed and request.size == 1
+    if resumed is not None and request.prompts != 1:
+        raise errors.invalid("'fleet' continues one prompt; 'prompt' has more.", param="prompt")
+    if resumed is not None and len(resumed.tokens) != request.n:
+        message = f"'fleet' continues {len(resumed.tokens)} choices, and 'n' is {request.n}."
+        raise errors.invalid(message, param="n")
+    is_resumable = request.is_streamed and request.prompts == 1
     return dataclasses.replace(request, is_resumable=is_resumable, resumed=resumed)
 
 

@@ -116,7 +116,8 @@ class OpenAiAdapter(ApiAdapter):
             request_id=http_request.request_id,
             headers=http_request.headers,
             is_streamed=is_streamed,
-            is_resumable=is_streamed and http_request.path in _RESUMABLE and bytes(head.n) in _ONE,
+            is_resumable=is_streamed and http_request.path in _RESUMABLE,
+            choices=1 if bytes(head.n) in _ONE else _number(bytes(head.n)),
             timeout_s=http_request.timeout_s(),
             session=_session(head, http_request),
             prompt=bytes(head.messages or head.prompt or head.input)
@@ -129,6 +130,11 @@ class OpenAiAdapter(ApiAdapter):
             request,
             ResponsesTranslator() if is_streamed and http_request.path == _RESPONSES else None,
         )
+
+
+def _number(raw: bytes) -> int:
+    """Return the number of choices in JSON; 1 for what no engine accepts."""
+    return max(1, int(raw)) if raw.isdigit() and len(raw) < 4 else 1
 
 
 def _decode(body: bytes) -> _RoutingFields:

@@ -51,6 +51,7 @@ _LARGEST = 16 << 20
 
 class _Comment(msgspec.Struct):
     tokens: list[int]
+    choice: int = 0
     seed: int | None = None
     prompt: str = ""
     id: str = ""
@@ -66,14 +67,22 @@ _DECODER = msgspec.json.Decoder(list[_Comment])
 class ResumePoint(msgspec.Struct, frozen=True):
     """The progress of a stream: the sum of its resume comments."""
 
-    tokens: list[int]
+    choices: list[list[int]]
+    """Tokens of each choice."""
     is_finished: bool
-    """True if the client got the finish reason."""
+    """True if the client got the finish reason of every choice."""
     _fleet: dict[str, Any]
+
+    @property
+    def tokens(self) -> int:
+        """The number of tokens of all choices."""
+        return sum(map(len, self.choices))
 
     def resume_body(self, body: bytes) -> bytes:
         """Return the body that makes another engine continue; `body` is the original one, a JSON object."""
-        fleet = orjson.dumps({"tokens": self.tokens, **self._fleet})
+        of_one = len(self.choices) == 1
+        tokens = {"tokens": self.choices[0]} if of_one else {"choices": self.choices}
+        fleet = orjson.dumps({**tokens, **self._fleet})
         return b'%b,"%b":%b}' % (body[: body.rindex(b"}")], streams.RESUME_FIELD.encode(), fleet)
 
 
@@ -174,16 +183,27 @@ class ResumeLog:
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             return []
 
-    def resume_point(self) -> ResumePoint | None:
-        """Return the progress; None if it is not known or invalid."""
+    def resume_point(self, count: int = 1) -> ResumePoint | None:
+        """Return the progress of so many choices; None if it is not known or invalid."""
         comments = [] if self.is_lost else self._comments()
         if not comments or comments[0].seed is None:
             return None
-        first, last = comments[0], comments[-1]
+        choices: list[list[int]] = [[] for _ in range(count)]
+        finished: list[int] = []
+        for comment in comments:
+            if not 0 <= comment.choice < count:
+                return None
+            choices[comment.choice] += comment.tokens
+            if comment.usage is not None:
+                finished.append(comment.choice)
+        first, is_finished = comments[0], len(finished) == count
+        # The next engine repeats the last end: its stream must begin with a comment.
+        known = finished[:-1] if is_finished else finished
         return ResumePoint(
-            [token for comment in comments for token in comment.tokens],
-            last.usage is not None,
+            choices,
+            is_finished,
             {
+                **({"finished": known} if known else {}),
                 "seed": first.seed,
                 "prompt": first.prompt,
                 "id": first.id,

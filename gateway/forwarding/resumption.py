@@ -69,14 +69,14 @@ class Resumer:
         """
         assert stream.resume_log is not None
         now_s, policy = self.clock.monotonic(), state.terms.policy
-        resume_point = stream.resume_log.resume_point()
+        resume_point = stream.resume_log.resume_point(request.choices)
         if state.resumptions >= policy.resumptions:
             raise self.give_up(
                 "too_often",
                 error,
                 f"it continued on other replicas {state.resumptions} times already",
             )
-        if resume_point is None or len(resume_point.tokens) > policy.resumable_tokens:
+        if resume_point is None or resume_point.tokens > policy.resumable_tokens:
             raise self.give_up(
                 "too_long", error, f"it has more than {policy.resumable_tokens} tokens"
             )
@@ -92,7 +92,7 @@ class Resumer:
                 "request_id": request.request_id.decode("ascii"),
                 "replica": stream.endpoint.replica,
                 "node": stream.endpoint.node,
-                "tokens": len(resume_point.tokens),
+                "tokens": resume_point.tokens,
                 "why": str(error),
             },
         )
@@ -246,7 +246,7 @@ class Resumption(ResumeSearch):
                 "request_id": self.request.request_id.decode("ascii"),
                 "replica": found.endpoint.replica,
                 "node": found.endpoint.node,
-                "tokens": len(self.resume_point.tokens),
+                "tokens": self.resume_point.tokens,
                 "seconds": round(resumer.clock.monotonic() - self.began_s, 3),
             },
         )

@@ -133,7 +133,7 @@ def check(stream: bytes) -> None:
     sums = resume_log.resume_point()
     assert sums is not None
     assert sums.is_finished
-    assert len(sums.tokens) == marks[-1]["usage"]["completion_tokens"] == resume_log.usage()[2]
+    assert sums.tokens == marks[-1]["usage"]["completion_tokens"] == resume_log.usage()[2]
     assert resume_log.usage()[:2] == (marks[0]["prompt_tokens"], marks[0]["cached_tokens"])
 
 

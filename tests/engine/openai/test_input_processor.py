@@ -14,6 +14,7 @@ from engine.openai.request_body import ResumePoint
 from engine.text.output_parser import OutputParser
 from engine.text.reasoning import ReasoningParser, ThinkingMarkers, ThinkingState
 from engine.text.spans import StopMatcher
+from gateway.forwarding.engine_stream import ResumeLog
 from schemas.wire.errors import RefusedError
 from tests.support.byte_detokenizer import ByteDetokenizer
 from tests.support.engine_process import Engine
@@ -79,9 +80,11 @@ def test_reasoning_tokens_are_counted_in_both_engines() -> None:
 
 
 def refusal(tokens: tuple[int, ...] = (), digest: str = "m") -> Any:
-    resumed = ResumePoint(tokens=tokens, seed=1, prompt=digest, id="x", created=1, cached_tokens=0)
+    resumed = ResumePoint(
+        tokens=(tokens,), seed=1, prompt=digest, id="x", created=1, cached_tokens=0
+    )
     with pytest.raises(RefusedError) as caught:
-        input_processor.resume_job(job([], 3), resumed, "m", vocab_size=10)
+        input_processor.resume_job(job([], 3), resumed, 0, "m", vocab_size=10)
     return caught.value.refusal
 
 
@@ -232,10 +235,50 @@ def test_resume_comments_have_all_fields(engine: Engine) -> None:
     assert last["usage"] == usage["usage"]
     assert "fleet" not in usage
     # Answers that cannot be continued have no comments.
-    for fields in ({"n": 2}, {"stream": False, "stream_options": None}):
-        reply = engine.post("/v1/chat/completions", headers=HEADERS, **CHAT | fields)
-        assert reply.status == 200
-        assert b": fleet" not in reply.raw
+    fields = {"stream": False, "stream_options": None}
+    reply = engine.post("/v1/chat/completions", headers=HEADERS, **CHAT | fields)
+    assert reply.status == 200
+    assert b": fleet" not in reply.raw
+
+
+def by_choice(chunks: list[Chunk], count: int) -> list[list[Chunk]]:
+    """Return the chunks of each choice."""
+    found = [[c for c in chunks if c["choices"]] for _ in range(count)]
+    return [[c for c in one if c["choices"][0]["index"] == at] for at, one in enumerate(found)]
+
+
+@pytest.mark.mlx
+def test_several_choices_cut_at_every_chunk_continue_equally(engine: Engine) -> None:
+    fields = {"n": 3, "temperature": 1.5, "seed": 11}
+    reply = engine.post("/v1/chat/completions", headers=HEADERS, **CHAT | fields)
+    whole = events(reply.raw)
+    log, cuts = ResumeLog(1000), []
+    for event in reply.raw.split(b"\n\n")[:-2]:
+        log.take(event + b"\n\n")
+        cuts.append(log.resume_point(3))
+
+    def resumed(at: int) -> list[Chunk]:
+        point = cuts[at]
+        assert point is not None
+        body = point.resume_body(json.dumps({"model": "tiny"} | CHAT | fields).encode())
+        answer = engine.request("POST", "/v1/chat/completions", body=body, headers=HEADERS)
+        assert answer.status == 200, answer.raw
+        assert answer.raw.startswith(b": fleet ")
+        found = events(answer.raw)
+        return found[1:] if point.is_finished else found
+
+    with ThreadPoolExecutor(3) as pool:
+        rests = list(pool.map(resumed, range(len(cuts) - 1)))
+    assert cuts[-1] is not None
+    assert cuts[-1].is_finished
+    for at, rest in enumerate(rests):
+        begun = whole[: at + 1]
+        for index, expected in enumerate(by_choice(whole, 3)):
+            mine = by_choice(begun, 3)[index] + by_choice(rest, 3)[index]
+            assert text_of(mine) == text_of(expected)
+            reasons = [one["choices"][0]["finish_reason"] for one in mine]
+            assert [reason for reason in reasons if reason] == reasons[-1:]
+        assert rest[-1]["usage"]["completion_tokens"] == whole[-1]["usage"]["completion_tokens"]
 
 
 TOOL = {
@@ -291,8 +334,10 @@ def test_wrong_continuations_are_refused(engine: Engine) -> None:
         (HEADERS, {"stream": False, "stream_options": None}, 400, "fleet"),
         (HEADERS, {"fleet": fleet | {"seed": "1"}}, 400, "fleet.seed"),
         (HEADERS, {"fleet": fleet | {"more": 1}}, 400, "fleet.more"),
-        (HEADERS, {"fleet": {}}, 400, "fleet.tokens"),
+        (HEADERS, {"fleet": {}}, 400, "fleet.seed"),
         (HEADERS, {"fleet": fleet | {"tokens": [999999]}}, 400, "fleet.tokens"),
+        (HEADERS, {"fleet": fleet | {"choices": [[1], [2]]}}, 400, "fleet.tokens"),
+        (HEADERS, {"fleet": fleet | {"choices": [[1]], "tokens": None}}, 400, "fleet.choices"),
         (HEADERS, {"messages": [{"role": "user", "content": "other"}]}, 409, "fleet.prompt"),
     ]
     for headers, fields, status, param in cases:

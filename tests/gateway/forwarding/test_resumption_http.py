@@ -207,7 +207,7 @@ async def fit(call: Call) -> None:
 async def test_what_has_no_marks_ends_as_it_must(
     world: World, gateway: Running, http: aiohttp.ClientSession
 ) -> None:
-    bodies: list[dict[str, Any]] = [BODY | {"n": 2}, BODY]
+    bodies: list[dict[str, Any]] = [BODY | {"stream_options": None}, BODY]
     async with fleet(
         world,
         gateway,
@@ -220,7 +220,56 @@ async def test_what_has_no_marks_ends_as_it_must(
             assert raw.count(b"data: ") == 3
             assert b"stream_interrupted" in raw
         calls = [call.headers for engine in engines for call in engine.calls]
-    assert sorted("x-fleet-resumable" in one for one in calls) == [False, True]
+    assert ["x-fleet-resumable" in one for one in calls] == [True, True]
+
+
+def chunk_of(at: int, choice: int, last: int) -> bytes:
+    """Return a chunk of one of two choices, as an engine sends it: one token, or the end."""
+    is_end = at == last
+    mark: dict[str, Any] = {"tokens": [] if is_end else [10 * choice + at]}
+    if choice:
+        mark["choice"] = choice
+    if is_end:
+        mark["usage"] = {"prompt_tokens": 1, "completion_tokens": 2 * last}
+    mark |= {"seed": 5, "prompt": "p", "id": "x-1", "created": 1, "prompt_tokens": 1}
+    text = {} if is_end else {"content": f"{choice}{at} "}
+    shown = {"index": choice, "delta": text, "finish_reason": "stop" if is_end else None}
+    data = {"id": "x-1", "choices": [shown]}
+    return b": fleet " + orjson.dumps(mark) + b"\ndata: " + orjson.dumps(data) + b"\n\n"
+
+
+async def test_several_choices_continue_where_each_of_them_was(
+    world: World, gateway: Running, http: aiohttp.ClientSession
+) -> None:
+    # The second choice ends long before the first.
+    order = [(0, 0), (0, 1), (1, 1), (2, 1), (1, 0), (2, 0), (3, 0), (4, 0)]
+    lengths = [4, 2]
+    whole = [chunk_of(at, choice, lengths[choice]) for at, choice in order]
+    cut = 0
+
+    async def script(call: Call) -> None:
+        fleet_ = orjson.loads(call.body).get("fleet")
+        await call.begin_stream()
+        if fleet_ is None:
+            for event in whole[:cut]:
+                await call.chunk(event)
+            await asyncio.sleep(0.02)
+            call.die()
+            return
+        told, finished = fleet_["choices"], fleet_.get("finished", [])
+        assert fleet_["seed"] == 5
+        for (at, choice), event in zip(order, whole, strict=True):
+            is_end = at == lengths[choice]
+            if choice not in finished if is_end else at >= len(told[choice]):
+                await call.chunk(event)
+        await call.chunk(DONE)
+        await call.send(b"0\r\n\r\n")
+
+    expected = clean(b"".join(whole) + DONE)
+    async with fleet(world, gateway, script, script):
+        for cut in range(1, len(whole) + 1):
+            assert clean(await ask(http, gateway, CHAT, BODY | {"n": 2})) == expected, cut
+        assert resumptions(gateway) == len(whole)
 
 
 async def test_a_response_ends_in_its_own_words(
