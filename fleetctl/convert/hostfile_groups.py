@@ -13,7 +13,7 @@ from fleetctl.convert.manifest_drafts import comment_lines, node_name
 from manifests.trees import Tree, object_tree
 from manifests.yaml import parser
 from schemas.formation import Seat
-from schemas.meta import ObjectMeta
+from schemas.meta import API_VERSION, ObjectMeta
 from schemas.shardgroup import Backend, GroupMember, ShardGroup, ShardGroupSpec
 
 _BACKENDS: dict[str, Backend] = {"ring": "ring", "jaccl": "jaccl", "jaccl-ring": "jaccl-ring"}
@@ -86,6 +86,30 @@ def build_group(file: HostFile, options: GroupOptions) -> GroupImport:
     return GroupImport(group=group, notes=(*file.notes, *notes, *_more_notes(file, nodes, backend)))
 
 
+def one_mac_pool(file: HostFile, options: GroupOptions) -> str:
+    """Convert a host file of one Mac, which needs no ShardGroup, to the NodePool of that Mac.
+
+    Raises:
+        ManifestErrors: the file does not name the node, and the options do not either.
+
+    """
+    (host,) = file.hosts
+    if len(options.nodes) > 1:
+        raise file.refusal((), f"has 1 rank, but --nodes names {len(options.nodes)} Macs", "")
+    node = options.nodes[0] if options.nodes else node_name(host.ssh)
+    if not node:
+        raise file.refusal(host.path, "does not name the node of rank 0", "Give --nodes NODE")
+    _, notes = _environment(file)
+    about = "one Mac needs no ShardGroup; deployments name this pool in spec.placement.pools"
+    tree: dict[str, Tree] = {
+        "apiVersion": API_VERSION,
+        "kind": "NodePool",
+        "metadata": {"name": options.name},
+        "spec": {"nodes": [node]},
+    }
+    return comment_lines((about, *file.notes, *notes)) + parser.dump(tree)
+
+
 def _nodes(file: HostFile, given: Sequence[str]) -> tuple[str, ...]:
     """Return each rank's node: as given, else derived from the ssh names in the file."""
     size = len(file.hosts)
@@ -93,7 +117,9 @@ def _nodes(file: HostFile, given: Sequence[str]) -> tuple[str, ...]:
         raise file.refusal(
             (),
             f"has {size} rank, but a group needs at least two Macs",
-            "A deployment on one Mac needs no group (spec.sharding: Never)",
+            "A deployment on one Mac needs no group (spec.sharding: Never)"
+            if size
+            else "Add the Macs",
         )
     if given and len(given) != size:
         hint = "Name one node per rank, in rank order"
@@ -133,9 +159,13 @@ def _backend(file: HostFile) -> Backend:
             )
         is_ring = found == "jaccl" and any(name in _RING_VARIABLES for name, _ in file.environment)
         return "jaccl-ring" if is_ring else found
-    if file.form != "devices":
+    # mlx.launch needs --backend for it; a file lists RDMA devices to be started with that.
+    if file.form != "devices" and not any(host.rdma for host in file.hosts):
         return "ring"
-    return "jaccl" if not _gaps(file.hosts, "jaccl") else "jaccl-ring"
+    if not _gaps(file.hosts, "jaccl"):
+        return "jaccl"
+    is_ring = file.form == "devices" or not _gaps(file.hosts, "jaccl-ring")
+    return "jaccl-ring" if is_ring else "ring"
 
 
 def _gaps(hosts: Sequence[Host], backend: Backend) -> list[tuple[int, int]]:

@@ -8,8 +8,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from fleetctl.convert.foreign_config import ForeignConfig, OmissionReason, read_documents
-from fleetctl.convert.hostfile_groups import GroupImport, GroupOptions, build_group
-from fleetctl.convert.hostfile_reader import read_hostfile
+from fleetctl.convert.hostfile_groups import (
+    GroupImport,
+    GroupOptions,
+    build_group,
+    one_mac_pool,
+)
+from fleetctl.convert.hostfile_reader import HostFile, read_hostfile
 from fleetctl.convert.manifest_drafts import (
     ManifestDraft,
     join_manifests,
@@ -22,11 +27,21 @@ from schemas.shardgroup import Backend
 _BACKENDS = {"mlx": "alone", "mlx-distributed": "together"}
 _OPTIONS = {
     "trust_remote_code": "the fleet never runs code of a model",
-    "max_tokens": "clients set max_tokens in each request",
-    "temperature": "clients set it in each request",
-    "temp": "clients set it in each request",
-    "top_p": "clients set it in each request",
 }
+# Options of the backend, and parameters of the model, that requests may leave out: names, and those of spec.sampling.
+_SAMPLING = {
+    "max_tokens": "maxTokens",
+    "temperature": "temperature",
+    "temp": "temperature",
+    "top_p": "topP",
+    "top_k": "topK",
+    "min_p": "minP",
+    "repeat_penalty": "repetitionPenalty",
+    "presence_penalty": "presencePenalty",
+    "frequency_penalty": "frequencyPenalty",
+}
+_INTEGERS = ("maxTokens", "topK")
+_IN_OPTIONS = ("max_tokens", "temperature", "temp", "top_p")
 _REASONS = {
     "parameters": OmissionReason(text="clients set it in each request"),
     "backend": OmissionReason(text="all engines of the fleet use MLX"),
@@ -55,6 +70,10 @@ class LocalAiContext:
     """Returns text and name of the host file at the path in the YAML; raises ManifestErrors."""
     nodes: tuple[str, ...] = ()
     """Nodes in rank order, for host files that contain only addresses."""
+    default_host_file: str = ""
+    """Host file of distributed models whose options name none (MLX_DISTRIBUTED_HOSTFILE); empty: one Mac."""
+    default_backend: str = ""
+    """Backend of distributed models whose options name none (MLX_DISTRIBUTED_BACKEND); empty: ring."""
 
 
 def convert(text: str, source: str, context: LocalAiContext) -> str:
@@ -110,14 +129,21 @@ def _model(model: ForeignConfig, context: LocalAiContext) -> tuple[ManifestDraft
     draft.put("spec.servedNames", names or None, "name")
     draft.put("spec.contextLength", model.integer("context_size", least=1), "context_size")
     kind = _kind(model)
-    options = _options(model)
+    options = _options(model, draft)
+    if kind == "together" and model.text("backend"):
+        options = _with_defaults(options, context)
     host_file = options.get("hostfile")
     is_split = host_file is not None and kind != "alone"
     draft.put_model(path, "parameters", "model", is_split=is_split)
     if host_file is None or not is_split:
         return draft, ""
     backend: Backend = "jaccl" if options.get("distributed_backend") == "jaccl" else "ring"
-    found = _group(draft.name, backend, context, host_file)
+    file = read_hostfile(*context.host_file(host_file))
+    if len(file.hosts) == 1:
+        pool = one_mac_pool(file, GroupOptions(name=f"{draft.name}-mac", nodes=context.nodes))
+        draft.put("spec.placement.pools", [f"{draft.name}-mac"])
+        return draft, pool
+    found = _group(draft.name, backend, context, file)
     draft.put("spec.sharding", found.group.name)
     return draft, _group_text(found, backend)
 
@@ -134,14 +160,40 @@ def _kind(model: ForeignConfig) -> str:
     return _BACKENDS.get(word or "mlx", "alone")
 
 
-def _options(model: ForeignConfig) -> dict[str, str]:
-    """Return the options of groups; the others are reported as omissions."""
+def _with_defaults(options: dict[str, str], context: LocalAiContext) -> dict[str, str]:
+    """Return the options, completed from LocalAI's environment variables."""
+    defaults = {
+        "hostfile": context.default_host_file,
+        "distributed_backend": context.default_backend,
+    }
+    return {name: value for name, value in defaults.items() if value} | options
+
+
+def _put_sampling(draft: ManifestDraft, name: str, text: str, *came_from: str | int) -> None:
+    """Set the field of spec.sampling that requests without the parameter get."""
+    ours = _SAMPLING[name]
+    try:
+        value: Tree = int(text) if ours in _INTEGERS else float(text)
+    except ValueError:
+        draft.source.refuse(came_from, f"{name} must be a number, got {text[:40]!r}")
+        return
+    draft.put(f"spec.sampling.{ours}", value, *came_from)
+
+
+def _options(model: ForeignConfig, draft: ManifestDraft) -> dict[str, str]:
+    """Return the options of groups, and set those of sampling; the others are reported as omissions."""
+    for name in _SAMPLING:
+        given = model.text("parameters", name)
+        if given is not None:
+            _put_sampling(draft, name, given, "parameters", name)
     group_options: dict[str, str] = {}
     for index in range(model.count("options")):
         option = model.text("options", index) or ""
         name, _, value = option.partition(":")
         if name in ("hostfile", "distributed_backend"):
             group_options[name] = value
+        elif name in _IN_OPTIONS:
+            _put_sampling(draft, name, value, "options", index)
         else:
             why = _OPTIONS.get(name, "not one of the backend's options for MLX")
             model.explain(("options", index), why)
@@ -151,10 +203,9 @@ def _options(model: ForeignConfig) -> dict[str, str]:
     return group_options
 
 
-def _group(name: str, backend: Backend, context: LocalAiContext, host_file: str) -> GroupImport:
-    text, source = context.host_file(host_file)
+def _group(name: str, backend: Backend, context: LocalAiContext, file: HostFile) -> GroupImport:
     options = GroupOptions(name=f"{name}-group", nodes=context.nodes, backend=backend)
-    return build_group(read_hostfile(text, source), options)
+    return build_group(file, options)
 
 
 def _group_text(found: GroupImport, backend: Backend) -> str:

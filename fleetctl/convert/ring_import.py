@@ -6,6 +6,7 @@ Names and defaults come from its `.env.example` and configuration manager (2026-
 import re
 from collections.abc import Sequence
 
+from fleetctl.convert.env_file import EnvTool, read_env
 from fleetctl.convert.foreign_config import ForeignConfig, OmissionReason
 from fleetctl.convert.manifest_drafts import (
     ManifestDraft,
@@ -13,13 +14,9 @@ from fleetctl.convert.manifest_drafts import (
     object_name,
     resolve_nodes,
 )
-from manifests.documents import Document
-from manifests.errors import ManifestError, ManifestErrors
 from manifests.trees import Tree
-from manifests.yaml.nodes import MappingEntry, Mark, YamlNode
 from schemas import duration
 
-_LINE = re.compile(r"\s*(?:export\s+)?([A-Za-z_][A-Za-z0-9_]*)\s*=\s*(.*?)\s*")
 _MODEL = "mlx-community/DeepSeek-Coder-V2-Lite-Instruct-8bit"
 _API_HOST, _WORKERS = "192.168.5.1", "192.168.5.2"
 
@@ -39,7 +36,6 @@ _REASONS = {
         text="the fleet computes the cache size from contextLength and concurrency"
     ),
     "MAX_PROMPT_LEN_BYTES": OmissionReason(text="contextLength limits the prompt, in tokens"),
-    "DEFAULT_MAX_TOKENS": OmissionReason(text="clients set max_tokens in each request"),
     "POLL_INTERVAL_SECONDS": OmissionReason(text="the fleet does not poll"),
     "MODEL_LOAD_WAIT_SECONDS": OmissionReason(
         text="a replica serves requests once it has passed a probe"
@@ -56,10 +52,12 @@ _REASONS = {
     ),
 }
 # Variables that become fields. The file must set one of them: LOG_LEVEL or API_PORT alone could belong to any tool.
-_KNOWN = {
-    *("MODEL_REPO", "API_HOST", "WORKER_HOSTS", "NUM_DEVICES", "DISTRIBUTED_BACKEND"),
-    *("KV_CACHE_MAX_SIZE", "MAX_SEQUENCE_LENGTH", "REQUEST_TIMEOUT_SECONDS"),
-}
+_KNOWN = frozenset(
+    {
+        *("MODEL_REPO", "API_HOST", "WORKER_HOSTS", "NUM_DEVICES", "DISTRIBUTED_BACKEND"),
+        *("KV_CACHE_MAX_SIZE", "MAX_SEQUENCE_LENGTH", "REQUEST_TIMEOUT_SECONDS"),
+    }
+)
 
 
 def convert(text: str, source: str, *, name: str, nodes: Sequence[str]) -> str:
@@ -69,7 +67,12 @@ def convert(text: str, source: str, *, name: str, nodes: Sequence[str]) -> str:
         ManifestErrors: all problems of the file, with their lines.
 
     """
-    env = ForeignConfig(_document(text, source))
+    tool = EnvTool(
+        name="mlx_distributed_ring_inference",
+        known=_KNOWN,
+        some="MODEL_REPO, API_HOST, WORKER_HOSTS",
+    )
+    env = ForeignConfig(read_env(text, source, tool))
     group = _group(env, name, nodes)
     deployment = _deployment(env, group)
     omitted = env.omission_lines(_REASONS, "the fleet has no such setting")
@@ -79,46 +82,6 @@ def convert(text: str, source: str, *, name: str, nodes: Sequence[str]) -> str:
         *omitted,
     ]
     return join_manifests(header, [group, deployment])
-
-
-def _document(text: str, source: str) -> Document:
-    """Return the variables as a mapping with line numbers; a later assignment wins, as in python-dotenv."""
-    entries: dict[str, MappingEntry] = {}
-    problems: list[ManifestError] = []
-    for number, line in enumerate(text.removeprefix("\ufeff").splitlines(), start=1):
-        if not line.strip() or line.lstrip().startswith("#"):
-            continue
-        match = _LINE.fullmatch(line)
-        if match is None:
-            problems.append(
-                ManifestError(
-                    source=source, line=number, column=1, message="expected NAME=VALUE", hint=""
-                )
-            )
-            continue
-        mark = Mark(line=number, column=1)
-        value = _unquote(match[2])
-        entries[match[1]] = MappingEntry(
-            mark=mark, node=YamlNode(mark=mark, content=value, text=value)
-        )
-    if not entries:
-        hint = "Did you mean import mesh, serving or localai?" if problems else ""
-        message = "is not an .env file: no line is NAME=VALUE" if problems else "sets no variables"
-        problems = [ManifestError(source=source, message=message, hint=hint)]
-    elif not (entries.keys() & _KNOWN):
-        some = "MODEL_REPO, API_HOST, WORKER_HOSTS"
-        message = f"sets no variable of mlx_distributed_ring_inference, such as {some}"
-        problems.append(ManifestError(source=source, message=message))
-    if problems:
-        raise ManifestErrors(problems)
-    return Document(source=source, root=YamlNode(mark=Mark(line=1, column=1), content=entries))
-
-
-def _unquote(value: str) -> str:
-    if value[:1] in ("'", '"'):
-        end = value.find(value[0], 1)
-        return value[1:end] if end > 0 else value
-    return "" if value.startswith("#") else re.split(r"\s+#", value, maxsplit=1)[0]
 
 
 def _group(env: ForeignConfig, name: str, given: Sequence[str]) -> ManifestDraft:
@@ -168,6 +131,8 @@ def _deployment(env: ForeignConfig, group: ManifestDraft) -> ManifestDraft:
         draft.notes.append(
             f"KV_CACHE_MAX_SIZE {window}: contextLength is not longer, so no token is ever dropped"
         )
+    most = env.integer("DEFAULT_MAX_TOKENS", least=1)
+    draft.put("spec.sampling.maxTokens", most, "DEFAULT_MAX_TOKENS")
     draft.put("spec.concurrency", 1)
     draft.notes.append(
         "concurrency: the tool served one request at a time; the fleet's default is 4"

@@ -10,8 +10,8 @@ import click
 
 from fleetctl.cli.errors import FleetctlError
 from fleetctl.cli.program import SuggestingGroup
-from fleetctl.convert import localai_import, mesh_import, ring_import, serving_import
-from fleetctl.convert.hostfile_groups import GroupOptions, build_group
+from fleetctl.convert import jaccl_import, localai_import, mesh_import, ring_import, serving_import
+from fleetctl.convert.hostfile_groups import GroupOptions, build_group, one_mac_pool
 from fleetctl.convert.hostfile_reader import read_hostfile
 from fleetctl.convert.manifest_drafts import save_text
 from manifests import sources
@@ -82,10 +82,14 @@ def hostfile(
         backend=cast(Backend | None, backend),
     )
     try:
-        group = build_group(read_hostfile(*_read_text(file)), group_options)
+        found = read_hostfile(*_read_text(file))
+        if len(found.hosts) == 1 and backend is None:
+            text = one_mac_pool(found, group_options)
+        else:
+            text = build_group(found, group_options).manifest()
     except ManifestErrors as error:
         raise FleetctlError(f"nothing was imported:\n{error}") from error
-    save_text(group.manifest(), output)
+    save_text(text, output)
 
 
 @importing.command()
@@ -141,22 +145,66 @@ def ring(file: str, name: str | None, nodes: str, output: Path | None) -> None:
 
 @importing.command()
 @click.argument("file")
+@click.option("--name", help="Name of the ShardGroup (default: the file's name).")
+@click.option(
+    "--hostfile",
+    "host_file",
+    help="Host file, if it is not at the path in HOSTFILE (relative to FILE).",
+)
+@click.option("--model", default="", metavar="PATH", help="The model, if MODEL_DIR is not set.")
+@_NODES
+@_OUTPUT
+def jaccl(file: str, name: str | None, nodes: str, output: Path | None, **options: Any) -> None:
+    """Convert mlx-jaccl-cluster's variables (.env or Makefile) and host file to a ShardGroup and a ModelDeployment."""
+    context = jaccl_import.JacclContext(
+        host_file=_beside(file, options["host_file"]),
+        name=_object_name(file, name, fallback="jaccl"),
+        nodes=_parse_nodes(nodes),
+        model=options["model"],
+    )
+    _convert(file, output, lambda text, source: jaccl_import.convert(text, source, context))
+
+
+@importing.command()
+@click.argument("file")
 @click.option(
     "--hostfile",
     "host_file",
     help="Host file of the model's groups, if it is not at the path in the model YAML (relative to that file).",
 )
+@click.option(
+    "--default-hostfile",
+    default="",
+    envvar="MLX_DISTRIBUTED_HOSTFILE",
+    help="Host file of mlx-distributed models whose options name none, as LocalAI reads it from this variable.",
+)
+@click.option(
+    "--default-backend",
+    type=click.Choice(["ring", "jaccl"]),
+    envvar="MLX_DISTRIBUTED_BACKEND",
+    help="Backend of mlx-distributed models whose options name none.",
+)
 @_NODES
 @_OUTPUT
-def localai(file: str, host_file: str | None, nodes: str, output: Path | None) -> None:
+def localai(
+    file: str, host_file: str | None, nodes: str, output: Path | None, **defaults: Any
+) -> None:
     """Convert LocalAI's model YAML to ModelDeployments, and its host files to ShardGroups."""
-
-    def read_host_file(path: str) -> tuple[str, str]:
-        folder = Path(file).parent if file != sources.STDIN else Path()
-        return _read_text(host_file or str(folder / path))
-
-    context = localai_import.LocalAiContext(host_file=read_host_file, nodes=_parse_nodes(nodes))
+    context = localai_import.LocalAiContext(
+        host_file=_beside(file, host_file),
+        nodes=_parse_nodes(nodes),
+        default_host_file=str(Path(defaults["default_hostfile"]).absolute())
+        if defaults["default_hostfile"]
+        else "",
+        default_backend=defaults["default_backend"] or "",
+    )
     _convert(file, output, lambda text, source: localai_import.convert(text, source, context))
+
+
+def _beside(file: str, given: str | None) -> Callable[[str], tuple[str, str]]:
+    """Return what reads a host file: the given one, else the one at a path relative to the file."""
+    folder = Path(file).parent if file != sources.STDIN else Path()
+    return lambda path: _read_text(given or str(folder / path))
 
 
 def _convert(file: str, output: Path | None, convert: Callable[[str, str], str]) -> None:
