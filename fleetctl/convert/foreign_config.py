@@ -229,6 +229,11 @@ class ForeignConfig:
             self.refuse(path, f"expected a list, got {suggestions.describe_node(node)}")
         return len(node.content) if node is not None and isinstance(node.content, list) else 0
 
+    def keys(self, *path: str | int) -> list[str]:
+        """Return the keys of the mapping at the path, in the file's order; none if there is no mapping."""
+        node = self._node(self.find_path(*path))
+        return list(node.content) if node is not None and isinstance(node.content, dict) else []
+
     def refuse(self, path: Sequence[str | int], message: str, hint: str = "") -> None:
         """Record a problem at the path; `raise_problems` raises it."""
         found = self.find_path(*path)

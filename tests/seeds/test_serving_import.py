@@ -1,0 +1,230 @@
+"""`fleetctl import serving` on the literal files of mlx-serving's PRD: imported whole, or refused by name."""
+
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from fleetctl.verbs.import_ import importing
+from manifests.load import load_objects
+from manifests.validate import StoreNames, validate
+from schemas.deployment import ModelDeployment
+from schemas.pools import NodePool
+
+# "Configuration", with workers as a plain list.
+PLAIN = """\
+cluster:
+  mode: controller
+  controller:
+    bind_address: "0.0.0.0"
+    port: 8080
+    dashboard_port: 8081
+
+  nats:
+    server_url: "nats://192.168.1.100:4222"
+    # Or use embedded NATS server
+    embedded: true
+    cluster_name: "mlx-cluster"
+
+  workers:
+    # Static workers (always expected)
+    - ip: "192.168.1.101"
+      port: 8080
+      name: "mac-studio-1"
+      priority: 100  # Higher = preferred for large models
+
+    - ip: "192.168.1.102"
+      port: 8080
+      name: "macbook-pro-1"
+      priority: 80
+
+    - ip: "192.168.1.103"
+      port: 8080
+      name: "mac-mini-1"
+      priority: 50
+
+  discovery:
+    enabled: true  # Auto-discover additional workers
+    method: "nats"  # "nats", "mdns", or "both"
+    heartbeat_interval_ms: 5000
+    offline_timeout_ms: 15000  # Mark offline after 3 missed heartbeats
+
+  load_balancing:
+    strategy: "hardware_aware"  # "round_robin", "least_loaded", "hardware_aware"
+    sticky_sessions: true  # Route multi-turn conversations to same worker
+    session_ttl_ms: 300000  # 5 minutes
+
+  models:
+    # Model placement hints
+    tier_preferences:
+      '30B+':
+        min_gpu_cores: 30
+        min_memory_gb: 64
+        preferred_chips: ["M3 Max", "M3 Ultra", "M4 Max", "M4 Ultra"]
+
+      '13-27B':
+        min_gpu_cores: 20
+        min_memory_gb: 32
+        preferred_chips: ["M3 Pro", "M3 Max", "M4 Pro", "M4 Max"]
+"""
+# Appendix C.
+SCENARIO_1 = """\
+# Setup: 1 Mac Studio (controller+worker) + 4 MacBook Pros (workers)
+cluster:
+  mode: dual  # Mac Studio is both controller and worker
+  nats:
+    embedded: true  # Simpler for small cluster
+  discovery:
+    enabled: true
+    method: "mdns"  # Auto-discover on local network
+  load_balancing:
+    strategy: "least_loaded"  # Fair distribution
+"""
+SCENARIO_2 = """\
+# Setup: 1 dedicated controller + 10 worker Mac Minis
+cluster:
+  mode: controller  # Dedicated controller (doesn't run inference)
+  nats:
+    server_url: "nats://192.168.10.100:4222"  # External NATS server
+    jetstream:
+      enabled: true  # Persistence for metrics
+  discovery:
+    enabled: true
+    method: "nats"
+    require_authentication: true
+  load_balancing:
+    strategy: "hardware_aware"  # Route by model size
+  monitoring:
+    prometheus_port: 9090  # Export to Prometheus
+"""
+SCENARIO_3 = """\
+# Setup: 1 Mac Studio (controller+worker for <7B) + 2 Mac Studios (30B workers)
+cluster:
+  mode: dual
+  load_balancing:
+    strategy: "hardware_aware"
+  models:
+    tier_preferences:
+      '30B+':
+        preferred_workers: ["mac-studio-2", "mac-studio-3"]  # Heavy models
+      '<7B':
+        preferred_workers: ["mac-studio-1"]  # Controller handles small models
+"""
+
+
+def run(text: str, *words: str) -> Result:
+    return CliRunner().invoke(importing, ["serving", "-", *words], input=text)
+
+
+def made(done: Result, folder: Path) -> tuple[dict[str, NodePool], list[ModelDeployment]]:
+    """Load and validate the manifests; return the pools by name, and the deployments."""
+    assert done.exit_code == 0, done.output
+    path = folder / "made.yaml"
+    path.write_text(done.output)
+    loaded = load_objects([str(path)])
+    assert validate(loaded, StoreNames()) == []
+    objects = [one.obj for one in loaded]
+    pools = {one.metadata.name: one for one in objects if isinstance(one, NodePool)}
+    for pool in pools.values():
+        selector = pool.spec.selector
+        # No pool is one of every Mac.
+        assert pool.spec.nodes or (selector and (selector.chips or selector.min_memory))
+    return pools, [one for one in objects if isinstance(one, ModelDeployment)]
+
+
+def test_workers_as_a_plain_list(tmp_path: Path) -> None:
+    done = run(PLAIN, "--model", "mlx-community/Qwen3-8B-4bit")
+    pools, (deployment,) = made(done, tmp_path)
+    workers = {name: one for name, one in pools.items() if name.startswith("workers")}
+    assert {name: (one.spec.priority, one.spec.nodes) for name, one in workers.items()} == {
+        "workers-100": (100, ("mac-studio-1",)),
+        "workers-80": (80, ("macbook-pro-1",)),
+        "workers-50": (50, ("mac-mini-1",)),
+    }
+    large = pools["tier-30b-and-more"].spec.selector
+    assert large is not None
+    assert large.min_memory == "64Gi"
+    assert large.chips == ("Apple M3 Max", "Apple M3 Ultra", "Apple M4 Max")
+    assert deployment.spec.placement.pools == ("workers-100", "workers-80", "workers-50")
+    assert deployment.spec.routing.strategy == "HardwareAware"
+    for text in (
+        "workers[0].ip: 192.168.1.101",
+        "workers[2].port: 8080",
+        "controller.dashboard_port: 8081",
+        "discovery.offline_timeout_ms: 15000",
+        'models.tier_preferences["30B+"].min_gpu_cores: 30',
+        "M4 Ultra is left out: no Mac has this chip",
+    ):
+        assert text in done.output, text
+    assert "/admin" not in done.output
+
+
+@pytest.mark.parametrize(
+    ("text", "strategy", "reported"),
+    [
+        (SCENARIO_1, "LeastLoaded", ("mode: dual", "discovery.method: mdns")),
+        (
+            SCENARIO_2,
+            "HardwareAware",
+            (
+                "mode: controller",
+                "discovery.require_authentication: true",
+                "monitoring.prometheus_port: 9090",
+            ),
+        ),
+    ],
+)
+def test_scenarios_of_discovery_alone(
+    tmp_path: Path, text: str, strategy: str, reported: tuple[str, ...]
+) -> None:
+    refused = run(text)
+    assert refused.exit_code == 1
+    assert "names no workers and no tiers" in refused.output
+    assert "fleetctl join" in refused.output
+    done = run(text, "--model", "mlx-community/Qwen3-8B-4bit")
+    pools, (deployment,) = made(done, tmp_path)
+    assert (pools, deployment.spec.routing.strategy) == ({}, strategy)
+    for line in (*reported, "nats: etcd replaces it"):
+        assert line in done.output, line
+
+
+def test_the_scenario_of_preferred_workers(tmp_path: Path) -> None:
+    done = run(SCENARIO_3, "--model", "mlx-community/Qwen3-8B-4bit")
+    pools, (deployment,) = made(done, tmp_path)
+    assert {name: (one.spec.nodes, one.spec.priority) for name, one in pools.items()} == {
+        "tier-30b-and-more-preferred": (("mac-studio-2", "mac-studio-3"), 100),
+        "tier-below-7b-preferred": (("mac-studio-1",), 100),
+    }
+    assert deployment.spec.placement.pools == ()
+    assert "spec.placement.pools chooses of tier-30b-and-more-preferred" in done.output
+
+
+def test_preferred_workers_follow_the_nodes_of_workers(tmp_path: Path) -> None:
+    text = """
+workers: [{ip: 10.0.0.1, name: one}, {ip: 10.0.0.2}]
+models: {tier_preferences: {'3-7B': {min_gpu_cores: 60, preferred_workers: [one, 10.0.0.2]}}}
+"""
+    pools, _ = made(run(text, "--nodes", "studio-1,studio-2"), tmp_path)
+    assert pools["tier-3-7b-preferred"].spec.nodes == ("studio-1", "studio-2")
+    chosen = pools["tier-3-7b"].spec.selector
+    assert chosen is not None
+    assert chosen.chips == ("Apple M1 Ultra", "Apple M2 Ultra", "Apple M3 Ultra")
+
+
+@pytest.mark.parametrize(
+    ("text", "error"),
+    [
+        ("models: {tier_preferences: {'<3B': 8}}", "expected a mapping"),
+        ("models: {tier_preferences: {'<3B': {colour: red}}}", "names no Macs"),
+        ("models: {tier_preferences: {'<3B': {preferred_chips: [M9]}}}", "no chip that Apple sold"),
+        ("models: {tier_preferences: {'<3B': {preferred_workers: [10.0.0.9]}}}", "names no node"),
+        (
+            "workers: [{name: a, priority: 101}]",
+            "workers[0].priority: results in an invalid NodePool",
+        ),
+    ],
+)
+def test_what_cannot_be_converted_is_refused_by_name(text: str, error: str) -> None:
+    done = run(text)
+    assert done.exit_code == 1, done.output
+    assert error in done.output
