@@ -31,6 +31,7 @@ BENCHES = {
     "placement": "bench.placement",
     "prefix-cache": "bench.prefix_cache",
     "routing": "bench.routing",
+    "scale": "bench.scale",
     "shard": "bench.shard",
     "start": "bench.start",
     "store": "bench.store",

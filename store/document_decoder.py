@@ -164,10 +164,10 @@ class _SharedPart:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Layout:
-    """What is to be done for documents that have the same fields."""
+    """The steps for documents that have the same fields."""
 
     present: set[str]
-    """Shared by all of them: nobody changes it."""
+    """Shared by all of their models; it never changes."""
     defaults: Mapping[str, object]
     factories: tuple[tuple[str, FieldInfo], ...]
     shared: tuple[tuple[str, dict[bytes, object], Callable[[bytes], object]], ...]
