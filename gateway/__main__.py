@@ -99,6 +99,13 @@ _FILES_OF_MACOS = 10_240
     help="Memory for the request bodies of all clients while they arrive, in bytes; at least --max-body.",
 )
 @click.option(
+    "--max-connections-per-address",
+    type=click.IntRange(min=0),
+    envvar="FLEET_GATEWAY_MAX_CONNECTIONS_PER_ADDRESS",
+    help="Connections that one client address (IPv6: each /64) may have; 0 for no limit. Default: 1024, and no limit for "
+    "this machine. Behind a proxy on another machine all clients have its address.",
+)
+@click.option(
     "--request-timeout",
     type=click.FloatRange(min=0, min_open=True),
     default=600.0,
@@ -432,6 +439,7 @@ def _limits(flags: dict[str, Any]) -> GatewayLimits:
     return GatewayLimits(
         max_body_bytes=flags["max_body"],
         max_body_memory_bytes=flags["max_body_memory"],
+        max_connections_per_address=flags["max_connections_per_address"],
         max_files=_allow_many_connections(),
         request_timeout_s=flags["request_timeout"],
         send_timeout_s=flags["send_timeout"],

@@ -268,6 +268,18 @@ def too_many_connections() -> Refusal:
     )
 
 
+def too_many_of_address(limit: int) -> Refusal:
+    """Return the refusal of a connection of an address that has as many as one may have."""
+    return Refusal(
+        status=503,
+        message=f"This address has {limit} connections to this gateway already, the limit of "
+        "--max-connections-per-address; use them, or close some.",
+        type="server_error",
+        code="too_many_connections",
+        retry_after_s=1,
+    )
+
+
 def compressed(coding: str) -> Refusal:
     """Return the refusal of a compressed body."""
     message = (

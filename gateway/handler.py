@@ -21,7 +21,7 @@ from gateway.forwarding.engine_stream import WAITING, EngineStream, StreamReceiv
 from gateway.forwarding.forwarder import Forwarder
 from gateway.forwarding.retry_state import ForwardResult, WholeResponse
 from gateway.http.cors import AllowedHosts, AllowedOrigins
-from gateway.http.limits import BodyMemory, ConnectionLimit
+from gateway.http.limits import AddressLimit, BodyMemory, ConnectionLimit
 from gateway.http.request_context import RequestContext, RequestHandler, header_lines
 from gateway.http.request_head import HeadReader
 from gateway.request import InferenceRequest
@@ -54,6 +54,7 @@ class HandlerOptions:
     """In bytes."""
     body_memory: BodyMemory
     connection_limit: ConnectionLimit
+    address_limit: AddressLimit
     hosts: AllowedHosts
     origins: AllowedOrigins
     id_prefix: str
@@ -82,6 +83,7 @@ class InferenceHandler(RequestHandler):
         self.max_body = options.max_body
         self.body_memory = options.body_memory
         self.connection_limit = options.connection_limit
+        self.address_limit = options.address_limit
         self.hosts = options.hosts
         self.origins = options.origins
         self._id_prefix = options.id_prefix.encode()

@@ -30,7 +30,7 @@ from gateway.forwarding.router import LoadTracker, Router
 from gateway.handler import HandlerOptions, InferenceHandler
 from gateway.handover import HandOver
 from gateway.http.cors import AllowedHosts, AllowedOrigins, CorsMiddleware
-from gateway.http.limits import BodyMemory, ConnectionLimit
+from gateway.http.limits import AddressLimit, BodyMemory, ConnectionLimit
 from gateway.http.protocol import ClientProtocol
 from gateway.http.tls import tls_options
 from gateway.metrics.gateway_metrics import ConnectionCounts, GatewayMetrics, ProcessMetrics
@@ -76,6 +76,8 @@ class GatewayLimits:
     max_body_bytes: int = 8 << 20
     max_body_memory_bytes: int = 256 << 20
     """Memory of the unfinished request bodies of all connections."""
+    max_connections_per_address: int | None = None
+    """Connections of one client address; 0: no limit. None: 1,024, and no limit for this machine."""
     max_files: int = 0
     """The limit of open files; 0: none."""
     request_timeout_s: float = 600.0
@@ -295,6 +297,7 @@ class Gateway:
                 max(limits.max_body_memory_bytes, limits.max_body_bytes), on_shed
             ),
             connection_limit=self.connection_limit,
+            address_limit=AddressLimit(limits.max_connections_per_address, on_shed),
             hosts=limits.hosts,
             origins=limits.origins,
             id_prefix=id_,

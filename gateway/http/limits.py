@@ -2,15 +2,18 @@
 
 import heapq
 import logging
+from collections import Counter
 from collections.abc import Callable, Collection
-from typing import Literal, Protocol, TypeAlias
+from typing import Final, Literal, Protocol, TypeAlias
 
+from gateway.auth.rate_limits import client_network
 from machinery.clock import Clock
+from machinery.http_server import is_loopback
 
 log = logging.getLogger(__name__)
 
-ShedReason: TypeAlias = Literal["body_memory", "handshake", "idle", "refused"]
-"""body_memory: a body for which there is no memory. handshake: an unfinished TLS handshake, ended to make room for
+ShedReason: TypeAlias = Literal["address", "body_memory", "handshake", "idle", "refused"]
+"""address: a new connection of an address that has as many as one may have. body_memory: a body for which there is no memory. handshake: an unfinished TLS handshake, ended to make room for
 another. idle: an idle connection, closed to free its file descriptor. refused: a new connection, because no connection
 was idle."""
 
@@ -19,6 +22,8 @@ _LEAST_SPARE, _MOST_SPARE = 8, 256
 # The part of the idle connections that is closed at once, so that the next new connections need no search.
 _CLOSED_AT_ONCE = 16
 _LOG_INTERVAL_S = 10.0
+USUAL_CONNECTIONS: Final = 1024
+"""Connections that one address of another machine may have, unless the operator says otherwise."""
 
 
 class BodyMemory:
@@ -44,6 +49,36 @@ class BodyMemory:
     def free(self, size: int) -> None:
         """Count `size` bytes no more."""
         self.used -= size
+
+
+class AddressLimit:
+    """Number of connections of each client address, of IPv6 of each /64: one client must not take all of them."""
+
+    def __init__(self, limit: int | None, on_shed: Callable[[ShedReason], None]) -> None:
+        """`limit`: of every address; 0: none. None: `USUAL_CONNECTIONS`, but none of this machine, where proxies run."""
+        self.limit = USUAL_CONNECTIONS if limit is None else limit
+        self._is_local_free = limit is None
+        self._on_shed = on_shed
+        self._open: Counter[str] = Counter()
+
+    def enter(self, host: str) -> str | None:
+        """Count a connection; return what to give `leave` at its end, or None for one too many."""
+        if not self.limit or not host or (self._is_local_free and is_loopback(host)):
+            return ""
+        address = client_network(host)
+        if self._open[address] >= self.limit:
+            self._on_shed("address")
+            return None
+        self._open[address] += 1
+        return address
+
+    def leave(self, address: str) -> None:
+        """Count a connection no more."""
+        if not address:
+            return
+        self._open[address] -= 1
+        if not self._open[address]:
+            del self._open[address]
 
 
 class SheddableConnection(Protocol):

@@ -71,6 +71,8 @@ class ClientProtocol(RequestFramer):
         """Sent after the responses that are in progress."""
         self._body_memory = 0
         """Bytes of the unfinished body that are counted in the handler's memory of bodies."""
+        self._counted_address = ""
+        """What the limit of connections counts this one under."""
         self._unsent_bytes = 0
         """Bytes of the last response that waited for the client at the last deadline."""
         self._is_tls = False
@@ -299,15 +301,22 @@ class ClientProtocol(RequestFramer):
         self._is_tls = transport.get_extra_info("sslcontext") is not None
         if self._is_tls:
             transport.set_write_buffer_limits(high=_TLS_HIGH_WATER_BYTES)
-        limit = self._handler.connection_limit
-        if not limit.has_room(len(self.connections)) and not limit.make_room(self._others()):
+        limit, addresses = self._handler.connection_limit, self._handler.address_limit
+        address = addresses.enter(self.client[0] if self.client else "")
+        self._counted_address = address or ""
+        if address is None:
+            self._turn_away(errors.too_many_of_address(addresses.limit))
+        elif not limit.has_room(len(self.connections)) and not limit.make_room(self._others()):
             limit.refuse()
-            # Closed without the wait for the client that other refusals have: it would hold the descriptor.
-            self._send_refusal(errors.too_many_connections())
-            self._end_tls(_CLOSE_LINGER_S)
-            self.ignores_input, self.deadline_s = True, NEVER
+            self._turn_away(errors.too_many_connections())
         if self._handler.is_stopping:  # accepted from the queue after listening stopped
             self.shutdown()
+
+    def _turn_away(self, refusal: Refusal) -> None:
+        """Refuse a new connection without the wait for the client that other refusals have: it holds a descriptor."""
+        self._send_refusal(refusal)
+        self._end_tls(_CLOSE_LINGER_S)
+        self.ignores_input, self.deadline_s = True, NEVER
 
     def _others(self) -> list["ClientProtocol"]:
         """Return the other connections of clients."""
@@ -330,6 +339,7 @@ class ClientProtocol(RequestFramer):
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
         self._free_body_memory()
+        self._handler.address_limit.leave(self._counted_address)
         for context in (self._latest, self._serving):
             if isinstance(context, RequestContext) and not context.response.is_complete:
                 self._handler.disconnect(context)

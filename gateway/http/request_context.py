@@ -17,7 +17,7 @@ from gateway.auth.rate_limits import RateLimiter
 from gateway.forwarding.engine_stream import EngineStream
 from gateway.forwarding.retry_state import ForwardResult, RetryState
 from gateway.http.cors import AllowedHosts, AllowedOrigins
-from gateway.http.limits import BodyMemory, ConnectionLimit
+from gateway.http.limits import AddressLimit, BodyMemory, ConnectionLimit
 from gateway.http.request_head import HeadReader
 from gateway.request import HttpRequest, InferenceRequest, RawHeaders
 from gateway.upstream.connection import Headers
@@ -153,6 +153,7 @@ class RequestHandler(Protocol):
     max_body: int
     body_memory: BodyMemory
     connection_limit: ConnectionLimit
+    address_limit: AddressLimit
     is_stopping: bool
     """True once the gateway stops: the next response on each connection is its last."""
     linger_s: float
