@@ -54,7 +54,7 @@ _REASONS = {
         text="preferred_chips chooses the Macs; placement.profile: HardwareAware prefers more cores"
     ),
     "models.cache_coordination": OmissionReason(
-        text="Macs get model files from each other, once from a hub; fleetctl models prune frees disk, and reserved.disk "
+        text="Macs get model files from each other, once from a hub; fleetctl models rm frees disk, and reserved.disk "
         "of a NodePool bounds it"
     ),
     "monitoring": OmissionReason(
