@@ -54,6 +54,6 @@ def test_each_system_has_a_table() -> None:
 @pytest.mark.parametrize("named", sorted({cell for row in rows() for cell in TEST.findall(row[3])}))
 def test_a_test_that_the_page_names_exists(named: tuple[str, str]) -> None:
     file, name = named
-    path = ROOT / "tests" / file
-    assert path.is_file(), f"tests/{file} does not exist"
-    assert name in names_in(path), f"tests/{file} has no {name}"
+    path = ROOT / file
+    assert path.is_file(), f"{file} does not exist"
+    assert name in names_in(path), f"{file} has no {name}"
