@@ -56,7 +56,7 @@ metadata:
     owner: "team-{team}@example.com"
 spec:
   model:
-    path: mlx-community/Qwen2.5-{tier}B-Instruct-4bit
+    path: ./mlx-community/Qwen2.5-{tier}B-Instruct-4bit
   servedNames:
   - qwen-{number:05}
   - fast-{team}
