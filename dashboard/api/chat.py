@@ -126,7 +126,7 @@ class ChatRoutes:
     async def _pieces(
         self, session: aiohttp.ClientSession, answer: aiohttp.ClientResponse
     ) -> AsyncIterator[bytes]:
-        """Yield the body. If the gateway breaks off, so does the client's connection: nobody takes it for the end."""
+        """Yield the body. If the gateway breaks off, so does the client's connection, and the answer is not taken for complete."""
         self.chats += 1
         try:
             async for piece in answer.content.iter_any():

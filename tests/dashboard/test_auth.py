@@ -43,7 +43,7 @@ def bearer(key: str) -> dict[str, str]:
 async def test_a_dashboard_with_keys_is_closed(memory: MemoryTransport) -> None:
     await memory.commit([], [put_key("eve", "user", "sk-1"), put_key("ann", "viewer", "sk-2")])
     async with running_dashboard(memory, asks_for_keys=True) as running:
-        for path in ("/health", "/api/v1/snapshot", "/api/v1/stream", "/openapi.json", "/", "/x"):
+        for path in ("/health", "/api/v1/snapshot", "/api/v1/stream", "/openapi.json", "/x"):
             error = (await running.get(path, 401))["error"]
             assert "key" in error["message"], path
         assert await running.get("/health/live") == {"status": "ok"}

@@ -30,7 +30,7 @@ needs_browser = pytest.mark.skipif(
 
 @dataclass
 class Faults:
-    """What went wrong in a page: errors, refused scripts, requests to other origins."""
+    """Faults of a page: errors, refused scripts, requests to other origins."""
 
     origin: str
     found: list[str] = field(default_factory=list)
