@@ -138,7 +138,7 @@ class LabelledGauge:
     """Numbers that are read when `/metrics` is answered, one for each value of one label."""
 
     def __init__(
-        self, name: str, help_: str, label: str, read: Callable[[], Mapping[str, int]]
+        self, name: str, help_: str, label: str, read: Callable[[], Mapping[str, float]]
     ) -> None:
         self._name, self._help, self._label, self._read = name, help_, label, read
 

@@ -109,8 +109,11 @@ class Agent:
             pulls=self._dependencies.pulls,
             quantizations=self._dependencies.quantizations,
             more=tuple(
-                one for one in (self._upkeep, self._dependencies.fetches) if one is not None
+                one
+                for one in (self._upkeep, self._dependencies.fetches, self._dependencies.load)
+                if one is not None
             ),
+            load=self._dependencies.load,
             blobs=blobs,
             prompts=self._prompt_routes(),
             mirror=HubMirrorRoutes(blobs) if blobs is not None and config.serves_hub else None,
@@ -210,8 +213,7 @@ class Agent:
                     self._registration.keep(self._new_session, ttl_s=self._config.lease_s)
                 )
                 group.create_task(self._describer.run(references, self._api))
-                if dependencies.metal is not None:
-                    group.create_task(dependencies.metal.run(self._describer.request))
+                self._run_hardware(group)
                 if dependencies.fabric is not None:
                     group.create_task(
                         dependencies.fabric.run(self._registration, self._describer.request)
@@ -227,6 +229,13 @@ class Agent:
             await dependencies.health.close()
             if dependencies.warmup is not None:
                 await dependencies.warmup.engines.close()
+
+    def _run_hardware(self, group: asyncio.TaskGroup) -> None:
+        load, preflight = self._dependencies.load, self._dependencies.metal
+        if load is not None:
+            group.create_task(load.run())
+        if preflight is not None:
+            group.create_task(preflight.run(self._describer.request))
 
     def _run_model_store(self, group: asyncio.TaskGroup) -> None:
         parts = self._dependencies

@@ -32,6 +32,7 @@ from nodeagent.engines.stop_order import StopOrder
 from nodeagent.engines.tls import NodeTls
 from nodeagent.fabric.node_tests import NodeFabricTests
 from nodeagent.hardware import metal
+from nodeagent.hardware.load import LoadSampler
 from nodeagent.hardware.metal import MetalPreflight
 from nodeagent.hardware.probe import SystemMachineReader, available_memory_bytes
 from nodeagent.hardware.readings import MachineReader
@@ -169,6 +170,8 @@ class Dependencies:
     """The node's identity for its engines; None: they serve plain HTTP."""
     metal: MetalPreflight | None = None
     """The check of the GPU before the first engine; None where there is no Metal."""
+    load: LoadSampler | None = None
+    """The load of the machine; None where agents share one machine."""
     fetches: ModelFetches | None = None
     """The fetches of hub models; None where every model counts as present."""
     preloads: ModelPreloads | None = None
@@ -224,11 +227,11 @@ def real_dependencies(transport: Transport, clock: Clock, config: AgentConfig) -
 
         return await asyncio.to_thread(report)
 
-    tls = None if config.credentials is None else NodeTls(config.credentials, clock)
-    preflight = metal.preflight_of(clock)
+    tls, preflight = _node_tls(config, clock), metal.preflight_of(clock)
     return Dependencies(
         tls=tls,
         metal=preflight,
+        load=LoadSampler(clock),
         engines=_engine_processes(config, tls, preflight),
         health=HealthClient(tls),
         references=GoldenReferences(config.state_dir),
@@ -251,6 +254,10 @@ def real_dependencies(transport: Transport, clock: Clock, config: AgentConfig) -
         readings=SystemMachineReader(config.models_dir),
         fabric=_fabric_tests(transport, clock, config),
     )
+
+
+def _node_tls(config: AgentConfig, clock: Clock) -> NodeTls | None:
+    return None if config.credentials is None else NodeTls(config.credentials, clock)
 
 
 def _with_fleet_hub(config: AgentConfig, transport: Transport) -> AgentConfig:

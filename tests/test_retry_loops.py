@@ -78,6 +78,7 @@ PERIODS = {
     "nodeagent/model_store/quantizations.py": "polls the files of its own converter",
     "nodeagent/engines/engine_logs.py": "polls a file",
     "nodeagent/engines/prefix_folders.py": "looks for deployments that are gone",
+    "nodeagent/hardware/load.py": "samples the load of its own machine every ten seconds",
     "nodeagent/hollow/__main__.py": "spreads the start of agents",
     "nodeagent/hollow/engines.py": "simulates the work of engines",
     "reconciler/demand/scraper.py": "requests metrics once a second, answered or not",

@@ -21,6 +21,7 @@ from nodeagent.doctor.readers import CollectionScope
 from nodeagent.engines import group_launch
 from nodeagent.engines.engine_http import EngineHttp
 from nodeagent.engines.tls import NodeTls
+from nodeagent.hardware.load import LoadReading, LoadSampler, load_tree
 from nodeagent.model_store.collector import ModelCollector
 from nodeagent.model_store.pulls import ModelPulls
 from nodeagent.model_store.quantizations import Quantizations
@@ -55,6 +56,8 @@ class AgentView:
     """The node's identity for its engines; None: they serve plain HTTP."""
     more: Sequence[MetricFamily] = ()
     """Metrics of the agent's other parts."""
+    load: LoadSampler | None = None
+    """The load of the machine; None: it is not sampled."""
     collector: ModelCollector | None = None
     """The store of models and what uses them; None: the agent has no store of models."""
     pulls: ModelPulls | None = None
@@ -120,6 +123,7 @@ async def machine_vitals(view: AgentView) -> Json:
         "uptimeSeconds": round(view.uptime_s(), 3),
         "leaseHeld": view.has_lease(),
         "memory": {**machine, "allocatableBytes": view.status.allocatable_bytes},
+        "load": load_tree(LoadReading() if view.load is None else view.load.latest()),
         "ranks": list(ranks),
     }
 
