@@ -6,7 +6,6 @@ address cannot be listened on.
 
 import asyncio
 import contextlib
-import errno
 import gc
 import importlib
 import ipaddress
@@ -14,9 +13,8 @@ import os
 import random
 import resource
 import secrets
-import socket
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -30,12 +28,13 @@ from gateway.auth.rate_limits import Limits
 from gateway.floating_address.holder import FloatingAddress
 from gateway.floating_address.interfaces import FloatingAddressError, parse_address
 from gateway.floating_address.links import check_rights, find_interface
-from gateway.handover import HandOver, HandOverError, ListenerClaim, claim_listener
+from gateway.handover import ListenerClaim
 from gateway.http.cors import AllowedHosts, AllowedOrigins
+from gateway.process_sockets import ProcessSockets, claim_socket, open_sockets, own_url
 from gateway.server import Gateway, GatewayLimits
 from gateway.telemetry.recorder import Tracer
 from gateway.workers import MOST_WORKERS, WorkerPlace, run_workers, watch_parent
-from identity.announcement import Listener, announce_option, announced
+from identity.announcement import announce_option, announced
 from identity.flags import etcd_files, identity_folder, identity_option, read_identity
 from identity.listeners import api_security
 from identity.metrics_access import metrics_flags
@@ -43,14 +42,13 @@ from identity.names import Role
 from machinery import environment, unix_sockets
 from machinery import process_log as fleet_logging
 from machinery.clock import Clock, SystemClock
-from machinery.http_server import ListenAddress, is_loopback, listen
+from machinery.http_server import ListenAddress, is_loopback
 from machinery.log_flags import log_options
 from machinery.process_log import LogRing
 from machinery.process_secrets import disable_core_dumps
-from machinery.tls_flags import TransportError, check_plain_http, read_certificate, tls_flags
+from machinery.tls_flags import TransportError, read_certificate, tls_flags
 from machinery.tls_server import ServerCertificate
 from schemas.routing import MAX_RATE
-from schemas.wire.exit_codes import ExitCode
 from store.etcd.address import EtcdAddress
 from store.etcd.connect import connect
 from store.etcd.flags import VARIABLE_PREFIX, address_from_flags, etcd_options
@@ -284,12 +282,12 @@ def main(**flags: Any) -> None:
     is_tls = certificate is not None or credentials is not None
     limits = _limits(flags)
     place = None if flags["worker"] is None else WorkerPlace(*flags["worker"])
-    claimed = _claimed(flags, place, is_tls=is_tls)
+    claimed = claim_socket(flags, place, is_tls=is_tls)
     if flags["workers"] > 1 and place is None:
         group = partial(run_workers, arguments=sys.argv[1:], environment=inherited)
         sys.exit(group(claimed.listener, flags["workers"], clock))
     address = claimed.listener.getsockname()[0]
-    sockets = _sockets(flags, claimed, place, clock, is_tls=is_tls)
+    sockets = open_sockets(flags, claimed, place, clock, is_tls=is_tls)
     requires_keys = access_control.requires_keys(flags["auth"], address)
     hosts = _allowed_hosts(flags, address, advertised, requires_keys=requires_keys)
     limits = replace(
@@ -309,7 +307,7 @@ def main(**flags: Any) -> None:
         is_announced=sockets.announcement is not None,
         place=place,
     )
-    url = _url(flags, sockets, advertised, etcd, is_tls=certificate is not None)
+    url = own_url(flags, sockets, advertised, etcd, is_tls=certificate is not None)
     # Imported objects stay for the life of the process: to scan them would cost pauses of 50 ms.
     gc.collect()
     gc.freeze()
@@ -319,58 +317,12 @@ def main(**flags: Any) -> None:
         tracer.close()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Sockets:
-    """Listeners of the process, and how others learn of them."""
-
-    claim: ListenerClaim
-    own: socket.socket | None
-    """Socket at which this worker alone answers; None for the only process of a gateway."""
-    handover: HandOver | None
-    announcement: Listener | None
-
-
-def _sockets(
-    flags: dict[str, Any],
-    claim: ListenerClaim,
-    place: WorkerPlace | None,
-    clock: Clock,
-    *,
-    is_tls: bool,
-) -> _Sockets:
-    """Return the listeners: of a worker also the one where it alone answers."""
-    bound = ListenAddress(flags["host"], claim.listener.getsockname()[1])
-    path = flags["handover"]
-    return _Sockets(
-        claim=claim,
-        own=None if place is None else _own_listener(flags, place),
-        handover=path and HandOver(path, claim, bound, clock, is_tls=is_tls),
-        announcement=_announced(flags, claim, place, is_tls=is_tls),
-    )
-
-
-def _url(
-    flags: dict[str, Any],
-    sockets: _Sockets,
-    advertised: ListenAddress | None,
-    etcd: EtcdAddress,
-    *,
-    is_tls: bool,
-) -> str:
-    """Return the URL at which other processes reach this one."""
-    answers = sockets.own or sockets.claim.listener
-    bound = ListenAddress(flags["host"], answers.getsockname()[1])
-    if sockets.own is not None and advertised is not None:
-        advertised = advertised._replace(port=bound.port)
-    return registration.advertised_url(advertised, bound, etcd.endpoints, is_tls=is_tls)
-
-
 async def _serve(
     etcd: EtcdAddress,
     clock: Clock,
     limits: GatewayLimits,
     url: str,
-    sockets: _Sockets,
+    sockets: ProcessSockets,
     tracer: Tracer | None,
 ) -> None:
     """Serve until a signal or the end of the parent stops the process."""
@@ -385,17 +337,6 @@ async def _serve(
             await gateway.run(sockets.claim.listener, sockets.handover, own=sockets.own)
     finally:
         await transport.close()
-
-
-def _announced(
-    flags: dict[str, Any], claim: ListenerClaim, place: WorkerPlace | None, *, is_tls: bool
-) -> Listener | None:
-    """Return what is announced on the local network; None for nothing. Only the first worker announces."""
-    if place is not None and not place.is_first:
-        return None
-    host, port = claim.listener.getsockname()[:2]
-    found = Listener(role="gateway", host=host, port=port, is_tls=is_tls)
-    return found if found.is_reachable and not flags["no_announce"] else None
 
 
 def _advertised(flags: dict[str, Any]) -> ListenAddress | None:
@@ -480,59 +421,6 @@ def _certificate(flags: dict[str, Any]) -> ServerCertificate | None:
         )
     except TransportError as error:
         raise click.UsageError(str(error)) from error
-
-
-def _own_listener(flags: dict[str, Any], place: WorkerPlace) -> socket.socket:
-    """Return the socket at which this worker alone answers. Exit if there is none."""
-    first = flags["worker_port"]
-    port = first and first + place.number - 1
-    try:
-        return listen(flags["host"], port)
-    except OSError as error:
-        why = error.strerror or str(error)
-        click.echo(
-            f"gateway: worker {place.number} cannot listen on {flags['host']}:{port}: {why}; choose other ports with "
-            "--worker-port",
-            err=True,
-        )
-        sys.exit(ExitCode.ADDRESS_IN_USE)
-
-
-def _claimed(flags: dict[str, Any], place: WorkerPlace | None, *, is_tls: bool) -> ListenerClaim:
-    """Return the socket to listen on: the workers', or from the running gateway if there is one, else a new one.
-
-    Exit if there is none, or if other machines could read what clients send.
-    """
-    if place is not None:
-        return ListenerClaim(place.shared_listener())
-    if flags["workers"] > 1 and flags["handover"] is not None:
-        raise click.UsageError(
-            "--handover: a gateway with --workers has several processes, which cannot give their place to others; "
-            "leave out one of the two"
-        )
-    address = ListenAddress(flags["host"], flags["port"])
-    try:
-        claim = asyncio.run(
-            claim_listener(flags["handover"], address, SystemClock(), is_tls=is_tls)
-        )
-    except HandOverError as error:
-        message = str(error)
-    except OSError as error:
-        if error.errno == errno.EADDRINUSE:
-            message = f"port {address.port} is in use on {address.host}; choose another with --port"
-        else:
-            message = f"cannot listen on {address.host}:{address.port}: {error.strerror or error}"
-    else:
-        try:
-            # The address that a name stands for is certain only now. Nothing was accepted yet.
-            bound = claim.listener.getsockname()[0]
-            check_plain_http(bound, is_insecure=is_tls or flags["insecure_http"])
-        except TransportError as error:
-            claim.close()
-            raise click.UsageError(f"--host {address.host}: {error}") from error
-        return claim
-    click.echo(f"gateway: {message}", err=True)
-    sys.exit(ExitCode.ADDRESS_IN_USE)
 
 
 def _allowed_hosts(
