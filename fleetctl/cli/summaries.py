@@ -53,6 +53,7 @@ SUMMARIES: dict[str, str] = {
     "service": "Run programs of the fleet as services, from boot on.",
     "set": "Set the model or the memory of deployments.",
     "simulate": "Simulate a fleet, its placement and the loss of nodes.",
+    "status": "Show the whole fleet on one screen.",
     "stop": "End all engines of this Mac or of all Macs now.",
     "support-bundle": "Write an archive for the person who helps you.",
     "suspend": "Stop applying new commits of GitSources until `fleetctl resume`.",

@@ -55,6 +55,7 @@ VERBS = {
     "service": "fleetctl.verbs.service:service",
     "set": "fleetctl.verbs.set:set_field",
     "simulate": "fleetctl.verbs.simulate:simulate",
+    "status": "fleetctl.verbs.status:status",
     "stop": "fleetctl.verbs.stop:stop",
     "support-bundle": "fleetctl.verbs.support_bundle:support_bundle",
     "suspend": "fleetctl.verbs.sync:suspend",
@@ -72,6 +73,7 @@ VERBS = {
 SECTIONS: dict[str, tuple[str, ...]] = {
     "Declare": ("apply", "diff", "plan", "create", "replace", "edit", "patch", "set", "delete"),
     "Inspect": (
+        "status",
         "get",
         "describe",
         "explain",

@@ -41,12 +41,13 @@ class FeedRoute:
         self,
         request: Request,
         after: Annotated[str, Query(max_length=200)] = "",
+        limit: Annotated[int, Query(ge=0, le=_MOST_ENDED)] = _MOST_ENDED,
         authorization: Annotated[str, Header()] = "",
     ) -> Response:
         """Return what ended since the entry `after`, and what is under way; for recorders of the fleet."""
         await self._check(request, authorization)
         context = self.context
-        ended, is_complete = context.recorder.journal.after(after, _MOST_ENDED)
+        ended, is_complete = context.recorder.journal.after(after, limit)
         now_s = context.clock.monotonic()
         running = sorted(self.running(), key=lambda one: one.began_s)
         body = {

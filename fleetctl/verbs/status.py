@@ -1,0 +1,236 @@
+"""`fleetctl status`: the whole fleet on one screen, from the store and the gateways."""
+
+import asyncio
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, Final
+
+import click
+import orjson
+
+from fleetctl.cli.connect import open_store, process_options, run
+from fleetctl.cli.errors import FleetctlError
+from fleetctl.fleets import process_client
+from fleetctl.fleets.dialer import open_dialer
+from fleetctl.output.printers import align_columns
+from fleetctl.verbs.top import Screen, open_screen
+from identity.dialer import Dialer
+from insight.fleet_caches import FleetCaches, make_fleet_caches
+from insight.fleet_status import (
+    FleetStatus,
+    GatewayLoad,
+    MacStatus,
+    ModelOnMac,
+    fleet_status,
+    names_text,
+)
+from insight.tickets import issue_tickets
+from machinery.clock import SystemClock
+from schemas import sizes
+from schemas.records import GatewayLease
+from store import keys
+from store.errors import PermissionDeniedError
+from store.port import Transport
+
+_ANSWER_S: Final = 3.0
+_MOST_GATEWAYS: Final = 50
+_HELP = """Show the whole fleet on one screen: Macs with their models and load, public names, gateways.
+
+\b
+  fleetctl status
+  fleetctl status -w
+  fleetctl status -o json
+
+`?` marks a value that no process reported; warnings below give the reason. FREE is the memory for models that no replica
+was promised, RUNNING the requests at an engine now, WAITING those that wait at gateways. The command needs no recorder.
+"""
+
+
+@click.command(short_help="Show the whole fleet on one screen.", help=_HELP)
+@click.option("-w", "--watch", is_flag=True, help="Refresh until Ctrl-C.")
+@click.option(
+    "--interval",
+    type=click.FloatRange(0.5, 60),
+    default=2.0,
+    show_default=True,
+    help="Seconds between two looks with -w.",
+)
+@click.option(
+    "-o", "--output", type=click.Choice(["text", "json"]), default="text", show_default=True
+)
+@process_options
+def status(*, watch: bool, interval: float, output: str, **options: Any) -> None:
+    """Show the whole fleet on one screen."""
+    is_json = output == "json"
+    if not watch:
+        text, problems = run(_once(options, is_json=is_json))
+        click.echo(text)
+        for one in problems:
+            click.echo(f"warning: {one}", err=True)
+        return
+    run(_follow(options, interval, is_json=is_json))
+
+
+async def _once(options: dict[str, Any], *, is_json: bool) -> tuple[str, tuple[str, ...]]:
+    async with open_store(options) as transport:
+        caches = make_fleet_caches(transport, SystemClock())
+        await caches.list_once()
+        found = await _look(transport, caches, await open_dialer(options, transport))
+    return _text(found, is_json=is_json), () if is_json else found.problems
+
+
+async def _follow(options: dict[str, Any], interval_s: float, *, is_json: bool) -> None:
+    """Refresh the screen until Ctrl-C; while the store is away, the last state stays."""
+    clock = SystemClock()
+    with open_screen() as screen:
+        async with open_store(options) as transport:
+            caches = make_fleet_caches(transport, clock)
+            await caches.list_once()  # a store that is away ends the command
+            dialer = await open_dialer(options, transport)
+            async with asyncio.TaskGroup() as group:
+                group.create_task(caches.run())
+                while True:
+                    found = await _look(transport, caches, dialer)
+                    _show(screen, found, caches.staleness_s(), is_json=is_json)
+                    await clock.sleep(interval_s)
+
+
+def _show(screen: Screen, found: FleetStatus, age_s: float | None, *, is_json: bool) -> None:
+    lines = [_text(found, is_json=is_json)]
+    if not is_json:
+        lines += [f"! {one}" for one in found.problems]
+        if age_s is not None and age_s > 10:
+            lines.append(
+                f"! the store has not answered for {age_s:.0f} s; this is the last known state"
+            )
+    screen.show("\n".join(lines))
+
+
+async def _look(transport: Transport, caches: FleetCaches, dialer: Dialer) -> FleetStatus:
+    prefix = keys.GATEWAY_LEASE_PREFIX
+    leases = {key.removeprefix(prefix): one for key, one in caches.gateways.items.items()}
+    first = dict(sorted(leases.items())[:_MOST_GATEWAYS])
+    return fleet_status(caches, await _read_loads(transport, first, dialer))
+
+
+async def _read_loads(
+    transport: Transport, leases: Mapping[str, GatewayLease], dialer: Dialer
+) -> dict[str, GatewayLoad]:
+    """Return the load of each gateway; one that does not answer has a problem instead."""
+    if not leases:
+        return {}
+    try:
+        async with issue_tickets(transport, [f"Gateway/{id_}" for id_ in leases]) as bearers:
+            return await _ask_all(leases, dialer, bearers)
+    except PermissionDeniedError:
+        return await _ask_all(leases, dialer, {})
+
+
+async def _ask_all(
+    leases: Mapping[str, GatewayLease], dialer: Dialer, bearers: Mapping[str, str]
+) -> dict[str, GatewayLoad]:
+    async with asyncio.TaskGroup() as group:
+        tasks = {
+            id_: group.create_task(
+                _read_load(id_, lease, dialer, bearers.get(f"Gateway/{id_}", ""))
+            )
+            for id_, lease in leases.items()
+        }
+    return {id_: task.result() for id_, task in tasks.items()}
+
+
+async def _read_load(id_: str, lease: GatewayLease, dialer: Dialer, bearer: str) -> GatewayLoad:
+    address = process_client.gateway_address(dialer, id_, lease)
+    try:
+        found = await process_client.fetch_json(
+            address,
+            "/api/dashboard/feed",
+            bearer=bearer,
+            params={"limit": "0"},
+            limit_s=_ANSWER_S,
+        )
+        running: dict[str, int] = {}
+        for one in found["running"]:
+            if one["replica"]:
+                running[one["replica"]] = running.get(one["replica"], 0) + 1
+        waiting = {str(name): int(count) for name, count in found["waitingByModel"].items()}
+        return GatewayLoad(running=running, waiting=waiting, active=int(found["active"]))
+    except FleetctlError as error:
+        return GatewayLoad(problem=str(error))
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        return GatewayLoad(
+            problem=f"its answer cannot be read ({error!r}); is it an older release?"
+        )
+
+
+def _text(found: FleetStatus, *, is_json: bool) -> str:
+    if is_json:
+        tree = {"apiVersion": "v1", "kind": "FleetStatus", **_tree(found)}
+        return orjson.dumps(tree, option=orjson.OPT_INDENT_2).decode()
+    return status_text(found)
+
+
+def _tree(found: FleetStatus) -> dict[str, Any]:
+    """Return the status with members in camel case."""
+
+    def convert(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        return {_camel(name): value for name, value in pairs}
+
+    return dataclasses.asdict(found, dict_factory=convert)
+
+
+def _camel(name: str) -> str:
+    head, *rest = name.split("_")
+    return head + "".join(map(str.capitalize, rest))
+
+
+def status_text(found: FleetStatus) -> str:
+    """Return the status as text. Pure."""
+    parts = [found.sentence]
+    if found.macs:
+        rows = [row for mac in found.macs for row in _mac_rows(mac)]
+        titles = ("NODE", "CHIP", "MEMORY", "FREE", "MODELS", "READY", "RUNNING")
+        parts.append(align_columns(rows, titles))
+    if found.tiers:
+        rows = [
+            [
+                one.name,
+                names_text(one.deployments),
+                f"{names_text(one.macs)} ({len(one.macs)})" if one.macs else "none",
+                f"~{one.replicas}x" if one.replicas else "-",
+                _count(one.waiting),
+            ]
+            for one in found.tiers
+        ]
+        parts.append(align_columns(rows, ("TIER", "MODEL", "NODES", "THROUGHPUT", "WAITING")))
+    rows = [[one.id, one.url, one.version, _count(one.active)] for one in found.gateways]
+    if rows:
+        parts.append(align_columns(rows, ("GATEWAY", "URL", "VERSION", "RUNNING")))
+    else:
+        parts.append("no gateway is registered: start fleet-gateway")
+    return "\n\n".join(parts)
+
+
+def _mac_rows(mac: MacStatus) -> list[list[str]]:
+    head = [
+        mac.name,
+        mac.chip,
+        "?" if mac.memory_bytes is None else sizes.show(mac.memory_bytes),
+        "?" if mac.free_bytes is None else f"{sizes.show(mac.free_bytes)} free",
+    ]
+    if mac.state == "offline":
+        head[3] = "offline"
+    elif mac.state != "online":
+        head[3] += f", {mac.state}"
+    if not mac.models:
+        return [[*head, "-", "-", "-"]]
+    first, *others = (_model_cells(one) for one in mac.models)
+    return [[*head, *first], *(["", "", "", "", *one] for one in others)]
+
+
+def _model_cells(one: ModelOnMac) -> list[str]:
+    return [one.label, "yes" if one.is_ready else "no", _count(one.running)]
+
+
+def _count(value: int | None) -> str:
+    return "?" if value is None else str(value)

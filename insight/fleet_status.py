@@ -1,0 +1,224 @@
+"""The fleet on one screen: Macs with their models and load, public names with their Macs, gateways. Pure."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final, TypeAlias
+
+from insight import fleet_views
+from insight.conditions import Row
+from insight.fleet_caches import FleetCaches
+from reconciler.listers.caches import BY_KIND
+from schemas.deployment import ModelDeployment
+from schemas.replica import Endpoint
+from schemas.route import ModelRoute
+
+Json: TypeAlias = dict[str, object]
+_MOST_NAMES: Final = 6
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GatewayLoad:
+    """Requests at one gateway now."""
+
+    running: Mapping[str, int] = field(default_factory=dict)
+    """Requests at engines, by replica."""
+    waiting: Mapping[str, int] = field(default_factory=dict)
+    """Requests that wait, by model name."""
+    active: int = 0
+    problem: str = ""
+    """The reason why its load is unknown; empty if it answers."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelOnMac:
+    """One replica, at its first Mac."""
+
+    label: str
+    """`TIER:DEPLOYMENT`, or the deployment alone."""
+    replica: str
+    is_ready: bool
+    running: int | None
+    """Requests at its engine; None if a gateway did not say."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MacStatus:
+    """One Mac."""
+
+    name: str
+    state: str
+    reason: str
+    chip: str
+    memory_bytes: int | None
+    free_bytes: int | None
+    """Memory for models that no replica was promised."""
+    models: tuple[ModelOnMac, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TierStatus:
+    """One public model name."""
+
+    name: str
+    deployments: tuple[str, ...]
+    macs: tuple[str, ...]
+    """Macs whose engines answer for it."""
+    replicas: int
+    """Engines that answer for it: the multiple of one for concurrent requests."""
+    waiting: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GatewayStatus:
+    """One gateway."""
+
+    id: str
+    url: str
+    version: str
+    active: int | None
+    problem: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FleetStatus:
+    """The whole screen."""
+
+    sentence: str
+    macs: tuple[MacStatus, ...]
+    tiers: tuple[TierStatus, ...]
+    gateways: tuple[GatewayStatus, ...]
+    problems: tuple[str, ...]
+
+
+def fleet_status(caches: FleetCaches, loads: Mapping[str, GatewayLoad]) -> FleetStatus:
+    """Return the status of a fleet; `loads` are those of the gateways, by id."""
+    tiers = _tiers(caches)
+    endpoints = list(caches.objects.endpoints.items.values())
+    is_known = all(not load.problem for load in loads.values())
+    running = _sum(load.running for load in loads.values())
+    waiting = _sum(load.waiting for load in loads.values())
+    macs, models = fleet_views.rows(caches, "macs"), fleet_views.rows(caches, "models")
+    leader = next(iter(caches.leader.items.values()), "")
+    labels = _labels(tiers)
+    gateways = tuple(
+        GatewayStatus(
+            id=str(row["name"]),
+            url=str(row["url"]),
+            version=str(row["version"]),
+            active=_active(loads.get(str(row["name"]))),
+            problem=loads[str(row["name"])].problem if str(row["name"]) in loads else "not asked",
+        )
+        for row in fleet_views.rows(caches, "gateways")
+    )
+    placed = _placed(caches, labels, running if is_known else None)
+    return FleetStatus(
+        sentence=fleet_views.sentence(macs, models, has_leader=bool(leader)),
+        macs=tuple(_mac(row, placed.get(str(row["name"]), ())) for row in macs),
+        tiers=tuple(
+            _tier(name, of, endpoints, waiting.get(name, 0) if is_known else None)
+            for name, of in sorted(tiers.items())
+        ),
+        gateways=gateways,
+        problems=tuple(f"gateway {one.id}: {one.problem}" for one in gateways if one.problem),
+    )
+
+
+def _active(load: GatewayLoad | None) -> int | None:
+    return None if load is None or load.problem else load.active
+
+
+def _sum(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
+    found: dict[str, int] = {}
+    for one in counts:
+        for name, count in one.items():
+            found[name] = found.get(name, 0) + count
+    return found
+
+
+def _tiers(caches: FleetCaches) -> dict[str, tuple[str, ...]]:
+    """Return the deployments behind each public name: of routes, and served names; a deployment without has its own."""
+    specs, found = caches.objects.specs, dict[str, list[str]]()
+    named: set[str] = set()
+    for route in specs.by_index(BY_KIND, "ModelRoute").values():
+        if isinstance(route, ModelRoute):
+            backends = [one.deployment for one in route.spec.backends]
+            found.setdefault(route.spec.model, []).extend(backends)
+            named.update(backends)
+    for model in specs.by_index(BY_KIND, "ModelDeployment").values():
+        if isinstance(model, ModelDeployment):
+            others = [one for one in model.spec.served_names if one != model.name]
+            for name in others or ([] if model.name in named else [model.name]):
+                found.setdefault(name, []).append(model.name)
+    return {name: tuple(dict.fromkeys(of)) for name, of in found.items()}
+
+
+def _labels(tiers: Mapping[str, Sequence[str]]) -> dict[str, str]:
+    """Return `TIER:DEPLOYMENT` by deployment, with the first public name of each."""
+    found: dict[str, str] = {}
+    for name, of in sorted(tiers.items()):
+        for deployment in of:
+            found.setdefault(
+                deployment, deployment if name == deployment else f"{name}:{deployment}"
+            )
+    return found
+
+
+def _placed(
+    caches: FleetCaches, labels: Mapping[str, str], running: Mapping[str, int] | None
+) -> dict[str, tuple[ModelOnMac, ...]]:
+    found: dict[str, tuple[ModelOnMac, ...]] = {}
+    for row in fleet_views.rows(caches, "replicas"):
+        name, deployment = str(row["name"]), str(row["deployment"])
+        macs = row["macs"]
+        assert isinstance(macs, list)
+        label = labels.get(deployment, deployment)
+        for rank, mac in enumerate(macs):
+            one = ModelOnMac(
+                label=label if len(macs) == 1 else f"{label} (rank {rank} of {len(macs)})",
+                replica=name,
+                is_ready=bool(row["hasEndpoint"]),
+                running=None if running is None else running.get(name, 0),
+            )
+            found[mac] = (*found.get(mac, ()), one)
+    return found
+
+
+def _mac(row: Row, models: tuple[ModelOnMac, ...]) -> MacStatus:
+    memory, allocatable, promised = (
+        row[one] for one in ("memoryBytes", "allocatableBytes", "promisedBytes")
+    )
+    is_known = isinstance(allocatable, int) and isinstance(promised, int)
+    state = str(row["state"])
+    if state == "online" and row["isDraining"]:
+        state = "draining"
+    elif state == "online" and row["isCordoned"]:
+        state = "cordoned"
+    return MacStatus(
+        name=str(row["name"]),
+        state=state,
+        reason=str(row["reason"]),
+        chip=str(row["chip"] or "?").removeprefix("Apple "),
+        memory_bytes=memory if isinstance(memory, int) else None,
+        free_bytes=allocatable - promised if is_known else None,
+        models=models,
+    )
+
+
+def _tier(
+    name: str, deployments: tuple[str, ...], endpoints: Sequence[Endpoint], waiting: int | None
+) -> TierStatus:
+    there = [one.spec for one in endpoints if one.spec.deployment in deployments]
+    return TierStatus(
+        name=name,
+        deployments=deployments,
+        macs=tuple(sorted({one.node for one in there})),
+        replicas=len(there),
+        waiting=waiting,
+    )
+
+
+def names_text(names: Sequence[str]) -> str:
+    """Return names for one cell: the first six, and how many more. Pure."""
+    shown = ", ".join(names[:_MOST_NAMES])
+    more = len(names) - _MOST_NAMES
+    return f"{shown} and {more} more" if more > 0 else shown or "none"

@@ -1,0 +1,109 @@
+"""`fleetctl status`: the fleet on one screen, with real gateways, and while one does not answer."""
+
+import json
+
+from schemas.meta import ObjectMeta
+from schemas.node import NodeLease, NodeStatus
+from schemas.records import GatewayLease
+from schemas.route import Backend, ModelRoute, ModelRouteSpec
+from store import codec, keys
+from store.port import Delete, Put
+from tests.support.fleetctl_runner import MemoryFleet
+from tests.support.gateway_engine_scripts import chat
+from tests.support.gateway_fake_engine import FakeEngine, running
+from tests.support.gateway_world import World, running_gateway
+from tests.support.waiting import until_async
+
+GIB = 1 << 30
+
+
+def put_mac(name: str, *, alive: bool = True) -> list[Put]:
+    status = NodeStatus(
+        uid=name,
+        hostname=f"{name}.local",
+        address="10.0.0.1",
+        agent_version="1",
+        os="macOS",
+        os_version="26.1",
+        machine="arm64",
+        chip="Apple M4 Pro",
+        cpu_cores=12,
+        gpu_cores=20,
+        memory_bytes=48 * GIB,
+        allocatable_bytes=36 * GIB,
+    )
+    puts = [Put(key=keys.status_key("Node", name), value=codec.encode(status))]
+    lease = Put(key=keys.node_lease_key(name), value=codec.encode(NodeLease(uid="u", session="s")))
+    return [*puts, lease] if alive else puts
+
+
+async def test_an_empty_fleet(fleet: MemoryFleet) -> None:
+    done = await fleet.ctl("status")
+    assert done.code == 0
+    assert done.out == (
+        "an empty fleet: no Mac has joined, and nothing is deployed\n\n"
+        "no gateway is registered: start fleet-gateway\n"
+    )
+
+
+async def test_a_fleet_on_one_screen(fleet: MemoryFleet) -> None:
+    world = World(fleet.store)
+    await fleet.store.commit([], [*put_mac("mac-1"), *put_mac("mac-2", alive=False)])
+    route = ModelRoute(
+        metadata=ObjectMeta(name="r"),
+        spec=ModelRouteSpec(model="standard", backends=(Backend(deployment="qwen"),)),
+    )
+    await world.put(route)
+    async with (
+        running(FakeEngine("qwen-0", chat)) as engine,
+        running_gateway(fleet.store) as gateway,
+    ):
+        await world.serve("qwen", engine)
+        await gateway.knows("qwen", ready=1)
+
+        async def is_registered() -> bool:
+            return bool((await fleet.store.list(keys.GATEWAY_LEASE_PREFIX)).items)
+
+        await until_async(is_registered)
+        done = await fleet.ctl("status")
+        assert (done.code, done.err) == (0, "")
+        sentence, _, titles, first, second, _, tiers, tier, _, gateways, last = (
+            done.out.splitlines()
+        )
+        assert sentence.startswith("1 of 2 Macs online; qwen: 0 of 1 replicas ready")
+        assert titles.split() == ["NODE", "CHIP", "MEMORY", "FREE", "MODELS", "READY", "RUNNING"]
+        assert first.split() == (
+            [
+                "mac-1",
+                "M4",
+                "Pro",
+                "48.0",
+                "GiB",
+                "36.0",
+                "GiB",
+                "free",
+                "standard:qwen",
+                "yes",
+                "0",
+            ]
+        )
+        assert second.split() == ["mac-2", "M4", "Pro", "48.0", "GiB", "offline", "-", "-", "-"]
+        assert tiers.split() == ["TIER", "MODEL", "NODES", "THROUGHPUT", "WAITING"]
+        assert tier.split() == ["standard", "qwen", "mac-1", "(1)", "~1x", "0"]
+        assert gateways.split() == ["GATEWAY", "URL", "VERSION", "RUNNING"]
+        assert gateway.url in last
+        # A gateway that is gone without a word.
+        dead = GatewayLease(url="http://127.0.0.1:9", version="1")
+        key = keys.named(keys.GATEWAY_LEASE_PREFIX, "dead")
+        await fleet.store.commit([], [Put(key=key, value=codec.encode(dead))])
+        done = await fleet.ctl("status")
+        assert done.code == 0
+        assert "warning: gateway dead: gateway/dead does not answer" in done.err
+        # What it would have added is unknown, and no number is shown as if it were known.
+        assert done.out.splitlines()[3].split()[-2:] == ["yes", "?"]
+        await fleet.store.commit([], [Delete(key=key)])
+        tree = json.loads((await fleet.ctl("status", "-o", "json")).out)
+        assert tree["kind"] == "FleetStatus"
+        assert tree["macs"][0]["freeBytes"] == 36 * GIB - 4
+        assert [one["active"] for one in tree["gateways"]] == [0]
+    assert not (await fleet.store.list(keys.TICKET_PREFIX)).items
