@@ -236,9 +236,8 @@ class ModelSource(ApiModel):
 
     @model_validator(mode="after")
     def _folders_differ(self) -> Self:
-        if (
-            self.adapter is None and self.draft is None
-        ):  # as of nearly all: a path costs as much as the rest
+        # A path costs as much as all the rest.
+        if self.adapter is None and not self.adapters and self.draft is None:
             return self
         own = PurePosixPath(self.path or "/")
         if any(PurePosixPath(path) == own for path in self.adapter_paths):

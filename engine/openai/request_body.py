@@ -515,8 +515,9 @@ def _pop_resume_point(fields: dict[str, Any], context_length: int | None) -> Res
     if value is None:
         return None
     if isinstance(value, dict):
-        prompts.check_tokens(value.get("tokens"), context_length, f"{streams.RESUME_FIELD}.tokens")
-        _check_choices(value.get("choices"), context_length)
+        each = value.get("choices")
+        for tokens in (value.get("tokens"), *(each[:1024] if isinstance(each, list) else ())):
+            prompts.check_tokens(tokens, context_length, f"{streams.RESUME_FIELD}.tokens")
     body = validate(_ResumeBody, value, at=streams.RESUME_FIELD)
     if (body.tokens is None) == (body.choices is None):
         raise errors.invalid(
@@ -533,13 +534,6 @@ def _pop_resume_point(fields: dict[str, Any], context_length: int | None) -> Res
         created=body.created,
         cached_tokens=body.cached_tokens,
     )
-
-
-def _check_choices(choices: object, context_length: int | None) -> None:
-    """Refuse more tokens than a context holds before they are looked at. Raises RefusedError."""
-    if isinstance(choices, list):
-        for at, tokens in enumerate(choices[:1024]):
-            prompts.check_tokens(tokens, context_length, f"{streams.RESUME_FIELD}.choices[{at}]")
 
 
 def _with_resume_point(

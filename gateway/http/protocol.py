@@ -72,7 +72,7 @@ class ClientProtocol(RequestFramer):
         self._body_memory = 0
         """Bytes of the unfinished body that are counted in the handler's memory of bodies."""
         self._counted_address = ""
-        """What the limit of connections counts this one under."""
+        """Name under which the limit of connections counts this one."""
         self._unsent_bytes = 0
         """Bytes of the last response that waited for the client at the last deadline."""
         self._is_tls = False

@@ -275,7 +275,7 @@ class LoadSampler:
                 self._latest = compare(before, after, now - counted_at, sensors)
                 before, counted_at, self._sampled_at = after, now, now
             except (OSError, RuntimeError, ValueError, psutil.Error) as error:
-                log.warning("load not sampled", extra={"reason": str(error)})
+                log.warning("load not sampled", extra={"why": str(error)})
             await self._clock.sleep(PERIOD_S)
 
     async def _count(self) -> MachineCounters:

@@ -20,6 +20,7 @@ from tests.support.gateway_world import (
     route,
     running_gateway,
 )
+from tests.support.waiting import until
 
 
 async def test_an_unknown_model(
@@ -132,6 +133,8 @@ async def test_nothing_ready(world: World, gateway: Running, http: aiohttp.Clien
 async def test_bad_bodies(
     gateway: Running, http: aiohttp.ClientSession, raw: bytes, status: int, param: str | None
 ) -> None:
+    # A request without a model needs the table for a default.
+    await until(lambda: gateway.gateway.table_cache.is_synced, what="the first table")
     async with http.post(gateway.url + CHAT, data=raw) as response:
         error = await error_of(response)
         assert (response.status, error["param"]) == (status, param)

@@ -14,6 +14,7 @@ from schemas.replica import RankStatus
 from store import codec, keys
 from store.etcd.member.embedded import EmbeddedEtcd
 from tests.support.nodeagent_agents import NODE, AgentProcess, Desk
+from tests.support.waiting import until_async
 
 pytestmark = [pytest.mark.etcd, pytest.mark.mlx, pytest.mark.timeout(240)]
 
@@ -51,9 +52,13 @@ async def test_the_words_of_an_engine_that_refuses_stay_and_it_is_not_started_ag
 ) -> None:
     await desk.assign("broken-0", uid="broken", path="nowhere")
     await desk.until_condition("broken-0", "False", "ModelUnusable")
+
+    async def is_told() -> bool:  # the time follows the refusal
+        return "; next attempt at " in await message_of(desk, "broken-0")
+
+    assert await until_async(is_told)
     message = await message_of(desk, "broken-0")
     assert "is not a directory" in message
-    assert "; next attempt at " in message
     # Before, it was started again after a second.
     await asyncio.sleep(5)
     assert await message_of(desk, "broken-0") == message

@@ -123,6 +123,7 @@ async def test_a_key_for_one_model_needs_no_name(world: World, http: aiohttp.Cli
 async def test_a_fleet_without_models_says_so(
     gateway: Running, http: aiohttp.ClientSession
 ) -> None:
+    await until(lambda: gateway.gateway.table_cache.is_synced, what="the first table")
     async with http.post(gateway.url + CHAT, data=REQUEST) as response:
         error = await error_of(response)
         assert (response.status, error["code"]) == (400, "model_required")

@@ -51,7 +51,7 @@ from tests.support.fleet import fleetctl, from_scratch
         (("config", "foo"), "unknown command 'foo'; available: current-context, "),
         (("rollout", "foo"), "unknown command 'foo'; available: abort, history, pause, promote, refresh, restart, resume, status, undo"),
         (("import", "hostfiel", "x"), "unknown command 'hostfiel'. Did you mean hostfile?"),
-        (("import", "foo"), "unknown command 'foo'; available: hostfile, localai, mesh, ring, serving"),
+        (("import", "foo"), "unknown command 'foo'; available: hostfile, jaccl, localai, mesh, ring, serving"),
         (("export", "foo"), "unknown command 'foo'; available: hostfile"),
         (("fabric", "foo"), "unknown command 'foo'; available: bench, check, history, matrix"),
         (("fabric", "chek"), "unknown command 'chek'. Did you mean check?"),

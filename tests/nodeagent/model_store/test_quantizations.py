@@ -103,7 +103,7 @@ async def test_a_result_is_whole_pinned_and_says_what_it_was_made_of(tmp_path: P
         assert config["quantization"] == {"group_size": 64, "bits": 4, "mode": "affine"}
         origin = json.loads((found.folder / "quantization_origin.json").read_bytes())
         assert origin == {"repo": "org/Tiny", "commit": COMMIT, "bits": 4, "group_size": 64}
-        assert leftovers(store) == []
+        await until(lambda: leftovers(store) == [], what="an empty folder of fetches")
         again = await jobs.start(ORDER)
         assert (again.phase, again.result) == ("Present", found.name)
 
