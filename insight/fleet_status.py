@@ -187,7 +187,9 @@ def _mac(row: Row, models: tuple[ModelOnMac, ...]) -> MacStatus:
     memory, allocatable, promised = (
         row[one] for one in ("memoryBytes", "allocatableBytes", "promisedBytes")
     )
-    is_known = isinstance(allocatable, int) and isinstance(promised, int)
+    free = None
+    if isinstance(allocatable, int) and isinstance(promised, int):
+        free = allocatable - promised
     state = str(row["state"])
     if state == "online" and row["isDraining"]:
         state = "draining"
@@ -199,7 +201,7 @@ def _mac(row: Row, models: tuple[ModelOnMac, ...]) -> MacStatus:
         reason=str(row["reason"]),
         chip=str(row["chip"] or "?").removeprefix("Apple "),
         memory_bytes=memory if isinstance(memory, int) else None,
-        free_bytes=allocatable - promised if is_known else None,
+        free_bytes=free,
         models=models,
     )
 

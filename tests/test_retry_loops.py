@@ -56,6 +56,7 @@ PERIODS = {
     "fleetctl/verbs/scale.py": "polls the progress of a command until its timeout",
     "fleetctl/verbs/secure.py": "polls the progress of a command until its timeout",
     "fleetctl/verbs/sync.py": "polls the progress of a command until its timeout",
+    "fleetctl/verbs/status.py": "shows the fleet again at the interval that the user gave",
     "fleetctl/verbs/top.py": "samples at the interval that the user gave",
     "fleetctl/verbs/wait.py": "polls, with pauses in proportion to the cost of a look",
     "identity/credentials.py": "polls files for changes",

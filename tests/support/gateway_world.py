@@ -155,6 +155,10 @@ class Running:
 
         await until(shown, what=f"{ready} endpoints for {model}")
 
+    async def knows_keys(self) -> None:
+        """Wait until it has read the keys; before, it refuses every request with 503."""
+        await until(lambda: self.gateway.fleet_state.keyring.is_known, what="the keys")
+
 
 @asynccontextmanager
 async def running_gateway(

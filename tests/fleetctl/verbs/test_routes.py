@@ -104,6 +104,7 @@ async def test_the_key_comes_from_a_file_the_environment_or_the_context(
     (tmp_path / "key").touch(mode=0o600)
     (tmp_path / "key").write_text(f"{ADMIN}\n")
     async with running_gateway(world.transport, KEYS_REQUIRED) as gateway:
+        await gateway.knows_keys()
         plain = ("routes", "--gateway", gateway.url)
         refused = await run_fleetctl(*plain)
         assert (
