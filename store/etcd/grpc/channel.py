@@ -6,7 +6,7 @@ One connection per endpoint carries all calls and streams of a process.
 import asyncio
 from collections.abc import AsyncGenerator, Callable
 from contextlib import closing, suppress
-from typing import Any, Generic, cast
+from typing import Any, Generic, TypeVar, cast
 from urllib.parse import urlsplit
 
 import grpc
@@ -37,7 +37,7 @@ class Stream(Generic[Request, Response]):
         accept: Callable[[], None],
     ) -> None:
         """`blame` is called with the error that broke the stream, `accept` when etcd has answered on it."""
-        self._call = call
+        self._open_call: grpc.aio.StreamStreamCall[Request, Response] | None = call
         self._where = where
         self._blame = blame
         self._accept = accept
@@ -52,11 +52,14 @@ class Stream(Generic[Request, Response]):
         """
         try:
             async with asyncio.timeout(limit_s):
-                await self._call.write(request)
+                await self._call().write(request)
         except TimeoutError as error:
-            raise self.failure(f"a request was not sent in {limit_s:g} s") from error
+            why = self.failure(f"a request was not sent in {limit_s:g} s")
+            raise why from _without_frames(error)
         except (grpc.RpcError, asyncio.InvalidStateError) as error:
-            raise self._error_of(error) from error
+            raise self._error_of(error) from _without_frames(error)
+        except asyncio.CancelledError as error:
+            raise _without_frames(error)  # noqa: B904 - the same error
 
     async def receive(self, *, limit_s: float, nudge: Request | None = None) -> Response:
         """Return the next answer.
@@ -97,11 +100,14 @@ class Stream(Generic[Request, Response]):
         """
         try:
             async with asyncio.timeout(limit_s):
-                answer = await self._call.read()
+                answer = await self._call().read()
         except TimeoutError as error:
-            raise self.failure(f"nothing received for {limit_s:g} s") from error
+            why = self.failure(f"nothing received for {limit_s:g} s")
+            raise why from _without_frames(error)
         except (grpc.RpcError, asyncio.InvalidStateError) as error:
-            raise self._error_of(error) from error
+            raise self._error_of(error) from _without_frames(error)
+        except asyncio.CancelledError as error:
+            raise _without_frames(error)  # noqa: B904 - the same error
         if answer is grpc.aio.EOF:
             return None
         self._accept()
@@ -118,10 +124,34 @@ class Stream(Generic[Request, Response]):
         self._blame(found)
         return found
 
+    def _call(self) -> "grpc.aio.StreamStreamCall[Request, Response]":
+        if self._open_call is None:
+            raise self.failure("the stream is closed")
+        return self._open_call
+
     def close(self) -> None:
+        """End the stream. What still refers to it, like the traceback of an error, does not keep the connection."""
         if self._nudge is not None:
             self._nudge.cancel()
-        self._call.cancel()
+        call, self._open_call = self._open_call, None
+        if call is not None:
+            call.cancel()
+
+
+Raised = TypeVar("Raised", bound=BaseException)
+
+
+def _without_frames(error: Raised) -> Raised:
+    """Return the error; it and its causes lose their tracebacks.
+
+    grpc's frames hold the call, and a call holds the connection, even after `close()`. An error may live long:
+    that of a `TaskGroup` refers to itself until the garbage collector runs.
+    """
+    found: BaseException | None = error
+    while found is not None:
+        found.__traceback__ = None
+        found = found.__cause__ or found.__context__
+    return error
 
 
 def error_of(error: BaseException, where: str) -> StoreError:
@@ -232,18 +262,15 @@ class GrpcChannel:
                 request, timeout=limit_s, metadata=_metadata(token)
             )
         except (grpc.RpcError, asyncio.InvalidStateError) as error:
-            raise self._failure(error, turn, url, limit_s) from error
+            raise self._failure(error, turn, url, limit_s) from _without_frames(error)
+        except asyncio.CancelledError as error:
+            raise _without_frames(error)  # noqa: B904 - the same error
         except UnavailableError:
             self._caller.rotate(turn)
             raise
         return answer
 
     def _failure(self, error: BaseException, turn: int, url: str, limit_s: float) -> StoreError:
-        """Return the error for grpc's.
-
-        The caller must not keep it in a variable: its traceback holds the frame, the frame the call, and the call
-        the connection, even after `close()`, until the garbage collector runs.
-        """
         found = error_of(error, f"etcd at {url}")
         if isinstance(found, UnavailableError):
             self._caller.rotate(turn)
@@ -270,7 +297,7 @@ class GrpcChannel:
         except TimeoutError as error:
             raise SlowStoreError(
                 f"no answer from etcd at {url} within {limit_s:g} s: it is slow, or its machine cannot be reached"
-            ) from error
+            ) from _without_frames(error)
 
     def _with_current_files(self, url: str) -> grpc.aio.Channel:
         """Return the channel, which has no connection; another one if its certificates were replaced since it was opened.
@@ -291,7 +318,7 @@ class GrpcChannel:
             await self._callable(url, STATUS, "unary_unary")(pb.Empty(), timeout=CONNECT_S)
         except grpc.aio.AioRpcError as error:
             why = str(error.details()).rpartition("last error: ")[2].removeprefix("UNKNOWN: ")
-            raise connection_error(url, why) from error
+            raise connection_error(url, why) from _without_frames(error)
 
     async def open(self, method: Method[Request, Response]) -> Stream[Request, Response]:
         """Open a stream of requests and answers to the current endpoint.
