@@ -12,6 +12,7 @@ from starlette.staticfiles import StaticFiles
 from dashboard.api.chat import make_chat
 from dashboard.api.event_stream import StreamSlots
 from dashboard.api.login import make_login
+from dashboard.api.metric_routes import MetricRoutes
 from dashboard.api.page import STATIC, PageRoutes
 from dashboard.api.routes import StateRoutes
 from dashboard.api.seed_routes import SeedRoutes
@@ -53,7 +54,9 @@ def make_app(context: AppContext) -> FastAPI:
     )
     app.router.redirect_slashes = False
     router = APIRouter()
-    StateRoutes(context.model, StreamSlots(), context.views).add_to(router)
+    slots = StreamSlots()
+    StateRoutes(context.model, slots, context.views).add_to(router)
+    MetricRoutes(context.model, slots, context.views).add_to(router)
     SeedRoutes(context.views, context.views.clock).add_to(router)
     EventSocket(context.views).add_to(router)
     make_login(context.access, context.sessions).add_to(router)

@@ -39,6 +39,7 @@ FOREIGN: Mapping[str, str] = {
     "snapshot-count trusted-ca-file watch-progress-notify-interval",
     "socketfilterfw": "add getblockall getglobalstate listapps remove setblockall unblockapp",
     "log": "last predicate style",
+    "promtool": "syntax-only",
     "systemctl": "property",
     "useradd": "home-dir no-create-home shell system user-group",
     "etcdctl": "keys-only learner peer-urls prefix",

@@ -17,6 +17,7 @@ from fleetctl.convert.manifest_drafts import save_text
 from fleetctl.fabric import admission
 from fleetctl.objects import reader, selectors
 from fleetctl.objects.kind_args import WRITABLE, kind_of
+from fleetctl.verbs import export_metrics
 from machinery.typing_compat import override
 from manifests.declaration import clean_manifest, is_bare
 from manifests.plan import ORDER
@@ -279,6 +280,10 @@ def _write_folder(folder: Path, export: ManifestExport, *, force: bool, is_all: 
             f"{folder / path} belongs to no object in the fleet; delete it if it is obsolete",
             err=True,
         )
+
+
+for _command in (export_metrics.prometheus, export_metrics.alerts, export_metrics.grafana):
+    exporting.add_command(_command)
 
 
 @exporting.command(help=_HOSTFILE_HELP)

@@ -1,0 +1,75 @@
+"""Routes for Prometheus: the metrics of this process and of the fleet's objects, and the processes to scrape."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Final
+
+import psutil
+from fastapi import APIRouter, Response
+
+from dashboard.api.event_stream import StreamSlots
+from dashboard.api.routes import json_response
+from dashboard.fleet_model import FleetModel
+from dashboard.seed_views import SeedViews
+from insight.fleet_metrics import FleetMetrics, scrape_targets
+from machinery.prometheus import Gauge, MetricFamily, render
+from machinery.version import version
+
+_TEXT: Final = "text/plain; version=0.0.4; charset=utf-8"
+# Prometheus keeps the targets that it has when it is refused.
+_NOT_READY: Final = "The state of the fleet is not known yet: etcd was not reached since the start."
+
+
+@dataclass(frozen=True, slots=True)
+class MetricRoutes:
+    """Handlers of the routes for Prometheus."""
+
+    model: FleetModel
+    slots: StreamSlots
+    views: SeedViews
+    process: psutil.Process = field(default_factory=psutil.Process)
+
+    def add_to(self, router: APIRouter) -> None:
+        """Register the routes."""
+        router.add_api_route("/metrics", self.metrics, methods=["GET"])
+        router.add_api_route("/sd/prometheus", self.targets, methods=["GET"])
+
+    async def metrics(self) -> Response:
+        """Return metrics in Prometheus text format: conditions of all objects, releases, the store, this process."""
+        families: list[MetricFamily] = [_BuildInfo(), *self._own()]
+        if self.model.is_ready:
+            families.append(FleetMetrics(self.model.caches))
+        return Response(render(families), media_type=_TEXT)
+
+    async def targets(self) -> Response:
+        """Return the processes to scrape, for Prometheus' `http_sd_configs`."""
+        if not self.model.is_ready:
+            return json_response({"error": {"message": _NOT_READY}}, 503)
+        return json_response(scrape_targets(self.model.caches))
+
+    def _own(self) -> Iterator[Gauge]:
+        traffic, process = self.views.traffic, self.process
+        silent = sum(1 for state in traffic.gateways.values() if state.problem)
+        for name, help_, value in (
+            ("fleet_dashboard_streams", "Open streams of pages and programs.", self.slots.count),
+            ("fleet_dashboard_gateways_silent", "Gateways that do not show requests.", silent),
+            ("fleet_dashboard_synced", "Whether the fleet is known.", int(self.model.is_ready)),
+            ("process_resident_memory_bytes", "Memory in use.", process.memory_info().rss),
+            ("process_open_fds", "Open file descriptors.", process.num_fds()),
+            ("process_start_time_seconds", "Start, in Unix time.", process.create_time()),
+        ):
+            yield Gauge(name, help_, partial(float, value))
+        cpu = process.cpu_times()
+        help_ = "CPU time, user and system."
+        yield Gauge("process_cpu_seconds_total", help_, lambda: cpu.user + cpu.system, "counter")
+
+
+class _BuildInfo:
+    """The release of this process, as a label."""
+
+    def lines(self) -> Iterator[str]:
+        """Yield the family in Prometheus' text format."""
+        yield "# HELP fleet_build_info 1, with the release of the process."
+        yield "# TYPE fleet_build_info gauge"
+        yield f'fleet_build_info{{process="dashboard",version="{version()}"}} 1'

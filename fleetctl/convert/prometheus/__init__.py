@@ -1,0 +1,1 @@
+"""Configuration for Prometheus and Grafana: scrape config, alert rules, dashboards. Pure functions."""
