@@ -7,6 +7,7 @@ SUMMARIES: dict[str, str] = {
     "approve": "Let a machine join that asked without a token.",
     "autoscale": "Let load decide the number of replicas of deployments.",
     "backup": "Write the whole store to FILE; the fleet may keep running.",
+    "bench": "Measure the speed of a model through a gateway.",
     "bundle": "Write archives that install mlx-fleet on other machines.",
     "cert": "Manage the certificates of the fleet's processes.",
     "chat": "Chat with a model through a gateway.",

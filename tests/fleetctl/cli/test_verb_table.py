@@ -52,7 +52,7 @@ from tests.support.fleet import fleetctl, from_scratch
         (("rollout", "foo"), "unknown command 'foo'; available: abort, history, pause, promote, refresh, restart, resume, status, undo"),
         (("import", "hostfiel", "x"), "unknown command 'hostfiel'. Did you mean hostfile?"),
         (("import", "foo"), "unknown command 'foo'; available: hostfile, jaccl, localai, mesh, ring, serving"),
-        (("export", "foo"), "unknown command 'foo'; available: hostfile"),
+        (("export", "foo"), "unknown command 'foo'; available: alerts, grafana, hostfile, prometheus"),
         (("fabric", "foo"), "unknown command 'foo'; available: bench, check, history, matrix"),
         (("fabric", "chek"), "unknown command 'chek'. Did you mean check?"),
         (("get", "qwen"), "shardgroups. For an object named qwen write its kind, too, such as md/qwen"),
