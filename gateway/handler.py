@@ -43,6 +43,7 @@ _REQUEST_ID = wire_headers.REQUEST_ID.encode()
 _ATTEMPTS = wire_headers.ATTEMPTS.encode()
 _NODE = wire_headers.NODE.encode()
 _REPLICA = wire_headers.REPLICA.encode()
+_RESUMED_LINE = wire_headers.RESUMED.encode() + b": %d\r\n"
 _RESPONSE_HEAD = b"%%b%b: %%b\r\n%%b%b: %%d\r\n%%b" % (_REQUEST_ID, _ATTEMPTS)
 
 
@@ -403,7 +404,8 @@ class InferenceHandler(RequestHandler):
             self._send_refusal(context, translator, refusal)
             return
         context.outcome = "interrupted" if context.first_s else outcome_of(refusal.status)
-        context.response.end(refusal.event() if translator is None else translator.broken(refusal))
+        event = refusal.event() if translator is None else translator.broken(refusal)
+        context.response.end(event, _trailers(context))
 
 
 class ClientStream(StreamReceiver):
@@ -448,7 +450,8 @@ class ClientStream(StreamReceiver):
         self.source.close()
         context.outcome = "ok" if self.source.is_whole else "interrupted"
         try:
-            context.response.end(b"" if translator is None else translator.end())
+            end = b"" if translator is None else translator.end()
+            context.response.end(end, _trailers(context))
         except Exception as error:  # noqa: BLE001 - the client still gets an answer
             self._handler.fail(context, error)
         else:
@@ -475,6 +478,12 @@ def _header_block(passed: bytes, endpoint: EngineEndpoint, context: RequestConte
         context.retry_state.started,
         header_lines(context.extra_headers) if context.extra_headers else b"",
     )
+
+
+def _trailers(context: RequestContext) -> bytes:
+    """Return the lines behind a stream: how often it continued on another engine."""
+    resumptions = context.retry_state.resumptions
+    return _RESUMED_LINE % resumptions if resumptions else b""
 
 
 def _header_list(passed: bytes, endpoint: EngineEndpoint, context: RequestContext) -> Headers:

@@ -151,8 +151,10 @@ class GenerationRoutes:
         """Continue a conversation, in the form of OpenAI's Responses API."""
         arrived_s = self.service.clock.monotonic()
         options, raw = await self._read(request, prompts=1)
-        web.check_not_resumable(options)
-        parsed = await _parse(raw, partial(responses.parse, policy=self._policy()))
+        parsed = await _parse(
+            raw,
+            partial(responses.parse, is_resumable=options.is_resumable, policy=self._policy()),
+        )
         self._check_model(parsed.model)
         chat = request_body.with_key_salt(parsed.chat, options.cache_salt)
         return GenerationResponse(self.service, chat, arrived_s, options.timeout_s, parsed)

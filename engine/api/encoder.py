@@ -12,7 +12,6 @@ import orjson
 
 from engine.api.generation_stream import ChoiceDelta, GenerationStream
 from engine.openai import response_body
-from engine.openai.input_processor import GenerationChoice
 from engine.openai.response_body import (
     CompleteChoice,
     RequestTiming,
@@ -23,8 +22,10 @@ from engine.openai.response_body import (
 )
 from engine.openai.response_events import ResponseEventBuilder
 from engine.openai.responses import ResponsesRequest
+from engine.openai.resume_point import ResumePoint
 from engine.text.output_parser import Delta
 from schemas.wire.errors import Refusal
+from schemas.wire.streams import END, RESUME_COMMENT
 
 
 @dataclass(slots=True)
@@ -80,7 +81,7 @@ class CompletionEncoder:
     def chunks(self, deltas: Sequence[ChoiceDelta]) -> bytes:
         """Return the chunks of some deltas; may be empty."""
         out = b""
-        for one in deltas:
+        for one in _one_each(deltas):
             parser = self.stream.choices[one.index].parser
             if not one.delta.is_empty:
                 # The engine that continues must generate open tokens again, to know their log probabilities.
@@ -118,22 +119,10 @@ class CompletionEncoder:
             fields["choice"] = index
         if not self._has_first_comment:
             self._has_first_comment = True
-            fields |= self._first_fields(self.stream.choices[0])
+            fields |= _first_fields(self.stream, self.formatter.id, self.formatter.created)
         if usage is not None:
             fields["usage"] = usage.body()
         return resume_comment(fields)
-
-    def _first_fields(self, choice: GenerationChoice) -> dict[str, Any]:
-        """Return the fields that another engine needs besides the tokens, and those that a gateway counts."""
-        usage = self.stream.usage
-        return {
-            "seed": choice.job.sampling.seed,
-            "prompt": choice.digest,
-            "id": self.formatter.id,
-            "created": self.formatter.created,
-            "prompt_tokens": usage.prompt_tokens,
-            "cached_tokens": usage.cached_tokens,
-        }
 
     def _totals(self) -> ResponseTotals:
         usage, ticket = self.stream.usage, self.stream.ticket
@@ -152,21 +141,56 @@ class CompletionEncoder:
         return ResponseTotals(usage=usage, performance=response_body.performance_body(timing))
 
 
+def _one_each(deltas: Sequence[ChoiceDelta]) -> Sequence[ChoiceDelta]:
+    """Return one delta for each choice: a resume comment counts all tokens, so it must precede all of their text."""
+    indexes = dict.fromkeys(one.index for one in deltas)
+    if len(indexes) == len(deltas):
+        return deltas
+    return [
+        ChoiceDelta(index, Delta.joined(one.delta for one in deltas if one.index == index))
+        for index in indexes
+    ]
+
+
+def _first_fields(stream: GenerationStream, response_id: str, created: int) -> dict[str, Any]:
+    """Return the fields that another engine needs besides the tokens, and those that a gateway counts."""
+    choice, usage = stream.choices[0], stream.usage
+    return {
+        "seed": choice.job.sampling.seed,
+        "prompt": choice.digest,
+        "id": response_id,
+        "created": created,
+        "prompt_tokens": usage.prompt_tokens,
+        "cached_tokens": usage.cached_tokens,
+    }
+
+
 @dataclass(slots=True)
 class ResponsesEncoder:
-    """Encodes a response of the Responses API, which has one choice."""
+    """Encodes a response of the Responses API, which has one choice.
+
+    Several events may belong to one token, so resume comments are blocks behind the events to which their tokens belong.
+    """
 
     event_builder: ResponseEventBuilder
     stream: GenerationStream
+    resumed: ResumePoint | None
+    is_resumable: bool
+    _sent_tokens: int
+    """Tokens that are in a resume comment, or were sent by an engine before."""
 
     @classmethod
     def new(cls, request: ResponsesRequest, stream: GenerationStream) -> "ResponsesEncoder":
         """Return the encoder of a request whose jobs were accepted."""
-        service = stream.service
-        response_id = service.response_id(stream.ticket, kind="resp").replace("-", "_", 1)
-        created = int(service.clock.now().timestamp())
+        service, resumed = stream.service, request.chat.resumed
+        if resumed is not None:
+            response_id, created = resumed.id, resumed.created
+        else:
+            response_id = service.response_id(stream.ticket, kind="resp").replace("-", "_", 1)
+            created = int(service.clock.now().timestamp())
         builder = ResponseEventBuilder(id=response_id, created=created, echo=request.echo)
-        return cls(builder, stream)
+        is_resumable, sent = request.chat.is_resumable, len(stream.choices[0].parser.tokens)
+        return cls(builder, stream, resumed, is_resumable, sent)
 
     def full_body(self, deltas: Sequence[ChoiceDelta]) -> bytes:
         """Return the body of a response that is not streamed; `deltas` are all of it."""
@@ -177,22 +201,43 @@ class ResponsesEncoder:
         return orjson.dumps(self.event_builder.body(finish, self.stream.usage, now=self._now()))
 
     def begin(self) -> bytes:
-        """Return the events before the first tokens."""
-        return self.event_builder.begin()
+        """Return the events before the first tokens; none if another engine sent them already."""
+        builder, resumed, choice = self.event_builder, self.resumed, self.stream.choices[0]
+        first = _first_fields(self.stream, builder.id, builder.created)
+        if resumed is None or not resumed.events:
+            mark = self._comment({"tokens": []})
+            return self._comment({"tokens": [], **first}) + builder.begin() + mark
+        builder.replay(choice.replayed, events=resumed.events)
+        return self._comment({"tokens": []})
 
     def chunks(self, deltas: Sequence[ChoiceDelta]) -> bytes:
         """Return the events of some deltas; may be empty."""
-        return b"".join(self.event_builder.add(one.delta) for one in deltas)
+        events = b"".join(self.event_builder.add(one.delta) for one in deltas)
+        return events and events + self._comment()
 
     def end(self) -> bytes:
         """Return the end of a complete stream."""
         finish = self.stream.choices[0].parser.finish
         assert finish is not None
-        return self.event_builder.end(finish, self.stream.usage, now=self._now())
+        usage = self.stream.usage
+        end = self.event_builder.end(finish, usage, now=self._now())
+        return end + self._comment({"tokens": self._new_tokens(), "usage": usage.body()})
 
     def fail(self, refusal: Refusal) -> bytes:
-        """Return the end of a stream that failed."""
-        return self.event_builder.fail(refusal)
+        """Return the end of a stream that failed. A gateway reads the refusal, its client the event."""
+        comment = RESUME_COMMENT + refusal.body() + END if self.is_resumable else b""
+        return self.event_builder.fail(refusal) + comment
+
+    def _comment(self, fields: dict[str, Any] | None = None) -> bytes:
+        """Return a resume comment; without fields, that of the tokens since the last one."""
+        if not self.is_resumable:
+            return b""
+        return resume_comment(fields or {"tokens": self._new_tokens()}) + b"\n"
+
+    def _new_tokens(self) -> list[int]:
+        tokens = self.stream.choices[0].parser.tokens[self._sent_tokens :]
+        self._sent_tokens += len(tokens)
+        return tokens
 
     def _now(self) -> int:
         return int(self.stream.service.clock.now().timestamp())

@@ -88,9 +88,10 @@ class GenerationStream:
                 return delta
 
     async def burst(self) -> list[ChoiceDelta]:
-        """Wait for the next token, and join all that are ready: at most one delta for each choice.
+        """Wait for the next token, and join all that are ready.
 
-        A slow client thus gets larger pieces instead of a longer queue of small ones.
+        A slow client thus gets larger pieces instead of a longer queue of small ones. There is one delta for each
+        choice, or more where one would lose the order of its text and calls.
 
         Raises:
             RefusedError: no token will follow.
@@ -101,8 +102,9 @@ class GenerationStream:
             return deltas
         indexes = dict.fromkeys(one.index for one in deltas)
         return [
-            ChoiceDelta(index, Delta.joined(one.delta for one in deltas if one.index == index))
+            ChoiceDelta(index, joined)
             for index in indexes
+            for joined in Delta.joined_in_order(one.delta for one in deltas if one.index == index)
         ]
 
     async def _next_output(self) -> TokenOutput | EmbeddingOutput:

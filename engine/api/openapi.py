@@ -57,7 +57,9 @@ def route_bodies() -> Mapping[str, RouteBody]:
     return {
         "/v1/chat/completions": RouteBody(model=ChatBody, accepted=chat, is_resumable=True),
         "/v1/completions": RouteBody(model=CompletionBody, accepted=completion, is_resumable=True),
-        "/v1/responses": RouteBody(model=ResponsesBody, accepted=responses.accepted_parameters()),
+        "/v1/responses": RouteBody(
+            model=ResponsesBody, accepted=responses.accepted_parameters(), is_resumable=True
+        ),
         "/v1/embeddings": RouteBody(
             model=EmbeddingBody, accepted=embeddings.accepted_parameters(), is_streamable=False
         ),

@@ -53,7 +53,7 @@ def read_options(request_headers: Mapping[str, str]) -> RequestOptions:
 
 
 def check_not_resumable(options: RequestOptions) -> None:
-    """Refuse the header that only chats and completions support.
+    """Refuse the header that only generations support.
 
     Raises:
         RefusedError: it is set.
@@ -61,7 +61,7 @@ def check_not_resumable(options: RequestOptions) -> None:
     """
     if options.is_resumable:
         raise errors.invalid(
-            f"The header '{headers.RESUMABLE}' is for chats and completions; leave it out.",
+            f"The header '{headers.RESUMABLE}' is for chats, completions and responses; leave it out.",
             param=headers.RESUMABLE,
         )
 

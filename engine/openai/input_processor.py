@@ -25,12 +25,12 @@ from engine.openai.request_body import (
     Conversation,
     ConversationEnd,
     GenerationRequest,
-    ResumePoint,
     TextPrompts,
 )
+from engine.openai.resume_point import ResumePoint
 from engine.ports import ServedModel
 from engine.text.interface import Codec
-from engine.text.output_parser import OutputParser
+from engine.text.output_parser import Delta, OutputParser
 from schemas.wire import errors
 from schemas.wire.errors import Refusal, RefusedError
 
@@ -81,6 +81,8 @@ class GenerationChoice:
     """`prompt_digest` of the prompt, if the answer is resumable."""
     cached: int | None = None
     """Prompt tokens that were cached where the answer began, if that was another engine."""
+    replayed: tuple[Delta, ...] = ()
+    """The deltas of the job's `emitted` tokens, which the client has."""
     compiled: CompiledGrammar | None = None
     """The compiled grammar of the job, which lives as long as the request."""
 
@@ -259,9 +261,12 @@ class InputProcessor:
                 job=job, parser=parser, digest=digest if request.is_resumable else ""
             )
         job = resume_job(job, request.resumed, index, digest, vocab_size=self.ready.vocab_size)
-        replay_tokens(parser, job, end_tokens=self.ready.codec.eos_ids)
         return GenerationChoice(
-            job=job, parser=parser, digest=digest, cached=request.resumed.cached_tokens
+            job=job,
+            parser=parser,
+            digest=digest,
+            cached=request.resumed.cached_tokens,
+            replayed=replay_tokens(parser, job, end_tokens=self.ready.codec.eos_ids),
         )
 
 
@@ -329,15 +334,21 @@ def resume_job(job: Job, resumed: ResumePoint, index: int, digest: str, *, vocab
     return dataclasses.replace(job, sampling=sampling, emitted=tokens)
 
 
-def replay_tokens(parser: OutputParser, job: Job, *, end_tokens: Sequence[int]) -> None:
-    """Feed the emitted tokens of a job to its parser, and drop the deltas.
+def replay_tokens(
+    parser: OutputParser, job: Job, *, end_tokens: Sequence[int]
+) -> tuple[Delta, ...]:
+    """Feed the emitted tokens of a job to its parser; return the deltas.
 
     Afterwards the parser is in the state of the lost one; it is over if these tokens ended the answer.
     """
+    deltas: list[Delta] = []
     for count, token in enumerate(job.emitted, start=1):
         finish: FinishReason | None = "length" if count == job.max_tokens else None
         if token in end_tokens:
             finish = "stop"
-        parser.take(TokenOutput(job_id=job.id, token=token, finish=finish))
+        delta = parser.take(TokenOutput(job_id=job.id, token=token, finish=finish))
+        if not delta.is_empty:
+            deltas.append(delta)
         if parser.is_over:
-            return
+            break
+    return tuple(deltas)

@@ -29,6 +29,7 @@ from engine.openai import (
 )
 from engine.openai.output_options import Tools
 from engine.openai.prompts import Prompt, Tokens
+from engine.openai.resume_point import ResumePoint
 from engine.openai.structured_outputs import GuidedBody
 from engine.openai.template_variables import TemplateVariables
 from engine.text.interface import Message
@@ -151,6 +152,8 @@ class _ResumeBody(BaseModel):
     id: Annotated[str, Field(min_length=1, max_length=200)]
     created: Annotated[int, Field(ge=0, lt=2**53)]
     cached_tokens: Annotated[int, Field(ge=0, lt=2**53)] = 0
+    events: Annotated[int, Field(ge=0, lt=2**53)] = 0
+    """The number of events that the client has, in streams whose events are numbered."""
 
 
 class ConversationEnd(Enum):
@@ -178,25 +181,6 @@ class TextPrompts:
     """Prompts as text or as tokens."""
 
     contents: tuple[str | tuple[int, ...], ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ResumePoint:
-    """The progress of another engine with this request, before it was lost."""
-
-    tokens: tuple[tuple[int, ...], ...]
-    """Those of each choice."""
-    finished: frozenset[int] = frozenset()
-    """Indexes of choices whose end the client has; it is not sent again."""
-    seed: int
-    """That of the first choice; those of the others follow it."""
-    prompt: str
-    """Digest of the prompt's tokens there."""
-    id: str
-    created: int
-    """Seconds since 1970."""
-    cached_tokens: int
-    """Prompt tokens that were cached there; the final usage repeats this number."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -533,6 +517,7 @@ def _pop_resume_point(fields: dict[str, Any], context_length: int | None) -> Res
         id=body.id,
         created=body.created,
         cached_tokens=body.cached_tokens,
+        events=body.events,
     )
 
 

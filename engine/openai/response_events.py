@@ -3,7 +3,7 @@
 Values in, bytes out; nothing here sends or awaits.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
@@ -84,6 +84,13 @@ class ResponseEventBuilder:
         body = self._body("in_progress", [])
         started = self._event("response.created", response=body)
         return started + self._event("response.in_progress", response=body)
+
+    def replay(self, deltas: Iterable[Delta], *, events: int) -> None:
+        """Take the deltas that another engine sent, in so many events with those before the first token."""
+        self.begin()
+        for delta in deltas:
+            self.add(delta)
+        self._count = events
 
     def add(self, delta: Delta) -> bytes:
         """Return the events of a delta; may be empty."""

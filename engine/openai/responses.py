@@ -21,6 +21,7 @@ from engine.openai.request_body import USUAL_POLICY, GenerationRequest, RequestP
 from schemas.sampling import Sampling
 from schemas.wire import errors
 from schemas.wire.errors import Refusal, RefusedError
+from schemas.wire.streams import RESUME_FIELD
 
 Json: TypeAlias = dict[str, Any]
 
@@ -211,14 +212,17 @@ def accepted_parameters() -> EndpointParameters:
     return EndpointParameters(honoured=own, labels=_LABELS, limited=_LIMITED, takes_others=True)
 
 
-def parse(raw: bytes, *, policy: RequestPolicy = USUAL_POLICY) -> ResponsesRequest:
-    """Parse a body.
+def parse(
+    raw: bytes, *, is_resumable: bool = False, policy: RequestPolicy = USUAL_POLICY
+) -> ResponsesRequest:
+    """Parse a body; the field `fleet` is allowed only with `is_resumable`.
 
     Raises:
         RefusedError: a value is wrong or not supported.
 
     """
     fields = request_body.read_object(raw)
+    resumed = fields.pop(RESUME_FIELD, None) if is_resumable else None
     ignored = accepted_parameters().check(fields, refuses_unknown=policy.refuses_unknown)
     fields["input"] = input_items.normalize(fields.get("input"))
     _check_tools(fields)
@@ -230,7 +234,12 @@ def parse(raw: bytes, *, policy: RequestPolicy = USUAL_POLICY) -> ResponsesReque
     chat = input_items.to_chat(body.input, body.instructions)
     origins = tuple(chat.origins)
     try:
-        request = request_body.parse_chat(orjson.dumps(_chat_body(body, chat)), policy=policy)
+        chat_body = _chat_body(body, chat)
+        if resumed is not None:
+            chat_body[RESUME_FIELD] = resumed
+        request = request_body.parse_chat(
+            orjson.dumps(chat_body), is_resumable=is_resumable, policy=policy
+        )
     except RefusedError as error:
         raise RefusedError(_rename_params(error.refusal, origins)) from error
     request = dataclasses.replace(request, ignored=(*ignored, *map(_renamed, request.ignored)))

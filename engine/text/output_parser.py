@@ -55,6 +55,20 @@ class Delta:
         )
 
     @classmethod
+    def joined_in_order(cls, parts: Iterable[Self]) -> list[Self]:
+        """Join the deltas of one choice as far as a delta keeps their order: reasoning, content, calls."""
+        groups: list[list[Self]] = []
+        last = 0
+        for delta in parts:
+            first = 0 if delta.reasoning else 1 if delta.content else 2
+            if not groups or (first < last and not delta.is_empty):
+                groups.append([])
+                last = 0
+            groups[-1].append(delta)
+            last = max(last, 2 if delta.tool_calls else 1 if delta.content else 0)
+        return [cls.joined(group) for group in groups]
+
+    @classmethod
     def joined(cls, parts: Iterable[Self]) -> Self:
         """Join the deltas of one choice."""
         deltas = list(parts)

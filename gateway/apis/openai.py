@@ -24,7 +24,6 @@ _SESSION_ID = wire_headers.SESSION_ID.encode()
 _TRUE = b"true"
 # Values of `n` that mean one choice.
 _ONE = (b"", b"1", b"null")
-_RESUMABLE = PATHS[:2]
 
 
 class ResponsesTranslator(ResponseTranslator):
@@ -116,7 +115,7 @@ class OpenAiAdapter(ApiAdapter):
             request_id=http_request.request_id,
             headers=http_request.headers,
             is_streamed=is_streamed,
-            is_resumable=is_streamed and http_request.path in _RESUMABLE,
+            is_resumable=is_streamed and http_request.path in _GENERATIONS,
             choices=1 if bytes(head.n) in _ONE else _number(bytes(head.n)),
             timeout_s=http_request.timeout_s(),
             session=_session(head, http_request),

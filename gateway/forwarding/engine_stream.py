@@ -1,19 +1,11 @@
-"""Event stream of an engine: whole events, and the resume comments from which another engine can continue it.
+"""Event stream of an engine: whole events for the client, until the end, or until another engine continues it."""
 
-A resume comment (": fleet {...}") precedes the data of an event; see docs/reference/openai.md, "Continuing an
-answer elsewhere". Comments are removed from the client's stream and stored unparsed, because only the death of an
-engine needs them.
-"""
-
-import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias
 
-import msgspec
-import orjson
-
 from gateway.forwarding.policy import NO_DEADLINE
+from gateway.forwarding.resume_log import LARGEST, ResumeLog
 from gateway.forwarding.router import LoadTracker
 from gateway.metrics import response_summary
 from gateway.metrics.response_summary import TokenCounts, parse_usage
@@ -21,196 +13,14 @@ from gateway.metrics.version_metrics import VersionCounts
 from gateway.routing.table import EngineEndpoint
 from gateway.upstream.connection import BrokenResponseError, EngineCall
 from machinery.clock import NEVER, Clock
-from schemas.wire import streams
 from schemas.wire.errors import ErrorBody
 from schemas.wire.streams import DONE
 
-_COMMENT = streams.RESUME_COMMENT
-_PREFIX = len(_COMMENT)
-# Engines begin each chunk with its id. Only the end, comments and errors look different.
-_CHUNK = b'\ndata: {"id"'
-_KNOWN = (b'data: {"id"', b"data: [DONE]", b":")
 _ERROR = b'data: {"error"'
-# Chunks and [DONE], with or without comments (streams.RESUME_COMMENT): one match instead of several
-# steps for each.
-_COMMON_EVENTS = re.compile(
-    rb'(?:: fleet ([^\n]*\n)(?=data: \{"id"))?(data: (?:\{"id"|\[DONE\])[^\n]*\n\n)'
-)
-# Bytes of a comment with one token; the first and the last are longer.
-_TOKEN_BYTES = 32
-_MORE_BYTES = 4096
 # A larger event is passed on in parts, to bound the memory.
 _HELD_LIMIT = 1 << 20
 _TIMEOUT_STATUS = 504
 WAITING = b": waiting\n\n"
-# Part of the last chunk after all text, which carries the usage.
-_NO_CHOICES = b'"choices":[]'
-# Events with resume comments are never split. The largest are batches of logprobs for slow readers.
-_LARGEST = 16 << 20
-
-
-class _Comment(msgspec.Struct):
-    tokens: list[int]
-    choice: int = 0
-    seed: int | None = None
-    prompt: str = ""
-    id: str = ""
-    created: int = 0
-    prompt_tokens: int = 0
-    cached_tokens: int = 0
-    usage: dict[str, Any] | None = None
-
-
-_DECODER = msgspec.json.Decoder(list[_Comment])
-
-
-class ResumePoint(msgspec.Struct, frozen=True):
-    """The progress of a stream: the sum of its resume comments."""
-
-    choices: list[list[int]]
-    """Tokens of each choice."""
-    is_finished: bool
-    """True if the client got the finish reason of every choice."""
-    _fleet: dict[str, Any]
-
-    @property
-    def tokens(self) -> int:
-        """The number of tokens of all choices."""
-        return sum(map(len, self.choices))
-
-    def resume_body(self, body: bytes) -> bytes:
-        """Return the body that makes another engine continue; `body` is the original one, a JSON object."""
-        of_one = len(self.choices) == 1
-        tokens = {"tokens": self.choices[0]} if of_one else {"choices": self.choices}
-        fleet = orjson.dumps({**tokens, **self._fleet})
-        return b'%b,"%b":%b}' % (body[: body.rindex(b"}")], streams.RESUME_FIELD.encode(), fleet)
-
-
-class ResumeLog:
-    """Resume comments of one stream."""
-
-    __slots__ = ("_dropped_count", "_limit", "_raw", "events", "fault", "is_lost")
-
-    def __init__(self, max_tokens: int) -> None:
-        """`max_tokens`: the number of tokens to keep, at about 20 bytes each."""
-        self.fault: bytes | None = None
-        """The event with which the engine gave up, or invalid input; nothing after it is read."""
-        self.events = 0
-        """The number of events without faults."""
-        self.is_lost = False
-        """True if the stream had more tokens than are kept."""
-        self._limit = max_tokens * _TOKEN_BYTES + _MORE_BYTES
-        self._raw = bytearray()
-        self._dropped_count = 0
-
-    @staticmethod
-    def has_comments(events: bytes) -> bool:
-        """Return whether a stream that begins with these events has resume comments."""
-        return events.startswith(_COMMENT)
-
-    def take(self, events: bytes) -> bytes:
-        """Store the comments of complete events; return the events without them, up to a `fault`."""
-        # Nearly always there is one event, a chunk, found here with the fewest calls.
-        at = events.find(_CHUNK) + 1
-        if at and events.find(b"\n", at) == len(events) - 2 and events.startswith(_COMMENT):
-            self.events += 1
-            self._raw += events[_PREFIX:at]
-            if len(self._raw) > self._limit:
-                self._drop_middle()
-            return events[at:]
-        found = _COMMON_EVENTS.findall(events)
-        if found:
-            comments, data = zip(*found, strict=True)
-            raw, clean = b"".join(comments), b"".join(data)
-            # If these are all of the bytes, there is nothing else. A match excludes the prefix.
-            if len(raw) + len(clean) + _PREFIX * (len(comments) - comments.count(b"")) == len(
-                events
-            ):
-                self.events += len(data)
-                self._raw += raw
-                if len(self._raw) > self._limit:
-                    self._drop_middle()
-                return clean
-        return self._take_each(events)
-
-    def _take_each(self, events: bytes) -> bytes:
-        clean: list[bytes] = []
-        *whole, rest = events.split(b"\n\n")
-        if rest:
-            self.fault = rest[:100]  # too large for an event
-        for event in whole:
-            at = event.find(_CHUNK) + 1
-            data = event
-            if at and event.startswith(_COMMENT):
-                data = event[at:]
-            if b"\n" in data or not data.startswith(_KNOWN):
-                self.fault = event
-                break
-            if data is not event:
-                self._raw += event[_PREFIX:at]
-                if len(self._raw) > self._limit:
-                    self._drop_middle()
-            clean.append(data)
-        self.events += len(clean)
-        clean.append(b"")
-        return b"\n\n".join(clean)
-
-    def _drop_middle(self) -> None:
-        self.is_lost = True
-        # The first comment has the usage of the prompt, the last that of the answer; nearly all
-        # others have one token.
-        first = self._raw.index(b"\n") + 1
-        last = self._raw.rindex(b"\n", 0, -1) + 1
-        if first < last:
-            self._dropped_count += self._raw.count(b"\n", first, last)
-            del self._raw[first:last]
-
-    def last(self) -> bytes:
-        """Return the last comment; at the end of an answer it has the usage."""
-        return bytes(self._raw[self._raw.rfind(b"\n", 0, -1) + 1 :])
-
-    def usage(self) -> tuple[int, int, int]:
-        """Return the approximate tokens of the prompt, its cached part, and the answer so far."""
-        comments = self._comments()
-        if not comments:
-            return 0, 0, 0
-        made = sum(len(comment.tokens) for comment in comments)
-        return comments[0].prompt_tokens, comments[0].cached_tokens, made + self._dropped_count
-
-    def _comments(self) -> list[_Comment]:
-        try:
-            return _DECODER.decode(b"[%b]" % bytes(self._raw[:-1]).replace(b"\n", b","))
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            return []
-
-    def resume_point(self, count: int = 1) -> ResumePoint | None:
-        """Return the progress of so many choices; None if it is not known or invalid."""
-        comments = [] if self.is_lost else self._comments()
-        if not comments or comments[0].seed is None:
-            return None
-        choices: list[list[int]] = [[] for _ in range(count)]
-        finished: list[int] = []
-        for comment in comments:
-            if not 0 <= comment.choice < count:
-                return None
-            choices[comment.choice] += comment.tokens
-            if comment.usage is not None:
-                finished.append(comment.choice)
-        first, is_finished = comments[0], len(finished) == count
-        # The next engine repeats the last end: its stream must begin with a comment.
-        known = finished[:-1] if is_finished else finished
-        return ResumePoint(
-            choices,
-            is_finished,
-            {
-                **({"finished": known} if known else {}),
-                "seed": first.seed,
-                "prompt": first.prompt,
-                "id": first.id,
-                "created": first.created,
-                "cached_tokens": first.cached_tokens,
-            },
-        )
 
 
 def parse_fault(fault: bytes) -> tuple[str, bool]:
@@ -470,7 +280,7 @@ class EngineStream:
                 self._last = whole
                 self._receiver.on_events(whole)
         else:
-            whole, self.rest = split_events(self.rest, piece, _LARGEST)
+            whole, self.rest = split_events(self.rest, piece, LARGEST)
             if whole:
                 self._push(self.resume_log.take(whole))
 
@@ -498,7 +308,7 @@ class EngineStream:
             self.early.append((EngineStream.finish, None))
         elif self._is_over or self._found is not None:
             return
-        elif self.resume_log is not None and not self._last.endswith(DONE):
+        elif self.resume_log is not None and not self._has_end:
             why = "the engine ended it before its end"
             self.break_off(BrokenResponseError(why, had_bytes=True))
         else:
@@ -516,11 +326,11 @@ class EngineStream:
             return
         if self._is_over or self._found is not None:
             return
-        is_done = self._last.endswith(DONE)
-        if is_done or (self.resume_log is not None and _NO_CHOICES in self._last):
-            if not is_done:  # nothing else is missing
-                self._last = DONE
-                receiver.on_events(DONE)
+        missing = b"" if self.resume_log is None else self.resume_log.missing_end(self._last)
+        if self._has_end or missing:
+            if not self._has_end:
+                self._last = missing
+                receiver.on_events(missing)
             self._record_end(self._last)
             receiver.on_stream_end()
             return
@@ -536,14 +346,20 @@ class EngineStream:
         else:
             receiver.on_engine_died()
 
+    @property
+    def _has_end(self) -> bool:
+        """Return whether the client has the stream's last event."""
+        return self._last.endswith(DONE) or response_summary.is_response_end(self._last)
+
     def _end_with(self, fault: bytes) -> None:
         """End the stream with the engine's error event if the client should get it; else another engine may succeed."""
         assert self._receiver is not None
+        assert self.resume_log is not None
         why, is_resumable = parse_fault(fault)
         if is_resumable:
             self.break_off(BrokenResponseError(why, had_bytes=True))
             return
-        event = fault + b"\n\n"
+        event = self.resume_log.fault_event
         self._record_end(event)
         self._receiver.on_events(event)
         self._receiver.on_stream_end()
@@ -554,8 +370,9 @@ class EngineStream:
         end = last if self.resume_log is None else self.resume_log.last()
         if found := parse_usage(end):
             self.observer.record_usage(found)
-        # A resumed stream's tokens were not all generated by this engine.
-        tail = last if self.is_resumed else end + last
+        tail = last + end
+        if self.is_resumed and response_summary.is_complete_stream(last):
+            tail = DONE  # its usage has tokens that another engine generated
         count = self._events if self.resume_log is None else self.resume_log.events - self._events
         broken = self.in_flight.record_end(2 * count, tail, self.clock.monotonic())
         if broken:
@@ -585,7 +402,7 @@ class EngineStream:
             first = first[first.index(b"\n\n") + 2 :]
         self.in_flight, self.rest, self.early = found.in_flight, found.rest, found.early
         self.in_flight.stream, self._receiver, self._found = self, None, None
-        resume_log.fault = None
+        resume_log.restart()
         self.first = resume_log.take(first)
         self.is_resumed, self._events = True, resume_log.events
         return True

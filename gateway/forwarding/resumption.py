@@ -11,7 +11,8 @@ from functools import partial
 from typing_extensions import override
 
 from gateway.forwarding.attempt import RETRYABLE_STATUSES, AttemptRunner
-from gateway.forwarding.engine_stream import EngineStream, ResumeLog, ResumePoint, ResumeSearch
+from gateway.forwarding.engine_stream import EngineStream, ResumeSearch
+from gateway.forwarding.resume_log import ResumeLog, ResumePoint
 from gateway.forwarding.retry_state import Attempt, RetryState, WholeResponse
 from gateway.forwarding.router import Router
 from gateway.metrics.gateway_metrics import GatewayMetrics
@@ -50,8 +51,10 @@ class Resumer:
 
     def watch(self, stream: EngineStream, request: InferenceRequest, state: RetryState) -> None:
         """Make the stream resumable, if its engine sends resume comments."""
-        if request.is_resumable and ResumeLog.has_comments(stream.first):
-            resume_log = ResumeLog(state.terms.policy.resumable_tokens)
+        if not request.is_resumable:
+            return
+        resume_log = ResumeLog.of(stream.first, state.terms.policy.resumable_tokens)
+        if resume_log is not None:
             stream.watch(resume_log, partial(self.search, request, state))
 
     def search(

@@ -109,11 +109,11 @@ class ResponseWriter:
         """Wait until the client reads again."""
         await self.flow.drain()
 
-    def end(self, data: bytes = b"") -> None:
-        """Send the last piece and end the response."""
+    def end(self, data: bytes = b"", trailers: bytes = b"") -> None:
+        """Send the last piece and end the response. `trailers`: header lines; HTTP/1.0 has none."""
         if not self.is_gone:
             framed = self._framed(data) if data else b""
-            last = b"" if self.is_http_10 else b"0\r\n\r\n"
+            last = b"" if self.is_http_10 else b"0\r\n%b\r\n" % trailers
             self.transport.write(self._head + framed + last)
         self._complete()
 

@@ -39,7 +39,12 @@ _Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0, lt=10**9)]
 
 def is_complete_stream(last: bytes) -> bool:
     """Return whether a stream with this last piece is complete."""
-    return _DONE in last or any(event in last for event in _RESPONDED)
+    return _DONE in last or is_response_end(last)
+
+
+def is_response_end(last: bytes) -> bool:
+    """Return whether this is the last piece of a complete stream of /v1/responses."""
+    return any(event in last for event in _RESPONDED)
 
 
 def is_timeout(last: bytes) -> bool:

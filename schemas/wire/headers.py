@@ -37,6 +37,9 @@ MEMORY_FREE: Final = "x-fleet-memory-free"
 # Sent by gateways to clients, with NODE and REPLICA.
 ATTEMPTS: Final = "x-fleet-attempts"
 """The number of engines that were tried."""
+RESUMED: Final = "x-fleet-resumed"
+"""The number of times that a stream continued on another engine. A trailer, because it is known at the end only; a stream
+that did not continue has none."""
 STORE: Final = "x-fleet-store"
 """`STORE_STALE` while the gateway has no connection to etcd and serves from its last table."""
 STORE_STALE: Final = "stale"

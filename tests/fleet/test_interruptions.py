@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+from argparse import Namespace
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -30,7 +31,7 @@ pytestmark = [pytest.mark.full, pytest.mark.fleet, pytest.mark.mlx, pytest.mark.
 
 MESSAGES = [{"role": "user", "content": "héllo, we hold these truths"}]
 CHAT: dict[str, Any] = {"messages": MESSAGES, "max_tokens": 160}
-TOOL = {
+TOOL: dict[str, Any] = {
     "type": "function",
     "function": {
         "name": "look_up",
@@ -53,6 +54,14 @@ ASKED: dict[str, dict[str, Any]] = {
     "calls": CHAT | {"seed": 3, "tools": [TOOL], "tool_choice": "required"},
     "text": {"prompt": "We hold", "max_tokens": 160, "temperature": 0},
     "hot text": {"prompt": "We hold", "max_tokens": 160, "temperature": 2, "seed": 11},
+    "response": {"input": "We hold", "max_output_tokens": 160, "temperature": 0},
+    "called": {
+        "input": "We hold",
+        "max_output_tokens": 160,
+        "temperature": 0,
+        "tools": [{"type": "function", **TOOL["function"]}],
+        "tool_choice": "required",
+    },
 }
 
 
@@ -84,6 +93,25 @@ class Heard:
                 self.calls += f"{call.id or ''}{call.function.name or ''}{call.function.arguments}"
             self.logprobs += choice.logprobs.content if choice.logprobs else []
 
+    def hear_response(self, event: Any) -> None:
+        """Take an event of /v1/responses."""
+        assert event.sequence_number == self.chunks
+        self.chunks += 1
+        response = getattr(event, "response", None)
+        if response is not None:
+            self.ids.add((response.id, response.created_at))
+        if event.type == "response.output_text.delta":
+            self.text += event.delta
+        elif event.type == "response.function_call_arguments.delta":
+            self.calls += event.delta
+        elif event.type in ("response.completed", "response.incomplete"):
+            items = [item.model_dump(exclude={"id"}) for item in event.response.output]
+            self.finish.append(f"{event.type} {items}")
+            used = event.response.usage
+            self.usage = Namespace(
+                prompt_tokens=used.input_tokens, completion_tokens=used.output_tokens
+            )
+
     def answer(self) -> tuple[Any, ...]:
         """Return what must not depend on who died."""
         tokens = [one.token for one in self.logprobs]
@@ -92,6 +120,11 @@ class Heard:
 
 
 async def listen(client: openai.AsyncOpenAI, fields: dict[str, Any], into: Heard) -> None:
+    if "input" in fields:
+        respond: Any = client.responses.create
+        async for event in await respond(model="m", **fields, stream=True):
+            into.hear_response(event)
+        return
     create: Any = client.chat.completions.create
     if "prompt" in fields:
         create = client.completions.create

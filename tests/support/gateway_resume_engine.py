@@ -3,6 +3,7 @@
 `check` verifies these and the streams of real engines (tests/engine).
 """
 
+import re
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -10,10 +11,12 @@ from typing import Any
 
 import orjson
 
-from gateway.forwarding.engine_stream import ResumeLog
+from gateway.forwarding.resume_log import ResumeLog
 from tests.support.gateway_fake_engine import Call
 
 DONE = b"data: [DONE]\n\n"
+RESPONSES = "/v1/responses"
+_MARK_BLOCK = re.compile(rb"^: [^\n]*\n\n", re.MULTILINE)
 WORDS = ("Hel", "lo", "", ", ", "wor", "", "", "ld: ", "fleet {", "}\n\n", "\\n: ", "é🌍")
 """One for each token; the text of an empty one is held back and comes with the next."""
 PROMPT_TOKENS, CACHED_TOKENS = 11, 4
@@ -56,6 +59,8 @@ def events(request: Request, *, seed: int = 1, length: int = 8, id_: str = "x-1"
     assert fleet.get("prompt", request.prompt) == request.prompt
     teller = _Teller(request, seed, fleet.get("id", id_), fleet.get("created", 1_700_000_000))
     teller.cached = fleet.get("cached_tokens", CACHED_TOKENS)
+    if request.path == RESPONSES:
+        return list(teller.numbered(made, told, fleet.get("events", 0)))
     return list(teller.told(made, told, is_resumed=bool(fleet)))
 
 
@@ -79,17 +84,52 @@ class _Teller:
                 )
                 yield self.chunk(made[told : at + 1], shown)
                 told = at + 1
-        usage = {
-            "prompt_tokens": PROMPT_TOKENS,
-            "completion_tokens": len(made),
-            "total_tokens": PROMPT_TOKENS + len(made),
-            "prompt_tokens_details": {"cached_tokens": self.cached},
-        }
+        usage = _usage(len(made), self.cached)
         last: Json = {"delta": {}} if self.request.is_chat else {"text": ""}
         yield self.chunk(made[told:], {**last, "finish_reason": "stop"}, usage=usage)
         if self.request.has_usage:
             yield b"data: " + orjson.dumps({**self.head(), "choices": [], "usage": usage}) + b"\n\n"
         yield DONE
+
+    def numbered(self, made: list[int], told: int, sent: int) -> Iterator[bytes]:
+        """Yield blocks of /v1/responses: `told` tokens and `sent` events came from another engine."""
+        first = [("response.created", {"response": {"id": self.id}}), ("response.in_progress", {})]
+        count = sent or 0
+        yield self.mark([])
+        if not sent:
+            for kind, fields in first:
+                yield self.numbered_event(kind, count, fields)
+                count += 1
+            yield self.mark([])
+        for at in range(told, len(made) - 1):
+            text = WORDS[made[at] - 300]
+            if not text:
+                continue
+            # Two events for one token, as where an item opens.
+            for kind in ("response.output_text.delta", "response.text.note"):
+                yield self.numbered_event(kind, count, {"delta": text})
+                count += 1
+            yield self.mark(made[told : at + 1])
+            told = at + 1
+        text = "".join(WORDS[token - 300] for token in made[:-1])
+        usage = {"input_tokens": PROMPT_TOKENS, "output_tokens": len(made)}
+        body = {"id": self.id, "output": text, "usage": usage}
+        yield self.numbered_event("response.output_text.done", count, {"text": text})
+        yield self.numbered_event("response.completed", count + 1, {"response": body})
+        yield self.mark(made[told:], usage=_usage(len(made), self.cached))
+
+    def numbered_event(self, kind: str, number: int, fields: Json) -> bytes:
+        data = orjson.dumps({"type": kind, "sequence_number": number, **fields})
+        return f"event: {kind}\ndata: ".encode() + data + b"\n\n"
+
+    def mark(self, made: list[int], **more: Any) -> bytes:
+        fields: Json = {"tokens": made, **more}
+        if not self.is_introduced:
+            self.is_introduced = True
+            fields |= {"seed": self.seed, "prompt": self.request.prompt}
+            fields |= {"cached_tokens": self.cached, "id": self.id, "created": self.created}
+            fields["prompt_tokens"] = PROMPT_TOKENS
+        return b": fleet " + orjson.dumps(fields) + b"\n\n"
 
     def head(self) -> Json:
         return {"id": self.id, "created": self.created, "model": self.request.body["model"]}
@@ -103,6 +143,15 @@ class _Teller:
         choice = {"index": 0, "finish_reason": None, **shown}
         data = orjson.dumps({**self.head(), "choices": [choice]})
         return b": fleet " + orjson.dumps(mark) + b"\ndata: " + data + b"\n\n"
+
+
+def _usage(made: int, cached: int) -> Json:
+    return {
+        "prompt_tokens": PROMPT_TOKENS,
+        "completion_tokens": made,
+        "total_tokens": PROMPT_TOKENS + made,
+        "prompt_tokens_details": {"cached_tokens": cached},
+    }
 
 
 def check(stream: bytes) -> None:
@@ -139,6 +188,7 @@ def check(stream: bytes) -> None:
 
 def clean(stream: bytes) -> bytes:
     """Return a stream as clients get it."""
+    stream = _MARK_BLOCK.sub(b"", stream)
     lines = stream.split(b"\n")
     return b"\n".join(line for line in lines if not line.startswith(b": "))
 

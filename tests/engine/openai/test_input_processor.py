@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 
 from engine.jobs import Job, SamplingParams, TokenOutput
 from engine.openai import input_processor
-from engine.openai.request_body import ResumePoint
+from engine.openai.resume_point import ResumePoint
 from engine.text.output_parser import OutputParser
 from engine.text.reasoning import ReasoningParser, ThinkingMarkers, ThinkingState
 from engine.text.spans import StopMatcher
-from gateway.forwarding.engine_stream import ResumeLog
+from gateway.forwarding.resume_log import ResumeLog
 from schemas.wire.errors import RefusedError
 from tests.support.byte_detokenizer import ByteDetokenizer
 from tests.support.engine_process import Engine

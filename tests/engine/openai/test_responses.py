@@ -254,8 +254,8 @@ def test_late_refusals_have_their_own_names_too(engine: Engine) -> None:
     reply = engine.post("/v1/responses", input="abc " * 6000)
     assert (reply.status, reply.error["param"]) == (400, "input")
     assert reply.error["code"] == "context_length_exceeded"
-    reply = engine.post("/v1/responses", input="x", headers={"x-fleet-resumable": "1"})
-    assert (reply.status, reply.error["param"]) == (400, "x-fleet-resumable")
+    reply = engine.post("/v1/responses", input="x", fleet={"tokens": []})
+    assert (reply.status, reply.error["param"]) == (400, "fleet")
     reply = engine.post("/v1/responses", input="x", model="other")
     assert (reply.status, reply.error["code"]) == (404, "model_not_found")
 

@@ -16,12 +16,12 @@ from gateway.forwarding.attempt import AttemptRunner
 from gateway.forwarding.engine_stream import (
     WAITING,
     EngineStream,
-    ResumeLog,
     StreamReceiver,
     parse_fault,
 )
 from gateway.forwarding.model_state import RequestTerms
 from gateway.forwarding.policy import DEFAULT_POLICY
+from gateway.forwarding.resume_log import ResumeLog
 from gateway.forwarding.resumption import Resumer
 from gateway.forwarding.retry_state import RetryState
 from gateway.forwarding.router import LoadTracker, Router

@@ -23,6 +23,7 @@ from tests.support.gateway_resume_engine import (
     CHAT,
     DONE,
     ENDS,
+    RESPONSES,
     WITH_USAGE,
     Marked,
     Request,
@@ -61,6 +62,9 @@ async def ask(http: aiohttp.ClientSession, gateway: Running, path: str, body: An
         assert response.status == 200, raw
         assert response.headers["x-fleet-attempts"] == "1"
         return raw
+
+
+RESPONSE: dict[str, Any] = {"model": "m", "input": "x", "stream": True}
 
 
 def resumptions(gateway: Running, outcome: str = "resumed") -> float:
@@ -272,6 +276,86 @@ async def test_several_choices_continue_where_each_of_them_was(
         assert resumptions(gateway) == len(whole)
 
 
+@pytest.mark.parametrize("deaths", [0, 1, 2])
+async def test_a_trailer_tells_how_often_a_stream_continued(
+    world: World, gateway: Running, deaths: int
+) -> None:
+    engine = Marked(cuts=[400] * deaths)
+    body = orjson.dumps(BODY)
+    async with fleet(world, gateway, engine, engine):
+        reader, writer = await asyncio.open_connection(
+            "127.0.0.1", int(gateway.url.rpartition(":")[2])
+        )
+        head = f"POST {CHAT} HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(body)}\r\n"
+        writer.write(head.encode() + b"connection: close\r\n\r\n" + body)
+        raw = await reader.read()
+        writer.close()
+    end = raw.rpartition(b"data: [DONE]\n\n\r\n")[2]
+    trailer = b"x-fleet-resumed: %d\r\n" % deaths if deaths else b""
+    assert end == b"0\r\n" + trailer + b"\r\n"
+
+
+@pytest.mark.parametrize("ends", ENDS)
+async def test_every_way_to_fail_in_a_response(
+    world: World, gateway: Running, http: aiohttp.ClientSession, ends: str
+) -> None:
+    """Cut before, inside and behind each event and comment: the client's events have no seam."""
+    engine = Marked(ends=ends)
+    count = 0
+    async with fleet(world, gateway, engine, engine):
+        first, *blocks = events(Request(RESPONSES, RESPONSE))
+        at = len(first)
+        for block in blocks:
+            for cut in {at + 1, at + len(block) // 2, at + len(block)}:
+                engine.cuts, engine.bodies = [cut, cut // 2], []
+                raw = await ask(http, gateway, RESPONSES, RESPONSE)
+                assert clean(raw) == expected_stream(RESPONSES, RESPONSE), (ends, cut)
+                count += len(engine.bodies) - 1
+            at += len(block)
+    assert count > 30
+    assert gateway.gateway.metrics.resumptions.value("nobody") == 0
+
+
+async def test_an_event_without_end_is_not_kept(
+    world: World, gateway: Running, http: aiohttp.ClientSession
+) -> None:
+    whole = events(Request(RESPONSES, RESPONSE))
+
+    async def floods(call: Call) -> None:
+        await call.begin_stream()
+        await call.chunk(b"".join(whole[:4]))
+        event = b"event: response.x\ndata: {" + b"x" * (1 << 20) + b"}\n\n"
+        for _ in range(20):
+            await call.chunk(event)
+
+    engine = Marked()
+    async with fleet(world, gateway, floods, engine):
+        for _ in range(8):  # until it was the first one's turn
+            engine.bodies = []
+            raw = await ask(http, gateway, RESPONSES, RESPONSE)
+            assert clean(raw) == expected_stream(RESPONSES, RESPONSE)
+        assert resumptions(gateway) >= 1
+
+
+async def test_a_response_that_the_engine_refuses_late_is_not_resumed(
+    world: World, gateway: Running, http: aiohttp.ClientSession
+) -> None:
+    whole = events(Request(RESPONSES, RESPONSE))
+    failed = b'event: response.failed\ndata: {"type":"response.failed","sequence_number":2}\n\n'
+    error = {"message": "no", "type": "invalid_request_error", "param": None, "code": None}
+
+    async def refuses(call: Call) -> None:
+        await call.begin_stream()
+        comment = b": fleet " + orjson.dumps({"error": error}) + b"\n\n"
+        await call.chunk(b"".join(whole[:4]) + failed)
+        await call.chunk(comment)
+        await call.send(b"0\r\n\r\n")
+
+    async with fleet(world, gateway, refuses):
+        raw = await ask(http, gateway, RESPONSES, RESPONSE)
+    assert raw == b"".join(whole[1:3]) + failed
+
+
 async def test_a_response_ends_in_its_own_words(
     world: World, gateway: Running, http: aiohttp.ClientSession
 ) -> None:
@@ -288,7 +372,8 @@ async def test_a_response_ends_in_its_own_words(
         async with openai.AsyncOpenAI(base_url=f"{gateway.url}/v1", api_key="x") as client:
             stream: Any = await client.responses.create(model="m", input="x", stream=True)
             last = [event async for event in stream][-1]
-        assert "x-fleet-resumable" not in engine.calls[0].headers
+        # It sends no resume comments, so nothing can be continued.
+        assert engine.calls[0].headers["x-fleet-resumable"] == "1"
     first, error = raw.split(b"\n\n")[:-1]
     assert first == b'event: x\ndata: {"type":"x","sequence_number":41}'
     told = orjson.loads(error.removeprefix(b"event: error\ndata: "))

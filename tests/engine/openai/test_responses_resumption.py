@@ -1,0 +1,130 @@
+"""Streams of /v1/responses that another engine continues: equal to an uninterrupted stream, event by event."""
+
+import json
+from typing import Any
+
+import openai.types.responses as openai_types
+import pydantic
+import pytest
+
+from gateway.forwarding.resume_log import ResumeLog
+from tests.support.engine_process import Engine
+
+HEADERS = {"x-fleet-resumable": "1"}
+BODY: dict[str, Any] = {"input": "héllo", "max_output_tokens": 24, "stream": True}
+PLACE = {
+    "type": "function",
+    "name": "place",
+    "parameters": {
+        "type": "object",
+        "properties": {"at": {"type": "string", "maxLength": 6}},
+        "required": ["at"],
+        "additionalProperties": False,
+    },
+}
+SETTINGS: list[dict[str, Any]] = [
+    {"temperature": 0},
+    {"temperature": 1.5, "top_p": 0.95},
+    {"temperature": 0, "max_output_tokens": 200, "tools": [PLACE], "tool_choice": "required"},
+]
+EVENT: pydantic.TypeAdapter[Any] = pydantic.TypeAdapter(openai_types.ResponseStreamEvent)
+
+
+def post(engine: Engine, **fields: Any) -> bytes:
+    reply = engine.post("/v1/responses", headers=HEADERS, **BODY | fields)
+    assert reply.status == 200, reply.raw
+    return reply.raw
+
+
+def blocks(raw: bytes) -> list[bytes]:
+    return [block + b"\n\n" for block in raw.split(b"\n\n")[:-1]]
+
+
+def new_log(raw: bytes) -> ResumeLog:
+    resume_log = ResumeLog.of(blocks(raw)[0], 10_000)
+    assert resume_log is not None
+    return resume_log
+
+
+def comparable(raw: bytes) -> list[dict[str, Any]]:
+    """Return the events without the times at which they were made."""
+    found = [json.loads(block.partition(b"\ndata: ")[2]) for block in blocks(raw)]
+    for event in found:
+        EVENT.validate_python(event)
+        event.get("response", {}).pop("completed_at", None)
+    return found
+
+
+@pytest.mark.mlx
+@pytest.mark.parametrize("settings", SETTINGS, ids=str)
+def test_a_response_cut_after_every_event_continues_equally(
+    engine: Engine, settings: dict[str, Any]
+) -> None:
+    raw = post(engine, **settings)
+    whole = new_log(raw).take(raw)
+    expected = comparable(whole)
+    assert [event["sequence_number"] for event in expected] == list(range(len(expected)))
+    pieces = blocks(raw)
+    for cut in range(1, len(pieces)):
+        resume_log = new_log(raw)
+        told = resume_log.take(b"".join(pieces[:cut]))
+        resume_point = resume_log.resume_point()
+        assert resume_point is not None
+        # The client has the events of whole tokens only.
+        assert resume_log.events == len(blocks(told))
+        body = resume_point.resume_body(json.dumps({"model": "tiny", **BODY, **settings}).encode())
+        reply = engine.request("POST", "/v1/responses", body, HEADERS)
+        assert reply.status == 200, reply.raw
+        resume_log.restart()
+        rest = resume_log.take(reply.raw)
+        assert resume_log.fault is None
+        joined = comparable(told + rest)
+        assert without_deltas(joined) == without_deltas(expected)
+        assert texts(joined) == texts(expected)
+        assert [event["sequence_number"] for event in joined] == list(range(len(joined)))
+        prompt, _, made = resume_log.usage()
+        usage = joined[-1]["response"]["usage"]
+        assert (prompt, made) == (usage["input_tokens"], usage["output_tokens"])
+
+
+def without_deltas(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the events but those that depend on how many tokens came at once, and their numbers."""
+    return [
+        {name: value for name, value in event.items() if name != "sequence_number"}
+        for event in events
+        if not event["type"].endswith(".delta")
+    ]
+
+
+def texts(events: list[dict[str, Any]]) -> dict[str, str]:
+    """Return the joined deltas of each item."""
+    found: dict[str, str] = {}
+    for event in events:
+        if event["type"].endswith(".delta"):
+            found[event["item_id"]] = found.get(event["item_id"], "") + event["delta"]
+    return found
+
+
+@pytest.mark.mlx
+def test_an_engine_that_gives_up_tells_gateway_and_client(engine: Engine) -> None:
+    fields = BODY | {"max_output_tokens": 4000, "temperature": 0}
+    raw = b""
+    for timeout_s in (0.3, 1, 3, 9, 27):  # a busy machine may need longer to the first token
+        headers = {**HEADERS, "x-request-timeout": str(timeout_s)}
+        reply = engine.post("/v1/responses", headers=headers, **fields)
+        if reply.status == 200:
+            raw = reply.raw
+            break
+    resume_log = new_log(raw)
+    told = resume_log.take(raw)
+    assert resume_log.fault is not None
+    assert b'"code":"request_timeout"' in resume_log.fault
+    assert b"response.failed" not in told
+    last = comparable(told + resume_log.fault_event)[-1]
+    assert (last["type"], last["response"]["status"]) == ("response.failed", "failed")
+
+
+@pytest.mark.mlx
+def test_without_the_header_there_are_no_comments(engine: Engine) -> None:
+    reply = engine.post("/v1/responses", **BODY)
+    assert all(block.startswith(b"event: response.") for block in blocks(reply.raw))
