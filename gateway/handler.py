@@ -186,9 +186,16 @@ class InferenceHandler(RequestHandler):
             context.task = None
             self.on_result(context, found)
 
-    async def search(self, context: RequestContext, stream: "ClientStream") -> None:
-        """Search another engine for a stream whose engine died, and tell the client that it is waited for."""
+    async def search(
+        self, context: RequestContext, stream: "ClientStream", *, is_suspended: bool = False
+    ) -> None:
+        """Search another engine for a stream whose engine died, and tell the client that it is waited for.
+
+        A suspended stream first waits until its client reads.
+        """
         try:
+            if is_suspended:
+                await context.response.drained()
             while not await stream.source.find_next():
                 if stream.write(WAITING):
                     await context.response.drained()
@@ -329,8 +336,12 @@ class InferenceHandler(RequestHandler):
                 context.cut_off_reason = why
                 context.task.cancel()
 
-    async def abort_stalled(self, *, timeout_s: float) -> None:
-        """Abort clients that read nothing for `timeout_s`; they hold a slot at an engine. Runs forever."""
+    async def release_stalled(self, *, yield_s: float, timeout_s: float) -> None:
+        """Free the engines of clients that read nothing. Runs forever.
+
+        After `yield_s` a stream gives up its engine's slot if others wait for it, and continues once its client reads.
+        After `timeout_s` its connection is aborted.
+        """
         while True:
             await self.clock.sleep(_STALL_CHECK_S)
             now_s = self.clock.monotonic()
@@ -343,6 +354,8 @@ class InferenceHandler(RequestHandler):
                 context.unsent_bytes = unsent_bytes
                 if context.blocked_since_s < now_s - timeout_s:
                     context.response.abort()
+                elif context.blocked_since_s < now_s - yield_s and context.stream is not None:
+                    self._forwarder.suspend(context.retry_state, context.stream)
 
     def _send_whole(self, result: WholeResponse | Refusal, context: RequestContext) -> None:
         translator = context.translator
@@ -467,6 +480,12 @@ class ClientStream(StreamReceiver):
     def on_engine_died(self) -> None:
         context = self._context
         context.task = asyncio.get_running_loop().create_task(self._handler.search(context, self))
+
+    @override
+    def on_suspended(self) -> None:
+        context = self._context
+        search = self._handler.search(context, self, is_suspended=True)
+        context.task = asyncio.get_running_loop().create_task(search)
 
 
 def _header_block(passed: bytes, endpoint: EngineEndpoint, context: RequestContext) -> bytes:

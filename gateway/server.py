@@ -84,6 +84,8 @@ class GatewayLimits:
     """The longest silence of an engine."""
     send_timeout_s: float = 30.0
     """The longest time that a client may read nothing of its response."""
+    yield_timeout_s: float = 5.0
+    """The time after which a client that reads nothing loses its engine's slot to others that wait for it."""
     drain_timeout_s: float = 30.0
     hold_timeout_s: float = 120.0
     """The longest wait of a request for a deployment that is scaled to zero."""
@@ -455,7 +457,9 @@ class Gateway:
                 group.create_task(self.health_checker.run()),
                 group.create_task(self.recorder.run()),
                 group.create_task(
-                    self.handler.abort_stalled(timeout_s=self._limits.send_timeout_s)
+                    self.handler.release_stalled(
+                        yield_s=self._limits.yield_timeout_s, timeout_s=self._limits.send_timeout_s
+                    )
                 ),
                 group.create_task(self._close_late()),
                 group.create_task(self._drain()),

@@ -11,7 +11,7 @@ from gateway.metrics import response_summary
 from gateway.metrics.response_summary import TokenCounts, parse_usage
 from gateway.metrics.version_metrics import VersionCounts
 from gateway.routing.table import EngineEndpoint
-from gateway.upstream.connection import BrokenResponseError, EngineCall
+from gateway.upstream.connection import BrokenResponseError, EngineCall, SuspendedError
 from machinery.clock import NEVER, Clock
 from schemas.wire.errors import ErrorBody
 from schemas.wire.streams import DONE
@@ -195,6 +195,10 @@ class StreamReceiver(Protocol):
         """Handle the death of the engine: `EngineStream.find_next` must be awaited."""
         ...
 
+    def on_suspended(self) -> None:
+        """Handle a stream without an engine: `EngineStream.find_next` must be awaited once the client reads again."""
+        ...
+
 
 EarlyAct: TypeAlias = tuple[Callable[["EngineStream", Any], None], Any]
 """A method of a stream and its argument, for what arrives before there is a receiver."""
@@ -350,6 +354,24 @@ class EngineStream:
     def _has_end(self) -> bool:
         """Return whether the client has the stream's last event."""
         return self._last.endswith(DONE) or response_summary.is_response_end(self._last)
+
+    def suspend(self) -> bool:
+        """Free the engine, to continue later with `find_next`; return False if the stream cannot be continued."""
+        receiver = self._receiver
+        if self._is_over or self._found is not None or self.search is None or receiver is None:
+            return False
+        why = "its client reads nothing while other requests wait"
+        error = SuspendedError(why, had_bytes=True)
+        try:
+            self._found = self.search(self, error)
+        except BrokenResponseError:
+            return False
+        self.rest = b""
+        self.observer.record_broken(self.in_flight.endpoint, "suspended", why)
+        self.in_flight.is_counted = True  # the engine that ends the stream is counted
+        self.in_flight.close()
+        receiver.on_suspended()
+        return True
 
     def _end_with(self, fault: bytes) -> None:
         """End the stream with the engine's error event if the client should get it; else another engine may succeed."""

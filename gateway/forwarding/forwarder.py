@@ -200,6 +200,23 @@ class Forwarder(AttemptOwner):
         if model_state is not None and model_state.limiter is not None:
             model_state.limiter.leave(state.admission.slot)
 
+    def suspend(self, state: RetryState, stream: EngineStream) -> bool:
+        """Free a stream's slot if other requests wait for it; return whether it was freed.
+
+        The stream continues once its client reads again, then without a slot of the gateway's queue: the engine has a
+        queue of its own.
+        """
+        model_state = state.terms.model_state
+        limiter = None if model_state is None else model_state.limiter
+        is_awaited = limiter is not None and limiter.waiting > 0
+        if not is_awaited and not self._attempts.load_tracker.is_overbooked(stream.endpoint):
+            return False
+        if not stream.suspend():
+            return False
+        self.metrics.suspensions.add()
+        self.leave(state)
+        return True
+
     def _prepare(self, request: InferenceRequest, state: RetryState) -> None:
         """Set the terms of a request: model, policy and deadline."""
         now_s = self.clock.monotonic()

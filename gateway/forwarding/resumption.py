@@ -19,9 +19,9 @@ from gateway.metrics.gateway_metrics import GatewayMetrics
 from gateway.request import InferenceRequest
 from gateway.routing.selection import ChosenEndpoint
 from gateway.routing.table import EngineEndpoint
-from gateway.upstream.connection import BrokenResponseError, UnreachableError
+from gateway.upstream.connection import BrokenResponseError, SuspendedError, UnreachableError
 from machinery.backoff import Backoff
-from machinery.clock import Clock
+from machinery.clock import NEVER, Clock
 
 log = logging.getLogger(__name__)
 
@@ -71,26 +71,18 @@ class Resumer:
 
         """
         assert stream.resume_log is not None
-        now_s, policy = self.clock.monotonic(), state.terms.policy
+        is_suspended = isinstance(error, SuspendedError)
         resume_point = stream.resume_log.resume_point(request.choices)
-        if state.resumptions >= policy.resumptions:
-            raise self.give_up(
-                "too_often",
-                error,
-                f"it continued on other replicas {state.resumptions} times already",
-            )
-        if resume_point is None or resume_point.tokens > policy.resumable_tokens:
-            raise self.give_up(
-                "too_long", error, f"it has more than {policy.resumable_tokens} tokens"
-            )
-        if now_s >= state.terms.deadline.at_s:
-            raise self.give_up(
-                "too_late",
-                error,
-                f"the {state.terms.deadline.timeout_s:g} s of the request are over",
-            )
-        log.warning(
-            "engine died during a stream; looking for another to continue it",
+        obstacle = self._obstacle(state, resume_point)
+        if obstacle is not None:
+            # A stream that is not suspended goes on; it is not given up.
+            raise error if is_suspended else self.give_up(obstacle[0], error, obstacle[1])
+        assert resume_point is not None
+        log.log(
+            logging.INFO if is_suspended else logging.WARNING,
+            "stream suspended; its engine serves others"
+            if is_suspended
+            else "engine died during a stream; looking for another to continue it",
             extra={
                 "request_id": request.request_id.decode("ascii"),
                 "replica": stream.endpoint.replica,
@@ -105,9 +97,22 @@ class Resumer:
             state=state,
             resume_point=resume_point,
             error=error,
-            dead=stream.endpoint,
-            began_s=now_s,
+            dead=None if is_suspended else stream.endpoint,
         )
+
+    def _obstacle(
+        self, state: RetryState, resume_point: ResumePoint | None
+    ) -> tuple[str, str] | None:
+        """Return why a stream cannot continue, as outcome and text; None if it can."""
+        policy, deadline = state.terms.policy, state.terms.deadline
+        if state.resumptions >= policy.resumptions:
+            why = f"it continued on other replicas {state.resumptions} times already"
+            return "too_often", why
+        if resume_point is None or resume_point.tokens > policy.resumable_tokens:
+            return "too_long", f"it has more than {policy.resumable_tokens} tokens"
+        if self.clock.monotonic() >= deadline.at_s:
+            return "too_late", f"the {deadline.timeout_s:g} s of the request are over"
+        return None
 
     def give_up(self, outcome: str, error: BrokenResponseError, why: str) -> BrokenResponseError:
         """Count a stream that is not resumed, and return its error."""
@@ -126,12 +131,14 @@ class Resumption(ResumeSearch):
     resume_point: ResumePoint
     error: BrokenResponseError
     """The error that broke the stream."""
-    dead: EngineEndpoint
-    began_s: float
+    dead: EngineEndpoint | None
+    """The endpoint that is not tried for the moment; None if it lives."""
     _failed: set[EngineEndpoint] = field(default_factory=set)
     """Endpoints that are not tried for the moment."""
     _unfit: set[EngineEndpoint] = field(default_factory=set)
     """Endpoints that are never tried."""
+    _began_s: float = NEVER
+    """Time of the first step: a suspended stream may wait long for its client."""
     _retry_s: float = 0.0
     _pauses: int = 0
     """The number of pauses so far."""
@@ -143,13 +150,17 @@ class Resumption(ResumeSearch):
 
     def __post_init__(self) -> None:
         """Exclude the dead engine for a moment, and a hanging one for good."""
-        self._failed.add(self.dead)
-        if self.error.is_silence:
-            self._unfit.add(self.dead)
-        self._retry_s = self.began_s + self._next_pause_s()
-        terms = self.state.terms
-        self._until_s = min(self.began_s + terms.policy.recovery_s, terms.deadline.at_s)
+        if self.dead is not None:
+            self._failed.add(self.dead)
+            if self.error.is_silence:
+                self._unfit.add(self.dead)
         self._draw = self.resumer.router.draw()
+
+    def _begin(self, now_s: float) -> None:
+        self._began_s = now_s
+        self._retry_s = now_s + self._next_pause_s()
+        terms = self.state.terms
+        self._until_s = min(now_s + terms.policy.recovery_s, terms.deadline.at_s)
 
     @property
     @override
@@ -160,6 +171,8 @@ class Resumption(ResumeSearch):
     async def step(self) -> EngineStream | None:
         clock, router = self.resumer.clock, self.resumer.router
         now_s = clock.monotonic()
+        if self._began_s == NEVER:
+            self._begin(now_s)
         keep_alive_s = now_s + self.resumer.keep_alive_s
         while now_s < self._until_s:
             if now_s >= self._retry_s:
@@ -176,7 +189,7 @@ class Resumption(ResumeSearch):
                 until_s = min(self._until_s, self._retry_s, keep_alive_s)
                 await self.resumer.attempts.table_cache.changed(within_s=until_s - now_s)
             now_s = clock.monotonic()
-        spent_s = now_s - self.began_s
+        spent_s = now_s - self._began_s
         reason = f" (the last answered: {self._last_reason})" if self._last_reason else ""
         why = (
             f"no replica of '{self.request.model}' could continue it within {spent_s:.0f} s{reason}"
@@ -250,6 +263,6 @@ class Resumption(ResumeSearch):
                 "replica": found.endpoint.replica,
                 "node": found.endpoint.node,
                 "tokens": self.resume_point.tokens,
-                "seconds": round(resumer.clock.monotonic() - self.began_s, 3),
+                "seconds": round(resumer.clock.monotonic() - self._began_s, 3),
             },
         )

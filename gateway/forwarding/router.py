@@ -80,6 +80,12 @@ class LoadTracker:
         if free.isdigit() and len(free) <= 3:
             self._headroom[origin] = min(int(free), 100) / 100
 
+    def is_overbooked(self, endpoint: EngineEndpoint) -> bool:
+        """Return whether the engine has more requests than it processes at once, as far as is known."""
+        origin = endpoint.origin
+        others = self._others_in_flight.get(origin, 0.0)
+        return self._in_flight.get(origin, 0) + others > endpoint.concurrency
+
     def set_endpoints(self, origins: Collection[EngineAddress]) -> None:
         """Drop the memory values of endpoints that are gone."""
         for origin in self._headroom.keys() - origins:

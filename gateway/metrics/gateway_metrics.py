@@ -251,6 +251,10 @@ class GatewayMetrics:
         self.resumptions = _counter(
             "resumptions", "Streams whose engine died, by the outcome of the resumption.", "outcome"
         )
+        self.suspensions = _counter(
+            "suspensions",
+            "Streams that gave up their engine's slot because their client read nothing while others waited.",
+        )
         self.ejections = _counter(
             "ejections", "Ejections of an endpoint because it failed.", "replica"
         )
@@ -270,6 +274,7 @@ class GatewayMetrics:
             self.attempts,
             self.retries,
             self.resumptions,
+            self.suspensions,
             self.ejections,
             self.hedges,
             self.queue_refused,

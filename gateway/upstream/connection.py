@@ -41,6 +41,10 @@ class BrokenResponseError(Exception):
         """True if the engine was given up after too long a silence."""
 
 
+class SuspendedError(BrokenResponseError):
+    """The gateway gave the response up, to continue it later: its client reads too slowly while others wait."""
+
+
 class UnreachableError(Exception):
     """The engine accepted no connection, so it has not seen the request."""
 

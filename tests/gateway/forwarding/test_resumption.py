@@ -123,6 +123,10 @@ class Reader(StreamReceiver):
         self._arrived.put_nowait(error)
 
     @override
+    def on_suspended(self) -> None:
+        pytest.fail("its reader reads")
+
+    @override
     def on_engine_died(self) -> None:
         self._search = asyncio.get_running_loop().create_task(self._continue())
 
