@@ -4,10 +4,11 @@ import asyncio
 import secrets
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import click
 
+from dashboard.history.database import HistoryLimits
 from dashboard.server import Dashboard, DashboardSettings
 from dashboard.sessions import session_secret
 from gateway.auth.access_control import requires_keys
@@ -28,10 +29,15 @@ from machinery.process_log import LogFormat, LogLevel
 from machinery.process_main import GRACE_S, run_until_signal
 from machinery.process_secrets import OpenSecretError, disable_core_dumps
 from machinery.tls_client import Trust, TrustError, read_trust
+from schemas import duration as durations
+from schemas import sizes
 from store.etcd.connect import connect
 from store.etcd.flags import VARIABLE_PREFIX, address_from_flags, etcd_options
 
 DEFAULT_PORT = 4003
+_SHORTEST_S: Final = 600
+_LONGEST_S: Final = 30 * 24 * 3600
+_LEAST_BYTES: Final = 16 << 20
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
@@ -65,6 +71,22 @@ DEFAULT_PORT = 4003
     type=click.Path(file_okay=False, path_type=Path),
     envvar="FLEET_DASHBOARD_STATE_DIR",
     help="Folder for the key that signs sessions, and for the history (mode 0700). Without it, both end with the process.",
+)
+@click.option(
+    "--history-time",
+    default="24h",
+    envvar="FLEET_DASHBOARD_HISTORY_TIME",
+    show_default=True,
+    metavar="DURATION",
+    help="How long figures, requests and objects are kept in --state-dir, such as 24h or 48h.",
+)
+@click.option(
+    "--history-size",
+    default="1Gi",
+    envvar="FLEET_DASHBOARD_HISTORY_SIZE",
+    show_default=True,
+    metavar="BYTES",
+    help="How large the history may become; beyond it, the oldest is removed first.",
 )
 @click.option(
     "--gateway-ca",
@@ -128,10 +150,27 @@ def _settings(
         hosts=options["allowed_host"],
         session_secret=secret,
         state_dir=state_dir,
+        history=_history(options),
         security=server_security(own, frozenset(Role), is_insecure=options["insecure_http"]),
         has_store_password=has_store_password,
         dialer=Dialer(own, trust=_trust(options["gateway_ca"])),
     )
+
+
+def _history(options: dict[str, Any]) -> HistoryLimits:
+    """Return how much history is kept. Raises click.UsageError."""
+    try:
+        kept_s, size = (
+            durations.parse(options["history_time"]),
+            sizes.parse(options["history_size"]),
+        )
+    except ValueError as error:
+        raise click.UsageError(f"--history-time or --history-size: {error}") from error
+    if not _SHORTEST_S <= kept_s <= _LONGEST_S:
+        raise click.UsageError("--history-time: expected 10m to 720h")
+    if size < _LEAST_BYTES:
+        raise click.UsageError("--history-size: expected 16Mi or more")
+    return HistoryLimits(kept_s=kept_s, file_bytes=size)
 
 
 def _trust(authorities: Path | None) -> Trust:

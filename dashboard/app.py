@@ -11,6 +11,7 @@ from starlette.staticfiles import StaticFiles
 
 from dashboard.api.chat import make_chat
 from dashboard.api.event_stream import StreamSlots
+from dashboard.api.history_routes import HistoryRoutes
 from dashboard.api.login import make_login
 from dashboard.api.metric_routes import MetricRoutes
 from dashboard.api.page import STATIC, PageRoutes
@@ -19,6 +20,8 @@ from dashboard.api.seed_routes import SeedRoutes
 from dashboard.api.websocket import EventSocket
 from dashboard.auth import DashboardAuth, refusal_response
 from dashboard.fleet_model import FleetModel
+from dashboard.history.queries import HistoryReader
+from dashboard.history.writer import HistoryWriter
 from dashboard.seed_views import SeedViews
 from dashboard.sessions import Sessions
 from gateway.auth.access_control import AccessControl
@@ -41,6 +44,8 @@ class AppContext:
     """Names by which clients may address the process; None: any."""
     dialer: Dialer
     """To gateways, for the page's chat."""
+    history: HistoryWriter | None
+    """None without a folder for it."""
 
 
 def make_app(context: AppContext) -> FastAPI:
@@ -55,9 +60,12 @@ def make_app(context: AppContext) -> FastAPI:
     app.router.redirect_slashes = False
     router = APIRouter()
     slots = StreamSlots()
-    StateRoutes(context.model, slots, context.views).add_to(router)
-    MetricRoutes(context.model, slots, context.views).add_to(router)
-    SeedRoutes(context.views, context.views.clock).add_to(router)
+    history, clock = context.history, context.views.clock
+    reader = None if history is None else HistoryReader(history.folder, clock)
+    StateRoutes(context.model, slots, context.views, history).add_to(router)
+    MetricRoutes(context.model, slots, context.views, history).add_to(router)
+    HistoryRoutes(reader, clock).add_to(router)
+    SeedRoutes(context.views, clock).add_to(router)
     EventSocket(context.views).add_to(router)
     make_login(context.access, context.sessions).add_to(router)
     make_chat(context.model.caches, context.dialer).add_to(router)

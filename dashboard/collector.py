@@ -58,7 +58,8 @@ class FigureCollector:
     traffic: Traffic
     clock: Clock
     dialer: Dialer
-    on_ended: Callable[[list[EndedRequest]], None] = lambda _: None
+    on_ended: Callable[[str, list[EndedRequest], str], None] = lambda *_: None
+    """Called with a gateway, its requests that ended, and the cursor after the last of them."""
     cursors: dict[str, str] = field(default_factory=dict)
     """The last entry that was read from each gateway."""
     _feed_decoder: msgspec.json.Decoder[GatewayFeed] = field(
@@ -109,7 +110,7 @@ class FigureCollector:
                         self.cursors[id_] = found.cursor
                         ended = self.traffic.record_feed(id_, found, self.clock.monotonic())
                         if ended:
-                            self.on_ended(ended)
+                            self.on_ended(id_, ended, found.cursor)
                         await self.clock.sleep(_FEED_S)
             except (CollectorError, UntrustedAddressError, StoreError) as error:
                 if retries.failures == 0:
@@ -194,14 +195,17 @@ class FigureCollector:
 
 
 def parse_figures(body: bytes) -> dict[str, float]:
-    """Return the values of an agent's metrics without labels, by name. Pure."""
+    """Return the values of an agent's metrics, by name; `NAME/VALUE` for those with one label. Pure."""
     found: dict[str, float] = {}
     for sample in parse_samples(body.decode(errors="replace")):
-        if sample.name.startswith(_PREFIXES) and not sample.labels and len(found) < _MOST_FIGURES:
+        if not sample.name.startswith(_PREFIXES) or len(sample.labels) > 1:
+            continue
+        name = "/".join((sample.name, *sample.labels.values()))
+        if len(found) < _MOST_FIGURES:
             with contextlib.suppress(ValueError):
                 value = float(sample.value)
                 if isfinite(value):
-                    found[sample.name] = value
+                    found[name] = value
     return found
 
 

@@ -74,7 +74,7 @@ class SeedViews:
         now = self.clock.now()
         recent, day = self.traffic.over(now, _RECENT_S), self.traffic.over(now, DAY_S)
         rate, mean = SERIES_METRICS["tokens_per_second"][1], SERIES_METRICS["latency"][1]
-        known = day.since(now.timestamp() - day.seconds, self.started.timestamp()) or recent
+        known = self.traffic.measured(now.timestamp() - day.seconds, day) or recent
         return {
             "workers": self.counts(),
             "throughput": {"current": rate(recent), "avg24h": rate(known)},
@@ -145,8 +145,7 @@ class SeedViews:
         """Return one figure over time, in at most 360 points; null where nothing was measured."""
         unit, value = SERIES_METRICS[METRIC_ALIASES.get(metric, metric)]
         points = self.traffic.series.points(self.clock.now().timestamp(), duration_s, MOST_POINTS)
-        since_s = self.started.timestamp()
-        seen = ((at_s, sums.since(at_s, since_s)) for at_s, sums in points)
+        seen = ((at_s, self.traffic.measured(at_s, sums)) for at_s, sums in points)
         return {
             "metric": metric,
             "unit": _UNITS.get(unit, unit),

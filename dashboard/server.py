@@ -8,6 +8,9 @@ from pathlib import Path
 from dashboard.app import AppContext, make_app
 from dashboard.collector import FigureCollector
 from dashboard.fleet_model import FleetModel
+from dashboard.history.database import HistoryLimits
+from dashboard.history.recorder import HistoryRecorder
+from dashboard.history.writer import HistoryWriter
 from dashboard.registration import DashboardRegistration
 from dashboard.seed_views import SeedViews
 from dashboard.sessions import Sessions
@@ -42,6 +45,7 @@ class DashboardSettings:
     session_secret: bytes
     state_dir: Path | None = None
     """Folder of the history; None: nothing is kept on disk."""
+    history: HistoryLimits = field(default_factory=HistoryLimits)
     security: ServerSecurity
     has_store_password: bool = False
     dialer: Dialer = field(default_factory=Dialer)
@@ -56,6 +60,7 @@ class Dashboard:
     ) -> None:
         """`id_` names this run: ids of streams and the lease carry it."""
         self._settings = settings
+        self._clock = clock
         self.model = FleetModel(make_fleet_caches(transport, clock), clock, epoch=id_)
         keyring = Keyring(clock)
         self._gateways = GatewayCounter(transport, clock)
@@ -67,8 +72,11 @@ class Dashboard:
         hosts = None
         if not settings.asks_for_keys or settings.hosts:
             hosts = host_header.machine_names(settings.address[0], *settings.hosts)
-        self.traffic = Traffic()
+        self.traffic = Traffic(clock.now().timestamp())
         self.views = SeedViews(self.model, self.traffic, clock, clock.now())
+        self.history: HistoryWriter | None = None
+        if settings.state_dir is not None:
+            self.history = HistoryWriter(settings.state_dir, clock, settings.history)
         self._collector = FigureCollector(
             transport=transport,
             caches=self.model.caches,
@@ -76,6 +84,8 @@ class Dashboard:
             clock=clock,
             dialer=settings.dialer,
         )
+        if self.history is not None:
+            self._collector.on_ended = self.history.add_requests
         self._updates = UpdateEvents(self.views)
         context = AppContext(
             model=self.model,
@@ -84,6 +94,7 @@ class Dashboard:
             sessions=sessions,
             hosts=hosts,
             dialer=settings.dialer,
+            history=self.history,
         )
         self.server = AdminServer(
             make_app(context),
@@ -108,12 +119,25 @@ class Dashboard:
             has_store_password=self._settings.has_store_password,
         )
 
+    async def _collect(self) -> None:
+        """Take what an earlier run recorded, then gather figures forever."""
+        found = None if self.history is None else await self.history.opened()
+        if found is not None:
+            totals = [(at_s, seconds, sums.totals()) for at_s, seconds, sums in found.sums]
+            self.traffic.restore(found.requests, found.macs, totals, found.steps)
+            self._collector.cursors.update(found.cursors)
+        await self._collector.run()
+
     async def run(self) -> None:
         """Serve forever. While the store is away, the last known state is shown with its age."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self.model.run())
             group.create_task(self.server.run())
-            group.create_task(self._collector.run())
+            if self.history is not None:
+                group.create_task(self.history.run())
+                recorder = HistoryRecorder(self.model, self.traffic, self.history, self._clock)
+                group.create_task(recorder.run())
+            group.create_task(self._collect())
             group.create_task(self._updates.run())
             group.create_task(self._registration.run())
             if self._keys is not None:

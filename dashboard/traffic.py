@@ -6,8 +6,8 @@ old one.
 
 import asyncio
 from collections import deque
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any, Final
 
@@ -137,10 +137,36 @@ class AgentState:
 
 @dataclass(slots=True)
 class MacSums:
-    """Requests that one Mac answered since the recorder started."""
+    """Requests that one Mac answered: those in the history, and all since the recorder started."""
 
     requests: int = 0
     whole_s: float = 0.0
+    output_tokens: float = 0.0
+
+
+class KnownTimes:
+    """The times in which a recorder ran: figures of other times are unknown, not zero."""
+
+    def __init__(self, started_s: float = float("-inf")) -> None:
+        """Begin with this run, at `started_s` in seconds since 1970."""
+        self._intervals = [(started_s, float("inf"))]
+
+    def restore(self, steps: Iterable[tuple[int, int]]) -> None:
+        """Add the steps of earlier runs: begin and seconds, in order."""
+        found: list[tuple[float, float]] = []
+        for begin_s, seconds in steps:
+            if found and begin_s <= found[-1][1]:
+                found[-1] = (found[-1][0], max(found[-1][1], begin_s + seconds))
+            else:
+                found.append((begin_s, begin_s + seconds))
+        started_s = self._intervals[-1][0]
+        before = [(a, min(b, started_s)) for a, b in found if a < started_s]
+        self._intervals = [*before, self._intervals[-1]]
+
+    def seconds(self, begin_s: float, end_s: float) -> float:
+        """Return how many of the seconds between two times are known."""
+        parts = (min(end_s, b) - max(begin_s, a) for a, b in self._intervals)
+        return sum(part for part in parts if part > 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +180,9 @@ class TrafficEvent:
 class Traffic:
     """All requests and figures of a fleet."""
 
-    def __init__(self) -> None:
+    def __init__(self, started_s: float = float("-inf")) -> None:
+        """Begin with this run, at `started_s` in seconds since 1970."""
+        self.known = KnownTimes(started_s)
         self.ended: deque[EndedRequest] = deque(maxlen=_KEPT)
         self.series = RateSeries()
         self.gateways: dict[str, GatewayState] = {}
@@ -183,6 +211,29 @@ class Traffic:
                 self._emit("request_completed", completed(ended))
         return found.requests
 
+    def restore(
+        self,
+        ended: Iterable[EndedRequest],
+        macs: Mapping[str, tuple[int, float]],
+        totals: Iterable[tuple[int, int, Sequence[float]]],
+        steps: Iterable[tuple[int, int]],
+    ) -> None:
+        """Take what an earlier run recorded; only before anything else was recorded.
+
+        `macs` has requests and their seconds; `totals` has begin, seconds and sums of intervals in order, and `steps`
+        begin and seconds of every interval in which a recorder ran.
+        """
+        self.ended.extend(ended)
+        self.macs = {name: MacSums(*sums) for name, sums in macs.items()}
+        for begin_s, seconds, numbers in totals:
+            self.series.add_totals(begin_s, seconds, numbers)
+        self.known.restore(steps)
+
+    def measured(self, begin_s: float, sums: IntervalSums) -> IntervalSums | None:
+        """Return the sums with the seconds in which a recorder ran; None if none did."""
+        seconds = self.known.seconds(begin_s, begin_s + sums.seconds)
+        return replace(sums, seconds=seconds) if seconds > 0 else None
+
     def record_ended(self, ended: Iterable[EndedRequest]) -> None:
         """Count ended requests, in the order of their end."""
         for one in ended:
@@ -192,6 +243,7 @@ class Traffic:
                 sums = self.macs.setdefault(one.worker, MacSums())
                 sums.requests += 1
                 sums.whole_s += one.whole_s
+                sums.output_tokens += one.output_tokens
 
     def record_silence(self, id_: str, why: str) -> None:
         """Note that a gateway did not answer."""

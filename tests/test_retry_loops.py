@@ -28,6 +28,8 @@ PERIODS = {
     "dashboard/api/seed_routes.py": "sends figures every two seconds",
     "dashboard/fleet_model.py": "collects changes before it shows them",
     "dashboard/collector.py": "asks gateways every second and agents every ten seconds",
+    "dashboard/history/recorder.py": "samples every ten seconds",
+    "dashboard/history/writer.py": "hands over batches every two seconds",
     "dashboard/updates.py": "compares the Macs once a second",
     "fleetctl/discovery/local_network.py": "listens for a while",
     "fleetctl/discovery/search.py": "waits for its backoff, which it compares with its deadline",

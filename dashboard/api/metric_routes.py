@@ -11,6 +11,7 @@ from fastapi import APIRouter, Response
 from dashboard.api.event_stream import StreamSlots
 from dashboard.api.routes import json_response
 from dashboard.fleet_model import FleetModel
+from dashboard.history.writer import HistoryWriter
 from dashboard.seed_views import SeedViews
 from insight.fleet_metrics import FleetMetrics, scrape_targets
 from machinery.prometheus import Gauge, MetricFamily, render
@@ -28,6 +29,7 @@ class MetricRoutes:
     model: FleetModel
     slots: StreamSlots
     views: SeedViews
+    history: HistoryWriter | None
     process: psutil.Process = field(default_factory=psutil.Process)
 
     def add_to(self, router: APIRouter) -> None:
@@ -63,6 +65,18 @@ class MetricRoutes:
         cpu = process.cpu_times()
         help_ = "CPU time, user and system."
         yield Gauge("process_cpu_seconds_total", help_, lambda: cpu.user + cpu.system, "counter")
+        yield from self._of_history()
+
+    def _of_history(self) -> Iterator[Gauge]:
+        writer = self.history
+        if writer is None:
+            return
+        name = "fleet_dashboard_history"
+        is_up, used, lost = not writer.problem, writer.used_bytes, writer.lost
+        yield Gauge(f"{name}_written", "Whether the history is written.", lambda: float(is_up))
+        yield Gauge(f"{name}_bytes", "Size of what the history holds.", lambda: float(used))
+        help_ = "Samples and requests that could not be written."
+        yield Gauge(f"{name}_lost_total", help_, lambda: float(lost), "counter")
 
 
 class _BuildInfo:

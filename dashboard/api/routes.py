@@ -11,6 +11,7 @@ from fastapi.responses import StreamingResponse
 from dashboard.api.event_stream import StreamSlots, snapshot, stream_events
 from dashboard.auth import Visitor
 from dashboard.fleet_model import FleetModel
+from dashboard.history.writer import HistoryWriter
 from dashboard.seed_views import SeedViews
 from insight import fleet_views
 from insight.conditions import Row
@@ -31,6 +32,7 @@ class StateRoutes:
     model: FleetModel
     slots: StreamSlots
     figures: SeedViews
+    history: HistoryWriter | None
 
     def add_to(self, router: APIRouter) -> None:
         """Register the routes."""
@@ -64,6 +66,7 @@ class StateRoutes:
             "queueDepth": self.figures.queue()["queueDepth"],
             "summary": summary or None,
             "streams": self.slots.count,
+            "history": _history(self.history),
         }
         return json_response(body, 200 if self.model.is_ready else 503)
 
@@ -124,6 +127,18 @@ class StateRoutes:
             raise RefusedError(
                 Refusal(status=503, message=message, type="server_error", retry_after_s=1)
             )
+
+
+def _history(writer: HistoryWriter | None) -> Row:
+    """Return whether the history is written, for /health."""
+    if writer is None:
+        return {"status": "off: the process has no --state-dir"}
+    return {
+        "status": f"not written: {writer.problem}" if writer.problem else "ok",
+        "bytes": writer.used_bytes,
+        "lost": writer.lost,
+        "damaged": writer.damaged_times,
+    }
 
 
 def client_of(request: Request) -> str:

@@ -4,7 +4,7 @@ It takes 8,640 steps of 8 numbers, 553 kB, allocated at once.
 """
 
 from array import array
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Protocol
@@ -115,6 +115,18 @@ class RateSeries:
             now[_QUEUED_S] += entry.queued_s
         if entry.outcome != "ok" and entry.outcome in REQUEST_ERRORS:
             now[_ERRORS] += 1.0
+
+    def add_totals(self, begin_s: int, seconds: int, totals: Sequence[float]) -> None:
+        """Add the sums of an interval, in the order of IntervalSums, spread evenly over its steps.
+
+        For sums that were kept elsewhere; intervals come in order.
+        """
+        steps = max(1, seconds // STEP_S)
+        for step in range(begin_s // STEP_S, begin_s // STEP_S + steps):
+            if step != self._step:
+                self._move(step)
+            for place, number in enumerate(totals):
+                self._now[place] += number / steps
 
     def points(
         self, time_s: float, duration_s: float, most: int

@@ -1,9 +1,13 @@
-"""A dashboard in the test's own process, on a real socket, with a client."""
+"""A dashboard on a real socket, in the test's own process or in one that can be killed, with a client."""
 
 import asyncio
+import resource
+import signal
+import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -13,7 +17,8 @@ from dashboard.server import Dashboard, DashboardSettings
 from machinery.clock import SystemClock
 from machinery.http_server import ServerSecurity
 from store.port import Transport
-from tests.support.waiting import until
+from tests.support.ports import free_port
+from tests.support.waiting import until, until_async
 
 CLOCK = SystemClock()
 
@@ -84,3 +89,63 @@ async def read_events(response: aiohttp.ClientResponse) -> AsyncIterator[SseEven
                 fields.get("id", ""), fields.get("event", "message"), orjson.loads(fields["data"])
             )
             fields = {}
+
+
+@dataclass(slots=True)
+class DashboardProcess:
+    """The process `fleet-dashboard`, which a test may kill and start again."""
+
+    words: tuple[str, ...]
+    http: aiohttp.ClientSession
+    url: str
+    process: asyncio.subprocess.Process | None = None
+
+    async def start(self) -> None:
+        """Start it, and wait for the state of the fleet."""
+        self.process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "dashboard", *self.words), stderr=asyncio.subprocess.DEVNULL
+        )
+        await until_async(self._is_ready, limit_s=60, what="the dashboard")
+
+    def limit_files(self, most_bytes: int = resource.RLIM_INFINITY) -> None:
+        """Let it write no file longer than so many bytes, as a full disk would."""
+        assert self.process is not None
+        if sys.platform == "linux":
+            limit = (most_bytes, resource.RLIM_INFINITY)
+            resource.prlimit(self.process.pid, resource.RLIMIT_FSIZE, limit)
+
+    async def _is_ready(self) -> bool:
+        try:
+            async with self.http.get(f"{self.url}/health") as response:
+                return response.status == 200
+        except aiohttp.ClientError:
+            return False
+
+    async def end(self, number: int = signal.SIGTERM) -> int:
+        """Send a signal; return the exit code."""
+        assert self.process is not None
+        if self.process.returncode is None:
+            self.process.send_signal(number)
+        return await self.process.wait()
+
+    async def get(self, path: str, status: int = 200) -> Any:
+        """Return the JSON body of an answer with this status."""
+        async with self.http.get(self.url + path) as response:
+            text = await response.text()
+            assert response.status == status, text
+            return orjson.loads(text)
+
+
+@asynccontextmanager
+async def dashboard_process(etcd: str, folder: Path) -> AsyncIterator[DashboardProcess]:
+    """Yield a process with a history in the folder; it is not started yet, and ended after the block."""
+    port = free_port()
+    words = ("--etcd", etcd, "--port", str(port), "--state-dir", str(folder))
+    connector = aiohttp.TCPConnector(force_close=True)
+    async with aiohttp.ClientSession(connector=connector) as http:
+        found = DashboardProcess(words, http, f"http://127.0.0.1:{port}")
+        try:
+            yield found
+        finally:
+            if found.process is not None:
+                await found.end(signal.SIGKILL)

@@ -1,0 +1,211 @@
+"""Routes of the history: series of figures, and ended requests of the last 24 hours."""
+
+import re
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Annotated, Final
+
+import msgspec
+from fastapi import APIRouter, Query, Response
+
+from dashboard.api.routes import json_response
+from dashboard.api.seed_routes import parse_outcomes
+from dashboard.history.queries import (
+    MOST_POINTS,
+    HistoryReader,
+    ReadError,
+    RequestQuery,
+    SeriesQuery,
+    align,
+)
+from dashboard.history.records import COLUMNS, metrics_of
+from machinery.clock import Clock
+from schemas import duration as durations
+from schemas.wire.errors import Refusal, RefusedError, invalid
+
+_DEFAULT_POINTS: Final = 360
+_MOST_REQUESTS: Final = 1000
+_MOST_METRICS: Final = 20
+_LONGEST_S: Final = 31 * 24 * 3600
+_UNITS: Final = (
+    (re.compile(r"_bytes$"), "bytes"),
+    (re.compile(r"_bytes_per_second$"), "bytes/s"),
+    (re.compile(r"requests_per_second$"), "requests/s"),
+    (re.compile(r"tokens_per_second$"), "tokens/s"),
+    (re.compile(r"_(mean|p50|p95|p99)$"), "ms"),
+    (re.compile(r"_ratio$"), "ratio"),
+    (re.compile(r"_celsius$"), "celsius"),
+    (re.compile(r"_watts$"), "watts"),
+)
+_OFF: Final = "This dashboard keeps no history. Start it with --state-dir FOLDER."
+
+
+@dataclass(frozen=True, slots=True)
+class HistoryRoutes:
+    """Handlers of the routes of the history; without a reader, each says that there is none."""
+
+    reader: HistoryReader | None
+    clock: Clock
+
+    def add_to(self, router: APIRouter) -> None:
+        """Register the routes."""
+        router.add_api_route("/api/v1/series", self.series, methods=["GET"])
+        router.add_api_route("/api/v1/requests", self.requests, methods=["GET"])
+
+    async def series(
+        self,
+        subject: Annotated[str, Query(max_length=300)] = "fleet",
+        metric: Annotated[str, Query(max_length=500)] = "",
+        from_: Annotated[str, Query(alias="from", max_length=40)] = "1h",
+        to: Annotated[str, Query(max_length=40)] = "now",
+        step: Annotated[str, Query(max_length=20)] = "",
+    ) -> Response:
+        """Return figures over time. `subject`: fleet, node/NAME or model/NAME; null where nothing was measured."""
+        reader, now_s = self._reader(), self.clock.now().timestamp()
+        kind, _, name = subject.partition("/")
+        if kind not in COLUMNS or bool(name) == (kind == "fleet"):
+            raise invalid(f"'{subject}' is not fleet, node/NAME or model/NAME.", "subject")
+        begin_s, end_s = parse_range(from_, to, now_s)
+        wanted_s = _seconds(step, "step") if step else (end_s - begin_s) / _DEFAULT_POINTS
+        begin, end, step_s, tier_s = align(begin_s, end_s, wanted_s=wanted_s, now_s=now_s)
+        query = SeriesQuery(
+            kind=kind,
+            name=name,
+            metrics=parse_metrics(metric, kind),
+            begin_s=begin,
+            end_s=end,
+            step_s=step_s,
+            tier_s=tier_s,
+        )
+        if query.steps > MOST_POINTS:
+            what = f"These are {query.steps} points, more than {MOST_POINTS}; use a longer step."
+            raise invalid(what, "step")
+        try:
+            found = await reader.series(query)
+        except ReadError as error:
+            raise unreadable(error) from error
+        return json_response(
+            {
+                "subject": subject,
+                "from": _iso(begin),
+                "to": _iso(end),
+                "stepSeconds": step_s,
+                "metrics": {
+                    one: {
+                        "unit": unit_of(one),
+                        "mean": [_rounded(mean) for _, mean, _ in points],
+                        "min": [_rounded(least) for least, _, _ in points],
+                        "max": [_rounded(most) for _, _, most in points],
+                    }
+                    for one, points in found.items()
+                },
+            }
+        )
+
+    async def requests(  # noqa: PLR0913 - each filter is a parameter of the query
+        self,
+        from_: Annotated[str, Query(alias="from", max_length=40)] = "24h",
+        to: Annotated[str, Query(max_length=40)] = "now",
+        limit: Annotated[int, Query(ge=1, le=_MOST_REQUESTS)] = 100,
+        status: Annotated[str, Query(max_length=200)] = "",
+        model: Annotated[str, Query(max_length=300)] = "",
+        node: Annotated[str, Query(max_length=300)] = "",
+        key: Annotated[str, Query(max_length=300)] = "",
+        gateway: Annotated[str, Query(max_length=300)] = "",
+        id_: Annotated[str, Query(alias="id", max_length=300)] = "",
+        slower: Annotated[float, Query(ge=0)] = 0.0,
+    ) -> Response:
+        """Return ended requests, newest first, as gateways journal them. `slower`: at least so many milliseconds."""
+        reader, now_s = self._reader(), self.clock.now().timestamp()
+        begin_s, end_s = parse_range(from_, to, now_s)
+        query = RequestQuery(
+            begin_s=begin_s,
+            end_s=end_s,
+            limit=limit,
+            outcomes=parse_outcomes(status),
+            model=model,
+            node=node,
+            key=key,
+            gateway=gateway,
+            id=id_,
+            least_ms=slower,
+        )
+        try:
+            found = await reader.requests(query)
+        except ReadError as error:
+            raise unreadable(error) from error
+        return Response(msgspec.json.encode({"requests": found}), media_type="application/json")
+
+    def _reader(self) -> HistoryReader:
+        if self.reader is None:
+            raise RefusedError(Refusal(status=404, message=_OFF, code="no_history"))
+        return self.reader
+
+
+def unreadable(error: ReadError) -> RefusedError:
+    """Return the refusal of a read that failed."""
+    message = f"The history cannot be read: {error}. See /health."
+    refusal = Refusal(status=503, message=message, type="server_error", retry_after_s=5)
+    return RefusedError(refusal)
+
+
+def parse_metrics(text: str, kind: str) -> tuple[str, ...]:
+    """Return the metrics that a query names, separated by commas.
+
+    Raises:
+        RefusedError: one does not exist, or there are none or too many.
+
+    """
+    known, found = metrics_of(kind), tuple(dict.fromkeys(filter(None, text.split(","))))
+    for one in found:
+        if one not in known:
+            message = f"A {kind} has no metric '{one[:60]}'; it has {', '.join(known)}."
+            raise invalid(message, "metric")
+    if not 0 < len(found) <= _MOST_METRICS:
+        message = f"Name 1 to {_MOST_METRICS} metrics, separated by commas: {', '.join(known)}."
+        raise invalid(message, "metric")
+    return found
+
+
+def parse_time(text: str, name: str, now_s: float) -> float:
+    """Return a time in seconds since 1970: `now`, `10m` (ago), or ISO 8601. Raises RefusedError."""
+    if text == "now":
+        return now_s
+    try:
+        return now_s - durations.parse(text)
+    except ValueError:
+        pass
+    try:
+        found = datetime.fromisoformat(text)
+    except ValueError:
+        message = f"'{text}' is no time: write `now`, `10m` (ago), or 2026-01-31T12:00:00Z."
+        raise invalid(message, name) from None
+    return (found if found.tzinfo is not None else found.replace(tzinfo=UTC)).timestamp()
+
+
+def parse_range(from_: str, to: str, now_s: float) -> tuple[float, float]:
+    """Return the begin and the end of a range of time. Raises RefusedError."""
+    begin_s, end_s = parse_time(from_, "from", now_s), parse_time(to, "to", now_s)
+    if not 0 < end_s - begin_s <= _LONGEST_S:
+        raise invalid("'from' must be before 'to', by 31 days at most.", "from")
+    return begin_s, end_s
+
+
+def _seconds(text: str, name: str) -> int:
+    try:
+        return durations.parse(text)
+    except ValueError as error:
+        raise invalid(f"{error}.", name) from None
+
+
+def unit_of(metric: str) -> str:
+    """Return the unit of a metric; `count` for numbers of things."""
+    return next((unit for form, unit in _UNITS if form.search(metric)), "count")
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else float(f"{value:.6g}")
+
+
+def _iso(at_s: float) -> str:
+    return datetime.fromtimestamp(at_s, tz=UTC).isoformat()

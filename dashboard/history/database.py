@@ -1,0 +1,406 @@
+"""The file of the history: its schema, opening, transactions, and removal of what is old. Used by one thread.
+
+A file that is damaged is set aside as `history.db.damaged` and a new one begins. Nothing here knows an event loop.
+"""
+
+import contextlib
+import fcntl
+import logging
+import os
+import sqlite3
+import zlib
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from dashboard.history.records import (
+    CHUNK,
+    COARSE_S,
+    COLUMNS,
+    FINE_KEPT_S,
+    FINE_S,
+    Batch,
+    RequestSums,
+    Sample,
+    end_of,
+    model_of,
+    pack_values,
+)
+from dashboard.traffic import EndedRequest
+
+log = logging.getLogger(__name__)
+
+FILE: Final = "history.db"
+DAMAGED: Final = "history.db.damaged"
+_LOCK: Final = "history.lock"
+_VERSION: Final = 1
+_RESTORED: Final = 10_000
+_MOST_REQUESTS: Final = 1_000_000
+# A row from the future is removed: the clock was wrong when it was written.
+_FUTURE_S: Final = 3600.0
+_PRUNE_STEPS: Final = 64
+_DAMAGE: Final = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})
+_DICTIONARY: Final = (
+    b'{"time":"2026-01-01T00:00:00.000000Z","id":"","gateway":"","model":"","status":"ok","latencyMs":1,"tokens":'
+    b'{"prompt":1,"cached":0,"output":1},"queueMs":0.0,"firstTokenMs":null,"worker":"","replica":"","deployment":"",'
+    b'"apiKey":null,"path":"/v1/chat/completions","httpStatus":200,"strategy":"least-loaded","streamed":true,'
+    b'"resumptions":0,"attempts":[{"replica":"","worker":"","outcome":"ok","ms":1.0,"why":null}],"endpoint":'
+    b'"http://127.0.0.1:8000","session":null}'
+)
+_SCHEMA: Final = f"""
+PRAGMA user_version = {_VERSION};
+CREATE TABLE subjects (
+    kind TEXT NOT NULL, slot INTEGER NOT NULL, name TEXT NOT NULL, seen_s INTEGER NOT NULL,
+    PRIMARY KEY (kind, name)) WITHOUT ROWID;
+CREATE TABLE series (
+    kind TEXT NOT NULL, tier INTEGER NOT NULL, chunk INTEGER NOT NULL, at INTEGER NOT NULL, data BLOB NOT NULL,
+    PRIMARY KEY (kind, tier, chunk, at)) WITHOUT ROWID;
+CREATE TABLE sums (
+    tier INTEGER NOT NULL, at INTEGER NOT NULL, model TEXT NOT NULL, data BLOB NOT NULL,
+    PRIMARY KEY (tier, at, model)) WITHOUT ROWID;
+CREATE TABLE requests (
+    at REAL NOT NULL, gateway TEXT NOT NULL, id TEXT NOT NULL, model TEXT NOT NULL, node TEXT NOT NULL,
+    outcome TEXT NOT NULL, key TEXT NOT NULL, ms REAL NOT NULL, body BLOB NOT NULL,
+    PRIMARY KEY (at, gateway, id)) WITHOUT ROWID;
+CREATE TABLE cursors (gateway TEXT PRIMARY KEY, cursor TEXT NOT NULL, at REAL NOT NULL) WITHOUT ROWID;
+CREATE TABLE revisions (
+    key TEXT NOT NULL, at REAL NOT NULL, revision INTEGER NOT NULL, value BLOB,
+    PRIMARY KEY (key, at, revision)) WITHOUT ROWID;
+"""
+KNOWN_STEPS: Final = (
+    "SELECT at FROM series WHERE kind = 'fleet' AND chunk = 0 AND tier = ? AND at >= ? AND at < ?"
+    " UNION SELECT at FROM sums WHERE tier = ? AND at >= ? AND at < ? ORDER BY 1"
+)
+"""The steps of a tier between two times in which a recorder ran, or whose requests were read later."""
+_REQUEST: Final = msgspec.json.Decoder(EndedRequest)
+
+
+class HistoryError(Exception):
+    """The history cannot be used; the message says why."""
+
+
+class DamagedError(HistoryError):
+    """The file is no database, or a part of it cannot be read."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HistoryLimits:
+    """Limits of age and size."""
+
+    kept_s: float = 24 * 3600.0
+    file_bytes: int = 1 << 30
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Restored:
+    """State that a recorder takes from the history at its start."""
+
+    requests: list[EndedRequest] = field(default_factory=list)
+    """The last ended requests, oldest first."""
+    macs: dict[str, tuple[int, float]] = field(default_factory=dict)
+    """The number of requests of each Mac, and their seconds."""
+    sums: list[tuple[int, int, RequestSums]] = field(default_factory=list)
+    """Begin and seconds of a step, and the sums of all models in it."""
+    steps: list[tuple[int, int]] = field(default_factory=list)
+    """Begin and seconds of every step in which a recorder ran."""
+    cursors: dict[str, str] = field(default_factory=dict)
+    revisions: dict[str, int] = field(default_factory=dict)
+    """The last revision of every key that was not deleted."""
+
+
+class HistoryFile:
+    """The open file."""
+
+    def __init__(self, folder: Path, limits: HistoryLimits) -> None:
+        """Open the file in a private folder, or begin one.
+
+        Raises:
+            HistoryError: it cannot be used.
+            DamagedError: it is damaged; see `set_aside`.
+
+        """
+        self._limits = limits
+        self._slots: dict[tuple[str, str], int] = {}
+        with _errors(), contextlib.ExitStack() as opened:
+            self._lock = _take_lock(folder / _LOCK)
+            opened.callback(os.close, self._lock)
+            path = folder / FILE
+            os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+            self._db = sqlite3.connect(
+                path, isolation_level=None, timeout=5.0, check_same_thread=False
+            )
+            opened.callback(self._db.close)
+            self._prepare()
+            opened.pop_all()
+
+    def _prepare(self) -> None:
+        db = self._db
+        (version,) = db.execute("PRAGMA user_version").fetchone()
+        if version > _VERSION:
+            raise HistoryError(f"a newer mlx-fleet wrote it (version {version}); move it away")
+        if version == 0:
+            db.execute("PRAGMA page_size = 16384")
+            db.execute("PRAGMA auto_vacuum = INCREMENTAL")
+        db.execute("PRAGMA journal_mode = WAL")
+        # A power cut may lose the last transactions, and damages nothing.
+        db.execute("PRAGMA synchronous = NORMAL")
+        db.execute("PRAGMA wal_autocheckpoint = 256")
+        db.execute(f"PRAGMA journal_size_limit = {8 << 20}")
+        if version == 0:
+            db.executescript(f"BEGIN; {_SCHEMA} COMMIT;")
+        for kind, name, slot in db.execute("SELECT kind, name, slot FROM subjects"):
+            self._slots[kind, name] = slot
+
+    def close(self) -> None:
+        """Close the file; once is enough."""
+        self._db.close()
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
+
+    @property
+    def used_bytes(self) -> int:
+        """The size of what is kept, without free pages. Raises HistoryError."""
+        with _errors():
+            pages, free, size = (
+                int(self._db.execute(f"PRAGMA {one}").fetchone()[0])
+                for one in ("page_count", "freelist_count", "page_size")
+            )
+        return (pages - free) * size
+
+    def write(self, batch: Batch) -> None:
+        """Write a batch, all of it or nothing. Raises HistoryError."""
+        with _errors(), self._transaction():
+            for sample in batch.samples:
+                self._write_sample(sample)
+            self._write_requests(batch.requests)
+            self._db.executemany(
+                "INSERT OR REPLACE INTO cursors VALUES (?, ?, ?)",
+                [(gateway, cursor, batch.at_s) for gateway, cursor in batch.cursors.items()],
+            )
+            self._db.executemany(
+                "INSERT OR REPLACE INTO revisions VALUES (?, ?, ?, ?)",
+                [(one.key, one.at_s, one.revision, _deflate(one.value)) for one in batch.revisions],
+            )
+
+    @contextlib.contextmanager
+    def _transaction(self) -> Iterator[None]:
+        slots = dict(self._slots)
+        self._db.execute("BEGIN IMMEDIATE")
+        try:
+            yield
+            self._db.execute("COMMIT")
+        except BaseException:
+            self._slots = slots
+            # The disk may be too full for this as well; closing the file has the same effect.
+            with contextlib.suppress(sqlite3.Error):
+                self._db.execute("ROLLBACK")
+            raise
+
+    def _write_sample(self, sample: Sample) -> None:
+        width, at_s = len(COLUMNS[sample.kind]), sample.at_s
+        chunks: dict[int, dict[int, tuple[float, ...]]] = {}
+        for name, values in sample.values.items():
+            chunk, place = divmod(self._slot(sample.kind, name, at_s), CHUNK)
+            chunks.setdefault(chunk, {})[place] = tuple(values)
+        self._db.executemany(
+            "INSERT OR REPLACE INTO series VALUES (?, ?, ?, ?, ?)",
+            [
+                (sample.kind, sample.tier_s, chunk, at_s, pack_values(slots, width))
+                for chunk, slots in chunks.items()
+            ],
+        )
+        self._db.executemany(
+            "UPDATE subjects SET seen_s = ? WHERE kind = ? AND name = ?",
+            [(at_s, sample.kind, name) for name in sample.values]
+            if sample.tier_s == COARSE_S
+            else [],
+        )
+
+    def _slot(self, kind: str, name: str, at_s: int) -> int:
+        """Return the place of a subject in the rows of its kind; a new one takes the first free place."""
+        found = self._slots.get((kind, name))
+        if found is None:
+            taken = {slot for (other, _), slot in self._slots.items() if other == kind}
+            found = next(slot for slot in range(len(taken) + 1) if slot not in taken)
+            self._slots[kind, name] = found
+            values = (kind, found, name, at_s)
+            self._db.execute("INSERT INTO subjects VALUES (?, ?, ?, ?)", values)
+        return found
+
+    def _write_requests(self, requests: Iterable[EndedRequest]) -> None:
+        added: dict[tuple[int, int, str], RequestSums] = {}
+        for one in requests:
+            end_s, model = end_of(one), model_of(one)
+            row = (
+                *(end_s, one.gateway, one.id, one.model, one.worker or "", one.outcome),
+                *(one.api_key or "", one.latency_ms, _deflate(msgspec.json.encode(one))),
+            )
+            sql = "INSERT OR IGNORE INTO requests VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
+            # A request that is there was counted already.
+            if self._db.execute(sql, row).rowcount:
+                for tier_s in (FINE_S, COARSE_S):
+                    step = (tier_s, int(end_s) // tier_s * tier_s, model)
+                    added.setdefault(step, RequestSums()).count(one)
+        for (tier_s, at_s, model), sums in added.items():
+            sql = "SELECT data FROM sums WHERE tier = ? AND at = ? AND model = ?"
+            if (before := self._db.execute(sql, (tier_s, at_s, model)).fetchone()) is not None:
+                sums.add(RequestSums.unpack(before[0]))
+            packed = (tier_s, at_s, model, sums.pack())
+            self._db.execute("INSERT OR REPLACE INTO sums VALUES (?, ?, ?, ?)", packed)
+
+    def prune(self, now_s: float, *, by_age: bool) -> None:
+        """Remove what is older than is kept, and the oldest hours beyond the limit of the size. Raises HistoryError.
+
+        `by_age`: False while the clock cannot be trusted.
+        """
+        kept_s = self._limits.kept_s
+        if by_age:
+            self._remove_before(now_s - kept_s, fine_s=now_s - min(FINE_KEPT_S, kept_s))
+            self._remove_future(now_s + _FUTURE_S)
+        for _ in range(_PRUNE_STEPS):
+            if self.used_bytes <= self._limits.file_bytes:
+                break
+            oldest_s = self._oldest_s()
+            if oldest_s is None or oldest_s > now_s:
+                break
+            self._remove_before(
+                oldest_s + max(60.0, (now_s - oldest_s) / 12), fine_s=now_s - FINE_KEPT_S
+            )
+        with _errors():
+            # Each step frees one page; `execute` does one step of a statement without columns.
+            self._db.executescript("PRAGMA incremental_vacuum(4096)")
+
+    def _oldest_s(self) -> float | None:
+        """Return the time of the oldest row that can be removed; None if there is none."""
+        with _errors():
+            found = [
+                self._db.execute(f"SELECT min(at) FROM {table}").fetchone()[0]  # noqa: S608 - our own names
+                for table in ("series", "sums", "requests")
+            ]
+        return min((float(one) for one in found if one is not None), default=None)
+
+    def _remove_before(self, cut_s: float, *, fine_s: float) -> None:
+        with _errors(), self._transaction():
+            for table in ("series", "sums"):
+                sql = f"DELETE FROM {table} WHERE tier = ? AND at < ?"  # noqa: S608 - our own names
+                self._db.execute(sql, (COARSE_S, cut_s))
+                self._db.execute(sql, (FINE_S, max(cut_s, fine_s)))
+            self._db.execute("DELETE FROM requests WHERE at < ?", (cut_s,))
+            sql = "SELECT at FROM requests ORDER BY at DESC LIMIT 1 OFFSET ?"
+            surplus = self._db.execute(sql, (_MOST_REQUESTS,)).fetchone()
+            if surplus is not None:
+                self._db.execute("DELETE FROM requests WHERE at <= ?", surplus)
+            self._db.execute("DELETE FROM cursors WHERE at < ?", (cut_s,))
+            self._remove_revisions(cut_s)
+            self._db.execute("DELETE FROM subjects WHERE seen_s < ?", (cut_s,))
+            self._slots = {
+                (kind, name): slot
+                for kind, name, slot in self._db.execute("SELECT kind, name, slot FROM subjects")
+            }
+
+    def _remove_revisions(self, cut_s: float) -> None:
+        """Remove revisions that were replaced before a time; the one that was current then stays, unless deleted."""
+        self._db.execute(
+            "DELETE FROM revisions WHERE at < ? AND EXISTS (SELECT 1 FROM revisions AS later"
+            " WHERE later.key = revisions.key AND later.at <= ?"
+            " AND (later.at, later.revision) > (revisions.at, revisions.revision))",
+            (cut_s, cut_s),
+        )
+        self._db.execute("DELETE FROM revisions WHERE at < ? AND value IS NULL", (cut_s,))
+
+    def _remove_future(self, cut_s: float) -> None:
+        with _errors(), self._transaction():
+            for table in ("series", "sums", "requests", "revisions"):
+                self._db.execute(f"DELETE FROM {table} WHERE at > ?", (cut_s,))  # noqa: S608 - our own names
+
+    def restore(self, now_s: float) -> Restored:
+        """Return what a recorder starts with. Raises HistoryError."""
+        begin_s = now_s - self._limits.kept_s
+        with _errors():
+            db = self._db
+            sql = "SELECT body FROM requests WHERE at >= ? ORDER BY at DESC LIMIT ?"
+            rows = db.execute(sql, (begin_s, _RESTORED)).fetchall()
+            requests = list(parse_requests(body for (body,) in reversed(rows)))
+            sql = "SELECT node, count(*), sum(ms) FROM requests WHERE node != '' AND at >= ? GROUP BY node"
+            macs = {node: (count, ms / 1000) for node, count, ms in db.execute(sql, (begin_s,))}
+            fine_s = int(now_s - FINE_KEPT_S) // COARSE_S * COARSE_S
+            tiers = ((COARSE_S, begin_s, fine_s), (FINE_S, fine_s, now_s + FINE_S))
+            sums: dict[tuple[int, int], RequestSums] = {}
+            steps: list[tuple[int, int]] = []
+            for tier_s, first, end in tiers:
+                sql = "SELECT at, data FROM sums WHERE tier = ? AND at >= ? AND at < ? ORDER BY at"
+                for at_s, data in db.execute(sql, (tier_s, first, end)):
+                    sums.setdefault((at_s, tier_s), RequestSums()).add(RequestSums.unpack(data))
+                known = db.execute(KNOWN_STEPS, (tier_s, first, end) * 2)
+                steps += [(at_s, tier_s) for (at_s,) in known]
+            sql = (
+                "SELECT key, revision FROM revisions AS one WHERE value IS NOT NULL AND NOT EXISTS (SELECT 1 FROM"
+                " revisions AS later WHERE later.key = one.key AND (later.at, later.revision) > (one.at, one.revision))"
+            )
+            return Restored(
+                requests=requests,
+                macs=macs,
+                sums=[(at_s, tier_s, one) for (at_s, tier_s), one in sums.items()],
+                steps=steps,
+                cursors=dict(db.execute("SELECT gateway, cursor FROM cursors")),
+                revisions=dict(db.execute(sql)),
+            )
+
+
+@contextlib.contextmanager
+def _errors() -> Iterator[None]:
+    """Turn errors of SQLite and of the disk into HistoryError."""
+    try:
+        yield
+    except sqlite3.DatabaseError as error:
+        code = (getattr(error, "sqlite_errorcode", None) or 0) & 0xFF
+        kind = DamagedError if code in _DAMAGE else HistoryError
+        raise kind(str(error)) from error
+    except (sqlite3.Error, OSError) as error:
+        raise HistoryError(str(error)) from error
+
+
+def _take_lock(path: Path) -> int:
+    number = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(number)
+        raise HistoryError(f"another fleet-dashboard uses {path.parent}") from None
+    except OSError:
+        os.close(number)
+        raise
+    return number
+
+
+def set_aside(folder: Path) -> Path:
+    """Rename a damaged file, in place of an earlier one, so that a new one begins. Raises HistoryError."""
+    try:
+        for suffix in ("-wal", "-shm"):
+            (folder / f"{FILE}{suffix}").unlink(missing_ok=True)
+        return (folder / FILE).replace(folder / DAMAGED)
+    except OSError as error:
+        raise HistoryError(f"the damaged file cannot be set aside: {error}") from error
+
+
+def _deflate(value: bytes | None) -> bytes | None:
+    if value is None:
+        return None
+    packer = zlib.compressobj(level=6, wbits=-15, zdict=_DICTIONARY)
+    return packer.compress(value) + packer.flush()
+
+
+def inflate(value: bytes, most: int = 4 << 20) -> bytes:
+    """Return a stored document. Raises zlib.error."""
+    return zlib.decompressobj(wbits=-15, zdict=_DICTIONARY).decompress(value, most)
+
+
+def parse_requests(bodies: Iterable[bytes]) -> Iterator[EndedRequest]:
+    """Yield stored requests; those that this release cannot read are left out."""
+    for body in bodies:
+        with contextlib.suppress(zlib.error, msgspec.MsgspecError):
+            yield _REQUEST.decode(inflate(body))
