@@ -141,7 +141,7 @@ def _tiers(caches: FleetCaches) -> dict[str, tuple[str, ...]]:
     named: set[str] = set()
     for route in specs.by_index(BY_KIND, "ModelRoute").values():
         if isinstance(route, ModelRoute):
-            backends = [one.deployment for one in route.spec.backends]
+            backends = [one.deployment for one in route.spec.backends if one.deployment]
             found.setdefault(route.spec.model, []).extend(backends)
             named.update(backends)
     for model in specs.by_index(BY_KIND, "ModelDeployment").values():

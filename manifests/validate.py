@@ -201,10 +201,19 @@ def _route(item: LoadedObject, obj: ModelRoute, world: _Names) -> Iterator[Manif
         **{("spec", "rules", n, "backends"): r.backends for n, r in enumerate(obj.spec.rules)},
     }
     for path, backends in lists.items():
-        yield from _repeats(item, path, "deployment", [b.deployment for b in backends])
+        for field, names in (
+            ("deployment", [b.deployment for b in backends]),
+            ("external", [b.external for b in backends]),
+        ):
+            yield from _repeats(item, path, field, names)
         if not any(backend.weight for backend in backends):
             message = "every weight is 0, so no backend would get a request"
             yield item.document.problem(path, message, "Give one of them a weight")
+    for number, external in enumerate(obj.spec.external):
+        if external.name in world.model_deployments and external.name in obj.spec.fallbacks:
+            message = f"ModelDeployment/{external.name} has this name, too: the fallback {external.name} could be either"
+            path = ("spec", "external", number, "name")
+            yield item.document.problem(path, message, "Give the external endpoint another name")
     if obj.spec.model in world.model_deployments and _shadows(obj, obj.spec.model):
         yield item.document.problem(
             ("spec", "model"),
@@ -234,11 +243,13 @@ def _shadows(route: ModelRoute, deployment: str) -> bool:
 
 
 def _repeats(
-    item: LoadedObject, path: Path, field: str, found: Sequence[str]
+    item: LoadedObject, path: Path, field: str, found: Sequence[str | None]
 ) -> Iterator[ManifestError]:
     """Yield every name that is in the list more than once."""
     counts: Counter[str] = Counter()
     for index, name in enumerate(found):
+        if name is None:
+            continue
         counts[name] += 1
         if counts[name] == 2:
             where = (*path, index, field) if field else (*path, index)

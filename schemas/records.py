@@ -6,6 +6,7 @@ from typing import Annotated, Literal, Self, TypeAlias
 from pydantic import Field, SecretStr, StringConstraints, field_serializer, model_validator
 
 from schemas.deployment import HubEndpoint, ServedName
+from schemas.external import ServerUrl
 from schemas.meta import NAME_PATTERN, ApiModel, ObjectName
 from schemas.trust import TlsReport
 
@@ -96,6 +97,20 @@ class HubToken(ApiModel):
     @field_serializer("token")
     def _reveal(self, token: SecretStr) -> str:
         return token.get_secret_value()
+
+
+class ExternalKey(ApiModel):
+    """The API key of an external server. The store has it in clear, because it is sent to that server."""
+
+    name: ObjectName
+    url: ServerUrl
+    """The only server that it is sent to; the path does not count."""
+    key: Annotated[SecretStr, Field(min_length=1, max_length=500)]
+    created: datetime
+
+    @field_serializer("key")
+    def _reveal(self, key: SecretStr) -> str:
+        return key.get_secret_value()
 
 
 # The set of a GitSource is called `gitsource.` and its name, which may have 128 characters.

@@ -1,10 +1,12 @@
 """ModelRoute: a public model name that is distributed over deployments."""
 
+from collections.abc import Iterator
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, StringConstraints, model_validator
 
 from schemas.deployment import ServedName
+from schemas.external import ExternalEndpoint
 from schemas.meta import ApiModel, ApiObject, ObjectName, Status
 from schemas.routing import Routing
 
@@ -14,12 +16,25 @@ HeaderName = Annotated[
 
 
 class Backend(ApiModel):
-    """One deployment behind the name."""
+    """One deployment, or one external endpoint, behind the name."""
 
-    deployment: ObjectName
+    deployment: ObjectName | None = None
     """The ModelDeployment that answers."""
+    external: ObjectName | None = None
+    """In place of a deployment: the name of one of the route's external endpoints."""
     weight: Annotated[int, Field(ge=0, le=1_000_000)] = 1
     """Its share of the requests, relative to the other weights."""
+
+    @property
+    def name(self) -> str:
+        """The name of what answers."""
+        return self.deployment or self.external or ""
+
+    @model_validator(mode="after")
+    def _names_one(self) -> Self:
+        if (self.deployment is None) == (self.external is None):
+            raise ValueError("name either a deployment or an external endpoint")
+        return self
 
 
 Backends = Annotated[tuple[Backend, ...], Field(min_length=1, max_length=100)]
@@ -40,41 +55,71 @@ class RouteRule(ApiModel):
     headers: Annotated[tuple[HeaderMatch, ...], Field(min_length=1, max_length=20)]
     """All of them must match."""
     backends: Backends
-    """Deployments that answer such requests, by weight."""
+    """Backends that answer such requests, by weight."""
 
 
 class ModelRouteSpec(ApiModel):
-    """A model name, and the deployments that answer for it."""
+    """A model name, and the deployments and external endpoints that answer for it."""
 
     model: ServedName
     """The name that clients put into "model"."""
     backends: Backends
-    """Deployments that answer, by weight; a session stays with its first choice."""
+    """Deployments and external endpoints that answer, by weight; a session stays with its first choice."""
     rules: Annotated[tuple[RouteRule, ...], Field(max_length=100)] = ()
     """Exceptions; the first rule that matches applies."""
     fallbacks: Annotated[tuple[ObjectName, ...], Field(max_length=100)] = ()
-    """ModelDeployments to use when none of the backends can answer; the first that can is taken."""
+    """ModelDeployments and external endpoints to use when none of the backends can answer; the first that can is taken."""
+    external: Annotated[tuple[ExternalEndpoint, ...], Field(max_length=20)] = ()
+    """OpenAI servers outside the fleet, for backends and fallbacks."""
     routing: Routing | None = None
     """The choice of an endpoint. Default: spec.routing of the chosen deployment."""
 
     def deployments(self) -> dict[tuple[str | int, ...], str]:
         """Return every ModelDeployment that the route names, by its path in the spec."""
-        ruled: dict[tuple[str | int, ...], str] = {
-            ("rules", number, "backends", index, "deployment"): backend.deployment
-            for number, rule in enumerate(self.rules)
-            for index, backend in enumerate(rule.backends)
-        }
+        external = {one.name for one in self.external}
         return {
-            **{("backends", n, "deployment"): b.deployment for n, b in enumerate(self.backends)},
-            **ruled,
-            **{("fallbacks", n): name for n, name in enumerate(self.fallbacks)},
+            **{
+                (*path, "deployment"): backend.deployment
+                for path, backend in self._backends()
+                if backend.deployment is not None
+            },
+            **{
+                ("fallbacks", number): name
+                for number, name in enumerate(self.fallbacks)
+                if name not in external
+            },
         }
+
+    def _backends(self) -> Iterator[tuple[tuple[str | int, ...], Backend]]:
+        """Yield every backend with its path in the spec."""
+        for number, backend in enumerate(self.backends):
+            yield ("backends", number), backend
+        for number, rule in enumerate(self.rules):
+            for index, backend in enumerate(rule.backends):
+                yield ("rules", number, "backends", index), backend
 
     @model_validator(mode="after")
     def _told_apart(self) -> Self:
-        names = self.fallbacks
-        if twice := next((name for name in names if names.count(name) > 1), None):
-            raise ValueError(f"fallbacks names {twice} twice; remove one of them")
+        for label, names in (
+            ("fallbacks", self.fallbacks),
+            ("external", tuple(one.name for one in self.external)),
+        ):
+            if twice := next((name for name in names if names.count(name) > 1), None):
+                raise ValueError(f"{label} names {twice} twice; remove one of them")
+        return self
+
+    @model_validator(mode="after")
+    def _external_matches(self) -> Self:
+        known = {one.name for one in self.external}
+        named = {one.external: one for _, one in self._backends() if one.external is not None}
+        for name in named:
+            if name not in known:
+                there = ", ".join(sorted(known)) or "none"
+                raise ValueError(f"external has no {name}; there are: {there}")
+        if unused := known - set(named) - set(self.fallbacks):
+            raise ValueError(
+                f"external: {min(unused)} is neither a backend nor a fallback; name it in one of them, or remove it"
+            )
         return self
 
 
@@ -87,6 +132,6 @@ class ModelRoute(ApiObject):
 
     kind: Literal["ModelRoute"] = "ModelRoute"
     spec: ModelRouteSpec
-    """A model name, and the deployments that answer for it."""
+    """A model name, and the deployments and external endpoints that answer for it."""
     status: ModelRouteStatus | None = None
     """The observed state; written by the reconciler."""

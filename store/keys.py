@@ -49,9 +49,10 @@ JOIN_REQUEST_PREFIX = f"{ROOT}/joinrequest/"
 JOIN_DECISION_PREFIX = f"{ROOT}/joindecision/"
 # Exists while `fleetctl restore` writes, and after a restore that was interrupted.
 RESTORING = f"{ROOT}/restoring"
-# Gateways read the hashes of API keys, reconcilers the tokens of hubs, an agent those that it fetches with now.
+# Gateways read the hashes of API keys and the keys of external servers, reconcilers the tokens of hubs, an agent those that it fetches with now.
 SECRET_PREFIX = f"{ROOT}/secret/"
 API_KEY_PREFIX = f"{SECRET_PREFIX}ApiKey/"
+EXTERNAL_KEY_PREFIX = f"{SECRET_PREFIX}ExternalKey/"
 JOIN_TOKEN_PREFIX = f"{SECRET_PREFIX}JoinToken/"
 HUB_TOKEN_PREFIX = f"{SECRET_PREFIX}HubToken/"
 # Copies of tokens for the nodes that fetch with them, while they do.
@@ -63,7 +64,7 @@ TRANSIENT_PREFIXES = (
     PRELOAD_PREFIX,
     *(JOIN_TOKEN_PREFIX, JOIN_REQUEST_PREFIX, JOIN_DECISION_PREFIX),
     *(REQUEST_PREFIX, REFUSED_PREFIX),
-    *(HUB_TOKEN_PREFIX, HUB_GRANT_PREFIX),
+    *(HUB_TOKEN_PREFIX, HUB_GRANT_PREFIX, EXTERNAL_KEY_PREFIX),
 )
 
 

@@ -78,7 +78,7 @@ HISTORIES: Mapping[str, VersionHistory] = {
     "ReplicaStatus": _ONE_MORE_FIELD,  # fetches
     "RankStatus": _ONE_MORE_FIELD,  # fetch
     "Revision": _ONE_MORE_FIELD,
-    "ModelRoute": _ONE_MORE_FIELD,
+    "ModelRoute": _TWO_MORE_FIELDS,  # rateLimit and cacheSharing in its routing; external
     "Node": _ONE_MORE_FIELD,  # wiredLimit and the prefixLength of interfaces in its status
     "NodeStatus": _ONE_MORE_FIELD,
     "NodePool": _ONE_MORE_FIELD,  # wiredLimit

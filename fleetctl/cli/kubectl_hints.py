@@ -86,7 +86,12 @@ _HUB_TOKENS = (
     "tokens of hubs cannot be listed: `fleetctl create hubtoken NAME --token-file FILE` stores or replaces one, and "
     "`fleetctl create hubtoken NAME --remove` deletes it"
 )
+_EXTERNAL_KEYS = (
+    "keys of external servers cannot be listed: `fleetctl create externalkey NAME --url URL --token-file FILE` stores or "
+    "replaces one, and `fleetctl create externalkey NAME --remove` deletes it"
+)
 KIND_ANSWERS = {
+    "externalkey": _EXTERNAL_KEYS, "externalkeys": _EXTERNAL_KEYS,
     "hubtoken": _HUB_TOKENS, "hubtokens": _HUB_TOKENS,
     "token": _TOKENS, "tokens": _TOKENS,
     "certificate": _CERTIFICATES, "certificates": _CERTIFICATES, "cert": _CERTIFICATES, "csr": _CERTIFICATES,

@@ -8,6 +8,7 @@ import click
 
 from fleetctl.cli.errors import FleetctlError
 from fleetctl.objects import selectors
+from fleetctl.objects.external_endpoints import external_trees
 from fleetctl.objects.kind_args import API_KEYS, Target, parse_targets
 from fleetctl.objects.selectors import with_selectable_labels
 from fleetctl.objects.table_context import TableContext
@@ -158,6 +159,10 @@ def _refuse_unknown_fields(trees: Sequence[Tree], query: ObjectQuery) -> None:
 async def _fetch_kind(store: StoreReader, target: Target) -> tuple[list[Tree], list[str]]:
     """Return the objects, and the errors about names that do not exist."""
     kind, names = target.kind, tuple(dict.fromkeys(target.names))
+    if kind.name == "Endpoint":
+        every = await object_trees.list_all(store, kind.name)
+        every += external_trees(await object_trees.list_all(store, "ModelRoute"))
+        return _named(kind, names, every)
     if not names:
         return await object_trees.list_all(store, kind.name), []
     if len(names) <= _MAX_SINGLE_READS:
@@ -165,7 +170,13 @@ async def _fetch_kind(store: StoreReader, target: Target) -> tuple[list[Tree], l
         found = [tree for tree in some if tree is not None]
         if len(found) == len(names):
             return found, []
-    every = await object_trees.list_all(store, kind.name)
+    return _named(kind, names, await object_trees.list_all(store, kind.name))
+
+
+def _named(kind: Kind, names: Sequence[str], every: list[Tree]) -> tuple[list[Tree], list[str]]:
+    """Return the objects of these names, all if there are none, and the errors about names that do not exist."""
+    if not names:
+        return every, []
     by_name = {object_trees.name_of(tree): tree for tree in every}
     missing = [not_found_message(kind, name, by_name) for name in names if name not in by_name]
     return [by_name[name] for name in names if name in by_name], missing

@@ -17,6 +17,7 @@ from fleetctl.output.results import ResultPrinter
 from fleetctl.verbs import create_flags
 from fleetctl.verbs import create_flags as generators
 from fleetctl.verbs.create_apikey import apikey
+from fleetctl.verbs.create_externalkey import externalkey
 from fleetctl.verbs.create_hubtoken import hubtoken
 from machinery.clock import SystemClock
 from manifests.errors import ManifestErrors
@@ -136,6 +137,7 @@ async def _create(
 
 
 create.add_command(apikey)
+create.add_command(externalkey)
 create.add_command(hubtoken)
 for command in generators.kind_commands(create_objects):
     create.add_command(command)

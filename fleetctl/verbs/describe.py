@@ -246,9 +246,16 @@ async def _backend_section(transport: Transport, route: ModelRoute) -> str:
     rows = [*_backend_rows("backends", route.spec.backends, deployments)]
     for number, rule in enumerate(route.spec.rules, 1):
         rows += _backend_rows(f"rule {number}", rule.backends, deployments)
+    external = {one.name: one.url for one in route.spec.external}
     for number, name in enumerate(route.spec.fallbacks, 1):
-        rows.append((f"fallback {number}", name, "-", *_deployment_state(deployments.get(name))))
-    return table_section("Backends", ("FROM", "DEPLOYMENT", "SHARE", "READY", "AVAILABLE"), rows)
+        state = _backend_state(name, external.get(name), deployments)
+        rows.append((f"fallback {number}", name, "-", *state))
+    backends = table_section("Backends", ("FROM", "BACKEND", "SHARE", "READY", "AVAILABLE"), rows)
+    if not external:
+        return backends
+    titles = ("NAME", "URL", "MODEL", "KEY")
+    outside = [(one.name, one.url, one.model, one.key or "-") for one in route.spec.external]
+    return f"{backends}\n{table_section('External endpoints', titles, outside)}"
 
 
 def _backend_rows(
@@ -258,12 +265,20 @@ def _backend_rows(
     return [
         (
             label,
-            one.deployment,
+            one.name,
             f"{one.weight / total:.0%}",
-            *_deployment_state(deployments.get(one.deployment)),
+            *_backend_state(one.name, one.external, deployments),
         )
         for one in backends
     ]
+
+
+def _backend_state(
+    name: str, external: str | None, deployments: dict[str, ModelDeployment]
+) -> tuple[str, str]:
+    if external is not None:
+        return "-", "external"
+    return _deployment_state(deployments.get(name))
 
 
 def _deployment_state(deployment: ModelDeployment | None) -> tuple[str, str]:

@@ -6,6 +6,7 @@ wait anyway.
 
 import asyncio
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
@@ -35,6 +36,19 @@ log = logging.getLogger(__name__)
 RETRYABLE_STATUSES = frozenset({429, 500, 502, 503, 504})
 # Responses that are not streamed are buffered. No real one comes near this size.
 _WHOLE_LIMIT = 64 << 20
+
+# Answers of external servers that say nothing about the client's request, and must not look as if they did.
+_EXTERNAL_FAULTS: Mapping[int, str] = {
+    401: "the external server refuses the fleet's key",
+    402: "the external server wants to be paid",
+    403: "the external server refuses the fleet's key",
+    404: "the external server does not know the model or the path",
+    405: "the external server does not know the path",
+    407: "a proxy before the external server asks for a password",
+    **dict.fromkeys(
+        range(300, 309), "the external server has moved; its url must lead to it directly"
+    ),
+}
 
 _REPLICA = headers.REPLICA.encode()
 _RETRY_AFTER = headers.RETRY_AFTER.encode()
@@ -83,8 +97,11 @@ class EngineAttempt(InFlight):
         owner: AttemptOwner,
     ) -> None:
         now_s, outliers = runner.clock.monotonic(), runner.load_tracker.outliers
-        lines = _attempt_lines(request, endpoint, state, now_s)
-        raw = request_encoder.encode_request(request, endpoint, lines)
+        if endpoint.external is None:
+            lines = _attempt_lines(request, endpoint, state, now_s)
+            raw = request_encoder.encode_request(request, endpoint, lines)
+        else:
+            raw = request_encoder.encode_external(request, endpoint, endpoint.external)
         super().__init__(endpoint, raw, now_s, runner.load_tracker, runner.versions.of(endpoint))
         policy, self.deadline = state.terms.policy, state.terms.deadline
         self.silence_s, self.until_s = policy.silence_s, self.deadline.at_s
@@ -106,13 +123,22 @@ class EngineAttempt(InFlight):
     @override
     def on_head(self, head: ResponseHead) -> None:
         runner, fields, self._head = self._runner, head.fields, head
+        if self.endpoint.external is not None:
+            if head.status in _EXTERNAL_FAULTS:
+                self._fail(f"{_EXTERNAL_FAULTS[head.status]} (status {head.status})")
+                return
+            self._set_kind(head)
+            return
         runner.load_tracker.record_report(self.origin, fields, runner.clock.monotonic())
         name = fields.get(_REPLICA)
         # Ports of ended engines are reused.
         if name and (replica := name.decode("latin-1")) != self.endpoint.replica:
             self._fail(f"replica {replica} answers there, not {self.endpoint.replica}")
             return
-        kind = fields.get(b"content-type", b"")
+        self._set_kind(head)
+
+    def _set_kind(self, head: ResponseHead) -> None:
+        kind = head.fields.get(b"content-type", b"")
         self._is_streamed = (
             kind.startswith(b"text/event-stream") and head.status not in RETRYABLE_STATUSES
         )

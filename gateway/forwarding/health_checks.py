@@ -18,6 +18,7 @@ from gateway.forwarding.model_state import ModelStates
 from gateway.routing.table import EngineEndpoint, RoutingTable
 from gateway.upstream.connection import BrokenResponseError, UnreachableError
 from gateway.upstream.connection_pool import ConnectionPool
+from gateway.upstream.exchange import Exchange
 from schemas.wire import headers
 from schemas.wire.engine_address import EngineAddress
 
@@ -33,6 +34,8 @@ AWAITED_S = 1.0
 _EJECTED_PART = 0.1
 _LEAST_EJECTED_INTERVAL_S, MOST_EJECTED_INTERVAL_S = 0.4, 5.0
 _QUIET_S = 10.0
+# Clouds count requests.
+_EXTERNAL_QUIET_S = 30.0
 # Engines answer within milliseconds. A Mac may be short of CPU for a moment, but not for seconds.
 # With the second before the check, a hanging engine costs its requests 4 to 5 s.
 PROBE_S = 3.0
@@ -40,6 +43,7 @@ PROBE_S = 3.0
 _EJECTED_TIMEOUT_S = 1.0
 # Answers are a few hundred bytes.
 _LIMIT_BYTES = 1 << 20
+_KEY_REFUSED = frozenset({401, 403, 407})
 ProbeResult: TypeAlias = Literal["well", "busy", "gone", "mute", "bad", "unknown"]
 """The last is that the gateway could not open a connection."""
 
@@ -100,7 +104,7 @@ class ProbeSchedule:
             if origin in awaited:
                 if now_s - last_s >= AWAITED_S:
                     urgent.append((last_s, origin))
-            elif now_s - last_s >= _QUIET_S:
+            elif now_s - last_s >= (_EXTERNAL_QUIET_S if origin.external else _QUIET_S):
                 quiet.append((last_s, origin))
         # The longest ago first, so that the rate limit never starves an endpoint.
         chosen = [*sorted(urgent), *sorted(quiet)][: int(RATE_PER_S * TICK_S)]
@@ -183,7 +187,9 @@ class HealthChecker:
             case "mute":
                 if not self._schedule.heard_since(endpoint.origin, began_s):
                     self._attempts.blame(endpoint, "gone")
-                    self._give_up(endpoint, now_s)
+                    # A server that is no engine may be too busy to answer, and busy with these requests.
+                    if endpoint.external is None:
+                        self._give_up(endpoint, now_s)
             case "unknown":
                 pass
 
@@ -193,9 +199,10 @@ class HealthChecker:
             async with asyncio.timeout(
                 min(_EJECTED_TIMEOUT_S, self.probe_s) if is_open else self.probe_s
             ):
-                answer = await self._pool.request(endpoint.origin, _request(endpoint.origin))
+                answer = await self._pool.request(endpoint.origin, _request(endpoint))
                 try:
-                    await answer.read_all(_LIMIT_BYTES)
+                    if endpoint.external is None:  # a cloud lists hundreds of models
+                        await answer.read_all(_LIMIT_BYTES)
                 finally:
                     answer.close()
         except TimeoutError:
@@ -206,6 +213,12 @@ class HealthChecker:
             return "mute" if error.is_timeout else "gone"
         except BrokenResponseError:
             return "bad"
+        return self._result(endpoint, answer)
+
+    def _result(self, endpoint: EngineEndpoint, answer: Exchange) -> ProbeResult:
+        """Return what the answer to a check says."""
+        if endpoint.external is not None:
+            return _external_result(answer.status)
         found = answer.fields
         if found.get(_REPLICA, b"").decode("latin-1") not in ("", endpoint.replica):
             return "gone"  # another process listens there now
@@ -231,13 +244,31 @@ def all_endpoints(table: RoutingTable) -> dict[EngineAddress, EngineEndpoint]:
     return {
         endpoint.origin: endpoint
         for model in table.models.values()
-        for backend in model.backends
+        for backend in model.all_backends()
         for endpoint in (*backend.orphans, *backend.leased)
     }
 
 
-def _request(origin: EngineAddress) -> bytes:
+def _external_result(status: int) -> ProbeResult:
+    """Return what the answer of an external server to a check says; some have no list of models."""
+    if status in _KEY_REFUSED:
+        return "bad"
+    return "busy" if status >= 500 else "well"
+
+
+def _request(endpoint: EngineEndpoint) -> bytes:
+    origin, external = endpoint.origin, endpoint.external
     # Without TLS a connection of its own: one idle connection to each of a thousand engines would be a waste. With TLS
     # the check keeps one open: a handshake for each check would cost more, and delay the next request.
-    end = "" if origin.node else "connection: close\r\n"
-    return f"GET /health HTTP/1.1\r\nhost: {origin.authority}\r\n{end}\r\n".encode("ascii")
+    end = b"" if origin.node else b"connection: close\r\n"
+    path, more = (
+        ("/health", b"")
+        if external is None
+        else (f"{external.path}/models", external.authorization)
+    )
+    return b"GET %b HTTP/1.1\r\nhost: %b\r\n%b%b\r\n" % (
+        path.encode("ascii"),
+        endpoint.host,
+        more,
+        end,
+    )

@@ -178,6 +178,11 @@ class Resumption(ResumeSearch):
             if now_s >= self._retry_s:
                 self._failed, self._retry_s = set(self._unfit), now_s + self._next_pause_s()
             choice = router.choose(self.request, self._failed, self._draw)
+            if isinstance(choice, ChosenEndpoint) and choice.endpoint.external is not None:
+                # Another model, which would begin anew.
+                self._unfit.add(choice.endpoint)
+                self._failed.add(choice.endpoint)
+                continue
             if isinstance(choice, ChosenEndpoint):
                 found = await self._try_endpoint(choice.endpoint)
                 if found is not None:

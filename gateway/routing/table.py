@@ -21,8 +21,20 @@ _HALF = 1 << 32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ExternalServer:
+    """The request form of a server that the fleet did not start."""
+
+    path: str
+    """The path of its API, such as "/v1"."""
+    model: str
+    """The model's name there."""
+    authorization: bytes = field(default=b"", repr=False)
+    """The header line with its key; empty if it gets none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EngineEndpoint:
-    """One engine that may be tried."""
+    """One engine, or one external server, that may be tried."""
 
     replica: str
     node: str
@@ -43,6 +55,8 @@ class EngineEndpoint:
     """Points for chip, GPU cores and memory (schemas/chips.py)."""
     is_fit: bool = field(default=True, compare=False)
     """True if the Mac meets the minimum for a model of this size."""
+    external: ExternalServer | None = field(default=None, compare=False)
+    """None for engines of the fleet."""
     mark: int = field(default=0, init=False, compare=False)
     """32-bit id for affinity. It does not depend on `version`: an engine keeps its cache when its agent restarts."""
     # Computed once for all requests.
@@ -144,13 +158,16 @@ class ServedModel:
 
     def ready(self) -> int:
         """Return the number of replicas with a lease."""
-        return len({endpoint.replica for backend in self._some() for endpoint in backend.leased})
+        leased = (endpoint for backend in self.all_backends() for endpoint in backend.leased)
+        return len({endpoint.replica for endpoint in leased})
 
     def kept(self) -> int:
         """Return the number of further replicas without a lease, or from the saved state."""
-        return len({endpoint.replica for backend in self._some() for endpoint in backend.orphans})
+        orphans = (endpoint for backend in self.all_backends() for endpoint in backend.orphans)
+        return len({endpoint.replica for endpoint in orphans})
 
-    def _some(self) -> tuple[WeightedBackend, ...]:
+    def all_backends(self) -> tuple[WeightedBackend, ...]:
+        """Return the backends, those of rules and the fallbacks."""
         ruled = (backend for rule in self.rules for backend in rule.backends)
         return (*self.backends, *ruled, *self.fallbacks)
 

@@ -14,6 +14,12 @@ from gateway.routing.table import (
     ServedModel,
     WeightedBackend,
 )
+from gateway.state.external_endpoints import (
+    ExternalBackends,
+    backend_label,
+    external_backends,
+    is_backend_label,
+)
 from schemas import chips, duration
 from schemas.deployment import (
     ModelDeployment,
@@ -23,8 +29,9 @@ from schemas.deployment import (
     served_names,
 )
 from schemas.meta import Condition, ConditionStatus, find_condition
+from schemas.records import ExternalKey
 from schemas.replica import Endpoint
-from schemas.route import Backend, ModelRoute, ModelRouteSpec
+from schemas.route import Backend, ModelRoute
 from schemas.routing import Routing
 from schemas.wire.engine_address import EngineAddress
 from store import keys
@@ -60,6 +67,8 @@ class TableInputs:
     """Keys of published endpoints that are not used."""
     seen_serving: frozenset[str] = frozenset()
     """Deployments that had an endpoint since the gateway started, or in the saved state."""
+    external_keys: Mapping[str, ExternalKey] = field(default_factory=lambda: MappingProxyType({}))
+    """Keys of external servers, by name."""
 
 
 def endpoint_of(published: Endpoint, version: int) -> EngineEndpoint:
@@ -132,7 +141,7 @@ def build_table(
     }
     # In reverse order: of two routes for one name, the first by name wins.
     for _, route in sorted(inputs.routes.items(), reverse=True):
-        models[route.spec.model] = builder.route_model(route.spec)
+        models[route.spec.model] = builder.route_model(route)
     return RoutingTable(
         models=MappingProxyType(models),
         endpoints=len(inputs.leased),
@@ -150,6 +159,8 @@ class _TableBuilder:
         self._leased = _by_deployment(inputs.leased.values(), inputs.sites)
         self._orphans = _by_deployment(orphans, inputs.sites)
         self._shares = BackendBuilder(_canary_splits(inputs.statuses), site)
+        self._external_reasons: Mapping[str, str] = {}
+        """Reasons why external endpoints of the present route are not used, by their label."""
 
     def backend(
         self,
@@ -176,12 +187,19 @@ class _TableBuilder:
             routing=routing or self._own_routing(deployments),
         )
 
-    def route_model(self, spec: ModelRouteSpec) -> ServedModel:
+    def route_model(self, route: ModelRoute) -> ServedModel:
         """Return the model of a route."""
-        fallbacks = tuple(self.backend((name,), routing=spec.routing) for name in spec.fallbacks)
+        spec, outside = route.spec, external_backends(route, self._inputs.external_keys)
+        self._external_reasons = {
+            backend_label(name): reason for name, reason in outside.reasons.items()
+        }
+        fallbacks = tuple(
+            self._fallback(name, spec.routing, {one.name for one in spec.external}, outside)
+            for name in spec.fallbacks
+        )
         rules = []
         for rule in spec.rules:
-            backends = self._backends(rule.backends, spec.routing)
+            backends = self._backends(rule.backends, spec.routing, outside)
             ruled = self.model(spec.model, backends, fallbacks)
             headers = tuple(
                 (one.name.lower().encode(), None if one.value is None else one.value.encode())
@@ -196,7 +214,7 @@ class _TableBuilder:
                     recovering=ruled.recovering,
                 )
             )
-        backends = self._backends(spec.backends, spec.routing)
+        backends = self._backends(spec.backends, spec.routing, outside)
         source = "" if spec.routing is None else f"ModelRoute/{spec.model}"
         return self.model(spec.model, backends, fallbacks, tuple(rules), source)
 
@@ -229,7 +247,7 @@ class _TableBuilder:
             parent=self._parents.get(name, ""),
             created=min(created, default=0),
             backends=backends,
-            reason=_reason(backends, fallbacks, inputs),
+            reason=_reason(backends, fallbacks, inputs, self._external_reasons),
             scaled_to_zero=tuple(_scaled_to_zero(backends, inputs)),
             recovering=next(_recovering(backends, inputs), ""),
             routing=heaviest.routing,
@@ -247,10 +265,33 @@ class _TableBuilder:
         )
 
     def _backends(
-        self, backends: Sequence[Backend], routing: Routing | None
+        self, backends: Sequence[Backend], routing: Routing | None, outside: ExternalBackends
     ) -> tuple[WeightedBackend, ...]:
-        ordered = sorted(backends, key=lambda b: (b.deployment, b.weight))
-        return tuple(self.backend((one.deployment,), one.weight, routing) for one in ordered)
+        ordered = sorted(backends, key=lambda b: (b.name, b.weight, b.external is not None))
+        return tuple(
+            self.backend((one.name,), one.weight, routing)
+            if one.external is None
+            else self._external_backend(one.external, routing, outside, one.weight)
+            for one in ordered
+        )
+
+    def _fallback(
+        self, name: str, routing: Routing | None, external: set[str], outside: ExternalBackends
+    ) -> WeightedBackend:
+        if name in external:
+            return self._external_backend(name, routing, outside)
+        return self.backend((name,), routing=routing)
+
+    def _external_backend(
+        self, name: str, routing: Routing | None, outside: ExternalBackends, weight: int = 1
+    ) -> WeightedBackend:
+        found = outside.usable.get(name)
+        return self._shares.backend(
+            (backend_label(name),),
+            leased=() if found is None else (found,),
+            weight=weight,
+            routing=routing or Routing(),
+        )
 
     def _shares_cache(self, backend: WeightedBackend) -> bool:
         """Return whether keys share cached prompts: each deployment and the route, if any, must allow it."""
@@ -318,14 +359,21 @@ def _parents(deployments: Mapping[str, ModelDeployment]) -> dict[str, str]:
 
 
 def _reason(
-    backends: Sequence[WeightedBackend], fallbacks: Sequence[WeightedBackend], inputs: TableInputs
+    backends: Sequence[WeightedBackend],
+    fallbacks: Sequence[WeightedBackend],
+    inputs: TableInputs,
+    external: Mapping[str, str],
 ) -> str:
     if all(backend.weight == 0 for backend in (*backends, *fallbacks)):
         return "Every backend of its ModelRoute has weight 0."
     involved = dict.fromkeys(
         one for backend in (*backends, *fallbacks) for one in backend.deployments
     )
-    return " ".join(_why_not(one, inputs) for one in involved)
+    return " ".join(
+        f"{external[one]}." if one in external else _why_not(one, inputs)
+        for one in involved
+        if one in external or not is_backend_label(one)
+    )
 
 
 def _scaled_to_zero(

@@ -23,6 +23,7 @@ from machinery.clock import Clock
 from schemas.deployment import ModelDeployment, ModelDeploymentStatus
 from schemas.meta import ApiModel
 from schemas.node import Node
+from schemas.records import ExternalKey
 from schemas.replica import Endpoint
 from schemas.route import ModelRoute
 from store import codec, keys
@@ -76,6 +77,7 @@ class TableCache:
         )
         self._routes = self._informer(keys.spec_prefix("ModelRoute"), ModelRoute)
         self._nodes = self._informer(keys.spec_prefix("Node"), Node) if site else None
+        self._external_keys = self._informer(keys.EXTERNAL_KEY_PREFIX, ExternalKey)
         self._site = site
         self._filter = EndpointFilter(transport, clock, self._dirty.set, access or EngineAccess())
         self._may_build = False
@@ -166,6 +168,8 @@ class TableCache:
             # site, too.
             if self._nodes is not None:
                 group.create_task(self._nodes.run())
+            # Nor this: such a role may not read the keys of external servers.
+            group.create_task(self._external_keys.run())
             group.create_task(self._filter.run())
             group.create_task(self._rebuild())
             group.create_task(self._notice_sync())
@@ -214,6 +218,8 @@ class TableCache:
             sites=known.sites,
             refused=filtered.refused,
             seen_serving=self._seen_serving,
+            # Never in the saved state: it is a file.
+            external_keys=_by_name(self._external_keys.items),
         )
         if not is_real:
             self._leased = {name: t for name, t in endpoints.items() if name not in self._silent}

@@ -25,7 +25,14 @@ from gateway.upstream.connection import (
     UnreachableError,
 )
 from gateway.upstream.exchange import Exchange
-from gateway.upstream.tls import REFUSED, EngineTls, message_of, new_failures, reason_of
+from gateway.upstream.tls import (
+    REFUSED,
+    EngineTls,
+    external_context,
+    message_of,
+    new_failures,
+    reason_of,
+)
 from machinery import unix_sockets
 from machinery.backoff import Backoff, Retries
 from machinery.clock import NEVER, Clock
@@ -331,6 +338,9 @@ class ConnectionPool(ConnectionOwner):
                 raise OSError("the engine serves TLS, and this gateway has no identity")
             name = self._tls.server_name(origin.node)
             return await origin.connect(loop, make, self._tls.context, name)
+        if origin.authorities:
+            context = external_context(origin.authorities)
+            return await origin.connect(loop, make, context, origin.host)
         retries = Retries(_QUEUE_BACKOFF, self._clock)
         while True:
             try:
@@ -358,7 +368,12 @@ class ConnectionPool(ConnectionOwner):
         self._failing[origin] = reason
         log.warning(
             "TLS connection to an engine failed",
-            extra={"node": origin.node, "url": origin.url, "reason": reason, "why": why},
+            extra={
+                "node": origin.node or origin.external,
+                "url": origin.url,
+                "reason": reason,
+                "why": why,
+            },
         )
 
     @override

@@ -13,10 +13,10 @@ import orjson
 from typing_extensions import override
 
 from gateway.request import InferenceRequest, RawHeaders
-from gateway.routing.table import EngineEndpoint
+from gateway.routing.table import EngineEndpoint, ExternalServer
 from machinery.http_server import TRACE_PARENT
 from schemas.wire import headers as wire_headers
-from schemas.wire.errors import invalid
+from schemas.wire.errors import Refusal, RefusedError, invalid
 
 # Printable, because it is copied into a header. W3C demands at least 512 characters.
 _TRACE_PARENT = wire_headers.TRACE_PARENT.encode()
@@ -29,6 +29,20 @@ _REQUEST = (
 _STATE = re.compile(rb"[ -~\t]{1,2048}")
 _MODEL_MEMBER = re.compile(rb'"model"\s*:\s*("(?:[^"\\]|\\.)*")')
 _FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw])
+
+
+# Fields of this fleet's engines; a server that does not know one refuses the request.
+_FLEET_FIELDS = (
+    "include_performance",
+    "return_tokens",
+    "return_progress",
+    "session_id",
+    "cache_salt",
+)
+_VIA = b"via"
+_PSEUDONYM = b"mlx-fleet"
+# Fleets that a request may pass: a route of one may lead to another, but not in a circle.
+_MOST_FLEETS = 3
 
 
 class Trace(Protocol):
@@ -88,6 +102,39 @@ def encode_request(request: InferenceRequest, endpoint: EngineEndpoint, more: by
     )
 
 
+def encode_external(
+    request: InferenceRequest, endpoint: EngineEndpoint, server: ExternalServer
+) -> bytes:
+    """Return the HTTP request for an external server: without anything that only this fleet's engines know.
+
+    Raises:
+        RefusedError: the body is not valid JSON, or the request has passed too many fleets.
+
+    """
+    via = [value for name, value in request.headers if name == _VIA]
+    passed = sum(value.count(_PSEUDONYM) for value in via)
+    if passed >= _MOST_FLEETS:
+        message = f"The request has passed {passed} fleets already: a ModelRoute's external endpoint leads back to its own fleet."
+        raise RefusedError(Refusal(status=508, message=message, type="server_error", code="loop"))
+    fields = _decode_fields(request.body)
+    for name in _FLEET_FIELDS:
+        fields.pop(name, None)
+    fields["model"] = msgspec.Raw(orjson.dumps(server.model))
+    lines = server.authorization + b"via: %b\r\n" % b", ".join(
+        [b"1.1 " + _PSEUDONYM] * (passed + 1)
+    )
+    body = msgspec.json.encode(fields)
+    path = server.path + request.path.removeprefix("/v1")
+    return _REQUEST % (
+        path.encode("ascii"),
+        endpoint.host,
+        len(body),
+        request.request_id,
+        lines,
+        body,
+    )
+
+
 def rename_model(body: bytes, old: str, new: str) -> bytes:
     """Return the body with another model name, all other bytes unchanged if possible.
 
@@ -100,9 +147,13 @@ def rename_model(body: bytes, old: str, new: str) -> bytes:
         return body[: found[0].start(1)] + orjson.dumps(new) + body[found[0].end(1) :]
     # The key occurs more than once or has escapes, so the body must be parsed. Values stay
     # unchanged, invalid ones and numbers beyond floats included.
-    try:
-        fields = _FIELDS.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise invalid(f"The body is not valid JSON: {error}") from error
+    fields = _decode_fields(body)
     fields["model"] = msgspec.Raw(orjson.dumps(new))
     return msgspec.json.encode(fields)
+
+
+def _decode_fields(body: bytes) -> dict[str, msgspec.Raw]:
+    try:
+        return _FIELDS.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise invalid(f"The body is not valid JSON: {error}") from error

@@ -8,12 +8,14 @@ connection pool counts such an end as `REFUSED`.
 """
 
 import ssl
+from functools import lru_cache
 from typing import Final
 
 from identity.credentials import Credentials
 from identity.names import Identity, Role
 from machinery.prometheus import Counter
 from machinery.tls_server import failure_reason
+from schemas.wire.engine_address import SYSTEM_AUTHORITIES
 
 REFUSED: Final = "ClosedByEngine"
 _NODES: Final = frozenset({Role.NODE})
@@ -34,6 +36,18 @@ class EngineTls:
     def server_name(self, node: str) -> str:
         """Return the name that the engines of the node prove."""
         return Identity(self.credentials.identity.fleet, Role.NODE, node).dns_name
+
+
+@lru_cache(maxsize=64)
+def external_context(authorities: str) -> ssl.SSLContext:
+    """Return the TLS context for external servers: their certificate and name are verified, from TLS 1.2 on.
+
+    `authorities`: certificates in PEM form, or `SYSTEM_AUTHORITIES`.
+    """
+    own = None if authorities == SYSTEM_AUTHORITIES else authorities
+    context = ssl.create_default_context(cadata=own)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    return context
 
 
 def new_failures() -> Counter:

@@ -27,6 +27,8 @@ _FORMS: Final = "https://HOST:PORT, http://HOST:PORT or unix:/PATH"
 _PORTS: Final = {"http": 80, "https": 443}
 MAX_SOCKET_BYTES: Final = 103
 """The longest path of a socket: sun_path of macOS holds 104 bytes with the zero at its end; Linux has 108."""
+SYSTEM_AUTHORITIES: Final = "system"
+"""The certificates that the machine trusts."""
 # Far beyond a host name's 253 characters.
 _MAX_URL = 1024
 
@@ -44,6 +46,12 @@ class EngineAddress(NamedTuple):
     """The node whose identity the engine proves over TLS; empty for plain HTTP.
 
     A part of the key: a connection to one node never carries the requests for another."""
+    external: str = ""
+    """ROUTE/NAME of a server that the fleet did not start; empty for engines. A part of the key: one never gets the
+    connections of another."""
+    authorities: str = ""
+    """The certificates in PEM form that an external server's certificate leads to, or `SYSTEM_AUTHORITIES`; empty
+    without TLS."""
 
     @classmethod
     def at_socket(cls, path: Path) -> Self:
@@ -83,13 +91,15 @@ class EngineAddress(NamedTuple):
     @property
     def http_url(self) -> str:
         """The base of HTTP requests on a connection to the engine."""
-        return f"{'https' if self.node else 'http'}://{self.authority}"
+        return f"{'https' if self.node or self.authorities else 'http'}://{self.authority}"
 
     @property
     def authority(self) -> str:
         """The value of the `Host` header."""
         if self.socket:
             return "localhost"
+        if self.external and self.port == _PORTS["https" if self.authorities else "http"]:
+            return f"[{self.host}]" if ":" in self.host else self.host
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
     async def connect(

@@ -247,6 +247,8 @@ def _gateway() -> list[Permission]:
         keys.NODE_LEASE_PREFIX,
         # Hashes of keys, not the keys.
         keys.API_KEY_PREFIX,
+        # The keys that it sends to external servers.
+        keys.EXTERNAL_KEY_PREFIX,
         # Tickets for its own log; the secrets of other holders' tickets are only hashes.
         keys.ticket_prefix("Gateway"),
     )

@@ -14,7 +14,14 @@ from schemas.fabrictest import FabricRank
 from schemas.meta import ApiModel, ObjectMeta
 from schemas.model_snapshot import ModelSnapshot, PreloadAssignment
 from schemas.node import NodeLease, NodeLifeStatus
-from schemas.records import ApiKey, DashboardLease, GatewayLease, HubToken, ReconcilerLease
+from schemas.records import (
+    ApiKey,
+    DashboardLease,
+    ExternalKey,
+    GatewayLease,
+    HubToken,
+    ReconcilerLease,
+)
 from schemas.replica import RankStatus
 from schemas.trust import (
     CertificateRequest,
@@ -228,7 +235,15 @@ def stored() -> dict[str, type[ApiModel]]:
     found: list[type[ApiModel]] = [NodeLease, GatewayLease, NodeLifeStatus, RankStatus, ApiKey]
     found += [FabricRank, ReconcilerLease, JoinTokenRecord]
     found += [FleetTrust, IssuedCertificate, RevokedCertificate, CertificateRequest, RefusedRequest]
-    found += [PendingJoin, JoinDecision, ModelSnapshot, HubToken, ModelOffer, FetchClaim]
+    found += [
+        PendingJoin,
+        JoinDecision,
+        ModelSnapshot,
+        HubToken,
+        ExternalKey,
+        ModelOffer,
+        FetchClaim,
+    ]
     found += [PreloadAssignment, DashboardLease]
     for kind in kinds.KINDS:
         status = codec.status_type(kind.type)
@@ -259,6 +274,7 @@ def shape(model: type[ApiModel]) -> str:
 # The shape of each document at its current version.
 SHAPES: dict[str, tuple[int, str]] = {
     "ModelSnapshot": (1, "caa6a82fe6ac"),
+    "ExternalKey": (1, "dea8bf1bea77"),
     "HubToken": (1, "dd9bb1365afc"),
     "PreloadAssignment": (1, "c0fcb850f9d1"),
     "ModelOffer": (1, "e89cb4717474"),
@@ -284,7 +300,7 @@ SHAPES: dict[str, tuple[int, str]] = {
     "NodePoolStatus": (1, "b6d47a333cc2"),
     "ShardGroup": (3, "0303f7c802b7"),
     "ShardGroupStatus": (2, "1e033c3be985"),
-    "ModelRoute": (2, "9e11d64f6e03"),
+    "ModelRoute": (3, "1d8c0f6859a1"),
     "ModelRouteStatus": (1, "b8f5719a979b"),
     "Node": (2, "8c9e3b5fd257"),
     "NodeStatus": (2, "9dbe2b40e3ae"),

@@ -1,9 +1,11 @@
 """Hypothesis strategies for objects of every kind, derived from the types, so that new fields are covered."""
 
+import tempfile
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from enum import StrEnum
 from functools import cache, partial
+from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, cast, get_args, get_origin
 
@@ -12,6 +14,7 @@ from hypothesis import strategies as st
 from pydantic import AfterValidator, StringConstraints, ValidationError
 
 from schemas.meta import ApiModel, Examples
+from tests.support.store_certificates import Authority
 
 _BIGGEST = 2**63 - 1
 
@@ -20,7 +23,10 @@ _BIGGEST = 2**63 - 1
 def objects(model: type[ApiModel]) -> st.SearchStrategy[ApiModel]:
     """Return a strategy for valid values of the model."""
     fields = {
-        name: values(field.annotation, field.metadata) for name, field in model.model_fields.items()
+        name: _FIELDS[key]
+        if (key := (model.__name__, name)) in _FIELDS
+        else values(field.annotation, field.metadata)
+        for name, field in model.model_fields.items()
     }
     # Fields that are each valid may be invalid together.
     made = st.fixed_dictionaries(fields).map(partial(_made, model))
@@ -29,6 +35,7 @@ def objects(model: type[ApiModel]) -> st.SearchStrategy[ApiModel]:
 
 def _made(model: type[ApiModel], given: dict[str, Any]) -> ApiModel | None:
     """Return the object; if its fields are invalid together, leave out optional ones."""
+    given = _MATCHES.get(model.__name__, dict)(given)
     optional = [name for name, field in model.model_fields.items() if not field.is_required()]
     for left_out in (None, *optional):
         try:
@@ -37,6 +44,55 @@ def _made(model: type[ApiModel], given: dict[str, Any]) -> ApiModel | None:
             if any(one["type"] != "value_error" or one["loc"] for one in error.errors()):
                 raise  # the strategy must not produce a value that the type alone forbids
     return None
+
+
+def _one_backend(given: dict[str, Any]) -> dict[str, Any]:
+    """Return the fields of a Backend, which names either a deployment or an external endpoint."""
+    deployment, external = given["deployment"], given["external"]
+    if external is not None:
+        return {**given, "deployment": None}
+    return {**given, "deployment": deployment or "m"}
+
+
+def _matching_route(given: dict[str, Any]) -> dict[str, Any]:
+    """Return the fields of a ModelRouteSpec whose external endpoints are declared once and used."""
+    external = tuple({one.name: one for one in given["external"]}.values())
+    names = [one.name for one in external]
+
+    def matched(backends: tuple[Any, ...]) -> tuple[Any, ...]:
+        some = {"deployment": None, "external": names[0]} if names else {}
+        other = some or {"deployment": "m", "external": None}
+        return tuple(
+            one if one.external is None else one.model_copy(update=other) for one in backends
+        )
+
+    rules = tuple(
+        one.model_copy(update={"backends": matched(one.backends)}) for one in given["rules"]
+    )
+    return {
+        **given,
+        "external": external,
+        "backends": matched(given["backends"]),
+        "rules": rules,
+        "fallbacks": tuple(dict.fromkeys((*given["fallbacks"], *names))),
+    }
+
+
+@cache
+def _certificate() -> str:
+    with tempfile.TemporaryDirectory() as folder:
+        return Authority(Path(folder), "any").certificate.read_text()
+
+
+# Fields that must match each other, by the name of their model.
+_MATCHES: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
+    "Backend": _one_backend,
+    "ModelRouteSpec": _matching_route,
+}
+# Fields whose type does not say what is valid.
+_FIELDS: dict[tuple[str, str], st.SearchStrategy[Any]] = {
+    ("ExternalEndpoint", "authorities"): st.one_of(st.none(), st.builds(_certificate)),
+}
 
 
 def values(annotation: Any, constraints: Sequence[object] = ()) -> st.SearchStrategy[Any]:

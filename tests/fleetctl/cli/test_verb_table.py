@@ -59,6 +59,7 @@ from tests.support.fleet import fleetctl, from_scratch
         (("delete", "qwen"), "For an object named qwen write its kind, too, such as md/qwen"),
         (("scale", "qwen", "--replicas=2"), "For an object named qwen write its kind, too, such as md/qwen"),
         (("get", "qwen/a"), "unknown kind 'qwen'; available: "),
+        (("get", "externalkeys"), "`fleetctl create externalkey NAME --remove` deletes it"),
         (("get", "hubtokens"), "`fleetctl create hubtoken NAME --remove` deletes it"),
         (("get", "csr"), "unknown kind 'csr'; `fleetctl cert list` lists certificates"),
         (("get", "ns"), "unknown kind 'ns'; fleets have no namespaces"),

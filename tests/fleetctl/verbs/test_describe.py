@@ -129,7 +129,7 @@ async def test_a_group(described: MemoryFleet) -> None:
 
 async def test_a_route(described: MemoryFleet) -> None:
     assert part(await shown(described, "mr/main"), "Backends") == [
-        ["FROM", "DEPLOYMENT", "SHARE", "READY", "AVAILABLE"],
+        ["FROM", "BACKEND", "SHARE", "READY", "AVAILABLE"],
         ["backends", "qwen", "75%", "?", "Unknown"],
         ["backends", "gone", "25%", "-", "no such deployment"],
         ["rule 1", "qwen", "100%", "?", "Unknown"],

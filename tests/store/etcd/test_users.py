@@ -48,13 +48,21 @@ def may_touch(account: Account, right: Right, start: str, end: str) -> bool:
     )
 
 
-def test_a_gateway_reads_hashes_of_api_keys_and_no_other_secret() -> None:
+def test_a_gateway_reads_hashes_of_api_keys_and_keys_of_external_servers_and_no_other_secret() -> (
+    None
+):
     gateway = account("fleet-gateway")
     start, end = keys.SECRET_PREFIX, keys.prefix_end(keys.SECRET_PREFIX)
     assert may(gateway, Right.READ, keys.named(keys.API_KEY_PREFIX, "ci"))
     assert not may_touch(gateway, Right.WRITE, start, end)
     assert not may_touch(gateway, Right.READ, start, keys.API_KEY_PREFIX)
-    assert not may_touch(gateway, Right.READ, keys.prefix_end(keys.API_KEY_PREFIX), end)
+    assert may(gateway, Right.READ, keys.named(keys.EXTERNAL_KEY_PREFIX, "cloud"))
+    between = keys.prefix_end(keys.API_KEY_PREFIX), keys.EXTERNAL_KEY_PREFIX
+    assert not may_touch(gateway, Right.READ, *between)
+    assert not may_touch(gateway, Right.READ, keys.prefix_end(keys.EXTERNAL_KEY_PREFIX), end)
+    for user in ("fleet-reconciler", "fleet-dashboard", "fleet-node-a"):
+        key = keys.named(keys.EXTERNAL_KEY_PREFIX, "cloud")
+        assert not may(account(user, "a"), Right.READ, key)
 
 
 def test_the_reconciler_reads_tokens_of_hubs_and_grants_them_and_has_no_other_secret() -> None:
