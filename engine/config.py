@@ -58,6 +58,8 @@ class EngineConfig:
     """Values for requests that leave them out."""
     refuses_unknown: bool = False
     """True if parameters that only other servers have are refused; they are left out otherwise."""
+    always_performance: bool = False
+    """True if every chat and completion has the member `performance`."""
     kv_bits: int | None = None
     """Bits (4 or 8) of a number in the KV cache; None keeps the model's own. Excludes `kv_window`."""
     kv_window: int | None = None

@@ -50,6 +50,7 @@ def parse(arguments: Sequence[str] | None, *, read_secret: Callable[[], str] = s
         blas_cache=flags.blas_cache or platformdirs.user_cache_path("mlx-fleet") / "blas",
         sampling=flags.sampling or Sampling(),
         refuses_unknown=flags.unknown_parameters == "Refuse",
+        always_performance=flags.performance == "Always",
         kv_bits=flags.kv_bits,
         kv_window=flags.kv_window,
         prefix_cache_bytes=flags.prefix_cache_bytes,

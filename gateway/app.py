@@ -27,7 +27,7 @@ from gateway.apis.ollama import routes as ollama
 from gateway.apis.openai import PATHS
 from gateway.auth.access_control import AuthMiddleware, can_see, principal_of
 from gateway.auth.roles import check_role
-from gateway.routing.selection import nearest
+from gateway.routing.selection import idle_models, nearest
 from gateway.routing.table import ServedModel
 from gateway.state.fleet_state import FleetState
 from gateway.state.table_cache import TableCache
@@ -216,7 +216,9 @@ class AppRoutes:
         found = table.models.get(name)
         if found is None:
             near = nearest(table, name)
-            raise RefusedError(errors.unknown_model(name, sorted(table.models), near))
+            raise RefusedError(
+                errors.unknown_model(name, sorted(table.models), near, idle_models(table))
+            )
         return _json(
             anthropic.model_body(found)
             if registry.VERSION in request.headers

@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 from datetime import datetime
 from typing import TypeAlias
@@ -30,15 +30,18 @@ _HOW = "send it as `Authorization: Bearer KEY` (or as `x-api-key` or `api-key`)"
 _MAKE = "`fleetctl create apikey NAME` makes one"
 
 
-def unknown_model(name: str, known: Sequence[str], nearest: str | None) -> Refusal:
-    """Return the refusal of a model name that is not declared."""
+def unknown_model(
+    name: str, known: Sequence[str], nearest: str | None, idle: Collection[str] = ()
+) -> Refusal:
+    """Return the refusal of a model name that is not declared. `idle`: those without a ready replica."""
     shown = name if len(name) <= 200 else f"{name[:200]}..."
     message = f"The model '{shown}' does not exist. "
     if nearest is not None:
         message += f"Did you mean '{nearest}'? "
     if known:
         more = len(known) - _NAMES_SHOWN
-        listed = ", ".join(known[:_NAMES_SHOWN]) + (f" and {more} more" if more > 0 else "")
+        names = (f"{one} (0 ready)" if one in idle else one for one in known[:_NAMES_SHOWN])
+        listed = ", ".join(names) + (f" and {more} more" if more > 0 else "")
         message += f"This fleet serves: {listed}."
     else:
         message += "Nothing is deployed; `fleetctl apply` a ModelDeployment."

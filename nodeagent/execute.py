@@ -329,6 +329,7 @@ def engine_order(replica: Replica, models_dir: Path, rank: int = 0) -> EngineOrd
         queue_depth=spec.queue_depth,
         sampling=spec.sampling,
         unknown_parameters=spec.unknown_parameters,
+        performance=spec.performance,
         kv_bits=kv_cache.bits,
         kv_window=kv_cache.window,
         prefix_cache_bytes=None

@@ -346,6 +346,7 @@ def make_replica(
             kv_cache=content.kv_cache,
             sampling=content.sampling,
             unknown_parameters=content.unknown_parameters,
+            performance=content.performance,
             ranks=action.ranks,
             formation=None if form is None else _formation(form, model, context),
         ),

@@ -14,7 +14,7 @@ from schemas.placement import Placement
 from schemas.quantity import Amount, PositiveQuantity, Quantity
 from schemas.rollout import Rollout
 from schemas.routing import Routing
-from schemas.sampling import Sampling, UnknownParameters
+from schemas.sampling import Performance, Sampling, UnknownParameters
 
 ServedName = Annotated[
     str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:/-]*$", max_length=200)
@@ -356,6 +356,9 @@ class ModelDeploymentSpec(ApiModel):
     """Parameters of requests that other servers have and engines do not: Warn leaves them out, with a `warning` header;
     Refuse answers 400. A name that no server has is always refused, and so is a parameter without which the answer
     would be another one than was asked for."""
+    performance: Performance = "OnRequest"
+    """The member `performance` of answers, with tokens per second and times: OnRequest for requests with
+    "include_performance"; Always for all chats and completions, in streams in a last chunk without choices."""
 
     @model_validator(mode="after")
     def _window_makes_sense(self) -> Self:
@@ -517,6 +520,7 @@ class RevisionTemplate(ApiModel):
     kv_cache: KvCache | None = None
     sampling: Sampling | None = None
     unknown_parameters: UnknownParameters = "Warn"
+    performance: Performance = "OnRequest"
     resources: Resources | None = None
     sharding: Sharding = "Never"
     restarted_at: str = ""
@@ -556,6 +560,7 @@ def with_content(deployment: ModelDeployment, content: RevisionTemplate) -> Mode
         "kv_cache": content.kv_cache,
         "sampling": content.sampling,
         "unknown_parameters": content.unknown_parameters,
+        "performance": content.performance,
         "resources": content.resources,
         "sharding": content.sharding,
     }

@@ -8,7 +8,7 @@ from schemas import duration, sizes
 from schemas.deployment import KvCache, ModelSource
 from schemas.formation import Formation, GoldenAnswer, Seat
 from schemas.meta import ApiModel, ApiObject, Condition, ObjectName, Status
-from schemas.sampling import Sampling, UnknownParameters
+from schemas.sampling import Performance, Sampling, UnknownParameters
 
 
 class MemoryProof(ApiModel):
@@ -79,6 +79,7 @@ class ReplicaSpec(ApiModel):
     kv_cache: KvCache | None = None
     sampling: Sampling | None = None
     unknown_parameters: UnknownParameters = "Warn"
+    performance: Performance = "OnRequest"
     ranks: Annotated[tuple[RankAssignment, ...], Field(min_length=1)]
     formation: Formation | None = None
     """The cooperation of the ranks; None for a single rank."""

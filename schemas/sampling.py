@@ -7,6 +7,7 @@ from pydantic import Field
 from schemas.meta import ApiModel
 
 UnknownParameters = Literal["Warn", "Refuse"]
+Performance = Literal["OnRequest", "Always"]
 
 
 class Sampling(ApiModel):

@@ -232,6 +232,7 @@ class GenerationRoutes:
             context_length=config.context_length,
             sampling=config.sampling,
             refuses_unknown=config.refuses_unknown,
+            always_performance=config.always_performance,
         )
 
     async def _read(self, request: Request, *, prompts: int) -> tuple[RequestOptions, bytes]:

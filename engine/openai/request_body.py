@@ -259,6 +259,8 @@ class RequestPolicy:
     """Values for requests that leave them out."""
     refuses_unknown: bool = False
     """True if parameters that only other servers have are refused; they are left out otherwise."""
+    always_performance: bool = False
+    """True if answers have the member `performance` unless the request says false."""
 
     def fill_in(self, fields: dict[str, Any]) -> None:
         """Add the deployment's values to a body; `max_tokens` is resolved later, when the prompt's length is known."""
@@ -268,6 +270,8 @@ class RequestPolicy:
         for name, value in given.items():
             if fields.get(name) is None:
                 fields[name] = value
+        if self.always_performance and fields.get("include_performance") is None:
+            fields["include_performance"] = True
 
 
 USUAL_POLICY = RequestPolicy()

@@ -16,7 +16,7 @@ from gateway import errors
 from gateway.admin import dashboard
 from gateway.admin.admin_context import DAY_S, AdminContext, endpoints_of
 from gateway.auth.access_control import can_see, principal_of
-from gateway.routing.selection import nearest
+from gateway.routing.selection import idle_models, nearest
 from gateway.routing.table import ServedModel
 from gateway.telemetry import request_journal
 from gateway.telemetry.time_series import SERIES_METRICS, STEP_S
@@ -59,7 +59,9 @@ class ModelInfoRoute:
         found = table.models.get(model)
         if found is None:
             near = nearest(table, model)
-            raise RefusedError(errors.unknown_model(model, sorted(table.models), near))
+            raise RefusedError(
+                errors.unknown_model(model, sorted(table.models), near, idle_models(table))
+            )
         return _model_response(_model_body(found, deployments))
 
 

@@ -23,6 +23,14 @@ _UNKNOWN = re.compile(r"unknown field `(.*?)`(?: - at `\$\.?(.*)`)?$", re.DOTALL
 _WRONG = re.compile(r"^(.*?)(?: - at `\$\.?(.*)`)?$", re.DOTALL)
 
 
+_NO_MODEL_TEXT = re.compile(
+    r"Object missing required field `model`|Expected `str`, got `null` - at `\$\.model`"
+)
+NO_MODEL = Refusal(
+    status=400, message='"model" must be the name of a model, as a string.', param="model"
+)
+
+
 class ModelMissingError(RefusedError):
     """A request that is valid but for the name of a model, which the gateway's default replaces."""
 
@@ -81,17 +89,20 @@ def decode(
     """Return the decoded body. `meant`: names of other APIs for fields of this one.
 
     Raises:
+        ModelMissingError: it names no model and must; with a default model it may be valid.
         RefusedError: the body is not valid JSON or has a wrong field, which the error names.
 
     """
     try:
-        return decoder.decode(body)
+        return _with_model(decoder.decode(body), kind)
     except msgspec.ValidationError as error:
         text = str(error)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise invalid(f"The body is not valid JSON: {error}") from error
     except RecursionError:
         raise invalid("The body's JSON is nested too deeply.") from None
+    if _NO_MODEL_TEXT.fullmatch(text) and _needs_model(kind):
+        raise ModelMissingError(NO_MODEL)
     unknown = _UNKNOWN.search(text)
     if unknown is not None:
         name, where = unknown[1], unknown[2]
@@ -103,6 +114,16 @@ def decode(
     assert wrong is not None
     param = wrong[2] or None
     raise invalid(f"Invalid '{param}': {wrong[1]}." if param else f"{text}.", param=param)
+
+
+def _with_model(found: _B, kind: type[_B]) -> _B:
+    if getattr(found, "model", None) == "" and _needs_model(kind):
+        raise ModelMissingError(NO_MODEL)
+    return found
+
+
+def _needs_model(kind: type[msgspec.Struct]) -> bool:
+    return any(one.name == "model" and one.required for one in msgspec.structs.fields(kind))
 
 
 def unknown_name(

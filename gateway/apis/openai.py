@@ -7,7 +7,7 @@ import msgspec
 import orjson
 from typing_extensions import override
 
-from gateway.apis.adapter import ApiAdapter, ModelMissingError, ResponseTranslator
+from gateway.apis.adapter import NO_MODEL, ApiAdapter, ModelMissingError, ResponseTranslator
 from gateway.request import HttpRequest, InferenceRequest
 from gateway.upstream.connection import Headers
 from schemas.wire import headers as wire_headers
@@ -83,9 +83,6 @@ class _ModelName(msgspec.Struct):
 
 
 _FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw])
-_NO_MODEL = Refusal(
-    status=400, message='"model" must be the name of a model, as a string.', param="model"
-)
 _DECODER = msgspec.json.Decoder(_RoutingFields)
 _MODEL_NAME = msgspec.json.Decoder(_ModelName)
 
@@ -102,7 +99,7 @@ class OpenAiAdapter(ApiAdapter):
         head = _decode(http_request.body)
         if not isinstance(head.model, str) or not head.model:
             if head.model in (None, ""):
-                raise ModelMissingError(_NO_MODEL)
+                raise ModelMissingError(NO_MODEL)
             raise invalid('"model" must be the name of a model, as a string.', param="model")
         if head.fleet:
             # The field is reserved for gateways, which use it to resume a stream.
@@ -148,8 +145,19 @@ def _decode(body: bytes) -> _RoutingFields:
 
 
 def with_model(body: bytes, name: str) -> bytes:
-    """Return the body, a JSON object, with this model; all other values stay as they were written."""
-    return msgspec.json.encode({**_FIELDS.decode(body), "model": name})
+    """Return the body, a JSON object, with this model; all other values stay as they were written.
+
+    Raises:
+        RefusedError: the body is not valid JSON.
+
+    """
+    try:
+        fields = _FIELDS.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise invalid(f"The body is not valid JSON: {error}") from error
+    except RecursionError:
+        raise invalid("The body's JSON is nested too deeply.") from None
+    return msgspec.json.encode({**fields, "model": name})
 
 
 def find_model_name(body: bytes) -> str:

@@ -381,8 +381,8 @@ class Forwarder(AttemptOwner):
         if not self.table_cache.is_synced:
             return errors.not_synced()
         match choice:
-            case UnknownModel(known=known, nearest=nearest):
-                return errors.unknown_model(request.model, known, nearest)
+            case UnknownModel(known=known, nearest=nearest, idle=idle):
+                return errors.unknown_model(request.model, known, nearest, idle)
             case NoReadyEndpoint(reason=reason):
                 return errors.nothing_ready(request.model, reason)
             case _:

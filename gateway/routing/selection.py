@@ -44,6 +44,8 @@ class UnknownModel:
 
     known: tuple[str, ...]
     nearest: str | None
+    idle: frozenset[str] = frozenset()
+    """Those without a ready replica."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +69,11 @@ def choose(table: RoutingTable, query: RoutingQuery, health: EndpointHealth) -> 
     """
     model = table.models.get(query.name)
     if model is None:
-        return UnknownModel(known=tuple(sorted(table.models)), nearest=nearest(table, query.name))
+        return UnknownModel(
+            known=tuple(sorted(table.models)),
+            nearest=nearest(table, query.name),
+            idle=idle_models(table),
+        )
     matched = _matching_rule(model, query) if model.rules else model
     scope = Scope(query, health, health.ejected)
     endpoint = _from_backends(matched.backends, scope)
@@ -79,6 +85,11 @@ def choose(table: RoutingTable, query: RoutingQuery, health: EndpointHealth) -> 
         return NoReadyEndpoint(reason=matched.reason, wakes=wakes, recovering=matched.recovering)
     is_asleep = not any(backend.leased for backend in matched.backends)
     return ChosenEndpoint(endpoint=endpoint, wakes=wakes if is_asleep else "")
+
+
+def idle_models(table: RoutingTable) -> frozenset[str]:
+    """Return the names without a ready replica."""
+    return frozenset(name for name, model in table.models.items() if not model.ready())
 
 
 def nearest(table: RoutingTable, name: str) -> str | None:

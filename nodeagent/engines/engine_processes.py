@@ -25,7 +25,7 @@ from machinery.processes import process_start
 from nodeagent.engines import engine_logs, group_launch, prefix_folders
 from nodeagent.engines.addresses import EngineAddresses
 from nodeagent.engines.group_launch import RankLaunch
-from schemas.sampling import Sampling, UnknownParameters
+from schemas.sampling import Performance, Sampling, UnknownParameters
 from schemas.wire import engine_flags
 from schemas.wire.engine_address import EngineAddress
 from schemas.wire.engine_flags import EngineFlags, EngineIdentity
@@ -51,6 +51,7 @@ class EngineOrder:
     queue_depth: int | None = None
     sampling: Sampling | None = None
     unknown_parameters: UnknownParameters = "Warn"
+    performance: Performance = "OnRequest"
     kv_bits: int | None = None
     kv_window: int | None = None
     prefix_cache_bytes: int | None = None
@@ -152,8 +153,9 @@ def flags_of(
         memory_limit_bytes=order.memory_limit_bytes,
         queue_limit=order.queue_depth,
         sampling=order.sampling,
-        # The default is not written: an engine of an earlier release does not know the flag.
+        # Defaults are not written: an engine of an earlier release does not know the flags.
         unknown_parameters=None if order.unknown_parameters == "Warn" else order.unknown_parameters,
+        performance=None if order.performance == "OnRequest" else order.performance,
         kv_bits=order.kv_bits,
         kv_window=order.kv_window,
         prefix_cache_bytes=order.prefix_cache_bytes,

@@ -89,6 +89,7 @@ def content_of(deployment: ModelDeployment) -> RevisionTemplate:
         kv_cache=spec.kv_cache,
         sampling=spec.sampling,
         unknown_parameters=spec.unknown_parameters,
+        performance=spec.performance,
         resources=spec.resources,
         sharding=spec.sharding,
         restarted_at=deployment.metadata.annotations.get(RESTARTED_AT, ""),

@@ -17,7 +17,7 @@ from typing import Any, Final, Self, TypeAlias, get_args
 
 from pydantic import ValidationError
 
-from schemas.sampling import Sampling, UnknownParameters
+from schemas.sampling import Performance, Sampling, UnknownParameters
 from schemas.shardgroup import Backend, Parallelism
 from schemas.wire.engine_address import EngineAddress
 
@@ -172,6 +172,15 @@ class EngineFlags:
             str,
             "what to do with parameters that only other servers have; default: Warn",
             choices=get_args(UnknownParameters),
+        ),
+    )
+    performance: Performance | None = field(
+        default=None,
+        metadata=_flag(
+            "--performance",
+            str,
+            "when answers have the member performance; default: OnRequest",
+            choices=get_args(Performance),
         ),
     )
     drain_timeout_s: float | None = field(

@@ -36,7 +36,7 @@ async def test_an_unknown_model(
             "model",
         )
         assert "Did you mean 'qwen-8b'?" in error["message"]
-        assert "fast, qwen-8b" in error["message"]
+        assert "fast (0 ready), qwen-8b (0 ready)" in error["message"]
 
 
 HUB_ID = "mlx-community/Qwen3-8B-4bit"

@@ -70,6 +70,46 @@ async def test_a_request_without_a_model_goes_to_the_only_one(
         assert b'"seed":18446744073709551615' in sent.replace(b" ", b"")
 
 
+@pytest.mark.parametrize("model", [b"", b'"model": null,', b'"model": "",'])
+@pytest.mark.parametrize(
+    ("path", "rest"),
+    [
+        ("/api/chat", b'"messages": [{"role": "user", "content": "Hello"}], "stream": false'),
+        ("/api/generate", b'"prompt": "Hello", "stream": false'),
+        ("/v1/messages", b'"max_tokens": 5, "messages": [{"role": "user", "content": "Hello"}]'),
+    ],
+)
+async def test_other_apis_have_the_same_default(
+    world: World,
+    gateway: Running,
+    http: aiohttp.ClientSession,
+    model: bytes,
+    path: str,
+    rest: bytes,
+) -> None:
+    async with running(FakeEngine("qwen-0", chat)) as engine:
+        await world.put(deployment("qwen"), published(engine, "qwen"))
+        await gateway.knows("qwen", ready=1)
+        async with http.post(gateway.url + path, data=b"{" + model + rest + b"}") as response:
+            assert response.status == 200, await response.text()
+        assert orjson.loads(engine.calls[-1].body)["model"] == "qwen"
+        async with http.post(gateway.url + path, data=b"{" + model + rest) as response:
+            assert response.status == 400, await response.text()
+
+
+async def test_an_unknown_model_shows_which_are_ready(
+    world: World, gateway: Running, http: aiohttp.ClientSession
+) -> None:
+    async with running(FakeEngine("qwen-0", chat)) as engine:
+        await world.put(deployment("qwen"), published(engine, "qwen"), deployment("smol"))
+        await gateway.knows("qwen", ready=1)
+        await gateway.knows("smol", ready=0)
+        async with http.post(gateway.url + CHAT, json={"model": "x", "messages": []}) as response:
+            assert response.status == 404
+            message = (await error_of(response))["message"]
+        assert "This fleet serves: qwen, smol (0 ready)." in message
+
+
 async def test_several_models_need_a_name_or_a_default(
     world: World, gateway: Running, http: aiohttp.ClientSession
 ) -> None:

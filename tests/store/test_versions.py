@@ -87,7 +87,7 @@ def written(model: ApiModel, version: int | None) -> bytes:
 def test_a_document_begins_with_its_version() -> None:
     assert codec.encode(NOW, THING).startswith(b'{"storedVersion":3,"metadata":')
     assert codec.encode(NOW).startswith(b'{"storedVersion":1,"metadata":')
-    assert codec.encode_spec(deployment()).startswith(b'{"storedVersion":3,"apiVersion":')
+    assert codec.encode_spec(deployment()).startswith(b'{"storedVersion":4,"apiVersion":')
     assert versions.stamp_version(b"{}", 2) == b'{"storedVersion":2}'
 
 
@@ -284,7 +284,7 @@ SHAPES: dict[str, tuple[int, str]] = {
     "FabricTest": (1, "6c1f69fbdd8b"),
     "FabricRank": (1, "5e927d2c4f71"),
     "ApiKey": (2, "e3951ec66d0a"),
-    "Revision": (2, "4aa1b90e588b"),
+    "Revision": (3, "72831a23efe7"),
     "NodeLifeStatus": (1, "b8f5719a979b"),
     "GatewayLease": (3, "2dd91f35dbd9"),
     "DashboardLease": (1, "391b5280d5fb"),
@@ -294,7 +294,7 @@ SHAPES: dict[str, tuple[int, str]] = {
     "JoinDecision": (1, "8242e0d1c4ab"),
     "JoinTokenRecord": (1, "76a13dc09e81"),
     "RankStatus": (2, "13694bcb84dc"),
-    "ModelDeployment": (3, "afbcf5a842fa"),
+    "ModelDeployment": (4, "0a6f92745d6e"),
     "ModelDeploymentStatus": (1, "e81b589cc3ad"),
     "NodePool": (2, "de4a600939f6"),
     "NodePoolStatus": (1, "b6d47a333cc2"),
@@ -304,7 +304,7 @@ SHAPES: dict[str, tuple[int, str]] = {
     "ModelRouteStatus": (1, "b8f5719a979b"),
     "Node": (2, "8c9e3b5fd257"),
     "NodeStatus": (2, "9dbe2b40e3ae"),
-    "Replica": (3, "fa35fa3e3ce3"),
+    "Replica": (4, "ef2f699ab445"),
     "ReplicaStatus": (2, "27c38a9c9209"),
     "Endpoint": (1, "3d566410dcbd"),
     "Event": (1, "b77b443a401d"),

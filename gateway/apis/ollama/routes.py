@@ -11,7 +11,7 @@ from gateway.apis.adapter import decode
 from gateway.apis.ollama import response_translator
 from gateway.apis.ollama.adapter import resolve_name
 from gateway.auth.access_control import AccessControl, can_see, principal_of
-from gateway.routing.selection import nearest
+from gateway.routing.selection import idle_models, nearest
 from gateway.routing.table import ServedModel
 from gateway.state.table_cache import TableCache
 from schemas.wire.errors import RefusedError, body_too_large, invalid
@@ -121,7 +121,7 @@ class OllamaRoutes:
             names = [model.name for model in self._models(request)]
             # A suggestion must not reveal models that the client may not use.
             near = nearest(table, name) if len(names) == len(table.models) else None
-            raise RefusedError(errors.unknown_model(name, names, near))
+            raise RefusedError(errors.unknown_model(name, names, near, idle_models(table)))
         return found
 
 

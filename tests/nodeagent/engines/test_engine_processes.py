@@ -101,6 +101,7 @@ def test_an_engine_gets_exactly_the_declared_fields(tmp_path: Path) -> None:
         queue_depth=0,
         sampling=Sampling(max_tokens=9, top_p=0.5),
         unknown_parameters="Refuse",
+        performance="Always",
         kv_bits=8,
         prefix_cache_bytes=0,
         prefix_disk_bytes=5,
@@ -118,6 +119,7 @@ def test_an_engine_gets_exactly_the_declared_fields(tmp_path: Path) -> None:
     assert (config.adapter, config.draft_model) == (tmp_path / "law", tmp_path / "small")
     assert config.draft_tokens == 5
     assert (config.sampling, config.refuses_unknown) == (Sampling(max_tokens=9, top_p=0.5), True)
+    assert config.always_performance
     windowed = dataclasses.replace(plain, kv_window=32)
     assert (
         flags.parse(
@@ -143,6 +145,7 @@ def test_every_field_of_a_replica_reaches_its_engine() -> None:
             queue_depth=3,
             sampling=Sampling(temperature=0.5),
             unknown_parameters="Refuse",
+            performance="Always",
             kv_cache=KvCache(bits=4, prefix_bytes="1Ki", disk_bytes="2Ki"),
             ranks=(RankAssignment(node="a", memory=proof),),
         ),
@@ -158,6 +161,7 @@ def test_every_field_of_a_replica_reaches_its_engine() -> None:
         queue_depth=3,
         sampling=Sampling(temperature=0.5),
         unknown_parameters="Refuse",
+        performance="Always",
         kv_bits=4,
         prefix_cache_bytes=1024,
         prefix_disk_bytes=2048,

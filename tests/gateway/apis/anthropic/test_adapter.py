@@ -180,7 +180,7 @@ async def test_beta_is_the_same(stage: Stage, messenger: anthropic.AsyncAnthropi
 @pytest.mark.parametrize(
     ("body", "says_"),
     [
-        ({}, "model"),
+        ({}, "required field"),
         ({"max_tokens": 0}, "at least 1"),
         ({"temperature": 1.5}, "between 0 and 1"),
         ({"colour": 1}, "Unknown field: 'colour'"),

@@ -127,7 +127,6 @@ async def test_no_prompt_has_the_model_loaded(
     ("path", "body", "says_"),
     [
         ("chat", {"model": "nobody", "messages": HELLO}, "does not exist"),
-        ("chat", {"messages": HELLO}, "model"),
         ("chat", {"model": "m", "messages": HELLO, "colour": 1}, "Unknown field: 'colour'"),
         ("chat", {"model": "m", "messages": "hello"}, "'messages'"),
         ("chat", {"model": "m", "messages": [{"role": "user", "images": ["aGk="]}]}, "text only"),
