@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from fleetctl.cli.connect import open_store, read_once, run, store_options
+from fleetctl.cli.connect import open_store, process_options, read_once, run
 from fleetctl.cli.errors import FleetctlError
 from fleetctl.cli.kubectl_hints import namespace_flags, unsupported_flag
 from fleetctl.objects import query
@@ -94,6 +94,7 @@ def _get_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 _JOIN_REQUESTS = ("joinrequests", "joinrequest", "jr")
+_TIERS = ("tiers", "tier")
 _HELP = """Show objects.
 
 \b
@@ -107,15 +108,21 @@ _HELP = """Show objects.
 
 KIND can be singular, plural or short: md, np, sg, mr, gs, no, rep, ep, rev, ev, ft; API keys: apikeys. `all` means
 all kinds except revisions, events, fabric tests and API keys. Machines that wait for `fleetctl approve`: joinrequests.
+Public model names, with the Macs and replicas that answer for them and their tokens per second: tiers.
 """
 
 
 @click.command(help=_HELP)
 @click.argument("what", nargs=-1, metavar="[KIND[,KIND...] [NAME...] | KIND/NAME...]")
 @_get_options
-@store_options
+@process_options
 def get(what: tuple[str, ...], **options: Any) -> None:
     """Show objects."""
+    if what and what[0].lower() in _TIERS:
+        from fleetctl.verbs import tiers  # noqa: PLC0415 - loads the collector of `fleetctl top`
+
+        tiers.show(what[1:], options)
+        return
     if what and what[0].lower() in _JOIN_REQUESTS:
         from fleetctl.verbs import join_requests  # noqa: PLC0415 - loads certificates
 
