@@ -111,6 +111,23 @@ def too_many_waiting(name: str, limit: int) -> Refusal:
     )
 
 
+def no_websocket() -> Refusal:
+    """Return the refusal of a handshake that is none."""
+    message = (
+        "A WebSocket needs sec-websocket-version 13, a sec-websocket-key of 24 characters, and no message before the "
+        "answer."
+    )
+    return Refusal(status=400, message=message, code="no_websocket")
+
+
+def too_many_on_socket(limit: int) -> Refusal:
+    """Return the refusal of one request too many on a WebSocket."""
+    message = (
+        f"{limit} requests run on this WebSocket, or the gateway stops; open another connection."
+    )
+    return Refusal(status=429, message=message, type="rate_limit_error", code="too_many_requests")
+
+
 def not_synced() -> Refusal:
     """Return the refusal before the first read of the store."""
     return Refusal(

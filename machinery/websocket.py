@@ -5,9 +5,6 @@ control frames of 125 bytes and short messages is disconnected. An ASGI applicat
 """
 
 import asyncio
-import base64
-import hashlib
-import struct
 from typing import Any, Final
 from urllib.parse import unquote
 
@@ -18,11 +15,9 @@ from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.utils import get_local_addr, get_remote_addr
 from uvicorn.server import ServerState
 
-# RFC 6455, section 1.3.
-_MAGIC: Final = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
-_CONTINUATION, _TEXT, _BINARY, _CLOSE, _PING, _PONG = 0x0, 0x1, 0x2, 0x8, 0x9, 0xA
+from machinery import websocket_frames as frames
+
 _MAX_MESSAGE: Final = 4096
-_NORMAL, _TOO_BIG, _PROTOCOL_ERROR = 1000, 1009, 1002
 
 
 class WebSocketProtocol(asyncio.Protocol):
@@ -84,7 +79,7 @@ class WebSocketProtocol(asyncio.Protocol):
             return
         self._buffer += data
         if len(self._buffer) > 2 * _MAX_MESSAGE:
-            self._close(_TOO_BIG)
+            self._close(frames.TOO_BIG)
             return
         while self._read_frame():
             pass
@@ -120,17 +115,17 @@ class WebSocketProtocol(asyncio.Protocol):
         try:
             await app(scope, self._incoming.get, self._send)
         finally:
-            self._close(_NORMAL)
+            self._close(frames.NORMAL)
 
     async def _send(self, message: dict[str, Any]) -> None:
         kind = message["type"]
         if kind == "websocket.accept":
             self._accept()
         elif kind == "websocket.send" and not self._is_over:
-            self.transport.write(_frame(_TEXT, (message.get("text") or "").encode()))
+            self.transport.write(frames.frame(frames.TEXT, (message.get("text") or "").encode()))
             await self._flow.drain()
         elif kind == "websocket.close":
-            self._close(message.get("code", _NORMAL))
+            self._close(message.get("code", frames.NORMAL))
         elif kind == "websocket.http.response.start":
             self._refuse(message["status"], message.get("headers", ()))
         elif kind == "websocket.http.response.body":
@@ -142,17 +137,13 @@ class WebSocketProtocol(asyncio.Protocol):
     def _accept(self) -> None:
         key = dict(self._headers).get(b"sec-websocket-key", b"")
         version = dict(self._headers).get(b"sec-websocket-version", b"")
-        if len(key) != 24 or version != b"13":
+        if len(key) != frames.KEY_LENGTH or version != b"13":
             self._refuse(400, ((b"sec-websocket-version", b"13"),))
             self._is_over = True
             self.transport.close()
             return
-        digest = hashlib.sha1(key + _MAGIC, usedforsecurity=False).digest()
         self._is_accepted = True
-        self.transport.write(
-            b"HTTP/1.1 101 Switching Protocols\r\nupgrade: websocket\r\nconnection: Upgrade\r\n"
-            b"sec-websocket-accept: %b\r\n\r\n" % base64.b64encode(digest)
-        )
+        self.transport.write(frames.switching_protocols(key))
 
     def _refuse(self, status: int, headers: Any) -> None:
         lines = b"".join(b"%b: %b\r\n" % (name, value) for name, value in headers)
@@ -164,7 +155,7 @@ class WebSocketProtocol(asyncio.Protocol):
         """Send a close frame, once, and close the connection."""
         if not self._is_over and not self.transport.is_closing():
             if self._is_accepted:
-                self.transport.write(_frame(_CLOSE, struct.pack("!H", code)))
+                self.transport.write(frames.close_frame(code))
             else:
                 self._refuse(403, ())
             self.transport.close()
@@ -185,7 +176,7 @@ class WebSocketProtocol(asyncio.Protocol):
             length, begin = int.from_bytes(found[2:4], "big"), 4
         is_masked, is_extended = bool(found[1] & 0x80), bool(found[0] & 0x70)
         if length > _MAX_MESSAGE or found[1] & 0x7F == 127 or not is_masked or is_extended:
-            self._close(_PROTOCOL_ERROR if not is_masked or is_extended else _TOO_BIG)
+            self._close(frames.PROTOCOL_ERROR if not is_masked or is_extended else frames.TOO_BIG)
             return False
         end = begin + 4 + length
         if len(found) < end:
@@ -196,22 +187,10 @@ class WebSocketProtocol(asyncio.Protocol):
         return self._take(opcode, payload)
 
     def _take(self, opcode: int, payload: bytes) -> bool:
-        if opcode == _CLOSE:
-            self._close(_NORMAL)
+        if opcode == frames.CLOSE:
+            self._close(frames.NORMAL)
             return False
-        if opcode == _PING:
-            self.transport.write(_frame(_PONG, payload[:125]))
+        if opcode == frames.PING:
+            self.transport.write(frames.frame(frames.PONG, payload[:125]))
         # Messages of clients mean nothing here; pongs end nothing.
-        return opcode in (_CONTINUATION, _TEXT, _BINARY, _PING, _PONG)
-
-
-def _frame(opcode: int, payload: bytes) -> bytes:
-    """Return a whole message as one frame. Pure."""
-    size = len(payload)
-    if size < 126:
-        head = struct.pack("!BB", 0x80 | opcode, size)
-    elif size < 1 << 16:
-        head = struct.pack("!BBH", 0x80 | opcode, 126, size)
-    else:
-        head = struct.pack("!BBQ", 0x80 | opcode, 127, size)
-    return head + payload
+        return opcode in (frames.CONTINUATION, frames.TEXT, frames.BINARY, frames.PING, frames.PONG)

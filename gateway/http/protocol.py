@@ -15,17 +15,19 @@ from uvicorn.server import ServerState
 
 from gateway import errors
 from gateway.apis.adapter import ApiAdapter
+from gateway.http import chat_socket
 from gateway.http.request_context import (
     RequestContext,
     RequestHandler,
     ResponseWriter,
     header_lines,
 )
-from gateway.http.request_framer import REQUEST_S, RequestFramer
+from gateway.http.request_framer import HEADERS_LIMIT, REQUEST_S, RequestFramer
 from gateway.http.request_head import RequestHead
 from gateway.request import HttpRequest, RawHeaders
+from machinery import websocket_frames as frames
 from machinery.clock import NEVER
-from machinery.http_server import REQUEST_ID
+from machinery.http_server import MAX_HEAD_BYTES, REQUEST_ID
 from schemas.wire import headers as wire_headers
 from schemas.wire.connections import SERVER_KEEP_ALIVE_S
 from schemas.wire.errors import Refusal, body_too_large
@@ -76,6 +78,8 @@ class ClientProtocol(RequestFramer):
         self._unsent_bytes = 0
         """Bytes of the last response that waited for the client at the last deadline."""
         self._is_tls = False
+        self._socket: chat_socket.ChatSocket | None = None
+        """Serves the connection since its upgrade to a WebSocket."""
 
     @override
     def on_request_head(self) -> None:
@@ -100,6 +104,46 @@ class ClientProtocol(RequestFramer):
                 not context.response.is_http_10
             )
             self._send_continue(context)
+
+    @override
+    def on_upgrade(self, rest: bytes) -> bool:
+        if self.url.partition(b"?")[0] != chat_socket.PATH or self.parser.get_method() != b"GET":
+            return False
+        fields = dict(self.headers)
+        if fields.get(b"upgrade", b"").lower() != b"websocket" or not _is_complete(self._latest):
+            return False
+        refusal = self._socket_refusal(fields, rest)
+        if refusal is not None:
+            self.refuse(refusal)
+            return True
+        self._socket = chat_socket.ChatSocket(self, self._handler, self.headers)
+        # The connection stays counted here; its bytes go there.
+        self.ignores_input, self.deadline_s = True, NEVER
+        self.transport.set_protocol(self._socket)
+        self.transport.write(frames.switching_protocols(fields[b"sec-websocket-key"]))
+        return True
+
+    def _socket_refusal(self, fields: dict[bytes, bytes], rest: bytes) -> Refusal | None:
+        """Return the refusal of a handshake; None if it is accepted."""
+        is_valid = len(fields.get(b"sec-websocket-key", b"")) == frames.KEY_LENGTH
+        if not is_valid or fields.get(b"sec-websocket-version") != b"13" or rest:
+            return errors.no_websocket()
+        if len(self.headers) > HEADERS_LIMIT:
+            return errors.too_many_headers(HEADERS_LIMIT)
+        if self.head_bytes > MAX_HEAD_BYTES:
+            return errors.head_too_large(MAX_HEAD_BYTES)
+        if self._handler.is_stopping:
+            return errors.shutting_down()
+        adapter = self._handler.adapters[chat_socket.CHAT]
+        http_request = HttpRequest(
+            path=chat_socket.CHAT.decode(),
+            query=b"",
+            headers=self.headers,
+            fields=fields,
+            request_id=self._handler.next_id(),
+        )
+        context = RequestContext(self._handler, http_request, self._new_response(), adapter)
+        return self._head_refusal(context, fields)
 
     @property
     @override
@@ -327,6 +371,8 @@ class ClientProtocol(RequestFramer):
     @property
     def is_serving(self) -> bool:
         """True while a request is answered."""
+        if self._socket is not None:
+            return self._socket.is_serving
         if self._serving is not None and not self._serving.response.is_complete:
             return True
         return not isinstance(self._latest, RequestContext) and not _is_complete(self._latest)
@@ -362,6 +408,9 @@ class ClientProtocol(RequestFramer):
 
         An idle connection stays open for a moment: a request may be in transit.
         """
+        if self._socket is not None:
+            self._socket.shut_down()
+            return
         latest = self._latest
         if isinstance(latest, RequestContext):
             if not latest.response.is_started:

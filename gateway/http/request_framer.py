@@ -20,7 +20,7 @@ from machinery.clock import NEVER, Clock
 from machinery.http_server import MAX_HEAD_BYTES, SSL_OBJECT
 from schemas.wire.errors import Refusal
 
-_HEADERS_LIMIT = 100
+HEADERS_LIMIT = 100
 # The longest time that a client may take to send a request. The largest body then needs 140 kB/s.
 REQUEST_S = 60.0
 
@@ -167,6 +167,8 @@ class RequestFramer(HttpToolsProtocol, RequestReceiver):
         Java's HTTP client asks for h2c with every request. Its body would be lost, because the
         parser takes the rest of the input for another protocol.
         """
+        if self.on_upgrade(bytes(rest)):
+            return
         while not self.ignores_input:
             method, version = self.parser.get_method(), self.parser.get_http_version()
             if method == b"CONNECT":
@@ -188,6 +190,10 @@ class RequestFramer(HttpToolsProtocol, RequestReceiver):
             else:
                 return
 
+    def on_upgrade(self, _rest: bytes) -> bool:
+        """Return whether the connection has changed to another protocol, or was refused; False ignores the upgrade."""
+        return False
+
     @override
     def on_message_begin(self) -> None:
         # Not uvicorn's: requests to models do not need the ASGI scope.
@@ -206,8 +212,8 @@ class RequestFramer(HttpToolsProtocol, RequestReceiver):
     def on_headers_complete(self) -> None:
         if self.ignores_input or self.parser.should_upgrade():
             return
-        if len(self.headers) > _HEADERS_LIMIT:
-            self.refuse(errors.too_many_headers(_HEADERS_LIMIT))
+        if len(self.headers) > HEADERS_LIMIT:
+            self.refuse(errors.too_many_headers(HEADERS_LIMIT))
         elif self.head_bytes > MAX_HEAD_BYTES and _head_size(self.headers) > MAX_HEAD_BYTES:
             self.refuse(errors.head_too_large(MAX_HEAD_BYTES))
         else:
