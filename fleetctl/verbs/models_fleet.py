@@ -16,6 +16,7 @@ from fleetctl.cli.hub_options import hub_reference, pinned_hub, read_token
 from fleetctl.cli.terminal import ProgressLine, paint
 from fleetctl.fleets.hub_grants import HubGrants, granted, hub_token
 from fleetctl.fleets.stored_models import FleetAgents, NodeAnswer, open_agents
+from fleetctl.objects.model_folders import TITLES, ModelFolder, model_folders
 from fleetctl.output import printers
 from fleetctl.output.columns import age
 from machinery.clock import SystemClock
@@ -33,7 +34,7 @@ from schemas.wire.stored_models import (
     QuantizationReport,
     StoredModelReport,
 )
-from store import objects
+from store import object_trees, objects
 from store.errors import StoreError
 from store.model_listings import read_listings
 
@@ -58,7 +59,10 @@ def targets(options: dict[str, Any]) -> tuple[str, ...]:
 
 def list_fleet(words: Sequence[str], options: dict[str, Any]) -> None:
     """List the models on every Mac. Raises Exit with code 1 if a Mac did not answer."""
-    answers = run(_models(options, parse_nodes(options["nodes"])))
+    answers, folders = run(_models(options, parse_nodes(options["nodes"])))
+    # A pin or a collection is of the fleet's own store only.
+    is_whole = not (options["pinned"] or options["unused"])
+    folders = [one for one in folders if is_whole and _is_named(one.path, words)]
     rows = [
         (answer.node, model)
         for answer in answers
@@ -68,9 +72,14 @@ def list_fleet(words: Sequence[str], options: dict[str, Any]) -> None:
     ]
     output = options["output"]
     if output in ("json", "yaml"):
-        click.echo(_document(answers, rows, is_yaml=output == "yaml"), nl=output == "json")
-    elif rows:
-        _print_table(rows, is_wide=output == "wide")
+        document = _document(answers, rows, folders, is_yaml=output == "yaml")
+        click.echo(document, nl=output == "json")
+    elif rows or folders:
+        if rows:
+            _print_table(rows, is_wide=output == "wide")
+        if folders:
+            table = printers.align_columns([one.cells() for one in folders], TITLES)
+            click.echo(f"\n{table}" if rows else table)
     else:
         some = any(one.document is not None and one.document.models for one in answers)
         found = "no such models" if some else "no models fetched"
@@ -80,9 +89,18 @@ def list_fleet(words: Sequence[str], options: dict[str, Any]) -> None:
     _tell_silent(answers)
 
 
-async def _models(options: dict[str, Any], nodes: Sequence[str]) -> list[NodeAnswer[NodeModels]]:
+async def _models(
+    options: dict[str, Any], nodes: Sequence[str]
+) -> tuple[list[NodeAnswer[NodeModels]], list[ModelFolder]]:
     async with open_agents(options, nodes) as agents:
-        return await agents.models()
+        answers = await agents.models()
+        found = await object_trees.list_all(agents.transport, "Node")
+        deployments = await object_trees.list_all(agents.transport, "ModelDeployment")
+        return answers, model_folders(found, deployments, nodes)
+
+
+def _is_named(text: str, words: Sequence[str]) -> bool:
+    return not words or any(fnmatchcase(text, word) for word in words)
 
 
 def _is_chosen(model: StoredModelReport, words: Sequence[str], options: dict[str, Any]) -> bool:
@@ -152,6 +170,7 @@ def _age(then: datetime | None, now: datetime) -> str:
 def _document(
     answers: Sequence[NodeAnswer[NodeModels]],
     rows: Sequence[tuple[str, StoredModelReport]],
+    folders: Sequence[ModelFolder],
     *,
     is_yaml: bool,
 ) -> str:
@@ -171,6 +190,7 @@ def _document(
                     for node, model in rows
                     if node == one.node
                 ],
+                "folders": [found.tree() for found in folders if found.node == one.node],
             }
             for one in answers
         ]

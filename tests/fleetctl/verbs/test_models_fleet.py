@@ -21,9 +21,14 @@ from nodeagent.model_store.collector import ModelCollector
 from nodeagent.model_store.pulls import ModelPulls
 from nodeagent.model_store.quantizations import Quantizations
 from nodeagent.model_store.usage import ModelUsers, read_users
-from schemas.deployment import HubReference, ModelSource
+from schemas.deployment import (
+    HubReference,
+    ModelDeployment,
+    ModelDeploymentSpec,
+    ModelSource,
+)
 from schemas.meta import ObjectMeta
-from schemas.node import Node
+from schemas.node import ModelReport, Node, NodeStatus
 from schemas.replica import MemoryProof, RankAssignment, Replica, ReplicaSpec
 from store import codec, keys
 from store.events import EventRecorder
@@ -31,6 +36,7 @@ from store.port import Put
 from store.tickets import TicketChecker
 from tests.support.agent_api import STATUS, Replicas
 from tests.support.fleetctl_runner import MemoryFleet
+from tests.support.fleets import GEOMETRY
 from tests.support.hub import COMMIT, REPO, StandInHub, tiny_files
 from tests.support.mlx_models import module
 from tests.support.model_store import add_model
@@ -137,6 +143,37 @@ async def test_the_list_has_every_model_of_every_mac_with_its_users(macs: Macs) 
     named = await macs.ctl("models", "list", "mlx-community/*", "-o", "yaml")
     assert named.out.count("name:") == 1
     assert COMMIT in (await macs.ctl("models", "list", "-o", "wide", "--nodes", "mac-2")).out
+
+
+async def test_folders_that_deployments_name_are_listed_with_what_is_wrong(macs: Macs) -> None:
+    message = "no such folder: /models/Qwen"
+    reports = {
+        "mac-1": ModelReport(path="Qwen", reason="ModelNotFound", message=message),
+        "mac-2": ModelReport(path="Qwen", geometry=GEOMETRY),
+    }
+    for node, report in reports.items():
+        item = await macs.fleet.store.get(keys.status_key("Node", node))
+        assert item is not None
+        status = codec.decode(NodeStatus, item).model_copy(update={"models": (report,)})
+        put = Put(key=keys.status_key("Node", node), value=codec.encode(status))
+        await macs.fleet.store.commit([], [put])
+    made = ModelDeployment(
+        metadata=ObjectMeta(name="qwen"),
+        spec=ModelDeploymentSpec(model=ModelSource(path="Qwen")),
+    )
+    await macs.fleet.store.commit([], [codec.put_spec(made)])
+    done = await macs.ctl("models", "list")
+    assert (done.code, done.err) == (0, "")
+    title, first, second = done.out.splitlines()
+    assert title.split() == ["NODE", "FOLDER", "SIZE", "STATE", "USED", "BY"]
+    assert first.split() == ["mac-1", "Qwen", "-", *message.split(), "modeldeployment/qwen"]
+    assert second.split()[-2:] == ["present", "modeldeployment/qwen"]
+    shown = json.loads((await macs.ctl("models", "list", "-o", "json")).out)["nodes"]
+    assert [one["folders"][0]["problem"] for one in shown] == [message, ""]
+    macs.add("mac-1")
+    assert "\n\nNODE" in (await macs.ctl("models", "list")).out
+    assert "FOLDER" not in (await macs.ctl("models", "list", "--unused")).out
+    assert "FOLDER" not in (await macs.ctl("models", "list", "mlx-community/*")).out
 
 
 async def test_a_mac_that_does_not_answer_is_told_and_hides_no_other(macs: Macs) -> None:

@@ -1,0 +1,75 @@
+"""Folders that deployments name in spec.model.path, as each Mac reports them: for `fleetctl models list`. Pure."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from schemas import quantity
+from store.object_trees import Tree, name_of
+
+TITLES = ("NODE", "FOLDER", "SIZE", "STATE", "USED BY")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelFolder:
+    """One folder on one Mac."""
+
+    node: str
+    path: str
+    """As the deployments write it."""
+    weights_bytes: int | None
+    """None if the Mac cannot use it."""
+    problem: str
+    """The reason for which it cannot; empty if it can."""
+    used_by: tuple[str, ...]
+
+    def cells(self) -> tuple[str, ...]:
+        """Return the row of a table."""
+        size = "-" if self.weights_bytes is None else quantity.show(self.weights_bytes)
+        state = "present" if self.weights_bytes is not None else self.problem or "unknown"
+        return self.node, self.path, size, state, ",".join(self.used_by)
+
+    def tree(self) -> dict[str, Any]:
+        """Return the folder as an object of JSON."""
+        return {
+            "path": self.path,
+            "weightsBytes": self.weights_bytes,
+            "problem": self.problem,
+            "usedBy": list(self.used_by),
+        }
+
+
+def model_folders(
+    nodes: Iterable[Tree], deployments: Iterable[Tree], names: Sequence[str]
+) -> list[ModelFolder]:
+    """Return the folders on these nodes, on all without names."""
+    users = _users(deployments)
+    return [
+        _folder(name_of(node), report, users[report["path"]])
+        for node in sorted(nodes, key=name_of)
+        if not names or name_of(node) in names
+        for report in sorted(
+            (node.get("status") or {}).get("models") or (), key=lambda one: str(one["path"])
+        )
+        if report["path"] in users
+    ]
+
+
+def _users(deployments: Iterable[Tree]) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for one in deployments:
+        path = one["spec"]["model"].get("path")
+        if path:
+            found.setdefault(path, []).append(f"modeldeployment/{name_of(one)}")
+    return found
+
+
+def _folder(node: str, report: Mapping[str, Any], users: Sequence[str]) -> ModelFolder:
+    geometry = report.get("geometry")
+    return ModelFolder(
+        node=node,
+        path=str(report["path"]),
+        weights_bytes=None if geometry is None else int(geometry["weightsBytes"]),
+        problem=str(report.get("message") or report.get("reason") or ""),
+        used_by=tuple(sorted(users)),
+    )
