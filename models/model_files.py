@@ -5,6 +5,7 @@ broken one before it spends seconds on imports.
 """
 
 import contextlib
+import difflib
 import itertools
 import math
 import os
@@ -102,6 +103,8 @@ def _count_parameters(tensors: Mapping[str, TensorHeader], group_size: int) -> i
 # published models have 100,000 tensors, indexes of 9 MB and tokenizers of 40 MB.
 MAX_HEADER_BYTES, _MAX_TENSORS, MAX_WEIGHT_FILES = 16 << 20, 200_000, 4_096
 _MAX_INDEX_BYTES = 32 << 20
+# Files beside a folder that is absent, among which one of a similar name is searched.
+_MAX_SIBLINGS = 1000
 MAX_CONFIG_BYTES, _MAX_OTHER_BYTES = 1 << 20, 256 << 20
 # Configs and templates; any other file is a tokenizer's.
 _CONFIG_FILES = frozenset(
@@ -182,9 +185,23 @@ def inspect_model(folder: Path) -> ModelFacts:
         ) from error
 
 
+def _absence(folder: Path) -> str:
+    """Return what is wrong with a path that is no folder, with a model beside it that has a similar name."""
+    if folder.exists():
+        return f"{folder} is not a directory"
+    try:
+        beside = [one.name for one in itertools.islice(folder.parent.iterdir(), _MAX_SIBLINGS)]
+    except FileNotFoundError:
+        return f"{folder} does not exist, nor does {folder.parent}"
+    near = difflib.get_close_matches(folder.name, beside, n=3)
+    models = [name for name in near if (folder.parent / name / "config.json").is_file()]
+    hint = f"; did you mean {models[0]}?" if models else ""
+    return f"{folder} does not exist{hint}"
+
+
 def _inspect_folder(folder: Path) -> ModelFacts:
     if not folder.is_dir():
-        raise ModelUnusableError(f"{folder} is not a directory", reason="ModelNotFound")
+        raise ModelUnusableError(_absence(folder), reason="ModelNotFound")
     if not (folder / "config.json").is_file():
         raise ModelUnusableError(f"{folder} has no config.json: not a model directory")
     if (folder / PARTIAL_MARK).exists():

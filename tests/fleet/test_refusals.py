@@ -31,7 +31,7 @@ async def test_models_that_cannot_run(tmp_path: Path, models_dir: Path) -> None:
     (models / "tiny").symlink_to(models_dir / "tiny")
     async with running_fleet(tmp_path / "fleet", models) as fleet:
         await alive(fleet)
-        await judged(fleet, "missing", "nowhere", "ModelNotFound", "is not a directory")
+        await judged(fleet, "missing", "nowhere", "ModelNotFound", "does not exist")
         await judged(fleet, "bare", "bare", "has no config.json")
         await judged(fleet, "cut", "cut", "was cut short")
         await judged(fleet, "long", "tiny", "ContextTooLong", "4096", context=100_000)

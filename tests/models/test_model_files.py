@@ -279,6 +279,19 @@ def test_a_path_that_leads_nowhere(folder: Path, path: str) -> None:
     assert (found.path, found.geometry, found.reason) == (path, None, "ModelNotFound")
 
 
+def test_a_folder_that_is_absent_is_told_with_a_similar_one(folder: Path) -> None:
+    def message(path: str) -> str:
+        return inspection.report_model(path, folder.parent, casts_to_float32=False).message
+
+    (folder.parent / f"{folder.name}-notes").mkdir()  # no model
+    wrong = f"{folder.name}x"
+    assert message(wrong) == f"{folder.parent / wrong} does not exist; did you mean {folder.name}?"
+    assert message("nothing/alike") == (
+        f"{folder.parent}/nothing/alike does not exist, nor does {folder.parent}/nothing"
+    )
+    assert message(f"{folder.name}/config.json").endswith("is not a directory")
+
+
 def test_a_file_name_that_is_no_text_can_be_reported(folder: Path) -> None:
     name = os.fsencode(folder) + b"/model-\xff.safetensors"
     try:

@@ -58,7 +58,7 @@ async def test_the_words_of_an_engine_that_refuses_stay_and_it_is_not_started_ag
 
     assert await until_async(is_told)
     message = await message_of(desk, "broken-0")
-    assert "is not a directory" in message
+    assert "does not exist" in message
     # Before, it was started again after a second.
     await asyncio.sleep(5)
     assert await message_of(desk, "broken-0") == message

@@ -289,7 +289,7 @@ def nothing_at_all(folder: Path) -> str:
 
 def not_there(folder: Path) -> str:
     shutil.rmtree(folder)
-    return "is not a directory"
+    return "does not exist"
 
 
 def a_name_too_long(folder: Path) -> str:

@@ -276,7 +276,7 @@ async def test_a_model_that_is_not_there(folder: Path, first_port: int) -> None:
     started = agent(folder, first_port).start(order(folder), taken=())
     await until(lambda: not started.child.running(), limit_s=20)
     assert started.child.exit_code() == 2
-    assert "is not a directory" in processes.last_lines(started.log, 1)
+    assert "does not exist" in processes.last_lines(started.log, 1)
 
 
 async def test_a_full_log_is_put_aside_once(folder: Path, first_port: int) -> None:
