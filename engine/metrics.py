@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from engine.gauges import Gauges
 from engine.lifecycle import EngineState
 from machinery import prometheus
-from machinery.prometheus import Counter, Gauge, Histogram, MetricFamily
+from machinery.prometheus import BuildInfo, Counter, Gauge, Histogram, MetricFamily
 from schemas.wire import metrics as wire_metrics
 from schemas.wire.metrics import ENGINE_PREFIX
 
@@ -222,6 +222,7 @@ class EngineMetrics:
         )
         self.tls = TlsMetrics()
         self._parts: tuple[MetricFamily, ...] = (
+            BuildInfo("engine"),
             self.requests,
             self.ignored_parameters,
             self.prompt_tokens,

@@ -15,7 +15,10 @@ from itertools import accumulate
 from operator import itemgetter
 from typing import Final, Literal, Protocol
 
+from machinery.version import version
+
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+BUILD_INFO: Final = "fleet_build_info"
 _BY_LABEL_VALUES = itemgetter(0)
 
 # Bounds on names, labels and values: the text may come from a process that is not ours.
@@ -147,6 +150,19 @@ class LabelledGauge:
         yield from family_header(self._name, self._help, "gauge")
         for value, number in sorted(self._read().items()):
             yield f"{self._name}{format_labels((self._label,), (value,))} {number}"
+
+
+class BuildInfo:
+    """The release of a process, as the labels of a constant 1; `process` is its kind, such as "gateway"."""
+
+    def __init__(self, process: str) -> None:
+        self._process = process
+
+    def lines(self) -> Iterator[str]:
+        """Yield the family in Prometheus' text format."""
+        yield from family_header(BUILD_INFO, "1, with the release of the process.", "gauge")
+        labels = format_labels(("process", "version"), (self._process, version()))
+        yield f"{BUILD_INFO}{labels} 1"
 
 
 class HistogramValue:

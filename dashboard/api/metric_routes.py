@@ -14,8 +14,7 @@ from dashboard.fleet_model import FleetModel
 from dashboard.history.writer import HistoryWriter
 from dashboard.seed_views import SeedViews
 from insight.fleet_metrics import FleetMetrics, scrape_targets
-from machinery.prometheus import Gauge, MetricFamily, render
-from machinery.version import version
+from machinery.prometheus import BuildInfo, Gauge, MetricFamily, render
 
 _TEXT: Final = "text/plain; version=0.0.4; charset=utf-8"
 # Prometheus keeps the targets that it has when it is refused.
@@ -39,7 +38,7 @@ class MetricRoutes:
 
     async def metrics(self) -> Response:
         """Return metrics in Prometheus text format: conditions of all objects, releases, the store, this process."""
-        families: list[MetricFamily] = [_BuildInfo(), *self._own()]
+        families: list[MetricFamily] = [BuildInfo("dashboard"), *self._own()]
         if self.model.is_ready:
             families.append(FleetMetrics(self.model.caches))
         return Response(render(families), media_type=_TEXT)
@@ -77,13 +76,3 @@ class MetricRoutes:
         yield Gauge(f"{name}_bytes", "Size of what the history holds.", lambda: float(used))
         help_ = "Samples and requests that could not be written."
         yield Gauge(f"{name}_lost_total", help_, lambda: float(lost), "counter")
-
-
-class _BuildInfo:
-    """The release of this process, as a label."""
-
-    def lines(self) -> Iterator[str]:
-        """Yield the family in Prometheus' text format."""
-        yield "# HELP fleet_build_info 1, with the release of the process."
-        yield "# TYPE fleet_build_info gauge"
-        yield f'fleet_build_info{{process="dashboard",version="{version()}"}} 1'

@@ -14,6 +14,7 @@ import psutil
 
 from machinery.clock import Clock
 from machinery.prometheus import (
+    BuildInfo,
     Counter,
     CounterValue,
     Gauge,
@@ -55,6 +56,7 @@ class ProcessMetrics:
             bounds=_LAG_S,
         )
         self._parts: tuple[MetricFamily, ...] = (
+            BuildInfo("gateway"),
             self.lag,
             Gauge("fleet_gateway_client_connections", "Client connections.", connections.clients),
             Gauge(

@@ -11,7 +11,7 @@ import psutil
 
 from machinery.clock import Clock
 from machinery.process_log import LogRing
-from machinery.prometheus import Gauge, LabelledGauge, MetricFamily, parse_samples
+from machinery.prometheus import BuildInfo, Gauge, LabelledGauge, MetricFamily, parse_samples
 from machinery.version import version
 from nodeagent.api.blobs import BlobRoutes
 from nodeagent.api.hub_mirror import HubMirrorRoutes
@@ -209,6 +209,7 @@ def metric_families(view: AgentView) -> list[MetricFamily]:
     memory = psutil.virtual_memory()
     engines = {name: engine.view(view.clock) for name, engine in view.engines.items()}
     return [
+        BuildInfo("agent"),
         _gauge("uptime_seconds", "Seconds since the start of the agent.", view.uptime_s()),
         _gauge("lease_held", "Whether the node's lease is held.", view.has_lease()),
         _gauge("memory_total_bytes", "Memory of the machine.", memory.total),

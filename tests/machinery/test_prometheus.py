@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from machinery.prometheus import Counter, Gauge, Histogram, Sample, parse_samples, render
+from machinery.prometheus import BuildInfo, Counter, Gauge, Histogram, Sample, parse_samples, render
+from machinery.version import version
 
 BOUNDS = (0.005, 0.01, 300.0)
 
@@ -21,6 +22,11 @@ def test_histograms_and_labels() -> None:
     counter = Counter("c", "help", ("a",))
     counter.add('x"\\\n')
     assert list(counter.lines())[-1] == 'c{a="x\\"\\\\\\n"} 1'
+
+
+def test_the_release_of_a_process_is_a_label() -> None:
+    (sample,) = parse_samples(render([BuildInfo("engine")]))
+    assert sample == Sample("fleet_build_info", {"process": "engine", "version": version()}, "1")
 
 
 def test_large_numbers_keep_their_digits() -> None:

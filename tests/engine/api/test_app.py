@@ -7,6 +7,7 @@ from typing import Any
 import openai
 import pytest
 
+from machinery.version import version
 from tests.support.engine_process import Engine, eventually
 
 pytestmark = [pytest.mark.mlx, pytest.mark.timeout(120)]
@@ -38,6 +39,7 @@ def test_a_warning_names_what_was_left_out(engine: Engine) -> None:
     )
     assert "warning" not in engine.chat(max_tokens=1).headers
     metrics = engine.request("GET", "/metrics").raw.decode()
+    assert f'fleet_build_info{{process="engine",version="{version()}"}} 1\n' in metrics
     assert 'fleet_engine_ignored_parameters_total{parameter="mirostat"} 2' in metrics
 
 

@@ -9,6 +9,7 @@ from typing_extensions import override
 
 from gateway.metrics.gateway_metrics import ConnectionCounts, GatewayMetrics, ProcessMetrics
 from machinery.clock import SystemClock
+from machinery.version import version
 from store import keys
 from tests.support.gateway_calls import CHAT, send_chats, streams_three_tokens
 from tests.support.gateway_engine_scripts import chat, dies_at_once
@@ -129,6 +130,7 @@ async def test_the_process(gateway: Running, http: aiohttp.ClientSession) -> Non
     await until(lambda: sum(lag.counts), what="the event loop's lag to be measured")
     text = await shown(http, gateway)
     values = dict(line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#"))
+    assert values[f'fleet_build_info{{process="gateway",version="{version()}"}}'] == "1"
     assert float(values["process_resident_memory_bytes"]) > 1 << 20
     assert float(values["process_cpu_seconds_total"]) > 0
     assert float(values["process_open_fds"]) > 3

@@ -14,6 +14,7 @@ import pytest
 from machinery.clock import SystemClock
 from machinery.http_server import AdminServer
 from machinery.process_log import LogRing
+from machinery.version import version
 from nodeagent.api.machine_metrics import AgentView
 from nodeagent.api.server import make_app
 from nodeagent.engines import engine_logs
@@ -123,6 +124,7 @@ async def test_health_and_metrics_are_open(agent: Asked) -> None:
         text = await response.text()
     assert f"fleet_agent_memory_allocatable_bytes {2**35}\n" in text
     assert "fleet_agent_lease_held 1\n" in text
+    assert f'fleet_build_info{{process="agent",version="{version()}"}} 1\n' in text
 
 
 async def test_health_says_that_the_store_refuses_the_agent(agent: Asked) -> None:
