@@ -162,7 +162,8 @@ def _nodes(pool: Tree, _: TableContext) -> str:
 
 
 def _shares(backends: Sequence[Tree]) -> str:
-    return ",".join(f"{one['deployment']}={one.get('weight', 1)}" for one in backends)
+    named = ((one.get("deployment") or f"external/{one['external']}", one) for one in backends)
+    return ",".join(f"{name}={one.get('weight', 1)}" for name, one in named)
 
 
 def _rule(rule: Tree) -> str:

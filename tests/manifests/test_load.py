@@ -294,6 +294,7 @@ def test_dumped_fields_are_in_kubectls_order() -> None:
         "      maxTokens: 65536\n"
         "    timeouts: {}\n"
         "  unknownParameters: Warn\n"
+        "  performance: OnRequest\n"
     )
 
 

@@ -52,6 +52,7 @@ async def test_external_endpoints_are_listed_with_the_fleets() -> None:
         ["NAME", "NODE", "URL", "SERVED", "NAMES"],
         ["chat/outside", "api.example.com", "https://api.example.com/v1", "chat"],
     ]
+    assert "external/outside=1" in (await fleet.ctl("get", "modelroutes")).out
     shown = (await fleet.ctl("describe", "mr/chat")).out
     assert "External endpoints" in shown
     assert ["outside", "https://api.example.com/v1", "big", "cloud"] in [
