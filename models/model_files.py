@@ -15,9 +15,9 @@ import struct
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Annotated, Final, TypeVar
 
-from pydantic import BaseModel, TypeAdapter, ValidationError, field_validator
+from pydantic import BaseModel, Field, TypeAdapter, ValidationError, field_validator
 
 from models import cache_rules
 from models.cache_rules import NotUnderstoodError
@@ -31,12 +31,15 @@ _REPLICATED_NAMES: Final = re.compile(
 )
 _DEFAULT_GROUP_SIZE: Final = 64  # mlx's default for quantized weights
 
+# More dimensions than tensors of models have; the exact product of two million numbers takes minutes.
+_Shape = Annotated[tuple[Annotated[int, Field(ge=0, le=2**48)], ...], Field(max_length=8)]
+
 
 class TensorHeader(BaseModel):
     """One tensor in the header of a safetensors file."""
 
     dtype: str
-    shape: tuple[int, ...] | None = None
+    shape: _Shape | None = None
     data_offsets: tuple[int, int]
 
     @field_validator("data_offsets")
@@ -124,6 +127,9 @@ PARTIAL_MARK: Final = "partial-model.json"
 """The file that marks a folder without all weight files (models/partial_model.py)."""
 # Each tensor of a header is an object; counting braces is cheaper than parsing.
 _TENSOR_MARK = b"{"
+# The parser builds an object of each value, used or not: 16 MB of `0,` took 600 MB of memory. A tensor has 6 values; an
+# index has one for each tensor, and metadata some more.
+_VALUE_MARK, _VALUES_OF_TENSOR, _OTHER_VALUES = b",", 8, _MAX_TENSORS
 # The format's own limit; a larger number is the beginning of some other file.
 _FORMAT_HEADER_BYTES = 100_000_000
 
@@ -314,6 +320,14 @@ def _check_size(path: Path, size: int, limit: int) -> None:
         raise ModelUnusableError(f"{path} has {size} bytes; at most {limit} are read")
 
 
+def _check_values(raw: bytes, path: Path) -> None:
+    """Refuse JSON that takes far more memory than its size; parsing ends no sooner than the text."""
+    count = raw.count(_VALUE_MARK)
+    most = _OTHER_VALUES + _VALUES_OF_TENSOR * raw.count(_TENSOR_MARK)
+    if count > most:
+        raise ModelUnusableError(f"{path} has {count} values; at most {most} are read")
+
+
 def _weight_files(folder: Path) -> list[Path]:
     # mlx-lm reads files with such names only.
     found = list(itertools.islice(folder.glob("model*.safetensors"), MAX_WEIGHT_FILES + 1))
@@ -344,7 +358,9 @@ def parse_json_file(model: type[_M], path: Path, *, limit_bytes: int = MAX_CONFI
     try:
         with path.open("rb") as file:
             _check_size(path, os.fstat(file.fileno()).st_size, limit_bytes)
-            return model.model_validate_json(file.read(limit_bytes))
+            raw = file.read(limit_bytes)
+        _check_values(raw, path)
+        return model.model_validate_json(raw)
     except OSError as error:
         raise ModelUnusableError(f"cannot read {path}: {error.strerror}") from error
     except ValidationError as error:
@@ -388,6 +404,7 @@ def parse_header(
         raise ModelUnusableError(
             f"{path} has too many tensors: a model can have at most {_MAX_TENSORS}"
         )
+    _check_values(raw, path)
     try:
         entries = _HEADER_ADAPTER.validate_json(raw)
     except ValidationError as error:

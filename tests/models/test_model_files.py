@@ -396,9 +396,48 @@ def huge_second_template(folder: Path) -> str:
     return "a.jinja has 1048577 bytes"
 
 
+def header_of(folder: Path, entry: bytes) -> None:
+    """Write weights whose header has one tensor, with a further field."""
+    raw = b'{"a":{"dtype":"F32","data_offsets":[0,0]' + entry + b"}}"
+    (folder / "model.safetensors").write_bytes(struct.pack("<Q", len(raw)) + raw)
+
+
+def many_dimensions(folder: Path) -> str:
+    """Their product is a number of a million digits."""
+    header_of(folder, b',"shape":[' + b",".join([b"999999"] * 150_000) + b"]")
+    return "model.safetensors has a broken safetensors header"
+
+
+def many_unused_values(folder: Path) -> str:
+    header_of(folder, b',"x":[' + b",".join([b"[]"] * 5_500_000) + b"]")
+    return "model.safetensors has 5500002 values; at most 200016 are read"
+
+
+def much_metadata(folder: Path) -> str:
+    raw = b'{"__metadata__":{' + b",".join(b'"%x":""' % n for n in range(1_400_000)) + b"}}"
+    (folder / "model.safetensors").write_bytes(struct.pack("<Q", len(raw)) + raw)
+    return "model.safetensors has 1399999 values; at most 200016 are read"
+
+
+def many_index_entries(folder: Path) -> str:
+    entries = b",".join(b'"%x":""' % n for n in range(2_700_000))
+    (folder / "model.safetensors.index.json").write_bytes(b'{"weight_map":{' + entries + b"}}")
+    return "model.safetensors.index.json has 2699999 values; at most 200016 are read"
+
+
+def deep_nesting(folder: Path) -> str:
+    header_of(folder, b',"x":' + b"[" * 8_000_000 + b"]" * 8_000_000)
+    return "model.safetensors has a broken safetensors header"
+
+
 @pytest.mark.parametrize(
     "fault",
     [
+        many_dimensions,
+        many_unused_values,
+        much_metadata,
+        many_index_entries,
+        deep_nesting,
         many_templates,
         huge_second_template,
         huge_header,
