@@ -21,7 +21,7 @@ from nodeagent.doctor.host_facts import (
     WiredFacts,
 )
 from nodeagent.doctor.readers import CollectionScope, CommandRunner, in_thread
-from nodeagent.hardware import macos, macos_fabric, macos_settings
+from nodeagent.hardware import load, macos, macos_fabric, macos_settings
 from nodeagent.hardware.macos_settings import JetsamReport
 from nodeagent.hardware.metal import MetalVerdict
 from nodeagent.hardware.system_text import parse_pairs, parse_positive
@@ -167,9 +167,11 @@ def read_jetsam(folder: Path) -> tuple[JetsamReport, ...]:
 
 
 async def read_gpu(run: CommandRunner) -> GpuFacts | None:
-    """Return the GPU's use and power by macmon; None without it."""
-    found = macos_settings.parse_macmon(await run(("macmon", "pipe", "-s", "1", "-i", "100")) or "")
-    return None if found is None else GpuFacts(active_ratio=found[0], watts=found[1])
+    """Return the GPU's use and power by macmon; None if it does not show both."""
+    found = load.parse_macmon(await run(("macmon", "pipe", "-s", "1", "-i", "100")) or "")
+    if found.gpu_ratio is None or found.gpu_watts is None:
+        return None
+    return GpuFacts(active_ratio=found.gpu_ratio, watts=found.gpu_watts)
 
 
 async def read_metal(scope: CollectionScope) -> MetalVerdict | None:

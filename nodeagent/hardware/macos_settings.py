@@ -156,15 +156,3 @@ def _victims(tree: Mapping[str, object]) -> Iterator[str]:
         # Only a process that was killed has a reason.
         if isinstance(one, dict) and one.get("reason") and isinstance(one.get("name"), str):
             yield one["name"][:64]
-
-
-def parse_macmon(text: str) -> tuple[float, float] | None:
-    """Return (active ratio, watts) of the GPU in a line of `macmon pipe`; field names of 0.8, and those before it."""
-    try:
-        tree = json.loads(text.splitlines()[0] if text else "")
-        active = tree.get("gpu_active_ratio")
-        if active is None:
-            active = tree["gpu_usage"][1]
-        return min(1.0, max(0.0, float(active))), float(tree["gpu_power"])
-    except (ValueError, KeyError, IndexError, TypeError, AttributeError):
-        return None

@@ -95,13 +95,6 @@ def test_a_jetsam_report_names_its_victims() -> None:
     assert macos_settings.parse_jetsam(text[:300]) is None
 
 
-def test_macmon_before_and_after_its_fields_were_renamed() -> None:
-    assert macos_settings.parse_macmon(ill("macmon.json")) == (1.0, 4.1)
-    assert macos_settings.parse_macmon(well("macmon.json")) == (0.91, 28.4)
-    assert macos_settings.parse_macmon("error: no IOReport") is None
-    assert macos_settings.parse_macmon("[1]") is None
-
-
 @pytest.mark.parametrize(
     "parse",
     [
@@ -113,7 +106,6 @@ def test_macmon_before_and_after_its_fields_were_renamed() -> None:
         macos_settings.parse_installs_updates,
         macos_settings.parse_clock_offset,
         macos_settings.parse_jetsam,
-        macos_settings.parse_macmon,
         lambda text: macos_settings.parse_neighbours(text, text),
         lambda text: list(macos_settings.parse_listeners(text)),
     ],
