@@ -28,6 +28,7 @@ from gateway.auth.access_control import AccessControl
 from identity.dialer import Dialer
 from machinery.version import version
 from schemas.wire.errors import Refusal, RefusedError
+from store.tickets import TicketChecker
 
 _LONGEST_PATH: Final = 200
 
@@ -40,6 +41,8 @@ class AppContext:
     views: SeedViews
     access: AccessControl
     sessions: Sessions
+    tickets: TicketChecker
+    """Checks login links."""
     hosts: Collection[str] | None
     """Names by which clients may address the process; None: any."""
     dialer: Dialer
@@ -67,7 +70,7 @@ def make_app(context: AppContext) -> FastAPI:
     HistoryRoutes(reader, clock).add_to(router)
     SeedRoutes(context.views, clock).add_to(router)
     EventSocket(context.views).add_to(router)
-    make_login(context.access, context.sessions).add_to(router)
+    make_login(context.access, context.sessions, context.tickets, clock).add_to(router)
     make_chat(context.model.caches, context.dialer).add_to(router)
     PageRoutes(context.model.caches).add_to(router)
     app.include_router(router)

@@ -156,9 +156,9 @@ class DashboardAuth:
         if not self._access.is_on:
             # As at a gateway without keys: other machines may read, and no more.
             return Visitor(name="", role="admin" if is_local(scope) else "viewer")
-        key = self._sessions.find(_cookie(headers.get(b"cookie", b"")))
-        if key is not None:
-            return Visitor(name=key.name, role=key.role)
+        session = self._sessions.find(_cookie(headers.get(b"cookie", b"")))
+        if session is not None:
+            return Visitor(name=session.name, role=session.role)
         principal = self._access.identify(scope["headers"])
         assert principal is not None
         return Visitor(name=principal.name, role=principal.role)

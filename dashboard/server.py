@@ -28,6 +28,7 @@ from machinery.version import version
 from machinery.websocket import WebSocketProtocol
 from schemas.records import ApiKey, DashboardLease
 from store.port import Transport
+from store.tickets import TicketChecker
 
 # A page has one stream and a few requests; each connection serves one request.
 _LIMITS = ConnectionLimits(connections=512)
@@ -92,6 +93,7 @@ class Dashboard:
             views=self.views,
             access=access,
             sessions=sessions,
+            tickets=TicketChecker(transport, clock, f"Dashboard/{id_}"),
             hosts=hosts,
             dialer=settings.dialer,
             history=self.history,

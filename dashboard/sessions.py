@@ -1,7 +1,7 @@
 """Sessions of browsers: a signed cookie in place of an API key, which pages cannot send with every request.
 
 A cookie names the key and carries a fingerprint of it. It ends with the key: when that is deleted, rotated away or
-expired, or after twelve hours. Nothing is stored, so sessions survive a restart as long as the signing key does.
+expired, or after twelve hours. The cookie of a login link names a user in place of a key. Nothing is stored, so sessions survive a restart as long as the signing key does.
 """
 
 import hashlib
@@ -9,6 +9,7 @@ import hmac
 import re
 import secrets
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Final
@@ -16,13 +17,29 @@ from typing import Final
 from machinery import process_secrets
 from machinery.clock import Clock
 from machinery.files import write_atomically
-from schemas.records import ApiKey
+from schemas.records import ApiKey, Role
 
 COOKIE: Final = "fleet-session"
 LIFE_S: Final = 12 * 3600
-_COOKIE_FORM: Final = re.compile(r"([a-z0-9.-]{1,128})\|(\d{1,12})\|([0-9a-f]{32})\|([0-9a-f]{64})")
+_COOKIE_FORM: Final = re.compile(
+    r"((?:link:)?[a-z0-9.-]{1,128})\|(\d{1,12})\|([0-9a-f]{32})\|([0-9a-f]{64})"
+)
 _SECRET_FILE: Final = "session.key"  # noqa: S105 - a name
 _SECRET_BYTES: Final = 32
+
+
+_LINK: Final = "link:"
+"""Begins the name in a cookie that a login link was exchanged for; no key has such a name."""
+_NO_NAME: Final = re.compile(r"[^a-z0-9.-]+")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Session:
+    """A session that has not ended."""
+
+    name: str
+    """The name of the key, or the user of the login link."""
+    role: Role
 
 
 class Sessions:
@@ -42,26 +59,39 @@ class Sessions:
         key = None if known is None else known.get(name)
         if key is None:
             return None
-        ends = int(self._now().timestamp()) + LIFE_S
-        text = f"{name}|{ends}|{self._fingerprint(key.hash)}"
+        return self._cookie(name, self._fingerprint(key.hash))
+
+    def make_admin(self, user: str) -> str:
+        """Return a cookie with the role admin for a user that may write to the store."""
+        name = _LINK + (_NO_NAME.sub("-", user.lower())[:120] or "admin")
+        return self._cookie(name, self._fingerprint(name))
+
+    def _cookie(self, name: str, fingerprint: str) -> str:
+        text = f"{name}|{int(self._now().timestamp()) + LIFE_S}|{fingerprint}"
         return f"{text}|{self._sign(text)}"
 
-    def find(self, cookie: str) -> ApiKey | None:
-        """Return the key of a cookie; None if the session is over, or was never one."""
+    def find(self, cookie: str) -> Session | None:
+        """Return the session of a cookie; None if it is over, or was never one."""
         match = _COOKIE_FORM.fullmatch(cookie)
-        known = self._keys()
-        if match is None or known is None:
+        if match is None:
             return None
         name, ends, fingerprint, signature = match.groups()
-        if not hmac.compare_digest(signature, self._sign(cookie.rpartition("|")[0])):
+        is_ours = hmac.compare_digest(signature, self._sign(cookie.rpartition("|")[0]))
+        if not is_ours or int(ends) <= self._now().timestamp():
             return None
-        key, now = known.get(name), self._now()
-        if key is None or int(ends) <= now.timestamp():
-            return None
+        if name.startswith(_LINK):
+            return Session(name=name.removeprefix(_LINK), role="admin")
+        key = (self._keys() or {}).get(name)
+        return None if key is None else self._of_key(key, fingerprint)
+
+    def _of_key(self, key: ApiKey, fingerprint: str) -> Session | None:
+        now = self._now()
         if key.expires is not None and key.expires <= now:
             return None
         valid = [key.hash, *(old.hash for old in key.previous if old.expires > now)]
-        return key if fingerprint in map(self._fingerprint, valid) else None
+        if fingerprint not in map(self._fingerprint, valid):
+            return None
+        return Session(name=key.name, role=key.role)
 
     def _now(self) -> datetime:
         return self._clock.now()

@@ -8,10 +8,12 @@ import secrets
 import socket
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 
 from machinery.clock import SystemClock
 from schemas.records import TICKET_TTL_S, Ticket
 from store import codec, keys
+from store.errors import StoreError
 from store.leases import LeaseSession
 from store.port import MAX_OPERATIONS, Put, Transport
 
@@ -55,6 +57,43 @@ async def issue_tickets(
         raise group.exceptions[0] from None
     finally:
         await session.close()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoginTicket:
+    """The right to log in at one dashboard, once, within a minute."""
+
+    bearer: str
+    """`ID.SECRET`."""
+    key: str
+    revision: int
+    """Revision of the store that has the ticket."""
+
+    async def is_used(self, transport: Transport) -> bool:
+        """Wait until the ticket is gone, and return whether that was before its minute was over."""
+        try:
+            # The lease removes the ticket as well, a moment after its end.
+            async with asyncio.timeout(TICKET_TTL_S - 1):
+                async for batch in transport.watch(self.key, after_revision=self.revision):
+                    if batch.changes:
+                        return True
+        except (StoreError, TimeoutError):
+            pass
+        return False
+
+
+async def issue_login_ticket(transport: Transport, dashboard: str) -> LoginTicket:
+    """Write a ticket for the dashboard of this id; it outlives this process.
+
+    Raises:
+        StoreError: the ticket cannot be written (PermissionDeniedError: only fleet-admin may write tickets).
+
+    """
+    holder, id_ = f"Dashboard/{dashboard}", secrets.token_hex(_ID_BYTES)
+    secret = secrets.token_urlsafe(_SECRET_BYTES)
+    put = _put_ticket(holder, id_, secret, await transport.grant(TICKET_TTL_S))
+    revision = await transport.commit([], [put])
+    return LoginTicket(bearer=f"{id_}.{secret}", key=put.key, revision=revision)
 
 
 def _put_ticket(holder: str, id_: str, secret: str, lease: int) -> Put:

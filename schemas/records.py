@@ -189,6 +189,8 @@ TICKET_TTL_S = 60
 class Ticket(ApiModel):
     """The right to read from one agent or gateway for a minute; the value of `ticket/<holder>/<id>`, under a lease.
 
+    The ticket of a dashboard is the right to log in there once.
+
     Every process that may write to the store may have one.
     """
 

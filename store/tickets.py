@@ -1,4 +1,4 @@
-"""Ticket verification by a ticket's holder: grants access to processes that may write to the store. Writes nothing."""
+"""Ticket verification by a ticket's holder: grants access to processes that may write to the store."""
 
 import asyncio
 import hashlib
@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from machinery.clock import Clock
 from schemas.records import Ticket
 from store import codec, keys
-from store.errors import PermissionDeniedError, StoreError, UndecodableError
-from store.port import Transport
+from store.errors import ConflictError, PermissionDeniedError, StoreError, UndecodableError
+from store.port import Delete, ModRevisionGuard, Transport
 
 # The format of fleetctl/fleets/process_client.py.
 _BEARER = re.compile(r"bearer ([0-9a-f]{8,64})\.([A-Za-z0-9_-]{20,200})", re.IGNORECASE | re.ASCII)
@@ -39,7 +39,7 @@ class TicketGrant:
 
 
 class TicketChecker:
-    """Verifies the tickets of one holder, `Node/<name>` or `Gateway/<id>`."""
+    """Verifies the tickets of one holder: `Node/<name>`, `Gateway/<id>` or `Dashboard/<id>`."""
 
     def __init__(self, transport: Transport, clock: Clock, holder: str) -> None:
         self._transport = transport
@@ -71,6 +71,31 @@ class TicketChecker:
                 why="this ticket is not, or no longer, in the store; request another one",
             )
         return TicketGrant(id=id_, user=found.user)
+
+    async def redeem(self, authorization: str) -> TicketGrant | TicketDenial:
+        """Verify a ticket and remove it from the store: of several attempts one succeeds."""
+        granted = await self.check(authorization)
+        if isinstance(granted, TicketDenial):
+            return granted
+        key = keys.ticket_key(self._holder, granted.id)
+        try:
+            async with asyncio.timeout(_STORE_S):
+                item = await self._transport.get(key)
+                if item is not None:
+                    guard = ModRevisionGuard(key=key, mod_revision=item.mod_revision)
+                    await self._transport.commit([guard], [Delete(key=key)])
+                    return granted
+        except ConflictError:
+            pass
+        except PermissionDeniedError:
+            why = (
+                "the store denies removing tickets: run `fleetctl init-auth` of this release again"
+            )
+            return TicketDenial(status=503, why=why)
+        except (StoreError, TimeoutError) as error:
+            why = f"the ticket cannot be removed while the store does not answer ({str(error) or 'no answer'})"
+            return TicketDenial(status=503, why=why)
+        return TicketDenial(status=401, why="this ticket was used already; request another one")
 
     async def _read(self, id_: str) -> Ticket | TicketDenial | None:
         try:

@@ -1,5 +1,7 @@
-"""Login of browsers: an API key becomes a session cookie that scripts cannot read."""
+"""Login of browsers: an API key, or the ticket of a login link, becomes a session cookie that scripts cannot read."""
 
+import logging
+import re
 from dataclasses import dataclass
 from typing import Final
 from urllib.parse import parse_qs
@@ -10,10 +12,19 @@ from fastapi import APIRouter, Request, Response
 from dashboard.api.routes import json_response
 from dashboard.sessions import COOKIE, LIFE_S, Sessions
 from gateway.auth.access_control import AccessControl
+from machinery.clock import Clock
+from machinery.rate_limit import SourceRateLimit
 from machinery.request_body import BodyReader, RequestRefusedError
+from schemas.records import Role
 from schemas.wire.errors import Refusal, RefusedError, invalid
+from store.tickets import TicketChecker, TicketDenial
 
+log = logging.getLogger(__name__)
 _BODY_LIMIT: Final = 4096
+_TICKET: Final = re.compile(r"[0-9a-f]{8,64}\.[A-Za-z0-9_-]{20,200}", re.ASCII)
+# Logins a minute. A person types one key; a script that guesses gets no further.
+_PER_ADDRESS: Final = 20
+_TOTAL: Final = 300
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +34,8 @@ class LoginRoutes:
     access: AccessControl
     sessions: Sessions
     bodies: BodyReader
+    tickets: TicketChecker
+    limit: SourceRateLimit
 
     def add_to(self, router: APIRouter) -> None:
         """Register the routes."""
@@ -30,21 +43,21 @@ class LoginRoutes:
         router.add_api_route("/logout", self.logout, methods=["POST"])
 
     async def login(self, request: Request) -> Response:
-        """Check the API key in the body ({"key": "..."}, or a form), and set the session's cookie."""
+        """Check the API key or the ticket in the body, and set the session's cookie."""
         if not self.access.is_on:
             return json_response({"name": "", "role": "admin", "needsKey": False})
+        self._count(request)
         try:
-            key = _key(await self.bodies.read(request), request.headers.get("content-type", ""))
+            body = await self.bodies.read(request)
         except RequestRefusedError as error:
             raise RefusedError(Refusal(status=error.status, message=str(error))) from error
-        principal = self.access.identify([(b"authorization", b"Bearer " + key)])
-        assert principal is not None
-        cookie = self.sessions.make(principal.name)
-        if cookie is None:
-            raise RefusedError(
-                Refusal(status=503, message="The keys are not known yet; try again soon.")
-            )
-        response = json_response({"name": principal.name, "role": principal.role, "needsKey": True})
+        fields = _fields(body, request.headers.get("content-type", ""))
+        cookie, name, role = (
+            await self._by_ticket(fields["ticket"])
+            if "ticket" in fields
+            else self._by_key(fields.get("key", ""))
+        )
+        response = json_response({"name": name, "role": role, "needsKey": True})
         response.set_cookie(
             COOKIE,
             cookie,
@@ -55,6 +68,41 @@ class LoginRoutes:
         )
         return response
 
+    def _count(self, request: Request) -> None:
+        """Raise RefusedError after too many logins of this address, or of all."""
+        wait_s = self.limit.take("" if request.client is None else request.client.host)
+        if wait_s:
+            message = f"There were too many logins. Try again in {wait_s} s."
+            raise RefusedError(Refusal(status=429, message=message, retry_after_s=wait_s))
+
+    def _by_key(self, key: str) -> tuple[str, str, Role]:
+        if not key or not key.isascii() or not key.isprintable():
+            raise invalid('The body has no key: expected {"key": "sk-fleet-..."}.', "key")
+        headers = [(b"authorization", b"Bearer " + key.strip().encode())]
+        principal = self.access.identify(headers)
+        assert principal is not None
+        cookie = self.sessions.make(principal.name)
+        if cookie is None:
+            raise RefusedError(
+                Refusal(status=503, message="The keys are not known yet; try again soon.")
+            )
+        return cookie, principal.name, principal.role
+
+    async def _by_ticket(self, ticket: str) -> tuple[str, str, Role]:
+        if not _TICKET.fullmatch(ticket):
+            raise invalid("The login link is not complete. Copy the whole link.", "ticket")
+        granted = await self.tickets.redeem(f"Bearer {ticket}")
+        if isinstance(granted, TicketDenial):
+            message = f"The login link does not work: {granted.why}."
+            if granted.status == 401:
+                message = "The login link was used, or its 60 seconds are over. `fleetctl dashboard` opens another."
+            raise RefusedError(Refusal(status=granted.status, message=message))
+        cookie = self.sessions.make_admin(granted.user)
+        session = self.sessions.find(cookie)
+        assert session is not None
+        log.info("login by link", extra={"user": session.name})
+        return cookie, session.name, session.role
+
     async def logout(self) -> Response:
         """Remove the session's cookie."""
         response = json_response({"name": "", "role": None})
@@ -62,24 +110,28 @@ class LoginRoutes:
         return response
 
 
-def _key(body: bytes, content_type: str) -> bytes:
-    """Return the key in a login's body. Raises RefusedError."""
+def _fields(body: bytes, content_type: str) -> dict[str, str]:
+    """Return the texts in a login's body."""
     if content_type.startswith("application/x-www-form-urlencoded"):
-        key = parse_qs(body.decode("latin-1"), max_num_fields=4).get("key", [""])[0]
-    else:
-        try:
-            parsed = orjson.loads(body)
-        except orjson.JSONDecodeError:
-            parsed = None
-        found = parsed.get("key") if isinstance(parsed, dict) else None
-        key = found if isinstance(found, str) else ""
-    if not key or not key.isascii() or not key.isprintable():
-        raise invalid('The body has no key: expected {"key": "sk-fleet-..."}.', "key")
-    return key.strip().encode()
+        found = parse_qs(body.decode("latin-1"), max_num_fields=4)
+        return {name: values[0] for name, values in found.items()}
+    try:
+        parsed = orjson.loads(body)
+    except orjson.JSONDecodeError:
+        return {}
+    if not isinstance(parsed, dict):
+        return {}
+    return {name: value for name, value in parsed.items() if isinstance(value, str)}
 
 
-def make_login(access: AccessControl, sessions: Sessions) -> LoginRoutes:
+def make_login(
+    access: AccessControl, sessions: Sessions, tickets: TicketChecker, clock: Clock
+) -> LoginRoutes:
     """Return the routes; a body has 4 KiB and ten seconds."""
     return LoginRoutes(
-        access, sessions, BodyReader(limit_bytes=_BODY_LIMIT, limit_s=10.0, at_once=16)
+        access,
+        sessions,
+        BodyReader(limit_bytes=_BODY_LIMIT, limit_s=10.0, at_once=16),
+        tickets,
+        SourceRateLimit(clock, per_minute=_PER_ADDRESS, total_per_minute=_TOTAL),
     )

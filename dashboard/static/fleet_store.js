@@ -191,11 +191,13 @@ export class FleetStore {
     if (this._isDue) return;
     this._isDue = true;
     const show = () => {
+      if (!this._isDue) return;
       this._isDue = false;
       for (const listener of this._listeners) listener();
     };
-    if (document.hidden) setTimeout(show, 100);
-    else requestAnimationFrame(show);
+    // A page that is covered gets no frames.
+    setTimeout(show, 200);
+    if (!document.hidden) requestAnimationFrame(show);
   }
 }
 

@@ -34,8 +34,10 @@ const MENU = [
 ];
 const THEMES = ["auto", "light", "dark"];
 const OLD_MS = 15_000;
+const LOGIN_LINK = /^#login=([\w.-]{1,300})$/;
 
 const store = new FleetStore();
+let linkProblem = ""; // why the login link in the address did not work
 
 function App() {
   useStore(store);
@@ -90,15 +92,11 @@ function Connection() {
 
 function Login() {
   const [key, setKey] = useState("");
-  const [problem, setProblem] = useState("");
+  const [problem, setProblem] = useState(linkProblem);
   const send = async (event) => {
     event.preventDefault();
     try {
-      await getJson("/login", {
-        method: "POST",
-        headers: { "content-type": "application/json" },
-        body: JSON.stringify({ key }),
-      });
+      await logIn({ key });
       setKey("");
       store.connectLater();
     } catch (error) {
@@ -115,8 +113,28 @@ function Login() {
       <button type="submit">Log in</button>
     </form>
     ${problem && html`<p class="problem" role="alert">${problem}</p>`}
-    <p class="quiet">An administrator makes one: <code>fleetctl create apikey NAME --role viewer</code></p>
+    <p class="quiet">An administrator makes one: <code>fleetctl create apikey NAME --role viewer</code>, or opens this page
+      logged in: <code>fleetctl dashboard</code></p>
   </main>`;
+}
+
+function logIn(secret) {
+  const headers = { "content-type": "application/json" };
+  return getJson("/login", { method: "POST", headers, body: JSON.stringify(secret) });
+}
+
+/** Log in by the link of `fleetctl dashboard`; returns whether the address is one. It works once, and leaves the address. */
+async function followLoginLink() {
+  const found = LOGIN_LINK.exec(location.hash);
+  if (!found) return false;
+  history.replaceState(null, "", location.pathname + location.search);
+  linkProblem = "";
+  try {
+    await logIn({ ticket: found[1] });
+  } catch (error) {
+    linkProblem = error.message;
+  }
+  return true;
 }
 
 function Help({ onClose }) {
@@ -186,4 +204,8 @@ setTheme(savedTheme());
 const app = document.getElementById("app");
 app.replaceChildren();
 render(html`<${App} />`, app);
+addEventListener("hashchange", async () => {
+  if (await followLoginLink()) store.connectLater();
+});
+await followLoginLink();
 store.start();

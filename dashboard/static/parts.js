@@ -1,6 +1,6 @@
 /** Parts that screens share: links, words for a state, bars, tables, lists of problems and events. */
 
-import { html, useEffect, useReducer, useState } from "./vendor/htm-preact.js";
+import { html, useEffect, useLayoutEffect, useReducer, useState } from "./vendor/htm-preact.js";
 import { age, bytes, clock } from "./format.js";
 
 const PAGES = { Node: "macs", ModelDeployment: "models", Replica: "replicas", ShardGroup: "groups" };
@@ -19,7 +19,8 @@ export function reference(kind, name) {
 /** Draw again whenever the store changes. */
 export function useStore(store) {
   const [, redraw] = useReducer((number) => number + 1, 0);
-  useEffect(() => store.subscribe(redraw), [store]);
+  // An effect would run a frame later, and miss what changes in between.
+  useLayoutEffect(() => store.subscribe(redraw), [store]);
 }
 
 export function ObjectLink({ kind, name }) {

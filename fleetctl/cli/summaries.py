@@ -16,7 +16,7 @@ SUMMARIES: dict[str, str] = {
     "config": "Manage contexts: the fleets that you use.",
     "cordon": "Stop placing new replicas on nodes.",
     "create": "Create objects from manifests with -f, or from flags.",
-    "dashboard": "Open the fleet's dashboard in a browser.",
+    "dashboard": "Open the fleet's dashboard in a browser, logged in.",
     "delete": "Delete objects.",
     "demo": "Start a fleet of two nodes with a small model, and chat.",
     "deny": "Refuse a machine that asks to join.",

@@ -276,6 +276,8 @@ def _dashboard() -> list[Permission]:
         prefix_permission(keys.DASHBOARD_LEASE_PREFIX, Right.READWRITE),
         # It asks gateways for their requests with a ticket of its own.
         prefix_permission(keys.ticket_prefix("Gateway"), Right.READWRITE),
+        # A login link is good once: the dashboard removes its ticket.
+        prefix_permission(keys.ticket_prefix("Dashboard"), Right.READWRITE),
         prefix_permission(keys.request_prefix("dashboard"), Right.READWRITE),
     ]
 

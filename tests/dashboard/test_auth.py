@@ -1,20 +1,22 @@
 """Access to a dashboard: keys, roles, session cookies, foreign hosts and pages."""
 
+import asyncio
 import hashlib
 from pathlib import Path
 
 import pytest
 
 from dashboard.auth import needed_role
-from dashboard.sessions import LIFE_S, Sessions, session_secret
+from dashboard.sessions import LIFE_S, Session, Sessions, session_secret
+from insight.tickets import issue_login_ticket
 from machinery.clock import SystemClock
 from machinery.process_secrets import OpenSecretError
-from schemas.records import ApiKey, Role
+from schemas.records import TICKET_TTL_S, ApiKey, Role
 from store import codec, keys
 from store.memory import MemoryTransport
 from store.port import Delete, Put
 from tests.support.clock import FakeClock
-from tests.support.dashboards import running_dashboard
+from tests.support.dashboards import RunningDashboard, running_dashboard
 from tests.support.waiting import until_async
 
 CLOCK = SystemClock()
@@ -80,6 +82,51 @@ async def test_a_login_makes_a_session_that_ends_with_its_key(memory: MemoryTran
         await until_async(is_over)
 
 
+async def log_in(running: RunningDashboard, ticket: str) -> tuple[int, str, str]:
+    """Return the status, the body and the cookie of a login by link."""
+    async with running.http.post(f"{running.url}/login", json={"ticket": ticket}) as response:
+        cookie = response.headers.get("set-cookie", "").partition(";")[0]
+        return response.status, await response.text(), cookie
+
+
+async def test_a_login_link_is_good_once_and_at_one_dashboard(memory: MemoryTransport) -> None:
+    async with running_dashboard(memory, asks_for_keys=True) as running:
+        found = await issue_login_ticket(memory, "run1")
+        elsewhere = await issue_login_ticket(memory, "run2")
+        assert found.bearer.partition(".")[2] not in str(await memory.get(found.key))
+        assert (await log_in(running, elsewhere.bearer))[0] == 401
+        tries = await asyncio.gather(*(log_in(running, found.bearer) for _ in range(4)))
+        assert sorted(status for status, *_ in tries) == [200, 401, 401, 401]
+        assert all("fleetctl dashboard" in body for status, body, _ in tries if status == 401)
+        cookie = next(cookie for status, _, cookie in tries if status == 200)
+        await running.get("/api/v1/snapshot", headers={"cookie": cookie})
+        await running.get("/api/v1/snapshot", 401, headers={"cookie": cookie.replace("link", "l")})
+        assert await memory.get(found.key) is None
+        assert (await log_in(running, "x"))[0] == 400
+
+
+async def test_a_login_link_ends_after_a_minute() -> None:
+    clock = FakeClock()
+    store = MemoryTransport(clock)
+    found = await issue_login_ticket(store, "run1")
+    await clock.advance(TICKET_TTL_S - 2)
+    assert await store.get(found.key) is not None
+    await clock.advance(3)
+    assert await store.get(found.key) is None
+
+
+async def test_guesses_are_limited(memory: MemoryTransport) -> None:
+    async with running_dashboard(memory, asks_for_keys=True) as running:
+        wrong = "0" * 16 + "." + "a" * 43
+        answers = [await log_in(running, wrong) for _ in range(25)]
+        assert [status for status, *_ in answers[:15]] == [401] * 15
+        assert answers[-1][0] == 429
+        assert "Try again in" in answers[-1][1]
+        async with running.http.post(f"{running.url}/login", json={"key": "sk-1"}) as response:
+            assert response.status == 429
+            assert int(response.headers["retry-after"]) >= 1
+
+
 async def test_foreign_hosts_and_pages_are_refused(memory: MemoryTransport) -> None:
     async with running_dashboard(memory) as running:
         await running.get("/api/v1/snapshot", 403, headers={"host": "evil.example"})
@@ -126,7 +173,7 @@ async def test_a_session_ends_in_time_and_survives_a_restart(tmp_path: Path) -> 
     cookie = Sessions(session_secret(tmp_path), clock, lambda: known).make("ann")
     assert cookie is not None
     restarted = Sessions(session_secret(tmp_path), clock, lambda: known)
-    assert restarted.find(cookie) == known["ann"]
+    assert restarted.find(cookie) == Session(name="ann", role="viewer")
     assert Sessions(session_secret(None), clock, lambda: known).find(cookie) is None
     for wrong in ("", cookie[:-1], cookie + "0", "|||", "ann|1|x|y"):
         assert restarted.find(wrong) is None

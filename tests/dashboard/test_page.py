@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 from axe_playwright_python.async_playwright import Axe
-from playwright.async_api import Browser, Page, expect
+from playwright.async_api import Browser, Page, Route, expect
 
 from fleetctl.fleets.api_keys import secret_of
+from insight.tickets import issue_login_ticket
 from schemas.event import Event, EventSpec, ObjectReference
 from schemas.meta import Condition, ConditionStatus, ObjectMeta
 from schemas.node import NodeLease, NodeStatus
@@ -272,6 +273,61 @@ async def test_a_key_opens_the_page_and_a_wrong_one_does_not(browser: Browser) -
         assert await page.evaluate("document.cookie") == ""
         await page.reload()
         await expect(page.get_by_role("link", name="mac-1")).to_be_visible()
+
+
+async def test_a_login_link_opens_the_page_once(browser: Browser) -> None:
+    store = MemoryTransport(CLOCK)
+    await store.commit([], mac("mac-1"))
+    async with running_dashboard(store, asks_for_keys=True) as dashboard:
+        link = f"/macs#login={(await issue_login_ticket(store, 'run1')).bearer}"
+        async with open_page(browser, dashboard.url) as (page, _):
+            await page.goto(link)
+            await expect(page.get_by_role("link", name="mac-1")).to_be_visible()
+            assert page.url == f"{dashboard.url}/macs"
+            assert await page.evaluate("history.length") <= 2
+            await page.reload()
+            await expect(page.get_by_role("link", name="mac-1")).to_be_visible()
+        async with open_page(browser, dashboard.url) as (page, _):
+            await page.goto(link)
+            await expect(page.get_by_role("alert")).to_contain_text("The login link was used")
+            result = await Axe().run(page, options=WCAG)
+            assert result.violations_count == 0, result.generate_report()
+            # A further link in the same tab changes nothing but the fragment.
+            again = (await issue_login_ticket(store, "run1")).bearer
+            await page.evaluate("(ticket) => { location.hash = `login=${ticket}`; }", again)
+            await expect(page.get_by_role("link", name="mac-1")).to_be_visible()
+
+
+async def test_a_module_that_does_not_arrive_is_loaded_again(browser: Browser, site: Site) -> None:
+    async with open_page(browser, site.url) as (page, faults):
+        left = [1]
+
+        async def lose_one(route: Route) -> None:
+            if left:
+                left.pop()
+                await route.abort("connectionreset")
+            else:
+                await route.continue_()
+
+        await page.route("**/static/screens/chat.js", lose_one)
+        await page.goto("/macs")
+        await expect(page.get_by_role("link", name="mac-1")).to_be_visible()
+        assert left == []
+        faults.found = [one for one in faults.found if "net::ERR" not in one]
+
+
+async def test_no_change_between_the_first_drawing_and_its_effects_is_missed(
+    browser: Browser, site: Site
+) -> None:
+    """The state may arrive before the first frame: then the page must not wait for its next drawing."""
+    async with open_page(browser, site.url) as (page, _):
+        # Nothing draws the page later: no timer, no stream.
+        await page.add_init_script("window.setInterval = () => 0;")
+        await page.route("**/api/v1/stream*", lambda _: None)
+        await page.goto("/macs")
+        for _ in range(40):
+            await page.reload()
+            await expect(page.get_by_role("link", name="mac-1")).to_be_visible()
 
 
 @pytest.mark.etcd

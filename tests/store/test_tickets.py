@@ -34,6 +34,17 @@ async def test_a_ticket_in_the_store_is_accepted() -> None:
     )
 
 
+async def test_a_redeemed_ticket_is_gone() -> None:
+    store = await written()
+    tickets = TicketChecker(store, FakeClock(), HOLDER)
+    assert await tickets.redeem(GOOD[:-1] + "t") == await tickets.check(GOOD[:-1] + "t")
+    assert await tickets.redeem(GOOD) == TicketGrant(id=ID, user="anna@studio")
+    assert await store.get(keys.ticket_key(HOLDER, ID)) is None
+    again = await tickets.redeem(GOOD)
+    assert isinstance(again, TicketDenial)
+    assert again.status == 401
+
+
 @pytest.mark.parametrize(
     "shown",
     [

@@ -278,7 +278,8 @@ REGISTRATION = keys.named(keys.GATEWAY_LEASE_PREFIX, "g")
 MY_TICKET = keys.ticket_key("Node/mac-1", "t")
 OTHER_TICKETS = [keys.ticket_key(holder, "t") for holder in ("Node/mac-10", "Node/mac-2")]
 GATEWAY_TICKET = keys.ticket_key("Gateway/g", "t")
-TICKETS = [MY_TICKET, *OTHER_TICKETS, GATEWAY_TICKET]
+LOGIN_TICKET = keys.ticket_key("Dashboard/d", "t")
+TICKETS = [MY_TICKET, *OTHER_TICKETS, GATEWAY_TICKET, LOGIN_TICKET]
 # Whoever writes these decides whom the fleet trusts.
 TRUST = [
     keys.FLEET_TRUST,
@@ -322,11 +323,11 @@ DENIED_TO_READ = {
     "node-mac-1": [
         *(SECRET, API_KEY, *OTHERS, *VERDICTS, "/elsewhere", REGISTRATION),
         *(keys.spec_key("Node", "mac-10"), keys.spec_key("ModelRoute", "a")),
-        *(*OTHER_TICKETS, GATEWAY_TICKET, *OTHER_REQUESTS, GATEWAY_REQUEST),
+        *(*OTHER_TICKETS, GATEWAY_TICKET, LOGIN_TICKET, *OTHER_REQUESTS, GATEWAY_REQUEST),
     ],
     "gateway": [
         *(SECRET, MINE[2], keys.spec_key("Revision", "a"), *VERDICTS[2:]),
-        *(MY_TICKET, *OTHER_TICKETS),
+        *(MY_TICKET, LOGIN_TICKET, *OTHER_TICKETS),
     ],
     "reconciler": [SECRET, API_KEY, MINE[-1], "/elsewhere", *TICKETS],
     "dashboard": [SECRET, MY_TICKET, "/elsewhere", *REQUESTS],
@@ -359,7 +360,7 @@ ALLOWED_TO_WRITE = {
         APPLY_SET,
         keys.rank_key("mac-2", "qwen-0", 0),
     ],
-    "dashboard": [DASHBOARD, GATEWAY_TICKET, keys.request_key("dashboard", "d")],
+    "dashboard": [DASHBOARD, GATEWAY_TICKET, LOGIN_TICKET, keys.request_key("dashboard", "d")],
     "admin": [
         *(SECRET, API_KEY, *TRUST, keys.request_key("admin", "anna")),
         keys.status_key("Node", "mac-1"),
