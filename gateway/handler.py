@@ -8,7 +8,7 @@ import asyncio
 import itertools
 from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass
-from typing import Any, assert_never
+from typing import Any
 
 from typing_extensions import override
 
@@ -76,6 +76,7 @@ class InferenceHandler(RequestHandler):
         options: HandlerOptions,
     ) -> None:
         self._forwarder = forwarder
+        self._staleness = forwarder.table_cache.staleness
         self._access = access
         self._recorder = recorder
         self.clock = forwarder.clock
@@ -113,11 +114,12 @@ class InferenceHandler(RequestHandler):
 
     @override
     def identify(self, context: RequestContext) -> Refusal | None:
-        access = self._access
+        access, http_request = self._access, context.http_request
         try:
-            context.principal = principal = access.identify(context.http_request.headers)
+            principal = access.identify(http_request.headers, http_request.fields)
         except RefusedError as error:
             return error.refusal
+        context.principal = principal
         if principal is not None:
             context.limiter = principal.limiter
         elif access.anonymous is not None:
@@ -129,26 +131,26 @@ class InferenceHandler(RequestHandler):
     @override
     def start(self, context: RequestContext) -> None:
         self._contexts.add(context)
-        context.translator = context.adapter.error_translator()
+        adapter, http_request, limiter = context.adapter, context.http_request, context.limiter
         try:
             self._recorder.begin(context)
-            if (limiter := context.limiter) is not None:
+            if limiter is not None:
                 if limiter.is_limited:
                     self._admit(context, (limiter,))
                 else:
                     limiter.enter()
                     context.limiters = (limiter,)
             context.is_admitted = True
-            if self._forwarder.table_cache.is_stale and not context.extra_headers:
+            if context.began_s > self._staleness.fresh_until_s and not context.extra_headers:
                 context.extra_headers = (_STALE,)
             try:
-                request, context.translator = context.adapter.read(context.http_request)
+                request, context.translator = adapter.read(http_request)
             except ModelMissingError:
                 self._set_default_model(context)
-                request, context.translator = context.adapter.read(context.http_request)
+                request, context.translator = adapter.read(http_request)
             context.request = request
             self._admit_model(context, request)
-            self._forwarder.start(request, context.retry_state, context)
+            self._forwarder.start(request, context.retry_state, context, context.began_s)
         except RefusedError as error:
             self._refuse(context, error.refusal)
         except Exception as error:  # noqa: BLE001 - the client still gets an answer
@@ -157,10 +159,13 @@ class InferenceHandler(RequestHandler):
     @override
     def on_result(self, context: RequestContext, result: ForwardResult) -> None:
         try:
-            if isinstance(result, EngineStream):
+            if isinstance(result, WholeResponse):
+                self._send_whole(result, context)
+            elif isinstance(result, EngineStream):
                 self._begin_stream(result, context)
                 return
-            self._send_whole(result, context)
+            else:
+                self.break_off(context, result)
         except Exception as error:  # noqa: BLE001 - the client still gets an answer
             self.fail(context, error)
         else:
@@ -218,7 +223,7 @@ class InferenceHandler(RequestHandler):
 
     def _refuse(self, context: RequestContext, refusal: Refusal) -> None:
         self._record_model(context)
-        self._send_refusal(context, context.translator, refusal)
+        self._send_refusal(context, _translator(context), refusal)
         self.finish(context)
 
     def fail(self, context: RequestContext, error: Exception) -> None:
@@ -302,9 +307,11 @@ class InferenceHandler(RequestHandler):
         if context not in self._contexts:
             return
         self._contexts.remove(context)
-        self._forwarder.leave(context.retry_state)
+        state = context.retry_state
+        if state.admission is not None:
+            self._forwarder.leave(state)
         if context.limiters:
-            prompt, _, output = context.retry_state.usage
+            prompt, _, output = state.usage
             self._access.leave(context.limiters, prompt + output)
         self._recorder.record(context)
         context.release()
@@ -357,25 +364,24 @@ class InferenceHandler(RequestHandler):
                 elif context.blocked_since_s < now_s - yield_s and context.stream is not None:
                     self._forwarder.suspend(context.retry_state, context.stream)
 
-    def _send_whole(self, result: WholeResponse | Refusal, context: RequestContext) -> None:
-        translator = context.translator
-        match result:
-            case WholeResponse(status=status, body=body):
-                if context.response.status:
-                    self.break_off(context, errors.engine_refusal(status, body))
-                    return
-                context.outcome = "ok" if status < 400 else outcome_of(status)
-                if translator is None:
-                    head = _header_block(result.passed, result.endpoint, context)
-                else:
-                    headers = _header_list(result.passed, result.endpoint, context)
-                    status, headers, body = translator.whole(status, headers, body)
-                    head = header_lines(headers)
-                context.response.whole(status, head, body)
-            case Refusal():
-                self.break_off(context, result)
-            case _:
-                assert_never(result)
+    def _send_whole(self, result: WholeResponse, context: RequestContext) -> None:
+        translator, response, status, body = (
+            context.translator,
+            context.response,
+            result.status,
+            result.body,
+        )
+        if response.status:
+            self.break_off(context, errors.engine_refusal(status, body))
+            return
+        context.outcome = "ok" if status < 400 else outcome_of(status)
+        if translator is None:
+            head = _header_block(result.passed, result.endpoint, context)
+        else:
+            headers = _header_list(result.passed, result.endpoint, context)
+            status, headers, body = translator.whole(status, headers, body)
+            head = header_lines(headers)
+        response.whole(status, head, body)
 
     def _begin_stream(self, source: EngineStream, context: RequestContext) -> None:
         """Pass the stream of an engine through, event by event."""
@@ -412,7 +418,7 @@ class InferenceHandler(RequestHandler):
 
         No [DONE] follows that event, or the client would take it for the end of the text.
         """
-        translator = context.translator
+        translator = _translator(context)
         if not context.response.is_started:
             self._send_refusal(context, translator, refusal)
             return
@@ -452,8 +458,9 @@ class ClientStream(StreamReceiver):
 
     @override
     def on_events(self, events: bytes) -> None:
+        translator = self._translator
         try:
-            self.write(events)
+            self._response.piece(events if translator is None else translator.events(events))
         except Exception as error:  # noqa: BLE001 - the client still gets an answer
             self._handler.fail(self._context, error)
 
@@ -486,6 +493,13 @@ class ClientStream(StreamReceiver):
         context = self._context
         search = self._handler.search(context, self, is_suspended=True)
         context.task = asyncio.get_running_loop().create_task(search)
+
+
+def _translator(context: RequestContext) -> ResponseTranslator | None:
+    """Return the translator of a refusal; before the body is read, that of its API."""
+    if context.request is None:
+        return context.adapter.error_translator()
+    return context.translator
 
 
 def _header_block(passed: bytes, endpoint: EngineEndpoint, context: RequestContext) -> bytes:

@@ -233,7 +233,6 @@ class Gateway:
         self._upkeep = _upkeep(transport, clock, limits, url)
         self._holder = make_holder(transport, clock, limits.floating, instance)
         self.recorder = self._recorder(id_, model_states, tracer)
-        self.metrics = self.recorder.metrics
         self.fleet_state.access.on_refusal(self.metrics.limited.add)
         router = Router(
             table_cache=self.table_cache,
@@ -257,6 +256,11 @@ class Gateway:
         self._stopping, self._gives_way = asyncio.Event(), False
         app = make_app(self._admin_context(transport, id_, model_states), self.handler.running)
         self._server = self._http_server(app)
+
+    @property
+    def metrics(self) -> GatewayMetrics:
+        """All metrics of the gateway."""
+        return self.recorder.metrics
 
     def _connection_pool(self) -> ConnectionPool:
         """Return the connections to engines, which follow the table and the gateway's identity."""

@@ -4,13 +4,21 @@ The middleware asks for a key on every path outside `PUBLIC_PATHS`. `roles.py` h
 """
 
 import ipaddress
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 
 from fastapi import Request, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gateway import errors
-from gateway.auth.keyring import Keyring, KeySecret, Principal, lacks_scheme, presented_key
+from gateway.auth.keyring import (
+    Keyring,
+    KeySecret,
+    Principal,
+    lacks_scheme,
+    presented_key,
+    sole_key,
+)
 from gateway.auth.rate_limits import AnonymousClients, ModelRates, RateLimiter, Rates, rates_of
 from gateway.auth.roles import PUBLIC_PATHS
 from gateway.request import RawHeaders
@@ -18,6 +26,8 @@ from gateway.routing.table import ServedModel
 from machinery.clock import Clock
 from schemas.records import role_includes
 from schemas.wire.errors import Refusal, RefusedError
+
+_NO_FIELDS: Mapping[bytes, bytes] = MappingProxyType({})
 
 
 def requires_keys(auth: str, host: str) -> bool:
@@ -51,8 +61,10 @@ class AccessControl:
         """Call the handler with the reason of each refusal, in one word."""
         self._handlers.append(handler)
 
-    def identify(self, headers: RawHeaders) -> Principal | None:
-        """Return the principal of the request's key; None if keys are not required.
+    def identify(
+        self, headers: RawHeaders, fields: Mapping[bytes, bytes] = _NO_FIELDS
+    ) -> Principal | None:
+        """Return the principal of the request's key; None if keys are not required. `fields`: the headers, if known.
 
         Raises:
             RefusedError: the key is missing or invalid.
@@ -60,7 +72,9 @@ class AccessControl:
         """
         if not self.is_on:
             return None
-        key = presented_key(headers)
+        key = sole_key(fields) if len(fields) == len(headers) else b""
+        if not key:
+            key = presented_key(headers)
         secret = self._keyring.secret(key) if key else None
         if secret is None:
             raise self._nobody(headers, is_shown=bool(key))

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
+import msgspec
 from typing_extensions import override
 
 from gateway.forwarding.engine_stream import EngineStream, InFlight, split_events
@@ -51,6 +52,7 @@ _EXTERNAL_FAULTS: Mapping[int, str] = {
 }
 
 _REPLICA = headers.REPLICA.encode()
+_IN_FLIGHT, _MEMORY_FREE = headers.IN_FLIGHT.encode(), headers.MEMORY_FREE.encode()
 _RETRY_AFTER = headers.RETRY_AFTER.encode()
 _RESUMABLE_LINE = f"{headers.RESUMABLE}: 1\r\n".encode()
 _SALT_LINE = headers.CACHE_SALT.encode() + b": %b\r\n"
@@ -71,77 +73,52 @@ class AttemptOwner(Protocol):
         ...
 
 
-class EngineAttempt(InFlight):
+class EngineAttempt(InFlight, kw_only=True):
     """One request at one endpoint, from its head to its last byte."""
 
-    __slots__ = (
-        "_head",
-        "_is_streamed",
-        "_is_trial",
-        "_parts",
-        "_rest",
-        "_runner",
-        "_size",
-        "is_trusted",
-        "owner",
-        "request",
-        "state",
-    )
+    runner: "AttemptRunner"
+    request: InferenceRequest
+    state: RetryState
+    owner: AttemptOwner
+    is_trusted: bool = True
+    """True unless the endpoint was ejected when the attempt began."""
+    is_trial: bool = False
+    """True while the attempt is the trial of an endpoint that was ejected."""
+    _is_invalid: bool = False
+    """True if the response is given up."""
+    _is_streamed: bool = False
+    _head: ResponseHead | None = None
+    _parts: list[bytes] = msgspec.field(default_factory=list)
+    _size: int = 0
+    _rest: bytes = b""
 
-    def __init__(
-        self,
-        runner: "AttemptRunner",
-        request: InferenceRequest,
-        endpoint: EngineEndpoint,
-        state: RetryState,
-        owner: AttemptOwner,
-    ) -> None:
-        now_s, outliers = runner.clock.monotonic(), runner.load_tracker.outliers
-        if endpoint.external is None:
-            lines = _attempt_lines(request, endpoint, state, now_s)
-            raw = request_encoder.encode_request(request, endpoint, lines)
-        else:
-            raw = request_encoder.encode_external(request, endpoint, endpoint.external)
-        super().__init__(endpoint, raw, now_s, runner.load_tracker, runner.versions.of(endpoint))
-        policy, self.deadline = state.terms.policy, state.terms.deadline
-        self.silence_s, self.until_s = policy.silence_s, self.deadline.at_s
-        if request.is_streamed:
-            self.until_s = min(self.until_s, now_s + policy.first_token_s)
-        self.request = request
-        self.state = state
-        self.owner = owner
-        self.is_trusted = endpoint.origin not in outliers.ejected_origins
-        """True unless the endpoint was ejected when the attempt began."""
-        self._is_trial = bool(outliers.breakers) and outliers.begin_trial(endpoint, now_s)
-        self._runner = runner
-        self._head: ResponseHead | None = None
-        self._is_streamed = False
-        self._parts: list[bytes] = []
-        self._size = 0
-        self._rest = b""
+    @override
+    def on_whole(self, head: ResponseHead, body: bytes) -> bool:
+        self.on_head(head)
+        if not self._is_invalid:
+            if self._is_streamed:
+                self.on_end(body, is_surplus=False)
+            else:
+                self._end_whole(body)
+        return not self._is_invalid
 
     @override
     def on_head(self, head: ResponseHead) -> None:
-        runner, fields, self._head = self._runner, head.fields, head
+        fields, status, self._head = head.fields, head.status, head
+        kind = fields.get(b"content-type", b"")
+        self._is_streamed = (
+            kind.startswith(b"text/event-stream") and status not in RETRYABLE_STATUSES
+        )
         if self.endpoint.external is not None:
-            if head.status in _EXTERNAL_FAULTS:
-                self._fail(f"{_EXTERNAL_FAULTS[head.status]} (status {head.status})")
-                return
-            self._set_kind(head)
+            if status in _EXTERNAL_FAULTS:
+                self._fail(f"{_EXTERNAL_FAULTS[status]} (status {status})")
             return
-        runner.load_tracker.record_report(self.origin, fields, runner.clock.monotonic())
+        if _IN_FLIGHT in fields or _MEMORY_FREE in fields:
+            self.load_tracker.record_report(self.origin, fields, self.runner.clock.monotonic())
         name = fields.get(_REPLICA)
         # Ports of ended engines are reused.
         if name and (replica := name.decode("latin-1")) != self.endpoint.replica:
             self._fail(f"replica {replica} answers there, not {self.endpoint.replica}")
-            return
-        self._set_kind(head)
-
-    def _set_kind(self, head: ResponseHead) -> None:
-        kind = head.fields.get(b"content-type", b"")
-        self._is_streamed = (
-            kind.startswith(b"text/event-stream") and head.status not in RETRYABLE_STATUSES
-        )
 
     @override
     def on_body(self, data: bytes) -> None:
@@ -161,7 +138,11 @@ class EngineAttempt(InFlight):
     @override
     def on_end(self, data: bytes, *, is_surplus: bool) -> None:
         if not self._is_streamed:
-            self._end_whole(data, is_surplus=is_surplus)
+            assert self._head is not None
+            if is_surplus and self._head.length != UNTIL_CLOSE:
+                self._fail("the response is longer than its content-length")
+            else:
+                self._end_whole(data)
             return
         if data:
             self.on_body(data)
@@ -176,7 +157,7 @@ class EngineAttempt(InFlight):
             assert isinstance(error, BrokenResponseError)
             self.stream.break_off(error)
             return
-        runner = self._runner
+        runner = self.runner
         now_s = runner.clock.monotonic()
         self.record_failure(now_s)
         self.close()
@@ -197,17 +178,18 @@ class EngineAttempt(InFlight):
 
     def _fail(self, why: str) -> None:
         """Give up a response that is not valid."""
+        self._is_invalid = True
         self.cancel()
         self.on_error(BrokenResponseError(why, had_bytes=True))
 
     def _end_trial(self) -> None:
-        if self._is_trial:
-            self._is_trial = False
-            now_s = self._runner.clock.monotonic()
-            self._runner.load_tracker.outliers.abandon_trial(self.endpoint, now_s)
+        if self.is_trial:
+            self.is_trial = False
+            now_s = self.runner.clock.monotonic()
+            self.runner.load_tracker.outliers.abandon_trial(self.endpoint, now_s)
 
     def _begin_stream(self, first: bytes) -> None:
-        runner, head = self._runner, self._head
+        runner, head = self.runner, self._head
         assert head is not None
         now_s = runner.clock.monotonic()
         self.until_s = self.deadline.at_s
@@ -228,36 +210,31 @@ class EngineAttempt(InFlight):
         )
         self.owner.on_result(self, self.stream)
 
-    def _end_whole(self, body: bytes, *, is_surplus: bool) -> None:
+    def _end_whole(self, body: bytes) -> None:
         """Check and record a complete response that is not streamed. `body`: its last part."""
+        runner, head, endpoint = self.runner, self._head, self.endpoint
+        assert head is not None
         if self._parts:
             body = b"".join((*self._parts, body))
-        runner, head = self._runner, self._head
-        assert head is not None
-        if is_surplus and head.length != UNTIL_CLOSE:
-            self._fail("the response is longer than its content-length")
-            return
         # A truncated body whose head declares it complete. Two bytes tell, without parsing.
         is_json = head.fields.get(b"content-type", b"").startswith(b"application/json")
         if is_json and not (body[:1] == b"{" and body.rstrip()[-1:] == b"}"):
             self._fail("the response is not a JSON object")
             return
-        now_s, status = runner.clock.monotonic(), head.status
-        outliers = runner.load_tracker.outliers
-        self.state.record_usage(self.record_response(status, body, now_s))
-        self.close()
+        now_s, status, outliers = runner.clock.monotonic(), head.status, self.load_tracker.outliers
+        self.state.usage = self.record_response(status, body, now_s)
+        # As `close`, of a call that its connection has released.
+        self.is_closed = True
+        self.load_tracker.end(endpoint)
         if status not in RETRYABLE_STATUSES:
             if outliers.breakers:
-                outliers.record_success(self.endpoint, self.sent_s, now_s)
+                outliers.record_success(endpoint, self.sent_s, now_s)
         elif now_s < self.deadline.at_s and not (status == 504 and self.is_timeout(body)):
             fault: Fault = "full" if status in (429, 503) else "bad"
-            runner.blame(self.endpoint, fault, pause_s=_pause_s(head.fields))
-        if self._is_trial:
+            runner.blame(endpoint, fault, pause_s=_pause_s(head.fields))
+        if self.is_trial:
             self._end_trial()
-        response = WholeResponse(
-            endpoint=self.endpoint, status=status, passed=head.passed, body=body
-        )
-        self.owner.on_result(self, response)
+        self.owner.on_result(self, WholeResponse(endpoint, status, head.passed, body, now_s))
 
 
 class AttemptWaiter(AttemptOwner):
@@ -305,7 +282,36 @@ class AttemptRunner:
             RefusedError: the request cannot be sent to this endpoint.
 
         """
-        attempt = EngineAttempt(self, request, endpoint, state, owner)
+        now_s, tracker, terms = self.clock.monotonic(), self.load_tracker, state.terms
+        policy, deadline, outliers = terms.policy, terms.deadline, tracker.outliers
+        if endpoint.external is None:
+            raw = request_encoder.encode_request(
+                request, endpoint, _attempt_lines(request, endpoint, state, now_s)
+            )
+        else:
+            raw = request_encoder.encode_external(request, endpoint, endpoint.external)
+        until_s = deadline.at_s
+        if request.is_streamed and policy.first_token_s < NEVER:
+            until_s = min(until_s, now_s + policy.first_token_s)
+        attempt = EngineAttempt(
+            origin=endpoint.origin,
+            raw=raw,
+            silence_s=policy.silence_s,
+            until_s=until_s,
+            endpoint=endpoint,
+            sent_s=now_s,
+            load_tracker=tracker,
+            version=self.versions.of(endpoint),
+            deadline=deadline,
+            runner=self,
+            request=request,
+            state=state,
+            owner=owner,
+        )
+        tracker.begin(endpoint)
+        if outliers.breakers:
+            attempt.is_trusted = endpoint.origin not in outliers.ejected_origins
+            attempt.is_trial = outliers.begin_trial(endpoint, now_s)
         self.upstream.send(attempt)
         return attempt
 

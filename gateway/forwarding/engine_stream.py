@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias
 
-from gateway.forwarding.policy import NO_DEADLINE
+from gateway.forwarding.policy import NO_DEADLINE, Deadline
 from gateway.forwarding.resume_log import LARGEST, ResumeLog
 from gateway.forwarding.router import LoadTracker
 from gateway.metrics import response_summary
@@ -56,47 +56,29 @@ def _end(data: bytes, separator: bytes) -> int:
     return 0 if at < 0 else at + len(separator)
 
 
-class InFlight(EngineCall):
-    """A request at an engine. Counts as load until it is closed, and once in the metrics of its version."""
+class InFlight(EngineCall, kw_only=True):
+    """A request at an engine. Counts as load until it is closed, and once in the metrics of its version.
 
-    __slots__ = (
-        "_first_s",
-        "_is_closed",
-        "_load_tracker",
-        "_version",
-        "deadline",
-        "endpoint",
-        "is_counted",
-        "sent_s",
-        "stream",
-    )
+    Whoever creates it calls `LoadTracker.begin`.
+    """
 
-    def __init__(
-        self,
-        endpoint: EngineEndpoint,
-        raw: bytes,
-        sent_s: float,
-        load_tracker: LoadTracker,
-        version: VersionCounts,
-    ) -> None:
-        super().__init__(endpoint.origin, raw, silence_s=NEVER, until_s=NEVER)
-        self.endpoint = endpoint
-        self.sent_s = sent_s
-        self.deadline = NO_DEADLINE
-        """An engine is not to blame if the request ends after it."""
-        self.stream: EngineStream | None = None
-        """The stream of the response, once its first event has arrived."""
-        self.is_counted = False
-        """True once the outcome is recorded."""
-        self._load_tracker = load_tracker
-        self._version = version
-        self._first_s = 0.0
-        self._is_closed = False
-        load_tracker.begin(endpoint)
+    endpoint: EngineEndpoint
+    sent_s: float
+    load_tracker: LoadTracker
+    version: VersionCounts
+    deadline: Deadline = NO_DEADLINE
+    """An engine is not to blame if the request ends after it."""
+    stream: "EngineStream | None" = None
+    """The stream of the response, once its first event has arrived."""
+    is_counted: bool = False
+    """True once the outcome is recorded."""
+    is_closed: bool = False
+    """True once it no longer counts as load."""
+    _first_s: float = 0.0
 
     def record_first_event(self, now_s: float) -> None:
         """Record the first event of a stream."""
-        self._version.record_first_token(now_s - self.sent_s)
+        self.version.record_first_token(now_s - self.sent_s)
         self._first_s = now_s
 
     def record_end(self, lines: int, last: bytes, now_s: float) -> str:
@@ -106,7 +88,7 @@ class InFlight(EngineCall):
         """
         self.is_counted = True
         if response_summary.is_complete_stream(last):
-            self._version.record_stream(lines, last, now_s - self._first_s)
+            self.version.record_stream(lines, last, now_s - self._first_s)
             return ""
         is_late = now_s >= self.deadline.at_s or self.is_timeout(last)
         self._end_early(is_late=is_late)
@@ -118,7 +100,7 @@ class InFlight(EngineCall):
         if status == _TIMEOUT_STATUS and self.is_timeout(body):
             self._end_early(is_late=True)
             return 0, 0, 0
-        return self._version.record_response(status, body, now_s - self.sent_s)
+        return self.version.record_response(status, body, now_s - self.sent_s)
 
     def is_timeout(self, body: bytes) -> bool:
         """Return whether a 504 with this body, or a stream with this end, reports the request's own deadline."""
@@ -131,19 +113,19 @@ class InFlight(EngineCall):
     def _end_early(self, *, is_late: bool) -> None:
         self.is_counted = True
         if is_late and self.deadline.is_clients:
-            self._version.client_gone += 1
+            self.version.client_gone += 1
         else:
-            self._version.error += 1
+            self.version.error += 1
 
     def close(self) -> None:
         """Release the request. Without a recorded outcome the client left. May be called again."""
-        if self._is_closed:
+        if self.is_closed:
             return
-        self._is_closed = True
+        self.is_closed = True
         if not self.is_counted:
-            self._version.client_gone += 1
+            self.version.client_gone += 1
         self.cancel()
-        self._load_tracker.end(self.endpoint)
+        self.load_tracker.end(self.endpoint)
 
 
 class ResumeSearch(Protocol):
@@ -271,22 +253,30 @@ class EngineStream:
 
     def feed(self, piece: bytes) -> None:
         """Take a piece of the engine's response."""
-        if self._receiver is None:
+        receiver, resume_log = self._receiver, self.resume_log
+        if receiver is None:
             self.early.append((EngineStream.feed, piece))
-        elif self._is_over or self._found is not None:
             return
-        elif self.resume_log is None:
-            whole, self.rest = split_events(self.rest, piece)
-            if whole:
-                # Most pieces hold one event, and `find` costs half of `count`.
-                is_one = whole.find(b"\n\n") == len(whole) - 2
-                self._events += 1 if is_one else whole.count(b"\n\n")
-                self._last = whole
-                self._receiver.on_events(whole)
-        else:
-            whole, self.rest = split_events(self.rest, piece, LARGEST)
-            if whole:
-                self._push(self.resume_log.take(whole))
+        if self._is_over or self._found is not None:
+            return
+        if self.rest or not piece.endswith(b"\n\n"):
+            limit = _HELD_LIMIT if resume_log is None else LARGEST
+            piece, self.rest = split_events(self.rest, piece, limit)
+            if not piece:
+                return
+        if resume_log is None:
+            # Most pieces hold one event, and `find` costs half of `count`.
+            is_one = piece.find(b"\n\n") == len(piece) - 2
+            self._events += 1 if is_one else piece.count(b"\n\n")
+            self._last = piece
+            receiver.on_events(piece)
+            return
+        events = resume_log.take(piece)
+        if events:
+            self._last = events
+            receiver.on_events(events)
+        if resume_log.fault is not None and not self._is_over:
+            self._end_with(resume_log.fault)
 
     def _push(self, events: bytes) -> None:
         """Hand over events, and the error with which the engine gave up after them."""

@@ -3,11 +3,11 @@
 The client keeps its stream, and the next engine sends only what is missing.
 """
 
-import dataclasses
 import logging
 from dataclasses import dataclass, field
 from functools import partial
 
+import msgspec
 from typing_extensions import override
 
 from gateway.forwarding.attempt import RETRYABLE_STATUSES, AttemptRunner
@@ -93,7 +93,7 @@ class Resumer:
         )
         return Resumption(
             resumer=self,
-            request=dataclasses.replace(request, body=resume_point.resume_body(request.body)),
+            request=msgspec.structs.replace(request, body=resume_point.resume_body(request.body)),
             state=state,
             resume_point=resume_point,
             error=error,

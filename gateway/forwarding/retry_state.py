@@ -2,8 +2,9 @@
 
 from collections.abc import Coroutine
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+
+import msgspec
 
 from gateway.forwarding.admission import ClientWait, KeepAlive, Slot
 from gateway.forwarding.engine_stream import EngineStream
@@ -21,15 +22,16 @@ STARTED_OUTCOMES = frozenset({"answered", "resumed"})
 """Outcomes of attempts that got a response."""
 
 
-@dataclass(slots=True, kw_only=True)
-class WholeResponse:
-    """A complete response. Not frozen: one is created for each request."""
+class WholeResponse(msgspec.Struct):
+    """A complete response."""
 
     endpoint: EngineEndpoint
     status: int
     passed: bytes
     """Header lines for the client."""
     body: bytes
+    ended_s: float = 0.0
+    """Time of its last byte, by the gateway's monotonic clock."""
 
 
 ForwardResult: TypeAlias = EngineStream | WholeResponse | Refusal
@@ -47,7 +49,7 @@ class ForwardClient(ClientWait, Protocol):
         ...
 
 
-class Attempt(NamedTuple):
+class Attempt(msgspec.Struct, frozen=True):
     """One finished attempt at an endpoint."""
 
     endpoint: EngineEndpoint
@@ -63,8 +65,7 @@ class Attempt(NamedTuple):
 _NO_TERMS = RequestTerms()
 
 
-@dataclass(slots=True)
-class AdmissionState:
+class AdmissionState(msgspec.Struct):
     """The waits of a request for a slot and for a replica. Written by the forwarder."""
 
     slot: Slot | None = None
@@ -77,13 +78,12 @@ class AdmissionState:
     """Keep-alive events for the client, from the first wait on."""
 
 
-@dataclass(slots=True)
-class AttemptFailures:
+class AttemptFailures(msgspec.Struct):
     """The failed attempts of a request and the answer if no other succeeds. Written by the forwarder."""
 
-    endpoints: set[EngineEndpoint] = field(default_factory=set)
+    endpoints: set[EngineEndpoint] = msgspec.field(default_factory=set)
     """Endpoints that are not tried again."""
-    unreached: set[EngineEndpoint] = field(default_factory=set)
+    unreached: set[EngineEndpoint] = msgspec.field(default_factory=set)
     """Those of them that accepted no connection and so never saw the request."""
     refusal: Refusal | None = None
     """The refusal if no endpoint is left and none answered."""
@@ -123,8 +123,7 @@ class AttemptFailures:
         return not self.was_seen and self.rejection is None
 
 
-@dataclass(slots=True)
-class RetryState:
+class RetryState(msgspec.Struct, eq=False):
     """The attempts of one request, and what they need to know about it."""
 
     trace: Trace | None = None
@@ -143,7 +142,7 @@ class RetryState:
     """Random number, 0..1, for all choices of endpoints; negative before the first."""
     started: int = 0
     """The number of attempts, running ones included."""
-    attempts: list[Attempt] = field(default_factory=list)
+    attempts: list[Attempt] = msgspec.field(default_factory=list)
     """Finished attempts in the order of their end."""
     served_by: EngineEndpoint | None = None
     """The endpoint that answered, or that worked on the request at its deadline."""
@@ -188,5 +187,5 @@ class RetryState:
         for at in reversed(range(len(self.attempts))):
             one = self.attempts[at]
             if one.endpoint == endpoint and one.outcome in STARTED_OUTCOMES:
-                self.attempts[at] = one._replace(outcome=outcome, why=why)
+                self.attempts[at] = msgspec.structs.replace(one, outcome=outcome, why=why)
                 return

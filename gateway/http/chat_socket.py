@@ -12,7 +12,7 @@ reads too slowly stops the engines of all its requests.
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final
 
 import msgspec
@@ -20,7 +20,12 @@ import orjson
 from typing_extensions import override
 
 from gateway import errors
-from gateway.http.request_context import RequestContext, RequestHandler, ResponseWriter
+from gateway.http.request_context import (
+    RequestContext,
+    RequestHandler,
+    ResponseOwner,
+    ResponseWriter,
+)
 from gateway.request import HttpRequest, RawHeaders
 from gateway.upstream.response_head import list_lines
 from machinery import websocket_frames as frames
@@ -49,12 +54,26 @@ _MESSAGES: Final = msgspec.json.Decoder(_Message)
 _EXPECTED: Final = 'Expected {"id": "1", "request": {...}} with the body of a chat completion, or {"id": "1", "cancel": true}.'
 
 
-@dataclass(slots=True, eq=False)
+class SocketResponseOwner(ResponseOwner):
+    """Tells the socket of the end of one of its responses."""
+
+    def __init__(self, on_end: Callable[[], None]) -> None:
+        self._on_end = on_end
+
+    @override
+    def on_response_complete(self) -> None:
+        self._on_end()
+
+    @override
+    def close_after_response(self) -> None:
+        """Leave the socket open: it has other responses."""
+
+
 class FrameResponse(ResponseWriter):
     """Writes one response as messages; its stream's events become one message each."""
 
     message_id: str = ""
-    send: Callable[[dict[str, Any]], None] = field(default=lambda _: None)
+    send: Callable[[dict[str, Any]], None] = lambda _: None
 
     @override
     def whole(self, status: int, head: bytes, body: bytes) -> None:
@@ -245,10 +264,7 @@ class ChatSocket(asyncio.Protocol):
         response = FrameResponse(
             client.transport,
             client.flow,
-            b"",
-            lambda: self._finish(message_id),
-            lambda: None,
-            keep_alive=True,
+            SocketResponseOwner(partial(self._finish, message_id)),
             message_id=message_id,
             send=self._send,
         )

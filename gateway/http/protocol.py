@@ -19,11 +19,11 @@ from gateway.http import chat_socket
 from gateway.http.request_context import (
     RequestContext,
     RequestHandler,
+    ResponseOwner,
     ResponseWriter,
     header_lines,
 )
 from gateway.http.request_framer import HEADERS_LIMIT, REQUEST_S, RequestFramer
-from gateway.http.request_head import RequestHead
 from gateway.request import HttpRequest, RawHeaders
 from machinery import websocket_frames as frames
 from machinery.clock import NEVER
@@ -46,7 +46,7 @@ ModelOrAsgiRequest: TypeAlias = RequestContext | RequestResponseCycle
 """A request to a model, or the cycle in which uvicorn serves any other request."""
 
 
-class ClientProtocol(RequestFramer):
+class ClientProtocol(RequestFramer, ResponseOwner):
     """Client connection that serves requests to models itself. The server calls `on_deadline` after `deadline_s`.
 
     uvicorn's own cycles are used for all other requests. Requests of both kinds wait in one queue, so that
@@ -77,6 +77,8 @@ class ClientProtocol(RequestFramer):
         """Name under which the limit of connections counts this one."""
         self._unsent_bytes = 0
         """Bytes of the last response that waited for the client at the last deadline."""
+        self._allowed_host: bytes | None = None
+        """The last `Host` that is allowed."""
         self._is_tls = False
         self._socket: chat_socket.ChatSocket | None = None
         """Serves the connection since its upgrade to a WebSocket."""
@@ -98,7 +100,10 @@ class ClientProtocol(RequestFramer):
         if adapter is None or self.parser.get_method() != b"POST":
             self._pass_on(fields)
             return
-        context = self._begin(path.decode("ascii"), query, adapter, fields)
+        http_request = HttpRequest(
+            path=path.decode("ascii"), query=query, headers=self.headers, fields=fields
+        )
+        context = self._begin(http_request, adapter)
         if b"expect" in fields and not self.ignores_input:
             context.expects_continue = fields[b"expect"].lower() == b"100-continue" and (
                 not context.response.is_http_10
@@ -143,7 +148,7 @@ class ClientProtocol(RequestFramer):
             request_id=self._handler.next_id(),
         )
         context = RequestContext(self._handler, http_request, self._new_response(), adapter)
-        return self._head_refusal(context, fields)
+        return self._head_refusal(context)
 
     @property
     @override
@@ -151,48 +156,43 @@ class ClientProtocol(RequestFramer):
         return self._latest is None
 
     @override
-    def on_usual_head(self, head: RequestHead) -> None:
-        adapter = self._handler.adapters[head.path]
-        self._begin(head.path.decode("ascii"), b"", adapter, head.fields, is_usual=True)
+    def on_usual_request(self, http_request: HttpRequest, body: bytes) -> None:
+        adapter = self._handler.adapters[http_request.path.encode()]
+        context = self._begin(http_request, adapter, is_usual=True)
+        context.more_body = False
+        if self.ignores_input:  # refused by its head
+            return
+        self.is_in_head, self.deadline_s = True, NEVER
+        if context.is_current:
+            self._start(context, body)
+        else:
+            context.body = body
 
     @override
-    def on_usual_body(self, body: bytes) -> None:
-        context, self.missing_body = self._latest, 0
-        assert isinstance(context, RequestContext)
-        self.is_in_head, self.has_begun, self.deadline_s = True, False, NEVER
-        context.body, context.more_body = body, False
-        if context.is_current:
-            self._start(context)
+    def on_usual_head(self, http_request: HttpRequest) -> None:
+        adapter = self._handler.adapters[http_request.path.encode()]
+        self._begin(http_request, adapter, is_usual=True)
 
     def _begin(
-        self,
-        path: str,
-        query: bytes,
-        adapter: ApiAdapter,
-        fields: dict[bytes, bytes],
-        *,
-        is_usual: bool = False,
+        self, http_request: HttpRequest, adapter: ApiAdapter, *, is_usual: bool = False
     ) -> RequestContext:
         """Begin a request to a model, or refuse it by its headers."""
-        given, origin = fields.get(_REQUEST_ID, b""), fields.get(b"origin", b"")
-        http_request = HttpRequest(
-            path=path,
-            query=query,
-            headers=self.headers,
-            fields=fields,
-            request_id=given if given and REQUEST_ID.fullmatch(given) else self._handler.next_id(),
+        handler, fields = self._handler, http_request.fields
+        given, origin = fields.get(_REQUEST_ID), fields.get(b"origin")
+        http_request.request_id = (
+            given if given and REQUEST_ID.fullmatch(given) else handler.next_id()
         )
-        cors = header_lines(self._handler.origins.headers(origin)) if origin else b""
+        cors = header_lines(handler.origins.headers(origin)) if origin else b""
         response = self._new_response(cors, is_usual=is_usual)
-        context = RequestContext(self._handler, http_request, response, adapter)
+        context = RequestContext(handler, http_request, response, adapter)
         previous, self._latest = self._latest, context
         self.is_in_head = False
-        if _is_complete(previous):
+        if previous is None or _is_complete(previous):
             context.is_current = True
         else:
             self._enqueue(context, self.app)
         # Before the body is read: the headers are all that is kept of a stranger's request.
-        refusal = self._head_refusal(context, fields)
+        refusal = self._head_refusal(context)
         if refusal is not None:
             self.refuse(refusal)
         return context
@@ -209,18 +209,18 @@ class ClientProtocol(RequestFramer):
         if self._handler.is_stopping:
             self.cycle.keep_alive = False
 
-    def _head_refusal(self, context: RequestContext, fields: dict[bytes, bytes]) -> Refusal | None:
+    def _head_refusal(self, context: RequestContext) -> Refusal | None:
         """Return the refusal of a request to a model by its headers; None if its body may be read."""
-        handler, host, origin = (
-            self._handler,
-            fields.get(b"host", b""),
-            fields.get(b"origin", b""),
-        )
-        if not handler.hosts.allows(host):
-            return errors.wrong_host(host.decode("latin-1"))
+        handler, fields = self._handler, context.http_request.fields
+        host, origin = fields.get(b"host", b""), fields.get(b"origin")
+        if host != self._allowed_host:
+            if not handler.hosts.allows(host):
+                return errors.wrong_host(host.decode("latin-1"))
+            self._allowed_host = host
         if origin and not handler.origins.allows(origin):
             return errors.wrong_origin(origin.decode("latin-1"))
-        if (refusal := handler.identify(context)) is not None:
+        refusal = handler.identify(context)
+        if refusal is not None:
             return refusal
         if (coding := fields.get(b"content-encoding")) and coding.lower() != b"identity":
             return errors.compressed(coding.decode("latin-1"))
@@ -230,16 +230,19 @@ class ClientProtocol(RequestFramer):
 
     def _new_response(self, extra_lines: bytes = b"", *, is_usual: bool = False) -> ResponseWriter:
         """Return the writer of a response; a usual request is of HTTP/1.1 and keeps the connection open."""
-        is_http_10 = not is_usual and self.parser.get_http_version() == "1.0"
+        handler = self._handler
+        common = handler.common_headers(self.server_state.default_headers)
+        if is_usual:
+            is_kept = not handler.is_stopping
+            return ResponseWriter(self.transport, self.flow, self, common + extra_lines, is_kept)
+        is_http_10 = self.parser.get_http_version() == "1.0"
         return ResponseWriter(
             self.transport,
             self.flow,
-            self._handler.common_headers(self.server_state.default_headers) + extra_lines,
-            self.on_response_complete,
-            self._close,
-            keep_alive=not (is_http_10 or self._handler.is_stopping)
-            and (is_usual or self.parser.should_keep_alive()),
-            is_http_10=is_http_10,
+            self,
+            common + extra_lines,
+            not (is_http_10 or handler.is_stopping) and self.parser.should_keep_alive(),
+            is_http_10,
         )
 
     def _enqueue(self, request: ModelOrAsgiRequest, app: Any) -> None:
@@ -283,7 +286,7 @@ class ClientProtocol(RequestFramer):
         if isinstance(latest, RequestContext):
             latest.more_body = False
             if latest.is_current:
-                self._start(latest)
+                self._start(latest, latest.take_body())
         elif latest is not None and not latest.response_complete:
             latest.more_body = False
             latest.message_event.set()
@@ -307,14 +310,13 @@ class ClientProtocol(RequestFramer):
         if request.refusal is not None:
             self._handler.refuse(request, request.refusal)
         elif not request.more_body:
-            self._start(request)
+            self._start(request, request.take_body())
         else:
             self.deadline_s = self.clock.monotonic() + REQUEST_S
             self._send_continue(request)
 
-    def _start(self, context: RequestContext) -> None:
-        context.http_request.body = context.take_body()
-        context.began_s = self.clock.monotonic()
+    def _start(self, context: RequestContext, body: bytes) -> None:
+        context.http_request.body, context.began_s = body, self.clock.monotonic()
         self._serving = context
         self._handler.start(context)
 
@@ -484,7 +486,8 @@ class ClientProtocol(RequestFramer):
         response.keep_alive = False
         response.whole(refusal.status, header_lines(refusal.headers()), refusal.body())
 
-    def _close(self) -> None:
+    @override
+    def close_after_response(self) -> None:
         if not self.ignores_input:
             self.transport.close()
             self.ignores_input = True

@@ -4,10 +4,10 @@ The response is written by hand, because uvicorn's writer costs more than all of
 """
 
 import asyncio
-from collections.abc import Callable, Coroutine, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Coroutine, Mapping
 from typing import Any, Protocol
 
+import msgspec
 from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
@@ -38,18 +38,27 @@ def header_lines(fields: RawHeaders) -> bytes:
     return b"".join([b"%b: %b\r\n" % one for one in fields])
 
 
-@dataclass(slots=True, eq=False)
-class ResponseWriter:
+class ResponseOwner(Protocol):
+    """The connection of a response."""
+
+    def on_response_complete(self) -> None:
+        """Handle the end of a response."""
+        ...
+
+    def close_after_response(self) -> None:
+        """Close the connection, whose last response has ended."""
+        ...
+
+
+class ResponseWriter(msgspec.Struct, eq=False):
     """Writes one response: started once at most, ended once at most. Writes nothing to a disconnected client."""
 
     transport: asyncio.Transport
     flow: FlowControl
-    common: bytes
+    owner: ResponseOwner
+    common: bytes = b""
     """Header lines of every response, such as the date."""
-    on_complete: Callable[[], None]
-    on_last: Callable[[], None]
-    """Called at the end of the last response on the connection."""
-    keep_alive: bool
+    keep_alive: bool = True
     is_http_10: bool = False
     status: int = 0
     is_complete: bool = False
@@ -136,8 +145,8 @@ class ResponseWriter:
             return
         self.is_complete = True
         if not self.keep_alive and not self.is_gone:
-            self.on_last()
-        self.on_complete()
+            self.owner.close_after_response()
+        self.owner.on_response_complete()
 
 
 class RequestHandler(Protocol):
@@ -172,7 +181,7 @@ class RequestHandler(Protocol):
         ...
 
     def start(self, context: "RequestContext") -> None:
-        """Answer a complete request of an identified client, now or later."""
+        """Answer a complete request of an identified client, now or later; its arrival is `context.began_s`."""
         ...
 
     def on_result(self, context: "RequestContext", result: ForwardResult) -> None:
@@ -194,8 +203,7 @@ class RequestHandler(Protocol):
         ...
 
 
-@dataclass(slots=True, eq=False)
-class RequestContext:
+class RequestContext(msgspec.Struct, eq=False):
     """State of one request to a model."""
 
     handler: RequestHandler
@@ -220,7 +228,7 @@ class RequestContext:
     """Translates the response; None passes it through."""
     request: InferenceRequest | None = None
     """Set once the body is parsed."""
-    retry_state: RetryState = field(default_factory=RetryState)
+    retry_state: RetryState = msgspec.field(default_factory=RetryState)
     principal: Principal | None = None
     """The API key of the request once it is identified; None if keys are not required."""
     limiter: RateLimiter | None = None

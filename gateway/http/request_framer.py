@@ -14,8 +14,8 @@ from uvicorn.server import ServerState
 
 from gateway import errors
 from gateway.http.request_context import header_lines
-from gateway.http.request_head import HeadReader, RequestHead
-from gateway.request import RawHeaders
+from gateway.http.request_head import HeadReader
+from gateway.request import HttpRequest, RawHeaders
 from machinery.clock import NEVER, Clock
 from machinery.http_server import MAX_HEAD_BYTES, SSL_OBJECT
 from schemas.wire.errors import Refusal
@@ -33,12 +33,12 @@ class RequestReceiver(Protocol):
         """True if all earlier requests are answered."""
         ...
 
-    def on_usual_head(self, head: RequestHead) -> None:
-        """Handle a usual request to a model whose headers are complete."""
+    def on_usual_request(self, http_request: HttpRequest, body: bytes) -> None:
+        """Handle a usual request to a model, which arrived in one read."""
         ...
 
-    def on_usual_body(self, body: bytes) -> None:
-        """Handle the end of a usual request that arrived in one read."""
+    def on_usual_head(self, http_request: HttpRequest) -> None:
+        """Handle the head of a usual request whose body has not arrived."""
         ...
 
     def on_request_head(self) -> None:
@@ -98,25 +98,27 @@ class RequestFramer(HttpToolsProtocol, RequestReceiver):
         if self.missing_body:
             data = self._feed_body(data)
         elif not self.has_begun and self.is_idle:
-            head = self.heads.read(data)
-            if head is not None:
-                data = self._feed_usual(head, data)
+            http_request = self.heads.read(data)
+            if http_request is not None:
+                size = http_request.size
+                # Nearly always all of the request arrives in one read, and nothing else.
+                if len(data) == size + http_request.length:
+                    self.on_usual_request(http_request, data[size:])
+                    return
+                data = self._feed_usual(http_request, data)
         if data:
             self._feed_parser(data)
 
-    def _feed_usual(self, head: RequestHead, data: bytes) -> bytes:
-        """Take a usual request, whose body may still be missing; return what follows it."""
-        self.url, self.headers, self.expect_100_continue = head.path, head.headers, False
-        self.has_begun, self.missing_body = True, head.length
-        self.on_usual_head(head)
-        if self.ignores_input:
-            return b""
-        end = head.size + head.length
-        if len(data) < end:
-            return self._feed_body(data[head.size :])
-        # Nearly always all of the request arrives in one read.
-        self.on_usual_body(data[head.size : end])
-        return data[end:]
+    def _feed_usual(self, http_request: HttpRequest, data: bytes) -> bytes:
+        """Take a usual request with a part of its body, or with more than that; return what follows it."""
+        size = http_request.size
+        end = size + http_request.length
+        if len(data) > end:
+            self.on_usual_request(http_request, data[size:end])
+            return b"" if self.ignores_input else data[end:]
+        self.has_begun, self.missing_body = True, http_request.length
+        self.on_usual_head(http_request)
+        return b"" if self.ignores_input else self._feed_body(data[size:])
 
     def _feed_body(self, data: bytes) -> bytes:
         """Take a part of a usual request's body; return what follows it."""

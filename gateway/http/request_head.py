@@ -8,6 +8,8 @@ import re
 from collections.abc import Iterable
 from typing import TypeAlias
 
+from gateway.request import HttpRequest
+
 Header: TypeAlias = tuple[bytes, bytes]
 
 # Lines that are remembered, of all connections together. A longer line is unlikely to come again.
@@ -26,6 +28,8 @@ _LEFT_TO_LLHTTP = frozenset(
     {b"transfer-encoding", b"upgrade", b"expect", b"proxy-connection", b"http2-settings"}
 )
 _HOST, _CONTENT_LENGTH, _CONNECTION = b"host", b"content-length", b"connection"
+# Names whose values do not come again: remembering them would only push out others.
+_FRESH = frozenset({b"x-request-id", b"traceparent", b"tracestate", b"idempotency-key"})
 # The name of a line for which the head is left to llhttp. No header is called so.
 _ODD = b""
 _LEFT: Header = (_ODD, b"")
@@ -36,35 +40,17 @@ _BEARER_SIZE, _SCHEME_AT = len(_BEARERS[0]), len(b"Authorization: ")
 _TOKEN = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-._~+/="
 
 
-class RequestHead:
-    """The head of a usual request. A plain object: one is created for each request."""
-
-    __slots__ = ("fields", "headers", "length", "path", "size")
-
-    def __init__(
-        self, path: bytes, headers: list[Header], fields: dict[bytes, bytes], size: int
-    ) -> None:
-        self.path = path
-        self.headers = headers
-        """Names in lower case and values, in the order of arrival."""
-        self.fields = fields
-        """The last value of each header."""
-        self.length = int(fields[_CONTENT_LENGTH])
-        """The length of the body."""
-        self.size = size
-        """The length of the head with its empty line."""
-
-
 class HeadReader:
     """Reads the heads of all connections."""
 
     def __init__(self, paths: Iterable[bytes]) -> None:
         """`paths`: those of requests to models."""
-        self._first_lines = {b"POST %b HTTP/1.1" % path: path for path in paths}
+        self._first_lines = {b"POST %b HTTP/1.1" % path: path.decode("ascii") for path in paths}
         self._seen = _SeenLines()
+        self._read_line = self._seen.__getitem__
 
-    def read(self, data: bytes) -> RequestHead | None:
-        """Return the head with which the data begins; None if it is left to llhttp."""
+    def read(self, data: bytes) -> HttpRequest | None:
+        """Return the request whose head begins the data, without its id and body; None if it is left to llhttp."""
         end = data.find(b"\r\n\r\n", 0, _LONGEST_HEAD)
         if end < 0:
             return None
@@ -72,13 +58,16 @@ class HeadReader:
         path = self._first_lines.get(first)
         if path is None:
             return None
-        headers = list(map(self._seen.__getitem__, lines))
+        headers = list(map(self._read_line, lines))
         fields = dict(headers)
-        if _ODD in fields or _HOST not in fields or _CONTENT_LENGTH not in fields:
+        length = fields.get(_CONTENT_LENGTH)
+        if length is None or _ODD in fields or _HOST not in fields:
             return None
         if len(fields) < len(headers) and not _are_single(headers):
             return None
-        return RequestHead(path, headers, fields, end + 4)
+        return HttpRequest(
+            path=path, headers=headers, fields=fields, size=end + 4, length=int(length)
+        )
 
 
 class _SeenLines(dict[bytes, Header]):
@@ -97,7 +86,7 @@ class _SeenLines(dict[bytes, Header]):
         if name in _KEYS:
             return name, value
         found = _LEFT if _is_odd(name, value) else (name, value)
-        if len(line) <= _LONGEST_SEEN:
+        if len(line) <= _LONGEST_SEEN and name not in _FRESH:
             if len(self) >= _MOST_SEEN:
                 self.clear()
             self[line] = found

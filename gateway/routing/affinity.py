@@ -112,12 +112,14 @@ class AffinityMemory:
         if model.session_s:
             if request.session:
                 query.session = request.session
-                query.session_key = key = _key((name, request.session, request.key_salt))
+                key = hash((name, request.session, request.key_salt)) & _64_BITS or 1
+                query.session_key = key
                 query.sticky_mark = self._sessions.get(key, now_s)
             elif has_choice:
                 opening, goes_on = opening_of(prompt)
                 if opening:
-                    query.session_key = key = _key((name, opening, request.key_salt))
+                    key = hash((name, opening, request.key_salt)) & _64_BITS or 1
+                    query.session_key = key
                     # Many conversations begin alike; only one with an answer has an endpoint.
                     if goes_on:
                         query.sticky_mark = self._sessions.get(key, now_s)
@@ -194,7 +196,3 @@ def blocks_of(prompt: bytes, cache_scope: Hashable) -> list[tuple[int, int]]:
         found.append((end, key))
         begin, end = end, 2 * end
     return found
-
-
-def _key(what: tuple[object, ...]) -> int:
-    return hash(what) & _64_BITS or 1

@@ -5,11 +5,13 @@ plan chooses with the fewest steps. Every other choice is left to `selection.cho
 the same endpoint for the same draw.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from operator import truediv
 
 from gateway.routing.load_balancer import EQUAL_SCORES, SCAN_LIMIT, allowed, load_weights
 from gateway.routing.selection import ChosenEndpoint
 from gateway.routing.table import EndpointHealth, EndpointPool, RoutingQuery, ServedModel
+from schemas.wire.engine_address import EngineAddress
 
 # Of larger pools a part is left out while other gateways send requests, too.
 _UNDIVIDED = 2
@@ -28,6 +30,7 @@ class RoutePlan:
         "_places",
         "_score",
         "_uses_prefixes",
+        "_zeros",
         "is_usual",
         "model",
         "takes_turns",
@@ -49,6 +52,7 @@ class RoutePlan:
         backend = model.backends[0]
         self._all = range(len(pool.endpoints))
         self._origins = [endpoint.origin for endpoint in pool.endpoints]
+        self._zeros = [0] * len(pool.endpoints)
         self._concurrency = [endpoint.concurrency for endpoint in pool.endpoints]
         self._choices = [ChosenEndpoint(endpoint=endpoint) for endpoint in pool.endpoints]
         self._places = {endpoint.mark: place for place, endpoint in enumerate(pool.endpoints)}
@@ -61,40 +65,28 @@ class RoutePlan:
         """Return the endpoint to try; None if the choice is left to `selection.choose`."""
         if not self.is_usual or query.failed or health.ejected:
             return None
-        if len(self._choices) == 1:
-            return self._choices[0]
-        loads = self._loads(health)
-        if loads is None:
-            return None
+        choices = self._choices
+        if len(choices) == 1:
+            return choices[0]
+        # Maps instead of comprehensions, which are calls: this runs for each request.
+        loads: list[float] = list(map(health.in_flight.get, self._origins, self._zeros))
+        others = health.others_in_flight
+        reported = list(map(others.get, self._origins, self._zeros)) if others else self._zeros
+        if (others_sum := sum(reported)) > 0:
+            if len(loads) > _UNDIVIDED:
+                return None  # chance decides, because other gateways send requests, too
+            ours, theirs = load_weights(sum(loads), others_sum)
+            loads = [ours * one + theirs * two for one, two in zip(loads, reported, strict=True)]
         if query.sticky_mark and self._has_sessions:
             place = self._places.get(query.sticky_mark, -1)
             if place >= 0 and (query.session or loads[place] + 1 <= allowed(loads, self._bound)):
-                return self._choices[place]
+                return choices[place]
         read = self._cached_parts(query, loads) if query.cached and self._uses_prefixes else None
-        ties = self._best(loads, health, read)
-        if len(ties) > 1:
-            part = query.draw * 997 % 1
-            return self._choices[ties[min(int(part * len(ties)), len(ties) - 1)]]
-        return self._choices[ties[0]]
-
-    def _loads(self, health: EndpointHealth) -> list[float] | None:
-        """Return the load of each endpoint; None if other gateways' requests leave the choice to chance."""
-        in_flight, others = health.in_flight, health.others_in_flight
-        loads: list[float] = [in_flight.get(origin, 0) for origin in self._origins]
-        if not others:
-            return loads
-        reported: list[float] = []
-        others_sum = 0.0
-        for origin in self._origins:
-            other = others.get(origin, 0.0)
-            reported.append(other)
-            others_sum += other
-        if not others_sum:
-            return loads
-        if len(loads) > _UNDIVIDED:
-            return None
-        ours, theirs = load_weights(sum(loads), others_sum)
-        return [ours * one + theirs * other for one, other in zip(loads, reported, strict=True)]
+        ties = self._best(loads, health.headroom, read)
+        count = len(ties)
+        if count == 1:
+            return choices[ties[0]]
+        return choices[ties[min(int(query.draw * 997 % 1 * count), count - 1)]]
 
     def _cached_parts(self, query: RoutingQuery, loads: list[float]) -> dict[int, float]:
         """Return the cached part of the prompt by the place of an endpoint that is not too busy for it."""
@@ -107,16 +99,16 @@ class RoutePlan:
         return found
 
     def _best(
-        self, loads: list[float], health: EndpointHealth, read: dict[int, float] | None
+        self,
+        loads: list[float],
+        headroom: Mapping[EngineAddress, float],
+        read: dict[int, float] | None,
     ) -> Sequence[int]:
         """Return the places of the best score."""
-        loaded, memory, queue, prefix = self._score
-        headroom = health.headroom
         if not headroom and not read and not any(loads):
             return self._all
-        depths = [
-            load / concurrency for load, concurrency in zip(loads, self._concurrency, strict=True)
-        ]
+        loaded, memory, queue, prefix = self._score
+        depths = list(map(truediv, loads, self._concurrency))
         per_depth = queue / max(1.0, *depths)
         scores: list[float] = []
         for place, depth in enumerate(depths):
@@ -127,7 +119,11 @@ class RoutePlan:
                 score += prefix * read.get(place, 0.0)
             scores.append(score)
         top = max(scores) - EQUAL_SCORES
-        return [place for place, score in enumerate(scores) if score >= top]
+        ties: list[int] = []
+        for place, score in enumerate(scores):
+            if score >= top:
+                ties.append(place)
+        return ties
 
 
 def _only_pool(model: ServedModel) -> EndpointPool | None:

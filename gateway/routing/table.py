@@ -10,6 +10,8 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
+import msgspec
+
 from schemas.routing import Routing, ScoreWeights
 from schemas.wire import headers as wire_headers
 from schemas.wire.engine_address import EngineAddress
@@ -313,48 +315,28 @@ class EndpointHealth:
     """Endpoints that failed a moment ago: used only if no other remains."""
 
 
-class RoutingQuery:
-    """One request as routing sees it. A plain object: one is created for each request and filled in step by step."""
+class RoutingQuery(msgspec.Struct):
+    """One request as routing sees it, filled in step by step."""
 
-    __slots__ = (
-        "blocks",
-        "cached",
-        "draw",
-        "failed",
-        "headers",
-        "name",
-        "session",
-        "session_key",
-        "sticky_mark",
-        "turn",
-    )
-
-    def __init__(
-        self,
-        name: str,
-        draw: float,
-        failed: AbstractSet[EngineEndpoint] = _NOBODY,
-        headers: Sequence[tuple[bytes, bytes]] = (),
-    ) -> None:
-        self.name = name
-        self.draw = draw
-        """Random number, 0..1, for all draws of the request."""
-        self.failed = failed
-        """Endpoints that failed this request; never chosen again."""
-        self.headers = headers
-        """Header names in lower case."""
-        self.session = ""
-        """The client's session key; empty if there is none."""
-        self.sticky_mark = 0
-        """The mark of the endpoint that last served the conversation; 0 if unknown."""
-        self.cached: Sequence[tuple[int, float]] = ()
-        """Marks of endpoints with a cached beginning of the prompt and the cached part, the longest first."""
-        self.session_key = 0
-        """The key under which the session is remembered; 0 if it is not."""
-        self.blocks: Sequence[tuple[int, int]] = ()
-        """The end and the key of each block of the prompt."""
-        self.turn = 0
-        """The number of earlier requests to the model."""
+    name: str
+    draw: float
+    """Random number, 0..1, for all draws of the request."""
+    failed: AbstractSet[EngineEndpoint] = _NOBODY
+    """Endpoints that failed this request; never chosen again."""
+    headers: Sequence[tuple[bytes, bytes]] = ()
+    """Header names in lower case."""
+    session: str = ""
+    """The client's session key; empty if there is none."""
+    sticky_mark: int = 0
+    """The mark of the endpoint that last served the conversation; 0 if unknown."""
+    cached: Sequence[tuple[int, float]] = ()
+    """Marks of endpoints with a cached beginning of the prompt and the cached part, the longest first."""
+    session_key: int = 0
+    """The key under which the session is remembered; 0 if it is not."""
+    blocks: Sequence[tuple[int, int]] = ()
+    """The end and the key of each block of the prompt."""
+    turn: int = 0
+    """The number of earlier requests to the model."""
 
     def side(self) -> tuple[float, float]:
         """Return the draws that select the backend and the version, each 0..1.

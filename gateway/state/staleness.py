@@ -35,11 +35,13 @@ class StalenessMonitor:
         self._clock = clock
         self._watches = watches
         self._asked_at = self._answered_at = self._heard_at = _NOT_YET
+        self.fresh_until_s = _NOT_YET
+        """Time from which on the state is stale unless there is another sign of life. Read by every request."""
 
     @property
     def is_stale(self) -> bool:
-        """True if the last sign of life, as of the last check, is older than `STALE_S`. Read by every request."""
-        return self._clock.monotonic() - self._heard_at > STALE_S
+        """True if the last sign of life, as of the last check, is older than `STALE_S`."""
+        return self._clock.monotonic() > self.fresh_until_s
 
     def staleness_s(self) -> float | None:
         """Return the seconds since the last sign of life; None before the first."""
@@ -49,6 +51,7 @@ class StalenessMonitor:
     def check_watches(self) -> None:
         """Update the time of the last sign of life."""
         self._heard_at = max(self._watched_at(), self._answered_at)
+        self.fresh_until_s = self._heard_at + STALE_S
 
     async def listen(self, now_s: float) -> None:
         """Check for a sign of life; a silent store is asked."""

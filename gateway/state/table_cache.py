@@ -83,7 +83,7 @@ class TableCache:
         self._may_build = False
         """True once the store was read."""
         self._informers = (self._endpoints, self._deployments, self._statuses, self._routes)
-        self._staleness = StalenessMonitor(transport, clock, self._informers)
+        self.staleness = StalenessMonitor(transport, clock, self._informers)
 
     @property
     def is_synced(self) -> bool:
@@ -93,11 +93,11 @@ class TableCache:
     @property
     def is_stale(self) -> bool:
         """True if the store has been silent for longer than `staleness.STALE_S`."""
-        return self._staleness.is_stale
+        return self.staleness.is_stale
 
     def staleness_s(self) -> float | None:
         """Return the seconds since the store's last sign of life; None before the first."""
-        return self._staleness.staleness_s()
+        return self.staleness.staleness_s()
 
     @property
     def refusal(self) -> str:
@@ -187,7 +187,7 @@ class TableCache:
             # A partial read would make known models unknown.
             if self._may_build:
                 self._restored = None
-                self._staleness.check_watches()
+                self.staleness.check_watches()
                 self._update(self._known(), "store")
             elif self._restored is not None:
                 self._update(self._restored, "snapshot")
@@ -200,7 +200,7 @@ class TableCache:
             is_due = [until_s <= now_s for until_s in self._silent.values()]
             if any(is_due) or any(o.until_s <= now_s for o in self._orphans.values()):
                 self._dirty.set()
-            await self._staleness.listen(now_s)
+            await self.staleness.listen(now_s)
             await self._filter.confirm(now_s)
 
     def _update(self, known: KnownObjects, source: TableSource) -> None:

@@ -7,6 +7,7 @@ import asyncio
 from collections.abc import Callable
 from typing import TypeAlias, cast
 
+import msgspec
 from typing_extensions import override
 
 from gateway.upstream.response_head import (
@@ -61,24 +62,24 @@ class UnreachableError(Exception):
 UpstreamError: TypeAlias = UnreachableError | BrokenResponseError
 
 
-class EngineCall:
+class EngineCall(msgspec.Struct, eq=False, kw_only=True):
     """One request to an engine. Subclasses receive the response: its head, parts of its body, then its end or an error."""
 
-    __slots__ = ("connection", "dialing", "origin", "raw", "silence_s", "until_s")
+    origin: EngineAddress
+    raw: bytes
+    """The complete HTTP request."""
+    silence_s: float
+    """The engine is given up after so long without a byte."""
+    until_s: float
+    """The engine is given up at this time, by the clock; may be changed."""
+    connection: "Connection | None" = None
+    """The connection that carries the call; None before, and once the response is complete."""
+    dialing: asyncio.Task[None] | None = None
+    """The task that opens a connection for the call."""
 
-    def __init__(
-        self, origin: EngineAddress, raw: bytes, *, silence_s: float, until_s: float
-    ) -> None:
-        """`raw`: the complete HTTP request. The engine is given up after `silence_s` without a byte, or at `until_s`."""
-        self.origin = origin
-        self.raw = raw
-        self.silence_s = silence_s
-        self.until_s = until_s
-        """By the clock; may be changed."""
-        self.connection: Connection | None = None
-        """The connection that carries the call; None before, and once the response is complete."""
-        self.dialing: asyncio.Task[None] | None = None
-        """The task that opens a connection for the call."""
+    def on_whole(self, head: ResponseHead, body: bytes) -> bool:
+        """Receive a complete response; return False if it is not valid, so that its connection is not used again."""
+        raise NotImplementedError
 
     def on_head(self, head: ResponseHead) -> None:
         """Receive the head."""
@@ -294,12 +295,17 @@ class Connection(asyncio.Protocol):
             if head.status == _SWITCHING:
                 raise InvalidResponseError("an upgrade that was not asked for")
         self._keeps_alive = head.keeps_alive
-        call.on_head(head)
-        if self._call is not call:
+        if head.length == len(data):  # nearly always all of a whole response arrives in one read
+            call.connection = self._call = None
+            self._expects, self.silent_since = _IDLE, NEVER
+            is_valid = call.on_whole(head, data)
+            if is_valid and head.keeps_alive and self._transport is not None:
+                self._become_idle()
+            else:
+                self.cut()
             return
-        if head.length == len(data) and not head.is_chunked:
-            self._finish(call, data)  # nearly always all of a whole response arrives in one read
-        else:
+        call.on_head(head)
+        if self._call is call:
             self._begin_body(call, head, data)
 
     def _begin_body(self, call: EngineCall, head: ResponseHead, data: bytes) -> None:
@@ -424,8 +430,6 @@ class Connection(asyncio.Protocol):
         """Hand over the end of the response. The connection is free before, for what the call does next."""
         call.connection = self._call = None
         self._expects, self._rest = _IDLE, b""
-        if self.is_paused:
-            self.resume()
         self.silent_since = NEVER
         if self._transport is None or is_surplus or not self._keeps_alive:
             self.cut()
@@ -434,6 +438,9 @@ class Connection(asyncio.Protocol):
         call.on_end(data, is_surplus=is_surplus)
 
     def _become_idle(self) -> None:
+        if self.is_paused:
+            self.resume()
+            self.silent_since = NEVER
         self.is_usable = self.is_reused = True
         self.idle_since = self._now()
         self._owner.settle(self)

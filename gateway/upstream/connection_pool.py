@@ -120,7 +120,7 @@ class ConnectionPool(ConnectionOwner):
 
         """
         silence_s = self._silence_s if silence_s is None else silence_s
-        exchange = Exchange(origin, raw, silence_s=silence_s, until_s=until_s)
+        exchange = Exchange(origin=origin, raw=raw, silence_s=silence_s, until_s=until_s)
         self.send(exchange)
         try:
             await exchange.wait_head()

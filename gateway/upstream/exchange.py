@@ -2,31 +2,25 @@
 
 import asyncio
 
+import msgspec
 from typing_extensions import override
 
 from gateway.upstream.connection import BrokenResponseError, EngineCall, UpstreamError
 from gateway.upstream.response_head import ResponseHead
-from schemas.wire.engine_address import EngineAddress
 
 # The limit of unread bytes before the engine is paused.
 _BUFFER_LIMIT = 256 << 10
 
 
-class Exchange(EngineCall):
+class Exchange(EngineCall, kw_only=True):
     """One request and its response, read piece by piece."""
 
-    __slots__ = ("_buffered", "_change", "_error", "_head", "_is_complete", "_pieces")
-
-    def __init__(
-        self, origin: EngineAddress, raw: bytes, *, silence_s: float, until_s: float
-    ) -> None:
-        super().__init__(origin, raw, silence_s=silence_s, until_s=until_s)
-        self._change = asyncio.Event()
-        self._head: ResponseHead | None = None
-        self._pieces: list[bytes] = []
-        self._buffered = 0
-        self._is_complete = False
-        self._error: UpstreamError | None = None
+    _change: asyncio.Event = msgspec.field(default_factory=asyncio.Event)
+    _head: ResponseHead | None = None
+    _pieces: list[bytes] = msgspec.field(default_factory=list)
+    _buffered: int = 0
+    _is_complete: bool = False
+    _error: UpstreamError | None = None
 
     @property
     def status(self) -> int:
@@ -97,6 +91,12 @@ class Exchange(EngineCall):
             if self._buffered >= _BUFFER_LIMIT:
                 self.pause()
         self._change.set()
+
+    @override
+    def on_whole(self, head: ResponseHead, body: bytes) -> bool:
+        self.on_head(head)
+        self.on_end(body, is_surplus=False)
+        return True
 
     @override
     def on_head(self, head: ResponseHead) -> None:

@@ -8,6 +8,8 @@ import re
 from collections.abc import Callable
 from typing import TypeVar
 
+import msgspec
+
 from schemas.wire import headers as wire_headers
 
 _V = TypeVar("_V")
@@ -35,29 +37,19 @@ class InvalidResponseError(Exception):
     """The input is not a valid HTTP/1.1 response."""
 
 
-class ResponseHead:
-    """The head of one response. A plain object: one is created for each request."""
+class ResponseHead(msgspec.Struct):
+    """The head of one response."""
 
-    __slots__ = ("fields", "is_chunked", "keeps_alive", "length", "passed", "status")
-
-    def __init__(
-        self, status: int, fields: dict[bytes, bytes], passed: bytes, *, keeps_alive: bool
-    ) -> None:
-        self.status = status
-        self.fields = fields
-        """The last value of each header, by its name in lower case."""
-        self.passed = passed
-        """The header lines that clients get."""
-        self.keeps_alive = keeps_alive
-        """True if the engine keeps the connection open."""
-        length = fields.get(_CONTENT_LENGTH)
-        self.is_chunked = _TRANSFER_ENCODING in fields
-        self.length = UNTIL_CLOSE if length is None else int(length)
-        """The length of the body; UNTIL_CLOSE also stands for chunks."""
-        if status in _BODILESS:
-            self.length, self.is_chunked = 0, False
-        elif self.is_chunked and length is not None:
-            raise InvalidResponseError("a content-length together with chunks")
+    status: int
+    fields: dict[bytes, bytes]
+    """The last value of each header, by its name in lower case."""
+    passed: bytes
+    """The header lines that clients get."""
+    length: int
+    """The length of the body; UNTIL_CLOSE also stands for chunks."""
+    is_chunked: bool
+    keeps_alive: bool
+    """True if the engine keeps the connection open."""
 
 
 class SeenLines(dict[bytes, _V]):
@@ -114,6 +106,7 @@ def _read_chunk_size(line: bytes) -> int:
 
 _STATUS_LINES = SeenLines(_read_status_line)
 _HEADER_LINES = SeenLines(_read_header_line)
+_read_seen_line = _HEADER_LINES.__getitem__
 CHUNK_SIZES = SeenLines(_read_chunk_size)
 """The size of a chunk by the line before it."""
 
@@ -129,17 +122,24 @@ def parse_head(data: bytes) -> ResponseHead:
     status, keeps_alive = _STATUS_LINES[first]
     fields: dict[bytes, bytes] = {}
     passed = b""
-    for line in lines:
-        name, value, shown = _HEADER_LINES[line]
-        if name in fields and name in _SINGLE:
-            raise InvalidResponseError(f"more than one {name.decode('ascii')}")
+    for name, value, shown in map(_read_seen_line, lines):
         fields[name] = value
         if shown:
             passed += shown
-    connection = fields.get(_CONNECTION)
-    if connection is not None and b"close" in connection:
+    if len(fields) < len(lines):
+        names = [_read_seen_line(line)[0] for line in lines]
+        for name in _SINGLE & fields.keys():
+            if names.count(name) > 1:
+                raise InvalidResponseError(f"more than one {name.decode('ascii')}")
+    if b"close" in fields.get(_CONNECTION, b""):
         keeps_alive = False
-    return ResponseHead(status, fields, passed, keeps_alive=keeps_alive)
+    is_chunked, text = _TRANSFER_ENCODING in fields, fields.get(_CONTENT_LENGTH)
+    length = UNTIL_CLOSE if text is None else int(text)
+    if status in _BODILESS:
+        length, is_chunked = 0, False
+    elif is_chunked and text is not None:
+        raise InvalidResponseError("a content-length together with chunks")
+    return ResponseHead(status, fields, passed, length, is_chunked, keeps_alive)
 
 
 def list_lines(passed: bytes) -> list[tuple[bytes, bytes]]:
