@@ -24,15 +24,16 @@ from gateway.http.cors import AllowedHosts, AllowedOrigins
 from gateway.http.limits import AddressLimit, BodyMemory, ConnectionLimit
 from gateway.http.request_context import RequestContext, RequestHandler, header_lines
 from gateway.http.request_head import HeadReader
-from gateway.request import InferenceRequest
+from gateway.request import HttpRequest, InferenceRequest
 from gateway.routing.default_model import choose_default
 from gateway.routing.table import EngineEndpoint
 from gateway.telemetry.recorder import RequestRecorder
 from gateway.upstream.connection import BrokenResponseError, Headers
 from gateway.upstream.response_head import list_lines
 from machinery.clock import NEVER
+from machinery.http_server import REQUEST_ID
 from schemas.wire import headers as wire_headers
-from schemas.wire.errors import Refusal, RefusedError
+from schemas.wire.errors import Refusal, RefusedError, body_too_large
 
 _STALL_CHECK_S = 1.0
 # A request may be in transit on a connection that looks idle.
@@ -40,11 +41,13 @@ IDLE_LINGER_S = 1.0
 # The routing table may be out of date because the store has been unreachable for a while.
 _STALE = (wire_headers.STORE.encode(), wire_headers.STORE_STALE.encode())
 _REQUEST_ID = wire_headers.REQUEST_ID.encode()
+_REQUEST_ID_NAME = _REQUEST_ID + b": "
+_ATTEMPTS_LINE = wire_headers.ATTEMPTS.encode() + b": %d\r\n"
+_TRACE_PARENT = wire_headers.TRACE_PARENT.encode()
 _ATTEMPTS = wire_headers.ATTEMPTS.encode()
 _NODE = wire_headers.NODE.encode()
 _REPLICA = wire_headers.REPLICA.encode()
 _RESUMED_LINE = wire_headers.RESUMED.encode() + b": %d\r\n"
-_RESPONSE_HEAD = b"%%b%b: %%b\r\n%%b%b: %%d\r\n%%b" % (_REQUEST_ID, _ATTEMPTS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,14 +90,16 @@ class InferenceHandler(RequestHandler):
         self.connection_limit = options.connection_limit
         self.address_limit = options.address_limit
         self.hosts = options.hosts
-        self.origins = options.origins
+        self._origins = options.origins
+        self._allowed_host = b""
+        """The last `Host` that was allowed."""
         self._id_prefix = options.id_prefix.encode()
         self._default_model = options.default_model
         self.is_stopping = False
         self.linger_s = IDLE_LINGER_S
         self._count = itertools.count(1)
-        self._common: Headers = []
-        self._common_block = b""
+        self.common_headers: Headers = []
+        self.common_lines = b""
         self._contexts: set[RequestContext] = set()
 
     def running(self) -> tuple[RequestContext, ...]:
@@ -102,38 +107,64 @@ class InferenceHandler(RequestHandler):
         return tuple(self._contexts)
 
     @override
-    def next_id(self) -> bytes:
-        return b"%b-%x" % (self._id_prefix, next(self._count))
+    def set_common_headers(self, common: Headers) -> None:
+        self.common_headers, self.common_lines = common, header_lines(common)
 
     @override
-    def common_headers(self, common: Headers) -> bytes:
-        # uvicorn makes a new list, with a new date, every second.
-        if common is not self._common:
-            self._common, self._common_block = common, header_lines(common)
-        return self._common_block
-
-    @override
-    def identify(self, context: RequestContext) -> Refusal | None:
-        access, http_request = self._access, context.http_request
+    def check_head(self, context: RequestContext) -> Refusal | None:
+        http_request, access = context.http_request, self._access
+        fields = http_request.fields
+        id_ = fields.get(_REQUEST_ID)
+        if not id_ or not REQUEST_ID.fullmatch(id_):
+            id_ = b"%b-%x" % (self._id_prefix, next(self._count))
+        http_request.request_id = id_
+        if fields.get(b"host", b"") != self._allowed_host or b"origin" in fields:
+            refusal = self._source_refusal(context)
+            if refusal is not None:
+                return refusal
         try:
-            principal = access.identify(http_request.headers, http_request.fields)
+            principal = access.identify(http_request.headers, fields)
         except RefusedError as error:
             return error.refusal
-        context.principal = principal
         if principal is not None:
-            context.limiter = principal.limiter
+            context.principal, context.limiter = principal, principal.limiter
         elif access.anonymous is not None:
             peer = context.response.transport.get_extra_info("peername")
             context.limiter = access.anonymous.of(peer[0] if isinstance(peer, tuple) else "")
         context.is_identified = True
+        if b"content-encoding" in fields or not 0 < http_request.length <= self.max_body:
+            return self._body_refusal(http_request)
         return None
+
+    def _source_refusal(self, context: RequestContext) -> Refusal | None:
+        """Return the refusal of a request by its host or its web page; None if both are allowed."""
+        fields = context.http_request.fields
+        host, origin = fields.get(b"host", b""), fields.get(b"origin")
+        if origin:
+            context.response.common += header_lines(self._origins.headers(origin))
+        if not self.hosts.allows(host):
+            return errors.wrong_host(host.decode("latin-1"))
+        self._allowed_host = host
+        if origin and not self._origins.allows(origin):
+            return errors.wrong_origin(origin.decode("latin-1"))
+        return None
+
+    def _body_refusal(self, http_request: HttpRequest) -> Refusal | None:
+        """Return the refusal of a body by what its headers say; None if it may be read."""
+        fields = http_request.fields
+        coding = fields.get(b"content-encoding")
+        if coding and coding.lower() != b"identity":
+            return errors.compressed(coding.decode("latin-1"))
+        length = int(fields.get(b"content-length", b"0"))
+        return body_too_large(self.max_body).refusal if length > self.max_body else None
 
     @override
     def start(self, context: RequestContext) -> None:
         self._contexts.add(context)
         adapter, http_request, limiter = context.adapter, context.http_request, context.limiter
         try:
-            self._recorder.begin(context)
+            if self._recorder.tracer is not None or _TRACE_PARENT in http_request.fields:
+                self._recorder.begin(context)
             if limiter is not None:
                 if limiter.is_limited:
                     self._admit(context, (limiter,))
@@ -310,9 +341,9 @@ class InferenceHandler(RequestHandler):
         state = context.retry_state
         if state.admission is not None:
             self._forwarder.leave(state)
-        if context.limiters:
+        for limiter in context.limiters:
             prompt, _, output = state.usage
-            self._access.leave(context.limiters, prompt + output)
+            limiter.leave(prompt + output, self.clock)
         self._recorder.record(context)
         context.release()
 
@@ -365,23 +396,17 @@ class InferenceHandler(RequestHandler):
                     self._forwarder.suspend(context.retry_state, context.stream)
 
     def _send_whole(self, result: WholeResponse, context: RequestContext) -> None:
-        translator, response, status, body = (
-            context.translator,
-            context.response,
-            result.status,
-            result.body,
-        )
+        response, status, body = context.response, result.status, result.body
         if response.status:
             self.break_off(context, errors.engine_refusal(status, body))
             return
         context.outcome = "ok" if status < 400 else outcome_of(status)
-        if translator is None:
-            head = _header_block(result.passed, result.endpoint, context)
-        else:
-            headers = _header_list(result.passed, result.endpoint, context)
-            status, headers, body = translator.whole(status, headers, body)
-            head = header_lines(headers)
-        response.whole(status, head, body)
+        if context.translator is None:
+            response.whole(status, _header_block(result.passed, result.endpoint, context), body)
+            return
+        headers = _header_list(result.passed, result.endpoint, context)
+        status, headers, body = context.translator.whole(status, headers, body)
+        response.whole(status, header_lines(headers), body)
 
     def _begin_stream(self, source: EngineStream, context: RequestContext) -> None:
         """Pass the stream of an engine through, event by event."""
@@ -504,12 +529,17 @@ def _translator(context: RequestContext) -> ResponseTranslator | None:
 
 def _header_block(passed: bytes, endpoint: EngineEndpoint, context: RequestContext) -> bytes:
     """Return the response headers as they are written. The common case, without building a list."""
-    return _RESPONSE_HEAD % (
-        passed,
-        context.http_request.request_id,
-        endpoint.lines,
-        context.retry_state.started,
-        header_lines(context.extra_headers) if context.extra_headers else b"",
+    more = header_lines(context.extra_headers) if context.extra_headers else b""
+    return b"".join(
+        (
+            passed,
+            _REQUEST_ID_NAME,
+            context.http_request.request_id,
+            b"\r\n",
+            endpoint.lines,
+            _ATTEMPTS_LINE % context.retry_state.started,
+            more,
+        )
     )
 
 

@@ -376,9 +376,9 @@ class Gateway:
         )
         return RequestRecorder(
             table_cache=self.table_cache,
-            metrics=metrics,
+            counted_metrics=metrics,
             clock=self._clock,
-            journal=RequestJournal(self._limits.journal_size),
+            counted_journal=RequestJournal(self._limits.journal_size),
             process=process,
             file=file,
             tracer=tracer,

@@ -10,8 +10,9 @@ from typing_extensions import override
 from gateway.apis.adapter import NO_MODEL, ApiAdapter, ModelMissingError, ResponseTranslator
 from gateway.request import HttpRequest, InferenceRequest
 from gateway.upstream.connection import Headers
+from machinery.clock import NEVER
 from schemas.wire import headers as wire_headers
-from schemas.wire.errors import Refusal, invalid
+from schemas.wire.errors import Refusal, RefusedError, invalid
 
 _NUMBER = re.compile(rb'"sequence_number":(\d{1,9})')
 _EMBEDDINGS = "/v1/embeddings"
@@ -21,9 +22,8 @@ _GENERATIONS = ("/v1/chat/completions", "/v1/completions", _RESPONSES)
 _STATELESS = (_EMBEDDINGS, "/v1/score", "/v1/rerank", "/tokenize", "/detokenize")
 PATHS = (*_GENERATIONS, *_STATELESS)
 _SESSION_ID = wire_headers.SESSION_ID.encode()
+_TIMEOUT = wire_headers.REQUEST_TIMEOUT.encode()
 _TRUE = b"true"
-# Values of `n` that mean one choice.
-_ONE = (b"", b"1", b"null")
 
 
 class ResponsesTranslator(ResponseTranslator):
@@ -83,7 +83,7 @@ class _ModelName(msgspec.Struct):
 
 
 _FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw])
-_DECODER = msgspec.json.Decoder(_RoutingFields)
+_decode = msgspec.json.Decoder(_RoutingFields).decode
 _MODEL_NAME = msgspec.json.Decoder(_ModelName)
 
 
@@ -96,7 +96,11 @@ class OpenAiAdapter(ApiAdapter):
 
     @override
     def read(self, http_request: HttpRequest) -> tuple[InferenceRequest, ResponseTranslator | None]:
-        head = _decode(http_request.body)
+        body, path, fields = http_request.body, http_request.path, http_request.fields
+        try:
+            head = _decode(body)
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+            raise _invalid_body(error) from error
         if not isinstance(head.model, str) or not head.model:
             if head.model in (None, ""):
                 raise ModelMissingError(NO_MODEL)
@@ -105,27 +109,24 @@ class OpenAiAdapter(ApiAdapter):
             # The field is reserved for gateways, which use it to resume a stream.
             raise invalid("Unknown parameter: 'fleet'.", param="fleet")
         is_streamed = bool(head.stream) and bytes(head.stream) == _TRUE
+        is_generation = path in _GENERATIONS
+        has_session = head.session_id or head.conversation or _SESSION_ID in fields
         request = InferenceRequest(
-            path=http_request.path,
+            path=path,
             model=head.model,
-            body=http_request.body,
+            body=body,
             request_id=http_request.request_id,
             headers=http_request.headers,
             is_streamed=is_streamed,
-            is_resumable=is_streamed and http_request.path in _GENERATIONS,
-            choices=1 if bytes(head.n) in _ONE else _number(bytes(head.n)),
-            timeout_s=http_request.timeout_s(),
-            session=_session(head, http_request),
-            prompt=bytes(head.messages or head.prompt or head.input)
-            if http_request.path in _GENERATIONS
-            else b"",
+            is_resumable=is_streamed and is_generation,
+            choices=_number(bytes(head.n)) if head.n else 1,
+            timeout_s=http_request.timeout_s() if _TIMEOUT in fields else NEVER,
+            session=_session(head, http_request) if has_session else "",
+            prompt=bytes(head.messages or head.prompt or head.input) if is_generation else b"",
             cache_key=head.prompt_cache_key if isinstance(head.prompt_cache_key, str) else "",
             cache_salt=head.cache_salt if isinstance(head.cache_salt, str) else "",
         )
-        return (
-            request,
-            ResponsesTranslator() if is_streamed and http_request.path == _RESPONSES else None,
-        )
+        return request, ResponsesTranslator() if is_streamed and path == _RESPONSES else None
 
 
 def _number(raw: bytes) -> int:
@@ -133,15 +134,12 @@ def _number(raw: bytes) -> int:
     return max(1, int(raw)) if raw.isdigit() and len(raw) < 4 else 1
 
 
-def _decode(body: bytes) -> _RoutingFields:
-    try:
-        return _DECODER.decode(body)
-    except msgspec.ValidationError:
-        raise invalid("The body must be a JSON object.") from None
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise invalid(f"The body is not valid JSON: {error}") from error
-    except RecursionError:
-        raise invalid("The body's JSON is nested too deeply.") from None
+def _invalid_body(error: Exception) -> RefusedError:
+    if isinstance(error, msgspec.ValidationError):
+        return invalid("The body must be a JSON object.")
+    if isinstance(error, RecursionError):
+        return invalid("The body's JSON is nested too deeply.")
+    return invalid(f"The body is not valid JSON: {error}")
 
 
 def with_model(body: bytes, name: str) -> bytes:

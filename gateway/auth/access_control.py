@@ -17,7 +17,6 @@ from gateway.auth.keyring import (
     Principal,
     lacks_scheme,
     presented_key,
-    sole_key,
 )
 from gateway.auth.rate_limits import AnonymousClients, ModelRates, RateLimiter, Rates, rates_of
 from gateway.auth.roles import PUBLIC_PATHS
@@ -72,10 +71,17 @@ class AccessControl:
         """
         if not self.is_on:
             return None
-        key = sole_key(fields) if len(fields) == len(headers) else b""
-        if not key:
+        # As most clients send it: without a walk through the headers.
+        value = fields.get(b"authorization", b"")
+        if (
+            value.startswith(b"Bearer ")
+            and len(fields) == len(headers)
+            and not (b"x-api-key" in fields or b"api-key" in fields)
+        ):
+            key = value[7:].strip()
+        else:
             key = presented_key(headers)
-        secret = self._keyring.secret(key) if key else None
+        secret = self._keyring.secret(key)
         if secret is None:
             raise self._nobody(headers, is_shown=bool(key))
         principal = secret.principal
@@ -133,11 +139,6 @@ class AccessControl:
             raise self._count_refusal(
                 "model", errors.wrong_model(principal.name, principal.models, model)
             )
-
-    def leave(self, limiters: tuple[RateLimiter, ...], tokens: int) -> None:
-        """Release the request's slots and charge its tokens, whose number is known only now."""
-        for limiter in limiters:
-            limiter.leave(tokens, self._clock)
 
     def rates(self, limiters: tuple[RateLimiter, ...]) -> Rates:
         """Return the rates of a request, for the headers of its response."""

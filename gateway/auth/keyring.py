@@ -16,7 +16,6 @@ from machinery.prometheus import family_header, format_labels
 from schemas.records import ApiKey, ModelLimits, Role
 
 _KEY_HEADERS = frozenset({b"authorization", b"x-api-key", b"api-key"})
-_AUTHORIZATION, _BEARER = b"authorization", b"Bearer "
 _SALT_LABEL = b"mlx-fleet prefix cache\0"
 _KEY_METRICS = (
     ("fleet_gateway_key_requests_total", "Admitted requests by API key.", "requests_used"),
@@ -171,14 +170,6 @@ class Keyring:
         for principal in principals:
             labels = format_labels(("key",), (principal.name,))
             yield f"{_PREVIOUS_METRIC}{labels} {principal.previous_used}"
-
-
-def sole_key(fields: Mapping[bytes, bytes]) -> bytes:
-    """Return the key of a request that has it as most clients send it, without a walk through the headers; else b""."""
-    value = fields.get(_AUTHORIZATION, b"")
-    if value.startswith(_BEARER) and not (b"x-api-key" in fields or b"api-key" in fields):
-        return value[len(_BEARER) :].strip()
-    return b""
 
 
 def presented_key(headers: RawHeaders) -> bytes:

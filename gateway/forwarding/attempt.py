@@ -51,6 +51,7 @@ _EXTERNAL_FAULTS: Mapping[int, str] = {
     ),
 }
 
+_TIMEOUT_STATUS = 504
 _REPLICA = headers.REPLICA.encode()
 _IN_FLIGHT, _MEMORY_FREE = headers.IN_FLIGHT.encode(), headers.MEMORY_FREE.encode()
 _RETRY_AFTER = headers.RETRY_AFTER.encode()
@@ -99,7 +100,7 @@ class EngineAttempt(InFlight, kw_only=True):
             if self._is_streamed:
                 self.on_end(body, is_surplus=False)
             else:
-                self._end_whole(body)
+                self._end_whole(head, body)
         return not self._is_invalid
 
     @override
@@ -142,7 +143,7 @@ class EngineAttempt(InFlight, kw_only=True):
             if is_surplus and self._head.length != UNTIL_CLOSE:
                 self._fail("the response is longer than its content-length")
             else:
-                self._end_whole(data)
+                self._end_whole(self._head, b"".join((*self._parts, data)))
             return
         if data:
             self.on_body(data)
@@ -210,31 +211,38 @@ class EngineAttempt(InFlight, kw_only=True):
         )
         self.owner.on_result(self, self.stream)
 
-    def _end_whole(self, body: bytes) -> None:
-        """Check and record a complete response that is not streamed. `body`: its last part."""
-        runner, head, endpoint = self.runner, self._head, self.endpoint
-        assert head is not None
-        if self._parts:
-            body = b"".join((*self._parts, body))
+    def _end_whole(self, head: ResponseHead, body: bytes) -> None:
+        """Check and record a complete response that is not streamed."""
         # A truncated body whose head declares it complete. Two bytes tell, without parsing.
-        is_json = head.fields.get(b"content-type", b"").startswith(b"application/json")
-        if is_json and not (body[:1] == b"{" and body.rstrip()[-1:] == b"}"):
+        if not (body.startswith(b"{") and body.rstrip().endswith(b"}")) and _is_json(head):
             self._fail("the response is not a JSON object")
             return
-        now_s, status, outliers = runner.clock.monotonic(), head.status, self.load_tracker.outliers
-        self.state.usage = self.record_response(status, body, now_s)
+        endpoint, status, tracker = self.endpoint, head.status, self.load_tracker
+        now_s = self.runner.clock.monotonic()
         # As `close`, of a call that its connection has released.
-        self.is_closed = True
-        self.load_tracker.end(endpoint)
-        if status not in RETRYABLE_STATUSES:
-            if outliers.breakers:
-                outliers.record_success(endpoint, self.sent_s, now_s)
-        elif now_s < self.deadline.at_s and not (status == 504 and self.is_timeout(body)):
-            fault: Fault = "full" if status in (429, 503) else "bad"
-            runner.blame(endpoint, fault, pause_s=_pause_s(head.fields))
+        self.is_closed = self.is_counted = True
+        tracker.end(endpoint)
+        if status < 400:
+            self.state.usage = self.version.record_response(status, body, now_s - self.sent_s)
+        else:
+            self._record_error_status(head, body, now_s)
+        if tracker.outliers.breakers and status not in RETRYABLE_STATUSES:
+            tracker.outliers.record_success(endpoint, self.sent_s, now_s)
         if self.is_trial:
             self._end_trial()
         self.owner.on_result(self, WholeResponse(endpoint, status, head.passed, body, now_s))
+
+    def _record_error_status(self, head: ResponseHead, body: bytes, now_s: float) -> None:
+        """Record a complete response with an error, which may be the engine's fault."""
+        status = head.status
+        is_late = status == _TIMEOUT_STATUS and self.is_timeout(body)
+        if is_late:
+            self.record_late()
+        else:
+            self.version.record_response(status, body, now_s - self.sent_s)
+        if status in RETRYABLE_STATUSES and now_s < self.deadline.at_s and not is_late:
+            fault: Fault = "full" if status in (429, 503) else "bad"
+            self.runner.blame(self.endpoint, fault, pause_s=_pause_s(head.fields))
 
 
 class AttemptWaiter(AttemptOwner):
@@ -391,6 +399,10 @@ def _attempt_lines(
         return lines
     # The engine enforces the deadline too, so that an abandoned request frees its slot.
     return lines + _TIMEOUT_LINE % max(0.001, terms.deadline.at_s - now_s)
+
+
+def _is_json(head: ResponseHead) -> bool:
+    return head.fields.get(b"content-type", b"").startswith(b"application/json")
 
 
 def _fault(error: UpstreamError) -> Fault:

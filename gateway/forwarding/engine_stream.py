@@ -19,7 +19,6 @@ from schemas.wire.streams import DONE
 _ERROR = b'data: {"error"'
 # A larger event is passed on in parts, to bound the memory.
 _HELD_LIMIT = 1 << 20
-_TIMEOUT_STATUS = 504
 WAITING = b": waiting\n\n"
 
 
@@ -59,7 +58,7 @@ def _end(data: bytes, separator: bytes) -> int:
 class InFlight(EngineCall, kw_only=True):
     """A request at an engine. Counts as load until it is closed, and once in the metrics of its version.
 
-    Whoever creates it calls `LoadTracker.begin`.
+    Its creator calls `LoadTracker.begin`.
     """
 
     endpoint: EngineEndpoint
@@ -94,13 +93,9 @@ class InFlight(EngineCall, kw_only=True):
         self._end_early(is_late=is_late)
         return "timed_out" if is_late else "interrupted"
 
-    def record_response(self, status: int, body: bytes, now_s: float) -> TokenCounts:
-        """Record a response that was not streamed; return its token counts."""
-        self.is_counted = True
-        if status == _TIMEOUT_STATUS and self.is_timeout(body):
-            self._end_early(is_late=True)
-            return 0, 0, 0
-        return self.version.record_response(status, body, now_s - self.sent_s)
+    def record_late(self) -> None:
+        """Record that the engine reports the end of the request's own deadline."""
+        self._end_early(is_late=True)
 
     def is_timeout(self, body: bytes) -> bool:
         """Return whether a 504 with this body, or a stream with this end, reports the request's own deadline."""
@@ -236,6 +231,7 @@ class EngineStream:
     def attach(self, receiver: StreamReceiver) -> None:
         """Hand the events to the receiver from now on, those that have arrived at once."""
         self._receiver = receiver
+        self.in_flight.receive = self.feed
         self.in_flight.resume()
         first, self.first = self.first, b""
         self._push(first)

@@ -122,6 +122,7 @@ class Forwarder(AttemptOwner):
             attempts.clock,
         )
         self._attempts = attempts
+        self._random = router.random.random
         self._answered = self.metrics.attempts.child("answered")
         self._outliers = attempts.load_tracker.outliers
         self._model_states = model_states
@@ -140,11 +141,18 @@ class Forwarder(AttemptOwner):
         """
         state.client = client
         model = self.table_cache.table.models.get(request.model)
-        if model is not None:
-            self._prepare(request, state, self._model_states.of(model), now_s)
-        terms = state.terms
-        model_state = terms.model_state
-        if model_state is None or terms.policy.hedge_after_s < NEVER:
+        if model is None:
+            client.wait_for(self._forward(request, state, client))
+            return
+        model_state = self._model_states.of(model)
+        policy = model_state.policy
+        if request.timeout_s == NEVER == policy.request_s:
+            terms = state.terms = model_state.terms
+        else:
+            terms = state.terms = _terms_until(request, model_state, now_s)
+        model_state.retries.count(now_s)
+        if policy.hedge_after_s < NEVER:
+            model_state.hedges.count(now_s)
             client.wait_for(self._forward(request, state, client))
             return
         limiter = model_state.limiter
@@ -154,7 +162,7 @@ class Forwarder(AttemptOwner):
                 client.wait_for(self._forward_when_admitted(request, state, limiter, client))
                 return
             state.add_admission().slot = slot
-        state.draw = draw = self._router.draw()
+        state.draw = draw = self._random()
         choice = self._router.choose(request, _NO_ENDPOINTS, draw)
         if type(choice) is not ChosenEndpoint or terms.deadline.at_s <= now_s:
             client.wait_for(self._forward(request, state, client))
@@ -170,7 +178,7 @@ class Forwarder(AttemptOwner):
         state = attempt.state
         client, state.running = state.client, None
         assert client is not None
-        if type(result) is WholeResponse and result.status not in RETRYABLE_STATUSES:
+        if type(result) is WholeResponse and result.status < 400:
             # As `_record_result` and `_accept` do, in fewer steps.
             endpoint = result.endpoint
             self._answered.count += 1
@@ -228,22 +236,6 @@ class Forwarder(AttemptOwner):
         self.metrics.suspensions.add()
         self.leave(state)
         return True
-
-    def _prepare(
-        self, request: InferenceRequest, state: RetryState, model_state: ModelState, now_s: float
-    ) -> None:
-        """Set the terms of a request: model, policy and deadline."""
-        policy = model_state.policy
-        own_s = request.timeout_s
-        if own_s == policy.request_s == NEVER:
-            state.terms = model_state.terms
-        else:
-            timeout_s = min(policy.request_s, own_s)
-            deadline = Deadline(now_s + timeout_s, timeout_s, own_s < policy.request_s)
-            state.terms = RequestTerms(model_state, policy, deadline)
-        model_state.retries.count(now_s)
-        if policy.hedge_after_s < NEVER:
-            model_state.hedges.count(now_s)
 
     async def _forward_when_admitted(
         self,
@@ -508,6 +500,14 @@ class Forwarder(AttemptOwner):
                 "why": why,
             },
         )
+
+
+def _terms_until(request: InferenceRequest, model_state: ModelState, now_s: float) -> RequestTerms:
+    """Return the terms of a request with a deadline, its own or the model's."""
+    policy, own_s = model_state.policy, request.timeout_s
+    timeout_s = min(policy.request_s, own_s)
+    deadline = Deadline(now_s + timeout_s, timeout_s, own_s < policy.request_s)
+    return RequestTerms(model_state, policy, deadline)
 
 
 def _may_hold(choice: NoReadyEndpoint, failures: AttemptFailures | None) -> bool:

@@ -121,8 +121,9 @@ class ResumeLog:
         at = events.find(_CHUNK) + 1
         if at and events.find(b"\n", at) == len(events) - 2 and events.startswith(_COMMENT):
             self.events += 1
-            self._raw += events[_PREFIX:at]
-            if len(self._raw) > self._limit:
+            stored = self._raw
+            stored += events[_PREFIX:at]
+            if len(stored) > self._limit:
                 self._drop_middle()
             return events[at:]
         found = _COMMON_EVENTS.findall(events)

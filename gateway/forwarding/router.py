@@ -43,12 +43,13 @@ class LoadTracker:
         self._reported_s: dict[EngineAddress, float] = {}
         # Its members change in place: a new object for each request would be most of the cost of a
         # choice.
-        self._health = EndpointHealth(
+        self.healthy = EndpointHealth(
             in_flight=self._in_flight,
             others_in_flight=self._others_in_flight,
             headroom=self._headroom,
             ejected=self.outliers.ejected(0.0),
         )
+        """The input of a choice while no endpoint has failed lately."""
 
     def begin(self, endpoint: EngineEndpoint) -> None:
         """Count a request to the engine; `end` must follow."""
@@ -111,7 +112,7 @@ class LoadTracker:
         """Return the input of a choice: always the same object, with current values."""
         if self.outliers.breakers:
             self.outliers.ejected(now_s)
-        return self._health
+        return self.healthy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,23 +139,24 @@ class Router:
         It is remembered now and not with the response: of two requests with equal prompts, the
         second often arrives before the first is answered.
         """
-        now_s = self.clock.monotonic()
-        table, health = self.table_cache.table, self.load_tracker.health(now_s)
-        query = RoutingQuery(request.model, draw, failed, request.headers)
-        model = table.models.get(request.model)
+        now_s, tracker, table = self.clock.monotonic(), self.load_tracker, self.table_cache.table
+        name, memory = request.model, self.memory
+        health = tracker.health(now_s) if tracker.outliers.breakers else tracker.healthy
+        query = RoutingQuery(name, draw, failed, request.headers)
+        model = table.models.get(name)
         if model is None:
             return choose(table, query, health)
-        plan = self._plans.get(request.model)
+        plan = self._plans.get(name)
         if plan is None or plan.model is not model:
             plan = self._make_plan(model)
-        self.memory.recall(request, model, query, now_s)
+        memory.recall(request, model, query, now_s)
         choice: RoutingChoice | None = plan.pick(query, health)
         if choice is None:
             if plan.takes_turns:
-                query.turn = self._turn(request.model, is_first=not failed)
+                query.turn = self._turn(name, is_first=not failed)
             choice = choose(table, query, health)
         if type(choice) is ChosenEndpoint:
-            self.memory.remember(query, model, choice.endpoint, now_s)
+            memory.remember(query, model, choice.endpoint, now_s)
         return choice
 
     def _make_plan(self, model: ServedModel) -> RoutePlan:

@@ -39,7 +39,7 @@ _IDLE_S: Final = 600.0
 _WRAPPING: Final = 1024
 """Bytes of a message around its request."""
 _DONE: Final = b"[DONE]"
-_HANDSHAKE_ONLY: Final = frozenset({b"upgrade", b"connection", b"content-length"})
+_HANDSHAKE_ONLY: Final = frozenset({b"upgrade", b"connection", b"content-length", b"x-request-id"})
 
 
 class _Message(msgspec.Struct, forbid_unknown_fields=True):
@@ -85,7 +85,7 @@ class FrameResponse(ResponseWriter):
 
     @override
     def begin(self, status: int, head: bytes) -> None:
-        self.status, self._is_streamed = status, True
+        self.status, self.is_streamed = status, True
         self._tell(status=status, headers=_shown(head))
 
     @override
@@ -253,13 +253,8 @@ class ChatSocket(asyncio.Protocol):
 
     def _start(self, message_id: str, body: bytes) -> None:
         handler, client = self._handler, self._client
-        request_id = handler.next_id()
         http_request = HttpRequest(
-            path=CHAT.decode(),
-            query=b"",
-            headers=self._headers,
-            fields=dict(self._headers),
-            request_id=request_id,
+            path=CHAT.decode(), headers=self._headers, fields=dict(self._headers)
         )
         response = FrameResponse(
             client.transport,
@@ -271,7 +266,7 @@ class ChatSocket(asyncio.Protocol):
         context = RequestContext(handler, http_request, response, handler.adapters[CHAT])
         context.is_current, context.more_body = True, False
         # Again for each request: the key may be gone since the handshake.
-        refusal = handler.identify(context)
+        refusal = handler.check_head(context)
         self._running[message_id] = context
         if refusal is not None:
             handler.refuse(context, refusal)

@@ -27,8 +27,7 @@ from gateway.http.request_framer import HEADERS_LIMIT, REQUEST_S, RequestFramer
 from gateway.request import HttpRequest, RawHeaders
 from machinery import websocket_frames as frames
 from machinery.clock import NEVER
-from machinery.http_server import MAX_HEAD_BYTES, REQUEST_ID
-from schemas.wire import headers as wire_headers
+from machinery.http_server import MAX_HEAD_BYTES
 from schemas.wire.connections import SERVER_KEEP_ALIVE_S
 from schemas.wire.errors import Refusal, body_too_large
 
@@ -39,7 +38,6 @@ _CLOSE_LINGER_S = 2.0
 _TLS_CLOSE_S = 3.0
 # The limit of unsent bytes above which a stream waits, as without TLS. The default with TLS is 512 KiB.
 _TLS_HIGH_WATER_BYTES = 64 << 10
-_REQUEST_ID = wire_headers.REQUEST_ID.encode()
 # uvicorn's initial value of its cycle and scope, which its type hints leave out.
 _NONE: Final[Any] = None
 ModelOrAsgiRequest: TypeAlias = RequestContext | RequestResponseCycle
@@ -77,8 +75,6 @@ class ClientProtocol(RequestFramer, ResponseOwner):
         """Name under which the limit of connections counts this one."""
         self._unsent_bytes = 0
         """Bytes of the last response that waited for the client at the last deadline."""
-        self._allowed_host: bytes | None = None
-        """The last `Host` that is allowed."""
         self._is_tls = False
         self._socket: chat_socket.ChatSocket | None = None
         """Serves the connection since its upgrade to a WebSocket."""
@@ -141,32 +137,26 @@ class ClientProtocol(RequestFramer, ResponseOwner):
             return errors.shutting_down()
         adapter = self._handler.adapters[chat_socket.CHAT]
         http_request = HttpRequest(
-            path=chat_socket.CHAT.decode(),
-            query=b"",
-            headers=self.headers,
-            fields=fields,
-            request_id=self._handler.next_id(),
+            path=chat_socket.CHAT.decode(), headers=self.headers, fields=fields
         )
         context = RequestContext(self._handler, http_request, self._new_response(), adapter)
-        return self._head_refusal(context)
-
-    @property
-    @override
-    def is_idle(self) -> bool:
-        return self._latest is None
+        return self._handler.check_head(context)
 
     @override
     def on_usual_request(self, http_request: HttpRequest, body: bytes) -> None:
-        adapter = self._handler.adapters[http_request.path.encode()]
-        context = self._begin(http_request, adapter, is_usual=True)
-        context.more_body = False
-        if self.ignores_input:  # refused by its head
+        handler = self._handler
+        adapter = handler.adapters[http_request.path.encode()]
+        context = RequestContext(handler, http_request, self._new_usual_response(), adapter)
+        context.is_current, context.more_body = True, False
+        self._latest = self._serving = context
+        self.is_idle, self.deadline_s = False, NEVER
+        refusal = handler.check_head(context)
+        if refusal is not None:
+            self.is_in_head = False
+            self.refuse(refusal)
             return
-        self.is_in_head, self.deadline_s = True, NEVER
-        if context.is_current:
-            self._start(context, body)
-        else:
-            context.body = body
+        http_request.body, context.began_s = body, self.clock.monotonic()
+        handler.start(context)
 
     @override
     def on_usual_head(self, http_request: HttpRequest) -> None:
@@ -177,22 +167,17 @@ class ClientProtocol(RequestFramer, ResponseOwner):
         self, http_request: HttpRequest, adapter: ApiAdapter, *, is_usual: bool = False
     ) -> RequestContext:
         """Begin a request to a model, or refuse it by its headers."""
-        handler, fields = self._handler, http_request.fields
-        given, origin = fields.get(_REQUEST_ID), fields.get(b"origin")
-        http_request.request_id = (
-            given if given and REQUEST_ID.fullmatch(given) else handler.next_id()
-        )
-        cors = header_lines(handler.origins.headers(origin)) if origin else b""
-        response = self._new_response(cors, is_usual=is_usual)
+        handler = self._handler
+        response = self._new_usual_response() if is_usual else self._new_response()
         context = RequestContext(handler, http_request, response, adapter)
         previous, self._latest = self._latest, context
-        self.is_in_head = False
+        self.is_in_head = self.is_idle = False
         if previous is None or _is_complete(previous):
             context.is_current = True
         else:
             self._enqueue(context, self.app)
         # Before the body is read: the headers are all that is kept of a stranger's request.
-        refusal = self._head_refusal(context)
+        refusal = handler.check_head(context)
         if refusal is not None:
             self.refuse(refusal)
         return context
@@ -209,41 +194,23 @@ class ClientProtocol(RequestFramer, ResponseOwner):
         if self._handler.is_stopping:
             self.cycle.keep_alive = False
 
-    def _head_refusal(self, context: RequestContext) -> Refusal | None:
-        """Return the refusal of a request to a model by its headers; None if its body may be read."""
-        handler, fields = self._handler, context.http_request.fields
-        host, origin = fields.get(b"host", b""), fields.get(b"origin")
-        if host != self._allowed_host:
-            if not handler.hosts.allows(host):
-                return errors.wrong_host(host.decode("latin-1"))
-            self._allowed_host = host
-        if origin and not handler.origins.allows(origin):
-            return errors.wrong_origin(origin.decode("latin-1"))
-        refusal = handler.identify(context)
-        if refusal is not None:
-            return refusal
-        if (coding := fields.get(b"content-encoding")) and coding.lower() != b"identity":
-            return errors.compressed(coding.decode("latin-1"))
-        if int(fields.get(b"content-length", b"0")) > handler.max_body:
-            return body_too_large(handler.max_body).refusal
-        return None
-
-    def _new_response(self, extra_lines: bytes = b"", *, is_usual: bool = False) -> ResponseWriter:
-        """Return the writer of a response; a usual request is of HTTP/1.1 and keeps the connection open."""
-        handler = self._handler
-        common = handler.common_headers(self.server_state.default_headers)
-        if is_usual:
-            is_kept = not handler.is_stopping
-            return ResponseWriter(self.transport, self.flow, self, common + extra_lines, is_kept)
-        is_http_10 = self.parser.get_http_version() == "1.0"
+    def _new_usual_response(self) -> ResponseWriter:
+        """Return the writer of a response to a usual request, which is of HTTP/1.1 and keeps the connection open."""
+        handler, common = self._handler, self.server_state.default_headers
+        # uvicorn makes a new list, with a new date, every second.
+        if common is not handler.common_headers:
+            handler.set_common_headers(common)
         return ResponseWriter(
-            self.transport,
-            self.flow,
-            self,
-            common + extra_lines,
-            not (is_http_10 or handler.is_stopping) and self.parser.should_keep_alive(),
-            is_http_10,
+            self.transport, self.flow, self, handler.common_lines, not handler.is_stopping
         )
+
+    def _new_response(self) -> ResponseWriter:
+        """Return the writer of any other response."""
+        response, parser = self._new_usual_response(), self.parser
+        response.is_http_10 = parser.get_http_version() == "1.0"
+        if response.is_http_10 or not parser.should_keep_alive():
+            response.keep_alive = False
+        return response
 
     def _enqueue(self, request: ModelOrAsgiRequest, app: Any) -> None:
         self.flow.pause_reading()
@@ -294,6 +261,7 @@ class ClientProtocol(RequestFramer, ResponseOwner):
     @override
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         previous, self._latest = self._latest, cycle
+        self.is_idle = False
         if _is_complete(previous):
             super()._start_asgi_task(cycle, app)
         else:
@@ -336,8 +304,11 @@ class ClientProtocol(RequestFramer, ResponseOwner):
         elif not self.ignores_input and not self.has_begun:
             self.deadline_s = self.clock.monotonic() + SERVER_KEEP_ALIVE_S
             # An idle connection must not hold the last request.
-            self.cycle, self.scope, self.headers = _NONE, _NONE, []
+            if self._serving is not self._latest:
+                self.cycle, self.scope = _NONE, _NONE
+            self.headers = []
             self._latest = self._serving = None
+            self.is_idle = True
             if self._handler.is_stopping:
                 self.loop.call_later(self._handler.linger_s, self._close_idle)
 

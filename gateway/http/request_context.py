@@ -16,7 +16,7 @@ from gateway.auth.keyring import Principal
 from gateway.auth.rate_limits import RateLimiter
 from gateway.forwarding.engine_stream import EngineStream
 from gateway.forwarding.retry_state import ForwardResult, RetryState
-from gateway.http.cors import AllowedHosts, AllowedOrigins
+from gateway.http.cors import AllowedHosts
 from gateway.http.limits import AddressLimit, BodyMemory, ConnectionLimit
 from gateway.http.request_head import HeadReader
 from gateway.request import HttpRequest, InferenceRequest, RawHeaders
@@ -61,41 +61,30 @@ class ResponseWriter(msgspec.Struct, eq=False):
     keep_alive: bool = True
     is_http_10: bool = False
     status: int = 0
+    is_streamed: bool = False
+    """True if the response is sent event by event."""
     is_complete: bool = False
     is_gone: bool = False
     _head: bytes = b""
-    _is_streamed: bool = False
 
     @property
     def is_started(self) -> bool:
         """True once the status is sent, so that it cannot change."""
         return self.status != 0
 
-    @property
-    def is_streamed(self) -> bool:
-        """True if the response is sent event by event."""
-        return self._is_streamed
-
     def whole(self, status: int, head: bytes, body: bytes) -> None:
         """Send a complete response. `head`: its header lines without the length."""
         self.status = status
+        if not self.keep_alive:
+            head += _CLOSE_LINE
         if not self.is_gone:
-            self.transport.write(
-                b"%b%b%b%bcontent-length: %d\r\n\r\n%b"
-                % (
-                    STATUS_LINE[status],
-                    self.common,
-                    head,
-                    b"" if self.keep_alive else _CLOSE_LINE,
-                    len(body),
-                    body,
-                )
-            )
+            end = b"content-length: %d\r\n\r\n" % len(body)
+            self.transport.write(b"".join((STATUS_LINE[status], self.common, head, end, body)))
         self._complete()
 
     def begin(self, status: int, head: bytes) -> None:
         """Begin a response of unknown length. Its head is sent with the first piece."""
-        self.status, self._is_streamed = status, True
+        self.status, self.is_streamed = status, True
         if self.is_http_10:
             self.keep_alive = False  # the end of the connection ends the body
             self._head = self._begun(status, head) + b"\r\n"
@@ -107,11 +96,11 @@ class ResponseWriter(msgspec.Struct, eq=False):
         if not data or self.is_gone:
             return False
         # Framed here without a coroutine, because this runs for each event.
-        if self.is_http_10:
-            self.transport.write(self._head + data)
-        else:
-            self.transport.write(b"%b%x\r\n%b\r\n" % (self._head, len(data), data))
-        self._head = b""
+        if not self.is_http_10:
+            data = b"%x\r\n%b\r\n" % (len(data), data)
+        if self._head:
+            data, self._head = self._head + data, b""
+        self.transport.write(data)
         return self.flow.write_paused
 
     async def drained(self) -> None:
@@ -158,7 +147,6 @@ class RequestHandler(Protocol):
     heads: HeadReader
     """Reads the heads of requests to these paths."""
     hosts: AllowedHosts
-    origins: AllowedOrigins
     max_body: int
     body_memory: BodyMemory
     connection_limit: ConnectionLimit
@@ -168,16 +156,20 @@ class RequestHandler(Protocol):
     linger_s: float
     """Seconds that an idle connection stays open once the gateway stops."""
 
-    def next_id(self) -> bytes:
-        """Return a new request id."""
+    common_headers: Headers
+    """The headers of every response, such as the date."""
+    common_lines: bytes
+    """The same as they are written."""
+
+    def set_common_headers(self, common: Headers) -> None:
+        """Change the headers of every response."""
         ...
 
-    def common_headers(self, common: Headers) -> bytes:
-        """Return the headers of every response, as they are written."""
-        ...
+    def check_head(self, context: "RequestContext") -> Refusal | None:
+        """Check host, origin and key of a request whose headers are complete, and give it an id.
 
-    def identify(self, context: "RequestContext") -> Refusal | None:
-        """Check the key of a request whose headers are complete; return a refusal, or None if the body may be read."""
+        Return a refusal, or None if the body may be read.
+        """
         ...
 
     def start(self, context: "RequestContext") -> None:

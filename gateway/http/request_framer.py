@@ -28,11 +28,6 @@ REQUEST_S = 60.0
 class RequestReceiver(Protocol):
     """Receives the requests of a connection."""
 
-    @property
-    def is_idle(self) -> bool:
-        """True if all earlier requests are answered."""
-        ...
-
     def on_usual_request(self, http_request: HttpRequest, body: bytes) -> None:
         """Handle a usual request to a model, which arrived in one read."""
         ...
@@ -78,6 +73,8 @@ class RequestFramer(HttpToolsProtocol, RequestReceiver):
         self.heads = heads
         self.missing_body = 0
         """Bytes of a usual request's body that have not arrived."""
+        self.is_idle = True
+        """True if all earlier requests are answered."""
         self.has_begun = False
         """True from the first byte of a request to its last."""
         self.is_in_head = True
@@ -97,7 +94,7 @@ class RequestFramer(HttpToolsProtocol, RequestReceiver):
             return
         if self.missing_body:
             data = self._feed_body(data)
-        elif not self.has_begun and self.is_idle:
+        elif self.is_idle and not self.has_begun:
             http_request = self.heads.read(data)
             if http_request is not None:
                 size = http_request.size

@@ -6,12 +6,15 @@ refusals of queues and resumptions; auth counts refusals of keys. A thousand rep
 line, so labels are few.
 """
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
+from typing import Protocol
 
 import psutil
 
+from gateway.routing.table import EngineEndpoint
 from machinery.clock import Clock
 from machinery.prometheus import (
     BuildInfo,
@@ -33,6 +36,34 @@ _PER_TOKEN_S = (0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.2, 0.5, 1.0)
 _WHERE = ("model", "replica")
 # Time to first byte: from a cached prefix on a fast Mac to a long prompt on a slow one.
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
+
+
+class FinishedRequest(Protocol):
+    """The figures of a finished request; times in seconds."""
+
+    @property
+    def served_by(self) -> EngineEndpoint | None: ...
+
+    @property
+    def outcome(self) -> str: ...
+
+    @property
+    def queued_s(self) -> float: ...
+
+    @property
+    def first_s(self) -> float: ...
+
+    @property
+    def whole_s(self) -> float: ...
+
+    @property
+    def prompt_tokens(self) -> int: ...
+
+    @property
+    def cached_tokens(self) -> int: ...
+
+    @property
+    def output_tokens(self) -> int: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,8 +168,10 @@ class ReplicaMetrics:
             requests = self._served.requests.child(self._model, outcome)
             whole = self._served.whole.child(self._model, self._replica, outcome)
             found = self._outcomes[outcome] = (requests, whole)
-        found[0].count += 1
-        found[1].observe(seconds)
+        requests, whole = found
+        requests.count += 1
+        whole.counts[bisect_left(whole.bounds, seconds)] += 1
+        whole.total_s += seconds
 
 
 class RequestMetrics:
@@ -193,6 +226,25 @@ class RequestMetrics:
         if found is None:
             found = self._found[key] = ReplicaMetrics(self, model, replica)
         return found
+
+    def count(self, model: str, request: FinishedRequest) -> None:
+        """Count a finished request."""
+        endpoint, outcome, output = request.served_by, request.outcome, request.output_tokens
+        whole_s, first_s, queued_s = request.whole_s, request.first_s, request.queued_s
+        metrics = self.of(model, "" if endpoint is None else endpoint.replica)
+        metrics.count(outcome, whole_s)
+        if queued_s:
+            metrics.queue.observe(queued_s)
+        else:
+            metrics.queue.counts[0] += 1
+        if first_s:
+            metrics.first_token.observe(first_s)
+            if output > 1 and outcome == "ok":
+                metrics.per_token.observe((whole_s - first_s) / (output - 1))
+        if request.prompt_tokens:
+            metrics.prompt.count += request.prompt_tokens
+            metrics.cached.count += request.cached_tokens
+        metrics.output.count += output
 
     def by_replica(self) -> dict[str, tuple[int, float]]:
         """Return the number of answered requests and their total seconds, by replica."""

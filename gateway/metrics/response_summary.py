@@ -91,14 +91,15 @@ def parse_usage(body: bytes) -> TokenCounts | None:
 
     Quotes in texts are escaped, so no text can imitate the field.
     """
+    found = _OURS.search(body, max(0, len(body) - _TAIL))
+    if found is not None and not body.startswith(_RESPONSES):
+        prompt, output, cached = found.groups(b"0")
+        return int(prompt), int(cached), int(output)
     if body.startswith(_RESPONSES):
         return _of_response(body)
     at = body.rfind(_USAGE, max(0, len(body) - _TAIL))
     if at < 0:
         return None
-    if found := _OURS.match(body, at):
-        prompt, output, cached = found.groups(b"0")
-        return int(prompt), int(cached), int(output)
     matches = [pattern.search(body, at) for pattern in (_PROMPT, _CACHED, _OUTPUT)]
     if matches[0] is None and matches[2] is None:
         return None

@@ -72,8 +72,12 @@ class VersionCounts:
                 self.refused += 1
             return 0, 0, 0
         self.ok += 1
-        found = parse_usage(body) or (0, 0, 0)
-        self._generated(found[2], seconds)
+        found = parse_usage(body)
+        if found is None:
+            return 0, 0, 0
+        if found[2] and seconds > 0:
+            self.tokens += found[2]
+            self.token_s += seconds
         return found
 
     def record_first_token(self, seconds: float) -> None:

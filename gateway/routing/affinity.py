@@ -108,30 +108,41 @@ class AffinityMemory:
         self, request: InferenceRequest, model: ServedModel, query: RoutingQuery, now_s: float
     ) -> None:
         """Fill in the affinity fields of the query."""
-        name, prompt, has_choice = request.model, request.prompt, not model.has_one_endpoint
+        has_choice = not model.has_one_endpoint
         if model.session_s:
-            if request.session:
-                query.session = request.session
-                key = hash((name, request.session, request.key_salt)) & _64_BITS or 1
+            query.session = request.session
+            opening, goes_on = b"", True
+            if has_choice and not request.session:
+                opening, goes_on = opening_of(request.prompt)
+            if name := request.session or opening:
+                key = hash((request.model, name, request.key_salt)) & _64_BITS or 1
                 query.session_key = key
-                query.sticky_mark = self._sessions.get(key, now_s)
-            elif has_choice:
-                opening, goes_on = opening_of(prompt)
-                if opening:
-                    key = hash((name, opening, request.key_salt)) & _64_BITS or 1
-                    query.session_key = key
-                    # Many conversations begin alike; only one with an answer has an endpoint.
-                    if goes_on:
-                        query.sticky_mark = self._sessions.get(key, now_s)
+                # Many conversations begin alike; only one with an answer has an endpoint.
+                if goes_on:
+                    query.sticky_mark = self._sessions.get(key, now_s)
         if has_choice and model.is_prefix_aware:
-            if len(prompt) < FIRST_BLOCK and not request.cache_key:
-                return
-            scope = (name, request.cache_key, request.cache_salt, request.key_salt)
-            blocks = blocks_of(prompt, scope)
-            if not request.cache_key:
-                del blocks[0]
-            query.blocks = blocks
-            query.cached = self._readers(blocks, len(prompt))
+            self._recall_blocks(request, query)
+
+    def _recall_blocks(self, request: InferenceRequest, query: RoutingQuery) -> None:
+        prompt, cache_key = request.prompt, request.cache_key
+        size = len(prompt)
+        if size < FIRST_BLOCK and not cache_key:
+            return
+        scope = (request.model, cache_key, request.cache_salt, request.key_salt)
+        query.blocks = blocks = blocks_of(prompt, scope)
+        if not cache_key:
+            del blocks[0]
+        get = self._blocks.get
+        found: list[tuple[int, float]] = []
+        # A block is cached only with all blocks before it.
+        for end, key in blocks:
+            mark = get(key, 0.0)
+            if not mark:
+                break
+            found.append((mark, end / size if end else _SHARED_KEY_PART))
+        if len(found) > 1:
+            found.reverse()
+        query.cached = found
 
     def remember(
         self, query: RoutingQuery, model: ServedModel, endpoint: EngineEndpoint, now_s: float
@@ -142,36 +153,32 @@ class AffinityMemory:
         for _, key in query.blocks:
             self._blocks.put(key, endpoint.mark, now_s)
 
-    def _readers(self, blocks: list[tuple[int, int]], size: int) -> list[tuple[int, float]]:
-        """Return the marks and cached parts, the longest first. A block is cached only with all blocks before it."""
-        found: list[tuple[int, float]] = []
-        for end, key in blocks:
-            mark = self._blocks.get(key, 0.0)
-            if not mark:
-                break
-            found.append((mark, end / size if end else _SHARED_KEY_PART))
-        found.reverse()
-        return found
-
 
 def opening_of(prompt: bytes) -> tuple[bytes, bool]:
     """Return the messages up to the user's first, which stay as a conversation grows, and whether it has grown.
 
     `prompt` is JSON. Returns nothing for anything but a list of messages.
     """
-    if not prompt.startswith(b"[") or len(prompt) > _MAX_OPENING_BYTES or b"{" not in prompt[:64]:
+    if len(prompt) > _MAX_OPENING_BYTES:
         return b"", False
     separator = b","
     for begin, user, end, between, following in _LAYOUTS:
         if prompt.startswith(begin):
             separator = between
             at = prompt.find(user)
-            to = prompt.find(end, at)
-            if at > 0 and to < 0 and prompt.endswith(b"}]"):
+            to = prompt.find(end, at) if at > 0 else 0
+            if to < 0 and prompt.endswith(b"}]"):
                 return prompt[:-1], False
-            if at > 0 and prompt.startswith(following, to + len(end) - 1):
+            if to > 0 and prompt.startswith(following, to + len(end) - 1):
                 return prompt[: to + 1], True
             break
+    return _parsed_opening(prompt, separator)
+
+
+def _parsed_opening(prompt: bytes, separator: bytes) -> tuple[bytes, bool]:
+    """Return what `opening_of` does, of messages that are laid out in any way."""
+    if not prompt.startswith(b"[") or b"{" not in prompt[:64]:
+        return b"", False
     try:
         messages = _MESSAGES.decode(prompt)
         for count, message in enumerate(messages, 1):

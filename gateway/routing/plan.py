@@ -5,13 +5,12 @@ plan chooses with the fewest steps. Every other choice is left to `selection.cho
 the same endpoint for the same draw.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from operator import truediv
 
 from gateway.routing.load_balancer import EQUAL_SCORES, SCAN_LIMIT, allowed, load_weights
 from gateway.routing.selection import ChosenEndpoint
 from gateway.routing.table import EndpointHealth, EndpointPool, RoutingQuery, ServedModel
-from schemas.wire.engine_address import EngineAddress
 
 # Of larger pools a part is left out while other gateways send requests, too.
 _UNDIVIDED = 2
@@ -21,7 +20,6 @@ class RoutePlan:
     """The plan of one model. A plain object: it is read for each request."""
 
     __slots__ = (
-        "_all",
         "_bound",
         "_choices",
         "_concurrency",
@@ -50,7 +48,6 @@ class RoutePlan:
         if pool is None:
             return
         backend = model.backends[0]
-        self._all = range(len(pool.endpoints))
         self._origins = [endpoint.origin for endpoint in pool.endpoints]
         self._zeros = [0] * len(pool.endpoints)
         self._concurrency = [endpoint.concurrency for endpoint in pool.endpoints]
@@ -68,62 +65,50 @@ class RoutePlan:
         choices = self._choices
         if len(choices) == 1:
             return choices[0]
-        # Maps instead of comprehensions, which are calls: this runs for each request.
+        # Maps instead of loops: this runs for each request.
         loads: list[float] = list(map(health.in_flight.get, self._origins, self._zeros))
         others = health.others_in_flight
-        reported = list(map(others.get, self._origins, self._zeros)) if others else self._zeros
-        if (others_sum := sum(reported)) > 0:
+        if others and (others_sum := sum(map(others.get, self._origins, self._zeros))) > 0:
             if len(loads) > _UNDIVIDED:
                 return None  # chance decides, because other gateways send requests, too
             ours, theirs = load_weights(sum(loads), others_sum)
+            reported = map(others.get, self._origins, self._zeros)
             loads = [ours * one + theirs * two for one, two in zip(loads, reported, strict=True)]
         if query.sticky_mark and self._has_sessions:
             place = self._places.get(query.sticky_mark, -1)
             if place >= 0 and (query.session or loads[place] + 1 <= allowed(loads, self._bound)):
                 return choices[place]
-        read = self._cached_parts(query, loads) if query.cached and self._uses_prefixes else None
-        ties = self._best(loads, health.headroom, read)
-        count = len(ties)
-        if count == 1:
+        scores = self._scores(loads, health, query.cached)
+        top = max(scores) - EQUAL_SCORES
+        ties = [place for place, score in enumerate(scores) if score >= top]
+        if len(ties) == 1:
             return choices[ties[0]]
-        return choices[ties[min(int(query.draw * 997 % 1 * count), count - 1)]]
+        return choices[ties[min(int(query.draw * 997 % 1 * len(ties)), len(ties) - 1)]]
 
-    def _cached_parts(self, query: RoutingQuery, loads: list[float]) -> dict[int, float]:
-        """Return the cached part of the prompt by the place of an endpoint that is not too busy for it."""
-        most, places = allowed(loads, self._bound), self._places
-        found: dict[int, float] = {}
-        for mark, part in query.cached:
-            place = places.get(mark, -1)
-            if place >= 0 and place not in found and loads[place] + 1 <= most:
-                found[place] = part
-        return found
-
-    def _best(
+    def _scores(
         self,
         loads: list[float],
-        headroom: Mapping[EngineAddress, float],
-        read: dict[int, float] | None,
-    ) -> Sequence[int]:
-        """Return the places of the best score."""
-        if not headroom and not read and not any(loads):
-            return self._all
+        health: EndpointHealth,
+        cached: Sequence[tuple[int, float]],
+    ) -> list[float]:
+        """Return the score of each endpoint, by its place. `cached`: as in `RoutingQuery`."""
         loaded, memory, queue, prefix = self._score
         depths = list(map(truediv, loads, self._concurrency))
-        per_depth = queue / max(1.0, *depths)
-        scores: list[float] = []
-        for place, depth in enumerate(depths):
-            score = loaded + queue - per_depth * depth
-            if headroom:
-                score += memory * headroom.get(self._origins[place], 1.0)
-            if read:
-                score += prefix * read.get(place, 0.0)
-            scores.append(score)
-        top = max(scores) - EQUAL_SCORES
-        ties: list[int] = []
-        for place, score in enumerate(scores):
-            if score >= top:
-                ties.append(place)
-        return ties
+        base, per_depth = loaded + queue, queue / max(1.0, *depths)
+        scores = [base - per_depth * depth for depth in depths]
+        headroom = health.headroom
+        if headroom:
+            for place, origin in enumerate(self._origins):
+                scores[place] += memory * headroom.get(origin, 1.0)
+        if cached and self._uses_prefixes:
+            most, places, found = allowed(loads, self._bound), self._places, 0
+            for mark, part in cached:
+                place = places.get(mark, -1)
+                # Of several cached beginnings at an endpoint that is not too busy for them, the longest counts.
+                if place >= 0 and not found >> place & 1 and loads[place] + 1 <= most:
+                    found |= 1 << place
+                    scores[place] += prefix * part
+        return scores
 
 
 def _only_pool(model: ServedModel) -> EndpointPool | None:

@@ -7,7 +7,7 @@ import logging
 import os
 import threading
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 from hashlib import blake2b
 from pathlib import Path
@@ -74,6 +74,8 @@ class RequestJournal:
         self._entries: deque[JournalEntry] = deque(maxlen=size)
         self.add = self._entries.append
         """Record a finished request."""
+        self.extend = self._entries.extend
+        """Record finished requests, oldest first."""
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -219,18 +221,28 @@ class JournalWriter:
         else:
             self._not_queued += 1
 
-    async def run(self) -> None:
-        """Write batches forever; at the end, write the rest if the disk is fast enough."""
+    def extend(self, entries: Iterable[JournalEntry]) -> None:
+        """Add the entries to the next batch."""
+        for entry in entries:
+            self.add(entry)
+
+    async def run(self, collect: Callable[[], None] = lambda: None) -> None:
+        """Write batches forever; at the end, write the rest if the disk is fast enough.
+
+        `collect` is called before each batch, and adds what is not added yet.
+        """
         # Not a thread of the event loop's pool: the process would wait for one with a hanging disk.
         writer = threading.Thread(target=self._write_all, daemon=True)
         writer.start()
         try:
             while True:
                 await self._clock.sleep(_BATCH_S)
+                collect()
                 # While the disk hangs, entries wait here, where they are counted.
                 if self._waiting and self._batches.empty():
                     self._flush()
         finally:
+            collect()
             self._flush()
             self._batches.put(None)
             writer.join(_FLUSH_S)

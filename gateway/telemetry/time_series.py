@@ -4,7 +4,7 @@ It takes 8,640 steps of 8 numbers, 553 kB, allocated at once.
 """
 
 from array import array
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Protocol
@@ -115,6 +115,11 @@ class RateSeries:
             now[_QUEUED_S] += entry.queued_s
         if entry.outcome != "ok" and entry.outcome in REQUEST_ERRORS:
             now[_ERRORS] += 1.0
+
+    def extend(self, entries: Iterable[FinishedRequest]) -> None:
+        """Count finished requests."""
+        for entry in entries:
+            self.add(entry)
 
     def add_totals(self, begin_s: int, seconds: int, totals: Sequence[float]) -> None:
         """Add the sums of an interval, in the order of IntervalSums, spread evenly over its steps.

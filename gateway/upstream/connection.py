@@ -25,6 +25,8 @@ Headers: TypeAlias = list[tuple[bytes, bytes]]
 _BEGINNING = b"HTTP/1."
 # A chunk's size with its extensions. Engines send no extensions.
 _LONGEST_SIZE_LINE = 1024
+# The first digits and the line end of a size that is usual.
+_LONGEST_SIZE = 10
 _SWITCHING = 101
 _MOST_TRAILERS = 100
 # What the next bytes of a connection belong to.
@@ -76,6 +78,8 @@ class EngineCall(msgspec.Struct, eq=False, kw_only=True):
     """The connection that carries the call; None before, and once the response is complete."""
     dialing: asyncio.Task[None] | None = None
     """The task that opens a connection for the call."""
+    receive: Callable[[bytes], None] | None = None
+    """Receives parts of the body in place of `on_body`, once there is something that does nothing else."""
 
     def on_whole(self, head: ResponseHead, body: bytes) -> bool:
         """Receive a complete response; return False if it is not valid, so that its connection is not used again."""
@@ -167,18 +171,21 @@ class Connection(asyncio.Protocol):
         """Missing bytes of the body, or of the chunk."""
         self._trailer_lines = 0
         """Lines after the last chunk; 0 before it."""
+        self._is_within_chunk = False
+        """True if the last read ended in a chunk, or in a line between chunks."""
         self._keeps_alive = False
 
-    def start(self, call: EngineCall) -> None:
+    def start(self, call: EngineCall, now_s: float) -> None:
         """Send a request; its response goes to the call."""
         self.is_usable, self.idle_since = False, NEVER
         self._call, call.connection = call, self
-        self._expects, self._has_bytes, self._rest = _HEAD, False, b""
-        if self._transport is None or self._transport.is_closing():
+        self._expects, self._has_bytes = _HEAD, False
+        transport = self._transport
+        if transport is None or transport.is_closing():
             self._break("the connection was closed")
         else:
-            self.silent_since = self._now()
-            self._transport.write(call.raw)
+            self.silent_since = now_s
+            transport.write(call.raw)
 
     def rest(self) -> None:
         """Become idle without a request, so that one finds the connection open."""
@@ -242,19 +249,27 @@ class Connection(asyncio.Protocol):
 
     @override
     def data_received(self, data: bytes) -> None:
-        self.has_received = self.is_proven = self._has_bytes = True
+        self.has_received = True
         call, expects = self._call, self._expects
         if call is None:
             # Input without a request must not become the response of the next one.
             self.cut()
             return
-        if not self.is_paused:
-            self.silent_since = self._now()
         try:
-            if expects == _CHUNKS:
-                self._feed_chunks(call, data)
-            elif expects == _HEAD:
+            if expects == _HEAD:
                 self._feed_head(call, data)
+                return
+            if not self.is_paused:
+                self.silent_since = self._now()
+            if expects == _CHUNKS:
+                if not self._is_within_chunk:
+                    # Nearly always exactly one chunk arrives.
+                    at = data.find(b"\r\n", 0, _LONGEST_SIZE)
+                    size = CHUNK_SIZES[data[:at]] if at > 0 else 0
+                    if size and at + size + 4 == len(data) and data.endswith(b"\r\n"):
+                        (call.receive or call.on_body)(data[at + 2 : -2])
+                        return
+                self._feed_chunks(call, data)
             else:
                 self._feed_body(call, data)
         except InvalidResponseError as error:
@@ -281,11 +296,13 @@ class Connection(asyncio.Protocol):
 
     def _feed_head(self, call: EngineCall, data: bytes) -> None:
         """Read the head, and what follows it."""
+        self.is_proven = self._has_bytes = True
         if self._rest:
             data, self._rest = self._rest + data, b""
         while True:
             end = data.find(b"\r\n\r\n")
             if end < 0 or end > MAX_HEAD_BYTES:
+                self.silent_since = self._now()
                 self._keep_head(data)
                 return
             head = parse_head(data[:end])
@@ -294,24 +311,32 @@ class Connection(asyncio.Protocol):
                 break
             if head.status == _SWITCHING:
                 raise InvalidResponseError("an upgrade that was not asked for")
-        self._keeps_alive = head.keeps_alive
-        if head.length == len(data):  # nearly always all of a whole response arrives in one read
-            call.connection = self._call = None
-            self._expects, self.silent_since = _IDLE, NEVER
-            is_valid = call.on_whole(head, data)
-            if is_valid and head.keeps_alive and self._transport is not None:
-                self._become_idle()
-            else:
-                self.cut()
+        if head.length == len(data):
+            self._end_whole(
+                call, head, data
+            )  # nearly always all of a whole response arrives at once
             return
+        self.silent_since, self._keeps_alive = self._now(), head.keeps_alive
         call.on_head(head)
         if self._call is call:
             self._begin_body(call, head, data)
+
+    def _end_whole(self, call: EngineCall, head: ResponseHead, body: bytes) -> None:
+        """Hand over a complete response."""
+        call.connection = self._call = None
+        self._expects, self.silent_since = _IDLE, NEVER
+        if not call.on_whole(head, body) or not head.keeps_alive or self._transport is None:
+            self.cut()
+            return
+        self.is_usable = self.is_reused = True
+        self.idle_since = self._now()
+        self._owner.settle(self)
 
     def _begin_body(self, call: EngineCall, head: ResponseHead, data: bytes) -> None:
         """Read what came with the head."""
         if head.is_chunked:
             self._expects, self._left, self._trailer_lines = _CHUNKS, 0, 0
+            self._is_within_chunk = False
             if data:
                 self._feed_chunks(call, data)
             return
@@ -346,27 +371,21 @@ class Connection(asyncio.Protocol):
         """Read chunks. The parts of a read are handed over as one."""
         if self._rest:
             data, self._rest = self._rest + data, b""
-        if not self._left and not self._trailer_lines:
-            # Nearly always exactly one chunk arrives.
-            at = data.find(b"\r\n")
-            if 0 < at < 9:
-                end = at + 2 + CHUNK_SIZES[data[:at]]
-                if end == len(data) - 2 and end > at + 2 and data.endswith(b"\r\n"):
-                    call.on_body(data[at + 2 : end])
-                    return
         pieces: list[bytes] = []
         try:
             end = self._read_chunks(data, pieces)
         except InvalidResponseError:
             if pieces:
-                call.on_body(b"".join(pieces))
+                (call.receive or call.on_body)(b"".join(pieces))
             if self._call is call:
                 raise
             return
+        self._is_within_chunk = bool(self._rest or self._left or self._trailer_lines)
         if end >= 0:
             self._finish(call, b"".join(pieces), is_surplus=end < len(data))
         elif pieces:
-            call.on_body(pieces[0] if len(pieces) == 1 else b"".join(pieces))
+            body = pieces[0] if len(pieces) == 1 else b"".join(pieces)
+            (call.receive or call.on_body)(body)
 
     def _read_chunks(self, data: bytes, pieces: list[bytes]) -> int:
         """Add the chunks' content to the pieces; return where the body ends, or -1 if more follows.

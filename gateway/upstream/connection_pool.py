@@ -98,11 +98,12 @@ class ConnectionPool(ConnectionOwner):
         """Frees file descriptors; returns False if it cannot."""
 
     def send(self, call: EngineCall) -> None:
-        connection = self._reused(call.origin)
+        now_s = self._clock.monotonic()
+        connection = self._reused(call.origin, now_s)
         if connection is None:
             call.dialing = asyncio.get_running_loop().create_task(self._dial(call))
         else:
-            self._start(connection, call)
+            self._start(connection, call, now_s)
 
     async def request(
         self,
@@ -141,16 +142,13 @@ class ConnectionPool(ConnectionOwner):
         call.dialing = None
         if not connection.is_gone:
             self.open.add(connection)
-        self._start(connection, call)
+        self._start(connection, call, self._clock.monotonic())
 
-    def _start(self, connection: Connection, call: EngineCall) -> None:
-        silence_s, until_s = call.silence_s, call.until_s
-        if silence_s < _SHORT_LIMIT_S or (
-            until_s < NEVER and until_s < self._clock.monotonic() + _SHORT_LIMIT_S
-        ):
+    def _start(self, connection: Connection, call: EngineCall, now_s: float) -> None:
+        if call.silence_s < _SHORT_LIMIT_S or call.until_s < now_s + _SHORT_LIMIT_S:
             self._short_limits.add(connection)
             self._has_short_limits.set()
-        connection.start(call)
+        connection.start(call, now_s)
 
     @override
     def on_broken(
@@ -275,13 +273,12 @@ class ConnectionPool(ConnectionOwner):
         for connection in list(self.open):
             connection.cut()
 
-    def _reused(self, origin: EngineAddress) -> Connection | None:
+    def _reused(self, origin: EngineAddress, now_s: float) -> Connection | None:
         idle = self._idle.get(origin)
-        oldest = self._clock.monotonic() - POOL_IDLE_S
         while idle:
             connection = idle.pop()
-            if connection.is_usable and connection.idle_since >= oldest:
-                if not idle and origin in self._known:
+            if connection.is_usable and connection.idle_since >= now_s - POOL_IDLE_S:
+                if not idle and self._known and origin in self._known:
                     self._want_spare(origin)
                 return connection
             connection.cut()

@@ -82,8 +82,8 @@ def _read_status_line(line: bytes) -> tuple[int, bool]:
     return int(match[2]), match[1] == b"1"
 
 
-def _read_header_line(line: bytes) -> tuple[bytes, bytes, bytes]:
-    """Return the name in lower case, the value, and the line for clients, empty if they do not get it."""
+def _read_header_line(line: bytes) -> tuple[bytes, bytes]:
+    """Return the name in lower case, and the value."""
     match = _HEADER_LINE.fullmatch(line)
     if match is None:
         raise InvalidResponseError("an invalid header")
@@ -94,7 +94,13 @@ def _read_header_line(line: bytes) -> tuple[bytes, bytes, bytes]:
         raise InvalidResponseError("an unknown transfer-encoding")
     if name == _CONNECTION:
         value = value.lower()
-    return name, value, b"%b: %b\r\n" % (name, value) if name in _PASSED_NAMES else b""
+    return name, value
+
+
+def _passed_line(line: bytes) -> bytes:
+    """Return the line for clients; empty if they do not get it."""
+    name, value = _HEADERS[line]
+    return b"%b: %b\r\n" % (name, value) if name in _PASSED_NAMES else b""
 
 
 def _read_chunk_size(line: bytes) -> int:
@@ -105,8 +111,9 @@ def _read_chunk_size(line: bytes) -> int:
 
 
 _STATUS_LINES = SeenLines(_read_status_line)
-_HEADER_LINES = SeenLines(_read_header_line)
-_read_seen_line = _HEADER_LINES.__getitem__
+_HEADERS = SeenLines(_read_header_line)
+_PASSED_LINES = SeenLines(_passed_line)
+_read_header, _read_passed = _HEADERS.__getitem__, _PASSED_LINES.__getitem__
 CHUNK_SIZES = SeenLines(_read_chunk_size)
 """The size of a chunk by the line before it."""
 
@@ -120,14 +127,10 @@ def parse_head(data: bytes) -> ResponseHead:
     """
     first, *lines = data.split(b"\r\n")
     status, keeps_alive = _STATUS_LINES[first]
-    fields: dict[bytes, bytes] = {}
-    passed = b""
-    for name, value, shown in map(_read_seen_line, lines):
-        fields[name] = value
-        if shown:
-            passed += shown
+    fields = dict(map(_read_header, lines))
+    passed = b"".join(map(_read_passed, lines))
     if len(fields) < len(lines):
-        names = [_read_seen_line(line)[0] for line in lines]
+        names = [_read_header(line)[0] for line in lines]
         for name in _SINGLE & fields.keys():
             if names.count(name) > 1:
                 raise InvalidResponseError(f"more than one {name.decode('ascii')}")

@@ -111,7 +111,7 @@ async def test_requests_run_out_and_come_back(gate: Gate) -> None:
 async def test_tokens_are_charged_afterwards_and_debts_are_waited_for(gate: Gate) -> None:
     gate.has(gate.key(tokens_per_minute=600))
     principal = gate.enter(bearer(ONE_SECRET))
-    gate.access.leave((principal.limiter,), 900)
+    principal.limiter.leave(900, gate.clock)
     refusal = gate.refusal()
     # 300 in debt at 10 a second, and one more.
     assert (refusal.status, refusal.retry_after_s) == (429, 31)
@@ -128,7 +128,7 @@ def test_so_many_at_once(gate: Gate) -> None:
     assert first is not None
     assert gate.enter(bearer(ONE_SECRET)) is first
     assert (gate.refusal().status, gate.refusal().retry_after_s) == (429, 1)
-    gate.access.leave((first.limiter,), 0)
+    first.limiter.leave(0, gate.clock)
     assert gate.enter(bearer(ONE_SECRET)) is first
 
 
@@ -159,7 +159,7 @@ def test_gateways_share_a_keys_rates(gate: Gate) -> None:
 def test_figures_name_keys_and_show_none(gate: Gate) -> None:
     gate.has(gate.key(), gate.key("two", "b"))
     principal = gate.enter(bearer(ONE_SECRET))
-    gate.access.leave((principal.limiter,), 7)
+    principal.limiter.leave(7, gate.clock)
     text = "\n".join(gate.keyring.lines())
     assert 'fleet_gateway_key_requests_total{key="ci"} 1' in text
     assert 'fleet_gateway_key_tokens_total{key="ci"} 7' in text

@@ -119,8 +119,9 @@ async def test_a_client_that_leaves_frees_the_engine(
                 await response.read()
         await until(lambda: engine.abandoned == 1, limit_s=30, what="the engine noticing")
         assert gateway.gateway.load_tracker.total() == 0
-        metrics = gateway.gateway.metrics
-        await until(lambda: metrics.requests.value("m", "client_gone"), what="the count")
+        await until(
+            lambda: gateway.gateway.metrics.requests.value("m", "client_gone"), what="the count"
+        )
 
 
 async def stream_without_reading(

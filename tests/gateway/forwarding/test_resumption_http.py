@@ -87,10 +87,9 @@ async def test_every_way_to_fail(
                 engine.bodies.clear()
                 assert await ask(http, gateway, path, body) == expected_stream(path, body)
                 count += 1
-        metrics = gateway.gateway.metrics
         # If only [DONE] is missing, no engine is needed.
         assert count - 1 <= resumptions(gateway) <= count
-        assert metrics.requests.value("m", "ok") == count
+        assert gateway.gateway.metrics.requests.value("m", "ok") == count
     entry = gateway.gateway.recorder.journal.last(1)[0]
     assert (entry.prompt_tokens, entry.cached_tokens, entry.output_tokens) == (11, 4, 8)
     assert entry.resumptions == 1
@@ -484,6 +483,7 @@ async def test_a_client_that_leaves_ends_the_search(
         async with http.post(gateway.url + CHAT, json=BODY) as response:
             await response.content.readuntil(b"\n\n")
             await engine.kill()
-        metrics = gateway.gateway.metrics
-        await until(lambda: metrics.requests.value("m", "client_gone") == 1, what="the end")
+        await until(
+            lambda: gateway.gateway.metrics.requests.value("m", "client_gone") == 1, what="the end"
+        )
     assert gateway.gateway.load_tracker.total() == 0

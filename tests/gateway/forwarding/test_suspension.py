@@ -127,20 +127,20 @@ async def test_a_client_that_reads_nothing_frees_the_engine_for_others(
     script = LongAnswer()
     queueing = Queueing(concurrency=1) if waits_at == "gateway" else None
     async with world_with(world, script, yield_s=0.0, queueing=queueing) as gateway:
-        metrics, load_tracker = gateway.gateway.metrics, gateway.gateway.load_tracker
+        load_tracker = gateway.gateway.load_tracker
         async with stalled(gateway) as (reader, _):
             handler = gateway.gateway.handler
             context = await until(lambda: next(iter(handler._contexts), None), what="the request")
             await until(lambda: context.blocked_since_s < float("inf"), what="full buffers")
-            assert metrics.suspensions.value() == 0  # alone, it keeps its engine
+            assert gateway.gateway.metrics.suspensions.value() == 0  # alone, it keeps its engine
             assert await asyncio.wait_for(ask_shortly(gateway), 60) == 200
-            assert metrics.suspensions.value() == 1
+            assert gateway.gateway.metrics.suspensions.value() == 1
             raw = await asyncio.wait_for(reader.read(), 120)
         assert unframed(raw) == b"".join(map(shown, range(TOKENS))) + b"data: [DONE]\n\n"
         assert raw.endswith(b"0\r\nx-fleet-resumed: 1\r\n\r\n")
         assert len(script.resumed_from) == 1
-        assert metrics.resumptions.value("resumed") == 1
-        assert metrics.requests.value("m", "ok") == 2
+        assert gateway.gateway.metrics.resumptions.value("resumed") == 1
+        assert gateway.gateway.metrics.requests.value("m", "ok") == 2
         assert load_tracker.total() == 0
 
 

@@ -96,9 +96,10 @@ async def test_the_journal_says_why_a_stream_broke(
         await world.serve("m", engine)
         await gateway.knows("m", ready=1)
         await post_chat(http, gateway, stream=True)
-        journal = gateway.gateway.recorder.journal
-        await until(lambda: len(journal) == 1, what="it to be written down")
-        (one,) = journal.last(1)[0].attempts
+        await until(
+            lambda: len(gateway.gateway.recorder.journal) == 1, what="it to be written down"
+        )
+        (one,) = gateway.gateway.recorder.journal.last(1)[0].attempts
         assert (one.outcome, "connection" in one.why) == ("interrupted", True)
 
 

@@ -1,10 +1,10 @@
 """Affinity: the bounded map, conversations, and beginnings of prompts."""
 
-import dataclasses
 import json
 from itertools import pairwise
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -165,7 +165,7 @@ def test_the_engine_of_another_keys_prompt_is_not_told(salts: dict[str, Any]) ->
     for one in (ask(LONG.encode()), ask(TALK), ask([], session="s")):
         one.key_salt = b"alice"
         asked(memory, one)
-        own, other = recalled(memory, one), recalled(memory, dataclasses.replace(one, **salts))
+        own, other = recalled(memory, one), recalled(memory, msgspec.structs.replace(one, **salts))
         assert own.sticky_mark == A.mark or own.cached
         assert not other.sticky_mark
         assert not other.cached

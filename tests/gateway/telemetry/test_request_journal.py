@@ -105,9 +105,10 @@ async def test_real_requests(world: World, gateway: Running, http: aiohttp.Clien
             await response.read()
         async with http.post(gateway.url + CHAT, json={"model": "nobody"}) as response:
             assert response.status == 404
-        journal = gateway.gateway.recorder.journal
-        await until(lambda: len(journal) == 2, what="both to be written down")
-        unknown, served = journal.last(2)
+        await until(
+            lambda: len(gateway.gateway.recorder.journal) == 2, what="both to be written down"
+        )
+        unknown, served = gateway.gateway.recorder.journal.last(2)
         assert (unknown.model, unknown.outcome, unknown.status) == ("nobody", "refused", 404)
         assert (unknown.served_by, list(unknown.attempts)) == (None, [])
         assert (served.request_id, served.path, served.outcome) == (b"mine", CHAT, "ok")
@@ -138,9 +139,10 @@ async def test_how_others_end(
         await gateway.knows("m", ready=1)
         async with http.post(gateway.url + CHAT, json={"model": "m", "stream": True}) as response:
             await response.read()
-        journal = gateway.gateway.recorder.journal
-        await until(lambda: len(journal) == 1, what="it to be written down")
-        assert journal.last(1)[0].outcome == expected
+        await until(
+            lambda: len(gateway.gateway.recorder.journal) == 1, what="it to be written down"
+        )
+        assert gateway.gateway.recorder.journal.last(1)[0].outcome == expected
 
 
 async def test_the_file_has_every_request(
