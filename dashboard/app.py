@@ -14,12 +14,15 @@ from dashboard.api.event_stream import StreamSlots
 from dashboard.api.history_routes import HistoryRoutes
 from dashboard.api.login import make_login
 from dashboard.api.metric_routes import MetricRoutes
+from dashboard.api.moment_routes import MomentRoutes
 from dashboard.api.page import STATIC, PageRoutes
+from dashboard.api.past import PastReader
 from dashboard.api.routes import StateRoutes
 from dashboard.api.seed_routes import SeedRoutes
 from dashboard.api.websocket import EventSocket
 from dashboard.auth import DashboardAuth, refusal_response
 from dashboard.fleet_model import FleetModel
+from dashboard.history.moments import MomentReader
 from dashboard.history.queries import HistoryReader
 from dashboard.history.writer import HistoryWriter
 from dashboard.seed_views import SeedViews
@@ -65,14 +68,16 @@ def make_app(context: AppContext) -> FastAPI:
     slots = StreamSlots()
     history, clock = context.history, context.views.clock
     reader = None if history is None else HistoryReader(history.folder, clock)
-    StateRoutes(context.model, slots, context.views, history).add_to(router)
+    past = PastReader(None if reader is None else MomentReader(reader, clock), clock)
+    StateRoutes(context.model, slots, context.views, history, past).add_to(router)
     MetricRoutes(context.model, slots, context.views, history).add_to(router)
     HistoryRoutes(reader, clock).add_to(router)
+    MomentRoutes(context.model.caches, past, clock).add_to(router)
     SeedRoutes(context.views, clock).add_to(router)
     EventSocket(context.views).add_to(router)
     make_login(context.access, context.sessions, context.tickets, clock).add_to(router)
     make_chat(context.model.caches, context.dialer).add_to(router)
-    PageRoutes(context.model.caches).add_to(router)
+    PageRoutes().add_to(router)
     app.include_router(router)
     app.mount("/static", StaticFiles(directory=STATIC), name="static")
     app.add_middleware(

@@ -9,6 +9,7 @@ from dashboard.app import AppContext, make_app
 from dashboard.collector import FigureCollector
 from dashboard.fleet_model import FleetModel
 from dashboard.history.database import HistoryLimits
+from dashboard.history.object_recorder import ObjectRecorder
 from dashboard.history.recorder import HistoryRecorder
 from dashboard.history.writer import HistoryWriter
 from dashboard.registration import DashboardRegistration
@@ -139,6 +140,8 @@ class Dashboard:
                 group.create_task(self.history.run())
                 recorder = HistoryRecorder(self.model, self.traffic, self.history, self._clock)
                 group.create_task(recorder.run())
+                objects = ObjectRecorder(self.model.caches, self.history, self._clock)
+                group.create_task(objects.run())
             group.create_task(self._collect())
             group.create_task(self._updates.run())
             group.create_task(self._registration.run())

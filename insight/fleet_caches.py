@@ -6,7 +6,7 @@ await caches.list_once()               # a command reads it once
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from machinery.clock import Clock
@@ -15,6 +15,7 @@ from schemas.event import Event
 from schemas.records import DashboardLease, GatewayLease, ReconcilerLease
 from store import codec, keys
 from store.informer import AnyInformer, Informer
+from store.memory import MemoryTransport
 from store.port import KeyValue, Transport
 
 
@@ -41,27 +42,27 @@ class FleetCaches:
     @property
     def is_synced(self) -> bool:
         """True once every first list is complete."""
-        return all(one.synced for one in self._informers())
+        return all(one.synced for one in self.informers())
 
     @property
     def revision(self) -> int:
         """The newest revision of the store that any cache has seen."""
-        return max(one.revision for one in self._informers())
+        return max(one.revision for one in self.informers())
 
     @property
     def refusal(self) -> str:
         """The first reason why the store refuses this process; empty if it does not."""
-        return next((one.refusal for one in self._informers() if one.refusal), "")
+        return next((one.refusal for one in self.informers() if one.refusal), "")
 
     def staleness_s(self) -> float | None:
         """Return the seconds since the store last sent anything; None before every first list."""
-        ages = [one.staleness_s() for one in self._informers()]
+        ages = [one.staleness_s() for one in self.informers()]
         known = [age for age in ages if age is not None]
         return min(known) if len(known) == len(ages) else None
 
     def on_change(self, handler: Callable[[str], None]) -> None:
         """Call the handler with each key that changes from now on."""
-        for one in self._informers():
+        for one in self.informers():
             one.on_change(handler)
 
     async def wait_synced(self) -> None:
@@ -89,7 +90,8 @@ class FleetCaches:
             for one in self.all():
                 group.create_task(one.run())
 
-    def _informers(self) -> tuple[Informer[object], ...]:
+    def informers(self) -> tuple[Informer[object], ...]:
+        """Return every informer, with its keys and their versions."""
         return tuple(one for one in self.all() if isinstance(one, Informer))
 
 
@@ -120,6 +122,18 @@ def make_fleet_caches(transport: Transport, clock: Clock) -> FleetCaches:
         ),
         leader=Informer(transport, keys.ELECTION_RECONCILER, _text, clock),
     )
+
+
+def caches_of(items: Iterable[KeyValue], clock: Clock) -> FleetCaches:
+    """Return caches that hold these documents: a fleet at an earlier moment, or one that does not exist."""
+    caches = make_fleet_caches(MemoryTransport(clock), clock)
+    informers = caches.informers()
+    for item in items:
+        for one in informers:
+            if item.key.startswith(one.prefix):
+                one.suppose(item)
+                break
+    return caches
 
 
 def _text(item: KeyValue) -> str:

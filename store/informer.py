@@ -124,7 +124,8 @@ class Informer(ObjectCache[T]):
     ) -> None:
         super().__init__(decode)
         self._transport = transport
-        self._prefix = prefix
+        self.prefix = prefix
+        """The first characters of its keys."""
         self._clock = clock
         self._retries = Retries(_BACKOFF, clock, jitter=jitter)
         self._handlers: list[Callable[[str], None]] = []
@@ -193,7 +194,7 @@ class Informer(ObjectCache[T]):
             except CompactedError as error:
                 is_refused = False
                 self._reset_if_steady()
-                log.info("listing again", extra={"prefix": self._prefix, "why": str(error)})
+                log.info("listing again", extra={"prefix": self.prefix, "why": str(error)})
                 self._must_list = True
                 if isinstance(error, ReplacedError):
                     # A replaced store reuses revisions: every key counts as changed.
@@ -217,7 +218,7 @@ class Informer(ObjectCache[T]):
         log.log(
             logging.WARNING if is_news else logging.DEBUG,
             "watch broke",
-            extra={"prefix": self._prefix, "why": why},
+            extra={"prefix": self.prefix, "why": why},
         )
 
     async def _connect(self) -> None:
@@ -237,7 +238,7 @@ class Informer(ObjectCache[T]):
             log.warning(
                 "renumbering detected: etcd has writes under other revisions than before; every "
                 "key counts as changed. Upgrade etcd to 3.5.5 or later",
-                extra={"prefix": self._prefix},
+                extra={"prefix": self.prefix},
             )
         self._replace(relist)
         self._must_list, self._may_renumber = False, may_renumber
@@ -252,7 +253,7 @@ class Informer(ObjectCache[T]):
     async def _list(self, *, doubtful: bool) -> Relist[T]:
         """List the store; with `doubtful`, decode keys that seem unchanged as well."""
         relist: Relist[T] | None = None
-        async with read_ahead(self._transport.pages(self._prefix)) as pages:
+        async with read_ahead(self._transport.pages(self.prefix)) as pages:
             async for page in pages:
                 if relist is None:
                     same = page.store == self._store and page.revision >= self.revision
@@ -279,7 +280,7 @@ class Informer(ObjectCache[T]):
     async def _follow(self) -> None:
         """Watch until the watch breaks."""
         self._watching_since = self._clock.monotonic()
-        watch = self._transport.watch(self._prefix, after_revision=self.revision)
+        watch = self._transport.watch(self.prefix, after_revision=self.revision)
         async with aclosing(watch):
             async for batch in watch:
                 self._take(batch)
@@ -308,4 +309,4 @@ class Informer(ObjectCache[T]):
                 try:
                     handler(key)
                 except StoreError as error:
-                    raise HandlerError(f"a handler of {self._prefix} failed at {key}") from error
+                    raise HandlerError(f"a handler of {self.prefix} failed at {key}") from error

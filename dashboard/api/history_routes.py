@@ -2,14 +2,15 @@
 
 import re
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import Annotated, Final
 
 import msgspec
 from fastapi import APIRouter, Query, Response
 
+from dashboard.api.past import no_history, unreadable
 from dashboard.api.routes import json_response
 from dashboard.api.seed_routes import parse_outcomes
+from dashboard.api.time_parameters import parse_range, show_time
 from dashboard.history.queries import (
     MOST_POINTS,
     HistoryReader,
@@ -21,12 +22,11 @@ from dashboard.history.queries import (
 from dashboard.history.records import COLUMNS, metrics_of
 from machinery.clock import Clock
 from schemas import duration as durations
-from schemas.wire.errors import Refusal, RefusedError, invalid
+from schemas.wire.errors import invalid
 
 _DEFAULT_POINTS: Final = 360
 _MOST_REQUESTS: Final = 1000
 _MOST_METRICS: Final = 20
-_LONGEST_S: Final = 31 * 24 * 3600
 _UNITS: Final = (
     (re.compile(r"_bytes$"), "bytes"),
     (re.compile(r"_bytes_per_second$"), "bytes/s"),
@@ -37,7 +37,6 @@ _UNITS: Final = (
     (re.compile(r"_celsius$"), "celsius"),
     (re.compile(r"_watts$"), "watts"),
 )
-_OFF: Final = "This dashboard keeps no history. Start it with --state-dir FOLDER."
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,8 +86,8 @@ class HistoryRoutes:
         return json_response(
             {
                 "subject": subject,
-                "from": _iso(begin),
-                "to": _iso(end),
+                "from": show_time(begin),
+                "to": show_time(end),
                 "stepSeconds": step_s,
                 "metrics": {
                     one: {
@@ -138,15 +137,8 @@ class HistoryRoutes:
 
     def _reader(self) -> HistoryReader:
         if self.reader is None:
-            raise RefusedError(Refusal(status=404, message=_OFF, code="no_history"))
+            raise no_history()
         return self.reader
-
-
-def unreadable(error: ReadError) -> RefusedError:
-    """Return the refusal of a read that failed."""
-    message = f"The history cannot be read: {error}. See /health."
-    refusal = Refusal(status=503, message=message, type="server_error", retry_after_s=5)
-    return RefusedError(refusal)
 
 
 def parse_metrics(text: str, kind: str) -> tuple[str, ...]:
@@ -167,30 +159,6 @@ def parse_metrics(text: str, kind: str) -> tuple[str, ...]:
     return found
 
 
-def parse_time(text: str, name: str, now_s: float) -> float:
-    """Return a time in seconds since 1970: `now`, `10m` (ago), or ISO 8601. Raises RefusedError."""
-    if text == "now":
-        return now_s
-    try:
-        return now_s - durations.parse(text)
-    except ValueError:
-        pass
-    try:
-        found = datetime.fromisoformat(text)
-    except ValueError:
-        message = f"'{text}' is no time: write `now`, `10m` (ago), or 2026-01-31T12:00:00Z."
-        raise invalid(message, name) from None
-    return (found if found.tzinfo is not None else found.replace(tzinfo=UTC)).timestamp()
-
-
-def parse_range(from_: str, to: str, now_s: float) -> tuple[float, float]:
-    """Return the begin and the end of a range of time. Raises RefusedError."""
-    begin_s, end_s = parse_time(from_, "from", now_s), parse_time(to, "to", now_s)
-    if not 0 < end_s - begin_s <= _LONGEST_S:
-        raise invalid("'from' must be before 'to', by 31 days at most.", "from")
-    return begin_s, end_s
-
-
 def _seconds(text: str, name: str) -> int:
     try:
         return durations.parse(text)
@@ -205,7 +173,3 @@ def unit_of(metric: str) -> str:
 
 def _rounded(value: float | None) -> float | None:
     return None if value is None else float(f"{value:.6g}")
-
-
-def _iso(at_s: float) -> str:
-    return datetime.fromtimestamp(at_s, tz=UTC).isoformat()

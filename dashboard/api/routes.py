@@ -1,5 +1,6 @@
 """Routes of the fleet's state: health, snapshot, views, and the stream of changes."""
 
+import asyncio
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Annotated, Final
@@ -9,8 +10,11 @@ from fastapi import APIRouter, Header, Query, Request, Response
 from fastapi.responses import StreamingResponse
 
 from dashboard.api.event_stream import StreamSlots, snapshot, stream_events
+from dashboard.api.past import PastReader
+from dashboard.api.time_parameters import show_time
 from dashboard.auth import Visitor
 from dashboard.fleet_model import FleetModel
+from dashboard.history.moments import Moment
 from dashboard.history.writer import HistoryWriter
 from dashboard.seed_views import SeedViews
 from insight import fleet_views
@@ -33,6 +37,7 @@ class StateRoutes:
     slots: StreamSlots
     figures: SeedViews
     history: HistoryWriter | None
+    past: PastReader
 
     def add_to(self, router: APIRouter) -> None:
         """Register the routes."""
@@ -70,10 +75,18 @@ class StateRoutes:
         }
         return json_response(body, 200 if self.model.is_ready else 503)
 
-    async def snapshot(self, view: Annotated[str, Query(max_length=200)] = "") -> Response:
-        """Return the whole state of the fleet, or of some views (names, separated by commas), as objects by view."""
+    async def snapshot(
+        self,
+        view: Annotated[str, Query(max_length=200)] = "",
+        at: Annotated[str, Query(max_length=40)] = "",
+    ) -> Response:
+        """Return the state of the fleet, or of some views (separated by commas), as objects by view. `at`: as it was then."""
+        names = parse_views(view)
+        if at:
+            moment = await self.past.moment(at)
+            return json_response(await asyncio.to_thread(past_snapshot, moment, names))
         self._check_ready()
-        return json_response(snapshot(self.model, parse_views(view)))
+        return json_response(snapshot(self.model, names))
 
     async def view(
         self,
@@ -82,23 +95,34 @@ class StateRoutes:
         sort: Annotated[str, Query(max_length=60)] = "name",
         after: Annotated[int, Query(ge=0)] = 0,
         limit: Annotated[int, Query(ge=1, le=_MAX_ROWS)] = _MAX_ROWS,
+        at: Annotated[str, Query(max_length=40)] = "",
     ) -> Response:
         """Return rows of one view as arrays. `filter`: COLUMN=VALUE or a part of any text; `sort`: COLUMN or -COLUMN."""
-        self._check_ready()
         (name,) = parse_views(view[:60]) if "," not in view else (invalid_view(view),)
-        rows = list(self.model.rows(name).values())
+        head, rows = await self._rows(name, at)
         columns = fleet_views.columns(rows)
         found = sort_rows(filter_rows(rows, filter_), sort, columns)
         shown = found[after : after + limit]
-        state = snapshot(self.model, ())
         return json_response(
             {
-                **{key: state[key] for key in ("id", "revision", "at", "ageSeconds")},
+                **head,
                 "columns": columns,
                 "rows": [[row[column] for column in columns] for row in shown],
                 "total": len(found),
             }
         )
+
+    async def _rows(self, view: str, at: str) -> tuple[Row, list[Row]]:
+        """Return what is said of the state, and the rows of a view, now or at an earlier time."""
+        if at:
+            moment = await self.past.moment(at)
+            return _moment_head(moment), await asyncio.to_thread(
+                fleet_views.rows, moment.caches, view
+            )
+        self._check_ready()
+        state = snapshot(self.model, ())
+        head = {key: state[key] for key in ("id", "revision", "at", "ageSeconds")}
+        return head, list(self.model.rows(view).values())
 
     async def stream(
         self,
@@ -127,6 +151,26 @@ class StateRoutes:
             raise RefusedError(
                 Refusal(status=503, message=message, type="server_error", retry_after_s=1)
             )
+
+
+def past_snapshot(moment: Moment, views: Iterable[str]) -> Row:
+    """Return the state of some views at an earlier time, in the form of `snapshot`; `id` is null. Pure."""
+    return {
+        **_moment_head(moment),
+        "storeRefusal": None,
+        "summary": fleet_views.summary(moment.caches),
+        "views": {view: fleet_views.rows(moment.caches, view) for view in views},
+    }
+
+
+def _moment_head(moment: Moment) -> Row:
+    age_s = None if moment.age_s is None else round(moment.age_s, 3)
+    return {
+        "id": None,
+        "revision": moment.revision,
+        "at": show_time(moment.at_s),
+        "ageSeconds": age_s,
+    }
 
 
 def _history(writer: HistoryWriter | None) -> Row:

@@ -42,6 +42,8 @@ _MOST_REQUESTS: Final = 1_000_000
 # A row from the future is removed: the clock was wrong when it was written.
 _FUTURE_S: Final = 3600.0
 _PRUNE_STEPS: Final = 64
+# A document is at most as large as etcd's largest request.
+_MOST_BYTES: Final = 4 << 20
 _DAMAGE: Final = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})
 _DICTIONARY: Final = (
     b'{"time":"2026-01-01T00:00:00.000000Z","id":"","gateway":"","model":"","status":"ok","latencyMs":1,"tokens":'
@@ -49,6 +51,24 @@ _DICTIONARY: Final = (
     b'"apiKey":null,"path":"/v1/chat/completions","httpStatus":200,"strategy":"least-loaded","streamed":true,'
     b'"resumptions":0,"attempts":[{"replica":"","worker":"","outcome":"ok","ms":1.0,"why":null}],"endpoint":'
     b'"http://127.0.0.1:8000","session":null}'
+)
+# Words of objects, the most frequent last. It is a part of the format: it must not change.
+_OBJECT_DICTIONARY: Final = (
+    b'"geometry":{"modelType":"llama","weightsBytes":0,"layers":0,"kvHeads":8,"headDim":128,"kvElementBytes":2,'
+    b'"vocabSize":0,"maxContext":0,"groups":[],"replicatedBytes":0,"parameters":0,"hiddenSize":0,"ffnSize":0,"heads":0,'
+    b'"prefillBatch":4,"prefillStep":512,"isAttentionFused":true,"unknown":""},"reason":"","message":"",'
+    b'"missingBytes":0,"fetchProblem":""}],"adapters":[]}"fabric":{"interfaces":[{"name":"en0","address":"10.0.0.1",'
+    b'"isThunderbolt":false,"prefixLength":24,"isWireless":false,"speedMbps":0}],"ports":[],"rdma":[],"thunderbolt":5,'
+    b'"osBuild":""},"observedGeneration":1,"conditions":[{"type":"Ready","status":"True","reason":"","message":"",'
+    b'"observedGeneration":1,"lastTransitionTime":"2026-01-01T00:00:00.000000Z"}],"uid":"","hostname":"","address":'
+    b'"10.0.0.1","agentUrl":"http://10.0.0.1:4001","agentVersion":"0.1.0","os":"macOS","osVersion":"26.1","machine":'
+    b'"Mac16,1","chip":"Apple M4 Pro","cpuCores":10,"gpuCores":10,"memoryBytes":68719476736,"allocatableBytes":'
+    b'51539607552,"hardwareUuid":"","isPart":false,"mlxVersion":"0.32.0","mlxLmVersion":"0.32.0","diskBytes":0,'
+    b'"diskFreeBytes":0,"power":"AC","isOwnerActive":false,"labels":{},"models":[{"path":"","storedVersion":2,'
+    b'"apiVersion":"fleet/v1alpha1","kind":"ModelDeployment","metadata":{"name":"","labels":{},"annotations":{},"uid":"",'
+    b'"generation":1,"creationTimestamp":"2026-01-01T00:00:00.000000Z","finalizers":[],"ownerReferences":[],'
+    b'"managedFields":[]},"spec":{"about":{"kind":"Replica","name":""},"type":"Normal","reason":"","message":"","source":'
+    b'"reconciler","count":1,"firstSeen":"2026-01-01T00:00:00.000000Z","lastSeen":"2026-01-01T00:00:00.000000Z"'
 )
 _SCHEMA: Final = f"""
 PRAGMA user_version = {_VERSION};
@@ -183,7 +203,10 @@ class HistoryFile:
             )
             self._db.executemany(
                 "INSERT OR REPLACE INTO revisions VALUES (?, ?, ?, ?)",
-                [(one.key, one.at_s, one.revision, _deflate(one.value)) for one in batch.revisions],
+                [
+                    (one.key, one.at_s, one.revision, _deflate(one.value, _OBJECT_DICTIONARY))
+                    for one in batch.revisions
+                ],
             )
 
     @contextlib.contextmanager
@@ -237,7 +260,11 @@ class HistoryFile:
             end_s, model = end_of(one), model_of(one)
             row = (
                 *(end_s, one.gateway, one.id, one.model, one.worker or "", one.outcome),
-                *(one.api_key or "", one.latency_ms, _deflate(msgspec.json.encode(one))),
+                *(
+                    one.api_key or "",
+                    one.latency_ms,
+                    _deflate(msgspec.json.encode(one), _DICTIONARY),
+                ),
             )
             sql = "INSERT OR IGNORE INTO requests VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
             # A request that is there was counted already.
@@ -387,16 +414,21 @@ def set_aside(folder: Path) -> Path:
         raise HistoryError(f"the damaged file cannot be set aside: {error}") from error
 
 
-def _deflate(value: bytes | None) -> bytes | None:
+def _deflate(value: bytes | None, dictionary: bytes) -> bytes | None:
     if value is None:
         return None
-    packer = zlib.compressobj(level=6, wbits=-15, zdict=_DICTIONARY)
+    packer = zlib.compressobj(level=6, wbits=-15, zdict=dictionary)
     return packer.compress(value) + packer.flush()
 
 
-def inflate(value: bytes, most: int = 4 << 20) -> bytes:
-    """Return a stored document. Raises zlib.error."""
-    return zlib.decompressobj(wbits=-15, zdict=_DICTIONARY).decompress(value, most)
+def inflate(value: bytes, dictionary: bytes = _DICTIONARY) -> bytes:
+    """Return a stored request. Raises zlib.error."""
+    return zlib.decompressobj(wbits=-15, zdict=dictionary).decompress(value, _MOST_BYTES)
+
+
+def inflate_object(value: bytes) -> bytes:
+    """Return a stored document of the store. Raises zlib.error."""
+    return inflate(value, _OBJECT_DICTIONARY)
 
 
 def parse_requests(bodies: Iterable[bytes]) -> Iterator[EndedRequest]:

@@ -466,8 +466,8 @@ def test_a_process_watches_each_prefix_once(memory: MemoryTransport) -> None:
     """The agent has two informers, of two kinds (nodeagent/agent.py)."""
     caches = make_caches(memory, SystemClock())
     held = (getattr(caches, field.name) for field in fields(caches))
-    reconciler = [one._prefix for one in held if isinstance(one, Informer)]
-    gateway = [informer._prefix for informer in TableCache(memory, SystemClock())._informers]
+    reconciler = [one.prefix for one in held if isinstance(one, Informer)]
+    gateway = [informer.prefix for informer in TableCache(memory, SystemClock())._informers]
     for prefixes in (reconciler, gateway):
         assert len(prefixes) >= 4
         assert not [(a, b) for a in prefixes for b in prefixes if a is not b and a.startswith(b)]
