@@ -17,6 +17,7 @@ from dashboard.api.metric_routes import MetricRoutes
 from dashboard.api.moment_routes import MomentRoutes
 from dashboard.api.page import STATIC, PageRoutes
 from dashboard.api.past import PastReader
+from dashboard.api.question_routes import QuestionRoutes
 from dashboard.api.routes import StateRoutes
 from dashboard.api.seed_routes import SeedRoutes
 from dashboard.api.websocket import EventSocket
@@ -31,6 +32,7 @@ from gateway.auth.access_control import AccessControl
 from identity.dialer import Dialer
 from machinery.version import version
 from schemas.wire.errors import Refusal, RefusedError
+from store.port import Transport
 from store.tickets import TicketChecker
 
 _LONGEST_PATH: Final = 200
@@ -40,6 +42,8 @@ _LONGEST_PATH: Final = 200
 class AppContext:
     """Inputs of the application."""
 
+    transport: Transport
+    """Read for previews of manifests."""
     model: FleetModel
     views: SeedViews
     access: AccessControl
@@ -73,6 +77,7 @@ def make_app(context: AppContext) -> FastAPI:
     MetricRoutes(context.model, slots, context.views, history).add_to(router)
     HistoryRoutes(reader, clock).add_to(router)
     MomentRoutes(context.model.caches, past, clock).add_to(router)
+    QuestionRoutes(context.model, past, context.transport, clock).add_to(router)
     SeedRoutes(context.views, clock).add_to(router)
     EventSocket(context.views).add_to(router)
     make_login(context.access, context.sessions, context.tickets, clock).add_to(router)

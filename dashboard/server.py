@@ -90,6 +90,7 @@ class Dashboard:
             self._collector.on_ended = self.history.add_requests
         self._updates = UpdateEvents(self.views)
         context = AppContext(
+            transport=transport,
             model=self.model,
             views=self.views,
             access=access,

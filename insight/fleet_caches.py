@@ -124,6 +124,14 @@ def make_fleet_caches(transport: Transport, clock: Clock) -> FleetCaches:
     )
 
 
+def copy_caches(caches: FleetCaches, clock: Clock) -> FleetCaches:
+    """Return caches that hold the same objects, for suppositions."""
+    copied = make_fleet_caches(MemoryTransport(clock), clock)
+    for one, other in zip(copied.informers(), caches.informers(), strict=True):
+        one.copy_from(other)
+    return copied
+
+
 def caches_of(items: Iterable[KeyValue], clock: Clock) -> FleetCaches:
     """Return caches that hold these documents: a fleet at an earlier moment, or one that does not exist."""
     caches = make_fleet_caches(MemoryTransport(clock), clock)

@@ -111,6 +111,15 @@ class ObjectCache(Generic[T]):
         """Return the values of all objects in an index; raises as `by_index` does."""
         return self._indexes[name].values()
 
+    def copy_from(self, other: "ObjectCache[T]") -> None:
+        """Take the objects of another cache of the same type; objects are frozen, so both may hold them."""
+        for key, obj in other.items.items():
+            self._set(key, other.version(key), obj)
+
+    def forget(self, key: str) -> None:
+        """Remove an object that the store has, to plan without it; as `Informer.suppose` adds one."""
+        self._drop(key)
+
     def _decoded(self, item: KeyValue) -> T | UndecodableError:
         try:
             return self._decode(item)

@@ -3,7 +3,6 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from fleetctl.output.mac_blocks import MacBlock, MacEntry, blocks_text
 from fleetctl.output.printers import align_columns
 from fleetctl.simulate.simulated_fleet import (
     FleetSnapshot,
@@ -12,6 +11,7 @@ from fleetctl.simulate.simulated_fleet import (
     ReplicaPlace,
     natural_key,
 )
+from insight.mac_blocks import MacBlock, MacEntry, blocks_text
 from manifests.trees import Tree
 from schemas import duration
 

@@ -14,7 +14,8 @@ from fleetctl.objects import reader, targets
 from fleetctl.objects.kind_args import WITH_API_KEYS, kind_of
 from fleetctl.objects.selectors import selectable_labels
 from fleetctl.objects.targets import Selection
-from fleetctl.output import memory_proof, printers
+from fleetctl.output import printers
+from insight import memory_proof
 from machinery.clock import SystemClock
 from manifests.trees import object_tree
 from manifests.yaml import parser

@@ -1,6 +1,5 @@
 """`fleetctl explain placement`: which nodes fit one more replica, with scores and refusals."""
 
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -10,16 +9,15 @@ import orjson
 from fleetctl.cli.connect import open_store
 from fleetctl.cli.errors import FleetctlError
 from fleetctl.objects.kind_args import kind_of
-from fleetctl.output import memory_proof, printers
+from fleetctl.output import printers
+from insight import memory_proof
+from insight.placement import explain_placement, need_lines, placement_tree
 from machinery.clock import SystemClock
 from manifests.suggestions import not_found_message
-from manifests.trees import Tree
 from manifests.yaml import parser
 from reconciler import snapshot
 from reconciler.explain import NodeExplanation
-from reconciler.placement.memory_proof import describe_proof
 from schemas import sizes
-from schemas.deployment import ModelDeploymentSpec
 
 _NO_PLACE = (
     "Healthy members of the group, which cannot take the replica as a whole (see the first line):"
@@ -30,43 +28,20 @@ async def placement_report(name: str, output: str, options: dict[str, Any]) -> s
     """Return the report about a deployment in the format of -o."""
     async with open_store(options) as transport:
         seen = await snapshot.take(transport, SystemClock())
-    known = [one.name for one in seen.deployments()]
-    if name not in known:
+    report = explain_placement(seen, name)
+    if report is None:
+        known = [one.name for one in seen.deployments()]
         raise FleetctlError(not_found_message(kind_of("md"), name, known))
     for key in seen.unreadable():
         click.echo(f"warning: {key} cannot be read and is ignored", err=True)
-    outlook = seen.outlook(name, seen.table())
-    observed, found, line = outlook.observed, outlook.nodes, outlook.line
-    there: dict[str, list[str]] = defaultdict(list)
-    for one in observed.replicas:
-        for rank in one.replica.spec.ranks:
-            there[rank.node].append(one.name)
     if output == "json":
-        return (
-            orjson.dumps(
-                placement_tree(name, found, there, line), option=orjson.OPT_INDENT_2
-            ).decode()
-            + "\n"
-        )
+        return orjson.dumps(placement_tree(report), option=orjson.OPT_INDENT_2).decode() + "\n"
     if output == "yaml":
-        return parser.dump(placement_tree(name, found, there, line))
-    placed = len(observed.replicas)
-    head = f"modeldeployment/{name}: {placed} of {observed.desired_replicas} replicas are placed"
-    assert observed.deployment is not None  # its name is known
-    parts = need_lines(found, observed.deployment.spec)
-    return "\n".join((f"{head}; for one more, {line}", *node_tables(found, there), *parts)) + "\n"
-
-
-def need_lines(found: Sequence[NodeExplanation], spec: ModelDeploymentSpec) -> list[str]:
-    """Return the memory proof of a replica on the best node; empty if no node fits. Pure."""
-    best = found[0] if found else None
-    if best is None or best.memory is None:
-        return []
-    size = memory_proof.size_text(best.memory.total_bytes)
-    lines = ["", f"On {best.node} it would use {size}: {describe_proof(best.memory, spec)}"]
-    if best.missing_bytes:
-        lines.append(f"{best.node} would fetch {sizes.show(best.missing_bytes)} of the model first")
-    return lines
+        return parser.dump(placement_tree(report))
+    head = f"modeldeployment/{name}: {report.placed} of {report.desired} replicas are placed"
+    proof = need_lines(report)
+    parts = (*node_tables(report.nodes, report.present), *(["", *proof] if proof else ()))
+    return "\n".join((f"{head}; for one more, {report.line}", *parts)) + "\n"
 
 
 def node_tables(found: Sequence[NodeExplanation], there: Mapping[str, Sequence[str]]) -> list[str]:
@@ -112,56 +87,3 @@ def node_tables(found: Sequence[NodeExplanation], there: Mapping[str, Sequence[s
         titles = ["NODE", "REASON", "NEED", "HAVE", "REPLICAS", "MESSAGE"]
         parts += ["", "Nodes that do not fit:", printers.align_columns(rows, titles)]
     return parts
-
-
-def placement_tree(
-    name: str,
-    found: Sequence[NodeExplanation],
-    there: Mapping[str, Sequence[str]],
-    line: str,
-) -> dict[str, Tree]:
-    """Return the report as a tree; sizes are in bytes. Pure."""
-    return {
-        "deployment": name,
-        "summary": line,
-        "nodes": [
-            {
-                "node": one.node,
-                "fits": one.fits,
-                **_refusal(one),
-                **_scores(one),
-                "roomBytes": one.room_bytes,
-                "replicas": list(there.get(one.node, ())),
-            }
-            for one in found
-        ],
-    }
-
-
-def _refusal(one: NodeExplanation) -> dict[str, Tree]:
-    if one.refusal is None:
-        return {}
-    why = one.refusal
-    return {
-        "refusal": {
-            "reason": why.reason,
-            "message": why.message,
-            "need": why.need,
-            "have": why.have,
-        }
-    }
-
-
-def _scores(one: NodeExplanation) -> dict[str, Tree]:
-    if not one.fits or one.memory is None:
-        return {}
-    return {
-        "memory": memory_proof.proof_tree(one.memory),
-        "missingBytes": one.missing_bytes,
-        "isPreferred": one.is_preferred,
-        "score": round(one.score, 3),
-        "parts": [
-            {"name": part.name, "score": round(part.score, 3), "weight": part.weight}
-            for part in one.parts
-        ],
-    }

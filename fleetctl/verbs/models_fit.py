@@ -12,8 +12,9 @@ from fleetctl.cli.connect import open_store, run, store_options
 from fleetctl.cli.errors import FleetctlError
 from fleetctl.cli.hub_options import hub_options, hub_reference, pinned_hub, read_token
 from fleetctl.objects.kind_args import kind_of
-from fleetctl.output import memory_proof, printers
+from fleetctl.output import printers
 from fleetctl.verbs.run_hub_model import is_hub_id
+from insight import memory_proof
 from machinery.clock import SystemClock
 from manifests.suggestions import not_found_message
 from manifests.trees import Tree

@@ -1,44 +1,37 @@
 """`fleetctl plan`: shows what an apply would change, and where replicas would be placed. Writes nothing."""
 
-import os
 import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 from itertools import groupby
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import click
 
 from fleetctl.cli.arguments import manifests_option, recursive_option
 from fleetctl.cli.connect import open_store, run, store_options
 from fleetctl.cli.errors import DiffError, FleetctlError
-from fleetctl.output import memory_proof, printers
-from fleetctl.output.mac_blocks import MacBlock, MacEntry, blocks_text
+from fleetctl.output import printers
+from insight import memory_proof
+from insight.mac_blocks import blocks_text
+from insight.plan import forecast_replicas, planned_blocks
 from machinery.clock import SystemClock
 from manifests import apply as applying
 from manifests.errors import ManifestErrors
 from manifests.load import LoadedObject, load_objects
 from manifests.plan import Change, UnchangedObject, change_text
-from models import inspection
 from models.hub.hub_settings import HubSettings, hub_endpoint_option, hub_settings
-from reconciler import forecast, snapshot
+from reconciler import snapshot
 from reconciler.forecast import ForecastKind, ForecastStep
 from reconciler.groups.group_view import GroupForm
 from reconciler.model_lookup import LOOKUP_ERRORS, look_up, reason_of
-from reconciler.placement.inputs import NodeView
 from reconciler.placement.refusals import Unschedulable, summary_line
-from reconciler.placement.table import NodeTable
 from reconciler.placer import Assignment, PendingAssignment, PlacementOutcome, PreemptingAssignment
 from reconciler.snapshot import FleetSnapshot
 from schemas import sizes
-from schemas.deployment import ModelSource
 from schemas.model_snapshot import ModelSnapshot
 from schemas.replica import RankAssignment
 from store.codec import UndecodableError
-
-# Nothing is below it: only what the hub says counts.
-_NO_FOLDER: Final = Path(os.devnull)
 
 _HELP = """Show what an apply would change, and where replicas would be placed. Nothing is written.
 
@@ -85,7 +78,7 @@ def plan(files: tuple[str, ...], recursive: bool, models_dir: Path | None, **opt
         click.echo(text, nl=False)
     seen.suppose(change.obj for change in changes if not isinstance(change, UnchangedObject))
     found = run(_ask_hubs(seen, hub_settings(options)))
-    steps, nodes = _forecast(seen, models_dir, found)
+    steps, nodes = forecast_replicas(seen, models_dir=models_dir, answers=found)
     if shown:
         click.echo()
     click.echo("\n".join(format_steps(steps)))
@@ -136,96 +129,6 @@ async def _ask_hubs(seen: FleetSnapshot, hubs: HubSettings) -> list[ModelSnapsho
             seen.suppose_model(found)
             answers.append(found)
     return answers
-
-
-def _forecast(
-    seen: FleetSnapshot, models_dir: Path | None, answers: Sequence[ModelSnapshot]
-) -> tuple[tuple[ForecastStep, ...], Sequence[NodeView]]:
-    """Return the steps, and the nodes as they are before them."""
-    table, deployments = seen.table(), seen.deployments()
-    if models_dir is not None:
-        sources = [one.spec.model for one in deployments]
-        table = NodeTable([_with_models(node, sources, models_dir) for node in table.nodes])
-    if answers:
-        table = NodeTable([_with_answers(node, answers) for node in table.nodes])
-    found = forecast.forecast([seen.observe(one.name, table) for one in deployments], table)
-    return found, table.nodes
-
-
-def _with_models(node: NodeView, sources: Sequence[ModelSource], models_dir: Path) -> NodeView:
-    """Return the node with reports about models that it has not inspected, made from the files on this machine."""
-    on_linux = node.labels.get("fleet/os") == "Linux"
-    paths = {one.folder for one in sources if one.folder} | {
-        one.draft.path for one in sources if one.draft
-    }
-    adapters = {path for one in sources for path in one.adapter_paths}
-    found = inspection.report_models(
-        paths - node.models.keys(), models_dir, casts_to_float32=on_linux
-    )
-    fitted = inspection.report_adapters(
-        adapters - node.adapters.keys(), models_dir, casts_to_float32=on_linux
-    )
-    if not found and not fitted:
-        return node
-    return replace(
-        node,
-        models={**node.models, **{one.path: one for one in found}},
-        adapters={**node.adapters, **{one.path: one for one in fitted}},
-    )
-
-
-def _with_answers(node: NodeView, answers: Sequence[ModelSnapshot]) -> NodeView:
-    """Return the node with the reports that its agent will make about models of hubs."""
-    found = inspection.report_models(
-        (),
-        _NO_FOLDER,
-        casts_to_float32=node.labels.get("fleet/os") == "Linux",
-        snapshots={one.folder: one for one in answers if one.folder not in node.models},
-    )
-    return replace(node, models={**node.models, **{one.path: one for one in found}})
-
-
-def planned_blocks(steps: Sequence[ForecastStep], nodes: Sequence[NodeView]) -> list[MacBlock]:
-    """Return each Mac as it would be after the steps; replicas that come and go are marked. Pure."""
-    gone: dict[tuple[str, str], str] = {}
-    """Reasons why replicas leave, by node and replica."""
-    come: dict[str, list[MacEntry]] = {}
-    for step in steps:
-        if step.before and step.kind is not ForecastKind.KEPT:
-            gone |= {(node, step.replica): "" for node in step.before.split(",")}
-        if isinstance(step.outcome, PreemptingAssignment):
-            for victim in step.outcome.victims:
-                places = victim.nodes or tuple(rank.node for rank in step.outcome.ranks)
-                gone |= {(node, victim.replica): f"displaced by {step.replica}" for node in places}
-        if isinstance(step.outcome, Unschedulable) or step.kind is ForecastKind.KEPT:
-            continue
-        for rank in step.outcome.ranks if step.outcome is not None else ():
-            entry = MacEntry(label=step.replica, size_bytes=rank.memory.total_bytes, mark="+")
-            come.setdefault(rank.node, []).append(entry)
-    return [_planned_block(node, gone, come.get(node.name, [])) for node in nodes]
-
-
-def _planned_block(
-    node: NodeView, gone: Mapping[tuple[str, str], str], come: Sequence[MacEntry]
-) -> MacBlock:
-    """Return the block of one Mac; a replica that drains already counts as gone."""
-    entries = [
-        MacEntry(
-            label=one.replica,
-            size_bytes=one.bytes,
-            mark="-" if (node.name, one.replica) in gone or one.is_ending else "",
-            note=gone.get((node.name, one.replica), ""),
-        )
-        for one in node.allocations
-    ]
-    return MacBlock(
-        name=node.name,
-        chip=node.chip,
-        offered_bytes=node.allocatable_bytes + node.reserved_bytes,
-        reserved_bytes=node.reserved_bytes,
-        entries=(*entries, *come),
-        is_ready=node.is_ready,
-    )
 
 
 def format_steps(steps: Sequence[ForecastStep]) -> list[str]:

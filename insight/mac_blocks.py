@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Literal, TypeAlias
 
-from fleetctl.output.memory_proof import size_text
+from insight.memory_proof import size_text
 
 Mark: TypeAlias = Literal["", "+", "-"]
 """+ has come, - has gone."""

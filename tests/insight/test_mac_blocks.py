@@ -1,6 +1,6 @@
 """Blocks of text with bars, as `fleetctl simulate` and `plan` show Macs."""
 
-from fleetctl.output.mac_blocks import MacBlock, MacEntry, blocks_text
+from insight.mac_blocks import MacBlock, MacEntry, blocks_text
 
 GIB = 2**30
 

@@ -1,0 +1,178 @@
+"""Routes of questions about placement: why a replica does not fit, and what would happen if."""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Annotated, Final, TypeVar
+
+from fastapi import APIRouter, Query, Request, Response
+from pydantic import Field, ValidationError
+
+from dashboard.api.past import PastReader
+from dashboard.api.routes import json_response
+from dashboard.api.time_parameters import show_time
+from dashboard.fleet_model import FleetModel
+from insight.conditions import Row
+from insight.fleet_caches import FleetCaches, copy_caches
+from insight.placement import explain_placement, need_lines, placement_tree, snapshot_of
+from insight.simulated_macs import FleetNode
+from insight.what_if import Supposition, SuppositionError, forecast_of, forecast_tree, suppose
+from machinery.clock import Clock
+from manifests import apply as applying
+from manifests.errors import ManifestError, ManifestErrors
+from manifests.load import parse_texts, read_objects
+from manifests.plan import Change, UnchangedObject, change_text
+from schemas.meta import ApiModel, ObjectName
+from schemas.wire.errors import Refusal, RefusedError, invalid
+from store.errors import StoreError, UndecodableError
+from store.port import Transport
+
+T = TypeVar("T")
+_MOST_BODY: Final = 1_000_000
+_LONGEST_S: Final = 10.0
+_SOURCE: Final = "manifest"
+
+
+class WhatIfQuestion(ApiModel):
+    """The body of `POST /api/v1/whatif`."""
+
+    manifest: str = ""
+    """YAML of objects that would be applied."""
+    lose: Annotated[tuple[ObjectName, ...], Field(max_length=1000)] = ()
+    """Macs that would be gone."""
+    add: Annotated[tuple[FleetNode, ...], Field(max_length=100)] = ()
+    """Macs that would join."""
+
+
+@dataclass(frozen=True, slots=True)
+class QuestionRoutes:
+    """Handlers of the routes. One question is computed at a time, in a thread."""
+
+    model: FleetModel
+    past: PastReader
+    transport: Transport
+    clock: Clock
+    _slot: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    def add_to(self, router: APIRouter) -> None:
+        """Register the routes."""
+        router.add_api_route("/api/v1/explain/deployment/{name}", self.explain, methods=["GET"])
+        router.add_api_route("/api/v1/whatif", self.what_if, methods=["POST"])
+
+    async def explain(self, name: str, at: Annotated[str, Query(max_length=40)] = "") -> Response:
+        """Return for every Mac whether one more replica fits, or why not: what `fleetctl explain placement` says."""
+        now = self.clock.now()
+        head: Row = {"at": show_time(now.timestamp())}
+        if at:
+            moment = await self.past.moment(at)
+            caches, head = moment.caches, {"at": show_time(moment.at_s)}
+        else:
+            # A thread must not read what the event loop changes.
+            caches = copy_caches(self._caches(), self.clock)
+        report = await self._compute(lambda: explain_placement(snapshot_of(caches, now), name))
+        if report is None:
+            message = f"There is no ModelDeployment '{name[:200]}'."
+            raise RefusedError(Refusal(status=404, message=message))
+        shown = {"placed": report.placed, "desired": report.desired, "proof": need_lines(report)}
+        return json_response({**head, **shown, **placement_tree(report)})
+
+    async def what_if(self, request: Request) -> Response:
+        """Return what would happen if a manifest were applied, Macs were lost or Macs joined. Nothing is written."""
+        question = parse_question(await _read_body(request))
+        caches = self._caches()
+        errors, changes = await self._changes(question.manifest)
+        body: Row = {
+            "errors": [_error(one) for one in errors],
+            "changes": [],
+            "steps": [],
+            "macs": [],
+        }
+        if errors:
+            return json_response(body)
+        supposition = Supposition(
+            objects=tuple(one.obj for one in changes if not isinstance(one, UnchangedObject)),
+            lost=question.lose,
+            added=question.add,
+        )
+        try:
+            # Before the thread: the caches must not change while they are copied.
+            supposed = suppose(caches, self.clock, supposition)
+        except SuppositionError as error:
+            raise invalid(f"{error}.", "lose" if question.lose else "add") from None
+        forecast = await self._compute(lambda: forecast_of(supposed, self.clock))
+        shown = [_change(one) for one in changes if not isinstance(one, UnchangedObject)]
+        return json_response({**body, "changes": shown, **forecast_tree(forecast)})
+
+    async def _changes(self, manifest: str) -> tuple[tuple[ManifestError, ...], list[Change]]:
+        """Return what an apply would change, or the problems of the manifest."""
+        if not manifest.strip():
+            return (), []
+        try:
+            parsed = await asyncio.to_thread(parse_texts, [(_SOURCE, manifest)])
+            if parsed.problems:
+                return tuple(parsed.problems), []
+            loaded = read_objects(parsed.documents)
+            async with asyncio.timeout(_LONGEST_S):
+                return (), await applying.prepare(self.transport, loaded, self.clock)
+        except ManifestErrors as error:
+            return error.problems, []
+        except UndecodableError as error:
+            return (ManifestError(source=_SOURCE, message=str(error)),), []
+        except (StoreError, TimeoutError) as error:
+            message = f"The store does not answer, so nothing can be compared: {error}"
+            refusal = Refusal(status=503, message=message, type="server_error", retry_after_s=2)
+            raise RefusedError(refusal) from error
+
+    async def _compute(self, question: Callable[[], T]) -> T:
+        try:
+            async with asyncio.timeout(_LONGEST_S), self._slot:
+                return await asyncio.to_thread(question)
+        except TimeoutError as error:
+            message = "Other questions are being answered, or this one takes too long. Try again."
+            refusal = Refusal(status=503, message=message, type="server_error", retry_after_s=5)
+            raise RefusedError(refusal) from error
+
+    def _caches(self) -> FleetCaches:
+        if not self.model.is_ready:
+            message = "The state of the fleet is not known yet. Try again soon."
+            refusal = Refusal(status=503, message=message, type="server_error", retry_after_s=1)
+            raise RefusedError(refusal)
+        return self.model.caches
+
+
+async def _read_body(request: Request) -> bytes:
+    found = b""
+    async for part in request.stream():
+        found += part
+        if len(found) > _MOST_BODY:
+            raise RefusedError(Refusal(status=413, message="The body is larger than 1 MB."))
+    return found
+
+
+def parse_question(body: bytes) -> WhatIfQuestion:
+    """Return the question of a body. Raises RefusedError."""
+    try:
+        return WhatIfQuestion.model_validate_json(body or b"{}")
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"])) or "body"
+        raise invalid(f"'{where}': {first['msg']}.", where) from None
+
+
+def _error(one: ManifestError) -> Row:
+    return {
+        "line": one.line,
+        "column": one.column,
+        "path": one.path,
+        "message": one.message,
+        "hint": one.hint,
+    }
+
+
+def _change(one: Change) -> Row:
+    return {
+        "kind": one.obj.kind,
+        "name": one.obj.name,
+        "isNew": one.obj.metadata.resource_version in ("", None),
+        "diff": change_text(one),
+    }

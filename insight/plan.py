@@ -1,0 +1,166 @@
+"""Forecasts of every replica in a fleet, as `fleetctl plan` shows them: steps, and blocks of Macs."""
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+from insight import memory_proof
+from insight.mac_blocks import MacBlock, MacEntry
+from manifests.trees import Tree
+from models import inspection
+from reconciler import forecast
+from reconciler.forecast import ForecastKind, ForecastStep
+from reconciler.placement.inputs import NodeView
+from reconciler.placement.refusals import Unschedulable, summary_line
+from reconciler.placement.table import NodeTable
+from reconciler.placer import Assignment, PendingAssignment, PreemptingAssignment
+from reconciler.snapshot import FleetSnapshot
+from schemas.deployment import ModelSource
+from schemas.model_snapshot import ModelSnapshot
+
+# Nothing is below it: only what the hub says counts.
+_NO_FOLDER: Final = Path(os.devnull)
+
+
+def forecast_replicas(
+    seen: FleetSnapshot,
+    *,
+    models_dir: Path | None = None,
+    answers: Sequence[ModelSnapshot] = (),
+) -> tuple[tuple[ForecastStep, ...], Sequence[NodeView]]:
+    """Return the fate of every replica that does not stay as it is, and the Macs as they are before.
+
+    `models_dir`: inspect models that no Mac has inspected there; `answers`: what hubs say of models.
+    """
+    table, deployments = seen.table(), seen.deployments()
+    if models_dir is not None:
+        sources = [one.spec.model for one in deployments]
+        table = NodeTable([_with_models(node, sources, models_dir) for node in table.nodes])
+    if answers:
+        table = NodeTable([_with_answers(node, answers) for node in table.nodes])
+    found = forecast.forecast([seen.observe(one.name, table) for one in deployments], table)
+    return found, table.nodes
+
+
+def _with_models(node: NodeView, sources: Sequence[ModelSource], models_dir: Path) -> NodeView:
+    """Return the node with reports about models that it has not inspected, made from the files on this machine."""
+    on_linux = node.labels.get("fleet/os") == "Linux"
+    paths = {one.folder for one in sources if one.folder} | {
+        one.draft.path for one in sources if one.draft
+    }
+    adapters = {path for one in sources for path in one.adapter_paths}
+    found = inspection.report_models(
+        paths - node.models.keys(), models_dir, casts_to_float32=on_linux
+    )
+    fitted = inspection.report_adapters(
+        adapters - node.adapters.keys(), models_dir, casts_to_float32=on_linux
+    )
+    if not found and not fitted:
+        return node
+    return replace(
+        node,
+        models={**node.models, **{one.path: one for one in found}},
+        adapters={**node.adapters, **{one.path: one for one in fitted}},
+    )
+
+
+def _with_answers(node: NodeView, answers: Sequence[ModelSnapshot]) -> NodeView:
+    """Return the node with the reports that its agent will make about models of hubs."""
+    found = inspection.report_models(
+        (),
+        _NO_FOLDER,
+        casts_to_float32=node.labels.get("fleet/os") == "Linux",
+        snapshots={one.folder: one for one in answers if one.folder not in node.models},
+    )
+    return replace(node, models={**node.models, **{one.path: one for one in found}})
+
+
+def planned_blocks(steps: Sequence[ForecastStep], nodes: Sequence[NodeView]) -> list[MacBlock]:
+    """Return each Mac as it would be after the steps; replicas that come and go are marked. Pure."""
+    gone: dict[tuple[str, str], str] = {}
+    """Reasons why replicas leave, by node and replica."""
+    come: dict[str, list[MacEntry]] = {}
+    for step in steps:
+        if step.before and step.kind is not ForecastKind.KEPT:
+            gone |= {(node, step.replica): "" for node in step.before.split(",")}
+        if isinstance(step.outcome, PreemptingAssignment):
+            for victim in step.outcome.victims:
+                places = victim.nodes or tuple(rank.node for rank in step.outcome.ranks)
+                gone |= {(node, victim.replica): f"displaced by {step.replica}" for node in places}
+        if isinstance(step.outcome, Unschedulable) or step.kind is ForecastKind.KEPT:
+            continue
+        for rank in step.outcome.ranks if step.outcome is not None else ():
+            entry = MacEntry(label=step.replica, size_bytes=rank.memory.total_bytes, mark="+")
+            come.setdefault(rank.node, []).append(entry)
+    return [_planned_block(node, gone, come.get(node.name, [])) for node in nodes]
+
+
+def _planned_block(
+    node: NodeView, gone: Mapping[tuple[str, str], str], come: Sequence[MacEntry]
+) -> MacBlock:
+    """Return the block of one Mac; a replica that drains already counts as gone."""
+    entries = [
+        MacEntry(
+            label=one.replica,
+            size_bytes=one.bytes,
+            mark="-" if (node.name, one.replica) in gone or one.is_ending else "",
+            note=gone.get((node.name, one.replica), ""),
+        )
+        for one in node.allocations
+    ]
+    return MacBlock(
+        name=node.name,
+        chip=node.chip,
+        offered_bytes=node.allocatable_bytes + node.reserved_bytes,
+        reserved_bytes=node.reserved_bytes,
+        entries=(*entries, *come),
+        is_ready=node.is_ready,
+    )
+
+
+def step_tree(step: ForecastStep) -> dict[str, Tree]:
+    """Return one step as a tree; sizes are in bytes. Pure."""
+    before: list[Tree] = [*step.before.split(",")] if step.before else []
+    found: dict[str, Tree] = {
+        "deployment": step.deployment,
+        "replica": step.replica,
+        "change": step.kind.value,
+        "from": before,
+        "to": [],
+        "reason": step.because,
+        "fetchBytes": step.fetch_bytes,
+    }
+    if step.memory is not None:
+        found["memory"] = memory_proof.proof_tree(step.memory)
+    match step.outcome:
+        case Assignment(ranks=ranks):
+            found["to"] = [rank.node for rank in ranks]
+        case PreemptingAssignment(ranks=ranks, victims=victims):
+            found["to"] = [rank.node for rank in ranks]
+            found["displaces"] = [victim.replica for victim in victims]
+        case PendingAssignment(ranks=ranks, why=pending):
+            found["to"] = [rank.node for rank in ranks]
+            found["waitsFor"] = pending.note
+        case Unschedulable():
+            found["refusal"] = summary_line(step.outcome)
+        case None:
+            pass
+    return found
+
+
+def block_tree(block: MacBlock) -> dict[str, Tree]:
+    """Return the memory of one Mac as a tree. Pure."""
+    return {
+        "node": block.name,
+        "chip": block.chip,
+        "isReady": block.is_ready,
+        "offeredBytes": block.offered_bytes,
+        "reservedBytes": block.reserved_bytes,
+        "freeBytes": block.free_bytes,
+        "replicas": [
+            {"name": one.label, "bytes": one.size_bytes, "change": one.mark, "note": one.note}
+            for one in block.entries
+        ],
+    }

@@ -1,0 +1,123 @@
+"""Answers of the planner over HTTP: why a replica does not fit, and what would happen if. On a real etcd."""
+
+from typing import Any
+
+import pytest
+
+from insight.placement import explain_placement, placement_tree
+from reconciler import snapshot
+from schemas.meta import ObjectMeta
+from schemas.node import Node, NodeSpec
+from store import codec
+from store.port import Transport
+from tests.support.dashboards import CLOCK, RunningDashboard, running_dashboard
+from tests.support.fleetctl_manifests import put_replica
+from tests.support.fleets import deployment
+from tests.support.reconciler_agents import node_status, put_lease, put_node
+
+pytestmark = pytest.mark.etcd
+
+
+async def write_fleet(store: Transport, **sizes: int) -> None:
+    """Write Macs by name and GiB, and qwen with two replicas, of which one runs on the first Mac."""
+    for name, gib in sizes.items():
+        node = Node(
+            metadata=ObjectMeta(name=name, uid=f"uid-{name}", generation=1), spec=NodeSpec()
+        )
+        status = put_node(name, node_status(name, memory_gib=gib, model="qwen"))
+        await store.commit([], [codec.put_spec(node), status, put_lease(name)])
+    owner = deployment(name="qwen", replicas=2)
+    await store.commit([], [codec.put_spec(owner), put_replica(owner, 0, next(iter(sizes)))])
+
+
+async def ask(it: RunningDashboard, status: int = 200, **question: object) -> dict[str, Any]:
+    url = f"{it.url}/api/v1/whatif"
+    async with it.http.post(url, json=question, headers={"origin": it.url}) as response:
+        assert response.status == status, await response.text()
+        found: dict[str, Any] = await response.json()
+        return found
+
+
+async def test_the_page_gets_the_reasons_of_the_command(store: Transport) -> None:
+    await write_fleet(store, big=24, small=2)
+    async with running_dashboard(store) as it:
+        found = await it.get("/api/v1/explain/deployment/qwen")
+        # `fleetctl explain placement` reads the store like this.
+        report = explain_placement(await snapshot.take(store, CLOCK), "qwen")
+        assert report is not None
+        told = placement_tree(report)
+        assert told == {key: found[key] for key in told}
+        nodes = {one["node"]: one for one in found["nodes"]}
+        assert nodes["big"]["fits"]
+        assert nodes["small"]["refusal"]["need"] > nodes["small"]["refusal"]["have"]
+        assert (found["placed"], found["desired"]) == (1, 2)
+        refusal = await it.get("/api/v1/explain/deployment/none", 404)
+        assert "There is no ModelDeployment 'none'" in refusal["error"]["message"]
+
+
+async def test_a_lost_mac_moves_its_replicas_and_nothing_is_written(store: Transport) -> None:
+    await write_fleet(store, one=24, two=24)
+    async with running_dashboard(store) as it:
+        found = await ask(it, lose=["one"])
+        moves = {one["replica"]: one["to"] for one in found["steps"]}
+        assert moves == {"qwen-0": ["two"], "qwen-1": ["two"]}
+        found = await ask(it, lose=["one", "two"])
+        assert found["unplaced"] == 2
+        found = await ask(
+            it, lose=["one", "two"], add=[{"name": "new", "chip": "M4 Max", "memory": "64Gi"}]
+        )
+        assert {tuple(one["to"]) for one in found["steps"]} == {("new",)}
+        assert [one["node"] for one in found["macs"]] == ["new"]
+        # The recorder itself knows both Macs, and no other.
+        view = await it.get("/api/v1/view/macs")
+        assert view["total"] == 2
+
+
+MANIFEST = """\
+apiVersion: fleet/v1alpha1
+kind: ModelDeployment
+metadata:
+  name: qwen
+spec:
+  model: {path: qwen}
+  servedNames: [qwen]
+  replicas: 1
+"""
+
+
+async def test_a_manifest_is_previewed_with_its_diff_or_its_errors(store: Transport) -> None:
+    await write_fleet(store, one=24)
+    before = (await store.list("/")).items
+    async with running_dashboard(store) as it:
+        found = await ask(it, manifest=MANIFEST.replace("name: qwen", "name: other"))
+        (change,) = found["changes"]
+        assert (change["name"], change["isNew"]) == ("other", True)
+        assert any(one["deployment"] == "other" for one in found["steps"])
+        wrong = await ask(it, manifest=MANIFEST.replace("replicas: 1", "replica: 1"))
+        (error,) = wrong["errors"]
+        assert error["line"] == 8
+        assert (error["path"], error["hint"]) == ("spec.replica", "Did you mean replicas?")
+    written = {item.key for item in (await store.list("/")).items} - {one.key for one in before}
+    assert all("/lease/Dashboard/" in key for key in written)
+
+
+async def test_wrong_questions_are_refused(store: Transport) -> None:
+    await write_fleet(store, one=24)
+    async with running_dashboard(store) as it:
+        for question, words in (
+            ({"lose": ["on"]}, "on"),
+            ({"add": [{"name": "x", "chip": "M4", "memory": "64"}]}, "less than any Mac has"),
+            (
+                {"add": [{"name": "one", "chip": "M4", "memory": "64Gi"}]},
+                "there is a Mac one already",
+            ),
+            (
+                {"add": [{"name": "x", "chip": "M4", "memory": "64Gi", "count": 5000}]},
+                "no more than 1000",
+            ),
+            ({"remove": []}, "remove"),
+        ):
+            refusal = await ask(it, 400, **question)
+            assert words in refusal["error"]["message"]
+        huge = await ask(it, 413, manifest="#" * ((1 << 20) - 20))
+        assert "larger than 1 MB" in huge["error"]["message"]
