@@ -2,15 +2,13 @@
 
 import asyncio
 import hashlib
-import os
-import pwd
 import secrets
-import socket
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from machinery.clock import SystemClock
+from machinery.os_user import current_user
 from schemas.records import TICKET_TTL_S, Ticket
 from store import codec, keys
 from store.errors import StoreError
@@ -99,12 +97,3 @@ async def issue_login_ticket(transport: Transport, dashboard: str) -> LoginTicke
 def _put_ticket(holder: str, id_: str, secret: str, lease: int) -> Put:
     ticket = Ticket(hash=hashlib.sha256(secret.encode()).hexdigest(), user=current_user())
     return Put(key=keys.ticket_key(holder, id_), value=codec.encode(ticket), lease=lease)
-
-
-def current_user() -> str:
-    """Return the user and host of this command, such as `anna@studio`."""
-    try:
-        name = pwd.getpwuid(os.getuid()).pw_name
-    except KeyError:  # the user id has no name, as in a container
-        name = str(os.getuid())
-    return f"{name}@{socket.gethostname()}"

@@ -14,6 +14,7 @@ from machinery.version import version
 from models.hub.fleet_hub import FleetListings
 from models.hub.hub_settings import HubSettings
 from reconciler.autoscaling.autoscaler import Autoscaler
+from reconciler.change_retention import ChangeRetention
 from reconciler.demand.scraper import DemandScraper
 from reconciler.event_handlers import EventHandlers
 from reconciler.execute import Executor
@@ -191,6 +192,7 @@ class Controller:
             group.create_task(demand.run())
             group.create_task(fabric.run())
             group.create_task(self._sweep(executor))
+            group.create_task(ChangeRetention(self._transport, self._clock).run())
             group.create_task(self._snapshots.lead(leadership))
             if self._gitops is not None:
                 group.create_task(self._gitops.lead(leadership))

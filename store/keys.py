@@ -32,6 +32,8 @@ SHARE_PREFIX = f"{ROOT}/share/"
 # The right to read an agent's or a gateway's logs, under a short lease.
 TICKET_PREFIX = f"{ROOT}/ticket/"
 EVENT_PREFIX = f"{ROOT}/event/"
+# Who wrote what and why: one record for each transaction of users, in that transaction; in order of time.
+CHANGE_PREFIX = f"{ROOT}/change/"
 ELECTION_PREFIX = f"{ROOT}/election/"
 ELECTION_RECONCILER = f"{ELECTION_PREFIX}reconciler"
 # Which gateway holds a floating address, by address.
@@ -218,6 +220,17 @@ def event_prefix(source: str) -> str:
 
 def event_key(source: str, name: str) -> str:
     return f"{event_prefix(source)}{name}"
+
+
+def change_key(time_ms: int, suffix: str) -> str:
+    """Return the key of a record of a change; keys are in order of their times."""
+    return f"{CHANGE_PREFIX}{time_ms:015d}-{suffix}"
+
+
+def change_time_ms(key: str) -> int:
+    """Return the time in a record's key; 0 for another key."""
+    digits = key.removeprefix(CHANGE_PREFIX).partition("-")[0]
+    return int(digits) if digits.isascii() and digits.isdigit() else 0
 
 
 def kind_and_name(key: str) -> tuple[str, str]:

@@ -12,6 +12,17 @@ from machinery.typing_compat import override
 _WEEK_S = 7 * 24 * 3600.0
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 
+_LONGEST_REASON = 500
+
+
+def _check_reason(_context: click.Context, _parameter: click.Parameter, text: str) -> str:
+    if len(text) > _LONGEST_REASON or not text.isprintable():
+        raise click.UsageError(
+            f"--reason: expected one line of at most {_LONGEST_REASON} characters"
+        )
+    return text
+
+
 selector_option = click.option(
     "-l", "--selector", default="", help="Select objects by label: k=v,k!=v,k,!k."
 )
@@ -39,6 +50,15 @@ manager_option = click.option(
     default="fleetctl",
     show_default=True,
     help="Field manager to record as the owner of the fields.",
+)
+
+
+reason_option = click.option(
+    "--reason",
+    default="",
+    metavar="TEXT",
+    callback=_check_reason,
+    help="Why you make this change; `fleetctl changes` shows it.",
 )
 
 
@@ -72,9 +92,9 @@ def dry_run(
 
 
 def dry_run_option(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add --dry-run."""
+    """Add --dry-run and --reason."""
     help_text = "Write nothing. client: only show what would be written; server: also check it against the store."
-    return dry_run(("none", "client", "server"), help_text)(command)
+    return reason_option(dry_run(("none", "client", "server"), help_text)(command))
 
 
 def result_options(command: Callable[..., Any]) -> Callable[..., Any]:

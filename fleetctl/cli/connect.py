@@ -211,13 +211,13 @@ def data_folder(data_dir: Path) -> Path:
 
 @asynccontextmanager
 async def open_store(options: dict[str, Any]) -> AsyncIterator["Transport"]:
-    """Open the store for the duration of a command."""
+    """Open the store for the duration of a command. Writes of objects are recorded for `fleetctl changes`."""
     from store.etcd.connect import connect  # noqa: PLC0415 - `get` does not need it
 
     store_address = etcd_address(options)
     transport = connect(store_address)
     try:
-        yield transport
+        yield _recorded(transport, store_address.username, options)
     except UnavailableError as error:
         if store_address.socket is None or options["etcd"] or store_address.socket.exists():
             raise
@@ -227,6 +227,22 @@ async def open_store(options: dict[str, Any]) -> AsyncIterator["Transport"]:
         ) from error
     finally:
         await transport.close()
+
+
+def _recorded(transport: "Transport", account: str, options: dict[str, Any]) -> "Transport":
+    """Return a transport that records who changes what with this command."""
+    from machinery.os_user import current_user  # noqa: PLC0415 - as above
+    from manifests.change_log import AuditedTransport, ChangeAuthor  # noqa: PLC0415 - as above
+
+    context = click.get_current_context(silent=True)
+    author = ChangeAuthor(
+        user=current_user(),
+        account=account,
+        manager="fleetctl",
+        command="" if context is None else context.command_path,
+        reason=options.get("reason", ""),
+    )
+    return AuditedTransport(transport, SystemClock(), author)
 
 
 @contextmanager

@@ -10,6 +10,7 @@ SUMMARIES: dict[str, str] = {
     "bench": "Measure the speed of a model through a gateway.",
     "bundle": "Write archives that install mlx-fleet on other machines.",
     "cert": "Manage the certificates of the fleet's processes.",
+    "changes": "Show who changed objects, what differs and why, the latest last.",
     "chat": "Chat with a model through a gateway.",
     "cluster-info": "Show the addresses of the fleet, and its Macs.",
     "completion": "Print a script that completes commands in your shell.",

@@ -22,8 +22,8 @@ from identity.authority_folder import AuthorityFolder
 from identity.folder import FolderError, IdentityFolder
 from identity.names import Identity, Role
 from identity.signer import Signer
-from insight.tickets import current_user
 from machinery.clock import Clock
+from machinery.os_user import current_user
 from nodeagent.node.identity import dns_label
 from schemas.trust import FleetTrust, TlsMode, TrustSnapshot
 from store import codec, keys

@@ -16,8 +16,8 @@ from fleetctl.objects import reader
 from identity import token_store
 from identity.join_token import JoinToken
 from identity.token_store import TokenOptions
-from insight.tickets import current_user
 from machinery.clock import Clock
+from machinery.os_user import current_user
 from schemas import kinds
 from schemas.meta import Condition, find_condition
 from schemas.node import Node

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from fleetctl.cli.arguments import parse_duration
+from fleetctl.cli.arguments import parse_duration, reason_option
 from fleetctl.cli.connect import open_store, run, store_options
 from fleetctl.cli.errors import FleetctlError
 from fleetctl.cli.program import SuggestingGroup
@@ -98,6 +98,7 @@ async def _revoke(name: str, reason: str, options: dict[str, Any]) -> str:
     show_default=True,
     help="With --activate: the time that processes have had to learn the new authority.",
 )
+@reason_option
 @store_options
 def rotate_authority(
     authority_dir: Path, settle: str, *, activate: bool, finish: bool, **options: Any

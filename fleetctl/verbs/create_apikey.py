@@ -8,6 +8,7 @@ from typing import Any
 import click
 from pydantic import ValidationError
 
+from fleetctl.cli.arguments import reason_option
 from fleetctl.cli.connect import open_store, run, store_options
 from fleetctl.cli.errors import FleetctlError
 from fleetctl.fleets import api_keys
@@ -80,6 +81,7 @@ Roles; each includes those before it:
     metavar="30d|12h|2027-01-01",
     help="Time to live, or the day (UTC) from which the key is refused (default: never).",
 )
+@reason_option
 @store_options
 def apikey(name: str, **options: Any) -> None:
     """Create an API key and print it. The key cannot be shown again."""

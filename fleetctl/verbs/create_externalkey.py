@@ -5,6 +5,7 @@ from typing import Any, Final
 import click
 from pydantic import SecretStr, TypeAdapter, ValidationError
 
+from fleetctl.cli.arguments import reason_option
 from fleetctl.cli.connect import open_store, run, store_options
 from fleetctl.cli.errors import FleetctlError
 from fleetctl.verbs.create_hubtoken import read_token
@@ -37,6 +38,7 @@ Gateways send the key to the host and port of --url only. A key of the same name
 )
 @click.option("--url", help="The server that the key is for; its path does not count.")
 @click.option("--remove", is_flag=True, help="Delete the key instead.")
+@reason_option
 @store_options
 def externalkey(
     name: str, token_file: str | None, url: str | None, remove: bool, **options: Any

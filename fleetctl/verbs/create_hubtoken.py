@@ -8,6 +8,7 @@ from typing import Any, Final
 import click
 from pydantic import SecretStr, TypeAdapter, ValidationError
 
+from fleetctl.cli.arguments import reason_option
 from fleetctl.cli.connect import open_store, run, store_options
 from fleetctl.cli.errors import FleetctlError
 from machinery import process_secrets
@@ -46,6 +47,7 @@ A token of the same name is replaced. `fleetctl create hubtoken NAME --remove` d
     help="The hub or mirror that the token is for.",
 )
 @click.option("--remove", is_flag=True, help="Delete the token instead.")
+@reason_option
 @store_options
 def hubtoken(
     name: str, token_file: str | None, endpoint: str, remove: bool, **options: Any

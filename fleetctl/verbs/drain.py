@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from fleetctl.cli import arguments
-from fleetctl.cli.arguments import parse_duration
+from fleetctl.cli.arguments import parse_duration, reason_option
 from fleetctl.cli.connect import open_store, run, store_options
 from fleetctl.cli.errors import FleetctlError, InterruptedByUser
 from fleetctl.cli.kubectl_hints import unsupported_flag
@@ -69,6 +69,7 @@ waits until no replica is assigned to the nodes. Ctrl-C ends the wait, not the d
 @unsupported_flag(
     "the reconciler manages all replicas and may end them; remove the flag", "--disable-eviction"
 )
+@reason_option
 @store_options
 def drain(nodes: tuple[str, ...], selector: str, timeout: str, **options: Any) -> None:
     """Move all replicas away from nodes, and stop placing new ones there."""

@@ -15,6 +15,7 @@ from typing import Any
 import click
 
 from fleetctl.cli import arguments
+from fleetctl.cli.arguments import reason_option
 from fleetctl.cli.connect import open_store, run, store_options
 from fleetctl.cli.errors import FleetctlError, InterruptedByUser
 from fleetctl.objects import git_warnings, targets
@@ -234,6 +235,7 @@ _Save = Callable[[str], None]
     help="Editor command with its flags.  [env: FLEETCTL_EDITOR, EDITOR]",
 )
 @arguments.selector_option
+@reason_option
 @store_options
 def edit(words: tuple[str, ...], files: tuple[str, ...], **options: Any) -> None:
     """Edit objects in your editor. The saved text is checked and written."""

@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from fleetctl.cli.arguments import reason_option
 from fleetctl.cli.connect import open_store, run, store_options
 from fleetctl.cli.errors import FleetctlError
 from fleetctl.discovery.suggestions import Suggestion
@@ -17,8 +18,8 @@ from identity import join_requests
 from identity.join_code import normalize_code
 from identity.names import Identity, Role
 from identity.signer import IssueError, check_name
-from insight.tickets import current_user
 from machinery.clock import SystemClock
+from machinery.os_user import current_user
 from schemas.trust import FleetTrust
 from store import codec, keys
 from store.port import Transport
@@ -90,6 +91,7 @@ def _heard_row(one: Suggestion) -> tuple[str, ...]:
     is_flag=True,
     help="Do not ask for the code: you know by other means that no server sits between the machine and the fleet.",
 )
+@reason_option
 @store_options
 def approve(machine: str, code: str | None, yes_i_compared: bool, **options: Any) -> None:
     """Let a machine join that ran `fleetctl join HOST:PORT` without a token.
@@ -113,6 +115,7 @@ def approve(machine: str, code: str | None, yes_i_compared: bool, **options: Any
 
 @click.command()
 @click.argument("machine", metavar="NAME|ID")
+@reason_option
 @store_options
 def deny(machine: str, **options: Any) -> None:
     """Refuse a machine that asks to join."""

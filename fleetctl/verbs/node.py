@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from fleetctl.bundle.release import read_release
-from fleetctl.cli.arguments import parse_duration
+from fleetctl.cli.arguments import parse_duration, reason_option
 from fleetctl.cli.connect import open_store, run, store_options
 from fleetctl.cli.errors import FleetctlError
 from fleetctl.cli.program import SuggestingGroup
@@ -159,6 +159,7 @@ def _summary(outcomes: Sequence[Outcome], failed: Sequence[Outcome]) -> str:
     help="Folder with root.env, to delete the etcd user of the node.",
 )
 @ssh_options
+@reason_option
 @store_options
 def remove(what: str, **options: Any) -> None:
     """Remove a node: drain it, uninstall it on its Mac, and revoke its certificate.

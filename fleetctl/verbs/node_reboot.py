@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from fleetctl.cli import terminal
-from fleetctl.cli.arguments import parse_duration
+from fleetctl.cli.arguments import parse_duration, reason_option
 from fleetctl.cli.connect import etcd_address, open_store, run, store_options
 from fleetctl.cli.errors import FleetctlError
 from fleetctl.maintenance import reboot as restarts
@@ -64,6 +64,7 @@ lose its majority. If FileVault is on, it asks for its password at the terminal,
 )
 @click.option("-y", "--yes", is_flag=True, help="Do not ask for confirmation.")
 @target_options
+@reason_option
 @store_options
 def reboot(name: str, drain_timeout: str, timeout: str, **options: Any) -> None:
     """Restart a Mac, and wait until it serves again."""

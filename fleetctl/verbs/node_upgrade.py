@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from fleetctl.cli import terminal
-from fleetctl.cli.arguments import parse_duration
+from fleetctl.cli.arguments import parse_duration, reason_option
 from fleetctl.cli.connect import open_store, run, store_options
 from fleetctl.cli.errors import FleetctlError
 from fleetctl.maintenance.fleet_facts import read_facts
@@ -74,6 +74,7 @@ goes on when the command is run again; Macs that run the release are left alone.
 @click.option("--dry-run", is_flag=True, help="Show the plan, and change nothing.")
 @click.option("-y", "--yes", is_flag=True, help="Do not ask for confirmation.")
 @target_options
+@reason_option
 @store_options
 def upgrade(names: tuple[str, ...], to: str, ready_timeout: str, **options: Any) -> None:
     """Install a release on Macs, and restart their services with it."""

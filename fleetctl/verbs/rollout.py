@@ -7,7 +7,7 @@ from typing import Any
 import click
 import orjson
 
-from fleetctl.cli.arguments import dry_run_option, parse_duration
+from fleetctl.cli.arguments import dry_run_option, parse_duration, reason_option
 from fleetctl.cli.connect import open_store, run, store_options
 from fleetctl.cli.errors import FleetctlError
 from fleetctl.cli.program import SuggestingGroup
@@ -352,6 +352,7 @@ def as_refreshed(deployment: ModelDeployment, now: datetime) -> ModelDeployment:
 
 @rollout.command()
 @click.argument("what", nargs=-1, required=True, metavar="NAME...")
+@reason_option
 @store_options
 def refresh(what: tuple[str, ...], **options: Any) -> None:
     """Resolve the branches of hub models again; a branch that moved becomes a new revision."""
@@ -361,6 +362,7 @@ def refresh(what: tuple[str, ...], **options: Any) -> None:
 
 @rollout.command()
 @click.argument("what", nargs=-1, required=True, metavar="NAME...")
+@reason_option
 @store_options
 def pause(what: tuple[str, ...], **options: Any) -> None:
     """Pause rollouts of deployments. Lost replicas are still replaced."""
@@ -369,6 +371,7 @@ def pause(what: tuple[str, ...], **options: Any) -> None:
 
 @rollout.command()
 @click.argument("what", nargs=-1, required=True, metavar="NAME...")
+@reason_option
 @store_options
 def resume(what: tuple[str, ...], **options: Any) -> None:
     """Resume rollouts that `fleetctl rollout pause` paused."""
@@ -433,6 +436,7 @@ def _canary_hint(deployment: ModelDeployment) -> str:
 
 @rollout.command()
 @click.argument("what", nargs=-1, required=True, metavar="NAME...")
+@reason_option
 @store_options
 def promote(what: tuple[str, ...], **options: Any) -> None:
     """End the canary of deployments at once: the new version passes, and all replicas get it."""
@@ -441,6 +445,7 @@ def promote(what: tuple[str, ...], **options: Any) -> None:
 
 @rollout.command()
 @click.argument("what", nargs=-1, required=True, metavar="NAME...")
+@reason_option
 @store_options
 def abort(what: tuple[str, ...], **options: Any) -> None:
     """End the canary of deployments at once: the new version fails, and the earlier one serves again.
@@ -452,6 +457,7 @@ def abort(what: tuple[str, ...], **options: Any) -> None:
 
 @rollout.command()
 @click.argument("what", nargs=-1, required=True, metavar="NAME...")
+@reason_option
 @store_options
 def restart(what: tuple[str, ...], **options: Any) -> None:
     """Restart the engines of deployments as spec.rollout allows, without dropping requests."""

@@ -6,6 +6,7 @@ from typing import Any
 
 import click
 
+from fleetctl.cli.arguments import reason_option
 from fleetctl.cli.connect import open_store, run, store_options
 from fleetctl.cli.errors import FleetctlError
 from fleetctl.fleets import api_keys
@@ -40,6 +41,7 @@ Name, rights and limits stay. All secrets of a key share its limits. Only the ne
     is_flag=True,
     help="Refuse the earlier secrets at once, and make no new one.",
 )
+@reason_option
 @store_options
 def rotate(what: tuple[str, ...], overlap: str | None, end_overlap: bool, **options: Any) -> None:
     """Replace the secret of an API key, and print the new one. It cannot be shown again."""

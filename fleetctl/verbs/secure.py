@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from fleetctl.cli.arguments import parse_duration
+from fleetctl.cli.arguments import parse_duration, reason_option
 from fleetctl.cli.connect import open_store, run, store_options
 from fleetctl.cli.errors import FleetctlError
 from fleetctl.fleets.fleet_trust import (
@@ -76,6 +76,7 @@ A step back (--mode permissive) is possible at any time. No request fails in any
     show_default=True,
     help="Time limit for the processes to follow each step.",
 )
+@reason_option
 @store_options
 def secure(
     what: str | None, authority_dir: Path | None, mode: str | None, timeout: str, **options: Any

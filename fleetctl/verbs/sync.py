@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from fleetctl.cli.arguments import parse_duration
+from fleetctl.cli.arguments import parse_duration, reason_option
 from fleetctl.cli.connect import open_store, run, store_options
 from fleetctl.cli.errors import FleetctlError
 from fleetctl.cli.terminal import ProgressLine
@@ -42,6 +42,7 @@ class SyncOutcome:
     is_flag=True,
     help="Show what the newest commits would change, and change nothing.",
 )
+@reason_option
 @store_options
 def sync(
     sources: tuple[str, ...], timeout: str, *, waits: bool, is_dry: bool, **options: Any
@@ -86,6 +87,7 @@ def _preview(names: tuple[str, ...], limit_s: float, options: dict[str, Any]) ->
 
 @click.command()
 @click.argument("sources", nargs=-1, required=True, metavar="SOURCE...")
+@reason_option
 @store_options
 def suspend(sources: tuple[str, ...], **options: Any) -> None:
     """Stop applying new commits of GitSources until `fleetctl resume`."""
@@ -94,6 +96,7 @@ def suspend(sources: tuple[str, ...], **options: Any) -> None:
 
 @click.command()
 @click.argument("sources", nargs=-1, required=True, metavar="SOURCE...")
+@reason_option
 @store_options
 def resume(sources: tuple[str, ...], **options: Any) -> None:
     """Resume applying new commits of suspended GitSources."""

@@ -9,6 +9,7 @@ from typing import Any
 import click
 from pydantic import TypeAdapter, ValidationError
 
+from fleetctl.cli.arguments import reason_option
 from fleetctl.cli.connect import open_store, run, store_options
 from fleetctl.cli.errors import FleetctlError
 from fleetctl.cli.program import SuggestingGroup
@@ -79,6 +80,7 @@ def token() -> None:
     show_default=True,
     help="Print the whole command for the other machine, or the token alone.",
 )
+@reason_option
 @store_options
 def create(name: str | None, pool: str | None, **options: Any) -> None:
     """Create a join token and print the command that uses it. It cannot be shown again."""
@@ -167,6 +169,7 @@ def _row(one: JoinTokenRecord, now: datetime) -> tuple[str, ...]:
 
 @token.command()
 @click.argument("ids", nargs=-1, required=True, metavar="ID...")
+@reason_option
 @store_options
 def revoke(ids: tuple[str, ...], **options: Any) -> None:
     """Revoke join tokens. Machines that have joined with them stay in the fleet."""

@@ -18,8 +18,8 @@ from fleetctl.fleets.local_fleet import JoinSettings, LocalFleetSettings
 from fleetctl.fleets.local_trust import open_as_administrator, url_host
 from fleetctl.verbs import local_context
 from identity.token_store import TokenOptions
-from insight.tickets import current_user
 from machinery.clock import SystemClock
+from machinery.os_user import current_user
 from machinery.tls_flags import TransportError, check_plain_http, read_certificate, tls_flags
 from models import inspection
 from schemas import quantity

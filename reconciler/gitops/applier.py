@@ -7,6 +7,7 @@ from machinery.clock import Clock
 from manifests import apply as manifests_apply
 from manifests import apply_sets
 from manifests.apply import ApplyOptions, ApplyResult
+from manifests.change_log import AuditedTransport, ChangeAuthor
 from manifests.errors import ApplyError, ManifestErrors
 from manifests.ownership import FieldConflict
 from manifests.plan import Change, CreatedObject
@@ -105,8 +106,16 @@ async def apply_commit(
             if source.spec.drift_policy == "Warn":
                 return result
             drift = result.drift
+        author = ChangeAuthor(
+            user=manager_of(source.name),
+            manager="reconciler",
+            reason=f"commit {loaded_commit.revision}",
+        )
         done = await manifests_apply.apply(
-            transport, loaded_commit.loaded, clock, apply_options(source)
+            AuditedTransport(transport, clock, author),
+            loaded_commit.loaded,
+            clock,
+            apply_options(source),
         )
     except ManifestErrors as errors:
         return CommitResult(

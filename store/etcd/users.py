@@ -175,6 +175,8 @@ def _admin() -> list[Permission]:
         prefix_permission(keys.SECRET_PREFIX, Right.READWRITE),
         prefix_permission(keys.FABRIC_TEST_PREFIX, Right.READWRITE),
         prefix_permission(keys.APPLY_SET_PREFIX, Right.READWRITE),
+        # Each write is recorded with its author.
+        prefix_permission(keys.CHANGE_PREFIX, Right.READWRITE),
         prefix_permission(keys.TICKET_PREFIX, Right.READWRITE),
         # The TLS mode, revocations, and an administrator's own certificate.
         prefix_permission(keys.TRUST_PREFIX, Right.READWRITE),
@@ -208,6 +210,8 @@ def _reconciler() -> list[Permission]:
             for kind in ("NodePool", "ShardGroup", "ModelRoute", "GitSource")
         ),
         prefix_permission(keys.APPLY_SET_PREFIX, Right.READWRITE),
+        # It records those writes, and removes old records.
+        prefix_permission(keys.CHANGE_PREFIX, Right.READWRITE),
         # A token for a hub is copied to the node that fetches with it.
         prefix_permission(keys.HUB_TOKEN_PREFIX, Right.READ),
         prefix_permission(keys.HUB_GRANT_PREFIX, Right.READWRITE),
@@ -267,7 +271,7 @@ def _dashboard() -> list[Permission]:
         *(keys.SPEC_PREFIX, keys.STATUS_PREFIX, keys.RANK_PREFIX, keys.LIFE_PREFIX),
         *(keys.ENDPOINT_PREFIX, keys.LEASE_PREFIX, keys.EVENT_PREFIX, keys.ELECTION_PREFIX),
         *(keys.SNAPSHOT_PREFIX, keys.PRELOAD_PREFIX, keys.SHARE_PREFIX, keys.APPLY_SET_PREFIX),
-        *(keys.FABRIC_TEST_PREFIX, keys.FABRIC_RANK_PREFIX, keys.TRUST_PREFIX),
+        *(keys.FABRIC_TEST_PREFIX, keys.FABRIC_RANK_PREFIX, keys.TRUST_PREFIX, keys.CHANGE_PREFIX),
         # Hashes of keys, not the keys.
         keys.API_KEY_PREFIX,
     )

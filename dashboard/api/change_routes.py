@@ -1,0 +1,51 @@
+"""Route of the audit log: who changed what, when and why."""
+
+import asyncio
+from dataclasses import dataclass
+from typing import Annotated, Final
+
+from fastapi import APIRouter, Query, Response
+
+from dashboard.api.routes import json_response
+from dashboard.api.time_parameters import parse_range
+from insight.changes import ChangeFilter, change_tree, list_changes
+from machinery.clock import Clock
+from schemas.wire.errors import Refusal, RefusedError
+from store.errors import StoreError
+from store.port import Transport
+
+_LONGEST_S: Final = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class ChangeRoutes:
+    """Handler of the route."""
+
+    transport: Transport
+    clock: Clock
+
+    def add_to(self, router: APIRouter) -> None:
+        """Register the route."""
+        router.add_api_route("/api/v1/changes", self.changes, methods=["GET"])
+
+    async def changes(
+        self,
+        from_: Annotated[str, Query(alias="from", max_length=40)] = "720h",
+        to: Annotated[str, Query(max_length=40)] = "now",
+        kind: Annotated[str, Query(max_length=60)] = "",
+        object_: Annotated[str, Query(alias="object", max_length=300)] = "",
+        user: Annotated[str, Query(max_length=300)] = "",
+        limit: Annotated[int, Query(ge=1, le=1000)] = 100,
+    ) -> Response:
+        """Return recorded writes of users, newest first, with the fields that differ: what `fleetctl changes` shows."""
+        begin_s, end_s = parse_range(from_, to, self.clock.now().timestamp())
+        wanted = ChangeFilter(kind=kind, name=object_, user=user, since_s=begin_s, until_s=end_s)
+        try:
+            async with asyncio.timeout(_LONGEST_S):
+                found = await list_changes(self.transport, wanted)
+        except (StoreError, TimeoutError) as error:
+            message = f"The store does not answer: {error}"
+            refusal = Refusal(status=503, message=message, type="server_error", retry_after_s=2)
+            raise RefusedError(refusal) from error
+        shown = [change_tree(one) for one in reversed(found[-limit:])]
+        return json_response({"changes": shown, "total": len(found)})

@@ -1,0 +1,155 @@
+"""The audit log: a transport that adds a record of who changed what to every transaction that writes objects.
+
+    audited = AuditedTransport(transport, clock, ChangeAuthor(user="anna@studio", manager="fleetctl", reason="..."))
+
+The record is in the same transaction as the write, so nothing is acknowledged without it. Documents that are read
+through the transport are remembered, which is how the record knows what differs without a further read. Values of
+secrets are never recorded.
+"""
+
+import secrets
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import Final
+
+from machinery.clock import Clock
+from store import keys, reads
+from store.errors import PermissionDeniedError
+from store.port import (
+    MAX_OPERATIONS,
+    Guard,
+    KeyValue,
+    Listing,
+    ModRevisionGuard,
+    Operation,
+    Put,
+    ServerStatus,
+    Transport,
+    WatchBatch,
+)
+
+_WITHOUT_RIGHT: Final = (
+    "; every change is recorded below change/, which this etcd user may not write: run `fleetctl init-auth --prepare` "
+    "once, which gives accounts of an earlier release that right"
+)
+# Writes to these are recorded by name alone.
+_SECRETS: Final = {
+    keys.API_KEY_PREFIX: "ApiKey",
+    keys.EXTERNAL_KEY_PREFIX: "ExternalKey",
+    keys.HUB_TOKEN_PREFIX: "HubToken",
+    keys.JOIN_TOKEN_PREFIX: "JoinToken",
+    keys.REVOKED_PREFIX: "RevokedCertificate",
+    keys.JOIN_DECISION_PREFIX: "JoinDecision",
+    keys.FLEET_TRUST: "FleetTrust",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChangeAuthor:
+    """Who writes, with what, and why."""
+
+    user: str
+    manager: str
+    account: str = ""
+    command: str = ""
+    reason: str = ""
+
+
+@dataclass(slots=True)
+class AuditedTransport:
+    """`store.port.Transport` whose commits record the objects that they write. Use one for each command or apply."""
+
+    inner: Transport
+    clock: Clock
+    author: ChangeAuthor
+    _read: dict[str, KeyValue] = field(default_factory=dict)
+    """The specs that were read, by key."""
+
+    async def get(self, key: str) -> KeyValue | None:
+        found = await self.inner.get(key)
+        if found is not None:
+            self._remember((found,))
+        return found
+
+    async def list(self, prefix: str) -> Listing:
+        return await reads.collect(lambda: self.pages(prefix))
+
+    async def pages(self, prefix: str) -> AsyncGenerator[Listing]:
+        async with aclosing(self.inner.pages(prefix)) as pages:
+            async for page in pages:
+                if prefix.startswith(keys.SPEC_PREFIX):
+                    self._remember(page.items)
+                yield page
+
+    def _remember(self, items: Sequence[KeyValue]) -> None:
+        self._read.update({one.key: one for one in items if one.key.startswith(keys.SPEC_PREFIX)})
+
+    async def commit(self, guards: Sequence[Guard], operations: Sequence[Operation]) -> int:
+        changed = [one for one in operations if _is_recorded(one.key)]
+        if not changed:
+            return await self.inner.commit(guards, operations)
+        if len(operations) >= MAX_OPERATIONS:
+            raise ValueError(f"a recorded transaction has less than {MAX_OPERATIONS} operations")
+        revisions = {
+            guard.key: guard.mod_revision for guard in guards if isinstance(guard, ModRevisionGuard)
+        }
+        record = self._record(changed, revisions)
+        try:
+            return await self.inner.commit(guards, [*operations, record])
+        except PermissionDeniedError as error:
+            raise PermissionDeniedError(f"{error}{_WITHOUT_RIGHT}") from error
+
+    def _record(self, changed: Sequence[Operation], revisions: dict[str, int]) -> Put:
+        # Commands that only read pay for neither pydantic nor the comparison.
+        from manifests import change_records  # noqa: PLC0415
+
+        writes = [
+            change_records.RecordedWrite(
+                kind_and_name=_kind_and_name(one.key),
+                before=self._before(one.key, revisions),
+                after=one.value if isinstance(one, Put) else None,
+                from_revision=revisions.get(one.key, 0),
+            )
+            for one in changed
+        ]
+        now = self.clock.now()
+        key = keys.change_key(int(now.timestamp() * 1000), secrets.token_hex(4))
+        return Put(key=key, value=change_records.encode_record(self.author, now, writes))
+
+    def _before(self, key: str, revisions: dict[str, int]) -> KeyValue | None:
+        """Return the document that the write is based on; None if it was not read, or is another one now."""
+        found = self._read.get(key)
+        based_on = revisions.get(key)
+        return None if found is None or based_on not in (None, found.mod_revision) else found
+
+    async def watch(self, prefix: str, *, after_revision: int) -> AsyncGenerator[WatchBatch]:
+        async with aclosing(self.inner.watch(prefix, after_revision=after_revision)) as watch:
+            async for batch in watch:
+                yield batch
+
+    async def grant(self, ttl_s: int) -> int:
+        return await self.inner.grant(ttl_s)
+
+    async def keep_alive(self, lease: int) -> int:
+        return await self.inner.keep_alive(lease)
+
+    async def revoke(self, lease: int) -> None:
+        await self.inner.revoke(lease)
+
+    async def status(self) -> ServerStatus:
+        return await self.inner.status()
+
+    async def close(self) -> None:
+        await self.inner.close()
+
+
+def _is_recorded(key: str) -> bool:
+    return key.startswith((keys.SPEC_PREFIX, *_SECRETS))
+
+
+def _kind_and_name(key: str) -> tuple[str, str]:
+    for prefix, kind in _SECRETS.items():
+        if key.startswith(prefix):
+            return kind, key.removeprefix(prefix)
+    return keys.kind_and_name(key)
