@@ -9,6 +9,7 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.staticfiles import StaticFiles
 
+from dashboard.api.change_routes import ChangeRoutes
 from dashboard.api.chat import make_chat
 from dashboard.api.event_stream import StreamSlots
 from dashboard.api.history_routes import HistoryRoutes
@@ -26,6 +27,7 @@ from dashboard.fleet_model import FleetModel
 from dashboard.history.moments import MomentReader
 from dashboard.history.queries import HistoryReader
 from dashboard.history.writer import HistoryWriter
+from dashboard.objectives import ObjectiveMonitor
 from dashboard.seed_views import SeedViews
 from dashboard.sessions import Sessions
 from gateway.auth.access_control import AccessControl
@@ -56,6 +58,7 @@ class AppContext:
     """To gateways, for the page's chat."""
     history: HistoryWriter | None
     """None without a folder for it."""
+    objectives: ObjectiveMonitor
 
 
 def make_app(context: AppContext) -> FastAPI:
@@ -74,10 +77,12 @@ def make_app(context: AppContext) -> FastAPI:
     reader = None if history is None else HistoryReader(history.folder, clock)
     past = PastReader(None if reader is None else MomentReader(reader, clock), clock)
     StateRoutes(context.model, slots, context.views, history, past).add_to(router)
-    MetricRoutes(context.model, slots, context.views, history).add_to(router)
+    metrics = MetricRoutes(context.model, slots, context.views, history, context.objectives)
+    metrics.add_to(router)
     HistoryRoutes(reader, clock).add_to(router)
     MomentRoutes(context.model.caches, past, clock).add_to(router)
     QuestionRoutes(context.model, past, context.transport, clock).add_to(router)
+    ChangeRoutes(context.transport, clock).add_to(router)
     SeedRoutes(context.views, clock).add_to(router)
     EventSocket(context.views).add_to(router)
     make_login(context.access, context.sessions, context.tickets, clock).add_to(router)

@@ -52,9 +52,19 @@ class FleetModel:
         self._is_dirty = asyncio.Event()
         self._advanced = asyncio.Event()
         self._ready = asyncio.Event()
+        self._measured: dict[str, Row] = {}
         self.place = 0
         """The number of changes so far."""
         caches.on_change(self._note)
+
+    def set_condition(self, about: str, row: Row | None) -> None:
+        """Add a condition that this process measures to those of an object, `Kind/name`; None removes it."""
+        if row is None:
+            self._measured.pop(about, None)
+        else:
+            self._measured[about] = row
+        self._dirty.add(("conditions", about))
+        self._is_dirty.set()
 
     @property
     def is_ready(self) -> bool:
@@ -126,7 +136,10 @@ class FleetModel:
     def _update_conditions(self, about: str) -> None:
         """Update all conditions of an object, `Kind/name`."""
         kind, _, name = about.partition("/")
-        found = {str(c["name"]): c for c in fleet_views.conditions_of(self.caches, kind, name)}
+        rows = fleet_views.conditions_of(self.caches, kind, name)
+        if about in self._measured:
+            rows.append(self._measured[about])
+        found = {str(one["name"]): one for one in rows}
         gone = [one for one in self._rows["conditions"] if one.rpartition("/")[0] == about]
         for one in {*gone, *found}:
             self._set("conditions", one, found.get(one))

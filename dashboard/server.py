@@ -1,7 +1,7 @@
 """The dashboard process: caches, model, keys, registration and HTTP server, and the tasks that run them."""
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -12,10 +12,11 @@ from dashboard.history.database import HistoryLimits
 from dashboard.history.object_recorder import ObjectRecorder
 from dashboard.history.recorder import HistoryRecorder
 from dashboard.history.writer import HistoryWriter
+from dashboard.objectives import ObjectiveMonitor
 from dashboard.registration import DashboardRegistration
 from dashboard.seed_views import SeedViews
 from dashboard.sessions import Sessions
-from dashboard.traffic import Traffic
+from dashboard.traffic import EndedRequest, Traffic
 from dashboard.updates import UpdateEvents
 from gateway.auth.access_control import AccessControl
 from gateway.auth.keyring import Keyring
@@ -86,8 +87,8 @@ class Dashboard:
             clock=clock,
             dialer=settings.dialer,
         )
-        if self.history is not None:
-            self._collector.on_ended = self.history.add_requests
+        self.objectives = ObjectiveMonitor(self.model, clock)
+        self._collector.on_ended = self._record_requests
         self._updates = UpdateEvents(self.views)
         context = AppContext(
             transport=transport,
@@ -99,6 +100,7 @@ class Dashboard:
             hosts=hosts,
             dialer=settings.dialer,
             history=self.history,
+            objectives=self.objectives,
         )
         self.server = AdminServer(
             make_app(context),
@@ -123,6 +125,11 @@ class Dashboard:
             has_store_password=self._settings.has_store_password,
         )
 
+    def _record_requests(self, gateway: str, ended: Sequence[EndedRequest], cursor: str) -> None:
+        self.objectives.count(ended)
+        if self.history is not None:
+            self.history.add_requests(gateway, ended, cursor)
+
     async def _collect(self) -> None:
         """Take what an earlier run recorded, then gather figures forever."""
         found = None if self.history is None else await self.history.opened()
@@ -130,6 +137,7 @@ class Dashboard:
             totals = [(at_s, seconds, sums.totals()) for at_s, seconds, sums in found.sums]
             self.traffic.restore(found.requests, found.macs, totals, found.steps)
             self._collector.cursors.update(found.cursors)
+            self.objectives.restore(found.deployments)
         await self._collector.run()
 
     async def run(self) -> None:
@@ -145,6 +153,7 @@ class Dashboard:
                 group.create_task(objects.run())
             group.create_task(self._collect())
             group.create_task(self._updates.run())
+            group.create_task(self.objectives.run())
             group.create_task(self._registration.run())
             if self._keys is not None:
                 group.create_task(self._gateways.run())

@@ -10,6 +10,7 @@ from pydantic import AfterValidator, Field, StringConstraints, field_validator, 
 
 from schemas.autoscaling import Autoscaling
 from schemas.meta import ApiModel, ApiObject, ObjectName, Status
+from schemas.objectives import Objectives
 from schemas.placement import Placement
 from schemas.quantity import Amount, PositiveQuantity, Quantity
 from schemas.rollout import Rollout
@@ -348,6 +349,9 @@ class ModelDeploymentSpec(ApiModel):
     """The replacement of replicas when the template changes."""
     autoscaling: Autoscaling | None = None
     """Bounds for the number of replicas, which load decides. Default: `replicas` is the number."""
+    objectives: Objectives | None = None
+    """Times and availability that clients are promised. The recorder measures them and reports what is missed; a change
+    of it restarts nothing."""
     routing: Routing = Routing()
     """The distribution of requests over the replicas by gateways."""
     sampling: Annotated[Sampling | None, AfterValidator(_none_if_unset)] = None

@@ -66,6 +66,9 @@ def _role_for_admin(tree: Tree) -> Tree:
 _ONE_MORE_FIELD = VersionHistory(current=2, steps={1: _unchanged})
 _TWO_MORE_FIELDS = VersionHistory(current=3, steps={1: _unchanged, 2: _unchanged})
 _THREE_MORE_FIELDS = VersionHistory(current=4, steps={1: _unchanged, 2: _unchanged, 3: _unchanged})
+_FOUR_MORE_FIELDS = VersionHistory(
+    current=5, steps={1: _unchanged, 2: _unchanged, 3: _unchanged, 4: _unchanged}
+)
 # By the name of the document's model. Models that are missing have had one shape so far.
 HISTORIES: Mapping[str, VersionHistory] = {
     "NodeLease": _TWO_MORE_FIELDS,  # hasStorePassword; tls and insecureFlags
@@ -74,8 +77,8 @@ HISTORIES: Mapping[str, VersionHistory] = {
     "GitSource": _ONE_MORE_FIELD,  # the commits' author and subject, and the preview, in its status
     "GitSourceStatus": _ONE_MORE_FIELD,
     "ApiKey": VersionHistory(current=2, steps={1: _role_for_admin}),
-    # rateLimit and cacheSharing in its routing; hub in its model; performance
-    "ModelDeployment": _THREE_MORE_FIELDS,
+    # rateLimit and cacheSharing in its routing; hub in its model; performance; objectives
+    "ModelDeployment": _FOUR_MORE_FIELDS,
     "Replica": _THREE_MORE_FIELDS,  # hub in its model; fetches in its status; performance
     "ReplicaStatus": _ONE_MORE_FIELD,  # fetches
     "RankStatus": _ONE_MORE_FIELD,  # fetch

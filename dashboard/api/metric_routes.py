@@ -12,6 +12,7 @@ from dashboard.api.event_stream import StreamSlots
 from dashboard.api.routes import json_response
 from dashboard.fleet_model import FleetModel
 from dashboard.history.writer import HistoryWriter
+from dashboard.objectives import ObjectiveMonitor, state_row
 from dashboard.seed_views import SeedViews
 from insight.fleet_metrics import FleetMetrics, scrape_targets
 from machinery.prometheus import BuildInfo, Gauge, MetricFamily, render
@@ -29,19 +30,26 @@ class MetricRoutes:
     slots: StreamSlots
     views: SeedViews
     history: HistoryWriter | None
+    objectives: ObjectiveMonitor
     process: psutil.Process = field(default_factory=psutil.Process)
 
     def add_to(self, router: APIRouter) -> None:
         """Register the routes."""
         router.add_api_route("/metrics", self.metrics, methods=["GET"])
+        router.add_api_route("/api/v1/objectives", self.judged, methods=["GET"])
         router.add_api_route("/sd/prometheus", self.targets, methods=["GET"])
 
     async def metrics(self) -> Response:
         """Return metrics in Prometheus text format: conditions of all objects, releases, the store, this process."""
         families: list[MetricFamily] = [BuildInfo("dashboard"), *self._own()]
         if self.model.is_ready:
-            families.append(FleetMetrics(self.model.caches))
+            families += [FleetMetrics(self.model.caches), self.objectives]
         return Response(render(families), media_type=_TEXT)
+
+    async def judged(self) -> Response:
+        """Return every objective of every deployment: declared, measured over 1h and 24h, and its burn rate."""
+        states = self.objectives.states() if self.model.is_ready else []
+        return json_response({"objectives": [state_row(one) for one in states]})
 
     async def targets(self) -> Response:
         """Return the processes to scrape, for Prometheus' `http_sd_configs`."""

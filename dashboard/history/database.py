@@ -17,6 +17,7 @@ from typing import Final
 import msgspec
 
 from dashboard.history.records import (
+    BUDGET_STEP_S,
     CHUNK,
     COARSE_S,
     COLUMNS,
@@ -36,7 +37,7 @@ log = logging.getLogger(__name__)
 FILE: Final = "history.db"
 DAMAGED: Final = "history.db.damaged"
 _LOCK: Final = "history.lock"
-_VERSION: Final = 1
+_VERSION: Final = 2
 _RESTORED: Final = 10_000
 _MOST_REQUESTS: Final = 1_000_000
 # A row from the future is removed: the clock was wrong when it was written.
@@ -81,6 +82,8 @@ CREATE TABLE series (
 CREATE TABLE sums (
     tier INTEGER NOT NULL, at INTEGER NOT NULL, model TEXT NOT NULL, data BLOB NOT NULL,
     PRIMARY KEY (tier, at, model)) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS deployments (
+    at INTEGER NOT NULL, name TEXT NOT NULL, data BLOB NOT NULL, PRIMARY KEY (at, name)) WITHOUT ROWID;
 CREATE TABLE requests (
     at REAL NOT NULL, gateway TEXT NOT NULL, id TEXT NOT NULL, model TEXT NOT NULL, node TEXT NOT NULL,
     outcome TEXT NOT NULL, key TEXT NOT NULL, ms REAL NOT NULL, body BLOB NOT NULL,
@@ -90,6 +93,12 @@ CREATE TABLE revisions (
     key TEXT NOT NULL, at REAL NOT NULL, revision INTEGER NOT NULL, value BLOB,
     PRIMARY KEY (key, at, revision)) WITHOUT ROWID;
 """
+_SECOND: Final = f"""
+PRAGMA user_version = {_VERSION};
+CREATE TABLE IF NOT EXISTS deployments (
+    at INTEGER NOT NULL, name TEXT NOT NULL, data BLOB NOT NULL, PRIMARY KEY (at, name)) WITHOUT ROWID;
+"""
+"""The step from version 1, which had no sums of deployments."""
 KNOWN_STEPS: Final = (
     "SELECT at FROM series WHERE kind = 'fleet' AND chunk = 0 AND tier = ? AND at >= ? AND at < ?"
     " UNION SELECT at FROM sums WHERE tier = ? AND at >= ? AND at < ? ORDER BY 1"
@@ -126,6 +135,8 @@ class Restored:
     """Begin and seconds of a step, and the sums of all models in it."""
     steps: list[tuple[int, int]] = field(default_factory=list)
     """Begin and seconds of every step in which a recorder ran."""
+    deployments: list[tuple[int, str, RequestSums]] = field(default_factory=list)
+    """Begin of a step of five minutes, deployment, and the sums of its requests."""
     cursors: dict[str, str] = field(default_factory=dict)
     revisions: dict[str, int] = field(default_factory=dict)
     """The last revision of every key that was not deleted."""
@@ -171,6 +182,8 @@ class HistoryFile:
         db.execute(f"PRAGMA journal_size_limit = {8 << 20}")
         if version == 0:
             db.executescript(f"BEGIN; {_SCHEMA} COMMIT;")
+        if version == 1:
+            db.executescript(f"BEGIN; {_SECOND} COMMIT;")
         for kind, name, slot in db.execute("SELECT kind, name, slot FROM subjects"):
             self._slots[kind, name] = slot
 
@@ -256,6 +269,7 @@ class HistoryFile:
 
     def _write_requests(self, requests: Iterable[EndedRequest]) -> None:
         added: dict[tuple[int, int, str], RequestSums] = {}
+        budgets: dict[tuple[int, str], RequestSums] = {}
         for one in requests:
             end_s, model = end_of(one), model_of(one)
             row = (
@@ -272,12 +286,21 @@ class HistoryFile:
                 for tier_s in (FINE_S, COARSE_S):
                     step = (tier_s, int(end_s) // tier_s * tier_s, model)
                     added.setdefault(step, RequestSums()).count(one)
+                if one.deployment:
+                    place = (int(end_s) // BUDGET_STEP_S * BUDGET_STEP_S, one.deployment)
+                    budgets.setdefault(place, RequestSums()).count(one)
         for (tier_s, at_s, model), sums in added.items():
             sql = "SELECT data FROM sums WHERE tier = ? AND at = ? AND model = ?"
             if (before := self._db.execute(sql, (tier_s, at_s, model)).fetchone()) is not None:
                 sums.add(RequestSums.unpack(before[0]))
             packed = (tier_s, at_s, model, sums.pack())
             self._db.execute("INSERT OR REPLACE INTO sums VALUES (?, ?, ?, ?)", packed)
+        for (at_s, name), sums in budgets.items():
+            sql = "SELECT data FROM deployments WHERE at = ? AND name = ?"
+            if (before := self._db.execute(sql, (at_s, name)).fetchone()) is not None:
+                sums.add(RequestSums.unpack(before[0]))
+            stored = (at_s, name, sums.pack())
+            self._db.execute("INSERT OR REPLACE INTO deployments VALUES (?, ?, ?)", stored)
 
     def prune(self, now_s: float, *, by_age: bool) -> None:
         """Remove what is older than is kept, and the oldest hours beyond the limit of the size. Raises HistoryError.
@@ -321,6 +344,7 @@ class HistoryFile:
             surplus = self._db.execute(sql, (_MOST_REQUESTS,)).fetchone()
             if surplus is not None:
                 self._db.execute("DELETE FROM requests WHERE at <= ?", surplus)
+            self._db.execute("DELETE FROM deployments WHERE at < ?", (cut_s,))
             self._db.execute("DELETE FROM cursors WHERE at < ?", (cut_s,))
             self._remove_revisions(cut_s)
             self._db.execute("DELETE FROM subjects WHERE seen_s < ?", (cut_s,))
@@ -341,7 +365,7 @@ class HistoryFile:
 
     def _remove_future(self, cut_s: float) -> None:
         with _errors(), self._transaction():
-            for table in ("series", "sums", "requests", "revisions"):
+            for table in ("series", "sums", "deployments", "requests", "revisions"):
                 self._db.execute(f"DELETE FROM {table} WHERE at > ?", (cut_s,))  # noqa: S608 - our own names
 
     def restore(self, now_s: float) -> Restored:
@@ -373,6 +397,12 @@ class HistoryFile:
                 macs=macs,
                 sums=[(at_s, tier_s, one) for (at_s, tier_s), one in sums.items()],
                 steps=steps,
+                deployments=[
+                    (at_s, name, RequestSums.unpack(data))
+                    for at_s, name, data in db.execute(
+                        "SELECT at, name, data FROM deployments WHERE at >= ?", (begin_s,)
+                    )
+                ],
                 cursors=dict(db.execute("SELECT gateway, cursor FROM cursors")),
                 revisions=dict(db.execute(sql)),
             )

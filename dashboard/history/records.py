@@ -49,12 +49,40 @@ WHOLE_S: Final = (
     *(0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 20.48, 40.96, 81.92),
     *(163.84, 327.68, 655.36),
 )
+# Tokens a second of one stream.
+SPEED: Final = (
+    *(
+        1.0,
+        2.0,
+        3.0,
+        5.0,
+        7.0,
+        10.0,
+        12.5,
+        15.0,
+        17.5,
+        20.0,
+        25.0,
+        30.0,
+        35.0,
+        40.0,
+        50.0,
+        60.0,
+        70.0,
+        80.0,
+    ),
+    *(100.0, 125.0, 150.0, 200.0, 300.0, 500.0, 1000.0, 2000.0, 5000.0),
+)
+BUDGET_STEP_S: Final = 300
+"""Seconds of a step of the sums of deployments, by which objectives are judged."""
 _TOTALS: Final = 8
 _REQUESTS, _ERRORS, _WHOLE, _STREAMS, _FIRST, _PROMPT, _OUTPUT, _QUEUED = range(_TOTALS)
 _HISTOGRAMS: Final = (
     ("first_token", FIRST_TOKEN_S),
     ("latency", WHOLE_S),
     ("queue", FIRST_TOKEN_S),
+    # The order is that of the file: histograms are added at the end.
+    ("speed", SPEED),
 )
 _STARTS: Final = {
     name: _TOTALS + sum(len(one) + 1 for _, one in _HISTOGRAMS[:number])
@@ -62,6 +90,7 @@ _STARTS: Final = {
 }
 _WIDTH: Final = _TOTALS + sum(len(bounds) + 1 for _, bounds in _HISTOGRAMS)
 _BOUNDS: Final = dict(_HISTOGRAMS)
+_TIMES: Final = ("first_token", "latency", "queue")
 
 QUANTILES: Final = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
 
@@ -89,11 +118,13 @@ class RequestSums:
             numbers[_STREAMS] += 1
             numbers[_FIRST] += one.first_s
             self._observe("first_token", one.first_s)
+            if one.output_tokens > 1 and one.whole_s > one.first_s:
+                self._observe("speed", (one.output_tokens - 1) / (one.whole_s - one.first_s))
         self._observe("latency", one.whole_s)
         self._observe("queue", one.queued_s)
 
-    def _observe(self, histogram: str, seconds: float) -> None:
-        place = bisect_left(_BOUNDS[histogram], seconds)
+    def _observe(self, histogram: str, value: float) -> None:
+        place = bisect_left(_BOUNDS[histogram], value)
         self.numbers[_STARTS[histogram] + place] += 1
 
     def add(self, other: "RequestSums") -> None:
@@ -121,6 +152,23 @@ class RequestSums:
                 return low + (bounds[place] - low) * (rank - below) / count
             below += count
         return bounds[-1]
+
+    def observations(self, histogram: str) -> float:
+        """Return the number of values in a histogram."""
+        start = _STARTS[histogram]
+        return sum(self.numbers[start : start + len(_BOUNDS[histogram]) + 1])
+
+    def share_above(self, histogram: str, value: float) -> float:
+        """Return the share of values above one, interpolated within its bucket; 0 without values."""
+        bounds, start = _BOUNDS[histogram], _STARTS[histogram]
+        counts = self.numbers[start : start + len(bounds) + 1]
+        total = sum(counts)
+        place = bisect_left(bounds, value)
+        if not total or place == len(bounds):
+            return counts[-1] / total if total else 0.0
+        low = bounds[place - 1] if place else 0.0
+        part = counts[place] * (bounds[place] - value) / (bounds[place] - low)
+        return (sum(counts[place + 1 :]) + part) / total
 
     def pack(self) -> bytes:
         """Return the row for the file."""
@@ -161,7 +209,7 @@ _RATES: Final = {
 }
 REQUEST_METRICS: Final = (
     *(*_RATES, "error_ratio"),
-    *(f"{name}_{one}" for name in _BOUNDS for one in ("mean", *QUANTILES)),
+    *(f"{name}_{one}" for name in _TIMES for one in ("mean", *QUANTILES)),
 )
 """Figures of requests, of a model or of the fleet; times are in milliseconds."""
 

@@ -5,7 +5,7 @@ from typing import Final
 from schemas.reasons.reason import ReasonSection, normal, problem
 
 SECTION: Final = ReasonSection(
-    title="ModelDeployment: Available, Placed, Progressing, Scaling, Preempted",
+    title="ModelDeployment: Available, Placed, Progressing, Scaling, Preempted, ObjectivesMet",
     shown_by="fleetctl describe md NAME",
     reasons=(
         problem(
@@ -23,6 +23,13 @@ SECTION: Final = ReasonSection(
             "A replica has a node, but does not serve. The message names it.",
             "Look up its reason under Replica, then read `fleetctl logs REPLICA --previous`.",
         ),
+        problem(
+            "ObjectiveMissed",
+            "More requests than `spec.objectives` allows were too slow or failed. The message has the figures.",
+            "Add replicas, lower `spec.concurrency`, or correct the objective. `fleetctl top models` shows the load.",
+        ),
+        normal("ObjectivesMet", "What `spec.objectives` promises was kept over an hour and a day."),
+        normal("TooFewRequests", "Too few requests ended within a day to judge `spec.objectives`."),
         problem(
             "Stalled",
             "The rollout made no progress for `spec.rollout.progressDeadline`.",

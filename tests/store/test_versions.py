@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from schemas import kinds
 from schemas.blob_share import FetchClaim, ModelOffer
+from schemas.change import ChangeRecord
 from schemas.fabrictest import FabricRank
 from schemas.meta import ApiModel, ObjectMeta
 from schemas.model_snapshot import ModelSnapshot, PreloadAssignment
@@ -87,7 +88,7 @@ def written(model: ApiModel, version: int | None) -> bytes:
 def test_a_document_begins_with_its_version() -> None:
     assert codec.encode(NOW, THING).startswith(b'{"storedVersion":3,"metadata":')
     assert codec.encode(NOW).startswith(b'{"storedVersion":1,"metadata":')
-    assert codec.encode_spec(deployment()).startswith(b'{"storedVersion":4,"apiVersion":')
+    assert codec.encode_spec(deployment()).startswith(b'{"storedVersion":5,"apiVersion":')
     assert versions.stamp_version(b"{}", 2) == b'{"storedVersion":2}'
 
 
@@ -244,7 +245,7 @@ def stored() -> dict[str, type[ApiModel]]:
         ModelOffer,
         FetchClaim,
     ]
-    found += [PreloadAssignment, DashboardLease]
+    found += [PreloadAssignment, DashboardLease, ChangeRecord]
     for kind in kinds.KINDS:
         status = codec.status_type(kind.type)
         found += [kind.type] if status is None else [kind.type, status]
@@ -294,7 +295,7 @@ SHAPES: dict[str, tuple[int, str]] = {
     "JoinDecision": (1, "8242e0d1c4ab"),
     "JoinTokenRecord": (1, "76a13dc09e81"),
     "RankStatus": (2, "13694bcb84dc"),
-    "ModelDeployment": (4, "0a6f92745d6e"),
+    "ModelDeployment": (5, "bb8b2a028c2f"),
     "ModelDeploymentStatus": (1, "e81b589cc3ad"),
     "NodePool": (2, "de4a600939f6"),
     "NodePoolStatus": (1, "b6d47a333cc2"),
@@ -313,6 +314,7 @@ SHAPES: dict[str, tuple[int, str]] = {
     "RevokedCertificate": (1, "54302417331b"),
     "CertificateRequest": (1, "32d47f51c1bf"),
     "RefusedRequest": (1, "218dbcff76d3"),
+    "ChangeRecord": (1, "38df2c0db116"),
 }
 
 

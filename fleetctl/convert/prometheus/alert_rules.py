@@ -83,11 +83,12 @@ ALERTS: Final = (
         "The rollout of {{ $labels.name }} has stopped.",
     ),
     Alert(
-        "FleetFirstTokenSlow",
-        "histogram_quantile(0.95, sum by (model, le) (rate(fleet_gateway_time_to_first_token_seconds_bucket[10m]))) > 10",
-        "10m",
-        "warning",
-        "One of twenty streams of {{ $labels.model }} waits more than 10 s for its first token.",
+        "FleetObjectiveMissed",
+        'max by (deployment, objective) (fleet_objective_burn_rate{window="1h"}) > 6'
+        ' and max by (deployment, objective) (fleet_objective_burn_rate{window="24h"}) > 1',
+        "5m",
+        "critical",
+        "{{ $labels.deployment }} uses the error budget of {{ $labels.objective }} more than six times too fast.",
     ),
     Alert(
         "FleetErrorRate",
