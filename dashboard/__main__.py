@@ -11,7 +11,6 @@ import click
 from dashboard.history.database import HistoryLimits
 from dashboard.server import Dashboard, DashboardSettings
 from dashboard.sessions import session_secret
-from gateway.auth.access_control import requires_keys
 from identity.credentials import Credentials
 from identity.dialer import Dialer
 from identity.flags import etcd_files, identity_folder, identity_option, read_identity
@@ -53,11 +52,17 @@ _LEAST_BYTES: Final = 16 << 20
 )
 @click.option(
     "--auth",
-    type=click.Choice(["auto", "on", "off"]),
-    default="auto",
+    type=click.Choice(["on", "off"]),
+    default="on",
     envvar="FLEET_DASHBOARD_AUTH",
     show_default=True,
-    help="Require API keys with the role viewer (`fleetctl create apikey`). auto: unless it listens on loopback.",
+    help="Require a login: an API key (`fleetctl create apikey`) or a link of `fleetctl dashboard`.",
+)
+@click.option(
+    "--allow-writes",
+    is_flag=True,
+    envvar="FLEET_DASHBOARD_ALLOW_WRITES",
+    help="Let operators and admins change the fleet from the page. The store's user must have the right, too.",
 )
 @click.option(
     "--allowed-host",
@@ -143,10 +148,11 @@ def _settings(
         secret = session_secret(state_dir)
     except (OSError, OpenSecretError) as error:
         raise click.UsageError(f"--state-dir: {error}") from error
-    host = options["host"]
+    _check_host(options["host"])
     return DashboardSettings(
-        address=(host, options["port"]),
-        asks_for_keys=requires_keys(options["auth"], _resolve(host)),
+        address=(options["host"], options["port"]),
+        asks_for_keys=options["auth"] == "on",
+        can_write=options["allow_writes"],
         hosts=options["allowed_host"],
         session_secret=secret,
         state_dir=state_dir,
@@ -181,11 +187,10 @@ def _trust(authorities: Path | None) -> Trust:
         raise click.UsageError(f"--gateway-ca: {error}") from error
 
 
-def _resolve(host: str) -> str:
-    """Return the address that a host stands for, on which `--auth auto` depends."""
+def _check_host(host: str) -> None:
+    """Raise click.UsageError if the host is no address of this machine."""
     try:
-        with listen(host, 0) as probe:
-            return str(probe.getsockname()[0])
+        listen(host, 0).close()
     except OSError as error:
         raise click.UsageError(
             f"--host {host}: {error.strerror or error}; expected an address of this machine"

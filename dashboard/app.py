@@ -52,13 +52,15 @@ class AppContext:
     sessions: Sessions
     tickets: TicketChecker
     """Checks login links."""
-    hosts: Collection[str] | None
-    """Names by which clients may address the process; None: any."""
+    hosts: Collection[str]
+    """Names by which clients may address the process."""
     dialer: Dialer
     """To gateways, for the page's chat."""
     history: HistoryWriter | None
     """None without a folder for it."""
     objectives: ObjectiveMonitor
+    can_write: bool
+    """True if routes may change the fleet."""
 
 
 def make_app(context: AppContext) -> FastAPI:
@@ -85,13 +87,19 @@ def make_app(context: AppContext) -> FastAPI:
     ChangeRoutes(context.transport, clock).add_to(router)
     SeedRoutes(context.views, clock).add_to(router)
     EventSocket(context.views).add_to(router)
-    make_login(context.access, context.sessions, context.tickets, clock).add_to(router)
-    make_chat(context.model.caches, context.dialer).add_to(router)
+    login = make_login(
+        context.access, context.sessions, context.tickets, clock, can_write=context.can_write
+    )
+    login.add_to(router)
+    make_chat(context.model.caches, context.dialer, context.sessions).add_to(router)
     PageRoutes().add_to(router)
     app.include_router(router)
     app.mount("/static", StaticFiles(directory=STATIC), name="static")
     app.add_middleware(
-        DashboardAuth, access=context.access, sessions=context.sessions, hosts=context.hosts
+        DashboardAuth,
+        access=context.access,
+        sessions=context.sessions,
+        hosts=context.hosts,
     )
     app.add_exception_handler(HTTPException, on_http_error)
     app.add_exception_handler(RefusedError, on_refused)

@@ -1,9 +1,10 @@
 """Access to the dashboard: API keys and session cookies, roles by route, foreign pages, and headers of every answer.
 
-Closed by default: a path that is in no table needs the role admin. Keys are those of the gateways; `--auth auto` asks
-for them unless only this machine can connect.
+Closed by default: a path that is in no table needs the role admin. Keys are those of the gateways. A login is needed on
+the loopback address, too: every user of the machine and every page of its browsers could use an open port.
 """
 
+import asyncio
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
@@ -26,29 +27,43 @@ from schemas.wire.errors import Refusal, RefusedError
 
 PUBLIC_PATHS: Final = frozenset({"/health/live", "/login", "/logout"})
 """Paths that need no key: they tell nothing of the fleet."""
+LOCAL_PATHS: Final = frozenset({"/health", "/metrics", "/sd/prometheus"})
+"""Paths that clients on this machine read without a key: for Prometheus and health checks."""
 _PUBLIC_PREFIXES: Final = ("/static/",)
-# The document of all screens (api/page.py): it holds no data, and asks for a key itself.
+# The document of all screens (api/page.py): it holds no data, and asks for a login itself.
 _SCREEN: Final = re.compile(
-    r"/(?:(?:macs|models|groups|replicas)(?:/[^/]+)?|requests|events|chat|add)?"
+    r"/(?:(?:macs|models|groups|replicas|git)(?:/[^/]+)?"
+    r"|map|requests|events|chat|add|apply|whatif|logs|changes|keys)?"
 )
 # The longest prefix counts. `GET` includes HEAD.
 _ROLES: Final[Mapping[str, Role]] = MappingProxyType(
     {
         "GET /": "viewer",
-        "POST /": "operator",
+        "GET /api/v1/me": "user",
+        "GET /api/v1/keys": "user",
+        "GET /api/v1/logs": "operator",
+        "GET /chat/": "user",
+        "POST /": "admin",
+        "POST /api/v1/actions/": "operator",
+        "POST /api/v1/apply": "admin",
         "POST /api/v1/check": "viewer",
         "POST /api/v1/explain/": "viewer",
+        "POST /api/v1/requests/": "operator",
         "POST /api/v1/whatif": "viewer",
         "POST /chat/": "user",
-        "GET /chat/": "user",
     }
 )
+CSRF_HEADER: Final = "x-fleet-csrf"
+"""Header that every change needs unless it carries an API key: a foreign page cannot send it without our consent."""
 _SAFE: Final = frozenset({"GET", "HEAD", "OPTIONS"})
 # No inline script, no foreign origin, no frame: what a model or a label says can never run.
 CONTENT_SECURITY_POLICY: Final = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
-    "font-src 'self'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'"
+    "font-src 'self'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'; "
+    "require-trusted-types-for 'script'; trusted-types 'none'"
 )
+# Streams end this soon after their key is deleted or their session is over.
+_RECHECK_S: Final = 1.0
 _HEADERS: Final = (
     ("content-security-policy", CONTENT_SECURITY_POLICY),
     ("x-content-type-options", "nosniff"),
@@ -90,9 +105,9 @@ class DashboardAuth:
         *,
         access: AccessControl,
         sessions: Sessions,
-        hosts: Collection[str] | None,
+        hosts: Collection[str],
     ) -> None:
-        """`hosts`: the names by which clients address this process; None: any, since every request needs a key."""
+        """`hosts`: the names by which clients address this process."""
         self._app = app
         self._access = access
         self._sessions = sessions
@@ -113,11 +128,29 @@ class DashboardAuth:
             await send(message)
 
         try:
-            scope.setdefault("state", {})["visitor"] = self.admit(scope)
+            visitor = scope.setdefault("state", {})["visitor"] = self.admit(scope)
         except RefusedError as error:
             await refusal_response(error.refusal)(scope, receive, send_with_headers)
             return
-        await self._app(scope, receive, send_with_headers)
+        if visitor is None or not self._access.is_on:
+            await self._app(scope, receive, send_with_headers)
+            return
+        await self._answer_while_admitted(scope, receive, send_with_headers)
+
+    async def _answer_while_admitted(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request; end a stream when the key or the session of its client ends."""
+
+        async def answer_request() -> None:
+            await self._app(scope, receive, send)
+
+        async with asyncio.TaskGroup() as group:
+            answer = group.create_task(answer_request())
+            while not (await asyncio.wait({answer}, timeout=_RECHECK_S))[0]:
+                try:
+                    self.admit(scope)
+                except RefusedError:
+                    answer.cancel()
+                    return
 
     def admit(self, scope: Scope) -> Visitor | None:
         """Return the visitor of a request, None on a public path.
@@ -128,35 +161,28 @@ class DashboardAuth:
         """
         headers = dict(scope["headers"])
         method, path = scope.get("method", "GET"), scope["path"]
-        host = headers.get(b"host", b"").decode("latin-1")
-        if self._hosts is not None and host and not host_header.is_known(host, self._hosts):
-            raise RefusedError(errors.wrong_host(host))
-        # Browsers let a page of any origin open a WebSocket, with cookies.
-        self._check_origin(
-            "POST" if scope["type"] == "websocket" else method, host, headers.get(b"origin")
-        )
+        host = _text(headers, b"host")
+        if not host_header.is_known(host, self._hosts):
+            raise _unknown_host(host)
+        if scope["type"] == "websocket" or method not in _SAFE:
+            _check_page(headers, host, is_socket=scope["type"] == "websocket")
         if is_public(method, path):
             return None
+        if method in _SAFE and path in LOCAL_PATHS and is_local(scope):
+            return Visitor(name="", role="viewer")
         visitor = self._identify(scope, headers)
         needed = needed_role(method, path)
         if not role_includes(visitor.role, needed):
             if not visitor.name:
-                raise errors.key_required(needed)
+                raise _login_required(needed)
             raise errors.role_required(visitor.name, visitor.role, needed)
         return visitor
-
-    def _check_origin(self, method: str, host: str, origin: bytes | None) -> None:
-        """Refuse requests that a page of another origin sends: browsers add cookies to those, too."""
-        if origin is None or method in _SAFE:
-            return
-        if urlsplit(origin.decode("latin-1")).netloc.lower() != host.lower():
-            raise RefusedError(errors.wrong_origin(origin.decode("latin-1")))
 
     def _identify(self, scope: Scope, headers: Mapping[bytes, bytes]) -> Visitor:
         if not self._access.is_on:
             # As at a gateway without keys: other machines may read, and no more.
             return Visitor(name="", role="admin" if is_local(scope) else "viewer")
-        session = self._sessions.find(_cookie(headers.get(b"cookie", b"")))
+        session = self._sessions.find(read_cookie(headers.get(b"cookie", b""), scope))
         if session is not None:
             return Visitor(name=session.name, role=session.role)
         principal = self._access.identify(scope["headers"])
@@ -164,10 +190,63 @@ class DashboardAuth:
         return Visitor(name=principal.name, role=principal.role)
 
 
-def _cookie(header: bytes) -> str:
+def _check_page(headers: Mapping[bytes, bytes], host: str, *, is_socket: bool) -> None:
+    """Refuse what a page of another origin sends: browsers add cookies to that, too. Raises RefusedError."""
+    origin = _text(headers, b"origin")
+    if origin and urlsplit(origin).netloc.lower() != host.lower():
+        raise _foreign_page(f"a page from {origin[:200]}")
+    # Only browsers send it, and no page can change it. `none` is a person who typed the address.
+    site = _text(headers, b"sec-fetch-site")
+    if site not in ("", "same-origin", "none"):
+        raise _foreign_page(f"a {site[:40]} page")
+    if is_socket or b"authorization" in headers:
+        return
+    if not _text(headers, CSRF_HEADER.encode()):
+        message = f"A change needs the header {CSRF_HEADER}: 1, or an API key in the header authorization."
+        raise _refused(403, message, "csrf_header_required")
+    has_body = _text(headers, b"content-length") not in ("", "0")
+    if has_body and not _text(headers, b"content-type").startswith("application/json"):
+        raise _refused(415, "Send the body as content-type: application/json.", "json_required")
+
+
+def _text(headers: Mapping[bytes, bytes], name: bytes) -> str:
+    return headers.get(name, b"").decode("latin-1")
+
+
+def _refused(status: int, message: str, code: str) -> RefusedError:
+    return RefusedError(Refusal(status=status, message=message, code=code))
+
+
+def _unknown_host(host: str) -> RefusedError:
+    message = (
+        f"This dashboard does not answer to the name '{host[:200]}': a foreign page could use it by having its own name "
+        "point here. Use http://localhost or an address of this machine, or start fleet-dashboard with --allowed-host."
+    )
+    return _refused(421, message, "host_not_allowed")
+
+
+def _foreign_page(what: str) -> RefusedError:
+    return _refused(403, f"Requests of {what} are refused.", "origin_not_allowed")
+
+
+def _login_required(needed: Role) -> RefusedError:
+    message = f"This needs the role {needed}. Without keys (--auth off) only clients on the dashboard's own machine have it."
+    return _refused(403, message, "role_required")
+
+
+def cookie_name(scope: Scope) -> str:
+    """Return the name of our cookie: browsers do not tell the ports of a host apart, so it has the port.
+
+    Under https it begins with `__Host-`, so that no other host and no plain HTTP can set it.
+    """
+    name = f"{COOKIE}-{scope['server'][1]}"
+    return f"__Host-{name}" if scope["scheme"] in ("https", "wss") else name
+
+
+def read_cookie(header: bytes, scope: Scope) -> str:
     """Return our cookie of a `Cookie` header; empty if there is none."""
     try:
-        found = SimpleCookie(header[:8192].decode("latin-1")).get(COOKIE)
+        found = SimpleCookie(header[:8192].decode("latin-1")).get(cookie_name(scope))
     except CookieError:
         return ""
     return "" if found is None else found.value

@@ -43,6 +43,8 @@ class DashboardSettings:
     address: tuple[str, int]
     """Host and port to listen on; port 0 for any."""
     asks_for_keys: bool
+    can_write: bool = False
+    """True if the page may change the fleet."""
     hosts: tuple[str, ...] = ()
     """Further names by which clients address the process."""
     session_secret: bytes
@@ -72,9 +74,7 @@ class Dashboard:
             self._keys = KeyCache(transport, clock, keyring, self._gateways)
         access = AccessControl(keyring, clock, is_on=settings.asks_for_keys)
         sessions = Sessions(settings.session_secret, clock, self._known_keys)
-        hosts = None
-        if not settings.asks_for_keys or settings.hosts:
-            hosts = host_header.machine_names(settings.address[0], *settings.hosts)
+        hosts = host_header.machine_names(settings.address[0], *settings.hosts)
         self.traffic = Traffic(clock.now().timestamp())
         self.views = SeedViews(self.model, self.traffic, clock, clock.now())
         self.history: HistoryWriter | None = None
@@ -101,9 +101,11 @@ class Dashboard:
             dialer=settings.dialer,
             history=self.history,
             objectives=self.objectives,
+            can_write=settings.can_write,
         )
+        self.app = make_app(context)
         self.server = AdminServer(
-            make_app(context),
+            self.app,
             clock,
             settings.address,
             lambda: None,

@@ -1,13 +1,15 @@
 """Sessions of browsers: a signed cookie in place of an API key, which pages cannot send with every request.
 
 A cookie names the key and carries a fingerprint of it. It ends with the key: when that is deleted, rotated away or
-expired, or after twelve hours. The cookie of a login link names a user in place of a key. Nothing is stored, so sessions survive a restart as long as the signing key does.
+expired, or after twelve hours. The cookie of a login link names a user in place of a key. Nothing is stored on disk, so
+sessions survive a restart as long as the signing key does.
 """
 
 import hashlib
 import hmac
 import re
 import secrets
+from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
@@ -26,8 +28,7 @@ _COOKIE_FORM: Final = re.compile(
 )
 _SECRET_FILE: Final = "session.key"  # noqa: S105 - a name
 _SECRET_BYTES: Final = 32
-
-
+_MOST_SECRETS: Final = 1000
 _LINK: Final = "link:"
 """Begins the name in a cookie that a login link was exchanged for; no key has such a name."""
 _NO_NAME: Final = re.compile(r"[^a-z0-9.-]+")
@@ -52,6 +53,24 @@ class Sessions:
         self._secret = secret
         self._clock = clock
         self._keys = keys
+        self._secrets: OrderedDict[str, str] = OrderedDict()
+
+    def keep_secret(self, cookie: str, secret: str) -> None:
+        """Keep the API key that a session began with, in memory alone, for its chats."""
+        self._secrets[_digest(cookie)] = secret
+        while len(self._secrets) > _MOST_SECRETS:
+            self._secrets.popitem(last=False)
+
+    def secret_of(self, cookie: str) -> str:
+        """Return the API key of a session; empty if it is over, or began by a link or before a restart."""
+        digest = _digest(cookie)
+        if digest in self._secrets and self.find(cookie) is None:
+            del self._secrets[digest]
+        return self._secrets.get(digest, "")
+
+    def end(self, cookie: str) -> None:
+        """Forget the API key of a session."""
+        self._secrets.pop(_digest(cookie), None)
 
     def make(self, name: str) -> str | None:
         """Return a cookie for a key, by its name; None if the key is unknown."""
@@ -101,6 +120,10 @@ class Sessions:
 
     def _sign(self, text: str) -> str:
         return hmac.new(self._secret, b"cookie " + text.encode(), hashlib.sha256).hexdigest()
+
+
+def _digest(cookie: str) -> str:
+    return hashlib.sha256(cookie.encode("latin-1", "replace")).hexdigest()
 
 
 def session_secret(folder: Path | None) -> bytes:

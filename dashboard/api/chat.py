@@ -1,7 +1,7 @@
 """Chat of the page: passes requests on to a gateway of the fleet, and its answers back as they arrive.
 
-A browser may not ask a gateway itself: the page's policy allows no other origin. The API key is the client's own; the
-gateway checks it, charges it and limits it.
+A browser may not ask a gateway itself: the page's policy allows no other origin. The API key is the client's own, or the
+one that its session began with; the gateway checks it, charges it and limits it.
 """
 
 import asyncio
@@ -14,6 +14,8 @@ import aiohttp
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import StreamingResponse
 
+from dashboard.auth import read_cookie
+from dashboard.sessions import Sessions
 from identity.dialer import Dialer, UntrustedAddressError
 from insight.fleet_caches import FleetCaches
 from machinery.request_body import BodyReader, RequestRefusedError
@@ -41,6 +43,7 @@ class ChatRoutes:
 
     caches: FleetCaches
     dialer: Dialer
+    sessions: Sessions
     bodies: BodyReader
     chats: int = 0
     """Answers that are passed on now."""
@@ -70,7 +73,7 @@ class ChatRoutes:
         failed: list[str] = []
         for id_, lease in self._gateways():
             try:
-                return await self._send(id_, lease, (method, path), request.headers, body)
+                return await self._send(id_, lease, (method, path), self._headers(request), body)
             except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
                 failed.append(f"gateway/{id_} at {lease.url}: {error}")
             except UntrustedAddressError as error:
@@ -81,6 +84,16 @@ class ChatRoutes:
         raise RefusedError(
             Refusal(status=502, message=message, type="server_error", code="no_gateway")
         )
+
+    def _headers(self, request: Request) -> dict[str, str]:
+        """Return the headers for a gateway: the client's key, or else the one that its session began with."""
+        given = request.headers
+        own = {name: given[name] for name in ("authorization", "content-type") if name in given}
+        cookie = read_cookie(given.get("cookie", "").encode("latin-1"), request.scope)
+        secret = self.sessions.secret_of(cookie)
+        if secret and "authorization" not in own:
+            own["authorization"] = f"Bearer {secret}"
+        return own
 
     def _gateways(self) -> list[tuple[str, GatewayLease]]:
         prefix = keys.GATEWAY_LEASE_PREFIX
@@ -100,13 +113,12 @@ class ChatRoutes:
         dial = self.dialer.gateway(id_, lease)
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_S, sock_read=_SILENCE_S)
         session = aiohttp.ClientSession(timeout=timeout, auto_decompress=False)
-        own = {name: headers[name] for name in ("authorization", "content-type") if name in headers}
         try:
             answer = await session.request(
                 wanted[0],
                 f"{lease.url}{wanted[1]}",
                 data=body or None,
-                headers=own,
+                headers=headers,
                 allow_redirects=False,
                 ssl=dial.ssl,
                 server_hostname=dial.server_hostname,
@@ -137,8 +149,7 @@ class ChatRoutes:
             await session.close()
 
 
-def make_chat(caches: FleetCaches, dialer: Dialer) -> ChatRoutes:
+def make_chat(caches: FleetCaches, dialer: Dialer, sessions: Sessions) -> ChatRoutes:
     """Return the routes; a body has 8 MiB and 30 seconds."""
-    return ChatRoutes(
-        caches, dialer, BodyReader(limit_bytes=_MAX_BODY, limit_s=_BODY_S, at_once=16)
-    )
+    bodies = BodyReader(limit_bytes=_MAX_BODY, limit_s=_BODY_S, at_once=16)
+    return ChatRoutes(caches, dialer, sessions, bodies)

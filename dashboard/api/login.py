@@ -4,13 +4,13 @@ import logging
 import re
 from dataclasses import dataclass
 from typing import Final
-from urllib.parse import parse_qs
 
 import orjson
 from fastapi import APIRouter, Request, Response
 
 from dashboard.api.routes import json_response
-from dashboard.sessions import COOKIE, LIFE_S, Sessions
+from dashboard.auth import Visitor, cookie_name, read_cookie
+from dashboard.sessions import LIFE_S, Sessions
 from gateway.auth.access_control import AccessControl
 from machinery.clock import Clock
 from machinery.rate_limit import SourceRateLimit
@@ -36,32 +36,37 @@ class LoginRoutes:
     bodies: BodyReader
     tickets: TicketChecker
     limit: SourceRateLimit
+    can_write: bool
 
     def add_to(self, router: APIRouter) -> None:
         """Register the routes."""
         router.add_api_route("/login", self.login, methods=["POST"])
         router.add_api_route("/logout", self.logout, methods=["POST"])
+        router.add_api_route("/api/v1/me", self.me, methods=["GET"])
 
     async def login(self, request: Request) -> Response:
         """Check the API key or the ticket in the body, and set the session's cookie."""
         if not self.access.is_on:
-            return json_response({"name": "", "role": "admin", "needsKey": False})
+            return json_response({"name": "", "role": "admin"})
         self._count(request)
         try:
             body = await self.bodies.read(request)
         except RequestRefusedError as error:
             raise RefusedError(Refusal(status=error.status, message=str(error))) from error
-        fields = _fields(body, request.headers.get("content-type", ""))
+        fields = _fields(body)
         cookie, name, role = (
             await self._by_ticket(fields["ticket"])
             if "ticket" in fields
             else self._by_key(fields.get("key", ""))
         )
-        response = json_response({"name": name, "role": role, "needsKey": True})
+        if "key" in fields:
+            self.sessions.keep_secret(cookie, fields["key"].strip())
+        response = json_response({"name": name, "role": role})
         response.set_cookie(
-            COOKIE,
+            cookie_name(request.scope),
             cookie,
             max_age=LIFE_S,
+            path="/",
             httponly=True,
             samesite="strict",
             secure=request.url.scheme == "https",
@@ -103,18 +108,36 @@ class LoginRoutes:
         log.info("login by link", extra={"user": session.name})
         return cookie, session.name, session.role
 
-    async def logout(self) -> Response:
+    async def logout(self, request: Request) -> Response:
         """Remove the session's cookie."""
+        self.sessions.end(_cookie_of(request))
         response = json_response({"name": "", "role": None})
-        response.delete_cookie(COOKIE, httponly=True, samesite="strict")
+        secure = request.url.scheme == "https"
+        response.delete_cookie(
+            cookie_name(request.scope), httponly=True, samesite="strict", secure=secure
+        )
         return response
 
+    async def me(self, request: Request) -> Response:
+        """Tell the client its name and role, and whether this process may change the fleet."""
+        visitor: Visitor = request.state.visitor
+        return json_response(
+            {
+                "name": visitor.name,
+                "role": visitor.role,
+                "needsLogin": self.access.is_on,
+                "hasChatKey": bool(self.sessions.secret_of(_cookie_of(request))),
+                "canWrite": self.can_write,
+            }
+        )
 
-def _fields(body: bytes, content_type: str) -> dict[str, str]:
+
+def _cookie_of(request: Request) -> str:
+    return read_cookie(request.headers.get("cookie", "").encode("latin-1"), request.scope)
+
+
+def _fields(body: bytes) -> dict[str, str]:
     """Return the texts in a login's body."""
-    if content_type.startswith("application/x-www-form-urlencoded"):
-        found = parse_qs(body.decode("latin-1"), max_num_fields=4)
-        return {name: values[0] for name, values in found.items()}
     try:
         parsed = orjson.loads(body)
     except orjson.JSONDecodeError:
@@ -125,7 +148,12 @@ def _fields(body: bytes, content_type: str) -> dict[str, str]:
 
 
 def make_login(
-    access: AccessControl, sessions: Sessions, tickets: TicketChecker, clock: Clock
+    access: AccessControl,
+    sessions: Sessions,
+    tickets: TicketChecker,
+    clock: Clock,
+    *,
+    can_write: bool,
 ) -> LoginRoutes:
     """Return the routes; a body has 4 KiB and ten seconds."""
     return LoginRoutes(
@@ -134,4 +162,5 @@ def make_login(
         BodyReader(limit_bytes=_BODY_LIMIT, limit_s=10.0, at_once=16),
         tickets,
         SourceRateLimit(clock, per_minute=_PER_ADDRESS, total_per_minute=_TOTAL),
+        can_write,
     )

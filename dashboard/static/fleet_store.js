@@ -11,6 +11,7 @@ const SILENT_MS = 25_000; // the server sends a ping every 10 s
 const FIRST_PAUSE_MS = 500;
 const LAST_PAUSE_MS = 10_000;
 const MAX_EVENTS = 500;
+const ROLES = ["user", "viewer", "operator", "admin"];
 
 /** @typedef {Record<string, any>} Row */
 
@@ -20,6 +21,8 @@ export class FleetStore {
     this.views = Object.fromEntries(VIEWS.map((view) => [view, new Map()]));
     /** Counts and the sentence about the fleet's health. @type {Row | null} */
     this.summary = null;
+    /** Name and role of this session, and whether the dashboard may change the fleet. @type {Row} */
+    this.me = { name: "", role: "viewer", canWrite: false };
     /** connecting, live, lost or login. */
     this.state = "connecting";
     /** Why the state is not live; "" if it is. */
@@ -51,6 +54,16 @@ export class FleetStore {
     return this.views[view].get(name);
   }
 
+  /** Whether this session has a role, or a higher one. */
+  may(role) {
+    return ROLES.indexOf(this.me.role) >= ROLES.indexOf(role);
+  }
+
+  /** Whether this session may change the fleet as this role. */
+  mayWrite(role) {
+    return this.me.canWrite && this.may(role);
+  }
+
   /** Begin, and go on for the life of the page. */
   start() {
     document.addEventListener("visibilitychange", () => {
@@ -75,6 +88,7 @@ export class FleetStore {
   }
 
   async _read() {
+    this.me = await getJson("/api/v1/me");
     const answer = await getJson("/api/v1/snapshot");
     this._replace(answer);
     this._id = answer.id;
@@ -215,6 +229,15 @@ export async function getJson(path, init = {}) {
   if (answer.ok) return answer.json();
   throw new RefusedError(answer.status, await refusalText(answer));
 }
+
+/** Send a change and return the JSON of the answer; throws RefusedError with the server's own message. */
+export function postJson(path, body = {}, init = {}) {
+  const headers = { ...CHANGE_HEADERS, ...init.headers };
+  return getJson(path, { ...init, method: "POST", headers, body: JSON.stringify(body) });
+}
+
+/** Headers of every change: a page of another origin cannot send the second. */
+export const CHANGE_HEADERS = { "content-type": "application/json", "x-fleet-csrf": "1" };
 
 /** Return the message of a refusal. */
 export async function refusalText(answer) {

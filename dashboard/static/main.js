@@ -1,7 +1,7 @@
 /** The page: which screen a path shows, the frame around it, the keyboard, and the login. */
 
 import { html, render, useEffect, useReducer, useState } from "./vendor/htm-preact.js";
-import { FleetStore, getJson } from "./fleet_store.js";
+import { FleetStore, postJson } from "./fleet_store.js";
 import { useStore } from "./parts.js";
 import { AddMac } from "./screens/add.js";
 import { Chat } from "./screens/chat.js";
@@ -119,8 +119,7 @@ function Login() {
 }
 
 function logIn(secret) {
-  const headers = { "content-type": "application/json" };
-  return getJson("/login", { method: "POST", headers, body: JSON.stringify(secret) });
+  return postJson("/login", secret);
 }
 
 /** Log in by the link of `fleetctl dashboard`; returns whether the address is one. It works once, and leaves the address. */

@@ -314,7 +314,9 @@ class LocalFleet:
                 self._write_record(is_ready=True)
                 say(f"fleet ready: {settings.gateway_url}/v1")
                 if settings.dashboard_port:
-                    say(f"dashboard: {settings.dashboard_url}")
+                    say(
+                        f"dashboard: {settings.dashboard_url} (`fleetctl dashboard` opens it, logged in)"
+                    )
                 await on_ready()
         except FleetctlError as error:
             self._write_record(is_ready=False, error=str(error))

@@ -64,7 +64,8 @@ def demo(data_dir: Path, port: int, once: bool) -> None:
         asyncio.run(_chat(fleet.gateway_url))
         if not once:
             local_context.enter(folder)
-            _print_next_steps(folder, fleet.gateway_url, settings.dashboard_url)
+            _print_next_steps(folder, fleet.gateway_url)
+            _fleetctl(folder, "dashboard", "--link")
             return
     except BaseException:
         # A fleet that already ran is not stopped because a later step failed.
@@ -278,13 +279,13 @@ async def _texts(lines: aiohttp.StreamReader) -> AsyncIterator[str]:
             yield choice["delta"].get("content") or ""
 
 
-def _print_next_steps(folder: DataDir, url: str, dashboard: str) -> None:
+def _print_next_steps(folder: DataDir, url: str) -> None:
     request = json.dumps({"model": _NAME, "messages": [{"role": "user", "content": "Hello!"}]})
     click.echo(
         f"\nThe fleet keeps running: {url}/v1\n"
-        f"Look at it in a browser: {dashboard}\n\n"
         f"  curl {url}/v1/chat/completions -H 'content-type: application/json' \\\n"
         f"    -d '{request}'\n\n"
         f"  fleetctl get modeldeployments      # in {Path(sys.executable).parent}\n\n"
-        f"Stop it with: fleetctl down --data-dir {shlex.quote(str(folder.path))}"
+        f"Stop it with: fleetctl down --data-dir {shlex.quote(str(folder.path))}\n\n"
+        "Look at it in a browser with `fleetctl dashboard`, or within a minute here, logged in once:"
     )

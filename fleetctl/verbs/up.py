@@ -170,7 +170,9 @@ def up(*, detach: bool, keep_context: bool, **options: Any) -> None:
             click.echo(f"warning: {fleet.warning}", err=True)
         click.echo(f"fleet ready: {fleet.gateway_url}/v1")
         if settings.dashboard_url:
-            click.echo(f"dashboard: {settings.dashboard_url}")
+            click.echo(
+                f"dashboard: {settings.dashboard_url} (`fleetctl dashboard` opens it, logged in)"
+            )
         run(_print_join(settings))
         if not keep_context:
             local_context.enter(settings.data_dir)

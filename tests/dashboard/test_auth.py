@@ -1,9 +1,11 @@
 """Access to a dashboard: keys, roles, session cookies, foreign hosts and pages."""
 
 import asyncio
+import contextlib
 import hashlib
 from pathlib import Path
 
+import aiohttp
 import pytest
 
 from dashboard.auth import needed_role
@@ -45,7 +47,7 @@ def bearer(key: str) -> dict[str, str]:
 async def test_a_dashboard_with_keys_is_closed(memory: MemoryTransport) -> None:
     await memory.commit([], [put_key("eve", "user", "sk-1"), put_key("ann", "viewer", "sk-2")])
     async with running_dashboard(memory, asks_for_keys=True) as running:
-        for path in ("/health", "/api/v1/snapshot", "/api/v1/stream", "/openapi.json", "/x"):
+        for path in ("/queue", "/api/v1/snapshot", "/api/v1/stream", "/openapi.json", "/x"):
             error = (await running.get(path, 401))["error"]
             assert "key" in error["message"], path
         assert await running.get("/health/live") == {"status": "ok"}
@@ -59,18 +61,23 @@ async def test_a_login_makes_a_session_that_ends_with_its_key(memory: MemoryTran
     await memory.commit([], [put_key("ann", "viewer", "sk-2")])
     async with running_dashboard(memory, asks_for_keys=True) as running:
         url = running.url
-        async with running.http.post(f"{url}/login", json={"key": "sk-9"}) as response:
-            assert response.status == 401
-        async with running.http.post(f"{url}/login", data=b"{") as response:
-            assert response.status == 400
-        async with running.http.post(f"{url}/login", json={"key": "sk-2"}) as response:
-            assert await response.json() == {"name": "ann", "role": "viewer", "needsKey": True}
+        await running.post("/login", {"key": "sk-9"}, 401)
+        await running.post("/login", {}, 400)
+        csrf = {"x-fleet-csrf": "1"}
+        async with running.http.post(
+            f"{url}/login", json={"key": "sk-2"}, headers=csrf
+        ) as response:
+            assert await response.json() == {"name": "ann", "role": "viewer"}
             cookie = response.headers["set-cookie"]
         assert "HttpOnly" in cookie
         assert "SameSite=strict" in cookie
         assert "sk-2" not in cookie
+        # Browsers send the cookies of one port to all ports of a host.
+        assert cookie.startswith(f"fleet-session-{url.rpartition(':')[2]}=")
         session = {"cookie": cookie.partition(";")[0]}
         await running.get("/api/v1/snapshot", headers=session)
+        me = await running.get("/api/v1/me", headers=session)
+        assert (me["name"], me["role"], me["hasChatKey"]) == ("ann", "viewer", True)
         forged = {"cookie": session["cookie"].replace("ann", "bob")}
         await running.get("/api/v1/snapshot", 401, headers=forged)
         await memory.commit([], [Delete(key=keys.named(keys.API_KEY_PREFIX, "ann"))])
@@ -84,7 +91,10 @@ async def test_a_login_makes_a_session_that_ends_with_its_key(memory: MemoryTran
 
 async def log_in(running: RunningDashboard, ticket: str) -> tuple[int, str, str]:
     """Return the status, the body and the cookie of a login by link."""
-    async with running.http.post(f"{running.url}/login", json={"ticket": ticket}) as response:
+    headers = {"x-fleet-csrf": "1"}
+    async with running.http.post(
+        f"{running.url}/login", json={"ticket": ticket}, headers=headers
+    ) as response:
         cookie = response.headers.get("set-cookie", "").partition(";")[0]
         return response.status, await response.text(), cookie
 
@@ -122,20 +132,23 @@ async def test_guesses_are_limited(memory: MemoryTransport) -> None:
         assert [status for status, *_ in answers[:15]] == [401] * 15
         assert answers[-1][0] == 429
         assert "Try again in" in answers[-1][1]
-        async with running.http.post(f"{running.url}/login", json={"key": "sk-1"}) as response:
+        async with running.http.post(
+            f"{running.url}/login", json={"key": "sk-1"}, headers={"x-fleet-csrf": "1"}
+        ) as response:
             assert response.status == 429
             assert int(response.headers["retry-after"]) >= 1
 
 
-async def test_foreign_hosts_and_pages_are_refused(memory: MemoryTransport) -> None:
-    async with running_dashboard(memory) as running:
-        await running.get("/api/v1/snapshot", 403, headers={"host": "evil.example"})
-        evil = {"origin": "https://evil.example"}
-        async with running.http.post(f"{running.url}/login", json={}, headers=evil) as response:
-            assert response.status == 403
-        own = {"origin": running.url}
-        async with running.http.post(f"{running.url}/login", json={}, headers=own) as response:
-            assert (await response.json())["needsKey"] is False
+async def test_streams_end_with_the_key_of_their_client(memory: MemoryTransport) -> None:
+    await memory.commit([], [put_key("ann", "viewer", "sk-2")])
+    async with running_dashboard(memory, asks_for_keys=True) as running:
+        session = await running.log_in("sk-2")
+        async with running.http.get(f"{running.url}/api/v1/stream", headers=session) as response:
+            assert b"snapshot" in await response.content.readuntil(b"\n\n")
+            await memory.commit([], [Delete(key=keys.named(keys.API_KEY_PREFIX, "ann"))])
+            with contextlib.suppress(aiohttp.ClientPayloadError):
+                async with asyncio.timeout(20):
+                    await response.content.read()
 
 
 async def test_every_answer_carries_the_policy(memory: MemoryTransport) -> None:
@@ -145,6 +158,7 @@ async def test_every_answer_carries_the_policy(memory: MemoryTransport) -> None:
                 policy = response.headers["content-security-policy"]
                 assert "default-src 'none'" in policy
                 assert "unsafe" not in policy
+                assert "require-trusted-types-for 'script'" in policy
                 assert response.headers["x-content-type-options"] == "nosniff"
         async with running.http.get(f"{running.url}/static/../auth.py") as response:
             assert response.status == 404
@@ -155,8 +169,12 @@ async def test_every_answer_carries_the_policy(memory: MemoryTransport) -> None:
     [
         ("GET", "/api/v1/snapshot", "viewer"),
         ("HEAD", "/", "viewer"),
-        ("POST", "/api/v1/apply", "operator"),
-        ("DELETE", "/api/v1/nodes/a", "operator"),
+        ("GET", "/api/v1/me", "user"),
+        ("GET", "/api/v1/logs", "operator"),
+        ("POST", "/api/v1/apply", "admin"),
+        ("POST", "/api/v1/actions/cordon", "operator"),
+        ("POST", "/api/v1/requests/g1/r1/cancel", "operator"),
+        ("DELETE", "/api/v1/nodes/a", "admin"),
         ("POST", "/api/v1/check", "viewer"),
         ("POST", "/chat/v1/chat/completions", "user"),
         ("PATCH", "/api/v1/nodes/a", "admin"),

@@ -338,7 +338,16 @@ async def test_a_killed_dashboard_comes_back_in_the_same_page(
     async with running_etcd(tmp_path / "etcd") as etcd:
         store = connect(etcd.address)
         await store.commit([], mac("mac-1"))
-        words = ("-m", "dashboard", "--etcd", str(etcd.address), "--port", str(port))
+        words = (
+            "-m",
+            "dashboard",
+            "--etcd",
+            str(etcd.address),
+            "--auth",
+            "off",
+            "--port",
+            str(port),
+        )
 
         async def start() -> asyncio.subprocess.Process:
             process = await asyncio.create_subprocess_exec(sys.executable, *words)

@@ -30,7 +30,8 @@ async def fetch(http: aiohttp.ClientSession, url: str) -> dict[str, object] | No
 
 async def start(*words: str) -> asyncio.subprocess.Process:
     return await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "dashboard", *words), stderr=asyncio.subprocess.PIPE
+        *(sys.executable, "-m", "dashboard", "--auth", "off", *words),
+        stderr=asyncio.subprocess.PIPE,
     )
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import aiohttp
 import orjson
+from fastapi import FastAPI
 
 from dashboard.server import Dashboard, DashboardSettings
 from machinery.clock import SystemClock
@@ -34,12 +35,36 @@ class RunningDashboard:
     def url(self) -> str:
         return self.dashboard.server.url
 
+    @property
+    def app(self) -> FastAPI:
+        """The application, to look at its routes."""
+        return self.dashboard.app
+
     async def get(self, path: str, status: int = 200, **options: Any) -> Any:
         """Return the JSON body of an answer with this status."""
         async with self.http.get(self.url + path, **options) as response:
             text = await response.text()
             assert response.status == status, text
             return orjson.loads(text)
+
+    async def post(self, path: str, body: object, status: int = 200, **options: Any) -> Any:
+        """Send a change as the page does; return the JSON body of an answer with this status."""
+        headers = {"x-fleet-csrf": "1", **options.pop("headers", {})}
+        async with self.http.post(
+            self.url + path, json=body, headers=headers, **options
+        ) as response:
+            text = await response.text()
+            assert response.status == status, text
+            return orjson.loads(text)
+
+    async def log_in(self, key: str) -> dict[str, str]:
+        """Log in with an API key; return the header of the session."""
+        headers = {"x-fleet-csrf": "1"}
+        async with self.http.post(
+            f"{self.url}/login", json={"key": key}, headers=headers
+        ) as response:
+            assert response.status == 200, await response.text()
+            return {"cookie": response.headers["set-cookie"].partition(";")[0]}
 
 
 @asynccontextmanager
@@ -140,7 +165,7 @@ class DashboardProcess:
 async def dashboard_process(etcd: str, folder: Path) -> AsyncIterator[DashboardProcess]:
     """Yield a process with a history in the folder; it is not started yet, and ended after the block."""
     port = free_port()
-    words = ("--etcd", etcd, "--port", str(port), "--state-dir", str(folder))
+    words = ("--etcd", etcd, "--auth", "off", "--port", str(port), "--state-dir", str(folder))
     connector = aiohttp.TCPConnector(force_close=True)
     async with aiohttp.ClientSession(connector=connector) as http:
         found = DashboardProcess(words, http, f"http://127.0.0.1:{port}")

@@ -1,7 +1,7 @@
 /** A conversation with a model through a gateway, with the trace of each answer: Mac, replica, attempts, figures. */
 
 import { html, useEffect, useRef, useState } from "../vendor/htm-preact.js";
-import { getJson, refusalText } from "../fleet_store.js";
+import { CHANGE_HEADERS, getJson, refusalText } from "../fleet_store.js";
 import { copyText } from "../parts.js";
 
 const MAX_TEXT = 200_000;
@@ -135,7 +135,7 @@ async function stream(body, init, change) {
   const answer = await fetch("/chat/v1/chat/completions", {
     ...init,
     method: "POST",
-    headers: { ...init.headers, "content-type": "application/json" },
+    headers: { ...init.headers, ...CHANGE_HEADERS },
     body: JSON.stringify(body),
   });
   if (!answer.ok) throw new Error(await refusalText(answer));
