@@ -208,6 +208,7 @@ def _model(caches: FleetCaches, name: str) -> Row | None:
         "isAutoscaled": spec.spec.autoscaling is not None,
         "contextLength": spec.spec.context_length,
         "concurrency": spec.spec.concurrency,
+        "kvBits": None if spec.spec.kv_cache is None else spec.spec.kv_cache.bits,
         "macs": sorted({rank.node for one in replicas for rank in one.spec.ranks}),
         "replicas": sorted(one.name for one in replicas),
         "isDeleted": spec.metadata.deletion_timestamp is not None,

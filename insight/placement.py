@@ -1,12 +1,13 @@
 """Placement reports: why a deployment's next replica fits on a Mac or not, with need and have. Pure."""
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
 from insight import memory_proof
 from insight.fleet_caches import FleetCaches
+from machinery.text_table import align_columns
 from manifests.trees import Tree
 from reconciler.explain import NodeExplanation
 from reconciler.listers.lister import Lister
@@ -14,6 +15,10 @@ from reconciler.placement.memory_proof import describe_proof
 from reconciler.snapshot import FleetSnapshot
 from schemas import sizes
 from schemas.deployment import ModelDeployment
+
+_NO_PLACE = (
+    "Healthy members of the group, which cannot take the replica as a whole (see the first line):"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,6 +73,60 @@ def need_lines(report: PlacementReport) -> list[str]:
     if best.missing_bytes:
         lines.append(f"{best.node} would fetch {sizes.show(best.missing_bytes)} of the model first")
     return lines
+
+
+def report_text(report: PlacementReport) -> str:
+    """Return the report as `fleetctl explain placement` prints it."""
+    name = report.deployment.name
+    head = f"modeldeployment/{name}: {report.placed} of {report.desired} replicas are placed"
+    proof = need_lines(report)
+    parts = (*node_tables(report.nodes, report.present), *(["", *proof] if proof else ()))
+    return "\n".join((f"{head}; for one more, {report.line}", *parts)) + "\n"
+
+
+def node_tables(found: Sequence[NodeExplanation], there: Mapping[str, Sequence[str]]) -> list[str]:
+    """Return the tables of the nodes that fit, and of the others. Pure."""
+    fitting = [one for one in found if one.fits]
+    refused = [one for one in found if not one.fits]
+    parts: list[str] = []
+    if fitting:
+        has_missing = any(one.missing_bytes for one in fitting)
+        scores = [f"{part.name.upper()} x{part.weight}" for part in fitting[0].parts]
+        rows = [
+            [
+                one.node,
+                f"{one.score:.1f}",
+                *(f"{part.score:.0f}" for part in one.parts),
+                memory_proof.size_text(one.memory.total_bytes) if one.memory else "-",
+                memory_proof.size_text(one.room_bytes),
+                *((sizes.show(one.missing_bytes),) if has_missing else ()),
+                "yes" if one.is_preferred else "no",
+                ",".join(there.get(one.node, ())) or "-",
+            ]
+            for one in fitting
+        ]
+        missing = ("MISSING",) if has_missing else ()
+        titles = ["NODE", "SCORE", *scores, "NEED", "FREE", *missing, "PREFERRED", "REPLICAS"]
+        # Members of a group that cannot be formed have no share of the model.
+        has_place = any(one.memory is not None for one in fitting)
+        heading = "Nodes that fit, best first:" if has_place else _NO_PLACE
+        parts += ["", heading, align_columns(rows, titles)]
+    if refused:
+        rows = [
+            [
+                one.node,
+                one.refusal.reason,
+                memory_proof.amount_text(one.refusal, one.refusal.need),
+                memory_proof.amount_text(one.refusal, one.refusal.have),
+                ",".join(there.get(one.node, ())) or "-",
+                one.refusal.message,
+            ]
+            for one in refused
+            if one.refusal is not None
+        ]
+        titles = ["NODE", "REASON", "NEED", "HAVE", "REPLICAS", "MESSAGE"]
+        parts += ["", "Nodes that do not fit:", align_columns(rows, titles)]
+    return parts
 
 
 def placement_tree(report: PlacementReport) -> dict[str, Tree]:

@@ -8,6 +8,7 @@ from typing import Final
 
 from insight.fleet_caches import FleetCaches, copy_caches
 from insight.mac_blocks import MacBlock
+from insight.memory_outlook import MemoryOutlook, look_at_memory
 from insight.placement import snapshot_of
 from insight.plan import block_tree, forecast_replicas, planned_blocks, step_tree
 from insight.simulated_macs import FleetNode, node_status
@@ -49,6 +50,8 @@ class Forecast:
     steps: tuple[ForecastStep, ...]
     macs: tuple[MacBlock, ...]
     """The Macs that change."""
+    memory: MemoryOutlook
+    """All Macs, with the memory proofs of their replicas."""
 
     @property
     def unplaced(self) -> int:
@@ -121,15 +124,19 @@ def _add(caches: FleetCaches, name: str, status: NodeStatus, spec: NodeSpec, clo
 
 def forecast_of(supposed: FleetCaches, clock: Clock) -> Forecast:
     """Return the fate of the replicas of a supposed fleet."""
-    steps, nodes = forecast_replicas(snapshot_of(supposed, clock.now()))
+    seen = snapshot_of(supposed, clock.now())
+    steps, nodes = forecast_replicas(seen)
     blocks = [one for one in planned_blocks(steps, nodes) if one.has_changed]
-    return Forecast(steps=steps, macs=tuple(blocks))
+    memory = look_at_memory(seen, steps, nodes)
+    return Forecast(steps=steps, macs=tuple(blocks), memory=memory)
 
 
 def forecast_tree(found: Forecast) -> dict[str, Tree]:
     """Return a forecast as a tree; sizes are in bytes."""
     return {
+        "sentence": found.memory.sentence,
         "unplaced": found.unplaced,
         "steps": [step_tree(one) for one in found.steps],
         "macs": [block_tree(one) for one in found.macs],
+        "memory": found.memory.trees,
     }

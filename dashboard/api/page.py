@@ -10,8 +10,9 @@ from fastapi.responses import FileResponse
 STATIC: Final = Path(__file__).parents[1] / "static"
 """Files of the page, which are served below /static/ without a key."""
 SCREENS: Final = (
-    *("/", "/macs", "/models", "/groups", "/requests", "/events", "/chat", "/add"),
-    *("/macs/{name}", "/models/{name}", "/groups/{name}", "/replicas/{name}"),
+    *("/", "/map", "/macs", "/models", "/groups", "/requests", "/events", "/chat", "/add"),
+    *("/apply", "/whatif", "/logs", "/changes", "/keys", "/git"),
+    *("/macs/{name}", "/models/{name}", "/groups/{name}", "/replicas/{name}", "/git/{name}"),
 )
 """Paths of the screens. All have the same document, which holds no data; its script reads the path."""
 

@@ -1,9 +1,10 @@
 """Routes of questions about placement: why a replica does not fit, and what would happen if."""
 
 import asyncio
+import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Annotated, Final, TypeVar
+from typing import Annotated, Final, Literal, TypeVar
 
 from fastapi import APIRouter, Query, Request, Response
 from pydantic import Field, ValidationError
@@ -14,7 +15,15 @@ from dashboard.api.time_parameters import show_time
 from dashboard.fleet_model import FleetModel
 from insight.conditions import Row
 from insight.fleet_caches import FleetCaches, copy_caches
-from insight.placement import explain_placement, need_lines, placement_tree, snapshot_of
+from insight.memory_proof import proof_tree
+from insight.placement import (
+    explain_placement,
+    need_lines,
+    placement_tree,
+    report_text,
+    snapshot_of,
+)
+from insight.remedies import find_proofs, find_remedies
 from insight.simulated_macs import FleetNode
 from insight.what_if import Supposition, SuppositionError, forecast_of, forecast_tree, suppose
 from machinery.clock import Clock
@@ -22,6 +31,8 @@ from manifests import apply as applying
 from manifests.errors import ManifestError, ManifestErrors
 from manifests.load import parse_texts, read_objects
 from manifests.plan import Change, UnchangedObject, change_text
+from manifests.trees import Tree
+from schemas.deployment import ModelDeployment, ModelDeploymentSpec
 from schemas.meta import ApiModel, ObjectName
 from schemas.wire.errors import Refusal, RefusedError, invalid
 from store.errors import StoreError, UndecodableError
@@ -31,6 +42,17 @@ T = TypeVar("T")
 _MOST_BODY: Final = 1_000_000
 _LONGEST_S: Final = 10.0
 _SOURCE: Final = "manifest"
+_FULL_BITS: Final = 16
+
+
+class DeploymentPatch(ApiModel):
+    """A deployment that exists, with other numbers; None keeps one."""
+
+    deployment: ObjectName
+    replicas: int | None = None
+    context_length: int | None = None
+    concurrency: int | None = None
+    kv_bits: Literal[4, 8, 16] | None = None
 
 
 class WhatIfQuestion(ApiModel):
@@ -42,6 +64,8 @@ class WhatIfQuestion(ApiModel):
     """Macs that would be gone."""
     add: Annotated[tuple[FleetNode, ...], Field(max_length=100)] = ()
     """Macs that would join."""
+    patches: Annotated[tuple[DeploymentPatch, ...], Field(max_length=100)] = ()
+    """Deployments with other numbers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,11 +93,21 @@ class QuestionRoutes:
         else:
             # A thread must not read what the event loop changes.
             caches = copy_caches(self._caches(), self.clock)
-        report = await self._compute(lambda: explain_placement(snapshot_of(caches, now), name))
+        seen = snapshot_of(caches, now)
+        report = await self._compute(lambda: explain_placement(seen, name))
         if report is None:
             message = f"There is no ModelDeployment '{name[:200]}'."
             raise RefusedError(Refusal(status=404, message=message))
-        shown = {"placed": report.placed, "desired": report.desired, "proof": need_lines(report)}
+        is_pending = not any(one.fits for one in report.nodes)
+        remedies = await self._compute(lambda: find_remedies(seen, name) if is_pending else [])
+        shown: Row = {
+            "placed": report.placed,
+            "desired": report.desired,
+            "proof": need_lines(report),
+            "text": report_text(report),
+            "proofs": {node: proof_tree(one) for node, one in find_proofs(seen, name).items()},
+            "remedies": [one.tree for one in remedies],
+        }
         return json_response({**head, **shown, **placement_tree(report)})
 
     async def what_if(self, request: Request) -> Response:
@@ -89,19 +123,33 @@ class QuestionRoutes:
         }
         if errors:
             return json_response(body)
+        patched = tuple(_patched(caches, one, self.clock) for one in question.patches)
         supposition = Supposition(
-            objects=tuple(one.obj for one in changes if not isinstance(one, UnchangedObject)),
+            objects=(
+                *(one.obj for one in changes if not isinstance(one, UnchangedObject)),
+                *patched,
+            ),
             lost=question.lose,
             added=question.add,
         )
         try:
-            # Before the thread: the caches must not change while they are copied.
-            supposed = suppose(caches, self.clock, supposition)
+            forecast = await self.forecast(supposition)
         except SuppositionError as error:
             raise invalid(f"{error}.", "lose" if question.lose else "add") from None
-        forecast = await self._compute(lambda: forecast_of(supposed, self.clock))
         shown = [_change(one) for one in changes if not isinstance(one, UnchangedObject)]
-        return json_response({**body, "changes": shown, **forecast_tree(forecast)})
+        return json_response({**body, "changes": shown, **forecast})
+
+    async def forecast(self, supposition: Supposition) -> dict[str, Tree]:
+        """Return what the planner would do in a supposed fleet, as a tree.
+
+        Raises:
+            RefusedError: the planner does not answer in time.
+            SuppositionError: the supposition makes no sense.
+
+        """
+        # Before the thread: the caches must not change while they are copied.
+        supposed = suppose(self._caches(), self.clock, supposition)
+        return forecast_tree(await self._compute(lambda: forecast_of(supposed, self.clock)))
 
     async def _changes(self, manifest: str) -> tuple[tuple[ManifestError, ...], list[Change]]:
         """Return what an apply would change, or the problems of the manifest."""
@@ -138,6 +186,25 @@ class QuestionRoutes:
             refusal = Refusal(status=503, message=message, type="server_error", retry_after_s=1)
             raise RefusedError(refusal)
         return self.model.caches
+
+
+def _patched(caches: FleetCaches, patch: DeploymentPatch, clock: Clock) -> ModelDeployment:
+    """Return a deployment with other numbers. Raises RefusedError."""
+    found = snapshot_of(caches, clock.now()).lister.declared(patch.deployment)
+    if found is None:
+        raise invalid(f"There is no ModelDeployment '{patch.deployment}'.", "patches")
+    tree = found.spec.model_dump(mode="json", by_alias=True, exclude_none=True)
+    tree |= patch.model_dump(by_alias=True, exclude_none=True, exclude={"deployment", "kv_bits"})
+    if patch.kv_bits is not None:
+        bits = None if patch.kv_bits == _FULL_BITS else patch.kv_bits
+        tree["kvCache"] = {**tree.get("kvCache", {}), "bits": bits}
+    try:
+        spec = ModelDeploymentSpec.model_validate_json(json.dumps(tree))
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        raise invalid(f"'{where}': {first['msg']}.", "patches") from None
+    return found.model_copy(update={"spec": spec})
 
 
 async def _read_body(request: Request) -> bytes:

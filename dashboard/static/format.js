@@ -33,3 +33,8 @@ export function clock(moment) {
 export function count(number, noun) {
   return `${number} ${noun}${number === 1 ? "" : "s"}`;
 }
+
+/** @returns {string} a number with its thousands apart */
+export function number(value) {
+  return value === null || value === undefined ? "-" : Math.round(value).toLocaleString("en");
+}

@@ -2,7 +2,7 @@
 
 import { html, render, useEffect, useReducer, useState } from "./vendor/htm-preact.js";
 import { FleetStore, postJson } from "./fleet_store.js";
-import { useStore } from "./parts.js";
+import { lazy, useStore } from "./parts.js";
 import { AddMac } from "./screens/add.js";
 import { Chat } from "./screens/chat.js";
 import { EventList } from "./screens/events.js";
@@ -21,6 +21,7 @@ const SCREENS = {
   chat: Chat,
   events: EventList,
   add: AddMac,
+  whatif: lazy(() => import("./screens/whatif.js"), "WhatIf"),
 };
 const DETAILS = { macs: Mac, models: Model, groups: Group, replicas: Replica };
 const MENU = [
@@ -30,6 +31,7 @@ const MENU = [
   ["/groups", "Groups", "r"],
   ["/requests", "Requests", "q"],
   ["/chat", "Chat", "c"],
+  ["/whatif", "What if", "w"],
   ["/events", "Events", "e"],
 ];
 const THEMES = ["auto", "light", "dark"];

@@ -145,6 +145,39 @@ export function copyText(text) {
   area.remove();
 }
 
+/** Problems of a manifest, each with its line and its field. */
+export function ManifestErrors({ errors, onPick }) {
+  return html`<ul class="problems" role="alert">
+    ${errors.map(
+      (one, at) => html`<li key=${at}>
+        <p>${onPick && one.line > 0
+            ? html`<button type="button" class="small" onClick=${() => onPick(one)}>line ${one.line}</button>`
+            : html`<strong>line ${one.line || "?"}</strong>`} ${[one.about, one.path].filter(Boolean).join(" ")}</p>
+        <p>${one.message}</p>
+        ${one.hint && html`<p class="cure">${one.hint}</p>`}
+      </li>`,
+    )}
+  </ul>`;
+}
+
+/** Return a component of a module that is loaded when it is first shown. */
+export function lazy(load, name) {
+  let Found = null;
+  return function Lazy(props) {
+    const [problem, setProblem] = useState("");
+    const [, redraw] = useReducer((count) => count + 1, 0);
+    useEffect(() => {
+      if (Found) return;
+      load().then(
+        (module) => ((Found = module[name]), redraw()),
+        () => setProblem("A part of the page did not arrive. Load the page again."),
+      );
+    }, []);
+    if (problem) return html`<p class="problem" role="alert">${problem}</p>`;
+    return Found ? html`<${Found} ...${props} />` : html`<p class="quiet">Loading…</p>`;
+  };
+}
+
 /** A text field that narrows a list; `/` focuses it. */
 export function Filter({ value, onInput, label }) {
   return html`<label class="filter">

@@ -1,24 +1,23 @@
 """Prints objects as tables, as kubectl does. Pure: the time and the ready nodes are arguments."""
 
 from collections.abc import Sequence
-from itertools import chain, zip_longest
 from typing import TYPE_CHECKING, NamedTuple
 
 from fleetctl.objects.selectors import tree_labels
 from fleetctl.objects.table_context import TableContext
 from fleetctl.output import columns
 from fleetctl.output.columns import Column, Columns
+from machinery import text_table
 from store.object_trees import Tree, hide_secrets
 
 if TYPE_CHECKING:  # callers with typed objects have imported it; `fleetctl get` has none
     from schemas.meta import ApiObject
 
 age = columns.age
+align_columns, widths = text_table.align_columns, text_table.widths
 
 COLUMNS: dict[str, Columns] = {**columns.DECLARED_COLUMNS, **columns.OBSERVED_COLUMNS}
 
-# As kubectl (k8s.io/cli-runtime, pkg/printers/tabwriter.go): columns of at least 3 characters, 3 spaces between.
-_GAP, _MIN_WIDTH = 3, 3
 _INVALID = "<invalid>"
 
 
@@ -69,55 +68,6 @@ def stable_text(tree: Tree, context: TableContext, options: TableOptions) -> str
     """Return the row of an object without the cells that change with time."""
     columns = [c for c in _columns(tree["kind"], options) if c.is_timeless]
     return "\0".join([*(_cell(c, tree, context) for c in columns), *_label_cells(tree, options)])
-
-
-def widths(
-    rows: Sequence[Sequence[str]], titles: Sequence[str] = (), before: Sequence[int] = ()
-) -> tuple[int, ...]:
-    """Return the widths of the columns in terminal cells, at least `before`."""
-    lines = [[_width(cell) for cell in row] for row in (titles, *rows)]
-    return tuple(max(_MIN_WIDTH, *found) for found in zip_longest(before, *lines, fillvalue=0))
-
-
-def align_columns(
-    rows: Sequence[Sequence[str]], titles: Sequence[str] = (), *, least: Sequence[int] = ()
-) -> str:
-    """Return the rows aligned in columns; `least` is the minimum width of each column."""
-    wide = widths(rows, titles, least)
-    lines = [titles, *rows] if titles else rows
-    if all(cell.isascii() and "\n" not in cell for line in lines for cell in line):
-        return "\n".join(_line(line, wide) for line in lines)
-    return _align_wide(lines, wide)
-
-
-def _line(row: Sequence[str], wide: Sequence[int]) -> str:
-    return "".join(
-        cell.ljust(width + _GAP) for cell, width in zip(row, wide, strict=False)
-    ).rstrip()
-
-
-def _align_wide(lines: Sequence[Sequence[str]], wide: Sequence[int]) -> str:
-    """Align cells with wide characters or several lines, by means of tabulate."""
-    # Its import takes as long as the rest of `fleetctl get`, and most tables do not need it.
-    from tabulate import DataRow, TableFormat, tabulate  # noqa: PLC0415 - see above
-
-    gaps = DataRow("", " " * _GAP, "")
-    options = TableFormat(None, None, None, None, gaps, gaps, 0, None)
-    ruler = ["0" * width for width in wide]
-    parts = [zip_longest(*(cell.split("\n") for cell in line), fillvalue="") for line in lines]
-    text = tabulate([*chain.from_iterable(parts), ruler], tablefmt=options, disable_numparse=True)
-    return "\n".join(line.rstrip() for line in text.splitlines()[:-1])
-
-
-def _width(cell: str) -> int:
-    """Return the width of the longest line of a cell in terminal cells."""
-    if "\n" in cell:
-        return max(map(_width, cell.split("\n")))
-    if cell.isascii():
-        return len(cell)
-    from wcwidth import wcswidth  # noqa: PLC0415 - as tabulate, which measures with it
-
-    return wcswidth(cell)
 
 
 def _columns(kind: str, options: TableOptions) -> list[Column]:

@@ -32,7 +32,9 @@ async def write_fleet(store: Transport, **sizes: int) -> None:
 
 async def ask(it: RunningDashboard, status: int = 200, **question: object) -> dict[str, Any]:
     url = f"{it.url}/api/v1/whatif"
-    async with it.http.post(url, json=question, headers={"origin": it.url}) as response:
+    async with it.http.post(
+        url, json=question, headers={"origin": it.url, "x-fleet-csrf": "1"}
+    ) as response:
         assert response.status == status, await response.text()
         found: dict[str, Any] = await response.json()
         return found

@@ -29,6 +29,7 @@ class RunningDashboard:
     """A dashboard that listens."""
 
     dashboard: Dashboard
+    store: Transport
     http: aiohttp.ClientSession
 
     @property
@@ -86,7 +87,7 @@ async def running_dashboard(
         await dashboard.model.wait_ready()
         connector = aiohttp.TCPConnector(force_close=True)
         async with aiohttp.ClientSession(connector=connector) as http:
-            yield RunningDashboard(dashboard=dashboard, http=http)
+            yield RunningDashboard(dashboard=dashboard, store=transport, http=http)
         task.cancel()
 
 

@@ -43,7 +43,8 @@ export function Fleet({ store }) {
         ${models.map(
           (model) => html`<li key=${model.name} class="card">
             <h3><a href=${`/models/${encodeURIComponent(model.name)}`}>${model.name}</a></h3>
-            <p><${ModelState} model=${model} /></p>
+            <p><${ModelState} model=${model} />
+              ${model.placed < model.desired && html` <a href=${`/models/${encodeURIComponent(model.name)}?why`}>Why pending?</a>`}</p>
             <p class="quiet">${model.source}</p>
             <p class="quiet">on ${model.macs.join(", ") || "no Mac"}</p>
           </li>`,

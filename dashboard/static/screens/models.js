@@ -2,9 +2,11 @@
 
 import { html, useState } from "../vendor/htm-preact.js";
 import { bytes } from "../format.js";
-import { Command, Events, Filter, matching, ModelState, ObjectLink, Problems, Table } from "../parts.js";
+import { Command, Events, Filter, lazy, matching, ModelState, ObjectLink, Problems, Table } from "../parts.js";
 import { Replicas } from "./macs.js";
 import { Conditions, NotFound, Source } from "./object.js";
+
+const WhyPending = lazy(() => import("./why.js"), "WhyPending");
 
 export function Models({ store }) {
   const [text, setText] = useState("");
@@ -27,7 +29,8 @@ export function Models({ store }) {
   `;
 }
 
-export function Model({ store, name }) {
+export function Model({ store, name, query }) {
+  const [isWhyOpen, setWhyOpen] = useState(query.has("why"));
   const model = store.row("models", name);
   if (!model) return html`<${NotFound} what="model" name=${name} command="fleetctl get modeldeployments" />`;
   const conditions = store.rows("conditions").filter((one) => one.kind === "ModelDeployment" && one.object === name);
@@ -41,7 +44,12 @@ export function Model({ store, name }) {
     <p class="trail"><a href="/models">Models</a></p>
     <h1>${name}</h1>
     <p><${ModelState} model=${model} /></p>
-    <p class="actions"><a href=${`/chat?model=${encodeURIComponent(model.servedNames[0] ?? name)}`}>Chat with it</a></p>
+    <p class="actions">
+      <a href=${`/chat?model=${encodeURIComponent(model.servedNames[0] ?? name)}`}>Chat with it</a>
+      <a href=${`/whatif?model=${encodeURIComponent(name)}`}>What if</a>
+      <button type="button" class="small" aria-expanded=${isWhyOpen} onClick=${() => setWhyOpen(!isWhyOpen)}>${model.placed < model.desired ? "Why pending?" : "Why here?"}</button>
+    </p>
+    ${isWhyOpen && html`<section class="panel" aria-label="Placement"><${WhyPending} name=${name} revision=${`${model.placed} ${model.desired} ${model.ready}`} /></section>`}
     ${problems.length > 0 && html`<section aria-labelledby="why"><h2 id="why">Why</h2><${Problems} conditions=${problems} /></section>`}
     <dl>
       <dt>Served as</dt><dd>${model.servedNames.join(", ")}</dd>

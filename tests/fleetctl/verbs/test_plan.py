@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from fleetctl.verbs.explain_placement import node_tables
+from insight.placement import node_tables
 from reconciler.explain import NodeExplanation
 from schemas import sizes
 from schemas.meta import ObjectMeta

@@ -1,0 +1,147 @@
+"""The memory of every Mac after a forecast, replica by replica with its memory proof. Pure."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from insight import memory_proof
+from manifests.trees import Tree
+from reconciler.forecast import ForecastKind, ForecastStep
+from reconciler.placement.inputs import NodeView
+from reconciler.placement.refusals import Unschedulable
+from reconciler.placer import PreemptingAssignment
+from reconciler.snapshot import FleetSnapshot
+from schemas.deployment import ModelDeployment
+from schemas.replica import MemoryProof
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryOutlook:
+    """The Macs before a forecast, and what it changes."""
+
+    steps: Sequence[ForecastStep]
+    nodes: Sequence[NodeView]
+    proofs: Mapping[str, Mapping[str, MemoryProof]]
+    """The memory proofs of the replicas that run, by node and replica."""
+    token_bytes: Mapping[str, float]
+    """Bytes of the KV cache for one more token, by deployment."""
+
+    @property
+    def sentence(self) -> str:
+        """The forecast in one sentence."""
+        return _sentence(self.steps)
+
+    @property
+    def trees(self) -> list[Tree]:
+        """The Macs as trees; sizes are in bytes."""
+        return [self._mac(node) for node in self.nodes]
+
+    def _mac(self, node: NodeView) -> dict[str, Tree]:
+        gone, come = self._gone(node.name), self._come(node.name)
+        entries: list[Tree] = []
+        used = 0
+        for one in node.allocations:
+            is_gone = one.is_ending or one.replica in gone
+            proof = self.proofs.get(node.name, {}).get(one.replica)
+            used += 0 if is_gone else one.bytes
+            entries.append(_entry(one.replica, one.deployment, one.bytes, proof, is_gone=is_gone))
+        for step, proof in come:
+            used += proof.total_bytes
+            entries.append(
+                {
+                    **_entry(step.replica, step.deployment, proof.total_bytes, proof),
+                    "change": "comes",
+                }
+            )
+        free = max(0, node.allocatable_bytes - used)
+        return {
+            "name": node.name,
+            "memoryBytes": node.memory_bytes,
+            "allocatableBytes": node.allocatable_bytes,
+            "freeBytes": free,
+            "replicas": entries,
+            "moreTokens": {
+                name: int(free / size) for name, size in sorted(self.token_bytes.items()) if size
+            },
+        }
+
+    def _gone(self, node: str) -> set[str]:
+        found: set[str] = set()
+        for step in self.steps:
+            moves = step.kind in (ForecastKind.ENDS, ForecastKind.IN_PLACE, ForecastKind.REPLACED)
+            if moves and not isinstance(step.outcome, Unschedulable):
+                found |= {step.replica} if node in step.before.split(",") else set()
+            if isinstance(step.outcome, PreemptingAssignment):
+                found |= {one.replica for one in step.outcome.victims}
+        return found
+
+    def _come(self, node: str) -> list[tuple[ForecastStep, MemoryProof]]:
+        return [
+            (step, rank.memory)
+            for step in self.steps
+            if step.outcome is not None
+            and not isinstance(step.outcome, Unschedulable)
+            and step.kind is not ForecastKind.KEPT
+            for rank in step.outcome.ranks
+            if rank.node == node
+        ]
+
+
+def _entry(
+    replica: str, deployment: str, size: int, proof: MemoryProof | None, *, is_gone: bool = False
+) -> dict[str, Tree]:
+    return {
+        "replica": replica,
+        "deployment": deployment,
+        "bytes": size,
+        "memory": None if proof is None else memory_proof.proof_tree(proof),
+        "change": "goes" if is_gone else "",
+    }
+
+
+def _sentence(steps: Sequence[ForecastStep]) -> str:
+    if not steps:
+        return "No replica changes."
+    unplaced = [one for one in steps if isinstance(one.outcome, Unschedulable)]
+    placed = [one for one in steps if one.outcome is not None and one not in unplaced]
+    parts = [
+        f"{number} {word}"
+        for number, word in (
+            (sum(one.kind is ForecastKind.NEW for one in placed), "placed"),
+            (sum(one.kind is not ForecastKind.NEW for one in placed), "moved or replaced"),
+            (sum(one.kind is ForecastKind.ENDS for one in steps), "ended"),
+            (len(unplaced), "left without a place"),
+        )
+        if number
+    ]
+    return f"Replicas: {', '.join(parts)}."
+
+
+def look_at_memory(
+    seen: FleetSnapshot, steps: Sequence[ForecastStep], nodes: Sequence[NodeView]
+) -> MemoryOutlook:
+    """Return the memory of the Macs after the steps of a forecast."""
+    proofs: dict[str, dict[str, MemoryProof]] = {}
+    for replica in seen.lister.replicas():
+        for rank in replica.spec.ranks:
+            proofs.setdefault(rank.node, {})[replica.name] = rank.memory
+    tokens = _token_bytes(seen.deployments(), steps, proofs)
+    return MemoryOutlook(steps=steps, nodes=nodes, proofs=proofs, token_bytes=tokens)
+
+
+def _token_bytes(
+    deployments: Iterable[ModelDeployment],
+    steps: Iterable[ForecastStep],
+    proofs: Mapping[str, Mapping[str, MemoryProof]],
+) -> dict[str, float]:
+    """Return the KV cache's bytes for one token of each deployment, as far as a proof is known."""
+    by_replica = {name: proof for of in proofs.values() for name, proof in of.items()}
+    fresh = {step.deployment: step.memory for step in steps if step.memory is not None}
+    found: dict[str, float] = {}
+    for one in deployments:
+        proof = fresh.get(one.name) or next(
+            (p for name, p in by_replica.items() if name.startswith(f"{one.name}-")), None
+        )
+        tokens = one.spec.context_length * one.spec.concurrency
+        if proof is not None and tokens:
+            found[one.name] = proof.kv_cache_bytes / tokens
+    return found

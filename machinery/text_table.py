@@ -1,0 +1,56 @@
+"""Tables of plain text, aligned in terminal cells. Pure."""
+
+from collections.abc import Sequence
+from itertools import chain, zip_longest
+
+# As kubectl (k8s.io/cli-runtime, pkg/printers/tabwriter.go): columns of at least 3 characters, 3 spaces between.
+_GAP, _MIN_WIDTH = 3, 3
+
+
+def widths(
+    rows: Sequence[Sequence[str]], titles: Sequence[str] = (), before: Sequence[int] = ()
+) -> tuple[int, ...]:
+    """Return the widths of the columns in terminal cells, at least `before`."""
+    lines = [[_width(cell) for cell in row] for row in (titles, *rows)]
+    return tuple(max(_MIN_WIDTH, *found) for found in zip_longest(before, *lines, fillvalue=0))
+
+
+def align_columns(
+    rows: Sequence[Sequence[str]], titles: Sequence[str] = (), *, least: Sequence[int] = ()
+) -> str:
+    """Return the rows aligned in columns; `least` is the minimum width of each column."""
+    wide = widths(rows, titles, least)
+    lines = [titles, *rows] if titles else rows
+    if all(cell.isascii() and "\n" not in cell for line in lines for cell in line):
+        return "\n".join(_line(line, wide) for line in lines)
+    return _align_wide(lines, wide)
+
+
+def _line(row: Sequence[str], wide: Sequence[int]) -> str:
+    return "".join(
+        cell.ljust(width + _GAP) for cell, width in zip(row, wide, strict=False)
+    ).rstrip()
+
+
+def _align_wide(lines: Sequence[Sequence[str]], wide: Sequence[int]) -> str:
+    """Align cells with wide characters or several lines, by means of tabulate."""
+    # Its import takes as long as the rest of `fleetctl get`, and most tables do not need it.
+    from tabulate import DataRow, TableFormat, tabulate  # noqa: PLC0415 - see above
+
+    gaps = DataRow("", " " * _GAP, "")
+    options = TableFormat(None, None, None, None, gaps, gaps, 0, None)
+    ruler = ["0" * width for width in wide]
+    parts = [zip_longest(*(cell.split("\n") for cell in line), fillvalue="") for line in lines]
+    text = tabulate([*chain.from_iterable(parts), ruler], tablefmt=options, disable_numparse=True)
+    return "\n".join(line.rstrip() for line in text.splitlines()[:-1])
+
+
+def _width(cell: str) -> int:
+    """Return the width of the longest line of a cell in terminal cells."""
+    if "\n" in cell:
+        return max(map(_width, cell.split("\n")))
+    if cell.isascii():
+        return len(cell)
+    from wcwidth import wcswidth  # noqa: PLC0415 - as tabulate, which measures with it
+
+    return wcswidth(cell)

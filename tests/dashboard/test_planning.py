@@ -1,0 +1,71 @@
+"""Explained placements and supposed changes: the answers of the planner and of fleetctl, over HTTP."""
+
+from collections.abc import AsyncIterator
+
+import pytest
+
+from insight.placement import explain_placement, report_text
+from reconciler import snapshot
+from store.memory import MemoryTransport
+from tests.support.dashboard_fleets import put_fleet
+from tests.support.dashboards import CLOCK, RunningDashboard, running_dashboard
+
+
+@pytest.fixture(scope="module")
+async def running() -> AsyncIterator[RunningDashboard]:
+    store = MemoryTransport(CLOCK)
+    await put_fleet(store)
+    async with running_dashboard(store) as found:
+        yield found
+
+
+async def test_why_pending_is_the_text_of_fleetctl_with_what_would_help(
+    running: RunningDashboard,
+) -> None:
+    found = await running.get("/api/v1/explain/deployment/long")
+    seen = await snapshot.take(running.store, CLOCK)
+    report = explain_placement(seen, "long")
+    assert report is not None
+    assert found["text"] == report_text(report)
+    assert "0 of 1 replicas are placed" in found["text"]
+    assert {one["refusal"]["reason"] for one in found["nodes"]} == {"InsufficientMemory"}
+    assert all(one["refusal"]["need"] > one["refusal"]["have"] for one in found["nodes"])
+    remedies = {one["text"]: one for one in found["remedies"]}
+    assert "8-bit KV would fit on mac-1" in remedies
+    assert remedies["8-bit KV would fit on mac-1"]["patch"] == {"kvCache": {"bits": 8}}
+    missing = await running.get("/api/v1/explain/deployment/none", 404)
+    assert "There is no ModelDeployment 'none'" in missing["error"]["message"]
+
+
+async def test_a_remedy_that_is_supposed_does_help(running: RunningDashboard) -> None:
+    plain = await running.post("/api/v1/whatif", {})
+    (left,) = [one for one in plain["steps"] if one["deployment"] == "long"]
+    assert left["change"] == "New"
+    assert "0/3 nodes fit" in left["refusal"]
+    assert "1 left without a place" in plain["sentence"]
+    body = {"patches": [{"deployment": "long", "kvBits": 8}]}
+    found = await running.post("/api/v1/whatif", body)
+    (step,) = [one for one in found["steps"] if one["deployment"] == "long"]
+    assert (step["to"], "refusal" in step) == (["mac-1"], False)
+    mac = next(one for one in found["memory"] if one["name"] == "mac-1")
+    comes = next(one for one in mac["replicas"] if one["replica"] == "long-0")
+    assert comes["change"] == "comes"
+    assert comes["bytes"] == comes["memory"]["totalBytes"] == step["memory"]["totalBytes"]
+    used = sum(one["bytes"] for one in mac["replicas"] if one["change"] != "goes")
+    assert mac["freeBytes"] == mac["allocatableBytes"] - used
+    assert mac["moreTokens"]["long"] > 0
+
+
+@pytest.mark.parametrize(
+    ("patch", "word"),
+    [
+        ({"deployment": "nobody"}, "no ModelDeployment"),
+        ({"deployment": "qwen", "kvBits": 3}, "kvBits"),
+        ({"deployment": "qwen", "contextLength": 1}, "contextLength"),
+    ],
+)
+async def test_impossible_numbers_are_refused(
+    running: RunningDashboard, patch: dict[str, object], word: str
+) -> None:
+    refused = await running.post("/api/v1/whatif", {"patches": [patch]}, 400)
+    assert word in refused["error"]["message"]

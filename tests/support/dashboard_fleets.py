@@ -1,0 +1,42 @@
+"""A small fleet for the dashboard's tests: Macs with models and room, a deployment that runs, and one that is pending."""
+
+from schemas.deployment import ModelDeployment
+from schemas.meta import ObjectMeta
+from schemas.node import Node, NodeSpec
+from store import codec
+from store.port import Put, Transport
+from tests.support.fleetctl_manifests import put_replica
+from tests.support.fleets import deployment
+from tests.support.reconciler_agents import node_status, put_lease, put_node
+
+MACS = (("mac-1", 24, "Apple M4"), ("mac-2", 16, "Apple M4 Pro"), ("mac-3", 8, "Apple M4"))
+KEYS = {role: f"sk-fleet-{role}" for role in ("user", "viewer", "operator", "admin")}
+
+MANIFEST = """\
+apiVersion: fleet/v1alpha1
+kind: ModelDeployment
+metadata: {name: small}
+spec: {model: {path: qwen}, replicas: 1, contextLength: 2048, concurrency: 1}
+"""
+
+
+def pending() -> ModelDeployment:
+    """Return a deployment that fits on no Mac, and would with a shorter context."""
+    found = deployment(name="long", context_length=8192)
+    return found.model_copy(update={"spec": found.spec.model_copy(update={"concurrency": 128})})
+
+
+async def put_fleet(store: Transport) -> None:
+    """Write three Macs, `qwen` with one of two replicas on mac-1, and `long`, which fits nowhere."""
+    for name, gib, chip in MACS:
+        node = Node(
+            metadata=ObjectMeta(name=name, uid=f"uid-{name}", generation=1), spec=NodeSpec()
+        )
+        await store.commit([], [codec.put_spec(node), *_mac(name, gib, chip)])
+    owner = deployment(name="qwen", replicas=2)
+    await store.commit([], [codec.put_spec(owner), put_replica(owner, 0, "mac-1")])
+    await store.commit([], [codec.put_spec(pending())])
+
+
+def _mac(name: str, gib: int, chip: str) -> list[Put]:
+    return [put_node(name, node_status(name, memory_gib=gib, chip=chip)), put_lease(name)]
