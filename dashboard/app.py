@@ -10,6 +10,7 @@ from starlette.exceptions import HTTPException
 from starlette.staticfiles import StaticFiles
 
 from dashboard.api.change_routes import ChangeRoutes
+from dashboard.api.action_routes import MAX_TEXT, ActionRoutes
 from dashboard.api.chat import make_chat
 from dashboard.api.event_stream import StreamSlots
 from dashboard.api.history_routes import HistoryRoutes
@@ -32,12 +33,14 @@ from dashboard.seed_views import SeedViews
 from dashboard.sessions import Sessions
 from gateway.auth.access_control import AccessControl
 from identity.dialer import Dialer
+from machinery.request_body import BodyReader
 from machinery.version import version
 from schemas.wire.errors import Refusal, RefusedError
 from store.port import Transport
 from store.tickets import TicketChecker
 
 _LONGEST_PATH: Final = 200
+_BODY_S: Final = 30.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,8 +86,11 @@ def make_app(context: AppContext) -> FastAPI:
     metrics.add_to(router)
     HistoryRoutes(reader, clock).add_to(router)
     MomentRoutes(context.model.caches, past, clock).add_to(router)
-    QuestionRoutes(context.model, past, context.transport, clock).add_to(router)
     ChangeRoutes(context.transport, clock).add_to(router)
+    questions = QuestionRoutes(context.model, past, context.transport, clock)
+    questions.add_to(router)
+    bodies = BodyReader(limit_bytes=2 * MAX_TEXT, limit_s=_BODY_S, at_once=16)
+    ActionRoutes(questions, bodies, context.transport, clock, context.can_write).add_to(router)
     SeedRoutes(context.views, clock).add_to(router)
     EventSocket(context.views).add_to(router)
     login = make_login(

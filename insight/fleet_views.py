@@ -206,6 +206,8 @@ def _model(caches: FleetCaches, name: str) -> Row | None:
         "isAvailable": available is not None and available.status == ConditionStatus.TRUE,
         "reason": "" if trouble is None else f"{trouble.reason}: {trouble.message}",
         "isAutoscaled": spec.spec.autoscaling is not None,
+        "isPaused": spec.spec.rollout.paused,
+        "hasCanary": status.canary is not None and status.canary.outcome == "Running",
         "contextLength": spec.spec.context_length,
         "concurrency": spec.spec.concurrency,
         "kvBits": None if spec.spec.kv_cache is None else spec.spec.kv_cache.bits,

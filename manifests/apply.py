@@ -64,6 +64,8 @@ class ApplyOptions:
     """The kinds that may be pruned; None means all."""
     server_dry_run: bool = False
     """Check everything, and write nothing."""
+    expected_plan: str = ""
+    """`plan.plan_id` of the preview that was agreed to: nothing else is written, also after a conflict. Empty: none was."""
 
     @property
     def how(self) -> ApplyMode:
@@ -96,11 +98,16 @@ class PruneError(ApplyError):
         self.args = (f"{what}. Applying again is safe, and tries again",)
 
 
+class PlanChangedError(ApplyError):
+    """The store changed after the preview that was agreed to; a new preview says what would be written now."""
+
+
 __all__ = [
     "AppliedObject",
     "ApplyOptions",
     "ApplyPreview",
     "ApplyResult",
+    "PlanChangedError",
     "PruneError",
     "apply",
     "prepare",
@@ -176,6 +183,7 @@ async def apply(
     Raises:
         ManifestErrors: a manifest is invalid, or conflicts with other writers; nothing was written.
         PruneError: everything was written, but some objects could not be deleted.
+        PlanChangedError: the changes are others than those of `options.expected_plan`.
         ApplyError: writing stopped half-way; the error lists what was written.
         StoreError: the store did not answer before the first write, or while pruning; applying again is safe.
             FencedError: a guard that the transport adds no longer holds.
@@ -183,6 +191,9 @@ async def apply(
     """
     prospect = await preview(transport, loaded, clock, options)
     changes, doomed = prospect.changes, prospect.surplus.doomed
+    if options.expected_plan not in ("", plan.plan_id(changes)):
+        due = tuple(key_of(one.obj) for one in changes)
+        raise PlanChangedError("the fleet changed after the preview", written=(), missing=due)
     kept = tuple(one for change in changes for one in change.kept_by_others)
     if options.server_dry_run:
         would = {key_of(c.obj): AppliedObject(obj=c.obj, result=_result(c)) for c in changes}
@@ -309,6 +320,8 @@ class _ApplyRun:
             failure = await self._commit(pending)
             if failure is None:
                 return
+            if self._options.expected_plan and isinstance(failure, ConflictError):
+                raise failure  # what would be merged now was not agreed to
             if isinstance(failure, UnavailableError):
                 await self._clock.sleep(_BACKOFF.delay_s(attempt, jitter=random.random()))
             before, pending = pending, await self._look_again(pending, failure)
@@ -365,6 +378,9 @@ class _ApplyRun:
         if isinstance(first, ManifestErrors) and not written:
             return first
         missing = [key for key in due if key not in self.outcomes]
+        if self._options.expected_plan and isinstance(first, ConflictError):
+            why = "the fleet changed after the preview"
+            return PlanChangedError(why, written=written, missing=missing)
         return ApplyError(str(first), written=written, missing=missing)
 
 

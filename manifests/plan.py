@@ -1,8 +1,10 @@
 """The writes of an apply: the changed objects, their order, and their transactions. Pure."""
 
+import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
+from hashlib import sha256
 from typing import TypeAlias
 from uuid import NAMESPACE_URL, uuid5
 
@@ -11,7 +13,7 @@ from manifests.errors import ManifestError, ManifestErrors
 from manifests.load import LoadedObject
 from manifests.ownership import FieldConflict, MergedObject
 from manifests.three_way import Force
-from manifests.trees import key_of, show_path
+from manifests.trees import key_of, object_tree, show_path
 from schemas.gitsource import source_of_manager
 from schemas.meta import APPLY_SET, ApiObject, ObjectKey
 from store import codec
@@ -271,6 +273,22 @@ def change_text(change: Change) -> str:
         return ""
     before = change.before if isinstance(change, ConfiguredObject) else None
     return diff.diff_text(before, change.obj)
+
+
+def plan_id(changes: Iterable[Change]) -> str:
+    """Return a digest of changes: the versions that they are based on, and what would be written.
+
+    Times, uids and the record of field managers do not count: two previews of the same store have one id.
+    """
+    digest = sha256()
+    for change in changes:
+        before = "" if isinstance(change, CreatedObject) else change.obj.metadata.resource_version
+        tree = object_tree(change.obj)
+        metadata = tree.pop("metadata")
+        assert isinstance(metadata, dict)
+        kept = {name: metadata.get(name) for name in ("name", "labels", "annotations")}
+        digest.update(json.dumps([before, kept, tree], sort_keys=True).encode())
+    return digest.hexdigest()
 
 
 def changed_keys(changes: Iterable[Change]) -> list[ObjectKey]:

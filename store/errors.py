@@ -79,3 +79,7 @@ class UndecodableError(ValueError):
 
 class NewerDocumentError(UndecodableError):
     """A newer mlx-fleet wrote the document: this process must not overwrite it."""
+
+
+class EditRefusedError(Exception):
+    """An edit that makes no sense for the object as it is; the message says why, and what to do."""

@@ -17,6 +17,7 @@ from insight.conditions import Row
 from insight.fleet_caches import FleetCaches, caches_of
 from machinery.clock import Clock
 from manifests.diff import FieldChange, changed_fields
+from manifests.trees import declared_tree
 from manifests.yaml import core_schema
 from schemas.meta import ApiObject
 from schemas.wire.errors import Refusal, RefusedError
@@ -46,9 +47,16 @@ class MomentRoutes:
             router.add_api_route(path, answer, methods=["GET"])
 
     async def object(
-        self, kind: str, name: str, at: Annotated[str, Query(max_length=40)] = ""
+        self,
+        kind: str,
+        name: str,
+        at: Annotated[str, Query(max_length=40)] = "",
+        form: Annotated[str, Query(max_length=20)] = "",
     ) -> Response:
-        """Return one object with its status as YAML, without secrets. `at`: as it was at an earlier time."""
+        """Return one object with its status as YAML, without secrets. `at`: as it was at an earlier time.
+
+        `form=manifest`: as a user would declare it.
+        """
         moment = await self.past.moment(at) if at else None
         caches = self.caches if moment is None else moment.caches
         spec = caches.objects.specs.items.get(keys.spec_key(kind, name))
@@ -57,7 +65,8 @@ class MomentRoutes:
             message = f"There is no {kind[:60]} '{name[:200]}', {when}."
             raise RefusedError(Refusal(status=404, message=message))
         status = caches.objects.statuses.items.get(keys.status_key(kind, name))
-        body: Row = {"kind": kind, "name": name, "yaml": _yaml(spec, status)}
+        text = _manifest(spec) if form == "manifest" else _yaml(spec, status)
+        body: Row = {"kind": kind, "name": name, "yaml": text}
         if moment is not None:
             body |= {"at": show_time(moment.at_s), "ageSeconds": moment.age_s}
         return json_response(body)
@@ -127,6 +136,10 @@ def _yaml(spec: ApiObject, status: object) -> str:
     tree = found.model_dump(mode="json", by_alias=True, exclude_none=True)
     tree = object_trees.without_managed_fields(object_trees.hide_secrets(tree))
     return core_schema.dump(tree)
+
+
+def _manifest(spec: ApiObject) -> str:
+    return core_schema.dump(object_trees.hide_secrets(declared_tree(spec)))
 
 
 def _with_fields(changes: list[ObjectChange]) -> Iterator[Row]:

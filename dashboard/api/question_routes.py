@@ -29,7 +29,7 @@ from insight.what_if import Supposition, SuppositionError, forecast_of, forecast
 from machinery.clock import Clock
 from manifests import apply as applying
 from manifests.errors import ManifestError, ManifestErrors
-from manifests.load import parse_texts, read_objects
+from manifests.load import LoadedObject, parse_texts, read_objects
 from manifests.plan import Change, UnchangedObject, change_text
 from manifests.trees import Tree
 from schemas.deployment import ModelDeployment, ModelDeploymentSpec
@@ -116,7 +116,7 @@ class QuestionRoutes:
         caches = self._caches()
         errors, changes = await self._changes(question.manifest)
         body: Row = {
-            "errors": [_error(one) for one in errors],
+            "errors": [error_row(one) for one in errors],
             "changes": [],
             "steps": [],
             "macs": [],
@@ -156,10 +156,7 @@ class QuestionRoutes:
         if not manifest.strip():
             return (), []
         try:
-            parsed = await asyncio.to_thread(parse_texts, [(_SOURCE, manifest)])
-            if parsed.problems:
-                return tuple(parsed.problems), []
-            loaded = read_objects(parsed.documents)
+            loaded = await asyncio.to_thread(load_text, manifest)
             async with asyncio.timeout(_LONGEST_S):
                 return (), await applying.prepare(self.transport, loaded, self.clock)
         except ManifestErrors as error:
@@ -167,9 +164,7 @@ class QuestionRoutes:
         except UndecodableError as error:
             return (ManifestError(source=_SOURCE, message=str(error)),), []
         except (StoreError, TimeoutError) as error:
-            message = f"The store does not answer, so nothing can be compared: {error}"
-            refusal = Refusal(status=503, message=message, type="server_error", retry_after_s=2)
-            raise RefusedError(refusal) from error
+            raise store_refusal(error) from error
 
     async def _compute(self, question: Callable[[], T]) -> T:
         try:
@@ -226,10 +221,35 @@ def parse_question(body: bytes) -> WhatIfQuestion:
         raise invalid(f"'{where}': {first['msg']}.", where) from None
 
 
-def _error(one: ManifestError) -> Row:
+def load_text(text: str) -> list[LoadedObject]:
+    """Return the objects that a text declares. Raises ManifestErrors."""
+    parsed = parse_texts([(_SOURCE, text)])
+    if parsed.problems:
+        raise ManifestErrors(parsed.problems)
+    if not parsed.documents:
+        raise ManifestErrors([ManifestError(source=_SOURCE, message="declares nothing", line=1)])
+    return read_objects(parsed.documents)
+
+
+def store_refusal(error: Exception) -> RefusedError:
+    """Return the refusal of a request that the store did not answer."""
+    message = f"The control plane does not answer, so nothing was changed or compared: {error}"
+    refusal = Refusal(
+        status=503,
+        message=message,
+        type="server_error",
+        code="store_unavailable",
+        retry_after_s=2,
+    )
+    return RefusedError(refusal)
+
+
+def error_row(one: ManifestError) -> Row:
+    """Return a problem of a manifest with its place."""
     return {
         "line": one.line,
         "column": one.column,
+        "about": one.about,
         "path": one.path,
         "message": one.message,
         "hint": one.hint,

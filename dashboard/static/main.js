@@ -21,6 +21,7 @@ const SCREENS = {
   chat: Chat,
   events: EventList,
   add: AddMac,
+  apply: lazy(() => import("./screens/apply.js"), "Apply"),
   whatif: lazy(() => import("./screens/whatif.js"), "WhatIf"),
 };
 const DETAILS = { macs: Mac, models: Model, groups: Group, replicas: Replica };
@@ -32,6 +33,7 @@ const MENU = [
   ["/requests", "Requests", "q"],
   ["/chat", "Chat", "c"],
   ["/whatif", "What if", "w"],
+  ["/apply", "Apply", "a"],
   ["/events", "Events", "e"],
 ];
 const THEMES = ["auto", "light", "dark"];

@@ -131,11 +131,13 @@ export function Command({ text }) {
   </p>`;
 }
 
-/** Copy a text. Pages over plain HTTP from another machine have no clipboard: a text area does it there. */
-export function copyText(text) {
-  if (navigator.clipboard) {
-    navigator.clipboard.writeText(text);
+/** Copy a text. Where the browser has or allows no clipboard, as over plain HTTP, a text area does it. */
+export async function copyText(text) {
+  try {
+    await navigator.clipboard.writeText(text);
     return;
+  } catch {
+    // The way of older browsers.
   }
   const area = document.createElement("textarea");
   area.value = text;
@@ -145,9 +147,15 @@ export function copyText(text) {
   area.remove();
 }
 
+/** A unified diff: what goes and what comes are marked by sign and by colour. */
+export function Diff({ text }) {
+  const kind = (line) => (/^(---|\+\+\+|@@)/.test(line) ? "head" : line[0] === "+" ? "added" : line[0] === "-" ? "removed" : "");
+  return html`<pre class="diff" tabindex="0">${text.split("\n").map((line, at) => html`<span key=${at} class=${kind(line)}>${line || " "}</span>`)}</pre>`;
+}
+
 /** Problems of a manifest, each with its line and its field. */
 export function ManifestErrors({ errors, onPick }) {
-  return html`<ul class="problems" role="alert">
+  return html`<div role="alert"><ul class="problems">
     ${errors.map(
       (one, at) => html`<li key=${at}>
         <p>${onPick && one.line > 0
@@ -157,7 +165,7 @@ export function ManifestErrors({ errors, onPick }) {
         ${one.hint && html`<p class="cure">${one.hint}</p>`}
       </li>`,
     )}
-  </ul>`;
+  </ul></div>`;
 }
 
 /** Return a component of a module that is loaded when it is first shown. */

@@ -16,7 +16,13 @@ from fleetctl.cli import errors
 from fleetctl.cli.resolve import resolve_options
 from machinery.clock import SystemClock
 from schemas.wire.identity_files import find_identity_files
-from store.errors import SlowStoreError, StoreError, UnavailableError, UndecodableError
+from store.errors import (
+    EditRefusedError,
+    SlowStoreError,
+    StoreError,
+    UnavailableError,
+    UndecodableError,
+)
 from store.etcd.address import EtcdAddress
 from store.etcd.flags import address_from_flags, etcd_options
 from store.reads import StoreReader
@@ -252,7 +258,7 @@ def translate_errors() -> Iterator[None]:
         yield
     except StoreError as error:
         raise errors.from_store_error(error) from error
-    except UndecodableError as error:
+    except (UndecodableError, EditRefusedError) as error:
         raise errors.FleetctlError(str(error)) from error
     except KeyboardInterrupt:
         raise errors.InterruptedByUser("interrupted") from None

@@ -1,6 +1,6 @@
 """Deployments for `fleetctl rollout`: names on the command line, compare-and-swap, and revisions."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 
 import click
 
@@ -11,9 +11,7 @@ from machinery.clock import Clock
 from manifests import ownership
 from manifests.suggestions import not_found_message
 from manifests.trees import Tree
-from reconciler.rollout.revisions import content_of, new_cause, restored_cause
-from schemas.deployment import ModelDeployment, Revision, RevisionTemplate, with_content
-from schemas.meta import CHANGE_CAUSE, HUB_REFRESHED_AT, RESTARTED_AT
+from schemas.deployment import ModelDeployment, Revision, RevisionTemplate
 from schemas.model_snapshot import ModelSnapshot, pinned
 from store import codec, keys, objects
 from store.port import Transport
@@ -72,27 +70,6 @@ async def change_deployment(
     return written.is_changed
 
 
-def revisions_of(found: Iterable[Revision], deployment: ModelDeployment) -> list[Revision]:
-    """Return the revisions of the deployment, oldest first, without those of a deleted deployment of the same name."""
-    uid = deployment.metadata.uid
-    mine = [
-        one
-        for one in found
-        if one.spec.deployment == deployment.name
-        and (
-            not one.metadata.owner_references
-            or any(owner.uid == uid for owner in one.metadata.owner_references)
-        )
-    ]
-    return sorted(mine, key=lambda one: one.spec.revision)
-
-
-def current_revision(revisions: Sequence[Revision], deployment: ModelDeployment) -> Revision | None:
-    """Return the revision of the deployment's current spec; None if it is not recorded yet."""
-    content = content_of(deployment)
-    return next((one for one in reversed(revisions) if one.spec.content == content), None)
-
-
 def trial_notes(revisions: Sequence[Revision], deployment: ModelDeployment) -> list[str]:
     """Return notes about a failed canary: the failed revision, and the one that serves instead."""
     status = deployment.status
@@ -121,74 +98,6 @@ def template_tree(content: RevisionTemplate) -> dict[str, Tree]:
     return tree
 
 
-def rollback_target(
-    revisions: Sequence[Revision], deployment: ModelDeployment, *, number: int | None, served: str
-) -> Revision:
-    """Return the revision to roll back to: the given number, or the one before the current spec.
-
-    While a rollout is under way or has failed, that is the revision that served last: the newest other one may be a
-    canary that failed, too. `served`: its template, from the deployment's status.
-
-    Raises:
-        FleetctlError: there is none, or the rollout is paused.
-
-    """
-    name = deployment.name
-    if deployment.spec.rollout.paused:
-        raise FleetctlError(
-            f"cannot roll back modeldeployment/{name} while it is paused; "
-            f"resume it first with `fleetctl rollout resume {name}`"
-        )
-    if not revisions:
-        raise FleetctlError(
-            f"no rollout history found for modeldeployment/{name}: the reconciler has not recorded a revision yet"
-        )
-    if number is None:
-        content = content_of(deployment)
-        others = [one for one in revisions if one.spec.content != content]
-        if not others:
-            raise FleetctlError(
-                f"modeldeployment/{name} has no earlier revision; `fleetctl rollout history {name}` shows the recorded ones"
-            )
-        return next((one for one in reversed(others) if one.spec.template == served), others[-1])
-    found = next((one for one in revisions if one.spec.revision == number), None)
-    if found is None:
-        there = ", ".join(str(one.spec.revision) for one in revisions)
-        raise FleetctlError(
-            f"unable to find revision {number} of modeldeployment/{name}; available: {there}"
-        )
-    return found
-
-
-def with_revision(
-    deployment: ModelDeployment, back: Revision, newest: Revision
-) -> ModelDeployment | None:
-    """Return the deployment with the version of a revision and the next generation; None if nothing changes. Pure.
-
-    As with kubectl, the change cause of the revision comes back with it, unless a new one was annotated after the
-    newest revision: that is the cause of the rollback.
-    """
-    content = back.spec.content
-    if content_of(deployment) == content:
-        return None
-    cause = new_cause(deployment, newest) or restored_cause(back)
-    found = with_restart_mark(with_content(deployment, content), content.restarted_at)
-    found = _with_annotation(found, CHANGE_CAUSE, cause)
-    generation = deployment.metadata.generation + 1
-    metadata = found.metadata.model_copy(update={"generation": generation})
-    return found.model_copy(update={"metadata": metadata})
-
-
-def with_restart_mark(deployment: ModelDeployment, at: str) -> ModelDeployment:
-    """Return the deployment with the time of a restart in its annotations; an empty `at` removes it."""
-    return _with_annotation(deployment, RESTARTED_AT, at)
-
-
-def with_refresh_mark(deployment: ModelDeployment, at: str) -> ModelDeployment:
-    """Return the deployment with the time of a refresh: the branch of its hub model is resolved again."""
-    return _with_annotation(deployment, HUB_REFRESHED_AT, at)
-
-
 async def read_pin(transport: Transport, name: str) -> Callable[[ModelDeployment], ModelDeployment]:
     """Return the function that puts the commit of its hub model into the deployment, as its revisions have it.
 
@@ -199,12 +108,3 @@ async def read_pin(transport: Transport, name: str) -> Callable[[ModelDeployment
     item = await transport.get(keys.named(keys.SNAPSHOT_PREFIX, name))
     snapshot = None if item is None else codec.decode(ModelSnapshot, item)
     return lambda found: found if snapshot is None else pinned(found, snapshot)
-
-
-def _with_annotation(deployment: ModelDeployment, key: str, text: str) -> ModelDeployment:
-    """Return the deployment with an annotation; an empty text removes it."""
-    annotations = {k: v for k, v in deployment.metadata.annotations.items() if k != key}
-    if text:
-        annotations[key] = text
-    metadata = deployment.metadata.model_copy(update={"annotations": annotations})
-    return deployment.model_copy(update={"metadata": metadata})

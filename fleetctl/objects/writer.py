@@ -7,6 +7,7 @@ from typing import Any, Generic, TypeVar
 from fleetctl.cli.errors import FleetctlError
 from fleetctl.objects import git_warnings
 from fleetctl.objects.targets import object_ref
+from insight import edits
 from machinery.clock import Clock
 from manifests import ownership, plan
 from manifests.documents import Document
@@ -32,16 +33,6 @@ ReportCreated = Callable[[ApiObject], None]
 _ATTEMPTS = 3
 _FLEET_FIELDS = tuple(ObjectMeta.model_fields[name].alias or name for name in FLEET_OWNED)
 _HIDDEN = "managedFields"
-
-
-def with_spec(obj: Obj, **fields: Any) -> Obj | None:
-    """Return the object with these fields of its spec and the next generation; None if nothing changes. Pure."""
-    spec = getattr(obj, "spec")  # noqa: B009 - each kind narrows it, so mypy sees no such field in the base
-    changed = spec.model_copy(update=fields)
-    if changed == spec:
-        return None
-    metadata = obj.metadata.model_copy(update={"generation": obj.metadata.generation + 1})
-    return obj.model_copy(update={"metadata": metadata, "spec": changed})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -258,7 +249,7 @@ def merge_onto(now: ApiObject, target: ApiObject) -> ApiObject | None:
     is_same_spec = spec_of(now) == spec_of(target)
     if is_same_spec and (ours.labels, ours.annotations) == (theirs.labels, theirs.annotations):
         return None
-    refuse_deleted(now)
+    edits.refuse_deleted(now)
     metadata = ours.model_copy(
         update={
             "labels": theirs.labels,
@@ -284,17 +275,6 @@ def refuse_fleet_annotations(
                 f"{object_ref(obj)}: annotation {key} is written by the fleet and by commands such as "
                 "`fleetctl rollout restart`; leave it unchanged"
             )
-
-
-def refuse_deleted(obj: ApiObject) -> None:
-    """Refuse to change an object that is being deleted.
-
-    Raises:
-        FleetctlError: the object is being deleted.
-
-    """
-    if obj.metadata.deletion_timestamp is not None:
-        raise FleetctlError(f"{obj.kind.lower()}/{obj.name} is being deleted; nothing was changed")
 
 
 async def check_objects(transport: Transport, loaded: Sequence[LoadedObject]) -> None:

@@ -13,6 +13,7 @@ from fleetctl.cli.kubectl_hints import unsupported_flag
 from fleetctl.objects import targets, writer
 from fleetctl.objects.targets import Selection
 from fleetctl.output.results import ResultPrinter
+from insight import edits
 from machinery.clock import SystemClock
 from schemas.autoscaling import Autoscaling
 from schemas.deployment import ModelDeployment
@@ -77,7 +78,7 @@ def with_autoscaling(
 
     """
     name, now = targets.object_ref(obj), obj.spec.autoscaling
-    writer.refuse_deleted(obj)
+    edits.refuse_deleted(obj)
     if now is None and most is None:
         raise FleetctlError(f"{name} is not autoscaled yet: give --max")
     given = {"min_replicas": least, "max_replicas": most, "target_requests": target_requests}
@@ -90,15 +91,15 @@ def with_autoscaling(
             f"{name}: the fewest replicas ({bounds.min_replicas}) would be more than the most "
             f"({bounds.max_replicas}); give --min and --max"
         )
-    return writer.with_spec(obj, autoscaling=bounds)
+    return edits.with_spec(obj, autoscaling=bounds)
 
 
 def without_autoscaling(obj: ModelDeployment, replicas: int) -> ModelDeployment | None:
     """Return the deployment with this fixed number of replicas; None if it is not autoscaled. Pure."""
-    writer.refuse_deleted(obj)
+    edits.refuse_deleted(obj)
     if obj.spec.autoscaling is None:
         return None
-    return writer.with_spec(obj, autoscaling=None, replicas=replicas)
+    return edits.with_spec(obj, autoscaling=None, replicas=replicas)
 
 
 async def _autoscale(chosen: Sequence[Selection], options: dict[str, Any]) -> None:

@@ -12,22 +12,9 @@ from fleetctl.objects.kind_args import kind_of
 from fleetctl.objects.targets import Selection
 from fleetctl.objects.writer import Edit
 from fleetctl.output.results import ResultPrinter
+from insight import edits
 from machinery.clock import SystemClock
 from schemas.node import Node
-
-MANAGER = "fleetctl-cordon"
-"""The field manager of cordon, uncordon and drain."""
-
-
-def as_cordoned(node: Node) -> Node | None:
-    """Return the cordoned node; None if nothing changes. Pure."""
-    return writer.with_spec(node, unschedulable=True)
-
-
-def as_uncordoned(node: Node) -> Node | None:
-    """Return the node, neither cordoned nor draining; None if nothing changes. Pure."""
-    return writer.with_spec(node, unschedulable=False, draining=False)
-
 
 _HELP = """Stop placing new replicas on nodes. Running replicas stay.
 
@@ -49,7 +36,7 @@ def cordon(nodes: tuple[str, ...], selector: str, **options: Any) -> None:
     chosen = targets.selection(
         kind_of("nodes"), targets.parse_node_names(nodes), labels=selector, is_all=None
     )
-    run(_change_all(chosen, options, as_cordoned, "cordoned"))
+    run(_change_all(chosen, options, edits.as_cordoned, "cordoned"))
 
 
 @click.command(short_help="Enable placement on nodes again.")
@@ -65,7 +52,7 @@ def uncordon(nodes: tuple[str, ...], selector: str, **options: Any) -> None:
     chosen = targets.selection(
         kind_of("nodes"), targets.parse_node_names(nodes), labels=selector, is_all=None
     )
-    run(_change_all(chosen, options, as_uncordoned, "uncordoned"))
+    run(_change_all(chosen, options, edits.as_uncordoned, "uncordoned"))
 
 
 async def _change_all(
@@ -75,6 +62,6 @@ async def _change_all(
     async with open_store(options) as transport:
         for node in await targets.read_nodes(transport, chosen):
             written = await writer.write_edit(
-                transport, clock, node, edit, manager=MANAGER, is_dry=results.is_dry
+                transport, clock, node, edit, manager=edits.CORDON_MANAGER, is_dry=results.is_dry
             )
             results.print_object(written.obj, done if written.is_changed else f"already {done}")

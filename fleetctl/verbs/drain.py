@@ -17,7 +17,7 @@ from fleetctl.objects import reader, targets, writer
 from fleetctl.objects.kind_args import kind_of
 from fleetctl.objects.targets import Selection
 from fleetctl.verbs import drain_progress
-from fleetctl.verbs.cordon import MANAGER
+from insight import edits
 from machinery.backoff import Backoff, Retries
 from machinery.clock import Clock, SystemClock
 from reconciler import snapshot
@@ -89,11 +89,6 @@ def drain(nodes: tuple[str, ...], selector: str, timeout: str, **options: Any) -
         ) from None
 
 
-def as_draining(node: Node) -> Node | None:
-    """Return the draining node; None if nothing changes. Pure."""
-    return writer.with_spec(node, unschedulable=True, draining=True)
-
-
 async def drain_node(name: str, timeout_s: float, options: dict[str, Any]) -> None:
     """Drain one node, and wait until it is empty. Raises FleetctlError, StoreError."""
     chosen = targets.selection(
@@ -112,7 +107,9 @@ async def _drain(
         for node in nodes:
             was_open = not node.spec.unschedulable
             if not dry:
-                await writer.apply_edit(transport, clock, node, as_draining, manager=MANAGER)
+                await writer.apply_edit(
+                    transport, clock, node, edits.as_draining, manager=edits.CORDON_MANAGER
+                )
                 started.append(node.name)
             done = "cordoned" if was_open else "already cordoned"
             click.echo(f"{targets.object_ref(node)} {done}{' (dry run)' if dry else ''}")
@@ -144,7 +141,7 @@ class _DrainWatch:
         """Print which replicas will be moved, and warn about those that cannot."""
         seen = await snapshot.take(self._transport, self._clock)
         if dry:  # plan as if the nodes were draining
-            seen.suppose(as_draining(node) or node for node in self._node_objects)
+            seen.suppose(edits.as_draining(node) or node for node in self._node_objects)
         self._remaining = drain_progress.replicas_on(
             list(seen.lister.replicas()), frozenset(self._nodes)
         )

@@ -1,7 +1,6 @@
 """`fleetctl rollout`: status, history, undo, pause, resume, restart, promote and abort."""
 
 from dataclasses import dataclass
-from datetime import datetime
 from typing import Any
 
 import click
@@ -14,12 +13,13 @@ from fleetctl.cli.program import SuggestingGroup
 from fleetctl.objects import deployments, reader, writer
 from fleetctl.output import printers
 from fleetctl.output.results import ResultPrinter
+from insight import edits
 from machinery.clock import Clock, SystemClock
 from manifests.trees import Tree, object_tree
 from manifests.yaml import parser
 from schemas.deployment import ModelDeployment, Revision
-from schemas.meta import RESTARTED_AT, Condition, ConditionStatus, find_condition
-from schemas.rollout import CanaryDecision, canary_decision_notes
+from schemas.meta import Condition, ConditionStatus, find_condition
+from schemas.rollout import CanaryDecision
 from store import objects
 from store.errors import UnavailableError
 from store.port import Transport
@@ -196,7 +196,7 @@ def revision_table(revisions: list[Revision], deployment: ModelDeployment, clock
         return (
             "no revisions yet; the reconciler records the first one when it observes the deployment"
         )
-    now, current = clock.now(), deployments.current_revision(revisions, deployment)
+    now, current = clock.now(), edits.current_revision(revisions, deployment)
     rows = [
         (
             "*" if one is current else "",
@@ -219,7 +219,7 @@ def _refuse_missing_revision(found: list[Revision], name: str, number: int) -> l
 
 async def _read_revisions(transport: Transport, deployment: ModelDeployment) -> list[Revision]:
     found = await objects.list_all(transport, Revision)
-    return deployments.revisions_of(found, deployment)
+    return edits.revisions_of(found, deployment)
 
 
 @click.command()
@@ -257,10 +257,8 @@ async def _undo(name: str, number: int | None, options: dict[str, Any]) -> str:
 
         def edit(deployment: ModelDeployment) -> ModelDeployment | None:
             deployment = pin(deployment)
-            chosen[:] = [
-                deployments.rollback_target(revisions, deployment, number=number, served=served)
-            ]
-            return deployments.with_revision(deployment, chosen[0], revisions[-1])
+            chosen[:] = [edits.rollback_target(revisions, deployment, number=number, served=served)]
+            return edits.with_revision(deployment, chosen[0], revisions[-1])
 
         clock = SystemClock()
         is_changed = await deployments.change_deployment(
@@ -286,70 +284,6 @@ rollout.add_command(history)
 rollout.add_command(undo)
 
 
-def as_paused(deployment: ModelDeployment) -> ModelDeployment:
-    """Return the deployment with its rollout paused. Pure."""
-    return _with_pause(deployment, paused=True)
-
-
-def as_resumed(deployment: ModelDeployment) -> ModelDeployment:
-    """Return the deployment with its rollout resumed. Pure."""
-    return _with_pause(deployment, paused=False)
-
-
-def _with_pause(deployment: ModelDeployment, *, paused: bool) -> ModelDeployment:
-    rollout = deployment.spec.rollout.model_copy(update={"paused": paused})
-    changed = writer.with_spec(deployment, rollout=rollout)
-    if changed is None:
-        now = "already paused" if paused else "not paused"
-        raise FleetctlError(f"modeldeployment/{deployment.name} is {now}")
-    return changed
-
-
-def as_restarted(deployment: ModelDeployment, now: datetime) -> ModelDeployment:
-    """Return the deployment with a new version that only restarts its engines. Pure.
-
-    Raises:
-        FleetctlError: the rollout is paused, or the deployment was restarted within this second.
-
-    """
-    name, at = deployment.name, now.strftime("%Y-%m-%dT%H:%M:%SZ")
-    if deployment.spec.rollout.paused:
-        raise FleetctlError(
-            f"cannot restart modeldeployment/{name} while it is paused; "
-            f"resume it first with `fleetctl rollout resume {name}`"
-        )
-    if deployment.metadata.annotations.get(RESTARTED_AT) == at:
-        raise FleetctlError(
-            f"modeldeployment/{name} was restarted within the last second; try again"
-        )
-    marked = deployments.with_restart_mark(deployment, at)
-    # The restart counts as a change of spec: otherwise the old status would apply to the new version.
-    generation = deployment.metadata.generation + 1
-    metadata = marked.metadata.model_copy(update={"generation": generation})
-    return marked.model_copy(update={"metadata": metadata})
-
-
-def as_refreshed(deployment: ModelDeployment, now: datetime) -> ModelDeployment:
-    """Return the deployment with its hub model to be resolved again. Pure.
-
-    Raises:
-        FleetctlError: its model is a folder, or is pinned to a commit by the spec.
-
-    """
-    name, hub = deployment.name, deployment.spec.model.hub
-    if hub is None:
-        raise FleetctlError(f"modeldeployment/{name} has a model in a folder, which is no branch")
-    if hub.is_pinned:
-        raise FleetctlError(
-            f"modeldeployment/{name} has spec.model.hub.revision {hub.revision}, a commit, which never moves; "
-            "write a branch or another commit there"
-        )
-    marked = deployments.with_refresh_mark(deployment, now.strftime("%Y-%m-%dT%H:%M:%S.%fZ"))
-    generation = deployment.metadata.generation + 1
-    metadata = marked.metadata.model_copy(update={"generation": generation})
-    return marked.model_copy(update={"metadata": metadata})
-
-
 @rollout.command()
 @click.argument("what", nargs=-1, required=True, metavar="NAME...")
 @reason_option
@@ -357,7 +291,11 @@ def as_refreshed(deployment: ModelDeployment, now: datetime) -> ModelDeployment:
 def refresh(what: tuple[str, ...], **options: Any) -> None:
     """Resolve the branches of hub models again; a branch that moved becomes a new revision."""
     now = SystemClock().now()
-    run(_change_each(what, lambda deployment: as_refreshed(deployment, now), "refreshed", options))
+    run(
+        _change_each(
+            what, lambda deployment: edits.as_refreshed(deployment, now), "refreshed", options
+        )
+    )
 
 
 @rollout.command()
@@ -366,7 +304,7 @@ def refresh(what: tuple[str, ...], **options: Any) -> None:
 @store_options
 def pause(what: tuple[str, ...], **options: Any) -> None:
     """Pause rollouts of deployments. Lost replicas are still replaced."""
-    run(_change_each(what, as_paused, "paused", options))
+    run(_change_each(what, edits.as_paused, "paused", options))
 
 
 @rollout.command()
@@ -375,63 +313,7 @@ def pause(what: tuple[str, ...], **options: Any) -> None:
 @store_options
 def resume(what: tuple[str, ...], **options: Any) -> None:
     """Resume rollouts that `fleetctl rollout pause` paused."""
-    run(_change_each(what, as_resumed, "resumed", options))
-
-
-def check_canary_runs(deployment: ModelDeployment, decision: CanaryDecision) -> None:
-    """Refuse a decision about a deployment without a running canary. Pure.
-
-    Raises:
-        FleetctlError: no canary runs, or the rollout is paused.
-
-    """
-    ref, status = f"modeldeployment/{deployment.name}", deployment.status
-    if deployment.spec.rollout.paused:
-        raise FleetctlError(
-            f"{ref} is paused; resume it first with `fleetctl rollout resume {deployment.name}`"
-        )
-    is_current = status is not None and status.observed_generation >= deployment.metadata.generation
-    canary = status.canary if status is not None and is_current else None
-    if deployment.spec.rollout.canary is None or canary is None or canary.outcome != "Running":
-        raise FleetctlError(f"{ref} has no running canary to {decision}{_canary_hint(deployment)}")
-
-
-def with_canary_decision(
-    deployment: ModelDeployment, decision: CanaryDecision, generation: int
-) -> ModelDeployment:
-    """Return the deployment with a decision about the canary of this generation. Pure.
-
-    Raises:
-        FleetctlError: the deployment was changed meanwhile, so the decision was about another version.
-
-    """
-    meta = deployment.metadata
-    if meta.generation != generation:
-        raise FleetctlError(
-            f"modeldeployment/{deployment.name} was changed at the same time, so its canary was left alone; "
-            f"look at it with `fleetctl rollout status {deployment.name}`, and {decision} it again"
-        )
-    notes = {**meta.annotations, **canary_decision_notes(decision, generation)}
-    return deployment.model_copy(
-        update={"metadata": meta.model_copy(update={"annotations": notes})}
-    )
-
-
-def _canary_hint(deployment: ModelDeployment) -> str:
-    """Return what the deployment has instead of a running canary, and what to do; the end of a sentence."""
-    name, status = deployment.name, deployment.status
-    if deployment.spec.rollout.canary is None:
-        return f": it has no spec.rollout.canary. `fleetctl rollout undo {name}` rolls back"
-    if status is None or status.observed_generation < deployment.metadata.generation:
-        return ": the reconciler has not looked at its newest generation; try again"
-    if status.canary is None:
-        return ""
-    if status.canary.outcome == "Failed":
-        return (
-            f": it failed ({status.canary.message}). `fleetctl rollout restart {name}` tries again, "
-            f"`fleetctl rollout undo {name}` rolls back the spec"
-        )
-    return f": it has passed. `fleetctl rollout undo {name}` rolls back"
+    run(_change_each(what, edits.as_resumed, "resumed", options))
 
 
 @rollout.command()
@@ -462,7 +344,11 @@ def abort(what: tuple[str, ...], **options: Any) -> None:
 def restart(what: tuple[str, ...], **options: Any) -> None:
     """Restart the engines of deployments as spec.rollout allows, without dropping requests."""
     now = SystemClock().now()
-    run(_change_each(what, lambda deployment: as_restarted(deployment, now), "restarted", options))
+    run(
+        _change_each(
+            what, lambda deployment: edits.as_restarted(deployment, now), "restarted", options
+        )
+    )
 
 
 async def _change_each(
@@ -498,8 +384,11 @@ async def decide_canary(
 
     """
     seen = await deployments.read_deployment(transport, name)
-    check_canary_runs(seen, decision)
+    edits.check_canary_runs(seen, decision)
     generation = seen.metadata.generation
     await deployments.change_deployment(
-        transport, clock, name, lambda found: with_canary_decision(found, decision, generation)
+        transport,
+        clock,
+        name,
+        lambda found: edits.with_canary_decision(found, decision, generation),
     )

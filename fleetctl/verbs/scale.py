@@ -12,6 +12,7 @@ from fleetctl.cli.errors import FleetctlError
 from fleetctl.objects import targets, writer
 from fleetctl.objects.targets import Selection
 from fleetctl.output.results import ResultPrinter
+from insight import edits
 from machinery.clock import Clock, SystemClock
 from schemas.deployment import ModelDeployment
 from schemas.meta import ApiObject
@@ -68,31 +69,6 @@ def scale(words: tuple[str, ...], **options: Any) -> None:
     run(_scale(chosen, options, parse_duration(options["timeout"])))
 
 
-def with_replicas(
-    obj: ModelDeployment, replicas: int, *, current: int | None = None
-) -> ModelDeployment | None:
-    """Return the deployment with this number of replicas; None if nothing changes. Pure.
-
-    Raises:
-        FleetctlError: the deployment is autoscaled, has not the number `current`, or is being deleted.
-
-    """
-    name = targets.object_ref(obj)
-    writer.refuse_deleted(obj)
-    bounds = obj.spec.autoscaling
-    if bounds is not None:
-        raise FleetctlError(
-            f"{name} is autoscaled between {bounds.min_replicas} and {bounds.max_replicas} replicas; nothing was changed. "
-            f"Change the bounds: fleetctl autoscale {name} --min={replicas} --max={max(1, replicas)}; "
-            f"or end autoscaling, then scale: fleetctl autoscale {name} --off"
-        )
-    if current is not None and obj.spec.replicas != current:
-        raise FleetctlError(
-            f"{name}: expected {current} replicas, but spec.replicas is {obj.spec.replicas}; nothing was changed"
-        )
-    return writer.with_spec(obj, replicas=replicas)
-
-
 async def _scale(chosen: Sequence[Selection], options: dict[str, Any], timeout_s: float) -> None:
     clock, results = SystemClock(), ResultPrinter.of(options)
     replicas: int = options["replicas"]
@@ -100,7 +76,7 @@ async def _scale(chosen: Sequence[Selection], options: dict[str, Any], timeout_s
     def edit(obj: ApiObject) -> ApiObject | None:
         targets.refuse_other_version(obj, options["resource_version"])
         assert isinstance(obj, ModelDeployment)
-        return with_replicas(obj, replicas, current=options["current_replicas"])
+        return edits.with_replicas(obj, replicas, current=options["current_replicas"])
 
     async with open_store(options) as transport:
         found = await targets.read_all_selected(transport, chosen)
@@ -110,7 +86,7 @@ async def _scale(chosen: Sequence[Selection], options: dict[str, Any], timeout_s
         updated: list[ApiObject] = []
         for obj in found:
             written = await writer.write_edit(
-                transport, clock, obj, edit, manager="fleetctl-scale", is_dry=results.is_dry
+                transport, clock, obj, edit, manager=edits.SCALE_MANAGER, is_dry=results.is_dry
             )
             results.print_object(
                 written.obj, "scaled" if written.is_changed else "scaled (no change)"

@@ -12,6 +12,7 @@ from fleetctl.cli.errors import FleetctlError
 from fleetctl.cli.terminal import ProgressLine
 from fleetctl.objects import git_preview, reader, targets, writer
 from fleetctl.objects.kind_args import kind_of, parse_names
+from insight import edits
 from machinery.clock import Clock, SystemClock
 from schemas.gitsource import GitSource, with_sync_request
 from schemas.meta import Condition, ConditionStatus, find_condition
@@ -267,7 +268,7 @@ async def _set_suspended(
     done = "suspended" if is_suspended else "resumed"
 
     def edit(source: GitSource) -> GitSource | None:
-        return writer.with_spec(source, suspend=is_suspended)
+        return edits.with_spec(source, suspend=is_suspended)
 
     async with open_store(options) as transport:
         for source in await _read_sources(transport, names):

@@ -17,6 +17,7 @@ from fleetctl.objects import targets, writer
 from fleetctl.objects.kind_args import kind_of
 from fleetctl.objects.targets import Selection
 from fleetctl.output.results import ResultPrinter
+from insight import edits
 from machinery.clock import SystemClock
 from schemas import kinds
 from schemas.meta import LabelKey, LabelValue
@@ -212,7 +213,7 @@ async def _taint(
 
     def edit(node: Node) -> Node | None:
         taints = updated_taints(node.name, node.spec.taints, change, overwrite=overwrite)
-        return writer.with_spec(node, taints=taints)
+        return edits.with_spec(node, taints=taints)
 
     async with open_store(options) as transport:
         nodes = await targets.read_nodes(transport, chosen)

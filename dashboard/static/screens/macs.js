@@ -2,8 +2,10 @@
 
 import { html, useState } from "../vendor/htm-preact.js";
 import { bytes } from "../format.js";
-import { Command, Events, Filter, MacState, matching, MemoryBar, ObjectLink, Table } from "../parts.js";
+import { Command, Events, Filter, lazy, MacState, matching, MemoryBar, ObjectLink, Table } from "../parts.js";
 import { Conditions, NotFound, Source } from "./object.js";
+
+const Actions = lazy(() => import("../actions.js"), "Actions");
 
 export function Macs({ store }) {
   const [text, setText] = useState("");
@@ -37,6 +39,10 @@ export function Mac({ store, name }) {
     <p class="trail"><a href="/macs">Macs</a></p>
     <h1>${name}</h1>
     <p><${MacState} mac=${mac} /> ${mac.reason}</p>
+    <p class="actions">
+      <a href=${`/whatif?lost=${encodeURIComponent(name)}`}>What if it were gone</a>
+      <${Actions} store=${store} name=${name} verbs=${mac.isCordoned || mac.isDraining ? [...(mac.isDraining ? [] : ["drain"]), "uncordon"] : ["cordon", "drain"]} />
+    </p>
     <p><${MemoryBar} mac=${mac} /></p>
     <dl>
       <dt>Chip</dt><dd>${mac.chip ?? "-"}, ${mac.cpuCores ?? "-"} CPU cores, ${mac.gpuCores ?? "-"} GPU cores</dd>

@@ -6,6 +6,7 @@ import { Command, Events, Filter, lazy, matching, ModelState, ObjectLink, Proble
 import { Replicas } from "./macs.js";
 import { Conditions, NotFound, Source } from "./object.js";
 
+const Actions = lazy(() => import("../actions.js"), "Actions");
 const WhyPending = lazy(() => import("./why.js"), "WhyPending");
 
 export function Models({ store }) {
@@ -47,7 +48,9 @@ export function Model({ store, name, query }) {
     <p class="actions">
       <a href=${`/chat?model=${encodeURIComponent(model.servedNames[0] ?? name)}`}>Chat with it</a>
       <a href=${`/whatif?model=${encodeURIComponent(name)}`}>What if</a>
+      ${store.may("admin") && html`<a href=${`/apply?kind=ModelDeployment&name=${encodeURIComponent(name)}`}>Edit</a>`}
       <button type="button" class="small" aria-expanded=${isWhyOpen} onClick=${() => setWhyOpen(!isWhyOpen)}>${model.placed < model.desired ? "Why pending?" : "Why here?"}</button>
+      <${Actions} store=${store} name=${name} replicas=${model.desired} verbs=${verbsOf(model)} />
     </p>
     ${isWhyOpen && html`<section class="panel" aria-label="Placement"><${WhyPending} name=${name} revision=${`${model.placed} ${model.desired} ${model.ready}`} /></section>`}
     ${problems.length > 0 && html`<section aria-labelledby="why"><h2 id="why">Why</h2><${Problems} conditions=${problems} /></section>`}
@@ -69,4 +72,10 @@ export function Model({ store, name, query }) {
     <${Command} text=${`fleetctl explain placement ${name}`} />
     <${Command} text=${`fleetctl rollout history ${name}`} />
   `;
+}
+
+/** The actions that make sense now. */
+function verbsOf(model) {
+  const canary = model.hasCanary ? ["promote", "abort"] : [];
+  return [...(model.isAutoscaled ? [] : ["scale"]), "restart", model.isPaused ? "resume" : "pause", ...canary, "undo"];
 }

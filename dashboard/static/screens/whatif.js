@@ -97,12 +97,18 @@ function Answer({ answer }) {
   const scale = Math.max(1, ...shown.map((mac) => Math.max(mac.allocatableBytes, used(mac))));
   return html`
     <p class="sentence" data-answer aria-live="polite">${answer.sentence}</p>
-    <${Table} caption="What the planner would do" columns=${STEPS} rows=${answer.steps.map((one) => ({ ...one, name: one.replica + one.change }))} empty="Every replica stays where it is." />
+    <${PlacementSteps} steps=${answer.steps} />
     <h3>Memory of the Macs then</h3>
     <${Legend} />
     <ul class="memories">${shown.map((mac) => html`<${MacMemory} key=${mac.name} mac=${mac} scale=${scale} />`)}</ul>
     ${answer.memory.length > shown.length && html`<p class="quiet">${answer.memory.length - shown.length} more Macs stay as they are.</p>`}
   `;
+}
+
+/** What the planner would do with each replica. */
+export function PlacementSteps({ steps }) {
+  const rows = steps.map((one) => ({ ...one, name: one.replica + one.change }));
+  return html`<${Table} caption="What the planner would do" columns=${STEPS} rows=${rows} empty="Every replica stays where it is." />`;
 }
 
 const WORDS = { New: "new", Replaced: "replaced", ReplacedInPlace: "replaced in place", Kept: "unchanged", Ends: "ends" };

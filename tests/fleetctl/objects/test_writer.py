@@ -5,13 +5,13 @@ from typing_extensions import override
 
 from fleetctl.cli.errors import FleetctlError
 from fleetctl.objects import deployments, writer
-from fleetctl.verbs import drain_progress, rollout
-from fleetctl.verbs.cordon import as_cordoned
+from fleetctl.verbs import drain_progress
+from insight import edits
 from schemas.deployment import ModelDeployment, ModelDeploymentStatus
 from schemas.meta import RESTARTED_AT, ObjectMeta
 from schemas.node import Node
 from store import codec, objects
-from store.errors import ConflictError, UnavailableError
+from store.errors import ConflictError, EditRefusedError, UnavailableError
 from store.port import Delete
 from tests.support.fleets import NOW, deployment, replica, revision
 from tests.support.manifests_faults import FaultyTransport, InstantClock, lost
@@ -33,7 +33,7 @@ async def there(transport: FaultyTransport, name: str = "a") -> Node:
 
 async def change(transport: FaultyTransport, node: Node = JOINED) -> bool:
     return await writer.apply_edit(
-        transport, InstantClock(), node, as_cordoned, manager="fleetctl-cordon"
+        transport, InstantClock(), node, edits.as_cordoned, manager="fleetctl-cordon"
     )
 
 
@@ -58,7 +58,7 @@ async def test_a_lost_answer_does_not_repeat_the_edit(transport: FaultyTransport
     assert (entry.manager, entry.fields) == ("fleetctl-cordon", ("spec.unschedulable",))
     assert not await change(transport)
     dry = await writer.write_edit(
-        transport, InstantClock(), JOINED, as_cordoned, manager="fleetctl-cordon", is_dry=True
+        transport, InstantClock(), JOINED, edits.as_cordoned, manager="fleetctl-cordon", is_dry=True
     )
     assert dry.is_changed
     assert transport.commits == 1
@@ -102,25 +102,25 @@ async def test_a_restart_with_a_lost_answer_happens_once(transport: FaultyTransp
     transport.after = lost(1)
     clock = InstantClock()
     assert await deployments.change_deployment(
-        transport, clock, "qwen", lambda found: rollout.as_restarted(found, clock.now())
+        transport, clock, "qwen", lambda found: edits.as_restarted(found, clock.now())
     )
     found = await objects.get(transport, ModelDeployment, "qwen")
     assert found is not None
     assert found.metadata.annotations == {RESTARTED_AT: "2026-01-01T00:00:00Z"}
     assert found.metadata.generation == 2
-    with pytest.raises(FleetctlError, match="was restarted within the last second"):
-        rollout.as_restarted(found, clock.now())
-    with pytest.raises(FleetctlError, match="is already paused"):
-        rollout.as_paused(rollout.as_paused(found))
+    with pytest.raises(EditRefusedError, match="was restarted within the last second"):
+        edits.as_restarted(found, clock.now())
+    with pytest.raises(EditRefusedError, match="is already paused"):
+        edits.as_paused(edits.as_paused(found))
 
 
 def test_revisions_of_a_deployment() -> None:
     first = deployment()
-    again = rollout.as_restarted(first, NOW)
+    again = edits.as_restarted(first, NOW)
     stranger = revision(first).model_copy(
         update={"metadata": revision(deployment(name="x")).metadata}
     )
-    assert deployments.revisions_of([revision(again, 2), stranger, revision(first)], first) == [
+    assert edits.revisions_of([revision(again, 2), stranger, revision(first)], first) == [
         revision(first),
         revision(again, 2),
     ]

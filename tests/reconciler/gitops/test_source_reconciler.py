@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fleetctl.objects.writer import with_spec
+from insight.edits import with_spec
 from manifests.delete import delete
 from manifests.ownership import record_update
 from schemas.deployment import ModelDeployment

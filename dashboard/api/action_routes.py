@@ -1,0 +1,242 @@
+"""Routes that change the fleet: manifests and actions on one object. Each is previewed first, and written by compare-and-swap.
+
+The planner and the edits are those of fleetctl. Without --allow-writes every change is refused, and previews remain.
+"""
+
+import logging
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Annotated, Final
+
+import msgspec
+from fastapi import APIRouter, Request, Response
+
+from dashboard.api.question_routes import QuestionRoutes, error_row, load_text, store_refusal
+from dashboard.api.request_json import read_json
+from dashboard.api.routes import json_response
+from dashboard.auth import Visitor
+from insight import actions, edits
+from insight.actions import VERBS, Action, PreparedAction
+from insight.conditions import Row
+from insight.what_if import Supposition
+from machinery.clock import Clock
+from machinery.request_body import BodyReader
+from manifests import apply as applying
+from manifests.apply import ApplyOptions, ApplyResult, PlanChangedError
+from manifests.errors import ApplyError, ManifestErrors
+from manifests.load import LoadedObject
+from manifests.plan import CreatedObject, UnchangedObject, change_text, plan_id
+from manifests.trees import Tree
+from schemas.deployment import ModelDeployment
+from schemas.meta import ApiObject
+from schemas.wire.errors import Refusal, RefusedError, invalid
+from store import objects
+from store.errors import ConflictError, EditRefusedError, NotFoundError, StoreError
+from store.port import Transport
+
+log = logging.getLogger(__name__)
+
+MAX_TEXT: Final = 1 << 20
+_MOST_ERRORS: Final = 100
+_READ_ONLY: Final = "This dashboard changes nothing: it was started without --allow-writes. The command beside it does the same."
+
+
+class ManifestBody(msgspec.Struct, forbid_unknown_fields=True):
+    """Manifests to check or to apply."""
+
+    manifests: Annotated[str, msgspec.Meta(max_length=MAX_TEXT)]
+    plan: Annotated[str, msgspec.Meta(max_length=64)] = ""
+    """The plan that was agreed to."""
+
+
+class ActionBody(msgspec.Struct, forbid_unknown_fields=True):
+    """An action on one object."""
+
+    name: Annotated[str, msgspec.Meta(min_length=1, max_length=253)]
+    version: Annotated[str, msgspec.Meta(max_length=20)] = ""
+    """The resourceVersion that was looked at."""
+    replicas: Annotated[int, msgspec.Meta(ge=0, le=10_000)] | None = None
+    revision: Annotated[int, msgspec.Meta(ge=1)] | None = None
+    dryRun: bool = False  # noqa: N815 - as in the query of Kubernetes
+
+
+@dataclass(slots=True)
+class ActionRoutes:
+    """Handlers of `/api/v1/check`, `/api/v1/apply`, `/api/v1/actions/VERB` and `/api/v1/revisions/NAME`."""
+
+    questions: QuestionRoutes
+    bodies: BodyReader
+    transport: Transport
+    clock: Clock
+    can_write: bool
+
+    def add_to(self, router: APIRouter) -> None:
+        """Register the routes."""
+        router.add_api_route("/api/v1/check", self.check, methods=["POST"])
+        router.add_api_route("/api/v1/apply", self.apply, methods=["POST"])
+        router.add_api_route("/api/v1/actions/{verb}", self.act, methods=["POST"])
+        router.add_api_route("/api/v1/revisions/{name}", self.revisions, methods=["GET"])
+
+    async def check(self, request: Request) -> Response:
+        """Check manifests: all problems with their lines, or the diff, the conflicts and what the planner would do."""
+        body = await read_json(self.bodies, request, ManifestBody)
+        try:
+            return json_response(await self._preview(load_text(body.manifests)))
+        except ManifestErrors as errors:
+            return json_response({"errors": _error_rows(errors)})
+
+    async def _preview(self, loaded: list[LoadedObject]) -> dict[str, object]:
+        try:
+            found = await applying.preview(self.transport, loaded, self.clock)
+        except StoreError as error:
+            raise store_refusal(error) from error
+        changes = found.changes
+        return {
+            "errors": [],
+            "plan": plan_id(changes),
+            "changes": [
+                {
+                    "kind": one.obj.kind,
+                    "name": one.obj.name,
+                    "result": "unchanged"
+                    if isinstance(one, UnchangedObject)
+                    else "created"
+                    if isinstance(one, CreatedObject)
+                    else "configured",
+                    "diff": change_text(one),
+                    "keptByOthers": [kept.kept_message for kept in one.kept_by_others],
+                }
+                for one in changes
+            ],
+            "placement": await self._placement(
+                one.obj for one in changes if not isinstance(one, UnchangedObject)
+            ),
+            "canWrite": self.can_write,
+        }
+
+    async def apply(self, request: Request) -> Response:
+        """Apply manifests as `fleetctl apply` does, if the plan is the one that was agreed to; else 409."""
+        body = await read_json(self.bodies, request, ManifestBody)
+        self._check_writes()
+        if not body.plan:
+            raise invalid("Name the plan that POST /api/v1/check returned.", "plan")
+        options = ApplyOptions(expected_plan=body.plan)
+        try:
+            loaded = load_text(body.manifests)
+            done = await applying.apply(self.transport, loaded, self.clock, options)
+        except PlanChangedError as error:
+            raise _conflict(str(error)) from error
+        except ManifestErrors as errors:
+            # It was valid when it was checked.
+            raise _conflict(errors.show(3)) from errors
+        except ApplyError as error:
+            raise RefusedError(Refusal(status=503, message=str(error))) from error
+        except StoreError as error:
+            raise store_refusal(error) from error
+        self._log(
+            request, "applied manifests", [f"{o.obj.kind}/{o.obj.name}" for o in done.outcomes]
+        )
+        return json_response(_result(done))
+
+    async def act(self, verb: str, request: Request) -> Response:
+        """Preview an action (`dryRun`), or carry it out if the object has the version that was looked at; else 409."""
+        known = next((one for one in VERBS if one == verb), None)
+        if known is None:
+            message = f"There is no action '{verb[:40]}'; there are {', '.join(VERBS)}."
+            raise RefusedError(Refusal(status=404, message=message))
+        body = await read_json(self.bodies, request, ActionBody)
+        action = Action(verb=known, name=body.name, replicas=body.replicas, revision=body.revision)
+        if not body.dryRun:
+            self._check_writes()
+        try:
+            prepared = await actions.prepare(self.transport, self.clock, action)
+            if body.dryRun:
+                return json_response(await self._previewed(prepared))
+            await actions.carry_out(self.transport, prepared, version=body.version)
+        except NotFoundError as error:
+            raise RefusedError(Refusal(status=404, message=f"{error}.")) from error
+        except EditRefusedError as error:
+            raise RefusedError(Refusal(status=400, message=f"{error}.", code="refused")) from error
+        except ConflictError as error:
+            raise _conflict(str(error)) from error
+        except StoreError as error:
+            raise store_refusal(error) from error
+        self._log(request, action.verb, [f"{action.kind.__name__}/{action.name}"])
+        is_changed = prepared.after is not None
+        return json_response({"isChanged": is_changed, "command": action.command})
+
+    async def _previewed(self, prepared: PreparedAction) -> dict[str, object]:
+        after = prepared.after
+        placement = await self._placement([] if after is None else [after])
+        return {
+            "version": prepared.version,
+            "isChanged": after is not None,
+            "diff": prepared.diff,
+            "command": prepared.action.command,
+            "placement": placement,
+            "canWrite": self.can_write,
+        }
+
+    async def revisions(self, name: str) -> Response:
+        """List the revisions of a deployment, the newest first, with what differs from the one before."""
+        try:
+            deployment = await objects.get(self.transport, ModelDeployment, name)
+            if deployment is None:
+                message = f"There is no ModelDeployment '{name[:200]}', or not any more."
+                raise RefusedError(Refusal(status=404, message=message))
+            found = await actions.read_revisions(self.transport, deployment)
+        except StoreError as error:
+            raise store_refusal(error) from error
+        current = edits.current_revision(found, deployment)
+        rows = [
+            {
+                "name": str(one.spec.revision),
+                "revision": one.spec.revision,
+                "template": one.spec.template,
+                "created": None
+                if one.metadata.creation_timestamp is None
+                else one.metadata.creation_timestamp.isoformat(),
+                "cause": one.spec.change_cause,
+                "isCurrent": one is current,
+                "diff": edits.revision_diff(before, one),
+            }
+            for before, one in zip([None, *found], found, strict=False)
+        ]
+        return json_response({"revisions": rows[::-1]})
+
+    async def _placement(self, changed: Iterable[ApiObject]) -> dict[str, Tree]:
+        """Return what the planner would do if these objects were written."""
+        found = await self.questions.forecast(Supposition(objects=tuple(changed)))
+        return {name: found[name] for name in ("sentence", "steps", "unplaced")}
+
+    def _check_writes(self) -> None:
+        if not self.can_write:
+            refusal = Refusal(status=403, message=_READ_ONLY, code="read_only")
+            raise RefusedError(refusal)
+
+    def _log(self, request: Request, verb: str, about: list[str]) -> None:
+        visitor: Visitor = request.state.visitor
+        log.info(
+            "the page changed the fleet",
+            extra={"user": visitor.name, "verb": verb, "objects": about[:20]},
+        )
+
+
+def _error_rows(errors: ManifestErrors) -> list[Row]:
+    return [error_row(one) for one in errors.problems[:_MOST_ERRORS]]
+
+
+def _conflict(message: str) -> RefusedError:
+    text = f"{message.rstrip('.')}. Look at it again; nothing was overwritten."
+    return RefusedError(Refusal(status=409, message=text, code="changed"))
+
+
+def _result(done: ApplyResult) -> dict[str, object]:
+    return {
+        "errors": [],
+        "outcomes": [
+            {"kind": one.obj.kind, "name": one.obj.name, "result": one.result}
+            for one in done.outcomes
+        ],
+        "keptByOthers": [one.kept_message for one in done.kept_by_others],
+    }

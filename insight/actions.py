@@ -1,0 +1,193 @@
+"""Actions on one object that people take: prepared first, with what would be written, then carried out by compare-and-swap.
+
+action = Action(verb="scale", name="qwen", replicas=3)
+prepared = await prepare(transport, clock, action)      # writes nothing
+await carry_out(transport, prepared)                    # only if the object is as it was
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Final, Literal, TypeAlias, get_args
+
+from insight import edits
+from machinery.clock import Clock
+from manifests import diff, ownership
+from schemas.deployment import ModelDeployment, Revision
+from schemas.meta import ApiObject, ObjectMeta
+from schemas.model_snapshot import ModelSnapshot, pinned
+from schemas.node import Node, NodeStatus
+from schemas.rollout import CanaryDecision
+from store import codec, keys, objects
+from store.errors import ConflictError, EditRefusedError, NotFoundError
+from store.port import Transport
+
+Verb: TypeAlias = Literal[
+    "cordon",
+    "uncordon",
+    "drain",
+    "scale",
+    "pause",
+    "resume",
+    "restart",
+    "undo",
+    "promote",
+    "abort",
+]
+VERBS: Final[tuple[Verb, ...]] = get_args(Verb)
+_NODE_EDITS: Final[Mapping[str, Callable[[Node], Node | None]]] = MappingProxyType(
+    {
+        "cordon": edits.as_cordoned,
+        "uncordon": edits.as_uncordoned,
+        "drain": edits.as_draining,
+    }
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Action:
+    """One action on a Mac or a deployment."""
+
+    verb: Verb
+    name: str
+    replicas: int | None = None
+    """For scale."""
+    revision: int | None = None
+    """For undo: the revision to return to; None: the one before."""
+
+    @property
+    def kind(self) -> type[Node] | type[ModelDeployment]:
+        """The kind of the object."""
+        return Node if self.verb in _NODE_EDITS else ModelDeployment
+
+    @property
+    def command(self) -> str:
+        """The command that does the same."""
+        if self.verb in _NODE_EDITS:
+            return f"fleetctl {self.verb} {self.name}"
+        if self.verb == "scale":
+            return f"fleetctl scale md/{self.name} --replicas={self.replicas}"
+        flag = f" --to-revision {self.revision}" if self.revision else ""
+        return f"fleetctl rollout {self.verb} {self.name}{flag}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PreparedAction:
+    """An action, the object that it was prepared for, and what it would become."""
+
+    action: Action
+    before: ApiObject
+    after: ApiObject | None
+    """None if nothing changes."""
+
+    @property
+    def version(self) -> str:
+        """The version of the object, which the action is for."""
+        return self.before.metadata.resource_version or "0"
+
+    @property
+    def diff(self) -> str:
+        """The change as a unified diff; empty if nothing changes."""
+        return "" if self.after is None else diff.diff_text(self.before, self.after)
+
+
+async def prepare(transport: Transport, clock: Clock, action: Action) -> PreparedAction:
+    """Read the object, and return what the action would make of it.
+
+    Raises:
+        NotFoundError: the object does not exist.
+        EditRefusedError: the action makes no sense for it; the message says why.
+        StoreError: the store does not answer.
+
+    """
+    if action.verb in _NODE_EDITS:
+        node = await _read_node(transport, clock, action.name)
+        changed: ApiObject | None = _NODE_EDITS[action.verb](node)
+        manager, before = edits.CORDON_MANAGER, node
+        return _prepared(action, before, changed, manager, clock)
+    deployment = await objects.get(transport, ModelDeployment, action.name)
+    if deployment is None:
+        raise NotFoundError(f"there is no ModelDeployment {action.name}")
+    edits.refuse_deleted(deployment)
+    if action.verb == "scale":
+        if action.replicas is None:
+            raise EditRefusedError("scale needs a number of replicas")
+        changed = edits.with_replicas(deployment, action.replicas)
+        return _prepared(action, deployment, changed, edits.SCALE_MANAGER, clock)
+    changed = await _rolled(transport, clock, deployment, action)
+    return _prepared(action, deployment, changed, ownership.ROLLOUT, clock)
+
+
+async def _rolled(
+    transport: Transport, clock: Clock, deployment: ModelDeployment, action: Action
+) -> ModelDeployment | None:
+    """Return the deployment after a verb of `fleetctl rollout`."""
+    match action.verb:
+        case "pause":
+            return edits.as_paused(deployment)
+        case "resume":
+            return edits.as_resumed(deployment)
+        case "restart":
+            return edits.as_restarted(deployment, clock.now())
+        case "undo":
+            return await _undone(transport, deployment, action.revision)
+        case "promote" | "abort":
+            decision: CanaryDecision = action.verb
+            edits.check_canary_runs(deployment, decision)
+            generation = deployment.metadata.generation
+            return edits.with_canary_decision(deployment, decision, generation)
+        case _:
+            raise EditRefusedError(f"{action.verb} is no action on a ModelDeployment")
+
+
+async def _undone(
+    transport: Transport, deployment: ModelDeployment, number: int | None
+) -> ModelDeployment | None:
+    revisions = await read_revisions(transport, deployment)
+    item = await transport.get(keys.named(keys.SNAPSHOT_PREFIX, deployment.name))
+    now = deployment if item is None else pinned(deployment, codec.decode(ModelSnapshot, item))
+    served = "" if deployment.status is None else deployment.status.stable_template
+    target = edits.rollback_target(revisions, now, number=number, served=served)
+    return edits.with_revision(now, target, revisions[-1])
+
+
+async def read_revisions(transport: Transport, deployment: ModelDeployment) -> list[Revision]:
+    """Return the recorded revisions of a deployment, oldest first."""
+    return edits.revisions_of(await objects.list_all(transport, Revision), deployment)
+
+
+def _prepared(
+    action: Action, before: ApiObject, changed: ApiObject | None, manager: str, clock: Clock
+) -> PreparedAction:
+    after = changed
+    if changed is not None:
+        after = ownership.record_update(before, changed, manager, clock.now())
+    return PreparedAction(action=action, before=before, after=after)
+
+
+async def _read_node(transport: Transport, clock: Clock, name: str) -> Node:
+    """Return a node; one without a spec, known from its agent alone, as the reconciler would write it."""
+    item = await transport.get(keys.spec_key("Node", name))
+    if item is not None:
+        return codec.decode_object(Node, item)
+    status = await transport.get(keys.status_key("Node", name))
+    if status is None:
+        raise NotFoundError(f"there is no Mac {name}")
+    uid, now = codec.decode(NodeStatus, status).uid, clock.now()
+    return Node(metadata=ObjectMeta(name=name, uid=uid, generation=1, creation_timestamp=now))
+
+
+async def carry_out(transport: Transport, prepared: PreparedAction, *, version: str) -> None:
+    """Write a prepared action, if the object still has the version that a person has seen.
+
+    Raises:
+        ConflictError: the object was changed since.
+        StoreError: the store does not answer.
+
+    """
+    if version != prepared.version:
+        before = prepared.before
+        raise ConflictError(f"{before.kind} {before.name} was changed since it was looked at")
+    if prepared.after is not None:
+        guard, put = codec.unchanged_guard(prepared.before), codec.put_spec(prepared.after)
+        await transport.commit([guard], [put])

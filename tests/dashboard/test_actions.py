@@ -1,0 +1,178 @@
+"""Changes of the fleet over HTTP: previewed, then written by compare-and-swap, with the effect of fleetctl."""
+
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from manifests import apply as applying
+from manifests.load import parse_texts, read_objects
+from schemas.deployment import ModelDeployment
+from schemas.node import Node
+from store import codec, keys, objects
+from store.memory import MemoryTransport
+from store.port import Put
+from tests.support.clock import FakeClock
+from tests.support.dashboard_fleets import MANIFEST, put_fleet
+from tests.support.dashboards import CLOCK, RunningDashboard, running_dashboard
+from tests.support.fleets import deployment, revision
+
+
+@pytest.fixture
+async def running() -> AsyncIterator[RunningDashboard]:
+    store = MemoryTransport(CLOCK)
+    await put_fleet(store)
+    async with running_dashboard(store, can_write=True) as found:
+        yield found
+
+
+async def stored(running: RunningDashboard, kind: str, name: str) -> dict[str, Any]:
+    item = await running.store.get(keys.spec_key(kind, name))
+    assert item is not None
+    found: dict[str, Any] = json.loads(item.value)
+    return found
+
+
+async def test_what_is_applied_is_what_was_previewed_and_what_fleetctl_applies(
+    running: RunningDashboard,
+) -> None:
+    checked = await running.post("/api/v1/check", {"manifests": MANIFEST})
+    assert checked["errors"] == []
+    (change,) = checked["changes"]
+    assert (change["kind"], change["name"], change["result"]) == (
+        "ModelDeployment",
+        "small",
+        "created",
+    )
+    assert "+  contextLength: 2048" in change["diff"]
+    assert any(one["deployment"] == "small" for one in checked["placement"]["steps"])
+    body = {"manifests": MANIFEST, "plan": checked["plan"]}
+    done = await running.post("/api/v1/apply", body)
+    assert done["outcomes"] == [{"kind": "ModelDeployment", "name": "small", "result": "created"}]
+    other = MemoryTransport(FakeClock())
+    loaded = read_objects(parse_texts([("m", MANIFEST)]).documents)
+    await applying.apply(other, loaded, CLOCK)
+    item = await other.get(keys.spec_key("ModelDeployment", "small"))
+    assert item is not None
+    theirs, ours = json.loads(item.value), await stored(running, "ModelDeployment", "small")
+    for one in (theirs, ours):  # what differs from one second to the next
+        one["metadata"].pop("uid")
+        one["metadata"].pop("creationTimestamp")
+        for entry in one["metadata"]["managedFields"]:
+            entry.pop("time")
+    assert ours == theirs
+
+
+async def test_a_plan_that_is_not_true_any_more_is_refused(running: RunningDashboard) -> None:
+    checked = await running.post("/api/v1/check", {"manifests": MANIFEST})
+    # Nothing may be written without a plan.
+    await running.post("/api/v1/apply", {"manifests": MANIFEST}, 400)
+    await running.store.commit([], [codec.put_spec(deployment(name="small", replicas=4))])
+    body = {"manifests": MANIFEST, "plan": checked["plan"]}
+    refused = await running.post("/api/v1/apply", body, 409)
+    assert refused["error"]["code"] == "changed"
+    assert (await stored(running, "ModelDeployment", "small"))["spec"]["replicas"] == 4
+    # Another text under the plan of this one.
+    again = await running.post("/api/v1/check", {"manifests": MANIFEST})
+    other = MANIFEST.replace("2048", "4096")
+    await running.post("/api/v1/apply", {"manifests": other, "plan": again["plan"]}, 409)
+
+
+async def test_all_errors_have_their_line_and_field(running: RunningDashboard) -> None:
+    wrong = MANIFEST.replace("replicas: 1", "replicas: -1").replace("concurrency", "concurency")
+    found = await running.post("/api/v1/check", {"manifests": wrong})
+    assert [(one["line"], one["path"]) for one in found["errors"]] == [
+        (4, "spec.replicas"),
+        (4, "spec.concurency"),
+    ]
+    assert any("concurrency" in one["hint"] + one["message"] for one in found["errors"])
+    found = await running.post("/api/v1/check", {"manifests": "a: [\n"})
+    assert found["errors"][0]["line"] >= 1
+    found = await running.post("/api/v1/check", {"manifests": ""})
+    assert "declares nothing" in found["errors"][0]["message"]
+
+
+@pytest.mark.parametrize(
+    ("verb", "name", "more", "command", "place", "value"),
+    [
+        ("cordon", "mac-1", {}, "fleetctl cordon mac-1", "unschedulable", True),
+        ("drain", "mac-1", {}, "fleetctl drain mac-1", "draining", True),
+        ("scale", "qwen", {"replicas": 3}, "fleetctl scale md/qwen --replicas=3", "replicas", 3),
+    ],
+)
+async def test_an_action_is_previewed_then_written(
+    running: RunningDashboard,
+    verb: str,
+    name: str,
+    more: dict[str, int],
+    command: str,
+    place: str,
+    value: object,
+) -> None:
+    path, body = f"/api/v1/actions/{verb}", {"name": name, **more}
+    seen = await running.post(path, {**body, "dryRun": True})
+    assert (seen["isChanged"], seen["command"]) == (True, command)
+    assert f"+  {place}: {str(value).lower()}" in seen["diff"]
+    kind = "ModelDeployment" if name == "qwen" else "Node"
+    assert (await stored(running, kind, name)).get("spec", {}).get(place) != value
+    await running.post(path, {**body, "version": seen["version"]})
+    after = await stored(running, kind, name)
+    assert after["spec"][place] == value
+    manager = after["metadata"]["managedFields"][-1]["manager"]
+    assert manager == ("fleetctl-scale" if kind == "ModelDeployment" else "fleetctl-cordon")
+    # The same question, asked with what was seen before.
+    refused = await running.post(path, {**body, "version": seen["version"]}, 409)
+    assert "was changed since" in refused["error"]["message"]
+
+
+async def test_a_drain_says_what_moves(running: RunningDashboard) -> None:
+    seen = await running.post("/api/v1/actions/drain", {"name": "mac-1", "dryRun": True})
+    (moved,) = [one for one in seen["placement"]["steps"] if one["replica"] == "qwen-0"]
+    assert (moved["from"], moved["to"]) == (["mac-1"], ["mac-2"])
+
+
+async def test_a_rollout_is_undone(running: RunningDashboard) -> None:
+    old, new = deployment(replicas=2), deployment(replicas=2, context_length=2048)
+    puts = [codec.put_spec(revision(old, 1)), codec.put_spec(revision(new, 2))]
+    await running.store.commit([], [*puts, codec.put_spec(new)])
+    listed = (await running.get("/api/v1/revisions/qwen"))["revisions"]
+    assert [(one["revision"], one["isCurrent"]) for one in listed] == [(2, True), (1, False)]
+    assert "-contextLength: 1024\n+contextLength: 2048" in listed[0]["diff"]
+    seen = await running.post("/api/v1/actions/undo", {"name": "qwen", "dryRun": True})
+    assert "-  contextLength: 2048\n+  contextLength: 1024" in seen["diff"]
+    await running.post("/api/v1/actions/undo", {"name": "qwen", "version": seen["version"]})
+    found = await objects.get(running.store, ModelDeployment, "qwen")
+    assert found is not None
+    assert found.spec.context_length == 1024
+    refused = await running.post("/api/v1/actions/promote", {"name": "qwen", "dryRun": True}, 400)
+    assert "no running canary" in refused["error"]["message"]
+
+
+async def test_a_mac_that_its_agent_alone_knows_is_cordoned(running: RunningDashboard) -> None:
+    status = await running.store.get(keys.status_key("Node", "mac-1"))
+    assert status is not None
+    await running.store.commit([], [Put(key=keys.status_key("Node", "new"), value=status.value)])
+    seen = await running.post("/api/v1/actions/cordon", {"name": "new", "dryRun": True})
+    await running.post("/api/v1/actions/cordon", {"name": "new", "version": seen["version"]})
+    found = await objects.get(running.store, Node, "new")
+    assert found is not None
+    assert found.spec.unschedulable
+    await running.post("/api/v1/actions/cordon", {"name": "nobody", "dryRun": True}, 404)
+    await running.post("/api/v1/actions/explode", {"name": "new"}, 404)
+
+
+async def test_nothing_is_written_without_the_flag() -> None:
+    store = MemoryTransport(CLOCK)
+    await put_fleet(store)
+    async with running_dashboard(store) as running:
+        seen = await running.post("/api/v1/actions/cordon", {"name": "mac-1", "dryRun": True})
+        assert seen["canWrite"] is False
+        before = (await store.status()).revision
+        for path, body in (
+            ("/api/v1/actions/cordon", {"name": "mac-1", "version": seen["version"]}),
+            ("/api/v1/apply", {"manifests": MANIFEST, "plan": "x"}),
+        ):
+            refused = await running.post(path, body, 403)
+            assert "--allow-writes" in refused["error"]["message"]
+        assert (await store.status()).revision == before

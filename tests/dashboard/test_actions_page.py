@@ -1,0 +1,129 @@
+"""Apply and actions in a real browser: errors by line, the preview first, roles, and what is shown after a conflict."""
+
+from collections.abc import AsyncIterator
+
+import pytest
+from axe_playwright_python.async_playwright import Axe
+from playwright.async_api import Browser, Page, expect
+
+from schemas.deployment import ModelDeployment
+from schemas.node import Node
+from store import codec, objects
+from store.memory import MemoryTransport
+from tests.dashboard.test_page import WCAG
+from tests.dashboard.test_route_access import put_key
+from tests.support.browser import needs_browser, open_page, running_browser
+from tests.support.dashboard_fleets import MANIFEST, put_fleet
+from tests.support.dashboards import CLOCK, RunningDashboard, running_dashboard
+from tests.support.fleets import deployment, revision
+
+pytestmark = [needs_browser, pytest.mark.browser]
+
+
+@pytest.fixture(scope="module")
+async def browser() -> AsyncIterator[Browser]:
+    async with running_browser() as found:
+        yield found
+
+
+@pytest.fixture
+async def running() -> AsyncIterator[RunningDashboard]:
+    store = MemoryTransport(CLOCK)
+    await put_fleet(store)
+    async with running_dashboard(store, can_write=True) as found:
+        yield found
+
+
+async def check_access(page: Page) -> None:
+    result = await Axe().run(page, options=WCAG)
+    assert result.violations_count == 0, result.generate_report()
+
+
+async def test_a_manifest_is_mended_previewed_and_applied(
+    browser: Browser, running: RunningDashboard
+) -> None:
+    async with open_page(browser, running.url) as (page, _):
+        await page.goto("/apply")
+        area = page.get_by_label("Manifest, YAML")
+        await area.fill(MANIFEST.replace("concurrency", "concurency"))
+        alert = page.get_by_role("alert")
+        await expect(alert).to_contain_text("Did you mean concurrency?")
+        await expect(alert).to_contain_text("spec.concurency")
+        await expect(page.locator(".line-numbers .wrong")).to_have_text("4")
+        await check_access(page)
+        await page.get_by_role("button", name="line 4").click()
+        assert await area.evaluate("(area) => area === document.activeElement")
+        await expect(page.get_by_role("button", name="Apply these changes")).to_have_count(0)
+        await area.fill(MANIFEST)
+        await expect(page.locator(".diff .added").last).to_be_visible()
+        await expect(page.locator("[data-plan]")).to_contain_text("placed")
+        await check_access(page)
+        # Another writer is faster: nothing is overwritten, and the new difference is shown.
+        await running.store.commit([], [codec.put_spec(deployment(name="small", replicas=5))])
+        await page.get_by_role("button", name="Apply these changes").click()
+        await expect(page.get_by_role("alert")).to_contain_text("changed after the preview")
+        await expect(page.locator(".diff .removed").first).to_be_visible()
+        await page.get_by_role("button", name="Apply these changes").click()
+        await expect(page.locator("[data-done]")).to_contain_text("configured")
+        found = await objects.get(running.store, ModelDeployment, "small")
+        assert found is not None
+        assert found.spec.context_length == 2048
+
+
+async def test_a_mac_is_drained_by_keyboard(browser: Browser, running: RunningDashboard) -> None:
+    async with open_page(browser, running.url) as (page, _):
+        await page.goto("/macs/mac-1")
+        await page.get_by_role("button", name="Drain", exact=True).focus()
+        await page.keyboard.press("Enter")
+        dialog = page.get_by_role("dialog")
+        await expect(dialog).to_contain_text("from mac-1 to mac-2")
+        await expect(dialog).to_contain_text("fleetctl drain mac-1")
+        await check_access(page)
+        await dialog.get_by_role("button", name="Drain", exact=True).focus()
+        await page.keyboard.press("Enter")
+        await expect(dialog.locator("[data-done]")).to_be_visible()
+        await page.keyboard.press("Escape")
+        await expect(page.get_by_role("dialog")).to_have_count(0)
+        # What is shown comes from the store, not from the click.
+        await expect(page.locator("main")).to_contain_text("draining")
+        found = await objects.get(running.store, Node, "mac-1")
+        assert found is not None
+        assert found.spec.draining
+
+
+async def test_a_rollout_is_undone_after_its_diff_was_shown(
+    browser: Browser, running: RunningDashboard
+) -> None:
+    old, new = deployment(replicas=2), deployment(replicas=2, context_length=2048)
+    puts = [codec.put_spec(revision(old, 1)), codec.put_spec(revision(new, 2))]
+    await running.store.commit([], [*puts, codec.put_spec(new)])
+    async with open_page(browser, running.url) as (page, _):
+        await page.goto("/models/qwen")
+        await page.get_by_role("button", name="Undo the rollout").click()
+        dialog = page.get_by_role("dialog")
+        await expect(dialog.locator(".removed", has_text="2048")).to_be_visible()
+        await dialog.get_by_label("Revision").select_option("1")
+        await expect(dialog).to_contain_text("fleetctl rollout undo qwen --to-revision 1")
+        await dialog.get_by_role("button", name="Undo the rollout").click()
+        await expect(dialog.locator("[data-done]")).to_be_visible()
+        await expect(page.locator("main dl")).to_contain_text("1024 tokens")
+
+
+async def test_roles_without_rights_see_no_buttons(browser: Browser) -> None:
+    store = MemoryTransport(CLOCK)
+    await put_fleet(store)
+    await store.commit([], [put_key("viewer"), put_key("operator")])
+    async with running_dashboard(store, asks_for_keys=True, can_write=True) as running:
+        for role, count in (("viewer", 0), ("operator", 1)):
+            async with open_page(browser, running.url) as (page, _):
+                await page.goto("/macs/mac-1")
+                await page.get_by_label("API key").fill(f"sk-{role}")
+                await page.keyboard.press("Enter")
+                await expect(page.locator("h1")).to_have_text("mac-1")
+                await expect(page.get_by_text("What if it were gone")).to_be_visible()
+                buttons = page.get_by_role("button", name="Cordon", exact=True)
+                await expect(buttons).to_have_count(count)
+                await page.goto("/apply")
+                await page.get_by_label("Manifest, YAML").fill(MANIFEST)
+                await expect(page.locator("[data-plan]")).to_be_visible()
+                await expect(page.get_by_role("button", name="Apply these")).to_have_count(0)
