@@ -11,9 +11,11 @@ from starlette.staticfiles import StaticFiles
 
 from dashboard.api.change_routes import ChangeRoutes
 from dashboard.api.action_routes import MAX_TEXT, ActionRoutes
+from dashboard.api.admin_routes import AdminRoutes
 from dashboard.api.chat import make_chat
 from dashboard.api.event_stream import StreamSlots
 from dashboard.api.history_routes import HistoryRoutes
+from dashboard.api.log_routes import LogRoutes
 from dashboard.api.login import make_login
 from dashboard.api.metric_routes import MetricRoutes
 from dashboard.api.moment_routes import MomentRoutes
@@ -87,6 +89,8 @@ def make_app(context: AppContext) -> FastAPI:
     HistoryRoutes(reader, clock).add_to(router)
     MomentRoutes(context.model.caches, past, clock).add_to(router)
     ChangeRoutes(context.transport, clock).add_to(router)
+    LogRoutes(context.model.caches, context.transport, context.dialer, clock).add_to(router)
+    AdminRoutes(context.model.caches, context.transport, reader, clock).add_to(router)
     questions = QuestionRoutes(context.model, past, context.transport, clock)
     questions.add_to(router)
     bodies = BodyReader(limit_bytes=2 * MAX_TEXT, limit_s=_BODY_S, at_once=16)

@@ -23,7 +23,9 @@ export class FleetStore {
     this.summary = null;
     /** Name and role of this session, and whether the dashboard may change the fleet. @type {Row} */
     this.me = { name: "", role: "viewer", canWrite: false };
-    /** connecting, live, lost or login. */
+    /** The moment that is shown, as ISO 8601; "" for now. */
+    this.at = "";
+    /** connecting, live, lost, login or past. */
     this.state = "connecting";
     /** Why the state is not live; "" if it is. */
     this.problem = "";
@@ -61,7 +63,7 @@ export class FleetStore {
 
   /** Whether this session may change the fleet as this role. */
   mayWrite(role) {
-    return this.me.canWrite && this.may(role);
+    return this.me.canWrite && !this.at && this.may(role);
   }
 
   /** Begin, and go on for the life of the page. */
@@ -69,7 +71,7 @@ export class FleetStore {
     document.addEventListener("visibilitychange", () => {
       clearTimeout(this._timer);
       if (document.hidden) this._timer = setTimeout(() => this._close(), HIDDEN_MS);
-      else if (!this._source) this.connect();
+      else if (!this._source && !this.at) this.connect();
     });
     setInterval(() => this._watch(), 1_000);
     this.connect();
@@ -81,14 +83,42 @@ export class FleetStore {
     this._close();
     try {
       if (!this._id) await this._read();
-      this._follow();
+      if (!this.at && this.may("viewer")) this._follow();
     } catch (error) {
       this._fail(error.status === 401 || error.status === 403 ? "login" : "lost", error.message);
     }
   }
 
+  /** Show the fleet as it was at a moment; null for now. */
+  async goTo(at) {
+    if ((at ?? "") === this.at) return;
+    this.at = at ?? "";
+    this._id = "";
+    if (!at) {
+      this.state = "connecting";
+      await this.connect();
+      return;
+    }
+    clearTimeout(this._timer);
+    this._close();
+    try {
+      const found = await getJson(`/api/v1/snapshot?at=${encodeURIComponent(at)}`);
+      if (this.at !== at) return;
+      this._replace(found);
+      this.problem = "";
+    } catch (error) {
+      if (this.at === at) this.problem = error.message;
+    }
+    this.state = "past";
+    this._notify();
+  }
+
   async _read() {
     this.me = await getJson("/api/v1/me");
+    if (!this.may("viewer")) {
+      this._live(); // chat and the own key need no state of the fleet
+      return;
+    }
     const answer = await getJson("/api/v1/snapshot");
     this._replace(answer);
     this._id = answer.id;

@@ -21,20 +21,30 @@ const SCREENS = {
   chat: Chat,
   events: EventList,
   add: AddMac,
+  map: lazy(() => import("./screens/map.js"), "FleetMap"),
+  logs: lazy(() => import("./screens/logs.js"), "Logs"),
+  keys: lazy(() => import("./screens/keys.js"), "Keys"),
+  git: lazy(() => import("./screens/git.js"), "Git"),
   apply: lazy(() => import("./screens/apply.js"), "Apply"),
   whatif: lazy(() => import("./screens/whatif.js"), "WhatIf"),
 };
 const DETAILS = { macs: Mac, models: Model, groups: Group, replicas: Replica };
+const TimeBar = lazy(() => import("./time_bar.js"), "TimeBar");
+/** Path, title, key after `g`, and the role that it needs. */
 const MENU = [
-  ["/", "Fleet", "f"],
-  ["/macs", "Macs", "m"],
-  ["/models", "Models", "d"],
-  ["/groups", "Groups", "r"],
-  ["/requests", "Requests", "q"],
-  ["/chat", "Chat", "c"],
-  ["/whatif", "What if", "w"],
-  ["/apply", "Apply", "a"],
-  ["/events", "Events", "e"],
+  ["/", "Fleet", "f", "viewer"],
+  ["/map", "Map", "p", "viewer"],
+  ["/macs", "Macs", "m", "viewer"],
+  ["/models", "Models", "d", "viewer"],
+  ["/groups", "Groups", "r", "viewer"],
+  ["/requests", "Requests", "q", "viewer"],
+  ["/chat", "Chat", "c", "user"],
+  ["/whatif", "What if", "w", "viewer"],
+  ["/apply", "Apply", "a", "viewer"],
+  ["/git", "Git", "i", "viewer"],
+  ["/events", "Events", "e", "viewer"],
+  ["/logs", "Logs", "l", "operator"],
+  ["/keys", "Keys", "k", "user"],
 ];
 const THEMES = ["auto", "light", "dark"];
 const OLD_MS = 15_000;
@@ -47,11 +57,12 @@ function App() {
   useStore(store);
   const [, redraw] = useReducer((number) => number + 1, 0);
   const [isHelpOpen, setHelpOpen] = useState(false);
+  const [isTimeOpen, setTimeOpen] = useState(false);
   useEffect(() => {
     addEventListener("popstate", redraw);
     const timer = setInterval(redraw, 5_000); // ages grow
     const onClick = (event) => followLink(event, redraw);
-    const onKey = keyboard(redraw, setHelpOpen);
+    const onKey = keyboard(redraw, { "?": () => setHelpOpen(true), "[": () => setTimeOpen(true), t: nextTheme });
     document.addEventListener("click", onClick);
     document.addEventListener("keydown", onKey);
     return () => {
@@ -68,12 +79,14 @@ function App() {
     <header>
       <a class="brand" href="/">mlx-fleet</a>
       <nav aria-label="Screens">
-        ${MENU.map(([path, title]) => html`<a key=${path} href=${path} aria-current=${isWithin(path) ? "page" : undefined}>${title}</a>`)}
+        ${MENU.filter((one) => store.may(one[3])).map(([path, title]) => html`<a key=${path} href=${path} aria-current=${isWithin(path) ? "page" : undefined}>${title}</a>`)}
       </nav>
       <${Connection} />
+      <button type="button" class="small" aria-pressed=${isTimeOpen} onClick=${() => setTimeOpen(!isTimeOpen)}>Time</button>
       <button type="button" class="small" onClick=${nextTheme}>Theme</button>
     </header>
     <main id="main" tabindex="-1"><${Screen} /></main>
+    ${isTimeOpen && html`<${TimeBar} store=${store} onClose=${() => setTimeOpen(false)} />`}
     ${isHelpOpen && html`<${Help} onClose=${() => setHelpOpen(false)} />`}
   `;
 }
@@ -81,13 +94,16 @@ function App() {
 function Screen() {
   const [first, second] = location.pathname.slice(1).split("/").map(decodeURIComponent);
   const query = new URLSearchParams(location.search);
-  const shown = second === undefined ? SCREENS[first] : DETAILS[first];
+  const home = first === "" && !store.may("viewer") ? "chat" : first;
+  const shown = second === undefined ? SCREENS[home] : DETAILS[first];
   if (!shown) return html`<h1>No such page</h1><p><a href="/">Back to the fleet</a></p>`;
   return html`<${shown} key=${location.pathname} store=${store} name=${second} query=${query} />`;
 }
 
 /** Whether what is shown is live, and how old it is if not. */
 function Connection() {
+  if (store.at) return html`<span class="past" role="status" data-state="past">as it was ${new Date(store.at).toLocaleTimeString()}</span>`;
+  if (store.state === "live" && !store.may("viewer")) return html`<span class="quiet" data-state="live">${store.me.name}</span>`;
   const ageMs = store.heardAt ? performance.now() - store.heardAt : 0;
   if (store.state === "live" && ageMs < OLD_MS) return html`<span class="live" data-state="live">live</span>`;
   const old = store.heardAt ? `, ${Math.round(ageMs / 1000)} s old` : "";
@@ -147,6 +163,7 @@ function Help({ onClose }) {
     <dl>
       ${MENU.map(([path, title, key]) => html`<dt key=${path}><kbd>g</kbd> <kbd>${key}</kbd></dt><dd>${title}</dd>`)}
       <dt><kbd>/</kbd></dt><dd>Filter</dd>
+      <dt><kbd>[</kbd> <kbd>]</kbd></dt><dd>Earlier, later</dd>
       <dt><kbd>t</kbd></dt><dd>Light or dark</dd>
       <dt><kbd>?</kbd></dt><dd>This help</dd>
     </dl>
@@ -175,7 +192,7 @@ function followLink(event, redraw) {
 }
 
 /** Return the handler of keys; single letters do nothing in text fields. */
-function keyboard(redraw, setHelpOpen) {
+function keyboard(redraw, actions) {
   let isGoing = false;
   return (event) => {
     if (event.target.closest?.("input, textarea, select, dialog") || event.metaKey || event.ctrlKey || event.altKey) return;
@@ -183,8 +200,7 @@ function keyboard(redraw, setHelpOpen) {
     isGoing = event.key === "g";
     if (target) go(target[0], redraw);
     else if (event.key === "/") document.querySelector("[data-filter]")?.focus();
-    else if (event.key === "?") setHelpOpen(true);
-    else if (event.key === "t") nextTheme();
+    else if (actions[event.key]) actions[event.key]();
     else return;
     event.preventDefault();
   };

@@ -3,6 +3,7 @@
 import { html } from "../vendor/htm-preact.js";
 import { Badge, Events, MemoryBar, MacState, ModelState, Problems } from "../parts.js";
 import { bytes, count } from "../format.js";
+import { Traffic } from "./requests.js";
 
 const MAX_MACS = 24;
 
@@ -12,6 +13,7 @@ export function Fleet({ store }) {
   const problems = store.rows("conditions").filter((one) => one.isProblem);
   const macs = store.rows("macs");
   const models = store.rows("models");
+  const short = models.filter((one) => one.ready < one.desired);
   return html`
     <h1>Fleet</h1>
     <p class="sentence" data-sentence>${summary.sentence}</p>
@@ -23,10 +25,13 @@ export function Fleet({ store }) {
       <${Figure} title="Gateways" value=${summary.gateways} unit="registered" />
       <${Figure} title="Reconciler" value=${summary.leader ? "leads" : "none leads"} unit=${summary.leader ?? ""} />
     </div>
+    ${!store.at && html`<${Traffic} />`}
     <section aria-labelledby="problems">
       <h2 id="problems">Problems</h2>
       <div aria-live="polite">
-        ${problems.length ? html`<${Problems} conditions=${problems} />` : html`<p><${Badge} tone="good">No problem is known<//></p>`}
+        <${Short} models=${short} summary=${summary} />
+        <${Problems} conditions=${problems} />
+        ${!problems.length && !short.length && summary.leader && html`<p><${Badge} tone="good">No problem is known<//></p>`}
       </div>
     </section>
     <section aria-labelledby="macs">
@@ -43,8 +48,7 @@ export function Fleet({ store }) {
         ${models.map(
           (model) => html`<li key=${model.name} class="card">
             <h3><a href=${`/models/${encodeURIComponent(model.name)}`}>${model.name}</a></h3>
-            <p><${ModelState} model=${model} />
-              ${model.placed < model.desired && html` <a href=${`/models/${encodeURIComponent(model.name)}?why`}>Why pending?</a>`}</p>
+            <p><${ModelState} model=${model} /></p>
             <p class="quiet">${model.source}</p>
             <p class="quiet">on ${model.macs.join(", ") || "no Mac"}</p>
           </li>`,
@@ -57,6 +61,17 @@ export function Fleet({ store }) {
       <${Events} events=${newest(store.rows("events"), 10)} />
     </section>
   `;
+}
+
+/** Models that are short of replicas, and a fleet that nobody leads. */
+function Short({ models, summary }) {
+  if (!models.length && summary.leader) return null;
+  return html`<ul class="problems">
+    ${!summary.leader && html`<li><p><strong>No reconciler leads.</strong> Nothing is placed or replaced; what runs goes on.</p>
+      <p class="cure">Start one: <code>fleet-reconciler</code>, or <code>fleetctl up</code></p></li>`}
+    ${models.map((one) => html`<li key=${one.name}><p><strong><a href=${`/models/${encodeURIComponent(one.name)}`}>${one.name}</a></strong>
+      ${one.ready} of ${one.desired} replicas ready. ${one.placed < one.desired ? html`<a href=${`/models/${encodeURIComponent(one.name)}?why`}>Why pending?</a>` : one.reason}</p></li>`)}
+  </ul>`;
 }
 
 function Figure({ title, value, unit, href }) {

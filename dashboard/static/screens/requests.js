@@ -15,10 +15,18 @@ const SERIES = [
   ["error_rate", "Errors"],
 ];
 
+/** Rates and times of the last hour, as small charts. */
+export function Traffic() {
+  const [series] = usePolled(readSeries, SERIES_MS);
+  return html`<section aria-labelledby="hour">
+    <h2 id="hour">The last hour</h2>
+    <ul class="cards charts">${SERIES.map(([metric, title], at) => html`<${Chart} key=${metric} series=${series?.[at] ?? { title, unit: "", points: [] }} />`)}</ul>
+  </section>`;
+}
+
 export function Requests() {
   const [text, setText] = useState("");
   const [live, liveProblem] = usePolled(readLive, LIVE_MS);
-  const [series] = usePolled(readSeries, SERIES_MS);
   if (!live) return html`<h1>Requests</h1><p class="loading">${liveProblem || "Loading the requests…"}</p>`;
   const { queue, ended, figures } = live;
   const running = queue.running.map((one) => ({ ...one, name: `${one.gateway}/${one.requestId}` }));
@@ -36,12 +44,7 @@ export function Requests() {
       <${Figure} title="Requests" value=${figures.requests24h} unit=${`within 24 h, ${figures.errors24h} failed`} />
       <${Figure} title="Tokens" value=${figures.outputTokens24h} unit=${`out, ${figures.promptTokens24h} in, within 24 h`} />
     </div>
-    <section aria-labelledby="hour">
-      <h2 id="hour">The last hour</h2>
-      <ul class="map">
-        ${(series ?? []).map((one) => html`<${Chart} key=${one.metric} series=${one} />`)}
-      </ul>
-    </section>
+    <${Traffic} />
     <section aria-labelledby="live">
       <h2 id="live">Under way</h2>
       <${Table} caption="Requests under way" columns=${RUNNING} rows=${running} empty="No request is under way." />

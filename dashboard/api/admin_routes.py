@@ -1,0 +1,145 @@
+"""Routes of API keys with their use, and of Git sources."""
+
+from collections import defaultdict
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Final
+
+from fastapi import APIRouter, Request, Response
+
+from dashboard.api.routes import json_response
+from dashboard.auth import Visitor
+from dashboard.history.queries import HistoryReader, ReadError, RequestQuery
+from insight.conditions import CURES, Row
+from insight.fleet_caches import FleetCaches
+from machinery.clock import Clock
+from reconciler.listers.caches import BY_KIND
+from schemas.gitsource import GitSource, GitSourceStatus
+from schemas.records import ApiKey, role_includes
+from schemas.wire.errors import Refusal, RefusedError
+from store import codec, keys
+from store.errors import StoreError
+from store.port import Transport
+
+_DAY_S: Final = 24 * 3600.0
+_MOST_REQUESTS: Final = 20_000
+
+
+@dataclass(frozen=True, slots=True)
+class AdminRoutes:
+    """Handlers of `/api/v1/keys` and `/api/v1/gitsources`."""
+
+    caches: FleetCaches
+    transport: Transport
+    reader: HistoryReader | None
+    clock: Clock
+
+    def add_to(self, router: APIRouter) -> None:
+        """Register the routes."""
+        router.add_api_route("/api/v1/keys", self.keys, methods=["GET"])
+        router.add_api_route("/api/v1/gitsources", self.sources, methods=["GET"])
+
+    async def keys(self, request: Request) -> Response:
+        """List API keys without their hashes, with limits and the use of 24 hours; a lesser role than admin sees its own."""
+        visitor: Visitor = request.state.visitor
+        try:
+            items = (await self.transport.list(keys.API_KEY_PREFIX)).items
+        except StoreError as error:
+            message = f"The keys are in the store, which does not answer: {error}."
+            raise RefusedError(Refusal(status=503, message=message)) from error
+        known = [codec.decode(ApiKey, item) for item in items]
+        if not role_includes(visitor.role, "admin"):
+            known = [one for one in known if one.name == visitor.name]
+        use = await self._use({one.name for one in known})
+        rows = [_key_row(one, use.get(one.name, [])) for one in known]
+        return json_response({"keys": rows, "isOwnOnly": not role_includes(visitor.role, "admin")})
+
+    async def _use(self, names: set[str]) -> dict[str, list[Row]]:
+        """Return requests and tokens of the last 24 hours by key and model."""
+        if self.reader is None or not names:
+            return {}
+        now_s = self.clock.now().timestamp()
+        only = next(iter(names)) if len(names) == 1 else ""
+        query = RequestQuery(begin_s=now_s - _DAY_S, end_s=now_s, limit=_MOST_REQUESTS, key=only)
+        try:
+            found = await self.reader.requests(query)
+        except ReadError:
+            return {}
+        sums: dict[tuple[str, str], list[int]] = defaultdict(lambda: [0, 0, 0])
+        for one in found:
+            if one.api_key in names:
+                total = sums[one.api_key or "", one.model]
+                total[0] += 1
+                total[1] += one.tokens.prompt or 0
+                total[2] += one.tokens.output or 0
+        use: dict[str, list[Row]] = defaultdict(list)
+        for (key, model), (requests, prompt, output) in sorted(sums.items()):
+            use[key].append(
+                {
+                    "model": model,
+                    "requests": requests,
+                    "promptTokens": prompt,
+                    "outputTokens": output,
+                }
+            )
+        return use
+
+    async def sources(self) -> Response:
+        """List the Git sources with their commits, conditions, drift and objects."""
+        objects = self.caches.objects
+        rows: list[Row] = []
+        for key, spec in sorted(objects.specs.by_index(BY_KIND, "GitSource").items()):
+            name = keys.kind_and_name(key)[1]
+            found = objects.statuses.items.get(keys.status_key("GitSource", name))
+            if isinstance(spec, GitSource):
+                status = found if isinstance(found, GitSourceStatus) else GitSourceStatus()
+                rows.append(_source_row(spec, status))
+        return json_response({"sources": rows})
+
+
+def _key_row(key: ApiKey, use: list[Row]) -> Row:
+    return {
+        "name": key.name,
+        "role": key.role,
+        "created": key.created.isoformat(),
+        "expires": _iso(key.expires),
+        "models": list(key.models),
+        "requestsPerMinute": key.requests_per_minute,
+        "tokensPerMinute": key.tokens_per_minute,
+        "concurrency": key.concurrency,
+        "previous": len(key.previous),
+        "use": use,
+    }
+
+
+def _source_row(source: GitSource, status: GitSourceStatus) -> Row:
+    spec = source.spec
+    return {
+        "name": source.name,
+        "repository": spec.repository,
+        "path": spec.path,
+        "isSuspended": spec.suspend,
+        "observedRevision": status.observed_revision,
+        "observedSubject": "" if status.observed_commit is None else status.observed_commit.subject,
+        "appliedRevision": status.applied_revision,
+        "appliedSubject": "" if status.applied_commit is None else status.applied_commit.subject,
+        "appliedAt": _iso(status.applied_at),
+        "objects": [f"{one.kind}/{one.name}" for one in status.inventory],
+        "drift": [one.model_dump(mode="json", by_alias=True) for one in status.drift],
+        "conditions": [
+            {
+                "name": one.type,
+                "type": one.type,
+                "status": one.status.value,
+                "reason": one.reason,
+                "message": one.message,
+                "since": _iso(one.last_transition_time),
+                "isProblem": one.reason in CURES,
+            }
+            for one in status.conditions
+        ],
+    }
+
+
+def _iso(moment: datetime | None) -> str | None:
+    return None if moment is None else moment.isoformat()

@@ -1,0 +1,57 @@
+/** Git sources: the commit that is applied, the newest one, what stands in the way, and drift. */
+
+import { html, useEffect, useState } from "../vendor/htm-preact.js";
+import { age } from "../format.js";
+import { getJson } from "../fleet_store.js";
+import { Badge, Command, pathOf } from "../parts.js";
+import { Conditions } from "./object.js";
+
+const POLL_MS = 5_000;
+
+export function Git() {
+  const [sources, setSources] = useState(null);
+  const [problem, setProblem] = useState("");
+  useEffect(() => {
+    const read = () => document.hidden || getJson("/api/v1/gitsources").then((found) => (setSources(found.sources), setProblem("")), (error) => setProblem(error.message));
+    read();
+    const timer = setInterval(read, POLL_MS);
+    return () => clearInterval(timer);
+  }, []);
+  return html`
+    <h1>Git</h1>
+    ${problem && html`<p class="problem" role="alert">${problem}</p>`}
+    ${sources?.length === 0 && html`<p class="quiet">There is no GitSource. A fleet can follow a repository: <code>fleetctl create gitsource</code></p>`}
+    ${(sources ?? []).map((one) => html`<${Source} key=${one.name} source=${one} />`)}
+    ${!sources?.length && html`<${Command} text="fleetctl explain gitsource" />`}
+  `;
+}
+
+function Source({ source }) {
+  const ready = source.conditions.find((one) => one.type === "Ready");
+  const isBehind = source.observedRevision !== source.appliedRevision;
+  return html`<section class="panel" aria-label=${source.name}>
+    <h2>${source.name} ${source.isSuspended
+      ? html`<${Badge} tone="idle">suspended<//>`
+      : html`<${Badge} tone=${ready?.status === "True" ? "good" : "bad"}>${ready?.status === "True" ? "in sync" : ready?.reason ?? "unknown"}<//>`}</h2>
+    <dl>
+      <dt>Repository</dt><dd>${source.repository} ${source.path}</dd>
+      <dt>Applied</dt><dd><code>${short(source.appliedRevision)}</code> ${source.appliedSubject} <span class="quiet">${source.appliedAt && `${age(source.appliedAt)} ago`}</span></dd>
+      ${isBehind && html`<dt>Newest</dt><dd><code>${short(source.observedRevision)}</code> ${source.observedSubject}</dd>`}
+      <dt>Objects</dt><dd>${source.objects.length ? source.objects.map((one, at) => html`${at ? ", " : ""}<${Named} name=${one} />`) : "none"}</dd>
+    </dl>
+    ${source.drift.length > 0 && html`<h3>Drift</h3><ul>${source.drift.map((one) => html`<li key=${one.kind + one.name}>
+      ${one.kind}/${one.name}: ${one.fields.join(", ") || "it is gone"} <span class="quiet">${one.managers.join(", ")}</span></li>`)}</ul>`}
+    <${Conditions} conditions=${source.conditions} />
+    <${Command} text=${`fleetctl sync ${source.name}`} />
+    <${Command} text=${`fleetctl diff gs/${source.name}`} />
+    <${Command} text=${`fleetctl sync ${source.name} --${source.isSuspended ? "resume" : "suspend"}`} />
+  </section>`;
+}
+
+function Named({ name }) {
+  const [kind, object] = name.split("/");
+  const path = pathOf(kind, object);
+  return path ? html`<a href=${path}>${name}</a>` : name;
+}
+
+const short = (revision) => (revision ? revision.replace(/([0-9a-f]{8})[0-9a-f]{32}/, "$1") : "-");

@@ -1,0 +1,57 @@
+/** API keys with their rights, limits and the use of 24 hours; without the role admin, one's own alone. */
+
+import { html, useEffect, useState } from "../vendor/htm-preact.js";
+import { age, number } from "../format.js";
+import { getJson } from "../fleet_store.js";
+import { Badge, Command, Table } from "../parts.js";
+
+export function Keys() {
+  const [found, setFound] = useState(null);
+  const [problem, setProblem] = useState("");
+  useEffect(() => {
+    getJson("/api/v1/keys").then(setFound, (error) => setProblem(error.message));
+  }, []);
+  const sum = (key, field) => number(key.use.reduce((total, one) => total + one[field], 0));
+  const columns = [
+    ["Key", (key) => key.name],
+    ["Role", (key) => html`<${Badge} tone="idle">${key.role}<//>`],
+    ["Age", (key) => age(key.created)],
+    ["Expires", (key) => key.expires?.slice(0, 10) ?? "never"],
+    ["Models", (key) => key.models.join(", ") || "all"],
+    ["Limits", limits],
+    ["Requests, 24 h", (key) => sum(key, "requests"), "number"],
+    ["Tokens in", (key) => sum(key, "promptTokens"), "number"],
+    ["Tokens out", (key) => sum(key, "outputTokens"), "number"],
+  ];
+  const use = (found?.keys ?? []).flatMap((key) => key.use.map((one) => ({ ...one, key: key.name, name: `${key.name} ${one.model}` })));
+  return html`
+    <h1>Keys</h1>
+    ${problem && html`<p class="problem" role="alert">${problem}</p>`}
+    ${found?.isOwnOnly && html`<p class="quiet">Your role shows your own key. The role admin shows all.</p>`}
+    ${found && html`<${Table} caption="API keys" columns=${columns} rows=${found.keys} empty="There is no API key." />
+      <h2>Use of 24 hours, by model</h2>
+      <${Table} caption="Use by key and model" columns=${USE} rows=${use} empty="No key was used, or this dashboard keeps no history." />`}
+    <h2>Make, rotate, revoke</h2>
+    <p class="quiet">A key is shown once, to who makes it. This process may not write secrets:</p>
+    <${Command} text="fleetctl create apikey NAME --role user" />
+    <${Command} text="fleetctl rotate apikey NAME" />
+    <${Command} text="fleetctl delete apikey NAME" />
+  `;
+}
+
+const USE = [
+  ["Key", (one) => one.key],
+  ["Model", (one) => one.model],
+  ["Requests", (one) => number(one.requests), "number"],
+  ["Tokens in", (one) => number(one.promptTokens), "number"],
+  ["Tokens out", (one) => number(one.outputTokens), "number"],
+];
+
+function limits(key) {
+  const parts = [
+    key.requestsPerMinute && `${number(key.requestsPerMinute)} requests/min`,
+    key.tokensPerMinute && `${number(key.tokensPerMinute)} tokens/min`,
+    key.concurrency && `${key.concurrency} at once`,
+  ];
+  return parts.filter(Boolean).join(", ") || "-";
+}

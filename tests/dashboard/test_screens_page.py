@@ -1,0 +1,151 @@
+"""Screens of logs, keys, Git, the map and time in a real browser."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from axe_playwright_python.async_playwright import Axe
+from playwright.async_api import Browser, Page, expect
+
+from dashboard.api.log_routes import LineFilter
+from schemas.gitsource import GitSource, GitSourceSpec
+from schemas.meta import ObjectMeta
+from store import codec, keys
+from store.memory import MemoryTransport
+from store.port import Delete
+from tests.dashboard.test_page import HOSTILE, WCAG, Site, mac, running_site
+from tests.dashboard.test_route_access import put_key
+from tests.support.browser import needs_browser, open_page, running_browser
+from tests.support.dashboard_fleets import put_fleet
+from tests.support.dashboards import CLOCK, running_dashboard
+
+pytestmark = [needs_browser, pytest.mark.browser]
+
+
+@pytest.fixture(scope="module")
+async def browser() -> AsyncIterator[Browser]:
+    async with running_browser() as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+async def site() -> AsyncIterator[Site]:
+    async with running_site() as found:
+        yield found
+
+
+async def check_access(page: Page) -> None:
+    result = await Axe().run(page, options=WCAG)
+    assert result.violations_count == 0, result.generate_report()
+
+
+def test_lines_are_filtered_and_cut_where_they_are_too_many() -> None:
+    lines = LineFilter("B", most=2)
+    assert lines.add(b"abc\nxyz\nb", 1.0) == b"abc\n"
+    assert lines.add(b"b\nbbb\nbbbb\nbbbbb\n", 1.5) == b"bb\n"
+    shown = lines.add(b"b after\n", 2.0)
+    assert b"3 lines were left out here" in shown
+    assert shown.endswith(b"b after\n")
+    assert lines.add(b"b last", 3.0) == b""
+    assert lines.end() == b"b last\n"
+
+
+async def test_a_log_is_followed_filtered_and_paused(browser: Browser, site: Site) -> None:
+    (row,) = (await site.dashboard.get("/api/v1/view/gateways"))["rows"]
+    gateway = row[0]
+    async with open_page(browser, site.url) as (page, _):
+        await page.goto("/logs")
+        await page.locator(".toolbar select").first.select_option(f"gateway/{gateway}")
+        await expect(page.locator(".chips li")).to_contain_text(gateway)
+        await site.gateway.http.post("/v1/chat/completions", json={"model": HOSTILE})
+        await expect(page.locator(".chips .problem")).to_have_count(0)
+        await check_access(page)
+        await page.get_by_label("Only lines with").fill("no such text")
+        await expect(page.locator(".log .line")).to_have_count(0)
+        assert await page.evaluate("window.hacked") is None
+
+
+async def test_keys_are_listed_by_role_and_never_with_their_hash(browser: Browser) -> None:
+    store = MemoryTransport(CLOCK)
+    await put_fleet(store)
+    await store.commit([], [put_key("user"), put_key("admin")])
+    async with running_dashboard(store, asks_for_keys=True) as running:
+        for role, count in (("user", 1), ("admin", 2)):
+            session = await running.log_in(f"sk-{role}")
+            found = await running.get("/api/v1/keys", headers=session)
+            assert len(found["keys"]) == count
+            assert "hash" not in str(found)
+        async with open_page(browser, running.url) as (page, _):
+            await page.goto("/keys")
+            await page.get_by_label("API key").fill("sk-admin")
+            await page.keyboard.press("Enter")
+            await expect(page.locator("tbody tr").first).to_contain_text("admin")
+            await check_access(page)
+
+
+async def test_a_user_sees_chat_and_its_own_key_alone(browser: Browser) -> None:
+    store = MemoryTransport(CLOCK)
+    await store.commit([], [put_key("user")])
+    async with (
+        running_dashboard(store, asks_for_keys=True) as running,
+        open_page(browser, running.url) as (page, _),
+    ):
+        await page.goto("/keys")
+        await page.get_by_label("API key").fill("sk-user")
+        await page.keyboard.press("Enter")
+        await expect(page.locator("h1")).to_have_text("Keys")
+        assert await page.locator("nav a").all_text_contents() == ["Chat", "Keys"]
+
+
+async def test_git_sources_and_the_map_are_shown(browser: Browser, site: Site) -> None:
+    spec = GitSourceSpec(repository="https://git.example.com/fleet.git", path="sites")
+    source = GitSource(metadata=ObjectMeta(name="fleet", uid="g", generation=1), spec=spec)
+    await site.store.commit([], [codec.put_spec(source)])
+    async with open_page(browser, site.url) as (page, _):
+        await page.goto("/git")
+        await expect(page.locator("main")).to_contain_text("https://git.example.com/fleet.git")
+        await check_access(page)
+        await page.goto("/map")
+        await expect(page.get_by_role("link", name="mac-1")).to_be_visible()
+        await check_access(page)
+
+
+async def test_a_thousand_macs_are_cells_and_lead_to_a_mac(browser: Browser) -> None:
+    store = MemoryTransport(CLOCK)
+    for at in range(0, 1000, 50):
+        await store.commit([], [p for number in range(at, at + 50) for p in mac(f"m{number:04}")])
+    async with (
+        running_dashboard(store) as running,
+        open_page(browser, running.url) as (page, _),
+    ):
+        await page.goto("/map")
+        canvas = page.get_by_role("img", name="1000 Macs, 1000 online")
+        await canvas.click(position={"x": 3, "y": 3})
+        await expect(page.locator("h1")).to_have_text("m0000")
+
+
+async def test_an_earlier_moment_is_shown_without_actions(browser: Browser, tmp_path: Path) -> None:
+    store = MemoryTransport(CLOCK)
+    await put_fleet(store)
+    async with (
+        running_dashboard(store, state_dir=tmp_path, can_write=True) as running,
+        open_page(browser, running.url) as (page, _),
+    ):
+        await page.goto("/macs")
+        await expect(page.get_by_role("link", name="mac-3")).to_be_visible()
+        await asyncio.sleep(7)  # the bar moves in steps of five seconds
+        gone = [keys.spec_key("Node", "mac-3"), keys.status_key("Node", "mac-3")]
+        await store.commit([], [Delete(key=k) for k in (*gone, keys.node_lease_key("mac-3"))])
+        await expect(page.get_by_role("link", name="mac-3")).to_have_count(0)
+        await page.keyboard.press("[")
+        slider = page.get_by_role("slider", name="Moment")
+        await slider.focus()
+        await page.keyboard.press("ArrowLeft")
+        await expect(page.locator("[data-state='past']")).to_contain_text("as it was")
+        await expect(page.get_by_role("link", name="mac-3")).to_be_visible()
+        await check_access(page)
+        await page.get_by_role("link", name="mac-1").first.click()
+        await expect(page.get_by_role("button", name="Cordon", exact=True)).to_be_visible()
+        await page.get_by_role("button", name="Now", exact=True).click()
+        await expect(page.locator("[data-state]")).to_have_text("live")
