@@ -60,6 +60,10 @@ class FleetCaches:
         known = [age for age in ages if age is not None]
         return min(known) if len(known) == len(ages) else None
 
+    def silent_s(self) -> float:
+        """Return the seconds since the store stopped to answer; 0.0 while it answers."""
+        return min(one.broken_s() for one in self.informers())
+
     def on_change(self, handler: Callable[[str], None]) -> None:
         """Call the handler with each key that changes from now on."""
         for one in self.informers():

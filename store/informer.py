@@ -132,6 +132,7 @@ class Informer(ObjectCache[T]):
         self._advanced = asyncio.Event()
         self._last_received_at: float | None = None
         self._watching_since = float("inf")
+        self._broken_at: float | None = None
         self._store = ""
         self._must_list = True
         self._may_renumber = True  # until the store has reported its version
@@ -152,6 +153,10 @@ class Informer(ObjectCache[T]):
             if self._last_received_at is None
             else self._clock.monotonic() - self._last_received_at
         )
+
+    def broken_s(self) -> float:
+        """Return the seconds since the watch broke, while the store has not answered since; 0.0 if it has."""
+        return 0.0 if self._broken_at is None else self._clock.monotonic() - self._broken_at
 
     def on_change(self, handler: Callable[[str], None]) -> None:
         """Call the handler with each key that is changed or deleted from now on."""
@@ -190,6 +195,7 @@ class Informer(ObjectCache[T]):
             # No error may stay in a variable here: its traceback would hold the connection after `close()`.
             try:
                 await self._connect()
+                self._broken_at = None
                 await self._follow()
             except CompactedError as error:
                 is_refused = False
@@ -212,6 +218,8 @@ class Informer(ObjectCache[T]):
 
     def _note_failure(self, why: str, *, is_refused: bool) -> None:
         self._reset_if_steady()
+        if self._broken_at is None:
+            self._broken_at = self._clock.monotonic()
         self.refusal = why if is_refused else ""
         # The first failure is often just an idle stream that was cut; a refusal never is.
         is_news = self._retries.failures == (0 if is_refused else 1)

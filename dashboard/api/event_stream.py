@@ -1,7 +1,7 @@
 """Server-sent events with the changes of the fleet model, which a client resumes after a break by the last id.
 
 An id is `EPOCH-PLACE`. A client with an id of another run, or too far behind, gets a `snapshot`; else `patch` events
-have the columns that changed since. A `ping` every ten seconds shows that the connection lives.
+have the columns that changed since. A `ping` every two seconds shows that the connection lives, and whether the store answers.
 """
 
 import asyncio
@@ -15,7 +15,7 @@ import orjson
 from dashboard.fleet_model import FleetModel
 from insight import fleet_views
 
-_IDLE_S: Final = 10.0
+_IDLE_S: Final = 2.0
 _MAX_STREAMS: Final = 3
 """Streams of one client; browsers open six connections to a host at most."""
 
@@ -71,14 +71,14 @@ async def stream_events(
                 yield _event("patch", model, now, {"at": _at(model), "views": shown})
             place = now
             if not await _wait(model, place, is_over):
-                yield _event("ping", model, place, {"at": _at(model)})
+                yield _event("ping", model, place, _health(model))
         yield _event("bye", model, place or 0, {"why": "this client opened a further stream"})
     finally:
         slots.leave(client, is_over)
 
 
 async def _wait(model: FleetModel, place: int, is_over: asyncio.Event) -> bool:
-    """Wait for changes or the end of the stream, ten seconds at most; return whether there is any."""
+    """Wait for changes or the end of the stream, two seconds at most; return whether there is any."""
     try:
         async with asyncio.timeout(_IDLE_S), asyncio.TaskGroup() as group:
             waits = [
@@ -103,11 +103,19 @@ def snapshot(model: FleetModel, views: Collection[str]) -> dict[str, object]:
     return {
         "id": f"{model.epoch}-{model.place}",
         "revision": model.caches.revision,
-        "at": _at(model),
         "ageSeconds": None if staleness_s is None else round(staleness_s, 3),
-        "storeRefusal": model.caches.refusal or None,
+        **_health(model),
         "summary": fleet_views.summary(model.caches),
         "views": {view: list(model.rows(view).values()) for view in views},
+    }
+
+
+def _health(model: FleetModel) -> dict[str, object]:
+    """Return the time, and how long the store has been silent."""
+    return {
+        "at": _at(model),
+        "storeSilentSeconds": round(model.caches.silent_s(), 1),
+        "storeRefusal": model.caches.refusal or None,
     }
 
 

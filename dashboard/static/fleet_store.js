@@ -7,9 +7,10 @@
 
 const VIEWS = ["macs", "models", "replicas", "groups", "gateways", "conditions", "events"];
 const HIDDEN_MS = 5_000;
-const SILENT_MS = 25_000; // the server sends a ping every 10 s
+const SILENT_MS = 15_000; // the server sends a ping every 2 s
 const FIRST_PAUSE_MS = 500;
 const LAST_PAUSE_MS = 10_000;
+const POLL_MS = 5_000;
 const MAX_EVENTS = 500;
 const ROLES = ["user", "viewer", "operator", "admin"];
 
@@ -23,8 +24,14 @@ export class FleetStore {
     this.summary = null;
     /** Name and role of this session, and whether the dashboard may change the fleet. @type {Row} */
     this.me = { name: "", role: "viewer", canWrite: false };
+    /** Seconds since the control plane stopped to answer; 0 while it answers. */
+    this.silentSeconds = 0;
+    /** Why the control plane refuses the dashboard; "" if it does not. */
+    this.refusal = "";
     /** The moment that is shown, as ISO 8601; "" for now. */
     this.at = "";
+    /** True while other windows have the streams, and this one asks every few seconds. */
+    this.isPolling = false;
     /** connecting, live, lost, login or past. */
     this.state = "connecting";
     /** Why the state is not live; "" if it is. */
@@ -79,6 +86,7 @@ export class FleetStore {
 
   /** Read the state and follow it; again after an error, with a pause that doubles. */
   async connect() {
+    this.isPolling = false;
     clearTimeout(this._timer);
     this._close();
     try {
@@ -136,8 +144,8 @@ export class FleetStore {
       });
     on("snapshot", (body) => this._replace(body));
     on("patch", (body) => this._patch(body.views));
-    on("ping", () => {});
-    on("bye", () => this._retry());
+    on("ping", (body) => this._hear(body));
+    on("bye", () => this._poll());
     source.onopen = () => this._live();
     source.onerror = () => {
       // The browser connects again by itself only after a break, never after a refusal.
@@ -151,6 +159,21 @@ export class FleetStore {
     this._close();
     this._id = "";
     this._retry();
+  }
+
+  /** Ask every few seconds: other windows of this browser have the streams. */
+  _poll() {
+    this._close();
+    this.isPolling = true;
+    clearTimeout(this._timer);
+    this._timer = setTimeout(async () => {
+      try {
+        if (!document.hidden) await this._read();
+      } catch (error) {
+        this._fail("lost", error.message);
+      }
+      if (this.isPolling && !this.at) this._poll();
+    }, POLL_MS);
   }
 
   _retry() {
@@ -170,7 +193,7 @@ export class FleetStore {
     this.state = state;
     this.problem = problem;
     this._notify();
-    if (state === "lost" && !this._source) this._retry();
+    if (state === "lost" && !this._source && !this.isPolling) this._retry();
   }
 
   _live() {
@@ -191,7 +214,14 @@ export class FleetStore {
     }
   }
 
+  /** Take what the server says of the control plane. */
+  _hear(body) {
+    this.silentSeconds = body.storeRefusal ? Infinity : body.storeSilentSeconds ?? 0;
+    this.refusal = body.storeRefusal ?? "";
+  }
+
   _replace(body) {
+    this._hear(body);
     for (const [view, rows] of Object.entries(body.views)) {
       this.views[view] = new Map(rows.map((row) => [row.name, row]));
     }

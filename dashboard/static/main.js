@@ -47,7 +47,8 @@ const MENU = [
   ["/keys", "Keys", "k", "user"],
 ];
 const THEMES = ["auto", "light", "dark"];
-const OLD_MS = 15_000;
+const OLD_MS = 10_000;
+const SILENT_S = 2;
 const LOGIN_LINK = /^#login=([\w.-]{1,300})$/;
 
 const store = new FleetStore();
@@ -85,6 +86,7 @@ function App() {
       <button type="button" class="small" aria-pressed=${isTimeOpen} onClick=${() => setTimeOpen(!isTimeOpen)}>Time</button>
       <button type="button" class="small" onClick=${nextTheme}>Theme</button>
     </header>
+    <${ControlPlane} />
     <main id="main" tabindex="-1"><${Screen} /></main>
     ${isTimeOpen && html`<${TimeBar} store=${store} onClose=${() => setTimeOpen(false)} />`}
     ${isHelpOpen && html`<${Help} onClose=${() => setHelpOpen(false)} />`}
@@ -108,6 +110,16 @@ function Connection() {
   if (store.state === "live" && ageMs < OLD_MS) return html`<span class="live" data-state="live">live</span>`;
   const old = store.heardAt ? `, ${Math.round(ageMs / 1000)} s old` : "";
   return html`<span class="lost" role="status" data-state=${store.state}>${store.problem || "connecting"}${old}</span>`;
+}
+
+/** What still works while the control plane does not. */
+function ControlPlane() {
+  if (store.at || store.silentSeconds < SILENT_S) return html`<div role="status" class="hidden"></div>`;
+  if (store.refusal) return html`<div class="banner" role="status" data-banner>The control plane refuses this dashboard: ${store.refusal}</div>`;
+  return html`<div class="banner" role="status" data-banner>
+    The control plane (etcd) has not answered for ${Math.round(store.silentSeconds)} s. Objects are shown as last known. Chat, figures
+    and running models go on; changes and logs have to wait.
+  </div>`;
 }
 
 function Login() {

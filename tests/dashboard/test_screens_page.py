@@ -58,7 +58,8 @@ async def test_a_log_is_followed_filtered_and_paused(browser: Browser, site: Sit
         await page.goto("/logs")
         await page.locator(".toolbar select").first.select_option(f"gateway/{gateway}")
         await expect(page.locator(".chips li")).to_contain_text(gateway)
-        await site.gateway.http.post("/v1/chat/completions", json={"model": HOSTILE})
+        body = {"model": HOSTILE, "messages": [{"role": "user", "content": "x"}]}
+        await site.dashboard.post("/chat/v1/chat/completions", body, 404)
         await expect(page.locator(".chips .problem")).to_have_count(0)
         await check_access(page)
         await page.get_by_label("Only lines with").fill("no such text")

@@ -1,0 +1,95 @@
+"""The page while the control plane is dead, and in more windows than a browser has connections."""
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from playwright.async_api import Browser, expect
+
+from store.etcd.connect import connect
+from tests.dashboard.test_page import hostile_answer, mac
+from tests.support.browser import needs_browser, open_page, running_browser
+from tests.support.dashboards import running_dashboard
+from tests.support.etcd import running_etcd
+from tests.support.gateway_fake_engine import FakeEngine, running
+from tests.support.gateway_world import World, running_gateway
+
+pytestmark = [needs_browser, pytest.mark.browser]
+
+
+@pytest.fixture(scope="module")
+async def browser() -> AsyncIterator[Browser]:
+    async with running_browser() as found:
+        yield found
+
+
+@pytest.mark.etcd
+async def test_the_page_works_and_says_so_while_etcd_is_dead(
+    browser: Browser, tmp_path: Path
+) -> None:
+    async with running_etcd(tmp_path / "etcd") as etcd:
+        store = connect(etcd.address)
+        await store.commit([], [*mac("mac-1"), *mac("mac-2")])
+        async with (
+            running_gateway(store) as gateway,
+            running(FakeEngine("qwen-0", hostile_answer)) as engine,
+        ):
+            await World(store).serve("qwen", engine)
+            await gateway.knows("qwen", ready=1)
+            async with (
+                running_dashboard(store, can_write=True) as dashboard,
+                open_page(browser, dashboard.url) as (page, faults),
+            ):
+                await page.goto("/macs")
+                await expect(page.get_by_role("link", name="mac-1")).to_be_visible()
+                await page.evaluate("window.isOld = true")
+                os.kill(etcd.supervisor.pid, signal.SIGKILL)
+                await etcd.supervisor.stop()
+                banner = page.locator("[data-banner]")
+                await expect(banner).to_contain_text("Objects are shown as last known")
+                await expect(page.get_by_role("link", name="mac-1")).to_be_visible()
+                # Chat goes on, a change says why it cannot.
+                await page.get_by_role("link", name="Chat", exact=True).click()
+                await page.fill("textarea", "Hi")
+                await page.keyboard.press("Enter")
+                await expect(page.locator("[data-trace]")).to_contain_text("qwen-0")
+                await page.get_by_role("link", name="Macs", exact=True).click()
+                await page.get_by_role("link", name="mac-1").click()
+                await page.get_by_role("button", name="Cordon", exact=True).click()
+                await expect(page.get_by_role("alert")).to_contain_text("does not answer")
+                await page.keyboard.press("Escape")
+                await etcd.start()
+                await store.commit([], mac("mac-3"))
+                await expect(banner).to_have_count(0)
+                await page.get_by_role("link", name="Macs", exact=True).click()
+                await expect(page.get_by_role("link", name="mac-3")).to_be_visible()
+                assert await page.evaluate("window.isOld")
+                faults.found = [one for one in faults.found if "net::ERR" not in one]
+        await store.close()
+
+
+@pytest.mark.etcd
+async def test_the_seventh_window_loads_and_all_of_them_follow(
+    browser: Browser, tmp_path: Path
+) -> None:
+    async with running_etcd(tmp_path / "etcd") as etcd:
+        store = connect(etcd.address)
+        await store.commit([], mac("mac-1"))
+        async with (
+            running_dashboard(store) as dashboard,
+            open_page(browser, dashboard.url) as (page, _),
+        ):
+            pages = [page, *[await page.context.new_page() for _ in range(6)]]
+            for one in pages:
+                # Six streams would leave no connection to load the seventh with: it would never be done.
+                async with asyncio.timeout(30):
+                    await one.goto("/macs")
+                    await expect(one.get_by_role("link", name="mac-1")).to_be_visible()
+            await store.commit([], mac("mac-2"))
+            async with asyncio.timeout(60):
+                for one in pages:
+                    await expect(one.get_by_role("link", name="mac-2")).to_be_visible()
+        await store.close()
