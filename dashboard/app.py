@@ -9,9 +9,9 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.staticfiles import StaticFiles
 
-from dashboard.api.change_routes import ChangeRoutes
 from dashboard.api.action_routes import MAX_TEXT, ActionRoutes
 from dashboard.api.admin_routes import AdminRoutes
+from dashboard.api.change_routes import ChangeRoutes
 from dashboard.api.chat import make_chat
 from dashboard.api.event_stream import StreamSlots
 from dashboard.api.history_routes import HistoryRoutes

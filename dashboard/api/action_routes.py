@@ -23,10 +23,12 @@ from machinery.clock import Clock
 from machinery.request_body import BodyReader
 from manifests import apply as applying
 from manifests.apply import ApplyOptions, ApplyResult, PlanChangedError
+from manifests.change_log import AuditedTransport, ChangeAuthor
 from manifests.errors import ApplyError, ManifestErrors
 from manifests.load import LoadedObject
 from manifests.plan import CreatedObject, UnchangedObject, change_text, plan_id
 from manifests.trees import Tree
+from schemas.change import MAX_REASON
 from schemas.deployment import ModelDeployment
 from schemas.meta import ApiObject
 from schemas.wire.errors import Refusal, RefusedError, invalid
@@ -47,6 +49,7 @@ class ManifestBody(msgspec.Struct, forbid_unknown_fields=True):
     manifests: Annotated[str, msgspec.Meta(max_length=MAX_TEXT)]
     plan: Annotated[str, msgspec.Meta(max_length=64)] = ""
     """The plan that was agreed to."""
+    reason: Annotated[str, msgspec.Meta(max_length=MAX_REASON)] = ""
 
 
 class ActionBody(msgspec.Struct, forbid_unknown_fields=True):
@@ -57,6 +60,7 @@ class ActionBody(msgspec.Struct, forbid_unknown_fields=True):
     """The resourceVersion that was looked at."""
     replicas: Annotated[int, msgspec.Meta(ge=0, le=10_000)] | None = None
     revision: Annotated[int, msgspec.Meta(ge=1)] | None = None
+    reason: Annotated[str, msgspec.Meta(max_length=MAX_REASON)] = ""
     dryRun: bool = False  # noqa: N815 - as in the query of Kubernetes
 
 
@@ -123,7 +127,8 @@ class ActionRoutes:
         options = ApplyOptions(expected_plan=body.plan)
         try:
             loaded = load_text(body.manifests)
-            done = await applying.apply(self.transport, loaded, self.clock, options)
+            audited = self._audited(request, "apply", body.reason)
+            done = await applying.apply(audited, loaded, self.clock, options)
         except PlanChangedError as error:
             raise _conflict(str(error)) from error
         except ManifestErrors as errors:
@@ -148,11 +153,12 @@ class ActionRoutes:
         action = Action(verb=known, name=body.name, replicas=body.replicas, revision=body.revision)
         if not body.dryRun:
             self._check_writes()
+        audited = self._audited(request, action.command, body.reason)
         try:
-            prepared = await actions.prepare(self.transport, self.clock, action)
+            prepared = await actions.prepare(audited, self.clock, action)
             if body.dryRun:
                 return json_response(await self._previewed(prepared))
-            await actions.carry_out(self.transport, prepared, version=body.version)
+            await actions.carry_out(audited, prepared, version=body.version)
         except NotFoundError as error:
             raise RefusedError(Refusal(status=404, message=f"{error}.")) from error
         except EditRefusedError as error:
@@ -213,6 +219,14 @@ class ActionRoutes:
         if not self.can_write:
             refusal = Refusal(status=403, message=_READ_ONLY, code="read_only")
             raise RefusedError(refusal)
+
+    def _audited(self, request: Request, command: str, reason: str) -> Transport:
+        """Return the transport that records each write with the visitor and the reason, in the same transaction."""
+        visitor: Visitor = request.state.visitor
+        author = ChangeAuthor(
+            user=visitor.name or "local", manager="dashboard", command=command, reason=reason
+        )
+        return AuditedTransport(self.transport, self.clock, author)
 
     def _log(self, request: Request, verb: str, about: list[str]) -> None:
         visitor: Visitor = request.state.visitor

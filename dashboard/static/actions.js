@@ -35,6 +35,7 @@ function ActionDialog({ store, verb, name, replicas, onClose }) {
   const [seen, setSeen] = useState(null);
   const [problem, setProblem] = useState("");
   const [isDone, setDone] = useState(false);
+  const [reason, setReason] = useState("");
   const body = { name, ...(verb === "scale" ? { replicas: wanted } : {}), ...(revision ? { revision } : {}) };
   const preview = async () => {
     try {
@@ -49,7 +50,7 @@ function ActionDialog({ store, verb, name, replicas, onClose }) {
   const act = async (event) => {
     event.preventDefault();
     try {
-      await postJson(`/api/v1/actions/${verb}`, { ...body, version: seen.version });
+      await postJson(`/api/v1/actions/${verb}`, { ...body, version: seen.version, reason });
       setDone(true);
       setProblem("");
     } catch (error) {
@@ -72,6 +73,7 @@ function ActionDialog({ store, verb, name, replicas, onClose }) {
           <ul>${seen.placement.steps.slice(0, 20).map((one) => html`<li key=${one.replica + one.change}>${one.replica}: ${stepWord(one)}
             ${one.from.length > 0 && ` from ${one.from.join(", ")}`}${one.to.length > 0 && ` to ${one.to.join(", ")}`} <span class="quiet">${stepReason(one)}</span></li>`)}</ul>`}`}
       ${seen && html`<${Command} text=${seen.command} />`}
+      ${!isDone && store.mayWrite("operator") && html`<label>Reason <input maxlength="500" value=${reason} placeholder="for the record of changes" onInput=${(event) => setReason(event.target.value)} /></label>`}
       <p class="row">
         ${!isDone && store.mayWrite("operator") && html`<button type="submit" disabled=${!seen?.isChanged}>${WORDS[verb][0]}</button>`}
         <button type="button" onClick=${(event) => event.target.closest("dialog").close()}>${isDone ? "Close" : "Cancel"}</button>

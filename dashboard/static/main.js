@@ -24,6 +24,7 @@ const SCREENS = {
   map: lazy(() => import("./screens/map.js"), "FleetMap"),
   logs: lazy(() => import("./screens/logs.js"), "Logs"),
   keys: lazy(() => import("./screens/keys.js"), "Keys"),
+  changes: lazy(() => import("./screens/changes.js"), "Changes"),
   git: lazy(() => import("./screens/git.js"), "Git"),
   apply: lazy(() => import("./screens/apply.js"), "Apply"),
   whatif: lazy(() => import("./screens/whatif.js"), "WhatIf"),
@@ -43,6 +44,7 @@ const MENU = [
   ["/apply", "Apply", "a", "viewer"],
   ["/git", "Git", "i", "viewer"],
   ["/events", "Events", "e", "viewer"],
+  ["/changes", "Changes", "h", "viewer"],
   ["/logs", "Logs", "l", "operator"],
   ["/keys", "Keys", "k", "user"],
 ];

@@ -116,7 +116,14 @@ async def test_an_action_is_previewed_then_written(
     assert f"+  {place}: {str(value).lower()}" in seen["diff"]
     kind = "ModelDeployment" if name == "qwen" else "Node"
     assert (await stored(running, kind, name)).get("spec", {}).get(place) != value
-    await running.post(path, {**body, "version": seen["version"]})
+    await running.post(path, {**body, "version": seen["version"], "reason": "a test"})
+    (change,) = (await running.get("/api/v1/changes"))["changes"]
+    assert (change["manager"], change["command"], change["reason"]) == (
+        "dashboard",
+        command,
+        "a test",
+    )
+    assert change["objects"][0]["fields"][0]["path"].startswith("spec.")
     after = await stored(running, kind, name)
     assert after["spec"][place] == value
     manager = after["metadata"]["managedFields"][-1]["manager"]

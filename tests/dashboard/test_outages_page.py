@@ -56,7 +56,7 @@ async def test_the_page_works_and_says_so_while_etcd_is_dead(
                 await page.fill("textarea", "Hi")
                 await page.keyboard.press("Enter")
                 await expect(page.locator("[data-trace]")).to_contain_text("qwen-0")
-                await page.get_by_role("link", name="Macs", exact=True).click()
+                await page.locator("nav").get_by_role("link", name="Macs").click()
                 await page.get_by_role("link", name="mac-1").click()
                 await page.get_by_role("button", name="Cordon", exact=True).click()
                 await expect(page.get_by_role("alert")).to_contain_text("does not answer")
@@ -64,7 +64,7 @@ async def test_the_page_works_and_says_so_while_etcd_is_dead(
                 await etcd.start()
                 await store.commit([], mac("mac-3"))
                 await expect(banner).to_have_count(0)
-                await page.get_by_role("link", name="Macs", exact=True).click()
+                await page.locator("nav").get_by_role("link", name="Macs").click()
                 await expect(page.get_by_role("link", name="mac-3")).to_be_visible()
                 assert await page.evaluate("window.isOld")
                 faults.found = [one for one in faults.found if "net::ERR" not in one]

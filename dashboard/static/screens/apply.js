@@ -21,6 +21,7 @@ export function Apply({ store, query }) {
   const [checked, setChecked] = useState(null);
   const [problem, setProblem] = useState("");
   const [done, setDone] = useState(null);
+  const [reason, setReason] = useState("");
   const editor = useRef(null);
   const last = useRef(0);
 
@@ -55,7 +56,7 @@ export function Apply({ store, query }) {
     const plan = checked.plan;
     setProblem("");
     try {
-      setDone(await postJson("/api/v1/apply", { manifests: text, plan }));
+      setDone(await postJson("/api/v1/apply", { manifests: text, plan, reason }));
       await check();
     } catch (error) {
       setProblem(error.message);
@@ -91,7 +92,8 @@ export function Apply({ store, query }) {
             <p data-plan>${checked.placement.sentence}</p>
             <${PlacementSteps} steps=${checked.placement.steps} />
             ${store.mayWrite("admin")
-              ? html`<p><button type="submit" onClick=${apply}>Apply these changes</button></p>`
+              ? html`<p class="row"><label>Reason <input maxlength="500" value=${reason} placeholder="for the record of changes" onInput=${(event) => setReason(event.target.value)} /></label>
+                <button type="submit" onClick=${apply}>Apply these changes</button></p>`
               : html`<p class="quiet">${store.may("admin") ? "This dashboard was started without --allow-writes." : `Your role is ${store.me.role}; applying needs the role admin.`} The command does the same:</p>`}`}
           <${Command} text="fleetctl apply -f manifest.yaml" />`}
       </section>

@@ -1,0 +1,37 @@
+/** Changes: who changed what, when and why, with the fields that differ. */
+
+import { html, useEffect, useState } from "../vendor/htm-preact.js";
+import { age } from "../format.js";
+import { getJson } from "../fleet_store.js";
+import { Command, Filter, matching, ObjectLink } from "../parts.js";
+
+const POLL_MS = 5_000;
+
+export function Changes() {
+  const [changes, setChanges] = useState(null);
+  const [problem, setProblem] = useState("");
+  const [text, setText] = useState("");
+  useEffect(() => {
+    const read = () => document.hidden || getJson("/api/v1/changes?limit=200").then((found) => (setChanges(found.changes), setProblem("")), (error) => setProblem(error.message));
+    read();
+    const timer = setInterval(read, POLL_MS);
+    return () => clearInterval(timer);
+  }, []);
+  const shown = matching(changes ?? [], text);
+  return html`
+    <h1>Changes</h1>
+    <p class="quiet">Writes of people, of Git sources and of this page, for 30 days.</p>
+    <${Filter} value=${text} onInput=${setText} label="Filter changes" />
+    ${problem && html`<p class="problem" role="alert">${problem}</p>`}
+    ${changes && !shown.length && html`<p class="quiet">${text ? "No change matches." : "Nothing was changed yet."}</p>`}
+    <ol class="timeline">${shown.map((one) => html`<li key=${one.id}>
+      <p><strong>${one.user}</strong> ${one.command || one.manager} <time class="quiet" datetime=${one.time} title=${one.time}>${age(one.time)} ago</time></p>
+      ${one.reason && html`<p>“${one.reason}”</p>`}
+      <ul>${one.objects.map((object) => html`<li key=${object.kind + object.name}>${object.verb} <${ObjectLink} kind=${object.kind} name=${object.name} />
+        ${object.fields.map((field) => html`<code class="field" key=${field.path}>${field.path}: <del>${field.old ?? "none"}</del> <ins>${field.new ?? "none"}</ins></code>`)}
+        ${object.moreFields > 0 && html`<span class="quiet"> and ${object.moreFields} more</span>`}
+      </li>`)}</ul>
+    </li>`)}</ol>
+    <${Command} text="fleetctl changes" />
+  `;
+}
