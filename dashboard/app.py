@@ -22,6 +22,7 @@ from dashboard.api.moment_routes import MomentRoutes
 from dashboard.api.page import STATIC, PageRoutes
 from dashboard.api.past import PastReader
 from dashboard.api.question_routes import QuestionRoutes
+from dashboard.api.request_routes import RequestRoutes
 from dashboard.api.routes import StateRoutes
 from dashboard.api.seed_routes import SeedRoutes
 from dashboard.api.websocket import EventSocket
@@ -102,6 +103,7 @@ def make_app(context: AppContext) -> FastAPI:
     )
     login.add_to(router)
     make_chat(context.model.caches, context.dialer, context.sessions).add_to(router)
+    RequestRoutes(context.model.caches, context.dialer, context.sessions).add_to(router)
     PageRoutes().add_to(router)
     app.include_router(router)
     app.mount("/static", StaticFiles(directory=STATIC), name="static")

@@ -2,7 +2,7 @@
 
 import { html, useEffect, useRef, useState } from "../vendor/htm-preact.js";
 import { CHANGE_HEADERS, getJson, refusalText } from "../fleet_store.js";
-import { copyText } from "../parts.js";
+import { copyText, ObjectLink, Table } from "../parts.js";
 
 const MAX_TEXT = 200_000;
 
@@ -97,6 +97,7 @@ export function Chat({ query }) {
         ? html`<button type="button" onClick=${() => stopping.current?.abort()}>Stop</button>`
         : html`<button type="submit" disabled=${!model}>Send</button>`}
     </form>
+    <${Candidates} model=${model} key=${`${model} ${turns.length}`} />
     <details>
       <summary>The same with curl</summary>
       <${Curl} model=${model} system=${system} />
@@ -121,6 +122,33 @@ function Turn({ turn, isLast, onAgain }) {
       <button type="button" class="small" onClick=${() => copyText(turn.answer)}>Copy answer</button></p>`}
   </li>`;
 }
+
+/** The engines that the next question could get, with the parts of their scores: why one of them is chosen. */
+function Candidates({ model }) {
+  const [found, setFound] = useState(null);
+  const [problem, setProblem] = useState("");
+  const open = (event) => {
+    if (!event.target.open || !model) return;
+    getJson(`/api/v1/explain/route?model=${encodeURIComponent(model)}`).then(setFound, (error) => setProblem(error.message));
+  };
+  const rows = (found?.backends ?? [{ candidates: found?.candidates ?? [] }]).flatMap((one) => one.candidates ?? []);
+  const parts = [...new Set(rows.flatMap((one) => Object.keys(one.parts ?? one.scores ?? {})))];
+  const columns = [
+    ["Engine", (one) => one.replica ?? one.name],
+    ["Mac", (one) => (one.worker ? html`<${ObjectLink} kind="Node" name=${one.worker} />` : "-")],
+    ["Score", (one) => shown(one.score), "number"],
+    ...parts.map((part) => [part, (one) => shown((one.parts ?? one.scores)[part]), "number"]),
+    ["Under way", (one) => one.inFlight ?? one.running ?? "-", "number"],
+  ];
+  return html`<details onToggle=${open}>
+    <summary>Routing: which engine the next question gets, and why</summary>
+    ${problem && html`<p class="problem">${problem}</p>`}
+    ${found && html`<p class="quiet">gateway ${found.gateway}, best first. A session or a cached prompt may lead elsewhere.</p>
+      <${Table} caption="Candidates" columns=${columns} rows=${rows.map((one, at) => ({ ...one, name: `${at}` }))} empty="No engine answers for this model." />`}
+  </details>`;
+}
+
+const shown = (value) => (typeof value === "number" ? Number(value.toFixed(3)) : value ?? "-");
 
 function Curl({ model, system }) {
   const messages = [...(system ? [{ role: "system", content: system }] : []), { role: "user", content: "Hello!" }];

@@ -2,10 +2,10 @@
 
 import { html, useEffect, useState } from "../vendor/htm-preact.js";
 import { clock } from "../format.js";
-import { getJson } from "../fleet_store.js";
+import { getJson, postJson } from "../fleet_store.js";
 import { Badge, Command, Filter, matching, ObjectLink, Table } from "../parts.js";
 
-const LIVE_MS = 2_000;
+const LIVE_MS = 1_000;
 const SERIES_MS = 10_000;
 const SERIES = [
   ["tokens_per_second", "Tokens"],
@@ -24,17 +24,23 @@ export function Traffic() {
   </section>`;
 }
 
-export function Requests() {
+export function Requests({ store }) {
   const [text, setText] = useState("");
+  const [problem, setProblem] = useState("");
   const [live, liveProblem] = usePolled(readLive, LIVE_MS);
   if (!live) return html`<h1>Requests</h1><p class="loading">${liveProblem || "Loading the requests…"}</p>`;
-  const { queue, ended, figures } = live;
-  const running = queue.running.map((one) => ({ ...one, name: `${one.gateway}/${one.requestId}` }));
+  const { queue, ended, figures, under } = live;
+  const running = under.requests.map((one) => ({ ...one, name: `${one.gateway}/${one.id}` }));
+  const cancel = (one) =>
+    postJson(`/api/v1/requests/${encodeURIComponent(one.gateway)}/${encodeURIComponent(one.id)}/cancel`).then(
+      () => setProblem(""),
+      (error) => setProblem(error.message),
+    );
   const rows = ended.map((one, at) => ({ ...one, name: `${one.requestId} ${at}` }));
   return html`
     <h1>Requests</h1>
     ${liveProblem && html`<p class="problem" role="status">${liveProblem}</p>`}
-    ${Object.entries(queue.gatewaysSilent).map(
+    ${Object.entries({ ...under.gatewaysSilent, ...queue.gatewaysSilent }).map(
       ([id, why]) => html`<p key=${id} class="problem">gateway/${id} is silent, so its requests are missing: ${why}</p>`,
     )}
     <div class="cards">
@@ -47,7 +53,8 @@ export function Requests() {
     <${Traffic} />
     <section aria-labelledby="live">
       <h2 id="live">Under way</h2>
-      <${Table} caption="Requests under way" columns=${RUNNING} rows=${running} empty="No request is under way." />
+      <${Table} caption="Requests under way" columns=${runningColumns(store.may("operator") ? cancel : null)} rows=${running} empty="No request is under way." />
+      ${problem && html`<p class="problem" role="alert">${problem}</p>`}
     </section>
     <section aria-labelledby="ended">
       <h2 id="ended">Ended</h2>
@@ -59,13 +66,30 @@ export function Requests() {
   `;
 }
 
-const RUNNING = [
-  ["Request", (one) => one.requestId],
-  ["Model", (one) => one.modelId],
-  ["Mac", (one) => (one.workerId ? html`<${ObjectLink} kind="Node" name=${one.workerId} />` : "-")],
-  ["Phase", (one) => one.phase],
-  ["Age", (one) => `${one.seconds.toFixed(1)} s`, "number"],
-];
+const PHASES = { queued: "idle", prefill: "warning", generating: "good" };
+
+function runningColumns(cancel) {
+  const columns = [
+    ["Model", (one) => one.model],
+    ["Key", (one) => one.apiKey ?? "-"],
+    ["Mac", (one) => (one.worker ? html`<${ObjectLink} kind="Node" name=${one.worker} />` : "-")],
+    ["Phase", (one) => html`<${Badge} tone=${PHASES[one.phase] ?? "idle"}>${one.phase}<//> <${Prefill} request=${one} />`],
+    ["Tokens", (one) => one.tokens ?? "-", "number"],
+    ["Tokens/s", (one) => (one.tokens && one.seconds ? (one.tokens / one.seconds).toFixed(1) : "-"), "number"],
+    ["Age", (one) => `${one.seconds.toFixed(1)} s`, "number"],
+    ["Request", (one) => html`<code>${one.id}</code>${one.resumptions ? ` resumed ${one.resumptions} times` : ""}`],
+  ];
+  if (cancel) columns.push(["", (one) => html`<button type="button" class="small" aria-label=${`Cancel ${one.id}`} onClick=${() => cancel(one)}>Cancel</button>`]);
+  return columns;
+}
+
+/** How much of the prompt is read, while it is. */
+function Prefill({ request }) {
+  const { phase, promptTokens: all, prefilledTokens: done } = request;
+  if (phase !== "prefill" || !all || done === null || done === undefined) return null;
+  const percent = Math.round((100 * done) / all);
+  return html`<progress max="100" value=${percent} aria-label=${`${percent} % of the prompt read`}></progress> <span class="quiet">${percent} % of ${all}</span>`;
+}
 
 const ENDED = [
   ["Ended", (one) => clock(one.timestamp)],
@@ -119,12 +143,13 @@ export function linePath(values, top) {
 }
 
 async function readLive() {
-  const [queue, ended, figures] = await Promise.all([
+  const [queue, under, ended, figures] = await Promise.all([
     getJson("/queue"),
+    getJson("/api/v1/in-flight"),
     getJson("/api/dashboard/requests?limit=100"),
     getJson("/metrics/snapshot"),
   ]);
-  return { queue, ended, figures };
+  return { queue, under, ended, figures };
 }
 
 async function readSeries() {
