@@ -5,7 +5,7 @@ Spec and status are separate documents under separate keys, so that their writer
 
 from collections.abc import Mapping
 from functools import cache
-from typing import TypeAlias, TypeVar, get_args
+from typing import Final, Generic, TypeAlias, TypeVar, get_args
 
 from pydantic import BaseModel, ValidationError
 
@@ -19,6 +19,8 @@ Obj = TypeVar("Obj", bound=ApiObject)
 M = TypeVar("M", bound=ApiModel)
 Histories: TypeAlias = Mapping[str, VersionHistory]
 
+# A batch of changes, and some more.
+_RECENT: Final = 128
 _NOT_IN_SPEC: dict[str, bool | set[str]] = {"status": True, "metadata": {"resource_version"}}
 
 
@@ -39,9 +41,29 @@ def encode_spec(obj: ApiObject) -> bytes:
     return versions.stamp_version(raw, versions.history_of(type(obj).__name__).current)
 
 
+class _ModelDecoder(Generic[M]):
+    """Decodes the documents of one model. Values that watches of one process share are decoded once."""
+
+    def __init__(self, model: type[M]) -> None:
+        self._decode = DocumentDecoder(model).decode
+        # By identity: equal watches deliver the same objects, each to its own cache.
+        self._recent: dict[int, tuple[KeyValue, VersionHistory, M]] = {}
+
+    def decode(self, item: KeyValue, history: VersionHistory) -> M:
+        """Return the document; raises `VersionError` and `ValidationError`."""
+        known = self._recent.get(id(item))
+        if known is not None and known[0] is item and known[1] is history:
+            return known[2]
+        found = self._decode(versions.migrate(item.value, history))
+        if len(self._recent) >= _RECENT:
+            self._recent.clear()
+        self._recent[id(item)] = item, history, found
+        return found
+
+
 @cache
-def _decoder(model: type[M]) -> DocumentDecoder[M]:
-    return DocumentDecoder(model)
+def _decoder(model: type[M]) -> _ModelDecoder[M]:
+    return _ModelDecoder(model)
 
 
 def decode(model: type[M], item: KeyValue, histories: Histories = HISTORIES) -> M:
@@ -53,9 +75,8 @@ def decode(model: type[M], item: KeyValue, histories: Histories = HISTORIES) -> 
 
     """
     try:
-        raw = versions.migrate(item.value, versions.history_of(model.__name__, histories))
-        decoder: DocumentDecoder[M] = _decoder(model)
-        return decoder.decode(raw)
+        decoder: _ModelDecoder[M] = _decoder(model)
+        return decoder.decode(item, versions.history_of(model.__name__, histories))
     except versions.VersionError as error:
         kind = NewerDocumentError if error.is_newer else UndecodableError
         raise kind(f"{item.key} ({model.__name__}): {error}") from error

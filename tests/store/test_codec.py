@@ -127,3 +127,12 @@ async def test_leased_kinds_are_read_from_beside_the_specs() -> None:
     found = await objects.get(store, Endpoint, "qwen-0")
     assert found is not None
     assert found.metadata.resource_version == "2"
+
+
+def test_a_value_that_watches_share_is_decoded_once() -> None:
+    item = KeyValue("/a", codec.encode_spec(deployment()), 1, 2)
+    first = codec.decode_object(ModelDeployment, item)
+    assert codec.decode_object(ModelDeployment, item) is first
+    again = codec.decode_object(ModelDeployment, item._replace(mod_revision=3))
+    assert (first.metadata.resource_version, again.metadata.resource_version) == ("2", "3")
+    assert (again.spec, again.name) == (first.spec, first.name)

@@ -5,8 +5,6 @@ import random
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
-import aiohttp
-
 from machinery.clock import Clock, SystemClock
 from store.codec import NewerDocumentError, UndecodableError
 from store.etcd.http.json_api import JsonGateway
@@ -15,6 +13,7 @@ from store.informer import Informer
 from store.memory import MemoryTransport
 from store.namespace import NamespacedTransport
 from store.port import Delete, KeyValue, Put, Transport
+from tests.support.store_metrics import gauges
 
 
 def text_of(item: KeyValue) -> str:
@@ -64,7 +63,4 @@ async def compact(transport: Transport, etcd: EmbeddedEtcd) -> None:
 
 async def watchers(url: str) -> int:
     """Return how many watches etcd counts."""
-    async with aiohttp.ClientSession() as session, session.get(f"{url}/metrics") as response:
-        lines = (await response.text()).splitlines()
-    name = "etcd_debugging_mvcc_watcher_total "
-    return int(float(next(line for line in lines if line.startswith(name)).removeprefix(name)))
+    return int((await gauges(url))["etcd_debugging_mvcc_watcher_total"])

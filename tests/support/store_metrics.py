@@ -20,10 +20,8 @@ class CallCounts:
 
 async def call_counts(url: str) -> CallCounts:
     """Return the calls that the etcd at the URL has counted."""
-    async with aiohttp.ClientSession() as session, session.get(f"{url}/metrics") as response:
-        text = await response.text()
     found = CallCounts()
-    for sample in parse_samples(text):
+    for sample in parse_samples(await _metrics(url)):
         labels = dict(sample.labels)
         method = labels.get("grpc_method", "")
         if not float(sample.value):
@@ -33,3 +31,14 @@ async def call_counts(url: str) -> CallCounts:
         if sample.name == "grpc_server_handled_total" and method == "Authenticate":
             found.authenticated[labels["grpc_code"]] += int(float(sample.value))
     return found
+
+
+async def gauges(url: str) -> dict[str, float]:
+    """Return the values without labels that the etcd at the URL reports."""
+    samples = parse_samples(await _metrics(url))
+    return {sample.name: float(sample.value) for sample in samples if not sample.labels}
+
+
+async def _metrics(url: str) -> str:
+    async with aiohttp.ClientSession() as session, session.get(f"{url}/metrics") as response:
+        return await response.text()

@@ -4,8 +4,10 @@ One connection per endpoint carries all calls and streams of a process.
 """
 
 import asyncio
+from collections import defaultdict
 from collections.abc import AsyncGenerator, Callable
-from contextlib import closing, suppress
+from contextlib import closing
+from dataclasses import dataclass
 from typing import Any, Generic, TypeVar, cast
 from urllib.parse import urlsplit
 
@@ -26,6 +28,14 @@ _TOO_LATE = grpc.StatusCode.DEADLINE_EXCEEDED
 _BROKEN = (grpc.StatusCode.INTERNAL, grpc.StatusCode.CANCELLED)
 
 
+@dataclass(slots=True)
+class _EndpointState:
+    """Signs of life of one endpoint."""
+
+    heard_at: float = float("-inf")
+    """The time of its last answer, on the event loop's clock."""
+
+
 class Stream(Generic[Request, Response]):
     """A stream of requests and responses to one endpoint. Close it after use."""
 
@@ -35,13 +45,18 @@ class Stream(Generic[Request, Response]):
         where: str,
         blame: Callable[[StoreError], None],
         accept: Callable[[], None],
+        endpoint: _EndpointState,
     ) -> None:
         """`blame` is called with the error that broke the stream, `accept` when etcd has answered on it."""
         self._open_call: grpc.aio.StreamStreamCall[Request, Response] | None = call
         self._where = where
         self._blame = blame
         self._accept = accept
-        self._nudge: asyncio.Task[None] | None = None
+        self._endpoint = endpoint
+
+    def heard_at(self) -> float:
+        """Return when the endpoint last answered anything, on any stream or call, on the event loop's clock."""
+        return self._endpoint.heard_at
 
     async def send(self, request: Request, *, limit_s: float = CALL_S) -> None:
         """Send a request.
@@ -61,38 +76,20 @@ class Stream(Generic[Request, Response]):
         except asyncio.CancelledError as error:
             raise _without_frames(error)  # noqa: B904 - the same error
 
-    async def receive(self, *, limit_s: float, nudge: Request | None = None) -> Response:
+    async def receive(self, *, limit_s: float) -> Response:
         """Return the next answer.
-
-        `nudge` is sent when half of the time has passed without one, to find out whether the peer is alive.
 
         Raises:
             StoreError: the stream broke or ended, or nothing arrived in time.
 
         """
-        # A read must not be cancelled, and a task for each answer would be expensive: a timer costs little.
-        timer = None
-        if nudge is not None:
-            timer = asyncio.get_running_loop().call_later(limit_s / 2, self._start_nudge, nudge)
-        try:
-            answer = await self.next(limit_s=limit_s)
-        finally:
-            if timer is not None:
-                timer.cancel()
+        answer = await self.next(limit_s=limit_s)
         if answer is None:
             raise self.failure("the stream ended")
         return answer
 
-    def _start_nudge(self, request: Request) -> None:
-        self._nudge = asyncio.get_running_loop().create_task(self._send_nudge(request))
-
-    async def _send_nudge(self, request: Request) -> None:
-        # The reader finds out about a broken stream.
-        with suppress(StoreError):
-            await self.send(request)
-
-    async def next(self, *, limit_s: float) -> Response | None:
-        """Return the next answer; None at the end of the stream.
+    async def next(self, *, limit_s: float | None = None) -> Response | None:
+        """Return the next answer; None at the end of the stream. A cancelled or late read breaks the stream.
 
         Raises:
             StoreError: the stream broke, or nothing arrived in time.
@@ -110,6 +107,7 @@ class Stream(Generic[Request, Response]):
             raise _without_frames(error)  # noqa: B904 - the same error
         if answer is grpc.aio.EOF:
             return None
+        self._endpoint.heard_at = asyncio.get_running_loop().time()
         self._accept()
         return cast("Response", answer)
 
@@ -131,8 +129,6 @@ class Stream(Generic[Request, Response]):
 
     def close(self) -> None:
         """End the stream. What still refers to it, like the traceback of an error, does not keep the connection."""
-        if self._nudge is not None:
-            self._nudge.cancel()
         call, self._open_call = self._open_call, None
         if call is not None:
             call.cancel()
@@ -208,6 +204,7 @@ class GrpcChannel:
         self._files: dict[str, FileState] = {}
         """The TLS files that each channel was opened with."""
         self._retired: list[grpc.aio.Channel] = []
+        self._states: defaultdict[str, _EndpointState] = defaultdict(_EndpointState)
         # Creating a callable costs as much as a call.
         self._callables: dict[tuple[str, str], Any] = {}
 
@@ -268,6 +265,7 @@ class GrpcChannel:
         except UnavailableError:
             self._caller.rotate(turn)
             raise
+        self._states[url].heard_at = asyncio.get_running_loop().time()
         return answer
 
     def _failure(self, error: BaseException, turn: int, url: str, limit_s: float) -> StoreError:
@@ -319,6 +317,16 @@ class GrpcChannel:
         except grpc.aio.AioRpcError as error:
             why = str(error.details()).rpartition("last error: ")[2].removeprefix("UNKNOWN: ")
             raise connection_error(url, why) from _without_frames(error)
+
+    async def ready(self) -> None:
+        """Wait for a connection and a token, so that `open` succeeds at once; raises as it does."""
+        await self._caller.token()
+        turn = self._caller.turn
+        try:
+            await self._connected(self._url(), CONNECT_S)
+        except UnavailableError:
+            self._caller.rotate(turn)
+            raise
 
     async def open(self, method: Method[Request, Response]) -> Stream[Request, Response]:
         """Open a stream of requests and answers to the current endpoint.
@@ -372,6 +380,7 @@ class GrpcChannel:
             f"etcd at {url}",
             blame,
             lambda: self._caller.accept_token(token),
+            self._states[url],
         )
 
     async def _authenticate(self) -> str:

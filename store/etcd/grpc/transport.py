@@ -2,30 +2,26 @@
 
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import closing
 from typing import assert_never
 
 from store import reads
 from store.errors import (
-    CompactedError,
     ConflictError,
     LeaseLostError,
-    ReplacedError,
     TooLargeError,
 )
-from store.etcd.adapter import IDLE_S, RENEW_S, drop_seen_changes
+from store.etcd.adapter import IDLE_S, RENEW_S
 from store.etcd.address import EtcdAddress
 from store.etcd.authentication import Authentication
-from store.etcd.error_mapping import is_refusal
 from store.etcd.grpc import wire
 from store.etcd.grpc.channel import GrpcChannel, Stream
 from store.etcd.grpc.proto import etcd_pb2 as pb
+from store.etcd.grpc.watches import Watches
 from store.keys import prefix_end
 from store.port import (
     MAX_OPERATIONS,
     Delete,
     Guard,
-    KeyChange,
     KeyValue,
     Listing,
     Operation,
@@ -84,9 +80,6 @@ class LeaseRenewals:
             self._drop()
 
 
-# The request of a progress report, and the watch id of its answer (clientv3's InvalidWatchID).
-_PROGRESS = pb.WatchRequest(progress_request=pb.WatchProgressRequest())
-_NO_WATCH = -1
 # For one page. A user at a terminal waits for two attempts of this.
 _LIST_S = 5.0
 
@@ -103,6 +96,7 @@ class GrpcTransport:
     ) -> None:
         self._channel = GrpcChannel(address, idle_s=idle_s, authentication=authentication)
         self._renewals = LeaseRenewals(self._channel)
+        self._watches = Watches(self._channel)
 
     async def get(self, key: str) -> KeyValue | None:
         answer = await self._channel.read(wire.RANGE, pb.RangeRequest(key=wire.raw(key)))
@@ -154,60 +148,8 @@ class GrpcTransport:
                 assert_never(operation)
         return done.header.revision
 
-    async def watch(self, prefix: str, *, after_revision: int) -> AsyncGenerator[WatchBatch]:
-        create = pb.WatchCreateRequest(
-            key=wire.raw(prefix),
-            range_end=wire.raw(prefix_end(prefix)),
-            start_revision=max(1, after_revision),  # not the next one: see `drop_seen_changes`
-            progress_notify=True,
-            fragment=True,
-        )
-        with closing(await self._channel.open(wire.WATCH)) as stream:
-            await stream.send(pb.WatchRequest(create_request=create))
-            fragments: list[KeyChange] = []
-            while True:
-                answer = await stream.receive(limit_s=self._channel.idle_s, nudge=_PROGRESS)
-                if answer.canceled:
-                    if answer.compact_revision:
-                        raise CompactedError("the history after the last revision seen is gone")
-                    if is_refusal(answer.cancel_reason):
-                        await self._check_access(prefix)
-                    raise stream.failure(f"watch cancelled: {answer.cancel_reason or 'no reason'}")
-                if answer.watch_id == _NO_WATCH:
-                    # The answer to a nudge. Its revision may be ahead of events that are still to come (etcd
-                    # issue 15220), so it only proves that the watch is alive.
-                    yield WatchBatch(
-                        revision=after_revision, changes=(), store=str(answer.header.cluster_id)
-                    )
-                    continue
-                fragments.extend(map(wire.change, answer.events))
-                if answer.fragment:
-                    # Keep all changes of a revision together, so that a resume does not split them.
-                    continue
-                lags = answer.created and answer.header.revision < after_revision
-                if lags and await self._newest(prefix) < after_revision:
-                    # A watch on a future revision would be silent forever.
-                    raise ReplacedError("the store was replaced or rolled back")
-                batch = _batch(answer, tuple(fragments), after_revision)
-                fragments = []
-                if batch:
-                    after_revision = max(after_revision, batch.revision)
-                    yield batch
-
-    async def _check_access(self, prefix: str) -> None:
-        """Raise PermissionDeniedError unless the user may read the prefix.
-
-        For a stale token, too, etcd may cancel a watch as denied. A call tells the two apart, and renews the token.
-        """
-        request = pb.RangeRequest(
-            key=wire.raw(prefix), range_end=wire.raw(prefix_end(prefix)), limit=1
-        )
-        await self._channel.read(wire.RANGE, request)
-
-    async def _newest(self, key: str) -> int:
-        """Return the newest revision of the store, which a lagging member may not have yet."""
-        request = pb.RangeRequest(key=wire.raw(key))
-        return (await self._channel.read(wire.RANGE, request)).header.revision
+    def watch(self, prefix: str, *, after_revision: int) -> AsyncGenerator[WatchBatch]:
+        return self._watches.watch(prefix, after_revision)
 
     async def grant(self, ttl_s: int) -> int:
         return (await self._channel.call(wire.GRANT, pb.LeaseGrantRequest(ttl=ttl_s))).id
@@ -226,17 +168,6 @@ class GrpcTransport:
         return ServerStatus(version=answer.version, revision=answer.header.revision)
 
     async def close(self) -> None:
+        self._watches.close()
         await self._renewals.close()
         await self._channel.close()
-
-
-def _batch(
-    answer: pb.WatchResponse, changes: tuple[KeyChange, ...], after_revision: int
-) -> WatchBatch | None:
-    revision, store = answer.header.revision, str(answer.header.cluster_id)
-    # While a watch catches up, etcd's header is ahead of its events, so the last event counts.
-    if changes:
-        return drop_seen_changes(changes, after_revision, store)
-    return WatchBatch(
-        revision=after_revision if answer.created else revision, changes=(), store=store
-    )

@@ -19,7 +19,7 @@ from store.etcd.connect import connect
 from store.etcd.grpc.admin import AuthClient
 from store.etcd.users import Right, prefix_permission
 from store.informer import Informer
-from store.port import Put, Transport
+from store.port import KeyChange, Put, Transport, WatchBatch
 from tests.support import store_admin
 from tests.support.store_binaries import FOUND
 from tests.support.store_tcp_etcd import TcpEtcd
@@ -150,8 +150,16 @@ async def outlive_tokens(address: EtcdAddress, prefix: str) -> None:
             await until_watched(late, prefix, after_revision=revision)
             await transport.commit([], [Put(key=f"{prefix}b", value=b"2")])
             async with asyncio.timeout(30):
-                assert [c.key for c in (await anext(standing)).changes] == [f"{prefix}b"]
+                assert [c.key for c in await next_changes(standing)] == [f"{prefix}b"]
         await transport.revoke(lease)
+
+
+async def next_changes(watch: AsyncIterator[WatchBatch]) -> tuple[KeyChange, ...]:
+    """Return the changes of the next batch that has some."""
+    async for batch in watch:
+        if batch.changes:
+            return batch.changes
+    raise AssertionError("the watch ended")
 
 
 async def until_watched(transport: Transport, prefix: str, *, after_revision: int) -> None:
