@@ -97,7 +97,7 @@ class _DeploymentForecast:
         for one in surplus:
             yield self._end(one, f"the deployment needs {observed.desired_replicas}")
         kept = [r for r in owned if r not in surplus]
-        found = plan.group_by_eviction(observed, observed.deployment, kept)
+        found = plan.group_by_eviction(observed.deployment, kept, self._table)
         for one in sorted((*found.leaving, *found.evicted), key=lambda r: r.ordinal):
             yield self._leave(one, request, found)
         for one in sorted(found.staying, key=lambda r: r.ordinal):

@@ -66,9 +66,10 @@ def soonest_s(*delays_s: float | None) -> float | None:
 
 def _apart_from(lister: Lister, deployment: ModelDeployment) -> frozenset[str]:
     """Return the deployments that it repels, and those that repel it."""
+    has_rule = deployment.spec.placement.anti_affinity is not None
     return frozenset(
         other.name
-        for other in lister.deployments()
+        for other in (lister.deployments() if has_rule else lister.repelling_deployments())
         if other.name != deployment.name
         and (_repels(deployment, other) or _repels(other, deployment))
     )
@@ -89,13 +90,12 @@ def _rivals(
 
     A replica on a lost node is missing, too: it moves to the room that it preempted, which must not be taken before.
     """
-    above = [d for d in lister.deployments() if d.spec.priority > deployment.spec.priority]
-    if not above:
-        return ()
+    above = lister.deployments_above(deployment.spec.priority)
     # A draining replica does not count: another one replaces it, unless it is surplus.
     active = Counter(
         found.spec.deployment
-        for found in lister.replicas()
+        for one in above
+        for found in lister.replicas_of(one.name)
         if found.metadata.deletion_timestamp is None
         and not any(rank.node in lost for rank in found.spec.ranks)
     )

@@ -40,17 +40,18 @@ class EvictionGroups:
 
 
 def group_by_eviction(
-    observed: DeploymentView, deployment: ModelDeployment, active: Sequence[ReplicaView]
+    deployment: ModelDeployment, active: Sequence[ReplicaView], table: NodeTable
 ) -> EvictionGroups:
     """Group the replicas that do not drain yet; a replica on a lost node is moved, and counts as staying."""
     tolerations = deployment.spec.placement.tolerations
+    nodes = table.named({name for one in active for name in one.nodes})
     evicting = {
         node.name
-        for node in observed.nodes
+        for node in nodes
         for taint in node.taints
         if taint.effect == "NoExecute" and not tolerates(tolerations, taint)
     }
-    to_leave = {node.name for node in observed.nodes if node.leave_reason}
+    to_leave = {node.name for node in nodes if node.leave_reason}
     evicted = [r for r in active if r.nodes & evicting and not r.is_node_lost]
     leaving = [r for r in active if r.nodes & to_leave and r not in evicted and not r.is_node_lost]
     return EvictionGroups(
@@ -119,7 +120,8 @@ def plan(observed: DeploymentView, table: NodeTable | None = None) -> Deployment
         return DeploymentPlan(actions=(*gone, *adopted), requeue_after_s=observed.requeue_after_s)
     foreign = [r for r in kept if not r.is_owned and not r.is_deleting]
     active = [r for r in kept if r.is_owned and not r.is_deleting]
-    found = group_by_eviction(observed, deployment, active)
+    table = table or NodeTable(observed.nodes)
+    found = group_by_eviction(deployment, active, table)
     goal = steps.rollout_goal(observed, deployment)
     step = steps.next_step(goal, observed, deployment, found.staying)
     scheduler = ReplicaScheduler(observed, deployment, goal, table)

@@ -162,9 +162,7 @@ class DeploymentReconciler:
         observed = replace(observed, unresolved=self._unresolved(name))
         if not observed.has_model:
             return observed
-        is_incomplete = any(
-            node.is_ready and not node.has_inspected(source) for node in observed.nodes
-        )
+        is_incomplete = self._table.awaits_reports(source)
         grace_s = self._report_grace.remaining_s(source, is_incomplete=is_incomplete, now=monotonic)
         if grace_s == 0:
             return observed

@@ -43,7 +43,7 @@ class ReplicaScheduler:
         observed: DeploymentView,
         deployment: ModelDeployment,
         goal: RolloutGoal,
-        table: NodeTable | None,
+        table: NodeTable,
     ) -> None:
         self._observed = observed
         self._deployment = deployment
@@ -151,7 +151,7 @@ class ReplicaScheduler:
     def fits_in_place(self, template: str, *, of: ReplicaView) -> bool:
         """Return whether a replica of the version fits where another one is, once that has ended."""
         request = self._request(template)
-        freed = [without_replica(n, of) for n in self._observed.nodes if n.name in of.nodes]
+        freed = [without_replica(node, of) for node in self._table.named(sorted(of.nodes))]
         if request.spec.sharding == "Never":
             return any(find_rejection(request, node) is None for node in freed)
         by_name = {node.name: node for node in freed}
@@ -161,15 +161,14 @@ class ReplicaScheduler:
     def missing_bytes(self, template: str, *, of: ReplicaView) -> dict[str, int]:
         """Return the bytes of the version's model that the replica's nodes would fetch, without those that have all."""
         path = self._request(template).path
-        lacking = {
-            n.name: n.missing_bytes(path) for n in self._observed.nodes if n.name in of.nodes
-        }
+        nodes = self._table.named(sorted(of.nodes))
+        lacking = {node.name: node.missing_bytes(path) for node in nodes}
         return {name: size for name, size in lacking.items() if size}
 
     def fetch_cost(self, template: str, *, of: ReplicaView) -> tuple[bool, int]:
         """Return whether a fetch on the replica's nodes fails, and the bytes that they lack."""
         path, lacking = self._request(template).path, self.missing_bytes(template, of=of)
-        nodes = (node for node in self._observed.nodes if node.name in lacking)
+        nodes = self._table.named(lacking)
         return any(node.fetch_problem(path) for node in nodes), sum(lacking.values())
 
     def source_of(self, template: str) -> HubReference | None:
@@ -180,7 +179,7 @@ class ReplicaScheduler:
         """Return the placer, after the deployments of a higher priority have claimed their nodes."""
         if self._placer is None:
             observed = self._observed
-            self._placer = Placer(self._table or NodeTable(observed.nodes), observed.groups)
+            self._placer = Placer(self._table, observed.groups)
             for rival in observed.rivals:
                 for _ in range(rival.missing):
                     if isinstance(self._placer.claim(rival.request), Unschedulable):

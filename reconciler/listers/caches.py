@@ -8,7 +8,7 @@ from typing import Any
 
 from machinery.clock import Clock
 from schemas import kinds
-from schemas.deployment import Revision
+from schemas.deployment import ModelDeployment, Revision
 from schemas.meta import ApiObject, ObjectKey, Status
 from schemas.model_snapshot import ModelSnapshot, PreloadAssignment
 from schemas.node import NodeLease, NodeLifeStatus, NodeStatus
@@ -51,6 +51,9 @@ class ChangeJournal:
 BY_KIND, BY_DEPLOYMENT, BY_NODE, BY_HARDWARE = "kind", "deployment", "node", "hardware"
 # Revisions by deployment.
 REVISIONS = "revisions"
+# Deployments by priority, and those with antiAffinity: few have either, and each plan needs them.
+BY_PRIORITY, BY_RULE = "priority", "rule"
+ANTI_AFFINITY = "antiAffinity"
 # Prefix in the hardware index for nodes that are parts of one machine on purpose: they are no clones of each other.
 PART_OF = "part of "
 
@@ -83,6 +86,15 @@ def _deployment_of(found: ApiObject) -> tuple[str, ...]:
 
 def _revised_deployment(found: ApiObject) -> tuple[str, ...]:
     return (found.spec.deployment,) if isinstance(found, Revision) else ()
+
+
+def _priority_of(found: ApiObject) -> tuple[str, ...]:
+    return (str(found.spec.priority),) if isinstance(found, ModelDeployment) else ()
+
+
+def _rules_of(found: ApiObject) -> tuple[str, ...]:
+    has_rule = isinstance(found, ModelDeployment) and found.spec.placement.anti_affinity
+    return (ANTI_AFFINITY,) if has_rule else ()
 
 
 def _nodes_of(found: ApiObject) -> tuple[str, ...]:
@@ -139,6 +151,8 @@ def make_caches(transport: Transport, clock: Clock) -> Caches:
     specs.index(BY_DEPLOYMENT, _deployment_of)
     specs.index(BY_NODE, _nodes_of)
     specs.index(REVISIONS, _revised_deployment)
+    specs.index(BY_PRIORITY, _priority_of)
+    specs.index(BY_RULE, _rules_of)
     statuses = Informer(transport, keys.STATUS_PREFIX, decode_status, clock)
     statuses.index(BY_KIND, _kind_of_status)
     statuses.index(BY_HARDWARE, _hardware_of)

@@ -5,10 +5,13 @@ from dataclasses import dataclass
 
 from reconciler.groups.group_view import GroupView
 from reconciler.listers.caches import (
+    ANTI_AFFINITY,
     BY_DEPLOYMENT,
     BY_HARDWARE,
     BY_KIND,
     BY_NODE,
+    BY_PRIORITY,
+    BY_RULE,
     PART_OF,
     REVISIONS,
     Caches,
@@ -79,6 +82,21 @@ class Lister:
     def declared_deployments(self) -> list[ModelDeployment]:
         """Return all deployments by name, as users wrote them."""
         return [one for one in self.of_kind("ModelDeployment") if isinstance(one, ModelDeployment)]
+
+    def deployments_above(self, priority: int) -> list[ModelDeployment]:
+        """Return the deployments of a higher priority, by name."""
+        specs = self.caches.specs
+        higher = [value for value in specs.values(BY_PRIORITY) if int(value) > priority]
+        found = (one for value in higher for one in specs.by_index(BY_PRIORITY, value).values())
+        return sorted(self._pinned_all(found), key=lambda one: one.name)
+
+    def repelling_deployments(self) -> list[ModelDeployment]:
+        """Return the deployments with spec.placement.antiAffinity, by name."""
+        found = self.caches.specs.by_index(BY_RULE, ANTI_AFFINITY).values()
+        return list(self._pinned_all(found))
+
+    def _pinned_all(self, found: Iterable[ApiObject]) -> Iterator[ModelDeployment]:
+        return (self._pinned(one) for one in found if isinstance(one, ModelDeployment))
 
     def declared(self, name: str) -> ModelDeployment | None:
         """Return a deployment as users wrote it."""

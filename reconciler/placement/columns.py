@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
 from reconciler.placement.inputs import NodeView
+from schemas.deployment import ModelSource
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +64,12 @@ TAINTS = FieldColumn("taints")
 BANDWIDTH = FieldColumn("bandwidth_gbps")
 POOL_PRIORITY = FieldColumn("pool_priority")
 HARDWARE = FieldColumn("hardware")
+
+
+def source_columns(source: ModelSource) -> tuple[Column, ...]:
+    """Return the columns of all folders that a model is read from, its own first."""
+    paths = [source.folder] if source.draft is None else [source.folder, source.draft.path]
+    return (*map(ModelColumn, paths), *map(AdapterColumn, source.adapter_paths))
 
 
 def read_column(column: Column, nodes: Sequence[NodeView]) -> list[Hashable]:

@@ -22,12 +22,10 @@ _NO_FULL_LAYERS = "has no layers that keep keys and values of all tokens"
 
 def source_columns(request: PlacementRequest) -> AnyColumn:
     """Return the columns that the checks of the folders depend on."""
-    source = request.spec.model
-    found: AnyColumn = columns.ModelColumn(source.folder)
-    if source.draft is not None:
-        found = ColumnPair(found, columns.ModelColumn(source.draft.path))
-    for path in source.adapter_paths:
-        found = ColumnPair(found, columns.AdapterColumn(path))
+    found: AnyColumn
+    found, *others = columns.source_columns(request.spec.model)
+    for column in others:
+        found = ColumnPair(found, column)
     return found
 
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from schemas import quantity
-from schemas.deployment import ModelDeployment, ModelDeploymentSpec, ModelSource
+from schemas.deployment import ModelDeployment, ModelDeploymentSpec
 from schemas.node import AdapterReport, ModelReport, Taint
 
 
@@ -128,13 +128,6 @@ class NodeView:
     """Reasons against new replicas (nodes/node_state.py), the most important first."""
     leave_reason: str = ""
     """Reason to move replicas elsewhere, as far as minAvailable allows; empty if they may stay."""
-
-    def has_inspected(self, source: ModelSource) -> bool:
-        """Return whether the agent has reported on every folder of the model, good or bad."""
-        own = source.folder
-        paths = {own} if source.draft is None else {own, source.draft.path}
-        has_adapters = self.adapters.keys() >= set(source.adapter_paths)
-        return has_adapters and paths <= self.models.keys()
 
     @property
     def takes_replicas(self) -> bool:

@@ -5,7 +5,7 @@ all requests that are equal in what it depends on. Values that change while repl
 """
 
 import dataclasses
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
@@ -16,6 +16,7 @@ from reconciler.placement import columns, filters, memory_proof, scores
 from reconciler.placement.columns import AnyColumn, ColumnPair
 from reconciler.placement.filters import NodeFilter
 from reconciler.placement.inputs import NodeView, PlacementRequest, Rejection
+from schemas.deployment import ModelSource
 from schemas.replica import MemoryProof
 
 Ints: TypeAlias = NDArray[np.int64]
@@ -210,6 +211,23 @@ class NodeTable:
     def __len__(self) -> int:
         return len(self.nodes)
 
+    def named(self, names: Iterable[str]) -> list[NodeView]:
+        """Return the nodes with these names; names without a node are skipped."""
+        return [self.nodes[self.rows[name]] for name in names if name in self.rows]
+
+    def awaits_reports(self, source: ModelSource) -> bool:
+        """Return whether a ready node has not inspected every folder of the model."""
+        lacking = np.zeros(len(self), np.bool_)
+        for column in columns.source_columns(source):
+            coded = self.coded(column)
+            values = columns.read_column(column, [self.nodes[at] for at in coded.examples])
+            if None in values:
+                lacking |= coded.of_node == values.index(None)
+        return bool(lacking.any() and (lacking & self._is_ready()).any())
+
+    def _is_ready(self) -> Bools:
+        return self._answers(columns.READY, lambda node: int(node.is_ready)) > 0
+
     @property
     def allocations(self) -> AllocationColumns:
         """Return all allocations; computed at the first call."""
@@ -357,7 +375,7 @@ class NodeTable:
 _FIXED_FIELDS: Final = tuple(
     one.name
     for one in dataclasses.fields(NodeView)
-    if one.name not in ("used_bytes", "replicas", "tenants", "promised_bytes")
+    if one.name not in ("used_bytes", "replicas", "allocations", "promised_bytes")
 )
 
 

@@ -547,7 +547,7 @@ def test_all_adapters_count_once_and_must_be_there() -> None:
     missing = filters.find_rejection(model_request(BOTH), WHOLE)
     assert missing is not None
     assert missing.message == "its agent has not inspected the adapter yet"
-    assert not WHOLE.has_inspected(BOTH)
+    assert NodeTable([WHOLE]).awaits_reports(BOTH)
 
 
 def test_a_table_tells_wants_apart_that_differ_in_one_of_these() -> None:
@@ -571,7 +571,11 @@ def test_a_table_tells_wants_apart_that_differ_in_one_of_these() -> None:
 
 def test_reports_are_awaited_of_all_folders() -> None:
     both = ModelSource(path="qwen", adapter="law", draft=DraftModel(path="small"))
-    assert WHOLE.has_inspected(both)
-    assert node("a").has_inspected(ModelSource(path="qwen"))
-    assert not replace(WHOLE, adapters={}).has_inspected(both)
-    assert not replace(WHOLE, models=node("a").models).has_inspected(both)
+    lacking = (replace(WHOLE, adapters={}), replace(WHOLE, models=node("a").models))
+    assert not NodeTable([WHOLE]).awaits_reports(both)
+    assert not NodeTable([node("a")]).awaits_reports(ModelSource(path="qwen"))
+    for one in lacking:
+        assert NodeTable([WHOLE, replace(one, name="b")]).awaits_reports(both)
+        away = replace(one, name="b", is_ready=False)
+        assert not NodeTable([WHOLE, away]).awaits_reports(both)
+    assert not NodeTable([]).awaits_reports(both)

@@ -7,10 +7,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from reconciler.explain import explain_nodes, summarize
-from reconciler.placement.inputs import NodeView, PlacementRequest
+from reconciler.placement import columns
+from reconciler.placement.inputs import Allocation, NodeView, PlacementRequest, request_for
 from reconciler.placement.refusals import Unschedulable, collect_refusals, summary_line
 from reconciler.placement.table import NodeTable
 from reconciler.placer import Assignment, Placer, place_replica
+from tests.support.fleets import deployment
+from tests.support.fleets import node as make_node
 from tests.support.reconciler_nodes import HUB_MODEL, NAMES, fleets, wants
 from tests.support.sampling import samples
 
@@ -154,3 +157,17 @@ def test_no_node_is_given_more_than_it_has(
             given_[outcome.node] = given_.get(outcome.node, 0) + size
     for node in fleet:
         assert given_.get(node.name, 0) <= max(0, node.room_bytes)
+
+
+def test_an_allocation_leaves_all_answers_valid() -> None:
+    fleet = (make_node("a"), make_node("b"))
+    before = NodeTable(fleet)
+    before.evaluate(request_for(deployment()))
+    allocation = Allocation(replica="qwen-0", deployment="qwen", bytes=1)
+    taken = replace(fleet[0], used_bytes=1, replicas={"qwen": 1}, allocations=(allocation,))
+    after = NodeTable([taken], before=before, are_all=False)
+    assert after.answers is before.answers
+    cordoned = NodeTable([replace(taken, is_cordoned=True)], before=after, are_all=False)
+    assert columns.CORDONED not in cordoned.answers.coded
+    assert columns.READY in cordoned.answers.coded
+    assert [node.name for node in after.named(["b", "c", "a"])] == ["b", "a"]
