@@ -1,16 +1,19 @@
 """Hostile clients of one real engine, and what a well-behaved neighbour notices: `make fuzz-engine`, in five minutes.
 
 `python -m bench.engine_fuzz [FOLDER]` takes a model's folder; without one a small model with random weights is made.
-First the neighbour alone: a chat after the other, and the time to its first token. Then the same beside four clients like it,
-which is what the load of a machine alone does, and beside four that send the corpus (engine_fuzz_corpus.py) and generated
-requests. What must hold: no answer of 500, the neighbour's p99 below
-twice its quiet value, the memory of the engine and its workers within the memory proof, and an idle engine at the end.
+First the neighbour alone: a chat after the other, and the time to its first token. Then the same beside four clients like
+it, which is what the load of a machine alone does; beside the corpus (engine_fuzz_corpus.py) and 10,000 generated
+requests, spread over three minutes; and beside four clients that send the same as fast as they get answers, which is
+full load. The clients get the CPU that is left, because those of a fleet run on other machines. What must hold: no
+answer of 500, the neighbour's p99 below twice its quiet value (beside the flood, below twice that beside clients like it),
+the memory of the engine and its workers within the memory proof, and an idle engine at the end.
 """
 
 import contextlib
 import http.client
 import itertools
 import json
+import os
 import signal
 import socket
 import statistics
@@ -20,7 +23,7 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -38,7 +41,10 @@ from reconciler.placement import memory_proof
 _NEIGHBOUR: Final = "--neighbour"
 _QUIET_S = sized(30.0, smoke=3.0)
 _LOADED_S = sized(30.0, smoke=3.0)
-_HOSTILE_S = sized(180.0, smoke=8.0)
+_SPREAD_S = sized(150.0, smoke=5.0)
+_FLOOD_S = sized(40.0, smoke=5.0)
+_GENERATED = sized(10_000, smoke=100)
+_GENERATED_EACH = 30
 _SETTLE_S = 30.0
 _ATTACKERS = 4
 _CONTEXT, _CONCURRENCY = 4096, 8
@@ -46,6 +52,7 @@ _SEED = 20261123
 # Answers that a client may get whose request is not to blame: its worker was lost, or its time was over.
 _EXCUSED: Final = (503, 504)
 _LOOK_S = 0.2
+_NICENESS = 10
 
 
 @dataclass(slots=True)
@@ -158,18 +165,42 @@ def hostile_requests() -> Iterator[HostileRequest]:
     made = corpus.generated(_SEED)
     for one in itertools.cycle(list(corpus.corpus())):
         yield one
-        yield from itertools.islice(made, 30)
+        yield from itertools.islice(made, _GENERATED_EACH)
 
 
-def load(port: int, seconds: float, turns: Iterator[HostileRequest], outcomes: Outcomes) -> None:
-    """Send requests for so long, four at a time."""
-    end = time.monotonic() + seconds
+def spread_requests() -> Iterator[HostileRequest]:
+    """Yield the requests of the spread phase at their times; a late one comes at once."""
+    count = _GENERATED + _GENERATED // _GENERATED_EACH
+    began = time.monotonic()
+    for at, request in enumerate(itertools.islice(hostile_requests(), count)):
+        time.sleep(max(0.0, began + _SPREAD_S * at / count - time.monotonic()))
+        yield request
+
+
+def flood_requests() -> Iterator[HostileRequest]:
+    """Yield requests for the time of the flood."""
+    end = time.monotonic() + _FLOOD_S
+    return itertools.takewhile(lambda _: time.monotonic() < end, hostile_requests())
+
+
+def like_requests() -> Iterator[HostileRequest]:
+    """Yield usual chats for the time of that phase."""
+    end = time.monotonic() + _LOADED_S
+    chats = itertools.repeat(corpus.well_behaved())
+    return itertools.takewhile(lambda _: time.monotonic() < end, chats)
+
+
+def load(port: int, turns: Iterator[HostileRequest], outcomes: Outcomes) -> None:
+    """Send the requests, four at a time."""
     shared = threading.Lock()
 
     def work() -> None:
-        while time.monotonic() < end:
+        os.nice(_NICENESS)  # of this thread only, on Linux
+        while True:
             with shared:
-                request = next(turns)
+                request = next(turns, None)
+            if request is None:
+                return
             send(port, request, outcomes)
 
     with ThreadPoolExecutor(_ATTACKERS) as pool:
@@ -211,26 +242,25 @@ def p99(times: list[float]) -> float:
 def measure(model: Path, log: Path) -> None:
     """Start an engine, measure, and print the last line."""
     port, proof_bytes = free_port(), prove(model)
-    outcomes, quiet, loaded, beside = Outcomes(), list[float](), list[float](), list[float]()
+    outcomes = Outcomes()
     with log.open("wb") as errors:
         process = subprocess.Popen(engine_command(model, port, proof_bytes), stderr=errors)
     watch = MemoryWatch(process.pid)
     watching = threading.Thread(target=watch.run)
+    phases: dict[str, Callable[[], object]] = {
+        "quiet": lambda: time.sleep(_QUIET_S),
+        "loaded": lambda: load(port, like_requests(), Outcomes()),
+        "spread": lambda: load(port, spread_requests(), outcomes),
+        "flood": lambda: load(port, flood_requests(), outcomes),
+    }
+    times: dict[str, list[float]] = {name: [] for name in phases}
     try:
         until(lambda: asked(port, "GET", "/ready") == 200, time.perf_counter())
         watching.start()
-        with neighbouring(port, quiet):
-            time.sleep(_QUIET_S)
-        print(f"quiet: {len(quiet)} chats, p99 {p99(quiet)} ms", flush=True)
-        with neighbouring(port, loaded):
-            load(port, _LOADED_S, itertools.repeat(corpus.well_behaved()), Outcomes())
-        print(f"beside others like it: {len(loaded)} chats, p99 {p99(loaded)} ms", flush=True)
-        with neighbouring(port, beside):
-            load(port, _HOSTILE_S, hostile_requests(), outcomes)
-        print(
-            f"beside {outcomes.sent} requests: {len(beside)} chats, p99 {p99(beside)} ms",
-            flush=True,
-        )
+        for name, act in phases.items():
+            with neighbouring(port, times[name]):
+                act()
+            print(f"{name}: {len(times[name])} chats, p99 {p99(times[name])} ms", flush=True)
         settled_s = until(lambda: is_idle(port), time.perf_counter())
     finally:
         watch.stop()
@@ -238,48 +268,38 @@ def measure(model: Path, log: Path) -> None:
         code = process.wait(_SETTLE_S)
     for fault in outcomes.faults:
         print(f"fault: {fault}", flush=True)
-    report(
-        outcomes,
-        (quiet, loaded, beside),
-        memory=(watch.peak_bytes, proof_bytes),
-        ends=(code, settled_s),
-    )
+    report(outcomes, times, memory=(watch.peak_bytes, proof_bytes), ends=(code, settled_s))
 
 
 def report(
     outcomes: Outcomes,
-    times: tuple[list[float], list[float], list[float]],
+    times: Mapping[str, list[float]],
     *,
     memory: tuple[int, int],
     ends: tuple[int, float],
 ) -> None:
     """Print the last line."""
-    quiet, loaded, beside = times
     peak, proof = memory
+    worst = {name: p99(found) for name, found in times.items()}
     holds = {
         "no_500": not outcomes.faults,
-        "neighbour_p99_below_twice_quiet": p99(beside) < 2 * p99(quiet),
-        "neighbour_p99_below_twice_loaded": p99(beside) < 2 * p99(loaded),
-        "neighbour_always_answered": min(beside, default=-1) > 0,
+        "neighbour_p99_below_twice_quiet": worst["spread"] < 2 * worst["quiet"],
+        "flood_p99_below_twice_loaded": worst["flood"] < 2 * worst["loaded"],
+        "neighbour_always_answered": min(*times["spread"], *times["flood"]) > 0,
         "memory_within_proof": peak <= proof,
         "ends_well": ends[0] == 0,
     }
     finish(
         "fuzz-engine",
+        {f"{name}_ttft_p99_ms": value for name, value in worst.items()},
         {
-            "neighbour_ttft_p99_ms": p99(beside),
-            "quiet_ttft_p99_ms": p99(quiet),
-            "loaded_ttft_p99_ms": p99(loaded),
-        },
-        {
-            "loaded_ttft_p50_ms": _median(loaded),
-            "neighbour_ttft_p50_ms": _median(beside),
-            "quiet_ttft_p50_ms": _median(quiet),
+            **{f"{name}_ttft_p50_ms": _median(found) for name, found in times.items()},
             "requests": outcomes.sent,
             "answers": dict(sorted(outcomes.answers.items())),
             "peak_mib": peak >> 20,
             "proof_mib": proof >> 20,
             "idle_again_s": round(ends[1], 2),
+            "load_average": round(os.getloadavg()[0], 1),
             "holds": holds,
         },
     )

@@ -7,7 +7,8 @@ client noticing, so a late refusal, such as a drain, is still a refusal with a s
 import asyncio
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TypeVar
 
@@ -89,6 +90,10 @@ class GenerationRoutes:
     """Routes of OpenAI's API. Each parses one request and returns its ASGI response."""
 
     service: Service
+    _parser: ThreadPoolExecutor = field(
+        # One thread: several would take the interpreter from the event loop and the worker of MLX.
+        default_factory=lambda: ThreadPoolExecutor(max_workers=1, thread_name_prefix="parse")
+    )
 
     def headers(self) -> Mapping[str, str]:
         """Return the headers of every response: the replica and its load, by which gateways route."""
@@ -151,7 +156,7 @@ class GenerationRoutes:
         """Continue a conversation, in the form of OpenAI's Responses API."""
         arrived_s = self.service.clock.monotonic()
         options, raw = await self._read(request, prompts=1)
-        parsed = await _parse(
+        parsed = await self._parse(
             raw,
             partial(responses.parse, is_resumable=options.is_resumable, policy=self._policy()),
         )
@@ -164,7 +169,7 @@ class GenerationRoutes:
         arrived_s = self.service.clock.monotonic()
         options, raw = await self._read(request, prompts=embeddings.MAX_INPUTS)
         web.check_not_resumable(options)
-        parsed = await _parse(raw, embeddings.parse)
+        parsed = await self._parse(raw, embeddings.parse)
         self._check_model(parsed.model)
         return EmbeddingResponse(self.service, parsed, arrived_s, options.timeout_s)
 
@@ -182,7 +187,7 @@ class GenerationRoutes:
         arrived_s = self.service.clock.monotonic()
         options, raw = await self._read(request, prompts=embeddings.MAX_INPUTS)
         web.check_not_resumable(options)
-        parsed = await _parse(raw, parse)
+        parsed = await self._parse(raw, parse)
         self._check_model(parsed.texts.model)
         return SimilarityResponse(self.service, parsed, arrived_s, options.timeout_s)
 
@@ -191,7 +196,7 @@ class GenerationRoutes:
         arrived_s = self.service.clock.monotonic()
         options, raw = await self._read(request, prompts=1)
         web.check_not_resumable(options)
-        parsed = await _parse(raw, tokenization.parse)
+        parsed = await self._parse(raw, tokenization.parse)
         self._check_model(parsed.request.model)
         return TokenizeResponse(self.service, parsed, arrived_s, options.timeout_s)
 
@@ -201,7 +206,7 @@ class GenerationRoutes:
         options, raw = await self._read(request, prompts=1)
         web.check_not_resumable(options)
         length = self.service.config.context_length
-        parsed = await _parse(raw, partial(tokenization.parse_tokens, context_length=length))
+        parsed = await self._parse(raw, partial(tokenization.parse_tokens, context_length=length))
         self._check_model(parsed.model)
 
         async def make() -> bytes:
@@ -218,7 +223,7 @@ class GenerationRoutes:
     ) -> GenerationResponse:
         arrived_s = self.service.clock.monotonic()
         options, raw = await self._read(request, prompts=prompts)
-        parsed = await _parse(
+        parsed = await self._parse(
             raw,
             partial(parse, is_resumable=options.is_resumable, policy=self._policy()),
         )
@@ -249,6 +254,12 @@ class GenerationRoutes:
         self.service.arrive()
         return options, body
 
+    async def _parse(self, raw: bytes, parse: Callable[[bytes], T]) -> T:
+        """Return a parsed body; a large one is parsed in a thread, so that others are served meanwhile."""
+        if len(raw) <= _LARGE_BODY_BYTES:
+            return parse(raw)
+        return await asyncio.get_running_loop().run_in_executor(self._parser, parse, raw)
+
     def _check_model(self, name: str) -> None:
         served = (*self.service.config.served_names, *self.service.config.adapters)
         if name in served:
@@ -257,11 +268,6 @@ class GenerationRoutes:
         raise RefusedError(
             Refusal(status=404, message=message, param="model", code="model_not_found")
         )
-
-
-async def _parse(raw: bytes, parse: Callable[[bytes], T]) -> T:
-    """Return a parsed body; a large one is parsed in a thread, so that others are served meanwhile."""
-    return parse(raw) if len(raw) <= _LARGE_BODY_BYTES else await asyncio.to_thread(parse, raw)
 
 
 @dataclass(frozen=True, slots=True)

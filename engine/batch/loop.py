@@ -56,6 +56,10 @@ class BatchLoop:
     _scheduler: Scheduler = field(init=False)
     _joins: list[Job] = field(default_factory=list)
     _leaves: list[int] = field(default_factory=list)
+    _stalled_s: float = 0.0
+    """Time for which prompts were read since the last decode step."""
+    _has_begun: bool = False
+    """True if a prompt was completed since the last decode step."""
 
     def __post_init__(self) -> None:
         """Create the scheduler and publish the memory limit."""
@@ -118,16 +122,21 @@ class BatchLoop:
         prefix_bytes = self.executor.prefix.nbytes
         advice = self.memory.advise(mx.get_active_memory(), mx.get_cache_memory(), prefix_bytes)
         running = sum(row.job.id not in leaves for row in self.executor.decode_stage.rows)
+        waiting = len(self._scheduler.waiting)
         budget = self.speed.chunk_tokens(
-            running=running, waiting=len(self._scheduler.waiting), factor=advice.chunk_factor
+            running=running, waiting=waiting, factor=advice.chunk_factor
         )
         self.gauges.chunk_tokens = budget
+        chunks = self._scheduler.next_chunks(budget)
+        piece_s = sum(chunk.count for chunk in chunks) / self.speed.prefill_tokens_per_s
+        stall_s = self.speed.stall_s(running=running, waiting=waiting)
+        is_due = not chunks or self._has_begun or self._stalled_s + piece_s > stall_s
         is_too_large = prefix_bytes > advice.prefix_limit_bytes
         return StepPlan(
             joins=joins,
             leaves=leaves,
-            decodes=running > 0,
-            chunks=self._scheduler.next_chunks(budget),
+            decodes=running > 0 and is_due,
+            chunks=chunks,
             prefix_bytes=advice.prefix_limit_bytes if is_too_large else None,
             clears=advice.clear_buffers,
         )
@@ -157,6 +166,7 @@ class BatchLoop:
             log.exception("decode step failed; all generating jobs are lost")
             return self._fail_generating(error)
         seconds = self.clock.monotonic() - start_s
+        self._stalled_s, self._has_begun = 0.0, False
         self.speed.record_decode(seconds)
         self.gauges.decode_seconds += seconds
         self.gauges.decode_tokens += len(outputs)
@@ -186,6 +196,9 @@ class BatchLoop:
             log.exception("cannot add a prompt to the generating jobs; all of them are lost")
             return [*self._fail(ids, error), *self._fail_generating(error)]
         seconds = self.clock.monotonic() - start_s
+        self._stalled_s += seconds
+        self._has_begun = self._has_begun or finished is not None
+        pace = computed / (self.speed.prefill_tokens_per_s * seconds) if seconds > 0 else 1.0
         self.speed.record_prefill(computed, seconds)
         self.gauges.prefill_tokens += computed
         self.gauges.prefill_seconds += seconds
@@ -193,7 +206,7 @@ class BatchLoop:
         for chunk in chunks:
             if not chunk.is_last:
                 position = self.executor.prefill_stage.position(chunk.job_id)
-                self._scheduler.set_position(chunk.job_id, position)
+                self._scheduler.set_position(chunk.job_id, position, pace)
         return []
 
     def _fail_generating(self, error: Exception) -> list[WorkerEvent]:

@@ -1,10 +1,12 @@
 """Prompt scheduling: picks the prompts that a step reads, and how many of their tokens. Pure: no mlx, no clock.
 
-Speeds arrive as arguments. One piece of a prompt is read between two tokens of every running stream, so a piece is
-sized by time and not by a fixed number of tokens. A prompt that begins like one in progress waits for it and then
-takes the shared part from the prefix cache. This makes a burst of requests with one long common prefix cheap.
+Speeds arrive as arguments. A new prompt waits for the piece that is being read, and running streams wait for the pieces
+between two of their tokens, so pieces are sized by time and not by a fixed number of tokens. A prompt that begins like
+one in progress waits for it and then takes the shared part from the prefix cache. This makes a burst of requests with
+one long common prefix cheap.
 """
 
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -17,16 +19,22 @@ from engine.jobs import Job
 
 Tokens = npt.NDArray[np.int64]
 
-# A piece of a prompt may stall streams for the time of this many of their own tokens, within these bounds: a stall
+# Pieces of prompts may stall streams for the time of this many of their own tokens, within these bounds: a stall
 # under a quarter of a second goes unnoticed, one above a second is noticed by every client.
 _STALL_STEPS, _STALL_MIN_S, _STALL_MAX_S = 3.0, 0.25, 1.0
 # The stall while more prompts wait than sequences run; on a GPU a piece of mlx-lm's own length takes as long.
 _STALL_CROWD_S = 2.0
-_SMALLEST_CHUNK = 16
+# A piece takes as long as this many tokens of a stream; twice that while no other request would wait for its end. A
+# CPU reads small pieces as fast as large ones (ADR 0080). A GPU does not, so a piece has a least time there.
+_PIECE_STEPS = 4.0
+_PIECE_MIN_S = 0.0 if sys.platform == "linux" else 0.25
+_SMALLEST_CHUNK = 32
 # Prompts are read together if padding wastes at most this share of the work.
 _WASTE = 0.25
 # The number of waiting prompts that one step considers.
 _CANDIDATES = 16
+# The least work of a prompt as a share of a piece: it joins the batch, and its first token needs a step.
+_LEAST_SHARE = 1 / _PIECE_STEPS
 # The number of shared tokens that is worth waiting for.
 _WORTH_WAITING = 32
 
@@ -49,18 +57,23 @@ class StepSpeed:
             self.prefill_tokens_per_s += 0.3 * (tokens / seconds - self.prefill_tokens_per_s)
 
     def chunk_tokens(self, *, running: int, waiting: int, factor: float = 1.0) -> int:
-        """Return how many prompt tokens the next step may read; a `factor` below 1 saves memory.
-
-        `running` sequences generate. While more prompts than that wait, reading goes first: a decode step of a few
-        rows costs nearly as much as one of all rows.
-        """
+        """Return how many prompt tokens the next step may read; a `factor` below 1 saves memory."""
         largest = max(_SMALLEST_CHUNK, int(LARGEST_CHUNK * factor))
-        if not running:
-            return largest
-        seconds = min(max(_STALL_STEPS * self.decode_s, _STALL_MIN_S), _STALL_MAX_S)
+        seconds = max(_PIECE_STEPS * self.decode_s, _PIECE_MIN_S)
+        if running + waiting <= 1:
+            seconds *= 2
+        tokens = int(self.prefill_tokens_per_s * min(seconds, _STALL_MAX_S))
+        return min(max(tokens, _SMALLEST_CHUNK), largest)
+
+    def stall_s(self, *, running: int, waiting: int) -> float:
+        """Return the time for which prompts may be read between two tokens of the `running` sequences.
+
+        While more prompts wait than that, reading goes first: a decode step of a few rows costs nearly as much as one
+        of all rows.
+        """
         if waiting > running:
-            seconds = _STALL_CROWD_S
-        return min(max(int(self.prefill_tokens_per_s * seconds), _SMALLEST_CHUNK), largest)
+            return _STALL_CROWD_S
+        return min(max(_STALL_STEPS * self.decode_s, _STALL_MIN_S), _STALL_MAX_S)
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -74,6 +87,8 @@ class QueuedPrompt:
     """Tokens read so far."""
     is_open: bool = False
     """True if reading has begun."""
+    pace: float = 1.0
+    """Speed of its last piece as a share of the average: attention over a long beginning takes most of the time."""
     matched: tuple[int, int] = (-1, 0)
     """(version of the prefix cache, number of tokens it holds of this prompt)."""
 
@@ -104,7 +119,8 @@ class Scheduler:
     memory: MemoryGate
     waiting: list[QueuedPrompt] = field(default_factory=list)
     _version: int = 0
-    _turn: int = 0
+    _ahead: float = 0.0
+    """Pieces of other prompts that were read before the oldest one, and that it has not made up for."""
 
     def add(self, job: Job) -> None:
         """Add a new job."""
@@ -120,11 +136,11 @@ class Scheduler:
         """Note that the prefix cache holds new tokens."""
         self._version += 1
 
-    def set_position(self, job_id: int, position: int) -> None:
-        """Set how many tokens of a prompt are read, those from the prefix cache included."""
+    def set_position(self, job_id: int, position: int, pace: float = 1.0) -> None:
+        """Set how many tokens of a prompt are read, those from the prefix cache included, and its pace."""
         for one in self.waiting:
             if one.job.id == job_id:
-                one.position, one.is_open = position, True
+                one.position, one.is_open, one.pace = position, True, min(pace, 1.0)
 
     def next_chunks(self, budget: int) -> tuple[PromptChunk, ...]:
         """Return the pieces to read now, of at most `budget` tokens including padding; () if none may be read.
@@ -134,12 +150,13 @@ class Scheduler:
         candidates = self._candidates()
         if not candidates:
             return ()
-        self._turn += 1
         first = self._first(candidates)
         self._open(first)
         remaining = self._remaining(first)
-        if remaining > budget:
-            return (PromptChunk(job_id=first.job.id, count=budget, is_last=False),)
+        piece = max(int(budget * first.pace), min(budget, _SMALLEST_CHUNK))
+        if remaining > piece:
+            self._count_ahead(candidates[0], [first], piece)
+            return (PromptChunk(job_id=first.job.id, count=piece, is_last=False),)
         chosen = [first]
         for one in candidates:
             if one is not first and self._fits(one, chosen, budget):
@@ -149,6 +166,7 @@ class Scheduler:
             PromptChunk(job_id=one.job.id, count=self._remaining(one), is_last=True)
             for one in chosen
         )
+        self._count_ahead(candidates[0], chosen, budget)
         done = {one.job.id for one in chosen}
         self.waiting = [one for one in self.waiting if one.job.id not in done]
         return chunks
@@ -158,10 +176,21 @@ class Scheduler:
             self.memory.reserve(prompt.job)
 
     def _first(self, candidates: Sequence[QueuedPrompt]) -> QueuedPrompt:
-        """Return the oldest prompt and, every other time, the one with the fewest remaining tokens."""
-        if self._turn % 2:
-            return candidates[0]
+        """Return the prompt with the fewest remaining tokens, as long as the oldest one gets half of the work."""
+        oldest = candidates[0]
+        if self._ahead >= 1:
+            return oldest
         return min(candidates, key=self._remaining)
+
+    def _count_ahead(
+        self, oldest: QueuedPrompt, chosen: Sequence[QueuedPrompt], budget: int
+    ) -> None:
+        """Count what others than the oldest prompt get, and what it gets itself."""
+        if oldest in chosen:
+            self._ahead = max(0.0, self._ahead - 1)
+            return
+        share = sum(self._remaining(one) for one in chosen) / budget
+        self._ahead += min(max(share, _LEAST_SHARE), 1.0)
 
     def _fits(self, prompt: QueuedPrompt, chosen: Sequence[QueuedPrompt], budget: int) -> bool:
         """Return whether the prompt can be completed beside the chosen ones without much padding."""

@@ -32,13 +32,13 @@ class WorkerLimits:
     """Limits of one worker, which the fork server sets in it."""
 
     memory_bytes: int
-    """Most bytes that the worker of long texts may use beyond what it starts with; the others may use half."""
+    """Most bytes that the worker of huge texts may use beyond what it starts with; the others may use half."""
     niceness: int = 5
     """Niceness of workers with costly input: the serving process goes first."""
 
     def memory_of(self, lane: Lane) -> int:
         """Return the bytes for the worker of a lane."""
-        return self.memory_bytes if lane is Lane.LONG else self.memory_bytes // 2
+        return self.memory_bytes if lane is Lane.HUGE else self.memory_bytes // 2
 
 
 def encode_command(name: bytes, argument: int) -> bytes:

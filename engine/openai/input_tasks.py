@@ -11,11 +11,13 @@ class Lane(StrEnum):
     """A worker of its own, so that costly input delays only input of its kind."""
 
     SHORT = "short"
-    """Texts that take milliseconds, as most chats."""
+    """Texts that take a millisecond or two."""
     MEDIUM = "medium"
-    """Texts that take tenths of a second at most."""
+    """Texts of some pages, which take some tens of milliseconds at most."""
     LONG = "long"
-    """Long texts."""
+    """Texts that take tenths of a second at most."""
+    HUGE = "huge"
+    """Longer texts."""
     GRAMMAR = "grammar"
     """Schemas and grammars that were not compiled before."""
 

@@ -183,7 +183,7 @@ def test_a_prompt_that_cannot_be_read_loses_only_its_own_job(loaded: Any, new: N
     batch = new(model=flaky)
     batch.add(job(1, PROMPTS[1]))
     events = step(batch) + step(batch)
-    flaky._left = 2  # a step of the first, then the second's prompt
+    flaky._left = 1  # the second's prompt, before the next token of the first
     batch.add(job(2, PROMPTS[7]))
     events += step(batch)
     assert [event.job_id for event in events if isinstance(event, JobFailure)] == [2]

@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -74,12 +75,34 @@ def test_a_long_prompt_is_read_in_pieces() -> None:
 
 
 def test_a_short_prompt_does_not_wait_for_the_whole_of_a_long_one() -> None:
-    scheduler, _, _ = make_scheduler(numbers(10_000, 0), numbers(50, 20_000))
-    first = scheduler.next_chunks(256)
+    scheduler, _, _ = make_scheduler(numbers(10_000, 0))
+    assert [chunk.job_id for chunk in scheduler.next_chunks(256)] == [0]
     scheduler.set_position(0, 256)
-    second = scheduler.next_chunks(256)
-    assert [chunk.job_id for chunk in (*first, *second)] == [0, 1]
-    assert second[0].is_last
+    scheduler.add(job(1, numbers(50, 20_000)))
+    (next_chunk,) = scheduler.next_chunks(256)
+    assert (next_chunk.job_id, next_chunk.is_last) == (1, True)
+
+
+@pytest.mark.parametrize(("size", "share"), [(200, 0.5), (60, 0.2), (2, 0.2)])
+def test_a_long_prompt_gets_on_beside_many_short_ones(size: int, share: float) -> None:
+    scheduler, _, _ = make_scheduler(numbers(100_000, 0))
+    read, steps = 0, 200
+    for at in range(steps):
+        scheduler.add(job(at + 1, numbers(size, 200_000 + 1000 * at)))
+        for chunk in scheduler.next_chunks(256):
+            if chunk.job_id == 0:
+                read += chunk.count
+                scheduler.set_position(0, read)
+    assert read >= share * (steps - 4) * 256
+
+
+def test_a_prompt_that_is_read_slowly_gets_small_pieces() -> None:
+    scheduler, _, _ = make_scheduler(numbers(10_000, 0))
+    sizes = []
+    for pace in (0.25, 0.001, 3.0):
+        scheduler.set_position(0, 100, pace)
+        sizes.append(scheduler.next_chunks(256)[0].count)
+    assert sizes == [64, 32, 256]
 
 
 def test_prompts_of_equal_length_are_read_together() -> None:
@@ -92,9 +115,10 @@ def test_prompts_of_equal_length_are_read_together() -> None:
 
 def test_a_prompt_with_a_shared_beginning_waits_for_the_other() -> None:
     head = numbers(200, 0)
-    scheduler, store, _ = make_scheduler([*head, 1, 2], [*head, 3, 4], numbers(40, 9000))
+    scheduler, store, _ = make_scheduler([*head, 1, 2], [*head, 3, 4])
     (first,) = scheduler.next_chunks(512)
     assert (first.job_id, first.count) == (0, 201)
+    scheduler.add(job(2, numbers(40, 9000)))
     store.held.append((*head, 1, 2))
     scheduler.note_cache_change()
     rest = scheduler.next_chunks(512)
@@ -114,10 +138,10 @@ def test_a_prompt_does_not_wait_for_one_with_another_salt() -> None:
 
 
 def test_without_memory_later_prompts_do_not_overtake_the_first() -> None:
-    scheduler, _, slots = make_scheduler(
-        numbers(30, 0), numbers(30, 1000), numbers(2, 2000), free=1
-    )
+    scheduler, _, slots = make_scheduler(numbers(30, 0), free=1)
     assert [chunk.job_id for chunk in scheduler.next_chunks(512)] == [0]
+    scheduler.add(job(1, numbers(30, 1000)))
+    scheduler.add(job(2, numbers(2, 2000)))
     assert scheduler.next_chunks(512) == ()
     slots.free = 3
     assert sorted(
@@ -164,19 +188,23 @@ def test_every_prompt_is_read_once_and_completely(
     assert sorted(done) == list(range(len(texts)))
 
 
-def test_a_piece_takes_as_long_as_a_stall_may() -> None:
-    speed = StepSpeed(decode_s=0.02, prefill_tokens_per_s=1000)
-    assert speed.chunk_tokens(running=2, waiting=1) == 250
-    assert speed.chunk_tokens(running=0, waiting=1) == LARGEST_CHUNK
-    assert speed.chunk_tokens(running=2, waiting=1, factor=0) == 16
+def test_a_piece_takes_as_long_as_some_tokens_of_a_stream() -> None:
+    speed = StepSpeed(decode_s=0.075, prefill_tokens_per_s=1000)
+    assert speed.chunk_tokens(running=2, waiting=1) == 300
+    assert speed.chunk_tokens(running=0, waiting=2) == 300
+    assert speed.chunk_tokens(running=0, waiting=1) == min(600, LARGEST_CHUNK)
+    assert speed.chunk_tokens(running=2, waiting=1, factor=0) == 32
     speed = StepSpeed(decode_s=5, prefill_tokens_per_s=100)
     assert speed.chunk_tokens(running=2, waiting=1) == 100
+    assert StepSpeed(prefill_tokens_per_s=1).chunk_tokens(running=2, waiting=1) == 32
 
 
-def test_reading_goes_first_while_more_prompts_wait_than_run() -> None:
-    speed = StepSpeed(decode_s=0.02, prefill_tokens_per_s=2000)
-    assert speed.chunk_tokens(running=2, waiting=2) == 500
-    assert speed.chunk_tokens(running=2, waiting=3) == LARGEST_CHUNK
+def test_streams_wait_longer_while_more_prompts_wait_than_run() -> None:
+    speed = StepSpeed(decode_s=0.02)
+    assert speed.stall_s(running=2, waiting=2) == 0.25
+    assert speed.stall_s(running=2, waiting=3) == 2.0
+    assert StepSpeed(decode_s=0.1).stall_s(running=1, waiting=1) == pytest.approx(0.3)
+    assert StepSpeed(decode_s=5).stall_s(running=1, waiting=1) == 1.0
 
 
 def test_common_prefix() -> None:

@@ -82,12 +82,13 @@ def test_known_grammars_are_bounded_by_number_and_by_size() -> None:
 @pytest.mark.parametrize(
     ("fields", "lane"),
     [
-        ({"messages": [{"role": "user", "content": "hi"}] * 100}, Lane.SHORT),
-        ({"messages": [{"role": "user", "content": ""}] * 4096}, Lane.MEDIUM),
-        ({"messages": [{"role": "user", "content": "x" * 50_000}]}, Lane.MEDIUM),
-        ({"messages": [{"role": "user", "content": "x" * 200_000}]}, Lane.LONG),
+        ({"messages": [{"role": "user", "content": "hi"}] * 20}, Lane.SHORT),
+        ({"messages": [{"role": "user", "content": "x" * 8_000}]}, Lane.MEDIUM),
+        ({"messages": [{"role": "user", "content": ""}] * 4096}, Lane.LONG),
+        ({"messages": [{"role": "user", "content": "x" * 50_000}]}, Lane.LONG),
+        ({"messages": [{"role": "user", "content": "x" * 200_000}]}, Lane.HUGE),
     ],
-    ids=["a chat", "thousands of empty messages", "some pages", "a book"],
+    ids=["a chat", "a page", "thousands of empty messages", "some pages", "a book"],
 )
 def test_a_text_has_the_lane_of_its_cost(fields: dict[str, Any], lane: Lane) -> None:
     assert lane_of(work_length(chat(**fields))) is lane

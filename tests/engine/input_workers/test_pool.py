@@ -144,16 +144,16 @@ async def test_costly_input_delays_no_short_prompt_and_a_client_that_leaves_ends
     tmp_path: Path,
 ) -> None:
     async with running(codec_of(tmp_path, LOOP), limit_s=100) as workers:
-        await tokens(workers, chat(messages=[TURN]), Lane.LONG)
-        pid = pid_of(workers, Lane.LONG)
+        await tokens(workers, chat(messages=[TURN]), Lane.HUGE)
+        pid = pid_of(workers, Lane.HUGE)
         async with asyncio.TaskGroup() as group:
-            costly = group.create_task(refused(workers, Lane.LONG))
+            costly = group.create_task(refused(workers, Lane.HUGE))
             await until_busy(pid)
             assert workers.is_busy
             assert await tokens(workers, chat(messages=[TURN]))
             costly.cancel()
         await until_gone(pid)
-        assert await tokens(workers, chat(messages=[TURN]), Lane.LONG)
+        assert await tokens(workers, chat(messages=[TURN]), Lane.HUGE)
         assert not workers.is_busy
 
 
