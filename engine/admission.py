@@ -23,6 +23,7 @@ from engine.jobs import (
 )
 from engine.metrics import CompletionRate
 from machinery.clock import Clock
+from machinery.prometheus import HistogramValue
 
 AdmittedJob: TypeAlias = Job | EmbedJob
 
@@ -44,12 +45,16 @@ class Ticket:
     first_s: float | None = None
     last_s: float = 0.0
     """The time of its latest token."""
+    is_cut: bool = False
+    """True if a sequence ended because it was as long as it may be."""
     completion_tokens: int = 0
     """Tokens received so far, of all jobs."""
     cached_tokens: int = 0
     """Prompt tokens that came from the prefix cache."""
     refusal: Refusal | None = None
     """The reason why it did not finish."""
+    _last_tokens: dict[int, float] = field(default_factory=dict)
+    """The time of the latest token, by job."""
     _events: asyncio.Queue[TokenOutput | EmbeddingOutput | RefusedError] = field(
         default_factory=asyncio.Queue
     )
@@ -101,14 +106,22 @@ class Ticket:
             self.refusal = event.refusal
         self._events.put_nowait(event)
 
-    def take(self, event: TokenOutput | EmbeddingOutput, now_s: float) -> None:
-        """Add an output, and record its time."""
+    def take(
+        self, event: TokenOutput | EmbeddingOutput, now_s: float, gaps: HistogramValue | None = None
+    ) -> None:
+        """Add an output, and record its time. `gaps` counts the times between tokens of one job."""
         if self.first_s is None:
             self.first_s = now_s
         self.last_s = now_s
         if isinstance(event, TokenOutput):
             self.completion_tokens += 1
             self.cached_tokens = max(self.cached_tokens, event.cached_tokens)
+            self.is_cut = self.is_cut or event.finish == "length"
+            before_s = self._last_tokens.get(event.job_id, now_s)
+            self._last_tokens[event.job_id] = now_s
+            # A step with guessed tokens makes several at one time.
+            if gaps is not None and now_s > before_s:
+                gaps.observe(now_s - before_s)
         self.put(event)
 
 
@@ -180,11 +193,14 @@ class Admission:
         queue_limit: int,
         send: Callable[[AdmittedJob | CancelJob], None],
         clock: Clock,
+        gaps: HistogramValue | None = None,
     ) -> None:
+        """`gaps` counts the times between tokens of one sequence."""
         self._concurrency = concurrency
         self._queue_limit = queue_limit
         self._send = send
         self._clock = clock
+        self._gaps = gaps
         self._ends = CompletionRate()
         self._running: dict[int, Ticket] = {}  # by job
         self._queue: deque[Ticket] = deque()
@@ -280,7 +296,7 @@ class Admission:
                 ticket.put(errors.job_failed(event.reason, event.param))
                 self._free(event.job_id, now_s)
                 continue
-            ticket.take(event, now_s)
+            ticket.take(event, now_s, self._gaps)
             if isinstance(event, EmbeddingOutput) or event.finish is not None:
                 self._free(event.job_id, now_s)
         self._fill()
@@ -294,8 +310,12 @@ class Admission:
         """Refuse all waiting requests and cancel all running ones."""
         self.refuse_queued(refusal)
         for ticket in dict.fromkeys(self._running.values()):
-            ticket.put(refusal)
-            self.leave(ticket)
+            self.refuse(ticket, refusal)
+
+    def refuse(self, ticket: Ticket, refusal: RefusedError) -> None:
+        """End a request in any state with this refusal."""
+        ticket.put(refusal)
+        self.leave(ticket)
 
     async def until_idle(self) -> None:
         """Wait until no request holds a slot."""

@@ -43,6 +43,8 @@ class Gauges:
     """Sequences in the batch that generate."""
     prefilling: int = 0
     """Sequences in the batch whose prompt is being read or waits to be read."""
+    prompt_positions: tuple[tuple[int, int], ...] = ()
+    """(job id, tokens of its prompt read so far) of each sequence in the batch; replaced as a whole."""
     chunk_tokens: int = 0
     """Prompt tokens that one step reads now: fewer under memory pressure or beside generating sequences."""
 
@@ -79,6 +81,10 @@ class Gauges:
     """The most memory that MLX's arrays have used."""
     kv_bytes: int = 0
     """Memory promised to the caches of running sequences."""
+    kv_limit_bytes: int = 0
+    """Memory that all of them may have together; 0 before it is known."""
+    kv_limit_tokens: int = 0
+    """Tokens that fit into that memory, up to the most that all requests may have; 0 before it is known."""
     limit_bytes: int = 0
     """The limit of MLX's memory; 0 before it is known."""
 
@@ -90,6 +96,11 @@ class Gauges:
         thread that owns the GPU.
         """
         return self.loaded_bytes + self.steps + self.prefill_tokens + self.decode_tokens
+
+    @property
+    def kv_usage(self) -> float:
+        """The part of the memory for KV caches that is promised, from 0 to 1; a single job may exceed it."""
+        return min(1.0, self.kv_bytes / self.kv_limit_bytes) if self.kv_limit_bytes else 0.0
 
     @property
     def process_peak_bytes(self) -> int:

@@ -1,14 +1,12 @@
 """Metrics of the engine: counters of requests, and the throughput of the last minute.
 
 Counters are updated on the event loop only; figures of the worker are read from its gauges. Names follow vLLM,
-buckets OpenTelemetry's GenAI conventions (gen_ai.server.time_to_first_token, .time_per_output_token,
-.request.duration) with longer ends: a long prompt on a small Mac takes minutes. Times are in seconds of
-`Clock.monotonic`.
+buckets are those of `schemas/wire/metrics.py`. Times are in seconds of `Clock.monotonic`.
 """
 
 import math
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from engine.gauges import Gauges
@@ -16,26 +14,19 @@ from engine.lifecycle import EngineState
 from machinery import prometheus
 from machinery.prometheus import BuildInfo, Counter, Gauge, Histogram, MetricFamily
 from schemas.wire import metrics as wire_metrics
-from schemas.wire.metrics import ENGINE_PREFIX
+from schemas.wire.metrics import (
+    ENGINE_PREFIX,
+    FIRST_TOKEN_BOUNDS_S,
+    PER_TOKEN_BOUNDS_S,
+    REQUEST_BOUNDS_S,
+    TOKEN_COUNT_BOUNDS,
+)
 
 _WINDOW_S = 60.0
 # One sample a second, so at most 60, whatever the number of steps.
 _SAMPLE_INTERVAL_S = 1.0
 _MAX_ENDS = 1024
 _MIN_RETRY_S, _MAX_RETRY_S = 1, 60
-
-_FIRST_TOKEN_S = (
-    *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0),
-    *(30.0, 60.0, 120.0, 300.0),
-)
-_PER_TOKEN_S = (
-    *(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0),
-    2.5,
-)
-_WHOLE_S = (
-    *(0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 20.48, 40.96, 81.92),
-    *(163.84, 327.68, 655.36),
-)
 
 
 def retry_after_s(*, queued: int, ended: int, within_s: float) -> int:
@@ -178,14 +169,92 @@ class TlsMetrics:
         )
 
 
+def _by_endpoint(name: str, help_: str, bounds: Sequence[float]) -> Histogram:
+    return Histogram(f"{ENGINE_PREFIX}{name}", help_, ("endpoint",), bounds=bounds)
+
+
+class RequestHistograms:
+    """Times and lengths of requests."""
+
+    def __init__(self) -> None:
+        self.queue = _by_endpoint(
+            "request_queue_time_seconds",
+            "Seconds from a request's entry into the queue to its slot.",
+            REQUEST_BOUNDS_S,
+        )
+        self.first_token = _by_endpoint(
+            "time_to_first_token_seconds",
+            "Seconds from a request's arrival to its first token.",
+            FIRST_TOKEN_BOUNDS_S,
+        )
+        self.prefill = _by_endpoint(
+            "request_prefill_time_seconds",
+            "Seconds from a request's slot to its first token.",
+            REQUEST_BOUNDS_S,
+        )
+        self.decode = _by_endpoint(
+            "request_decode_time_seconds",
+            "Seconds from a request's first token to its last.",
+            REQUEST_BOUNDS_S,
+        )
+        self.inference = _by_endpoint(
+            "request_inference_time_seconds",
+            "Seconds from a request's slot to its last token.",
+            REQUEST_BOUNDS_S,
+        )
+        self.per_token = _by_endpoint(
+            "time_per_output_token_seconds",
+            "Mean seconds between the tokens of a sequence, for each request.",
+            PER_TOKEN_BOUNDS_S,
+        )
+        self.between_tokens = Histogram(
+            f"{ENGINE_PREFIX}inter_token_latency_seconds",
+            "Seconds between two steps that made tokens of the same sequence.",
+            (),
+            bounds=PER_TOKEN_BOUNDS_S,
+        )
+        self.prompt_lengths = _by_endpoint(
+            "request_prompt_tokens", "Prompt tokens of each request.", TOKEN_COUNT_BOUNDS
+        )
+        self.answer_lengths = _by_endpoint(
+            "request_generation_tokens", "Generated tokens of each request.", TOKEN_COUNT_BOUNDS
+        )
+        self.whole = _by_endpoint(
+            "e2e_request_latency_seconds",
+            "Seconds from a request's arrival to the last byte of a successful answer.",
+            REQUEST_BOUNDS_S,
+        )
+
+    def parts(self) -> tuple[MetricFamily, ...]:
+        """Return all metric families."""
+        return (
+            self.queue,
+            self.first_token,
+            self.prefill,
+            self.decode,
+            self.inference,
+            self.per_token,
+            self.between_tokens,
+            self.prompt_lengths,
+            self.answer_lengths,
+            self.whole,
+        )
+
+
 class EngineMetrics:
     """All metrics of one engine."""
 
     def __init__(self, sources: MetricSources) -> None:
+        self.sources = sources
         self.requests = Counter(
             f"{ENGINE_PREFIX}requests_total",
             "Requests by outcome.",
             ("endpoint", "outcome"),
+        )
+        self.finished = Counter(
+            f"{ENGINE_PREFIX}requests_finished_total",
+            "Requests that were admitted, by the reason of their end: stop, length, abort or error.",
+            ("endpoint", "finished_reason"),
         )
         self.ignored_parameters = Counter(
             f"{ENGINE_PREFIX}ignored_parameters_total",
@@ -196,40 +265,15 @@ class EngineMetrics:
             f"{ENGINE_PREFIX}prompt_tokens_total",
             "Prompt tokens of requests that got a first token, as in usage.",
         )
-        self.queue = Histogram(
-            f"{ENGINE_PREFIX}request_queue_time_seconds",
-            "Seconds from a request's entry into the queue to its slot.",
-            ("endpoint",),
-            bounds=_WHOLE_S,
-        )
-        self.first_token = Histogram(
-            f"{ENGINE_PREFIX}time_to_first_token_seconds",
-            "Seconds from a request's arrival to its first token.",
-            ("endpoint",),
-            bounds=_FIRST_TOKEN_S,
-        )
-        self.per_token = Histogram(
-            f"{ENGINE_PREFIX}time_per_output_token_seconds",
-            "Mean seconds between the tokens of a sequence, for each request.",
-            ("endpoint",),
-            bounds=_PER_TOKEN_S,
-        )
-        self.whole = Histogram(
-            f"{ENGINE_PREFIX}e2e_request_latency_seconds",
-            "Seconds from a request's arrival to the last byte of a successful answer.",
-            ("endpoint",),
-            bounds=_WHOLE_S,
-        )
+        self.times = RequestHistograms()
         self.tls = TlsMetrics()
         self._parts: tuple[MetricFamily, ...] = (
             BuildInfo("engine"),
             self.requests,
+            self.finished,
             self.ignored_parameters,
             self.prompt_tokens,
-            self.queue,
-            self.first_token,
-            self.per_token,
-            self.whole,
+            *self.times.parts(),
             *_load_series(sources),
             *_token_series(sources.gauges, sources.speed),
             *_prefix_cache_series(sources.gauges),
@@ -419,6 +463,16 @@ def _memory_series(gauges: Gauges) -> tuple[MetricFamily, ...]:
             f"{ENGINE_PREFIX}memory_kv_bytes",
             "Memory of the KV caches of running sequences, reservations included.",
             lambda: gauges.kv_bytes,
+        ),
+        Gauge(
+            f"{ENGINE_PREFIX}memory_kv_limit_bytes",
+            "Memory that these caches may have together.",
+            lambda: gauges.kv_limit_bytes,
+        ),
+        Gauge(
+            f"{ENGINE_PREFIX}kv_cache_usage_ratio",
+            "The part of that memory which running sequences have, reservations included, from 0 to 1.",
+            lambda: gauges.kv_usage,
         ),
         Gauge(
             wire_metrics.ENGINE_MEMORY_LIMIT_BYTES,

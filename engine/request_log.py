@@ -17,18 +17,25 @@ from engine.admission import Arrival, ClaimedBytes, Ticket
 from engine.metrics import EngineMetrics
 from machinery.clock import Clock
 from machinery.http_server import REQUEST_ID, TRACE_PARENT
-from schemas.wire import headers
+from schemas.wire import headers, in_flight
+from schemas.wire.errors import CANCELLED_STATUS, RefusedError
 
 RequestOutcome: TypeAlias = Literal[
-    "ok", "invalid", "queue_full", "deadline", "unavailable", "error", "client_gone"
+    "ok", "invalid", "queue_full", "deadline", "unavailable", "error", "client_gone", "cancelled"
 ]
-_OUTCOMES: dict[int, RequestOutcome] = {429: "queue_full", 503: "unavailable", 504: "deadline"}
+_OUTCOMES: dict[int, RequestOutcome] = {
+    429: "queue_full",
+    CANCELLED_STATUS: "cancelled",
+    503: "unavailable",
+    504: "deadline",
+}
 # The label of paths that do not exist: clients must not create label values.
 _OTHER_ENDPOINT = "other"
 
 # Lines of refused requests: one connection can cause a thousand a second, and fill a disk with them.
 _BURST_LINES, _LINES_PER_S = 200.0, 5.0
 
+_CANCELLATIONS = f"{in_flight.ENGINE_PATH}/"
 _REQUEST_ID = headers.REQUEST_ID.encode()
 _TRACE_PARENT = headers.TRACE_PARENT.encode()
 
@@ -56,6 +63,8 @@ class RequestRecord:
     """The memory of its body."""
     trace_id: str = ""
     """The trace in its `traceparent`; empty if there is none."""
+    cancellation: RefusedError | None = None
+    """The refusal with which it ends if it is cancelled before it gets a ticket."""
 
     def leave(self) -> None:
         """Give back the place of the arrival and the memory of the body, when the response begins or the request ends."""
@@ -63,6 +72,16 @@ class RequestRecord:
             self.arrival.leave()
         if self.body is not None:
             self.body.release()
+
+    def finished_reason(self) -> str:
+        """Return why the engine made no further token: stop, length, abort or error, as vLLM."""
+        match self.outcome():
+            case "ok":
+                return "length" if self.ticket is not None and self.ticket.is_cut else "stop"
+            case "error" | "unavailable":
+                return "error"
+            case _:
+                return "abort"
 
     def outcome(self) -> RequestOutcome:
         """Return the outcome; for a stream that broke off, the reason."""
@@ -104,6 +123,11 @@ class RequestLog:
     entropy: random.Random
     _current: ContextVar[RequestRecord] = field(default_factory=lambda: ContextVar("record"))
     _refused_lines: LineBudget = field(default_factory=lambda: LineBudget())
+    _open: dict[RequestRecord, None] = field(default_factory=dict)
+
+    def under_way(self) -> tuple[RequestRecord, ...]:
+        """Return the records of requests for generation that have not ended, oldest first."""
+        return tuple(self._open)
 
     def begin(self, scope: Scope, endpoints: Container[str]) -> RequestRecord:
         """Return a new record and make it the current one; `endpoints` are the paths that exist."""
@@ -115,10 +139,12 @@ class RequestLog:
             id=request_id.decode("ascii") if is_valid else self._new_id(),
             endpoint=path if path in endpoints else _OTHER_ENDPOINT,
             begun_s=self.clock.monotonic(),
-            is_generation=scope["method"] == "POST",
+            is_generation=scope["method"] == "POST" and not path.startswith(_CANCELLATIONS),
             trace_id=trace[1].decode("ascii") if trace is not None else "",
         )
         self._current.set(record)
+        if record.is_generation:
+            self._open[record] = None
         return record
 
     def attach_body(self, body: ClaimedBytes) -> None:
@@ -138,15 +164,18 @@ class RequestLog:
         record = self._current.get(None)
         return None if record is None else record.arrival
 
-    def attach_ticket(self, ticket: Ticket, *, model: str) -> None:
-        """Store the ticket and the model of the current request."""
+    def attach_ticket(self, ticket: Ticket, *, model: str) -> RefusedError | None:
+        """Store the ticket and the model of the current request; return its refusal if it was cancelled before."""
         record = self._current.get(None)
-        if record is not None:
-            record.ticket, record.model = ticket, model
+        if record is None:
+            return None
+        record.ticket, record.model = ticket, model
+        return record.cancellation
 
     def end(self, record: RequestRecord) -> None:
         """Count and log a request."""
         record.leave()
+        self._open.pop(record, None)
         now_s, outcome = self.clock.monotonic(), record.outcome()
         self.metrics.requests.add(record.endpoint, outcome)
         if not record.is_generation:
@@ -163,7 +192,7 @@ class RequestLog:
         if record.ticket is not None:
             line |= self._observe(record, record.ticket)
         if outcome == "ok":
-            self.metrics.whole.observe(now_s - record.begun_s, record.endpoint)
+            self.metrics.times.whole.observe(now_s - record.begun_s, record.endpoint)
         self._write(line, now_s, has_answer=record.ticket is not None)
 
     def _write(self, line: dict[str, object], now_s: float, *, has_answer: bool) -> None:
@@ -183,17 +212,25 @@ class RequestLog:
             "cached_tokens": ticket.cached_tokens,
             "completion_tokens": ticket.completion_tokens,
         }
+        metrics, endpoint = self.metrics, record.endpoint
+        metrics.finished.add(endpoint, record.finished_reason())
         if ticket.started_s is not None:
             queued_s = ticket.started_s - ticket.entered_s
-            self.metrics.queue.observe(queued_s, record.endpoint)
+            metrics.times.queue.observe(queued_s, endpoint)
             line["queue_s"] = round(queued_s, 4)
         if ticket.first_s is not None:
-            self.metrics.prompt_tokens.add(count=ticket.prompt_tokens)
+            metrics.prompt_tokens.add(count=ticket.prompt_tokens)
+            metrics.times.prompt_lengths.observe(ticket.prompt_tokens, endpoint)
+            metrics.times.answer_lengths.observe(ticket.completion_tokens, endpoint)
             first_s = ticket.first_s - record.begun_s
-            self.metrics.first_token.observe(first_s, record.endpoint)
+            metrics.times.first_token.observe(first_s, endpoint)
             line["ttft_s"] = round(first_s, 4)
+            if ticket.started_s is not None:
+                metrics.times.prefill.observe(ticket.first_s - ticket.started_s, endpoint)
+                metrics.times.decode.observe(ticket.last_s - ticket.first_s, endpoint)
+                metrics.times.inference.observe(ticket.last_s - ticket.started_s, endpoint)
             if (per_token_s := ticket.per_token_s()) is not None:
-                self.metrics.per_token.observe(per_token_s, record.endpoint)
+                metrics.times.per_token.observe(per_token_s, endpoint)
         return line
 
     def _new_id(self) -> str:

@@ -70,12 +70,6 @@ class Service:
         self.prompts = PromptHistory()
         self._entropy = entropy
         self._worker = Worker(config=config, gauges=self.gauges, clock=clock)
-        self.admission = Admission(
-            concurrency=config.concurrency,
-            queue_limit=config.queue_limit,
-            send=self._worker.send,
-            clock=clock,
-        )
         self._bodies = ByteBudget(_BODIES * config.max_body_bytes)
         self.metrics = EngineMetrics(
             MetricSources(
@@ -85,6 +79,13 @@ class Service:
                 in_flight=lambda: self.admission.in_flight,
                 queued=lambda: self.admission.queued,
             )
+        )
+        self.admission = Admission(
+            concurrency=config.concurrency,
+            queue_limit=config.queue_limit,
+            send=self._worker.send,
+            clock=clock,
+            gaps=self.metrics.times.between_tokens.child(),
         )
         self.request_log = RequestLog(metrics=self.metrics, clock=clock, entropy=entropy)
         self._prefix = f"{entropy.getrandbits(64):016x}"
@@ -317,11 +318,14 @@ class Service:
         """Give the jobs of the current HTTP request slots or a place in the queue.
 
         Raises:
-            RefusedError: all slots and the queue are full.
+            RefusedError: all slots and the queue are full, or the request was cancelled meanwhile.
 
         """
         ticket = self.admission.enter(jobs, self.request_log.current_arrival())
-        self.request_log.attach_ticket(ticket, model=model)
+        cancellation = self.request_log.attach_ticket(ticket, model=model)
+        if cancellation is not None:
+            self.admission.refuse(ticket, cancellation)
+            raise cancellation
         return ticket
 
     def response_id(self, ticket: Ticket, *, kind: str) -> str:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Se
 from dataclasses import dataclass
 from itertools import accumulate
 from operator import itemgetter
-from typing import Final, Literal, Protocol
+from typing import Final, Literal, Protocol, TypeAlias
 
 from machinery.version import version
 
@@ -107,6 +107,10 @@ class Counter:
         found = self._values.get(labels)
         return found.count if found is not None else 0
 
+    def items(self) -> Iterable[tuple[tuple[str, ...], CounterValue]]:
+        """Return all values by their label values."""
+        return self._values.items()
+
     def drop(self, is_gone: Callable[[tuple[str, ...]], bool]) -> None:
         """Remove the combinations of label values for which `is_gone` returns true."""
         self._values = {key: found for key, found in self._values.items() if not is_gone(key)}
@@ -182,7 +186,10 @@ class HistogramValue:
 
 
 class Histogram:
-    """Counts of durations by bucket; `bounds` are the buckets' upper ends in seconds, ascending."""
+    """Counts of durations by bucket; `bounds` are the buckets' upper ends in seconds, ascending.
+
+    Lengths in tokens are counted in the same way.
+    """
 
     def __init__(
         self, name: str, help_: str, labels: Sequence[str], *, bounds: Sequence[float]
@@ -194,6 +201,11 @@ class Histogram:
     def observe(self, seconds: float, *labels: str) -> None:
         """Count one duration."""
         self.child(*labels).observe(seconds)
+
+    @property
+    def bounds(self) -> tuple[float, ...]:
+        """The buckets' upper ends."""
+        return self._bounds
 
     def child(self, *labels: str) -> HistogramValue:
         """Return the value for these label values; a caller that observes often keeps it."""
@@ -222,6 +234,75 @@ class Histogram:
                 counts=found.counts,
                 total_s=found.total_s,
             )
+
+
+SelectLabels: TypeAlias = Callable[[tuple[str, ...]], tuple[str, ...]]
+"""From the label values of a metric to those of its alias, under which its values are summed."""
+
+
+class CounterAlias:
+    """A counter under another name, summed over the labels that the alias does not have."""
+
+    def __init__(
+        self, name: str, source: Counter, labels: Sequence[str], select: SelectLabels
+    ) -> None:
+        self._name, self._source = name, source
+        self._labels, self._select = tuple(labels), select
+
+    def lines(self) -> Iterator[str]:
+        """Yield the family in Prometheus' text format."""
+        totals: dict[tuple[str, ...], int] = {}
+        for labels, found in self._source.items():
+            key = self._select(labels)
+            totals[key] = totals.get(key, 0) + found.count
+        yield from family_header(self._name, f"As {self._source.name}.", "counter")
+        for values, count in sorted(totals.items()):
+            yield f"{self._name}{format_labels(self._labels, values)} {count}"
+
+
+class HistogramAlias:
+    """A histogram under another name, summed over the labels that the alias does not have."""
+
+    def __init__(
+        self, name: str, source: Histogram, labels: Sequence[str], select: SelectLabels
+    ) -> None:
+        self._name, self._source = name, source
+        self._labels, self._select = tuple(labels), select
+
+    def lines(self) -> Iterator[str]:
+        """Yield the family in Prometheus' text format."""
+        totals: dict[tuple[str, ...], HistogramValue] = {}
+        for labels, found in self._source.items():
+            total = totals.setdefault(self._select(labels), HistogramValue(self._source.bounds))
+            total.counts = [a + b for a, b in zip(total.counts, found.counts, strict=True)]
+            total.total_s += found.total_s
+        yield from family_header(self._name, f"As {self._source.name}.", "histogram")
+        for values, total in sorted(totals.items(), key=_BY_LABEL_VALUES):
+            yield from histogram_lines(
+                self._name,
+                self._labels,
+                values,
+                bounds=self._source.bounds,
+                counts=total.counts,
+                total_s=total.total_s,
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class GaugeAlias:
+    """Numbers that are read when they are exported, by their label values, under the name of another system."""
+
+    name: str
+    help: str
+    labels: tuple[str, ...]
+    read: Callable[[], Mapping[tuple[str, ...], float]]
+    type: Literal["gauge", "counter"] = "gauge"
+
+    def lines(self) -> Iterator[str]:
+        """Yield the family in Prometheus' text format."""
+        yield from family_header(self.name, self.help, self.type)
+        for values, number in sorted(self.read().items()):
+            yield f"{self.name}{format_labels(self.labels, values)} {number:.12g}"
 
 
 def render(families: Iterable[MetricFamily]) -> str:

@@ -5,6 +5,7 @@ client noticing, so a late refusal, such as a drain, is still a refusal with a s
 """
 
 import asyncio
+import logging
 import os
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -18,6 +19,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from engine import in_flight
 from engine.api import openapi, web
 from engine.api.asgi_responses import (
     EmbeddingResponse,
@@ -39,18 +41,21 @@ from engine.openai import (
 )
 from engine.openai.request_body import RequestPolicy
 from engine.service import Service
+from engine.vllm_metrics import VllmMetrics
 from identity.names import Role
 from identity.peers import peer_of
 from machinery import host_header
 from machinery.http_server import SSL_OBJECT
 from machinery.prometheus import CONTENT_TYPE
 from machinery.version import version
-from schemas.wire import headers, recent_prompts
+from schemas.wire import headers, recent_prompts, vllm_metrics
+from schemas.wire import in_flight as in_flight_wire
 from schemas.wire.errors import Refusal, RefusedError
 
 # Schemas of this size take some 10 ms.
 _LARGE_BODY_BYTES = 32 << 10
 
+log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
@@ -283,7 +288,10 @@ class ProbeRoutes:
             Route("/ready", self.ready, methods=["GET"]),
             Route("/metrics", self.metrics, methods=["GET"]),
             Route("/cache", self.cache, methods=["GET"]),
+            Route(vllm_metrics.PATH, self.vllm_metrics, methods=["GET"]),
             Route(recent_prompts.ENGINE_PATH, self.prompts, methods=["GET"]),
+            Route(in_flight_wire.ENGINE_PATH, self.in_flight, methods=["GET"]),
+            Route(in_flight_wire.CANCEL_PATH, self.cancel, methods=["POST"]),
         ]
 
     async def health(self, _: Request) -> Response:
@@ -334,6 +342,42 @@ class ProbeRoutes:
         service = self.service
         service.speed.sample(service.clock.monotonic())
         return Response(service.metrics.text(), media_type=CONTENT_TYPE)
+
+    async def vllm_metrics(self, _: Request) -> Response:
+        """Export the metrics under the names of vLLM, for dashboards and routers that are made for it."""
+        service = self.service
+        found = VllmMetrics(
+            metrics=service.metrics,
+            model=service.config.served_names[0],
+            adapters=tuple(service.config.adapters),
+            under_way=service.request_log.under_way,
+            now=lambda: service.clock.now().timestamp(),
+        )
+        return Response(found.text(), media_type=CONTENT_TYPE)
+
+    async def in_flight(self, _: Request) -> Response:
+        """List the requests in flight with their phase and progress; without anything of their text."""
+        service = self.service
+        records, positions = service.request_log.under_way(), service.gauges.prompt_positions
+        found = in_flight.report(records, positions, service.clock.monotonic())
+        return web.json_response(found.model_dump(mode="json", by_alias=True))
+
+    async def cancel(self, request: Request) -> Response:
+        """End the requests with one id; their clients get an error.
+
+        Raises:
+            RefusedError: there is none.
+
+        """
+        service, request_id = self.service, request.path_params["id"]
+        records = service.request_log.under_way()
+        count = in_flight.cancel(records, service.admission, request_id)
+        if not count:
+            message = f"No request in flight has the id {request_id[:128]!r}; GET {in_flight_wire.ENGINE_PATH} lists them."
+            raise RefusedError(Refusal(status=404, message=message, code="request_not_found"))
+        log.info("request cancelled", extra={"request_id": request_id[:128], "count": count})
+        found = in_flight_wire.CancelledRequests(id=request_id[:128], cancelled=count)
+        return web.json_response(found.model_dump(mode="json", by_alias=True))
 
     async def cache(self, _: Request) -> Response:
         """List the cached prefixes, by which a gateway sends similar requests to the same replica.

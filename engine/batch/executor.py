@@ -51,6 +51,11 @@ class StepExecutor:
         """Bytes that the caches of running jobs hold."""
         return self.decode_stage.nbytes + self.prefill_stage.nbytes
 
+    def prompt_positions(self) -> tuple[tuple[int, int], ...]:
+        """Return the id of each job whose prompt is begun, and how many tokens of it are read."""
+        read = ((row.job.id, len(row.job.prompt)) for row in self.decode_stage.rows)
+        return (*self.prefill_stage.positions(), *read)
+
     def free_memory(self, plan: StepPlan) -> None:
         """Free the memory that the plan gives up."""
         if plan.prefix_bytes is not None:
@@ -165,6 +170,7 @@ def update_gauges(gauges: Gauges, executor: StepExecutor) -> None:
     gauges.peak_bytes = mx.get_peak_memory()
     gauges.running = len(executor.decode_stage.rows)
     gauges.prefilling = len(executor.jobs) - gauges.running
+    gauges.prompt_positions = executor.prompt_positions()
     if gauges.prefix_bytes != prefix.nbytes:
         gauges.prefix_bytes = prefix.nbytes
         gauges.prefix_blocks = tuple(executor.prefix.summary(_SUMMARY_BLOCKS))

@@ -64,7 +64,10 @@ class BatchLoop:
     def __post_init__(self) -> None:
         """Create the scheduler and publish the memory limit."""
         self._scheduler = Scheduler(match=self.executor.prefix.match, memory=self.memory)
-        self.gauges.limit_bytes = self.memory.budget.limit_bytes
+        budget = self.memory.budget
+        self.gauges.limit_bytes = budget.limit_bytes
+        self.gauges.kv_limit_bytes = budget.kv_bytes
+        self.gauges.kv_limit_tokens = budget.capacity_tokens
 
     @property
     def is_idle(self) -> bool:

@@ -95,6 +95,10 @@ class PrefillStage:
             caches = self._read_together(prompts)
         return PrefilledPrompts(prompts=tuple(prompts), caches=caches), computed
 
+    def positions(self) -> tuple[tuple[int, int], ...]:
+        """Return the id of each job whose prompt is in progress, and how many tokens of it are in its caches."""
+        return tuple((job_id, prompt.position) for job_id, prompt in self._prompts.items())
+
     def position(self, job_id: int) -> int:
         """Return how many tokens of a prompt are in its caches."""
         return self._prompts[job_id].position

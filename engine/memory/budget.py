@@ -48,6 +48,12 @@ class MemoryBudget:
         most = self.load.context_length + guesses
         return max(0, self.footprint.longest_within(self.kv_bytes, most) - guesses)
 
+    @property
+    def capacity_tokens(self) -> int:
+        """The number of tokens for which there is room, up to the most that all requests together may have."""
+        most = self.load.concurrency * (self.load.context_length + self.load.draft_tokens)
+        return self.footprint.longest_within(self.kv_bytes, most)
+
     def needs(self, lengths: Collection[int]) -> int:
         """Return the most bytes that sequences of these lengths need together: each as much as the longest."""
         longest = max(lengths, default=0) + self.load.draft_tokens

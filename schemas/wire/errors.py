@@ -8,7 +8,7 @@ The edge of a process turns `RefusedError.refusal` into a response with `status`
 import json
 from dataclasses import dataclass
 from http import HTTPStatus
-from typing import Literal, Self, TypeAlias
+from typing import Final, Literal, Self, TypeAlias
 
 ErrorType: TypeAlias = Literal[
     "invalid_request_error", "rate_limit_error", "server_error", "refused"
@@ -113,6 +113,16 @@ class ErrorBody:
 def invalid(message: str, param: str | None = None, code: str | None = None) -> RefusedError:
     """Return the refusal (400) of a request that fails however often it is repeated."""
     return RefusedError(Refusal(status=400, message=message, param=param, code=code))
+
+
+CANCELLED_STATUS: Final = 499
+"""The status of a cancelled request, as in gRPC's mapping of CANCELLED; clients do not repeat such a request."""
+
+
+def cancelled() -> RefusedError:
+    """Return the refusal of a request that an operator of the fleet cancelled; no other engine may answer it."""
+    message = "This request was cancelled by an operator of the fleet."
+    return RefusedError(Refusal(status=CANCELLED_STATUS, message=message, code="request_cancelled"))
 
 
 def body_too_large(limit: int) -> RefusedError:

@@ -26,14 +26,34 @@ VersionOutcome: TypeAlias = Literal["ok", "error", "refused", "client_gone"]
 """The end of one attempt at an engine, the value of `OUTCOME_LABEL` of `VERSION_REQUESTS`."""
 VERSION_OUTCOMES: Final[tuple[VersionOutcome, ...]] = get_args(VersionOutcome)
 
-REQUEST_OUTCOMES: Final = ("ok", "refused", "unavailable", "failed", "interrupted", "client_gone")
+REQUEST_OUTCOMES: Final = (
+    *("ok", "refused", "unavailable", "failed", "interrupted", "client_gone"),
+    "cancelled",
+)
 """The end of a client's request in the gateway's metrics, journal and admin API.
 
 ok: answered. refused: an error of the client. unavailable: 429 or 503. failed: another 5xx.
-interrupted: a stream broke off. client_gone: the client disconnected first.
+interrupted: a stream broke off. client_gone: the client disconnected first. cancelled: an operator ended it.
 """
 REQUEST_ERRORS: Final = frozenset({"unavailable", "failed", "interrupted"})
 """The outcomes that the client did not cause."""
+
+# Buckets of durations and lengths, equal at engines and gateways: quantiles of the two can be compared.
+# OpenTelemetry's GenAI conventions (gen_ai.server.time_to_first_token, .time_per_output_token, .request.duration and
+# gen_ai.client.token.usage), with finer or longer ends: a long prompt on a small Mac takes minutes.
+FIRST_TOKEN_BOUNDS_S: Final = (
+    *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0),
+    *(30.0, 60.0, 120.0, 300.0),
+)
+PER_TOKEN_BOUNDS_S: Final = (
+    *(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0),
+    2.5,
+)
+REQUEST_BOUNDS_S: Final = (
+    *(0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 20.48, 40.96, 81.92),
+    *(163.84, 327.68, 655.36),
+)
+TOKEN_COUNT_BOUNDS: Final = (1, 4, 16, 64, 256, 1024, 4096, 16384, 65536, 262144, 1048576)
 
 # Exported by engines; read by the agent for `/v1/vitals`.
 ENGINE_PREFIX: Final = "fleet_engine_"

@@ -1,5 +1,6 @@
 """Metrics, log lines and request ids of an engine."""
 
+import contextlib
 import hashlib
 import json
 import struct
@@ -70,9 +71,24 @@ def test_a_request_is_counted_and_logged(engine: Engine) -> None:
         "time_per_output_token_seconds",
         "e2e_request_latency_seconds",
         "request_queue_time_seconds",
+        "request_prefill_time_seconds",
+        "request_decode_time_seconds",
+        "request_inference_time_seconds",
+        "request_prompt_tokens",
+        "request_generation_tokens",
     ):
         assert found[f"{name}_count{{{CHAT}}}"] == 1
         assert found[f'{name}_bucket{{{CHAT},le="+Inf"}}'] == 1
+    assert found[f'requests_finished_total{{{CHAT},finished_reason="length"}}'] == 1
+    assert found[f"request_prompt_tokens_sum{{{CHAT}}}"] == usage["prompt_tokens"]
+    assert found[f"request_generation_tokens_sum{{{CHAT}}}"] == 8
+    # Each token but the first follows one.
+    assert found["inter_token_latency_seconds_count"] == 7
+    decode_s = found[f"request_decode_time_seconds_sum{{{CHAT}}}"]
+    assert found["inter_token_latency_seconds_sum"] == pytest.approx(decode_s, abs=1e-4)
+    prefill_s = found[f"request_prefill_time_seconds_sum{{{CHAT}}}"]
+    inference_s = found[f"request_inference_time_seconds_sum{{{CHAT}}}"]
+    assert inference_s == pytest.approx(prefill_s + decode_s, abs=1e-4)
     assert found["prompt_tokens_total"] == usage["prompt_tokens"]
     assert found["generation_tokens_total"] == 8
     assert found["prefill_seconds_total"] > 0
@@ -100,8 +116,12 @@ def test_a_request_is_counted_and_logged(engine: Engine) -> None:
 
 
 def test_gauges(engine: Engine) -> None:
-    # Prompts that the prefix cache holds nearly whole are too short to be measured.
-    engine.chat("something to measure " * 20, max_tokens=3)
+    # Prompts that the prefix cache holds nearly whole are too short to be measured. The first sample of the speed may be
+    # taken after the first answer, so there are two.
+    for word in ("something", "more"):
+        engine.chat(f"{word} to measure " * 20, max_tokens=3)
+    # The worker updates its gauges after it has delivered the tokens of a step.
+    eventually(lambda: samples(engine)["memory_kv_bytes"] == 0)
     found = samples(engine)
     assert found["ready"] == 1
     assert found["num_sequences_in_flight"] == found["num_requests_waiting"] == 0
@@ -110,6 +130,22 @@ def test_gauges(engine: Engine) -> None:
     assert found["decode_tokens_per_second"] > 0
     assert found["prefill_tokens_per_second"] > 0
     assert found["prefill_chunk_tokens"] > 0
+    assert found["memory_kv_limit_bytes"] > 0
+    assert found["kv_cache_usage_ratio"] == 0
+
+
+def test_the_use_of_the_kv_caches(engine: Engine) -> None:
+    found: dict[str, float] = {}
+
+    def is_used() -> bool:
+        found.update(samples(engine))
+        return found["kv_cache_usage_ratio"] > 0
+
+    with contextlib.closing(engine.begin(max_tokens=3000)):
+        eventually(is_used)
+    expected = found["memory_kv_bytes"] / found["memory_kv_limit_bytes"]
+    assert found["kv_cache_usage_ratio"] == pytest.approx(expected)
+    assert 0 < expected <= 1
 
 
 def wrong_body(engine: Engine) -> int:
