@@ -39,6 +39,7 @@ from identity.dialer import Dialer
 from machinery.request_body import BodyReader
 from machinery.version import version
 from schemas.wire.errors import Refusal, RefusedError
+from store.metrics import StoreMetrics
 from store.port import Transport
 from store.tickets import TicketChecker
 
@@ -67,6 +68,7 @@ class AppContext:
     objectives: ObjectiveMonitor
     can_write: bool
     """True if routes may change the fleet."""
+    store_metrics: StoreMetrics
 
 
 def make_app(context: AppContext) -> FastAPI:
@@ -85,7 +87,14 @@ def make_app(context: AppContext) -> FastAPI:
     reader = None if history is None else HistoryReader(history.folder, clock)
     past = PastReader(None if reader is None else MomentReader(reader, clock), clock)
     StateRoutes(context.model, slots, context.views, history, past).add_to(router)
-    metrics = MetricRoutes(context.model, slots, context.views, history, context.objectives)
+    metrics = MetricRoutes(
+        context.model,
+        slots,
+        context.views,
+        history,
+        context.objectives,
+        context.store_metrics,
+    )
     metrics.add_to(router)
     HistoryRoutes(reader, clock).add_to(router)
     MomentRoutes(context.model.caches, past, clock).add_to(router)

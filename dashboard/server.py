@@ -29,6 +29,7 @@ from machinery.http_server import AdminServer, ConnectionLimits, ServerSecurity
 from machinery.version import version
 from machinery.websocket import WebSocketProtocol
 from schemas.records import ApiKey, DashboardLease
+from store.metrics import MeasuredTransport, StoreMetrics
 from store.port import Transport
 from store.tickets import TicketChecker
 
@@ -64,6 +65,8 @@ class Dashboard:
         self, transport: Transport, clock: Clock, settings: DashboardSettings, *, id_: str
     ) -> None:
         """`id_` names this run: ids of streams and the lease carry it."""
+        store_metrics = StoreMetrics(clock)
+        transport = MeasuredTransport(transport, store_metrics)
         self._settings = settings
         self._clock = clock
         self.model = FleetModel(make_fleet_caches(transport, clock), clock, epoch=id_)
@@ -102,6 +105,7 @@ class Dashboard:
             history=self.history,
             objectives=self.objectives,
             can_write=settings.can_write,
+            store_metrics=store_metrics,
         )
         self.app = make_app(context)
         self.server = AdminServer(

@@ -25,10 +25,16 @@ _MOST_TARGETS: Final = 20_000
 def scrape_targets(caches: FleetCaches) -> list[Target]:
     """Return every process of the fleet that answers `/metrics` over TCP, in order.
 
-    Labels: `process` (agent, engine, gateway, dashboard), `node`, `replica`, `deployment`, and Prometheus' own
+    Labels: `process` (agent, engine, gateway, reconciler, dashboard), `node`, `replica`, `deployment`, and Prometheus' own
     `__scheme__`. Engines that listen on a socket are left out: their agent shows their figures.
     """
-    found = (*_agents(caches), *_engines(caches), *_gateways(caches), *_dashboards(caches))
+    found = (
+        *_agents(caches),
+        *_engines(caches),
+        *_gateways(caches),
+        *_reconcilers(caches),
+        *_dashboards(caches),
+    )
     return list(found[:_MOST_TARGETS])
 
 
@@ -58,6 +64,12 @@ def _gateways(caches: FleetCaches) -> Iterator[Target]:
         yield from _target(lease.url, process="gateway", gateway=id_)
 
 
+def _reconcilers(caches: FleetCaches) -> Iterator[Target]:
+    for key, lease in sorted(caches.reconcilers.items.items()):
+        id_ = key.removeprefix(keys.RECONCILER_LEASE_PREFIX)
+        yield from _target(lease.url, process="reconciler", reconciler=id_)
+
+
 def _dashboards(caches: FleetCaches) -> Iterator[Target]:
     for _, lease in sorted(caches.dashboards.items.items()):
         yield from _target(lease.url, process="dashboard")
@@ -77,23 +89,15 @@ class FleetMetrics:
 
     def lines(self) -> Iterator[str]:
         """Yield the metrics in Prometheus' text format."""
-        yield from self._store()
+        yield from self._leader()
         yield from self._processes()
         yield from self._conditions()
         yield from self._deployments()
         yield from self._epochs()
 
-    def _store(self) -> Iterator[str]:
-        caches = self.caches
-        yield from _family("fleet_store_revision", "Newest revision of etcd that was seen.")
-        yield f"fleet_store_revision {caches.revision}"
-        age_s = caches.staleness_s()
-        if age_s is not None:
-            name = "fleet_store_staleness_seconds"
-            yield from _family(name, "Seconds since etcd last sent anything.")
-            yield f"{name} {age_s:.3f}"
+    def _leader(self) -> Iterator[str]:
         yield from _family("fleet_reconciler_leads", "Whether a reconciler leads.")
-        yield f"fleet_reconciler_leads {int(any(caches.leader.items.values()))}"
+        yield f"fleet_reconciler_leads {int(any(self.caches.leader.items.values()))}"
 
     def _processes(self) -> Iterator[str]:
         name = "fleet_process_info"

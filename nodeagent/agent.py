@@ -37,6 +37,7 @@ from schemas.node import NodeFabric, NodeLease
 from schemas.replica import Replica
 from store import keys
 from store.errors import StoreError
+from store.metrics import MeasuredTransport, StoreMetrics
 from store.port import Transport
 
 log = logging.getLogger(__name__)
@@ -57,6 +58,8 @@ class Agent:
         dependencies: Dependencies | None = None,
     ) -> None:
         """`dependencies` are those of a real machine unless given."""
+        self._store_metrics = StoreMetrics(clock)
+        transport = MeasuredTransport(transport, self._store_metrics)
         self._dependencies = dependencies or real_dependencies(transport, clock, config)
         self._transport = transport
         self._clock = clock
@@ -110,7 +113,12 @@ class Agent:
             quantizations=self._dependencies.quantizations,
             more=tuple(
                 one
-                for one in (self._upkeep, self._dependencies.fetches, self._dependencies.load)
+                for one in (
+                    self._store_metrics,
+                    self._upkeep,
+                    self._dependencies.fetches,
+                    self._dependencies.load,
+                )
                 if one is not None
             ),
             load=self._dependencies.load,

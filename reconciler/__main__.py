@@ -6,12 +6,13 @@ import logging
 import os
 import socket
 import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import click
 import platformdirs
-from starlette.applications import Starlette
 from starlette.routing import Route
 
 from identity import announcement
@@ -27,15 +28,16 @@ from identity.flags import (
     identity_option,
     read_identity,
 )
+from identity.folder import IdentityFolder
 from identity.listeners import insecure_http_flag, server_security
-from identity.metrics_access import metrics_token_flag, read_metrics_token
+from identity.metrics_access import MetricsAccess, metrics_flags, read_metrics_token
 from identity.names import Role
 from identity.renewal import Applicant, own_addresses
 from identity.upkeep import IdentityUpkeep
 from machinery import process_log as house_logging
 from machinery.clock import Clock, SystemClock
 from machinery.environment import drop_secrets
-from machinery.http_server import AdminServer, ServerSecurity
+from machinery.http_server import ServerSecurity
 from machinery.log_flags import log_options
 from machinery.process_log import LogFormat, LogLevel
 from machinery.process_main import GRACE_S, run_until_signal
@@ -43,6 +45,7 @@ from machinery.process_secrets import disable_core_dumps
 from machinery.tls_client import Trust, TrustError, read_trust
 from machinery.version import version
 from models.hub.hub_settings import hub_endpoint_option, hub_settings
+from reconciler.api import ReconcilerApi, ReconcilerServer
 from reconciler.controller import Controller, OutboundSettings
 from reconciler.gitops import credentials, webhook
 from reconciler.gitops.credentials import GitSettings
@@ -53,7 +56,10 @@ from schemas.records import ReconcilerLease
 from store.etcd.address import EtcdAddress
 from store.etcd.connect import connect
 from store.etcd.flags import VARIABLE_PREFIX, address_from_flags, etcd_options
+from store.etcd.space import DEFAULT_QUOTA_BYTES, EtcdSpace
+from store.metrics import MeasuredTransport, StoreMetrics
 from store.port import Transport
+from store.tickets import TicketChecker
 
 log = logging.getLogger(__name__)
 
@@ -96,7 +102,8 @@ log = logging.getLogger(__name__)
     default="127.0.0.1",
     show_default=True,
     envvar="FLEET_RECONCILER_API_HOST",
-    help="Address of this machine for webhooks (--git-webhook-secret-file) and joins (--authority-dir).",
+    help="Address of this machine for health, metrics, webhooks (--git-webhook-secret-file) and joins "
+    "(--authority-dir).",
 )
 @click.option(
     "--api-port",
@@ -104,7 +111,7 @@ log = logging.getLogger(__name__)
     default=4002,
     show_default=True,
     envvar="FLEET_RECONCILER_API_PORT",
-    help="Port for webhooks and joins; 0 for any.",
+    help="Port for them; 0 for any.",
 )
 @click.option(
     "--git-webhook-secret-file",
@@ -118,10 +125,19 @@ log = logging.getLogger(__name__)
     envvar="FLEET_GATEWAY_CA",
     help="CA certificate of gateways that serve HTTPS (PEM; default: those of the system).",
 )
+@click.option(
+    "--etcd-quota",
+    type=click.IntRange(1),
+    default=DEFAULT_QUOTA_BYTES,
+    show_default=True,
+    envvar="FLEET_ETCD_QUOTA",
+    help="Bytes at which etcd refuses writes, its --quota-backend-bytes, for the metric with which alerts compare its "
+    "size.",
+)
 @hub_endpoint_option
 @identity_option
 @insecure_http_flag
-@metrics_token_flag
+@metrics_flags
 @authority_option
 @join_options
 @announce_option
@@ -135,85 +151,127 @@ def main(
     identity_dir = identity_folder(options["identity_dir"])
     etcd_address = address_from_flags(options, identity=etcd_files(identity_dir))
     drop_secrets(VARIABLE_PREFIX)  # the process that fetches from Git inherits no password
-    secret_file = _secret_file(options["git_webhook_secret_file"])
     clock = SystemClock()
     own = read_identity(identity_dir, Role.RECONCILER, clock)
-    # A machine that joins has no certificate yet.
-    security = server_security(own, frozenset(Role), is_insecure=options["insecure_http"])
-    joins = _join_settings(options, etcd_address, own)
-    addresses = own_addresses(options["api_host"], socket.gethostname())
-    signer = _signer(options["authority_dir"], etcd_address)
-    # `fleetctl version` shows it: the leading process and its release.
-    identity = f"{socket.gethostname()}/{os.getpid()} {version()}"
+    process = _ReconcilerProcess(
+        clock=clock,
+        options=options,
+        etcd=etcd_address,
+        identity_dir=identity_dir,
+        own=own,
+        # `fleetctl version` shows it: the leading process and its release.
+        identity=f"{socket.gethostname()}/{os.getpid()} {version()}",
+        # A machine that joins has no certificate yet.
+        security=server_security(own, frozenset(Role), is_insecure=options["insecure_http"]),
+        secret_file=_secret_file(options["git_webhook_secret_file"]),
+        joins=_join_settings(options, etcd_address, own),
+        signer=_signer(options["authority_dir"], etcd_address),
+        outbound=OutboundSettings(dialer=_dialer(options, own), hubs=hub_settings(options)),
+        grace_s=node_grace_period,
+    )
+    sys.exit(run_until_signal(process.run, grace_s=GRACE_S))
 
-    outbound = OutboundSettings(dialer=_dialer(options, own), hubs=hub_settings(options))
-    git = GitSettings(
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _ReconcilerProcess:
+    """The parts of one process that the flags describe; `run()` is its life."""
+
+    clock: Clock
+    options: Mapping[str, Any]
+    etcd: EtcdAddress
+    identity_dir: IdentityFolder | None
+    own: Credentials | None
+    identity: str
+    security: ServerSecurity
+    secret_file: Path | None
+    joins: JoinSettings | None
+    signer: tuple[AuthorityFolder, EtcdAddress] | None
+    outbound: OutboundSettings
+    grace_s: float
+
+    async def run(self) -> None:
+        """Run forever."""
+        clock, options = self.clock, self.options
+        measured = StoreMetrics(clock)
+        transport = MeasuredTransport(connect(self.etcd), measured)
+        server = ReconcilerServer(clock, (options["api_host"], options["api_port"]), self.security)
+        tls = no_report if self.own is None else self.own.report
+        registration = ReconcilerRegistration(
+            transport, clock, self._lease(), tls, lambda: server.url
+        )
+        controller = Controller(
+            transport,
+            clock,
+            identity=self.identity,
+            grace_s=self.grace_s,
+            git=_git_settings(options),
+            outbound=self.outbound,
+        )
+        space = EtcdSpace(self.etcd, clock, quota_bytes=options["etcd_quota"])
+        api = ReconcilerApi(
+            controller=controller,
+            access=_metrics_access(options, transport, registration.id, clock),
+            clock=clock,
+            started_s=clock.monotonic(),
+            more=(measured, space),
+        )
+        routes = [*api.routes(), *_webhook_routes(transport, clock, self.secret_file)]
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(registration.run())
+                group.create_task(controller.run())
+                group.create_task(space.run())
+                if self.signer is not None:
+                    group.create_task(run_signer(*self.signer, clock))
+                if self.identity_dir is not None:
+                    group.create_task(self._upkeep(transport, self.identity_dir).run())
+                group.create_task(_serve(server, routes, self.joins, clock))
+        finally:
+            await transport.close()
+
+    def _lease(self) -> ReconcilerLease:
+        """Return what the lease says, without what changes."""
+        options = self.options
+        address = join_address(options["advertise_join"], options["api_host"], options["api_port"])
+        return ReconcilerLease(
+            identity=self.identity,
+            has_store_password=bool(self.etcd.password),
+            join_address="" if self.joins is None else address,
+        )
+
+    def _upkeep(self, transport: Transport, folder: IdentityFolder) -> IdentityUpkeep:
+        addresses = own_addresses(self.options["api_host"], socket.gethostname())
+        applicant = Applicant(role=Role.RECONCILER, addresses=lambda: addresses)
+        return IdentityUpkeep(transport, self.clock, folder, applicant, self.own)
+
+
+def _git_settings(options: Mapping[str, Any]) -> GitSettings:
+    return GitSettings(
         cache=options["git_dir"].expanduser().absolute(),
         credentials=options["git_credentials"].expanduser().absolute(),
         credentials_from_git=options["credentials_from_git"],
     )
 
-    async def run() -> None:
-        transport = connect(etcd_address)
-        host, port = options["api_host"], options["api_port"]
-        lease = ReconcilerLease(
-            identity=identity,
-            has_store_password=bool(etcd_address.password),
-            join_address=(joins and join_address(options["advertise_join"], host, port)) or "",
-        )
-        controller = Controller(
-            transport,
-            clock,
-            identity=identity,
-            grace_s=node_grace_period,
-            git=git,
-            outbound=outbound,
-        )
-        try:
-            async with asyncio.TaskGroup() as group:
-                tls = no_report if own is None else own.report
-                group.create_task(ReconcilerRegistration(transport, clock, lease, tls).run())
-                group.create_task(controller.run())
-                if signer is not None:
-                    group.create_task(run_signer(*signer, clock))
-                if identity_dir is not None:
-                    applicant = Applicant(role=Role.RECONCILER, addresses=lambda: addresses)
-                    upkeep = IdentityUpkeep(transport, clock, identity_dir, applicant, own)
-                    group.create_task(upkeep.run())
-                api = _serve_api(transport, clock, secret_file, joins, (host, port), security)
-                group.create_task(api)
-        finally:
-            await transport.close()
 
-    sys.exit(run_until_signal(run, grace_s=GRACE_S))
+def _webhook_routes(transport: Transport, clock: Clock, secret_file: Path | None) -> list[Route]:
+    return [] if secret_file is None else webhook.Webhook(transport, clock, secret_file).routes()
 
 
-async def _serve_api(
-    transport: Transport,
-    clock: Clock,
-    secret_file: Path | None,
-    joins: JoinSettings | None,
-    address: tuple[str, int],
-    security: ServerSecurity,
+async def _serve(
+    server: ReconcilerServer, routes: list[Route], joins: JoinSettings | None, clock: Clock
 ) -> None:
-    """Serve webhooks and joins, as far as the flags ask for them."""
-    routes: list[Route] = []
-    listening = asyncio.Event()
+    """Serve these routes, and joins if the flags ask for them."""
     async with contextlib.AsyncExitStack() as stack, asyncio.TaskGroup() as group:
-        if secret_file is not None:
-            routes += webhook.Webhook(transport, clock, secret_file).routes()
         if joins is not None:
             signer = connect(joins.signer)
             stack.push_async_callback(signer.close)
             join_routes, events = joins.routes(signer, clock)
             group.create_task(events.run())
-            routes += join_routes
+            routes = [*routes, *join_routes]
             if joins.announced is not None and joins.announced.is_reachable:
+                listening = server.listening
                 group.create_task(_announce(joins.announced, joins.credentials, clock, listening))
-        if routes:
-            app = Starlette(routes=routes)
-            server = AdminServer(app, clock, address, listening.set, security=security)
-            group.create_task(server.run())
+        group.create_task(server.run(routes))
 
 
 async def _announce(
@@ -222,6 +280,18 @@ async def _announce(
     """Announce the join port once it listens."""
     await listening.wait()
     await announcement.announce(listener, own, clock)
+
+
+def _metrics_access(
+    options: Mapping[str, Any], transport: Transport, id_: str, clock: Clock
+) -> MetricsAccess:
+    """Return the rule by which other machines read metrics and health."""
+    return MetricsAccess(
+        tickets=TicketChecker(transport, clock, f"Reconciler/{id_}"),
+        roles=frozenset({Role.ADMIN, Role.DASHBOARD}),
+        token=read_metrics_token(options["metrics_token_file"]),
+        is_open=options["insecure_metrics"],
+    )
 
 
 def _dialer(options: dict[str, Any], own: Credentials | None) -> Dialer:

@@ -24,6 +24,7 @@ from reconciler.gitops.credentials import GitSettings
 from reconciler.listers.caches import make_caches
 from reconciler.listers.lister import Lister
 from reconciler.lookup_problems import LookupProblems
+from reconciler.metrics import ReconcilerMetrics
 from reconciler.model_snapshots import SnapshotController
 from reconciler.nodes.liveness import NodeLiveness
 from reconciler.nodes.node_views import NodeViewCache
@@ -34,6 +35,7 @@ from schemas.meta import ObjectKey
 from store import keys
 from store.errors import StoreError
 from store.events import EventRecorder
+from store.informer import AnyInformer
 from store.leases import LEASE_TTL_S, Election, Leadership
 from store.model_listings import read_listings
 from store.port import Transport
@@ -101,6 +103,12 @@ class Controller:
         self._recorder = EventRecorder(transport, clock, source="reconciler")
         self._queue: WorkQueue[ObjectKey] = WorkQueue(clock)
         self._handlers = EventHandlers(self._lister, self._liveness, self._queue, clock)
+        self.metrics = ReconcilerMetrics(clock)
+        self.metrics.bind(
+            queue_depth=lambda: len(self._queue),
+            statuses=lambda: self._caches.statuses.items,
+            lag_s=lambda: self.lag_s() or 0.0,
+        )
         self._lookups = LookupProblems(self._queue.add)
         listings = FleetListings(read=partial(read_listings, transport), errors=(StoreError,))
         self._snapshots = SnapshotController(
@@ -116,6 +124,25 @@ class Controller:
             if git is None
             else GitOpsController(transport, clock, self._caches, self._recorder, git)
         )
+
+    @property
+    def is_synced(self) -> bool:
+        """True once the state of the fleet is known."""
+        return all(informer.synced for informer in self._informers())
+
+    @property
+    def refusal(self) -> str:
+        """The reason why the store refuses this process; empty if it does not."""
+        return next(filter(None, (one.refusal for one in self._informers())), "")
+
+    def lag_s(self) -> float | None:
+        """Return the seconds since the slowest cache heard from the store; None before each has."""
+        ages = [informer.staleness_s() for informer in self._informers()]
+        known = [age for age in ages if age is not None]
+        return max(known) if len(known) == len(ages) else None
+
+    def _informers(self) -> tuple[AnyInformer, ...]:
+        return self._caches.all()
 
     async def run(self) -> None:
         """Run forever."""
@@ -139,15 +166,17 @@ class Controller:
         while True:
             leadership = await election.campaign(self._identity)
             log.info("leading", extra={"epoch": leadership.epoch})
+            self.metrics.is_leader = True
             try:
                 await self._lead(leadership)
             except* AuthorityLostError:
                 log.warning("no longer leading", extra={"epoch": leadership.epoch})
             finally:
+                self.metrics.is_leader = False
                 await leadership.resign()
 
     async def _lead(self, leadership: Leadership) -> None:
-        executor = Executor(self._transport, self._clock, lambda: leadership.guard)
+        executor = Executor(self._transport, self._clock, lambda: leadership.guard, self.metrics)
         demand = DemandScraper(
             self._transport,
             self._clock,
@@ -182,7 +211,8 @@ class Controller:
         async def reconcile_as_leader(key: ObjectKey) -> Requeue | None:
             if not leadership.valid():
                 raise AuthorityLostError("the lease ended")
-            return await reconciler.reconcile(key)
+            with self.metrics.reconciling(key.kind):
+                return await reconciler.reconcile(key)
 
         self._handlers.queue_everything()
         async with asyncio.TaskGroup() as group:

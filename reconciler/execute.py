@@ -6,6 +6,7 @@ from contextlib import aclosing
 
 from machinery.clock import Clock
 from reconciler.actions import Action
+from reconciler.metrics import ReconcilerMetrics
 from reconciler.writes import (
     GuardedWrite,
     WriteContext,
@@ -21,7 +22,7 @@ from schemas.node import Node, NodeLifeStatus, NodeSpec
 from schemas.replica import Replica
 from store import codec, keys
 from store.errors import ConflictError
-from store.port import Delete, Guard, KeyValue, ModRevisionGuard, Put, Transport
+from store.port import Delete, Guard, KeyValue, ModRevisionGuard, Operation, Put, Transport
 
 # The fence, and the ledger as guard and as operation.
 _SHARED = 3
@@ -35,9 +36,16 @@ class Executor:
     Raises the store's errors. A ConflictError means that the plan was made from outdated objects.
     """
 
-    def __init__(self, transport: Transport, clock: Clock, fence: Callable[[], Guard]) -> None:
+    def __init__(
+        self,
+        transport: Transport,
+        clock: Clock,
+        fence: Callable[[], Guard],
+        metrics: ReconcilerMetrics | None = None,
+    ) -> None:
         """Write with the clock's time. Secrets are drawn here, never in a plan."""
         self._transport = transport
+        self._metrics = metrics or ReconcilerMetrics(clock)
         self._clock = clock
         self._fence = fence
         self._ledger: KeyValue | None = None
@@ -69,7 +77,10 @@ class Executor:
         self, action: Action, deployment: ModelDeployment | None, replicas: Mapping[str, Replica]
     ) -> int:
         """Execute one action; return the revision of the write."""
-        return await self._commit((make_write(action, deployment, replicas, self._stamp()),))
+        write = make_write(action, deployment, replicas, self._stamp())
+        revision = await self._commit((write,))
+        self._metrics.actions.add(type(action).__name__)
+        return revision
 
     async def do_all(
         self,
@@ -83,6 +94,8 @@ class Executor:
         done = 0
         async with aclosing(self._in_batches(writes)) as batched:
             async for number, revision in batched:
+                for action in actions[done : done + number]:
+                    self._metrics.actions.add(type(action).__name__)
                 yield actions[done : done + number], revision
                 done += number
 
@@ -119,17 +132,21 @@ class Executor:
             else:
                 yield len(batch), revision
 
+    async def _write(self, guards: Sequence[Guard], operations: Sequence[Operation]) -> int:
+        with self._metrics.writing():
+            return await self._transport.commit(guards, operations)
+
     async def _commit(self, batch: Sequence[GuardedWrite]) -> int:
         guards, operations = [self._fence(), *guards_of(batch)], operations_of(batch)
         if not any(write.is_assignment for write in batch):
-            return await self._transport.commit(guards, operations)
+            return await self._write(guards, operations)
         ledger, self._ledger = self._ledger, None  # known again when the answer arrives
         if ledger is None:
             raise ConflictError("an assignment that the plan did not count may have been written")
         guards.append(ModRevisionGuard(key=ledger.key, mod_revision=ledger.mod_revision))
         entry = Put(key=ledger.key, value=ledger.value, lease=ledger.lease)
         try:
-            self._assigned_at = await self._transport.commit(guards, [*operations, entry])
+            self._assigned_at = await self._write(guards, [*operations, entry])
         except ConflictError:
             if len(batch) > 1:
                 self._ledger = ledger  # refused for certain: nothing of it can happen late
@@ -147,13 +164,13 @@ class Executor:
             ModRevisionGuard(key=put.key, mod_revision=version),
             ModRevisionGuard(key=keys.spec_key("Node", node), mod_revision=registered),
         ]
-        return await self._transport.commit(guards, [put])
+        return await self._write(guards, [put])
 
     async def remove_life(self, node: str, *, version: int) -> int:
         """Remove the document about a node that is gone."""
         key = keys.node_life_key(node)
         guards = [self._fence(), ModRevisionGuard(key=key, mod_revision=version)]
-        return await self._transport.commit(guards, [Delete(key=key)])
+        return await self._write(guards, [Delete(key=key)])
 
     async def sweep(self, key: str, *, version: int, owner: str) -> int:
         """Remove a document whose object, under the key `owner`, does not exist."""
@@ -162,7 +179,7 @@ class Executor:
             ModRevisionGuard(key=owner, mod_revision=0),
             ModRevisionGuard(key=key, mod_revision=version),
         ]
-        return await self._transport.commit(guards, [Delete(key=key)])
+        return await self._write(guards, [Delete(key=key)])
 
     async def register_node(self, name: str, uid: str, *, described: int, held: int) -> None:
         """Write an empty spec for a node that joined, unless it has one.
@@ -180,4 +197,4 @@ class Executor:
             ModRevisionGuard(key=keys.status_key("Node", name), mod_revision=described),
             ModRevisionGuard(key=keys.node_lease_key(name), mod_revision=held),
         ]
-        await self._transport.commit(guards, [put])
+        await self._write(guards, [put])

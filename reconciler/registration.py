@@ -1,10 +1,11 @@
-"""Registration of this reconciler in the store, leading or not: `fleetctl init-auth` finds all of them by it.
+"""Registration of this reconciler in the store, leading or not: Prometheus and `fleetctl init-auth` find them by it.
 
 Leading does not depend on it: a leader whose registration the store refuses goes on.
 """
 
 import hashlib
 import logging
+from collections.abc import Callable
 
 from identity.credentials import TlsReporter, no_report
 from machinery.backoff import Backoff, Retries
@@ -28,15 +29,18 @@ class ReconcilerRegistration:
         clock: Clock,
         lease: ReconcilerLease,
         tls: TlsReporter = no_report,
+        url: Callable[[], str] = str,
     ) -> None:
-        """`tls` reports the TLS of this process; the lease follows it."""
+        """`tls` reports the TLS of this process, `url` the address of its port; the lease follows both."""
         self._transport = transport
         self._clock = clock
         self._lease = lease
         self._tls = tls
+        self._url = url
         # An identity holds a slash and a space; the key is a digest, the document has the text.
-        id_ = hashlib.sha256(lease.identity.encode()).hexdigest()[:12]
-        self._key = keys.named(keys.RECONCILER_LEASE_PREFIX, id_)
+        self.id = hashlib.sha256(lease.identity.encode()).hexdigest()[:12]
+        """The name of the key below `lease/Reconciler/`."""
+        self._key = keys.named(keys.RECONCILER_LEASE_PREFIX, self.id)
 
     async def run(self) -> None:
         """Hold a lease forever, replacing a lost one; revoke it at the end."""
@@ -57,4 +61,4 @@ class ReconcilerRegistration:
                 await session.close()
 
     def _value(self) -> bytes:
-        return codec.encode(self._lease.model_copy(update={"tls": self._tls()}))
+        return codec.encode(self._lease.model_copy(update={"tls": self._tls(), "url": self._url()}))

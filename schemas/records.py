@@ -165,6 +165,8 @@ class ReconcilerLease(ApiModel):
     """True if it was started with a password for the store."""
     join_address: Annotated[str, StringConstraints(max_length=300)] = ""
     """Host and port at which Macs join through it; empty if it does not sign certificates."""
+    url: Annotated[str, StringConstraints(max_length=300)] = ""
+    """Base address of its health and metrics; empty while it does not listen. Older releases omit the field."""
     tls: TlsReport | None = None
     """Its identity and TLS mode; None if it has no certificate. Older releases omit the field."""
 

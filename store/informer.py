@@ -98,6 +98,14 @@ class AnyInformer(Protocol):
 
     async def wait_synced(self) -> None: ...
 
+    @property
+    def synced(self) -> bool: ...
+
+    @property
+    def refusal(self) -> str: ...
+
+    def staleness_s(self) -> float | None: ...
+
 
 class Informer(ObjectCache[T]):
     """A cache of every key below a prefix. Run `run()` in a task group.

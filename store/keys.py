@@ -157,7 +157,7 @@ def preload_key(node: str, deployment: str) -> str:
 
 
 def ticket_prefix(holder: str) -> str:
-    """Return the prefix of the tickets for one process: `Node/<name>`, `Gateway/<id>` or `Dashboard/<id>`."""
+    """Return the prefix of the tickets for one process: `Node/<name>`, `Gateway/<id>`, `Reconciler/<id>` or `Dashboard/<id>`."""
     return f"{TICKET_PREFIX}{holder}/"
 
 

@@ -39,7 +39,7 @@ class TicketGrant:
 
 
 class TicketChecker:
-    """Verifies the tickets of one holder: `Node/<name>`, `Gateway/<id>` or `Dashboard/<id>`."""
+    """Verifies the tickets of one holder: `Node/<name>`, `Gateway/<id>`, `Reconciler/<id>` or `Dashboard/<id>`."""
 
     def __init__(self, transport: Transport, clock: Clock, holder: str) -> None:
         self._transport = transport

@@ -16,6 +16,7 @@ from dashboard.objectives import ObjectiveMonitor, state_row
 from dashboard.seed_views import SeedViews
 from insight.fleet_metrics import FleetMetrics, scrape_targets
 from machinery.prometheus import BuildInfo, Gauge, MetricFamily, render
+from store.metrics import StoreMetrics
 
 _TEXT: Final = "text/plain; version=0.0.4; charset=utf-8"
 # Prometheus keeps the targets that it has when it is refused.
@@ -31,6 +32,7 @@ class MetricRoutes:
     views: SeedViews
     history: HistoryWriter | None
     objectives: ObjectiveMonitor
+    store_metrics: StoreMetrics
     process: psutil.Process = field(default_factory=psutil.Process)
 
     def add_to(self, router: APIRouter) -> None:
@@ -41,7 +43,11 @@ class MetricRoutes:
 
     async def metrics(self) -> Response:
         """Return metrics in Prometheus text format: conditions of all objects, releases, the store, this process."""
-        families: list[MetricFamily] = [BuildInfo("dashboard"), *self._own()]
+        families: list[MetricFamily] = [
+            BuildInfo("dashboard"),
+            self.store_metrics,
+            *self._own(),
+        ]
         if self.model.is_ready:
             families += [FleetMetrics(self.model.caches), self.objectives]
         return Response(render(families), media_type=_TEXT)

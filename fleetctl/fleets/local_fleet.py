@@ -163,6 +163,7 @@ def reconciler_program(settings: LocalFleetSettings, etcd: str) -> Program:
         "reconciler",
         etcd,
         *("--node-grace-period", str(settings.node_grace_s)),
+        *("--etcd-quota", str(settings.etcd_quota_bytes)),
         *settings.security_flags("reconciler", data_dir.identity("reconciler")),
         *settings.announce_flags,
         *_signer_flags(settings),
@@ -170,9 +171,13 @@ def reconciler_program(settings: LocalFleetSettings, etcd: str) -> Program:
 
 
 def _signer_flags(settings: LocalFleetSettings) -> tuple[str, ...]:
-    """Return the reconciler's flags for signing certificates, and for the port at which Macs join."""
+    """Return the reconciler's flags for its port, and for signing certificates and joins on it.
+
+    Any free port will do for its metrics: other processes find the address in its lease, and a machine may have several
+    fleets. Macs that join need a fixed one.
+    """
     if not settings.is_secured:
-        return ()
+        return ("--api-port", "0")
     authority, join = ("--authority-dir", str(settings.data_dir.authority)), settings.join
     if join is None:
         return (*authority, "--api-port", "0")

@@ -230,6 +230,8 @@ def _reconciler() -> list[Permission]:
         prefix_permission(keys.ELECTION_RECONCILER, Right.READWRITE),
         prefix_permission(keys.event_prefix("reconciler"), Right.READWRITE),
         prefix_permission(keys.RECONCILER_LEASE_PREFIX, Right.READWRITE),
+        # Tickets for its own metrics; the secrets of other holders' tickets are only hashes.
+        prefix_permission(keys.ticket_prefix("Reconciler"), Right.READ),
         prefix_permission(keys.TRUST_PREFIX, Right.READ),
         prefix_permission(keys.request_prefix("reconciler"), Right.READWRITE),
     ]

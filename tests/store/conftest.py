@@ -12,6 +12,7 @@ from store import namespace
 from store.etcd.connect import connect
 from store.etcd.member.embedded import EmbeddedEtcd
 from store.memory import MemoryTransport
+from store.metrics import MeasuredTransport, StoreMetrics
 from store.port import Transport
 from tests.support.etcd import running_etcd
 
@@ -35,6 +36,7 @@ async def etcd(tmp_path: Path) -> AsyncIterator[EmbeddedEtcd]:
     params=[
         "memory",
         "namespace",
+        "measured",
         pytest.param("grpc", marks=pytest.mark.etcd),
         pytest.param("http", marks=pytest.mark.etcd),
     ]
@@ -47,6 +49,9 @@ async def transport(
         made = MemoryTransport(SystemClock())
     elif request.param == "namespace":
         made = namespace.with_prefix(MemoryTransport(SystemClock()), "/a/fleet")
+    elif request.param == "measured":
+        clock = SystemClock()
+        made = MeasuredTransport(MemoryTransport(clock), StoreMetrics(clock))
     else:
         made = connect(replace(shared_etcd.address, transport=request.param))
     yield made

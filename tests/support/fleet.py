@@ -128,7 +128,10 @@ class Fleet:
         self._children[name] = forker.start(module, words, log=self.log(name))
 
     def start_reconciler(self, *flags: str, grace_s: float = 30.0) -> None:
-        self.start("reconciler", "reconciler", "--node-grace-period", str(grace_s), *flags)
+        # Any port: tests run beside each other.
+        port = () if "--api-port" in flags else ("--api-port", "0")
+        grace = ("--node-grace-period", str(grace_s))
+        self.start("reconciler", "reconciler", *grace, *port, *flags)
 
     def start_agent(self, name: str, *flags: str, memory: str = "8Gi") -> None:
         self.start(

@@ -41,18 +41,11 @@ ALERTS: Final = (
         "Mac {{ $labels.name }} is too hot and slows down.",
     ),
     Alert(
-        "FleetNodeMemoryPressure",
-        _condition("Node", "MemoryPressure", is_bad="True"),
+        "FleetNodePressure",
+        'max by (name, type) (fleet_condition{kind="Node",type=~"MemoryPressure|DiskPressure",status="True"})',
         "5m",
         "warning",
-        "Mac {{ $labels.name }} is short of memory.",
-    ),
-    Alert(
-        "FleetNodeDiskPressure",
-        _condition("Node", "DiskPressure", is_bad="True"),
-        "5m",
-        "warning",
-        "Mac {{ $labels.name }} is short of disk space.",
+        "Mac {{ $labels.name }} is short of memory or disk space ({{ $labels.type }}).",
     ),
     Alert(
         "FleetEngineCrashLoop",
@@ -132,6 +125,13 @@ ALERTS: Final = (
         "30s",
         "critical",
         "etcd does not answer.",
+    ),
+    Alert(
+        "FleetStoreSpace",
+        "max(fleet_store_db_bytes) / min(fleet_store_quota_bytes) > 0.8 or max(fleet_store_alarms) > 0",
+        "5m",
+        "critical",
+        "etcd is nearly full: at its quota nothing in the fleet can change.",
     ),
     Alert(
         "FleetGitSourceFailed",

@@ -1,0 +1,223 @@
+"""The reconciler's port: health and metrics of a real process with a real etcd, and who may read them."""
+
+import asyncio
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import aiohttp
+import pytest
+
+from machinery.prometheus import Sample, parse_samples
+from reconciler.api import reachable_url
+from reconciler.metrics import unplaced_replicas
+from schemas.deployment import (
+    ModelDeployment,
+    ModelDeploymentSpec,
+    ModelDeploymentStatus,
+    ModelSource,
+)
+from schemas.meta import ObjectMeta
+from schemas.node import NodeStatus
+from schemas.records import ReconcilerLease
+from store import codec, keys
+from store.etcd.connect import connect
+from store.etcd.member.embedded import EmbeddedEtcd
+from store.port import Transport
+from tests.support.etcd import running_etcd
+from tests.support.ports import free_port
+from tests.support.prometheus_tools import check_metrics
+from tests.support.waiting import until_async
+
+pytestmark = [pytest.mark.etcd, pytest.mark.timeout(180)]
+QUOTA = 64 << 20
+
+
+@asynccontextmanager
+async def reconciler(etcd: EmbeddedEtcd, *flags: str) -> AsyncIterator[asyncio.subprocess.Process]:
+    child = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "reconciler", "--etcd", str(etcd.address), *flags),
+        stderr=asyncio.subprocess.PIPE,
+    )
+    try:
+        yield child
+    finally:
+        if child.returncode is None:
+            child.kill()
+        await child.communicate()
+
+
+@pytest.fixture
+async def http() -> AsyncIterator[aiohttp.ClientSession]:
+    async with aiohttp.ClientSession() as session:
+        yield session
+
+
+async def leases(store: Transport) -> list[ReconcilerLease]:
+    items = (await store.list(keys.RECONCILER_LEASE_PREFIX)).items
+    return [codec.decode(ReconcilerLease, item) for item in items]
+
+
+async def scrape(http: aiohttp.ClientSession, url: str) -> list[Sample]:
+    async with http.get(f"{url}/metrics") as response:
+        assert response.status == 200, await response.text()
+        text = await response.read()
+    check_metrics(text)
+    return list(parse_samples(text.decode()))
+
+
+def value(found: list[Sample], name: str, **labels: str) -> float:
+    """Return the sum of the samples of one name with these labels."""
+    matching = [one for one in found if one.name == name and labels.items() <= one.labels.items()]
+    assert matching, name
+    return sum(float(one.value) for one in matching)
+
+
+async def test_health_and_metrics(tmp_path: Path, http: aiohttp.ClientSession) -> None:
+    async with (
+        running_etcd(tmp_path) as etcd,
+        reconciler(etcd, "--api-port", "0", "--etcd-quota", str(QUOTA)),
+    ):
+        store = connect(etcd.address)
+
+        async def announced() -> str:
+            return next((one.url for one in await leases(store)), "")
+
+        url = await until_async(announced, limit_s=60, what="the address in the lease")
+        assert url.startswith("http://127.0.0.1:")
+
+        async def leads() -> bool:
+            async with http.get(f"{url}/health") as response:
+                body = await response.json()
+            return response.status == 200 and body["leader"] and body["store"] == "ok"
+
+        await until_async(leads, limit_s=60, what="a leader")
+        for path in ("live", "ready"):
+            async with http.get(f"{url}/health/{path}") as response:
+                assert response.status == 200
+        # A deployment that fits nowhere, since there is no node.
+        spec = ModelDeploymentSpec(model=ModelSource(path="/models/m"), replicas=2)
+        found = ModelDeployment(metadata=ObjectMeta(name="big", uid="u", generation=1), spec=spec)
+        await store.commit([], [codec.put_spec(found)])
+
+        async def is_unplaced() -> list[Sample] | None:
+            samples = await scrape(http, url)
+            names = {one.name for one in samples}
+            is_complete = {
+                "fleet_reconciler_replicas_unplaced",
+                "fleet_store_db_bytes",
+                "fleet_reconciler_writes_total",
+            } <= names
+            return samples if is_complete else None
+
+        samples = await until_async(is_unplaced, limit_s=60, what="metrics of the deployment")
+        unplaced = "fleet_reconciler_replicas_unplaced"
+        assert value(samples, unplaced, deployment="big") == 2
+        assert value(samples, "fleet_reconciler_leader") == 1
+        assert value(samples, "fleet_reconciler_reconciles_total", result="ok") >= 1
+        assert value(samples, "fleet_reconciler_reconcile_seconds_count") >= 1
+        assert value(samples, "fleet_reconciler_writes_total") >= 1
+        assert value(samples, "fleet_reconciler_queue_depth") >= 0
+        assert 0 <= value(samples, "fleet_reconciler_watch_lag_seconds") < 60
+        assert value(samples, "fleet_store_request_seconds_count", operation="commit") >= 2
+        assert value(samples, "fleet_store_watches") >= 5
+        assert value(samples, "fleet_store_revision") > 1
+        assert value(samples, "fleet_store_quota_bytes") == QUOTA
+        size = value(samples, "fleet_store_db_bytes")
+        assert 0 < value(samples, "fleet_store_db_in_use_bytes") <= size
+        assert value(samples, "fleet_store_alarms") == 0
+        assert value(samples, "fleet_build_info", process="reconciler") == 1
+        await store.close()
+
+
+async def test_without_etcd_it_is_alive_and_not_ready(http: aiohttp.ClientSession) -> None:
+    port = free_port()
+    child = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "reconciler", "--etcd", "http://127.0.0.1:9"),
+        *("--api-port", str(port)),
+        stderr=asyncio.subprocess.PIPE,
+    )
+    url = f"http://127.0.0.1:{port}"
+
+    async def status(path: str) -> int:
+        try:
+            async with http.get(url + path) as response:
+                return response.status
+        except aiohttp.ClientError:
+            return 0
+
+    try:
+        await until_async(lambda: status("/health/live"), limit_s=60, what="the port")
+        assert await status("/health/live") == 200
+        assert await status("/health/ready") == 503
+        assert await status("/health") == 503
+        assert value(await scrape(http, url), "fleet_reconciler_leader") == 0
+    finally:
+        child.kill()
+        await child.communicate()
+
+
+async def test_beyond_loopback_it_needs_an_identity(tmp_path: Path) -> None:
+    """The port stays closed; reconciling goes on."""
+    port = free_port()
+    flags = ("--api-host", "0.0.0.0", "--api-port", str(port))
+    async with running_etcd(tmp_path) as etcd, reconciler(etcd, *flags) as child:
+        assert child.stderr is not None
+        async with asyncio.timeout(60):
+            async for line in child.stderr:
+                if b"admin server does not listen" in line:
+                    break
+        with pytest.raises(OSError, match=r".*"):
+            await asyncio.open_connection("127.0.0.1", port)
+        store = connect(etcd.address)
+
+        async def leads() -> bool:
+            return await store.get(keys.ELECTION_RECONCILER) is not None or bool(
+                (await store.list(keys.ELECTION_RECONCILER)).items
+            )
+
+        await until_async(leads, limit_s=60, what="a leader")
+        assert [one.url for one in await leases(store)] == [""]
+        await store.close()
+
+
+def test_replicas_that_fit_nowhere() -> None:
+    def status(desired: int, placed: int) -> ModelDeploymentStatus:
+        return ModelDeploymentStatus(desired_replicas=desired, replicas=placed)
+
+    found = unplaced_replicas(
+        {
+            keys.status_key("ModelDeployment", "a"): status(3, 1),
+            keys.status_key("ModelDeployment", "b"): status(1, 1),
+            # Replicas of the old version are not placed below 0.
+            keys.status_key("ModelDeployment", "c"): status(1, 2),
+            keys.status_key("Node", "mac-1"): _node_status(),
+        }
+    )
+    assert found == {"a": 2, "b": 0, "c": 0}
+
+
+def _node_status() -> NodeStatus:
+    return NodeStatus(
+        uid="u",
+        hostname="mac-1.local",
+        address="10.0.0.1",
+        agent_version="1",
+        os="macOS",
+        os_version="26.1",
+        machine="arm64",
+        chip="Apple M4",
+        cpu_cores=10,
+        gpu_cores=10,
+        memory_bytes=1,
+        allocatable_bytes=1,
+    )
+
+
+def test_an_address_for_other_processes() -> None:
+    assert reachable_url("http://127.0.0.1:4002") == "http://127.0.0.1:4002"
+    assert reachable_url("https://mac-1:4002") == "https://mac-1:4002"
+    assert "0.0.0.0" not in reachable_url("https://0.0.0.0:4002")
+    assert reachable_url("https://[::]:4002").endswith(":4002")
+    assert reachable_url("") == ""
