@@ -174,7 +174,8 @@ _FILES_OF_MACOS = 10_240
     "--state-dir",
     type=click.Path(file_okay=False, path_type=Path),
     envvar="FLEET_GATEWAY_STATE_DIR",
-    help="Folder for the saved fleet state, with which a gateway starts while etcd is unreachable.",
+    help="Folder for the saved fleet state, with which a gateway starts while etcd is unreachable, and for the last "
+    "requests.",
 )
 @click.option(
     "--site",
@@ -392,14 +393,20 @@ def _limits(flags: dict[str, Any]) -> GatewayLimits:
         default_model=flags["default_model"],
         engine_sockets=_engine_sockets(flags["engine_sockets"]),
         journal_size=flags["journal_size"],
-        journal_file=_journal_file(flags),
+        journal_file=_of_worker(flags["journal_file"], flags),
+        saved_journal=_of_worker(_saved_journal(flags), flags),
         floating=_floating_address(flags),
     )
 
 
-def _journal_file(flags: dict[str, Any]) -> Path | None:
-    """Return the file of the journal; each worker has one of its own, such as requests-2.jsonl."""
-    path: Path | None = flags["journal_file"]
+def _saved_journal(flags: dict[str, Any]) -> Path | None:
+    """Return the file with the last requests in the state folder; None without one."""
+    folder: Path | None = flags["state_dir"]
+    return None if folder is None else folder.expanduser() / "requests.jsonl"
+
+
+def _of_worker(path: Path | None, flags: dict[str, Any]) -> Path | None:
+    """Return the file of this process; each worker has one of its own, such as requests-2.jsonl."""
     if path is None or flags["worker"] is None:
         return path
     return path.with_stem(f"{path.stem}-{flags['worker'][0]}")

@@ -41,6 +41,7 @@ from gateway.state.fleet_state import FleetState
 from gateway.telemetry.recorder import RequestRecorder, Tracer
 from gateway.telemetry.request_journal import JournalWriter, RequestJournal
 from gateway.upstream.connection_pool import ConnectionPool
+from gateway.telemetry.saved_journal import SavedJournal
 from gateway.upstream.tls import EngineTls
 from gateway.workers import WorkerPlace
 from identity.credentials import Credentials
@@ -60,6 +61,7 @@ from schemas.records import GatewayLease
 from schemas.trust import TlsMode
 from schemas.wire import metrics as wire_metrics
 from store.port import Transport
+from store.metrics import MeasuredTransport, StoreMetrics
 from store.tickets import TicketChecker
 
 _SWEEP_S = 1.0
@@ -119,6 +121,8 @@ class GatewayLimits:
     journal_file: Path | None = None
     """File for the journal of all requests; None: not written."""
     ring: LogRing = field(default_factory=LogRing)
+    saved_journal: Path | None = None
+    """File with the last requests, which are read at the start; None: the journal begins empty."""
     """The last lines of the gateway's own log."""
     has_store_password: bool = False
     """True if the gateway has a password for the store, whether or not the store requires one."""
@@ -212,6 +216,8 @@ class Gateway:
     ) -> None:
         """`url`: the address at which the reconciler reaches this gateway."""
         self._clock = clock
+        self._store_metrics = StoreMetrics(clock)
+        transport = MeasuredTransport(transport, self._store_metrics)
         self._limits = limits
         self.fleet_state = FleetState(
             transport,
@@ -353,6 +359,8 @@ class Gateway:
             ConnectionCounts(
                 clients=lambda: len(self._server.server_state.connections),
                 engines=self.pool.connections,
+        journal = RequestJournal(self._limits.journal_size)
+        self._saved_journal = self._restore(journal)
             ),
         )
         metrics = GatewayMetrics(
@@ -366,11 +374,13 @@ class Gateway:
                 self.pool.tls_failures,
                 *([self._upkeep] if self._upkeep else ()),
                 *([file] if file else ()),
+                self._store_metrics,
                 Gauge(
                     "fleet_gateway_unfinished_body_bytes",
                     "Memory of request bodies that are still arriving.",
                     lambda: self.handler.body_memory.used,
                 ),
+                *([self._saved_journal] if self._saved_journal else ()),
                 *_forwarding_gauges(self.load_tracker, model_states, self._clock),
             ),
         )
@@ -378,7 +388,7 @@ class Gateway:
             table_cache=self.table_cache,
             counted_metrics=metrics,
             clock=self._clock,
-            counted_journal=RequestJournal(self._limits.journal_size),
+            counted_journal=journal,
             process=process,
             file=file,
             tracer=tracer,
@@ -389,6 +399,15 @@ class Gateway:
         attempts = AttemptRunner(
             upstream=self.pool,
             load_tracker=self.load_tracker,
+    def _restore(self, journal: RequestJournal) -> SavedJournal | None:
+        """Fill the journal with what an earlier run saved; return what saves it from now on."""
+        path, size = self._limits.saved_journal, self._limits.journal_size
+        if path is None:
+            return None
+        saved = SavedJournal(path, journal, self._clock, size=size)
+        saved.restore()
+        return saved
+
             versions=self.versions,
             table_cache=self.table_cache,
             metrics=self.metrics,
@@ -473,6 +492,8 @@ class Gateway:
                 background.append(group.create_task(watch))
             if self._upkeep is not None:
                 background.append(group.create_task(self._upkeep.run()))
+            if self._saved_journal is not None:
+                background.append(group.create_task(self._saved_journal.run()))
             elif self._limits.credentials is not None:
                 background.append(group.create_task(self._limits.credentials.watch()))
             # Until then connections wait in the socket's queue, which refuses none.

@@ -178,8 +178,16 @@ def _ms(seconds: float) -> float:
     return round(seconds * 1000, 3)
 
 
+class SessionDigest(str):
+    """The digest of a session whose name is not known, because it was read from a file."""
+
+    __slots__ = ()
+
+
 def session_digest(session: str) -> str:
     """Return a digest that identifies a conversation at every gateway without revealing its name."""
+    if isinstance(session, SessionDigest):
+        return session
     return blake2b(session.encode("utf-8", "surrogatepass"), digest_size=6).hexdigest()
 
 

@@ -1,6 +1,7 @@
 """The gateway process: flags, exit codes, signals."""
 
 import asyncio
+import json
 import signal
 import socket
 from pathlib import Path
@@ -12,7 +13,8 @@ from click.testing import CliRunner
 from gateway.__main__ import main
 from store.etcd.connect import connect
 from tests.support.etcd import running_etcd
-from tests.support.gateway_calls import gateway_process
+from tests.support.fleet import fleetctl
+from tests.support.gateway_calls import CHAT, gateway_process
 from tests.support.gateway_engine_scripts import DONE, streams
 from tests.support.gateway_fake_engine import FakeEngine, running
 from tests.support.gateway_world import World
@@ -123,4 +125,53 @@ async def test_sigterm_lets_streams_finish(tmp_path: Path, http: aiohttp.ClientS
             assert (await response.content.read()).endswith(DONE)
         async with asyncio.timeout(30):
             assert await gateway.wait() == 0
+        await transport.close()
+
+
+@pytest.mark.etcd
+@pytest.mark.timeout(180)
+async def test_after_kill_9_the_journal_shows_what_was_before(
+    tmp_path: Path, http: aiohttp.ClientSession
+) -> None:
+    port, state = free_port(), tmp_path / "state"
+    url = f"http://127.0.0.1:{port}"
+
+    async def healthy() -> bool:
+        try:
+            async with http.get(f"{url}/health") as response:
+                return "m" in (await response.json())["models"]
+        except aiohttp.ClientError:
+            return False
+
+    async def routes() -> list[str]:
+        done = await fleetctl("routes", "--last", "10", "--gateway", url, "-o", "json")
+        assert (done.code, done.err) in ((0, ""), (0, "no requests found\n")), done
+        return [item["id"] for item in json.loads(done.out)["items"]] if done.out else []
+
+    async def is_saved() -> bool:
+        found = state / "requests.jsonl"
+        return found.exists() and found.read_bytes().count(b"\n") == 3
+
+    async with (
+        running_etcd(tmp_path) as etcd,
+        running(FakeEngine("m-0", streams(3, pause_s=0.01))) as engine,
+    ):
+        transport = connect(etcd.address)
+        await World(transport).serve("m", engine)
+        flags = ("--port", str(port), "--etcd", str(etcd.address), "--state-dir", str(state))
+        async with gateway_process(*flags) as gateway:
+            await until_async(healthy, what="the gateway")
+            for number in range(3):
+                body = {"model": "m", "stream": True}
+                headers = {"x-request-id": f"before-{number}"}
+                async with http.post(f"{url}{CHAT}", json=body, headers=headers) as response:
+                    await response.read()
+            before = await routes()
+            assert before == ["before-0", "before-1", "before-2"]
+            await until_async(is_saved, what="the entries to be saved")
+            gateway.kill()
+            await gateway.wait()
+        async with gateway_process(*flags):
+            await until_async(healthy, what="the second gateway")
+            assert await routes() == before
         await transport.close()

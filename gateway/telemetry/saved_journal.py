@@ -1,0 +1,277 @@
+"""Saved journal: the last requests in two files of the state folder, with which a gateway starts after kill -9.
+
+    saved = SavedJournal(folder / "requests.jsonl", journal, clock, size=10_000)
+    saved.restore()
+    group.create_task(saved.run())
+
+Requests pay nothing for it: new entries are taken from the journal four times a second, and a thread writes them in
+small slices. What ended in the last quarter of a second before a kill is lost. A full, hanging or damaged disk costs
+entries, one log line and nothing else.
+"""
+
+import json
+import logging
+import os
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any, Final
+
+import orjson
+
+from gateway.forwarding.retry_state import Attempt
+from gateway.routing.table import EngineEndpoint
+from gateway.telemetry.request_journal import (
+    JournalEntry,
+    RequestJournal,
+    SessionDigest,
+    session_digest,
+)
+from machinery.clock import Clock
+from machinery.prometheus import family_header
+from schemas.wire.engine_address import SYSTEM_AUTHORITIES, EngineAddress
+
+log = logging.getLogger(__name__)
+
+_INTERVAL_S: Final = 0.25
+# A slice keeps the interpreter's lock for less than a millisecond; the event loop runs between two.
+_SLICE: Final = 50
+_PAUSE_S: Final = 0.0005
+# Time for the last slices when the process ends.
+_FLUSH_S: Final = 2.0
+_ENTRY_BYTES: Final = 512
+_LEAST_BYTES: Final = 256 << 10
+_LONGEST_LINE: Final = 64 << 10
+METRIC: Final = "fleet_gateway_journal_unsaved_total"
+
+
+def cursor_of(entry: JournalEntry) -> str:
+    """Return the name of an entry, for `RequestJournal.after`."""
+    return f"{entry.time_s!r}~{entry.request_id.decode('ascii')}"
+
+
+class SavedJournal:
+    """Restores a journal from its files, and keeps them up to date."""
+
+    def __init__(self, path: Path, journal: RequestJournal, clock: Clock, *, size: int) -> None:
+        """`size` is the number of entries that the journal keeps; two files hold at least as many."""
+        self._path, self._older = path, path.with_name(f"{path.name}.1")
+        self._journal = journal
+        self._clock = clock
+        self._size = size
+        self._file_bytes = max(_LEAST_BYTES, size * _ENTRY_BYTES)
+        self._cursor = ""
+        self._batches: SimpleQueue[list[JournalEntry] | None] = SimpleQueue()
+        self._closing = threading.Event()
+        self._is_torn = False
+        """True if the file may end in the middle of a line."""
+        self._is_failing = False
+        # Two numbers, because two threads count.
+        self._not_queued = self._not_written = 0
+
+    def lines(self) -> Iterator[str]:
+        """Yield the metric in Prometheus text format."""
+        help_ = "Requests that a restart forgets, because they could not be written to --state-dir."
+        yield from family_header(METRIC, help_, "counter")
+        yield f"{METRIC} {self._not_queued + self._not_written}"
+
+    def restore(self) -> int:
+        """Fill the empty journal with the saved entries, oldest first; return their number.
+
+        Lines that are torn, damaged or of another release are skipped; files that cannot be read count as empty.
+        """
+        entries: list[JournalEntry] = []
+        damaged = 0
+        for path in (self._older, self._path):
+            raw = self._read(path)
+            for line in raw.splitlines():
+                entry = decode_entry(line)
+                if entry is not None:
+                    entries.append(entry)
+                else:
+                    damaged += bool(line)
+            self._is_torn = bool(raw) and not raw.endswith(b"\n")
+        for entry in entries[-self._size :]:
+            self._journal.add(entry)
+        if entries:
+            self._cursor = cursor_of(entries[-1])
+        if damaged:
+            log.warning(
+                "lines of the saved journal were skipped",
+                extra={"path": str(self._path), "lines": damaged, "read": len(entries)},
+            )
+        return len(entries)
+
+    def _read(self, path: Path) -> bytes:
+        """Return the end of a file, at most as much as is kept; empty if it cannot be read."""
+        try:
+            with path.open("rb") as file:
+                size = os.fstat(file.fileno()).st_size
+                # A batch is written as a whole, so a file may be a little larger than its limit.
+                file.seek(max(0, size - 2 * self._file_bytes))
+                return file.read(2 * self._file_bytes)
+        except FileNotFoundError:
+            return b""
+        except OSError as error:
+            why = error.strerror or str(error)
+            log.warning("cannot read the saved journal", extra={"path": str(path), "why": why})
+            return b""
+
+    async def run(self) -> None:
+        """Save new entries forever; at the end, save the rest if the disk is fast enough."""
+        # Not a thread of the event loop's pool: the process would wait for one with a hanging disk.
+        writer = threading.Thread(target=self._write_all, name="saved-journal", daemon=True)
+        writer.start()
+        try:
+            while True:
+                await self._clock.sleep(_INTERVAL_S)
+                # While the disk hangs, entries wait in the journal, as many as it keeps.
+                if self._batches.empty():
+                    self._take()
+        finally:
+            self._closing.set()
+            self._take()
+            self._batches.put(None)
+            writer.join(_FLUSH_S)
+
+    def _take(self) -> None:
+        """Hand the entries that ended since the last call to the thread."""
+        found, is_complete = self._journal.after(self._cursor, self._size)
+        if not found:
+            return
+        if not is_complete:  # the journal has dropped some; how many is unknown
+            self._not_queued += 1
+        self._cursor = cursor_of(found[-1])
+        self._batches.put(found)
+
+    def _write_all(self) -> None:
+        while (batch := self._batches.get()) is not None:
+            for begin in range(0, len(batch), _SLICE):
+                self.write(batch[begin : begin + _SLICE])
+                # Other threads of the process come first, unless it ends.
+                if not self._closing.is_set():
+                    self._closing.wait(_PAUSE_S)
+
+    def write(self, entries: Sequence[JournalEntry]) -> None:
+        """Write entries; log the first of successive failures."""
+        why = self._append(b"".join(encode_entry(one) + b"\n" for one in entries))
+        if why is None:
+            self._is_failing = False
+            return
+        self._not_written += len(entries)
+        if not self._is_failing:
+            self._is_failing = True
+            log.error(
+                "cannot save the journal; a restart forgets requests",
+                extra={"path": str(self._path), "why": why},
+            )
+
+    def _append(self, lines: bytes) -> str | None:
+        """Append lines to the file; return the reason of a failure, else None."""
+        try:
+            self._make_room()
+            # Readable by the owner only: the entries tell which key asked what.
+            number = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+            try:
+                data = b"\n" + lines if self._is_torn else lines
+                self._is_torn = True
+                if os.write(number, data) != len(data):
+                    return "the disk took a part of it only"
+                self._is_torn = False
+            finally:
+                os.close(number)
+        except OSError as error:
+            return error.strerror or str(error)
+        return None
+
+    def _make_room(self) -> None:
+        """Begin a new file if the current one is full. Raises OSError."""
+        with suppress(FileNotFoundError):
+            if self._path.stat().st_size >= self._file_bytes:
+                self._path.replace(self._older)
+                self._is_torn = False
+                return
+            return
+        self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+
+
+def encode_entry(entry: JournalEntry) -> bytes:
+    """Return an entry as one line, without prompts, and with a digest in place of the session."""
+    endpoints = [one.endpoint for one in entry.attempts]
+    if entry.served_by is not None:
+        endpoints.append(entry.served_by)
+    known = list(dict.fromkeys(endpoints))
+    values: dict[str, Any] = {
+        **entry._asdict(),
+        "request_id": entry.request_id.decode("ascii"),
+        "session": entry.session and session_digest(entry.session),
+        "served_by": None if entry.served_by is None else known.index(entry.served_by),
+        "attempts": [[known.index(one.endpoint), *one[1:]] for one in entry.attempts],
+        "endpoints": [_encode_endpoint(one) for one in known],
+    }
+    try:
+        return orjson.dumps(values)
+    except TypeError:  # half a surrogate pair of a client, which UTF-8 cannot spell
+        return json.dumps(values, ensure_ascii=False).encode("utf-8", "replace")
+
+
+def _encode_endpoint(endpoint: EngineEndpoint) -> list[object]:
+    origin = endpoint.origin
+    # The certificates of an external server are long, and only their presence shows.
+    is_trusting = bool(origin.authorities)
+    return [endpoint.replica, endpoint.node, endpoint.deployment, *origin[:5], is_trusting]
+
+
+def decode_entry(line: bytes) -> JournalEntry | None:
+    """Return the entry of a line; None if the line is damaged or has another form."""
+    if len(line) > _LONGEST_LINE:
+        return None
+    try:
+        values = orjson.loads(line)
+        endpoints = [_decode_endpoint(one) for one in values.pop("endpoints")]
+        served_by = values["served_by"]
+        values["request_id"] = values["request_id"].encode("ascii")
+        values["session"] = SessionDigest(values["session"])
+        values["served_by"] = None if served_by is None else endpoints[served_by]
+        values["attempts"] = [
+            Attempt(endpoints[at], str(outcome), float(began_s), float(ended_s), str(why))
+            for at, outcome, began_s, ended_s, why in values["attempts"]
+        ]
+        entry = JournalEntry(**values)
+    except (ValueError, KeyError, TypeError, IndexError, AttributeError):
+        return None
+    return entry if _has_types(entry) else None
+
+
+def _has_types(entry: JournalEntry) -> bool:
+    """Return whether the values of an entry have the types that rendering needs."""
+    texts = (entry.path, entry.model, entry.key, entry.outcome, entry.strategy)
+    times = (entry.time_s, entry.queued_s, entry.first_s, entry.whole_s)
+    counts = (
+        *(entry.status, entry.resumptions),
+        *(entry.prompt_tokens, entry.cached_tokens, entry.output_tokens),
+    )
+    return (
+        all(isinstance(one, str) for one in texts)
+        and all(isinstance(one, int | float) for one in times)
+        and all(isinstance(one, int) for one in counts)
+        and 0 <= entry.time_s < 1e11
+    )
+
+
+def _decode_endpoint(values: Sequence[Any]) -> EngineEndpoint:
+    """Return an endpoint that serves for rendering alone. Raises ValueError, TypeError or IndexError."""
+    replica, node, deployment, host, port, socket, of_node, external, is_trusting = values
+    authorities = SYSTEM_AUTHORITIES if is_trusting else ""
+    return EngineEndpoint(
+        replica=str(replica),
+        node=str(node),
+        deployment=str(deployment),
+        origin=EngineAddress(
+            str(host), int(port), str(socket), str(of_node), str(external), authorities
+        ),
+        names=(),
+        version=0,
+    )
