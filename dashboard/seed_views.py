@@ -38,7 +38,7 @@ OUTCOME_ALIASES: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
     {
         "success": ("ok",),
         "error": ("unavailable", "failed", "interrupted"),
-        "cancelled": ("client_gone",),
+        "cancelled": ("client_gone", "cancelled"),
     }
 )
 

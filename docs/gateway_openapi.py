@@ -36,7 +36,10 @@ _JSON, _STREAM, _LINES, _TEXT = (
     "application/x-ndjson",
     "text/plain",
 )
-_ADMIN_PATHS = ("/api/cluster/", "/api/dashboard/", "/queue", "/metrics/snapshot")
+_ADMIN_PATHS = (
+    *("/api/cluster/", "/api/dashboard/", "/api/requests/"),
+    *("/queue", "/metrics/snapshot"),
+)
 # Bodies of the translated APIs by path, with the content type of a streamed response.
 _TRANSLATED: Mapping[str, Mapping[str, tuple[type[msgspec.Struct], str]]] = {
     "Ollama": {

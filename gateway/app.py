@@ -4,7 +4,7 @@ Requests to models never reach FastAPI; `gateway/http/protocol.py` takes them.
 """
 
 import difflib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from itertools import islice
 from typing import TypeAlias
@@ -21,12 +21,15 @@ from gateway.admin import gateway_log, recorder_routes
 from gateway.admin import routes as admin
 from gateway.admin import routes as admin_routes
 from gateway.admin.admin_context import AdminContext
+from gateway.admin.in_flight import InFlightSource, endpoint_of
+from gateway.admin.request_stream import make_requests_router
 from gateway.apis import registry
 from gateway.apis.anthropic import response_translator as anthropic
 from gateway.apis.ollama import routes as ollama
 from gateway.apis.openai import PATHS
 from gateway.auth.access_control import AuthMiddleware, can_see, principal_of
 from gateway.auth.roles import check_role
+from gateway.metrics.vllm_metrics import vllm_lines
 from gateway.routing.selection import idle_models, nearest
 from gateway.routing.table import ServedModel
 from gateway.state.fleet_state import FleetState
@@ -34,6 +37,7 @@ from gateway.state.table_cache import TableCache
 from machinery.prometheus import CONTENT_TYPE
 from machinery.version import version
 from schemas.wire import headers as wire_headers
+from schemas.wire import vllm_metrics
 from schemas.wire.errors import Refusal, RefusedError
 from schemas.wire.health import StoreView
 
@@ -64,8 +68,9 @@ _LONGEST_PATH = 200
 _NOT_POST = ("GET", "HEAD", "PUT", "PATCH", "DELETE", "OPTIONS")
 
 
-def make_app(context: AdminContext, running: recorder_routes.RunningRequests = tuple) -> FastAPI:
-    """Return the FastAPI application. `running` returns the requests to models that are under way."""
+def make_app(context: AdminContext, requests: InFlightSource | None = None) -> FastAPI:
+    """Return the FastAPI application. `requests` are the requests to models that are under way."""
+    requests = requests or InFlightSource()
     fleet_state = context.fleet_state
     app = FastAPI(
         title="mlx-fleet gateway",
@@ -76,7 +81,7 @@ def make_app(context: AdminContext, running: recorder_routes.RunningRequests = t
     )
     app.router.redirect_slashes = False
     app.add_middleware(AuthMiddleware, access=fleet_state.access, refuse=refuse)
-    routes = AppRoutes(context)
+    routes = AppRoutes(context, requests.running)
     for path, answer in (
         ("/", routes.root),
         ("/v1/models", routes.models),
@@ -87,6 +92,7 @@ def make_app(context: AdminContext, running: recorder_routes.RunningRequests = t
         ("/health/ready", routes.ready),
         ("/metrics", routes.metrics_text),
         ("/metrics/demand", routes.demand_text),
+        (vllm_metrics.PATH, routes.vllm_text),
     ):
         app.add_api_route(path, answer, methods=["GET", "HEAD"])
     # Registered only to answer other methods with 405; http/protocol.py takes POST before it gets
@@ -96,7 +102,8 @@ def make_app(context: AdminContext, running: recorder_routes.RunningRequests = t
     ollama.add_routes(app, fleet_state.table_cache, fleet_state.access)
     app.include_router(admin.make_admin_router(context))
     app.include_router(admin_routes.make_model_router(context))
-    app.include_router(recorder_routes.make_feed_router(context, running))
+    app.include_router(recorder_routes.make_feed_router(context, requests.running))
+    app.include_router(make_requests_router(context, requests))
     app.include_router(gateway_log.make_log_router(context.log))
     app.add_exception_handler(HTTPException, on_http_error)
     app.add_exception_handler(RefusedError, on_refused)
@@ -162,6 +169,8 @@ class AppRoutes:
     """Route handlers of the application, one method for each route."""
 
     context: AdminContext
+    running: recorder_routes.RunningRequests = tuple
+    """Returns the requests to models that are under way."""
 
     @property
     def fleet_state(self) -> FleetState:
@@ -262,11 +271,22 @@ class AppRoutes:
     async def metrics_text(self, request: Request) -> Response:
         """Return the metrics in Prometheus text format."""
         await self._check_reader(request)
-        return StreamingResponse(self._metrics(), media_type=CONTENT_TYPE)
-
-    async def _metrics(self) -> AsyncIterator[str]:
-        """Yield the metrics in pieces. A thousand replicas make megabytes, and requests are served in between."""
         lines = self.context.recorder.metrics.lines()
+        return StreamingResponse(self._pieces(lines), media_type=CONTENT_TYPE)
+
+    async def vllm_text(self, request: Request) -> Response:
+        """Return the metrics under the names of vLLM, summed by model."""
+        await self._check_reader(request)
+        running: list[str] = []
+        waiting: list[str] = []
+        for one in self.running():
+            (waiting if endpoint_of(one) is None else running).append(one.model)
+        metrics, models = self.context.recorder.metrics, self.table_cache.table.models
+        lines = vllm_lines(metrics, running, waiting, models)
+        return StreamingResponse(self._pieces(lines), media_type=CONTENT_TYPE)
+
+    async def _pieces(self, lines: Iterator[str]) -> AsyncIterator[str]:
+        """Yield metrics in pieces. A thousand replicas make megabytes, and requests are served in between."""
         while piece := list(islice(lines, _LINES_AT_ONCE)):
             yield "\n".join(piece) + "\n"
             await self.context.clock.sleep(0)

@@ -33,7 +33,13 @@ from gateway.upstream.response_head import list_lines
 from machinery.clock import NEVER
 from machinery.http_server import REQUEST_ID
 from schemas.wire import headers as wire_headers
-from schemas.wire.errors import Refusal, RefusedError, body_too_large
+from schemas.wire.errors import (
+    CANCELLED_STATUS,
+    Refusal,
+    RefusedError,
+    body_too_large,
+    cancelled,
+)
 
 _STALL_CHECK_S = 1.0
 # A request may be in transit on a connection that looks idle.
@@ -366,13 +372,23 @@ class InferenceHandler(RequestHandler):
         for context in tuple(self._contexts):
             response = context.response
             response.keep_alive = response.keep_alive and response.is_started
-            if context.task is None:
-                self._release_engine(context)
-                self.break_off(context, why)
-                self.finish(context)
-            elif context.cut_off_reason is None:
-                context.cut_off_reason = why
-                context.task.cancel()
+            self._cut_off(context, why)
+
+    def cancel(self, context: RequestContext) -> bool:
+        """End a running request, here and at its engine, and tell its client; return False if it has ended."""
+        return context in self._contexts and self._cut_off(context, cancelled().refusal)
+
+    def _cut_off(self, context: RequestContext, why: Refusal) -> bool:
+        if context.cut_off_reason is not None:
+            return False
+        if context.task is None:
+            self._release_engine(context)
+            self.break_off(context, why)
+            self.finish(context)
+        else:
+            context.cut_off_reason = why
+            context.task.cancel()
+        return True
 
     async def release_stalled(self, *, yield_s: float, timeout_s: float) -> None:
         """Free the engines of clients that read nothing. Runs forever.
@@ -447,7 +463,8 @@ class InferenceHandler(RequestHandler):
         if not context.response.is_started:
             self._send_refusal(context, translator, refusal)
             return
-        context.outcome = "interrupted" if context.first_s else outcome_of(refusal.status)
+        is_broken = context.first_s and refusal.status != CANCELLED_STATUS
+        context.outcome = "interrupted" if is_broken else outcome_of(refusal.status)
         event = refusal.event() if translator is None else translator.broken(refusal)
         context.response.end(event, _trailers(context))
 
@@ -564,6 +581,8 @@ def outcome_of(status: int) -> str:
     """Return the request outcome that a response status stands for."""
     if status < 400:
         return "ok"
+    if status == CANCELLED_STATUS:
+        return "cancelled"
     if status < 500 and status != 429:
         return "refused"
     return "unavailable" if status in (429, 503) else "failed"

@@ -14,6 +14,7 @@ from fastapi import FastAPI
 
 from gateway.admin.admin_context import AdminContext, NodeCache
 from gateway.admin.gateway_log import GatewayLog
+from gateway.admin.in_flight import InFlightSource
 from gateway.apis.openai import PATHS, OpenAiAdapter
 from gateway.apis.registry import translated_adapters
 from gateway.app import make_app
@@ -40,8 +41,8 @@ from gateway.state.endpoint_filter import EngineAccess
 from gateway.state.fleet_state import FleetState
 from gateway.telemetry.recorder import RequestRecorder, Tracer
 from gateway.telemetry.request_journal import JournalWriter, RequestJournal
-from gateway.upstream.connection_pool import ConnectionPool
 from gateway.telemetry.saved_journal import SavedJournal
+from gateway.upstream.connection_pool import ConnectionPool
 from gateway.upstream.tls import EngineTls
 from gateway.workers import WorkerPlace
 from identity.credentials import Credentials
@@ -60,8 +61,8 @@ from machinery.version import version
 from schemas.records import GatewayLease
 from schemas.trust import TlsMode
 from schemas.wire import metrics as wire_metrics
-from store.port import Transport
 from store.metrics import MeasuredTransport, StoreMetrics
+from store.port import Transport
 from store.tickets import TicketChecker
 
 _SWEEP_S = 1.0
@@ -120,9 +121,9 @@ class GatewayLimits:
     """The number of requests that the journal keeps in memory."""
     journal_file: Path | None = None
     """File for the journal of all requests; None: not written."""
-    ring: LogRing = field(default_factory=LogRing)
     saved_journal: Path | None = None
     """File with the last requests, which are read at the start; None: the journal begins empty."""
+    ring: LogRing = field(default_factory=LogRing)
     """The last lines of the gateway's own log."""
     has_store_password: bool = False
     """True if the gateway has a password for the store, whether or not the store requires one."""
@@ -215,9 +216,9 @@ class Gateway:
         tracer: Tracer | None = None,
     ) -> None:
         """`url`: the address at which the reconciler reaches this gateway."""
-        self._clock = clock
         self._store_metrics = StoreMetrics(clock)
         transport = MeasuredTransport(transport, self._store_metrics)
+        self._clock = clock
         self._limits = limits
         self.fleet_state = FleetState(
             transport,
@@ -260,13 +261,17 @@ class Gateway:
         )
         self.pool.make_room = self._make_room
         self._stopping, self._gives_way = asyncio.Event(), False
-        app = make_app(self._admin_context(transport, id_, model_states), self.handler.running)
+        app = make_app(self._admin_context(transport, id_, model_states), self._in_flight())
         self._server = self._http_server(app)
 
     @property
     def metrics(self) -> GatewayMetrics:
         """All metrics of the gateway."""
         return self.recorder.metrics
+
+    def _in_flight(self) -> InFlightSource:
+        handler = self.handler
+        return InFlightSource(running=handler.running, cancel=handler.cancel, pool=self.pool)
 
     def _connection_pool(self) -> ConnectionPool:
         """Return the connections to engines, which follow the table and the gateway's identity."""
@@ -354,13 +359,13 @@ class Gateway:
             if self._limits.journal_file
             else None
         )
+        journal = RequestJournal(self._limits.journal_size)
+        self._saved_journal = self._restore(journal)
         process = ProcessMetrics(
             self._clock,
             ConnectionCounts(
                 clients=lambda: len(self._server.server_state.connections),
                 engines=self.pool.connections,
-        journal = RequestJournal(self._limits.journal_size)
-        self._saved_journal = self._restore(journal)
             ),
         )
         metrics = GatewayMetrics(
@@ -369,18 +374,18 @@ class Gateway:
             refused=lambda: self.table_cache.table.refused,
             more=(*_deployment_gauges(self.load_tracker, self.activator), self.versions),
             others=(
+                self._store_metrics,
                 self.fleet_state.keyring,
                 process,
                 self.pool.tls_failures,
                 *([self._upkeep] if self._upkeep else ()),
                 *([file] if file else ()),
-                self._store_metrics,
+                *([self._saved_journal] if self._saved_journal else ()),
                 Gauge(
                     "fleet_gateway_unfinished_body_bytes",
                     "Memory of request bodies that are still arriving.",
                     lambda: self.handler.body_memory.used,
                 ),
-                *([self._saved_journal] if self._saved_journal else ()),
                 *_forwarding_gauges(self.load_tracker, model_states, self._clock),
             ),
         )
@@ -394,11 +399,6 @@ class Gateway:
             tracer=tracer,
         )
 
-    def _forwarder(self, model_states: ModelStates, router: Router) -> Forwarder:
-        """Return the forwarder of requests to engines."""
-        attempts = AttemptRunner(
-            upstream=self.pool,
-            load_tracker=self.load_tracker,
     def _restore(self, journal: RequestJournal) -> SavedJournal | None:
         """Fill the journal with what an earlier run saved; return what saves it from now on."""
         path, size = self._limits.saved_journal, self._limits.journal_size
@@ -408,6 +408,11 @@ class Gateway:
         saved.restore()
         return saved
 
+    def _forwarder(self, model_states: ModelStates, router: Router) -> Forwarder:
+        """Return the forwarder of requests to engines."""
+        attempts = AttemptRunner(
+            upstream=self.pool,
+            load_tracker=self.load_tracker,
             versions=self.versions,
             table_cache=self.table_cache,
             metrics=self.metrics,
@@ -487,13 +492,13 @@ class Gateway:
                 group.create_task(self._close_late()),
                 group.create_task(self._drain()),
             ]
+            if self._saved_journal is not None:
+                background.append(group.create_task(self._saved_journal.run()))
             if self._limits.certificate is not None:
                 watch = self._limits.certificate.watch(self._clock)
                 background.append(group.create_task(watch))
             if self._upkeep is not None:
                 background.append(group.create_task(self._upkeep.run()))
-            if self._saved_journal is not None:
-                background.append(group.create_task(self._saved_journal.run()))
             elif self._limits.credentials is not None:
                 background.append(group.create_task(self._limits.credentials.watch()))
             # Until then connections wait in the socket's queue, which refuses none.

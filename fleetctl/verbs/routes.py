@@ -1,32 +1,28 @@
-"""`fleetctl routes`: shows which node served each request, from the journals of all gateways."""
+"""`fleetctl routes`: shows which node served each request, or works on it, from all gateways."""
 
-import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, TypeAlias
 
-import aiohttp
 import click
 import msgspec
 import orjson
 
 from fleetctl.cli.connect import api_key_options, gateway_option, process_options, run
-from fleetctl.cli.errors import FleetctlError
-from fleetctl.fleets import gateways
-from fleetctl.fleets.dialer import offline_dialer
+from fleetctl.fleets import gateway_api, gateways
+from fleetctl.fleets.gateway_api import GatewayAnswer, GatewayQuestion
 from fleetctl.output import printers
-from identity.dialer import Dial
-from machinery.http_body import read_limited
 from schemas.wire.metrics import REQUEST_OUTCOMES
 
-_ANSWER_S = 5.0
-_BODY_LIMIT = 16 << 20
-_HELP = """Show which node served each request, the latest last.
+_JOURNAL = "/api/dashboard/requests"
+_IN_FLIGHT = "/api/requests/in-flight"
+_HELP = """Show which node served each request, the latest last; with --in-flight, which node works on each.
 
 \b
   fleetctl routes --last 20
   fleetctl routes --model qwen --outcome failed --outcome interrupted -o wide
+  fleetctl routes --in-flight                  oldest first; `fleetctl cancel ID` ends one
 
 The requests are read from the journals of all gateways in the store, or of those given with --gateway. A journal holds
 the last 10,000 requests, without prompts and answers.
@@ -73,6 +69,25 @@ class RequestRow(msgspec.Struct, rename="camel"):
     session: str | None = None
 
 
+class InFlightRow(msgspec.Struct, rename="camel"):
+    """The shown fields of one request that is under way."""
+
+    id: str
+    gateway: str
+    model: str
+    phase: str
+    seconds: float
+    path: str = ""
+    worker: str | None = None
+    replica: str | None = None
+    attempts: int = 0
+    resumptions: int = 0
+    prompt_tokens: int | None = None
+    prefilled_tokens: int | None = None
+    tokens: int | None = None
+    api_key: str | None = None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JournalQuery:
     """The query for journals, and the API key."""
@@ -81,15 +96,9 @@ class JournalQuery:
     key: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AccessDenied:
-    """A gateway that requires another API key."""
-
-    message: str
-
-
 @click.command(help=_HELP)
 @click.option("--last", type=click.IntRange(1, 1000), default=100, show_default=True)
+@click.option("--in-flight", is_flag=True, help="Requests that have not ended.")
 @click.option("--model", default="", help="Only requests for this model name.")
 @click.option("--node", default="", help="Only requests that were forwarded to this node.")
 @click.option(
@@ -120,13 +129,21 @@ def routes(last: int, output: str, gateway: tuple[str, ...], **options: Any) -> 
     query = JournalQuery(
         query={k: v for k, v in filters.items() if v}, key=gateways.read_api_key(options)
     )
-    found = run(_fetch_requests(gateways.parse_urls(gateway), query, options))[-last:]
+    named, is_running = gateways.parse_urls(gateway), options["in_flight"]
+    if is_running and options["outcome"]:
+        raise click.UsageError(
+            "--outcome: a request in flight has none; leave it or --in-flight out"
+        )
+    if is_running:
+        found = run(_fetch_in_flight(named, query, options))[:last]
+    else:
+        found = run(_fetch_requests(named, query, options))[-last:]
     if output == "json":
         tree = {"apiVersion": "v1", "kind": "List", "items": found}
         click.echo(orjson.dumps(tree, option=orjson.OPT_INDENT_2).decode())
     elif found:
-        headers = not options["no_headers"]
-        click.echo(request_table(found, is_wide=output == "wide", headers=headers))
+        table = in_flight_table if is_running else request_table
+        click.echo(table(found, is_wide=output == "wide", headers=not options["no_headers"]))
     else:
         click.echo("no requests found", err=True)
 
@@ -140,6 +157,34 @@ def request_table(found: Sequence[Json], *, is_wide: bool, headers: bool) -> str
         titles += ["STATUS", "QUEUED", "CACHED", "RESUMED", "STRATEGY", "KEY", "SESSION", "PATH"]
         titles += ["GATEWAY", "REQUEST", "FAILED AT"]
     return printers.align_columns(rows, titles if headers else [])
+
+
+def in_flight_table(found: Sequence[Json], *, is_wide: bool, headers: bool) -> str:
+    """Return the requests under way as a table. Pure."""
+    rows = [_in_flight_cells(msgspec.convert(one, InFlightRow), is_wide=is_wide) for one in found]
+    titles = ["REQUEST", "MODEL", "NODE", "REPLICA", "PHASE", "PROMPT", "OUTPUT", "AGE"]
+    titles += ["ATTEMPTS", "RESUMED", "KEY", "PATH", "GATEWAY"] if is_wide else []
+    return printers.align_columns(rows, titles if headers else [])
+
+
+def _in_flight_cells(row: InFlightRow, *, is_wide: bool) -> list[str]:
+    prompt = "-" if row.prompt_tokens is None else str(row.prompt_tokens)
+    if row.phase == "prefill" and row.prompt_tokens and row.prefilled_tokens is not None:
+        prompt = f"{row.prefilled_tokens}/{row.prompt_tokens}"
+    cells = [
+        row.id,
+        row.model,
+        row.worker or "-",
+        row.replica or "-",
+        row.phase,
+        prompt,
+        "-" if row.tokens is None else str(row.tokens),
+        _duration_text(row.seconds * 1000),
+    ]
+    if is_wide:
+        more = (str(row.attempts), str(row.resumptions), row.api_key or "-", row.path, row.gateway)
+        cells += more
+    return cells
 
 
 def _request_cells(row: RequestRow, *, is_wide: bool) -> list[str]:
@@ -182,91 +227,36 @@ def _duration_text(milliseconds: float) -> str:
 
 
 async def _fetch_requests(named: Sequence[str], query: JournalQuery, options: Json) -> list[Json]:
-    """Return the requests of all journals, the latest last; print a warning for each journal that cannot be read.
-
-    Raises:
-        FleetctlError: no journal can be read.
-
-    """
-    found = await _gateways(named, options)
-    urls = [url for url, _ in found]
-    timeout = aiohttp.ClientTimeout(total=_ANSWER_S)
-    async with aiohttp.ClientSession(timeout=timeout) as session:
-        answers = await asyncio.gather(*(_fetch_journal(session, *one, query) for one in found))
-    silent = [
-        f"{url}: {journal}"
-        for url, journal in zip(urls, answers, strict=True)
-        if isinstance(journal, str)
-    ]
-    refused = [journal.message for journal in answers if isinstance(journal, AccessDenied)]
-    if len(silent) + len(refused) == len(urls):
-        if not silent:
-            raise FleetctlError("; ".join(refused))
-        failures = "; ".join((*silent, *refused))
-        raise FleetctlError(
-            f"no gateway answers ({failures}). Start one, or pass its URL with --gateway"
-        )
-    for line in silent:
-        click.echo(f"warning: a gateway does not answer: {line}", err=True)
-    for line in refused:
-        click.echo(f"warning: a gateway denies access: {line}", err=True)
+    """Return the requests of all journals, the latest last. Raises FleetctlError: no journal can be read."""
+    question = GatewayQuestion(path=_JOURNAL, parameters=query.query, key=query.key)
+    rows = await _rows(named, question, options, RequestRow)
     # Two URLs may lead to one gateway. Journals are newest first; reversing keeps the order within a millisecond.
-    lines = {
-        (one["gateway"], one["id"]): one
-        for journal in answers
-        if isinstance(journal, list)
-        for one in reversed(journal)
-    }
+    lines = {(one["gateway"], one["id"]): one for journal in rows for one in reversed(journal)}
     return sorted(lines.values(), key=lambda one: str(one["time"]))
 
 
-async def _gateways(named: Sequence[str], options: Json) -> list[tuple[str, Dial]]:
-    """Return the URLs that a person gives, or those of all registered gateways, and how to dial each."""
-    if named:
-        dial = offline_dialer(options).address()
-        return [(url, dial) for url in named]
-    found = await gateways.list_dials(options)
-    if not found:
-        raise FleetctlError(
-            "no gateway is registered. `fleetctl up` runs one; for another gateway, pass its URL with --gateway"
-        )
-    return found
+async def _fetch_in_flight(named: Sequence[str], query: JournalQuery, options: Json) -> list[Json]:
+    """Return the requests that are under way at all gateways, oldest first. Raises FleetctlError: no gateway answers."""
+    question = GatewayQuestion(path=_IN_FLIGHT, key=query.key)
+    model, node = query.query.get("model"), query.query.get("node")
+    lines = {
+        (one["gateway"], one["id"]): one
+        for rows in await _rows(named, question, options, InFlightRow)
+        for one in rows
+        if model in (None, one["model"]) and node in (None, one["worker"])
+    }
+    return sorted(lines.values(), key=lambda one: -float(one["seconds"]))
 
 
-async def _fetch_journal(
-    session: aiohttp.ClientSession, url: str, dial: Dial, query: JournalQuery
-) -> list[Json] | AccessDenied | str:
-    """Return the requests of one journal, or why it cannot be read."""
-    headers = {"authorization": f"Bearer {query.key}"} if query.key else {}
-    try:
-        async with session.get(
-            f"{url.rstrip('/')}/api/dashboard/requests",
-            params=query.query,
-            headers=headers,
-            allow_redirects=False,
-            ssl=dial.ssl,
-            server_hostname=dial.server_hostname,
-        ) as response:
-            body = await read_limited(response.content.iter_any(), _BODY_LIMIT)
-            if response.status in (401, 403):
-                return AccessDenied(message=_access_denied_text(url, response.status))
-            if response.status != 200:
-                return f"status {response.status}"
-            found: list[Json] = orjson.loads(body)["requests"]
-            msgspec.convert(found, list[RequestRow])
-    except (aiohttp.ClientError, OSError, TimeoutError) as error:
-        return gateways.untrusted_text(error) or str(error) or f"no answer within {_ANSWER_S:g} s"
-    except (orjson.JSONDecodeError, KeyError, TypeError, msgspec.ValidationError) as error:
-        return (
-            f"the response is not a journal ({error}); check that it is a gateway of this release"
-        )
-    return found
+async def _rows(
+    named: Sequence[str], question: GatewayQuestion, options: Json, kind: type[msgspec.Struct]
+) -> list[list[Json]]:
+    """Return the rows of each gateway, with the gateway's id in each. Raises FleetctlError: no gateway answers."""
 
+    def parse(answer: GatewayAnswer) -> list[Json]:
+        rows = [{"gateway": answer.body.get("gateway"), **one} for one in answer.body["requests"]]
+        for row in rows:
+            msgspec.convert(row, kind)
+        return rows
 
-def _access_denied_text(url: str, status: int) -> str:
-    if status == 401:
-        return (
-            f"{url} requires an API key with the role viewer: pass --api-key-file, or set FLEET_API_KEY "
-            "(`fleetctl create apikey NAME --role viewer` creates one)"
-        )
-    return f"{url}: this API key lacks the role viewer; create one with `fleetctl create apikey NAME --role viewer`"
+    return await gateway_api.ask_all(named, question, options, parse)

@@ -11,10 +11,11 @@ from typing import Annotated, Final
 import orjson
 from fastapi import APIRouter, Header, Query, Request, Response
 
-from gateway.admin import dashboard
+from gateway.admin import dashboard, in_flight
 from gateway.admin.admin_context import AdminContext
 from gateway.http.request_context import RequestContext
-from gateway.telemetry.request_journal import JournalEntry, render_entries, truncate
+from gateway.telemetry.request_journal import render_entries
+from gateway.telemetry.saved_journal import cursor_of
 from identity.names import Role
 from identity.peers import peer_of
 from machinery.http_server import SSL_OBJECT
@@ -48,6 +49,9 @@ class FeedRoute:
         await self._check(request, authorization)
         context = self.context
         ended, is_complete = context.recorder.journal.after(after, limit)
+        if not (after and is_complete):
+            # The recorder may have counted what this gateway's journal has from before its start.
+            ended = [one for one in ended if one.time_s >= context.recorder.since_s]
         now_s = context.clock.monotonic()
         running = sorted(self.running(), key=lambda one: one.began_s)
         body = {
@@ -56,7 +60,7 @@ class FeedRoute:
             "cursor": cursor_of(ended[-1]) if ended else after,
             "isComplete": is_complete,
             "requests": render_entries(ended, context.id),
-            "running": [_running(one, now_s) for one in running[:_MOST_RUNNING]],
+            "running": [in_flight.describe(one, now_s) for one in running[:_MOST_RUNNING]],
             **dashboard.queue(context),
         }
         return Response(orjson.dumps(body), media_type="application/json")
@@ -76,26 +80,6 @@ class FeedRoute:
         found = await self.context.metrics_access.tickets.check(authorization)
         if isinstance(found, TicketDenial):
             raise RefusedError(Refusal(status=found.status, message=found.why, code="no_ticket"))
-
-
-def cursor_of(entry: JournalEntry) -> str:
-    """Return the name of an entry, for `RequestJournal.after`."""
-    return f"{entry.time_s!r}~{entry.request_id.decode('ascii')}"
-
-
-def _running(context: RequestContext, now_s: float) -> dict[str, object]:
-    state, request = context.retry_state, context.request
-    served_by = state.served_by
-    model = context.model or ("" if request is None else truncate(request.model))
-    return {
-        "id": context.http_request.request_id.decode("ascii"),
-        "model": model,
-        "apiKey": None if context.principal is None else context.principal.name,
-        "worker": None if served_by is None else served_by.node,
-        "replica": None if served_by is None else served_by.replica,
-        "phase": "generating" if context.first_s else "prefill" if served_by else "queued",
-        "seconds": round(max(0.0, now_s - (context.began_s or now_s)), 3),
-    }
 
 
 def make_feed_router(context: AdminContext, running: RunningRequests) -> APIRouter:

@@ -12,7 +12,7 @@ from machinery.clock import Clock
 PATHS = (*ollama.PATHS, *anthropic.PATHS)
 """Paths of requests to models."""
 # Paths below `/api` that are not Ollama's.
-_ADMINS = ("/api/cluster/", "/api/dashboard/")
+_ADMINS = ("/api/cluster/", "/api/dashboard/", "/api/requests/")
 # A header that Anthropic's clients always send, and others never.
 VERSION = "anthropic-version"
 

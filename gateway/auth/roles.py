@@ -23,6 +23,7 @@ ROUTE_ROLES: Mapping[str, Role | None] = MappingProxyType(
         "GET /health/ready": None,
         "GET /metrics": None,
         "GET /metrics/demand": None,
+        "GET /metrics/vllm": None,
         # A ticket of the store in place of a key (gateway/admin/gateway_log.py).
         "GET /v1/logs/gateway": None,
         # A ticket, or a certificate of a recorder (gateway/admin/recorder_routes.py).
@@ -63,6 +64,10 @@ ROUTE_ROLES: Mapping[str, Role | None] = MappingProxyType(
         "GET /api/dashboard/workers": "viewer",
         "GET /api/dashboard/metrics/timeseries": "viewer",
         "GET /api/dashboard/requests": "viewer",
+        "GET /api/requests/in-flight": "viewer",
+        "GET /api/requests/candidates": "viewer",
+        "GET /api/requests/stream": "viewer",
+        "POST /api/requests/{id}/cancel": "operator",
         "GET /queue": "viewer",
         "GET /metrics/snapshot": "viewer",
         # Refused with an explanation: what runs is declared.

@@ -1,6 +1,6 @@
 """Prometheus metrics of the gateway: process, requests by model and replica, and forwarding. No global state.
 
-Names follow the engine's. The recorder counts requests, durations and tokens when a request ends.
+Names and buckets follow the engine's. The recorder counts requests, durations and tokens when a request ends.
 Other modules call `.add(label, ...)`: forwarding counts attempts, retries, ejections, hedges,
 refusals of queues and resumptions; auth counts refusals of keys. A thousand replicas multiply every
 line, so labels are few.
@@ -26,16 +26,12 @@ from machinery.prometheus import (
     MetricFamily,
     render,
 )
+from schemas.wire.metrics import FIRST_TOKEN_BOUNDS_S, PER_TOKEN_BOUNDS_S, REQUEST_BOUNDS_S
 
 # Four times a second costs nothing and meets a pause of 10 ms now and then.
 _PROBE_S = 0.25
 _LAG_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0, 5.0)
-# Buckets of gen_ai.server.time_per_output_token in OpenTelemetry's conventions, without the
-# extremes.
-_PER_TOKEN_S = (0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.2, 0.5, 1.0)
 _WHERE = ("model", "replica")
-# Time to first byte: from a cached prefix on a fast Mac to a long prompt on a slow one.
-SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
 
 
 class FinishedRequest(Protocol):
@@ -177,9 +173,7 @@ class ReplicaMetrics:
 class RequestMetrics:
     """Metrics of all models and replicas."""
 
-    def __init__(self, bounds: Sequence[float]) -> None:
-        """`bounds`: buckets of durations, in seconds."""
-
+    def __init__(self) -> None:
         def histogram(name: str, help_: str, *labels: str, ends: Sequence[float]) -> Histogram:
             return Histogram(f"fleet_gateway_{name}_seconds", help_, labels, bounds=ends)
 
@@ -194,25 +188,25 @@ class RequestMetrics:
             "From arrival to the last byte of the response; an empty replica means that none answered.",
             *_WHERE,
             "outcome",
-            ends=bounds,
+            ends=REQUEST_BOUNDS_S,
         )
         self.first_token = histogram(
             "time_to_first_token",
             "From arrival to the first event of a stream.",
             *_WHERE,
-            ends=bounds,
+            ends=FIRST_TOKEN_BOUNDS_S,
         )
         self.per_token = histogram(
             "time_per_output_token",
             "Time between a stream's tokens, mean of each request.",
             *_WHERE,
-            ends=_PER_TOKEN_S,
+            ends=PER_TOKEN_BOUNDS_S,
         )
         self.queue = histogram(
             "request_queue_time",
             "Wait for a slot or a replica.",
             "model",
-            ends=bounds,
+            ends=REQUEST_BOUNDS_S,
         )
         self.prompt = tokens("prompt", "Prompt tokens, as in usage.")
         self.cached = tokens("cached", "Prompt tokens that were cached.")
@@ -320,7 +314,7 @@ class GatewayMetrics:
             "Request bodies and client connections given up because memory or open files ran out.",
             "reason",
         )
-        self.served = RequestMetrics(SECONDS)
+        self.served = RequestMetrics()
         self.requests = self.served.requests
         self._more = tuple(more)
         self._parts: tuple[MetricFamily, ...] = (

@@ -9,12 +9,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
-from gateway.metrics.gateway_metrics import SECONDS
 from gateway.metrics.response_summary import TokenCounts, parse_usage
 from gateway.routing.table import EngineEndpoint
 from machinery.prometheus import family_header, format_labels, histogram_lines
 from schemas.wire import metrics as wire_metrics
-from schemas.wire.metrics import VERSION_OUTCOMES
+from schemas.wire.metrics import FIRST_TOKEN_BOUNDS_S, VERSION_OUTCOMES
 
 # Versions come and go for months. The oldest is dropped and starts anew if it returns.
 _LIMIT = 1000
@@ -54,7 +53,7 @@ class VersionCounts:
     """4xx: the request was invalid, or there was no room."""
     client_gone: int = 0
     """The client left, or its own timeout (x-request-timeout) passed."""
-    first_tokens: list[int] = field(default_factory=lambda: [0] * (len(SECONDS) + 1))
+    first_tokens: list[int] = field(default_factory=lambda: [0] * (len(FIRST_TOKEN_BOUNDS_S) + 1))
     first_token_s: float = 0.0
     tokens: int = 0
     token_s: float = 0.0
@@ -82,7 +81,7 @@ class VersionCounts:
 
     def record_first_token(self, seconds: float) -> None:
         """Count the first event of a stream."""
-        self.first_tokens[bisect_left(SECONDS, seconds)] += 1
+        self.first_tokens[bisect_left(FIRST_TOKEN_BOUNDS_S, seconds)] += 1
         self.first_token_s += seconds
 
     def record_stream(self, lines: int, last: bytes, seconds: float) -> None:
@@ -157,7 +156,7 @@ def _written(key: tuple[str, str], version: VersionCounts) -> Texts:
         first_tokens,
         _NAMES,
         key,
-        bounds=SECONDS,
+        bounds=FIRST_TOKEN_BOUNDS_S,
         counts=version.first_tokens,
         total_s=version.first_token_s,
     )

@@ -15,10 +15,29 @@ import yaml
 
 from fleetctl.convert.prometheus.alert_rules import ALERTS
 from fleetctl.convert.prometheus.grafana import PAGES
+from machinery.prometheus import parse_samples
+from schemas.wire import vllm_metrics
 from tests.support.fleet import Fleet, fleetctl, running_fleet
 from tests.support.ports import free_port
+from tests.support.prometheus_tools import check_metrics
 from tests.support.waiting import until_async
 
+_EVERYWHERE = (
+    *(vllm_metrics.RUNNING, vllm_metrics.WAITING),
+    *(vllm_metrics.PROMPT_TOKENS, vllm_metrics.GENERATION_TOKENS),
+    *(vllm_metrics.PREFIX_QUERIES, vllm_metrics.PREFIX_HITS, vllm_metrics.FINISHED),
+    *(vllm_metrics.FIRST_TOKEN, vllm_metrics.PER_TOKEN),
+    *(vllm_metrics.WHOLE, vllm_metrics.QUEUE),
+)
+GATEWAY_NAMES = tuple(name for names in _EVERYWHERE for name in names)
+ENGINE_NAMES = (
+    *GATEWAY_NAMES,
+    *vllm_metrics.KV_USAGE,
+    *vllm_metrics.BETWEEN_TOKENS,
+    *(*vllm_metrics.INFERENCE, *vllm_metrics.PREFILL, *vllm_metrics.DECODE),
+    *(*vllm_metrics.PROMPT_LENGTHS, *vllm_metrics.GENERATION_LENGTHS),
+    vllm_metrics.CACHE_CONFIG,
+)
 # What a machine without a GPU and sensors cannot know, and what is not so in a sound fleet.
 EMPTY_HERE = ("gpu_usage_ratio", "power_watts", "temperature_celsius", 'status!="True"')
 
@@ -36,7 +55,24 @@ async def test_prometheus_sees_the_whole_fleet(tmp_path: Path, smollm2: Path) ->
         config, rules = await _exported(fleet, tmp_path, f"http://127.0.0.1:{port}")
         async with running_prometheus(tmp_path, config, rules) as prometheus:
             up = await until_async(lambda: _all_up(prometheus), limit_s=120, what="all targets up")
-            assert sorted(up) == ["agent", "dashboard", "engine", "engine", "gateway"]
+            assert sorted(up) == [
+                *("agent", "dashboard", "engine", "engine", "gateway", "reconciler")
+            ]
+            # Every process that uses etcd says how; and no alert about its space is without data.
+            for expr in (
+                'count by (process) (fleet_store_request_seconds_count{operation="commit"})',
+                "max(fleet_store_db_bytes) / min(fleet_store_quota_bytes)",
+                "max(fleet_store_alarms)",
+                "max(fleet_reconciler_leader) == 1",
+                "sum by (kind) (fleet_reconciler_reconcile_seconds_count)",
+                "max(fleet_reconciler_watch_lag_seconds)",
+                "sum(fleet_reconciler_writes_total)",
+                "fleet_reconciler_replicas_unplaced",
+                "fleet_reconciler_queue_depth",
+            ):
+                await until_async(
+                    partial(prometheus.values, expr), limit_s=60, what=f"data for {expr}"
+                )
             for page in PAGES:
                 for panel in page.panels:
                     for query in panel.queries:
@@ -47,6 +83,7 @@ async def test_prometheus_sees_the_whole_fleet(tmp_path: Path, smollm2: Path) ->
                             limit_s=180,
                             what=f"data for {page.title}/{panel.title}: {query.expr}",
                         )
+            await _check_vllm_names(fleet, found=await _targets(prometheus))
             firing = await prometheus.get("/api/v1/alerts")
             assert [one for one in firing["alerts"] if one["state"] == "firing"] == []
             # A Mac that dies is seen through the dashboard within the time of its alert.
@@ -114,6 +151,25 @@ async def running_prometheus(folder: Path, config: Path, rules: Path) -> AsyncIt
         await process.wait()
 
 
+async def _targets(prometheus: Prometheus) -> dict[str, str]:
+    """Return the base address of one target of each process."""
+    found = (await prometheus.get("/api/v1/targets", state="active"))["activeTargets"]
+    return {one["labels"]["process"]: one["scrapeUrl"].rpartition("/")[0] for one in found}
+
+
+async def _check_vllm_names(fleet: Fleet, found: dict[str, str]) -> None:
+    """Check that every name of vLLM's has data at an engine, and those that gateways know at the gateway."""
+    await _ask(fleet)
+    async with aiohttp.ClientSession() as http:
+        for process, names in (("engine", ENGINE_NAMES), ("gateway", GATEWAY_NAMES)):
+            async with http.get(f"{found[process]}{vllm_metrics.PATH}") as response:
+                text = await response.read()
+            check_metrics(text)
+            present = {one.name for one in parse_samples(text.decode())}
+            for name in names:
+                assert name in present or f"{name}_bucket" in present, (process, name)
+
+
 async def _is_ready(prometheus: Prometheus) -> bool:
     try:
         await prometheus.get("/api/v1/status/buildinfo")
@@ -125,7 +181,7 @@ async def _is_ready(prometheus: Prometheus) -> bool:
 async def _all_up(prometheus: Prometheus) -> list[str]:
     """Return the processes of the targets once every process of the fleet is there and answers."""
     found = (await prometheus.get("/api/v1/targets", state="active"))["activeTargets"]
-    is_up = len(found) >= 5 and all(one["health"] == "up" for one in found)
+    is_up = len(found) >= 6 and all(one["health"] == "up" for one in found)
     return [one["labels"]["process"] for one in found] if is_up else []
 
 

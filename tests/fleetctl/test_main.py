@@ -195,6 +195,7 @@ SMOKE = [
     (("taint", "mac-1", "a=b:NoSchedule"), 1, ""),
     (("drain", "mac-1"), 1, ""),
     (("routes",), 1, ""),
+    (("cancel", "an-id"), 1, ""),
     (("suspend", "none"), 1, ""),
     (("delete", "np,md", "--all", "--no-wait"), 0, "modeldeployment/qwen "),
 ]

@@ -109,7 +109,7 @@ class FakeEngine:
             self.probes += 1
             await (_stopped if self.health is None else _health)(Call(self, "", {}, b"", writer))
             return False
-        body = await reader.readexactly(int(headers["content-length"]))
+        body = await reader.readexactly(int(headers.get("content-length", "0")))
         call = Call(self, first.split(" ")[1], headers, body, writer)
         self.calls.append(call)
         async with asyncio.TaskGroup() as group:

@@ -174,8 +174,8 @@ async def answering(status: int, body: bytes) -> AsyncIterator[str]:
         pytest.param(401, b"", "FLEET_API_KEY", id="no-key"),
         pytest.param(403, b"", "lacks the role viewer", id="another-key"),
         pytest.param(500, b"", "status 500", id="ill"),
-        pytest.param(200, b"<html>", "not a journal", id="something-else"),
-        pytest.param(200, b'{"requests":[{"id":7}]}', "not a journal", id="another-shape"),
+        pytest.param(200, b"<html>", "has another form", id="something-else"),
+        pytest.param(200, b'{"requests":[{"id":7}]}', "has another form", id="another-shape"),
     ],
 )
 async def test_invalid_responses_are_errors(status: int, body: bytes, says: str) -> None:

@@ -85,9 +85,10 @@ async def test_the_documentation_has_every_family_and_no_other(
     rows = re.findall(r"^\| `([a-z0-9_]+)` \| (\w+) \|", DOCS.read_text(), re.MULTILINE)
     documented = dict(rows)
     assert len(documented) == len(rows)
-    # Only there with --journal-file, and with --identity-dir.
+    # Only there with --journal-file, --state-dir or --identity-dir.
     expected = families(await shown(http, gateway)) | {
         "fleet_gateway_journal_lost_total": "counter",
+        "fleet_gateway_journal_unsaved_total": "counter",
         "fleet_identity_certificate_expiry_timestamp_seconds": "gauge",
         "fleet_identity_renewal_failing": "gauge",
     }

@@ -1,0 +1,198 @@
+"""Requests in flight at this gateway: what works on each and how far it is, and the end of one by its id.
+
+Engines tell how much of a prompt they have read and how much they have generated; they are asked only while a client
+reads the list.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Annotated, Final, TypeAlias
+
+import orjson
+from fastapi import APIRouter, Path, Request, Response
+from pydantic import ValidationError
+
+from gateway.auth.access_control import principal_of
+from gateway.http.request_context import RequestContext
+from gateway.routing.table import EngineEndpoint
+from gateway.telemetry.request_journal import truncate
+from gateway.upstream.connection import BrokenResponseError, UnreachableError
+from gateway.upstream.connection_pool import ConnectionPool
+from machinery.clock import Clock
+from schemas.wire import in_flight
+from schemas.wire.engine_address import EngineAddress
+from schemas.wire.errors import Refusal, RefusedError
+from schemas.wire.in_flight import InFlightRequest, InFlightRequests, RequestPhase
+
+Json: TypeAlias = dict[str, object]
+Progress: TypeAlias = Mapping[tuple[EngineAddress, str], InFlightRequest]
+"""Reports of engines about requests, by engine and request id."""
+
+LIST_PATH: Final = "/api/requests/in-flight"
+CANCEL_PATH: Final = "/api/requests/{id:path}/cancel"
+_MOST_REQUESTS: Final = 500
+# A list that asks more engines would cost the requests of clients too much.
+_MOST_ENGINES: Final = 64
+_AT_ONCE: Final = 16
+_ANSWER_S: Final = 1.0
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InFlightSource:
+    """The requests under way, and how to end one."""
+
+    running: Callable[[], Iterable[RequestContext]] = tuple
+    cancel: Callable[[RequestContext], bool] = lambda _: False
+    """Ends a request; returns False if it has ended."""
+    pool: ConnectionPool | None = None
+    """Connections to engines; None: engines are not asked."""
+
+
+def phase_of(context: RequestContext) -> RequestPhase:
+    """Return what a request waits for: a slot or a replica, its first event, or its last."""
+    if context.first_s:
+        return "generating"
+    return "prefill" if endpoint_of(context) is not None else "queued"
+
+
+def endpoint_of(context: RequestContext) -> EngineEndpoint | None:
+    """Return the endpoint that works on a request; None if it waits."""
+    state = context.retry_state
+    if state.running is not None:
+        return state.running.endpoint
+    return state.served_by
+
+
+def describe(context: RequestContext, now_s: float, told: InFlightRequest | None = None) -> Json:
+    """Return a request as a JSON value; `told` is what its engine tells."""
+    endpoint, request = endpoint_of(context), context.request
+    seconds = max(0.0, now_s - (context.began_s or now_s))
+    model = context.model
+    if request is not None and model != request.model:
+        model = truncate(request.model)
+    return {
+        "id": context.http_request.request_id.decode("ascii"),
+        "path": context.http_request.path,
+        "model": model,
+        "apiKey": None if context.principal is None else context.principal.name,
+        "worker": None if endpoint is None else endpoint.node,
+        "replica": None if endpoint is None else endpoint.replica,
+        "phase": phase_of(context),
+        "seconds": round(seconds, 3),
+        "streamed": request is not None and request.is_streamed,
+        "attempts": context.retry_state.started,
+        "resumptions": context.retry_state.resumptions,
+        **_progress(told),
+    }
+
+
+def _progress(told: InFlightRequest | None) -> Json:
+    if told is None:
+        return {"enginePhase": None, "promptTokens": None, "prefilledTokens": None, "tokens": None}
+    return {
+        "enginePhase": told.phase,
+        "promptTokens": told.prompt_tokens,
+        "prefilledTokens": told.prefilled_tokens,
+        "tokens": told.generated_tokens,
+    }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InFlightRoutes:
+    """Handlers of the list and of cancellations."""
+
+    gateway: str
+    source: InFlightSource
+    clock: Clock
+
+    def add_to(self, router: APIRouter) -> None:
+        """Register the routes."""
+        router.add_api_route(LIST_PATH, self.list, methods=["GET"])
+        router.add_api_route(CANCEL_PATH, self.cancel, methods=["POST"])
+
+    async def list(self) -> Response:
+        """List the requests in flight, oldest first, with their phase and what their engine tells."""
+        running = sorted(self.source.running(), key=lambda one: one.began_s)
+        shown = running[:_MOST_REQUESTS]
+        progress = await self._ask_engines(shown)
+        now_s = self.clock.monotonic()
+        rows = [describe(one, now_s, _told(one, progress)) for one in shown]
+        body = {"gateway": self.gateway, "total": len(running), "requests": rows}
+        return Response(orjson.dumps(body), media_type="application/json")
+
+    async def cancel(
+        self, request: Request, request_id: Annotated[str, Path(alias="id", max_length=128)]
+    ) -> Response:
+        """End the requests with this id, here and at their engines. Their clients get status 499.
+
+        Raises:
+            RefusedError: none in flight has the id.
+
+        """
+        wanted = request_id.encode("ascii", "replace")
+        found = [one for one in self.source.running() if one.http_request.request_id == wanted]
+        cancelled = sum(self.source.cancel(one) for one in found)
+        if not cancelled:
+            message = f"No request in flight at this gateway has the id '{request_id}'; `fleetctl routes --in-flight` lists them."
+            raise RefusedError(Refusal(status=404, message=message, code="request_not_found"))
+        principal = principal_of(request)
+        by = None if principal is None else principal.name
+        log.info(
+            "request cancelled", extra={"request_id": request_id, "by": by, "count": cancelled}
+        )
+        body = {"gateway": self.gateway, "id": request_id, "cancelled": cancelled}
+        return Response(orjson.dumps(body), media_type="application/json")
+
+    async def _ask_engines(self, shown: Iterable[RequestContext]) -> Progress:
+        """Return what the engines of these requests tell; engines that do not answer are left out."""
+        pool = self.source.pool
+        endpoints = {
+            endpoint.origin: endpoint
+            for one in shown
+            if (endpoint := endpoint_of(one)) is not None and endpoint.external is None
+        }
+        if pool is None or not endpoints:
+            return {}
+        turns = asyncio.Semaphore(_AT_ONCE)
+        asked = list(endpoints.values())[:_MOST_ENGINES]
+        answers = await asyncio.gather(*(_ask(pool, one, turns) for one in asked))
+        return {
+            (endpoint.origin, told.id): told
+            for endpoint, answer in zip(asked, answers, strict=True)
+            for told in answer.requests
+        }
+
+
+def _told(context: RequestContext, progress: Progress) -> InFlightRequest | None:
+    endpoint = endpoint_of(context)
+    if endpoint is None:
+        return None
+    return progress.get((endpoint.origin, context.http_request.request_id.decode("ascii")))
+
+
+async def _ask(
+    pool: ConnectionPool, endpoint: EngineEndpoint, turns: asyncio.Semaphore
+) -> InFlightRequests:
+    """Return the requests in flight at an engine; none if it does not answer in time, or something else does."""
+    head = b"GET %b HTTP/1.1\r\nhost: %b\r\n\r\n"
+    raw = head % (in_flight.ENGINE_PATH.encode(), endpoint.host)
+    try:
+        async with turns, asyncio.timeout(_ANSWER_S):
+            answer = await pool.request(endpoint.origin, raw)
+            try:
+                body = await answer.read_all(in_flight.MAX_BODY_BYTES)
+            finally:
+                answer.close()
+        if answer.status != 200:  # an engine of an older release
+            return InFlightRequests()
+        return InFlightRequests.model_validate_json(body)
+    except (TimeoutError, UnreachableError, BrokenResponseError, ValidationError) as error:
+        log.debug(
+            "engine does not tell its requests",
+            extra={"replica": endpoint.replica, "why": str(error)[:200]},
+        )
+        return InFlightRequests()

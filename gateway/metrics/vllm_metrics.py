@@ -1,0 +1,82 @@
+"""The gateway's metrics under the names of vLLM, summed by model; what only engines know is at theirs."""
+
+from collections import Counter as CountOf
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
+
+from gateway.metrics.gateway_metrics import GatewayMetrics
+from machinery.prometheus import (
+    Counter,
+    CounterAlias,
+    GaugeAlias,
+    Histogram,
+    HistogramAlias,
+    MetricFamily,
+)
+from schemas.wire import vllm_metrics as vllm
+
+_LABELS = (vllm.MODEL_LABEL, vllm.ENGINE_LABEL)
+# A gateway does not read answers: an answer that was cut off counts as complete.
+_REASONS: Mapping[str, str] = MappingProxyType(
+    {"ok": "stop", "client_gone": "abort", "cancelled": "abort"}
+)
+
+
+def vllm_lines(
+    metrics: GatewayMetrics, running: Iterable[str], waiting: Iterable[str], models: Iterable[str]
+) -> Iterator[str]:
+    """Yield the metrics in Prometheus text format.
+
+    `running` and `waiting` have the model of each request in flight; `models` are all that are served.
+    """
+    for family in _families(metrics, CountOf(running), CountOf(waiting), frozenset(models)):
+        yield from family.lines()
+
+
+def _families(
+    metrics: GatewayMetrics,
+    running: Mapping[str, int],
+    waiting: Mapping[str, int],
+    models: frozenset[str],
+) -> Iterator[MetricFamily]:
+    yield from _gauges(vllm.RUNNING, "Requests at engines.", running, models)
+    yield from _gauges(vllm.WAITING, "Requests that wait for a slot.", waiting, models)
+    served = metrics.served
+    counters: tuple[tuple[Sequence[str], Counter], ...] = (
+        (vllm.PROMPT_TOKENS, served.prompt),
+        (vllm.GENERATION_TOKENS, served.output),
+        (vllm.PREFIX_QUERIES, served.prompt),
+        (vllm.PREFIX_HITS, served.cached),
+    )
+    for names, counter in counters:
+        for name in names:
+            yield CounterAlias(name, counter, _LABELS, _by_model)
+    for name in vllm.FINISHED:
+        yield CounterAlias(name, served.requests, (*_LABELS, vllm.REASON_LABEL), _by_reason)
+    histograms: tuple[tuple[Sequence[str], Histogram], ...] = (
+        (vllm.FIRST_TOKEN, served.first_token),
+        (vllm.PER_TOKEN, served.per_token),
+        (vllm.WHOLE, served.whole),
+        (vllm.QUEUE, served.queue),
+    )
+    for names, histogram in histograms:
+        for name in names:
+            yield HistogramAlias(name, histogram, _LABELS, _by_model)
+
+
+def _gauges(
+    names: Sequence[str], help_: str, counts: Mapping[str, int], models: frozenset[str]
+) -> Iterator[GaugeAlias]:
+    values: dict[tuple[str, ...], float] = {
+        (model, vllm.ENGINE_INDEX): counts.get(model, 0) for model in models | counts.keys()
+    }
+    for name in names:
+        yield GaugeAlias(name, help_, _LABELS, lambda: values)
+
+
+def _by_model(labels: tuple[str, ...]) -> tuple[str, ...]:
+    return (labels[0], vllm.ENGINE_INDEX)
+
+
+def _by_reason(labels: tuple[str, ...]) -> tuple[str, ...]:
+    return (labels[0], vllm.ENGINE_INDEX, _REASONS.get(labels[1], "error"))
