@@ -493,7 +493,7 @@ class Gateway:
                 group.create_task(self._drain()),
             ]
             if self._saved_journal is not None:
-                background.append(group.create_task(self._saved_journal.run()))
+                background.append(group.create_task(self._saved_journal.run(self.recorder.count)))
             if self._limits.certificate is not None:
                 watch = self._limits.certificate.watch(self._clock)
                 background.append(group.create_task(watch))

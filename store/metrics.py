@@ -104,25 +104,26 @@ class MeasuredTransport:
     """A transport that takes the metrics of another one."""
 
     def __init__(self, transport: Transport, metrics: StoreMetrics) -> None:
-        self._transport = transport
+        self.inner = transport
+        """The measured transport."""
         self._metrics = metrics
 
     async def get(self, key: str) -> KeyValue | None:
         """As the measured transport."""
         with self._metrics.measure("get"):
-            return await self._transport.get(key)
+            return await self.inner.get(key)
 
     async def list(self, prefix: str) -> Listing:
         """As the measured transport."""
         with self._metrics.measure("list"):
-            found = await self._transport.list(prefix)
+            found = await self.inner.list(prefix)
         self._metrics.heard(found.revision)
         return found
 
     async def pages(self, prefix: str) -> AsyncGenerator[Listing]:
         """As the measured transport."""
         with self._metrics.measure("list"):
-            async with aclosing(self._transport.pages(prefix)) as pages:
+            async with aclosing(self.inner.pages(prefix)) as pages:
                 async for page in pages:
                     self._metrics.heard(page.revision)
                     yield page
@@ -130,7 +131,7 @@ class MeasuredTransport:
     async def commit(self, guards: Sequence[Guard], operations: Sequence[Operation]) -> int:
         """As the measured transport."""
         with self._metrics.measure("commit"):
-            revision = await self._transport.commit(guards, operations)
+            revision = await self.inner.commit(guards, operations)
         self._metrics.heard(revision)
         return revision
 
@@ -138,7 +139,7 @@ class MeasuredTransport:
         """As the measured transport."""
         self._metrics.watches += 1
         try:
-            watch = self._transport.watch(prefix, after_revision=after_revision)
+            watch = self.inner.watch(prefix, after_revision=after_revision)
             async with aclosing(watch):
                 async for batch in watch:
                     self._metrics.heard(batch.revision)
@@ -152,25 +153,25 @@ class MeasuredTransport:
     async def grant(self, ttl_s: int) -> int:
         """As the measured transport."""
         with self._metrics.measure("grant"):
-            return await self._transport.grant(ttl_s)
+            return await self.inner.grant(ttl_s)
 
     async def keep_alive(self, lease: int) -> int:
         """As the measured transport."""
         with self._metrics.measure("keep_alive"):
-            return await self._transport.keep_alive(lease)
+            return await self.inner.keep_alive(lease)
 
     async def revoke(self, lease: int) -> None:
         """As the measured transport."""
         with self._metrics.measure("revoke"):
-            await self._transport.revoke(lease)
+            await self.inner.revoke(lease)
 
     async def status(self) -> ServerStatus:
         """As the measured transport."""
         with self._metrics.measure("status"):
-            found = await self._transport.status()
+            found = await self.inner.status()
         self._metrics.heard(found.revision)
         return found
 
     async def close(self) -> None:
         """As the measured transport."""
-        await self._transport.close()
+        await self.inner.close()

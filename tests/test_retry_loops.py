@@ -72,6 +72,7 @@ PERIODS = {
     "machinery/process_log.py": "polls a file",
     "machinery/processes.py": "polls the end of a process",
     "machinery/supervisor.py": "polls the end of a process",
+    "store/etcd/space.py": "asks etcd for its size every 30 seconds",
     "machinery/tls_server.py": "polls files for changes",
     "machinery/virtual_time.py": "the clock of tests and simulations",
     "models/hub/bandwidth.py": "limits its rate",

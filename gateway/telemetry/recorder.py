@@ -85,19 +85,19 @@ class RequestRecorder:
     @property
     def metrics(self) -> GatewayMetrics:
         """The metrics, with all finished requests."""
-        self._count()
+        self.count()
         return self.counted_metrics
 
     @property
     def journal(self) -> RequestJournal:
         """The journal, with all finished requests."""
-        self._count()
+        self.count()
         return self.counted_journal
 
     @property
     def series(self) -> RateSeries:
         """The time series, with all finished requests."""
-        self._count()
+        self.count()
         return self._series
 
     def begin(self, context: RequestContext) -> None:
@@ -150,8 +150,8 @@ class RequestRecorder:
         if self.tracer is not None:
             self.tracer.end(context, entry)
 
-    def _count(self, limit: int | None = None) -> None:
-        """Count the oldest requests that are not counted yet."""
+    def count(self, limit: int | None = None) -> None:
+        """Count the oldest requests that are not counted yet, at most so many."""
         found, self._uncounted = self._uncounted[:limit], self._uncounted[limit:] if limit else []
         served, known = self.counted_metrics.served, []
         for model, is_identified, entry in found:
@@ -170,14 +170,14 @@ class RequestRecorder:
             group.create_task(self._count_in_slices())
             group.create_task(self._sweep())
             if self.file is not None:
-                group.create_task(self.file.run(self._count))
+                group.create_task(self.file.run(self.count))
 
     async def _count_in_slices(self) -> None:
         """Count finished requests, forever."""
         while True:
             await self.clock.sleep(_COUNT_INTERVAL_S)
             while self._uncounted:
-                self._count(_SLICE)
+                self.count(_SLICE)
                 await asyncio.sleep(0)
 
     async def _sweep(self) -> None:

@@ -13,7 +13,7 @@ import json
 import logging
 import os
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from queue import SimpleQueue
@@ -119,8 +119,11 @@ class SavedJournal:
             log.warning("cannot read the saved journal", extra={"path": str(path), "why": why})
             return b""
 
-    async def run(self) -> None:
-        """Save new entries forever; at the end, save the rest if the disk is fast enough."""
+    async def run(self, collect: Callable[[], None] = lambda: None) -> None:
+        """Save new entries forever; at the end, save the rest if the disk is fast enough.
+
+        `collect` is called before the last ones are taken, and adds to the journal what is not added yet.
+        """
         # Not a thread of the event loop's pool: the process would wait for one with a hanging disk.
         writer = threading.Thread(target=self._write_all, name="saved-journal", daemon=True)
         writer.start()
@@ -132,6 +135,7 @@ class SavedJournal:
                     self._take()
         finally:
             self._closing.set()
+            collect()
             self._take()
             self._batches.put(None)
             writer.join(_FLUSH_S)

@@ -11,6 +11,7 @@ from store.etcd.http.json_api import JsonGateway
 from store.etcd.member.embedded import EmbeddedEtcd
 from store.informer import Informer
 from store.memory import MemoryTransport
+from store.metrics import MeasuredTransport
 from store.namespace import NamespacedTransport
 from store.port import Delete, KeyValue, Put, Transport
 from tests.support.store_metrics import gauges
@@ -51,7 +52,9 @@ async def running(
 
 async def compact(transport: Transport, etcd: EmbeddedEtcd) -> None:
     """Compact the history up to the current revision."""
-    bare = transport.inner if isinstance(transport, NamespacedTransport) else transport
+    bare = transport
+    while isinstance(bare, NamespacedTransport | MeasuredTransport):
+        bare = bare.inner
     if isinstance(bare, MemoryTransport):
         bare.compact()
         return

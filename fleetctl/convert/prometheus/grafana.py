@@ -62,6 +62,7 @@ def _stat(title: str, unit: str, expr: str) -> Panel:
 
 _MODEL: Final = '{model=~"$model"}'
 _NODE: Final = '{node=~"$node"}'
+_RENEWALS: Final = '{operation="keep_alive"}'
 _GATEWAY: Final = "fleet_gateway"
 PAGES: Final = (
     Page(
@@ -106,6 +107,45 @@ PAGES: Final = (
             ),
             Panel("GPU by Mac", "percentunit", (Query("fleet_node_gpu_usage_ratio", "{{node}}"),)),
             Panel("CPU by Mac", "percentunit", (Query("fleet_node_cpu_usage_ratio", "{{node}}"),)),
+            Panel(
+                "Passes of the control loop",
+                "ops",
+                (
+                    Query(
+                        _rate("fleet_reconciler_reconciles_total", "kind, result"),
+                        "{{kind}} {{result}}",
+                    ),
+                ),
+            ),
+            Panel(
+                "Replicas that fit on no Mac",
+                "short",
+                (
+                    Query(
+                        "max by (deployment) (fleet_reconciler_replicas_unplaced)", "{{deployment}}"
+                    ),
+                ),
+            ),
+            Panel(
+                "Renewals of leases in etcd, 95th percentile",
+                "s",
+                (
+                    Query(
+                        "histogram_quantile(0.95, "
+                        f"{_rate('fleet_store_request_seconds_bucket', 'process, le', _RENEWALS)})",
+                        "{{process}}",
+                    ),
+                ),
+            ),
+            Panel(
+                "Space of etcd",
+                "bytes",
+                (
+                    Query("max(fleet_store_db_bytes)", "file"),
+                    Query("max(fleet_store_db_in_use_bytes)", "in use"),
+                    Query("min(fleet_store_quota_bytes)", "quota"),
+                ),
+            ),
             Panel(
                 "Conditions that are not True",
                 "short",
@@ -200,6 +240,16 @@ PAGES: Final = (
                     Query(f"fleet_agent_engine_peak_bytes{_NODE}", "peak {{replica}}"),
                     Query(f"fleet_agent_engine_proven_bytes{_NODE}", "proof {{replica}}"),
                 ),
+            ),
+            Panel(
+                "KV caches in use",
+                "percentunit",
+                (Query(f"fleet_engine_kv_cache_usage_ratio{_NODE}", "{{replica}}"),),
+            ),
+            Panel(
+                "Between tokens",
+                "s",
+                _quantiles("fleet_engine_inter_token_latency_seconds", "replica", _NODE),
             ),
             Panel("Power", "watt", (Query(f"fleet_node_power_watts{_NODE}", "{{node}} {{part}}"),)),
             Panel(
