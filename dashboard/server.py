@@ -7,6 +7,7 @@ from pathlib import Path
 
 from dashboard.app import AppContext, make_app
 from dashboard.collector import FigureCollector
+from dashboard.energy import ShareCounter
 from dashboard.fleet_model import FleetModel
 from dashboard.history.database import HistoryLimits
 from dashboard.history.object_recorder import ObjectRecorder
@@ -91,6 +92,7 @@ class Dashboard:
             dialer=settings.dialer,
         )
         self.objectives = ObjectiveMonitor(self.model, clock)
+        self.shares = ShareCounter()
         self._collector.on_ended = self._record_requests
         self._updates = UpdateEvents(self.views)
         context = AppContext(
@@ -133,6 +135,7 @@ class Dashboard:
 
     def _record_requests(self, gateway: str, ended: Sequence[EndedRequest], cursor: str) -> None:
         self.objectives.count(ended)
+        self.shares.count(ended)
         if self.history is not None:
             self.history.add_requests(gateway, ended, cursor)
 
@@ -153,7 +156,9 @@ class Dashboard:
             group.create_task(self.server.run())
             if self.history is not None:
                 group.create_task(self.history.run())
-                recorder = HistoryRecorder(self.model, self.traffic, self.history, self._clock)
+                recorder = HistoryRecorder(
+                    self.model, self.traffic, self.history, self._clock, self.shares
+                )
                 group.create_task(recorder.run())
                 objects = ObjectRecorder(self.model.caches, self.history, self._clock)
                 group.create_task(objects.run())

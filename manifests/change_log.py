@@ -1,4 +1,4 @@
-"""The audit log: a transport that adds a record of who changed what to every transaction that writes objects.
+"""The audit log: a transport that adds a record with author and differences to every transaction that writes objects.
 
     audited = AuditedTransport(transport, clock, ChangeAuthor(user="anna@studio", manager="fleetctl", reason="..."))
 
@@ -47,7 +47,7 @@ _SECRETS: Final = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChangeAuthor:
-    """Who writes, with what, and why."""
+    """The author of a write: user, process, command and reason."""
 
     user: str
     manager: str

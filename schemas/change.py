@@ -1,4 +1,4 @@
-"""ChangeRecord: who wrote what to the store, from which revision, and why. Its key's revision is that of the write."""
+"""ChangeRecord: one write to the store with its author, reason and differences. Its key's revision is that of the write."""
 
 from datetime import datetime
 from typing import Annotated, Literal

@@ -1,4 +1,4 @@
-"""Route of the audit log: who changed what, when and why."""
+"""Route of the audit log: changes with their authors, times and reasons."""
 
 import asyncio
 from dataclasses import dataclass

@@ -11,6 +11,7 @@ from dashboard.api.past import no_history, unreadable
 from dashboard.api.routes import json_response
 from dashboard.api.seed_routes import parse_outcomes
 from dashboard.api.time_parameters import parse_range, show_time
+from dashboard.energy import ENERGY_METRICS, energy_row
 from dashboard.history.queries import (
     MOST_POINTS,
     HistoryReader,
@@ -20,6 +21,7 @@ from dashboard.history.queries import (
     align,
 )
 from dashboard.history.records import COLUMNS, metrics_of
+from insight.conditions import Row
 from machinery.clock import Clock
 from schemas import duration as durations
 from schemas.wire.errors import invalid
@@ -27,6 +29,7 @@ from schemas.wire.errors import invalid
 _DEFAULT_POINTS: Final = 360
 _MOST_REQUESTS: Final = 1000
 _MOST_METRICS: Final = 20
+_MOST_SUBJECTS: Final = 50
 _UNITS: Final = (
     (re.compile(r"_bytes$"), "bytes"),
     (re.compile(r"_bytes_per_second$"), "bytes/s"),
@@ -50,6 +53,7 @@ class HistoryRoutes:
         """Register the routes."""
         router.add_api_route("/api/v1/series", self.series, methods=["GET"])
         router.add_api_route("/api/v1/requests", self.requests, methods=["GET"])
+        router.add_api_route("/api/v1/energy", self.energy, methods=["GET"])
 
     async def series(
         self,
@@ -100,6 +104,42 @@ class HistoryRoutes:
                 },
             }
         )
+
+    async def energy(
+        self,
+        subject: Annotated[str, Query(max_length=3000)],
+        from_: Annotated[str, Query(alias="from", max_length=40)] = "1h",
+        to: Annotated[str, Query(max_length=40)] = "now",
+    ) -> Response:
+        """Return joules, and joules for a request and for 1,000 tokens, of node/NAME or model/NAME; several with commas."""
+        reader, now_s = self._reader(), self.clock.now().timestamp()
+        begin_s, end_s = parse_range(from_, to, now_s)
+        subjects = list(dict.fromkeys(filter(None, subject.split(","))))
+        if not 0 < len(subjects) <= _MOST_SUBJECTS:
+            raise invalid(f"Name 1 to {_MOST_SUBJECTS} subjects, separated by commas.", "subject")
+        rows: list[Row] = []
+        for one in subjects:
+            kind, _, name = one.partition("/")
+            if kind not in ENERGY_METRICS or not name:
+                raise invalid(f"'{one[:200]}' is not node/NAME or model/NAME.", "subject")
+            begin, end, step_s, tier_s = align(begin_s, end_s, wanted_s=1, now_s=now_s)
+            query = SeriesQuery(
+                kind=kind,
+                name=name,
+                metrics=ENERGY_METRICS[kind],
+                begin_s=begin,
+                end_s=end,
+                step_s=step_s,
+                tier_s=tier_s,
+            )
+            try:
+                found = await reader.series(query)
+            except ReadError as error:
+                raise unreadable(error) from error
+            watts, requests, tokens = (found[metric] for metric in ENERGY_METRICS[kind])
+            rows.append(energy_row(one, watts, requests, tokens, step_s))
+        head = {"from": show_time(begin_s), "to": show_time(end_s)}
+        return json_response({**head, "energy": rows})
 
     async def requests(  # noqa: PLR0913 - each filter is a parameter of the query
         self,

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Final
 
+from dashboard.energy import ShareCounter, divide_power
 from dashboard.fleet_model import FleetModel
 from dashboard.history.records import COARSE_S, COLUMNS, FINE_S, Sample, merge_steps
 from dashboard.history.writer import HistoryWriter
@@ -79,6 +80,8 @@ class HistoryRecorder:
     traffic: Traffic
     writer: HistoryWriter
     clock: Clock
+    shares: ShareCounter = field(default_factory=ShareCounter)
+    """Counts the requests by which the power of Macs is divided."""
     _fine: list[Sample] = field(default_factory=list)
     """The fine samples of the coarse step that is under way."""
     _counters: dict[str, tuple[float, tuple[float, ...]]] = field(default_factory=dict)
@@ -173,13 +176,27 @@ class HistoryRecorder:
     def _models(self, *, is_known: bool) -> Iterator[tuple[str, tuple[float, ...]]]:
         now_s = self.clock.monotonic()
         waiting, active = self.traffic.waiting(now_s), dict[str, int]()
+        power = self._power()
         for feed in self.traffic.fresh(now_s):
             for name, count in feed.active_by_deployment.items():
                 active[name] = active.get(name, 0) + count
         for name, row in self.model.rows("models").items():
             counts = (row["desired"], row["ready"]) if is_known else (None, None)
             known = (float(one) if isinstance(one, int) else _UNKNOWN for one in counts)
-            yield name, (*known, float(active.get(name, 0)), float(waiting.get(name, 0)))
+            counts_now = (float(active.get(name, 0)), float(waiting.get(name, 0)))
+            yield name, (*known, *counts_now, *power.get(name, (0.0, 0.0, 0.0)))
+
+    def _power(self) -> dict[str, tuple[float, float, float]]:
+        """Return the power of each deployment that answered in this step, with its rates; NaN where it is unknown."""
+        now_s = self.clock.monotonic()
+        watts = {
+            name: state.figures.get(_GAUGES["power_watts"], _UNKNOWN)
+            for name, state in self.traffic.agents.items()
+            if now_s - state.seen_s <= AGENT_FRESH_S
+        }
+        counts = self.shares.take()
+        unknown = dict.fromkeys((name for _, name in counts), (_UNKNOWN,) * 3)
+        return {**unknown, **divide_power(counts, watts, FINE_S)}
 
 
 def _gauges(figures: Mapping[str, float]) -> dict[str, float]:

@@ -236,7 +236,7 @@ async def open_store(options: dict[str, Any]) -> AsyncIterator["Transport"]:
 
 
 def _recorded(transport: "Transport", account: str, options: dict[str, Any]) -> "Transport":
-    """Return a transport that records who changes what with this command."""
+    """Return a transport that records what this command changes, with its user and reason."""
     from machinery.os_user import current_user  # noqa: PLC0415 - as above
     from manifests.change_log import AuditedTransport, ChangeAuthor  # noqa: PLC0415 - as above
 

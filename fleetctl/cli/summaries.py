@@ -11,7 +11,7 @@ SUMMARIES: dict[str, str] = {
     "bundle": "Write archives that install mlx-fleet on other machines.",
     "cancel": "End requests in flight by their ids (x-request-id), which `fleetctl routes --in-flight` lists.",
     "cert": "Manage the certificates of the fleet's processes.",
-    "changes": "Show who changed objects, what differs and why, the latest last.",
+    "changes": "Show changes of objects with their authors and reasons, the latest last.",
     "chat": "Chat with a model through a gateway.",
     "cluster-info": "Show the addresses of the fleet, and its Macs.",
     "completion": "Print a script that completes commands in your shell.",

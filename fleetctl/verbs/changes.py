@@ -1,4 +1,4 @@
-"""`fleetctl changes`: who changed what, from which revision to which, and why."""
+"""`fleetctl changes`: changes of objects with author, revisions, differences and reason."""
 
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
@@ -30,7 +30,7 @@ _BACKOFF = Backoff(first_s=0.2, limit_s=4.0)
 _TITLES = ("AGE", "USER", "CHANGE", "REASON")
 _WIDE = ("TIME", "USER", "ACCOUNT", "COMMAND", "FROM", "TO", "CHANGE", "REASON")
 _SHOWN = 3
-_HELP = """Show who changed objects, what differs and why, the latest last. Changes are kept for 30 days.
+_HELP = """Show changes of objects with their authors and reasons, the latest last. Changes are kept for 30 days.
 
 \b
   fleetctl changes
@@ -62,7 +62,7 @@ secrets are not. Give the reason with --reason; for a GitSource it is the commit
 @click.option("--no-headers", is_flag=True, help="Do not print column titles.")
 @store_options
 def changes(about: str, since: str, user: str, watch: bool, output: str, **options: Any) -> None:
-    """Show who changed objects, what differs and why, the latest last."""
+    """Show changes of objects with their authors and reasons, the latest last."""
     kind, name = "", ""
     if about:
         found, name = parse_one((about,))

@@ -15,6 +15,7 @@ import orjson
 from fastapi import FastAPI
 
 from dashboard.server import Dashboard, DashboardSettings
+from dashboard.traffic import EndedRequest, EndedTokens
 from machinery.clock import SystemClock
 from machinery.http_server import ServerSecurity
 from store.port import Transport
@@ -175,3 +176,21 @@ async def dashboard_process(etcd: str, folder: Path) -> AsyncIterator[DashboardP
         finally:
             if found.process is not None:
                 await found.end(signal.SIGKILL)
+
+
+def ended(
+    number: int, *, first_ms: float = 100.0, outcome: str = "ok", tokens: int = 101
+) -> EndedRequest:
+    """Return a stream of the deployment qwen that took a second after its first token."""
+    return EndedRequest(
+        time=CLOCK.now(),
+        id=f"r-{number}",
+        gateway="g",
+        model="qwen",
+        deployment="qwen",
+        outcome=outcome,
+        latency_ms=first_ms + 1000,
+        first_token_ms=first_ms,
+        tokens=EndedTokens(prompt=10, output=tokens),
+        worker="mac-1",
+    )
