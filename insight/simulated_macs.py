@@ -5,7 +5,7 @@ from typing import Annotated
 
 from pydantic import AfterValidator, Field
 
-from nodeagent.hollow import hollow_status
+from nodeagent.hardware.hollow_status import hollow_status
 from schemas import chips, quantity
 from schemas.meta import ApiModel, Labels, ObjectName
 from schemas.node import NodeStatus, Taint

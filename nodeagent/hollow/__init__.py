@@ -20,12 +20,12 @@ Ranks of a group find each other among the Macs of one `SharedCaches`, and end t
 share one connection and two watches. Must not start processes, open sockets or write files.
 """
 
+from nodeagent.hardware.hollow_status import hollow_status
 from nodeagent.hollow.engines import HollowEngine, HollowTiming
 from nodeagent.hollow.node import (
     HollowMac,
     SharedCaches,
     healthy_reading,
-    hollow_status,
     models_on_disk,
 )
 

@@ -13,8 +13,9 @@ from machinery.log_flags import log_format_option, log_level_option
 from machinery.process_log import LogFormat, LogLevel
 from machinery.process_main import GRACE_S, run_until_signal
 from machinery.process_secrets import disable_core_dumps
+from nodeagent.hardware.hollow_status import hollow_status
 from nodeagent.hollow.engines import HollowTiming
-from nodeagent.hollow.node import HollowMac, SharedCaches, hollow_status
+from nodeagent.hollow.node import HollowMac, SharedCaches
 from schemas import quantity
 from schemas.node import ModelGeometry, ModelReport
 from store.etcd.authentication import Authentication

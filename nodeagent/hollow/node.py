@@ -12,11 +12,9 @@ from typing import Generic, TypeVar
 from typing_extensions import override
 
 from machinery.clock import Clock
-from machinery.version import version
 from nodeagent.agent import Agent
 from nodeagent.dependencies import AgentConfig, Dependencies
 from nodeagent.engines.addresses import EngineAddresses
-from nodeagent.hardware.macos import gpu_memory_limit
 from nodeagent.hardware.readings import (
     DiskReading,
     HeatReading,
@@ -33,9 +31,7 @@ from nodeagent.hollow.engines import (
     HollowReferences,
     HollowTiming,
 )
-from schemas import chips
 from schemas.deployment import ModelDeployment
-from schemas.meta import Labels
 from schemas.node import AdapterReport, ModelGeometry, ModelReport, NodeStatus
 from schemas.replica import Replica
 from store import codec, keys
@@ -289,36 +285,6 @@ class HollowMac:
         return tuple(
             AdapterReport(path=path, weights_bytes=_ADAPTER_BYTES) for path in sorted(paths)
         )
-
-
-def hollow_status(
-    name: str,
-    *,
-    chip: str = "Apple M4 Pro",
-    memory_bytes: int = 48 * 2**30,
-    gpu_cores: int | None = None,
-    labels: Labels | None = None,
-    allocatable_bytes: int | None = None,
-) -> NodeStatus:
-    """Return the status of a simulated Mac; missing values are those of the chip's usual model."""
-    row = chips.find_chip(chip, gpu_cores=gpu_cores, memory_bytes=memory_bytes)
-    cores = gpu_cores if gpu_cores is not None else (row.gpu_cores[-1] if row is not None else 0)
-    usual_bytes, _ = gpu_memory_limit(memory_bytes, None)
-    return NodeStatus(
-        uid=f"hollow-{name}",
-        hostname=name,
-        address="127.0.0.1",
-        agent_version=version(),
-        os="macOS",
-        os_version="26.2",
-        machine="hollow",
-        chip=chip,
-        cpu_cores=row.cpu_cores[-1] if row is not None else 1,
-        gpu_cores=cores,
-        memory_bytes=memory_bytes,
-        allocatable_bytes=usual_bytes if allocatable_bytes is None else allocatable_bytes,
-        labels=labels or {},
-    )
 
 
 def models_on_disk(geometries: Mapping[str, ModelGeometry]) -> Callable[[str], ModelReport]:
