@@ -1,8 +1,10 @@
-"""Builds the routing table from the store's objects. Pure."""
+"""Builds the routing table from the store's objects, and rebuilds the models that a change concerns. Does no I/O."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
+from typing import TypeAlias
 
 from gateway.routing.table import (
     DEFAULT_CONCURRENCY,
@@ -63,9 +65,9 @@ class TableInputs:
     """By replica."""
     sites: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     """The label `site` of nodes, by node; it overrides the site of endpoints."""
-    refused: frozenset[str] = frozenset()
+    refused: AbstractSet[str] = frozenset()
     """Keys of published endpoints that are not used."""
-    seen_serving: frozenset[str] = frozenset()
+    seen_serving: AbstractSet[str] = frozenset()
     """Deployments that had an endpoint since the gateway started, or in the saved state."""
     external_keys: Mapping[str, ExternalKey] = field(default_factory=lambda: MappingProxyType({}))
     """Keys of external servers, by name."""
@@ -133,34 +135,82 @@ def build_table(
 
     `site`: the gateway's own.
     """
-    orphans = tuple(orphans)
-    builder = _TableBuilder(inputs, orphans, site)
-    models = {
-        name: builder.model(name, (builder.backend(deployments, name=name),))
-        for name, deployments in _served(inputs.deployments).items()
-    }
-    # In reverse order: of two routes for one name, the first by name wins.
-    for _, route in sorted(inputs.routes.items(), reverse=True):
-        models[route.spec.model] = builder.route_model(route)
-    return RoutingTable(
-        models=MappingProxyType(models),
-        endpoints=len(inputs.leased),
-        kept=len(orphans),
-        refused=len(inputs.refused),
-    )
+    return TableBuilder(inputs, orphans, site=site).table()
 
 
-class _TableBuilder:
-    """Builds the models of one table."""
+# An endpoint before and after a change; None: there is none.
+EndpointMove: TypeAlias = tuple[EngineEndpoint | None, EngineEndpoint | None]
 
-    def __init__(self, inputs: TableInputs, orphans: Iterable[EngineEndpoint], site: str) -> None:
+
+class TableBuilder:
+    """Holds the models of a table. A change of endpoints or statuses rebuilds only the models that it concerns."""
+
+    def __init__(
+        self, inputs: TableInputs, orphans: Iterable[EngineEndpoint], *, site: str = ""
+    ) -> None:
+        """Build all models; `site` is the gateway's own."""
         self._inputs = inputs
         self._parents = _parents(inputs.deployments)
         self._leased = _by_deployment(inputs.leased.values(), inputs.sites)
         self._orphans = _by_deployment(orphans, inputs.sites)
-        self._shares = BackendBuilder(_canary_splits(inputs.statuses), site)
+        self._canaries = dict(_canary_splits(inputs.statuses, inputs.statuses))
+        self._shares = BackendBuilder(self._canaries, site)
         self._external_reasons: Mapping[str, str] = {}
         """Reasons why external endpoints of the present route are not used, by their label."""
+        self._served = _served(inputs.deployments)
+        # In reverse order: of two routes for one name, the first by name wins.
+        routes = sorted(inputs.routes.items(), reverse=True)
+        self._routes = {route.spec.model: route for _, route in routes}
+        self._models: dict[str, ServedModel] = {}
+        self._dependents: dict[str, set[str]] = {}
+        """Names of models by the deployments that they depend on."""
+        self._build(dict.fromkeys((*self._served, *self._routes)))
+
+    def table(self) -> RoutingTable:
+        """Return the table as it is now."""
+        return RoutingTable(
+            models=MappingProxyType(self._models.copy()),
+            endpoints=len(self._inputs.leased),
+            kept=sum(map(len, self._orphans.values())),
+            refused=len(self._inputs.refused),
+        )
+
+    def change(
+        self,
+        inputs: TableInputs,
+        *,
+        leased: Iterable[EndpointMove] = (),
+        orphans: Iterable[EndpointMove] = (),
+        statuses: Iterable[str] = (),
+    ) -> None:
+        """Go on with inputs in which only endpoints and the statuses of some deployments differ."""
+        self._inputs = inputs
+        stale = set(statuses)
+        for name in stale:
+            self._canaries.pop(name, None)
+        self._canaries |= _canary_splits(inputs.statuses, stale)
+        for moves, known in ((leased, self._leased), (orphans, self._orphans)):
+            for before, after in moves:
+                if before is not None:
+                    stale.add(before.deployment)
+                    known[before.deployment].pop(before.replica)
+                if after is not None:
+                    stale.add(after.deployment)
+                    endpoints = known.setdefault(after.deployment, {})
+                    endpoints[after.replica] = _with_site(after, inputs.sites)
+        self._build({name for own in stale for name in self._dependents.get(own, ())})
+
+    def _build(self, names: Iterable[str]) -> None:
+        for name in names:
+            route = self._routes.get(name)
+            if route is not None:
+                model = self.route_model(route)
+            else:
+                model = self.model(name, (self.backend(self._served[name], name=name),))
+            self._models[name] = model
+            for backend in model.all_backends():
+                for own in backend.deployments:
+                    self._dependents.setdefault(own, set()).add(name)
 
     def backend(
         self,
@@ -175,8 +225,8 @@ class _TableBuilder:
         """
         adapter = name if name in self._parents else None
 
-        def chosen(some: Mapping[str, list[EngineEndpoint]]) -> list[EngineEndpoint]:
-            found = [endpoint for own in deployments for endpoint in some.get(own, ())]
+        def chosen(some: _ByDeployment) -> list[EngineEndpoint]:
+            found = [endpoint for own in deployments for endpoint in some.get(own, {}).values()]
             return [one for one in found if adapter is None or adapter in one.names]
 
         return self._shares.backend(
@@ -316,26 +366,34 @@ class _TableBuilder:
         return next((f"ModelDeployment/{one}" for one in deployments if one in there), "")
 
 
-def _canary_splits(statuses: Mapping[str, ModelDeploymentStatus]) -> dict[str, CanarySplit]:
-    """Return the canary splits by deployment; a rejected version gets weight 0."""
+def _canary_splits(
+    statuses: Mapping[str, ModelDeploymentStatus], names: Iterable[str]
+) -> dict[str, CanarySplit]:
+    """Return the canary splits of these deployments; a rejected version gets weight 0."""
     found = {}
-    for name, status in statuses.items():
-        canary = status.canary
+    for name in names:
+        status = statuses.get(name)
+        canary = status.canary if status is not None else None
         if canary is not None and canary.outcome != "Passed":
             weight = canary.weight if canary.outcome == "Running" else 0
             found[name] = CanarySplit(template=canary.template, weight=weight)
     return found
 
 
-def _by_deployment(
-    endpoints: Iterable[EngineEndpoint], sites: Mapping[str, str]
-) -> dict[str, list[EngineEndpoint]]:
-    found: dict[str, list[EngineEndpoint]] = {}
+# Endpoints by deployment, then by replica.
+_ByDeployment: TypeAlias = dict[str, dict[str, EngineEndpoint]]
+
+
+def _by_deployment(endpoints: Iterable[EngineEndpoint], sites: Mapping[str, str]) -> _ByDeployment:
+    found: _ByDeployment = {}
     for one in endpoints:
-        site = sites.get(one.node, one.site)
-        endpoint = one if site == one.site else replace(one, site=site)
-        found.setdefault(endpoint.deployment, []).append(endpoint)
+        found.setdefault(one.deployment, {})[one.replica] = _with_site(one, sites)
     return found
+
+
+def _with_site(endpoint: EngineEndpoint, sites: Mapping[str, str]) -> EngineEndpoint:
+    site = sites.get(endpoint.node, endpoint.site)
+    return endpoint if site == endpoint.site else replace(endpoint, site=site)
 
 
 def _served(deployments: Mapping[str, ModelDeployment]) -> dict[str, tuple[str, ...]]:

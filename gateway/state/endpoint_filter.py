@@ -10,10 +10,10 @@ fleet's mode strict, other endpoints count only on loopback addresses.
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
 
 from gateway.routing.table import EngineEndpoint
 from gateway.state.build_table import endpoint_of
@@ -47,16 +47,6 @@ class EngineAccess:
     """The gateway's identity; None: engines with TLS cannot be reached."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FilteredEndpoints:
-    """The endpoints of one moment."""
-
-    used: Mapping[str, EngineEndpoint] = field(default_factory=lambda: MappingProxyType({}))
-    """By replica."""
-    refused: frozenset[str] = frozenset()
-    """Keys of the others."""
-
-
 class EndpointFilter:
     """Decides which endpoints count. Run `run()` in a task group.
 
@@ -68,10 +58,10 @@ class EndpointFilter:
         self,
         transport: Transport,
         clock: Clock,
-        on_change: Callable[[], None],
+        on_change: Callable[[str | None], None],
         access: EngineAccess,
     ) -> None:
-        """`on_change`: called when the decision about an endpoint may change."""
+        """`on_change`: called with a replica when the decision about its endpoint may change; None: about any."""
         self._sockets = access.sockets
         self._credentials = access.credentials
         self._mode = None if access.credentials is None else access.credentials.mode
@@ -86,11 +76,13 @@ class EndpointFilter:
             lambda item: codec.decode(Replica, item),
             clock,
         )
-        self._replicas.on_change(lambda _: on_change())
+        self._replicas.on_change(lambda key: on_change(key.rpartition("/")[2]))
         self._may_read = True
         """False if the gateway's user lost the right to read replicas."""
-        self._reported: dict[str, str] = {}
-        """The reason that was logged, by key of a refused endpoint."""
+        self._used: dict[str, EngineEndpoint] = {}
+        self._refused: dict[str, str] = {}
+        self._keys: dict[str, set[str]] = {}
+        """The keys under which endpoints of a replica are published."""
         self._confirmed_s = -_CONFIRM_S
 
     def _follow_mode(self) -> None:
@@ -99,7 +91,7 @@ class EndpointFilter:
         if self._credentials.mode is not self._mode:
             self._mode = self._credentials.mode
             log.info("the fleet's TLS mode has changed", extra={"mode": self._mode.value})
-            self._on_change()
+            self._on_change(None)
 
     async def wait_synced(self) -> None:
         """Wait for the first list of replicas, for a moment at most."""
@@ -117,14 +109,14 @@ class EndpointFilter:
         async with asyncio.TaskGroup() as group:
             group.create_task(self._replicas.run())
             await self._replicas.wait_synced()
-            self._on_change()  # a list without replicas sends no change
+            self._on_change(None)  # a list without replicas sends no change
 
     async def confirm(self, now_s: float) -> None:
         """Check that replicas may still be read if endpoints are refused. Called every second.
 
         After the right was withdrawn the cache would stay as it is, and all new endpoints would be refused.
         """
-        if not self._reported or now_s - self._confirmed_s < _CONFIRM_S:
+        if not self._refused or now_s - self._confirmed_s < _CONFIRM_S:
             return
         self._confirmed_s = now_s
         may_read = True
@@ -141,35 +133,74 @@ class EndpointFilter:
                 log.warning(
                     "etcd refuses to show replicas; endpoints are used unchecked. Run `fleetctl init-auth` again"
                 )
-            self._on_change()
+            self._on_change(None)
 
-    def filter(self, published: Mapping[str, tuple[Endpoint, int]]) -> FilteredEndpoints:
-        """Return the endpoints that count. `published`: by key, with the revision of the last write."""
-        used: dict[str, EngineEndpoint] = {}
-        reasons: dict[str, str] = {}
+    @property
+    def used(self) -> Mapping[str, EngineEndpoint]:
+        """The endpoints that count, by replica. A live view."""
+        return self._used
+
+    @property
+    def refused(self) -> AbstractSet[str]:
+        """The keys of the other endpoints. A live view."""
+        return self._refused.keys()
+
+    def filter(self, published: Mapping[str, tuple[Endpoint, int]]) -> None:
+        """Decide about all endpoints. `published`: by key, with the revision of the last write."""
+        self._used, self._keys = {}, {}
+        for key in self._refused.keys() - published.keys():
+            del self._refused[key]
         for key, (one, version) in published.items():
-            try:
-                endpoint = endpoint_of(one, version)
-            except ValueError as error:
-                reasons[key] = f"its url: {error}"
-                continue
-            reason = (
-                self._reason(key, one)
-                or self._socket_reason(endpoint)
-                or self._tls_reason(endpoint.origin)
-            )
-            if reason:
-                reasons[key] = reason
-                continue
-            before = used.get(endpoint.replica)
-            # After a replica moved, the previous node may not have withdrawn its endpoint yet.
-            if before is None or before.version < endpoint.version:
-                used[endpoint.replica] = endpoint
-        for key, reason in reasons.items():
-            if self._reported.get(key) != reason:
-                log.error("endpoint ignored", extra={"key": key, "why": reason})
-        self._reported = reasons
-        return FilteredEndpoints(used=used, refused=frozenset(reasons))
+            self._keys.setdefault(key.rpartition("/")[2], set()).add(key)
+            self._take(key, one, version)
+
+    def update(
+        self,
+        replicas: Iterable[str],
+        changed: Iterable[str],
+        find: Callable[[str], tuple[Endpoint, int] | None],
+    ) -> None:
+        """Decide again about these replicas; `changed` are keys of endpoints, and `find` returns one by its key."""
+        for key in changed:
+            self._keys.setdefault(key.rpartition("/")[2], set()).add(key)
+        for replica in replicas:
+            self._used.pop(replica, None)
+            for key in tuple(self._keys.get(replica, ())):
+                found = find(key)
+                if found is not None:
+                    self._take(key, *found)
+                    continue
+                self._refused.pop(key, None)
+                self._keys[replica].discard(key)
+            if not self._keys.get(replica):
+                self._keys.pop(replica, None)
+
+    def _take(self, key: str, one: Endpoint, version: int) -> None:
+        """Use or refuse one endpoint."""
+        found = self._decide(key, one, version)
+        if isinstance(found, str):
+            if self._refused.get(key) != found:
+                log.error("endpoint ignored", extra={"key": key, "why": found})
+            self._refused[key] = found
+            return
+        self._refused.pop(key, None)
+        before = self._used.get(found.replica)
+        # After a replica moved, the previous node may not have withdrawn its endpoint yet.
+        if before is None or before.version < found.version:
+            self._used[found.replica] = found
+
+    def _decide(self, key: str, one: Endpoint, version: int) -> EngineEndpoint | str:
+        """Return the endpoint, or why it does not count."""
+        try:
+            endpoint = endpoint_of(one, version)
+        except ValueError as error:
+            return f"its url: {error}"
+        reason = (
+            self._reason(key, one)
+            or self._socket_reason(endpoint)
+            or self._tls_reason(endpoint.origin)
+        )
+        return reason or endpoint
 
     def _socket_reason(self, endpoint: EngineEndpoint) -> str:
         """Return why an endpoint's socket is not used; empty if it is, or if it has none."""

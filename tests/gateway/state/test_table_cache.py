@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import random
 import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -10,6 +11,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 
+from gateway.routing.table import RoutingTable
 from gateway.state.build_table import ORPHAN_S
 from gateway.state.table_cache import TableCache
 from machinery.clock import SystemClock
@@ -19,7 +21,7 @@ from store import codec, keys
 from store.etcd.address import EtcdAddress
 from store.etcd.connect import connect
 from store.memory import MemoryTransport
-from store.port import Put, Transport
+from store.port import Delete, Operation, Put, Transport
 from tests.support.clock import FakeClock
 from tests.support.etcd import running_etcd
 from tests.support.gateway_engine_scripts import chat
@@ -29,9 +31,11 @@ from tests.support.gateway_world import (
     deployment,
     endpoint,
     published,
+    replica_of,
     route,
     running_gateway,
 )
+from tests.support.sampling import samples
 from tests.support.waiting import until, until_async
 
 
@@ -239,3 +243,52 @@ async def test_a_gateway_starts_without_etcd(tmp_path: Path, http: aiohttp.Clien
 def test_nothing_is_started_by_making_one() -> None:
     table_cache = TableCache(MemoryTransport(SystemClock()), SystemClock())
     assert table_cache.staleness_s() is None
+
+
+def operation(dice: random.Random) -> Operation:
+    """Return one of the writes that may happen in a fleet."""
+    name, of = f"m-{dice.randrange(4)}", dice.choice(("m", "n"))
+    node, port = dice.choice(("mac-1", "mac-2")), dice.choice((4100, 4101))
+    published = endpoint(name, of, f"http://127.0.0.1:{port}", node=node)
+    key = keys.endpoint_key(node, name)
+    say = Condition(type="Placed", status=ConditionStatus.FALSE, reason=f"R{port}", message="no")
+    status = ModelDeploymentStatus(conditions=(say,))
+    return dice.choice(
+        (
+            Put(key=key, value=codec.encode(published)),
+            Put(key=key, value=codec.encode(published)),
+            Delete(key=key),
+            codec.put_spec(replica_of(published)),
+            codec.put_spec(replica_of(published)),
+            Delete(key=keys.spec_key("Replica", name)),
+            Put(key=keys.status_key("ModelDeployment", of), value=codec.encode(status)),
+            Delete(key=keys.status_key("ModelDeployment", of)),
+            codec.put_spec(deployment(of, "fast")),
+            codec.put_spec(route("r", "public", m=1, n=2)),
+            Delete(key=keys.spec_key("ModelRoute", "r")),
+        )
+    )
+
+
+async def built_anew(table_cache: TableCache) -> RoutingTable:
+    """Return the table after a whole build."""
+    before = table_cache.table
+    table_cache._note_all()
+    await until(lambda: table_cache.table is not before, what="the whole build")
+    return table_cache.table
+
+
+@pytest.mark.parametrize("seed", range(samples(6)))
+async def test_changes_lead_to_the_table_of_a_whole_build(seed: int) -> None:
+    dice, transport = random.Random(seed), MemoryTransport(SystemClock())
+    await transport.commit([], [codec.put_spec(deployment(name, "fast")) for name in "mn"])
+    async with keeping(transport) as (table_cache, clock):
+        await until(lambda: table_cache.source == "store", what="the first list")
+        for _ in range(25):
+            for _ in range(dice.randrange(1, 4)):
+                await transport.commit([], [operation(dice)])
+            for _ in range(20):
+                await asyncio.sleep(0)
+            await clock.advance(dice.choice((0, 0, 1, ORPHAN_S / 2)))
+            changed = table_cache.table
+            assert await built_anew(table_cache) == changed
