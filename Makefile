@@ -5,8 +5,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 TEST_READY := $(VENV)/.test-ready
-# LiteLLM pins older versions of what we use, and is a client in tests.
-LITELLM := .venv-litellm
+# Client libraries of others, for tests: they pin versions of what we use.
+CLIENTS := .venv-clients
 # lm-evaluation-harness judges log-likelihoods in `make test-full`.
 LM_EVAL := .venv-lm-eval
 ONCE ?=
@@ -49,10 +49,10 @@ $(TEST_READY): $(READY) requirements-test.txt
 	@$(UV) pip install $(QUIET) --python $(BIN)/python --require-hashes -r requirements-test.txt
 	@touch $@
 
-$(LITELLM)/.ready: $(READY) requirements-litellm.txt
-	@echo "setting up $(LITELLM) (once; a client for tests)"
-	@$(BIN)/python -m venv --without-pip $(LITELLM)
-	@$(UV) pip install $(QUIET) --python $(LITELLM)/bin/python --require-hashes -r requirements-litellm.txt
+$(CLIENTS)/.ready: $(READY) requirements-clients.txt
+	@echo "setting up $(CLIENTS) (once; clients for tests)"
+	@$(BIN)/python -m venv --without-pip $(CLIENTS)
+	@$(UV) pip install $(QUIET) --python $(CLIENTS)/bin/python --require-hashes -r requirements-clients.txt
 	@touch $@
 
 $(LM_EVAL)/.ready: $(READY) requirements-lm-eval.txt
@@ -67,20 +67,20 @@ demo: $(READY)  ## start a two-node fleet, deploy a model, chat with it (ONCE=1:
 stop: $(READY)  ## stop the fleet that `make demo` left running
 	@$(BIN)/fleetctl down --data-dir .fleet
 
-test: $(TEST_READY) $(LITELLM)/.ready  ## what CI runs: ruff, mypy, import-linter beside the default tier of tests
+test: $(TEST_READY) $(CLIENTS)/.ready  ## what CI runs: ruff, mypy, import-linter beside the default tier of tests
 	@$(MAKE) --no-print-directory --jobs=2 lint unit
 
-unit: $(TEST_READY) $(LITELLM)/.ready  ## the default tier of tests, without lint (TESTS=tests/store: some of them)
+unit: $(TEST_READY) $(CLIENTS)/.ready  ## the default tier of tests, without lint (TESTS=tests/store: some of them)
 	@OPENBLAS_NUM_THREADS=1 $(BIN)/pytest $(TESTS)  # several processes share the cores already
 
-test-full: lint $(LITELLM)/.ready $(LM_EVAL)/.ready  ## every tier: all whole fleets, full sampling sizes, soak, every bench (about an hour)
+test-full: lint $(CLIENTS)/.ready $(LM_EVAL)/.ready  ## every tier: all whole fleets, full sampling sizes, soak, every bench (about an hour)
 	@FLEET_TESTS=full OPENBLAS_NUM_THREADS=1 $(BIN)/pytest -m "not mac"
 	@$(MAKE) --no-print-directory bench-smoke
 
 test-mac: $(TEST_READY)  ## the tests that need macOS on Apple silicon (docs/hardware.md)
 	@$(BIN)/pytest -m mac --numprocesses=0 $(TESTS)
 
-coverage: $(TEST_READY) $(LITELLM)/.ready  ## branch coverage of production code by the default tier, child processes included
+coverage: $(TEST_READY) $(CLIENTS)/.ready  ## branch coverage of production code by the default tier, child processes included
 	@OPENBLAS_NUM_THREADS=1 $(BIN)/pytest --cov --cov-config=pyproject.toml --cov-report=term:skip-covered --timeout=400
 
 lint: $(TEST_READY)  ## ruff, mypy (for Linux and for macOS) and import-linter only
@@ -112,7 +112,7 @@ lock: $(READY)  ## renew the requirements*.txt
 	@$(LOCK) --group build -o requirements-build.txt
 	@$(LOCK) pyproject.toml -o requirements.txt
 	@$(LOCK) --group test --constraint requirements.txt -o requirements-test.txt
-	@$(LOCK) requirements-litellm.in -o requirements-litellm.txt
+	@$(LOCK) requirements-clients.in -o requirements-clients.txt
 	@$(LOCK) requirements-lm-eval.in --constraint requirements.txt -o requirements-lm-eval.txt
 
 bench-smoke: $(TEST_READY)  ## every bench for seconds: whether it runs and compares, not how fast
@@ -188,7 +188,7 @@ bench-shard: $(TEST_READY)  ## groups of 1, 2 and 3 ranks beside mlx.launch with
 	@$(BIN)/python -m bench.shard
 
 clean:  ## remove the virtual environment and the caches
-	@rm -rf $(VENV) $(LITELLM) $(SITE) $(SBOM) dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache *.egg-info build
+	@rm -rf $(VENV) $(CLIENTS) $(SITE) $(SBOM) dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache *.egg-info build
 
 # MkDocs Material builds the site, and is needed for nothing else.
 SITE := .venv-docs

@@ -65,7 +65,7 @@ def test_links_and_anchors_lead_somewhere() -> None:
     assert wrong == []
 
 
-LOCKS = ("build", "runtime", "test", "litellm", "lm-eval")
+LOCKS = ("build", "runtime", "test", "clients", "lm-eval")
 
 
 def pinned(lock: str) -> dict[str, str]:

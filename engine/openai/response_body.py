@@ -336,8 +336,20 @@ def _delta_body(delta: Delta) -> Json:
     if delta.reasoning:
         body["reasoning_content"] = delta.reasoning
     if delta.tool_calls:
-        body["tool_calls"] = [_tool_call_delta(call) for call in delta.tool_calls]
+        body["tool_calls"] = _tool_call_deltas(delta.tool_calls)
     return body
+
+
+def _tool_call_deltas(pieces: Sequence[ToolCallDelta]) -> list[Json]:
+    """Return one entry for each call: clients such as instructor read the first entry of a chunk only."""
+    entries: dict[int, Json] = {}
+    for piece in pieces:
+        entry = entries.get(piece.index)
+        if entry is None:
+            entries[piece.index] = _tool_call_delta(piece)
+        else:
+            entry["function"]["arguments"] += piece.arguments
+    return list(entries.values())
 
 
 def _tool_call_delta(call: ToolCallDelta) -> Json:

@@ -14,12 +14,16 @@ from tests.support.gateway_world import Running, World, deployment, endpoint, ru
 
 
 @contextmanager
-def tiny_engine(folder: Path) -> Iterator[Engine]:
-    """Start the engine, and end it."""
+def tiny_engine(folder: Path, *, has_markers: bool = True, **flags: object) -> Iterator[Engine]:
+    """Start the engine, with these flags beside the usual ones, and end it.
+
+    `has_markers`: False for a model that neither thinks nor has tokens around tool calls.
+    """
     cache = folder / "blas"
     cache.mkdir(mode=0o700)
     model = folder / "model"
     command = [sys.executable, "-m", "tests.support.tiny_model", str(model), "--endless"]
+    command += [] if has_markers else ["--no-markers"]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
     # The format of sentence-transformers; the model still has its head and generates.
     kinds = [("", "Transformer"), ("1_Pooling", "Pooling"), ("2_Normalize", "Normalize")]
@@ -31,7 +35,7 @@ def tiny_engine(folder: Path) -> Iterator[Engine]:
     (model / "1_Pooling").mkdir()
     (model / "1_Pooling" / "config.json").write_text('{"pooling_mode": "lasttoken"}')
     with launching(folder, cache) as start:
-        engine = start(model)
+        engine = start(model, **flags)
         eventually(engine.is_ready, within_s=START_S)
         yield engine
 

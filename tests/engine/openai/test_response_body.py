@@ -1,5 +1,7 @@
 """Response bodies: log probabilities, messages with tool calls, performance."""
 
+from typing import Any
+
 import orjson
 import pytest
 
@@ -117,18 +119,20 @@ def test_a_message_with_only_calls_has_no_content() -> None:
     assert body["usage"]["prompt_tokens_details"] == {"cached_tokens": 1}
 
 
-def test_a_streamed_call_has_its_name_once() -> None:
-    chunk = formatter().delta_chunk(0, Delta(tool_calls=CALLS[:3:2]))
-    (choice,) = orjson.loads(chunk.removeprefix(b"data: "))["choices"]
-    assert choice["delta"]["tool_calls"] == [
-        {
-            "index": 0,
-            "id": "a",
-            "type": "function",
-            "function": {"arguments": '{"x"', "name": "f"},
-        },
-        {"index": 0, "function": {"arguments": ":1}"}},
+def test_a_chunk_has_one_entry_for_each_call() -> None:
+    def entries(calls: tuple[ToolCallDelta, ...]) -> list[dict[str, Any]]:
+        chunk = formatter().delta_chunk(0, Delta(tool_calls=calls))
+        (choice,) = orjson.loads(chunk.removeprefix(b"data: "))["choices"]
+        found: list[dict[str, Any]] = choice["delta"]["tool_calls"]
+        return found
+
+    first = {"index": 0, "id": "a", "type": "function"}
+    second = {"index": 1, "id": "b", "type": "function"}
+    assert entries(CALLS) == [
+        {**first, "function": {"arguments": '{"x":1}', "name": "f"}},
+        {**second, "function": {"arguments": "{}", "name": "g"}},
     ]
+    assert entries(CALLS[2:3]) == [{"index": 0, "function": {"arguments": ":1}"}}]
 
 
 @pytest.mark.parametrize("is_chat", [True, False])

@@ -1,37 +1,18 @@
 """LiteLLM as a black box: three APIs give the same answers from a real engine."""
 
-import asyncio
-import json
-import os
-from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.support.gateway_real_engine import in_front_of, tiny_engine
+from tests.gateway.clients.conftest import RunClient
 
 # Importing LiteLLM alone takes seconds of CPU.
 pytestmark = [pytest.mark.mlx, pytest.mark.timeout(240)]
 
-# `make test` creates it; LiteLLM pins older versions of our dependencies.
-PYTHON = Path(__file__).parents[3] / ".venv-litellm" / "bin" / "python"
-CLIENT = Path(__file__).parents[2] / "support" / "gateway_litellm_client.py"
-
 
 @pytest.fixture(scope="module")
-async def found(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[dict[str, Any]]:
-    assert PYTHON.exists(), f"{PYTHON} is not there; run `make .venv-litellm/.ready`"
-    # Otherwise it downloads the prices of models.
-    environment = {**os.environ, "LITELLM_LOCAL_MODEL_COST_MAP": "True"}
-    with tiny_engine(tmp_path_factory.mktemp("litellm")) as engine:
-        async with in_front_of(engine) as gateway:
-            process = await asyncio.create_subprocess_exec(
-                PYTHON, CLIENT, gateway.url, env=environment, stdout=asyncio.subprocess.PIPE
-            )
-            out, _ = await process.communicate()
-            assert process.returncode == 0
-            yield json.loads(out.splitlines()[-1])
+async def found(run_client: RunClient) -> dict[str, Any]:
+    return await run_client("litellm")
 
 
 async def test_every_provider_gets_the_same_answer(found: dict[str, Any]) -> None:

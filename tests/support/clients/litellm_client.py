@@ -1,14 +1,11 @@
-"""LiteLLM as a client, in an environment of its own: `python gateway_litellm_client.py URL` prints its results as JSON.
-
-It sends the same requests as to three providers: OpenAI's, Anthropic's and Ollama's API.
-"""
+"""LiteLLM, which sends the same requests as to three providers: OpenAI's, Anthropic's and Ollama's API."""
 
 import asyncio
 import json
 import sys
 from typing import Any
 
-import litellm  # type: ignore[import-not-found]  # lives in .venv-litellm
+import litellm  # type: ignore[import-not-found]  # lives in .venv-clients
 
 HELLO = [{"role": "user", "content": "hello"}]
 litellm.suppress_debug_info = True

@@ -1,0 +1,1 @@
+"""Programs that use the gateway through client libraries of others, in `.venv-clients`. Each gets an address and prints JSON."""
