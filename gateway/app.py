@@ -6,6 +6,7 @@ Requests to models never reach FastAPI; `gateway/http/protocol.py` takes them.
 import difflib
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from typing import TypeAlias
 
@@ -23,6 +24,7 @@ from gateway.admin import routes as admin_routes
 from gateway.admin.admin_context import AdminContext
 from gateway.admin.in_flight import InFlightSource, endpoint_of
 from gateway.admin.request_stream import make_requests_router
+from gateway.admin.model_facts import read_facts
 from gateway.apis import registry
 from gateway.apis.anthropic import response_translator as anthropic
 from gateway.apis.ollama import routes as ollama
@@ -99,7 +101,13 @@ def make_app(context: AdminContext, requests: InFlightSource | None = None) -> F
     # here.
     for path in sorted((*PATHS, *registry.PATHS)):
         app.add_api_route(path, routes.only_post, methods=list(_NOT_POST))
-    ollama.add_routes(app, fleet_state.table_cache, fleet_state.access)
+    ollama.OllamaRoutes(
+        table_cache=fleet_state.table_cache,
+        access=fleet_state.access,
+        activator=context.activator,
+        facts=partial(read_facts, context),
+        clock=context.clock,
+    ).add_to(app)
     app.include_router(admin.make_admin_router(context))
     app.include_router(admin_routes.make_model_router(context))
     app.include_router(recorder_routes.make_feed_router(context, requests.running))

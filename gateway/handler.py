@@ -331,6 +331,8 @@ class InferenceHandler(RequestHandler):
         served = self._forwarder.table_cache.table.models.get(name)
         if served is not None:
             context.model = name
+            if request.keep_alive_s is not None:
+                self._forwarder.keep_loaded(served, request.keep_alive_s)
             if principal is not None and not served.shares_cache:
                 request.key_salt = principal.cache_salt
             if served.routing.rate_limit is not None:

@@ -70,5 +70,7 @@ class InferenceRequest(msgspec.Struct, kw_only=True):
     """The client's `cache_salt`: prompts with different values share no cached tokens. Empty if it sent none."""
     timeout_s: float = NEVER
     """The client's own timeout, from the arrival of the request."""
+    keep_alive_s: float | None = None
+    """Seconds for which the client wants the model to stay loaded; None if it says nothing."""
     key_salt: bytes = b""
     """The salt of the client's API key, which engines combine with `cache_salt`; empty for the one shared cache."""

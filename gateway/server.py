@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 import uvicorn
 from fastapi import FastAPI
 
-from gateway.admin.admin_context import AdminContext, NodeCache
+from gateway.admin.admin_context import AdminContext, NodeCache, ReplicaMemory
 from gateway.admin.gateway_log import GatewayLog
 from gateway.admin.in_flight import InFlightSource
 from gateway.apis.openai import PATHS, OpenAiAdapter
@@ -341,6 +341,7 @@ class Gateway:
             model_states=model_states,
             recorder=self.recorder,
             nodes=NodeCache(transport, clock),
+            replica_memory=ReplicaMemory(transport, clock),
             log=GatewayLog(
                 ring=self._limits.ring,
                 tickets=tickets,
@@ -563,9 +564,9 @@ def _deployment_gauges(
         ),
         LabelledGauge(
             wire_metrics.DEPLOYMENT_WAITING,
-            "Requests that wait for a replica.",
+            "Requests that wait for a replica; at least 1 while a client's keep_alive lasts.",
             wire_metrics.DEPLOYMENT_LABEL,
-            activator.waiting,
+            activator.demand,
         ),
     )
 

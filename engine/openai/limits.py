@@ -82,7 +82,8 @@ def resolve_max_tokens(request: GenerationRequest, prompt_tokens: int, context_l
     """
     left = context_length - prompt_tokens
     if left >= 1 and request.is_fitted:
-        return left if request.max_tokens is None else min(request.max_tokens, left)
+        limit = request.max_tokens
+        return min(request.default_max_tokens or left if limit is None else limit, left)
     if left >= 1 and request.max_tokens is None:
         usual = left if request.is_chat else _COMPLETION_MAX_TOKENS
         return min(request.default_max_tokens or usual, left)

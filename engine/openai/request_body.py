@@ -43,6 +43,7 @@ Probability: TypeAlias = Annotated[float, Field(ge=0, le=1)]
 Stop: TypeAlias = Annotated[str, Field(min_length=1)]
 # OpenAI has 4, other servers have no limit; each costs a comparison a token.
 _MAX_STOPS = 64
+# Tokens that no answer reaches.
 _NEVER = 2**31
 Seed: TypeAlias = Annotated[int, Field(ge=-(2**63), lt=2**63)]
 SessionId: TypeAlias = Annotated[str, Field(max_length=512)]
@@ -465,7 +466,7 @@ def _drop_no_limit(fields: dict[str, Any]) -> None:
     """Let a limit of -1, which LM Studio and llama.cpp take for none, be the rest of the context."""
     given = [name for name in ("max_tokens", "max_completion_tokens") if fields.get(name) == -1]
     for name in given:
-        del fields[name]
+        fields[name] = _NEVER
         fields.setdefault("fit_max_tokens", True)
 
 

@@ -17,6 +17,7 @@ from gateway.telemetry.time_series import IntervalSums
 from identity.metrics_access import MetricsAccess
 from machinery.clock import Clock
 from schemas.node import NodeStatus
+from schemas.replica import Replica
 from store import codec, keys
 from store.errors import StoreError
 from store.port import KeyValue, Transport
@@ -96,6 +97,44 @@ class NodeCache:
         return {name: status for name, (_, status) in decoded.items() if status is not None}
 
 
+class ReplicaMemory:
+    """Adds up the proven memory of replicas, at most every few seconds."""
+
+    def __init__(self, transport: Transport, clock: Clock) -> None:
+        self._transport = transport
+        self._clock = clock
+        self._lock = asyncio.Lock()
+        self._bytes: Mapping[str, int] = MappingProxyType({})
+        self._read_s = float("-inf")
+
+    async def by_deployment(self) -> Mapping[str, int]:
+        """Return the bytes by deployment; the last known ones if the store does not answer."""
+        async with self._lock:
+            if self._clock.monotonic() - self._read_s > _FRESH_S:
+                self._bytes = await self._read()
+                self._read_s = self._clock.monotonic()
+            return self._bytes
+
+    async def _read(self) -> Mapping[str, int]:
+        try:
+            async with asyncio.timeout(_LONGEST_S):
+                listing = await self._transport.list(keys.spec_prefix("Replica"))
+        except (StoreError, TimeoutError):
+            return self._bytes
+        found: dict[str, int] = {}
+        for number, item in enumerate(listing.items, 1):
+            if number % _DECODED_AT_ONCE == 0:
+                await self._clock.sleep(0)
+            try:
+                spec = codec.decode(Replica, item).spec
+            except codec.UndecodableError as error:
+                log.warning("cannot decode a replica", extra={"key": item.key, "why": str(error)})
+                continue
+            proven = sum(rank.memory.total_bytes for rank in spec.ranks)
+            found[spec.deployment] = found.get(spec.deployment, 0) + proven
+        return MappingProxyType(found)
+
+
 def _decoded(item: KeyValue) -> NodeStatus | None:
     try:
         return codec.decode(NodeStatus, item)
@@ -118,6 +157,7 @@ class AdminContext:
     model_states: ModelStates
     recorder: RequestRecorder
     nodes: NodeCache
+    replica_memory: ReplicaMemory
     log: GatewayLog
     clock: Clock
 

@@ -7,7 +7,9 @@ whichever engine becomes free.
 import asyncio
 import math
 from collections import OrderedDict, deque
+from collections.abc import Iterable
 from dataclasses import dataclass, field
+from datetime import datetime, timedelta
 from typing import Protocol
 
 from gateway import errors
@@ -26,6 +28,8 @@ _MAX_ENDS = 1024
 MIN_RETRY_S, MAX_RETRY_S = 1, 60
 # Longer than the interval at which the reconciler reads the metrics.
 _MISSED_S = 30.0
+# A client that asks for ever must not hold a Mac after it was forgotten.
+LONGEST_KEEP_S = 24 * 3600.0
 
 
 class ClientWait(Protocol):
@@ -244,6 +248,39 @@ class Activator:
         self._max_wait_s = max_wait_s
         self._waiting: dict[str, int] = {}
         self._missed_until_s: dict[str, float] = {}
+        self._kept_until_s: dict[str, float] = {}
+
+    def keep(self, deployments: Iterable[str], hold_s: float) -> None:
+        """Ask that a replica of each deployment stays for so long (a client's `keep_alive`); 0 ends an earlier wish.
+
+        A longer wish of another client remains.
+        """
+        now_s = self._clock.monotonic()
+        for name in deployments:
+            if hold_s <= 0:
+                self._kept_until_s.pop(name, None)
+                continue
+            until_s = now_s + min(hold_s, LONGEST_KEEP_S)
+            self._kept_until_s[name] = max(until_s, self._kept_until_s.get(name, until_s))
+
+    def kept_until(self, deployments: Iterable[str], now: datetime) -> datetime | None:
+        """Return the end of the longest wish for these deployments; None without one."""
+        now_s = self._clock.monotonic()
+        left_s = max(
+            (self._kept_until_s.get(name, now_s) - now_s for name in deployments), default=0
+        )
+        return now + timedelta(seconds=left_s) if left_s > 0 else None
+
+    def demand(self) -> dict[str, int]:
+        """Return `waiting`, in which a deployment that a client keeps counts as 1, so that it is not scaled to zero."""
+        now_s, demand = self._clock.monotonic(), self.waiting()
+        for name, until_s in tuple(self._kept_until_s.items()):
+            if until_s > now_s:
+                demand[name] = max(1, demand.get(name, 0))
+            else:
+                del self._kept_until_s[name]
+                demand.setdefault(name, 0)
+        return demand
 
     def waiting(self) -> dict[str, int]:
         """Return the number of waiting requests by deployment, 0 for deployments without any.

@@ -38,7 +38,7 @@ from gateway.forwarding.retry_state import (
 from gateway.forwarding.router import Router
 from gateway.request import InferenceRequest
 from gateway.routing.selection import ChosenEndpoint, NoReadyEndpoint, UnknownModel
-from gateway.routing.table import EngineEndpoint
+from gateway.routing.table import EngineEndpoint, ServedModel
 from gateway.upstream.connection import BrokenResponseError, UnreachableError, UpstreamError
 from gateway.upstream.response_head import list_lines
 from machinery.clock import NEVER
@@ -219,6 +219,10 @@ class Forwarder(AttemptOwner):
         model_state = state.terms.model_state
         if model_state is not None and model_state.limiter is not None:
             model_state.limiter.leave(state.admission.slot)
+
+    def keep_loaded(self, model: ServedModel, hold_s: float) -> None:
+        """Keep the model's deployments from being scaled to zero for so long."""
+        self._activator.keep(model.deployments(), hold_s)
 
     def suspend(self, state: RetryState, stream: EngineStream) -> bool:
         """Free a stream's slot if other requests wait for it; return whether it was freed.

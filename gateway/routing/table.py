@@ -168,6 +168,10 @@ class ServedModel:
         orphans = (endpoint for backend in self.all_backends() for endpoint in backend.orphans)
         return len({endpoint.replica for endpoint in orphans})
 
+    def deployments(self) -> tuple[str, ...]:
+        """Return the deployments of its backends, in order."""
+        return tuple(dict.fromkeys(name for one in self.backends for name in one.deployments))
+
     def all_backends(self) -> tuple[WeightedBackend, ...]:
         """Return the backends, those of rules and the fallbacks."""
         ruled = (backend for rule in self.rules for backend in rule.backends)

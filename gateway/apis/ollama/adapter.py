@@ -8,7 +8,7 @@ from typing_extensions import override
 from gateway.apis import adapter as common
 from gateway.apis.adapter import ApiAdapter, ResponseTranslator
 from gateway.apis.ollama import request_translator
-from gateway.apis.ollama.request_translator import ChatBody, GenerateBody
+from gateway.apis.ollama.request_translator import ChatBody, GenerateBody, RequestFields
 from gateway.apis.ollama.response_translator import (
     EmbeddingTranslator,
     GenerationTranslator,
@@ -55,21 +55,20 @@ class OllamaAdapter(ApiAdapter):
             case "/api/embed":
                 embed = request_translator.read_embed(http_request.body)
                 translator = EmbeddingTranslator(embed.model, self._clock, is_single=False)
-                return self._ask(
-                    http_request, _EMBEDDINGS, request_translator.embed_to_openai(embed)
-                ), translator
+                body = request_translator.embed_to_openai(embed)
+                return self._ask(http_request, _EMBEDDINGS, body, embed), translator
             case _:
                 one = request_translator.read_embeddings(http_request.body)
                 translator = EmbeddingTranslator(one.model, self._clock, is_single=True)
-                return self._ask(
-                    http_request, _EMBEDDINGS, request_translator.embeddings_to_openai(one)
-                ), translator
+                body = request_translator.embeddings_to_openai(one)
+                return self._ask(http_request, _EMBEDDINGS, body, one), translator
 
     def _chat(self, http_request: HttpRequest) -> tuple[InferenceRequest, ResponseTranslator]:
         body_fields = request_translator.read_chat(http_request.body)
         if not body_fields.messages:
             return self._load(http_request, body_fields)
-        request = self._ask(http_request, _CHAT, request_translator.chat_to_openai(body_fields))
+        body = request_translator.chat_to_openai(body_fields)
+        request = self._ask(http_request, _CHAT, body, body_fields)
         return request, GenerationTranslator(body_fields.model, self._clock, is_chat=True)
 
     def _generate(self, http_request: HttpRequest) -> tuple[InferenceRequest, ResponseTranslator]:
@@ -77,30 +76,49 @@ class OllamaAdapter(ApiAdapter):
         if not body_fields.prompt:
             return self._load(http_request, body_fields)
         path = _COMPLETION if body_fields.raw else _CHAT
-        request = self._ask(http_request, path, request_translator.generate_to_openai(body_fields))
+        body = request_translator.generate_to_openai(body_fields)
+        request = self._ask(http_request, path, body, body_fields)
         return request, GenerationTranslator(body_fields.model, self._clock, is_chat=False)
 
     def _load(
         self, http_request: HttpRequest, body_fields: ChatBody | GenerateBody
     ) -> tuple[InferenceRequest, ResponseTranslator]:
         """Return a minimal engine request, which waits until the model is ready."""
-        if str(body_fields.keep_alive) in ("0", "0.0", "0s"):
+        if request_translator.keep_alive_s(body_fields.keep_alive) == 0:
             raise invalid(
-                "Clients do not unload models here; set `replicas: 0` in the ModelDeployment to have it go.",
+                "Clients do not unload models here, because others may use them. With `minReplicas: 0` in "
+                "spec.autoscaling the model goes after its idleTime; `fleetctl scale --replicas=0` ends it now.",
                 param="keep_alive",
             )
-        request = self._ask(
-            http_request, _TOKENIZE, {"model": body_fields.model, "prompt": "hello"}
-        )
+        body = {"model": body_fields.model, "prompt": "hello"}
+        request = self._ask(http_request, _TOKENIZE, body, body_fields)
         is_streamed = body_fields.stream is not False
         is_chat = isinstance(body_fields, ChatBody)
         return request, LoadTranslator(
             body_fields.model, self._clock, is_chat=is_chat, is_streamed=is_streamed
         )
 
-    def _ask(self, http_request: HttpRequest, path: str, body: dict[str, Any]) -> InferenceRequest:
-        body["model"] = resolve_name(self._table_cache, body["model"])
-        return common.to_inference_request(http_request, path, body)
+    def _ask(
+        self, http_request: HttpRequest, path: str, body: dict[str, Any], given: RequestFields
+    ) -> InferenceRequest:
+        """Return the engine request. `given`: the body as the client sent it."""
+        body["model"] = name = resolve_name(self._table_cache, body["model"])
+        self._check_context(name, given)
+        request = common.to_inference_request(http_request, path, body)
+        request.keep_alive_s = request_translator.keep_alive_s(given.keep_alive)
+        return request
+
+    def _check_context(self, name: str, given: RequestFields) -> None:
+        """Refuse a request for more context than the model has: Ollama would load it with more."""
+        needed = request_translator.needed_context(given.options)
+        model = self._table_cache.table.models.get(name)
+        context = None if model is None else model.context_length
+        if context is not None and needed > context:
+            raise invalid(
+                f"The model '{name}' has a context of {context} tokens, and 'num_ctx' asks for {needed}. Leave it out, "
+                f"or send at most {context}; spec.contextLength of the ModelDeployment gives more.",
+                param="options.num_ctx",
+            )
 
 
 def resolve_name(table_cache: TableCache, name: str) -> str:

@@ -1,5 +1,7 @@
 """Translates Ollama's requests to OpenAI's: bodies, options and messages. Pure; the engine validates the values."""
 
+import math
+import re
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Literal
@@ -32,16 +34,33 @@ MEANT: Mapping[str, str] = MappingProxyType(
 )
 """Ollama's option by other APIs' names."""
 
-# Options that the deployment decides, options of llama.cpp, and samplers that the engine lacks.
+# Options about memory and hardware, which the deployment or the engine decides: they do not change the answer.
 # Clients send them with default values, so they are ignored and not refused.
 NO_EFFECT = frozenset(
     {
-        "embedding_only", "f16_kv", "logits_all", "low_vram", "main_gpu", "mirostat", "mirostat_eta",
-        "mirostat_tau", "num_batch", "num_ctx", "num_gpu", "num_gqa", "num_keep", "num_thread", "numa",
-        "penalize_newline", "repeat_last_n", "rope_frequency_base", "rope_frequency_scale", "tfs_z",
-        "typical_p", "use_mlock", "use_mmap", "vocab_only",
+        "f16_kv", "logits_all", "low_vram", "main_gpu", "mirostat_eta", "mirostat_tau", "num_batch", "num_gpu",
+        "num_gqa", "num_keep", "num_thread", "numa", "use_mlock", "use_mmap",
     }
 )  # fmt: skip
+
+NEUTRAL: Mapping[str, tuple[object, ...]] = MappingProxyType(
+    {
+        "embedding_only": (False,),
+        "mirostat": (0,),
+        # Ollama's default is a window of 64; here penalties consider all of the prompt and the answer.
+        "penalize_newline": (True,),
+        "repeat_last_n": (-1, 64),
+        "rope_frequency_base": (0,),
+        "rope_frequency_scale": (0, 1),
+        "tfs_z": (0, 1),
+        "typical_p": (0, 1),
+        "vocab_only": (False,),
+    }
+)
+"""Options that the engine lacks: accepted with the values that switch them off or are Ollama's default, else refused."""
+
+CONTEXT = "num_ctx"
+"""The context that the client needs: refused if the model has less."""
 
 # Options whose negative values mean no limit or a random seed.
 _AS_IT_COMES = frozenset({"num_predict", "seed"})
@@ -57,7 +76,8 @@ _EFFORTS: dict[object, str] = {
     "max": "high",
 }
 # Options that other APIs have as fields, or under another name.
-_OPTIONS = {name: f"options.{name}" for name in MAPPED.keys() | NO_EFFECT} | {
+_KNOWN_OPTIONS = MAPPED.keys() | NO_EFFECT | NEUTRAL.keys() | {CONTEXT}
+_OPTIONS = {name: f"options.{name}" for name in _KNOWN_OPTIONS} | {
     name: f"options.{own}" for name, own in MEANT.items()
 }
 _RENAMED_FIELDS = _OPTIONS | {
@@ -82,16 +102,19 @@ def translate_options(options: Mapping[str, Any]) -> dict[str, Any]:
     """Return the engine's parameters.
 
     Raises:
-        RefusedError: an option is unknown.
+        RefusedError: an option is unknown, or would have an effect that the engine does not have.
 
     """
     found: dict[str, Any] = {}
     for name, value in options.items():
-        if name in NO_EFFECT or value is None:
+        if name in NO_EFFECT or name == CONTEXT or value is None:
+            continue
+        if name in NEUTRAL:
+            _check_neutral(name, value)
             continue
         known = MAPPED.get(name)
         if known is None:
-            message = unknown_name("option", name, MAPPED.keys() | NO_EFFECT, MEANT)
+            message = unknown_name("option", name, _KNOWN_OPTIONS, MEANT)
             raise invalid(message, param=f"options.{name[:100]}")
         number = int(value) if isinstance(value, float) and value.is_integer() else value
         if name in _AS_IT_COMES and isinstance(number, int) and number < (name == "num_predict"):
@@ -99,6 +122,60 @@ def translate_options(options: Mapping[str, Any]) -> dict[str, Any]:
         if name != "stop" or value:
             found[known] = number
     return found
+
+
+def _check_neutral(name: str, value: object) -> None:
+    if value in NEUTRAL[name]:
+        return
+    neutral = " or ".join(orjson.dumps(one).decode() for one in NEUTRAL[name])
+    raise invalid(
+        f"The engines of this fleet do not have the option '{name}'; leave it out, or send {neutral}.",
+        param=f"options.{name}",
+    )
+
+
+def needed_context(options: Mapping[str, Any] | None) -> int:
+    """Return the tokens of context that a client asks for; 0 if it does not."""
+    value = (options or {}).get(CONTEXT)
+    return int(value) if isinstance(value, int | float) and value > 0 else 0
+
+
+def keep_alive_s(keep_alive: float | str | None) -> float | None:
+    """Return the seconds for which a model should stay loaded; infinite if for ever, None if it is not said.
+
+    Raises:
+        RefusedError: it is neither a number nor a duration of Go.
+
+    """
+    if keep_alive is None or keep_alive == "":
+        return None
+    if isinstance(keep_alive, str):
+        found = _SECONDS.fullmatch(keep_alive)
+        seconds = float(keep_alive) if found else _go_duration_s(keep_alive)
+    else:
+        seconds = keep_alive
+    return math.inf if seconds < 0 else seconds
+
+
+_SECONDS = re.compile(r"-?\d{1,12}(\.\d{1,9})?", re.ASCII)
+_GO_DURATION = re.compile(
+    r"(?P<sign>-?)(?P<parts>(\d{1,12}(\.\d{1,9})?(ns|us|µs|ms|s|m|h))+)", re.ASCII
+)
+_GO_PART = re.compile(r"(\d+(?:\.\d+)?)(ns|us|µs|ms|s|m|h)")
+_GO_UNITS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
+
+
+def _go_duration_s(text: str) -> float:
+    found = _GO_DURATION.fullmatch(text) if len(text) <= 100 else None
+    if found is None:
+        raise invalid(
+            f'\'keep_alive\' must be seconds or a duration such as "5m" or "-1"; it is {text[:50]!r}.',
+            param="keep_alive",
+        )
+    seconds = sum(
+        float(number) * _GO_UNITS[unit] for number, unit in _GO_PART.findall(found["parts"])
+    )
+    return -seconds if found["sign"] else seconds
 
 
 class OllamaFunction(msgspec.Struct, forbid_unknown_fields=True):
@@ -187,14 +264,16 @@ def _answers_nothing(index: int) -> RefusedError:
     )
 
 
-class _Body(msgspec.Struct, forbid_unknown_fields=True):
+class RequestFields(msgspec.Struct, forbid_unknown_fields=True):
+    """Fields of every request to a model."""
+
     model: str
     options: dict[str, Any] | None = None
     keep_alive: float | str | None = None
     truncate: bool | None = None
 
 
-class _Generation(_Body):
+class _Generation(RequestFields):
     stream: bool | None = None
     format: Literal["", "json"] | dict[str, Any] | None = None
     think: bool | str | None = None
@@ -225,14 +304,14 @@ class GenerateBody(_Generation):
     steps: int | None = None
 
 
-class EmbedBody(_Body):
+class EmbedBody(RequestFields):
     """Body of `/api/embed`."""
 
     input: str | list[str] = ""
     dimensions: int | None = None
 
 
-class EmbeddingsBody(_Body):
+class EmbeddingsBody(RequestFields):
     """Body of `/api/embeddings`, the older form."""
 
     prompt: str = ""

@@ -1,11 +1,11 @@
 """Translates responses to Ollama's format: chats, generations, embeddings, errors and lists of models.
 
-Durations are the engine's measurements (`include_performance`), the total is the gateway's. A fleet
-knows no files: sizes are 0, families are unknown, and the digest is that of the name.
+Durations are the engine's measurements (`include_performance`), the total is the gateway's. The digest of a model is
+that of its name.
 """
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, TypeAlias
 
@@ -16,6 +16,7 @@ from typing_extensions import override
 from gateway.apis import openai_response
 from gateway.apis.adapter import ResponseTranslator
 from gateway.apis.ollama import request_translator
+from gateway.apis.ollama.model_facts import ModelFacts
 from gateway.apis.openai_response import (
     COMPLETE,
     EngineError,
@@ -42,16 +43,8 @@ _DONE_LINE = b',"done":false}\n'
 Json: TypeAlias = dict[str, Any]
 # The Ollama version of this API; clients refuse servers that are too old for them.
 VERSION = "0.13.0"
-# Models are never unloaded for lack of requests.
+# A model stays loaded unless its deployment may be scaled to zero, and then until the fleet decides.
 _FOR_EVER = "9999-12-31T23:59:59Z"
-_DETAILS = {
-    "parent_model": "",
-    "format": "mlx",
-    "family": "",
-    "families": None,
-    "parameter_size": "",
-    "quantization_level": "",
-}
 _ARCHITECTURE = "mlx"
 
 
@@ -278,47 +271,74 @@ class EmbeddingTranslator(OllamaErrorTranslator):
         return 200, headers, members[:-1] + b',"embeddings":[' + vectors + b"]}"
 
 
-def tags_body(models: Iterable[ServedModel]) -> Json:
+def tags_body(models: Iterable[ServedModel], facts: Mapping[str, ModelFacts]) -> Json:
     """Return the response of `/api/tags`."""
-    return {"models": [_model_entry(model) for model in models]}
+    return {"models": [_model_entry(model, facts[model.name]) for model in models]}
 
 
-def running_body(models: Iterable[ServedModel]) -> Json:
-    """Return the response of `/api/ps`: models with a replica."""
+def running_body(
+    models: Iterable[ServedModel],
+    facts: Mapping[str, ModelFacts],
+    kept_until: Callable[[ServedModel], datetime | None],
+) -> Json:
+    """Return the response of `/api/ps`: models with a replica. `kept_until`: the end of the clients' `keep_alive`."""
     found = []
     for model in models:
         if not model.ready() and not model.kept():
             continue
-        entry = {**_model_entry(model), "expires_at": _FOR_EVER, "size_vram": 0}
+        until = kept_until(model)
+        loaded_bytes = facts[model.name].loaded_bytes
+        entry = {
+            **_model_entry(model, facts[model.name]),
+            "size": loaded_bytes,
+            "size_vram": loaded_bytes,
+            "expires_at": _FOR_EVER if until is None else until.isoformat(),
+            "context_length": model.context_length or 0,
+        }
         del entry["modified_at"]
-        found.append({**entry, "context_length": model.context_length or 0})
+        found.append(entry)
     return {"models": found}
 
 
-def show_body(model: ServedModel) -> Json:
+def show_body(model: ServedModel, facts: ModelFacts) -> Json:
     """Return the response of `/api/show`."""
-    info: Json = {"general.architecture": _ARCHITECTURE, "general.basename": model.name}
+    architecture = facts.family or _ARCHITECTURE
+    info: Json = {"general.architecture": architecture, "general.basename": model.name}
+    if facts.parameters:
+        info["general.parameter_count"] = facts.parameters
     if model.context_length:
-        info[f"{_ARCHITECTURE}.context_length"] = model.context_length
+        info[f"{architecture}.context_length"] = model.context_length
+    source = facts.source or model.name
     return {
-        "modelfile": f"# Declared by a ModelDeployment or a ModelRoute.\nFROM {model.name}\n",
+        "modelfile": f"# Declared by a ModelDeployment or a ModelRoute.\nFROM {source}\n",
         "parameters": "",
         "template": "{{ .Prompt }}",
-        "details": _DETAILS,
+        "details": _details(facts),
         "model_info": info,
         "capabilities": ["completion", "tools"],
         "modified_at": _modified_at(model),
     }
 
 
-def _model_entry(model: ServedModel) -> Json:
+def _model_entry(model: ServedModel, facts: ModelFacts) -> Json:
     return {
         "name": model.name,
         "model": model.name,
         "modified_at": _modified_at(model),
-        "size": 0,
+        "size": facts.weights_bytes,
         "digest": hashlib.sha256(model.name.encode()).hexdigest(),
-        "details": _DETAILS,
+        "details": _details(facts),
+    }
+
+
+def _details(facts: ModelFacts) -> Json:
+    return {
+        "parent_model": "",
+        "format": "mlx",
+        "family": facts.family,
+        "families": [facts.family] if facts.family else None,
+        "parameter_size": facts.parameter_size,
+        "quantization_level": "",
     }
 
 

@@ -1,5 +1,8 @@
 """Limits of vocabulary and context."""
 
+import dataclasses
+from typing import Any
+
 import pytest
 
 from engine.openai import limits
@@ -25,6 +28,17 @@ def test_max_tokens_is_resolved(
     request_: GenerationRequest, prompt_tokens: int, max_tokens: int
 ) -> None:
     assert limits.resolve_max_tokens(request_, prompt_tokens, 100) == max_tokens
+
+
+def test_the_deployments_limit_replaces_a_missing_one() -> None:
+    def resolved(**fields: Any) -> int:
+        request = dataclasses.replace(chat(**fields), default_max_tokens=7)
+        return limits.resolve_max_tokens(request, 90, 100)
+
+    assert resolved() == resolved(fit_max_tokens=True) == 7
+    assert resolved(max_tokens=-1) == 10  # no limit, as it says
+    assert resolved(max_tokens=9, fit_max_tokens=True) == 9
+    assert resolved(max_tokens=11, fit_max_tokens=True) == 10
 
 
 @pytest.mark.parametrize(

@@ -64,8 +64,9 @@ def test_a_top_p_or_temperature_of_zero_is_greedy() -> None:
 
 
 def test_no_limit_and_no_stop_word_as_other_servers_say_it() -> None:
-    assert chat(max_tokens=-1) == chat(max_completion_tokens=-1) == chat(fit_max_tokens=True)
-    assert complete(max_tokens=-1) == complete(fit_max_tokens=True)
+    free = {"max_tokens": 2**31, "fit_max_tokens": True}
+    assert chat(max_tokens=-1) == chat(max_completion_tokens=-1) == chat(**free)
+    assert complete(max_tokens=-1) == complete(**free)
     assert chat(stop="").stops == chat(stop=[""]).stops == ()
     assert chat(stop=["a", "", "b"]).stops == ("a", "b")
     assert len(chat(stop=[str(number) for number in range(64)]).stops) == 64

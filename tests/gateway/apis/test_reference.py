@@ -89,9 +89,9 @@ def test_options() -> None:
         name: "honoured" if name == own else "mapped"
         for name, own in request_translator.MAPPED.items()
     }
-    assert rows("ollama", "Options") == wanted | dict.fromkeys(
-        request_translator.NO_EFFECT, "no effect"
-    )
+    wanted |= dict.fromkeys(request_translator.NO_EFFECT, "no effect")
+    wanted |= dict.fromkeys(request_translator.NEUTRAL, "refused")
+    assert rows("ollama", "Options") == wanted | {request_translator.CONTEXT: "honoured"}
     assert set(ollama.Options.model_fields) <= rows("ollama", "Options").keys()
 
 

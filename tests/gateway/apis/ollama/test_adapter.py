@@ -1,17 +1,27 @@
 """Ollama's own Python client against a gateway."""
 
+import asyncio
+import math
+from datetime import timedelta
+
 import aiohttp
 import ollama
 import orjson
 import pytest
 
-from gateway.apis.ollama import response_translator
+from gateway.apis.ollama import request_translator, response_translator
+from machinery.clock import SystemClock
 from schemas.deployment import ModelDeployment, ModelDeploymentSpec, ModelSource
 from schemas.meta import ObjectMeta
+from schemas.node import ModelGeometry, ModelReport, NodeStatus
+from schemas.wire.errors import RefusedError
+from store import codec, keys
+from store.port import Put
 from tests.gateway.apis.conftest import Stage
 from tests.support.gateway_api_scripts import CALLS, dies, fails, refuses, says
 from tests.support.gateway_fake_engine import Script
-from tests.support.gateway_world import World, deployment
+from tests.support.gateway_world import World, deployment, route
+from tests.support.waiting import until
 
 HELLO = [{"role": "user", "content": "hello"}]
 WEATHER = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}
@@ -83,7 +93,14 @@ async def test_a_generation(stage: Stage, spoken: ollama.AsyncClient) -> None:
 async def test_options(stage: Stage, spoken: ollama.AsyncClient) -> None:
     mapped = {"temperature": 0, "top_p": 0.5, "top_k": 40.0, "min_p": 0.1, "seed": 7, "stop": ["x"]}
     more = {"num_predict": 9, "repeat_penalty": 1.1, "presence_penalty": 1, "frequency_penalty": 1}
-    idle = {"num_ctx": 8192, "mirostat": 0, "num_gpu": 99, "use_mmap": True, "tfs_z": None}
+    idle = {
+        "num_ctx": 2048,
+        "mirostat": 0,
+        "repeat_last_n": 64,
+        "num_gpu": 99,
+        "use_mmap": True,
+        "tfs_z": None,
+    }
     options = {**mapped, **more, **idle}
     await spoken.chat("m", HELLO, options=options, keep_alive="5m", format="json")
     renamed = {"max_tokens": 9, "repetition_penalty": 1.1}
@@ -140,7 +157,17 @@ async def test_no_prompt_has_the_model_loaded(
         ("show", {"model": "nobody"}, "does not exist"),
         ("show", {}, "model"),
         ("pull", {"model": "nobody"}, "does not exist"),
+        ("pull", {"model": "hf.co/org/name"}, "fleetctl run org/name"),
+        ("create", {"model": "n", "from": "org/name"}, 'repo: "org/name"'),
         ("create", {"model": "m"}, "fleetctl apply"),
+        ("copy", {"source": "m", "destination": "a:b"}, "metadata: {name: a-b}"),
+        ("copy", {"source": "nobody", "destination": "x"}, "does not exist"),
+        ("copy", {"source": "m"}, "destination"),
+        ("delete", {"model": "m"}, "fleetctl delete modeldeployment/m"),
+        ("push", {"model": "m"}, "models export"),
+        ("chat", {"model": "m", "messages": HELLO, "keep_alive": "soon"}, "'keep_alive'"),
+        ("chat", {"model": "m", "messages": HELLO, "options": {"mirostat": 2}}, "'mirostat'"),
+        ("chat", {"model": "m", "messages": HELLO, "options": {"num_ctx": 9000}}, "at most 4096"),
     ],
 )
 async def test_refusals_teach(
@@ -205,6 +232,8 @@ async def test_what_is_there(
     assert shown.modelinfo["mlx.context_length"] == 2048
     assert shown.capabilities == ["completion", "tools"]
     assert (await spoken.pull("m")).status == "success"
+    lines = [line.status async for line in await spoken.pull("m", stream=True)]
+    assert lines == ["pulling m", "success"]
     async with http.get(f"{stage.gateway.url}/api/version") as response:
         assert await response.json() == {"version": response_translator.VERSION}
     for method in ("GET", "HEAD"):
@@ -212,3 +241,104 @@ async def test_what_is_there(
         async with http.request(method, stage.gateway.url + "/", headers=agent) as response:
             assert response.status == 200
             assert await response.text() == ("Ollama is running" if method == "GET" else "")
+
+
+async def test_keep_alive_keeps_a_deployment_from_zero(
+    stage: Stage, spoken: ollama.AsyncClient
+) -> None:
+    activator = stage.gateway.gateway.activator
+    await spoken.chat("m", HELLO)
+    assert activator.demand().get("m", 0) == 0
+    (model,) = (await spoken.ps()).models
+    assert model.expires_at is not None
+    assert model.expires_at.year == 9999
+    await spoken.chat("m", HELLO, keep_alive="1h30m")
+    assert activator.demand()["m"] == 1
+    assert activator.waiting().get("m", 0) == 0
+    (model,) = (await spoken.ps()).models
+    assert model.expires_at is not None
+    left = model.expires_at - SystemClock().now()
+    assert timedelta(hours=1, minutes=20) < left <= timedelta(hours=1, minutes=30)
+    await spoken.chat("m", HELLO, keep_alive=0)
+    assert activator.demand().get("m", 0) == 0
+    await spoken.generate("m", keep_alive=-1)
+    (model,) = (await spoken.ps()).models
+    assert model.expires_at is not None
+    assert model.expires_at < SystemClock().now() + timedelta(hours=24, minutes=1)
+
+
+@pytest.mark.parametrize(
+    ("given", "seconds"),
+    [("5m", 300), ("1h0.5s", 3600.5), ("250ms", 0.25), ("90", 90), (7.5, 7.5), (0, 0), ("0s", 0)],
+)
+def test_durations_of_go(given: float | str, seconds: float) -> None:
+    assert request_translator.keep_alive_s(given) == seconds
+
+
+@pytest.mark.parametrize("given", [-1, "-1", "-5m", -0.5])
+def test_for_ever(given: float | str) -> None:
+    assert request_translator.keep_alive_s(given) == math.inf
+
+
+@pytest.mark.parametrize("given", ["m", "5 m", "1h-5m", "9" * 200 + "s", "\u0661s"])
+def test_no_durations(given: str) -> None:
+    with pytest.raises(RefusedError, match="keep_alive"):
+        request_translator.keep_alive_s(given)
+
+
+async def test_a_pull_waits_until_the_model_is_ready(
+    stage: Stage, spoken: ollama.AsyncClient, world: World
+) -> None:
+    await world.put(deployment("later"))
+    await stage.gateway.knows("later", ready=0)
+    told: list[str] = []
+
+    async def pull() -> None:
+        async for line in await spoken.pull("later:latest", stream=True):
+            told.append(line.status or "")  # noqa: PERF401 - read while it grows
+
+    async with asyncio.TaskGroup() as group:
+        group.create_task(pull())
+        await until(lambda: len(told) == 2, what="the reason why it is not ready")
+        assert told[0] == "pulling later"
+        assert "ModelDeployment later has no endpoint yet" in told[1]
+        await world.serve("later", stage.engine)
+    assert told[-1] == "success"
+
+
+async def test_a_copy_of_what_is_declared_succeeds(
+    stage: Stage, spoken: ollama.AsyncClient, world: World
+) -> None:
+    await world.put(route("copy", "copy", m=1))
+    await stage.gateway.knows("copy", ready=1)
+    assert (await spoken.copy("m", "copy:latest")).status == "success"
+    with pytest.raises(ollama.ResponseError, match='model: "other"'):
+        await spoken.copy("m", "other")
+    with pytest.raises(ollama.ResponseError, match="fleetctl delete modeldeployment/m"):
+        await spoken.delete("copy")
+
+
+async def test_sizes_come_from_macs_and_replicas(
+    stage: Stage, spoken: ollama.AsyncClient, world: World
+) -> None:
+    geometry = ModelGeometry(
+        model_type="qwen3", weights_bytes=2_300_000_000, layers=36, kv_heads=8, head_dim=128, kv_element_bytes=2,
+        vocab_size=150_000, parameters=4_020_000_000,
+    )  # fmt: skip
+    status = NodeStatus(
+        uid="u", hostname="mac", address="10.0.0.1", agent_version="1", os="Darwin", os_version="26.2",
+        machine="arm64", chip="Apple M4", cpu_cores=10, gpu_cores=10, memory_bytes=16 << 30,
+        allocatable_bytes=10 << 30, models=(ModelReport(path="/models/m", geometry=geometry),),
+    )  # fmt: skip
+    put = Put(key=keys.status_key("Node", "mac-1"), value=codec.encode(status))
+    await world.transport.commit([], [put])
+    (model,) = (await spoken.list()).models
+    assert model.size == 2_300_000_000
+    assert model.details is not None
+    assert (model.details.family, model.details.parameter_size) == ("qwen3", "4.0B")
+    shown = await spoken.show("m")
+    assert shown.modelinfo is not None
+    assert shown.modelinfo["qwen3.context_length"] == 4096
+    assert "FROM /models/m" in (shown.modelfile or "")
+    (running,) = (await spoken.ps()).models
+    assert running.size_vram == 4  # the proof of the replica in the store
