@@ -4,6 +4,7 @@ Requests to models never reach FastAPI; `gateway/http/protocol.py` takes them.
 """
 
 import difflib
+import secrets
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -23,14 +24,16 @@ from gateway.admin import routes as admin
 from gateway.admin import routes as admin_routes
 from gateway.admin.admin_context import AdminContext
 from gateway.admin.in_flight import InFlightSource, endpoint_of
-from gateway.admin.request_stream import make_requests_router
 from gateway.admin.model_facts import read_facts
+from gateway.admin.request_stream import make_requests_router
 from gateway.apis import registry
 from gateway.apis.anthropic import response_translator as anthropic
 from gateway.apis.ollama import routes as ollama
 from gateway.apis.openai import PATHS
 from gateway.auth.access_control import AuthMiddleware, can_see, principal_of
 from gateway.auth.roles import check_role
+from gateway.batches import routes as batches
+from gateway.batches.database import BatchStore
 from gateway.metrics.vllm_metrics import vllm_lines
 from gateway.routing.selection import idle_models, nearest
 from gateway.routing.table import ServedModel
@@ -51,6 +54,7 @@ _LINES_AT_ONCE = 200
 _V1 = (
     "GET /v1/models",
     *(f"POST {path}" for path in (*PATHS, *registry.PATHS) if path.startswith("/v1/")),
+    *("POST /v1/files", "POST /v1/batches"),
 )
 # The same for paths below /api.
 _OLLAMAS = (
@@ -70,7 +74,11 @@ _LONGEST_PATH = 200
 _NOT_POST = ("GET", "HEAD", "PUT", "PATCH", "DELETE", "OPTIONS")
 
 
-def make_app(context: AdminContext, requests: InFlightSource | None = None) -> FastAPI:
+def make_app(
+    context: AdminContext,
+    requests: InFlightSource | None = None,
+    batch_store: BatchStore | None = None,
+) -> FastAPI:
     """Return the FastAPI application. `requests` are the requests to models that are under way."""
     requests = requests or InFlightSource()
     fleet_state = context.fleet_state
@@ -108,6 +116,7 @@ def make_app(context: AdminContext, requests: InFlightSource | None = None) -> F
         facts=partial(read_facts, context),
         clock=context.clock,
     ).add_to(app)
+    batches.make_routes(batch_store, context.clock, partial(secrets.token_hex, 12)).add_to(app)
     app.include_router(admin.make_admin_router(context))
     app.include_router(admin_routes.make_model_router(context))
     app.include_router(recorder_routes.make_feed_router(context, requests.running))

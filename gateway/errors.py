@@ -128,6 +128,71 @@ def too_many_on_socket(limit: int) -> Refusal:
     return Refusal(status=429, message=message, type="rate_limit_error", code="too_many_requests")
 
 
+def wrong_idempotency_key(longest: int) -> Refusal:
+    """Return the refusal of an idempotency key that is empty or too long."""
+    message = f"'Idempotency-Key' has 1 to {longest} characters."
+    return Refusal(status=400, message=message, param="Idempotency-Key")
+
+
+def idempotency_key_reused() -> Refusal:
+    """Return the refusal of an idempotency key that came with another body before."""
+    message = "This 'Idempotency-Key' was sent with another body; use a new key for a new request."
+    return Refusal(status=409, message=message, code="idempotency_key_reused")
+
+
+def idempotency_key_in_use() -> Refusal:
+    """Return the refusal of an idempotency key whose request is running."""
+    message = "A request with this 'Idempotency-Key' is running; repeat this one to get its answer."
+    return Refusal(status=409, message=message, code="idempotency_key_in_use", retry_after_s=1)
+
+
+def no_batches() -> Refusal:
+    """Return the refusal of files and batches at a gateway that keeps none."""
+    message = (
+        "This gateway keeps no files and batches: start it with --state-dir FOLDER, or send them to a gateway of the "
+        "fleet that has one."
+    )
+    return Refusal(status=501, message=message, type="server_error", code="no_batches")
+
+
+def batches_failed(why: str) -> Refusal:
+    """Return the refusal when the folder of batches cannot be used."""
+    message = f"The gateway's folder of files and batches cannot be used: {why[:300]}."
+    return Refusal(
+        status=503, message=message, type="server_error", code="batches_failed", retry_after_s=10
+    )
+
+
+def no_room_for_files(why: str) -> Refusal:
+    """Return the refusal of a file for which there is no room."""
+    message = f"{why}; delete files that are no longer needed (`DELETE /v1/files/ID`)."
+    return Refusal(status=507, message=message, type="server_error", code="no_room")
+
+
+def too_many_uploads(limit: int) -> Refusal:
+    """Return the refusal of one upload too many at once."""
+    message = f"{limit} files are being uploaded already; repeat the request."
+    return Refusal(
+        status=429,
+        message=message,
+        type="rate_limit_error",
+        code="too_many_uploads",
+        retry_after_s=5,
+    )
+
+
+def too_many_batches(limit: int) -> Refusal:
+    """Return the refusal of one open batch too many of a key."""
+    message = f"{limit} batches of this key are not over; wait for one, or cancel one."
+    return Refusal(
+        status=429,
+        message=message,
+        type="rate_limit_error",
+        code="too_many_batches",
+        retry_after_s=60,
+    )
+
+
 def not_synced() -> Refusal:
     """Return the refusal before the first read of the store."""
     return Refusal(

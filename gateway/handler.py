@@ -6,7 +6,7 @@ it must wait, for a slot, a replica or another engine.
 
 import asyncio
 import itertools
-from collections.abc import Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,8 +19,11 @@ from gateway.auth.access_control import AccessControl
 from gateway.auth.rate_limits import RateLimiter
 from gateway.forwarding.engine_stream import WAITING, EngineStream, StreamReceiver
 from gateway.forwarding.forwarder import Forwarder
+from gateway.forwarding.mirror import Mirror
 from gateway.forwarding.retry_state import ForwardResult, WholeResponse
+from gateway.http import idempotency
 from gateway.http.cors import AllowedHosts, AllowedOrigins
+from gateway.http.idempotency import IdempotencyTable
 from gateway.http.limits import AddressLimit, BodyMemory, ConnectionLimit
 from gateway.http.request_context import RequestContext, RequestHandler, header_lines
 from gateway.http.request_head import HeadReader
@@ -69,6 +72,10 @@ class HandlerOptions:
     origins: AllowedOrigins
     id_prefix: str
     """Prefix of generated request ids."""
+    draw: Callable[[], float]
+    """Returns a random number, 0..1."""
+    count_mirrored: Callable[[str], None]
+    """Counts copies of requests by outcome."""
     default_model: str = ""
     """Model of requests that name none; empty: the only one there is."""
 
@@ -101,6 +108,8 @@ class InferenceHandler(RequestHandler):
         """The last `Host` that was allowed."""
         self._id_prefix = options.id_prefix.encode()
         self._default_model = options.default_model
+        self.idempotency = IdempotencyTable(self.clock)
+        self.mirror = Mirror(forwarder, with_model, options.draw, options.count_mirrored)
         self.is_stopping = False
         self.linger_s = IDLE_LINGER_S
         self._count = itertools.count(1)
@@ -171,6 +180,9 @@ class InferenceHandler(RequestHandler):
         try:
             if self._recorder.tracer is not None or _TRACE_PARENT in http_request.fields:
                 self._recorder.begin(context)
+            key = http_request.fields.get(idempotency.HEADER)
+            if key is not None and self._replay(context, key):
+                return
             if limiter is not None:
                 if limiter.is_limited:
                     self._admit(context, (limiter,))
@@ -188,6 +200,8 @@ class InferenceHandler(RequestHandler):
             context.request = request
             self._admit_model(context, request)
             self._forwarder.start(request, context.retry_state, context, context.began_s)
+            if context.mirrored is not None:
+                self.mirror.offer(request, context.mirrored)
         except RefusedError as error:
             self._refuse(context, error.refusal)
         except Exception as error:  # noqa: BLE001 - the client still gets an answer
@@ -305,6 +319,25 @@ class InferenceHandler(RequestHandler):
         is_stale = self._forwarder.table_cache.is_stale
         context.extra_headers = (*rates, _STALE) if is_stale else rates
 
+    def _replay(self, context: RequestContext, key: bytes) -> bool:
+        """Answer with the first answer to the idempotency key, if there is one.
+
+        Raises:
+            RefusedError: the key is taken by another request.
+
+        """
+        http_request, principal = context.http_request, context.principal
+        name = "" if principal is None else principal.name
+        found = self.idempotency.begin(name, http_request.path, key, http_request.body)
+        if not found.status:
+            context.kept_answer = found
+            return False
+        context.outcome = outcome_of(found.status)
+        head = found.head + header_lines((idempotency.REPLAYED,))
+        context.response.whole(found.status, head, found.body)
+        self.finish(context)
+        return True
+
     def _set_default_model(self, context: RequestContext) -> None:
         """Write the default model into the body of a request that names none.
 
@@ -331,6 +364,8 @@ class InferenceHandler(RequestHandler):
         served = self._forwarder.table_cache.table.models.get(name)
         if served is not None:
             context.model = name
+            if served.mirror is not None:
+                context.mirrored = served
             if request.keep_alive_s is not None:
                 self._forwarder.keep_loaded(served, request.keep_alive_s)
             if principal is not None and not served.shares_cache:
@@ -346,6 +381,8 @@ class InferenceHandler(RequestHandler):
         if context not in self._contexts:
             return
         self._contexts.remove(context)
+        if context.kept_answer is not None:
+            self.idempotency.end(context.kept_answer)
         state = context.retry_state
         if state.admission is not None:
             self._forwarder.leave(state)
@@ -420,11 +457,14 @@ class InferenceHandler(RequestHandler):
             return
         context.outcome = "ok" if status < 400 else outcome_of(status)
         if context.translator is None:
-            response.whole(status, _header_block(result.passed, result.endpoint, context), body)
-            return
-        headers = _header_list(result.passed, result.endpoint, context)
-        status, headers, body = context.translator.whole(status, headers, body)
-        response.whole(status, header_lines(headers), body)
+            head = _header_block(result.passed, result.endpoint, context)
+        else:
+            headers = _header_list(result.passed, result.endpoint, context)
+            status, headers, body = context.translator.whole(status, headers, body)
+            head = header_lines(headers)
+        if context.kept_answer is not None:
+            self.idempotency.complete(context.kept_answer, status, head, body)
+        response.whole(status, head, body)
 
     def _begin_stream(self, source: EngineStream, context: RequestContext) -> None:
         """Pass the stream of an engine through, event by event."""

@@ -19,6 +19,8 @@ from gateway.apis.openai import PATHS, OpenAiAdapter
 from gateway.apis.registry import translated_adapters
 from gateway.app import make_app
 from gateway.auth.rate_limits import Limits
+from gateway.batches.database import BatchStore, open_batches
+from gateway.batches.runner import BatchGateway, BatchRunner
 from gateway.floating_address.holder import AddressHolder, FloatingAddress, make_holder
 from gateway.forwarding.admission import KEEP_ALIVE_S, Activator
 from gateway.forwarding.attempt import AttemptRunner
@@ -261,7 +263,10 @@ class Gateway:
         )
         self.pool.make_room = self._make_room
         self._stopping, self._gives_way = asyncio.Event(), False
-        app = make_app(self._admin_context(transport, id_, model_states), self._in_flight())
+        store = open_batches(limits.state_dir)
+        self._batches = None if store is None else self._batch_runner(store, model_states)
+        context = self._admin_context(transport, id_, model_states)
+        app = make_app(context, self._in_flight(), store)
         self._server = self._http_server(app)
 
     @property
@@ -318,6 +323,8 @@ class Gateway:
             hosts=limits.hosts,
             origins=limits.origins,
             id_prefix=id_,
+            draw=self.load_tracker.draw,
+            count_mirrored=self.metrics.mirrored.add,
             default_model=limits.default_model,
         )
 
@@ -428,6 +435,21 @@ class Gateway:
             resumer=Resumer(attempts=attempts, router=router),
         )
 
+    def _batch_runner(self, store: BatchStore, model_states: ModelStates) -> BatchRunner:
+        """Return what runs the batches of a folder while Macs are idle."""
+        fleet = self.fleet_state
+        gateway = BatchGateway(
+            handler=self.handler,
+            table_cache=self.table_cache,
+            load_tracker=self.load_tracker,
+            model_states=model_states,
+            activator=self.activator,
+            access=fleet.access,
+            keyring=fleet.keyring,
+            clock=self._clock,
+        )
+        return BatchRunner(store, gateway)
+
     def _http_server(self, app: FastAPI) -> SignalServer:
         """Return the HTTP or HTTPS server for clients."""
         limits = self._limits
@@ -495,6 +517,8 @@ class Gateway:
             ]
             if self._saved_journal is not None:
                 background.append(group.create_task(self._saved_journal.run(self.recorder.count)))
+            if self._batches is not None:
+                background.append(group.create_task(self._batches.run()))
             if self._limits.certificate is not None:
                 watch = self._limits.certificate.watch(self._clock)
                 background.append(group.create_task(watch))
@@ -512,6 +536,7 @@ class Gateway:
             await self._server.serve(sockets=[listener] if own is None else [listener, own])
             for task in background:
                 task.cancel()
+        self.handler.mirror.close()
         self.pool.close()
 
     async def _hold_address(self, holder: AddressHolder) -> None:

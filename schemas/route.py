@@ -58,6 +58,15 @@ class RouteRule(ApiModel):
     """Backends that answer such requests, by weight."""
 
 
+class Mirror(ApiModel):
+    """Shadow traffic: another deployment gets copies of requests, and its answers are dropped."""
+
+    deployment: ObjectName
+    """ModelDeployment that gets the copies; clients see nothing of it."""
+    percent: Annotated[int, Field(ge=1, le=100)] = 100
+    """Share of the requests that are copied."""
+
+
 class ModelRouteSpec(ApiModel):
     """A model name, and the deployments and external endpoints that answer for it."""
 
@@ -71,13 +80,17 @@ class ModelRouteSpec(ApiModel):
     """ModelDeployments and external endpoints to use when none of the backends can answer; the first that can is taken."""
     external: Annotated[tuple[ExternalEndpoint, ...], Field(max_length=20)] = ()
     """OpenAI servers outside the fleet, for backends and fallbacks."""
+    mirror: Mirror | None = None
+    """Shadow traffic: a deployment that gets copies of requests, such as a candidate for this name."""
     routing: Routing | None = None
     """The choice of an endpoint. Default: spec.routing of the chosen deployment."""
 
     def deployments(self) -> dict[tuple[str | int, ...], str]:
         """Return every ModelDeployment that the route names, by its path in the spec."""
         external = {one.name for one in self.external}
+        mirror = self.mirror
         return {
+            **({} if mirror is None else {("mirror", "deployment"): mirror.deployment}),
             **{
                 (*path, "deployment"): backend.deployment
                 for path, backend in self._backends()

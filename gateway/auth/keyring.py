@@ -145,6 +145,15 @@ class Keyring:
             return None
         return found
 
+    def named(self, name: str) -> Principal | None:
+        """Return the principal of a key that exists and has not expired, by the key's name."""
+        now = self._clock.now()
+        for secret in self._by_digest.values():
+            is_valid = secret.expires is None or now < secret.expires
+            if secret.principal.name == name and not secret.is_previous and is_valid:
+                return secret.principal
+        return None
+
     def find(self, key: bytes) -> Principal | None:
         """Return the principal of a presented key; None if it is unknown."""
         found = self.secret(key)

@@ -17,9 +17,11 @@ from gateway.auth.rate_limits import RateLimiter
 from gateway.forwarding.engine_stream import EngineStream
 from gateway.forwarding.retry_state import ForwardResult, RetryState
 from gateway.http.cors import AllowedHosts
+from gateway.http.idempotency import KeptAnswer
 from gateway.http.limits import AddressLimit, BodyMemory, ConnectionLimit
 from gateway.http.request_head import HeadReader
 from gateway.request import HttpRequest, InferenceRequest, RawHeaders
+from gateway.routing.table import ServedModel
 from gateway.upstream.connection import Headers
 from machinery.clock import NEVER, Clock
 from schemas.wire import headers
@@ -234,6 +236,10 @@ class RequestContext(msgspec.Struct, eq=False):
     """Limits under which the request is counted."""
     extra_headers: RawHeaders = ()
     """Response headers about rates and the store."""
+    kept_answer: KeptAnswer | None = None
+    """The place of its answer under its idempotency key; None without one."""
+    mirrored: ServedModel | None = None
+    """The model, if copies of its requests go to a mirror."""
     model: str = "unknown"
     outcome: str = "client_gone"
     began_s: float = 0.0
@@ -271,7 +277,7 @@ class RequestContext(msgspec.Struct, eq=False):
 
     def release(self) -> None:
         """Drop the request's data: an idle connection may keep this object for long."""
-        self.request = self.translator = self.stream = None
+        self.request = self.translator = self.stream = self.mirrored = None
         self.body = self.http_request.body = b""
         self.retry_state.client = None
 

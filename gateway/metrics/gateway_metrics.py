@@ -307,6 +307,9 @@ class GatewayMetrics:
             "ejections", "Ejections of an endpoint because it failed.", "replica"
         )
         self.hedges = _counter("hedges", "Hedged attempts, started and won.", "outcome")
+        self.mirrored = _counter(
+            "mirrored", "Copies of requests to mirrors, by their outcome.", "outcome"
+        )
         self.queue_refused = _counter("queue_refused", "Requests refused by a queue.", "reason")
         self.limited = _counter("limited", "Requests refused by access control.", "reason")
         self.shed = _counter(
@@ -326,6 +329,7 @@ class GatewayMetrics:
             self.ejections,
             self.hedges,
             self.queue_refused,
+            self.mirrored,
             self.limited,
             self.shed,
             Gauge("fleet_gateway_in_flight", "Requests at engines.", in_flight),

@@ -125,6 +125,14 @@ class HeaderRule:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class MirrorTarget:
+    """A deployment that gets copies of requests."""
+
+    deployment: str
+    percent: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ServedModel:
     """One model name that clients may use."""
 
@@ -147,6 +155,8 @@ class ServedModel:
     """The first matching rule replaces `backends`."""
     fallbacks: tuple[WeightedBackend, ...] = ()
     """Used in this order when the backends have no healthy endpoint."""
+    mirror: MirrorTarget | None = None
+    """Gets copies of requests; None if there is no such deployment."""
     session_s: float = 0.0
     """The lifetime of a session after its last request, in seconds; 0: no sessions."""
     is_prefix_aware: bool = False

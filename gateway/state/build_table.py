@@ -12,6 +12,7 @@ from gateway.routing.table import (
     CanarySplit,
     EngineEndpoint,
     HeaderRule,
+    MirrorTarget,
     RoutingTable,
     ServedModel,
     WeightedBackend,
@@ -266,7 +267,12 @@ class TableBuilder:
             )
         backends = self._backends(spec.backends, spec.routing, outside)
         source = "" if spec.routing is None else f"ModelRoute/{spec.model}"
-        return self.model(spec.model, backends, fallbacks, tuple(rules), source)
+        found = self.model(spec.model, backends, fallbacks, tuple(rules), source)
+        mirror = spec.mirror
+        if mirror is None or mirror.deployment not in self._inputs.deployments:
+            return found
+        target = MirrorTarget(deployment=mirror.deployment, percent=mirror.percent)
+        return replace(found, mirror=target)
 
     def model(
         self,

@@ -297,7 +297,8 @@ async def test_the_address_alone_says_what_is_below_it(
             f"Not Found: {method} {path}; below it there are: GET /v1/models, "
             "POST /v1/chat/completions, POST /v1/completions, POST /v1/responses, "
             "POST /v1/embeddings, POST /v1/score, POST /v1/rerank, "
-            "POST /v1/messages, POST /v1/messages/count_tokens"
+            "POST /v1/messages, POST /v1/messages/count_tokens, "
+            "POST /v1/files, POST /v1/batches"
         )
 
 

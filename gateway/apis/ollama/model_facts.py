@@ -9,7 +9,7 @@ from gateway.routing.table import ServedModel
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelFacts:
-    """What is known about one model name; zeroes and empty texts for the unknown."""
+    """Facts about one model name; zeroes and empty texts are unknown."""
 
     family: str = ""
     """The architecture, such as "qwen3"."""

@@ -1,0 +1,281 @@
+"""The folder of files and batches: a database and one file of content each. Shared by the gateways of one machine.
+
+A call blocks on the disk: use it in a thread. What a call has written survives kill -9 and power cuts.
+"""
+
+import contextlib
+import logging
+import os
+import sqlite3
+import threading
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from gateway.batches.records import BatchLine, StoredBatch, StoredFile
+from machinery import files
+
+log = logging.getLogger(__name__)
+
+_VERSION: Final = 1
+_SCHEMA: Final = f"""
+PRAGMA user_version = {_VERSION};
+CREATE TABLE files (id TEXT PRIMARY KEY, owner TEXT NOT NULL, created INTEGER NOT NULL, record BLOB NOT NULL);
+CREATE TABLE batches (
+    id TEXT PRIMARY KEY, owner TEXT NOT NULL, created INTEGER NOT NULL, is_over INTEGER NOT NULL,
+    record BLOB NOT NULL);
+CREATE INDEX open_batches ON batches (is_over, created);
+CREATE TABLE lines (
+    batch TEXT NOT NULL, number INTEGER NOT NULL, custom_id TEXT NOT NULL, offset INTEGER NOT NULL,
+    length INTEGER NOT NULL, model TEXT NOT NULL, state INTEGER NOT NULL, result BLOB,
+    PRIMARY KEY (batch, number), UNIQUE (batch, custom_id)) WITHOUT ROWID;
+CREATE INDEX waiting_lines ON lines (batch, state, number);
+"""
+WAITING: Final = 0
+COMPLETED: Final = 1
+FAILED: Final = 2
+_OVER: Final = frozenset({"completed", "failed", "expired", "cancelled"})
+
+
+class BatchStoreError(Exception):
+    """The folder cannot be used; the message says why."""
+
+
+class DuplicateIdError(Exception):
+    """Two lines of a batch have the same custom id, which is the message."""
+
+
+class BatchStore:
+    """The open folder."""
+
+    def __init__(self, folder: Path) -> None:
+        """Open the folder, which is private, or make it.
+
+        Raises:
+            BatchStoreError: it cannot be used.
+
+        """
+        self.folder = folder
+        self._lock = threading.RLock()
+        try:
+            files.make_private_folder(folder)
+            files.make_private_folder(folder / "content")
+        except (OSError, ValueError) as error:
+            raise BatchStoreError(f"{folder}: {error}") from error
+        with self._errors():
+            path = folder / "batches.db"
+            os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+            self._db = sqlite3.connect(
+                path, isolation_level=None, timeout=10.0, check_same_thread=False
+            )
+            self._db.execute("PRAGMA journal_mode = WAL")
+            # A client that was told of an id finds it after a power cut, too.
+            self._db.execute("PRAGMA synchronous = FULL")
+            with self._transaction():
+                (version,) = self._db.execute("PRAGMA user_version").fetchone()
+                if version > _VERSION:
+                    raise BatchStoreError(f"a newer mlx-fleet wrote {path}; move it away")
+                if version == 0:
+                    for statement in filter(str.strip, _SCHEMA.split(";")):
+                        self._db.execute(statement)
+
+    def close(self) -> None:
+        """Close the database."""
+        self._db.close()
+
+    def content(self, file_id: str) -> Path:
+        """Return the path of a file's content."""
+        return self.folder / "content" / file_id
+
+    def add_file(self, record: StoredFile) -> None:
+        """Add a file whose content is in place."""
+        with self._errors(), self._transaction():
+            row = (record.id, record.owner, record.created_s, msgspec.json.encode(record))
+            self._db.execute("INSERT OR REPLACE INTO files VALUES (?, ?, ?, ?)", row)
+
+    def file(self, file_id: str, owner: str) -> StoredFile | None:
+        """Return a file of this owner."""
+        with self._errors():
+            sql = "SELECT record FROM files WHERE id = ? AND owner = ?"
+            row = self._db.execute(sql, (file_id, owner)).fetchone()
+        return None if row is None else msgspec.json.decode(row[0], type=StoredFile)
+
+    def files(self, owner: str, limit: int) -> list[StoredFile]:
+        """Return the newest files of an owner."""
+        with self._errors():
+            sql = "SELECT record FROM files WHERE owner = ? ORDER BY created DESC, id DESC LIMIT ?"
+            rows = self._db.execute(sql, (owner, limit)).fetchall()
+        return [msgspec.json.decode(row[0], type=StoredFile) for row in rows]
+
+    def is_needed(self, record: StoredFile) -> bool:
+        """Return whether a batch that is not over reads the file."""
+        return any(batch.input_file == record.id for batch in self.open_batches())
+
+    def delete_file(self, record: StoredFile) -> None:
+        """Delete a file; once it is forgotten, its content goes."""
+        with self._errors(), self._transaction():
+            self._db.execute("DELETE FROM files WHERE id = ?", (record.id,))
+        with self._errors():
+            self.content(record.id).unlink(missing_ok=True)
+
+    def used_bytes(self, owner: str | None = None) -> int:
+        """Return the bytes of all files, or of one owner's."""
+        with self._errors():
+            sql = "SELECT record FROM files WHERE owner = ifnull(?, owner)"
+            rows = self._db.execute(sql, (owner,)).fetchall()
+        return sum(msgspec.json.decode(row[0], type=StoredFile).size for row in rows)
+
+    def add_batch(self, record: StoredBatch) -> None:
+        """Add a batch."""
+        with self._errors(), self._transaction():
+            self._put(record)
+
+    def change_batch(
+        self, before: StoredBatch, record: StoredBatch, lines: Iterable[BatchLine] = ()
+    ) -> None:
+        """Change a batch, with its lines once they are known; nothing happens if it was cancelled meanwhile.
+
+        Raises:
+            DuplicateIdError: two lines have the same custom id; nothing was written.
+
+        """
+        with self._errors(), self._transaction():
+            row = self._db.execute("SELECT record FROM batches WHERE id = ?", (record.id,))
+            found = row.fetchone()
+            if found is None:
+                return
+            if msgspec.json.decode(found[0], type=StoredBatch).status != before.status:
+                return
+            self._put(record)
+            for line in lines:
+                row = (record.id, line.number, line.custom_id, line.offset, line.length, line.model)
+                try:
+                    self._db.execute("INSERT INTO lines VALUES (?, ?, ?, ?, ?, ?, 0, NULL)", row)
+                except sqlite3.IntegrityError:
+                    raise DuplicateIdError(line.custom_id) from None
+
+    def _put(self, record: StoredBatch) -> None:
+        is_over = int(record.status in _OVER)
+        encoded = msgspec.json.encode(record)
+        row = (record.id, record.owner, record.created_s, is_over, encoded)
+        self._db.execute("INSERT OR REPLACE INTO batches VALUES (?, ?, ?, ?, ?)", row)
+
+    def batch(self, batch_id: str, owner: str) -> StoredBatch | None:
+        """Return a batch of this owner."""
+        with self._errors():
+            sql = "SELECT record FROM batches WHERE id = ? AND owner = ?"
+            row = self._db.execute(sql, (batch_id, owner)).fetchone()
+        return None if row is None else msgspec.json.decode(row[0], type=StoredBatch)
+
+    def batches(self, owner: str, limit: int) -> list[StoredBatch]:
+        """Return the newest batches of an owner."""
+        with self._errors():
+            sql = (
+                "SELECT record FROM batches WHERE owner = ? ORDER BY created DESC, id DESC LIMIT ?"
+            )
+            rows = self._db.execute(sql, (owner, limit)).fetchall()
+        return [msgspec.json.decode(row[0], type=StoredBatch) for row in rows]
+
+    def open_batches(self) -> list[StoredBatch]:
+        """Return all batches that are not over, oldest first."""
+        with self._errors():
+            sql = "SELECT record FROM batches WHERE is_over = 0 ORDER BY created, id"
+            rows = self._db.execute(sql).fetchall()
+        return [msgspec.json.decode(row[0], type=StoredBatch) for row in rows]
+
+    def cancel(self, batch_id: str, owner: str, now_s: int) -> StoredBatch | None:
+        """Ask for the end of a batch, unless it is over; return it as it is now."""
+        with self._errors(), self._transaction():
+            found = self._db.execute(
+                "SELECT record FROM batches WHERE id = ? AND owner = ?", (batch_id, owner)
+            ).fetchone()
+            if found is None:
+                return None
+            record = msgspec.json.decode(found[0], type=StoredBatch)
+            if record.status in ("validating", "in_progress"):
+                record = msgspec.structs.replace(record, status="cancelling", cancelling_s=now_s)
+                self._put(record)
+            return record
+
+    def waiting_lines(self, batch_id: str, limit: int) -> list[BatchLine]:
+        """Return the first lines without a result."""
+        with self._errors():
+            sql = (
+                "SELECT number, custom_id, offset, length, model FROM lines"
+                " WHERE batch = ? AND state = 0 ORDER BY number LIMIT ?"
+            )
+            rows = self._db.execute(sql, (batch_id, limit)).fetchall()
+        return [BatchLine(*row) for row in rows]
+
+    def end_line(self, batch: StoredBatch, number: int, state: int, result: bytes) -> None:
+        """Write the result of a line and count it, unless it has one already."""
+        with self._errors(), self._transaction():
+            done = self._db.execute(
+                "UPDATE lines SET state = ?, result = ? WHERE batch = ? AND number = ? AND state = 0",
+                (state, result, batch.id, number),
+            )
+            row = self._db.execute("SELECT record FROM batches WHERE id = ?", (batch.id,))
+            found = row.fetchone()
+            if not done.rowcount or found is None:
+                return
+            record = msgspec.json.decode(found[0], type=StoredBatch)
+            if state == COMPLETED:
+                record = msgspec.structs.replace(record, completed=record.completed + 1)
+            else:
+                record = msgspec.structs.replace(record, failed=record.failed + 1)
+            self._put(record)
+
+    def results(self, batch_id: str, state: int) -> Iterator[bytes]:
+        """Yield the results of all lines in a state, in their order."""
+        after = 0
+        while True:
+            with self._errors():
+                sql = (
+                    "SELECT number, result FROM lines WHERE batch = ? AND state = ? AND number > ?"
+                    " ORDER BY number LIMIT 200"
+                )
+                rows = self._db.execute(sql, (batch_id, state, after)).fetchall()
+            if not rows:
+                return
+            for number, result in rows:
+                after = number
+                yield result
+
+    def drop_lines(self, batch_id: str) -> None:
+        """Forget the lines of a batch whose files are written."""
+        with self._errors(), self._transaction():
+            self._db.execute("DELETE FROM lines WHERE batch = ?", (batch_id,))
+
+    @contextlib.contextmanager
+    def _transaction(self) -> Iterator[None]:
+        self._db.execute("BEGIN IMMEDIATE")
+        try:
+            yield
+            self._db.execute("COMMIT")
+        except BaseException:
+            # The disk may be too full for this as well; closing the file has the same effect.
+            with contextlib.suppress(sqlite3.Error):
+                self._db.execute("ROLLBACK")
+            raise
+
+    @contextlib.contextmanager
+    def _errors(self) -> Iterator[None]:
+        try:
+            with self._lock:
+                yield
+        except (sqlite3.Error, OSError) as error:
+            raise BatchStoreError(f"{self.folder}: {error}") from error
+
+
+def open_batches(state_dir: Path | None) -> BatchStore | None:
+    """Return the folder in a gateway's state folder; None without one, or if it cannot be used, which is logged."""
+    if state_dir is None:
+        return None
+    try:
+        state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        return BatchStore(state_dir / "batches")
+    except (BatchStoreError, OSError) as error:
+        log.warning("no batches: their folder cannot be used", extra={"why": str(error)})
+        return None

@@ -1,0 +1,275 @@
+"""`/v1/files` and `/v1/batches`, as OpenAI's API has them; each API key sees its own."""
+
+import asyncio
+import shutil
+from collections.abc import AsyncGenerator, Callable
+from dataclasses import dataclass
+from typing import Annotated, Final, TypeVar
+
+import msgspec
+import orjson
+from fastapi import FastAPI, Query, Request, Response
+from fastapi.responses import FileResponse
+from starlette.datastructures import UploadFile
+from starlette.formparsers import MultiPartException, MultiPartParser
+
+from gateway import errors
+from gateway.auth.access_control import principal_of
+from gateway.batches import records
+from gateway.batches.database import BatchStore, BatchStoreError
+from gateway.batches.records import StoredBatch, StoredFile
+from machinery import files
+from machinery.clock import Clock
+from schemas.wire.errors import Refusal, RefusedError, body_too_large, invalid
+
+_T = TypeVar("_T")
+MAX_FILE_BYTES: Final = 200 << 20
+MAX_OWNER_BYTES: Final = 2 << 30
+MAX_BYTES: Final = 20 << 30
+_MAX_OPEN_BATCHES: Final = 100
+# The disk of a Mac has more important uses.
+_RESERVE_BYTES: Final = 2 << 30
+_UPLOADS_AT_ONCE: Final = 4
+_BODY_LIMIT: Final = 64 << 10
+
+
+class _BatchBody(msgspec.Struct, forbid_unknown_fields=True):
+    input_file_id: str
+    endpoint: str
+    completion_window: str
+    metadata: dict[str, str] | None = None
+
+
+_BATCH: Final = msgspec.json.Decoder(_BatchBody)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchRoutes:
+    """Route handlers, one method for each route."""
+
+    store: BatchStore | None
+    """None: this gateway keeps no batches."""
+    clock: Clock
+    new_id: Callable[[], str]
+    uploads: asyncio.Semaphore
+
+    def add_to(self, app: FastAPI) -> None:
+        """Add the routes to the application."""
+        app.add_api_route("/v1/files", self.upload, methods=["POST"])
+        app.add_api_route("/v1/files", self.list_files, methods=["GET"])
+        app.add_api_route("/v1/files/{file_id}", self.file, methods=["GET"])
+        app.add_api_route("/v1/files/{file_id}", self.delete_file, methods=["DELETE"])
+        app.add_api_route("/v1/files/{file_id}/content", self.content, methods=["GET"])
+        app.add_api_route("/v1/batches", self.create, methods=["POST"])
+        app.add_api_route("/v1/batches", self.list_batches, methods=["GET"])
+        app.add_api_route("/v1/batches/{batch_id}", self.batch, methods=["GET"])
+        app.add_api_route("/v1/batches/{batch_id}/cancel", self.cancel, methods=["POST"])
+
+    async def upload(self, request: Request) -> Response:
+        """Take a file of requests, as multipart/form-data."""
+        store, owner = self._store(), _owner(request)
+        if self.uploads.locked():
+            raise RefusedError(errors.too_many_uploads(_UPLOADS_AT_ONCE))
+        async with self.uploads:
+            await self._check_room(store, owner)
+            file, purpose = await _read_form(request)
+            try:
+                if purpose != "batch":
+                    raise invalid(
+                        '"purpose" must be "batch": files serve batches alone.', "purpose"
+                    )
+                record = StoredFile(
+                    id=f"file-{self.new_id()}",
+                    owner=owner,
+                    filename=(file.filename or "batch.jsonl")[:255],
+                    purpose=purpose,
+                    size=file.size or 0,
+                    created_s=self._now_s(),
+                )
+                await self._off_loop(lambda: _keep(store, record, file))
+            finally:
+                await file.close()
+        return _json(record.body())
+
+    async def _check_room(self, store: BatchStore, owner: str) -> None:
+        used, own = await self._off_loop(lambda: (store.used_bytes(), store.used_bytes(owner)))
+        free = await self._off_loop(lambda: shutil.disk_usage(store.folder).free)
+        if used + MAX_FILE_BYTES > MAX_BYTES or own + MAX_FILE_BYTES > MAX_OWNER_BYTES:
+            raise RefusedError(errors.no_room_for_files("The files of batches have their limit"))
+        if free < _RESERVE_BYTES + MAX_FILE_BYTES:
+            raise RefusedError(errors.no_room_for_files("The gateway's disk is nearly full"))
+
+    async def list_files(
+        self, request: Request, limit: Annotated[int, Query(ge=1, le=10_000)] = 1000
+    ) -> Response:
+        """List the newest files."""
+        store, owner = self._store(), _owner(request)
+        return _listing([one.body() for one in await self._off_loop(store.files, owner, limit)])
+
+    async def file(self, file_id: str, request: Request) -> Response:
+        """Describe a file."""
+        return _json((await self._file(file_id, request)).body())
+
+    async def content(self, file_id: str, request: Request) -> Response:
+        """Return the content of a file."""
+        record = await self._file(file_id, request)
+        return FileResponse(self._store().content(record.id), media_type="application/jsonl")
+
+    async def delete_file(self, file_id: str, request: Request) -> Response:
+        """Delete a file that no open batch needs."""
+        store, record = self._store(), await self._file(file_id, request)
+        if await self._off_loop(store.is_needed, record):
+            raise invalid("A batch that is not over reads this file; cancel it first.", "file_id")
+        await self._off_loop(store.delete_file, record)
+        return _json({"id": record.id, "object": "file", "deleted": True})
+
+    async def create(self, request: Request) -> Response:
+        """Begin a batch."""
+        store, owner = self._store(), _owner(request)
+        try:
+            given = _BATCH.decode(await _body(request))
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+            raise invalid(f"{str(error)[:200]}.") from error
+        if given.endpoint not in records.ENDPOINTS:
+            known = ", ".join(records.ENDPOINTS)
+            raise invalid(f'"endpoint" must be one of {known}.', "endpoint")
+        if given.completion_window != records.WINDOW:
+            raise invalid(f'"completion_window" must be "{records.WINDOW}".', "completion_window")
+        metadata = given.metadata or {}
+        if len(metadata) > 16 or any(len(k) > 64 or len(v) > 512 for k, v in metadata.items()):
+            raise invalid('"metadata" has at most 16 pairs, of 64 and 512 characters.', "metadata")
+        await self._file(given.input_file_id, request)
+        running = [one for one in await self._off_loop(store.open_batches) if one.owner == owner]
+        if len(running) >= _MAX_OPEN_BATCHES:
+            raise RefusedError(errors.too_many_batches(_MAX_OPEN_BATCHES))
+        record = StoredBatch(
+            id=f"batch_{self.new_id()}",
+            owner=owner,
+            endpoint=given.endpoint,
+            input_file=given.input_file_id,
+            status="validating",
+            created_s=self._now_s(),
+            metadata=given.metadata,
+        )
+        await self._off_loop(store.add_batch, record)
+        return _json(record.body())
+
+    async def list_batches(
+        self, request: Request, limit: Annotated[int, Query(ge=1, le=100)] = 20, after: str = ""
+    ) -> Response:
+        """List the newest batches, or those before one."""
+        store, owner = self._store(), _owner(request)
+        found = await self._off_loop(store.batches, owner, 10_000)
+        ids = [one.id for one in found]
+        start = ids.index(after) + 1 if after in ids else 0
+        page = [one.body() for one in found[start : start + limit]]
+        return _listing(page, has_more=len(found) > start + limit)
+
+    async def batch(self, batch_id: str, request: Request) -> Response:
+        """Describe a batch."""
+        store, owner = self._store(), _owner(request)
+        return _json(_found(await self._off_loop(store.batch, batch_id, owner), batch_id).body())
+
+    async def cancel(self, batch_id: str, request: Request) -> Response:
+        """End a batch; the results until then become its files."""
+        store, owner = self._store(), _owner(request)
+        found = await self._off_loop(store.cancel, batch_id, owner, self._now_s())
+        return _json(_found(found, batch_id).body())
+
+    def _store(self) -> BatchStore:
+        """Return the folder.
+
+        Raises:
+            RefusedError: this gateway has none.
+
+        """
+        if self.store is None:
+            raise RefusedError(errors.no_batches())
+        return self.store
+
+    async def _file(self, file_id: str, request: Request) -> StoredFile:
+        return _found(await self._off_loop(self._store().file, file_id, _owner(request)), file_id)
+
+    async def _off_loop(self, call: Callable[..., _T], *arguments: object) -> _T:
+        """Call in a thread.
+
+        Raises:
+            RefusedError: the disk does not do it.
+
+        """
+        try:
+            return await asyncio.to_thread(call, *arguments)
+        except (BatchStoreError, OSError) as error:
+            raise RefusedError(errors.batches_failed(str(error))) from error
+
+    def _now_s(self) -> int:
+        return int(self.clock.now().timestamp())
+
+
+def make_routes(store: BatchStore | None, clock: Clock, new_id: Callable[[], str]) -> BatchRoutes:
+    """Return the routes; `new_id` makes names that no other gateway makes."""
+    uploads = asyncio.Semaphore(_UPLOADS_AT_ONCE)
+    return BatchRoutes(store=store, clock=clock, new_id=new_id, uploads=uploads)
+
+
+def _owner(request: Request) -> str:
+    principal = principal_of(request)
+    return "" if principal is None else principal.name
+
+
+def _found(found: _T | None, name: str) -> _T:
+    if found is None:
+        message = f"There is no '{name[:100]}'; other keys' files and batches are not shown."
+        raise RefusedError(Refusal(status=404, message=message, param="id", code="not_found"))
+    return found
+
+
+async def _read_form(request: Request) -> tuple[UploadFile, str]:
+    """Return the file, which is on the disk if it is large, and its purpose."""
+    if not request.headers.get("content-type", "").startswith("multipart/form-data"):
+        raise invalid("Send the file as multipart/form-data, with the fields 'purpose' and 'file'.")
+    parser = MultiPartParser(request.headers, _limited(request), max_files=1, max_fields=8)
+    try:
+        form = await parser.parse()
+    except MultiPartException as error:
+        raise invalid(f"The form cannot be read: {error.message}") from error
+    file = form.get("file")
+    if not isinstance(file, UploadFile):
+        raise invalid("The form has no field 'file' with a file.", "file")
+    return file, str(form.get("purpose") or "")
+
+
+async def _limited(request: Request) -> AsyncGenerator[bytes, None]:
+    size = 0
+    async for part in request.stream():
+        size += len(part)
+        if size > MAX_FILE_BYTES:
+            raise body_too_large(MAX_FILE_BYTES)
+        yield part
+
+
+async def _body(request: Request) -> bytes:
+    body = bytearray()
+    async for part in request.stream():
+        body += part
+        if len(body) > _BODY_LIMIT:
+            raise body_too_large(_BODY_LIMIT)
+    return bytes(body)
+
+
+def _keep(store: BatchStore, record: StoredFile, file: UploadFile) -> None:
+    """Write the content of a file, and then the file. Blocks."""
+    with files.open_replacement(store.content(record.id)) as target:
+        file.file.seek(0)
+        shutil.copyfileobj(file.file, target)
+    store.add_file(record)
+
+
+def _listing(data: list[records.Json], *, has_more: bool = False) -> Response:
+    ids = [one["id"] for one in data]
+    edges = {"first_id": ids[0] if ids else None, "last_id": ids[-1] if ids else None}
+    return _json({"object": "list", "data": data, **edges, "has_more": has_more})
+
+
+def _json(body: records.Json) -> Response:
+    return Response(orjson.dumps(body), media_type="application/json")

@@ -1,0 +1,251 @@
+"""Files and batches through OpenAI's own client."""
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import openai
+import orjson
+import pytest
+from openai.types import Batch
+
+from gateway.server import GatewayLimits
+from machinery.clock import SystemClock
+from store.memory import MemoryTransport
+from tests.support.gateway_calls import put_api_key
+from tests.support.gateway_engine_scripts import chat, completion
+from tests.support.gateway_fake_engine import Call, FakeEngine, running
+from tests.support.gateway_world import Running, World, running_gateway
+from tests.support.waiting import until, until_async
+
+CHAT = "/v1/chat/completions"
+
+
+def line(custom_id: str, model: str = "m", **more: object) -> str:
+    body = {"model": model, "messages": [{"role": "user", "content": custom_id}]}
+    given = {"custom_id": custom_id, "method": "POST", "url": CHAT, "body": body, **more}
+    return json.dumps(given)
+
+
+@pytest.fixture
+async def gateway(world: World, tmp_path: Path) -> AsyncIterator[Running]:
+    limits = GatewayLimits(drain_timeout_s=0.0, resume_timeout_s=2.0, state_dir=tmp_path / "state")
+    async with running_gateway(world.transport, limits) as found:
+        yield found
+
+
+@pytest.fixture
+async def client(gateway: Running) -> AsyncIterator[openai.AsyncOpenAI]:
+    async with openai.AsyncOpenAI(
+        base_url=f"{gateway.url}/v1", api_key="none", max_retries=0
+    ) as found:
+        yield found
+
+
+async def begin(client: openai.AsyncOpenAI, *lines: str) -> Batch:
+    content = "\n".join(lines).encode()
+    file = await client.files.create(file=("in.jsonl", content), purpose="batch")
+    return await client.batches.create(
+        input_file_id=file.id, endpoint=CHAT, completion_window="24h", metadata={"for": "tests"}
+    )
+
+
+async def ended(client: openai.AsyncOpenAI, batch: Batch, status: str = "completed") -> Batch:
+    found = batch
+
+    async def is_over() -> bool:
+        nonlocal found
+        found = await client.batches.retrieve(batch.id)
+        return found.status in ("completed", "failed", "expired", "cancelled")
+
+    await until_async(is_over, limit_s=60, what="the end of the batch")
+    assert found.status == status, found
+    return found
+
+
+async def results(client: openai.AsyncOpenAI, file_id: str | None) -> dict[str, dict[str, object]]:
+    assert file_id is not None
+    content = (await client.files.content(file_id)).text
+    return {one["custom_id"]: one for one in map(json.loads, content.splitlines())}
+
+
+async def test_a_batch_from_its_file_to_its_answers(
+    world: World, gateway: Running, client: openai.AsyncOpenAI
+) -> None:
+    async with running(FakeEngine("m-0", chat)) as engine:
+        await world.serve("m", engine)
+        await gateway.knows("m", ready=1)
+        batch = await begin(client, *(line(f"q{at}") for at in range(9)), line("lost", "nobody"))
+        assert (batch.status, batch.metadata) == ("validating", {"for": "tests"})
+        done = await ended(client, batch)
+        counts = done.request_counts
+        assert counts is not None
+        assert (counts.total, counts.completed, counts.failed) == (10, 9, 1)
+        answers = await results(client, done.output_file_id)
+        assert list(answers) == [f"q{at}" for at in range(9)]
+        response = answers["q3"]["response"]
+        assert isinstance(response, dict)
+        assert response["status_code"] == 200
+        assert response["body"]["choices"][0]["message"]["content"] == "hello from m-0"
+        lost = (await results(client, done.error_file_id))["lost"]["response"]
+        assert isinstance(lost, dict)
+        assert lost["status_code"] == 404
+        assert "does not exist" in lost["body"]["error"]["message"]
+        assert [one.id async for one in client.batches.list()] == [batch.id]
+        names = [one.filename async for one in client.files.list()]
+        assert len(names) == 3
+        assert (await client.files.delete(batch.input_file_id)).deleted
+        with pytest.raises(openai.NotFoundError):
+            await client.files.retrieve(batch.input_file_id)
+
+
+@pytest.mark.parametrize(
+    ("lines", "says"),
+    [
+        ([line("a"), line("a")], "two lines"),
+        ([line("a", url="/v1/embeddings")], "as the batch says"),
+        ([line("a", method="GET")], '"POST"'),
+        ([line("a", body={"model": "m", "stream": True})], "whole"),
+        (["[]"], "Expected"),
+        ([""], "no requests"),
+    ],
+)
+async def test_a_wrong_input_fails_with_its_line(
+    gateway: Running, client: openai.AsyncOpenAI, lines: list[str], says: str
+) -> None:
+    await until(lambda: gateway.gateway.table_cache.is_synced)
+    failed = await ended(client, await begin(client, *lines), "failed")
+    assert failed.errors is not None
+    assert failed.errors.data
+    assert says in (failed.errors.data[0].message or "")
+
+
+async def test_refusals(gateway: Running, client: openai.AsyncOpenAI) -> None:
+    file = await client.files.create(file=("in.jsonl", b"{}"), purpose="batch")
+    with pytest.raises(openai.BadRequestError, match="24h"):
+        await client.batches.create(
+            input_file_id=file.id,
+            endpoint=CHAT,
+            completion_window="1h",  # type: ignore[arg-type]  # as a client might
+        )
+    with pytest.raises(openai.NotFoundError, match="There is no 'file-x'"):
+        await client.batches.create(input_file_id="file-x", endpoint=CHAT, completion_window="24h")
+    with pytest.raises(openai.BadRequestError, match="files serve batches alone"):
+        await client.files.create(file=("x", b"x"), purpose="assistants")
+    with pytest.raises(openai.NotFoundError, match="batch_x"):
+        await client.batches.cancel("batch_x")
+
+
+async def test_a_cancelled_batch_keeps_its_results(
+    world: World, gateway: Running, client: openai.AsyncOpenAI
+) -> None:
+    async def once(call: Call) -> None:
+        if b"q0" in call.body:
+            await call.answer(completion("first"))
+        else:
+            await asyncio.sleep(60)
+
+    async with running(FakeEngine("m-0", once)) as engine:
+        await world.serve("m", engine)
+        await gateway.knows("m", ready=1)
+        batch = await begin(client, *(line(f"q{at}") for at in range(3)))
+        await until(lambda: len(engine.calls) == 3, what="all requests at the engine")
+        await until_async(lambda: _has_completed(client, batch, 1), what="the first result")
+        with pytest.raises(openai.BadRequestError, match="cancel it first"):
+            await client.files.delete(batch.input_file_id)
+        assert (await client.batches.cancel(batch.id)).status == "cancelling"
+        done = await ended(client, batch, "cancelled")
+        assert len(await results(client, done.output_file_id)) == 1
+        await until(lambda: engine.abandoned == 2, what="the engine to be given up")
+
+
+async def test_clients_come_first(
+    world: World, gateway: Running, client: openai.AsyncOpenAI
+) -> None:
+    held = asyncio.Event()
+
+    async def slow(call: Call) -> None:
+        await held.wait()
+        with contextlib.suppress(ConnectionError):
+            await call.answer(completion("late"))
+
+    async with running(FakeEngine("m-0", slow)) as engine:
+        await world.serve("m", engine)
+        await gateway.knows("m", ready=1)
+        async with asyncio.TaskGroup() as group:
+            group.create_task(client.chat.completions.create(model="m", messages=[]))
+            await until(lambda: len(engine.calls) == 1)
+            batch = await begin(client, line("q"))
+            await until_async(
+                lambda: _has_status(client, batch, "in_progress"), what="the batch to begin"
+            )
+            await asyncio.sleep(1.0)  # several looks of the runner
+            assert len(engine.calls) == 1  # the Mac is not idle
+            held.set()
+        await ended(client, batch)
+        assert len(engine.calls) == 2
+
+
+async def _has_completed(client: openai.AsyncOpenAI, batch: Batch, number: int) -> bool:
+    counts = (await client.batches.retrieve(batch.id)).request_counts
+    return counts is not None and counts.completed >= number
+
+
+async def _has_status(client: openai.AsyncOpenAI, batch: Batch, status: str) -> bool:
+    return (await client.batches.retrieve(batch.id)).status == status
+
+
+async def test_a_key_has_its_own_files_and_models(tmp_path: Path) -> None:
+    world = World(MemoryTransport(SystemClock()))
+    await put_api_key(world, "sk-one", name="one", models=("m",))
+    await put_api_key(world, "sk-two", name="two")
+    limits = GatewayLimits(drain_timeout_s=0.0, asks_for_keys=True, state_dir=tmp_path / "state")
+    async with (
+        running(FakeEngine("m-0", chat)) as engine,
+        running_gateway(world.transport, limits) as gateway,
+        openai.AsyncOpenAI(base_url=f"{gateway.url}/v1", api_key="sk-one") as one,
+        openai.AsyncOpenAI(base_url=f"{gateway.url}/v1", api_key="sk-two", max_retries=0) as two,
+    ):
+        await gateway.knows_keys()
+        await world.serve("m", engine)
+        await gateway.knows("m", ready=1)
+        batch = await begin(one, line("q"), line("other", "n"))
+        done = await ended(one, batch)
+        errors = await results(one, done.error_file_id)
+        response = errors["other"]["response"]
+        assert isinstance(response, dict)
+        assert response["status_code"] in (403, 404)
+        assert [entry.key for entry in gateway.gateway.recorder.journal.last(5)][:1] == ["one"]
+        assert [found.id async for found in two.batches.list()] == []
+        for call in (two.batches.retrieve(batch.id), two.files.content(done.output_file_id or "")):
+            with pytest.raises(openai.NotFoundError):
+                await call
+
+
+async def test_without_a_state_folder(world: World) -> None:
+    async with (
+        running_gateway(world.transport) as gateway,
+        openai.AsyncOpenAI(base_url=f"{gateway.url}/v1", api_key="none", max_retries=0) as client,
+    ):
+        with pytest.raises(openai.InternalServerError, match="--state-dir") as caught:
+            await client.batches.list()
+        assert caught.value.status_code == 501
+
+
+async def test_a_retried_request_counts_once(
+    world: World, gateway: Running, client: openai.AsyncOpenAI
+) -> None:
+    async def busy_once(call: Call) -> None:
+        if len(call.engine.calls) == 1:
+            await call.answer(orjson.dumps({"error": {"message": "busy"}}), 429)
+        else:
+            await call.answer(completion("now"))
+
+    async with running(FakeEngine("m-0", busy_once)) as engine:
+        await world.serve("m", engine)
+        await gateway.knows("m", ready=1)
+        done = await ended(client, await begin(client, line("q")))
+        assert done.request_counts is not None
+        assert (done.request_counts.completed, done.request_counts.failed) == (1, 0)

@@ -1,0 +1,119 @@
+"""Shadow traffic: copies reach the mirror, and clients notice nothing of it."""
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import aiohttp
+import orjson
+import pytest
+
+from gateway.forwarding import mirror
+from schemas.route import Mirror, ModelRoute
+from tests.support.gateway_calls import metrics_text, post_chat
+from tests.support.gateway_engine_scripts import chat, dies_at_once
+from tests.support.gateway_fake_engine import Call, FakeEngine, Script, running
+from tests.support.gateway_world import Running, World, deployment, route
+from tests.support.waiting import until, until_async
+
+
+def mirrored(percent: int = 100) -> ModelRoute:
+    made = route("r", "public", m=1)
+    spec = made.spec.model_copy(update={"mirror": Mirror(deployment="new", percent=percent)})
+    return made.model_copy(update={"spec": spec})
+
+
+@pytest.fixture
+async def engine(world: World, gateway: Running) -> AsyncIterator[FakeEngine]:
+    async with running(FakeEngine("m-0", chat)) as found:
+        await world.serve("m", found)
+        await world.put(mirrored())
+        await gateway.knows("public", ready=1)
+        yield found
+
+
+async def outcome(http: aiohttp.ClientSession, gateway: Running, name: str, number: int) -> None:
+    line = f'fleet_gateway_mirrored_total{{outcome="{name}"}} {number}'
+
+    async def is_counted() -> bool:
+        return line in await metrics_text(http, gateway)
+
+    await until_async(is_counted, what=line)
+
+
+@pytest.mark.parametrize("is_streamed", [False, True])
+async def test_the_mirror_gets_a_copy_and_the_client_the_answer(
+    world: World, gateway: Running, http: aiohttp.ClientSession, engine: FakeEngine, *, is_streamed: bool
+) -> None:  # fmt: skip
+    async with running(FakeEngine("new-0", chat)) as shadow:
+        await world.serve("new", shadow)
+        await gateway.knows("new", ready=1)
+        _, body, response = await post_chat(http, gateway, model="public", stream=is_streamed)
+        assert response.headers["x-fleet-replica"] == "m-0"
+        assert b"new-0" not in (body if is_streamed else orjson.dumps(body))
+        await until(lambda: len(shadow.calls) == 1, what="the copy")
+        assert orjson.loads(shadow.calls[0].body)["messages"] == []
+        assert orjson.loads(shadow.calls[0].body)["model"] == "new"
+        await outcome(http, gateway, "answered", 1)
+        assert len(gateway.gateway.recorder.journal) == 1
+
+
+@pytest.mark.parametrize("script", [dies_at_once, None])
+async def test_a_mirror_that_fails_or_is_not_there_costs_the_client_nothing(
+    world: World, gateway: Running, http: aiohttp.ClientSession, engine: FakeEngine, script: Script | None
+) -> None:  # fmt: skip
+    async with running(FakeEngine("new-0", script or chat)) as shadow:
+        if script is None:
+            await world.put(deployment("new"))
+            await gateway.knows("new", ready=0)
+        else:
+            await world.serve("new", shadow)
+            await gateway.knows("new", ready=1)
+        status, _, _ = await post_chat(http, gateway, model="public")
+        assert status == 200
+        await outcome(http, gateway, "dropped" if script is None else "failed", 1)
+        assert len(shadow.calls) == (script is not None)  # it is not repeated
+
+
+async def test_a_slow_mirror_is_bounded(
+    world: World,
+    gateway: Running,
+    http: aiohttp.ClientSession,
+    engine: FakeEngine,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(mirror, "MAX_RUNNING", 3)
+    held = asyncio.Event()
+
+    async def slow(call: Call) -> None:
+        await held.wait()
+        await chat(call)
+
+    async with running(FakeEngine("new-0", slow)) as shadow:
+        await world.serve("new", shadow)
+        await gateway.knows("new", ready=1)
+        for _ in range(8):
+            status, _, _ = await post_chat(http, gateway, model="public")
+            assert status == 200
+        await until(lambda: len(shadow.calls) == 3)
+        await outcome(http, gateway, "dropped", 5)
+        assert gateway.gateway.handler.mirror.running == 3
+        held.set()
+        await outcome(http, gateway, "answered", 3)
+    assert len(engine.calls) == 8
+
+
+async def test_a_share_of_the_requests(
+    world: World, gateway: Running, http: aiohttp.ClientSession, engine: FakeEngine
+) -> None:
+    async with running(FakeEngine("new-0", chat)) as shadow:
+        await world.serve("new", shadow)
+        await world.put(mirrored(percent=30))
+        await gateway.knows("new", ready=1)
+        await until(
+            lambda: gateway.gateway.table_cache.table.models["public"].mirror is not None
+            and gateway.gateway.table_cache.table.models["public"].mirror.percent == 30
+        )
+        for _ in range(100):
+            await post_chat(http, gateway, model="public")
+        await until(lambda: gateway.gateway.handler.mirror.running == 0)
+        assert 0 < len(shadow.calls) < 100  # the draws of tests are not even
