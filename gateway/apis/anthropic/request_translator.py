@@ -368,9 +368,7 @@ def count_to_chat(body_fields: CountBody) -> dict[str, Any]:
         body["tools"] = [_tool(tool, f"tools[{at}]") for at, tool in enumerate(body_fields.tools)]
     if body_fields.tool_choice is not None:
         body["tool_choice"] = _choice(body_fields.tool_choice)
-    effort = _effort(body_fields)
-    if effort is not None:
-        body["reasoning_effort"] = effort
+    body |= _effort_fields(body_fields)
     wanted = body_fields.output_format or (
         body_fields.output_config and body_fields.output_config.format
     )
@@ -415,16 +413,19 @@ def _choice(choice: ToolChoice) -> object:
             return choice.type
 
 
-def _effort(body_fields: CountBody) -> str | None:
-    """Return the reasoning effort; None leaves it to the model."""
-    thinking = body_fields.thinking
+def _effort_fields(body_fields: CountBody) -> dict[str, Any]:
+    """Return the fields of the reasoning effort; without any it is left to the model."""
+    thinking, output = body_fields.thinking, body_fields.output_config
     if thinking is not None and thinking.type == "disabled":
-        return "none"
-    if body_fields.output_config is not None and body_fields.output_config.effort is not None:
-        return _EFFORTS[body_fields.output_config.effort]
+        return {"reasoning_effort": "none"}
+    if output is not None and output.effort is not None:
+        # Claude Code sends it to every model. Variables that a template does not read change nothing.
+        switches = {"enable_thinking": True, "thinking": True}
+        variables = {"reasoning_effort": _EFFORTS[output.effort], **switches}
+        return {"chat_template_kwargs": variables}
     if thinking is None or thinking.type == "adaptive":
-        return None
+        return {}
     budget = thinking.budget_tokens or 0
     if budget < _MEDIUM_TOKENS:
-        return "low"
-    return "medium" if budget < _HIGH_TOKENS else "high"
+        return {"reasoning_effort": "low"}
+    return {"reasoning_effort": "medium" if budget < _HIGH_TOKENS else "high"}

@@ -137,7 +137,6 @@ async def test_why_it_stopped(
         ({"thinking": {"type": "enabled", "budget_tokens": 5000}}, "medium"),
         ({"thinking": {"type": "enabled", "budget_tokens": 31999}}, "high"),
         ({"thinking": {"type": "adaptive"}}, None),
-        ({"output_config": {"effort": "max"}}, "high"),
     ],
 )
 async def test_how_much_to_think(
@@ -145,6 +144,20 @@ async def test_how_much_to_think(
 ) -> None:
     await messenger.messages.create(model="m", max_tokens=9, messages=HELLO, **more)
     assert stage.asked.get("reasoning_effort") == effort
+
+
+async def test_an_effort_is_left_to_the_template(
+    stage: Stage, messenger: anthropic.AsyncAnthropic
+) -> None:
+    """Claude Code sends one to every model, and most templates have no levels."""
+    await messenger.messages.create(
+        model="m",
+        max_tokens=5,
+        messages=[{"role": "user", "content": "hello"}],
+        extra_body={"output_config": {"effort": "max"}, "thinking": {"type": "adaptive"}},
+    )
+    assert "reasoning_effort" not in stage.asked
+    assert stage.asked["chat_template_kwargs"]["reasoning_effort"] == "high"
 
 
 @pytest.mark.parametrize("is_streamed", [False, True])
