@@ -21,7 +21,7 @@ PIP_INDEX = $$($(BIN)/python -m pip config list | sed -nE "s/^.*\.index-url='(.*
 QUIET = $$(test -t 2 || echo --quiet)
 UV = UV_DEFAULT_INDEX="$${UV_DEFAULT_INDEX:-$(PIP_INDEX)}" $(BIN)/uv
 
-.PHONY: help setup demo stop test unit test-full test-mac coverage lint format docs screenshots vendor proto lock bench-smoke bench-apply bench-cli bench-start bench-fetch bench-gateway bench-gateway-tls bench-gateway-faults bench-gateway-faults-real bench-gateway-hostile bench-routing bench-store bench-placement bench-control-plane bench-manifests bench-engine bench-engine-sockets bench-engine-start bench-prefix-cache bench-shard bench-walks fuzz-engine clean bench-scale bench-observe
+.PHONY: help setup demo stop test unit test-full test-mac coverage lint format docs screenshots vendor proto lock bench-smoke bench-apply bench-cli bench-start bench-fetch bench-gateway bench-gateway-tls bench-gateway-faults bench-gateway-faults-real bench-gateway-hostile bench-routing bench-store bench-placement bench-control-plane bench-manifests bench-engine bench-engine-sockets bench-engine-start bench-prefix-cache bench-shard bench-walks fuzz-engine clean bench-scale bench-observe bench-nodes
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 28
@@ -183,6 +183,9 @@ fuzz-engine: $(TEST_READY)  ## hostile and generated requests to a real engine: 
 
 bench-walks: $(TEST_READY)  ## files of code that run for an apply, a chat and a lost node, in a minute
 	@$(BIN)/python -m bench.walks
+
+bench-nodes: $(TEST_READY)  ## tokens per second by the number of Macs: 1 to 3 real engines, 1 to 10 simulated Macs, in three minutes
+	@$(BIN)/python -m bench.nodes
 
 bench-shard: $(TEST_READY)  ## groups of 1, 2 and 3 ranks beside mlx.launch with mlx_lm.server, in five minutes
 	@$(BIN)/python -m bench.shard

@@ -28,6 +28,7 @@ BENCHES = {
     "gateway-hostile": "bench.gateway.hostile",
     "gateway-tls": "bench.gateway.tls",
     "manifests": "bench.manifests",
+    "nodes": "bench.nodes",
     "observe": "bench.observe",
     "placement": "bench.placement",
     "prefix-cache": "bench.prefix_cache",
