@@ -284,6 +284,8 @@ def describe(facts: HardwareFacts, identity: Identity, options: dict[str, Any]) 
         machine=facts.machine,
         chip=facts.chip,
         cpu_cores=facts.cpu_cores,
+        performance_cores=facts.performance_cores or 0,
+        metal=facts.metal,
         gpu_cores=facts.gpu_cores,
         memory_bytes=facts.memory_bytes,
         # Read from this machine: the identity's may have been used without a check.

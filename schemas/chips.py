@@ -166,6 +166,18 @@ def meets_tier(tier: SizeTier | None, *, gpu_cores: int, memory_bytes: int) -> b
     )
 
 
+def supported_tiers(*, gpu_cores: int, memory_bytes: int) -> tuple[str, ...]:
+    """Return the size tiers whose minimum a Mac has, such as "7B-13B", the largest first."""
+    found, above = [], ""
+    for tier in SIZE_TIERS:
+        billions = tier.min_parameters // 10**9
+        label = f"{billions}B-{above}" if above else f"{billions}B+"
+        if meets_tier(tier, gpu_cores=gpu_cores, memory_bytes=memory_bytes):
+            found.append(label if billions else f"<{above}")
+        above = f"{billions}B"
+    return tuple(found)
+
+
 def _normalize(name: str) -> str:
     return " ".join(name.split())
 

@@ -238,7 +238,11 @@ class NodeStatus(Status):
     machine: str
     chip: str
     cpu_cores: int
+    performance_cores: int = 0
+    """CPU cores of the fastest level; 0 if unknown. The others are efficiency cores."""
     gpu_cores: int
+    metal: str = ""
+    """The newest Metal family of the GPU, such as "Metal 4"; empty if unknown, and where there is no Metal."""
     memory_bytes: int
     """Unified memory of the machine."""
     allocatable_bytes: int

@@ -14,6 +14,7 @@ from gateway.admin.admin_context import DAY_S, RECENT_S, AdminContext, NodeList,
 from gateway.routing.table import EndpointHealth, EngineEndpoint
 from gateway.telemetry.time_series import SERIES_METRICS
 from machinery.version import version
+from schemas import chips
 from schemas.node import NodeStatus
 from schemas.wire.engine_address import EngineAddress
 
@@ -115,9 +116,19 @@ def _status(
 def _hardware(report: NodeStatus | None) -> Json | None:
     if report is None:
         return None
+    designation = chips.parse_designation(report.chip)
+    fast = report.performance_cores or None
     return {
         "chipModel": report.chip,
+        "chipGeneration": None if designation is None else f"M{designation.generation}",
+        "variant": None if designation is None else designation.variant or "Base",
         "cpuCores": report.cpu_cores,
+        "performanceCores": fast,
+        "efficiencyCores": None if fast is None else report.cpu_cores - fast,
+        "metalVersion": report.metal or None,
+        "supportedModelTiers": chips.supported_tiers(
+            gpu_cores=report.gpu_cores, memory_bytes=report.memory_bytes
+        ),
         "gpuCores": report.gpu_cores,
         "unifiedMemoryGB": round(report.memory_bytes / _GIB, 1),
         "memoryForModelsGB": round(report.allocatable_bytes / _GIB, 1),

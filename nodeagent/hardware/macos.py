@@ -72,6 +72,7 @@ class SystemProfile:
     gpu_cores: int | None = None
     memory_bytes: int | None = None
     platform_uuid: str | None = None
+    metal: str = ""
 
 
 def parse_profiler(text: str) -> SystemProfile:
@@ -85,7 +86,9 @@ def parse_profiler(text: str) -> SystemProfile:
     except ValueError:
         return SystemProfile()
     hardware = next(iter(_sections(tree, "SPHardwareDataType")), {})
-    gpus = [parse_positive(gpu.get("sppci_cores")) for gpu in _sections(tree, "SPDisplaysDataType")]
+    displays = _sections(tree, "SPDisplaysDataType")
+    gpus = [parse_positive(gpu.get("sppci_cores")) for gpu in displays]
+    families = [parse_metal(gpu.get("spdisplays_mtlgpufamilysupport", "")) for gpu in displays]
     return SystemProfile(
         chip=hardware.get("chip_type") or hardware.get("cpu_type"),
         machine=hardware.get("machine_model"),
@@ -93,7 +96,14 @@ def parse_profiler(text: str) -> SystemProfile:
         gpu_cores=max((cores for cores in gpus if cores), default=None),
         memory_bytes=parse_size(hardware.get("physical_memory", "")),
         platform_uuid=hardware.get("platform_UUID"),
+        metal=max(families, default=""),
     )
+
+
+def parse_metal(text: str) -> str:
+    """Return "spdisplays_metal4" as "Metal 4"; empty for other texts."""
+    match = re.fullmatch(r"spdisplays_metal(\d{1,2})", text, re.ASCII)
+    return f"Metal {match[1]}" if match else ""
 
 
 def _sections(tree: object, name: str) -> list[dict[str, str]]:
@@ -189,6 +199,7 @@ def assemble_facts(seen: FactsOutput) -> HardwareFacts:
         memory_bandwidth_gbps=chip.bandwidth_gbps if chip else None,
         hardware_uuid=profile.platform_uuid or parse_platform_uuid(seen.ioreg) or "",
         hostname=seen.hostname.strip(),
+        metal=profile.metal,
         thunderbolt=chip.thunderbolt if chip else None,
         rdma_capable=chip is not None and chip.rdma_capable and supports_rdma(os_version),
     )

@@ -35,6 +35,7 @@ class HardwareFacts:
     machine: the model identifier ("Mac16,11"); on Linux the architecture.
     os_version: with the build on macOS ("26.2 (25C56)"): RDMA peers must run identical builds.
     performance_cores: the cores of the fastest level. macOS calls that level "Super" since M5.
+    metal: the newest Metal family of the GPU ("Metal 4"); "" if it could not be read, and on Linux.
     gpu_cores: 0 only on Linux. If a Mac's count cannot be read: the chip's smallest bin, or 1 for an unknown chip.
     memory_bytes: installed memory; on Linux at most the limit of the process's cgroups.
     gpu_memory_limit_bytes: the memory for models. On macOS `iogpu.wired_limit_mb` if it is set, else a cautious
@@ -59,6 +60,7 @@ class HardwareFacts:
     memory_bandwidth_gbps: float | None
     hardware_uuid: str
     hostname: str
+    metal: str = ""
     thunderbolt: str | None
     rdma_capable: bool
 

@@ -146,3 +146,17 @@ def test_a_model_of_unknown_size_has_no_tier_and_fits_every_mac() -> None:
 def test_meets_the_tier_of_30_billion(gpu_cores: int, memory_bytes: int, expected: bool) -> None:
     tier = chips.size_tier(30 * 10**9)
     assert chips.meets_tier(tier, gpu_cores=gpu_cores, memory_bytes=memory_bytes) is expected
+
+
+@pytest.mark.parametrize(
+    ("gpu_cores", "gib", "tiers"),
+    [
+        (80, 512, ("30B+", "13B-30B", "7B-13B", "3B-7B", "<3B")),
+        (20, 48, ("13B-30B", "7B-13B", "3B-7B", "<3B")),
+        (10, 16, ("3B-7B", "<3B")),
+        (8, 8, ("<3B",)),
+        (0, 64, ()),
+    ],
+)
+def test_a_mac_supports_tiers(gpu_cores: int, gib: int, tiers: tuple[str, ...]) -> None:
+    assert chips.supported_tiers(gpu_cores=gpu_cores, memory_bytes=gib * GIB) == tiers

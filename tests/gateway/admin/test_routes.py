@@ -42,6 +42,8 @@ def status(name: str, **more: Any) -> NodeStatus:
         "machine": "arm64",
         "chip": "Apple M4 Pro",
         "cpu_cores": 12,
+        "performance_cores": 8,
+        "metal": "Metal 4",
         "gpu_cores": 20,
         "memory_bytes": 48 * GIB,
         "allocatable_bytes": 36 * GIB,
@@ -83,7 +85,13 @@ async def test_workers(world: World, gateway: Running, http: aiohttp.ClientSessi
         serving, idle, _ = found
         assert serving["hardware"] == {
             "chipModel": "Apple M4 Pro",
+            "chipGeneration": "M4",
+            "variant": "Pro",
             "cpuCores": 12,
+            "performanceCores": 8,
+            "efficiencyCores": 4,
+            "metalVersion": "Metal 4",
+            "supportedModelTiers": ["13B-30B", "7B-13B", "3B-7B", "<3B"],
             "gpuCores": 20,
             "unifiedMemoryGB": 48.0,
             "memoryForModelsGB": 36.0,

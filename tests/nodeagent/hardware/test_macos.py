@@ -48,6 +48,7 @@ M1 = HardwareFacts(
     memory_bandwidth_gbps=68.25,
     hardware_uuid="11111111-AAAA-5BBB-8CCC-000000000001",
     hostname="Annas-MacBook-Air",
+    metal="Metal 3",
     thunderbolt="3",
     rdma_capable=False,
 )
@@ -64,6 +65,7 @@ M4_PRO = HardwareFacts(
     memory_bandwidth_gbps=273,
     hardware_uuid="11111111-AAAA-5BBB-8CCC-000000000002",
     hostname="mini-1",
+    metal="Metal 4",
     thunderbolt="5",
     rdma_capable=True,
 )
@@ -81,6 +83,7 @@ M3_ULTRA = HardwareFacts(
     memory_bandwidth_gbps=819,
     hardware_uuid="11111111-AAAA-5BBB-8CCC-000000000003",
     hostname="studio-a",
+    metal="Metal 4",
     thunderbolt="5",
     rdma_capable=True,
 )
@@ -97,6 +100,7 @@ M5_MAX = HardwareFacts(
     memory_bandwidth_gbps=614,
     hardware_uuid="11111111-AAAA-5BBB-8CCC-000000000004",
     hostname="Pro-von-Joerg",
+    metal="Metal 4",
     thunderbolt="5",
     rdma_capable=True,
 )
@@ -113,6 +117,7 @@ M6_MAX = HardwareFacts(
     memory_bandwidth_gbps=None,
     hardware_uuid="11111111-AAAA-5BBB-8CCC-000000000005",
     hostname="M6",
+    metal="Metal 4",
     thunderbolt=None,
     rdma_capable=False,
 )
@@ -129,6 +134,7 @@ VM = HardwareFacts(
     memory_bandwidth_gbps=None,
     hardware_uuid="11111111-AAAA-5BBB-8CCC-000000000006",
     hostname="Mac-1748936512345",
+    metal="Metal 3",
     thunderbolt=None,
     rdma_capable=False,
 )
@@ -158,7 +164,7 @@ def test_each_command_alone_may_fail(machine: str) -> None:
         gpu_memory_limit_source=MemoryLimitSource.ESTIMATE,
     )
     assert macos.assemble_facts(replace(seen, sysctl="")) == without_sysctl
-    assert macos.assemble_facts(replace(seen, profiler="")) == whole
+    assert macos.assemble_facts(replace(seen, profiler="")) == replace(whole, metal="")
     assert macos.assemble_facts(replace(seen, ioreg="")) == whole
     assert macos.assemble_facts(replace(seen, sw_vers="")) == replace(
         whole, os_version="unknown", rdma_capable=False
