@@ -97,7 +97,7 @@ format: $(TEST_READY)  ## put the code in the house's format
 docs: $(READY)  ## generate docs/reference and the pictures
 	@$(BIN)/python -m docs.generate
 
-screenshots: $(TEST_READY)  ## write the pictures of the dashboard into docs/images, while `make demo` runs
+screenshots: $(TEST_READY)  ## write a picture of every screen of the dashboard into build/screens, the best into docs/images
 	@$(BIN)/python -m docs.screenshots
 
 vendor:  ## fetch what others wrote of the dashboard's page (needs npm), and check it

@@ -1,52 +1,103 @@
-"""Pictures of the dashboard for the documentation: `make screenshots` while `make demo` runs."""
+"""Pictures of every screen of the dashboard, light, dark and as on a phone: `make screenshots`.
+
+All go to the folder build/screens; the best six, to docs/images.
+"""
 
 import asyncio
+import shutil
 import sys
+import tempfile
 from pathlib import Path
+from typing import Final
 
 from playwright.async_api import Browser, Page, async_playwright
 
 from tests.support.browser import PROGRAM
+from tests.support.dashboard_fleets import MANIFEST
+from tests.support.dashboard_showcase import running_showcase
 
-IMAGES = Path(__file__).parent / "images"
-_WAIT_MS = 60_000
-_WIDE, _PHONE = {"width": 1200, "height": 800}, {"width": 390, "height": 844}
+IMAGES: Final = Path(__file__).parent / "images"
+SCREENS: Final = {
+    "fleet": "/",
+    "map": "/map",
+    "macs": "/macs",
+    "mac": "/macs/studio-1",
+    "models": "/models",
+    "model": "/models/qwen-coder",
+    "why": "/models/long?why",
+    "groups": "/groups",
+    "requests": "/requests",
+    "chat": "/chat",
+    "whatif": "/whatif?model=long&kvBits=4&lost=studio-3",
+    "apply": "/apply",
+    "git": "/git",
+    "events": "/events",
+    "changes": "/changes",
+    "logs": "/logs",
+    "keys": "/keys",
+    "add": "/add",
+    "time": "/macs",
+}
+"""The path of each screen."""
+SHAPES: Final = {"light": (1200, 800), "dark": (1200, 800), "phone": (390, 844)}
+BEST: Final = ("fleet-light", "why-light", "whatif-dark", "apply-light", "chat-dark", "fleet-phone")
+"""The pictures of the documentation."""
+_WAIT_MS: Final = 60_000
+_REST_MS: Final = 1_200
 
 
-async def _shoot(browser: Browser, url: str, name: str, *, theme: str, is_phone: bool) -> None:
+async def shoot(browser: Browser, url: str, name: str, shape: str, folder: Path) -> None:
     """Write the picture of one screen."""
-    path = "/" if name in ("fleet", "phone") else f"/{name}"
+    width, height = SHAPES[shape]
     page = await browser.new_page(
         base_url=url,
-        viewport=_PHONE if is_phone else _WIDE,  # type: ignore[arg-type]  # a dict is a ViewportSize
-        color_scheme="dark" if theme == "dark" else "light",
+        viewport={"width": width, "height": height},
+        color_scheme="light" if shape == "light" else "dark",
     )
     page.set_default_timeout(_WAIT_MS)
-    await page.goto(path)
-    await page.get_by_text("live", exact=True).wait_for()
-    if name == "chat":
-        await _ask(page)
-    await page.screenshot(path=IMAGES / f"dashboard-{name}.png")
+    await page.goto(SCREENS[name])
+    await page.locator("[data-state=live]").wait_for()
+    await prepare(page, name)
+    await page.wait_for_timeout(_REST_MS)
+    await page.screenshot(path=folder / f"{name}-{shape}.png")
     await page.close()
 
 
-async def _ask(page: Page) -> None:
-    await page.locator("option").first.wait_for(state="attached")
-    await page.fill("textarea", "What is the capital of France? Answer in one sentence.")
-    await page.keyboard.press("Enter")
-    await page.get_by_role("button", name="Send").wait_for()
+async def prepare(page: Page, name: str) -> None:
+    """Bring a screen into the state that is worth a picture."""
+    if name == "chat":
+        await page.locator("option").first.wait_for(state="attached")
+        await page.fill("textarea", "What is a fleet of Macs good for?")
+        await page.keyboard.press("Enter")
+        await page.get_by_role("button", name="Send").wait_for()
+    if name == "apply":
+        await page.get_by_label("Manifest, YAML").fill(MANIFEST)
+        await page.locator("[data-plan]").wait_for()
+    if name == "logs":
+        select = page.locator(".toolbar select").first
+        options = await select.locator("option").all_text_contents()
+        await select.select_option(next(one for one in options if one.startswith("gateway/")))
+    if name == "time":
+        await page.get_by_role("button", name="Time", exact=True).click()
+        await page.get_by_role("slider", name="Moment").wait_for()
 
 
-async def main(url: str) -> None:
-    """Write the pictures of a dashboard at this URL."""
+async def main(folder: Path) -> None:
+    """Write all pictures into a folder, and the best to docs/images."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory() as state:
+        async with running_showcase(Path(state)) as running, async_playwright() as playwright:
+            program = await playwright.chromium.launch(
+                executable_path=PROGRAM, args=["--no-sandbox"]
+            )
+            for name in SCREENS:
+                for shape in SHAPES:
+                    await shoot(program, running.url, name, shape, folder)
+            await program.close()
     IMAGES.mkdir(exist_ok=True)
-    async with async_playwright() as playwright:
-        browser = await playwright.chromium.launch(executable_path=PROGRAM, args=["--no-sandbox"])
-        for name, theme in (("fleet", "light"), ("models", "dark"), ("chat", "light")):
-            await _shoot(browser, url, name, theme=theme, is_phone=False)
-        await _shoot(browser, url, "phone", theme="dark", is_phone=True)
-        await browser.close()
+    for name in BEST:
+        shutil.copy(folder / f"{name}.png", IMAGES / f"dashboard-{name}.png")
 
 
 if __name__ == "__main__":
-    asyncio.run(main(sys.argv[1] if len(sys.argv) > 1 else "http://127.0.0.1:4003"))
+    asyncio.run(main(Path(sys.argv[1] if len(sys.argv) > 1 else "build/screens")))

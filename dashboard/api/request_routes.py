@@ -137,6 +137,8 @@ class RequestRoutes:
         if answer.status != 200:
             refused = ErrorBody.parse(body)
             why = f"it answers {answer.status}" if refused is None else refused.message
+            if answer.status == 404 and method == "GET":
+                why = "its release does not tell what is in flight"
             status = answer.status if answer.status in (401, 403, 404) else 502
             raise GatewayAnswerError(f"gateway/{id_}: {why}", status)
         try:

@@ -75,6 +75,7 @@ function App() {
       document.removeEventListener("keydown", onKey);
     };
   }, []);
+  useEffect(() => document.querySelector("nav [aria-current]")?.scrollIntoView({ inline: "center", block: "nearest" }), [location.pathname]);
   document.title = fleetTitle(store);
   if (store.state === "login") return html`<${Login} />`;
   return html`

@@ -69,7 +69,7 @@ function Short({ models, summary }) {
   return html`<ul class="problems">
     ${!summary.leader && html`<li><p><strong>No reconciler leads.</strong> Nothing is placed or replaced; what runs goes on.</p>
       <p class="cure">Start one: <code>fleet-reconciler</code>, or <code>fleetctl up</code></p></li>`}
-    ${models.map((one) => html`<li key=${one.name}><p><strong><a href=${`/models/${encodeURIComponent(one.name)}`}>${one.name}</a></strong>
+    ${models.map((one) => html`<li key=${one.name}><p><strong><a href=${`/models/${encodeURIComponent(one.name)}`}>${one.name}</a></strong>${" "}
       ${one.ready} of ${one.desired} replicas ready. ${one.placed < one.desired ? html`<a href=${`/models/${encodeURIComponent(one.name)}?why`}>Why pending?</a>` : one.reason}</p></li>`)}
   </ul>`;
 }

@@ -1,0 +1,203 @@
+"""A fleet that shows something on every screen of the dashboard, for pictures and for checks of all screens."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from manifests.change_log import AuditedTransport, ChangeAuthor
+from schemas.deployment import ModelDeploymentStatus
+from schemas.event import Event, EventSpec, ObjectReference
+from schemas.gitsource import GitCommit, GitSource, GitSourceSpec, GitSourceStatus, InventoryEntry
+from schemas.meta import Condition, ConditionStatus, ObjectMeta
+from schemas.node import Node, NodeSpec
+from schemas.replica import MemoryProof
+from schemas.shardgroup import GroupMember, ShardGroup, ShardGroupSpec, ShardGroupStatus
+from store import codec, keys
+from store.memory import MemoryTransport
+from store.port import Put, Transport
+from tests.support.dashboard_fleets import pending
+from tests.support.dashboards import CLOCK, RunningDashboard, running_dashboard
+from tests.support.fleetctl_manifests import put_replica
+from tests.support.fleets import GIB, deployment, revision
+from tests.support.gateway_engine_scripts import DONE, delta
+from tests.support.gateway_fake_engine import Call, FakeEngine, running
+from tests.support.gateway_world import World, running_gateway
+from tests.support.reconciler_agents import node_status, put_lease, put_node
+
+_MACS = (
+    ("studio-1", 192, "Apple M3 Ultra", "berlin"),
+    ("studio-2", 192, "Apple M3 Ultra", "berlin"),
+    ("studio-3", 192, "Apple M3 Ultra", "berlin"),
+    ("mini-1", 64, "Apple M4 Pro", "berlin"),
+    ("mini-2", 64, "Apple M4 Pro", "lisbon"),
+    ("mini-3", 48, "Apple M4 Pro", "lisbon"),
+    ("book-anna", 36, "Apple M4 Max", "lisbon"),
+)
+_HOT = Condition(
+    type="ThermalPressure",
+    status=ConditionStatus.TRUE,
+    reason="TooWarm",
+    message="the system throttles its processors",
+    last_transition_time=None,
+)
+_COMMIT = "4f2c9a1be0d37c5568f1a2b3c4d5e6f708192a3b"
+ANSWER = (
+    "A fleet of Macs is one machine in three: each has its own memory, the models are placed where they fit, and a "
+    "question goes to the engine that can begin it first."
+)
+
+
+async def put_showcase(store: Transport) -> None:
+    """Write the fleet."""
+    for name, gib, chip, site in _MACS:
+        metadata = ObjectMeta(
+            name=name, uid=f"uid-{name}", generation=1, labels={"site": site, "team": "core"}
+        )
+        spec = NodeSpec(unschedulable=name == "mini-3")
+        status = node_status(name, memory_gib=gib * 0.75, chip=chip).model_copy(
+            update={
+                "memory_bytes": gib * GIB,
+                "conditions": (_HOT,) if name == "book-anna" else (),
+                "labels": {"site": site},
+            }
+        )
+        puts = [codec.put_spec(Node(metadata=metadata, spec=spec)), put_node(name, status)]
+        await store.commit([], [*puts, *([put_lease(name)] if name != "mini-2" else [])])
+    await _put_models(store)
+    await _put_group(store)
+    await _put_git(store)
+    await _put_events(store)
+
+
+async def _put_models(store: Transport) -> None:
+    for name, size, macs in (
+        ("llama-70b", 40, ("studio-1", "studio-2")),
+        ("qwen-coder", 18, ("studio-3", "mini-1")),
+    ):
+        old = deployment(name=name, replicas=2, context_length=4096)
+        owner = deployment(name=name, replicas=2, context_length=8192)
+        proof = MemoryProof(
+            weights_bytes=size * GIB,
+            kv_cache_bytes=size * GIB // 3,
+            activation_bytes=GIB,
+            overhead_bytes=GIB * 3 // 4,
+        )
+        replicas = [put_replica(owner, at, mac, memory=proof) for at, mac in enumerate(macs)]
+        status = ModelDeploymentStatus(
+            observed_generation=1,
+            desired_replicas=2,
+            replicas=2,
+            ready_replicas=2,
+            updated_replicas=2,
+            revision=2,
+            conditions=(
+                Condition(type="Available", status=ConditionStatus.TRUE, reason="MinimumAvailable"),
+            ),
+        )
+        key = keys.status_key("ModelDeployment", name)
+        revisions = [codec.put_spec(revision(old, 1)), codec.put_spec(revision(owner, 2))]
+        await store.commit(
+            [],
+            [
+                codec.put_spec(owner),
+                *replicas,
+                *revisions,
+                Put(key=key, value=codec.encode(status)),
+            ],
+        )
+    long = pending()
+    spec = long.spec.model_copy(update={"concurrency": 640})
+    await store.commit([], [codec.put_spec(long.model_copy(update={"spec": spec}))])
+
+
+async def _put_group(store: Transport) -> None:
+    members = tuple(GroupMember(node=f"studio-{number}") for number in (1, 2, 3))
+    group = ShardGroup(
+        metadata=ObjectMeta(name="studios", uid="uid-g", generation=1),
+        spec=ShardGroupSpec(members=members, backend="jaccl", parallelism="Tensor"),
+    )
+    status = ShardGroupStatus(members=3, ready_members=3)
+    key = keys.status_key("ShardGroup", "studios")
+    await store.commit([], [codec.put_spec(group), Put(key=key, value=codec.encode(status))])
+
+
+async def _put_git(store: Transport) -> None:
+    spec = GitSourceSpec(repository="https://git.example.com/fleet.git", path="sites/berlin")
+    source = GitSource(metadata=ObjectMeta(name="fleet", uid="uid-s", generation=1), spec=spec)
+    commit = GitCommit(author="Anna", subject="qwen-coder: a longer context")
+    status = GitSourceStatus(
+        observed_revision=f"main@{_COMMIT}",
+        observed_commit=commit,
+        applied_revision=f"main@{_COMMIT}",
+        applied_commit=commit,
+        applied_at=CLOCK.now(),
+        inventory=(InventoryEntry(kind="ModelDeployment", name="qwen-coder"),),
+        conditions=(
+            Condition(
+                type="Ready",
+                status=ConditionStatus.TRUE,
+                reason="Synced",
+                message="all objects are as in the repository",
+            ),
+        ),
+    )
+    key = keys.status_key("GitSource", "fleet")
+    await store.commit([], [codec.put_spec(source), Put(key=key, value=codec.encode(status))])
+
+
+async def _put_events(store: Transport) -> None:
+    for number, (kind, name, type_, reason, message) in enumerate(
+        (
+            ("Node", "mini-2", "Warning", "NodeNotReady", "its agent does not renew its lease"),
+            ("Replica", "qwen-coder-1", "Normal", "ReplicaPlaced", "placed on mini-1"),
+            ("ModelDeployment", "qwen-coder", "Normal", "NewRevision", "revision 2"),
+        )
+    ):
+        spec = EventSpec(
+            about=ObjectReference(kind=kind, name=name),
+            type="Warning" if type_ == "Warning" else "Normal",
+            reason=reason,
+            message=message,
+            source="reconciler",
+            first_seen=CLOCK.now(),
+            last_seen=CLOCK.now(),
+        )
+        found = Event(metadata=ObjectMeta(name=f"e{number}"), spec=spec)
+        key = keys.event_key("reconciler", f"e{number}")
+        await store.commit([], [Put(key=key, value=codec.encode_spec(found))])
+    author = ChangeAuthor(
+        user="anna@studio", manager="fleetctl", command="fleetctl cordon", reason="new cables"
+    )
+    audited = AuditedTransport(store, CLOCK, author)
+    item = await audited.get(keys.spec_key("Node", "mini-3"))
+    assert item is not None
+    node = codec.decode_object(Node, item)
+    labels = {**node.metadata.labels, "team": "lab"}
+    changed = node.model_copy(
+        update={"metadata": node.metadata.model_copy(update={"labels": labels})}
+    )
+    await audited.commit([codec.unchanged_guard(node)], [codec.put_spec(changed)])
+    await store.commit([], [Put(key=keys.ELECTION_RECONCILER, value=b"studio-1/412 0.1.0")])
+
+
+async def _answer(call: Call) -> None:
+    await call.begin_stream()
+    for word in ANSWER.split(" "):
+        await call.chunk(delta(f"{word} "))
+    await call.chunk(DONE)
+    await call.send(b"0\r\n\r\n")
+
+
+@asynccontextmanager
+async def running_showcase(folder: Path) -> AsyncIterator[RunningDashboard]:
+    """Run a dashboard with a history over the fleet, a gateway, and an engine that answers as `chat`."""
+    store = MemoryTransport(CLOCK)
+    await put_showcase(store)
+    async with (
+        running_gateway(store) as gateway,
+        running(FakeEngine("chat-0", _answer)) as engine,
+    ):
+        await World(store).serve("chat", engine)
+        await gateway.knows("chat", ready=1)
+        async with running_dashboard(store, can_write=True, state_dir=folder) as found:
+            yield found
