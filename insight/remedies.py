@@ -47,7 +47,8 @@ def find_proofs(seen: FleetSnapshot, name: str) -> dict[str, MemoryProof]:
     return {
         node.name: proof_of(request, node)
         for node in table.nodes
-        if node.has_inspected(source)
+        if node.models.keys() >= set(_paths(source))
+        and node.adapters.keys() >= set(source.adapter_paths)
         and all(node.models[path].geometry is not None for path in _paths(source))
         and all(node.adapters[path].reason == "" for path in source.adapter_paths)
     }

@@ -64,8 +64,9 @@ def _changed_object(write: RecordedWrite, most_text: int) -> ChangedObject:
     if write.after is None:
         return ChangedObject(verb="delete", kind=kind, name=name, from_revision=revision)
     if before is None:
-        verb = "update" if revision else "create"
-        return ChangedObject(verb=verb, kind=kind, name=name, from_revision=revision)
+        return ChangedObject(
+            verb="update" if revision else "create", kind=kind, name=name, from_revision=revision
+        )
     fields = changed_fields(before.value, write.after)
     kept = fit_fields(fields, most_text)
     # Deleting a deployment marks it; the reconciler removes it when its replicas are gone.

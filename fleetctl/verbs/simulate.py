@@ -15,9 +15,11 @@ from fleetctl.cli.connect import run
 from fleetctl.cli.errors import FleetctlError
 from fleetctl.cli.terminal import ProgressLine
 from fleetctl.simulate import fleet_file, hub_models, report
-from fleetctl.simulate.fleet_file import FleetFile, FleetNode
+from fleetctl.simulate.fleet_file import FleetFile
 from fleetctl.simulate.report import LossOutcome, SimulationStep
 from fleetctl.simulate.simulated_fleet import SimulatedFleet, run_fleet
+from insight import simulated_macs
+from insight.simulated_macs import FleetNode
 from machinery import virtual_time
 from manifests.errors import ApplyError, ManifestErrors
 from manifests.load import LoadedObject, load_objects
@@ -186,7 +188,7 @@ async def _run(
             step = await _step(simulated, f"power loss of {name}", step)
             add(step)
         for node in newcomers:
-            await simulated.join(fleet_file.node_status(node, node.name))
+            await simulated.join(simulated_macs.node_status(node, node.name))
             event = f"{node.name} joins ({node.chip}, {node.memory})"
             step = await _step(simulated, event, step)
             add(step)
@@ -214,7 +216,7 @@ async def _first_step(
 ) -> SimulationStep:
     for node in fleet.nodes:
         for name in node.names():
-            await simulated.join(fleet_file.node_status(node, name), node.taints)
+            await simulated.join(simulated_macs.node_status(node, name), node.taints)
     await simulated.rest()
     return await _step(simulated, "apply", None, loaded)
 

@@ -20,8 +20,8 @@ from fleetctl.output.columns import age
 from identity import token_store
 from identity.join_token import JoinToken
 from identity.token_store import MAX_LIFETIME, TokenOptions
-from insight.tickets import current_user
 from machinery.clock import SystemClock
+from machinery.os_user import current_user
 from schemas import duration
 from schemas.meta import ObjectName
 from schemas.pools import NodePool

@@ -142,8 +142,8 @@ class BatchStore:
 
         """
         with self._errors(), self._transaction():
-            row = self._db.execute("SELECT record FROM batches WHERE id = ?", (record.id,))
-            found = row.fetchone()
+            rows = self._db.execute("SELECT record FROM batches WHERE id = ?", (record.id,))
+            found = rows.fetchone()
             if found is None:
                 return
             if msgspec.json.decode(found[0], type=StoredBatch).status != before.status:

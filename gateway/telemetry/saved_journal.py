@@ -212,7 +212,10 @@ def encode_entry(entry: JournalEntry) -> bytes:
         "request_id": entry.request_id.decode("ascii"),
         "session": entry.session and session_digest(entry.session),
         "served_by": None if entry.served_by is None else known.index(entry.served_by),
-        "attempts": [[known.index(one.endpoint), *one[1:]] for one in entry.attempts],
+        "attempts": [
+            [known.index(one.endpoint), one.outcome, one.began_s, one.ended_s, one.why]
+            for one in entry.attempts
+        ],
         "endpoints": [_encode_endpoint(one) for one in known],
     }
     try:

@@ -46,7 +46,9 @@ async def test_the_page_works_and_says_so_while_etcd_is_dead(
                 await page.goto("/macs")
                 await expect(page.get_by_role("link", name="mac-1")).to_be_visible()
                 await page.evaluate("window.isOld = true")
-                os.kill(etcd.supervisor.pid, signal.SIGKILL)
+                pid = etcd.supervisor.pid
+                assert pid is not None
+                os.kill(pid, signal.SIGKILL)
                 await etcd.supervisor.stop()
                 banner = page.locator("[data-banner]")
                 await expect(banner).to_contain_text("Objects are shown as last known")

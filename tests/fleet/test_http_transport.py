@@ -42,7 +42,7 @@ async def test_a_fleet_over_the_json_gateway(tmp_path: Path, models_dir: Path) -
             async def is_empty() -> bool:
                 shown = await fleet.ctl("get", "replicas,endpoints", "-o", "json", *HTTP)
                 assert shown.code == 0, shown.err
-                return json.loads(shown.out)["items"] == []
+                return not json.loads(shown.out)["items"]
 
             await until_async(is_empty, limit_s=60, what="the replica to end")
             logs = "\n".join(log.read_text() for log in tmp_path.glob("logs/*.log"))

@@ -5,9 +5,10 @@ from datetime import timedelta
 
 import pytest
 
-from fleetctl.simulate.fleet_file import FleetNode, model_geometry, nearest_shape, node_status
+from fleetctl.simulate.fleet_file import model_geometry, nearest_shape
 from fleetctl.simulate.simulated_fleet import run_fleet
 from fleetctl.verbs.rollout import decide_canary
+from insight.simulated_macs import FleetNode, node_status
 from machinery import virtual_time
 from machinery.clock import SystemClock
 from manifests.load import load_objects

@@ -5,6 +5,7 @@ import contextlib
 import json
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Final
 
 import openai
 import orjson
@@ -20,7 +21,7 @@ from tests.support.gateway_fake_engine import Call, FakeEngine, running
 from tests.support.gateway_world import Running, World, running_gateway
 from tests.support.waiting import until, until_async
 
-CHAT = "/v1/chat/completions"
+CHAT: Final = "/v1/chat/completions"
 
 
 def line(custom_id: str, model: str = "m", **more: object) -> str:

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
+from typing import Final
 
 import openai
 import orjson
@@ -20,7 +21,7 @@ from tests.support.ports import free_port
 from tests.support.waiting import until, until_async
 
 pytestmark = [pytest.mark.etcd, pytest.mark.timeout(240)]
-CHAT = "/v1/chat/completions"
+CHAT: Final = "/v1/chat/completions"
 _LINES = 12
 
 

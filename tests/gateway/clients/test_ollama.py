@@ -38,7 +38,7 @@ async def test_chats_whole_and_streamed(client: ollama.AsyncClient) -> None:
 
 async def test_a_format(client: ollama.AsyncClient) -> None:
     formed = await client.chat("tiny", HELLO, format=Verdict.model_json_schema())
-    assert Verdict.model_validate_json(formed.message.content or "")
+    assert isinstance(Verdict.model_validate_json(formed.message.content or ""), Verdict)
 
 
 async def test_embeddings(client: ollama.AsyncClient) -> None:

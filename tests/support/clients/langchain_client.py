@@ -18,7 +18,7 @@ class Verdict(BaseModel):
     is_sure: bool
 
 
-@tool
+@tool  # type: ignore[untyped-decorator]  # its package is in another environment
 def weather(unit: Literal["C", "F"]) -> str:
     """Tell the weather."""
     return f"20 {unit}"
