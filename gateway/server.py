@@ -266,8 +266,7 @@ class Gateway:
         store = open_batches(limits.state_dir)
         self._batches = None if store is None else self._batch_runner(store, model_states)
         context = self._admin_context(transport, id_, model_states)
-        app = make_app(context, self._in_flight(), store)
-        self._server = self._http_server(app)
+        self._server = self._http_server(make_app(context, self._in_flight(), store))
 
     @property
     def metrics(self) -> GatewayMetrics:
