@@ -181,7 +181,9 @@ class InferenceHandler(RequestHandler):
             if self._recorder.tracer is not None or _TRACE_PARENT in http_request.fields:
                 self._recorder.begin(context)
             key = http_request.fields.get(idempotency.HEADER)
-            if key is not None and self._replay(context, key):
+            if key is not None and self.idempotency.replay(context, key):
+                context.outcome = outcome_of(context.response.status)
+                self.finish(context)
                 return
             if limiter is not None:
                 if limiter.is_limited:
@@ -318,25 +320,6 @@ class InferenceHandler(RequestHandler):
         rates = context.adapter.rate_headers(self._access.rates(limiters))
         is_stale = self._forwarder.table_cache.is_stale
         context.extra_headers = (*rates, _STALE) if is_stale else rates
-
-    def _replay(self, context: RequestContext, key: bytes) -> bool:
-        """Answer with the first answer to the idempotency key, if there is one.
-
-        Raises:
-            RefusedError: the key is taken by another request.
-
-        """
-        http_request, principal = context.http_request, context.principal
-        name = "" if principal is None else principal.name
-        found = self.idempotency.begin(name, http_request.path, key, http_request.body)
-        if not found.status:
-            context.kept_answer = found
-            return False
-        context.outcome = outcome_of(found.status)
-        head = found.head + header_lines((idempotency.REPLAYED,))
-        context.response.whole(found.status, head, found.body)
-        self.finish(context)
-        return True
 
     def _set_default_model(self, context: RequestContext) -> None:
         """Write the default model into the body of a request that names none.

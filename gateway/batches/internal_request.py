@@ -34,7 +34,7 @@ class _NoTransport(asyncio.Transport):
 
 
 class _FutureOwner(ResponseOwner):
-    """The owner of a response that somebody awaits."""
+    """The owner of a response that a task awaits."""
 
     def __init__(self, done: "asyncio.Future[None]") -> None:
         self._done = done

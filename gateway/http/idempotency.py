@@ -7,14 +7,17 @@ afterwards a repetition runs anew. So does one whose first attempt failed.
 import hashlib
 from collections import OrderedDict
 from dataclasses import dataclass
-from typing import Final, TypeAlias
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 from gateway import errors
 from machinery.clock import Clock
 from schemas.wire.errors import RefusedError
 
+if TYPE_CHECKING:  # it holds an answer's place
+    from gateway.http.request_context import RequestContext
+
 HEADER: Final = b"idempotency-key"
-REPLAYED: Final = (b"idempotency-replayed", b"true")
+REPLAYED: Final = b"idempotency-replayed: true\r\n"
 MAX_KEY: Final = 255
 KEPT_S: Final = 3600.0
 MAX_ENTRIES: Final = 10_000
@@ -75,6 +78,22 @@ class IdempotencyTable:
         self._entries[scope] = taken
         self._make_room()
         return taken
+
+    def replay(self, context: "RequestContext", key: bytes) -> bool:
+        """Send the answer to the key, if there is one; else give the key to the request.
+
+        Raises:
+            RefusedError: as `begin`.
+
+        """
+        http_request, principal = context.http_request, context.principal
+        name = "" if principal is None else principal.name
+        found = self.begin(name, http_request.path, key, http_request.body)
+        if not found.status:
+            context.kept_answer = found
+            return False
+        context.response.whole(found.status, found.head + REPLAYED, found.body)
+        return True
 
     def complete(self, entry: KeptAnswer, status: int, head: bytes, body: bytes) -> None:
         """Keep the answer of a request. Answers that a repetition might better are not kept, nor are large ones."""
