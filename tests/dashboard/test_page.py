@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import quote
 
 import pytest
 from axe_playwright_python.async_playwright import Axe
@@ -14,7 +15,9 @@ from playwright.async_api import Browser, Page, Route, expect
 
 from fleetctl.fleets.api_keys import secret_of
 from insight.tickets import issue_login_ticket
+from manifests.change_log import AuditedTransport, ChangeAuthor
 from schemas.event import Event, EventSpec, ObjectReference
+from schemas.gitsource import GitCommit, GitSource, GitSourceSpec, GitSourceStatus
 from schemas.meta import Condition, ConditionStatus, ObjectMeta
 from schemas.node import NodeLease, NodeStatus
 from schemas.records import ApiKey
@@ -44,6 +47,14 @@ SCREENS = {
     "/events": "Events",
     "/chat": "Chat",
     "/add": "Add a Mac",
+    "/map": "Map",
+    "/models/qwen?why": "qwen",
+    "/whatif": "What if",
+    "/apply": "Apply",
+    "/git": "Git",
+    "/changes": "Changes",
+    "/logs": "Logs",
+    "/keys": "Keys",
 }
 HOSTILE = '<img src=x onerror="window.hacked=1"><script>window.hacked=1</script>javascript:hacked'
 WCAG = {
@@ -165,8 +176,31 @@ async def test_every_screen_is_whole_accessible_and_fits(
             assert result.violations_count == 0, f"{path}: {result.generate_report()}"
 
 
+async def put_hostile(store: Transport) -> None:
+    """Write texts of strangers: a commit's subject, a reason, a condition of a model."""
+    spec = GitSourceSpec(repository="https://git.example.com/fleet.git")
+    source = GitSource(metadata=ObjectMeta(name="fleet", uid="g", generation=1), spec=spec)
+    status = GitSourceStatus(
+        observed_revision="main@1", applied_commit=GitCommit(author=HOSTILE[:90], subject=HOSTILE)
+    )
+    author = ChangeAuthor(user="eve", manager="fleetctl", reason=HOSTILE, command=HOSTILE)
+    await AuditedTransport(store, CLOCK, author).commit([], [codec.put_spec(source)])
+    key = keys.status_key("GitSource", "fleet")
+    await store.commit([], [Put(key=key, value=codec.encode(status))])
+
+
 async def test_hostile_texts_are_shown_and_never_run(browser: Browser, site: Site) -> None:
+    await put_hostile(site.store)
     async with open_page(browser, site.url) as (page, _):
+        for path, heading in {"/git": "Git", "/changes": "Changes"}.items():
+            await show(page, path, heading)
+            await expect(page.locator("main")).to_contain_text(HOSTILE)
+        await show(page, "/apply", "Apply")
+        await page.get_by_label("Manifest, YAML").fill(f"kind: '{HOSTILE}'")
+        await expect(page.get_by_role("alert")).to_be_visible()
+        await show(page, f"/whatif?model={quote(HOSTILE)}", "What if")
+        name = HOSTILE.replace("/", "")
+        await show(page, f"/macs/{quote(name)}", name)
         for path, heading in {"/": "Fleet", "/macs/mac-2": "mac-2", "/events": "Events"}.items():
             await show(page, path, heading)
             await expect(page.locator("main")).to_contain_text(HOSTILE)

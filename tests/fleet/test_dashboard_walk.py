@@ -139,16 +139,20 @@ async def kill_a_mac_under_a_stream(page: Page, fleet: Fleet) -> None:
 async def ask_why_and_what_if(page: Page) -> None:
     """A model that fits nowhere: why, two clicks from the first screen, and what would help."""
     await page.goto("/apply")
-    huge = MANIFEST.replace("NAME", "huge").replace("concurrency: 2", "concurrency: 1024")
-    await page.get_by_label("Manifest, YAML").fill(huge.replace("replicas: 2", "replicas: 1"))
+    huge = MANIFEST.replace("NAME", "huge").replace("replicas: 2", "replicas: 1")
+    await page.get_by_label("Manifest, YAML").fill(f"{huge}  resources: {{memory: 100Gi}}\n")
     await page.get_by_role("button", name="Apply these changes").click()
     await expect(page.locator("[data-done]")).to_contain_text("created")
     await page.locator("nav").get_by_role("link", name="Fleet").click()
     item = page.locator("li", has=page.get_by_role("link", name="huge", exact=True)).first
     await item.get_by_role("link", name="Why pending?").click()
     await expect(page.locator("main")).to_contain_text("InsufficientMemory")
-    await page.locator(".remedies a").first.click()
+    await page.locator(".actions").get_by_role("link", name="What if").click()
+    await expect(page.locator("tr", has_text="huge-0")).to_contain_text("no place")
+    await page.get_by_label("Memory", exact=True).fill("256Gi")
+    await page.get_by_label("How many").fill("1")
     await expect(page.locator("tr", has_text="huge-0")).to_contain_text("new")
+    await expect(page.locator("tr", has_text="huge-0")).not_to_contain_text("no place")
 
 
 async def undo_a_rollout(page: Page, fleet: Fleet) -> None:
