@@ -21,7 +21,7 @@ PIP_INDEX = $$($(BIN)/python -m pip config list | sed -nE "s/^.*\.index-url='(.*
 QUIET = $$(test -t 2 || echo --quiet)
 UV = UV_DEFAULT_INDEX="$${UV_DEFAULT_INDEX:-$(PIP_INDEX)}" $(BIN)/uv
 
-.PHONY: help setup demo stop test unit test-full test-mac coverage lint format docs screenshots vendor proto lock bench-smoke bench-apply bench-cli bench-start bench-fetch bench-gateway bench-gateway-tls bench-gateway-faults bench-gateway-faults-real bench-gateway-hostile bench-routing bench-store bench-placement bench-control-plane bench-manifests bench-engine bench-engine-sockets bench-engine-start bench-prefix-cache bench-shard bench-walks fuzz-engine clean bench-scale bench-observe bench-nodes
+.PHONY: help setup demo stop test unit test-full test-mac coverage lint format docs screenshots vendor proto lock bench-smoke bench-apply bench-cli bench-start bench-fetch bench-gateway bench-gateway-tls bench-gateway-faults bench-gateway-faults-real bench-gateway-hostile bench-routing bench-store bench-placement bench-control-plane bench-manifests bench-engine bench-engine-sockets bench-engine-start bench-prefix-cache bench-shard bench-walks fuzz-engine clean bench-scale bench-observe bench-nodes bench-speculation
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 28
@@ -174,6 +174,9 @@ bench-manifests: $(TEST_READY)  ## 10,000 manifests: load, check, apply and diff
 
 bench-engine: $(TEST_READY)  ## our engine beside mlx_lm.server and beside raw MLX, in five minutes
 	@$(BIN)/python -m bench.engine
+
+bench-speculation: $(TEST_READY)  ## guesses from n-grams: an engine with them beside one without
+	@$(BIN)/python -m bench.speculation
 
 bench-engine-start: $(TEST_READY)  ## from an engine's start to its first token, beside mlx_lm.server
 	@$(BIN)/python -m bench.engine_start

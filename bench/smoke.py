@@ -32,6 +32,7 @@ BENCHES = {
     "observe": "bench.observe",
     "placement": "bench.placement",
     "prefix-cache": "bench.prefix_cache",
+    "speculation": "bench.speculation",
     "routing": "bench.routing",
     "scale": "bench.scale",
     "shard": "bench.shard",

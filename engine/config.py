@@ -81,6 +81,8 @@ class EngineConfig:
     draft_model: Path | None = None
     """Folder of a small model that proposes tokens. Excludes `kv_window`: rejected tokens could not be dropped."""
     draft_tokens: int = 3
+    ngram_tokens: int = 0
+    """Tokens to propose at once from earlier places of the same text; 0 proposes none."""
     """Number of tokens that it proposes at once."""
     group: GroupConfig | None = None
     """None if this process has the whole model."""

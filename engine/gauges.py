@@ -33,7 +33,7 @@ class Gauges:
     decode_seconds: float = 0.0
     """Seconds spent on `decode_tokens` so far."""
     draft_tokens: int = 0
-    """Tokens proposed by a draft model so far."""
+    """Tokens proposed by a draft model or n-grams so far."""
     draft_accepted_tokens: int = 0
     """Proposed tokens, so far, that the model would have chosen itself."""
     faults: int = 0

@@ -360,7 +360,7 @@ def _token_series(gauges: Gauges, speed: Throughput) -> tuple[MetricFamily, ...]
         ),
         _counter(
             f"{ENGINE_PREFIX}draft_tokens_total",
-            "Tokens that the draft model proposed.",
+            "Tokens that a draft model or n-grams proposed.",
             lambda: gauges.draft_tokens,
         ),
         _counter(

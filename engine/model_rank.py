@@ -10,7 +10,8 @@ from typing import Any
 from engine.batch.embedder import Embedder
 from engine.batch.executor import StepExecutor
 from engine.batch.loop import BatchLoop
-from engine.batch.speculative import DraftProposer
+from engine.batch.ngram import NgramProposer
+from engine.batch.speculative import DraftProposer, TokenProposer
 from engine.cache.interface import KvOptions
 from engine.cache.layer_caches import make_caches
 from engine.cache.prefix_cache import BlockPrefixCache
@@ -156,8 +157,10 @@ def make_executor(
     `prefix_bytes` is the limit of its prefix cache; `token_bytes` is the size of a token there, None for the real size.
     """
     options = KvOptions(bits=config.kv_bits, window=config.kv_window)
-    proposer = None
-    if loaded.draft is not None:
+    proposer: TokenProposer | None = None
+    if config.ngram_tokens:
+        proposer = NgramProposer(count=config.ngram_tokens)
+    elif loaded.draft is not None:
         proposer = DraftProposer(model=loaded.draft, count=config.draft_tokens)
     return StepExecutor(
         model=loaded.model,
@@ -240,6 +243,7 @@ def load(
         raise ModelUnusableError(
             f"{config.model_dir}: an embedding model cannot be split over a group of ranks"
         )
+    draft_model.check_ngram(loaded, config)
     loaded = draft_model.add_draft(loaded, config, gauges, is_stopping=is_stopping)
     models = [(loaded.model, facts)]
     if loaded.draft is not None and config.draft_model is not None:

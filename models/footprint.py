@@ -34,7 +34,7 @@ class ServingLoad:
     kv_window: int | None = None
     """Tokens that these layers keep at most; None: all."""
     draft_tokens: int = 0
-    """Tokens that a draft model proposes at once; the model caches them before it knows which are right."""
+    """Tokens that are guessed at once; the model caches them before it knows which are right."""
 
     @property
     def tokens(self) -> int:

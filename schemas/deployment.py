@@ -47,6 +47,13 @@ class DraftModel(ApiModel):
     """Tokens that it proposes at once, while a single request runs. The output does not depend on it."""
 
 
+class NgramGuesses(ApiModel):
+    """Guesses of the next tokens, verified in one step: what followed the last tokens before follows them again."""
+
+    tokens: Annotated[int, Field(ge=1, le=16)] = 8
+    """Tokens to guess at once, while a single request runs. The output does not depend on it."""
+
+
 AdapterName = Annotated[
     str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=63)
 ]
@@ -191,7 +198,15 @@ class ModelSource(ApiModel):
     adapters: Annotated[tuple[NamedAdapter, ...], Field(max_length=64)] = ()
     """LoRA adapters that requests choose; all are in memory beside the model. Give these or `adapter`."""
     draft: DraftModel | None = None
-    """A draft model for speculative decoding, which makes a single request faster."""
+    """A draft model for speculative decoding, which makes a single request faster. Give this or `ngram`."""
+    ngram: NgramGuesses | None = None
+    """Guesses from earlier text, which make a single request that repeats its prompt faster. Give this or `draft`."""
+
+    @property
+    def guess_tokens(self) -> int:
+        """Return how many tokens a draft model or n-grams guess at once; 0 without guesses."""
+        guesses = self.draft or self.ngram
+        return 0 if guesses is None else guesses.tokens
 
     @property
     def adapter_paths(self) -> tuple[str, ...]:
@@ -233,6 +248,12 @@ class ModelSource(ApiModel):
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
             raise ValueError(f"has two adapters with the name {twice[0]}; rename one of them")
+        return self
+
+    @model_validator(mode="after")
+    def _one_source_of_guesses(self) -> Self:
+        if self.draft is not None and self.ngram is not None:
+            raise ValueError("has draft and ngram, two sources of guesses; remove one of them")
         return self
 
     @model_validator(mode="after")
@@ -372,9 +393,10 @@ class ModelDeploymentSpec(ApiModel):
                 f"kvCache.window is {window}, and no request is longer than contextLength, "
                 f"{self.context_length}; leave the window out, or make it smaller"
             )
-        if window is not None and self.model.draft is not None:
+        if window is not None and self.model.guess_tokens:
+            kind = "ngram" if self.model.draft is None else "draft"
             raise ValueError(
-                "has kvCache.window and model.draft, and rejected draft tokens cannot be removed from a "
+                f"has kvCache.window and model.{kind}, and rejected tokens cannot be removed from a "
                 "sliding cache; remove one of them"
             )
         return self
@@ -395,6 +417,7 @@ class ModelDeploymentSpec(ApiModel):
             "adapter": self.model.adapter,
             "adapters": self.model.adapters,
             "draft": self.model.draft,
+            "ngram": self.model.ngram,
         }
         kept = next((name for name, value in found.items() if value), "")
         if kept:

@@ -66,26 +66,26 @@ def _role_for_admin(tree: Tree) -> Tree:
 _ONE_MORE_FIELD = VersionHistory(current=2, steps={1: _unchanged})
 _TWO_MORE_FIELDS = VersionHistory(current=3, steps={1: _unchanged, 2: _unchanged})
 _THREE_MORE_FIELDS = VersionHistory(current=4, steps={1: _unchanged, 2: _unchanged, 3: _unchanged})
-_FOUR_MORE_FIELDS = VersionHistory(
-    current=5, steps={1: _unchanged, 2: _unchanged, 3: _unchanged, 4: _unchanged}
-)
+_FOUR_MORE_FIELDS = VersionHistory(current=5, steps=dict.fromkeys(range(1, 5), _unchanged))
+_FIVE_MORE_FIELDS = VersionHistory(current=6, steps=dict.fromkeys(range(1, 6), _unchanged))
 # By the name of the document's model. Models that are missing have had one shape so far.
 HISTORIES: Mapping[str, VersionHistory] = {
     "NodeLease": _TWO_MORE_FIELDS,  # hasStorePassword; tls and insecureFlags
     "GatewayLease": _TWO_MORE_FIELDS,  # hasStorePassword, and https in its url; tls and insecureFlags
-    "ReconcilerLease": _ONE_MORE_FIELD,  # joinAddress, tls
+    "ReconcilerLease": _TWO_MORE_FIELDS,  # joinAddress, tls; url
     "GitSource": _ONE_MORE_FIELD,  # the commits' author and subject, and the preview, in its status
     "GitSourceStatus": _ONE_MORE_FIELD,
     "ApiKey": VersionHistory(current=2, steps={1: _role_for_admin}),
-    # rateLimit and cacheSharing in its routing; hub in its model; performance; objectives
-    "ModelDeployment": _FOUR_MORE_FIELDS,
-    "Replica": _THREE_MORE_FIELDS,  # hub in its model; fetches in its status; performance
+    # rateLimit and cacheSharing in its routing; hub in its model; performance; objectives; ngram in its model
+    "ModelDeployment": _FIVE_MORE_FIELDS,
+    # hub in its model; fetches in its status; performance; ngram in its model
+    "Replica": _FOUR_MORE_FIELDS,
     "ReplicaStatus": _ONE_MORE_FIELD,  # fetches
     "RankStatus": _ONE_MORE_FIELD,  # fetch
-    "Revision": _TWO_MORE_FIELDS,  # hub in its model; performance
-    "ModelRoute": _TWO_MORE_FIELDS,  # rateLimit and cacheSharing in its routing; external
-    "Node": _ONE_MORE_FIELD,  # wiredLimit and the prefixLength of interfaces in its status
-    "NodeStatus": _ONE_MORE_FIELD,
+    "Revision": _THREE_MORE_FIELDS,  # hub in its model; performance; ngram in its model
+    "ModelRoute": _THREE_MORE_FIELDS,  # rateLimit and cacheSharing in its routing; external; mirror
+    "Node": _TWO_MORE_FIELDS,  # wiredLimit and the prefixLength of interfaces in its status; cores and Metal
+    "NodeStatus": _TWO_MORE_FIELDS,
     "NodePool": _ONE_MORE_FIELD,  # wiredLimit
     "ShardGroup": _TWO_MORE_FIELDS,  # allowUnencryptedRing; fabric, and fabricChecks in its status
     "ShardGroupStatus": _ONE_MORE_FIELD,  # fabricChecks

@@ -15,7 +15,7 @@ from engine.batch import logits_processors, logprobs
 from engine.batch.logits_processors import PenaltyState, needs_penalties
 from engine.batch.logprobs import BatchLogprobs
 from engine.batch.sampling import SamplingColumns, sample
-from engine.batch.speculative import DraftProposer
+from engine.batch.speculative import TokenProposer, TokenSequence
 from engine.cache.interface import LayerCache
 from engine.grammar.interface import GrammarCompiler, GrammarMatcher
 from engine.jobs import FinishReason, Job, TokenLogprobs, TokenOutput
@@ -83,6 +83,16 @@ class DecodeRow:
         return self.chosen >= self.job.max_tokens
 
     @property
+    def room(self) -> int:
+        """Number of tokens that may be guessed: the job's last token is never a guess."""
+        return self.job.max_tokens - self.chosen - 1
+
+    @property
+    def sequence(self) -> TokenSequence:
+        """The prompt and the new tokens, without a copy."""
+        return TokenSequence(self.job.id, self.job.prompt, self.outputs)
+
+    @property
     def tokens(self) -> tuple[int, ...]:
         """The prompt and the new tokens."""
         return self.job.prompt + tuple(self.outputs)
@@ -121,7 +131,7 @@ class DecodeStage:
         model: Model,
         *,
         ends: frozenset[int],
-        proposer: DraftProposer | None = None,
+        proposer: TokenProposer | None = None,
         adapters: AdapterBank | None = None,
     ) -> None:
         self._model = model
@@ -200,8 +210,18 @@ class DecodeStage:
         """
         if self._adapters is not None:
             self._adapters.select([row.job.adapter for row in self.rows])
-        if self._proposer is not None and len(self.rows) == 1 and not self.rows[0].waits_for_tokens:
-            return self._step_speculative(self._proposer, self.rows[0])
+        proposer = self._proposer
+        if proposer is not None and len(self.rows) == 1 and not self.rows[0].waits_for_tokens:
+            row = self.rows[0]
+            if proposer.is_promising(row.sequence, row.room):
+                return self._step_speculative(proposer, row)
+            outputs = self._step_plain()
+            proposer.note_step(0, accepted=0, has_waited=bool(outputs))
+            return outputs
+        return self._step_plain()
+
+    def _step_plain(self) -> list[TokenOutput]:
+        """Start one more token for every row; return the tokens that were not read yet."""
         logits = self._model(self._tokens[:, None], cache=self._caches)[:, -1, :]
         outputs: list[TokenOutput] = []
         if any(row.waits_for_tokens for row in self.rows):
@@ -218,12 +238,15 @@ class DecodeStage:
             row.chosen += 1
         return outputs
 
-    def _step_speculative(self, proposer: DraftProposer, row: DecodeRow) -> list[TokenOutput]:
-        """Make one token more than the draft model guessed right, and read all of them."""
+    def _step_speculative(self, proposer: TokenProposer, row: DecodeRow) -> list[TokenOutput]:
+        """Make one token more than were guessed right, and read all of them."""
         outputs = self.read()
         if any(output.finish is not None for output in outputs):
             return outputs
-        draft = proposer.propose(row.tokens, row.job.max_tokens - row.chosen - 1)
+        has_waited = bool(outputs)
+        draft = proposer.propose(row.sequence, row.room)
+        if not draft:
+            return [*outputs, *self._step_plain()]
         logits = self._model(mx.array([[row.tokens[-1], *draft]]), cache=self._caches)[0]
         count = len(draft) + 1
         sampling = self._sampling if count == 1 else SamplingColumns.of([row.job.sampling] * count)
@@ -236,7 +259,7 @@ class DecodeStage:
         accepted = 0
         while accepted < len(draft) and draft[accepted] == tokens[accepted]:
             accepted += 1
-        proposer.accepted_tokens += accepted
+        proposer.note_step(len(draft), accepted=accepted, has_waited=has_waited)
         for cache in self._caches:
             cache.trim(len(draft) - accepted)
         for at, token in enumerate(tokens[: accepted + 1]):

@@ -12,7 +12,7 @@ import mlx.core as mx
 
 from engine.batch.decode import DecodeRow, DecodeStage
 from engine.batch.prefill import PrefilledPrompts, PrefillStage
-from engine.batch.speculative import DraftProposer
+from engine.batch.speculative import TokenProposer
 from engine.batch.step_plan import PromptChunk, StepPlan
 from engine.cache.interface import PrefixCache
 from engine.gauges import Gauges
@@ -35,7 +35,7 @@ class StepExecutor:
     """Tokens that end a text."""
     prefix: PrefixCache
     grammars: GrammarCompiler | None
-    proposer: DraftProposer | None = None
+    proposer: TokenProposer | None = None
     adapters: AdapterBank | None = None
     decode_stage: DecodeStage = field(init=False)
     prefill_stage: PrefillStage = field(init=False)

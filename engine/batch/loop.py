@@ -171,6 +171,8 @@ class BatchLoop:
         seconds = self.clock.monotonic() - start_s
         self._stalled_s, self._has_begun = 0.0, False
         self.speed.record_decode(seconds)
+        if self.executor.proposer is not None and not reads_on:
+            self.executor.proposer.record_time(seconds)
         self.gauges.decode_seconds += seconds
         self.gauges.decode_tokens += len(outputs)
         for output in outputs:

@@ -1,14 +1,14 @@
-"""Speculative decoding: a draft model proposes tokens that the model checks in one pass. Worker thread only.
+"""Speculative decoding: tokens are proposed that the model checks in one pass. Worker thread only.
 
-A proposed token is accepted only if it is the token that the model itself would choose at that index with that
-index's random number (sampling.py). An answer is therefore the same with and without a draft model, greedy or seeded;
-it only comes sooner. The draft model is used while a single sequence runs: in a batch the device is busy anyway, and
-rows would accept different numbers of tokens.
+They come from a draft model (here) or from earlier places of the same text (ngram.py). A proposed token is accepted only if it is the token that the model itself would choose at that index with that
+index's random number (sampling.py). An answer is therefore the same with and without proposals, greedy or seeded; it
+only comes sooner. Proposals are made while a single sequence runs: in a batch the device is busy anyway, and rows would
+accept different numbers of tokens.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import mlx.core as mx
 from mlx_lm.models.cache import make_prompt_cache, trim_prompt_cache
@@ -17,6 +17,40 @@ from engine.batch.step_plan import LARGEST_CHUNK
 from engine.cache.interface import LayerCache
 
 Model: TypeAlias = Any  # mlx ships no types
+
+
+@dataclass(frozen=True, slots=True)
+class TokenSequence:
+    """A running sequence: its tokens, and a name that no other one has."""
+
+    job_id: int
+    prompt: Sequence[int]
+    outputs: Sequence[int]
+
+
+class TokenProposer(Protocol):
+    """Proposes the next tokens of the only running sequence."""
+
+    proposed_tokens: int
+    """Tokens proposed so far."""
+    accepted_tokens: int
+    """Those that the model would have chosen itself."""
+
+    def is_promising(self, sequence: TokenSequence, most: int) -> bool:
+        """Return whether `propose` is worth waiting for the last token, which the sequence may lack."""
+        ...
+
+    def propose(self, sequence: TokenSequence, most: int) -> list[int]:
+        """Return at most `most` tokens that may follow; none if a guess does not pay."""
+        ...
+
+    def note_step(self, proposed: int, *, accepted: int, has_waited: bool) -> None:
+        """Note a step of the sequence; `has_waited` if it waited for the pass before it."""
+        ...
+
+    def record_time(self, seconds: float) -> None:
+        """Note the time of that step, if nothing else was done in it."""
+        ...
 
 
 @dataclass(slots=True, kw_only=True)
@@ -33,11 +67,25 @@ class DraftProposer:
     _caches: list[LayerCache] = field(default_factory=list)
     _read: list[int] = field(default_factory=list)
 
-    def propose(self, tokens: Sequence[int], most: int) -> list[int]:
-        """Return at most `most` tokens that may follow these."""
+    def is_promising(self, sequence: TokenSequence, most: int) -> bool:
+        """Return True: a draft model is there to be used."""
+        del sequence, most
+        return True
+
+    def note_step(self, proposed: int, *, accepted: int, has_waited: bool) -> None:
+        """Count the tokens that were right."""
+        del proposed, has_waited
+        self.accepted_tokens += accepted
+
+    def record_time(self, seconds: float) -> None:
+        """Ignore it."""
+
+    def propose(self, sequence: TokenSequence, most: int) -> list[int]:
+        """Return at most `most` tokens that may follow."""
         count = min(self.count, most)
         if count < 1:
             return []
+        tokens = [*sequence.prompt, *sequence.outputs]
         self._catch_up(tokens)
         last = mx.array([[tokens[-1]]])
         arrays: list[Any] = []

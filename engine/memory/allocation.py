@@ -137,7 +137,7 @@ def plan_budget(
         ranks=ranks,
         kv_bits=config.kv_bits,
         kv_window=config.kv_window,
-        draft_tokens=config.draft_tokens if has_draft else 0,
+        draft_tokens=config.draft_tokens if has_draft else config.ngram_tokens,
     )
     (model, facts), *drafts = models
     options = KvOptions(bits=config.kv_bits, window=config.kv_window)

@@ -43,11 +43,25 @@ def add_draft(
         model, found = load_model(folder, lazy=True, trust_remote_code=False)
     codec = load_codec(folder, found)
     _check_vocabulary(folder, codec.vocabulary, loaded.codec.vocabulary)
-    _check_caches(config.model_dir, loaded.model)
-    _check_caches(folder, model)
+    _check_caches(config.model_dir, loaded.model, "--draft-model")
+    _check_caches(folder, model, "--draft-model")
     materialize(model, gauges, is_stopping=is_stopping)
     log.info("draft model loaded", extra={"bytes": facts.weight_bytes})
     return replace(loaded, draft=model)
+
+
+def check_ngram(loaded: LoadedModel, config: EngineConfig) -> None:
+    """Refuse n-grams for a model that generates no text, or cannot drop a token that was guessed wrong.
+
+    Raises:
+        ModelUnusableError: it is such a model; names the layers.
+
+    """
+    if not config.ngram_tokens:
+        return
+    if not loaded.has_head:
+        raise ModelUnusableError("--ngram-tokens needs a model that generates text; leave it out")
+    _check_caches(config.model_dir, loaded.model, "--ngram-tokens")
 
 
 def _check_vocabulary(folder: Path, own: Mapping[str, int], vocabulary: Mapping[str, int]) -> None:
@@ -62,12 +76,12 @@ def _check_vocabulary(folder: Path, own: Mapping[str, int], vocabulary: Mapping[
     )
 
 
-def _check_caches(folder: Path, model: Model) -> None:
+def _check_caches(folder: Path, model: Model, flag: str) -> None:
     """Refuse layers whose caches cannot drop a rejected token."""
     caches: list[Any] = make_prompt_cache(model)
     others = sorted({type(cache).__name__ for cache in caches if type(cache) is not KVCache})
     if others:
         raise ModelUnusableError(
-            f"{folder} has layers that cannot drop a rejected token ({', '.join(others)}), so it cannot be used with a "
-            "draft model; leave the draft model out"
+            f"{folder} has layers that cannot drop a rejected token ({', '.join(others)}), so it cannot be used with "
+            f"{flag}; leave it out"
         )

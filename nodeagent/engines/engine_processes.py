@@ -63,6 +63,7 @@ class EngineOrder:
     """NAME=FOLDER of adapters that requests choose."""
     draft_model: Path | None = None
     draft_tokens: int | None = None
+    ngram_tokens: int | None = None
     group: RankLaunch | None = None
     """Its place among the ranks that share the model; None for an engine that has the whole model."""
 
@@ -168,6 +169,7 @@ def flags_of(
         lora_modules=order.lora_modules or None,
         draft_model=order.draft_model,
         draft_tokens=order.draft_tokens,
+        ngram_tokens=order.ngram_tokens,
         rank=group.rank if group is not None else None,
         world_size=group.world_size if group is not None else None,
         coordinator=group.coordinator if group is not None else None,

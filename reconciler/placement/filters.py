@@ -100,11 +100,18 @@ def supports_kv_cache(request: PlacementRequest, node: NodeView) -> Rejection | 
         return _unsuited("spec.kvCache.bits", why)
     if kv_cache.window is not None and ("Latent" in kinds or not sizes):
         return _unsuited("spec.kvCache.window", _NO_FULL_LAYERS)
-    for title, shape in _geometries(request, node) if request.spec.model.draft is not None else ():
+    return _supports_guesses(request, node)
+
+
+def _supports_guesses(request: PlacementRequest, node: NodeView) -> Rejection | None:
+    """Check that the caches of the models can drop tokens that were guessed wrong."""
+    source = request.spec.model
+    for title, shape in _geometries(request, node) if source.guess_tokens else ():
         if any(group.kind in ("Sliding", "State") for group in layer_groups(shape)):
             why = f"needs caches that can drop rejected tokens, and the {title} has layers that cannot"
             return Rejection(
-                reason="DraftUnsupported", message=f"spec.model.draft {why}; leave it out"
+                reason="DraftUnsupported",
+                message=f"spec.model.{'ngram' if source.draft is None else 'draft'} {why}; leave it out",
             )
     return None
 

@@ -29,7 +29,7 @@ class ProofExtras:
     adapter_bytes: int = 0
     draft: ModelGeometry | None = None
     draft_tokens: int = 0
-    """Tokens that the draft model proposes at once."""
+    """Tokens that a draft model or n-grams propose at once."""
 
 
 NO_EXTRAS: Final = ProofExtras()
@@ -116,7 +116,7 @@ def extras_of(request: PlacementRequest, node: NodeView) -> ProofExtras:
         prefix_cache_bytes=quantity.parse(kv_cache.prefix_bytes) if kv_cache.prefix_bytes else 0,
         adapter_bytes=sum(node.adapters[path].weights_bytes for path in source.adapter_paths),
         draft=draft_of(request, node),
-        draft_tokens=source.draft.tokens if source.draft is not None else 0,
+        draft_tokens=source.guess_tokens,
     )
 
 

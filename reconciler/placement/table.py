@@ -300,8 +300,8 @@ class NodeTable:
 
     def _need(self, request: PlacementRequest) -> MemoryNeed:
         column, spec = filters.source_columns(request), request.spec
-        draft_tokens = spec.model.draft.tokens if spec.model.draft is not None else 0
-        sizes_of = spec.context_length, spec.concurrency, spec.kv_cache, draft_tokens
+        guess_tokens = spec.model.guess_tokens
+        sizes_of = spec.context_length, spec.concurrency, spec.kv_cache, guess_tokens
         key = column, (*sizes_of, request.override_bytes)
         found = self.answers.needs.get(key)
         if found is None:

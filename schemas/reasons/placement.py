@@ -68,7 +68,7 @@ SECTION: Final = ReasonSection(
         problem(
             "DraftUnsupported",
             "The model or its draft model has layers that cannot take back a wrong token.",
-            "Remove `spec.model.draft`.",
+            "Remove `spec.model.draft` or `spec.model.ngram`.",
         ),
         problem(
             "NodeNotReady",

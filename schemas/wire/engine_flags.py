@@ -282,6 +282,14 @@ class EngineFlags:
             "--draft-tokens", _at_least(1, _MAX_DRAFT_TOKENS), "tokens of a draft; default: 3"
         ),
     )
+    ngram_tokens: int | None = field(
+        default=None,
+        metadata=_flag(
+            "--ngram-tokens",
+            _at_least(1, _MAX_DRAFT_TOKENS),
+            "tokens to guess from earlier places of the same text; default: no guesses",
+        ),
+    )
     rank: int | None = field(
         default=None, metadata=_flag("--rank", _at_least(0), "rank of this process in its group")
     )
@@ -385,13 +393,20 @@ class EngineFlags:
         if self.kv_window is not None:
             if self.kv_bits is not None:
                 return "--kv-window cannot be combined with --kv-bits: a rotating cache is never quantized"
-            if self.draft_model is not None:
-                return "--kv-window cannot be combined with --draft-model: a draft cannot be taken back"
             if self.kv_window >= self.context_length:
                 return "--kv-window must be less than --context-length"
+        return self._guess_conflict() or self._adapter_conflict()
+
+    def _guess_conflict(self) -> str:
+        sources = {"--draft-model": self.draft_model, "--ngram-tokens": self.ngram_tokens}
+        found = [flag for flag, value in sources.items() if value is not None]
+        if self.kv_window is not None and found:
+            return f"--kv-window cannot be combined with {found[0]}: a guess cannot be taken back"
+        if len(found) > 1:
+            return f"{found[0]} cannot be combined with {found[1]}: choose one source of guesses"
         if self.draft_tokens is not None and self.draft_model is None:
             return "--draft-tokens needs --draft-model"
-        return self._adapter_conflict()
+        return ""
 
     def _adapter_conflict(self) -> str:
         names = [one.partition("=")[0] for one in self.lora_modules or ()]
@@ -429,6 +444,8 @@ class EngineFlags:
         """Return which flag only an engine with all of its model takes."""
         if self.draft_model is not None:
             return "--draft-model cannot be combined with --world-size: only rank 0 would draft"
+        if self.ngram_tokens is not None:
+            return "--ngram-tokens cannot be combined with --world-size: times decide about guesses, and differ"
         if self.lora_modules:
             return "--lora-module cannot be combined with --world-size: an adapter's layers cannot be split"
         if self.adapter is not None:

@@ -88,7 +88,7 @@ def written(model: ApiModel, version: int | None) -> bytes:
 def test_a_document_begins_with_its_version() -> None:
     assert codec.encode(NOW, THING).startswith(b'{"storedVersion":3,"metadata":')
     assert codec.encode(NOW).startswith(b'{"storedVersion":1,"metadata":')
-    assert codec.encode_spec(deployment()).startswith(b'{"storedVersion":5,"apiVersion":')
+    assert codec.encode_spec(deployment()).startswith(b'{"storedVersion":6,"apiVersion":')
     assert versions.stamp_version(b"{}", 2) == b'{"storedVersion":2}'
 
 
@@ -285,27 +285,27 @@ SHAPES: dict[str, tuple[int, str]] = {
     "FabricTest": (1, "6c1f69fbdd8b"),
     "FabricRank": (1, "5e927d2c4f71"),
     "ApiKey": (2, "e3951ec66d0a"),
-    "Revision": (3, "72831a23efe7"),
+    "Revision": (4, "6ce0e672dee9"),
     "NodeLifeStatus": (1, "b8f5719a979b"),
     "GatewayLease": (3, "2dd91f35dbd9"),
     "DashboardLease": (1, "391b5280d5fb"),
-    "ReconcilerLease": (2, "f0337a360cd0"),
+    "ReconcilerLease": (3, "7cf0985fbc99"),
     "NodeLease": (3, "349f9df08a8a"),
     "PendingJoin": (1, "6c026fa1d721"),
     "JoinDecision": (1, "8242e0d1c4ab"),
     "JoinTokenRecord": (1, "76a13dc09e81"),
     "RankStatus": (2, "13694bcb84dc"),
-    "ModelDeployment": (5, "bb8b2a028c2f"),
+    "ModelDeployment": (6, "3fb70b74eb77"),
     "ModelDeploymentStatus": (1, "e81b589cc3ad"),
     "NodePool": (2, "de4a600939f6"),
     "NodePoolStatus": (1, "b6d47a333cc2"),
     "ShardGroup": (3, "0303f7c802b7"),
     "ShardGroupStatus": (2, "1e033c3be985"),
-    "ModelRoute": (3, "1d8c0f6859a1"),
+    "ModelRoute": (4, "fb79e781007d"),
     "ModelRouteStatus": (1, "b8f5719a979b"),
-    "Node": (2, "8c9e3b5fd257"),
-    "NodeStatus": (2, "9dbe2b40e3ae"),
-    "Replica": (4, "ef2f699ab445"),
+    "Node": (3, "23fd8350f189"),
+    "NodeStatus": (3, "58cd5cfe0d49"),
+    "Replica": (5, "ce88c4dc5695"),
     "ReplicaStatus": (2, "27c38a9c9209"),
     "Endpoint": (1, "3d566410dcbd"),
     "Event": (1, "b77b443a401d"),

@@ -1,6 +1,7 @@
-"""Speculative decoding: with any draft model the answer is the same as without one."""
+"""Speculative decoding: with any draft model, and with n-grams, the answer is the same as without."""
 
 import dataclasses
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -53,3 +54,64 @@ def test_proposals_pause_in_a_batch_and_resume_after_it(loaded: Any, tiny: Path)
     batch = new_batch(dataclasses.replace(loaded, draft=loaded.model), tiny, draft_tokens=4)
     assert run(batch, *jobs) == wanted
     assert 0 < batch.executor.proposer.proposed_tokens < 60
+
+
+class EvenClock:
+    """A clock by which each step takes a second, so that a guess pays whatever this machine does."""
+
+    def __init__(self) -> None:
+        self._seconds = itertools.count()
+
+    def monotonic(self) -> float:
+        return float(next(self._seconds))
+
+
+def with_ngrams(loaded: Any, folder: Path, **changes: Any) -> Any:
+    """Make a batch that guesses wherever the last tokens were seen before."""
+    batch = new_batch(loaded, folder, ngram_tokens=4, **changes)
+    batch.clock = EvenClock()
+    batch.executor.proposer._right = [1.0] * 5
+    return batch
+
+
+# Of a model with random weights only a cold one repeats itself.
+COLD = [SAMPLINGS[0], SamplingParams(temperature=0.01, seed=4, top_p=0.8), SAMPLINGS[3]]
+
+
+@pytest.mark.parametrize("sampling", COLD, ids=str)
+def test_an_answer_is_the_same_with_ngrams(
+    loaded: Any, tiny: Path, sampling: SamplingParams
+) -> None:
+    one = job(0, PROMPTS[5], sampling=sampling, max_tokens=250)
+    wanted = run(new_batch(loaded, tiny), one)
+    batch = with_ngrams(loaded, tiny)
+    assert run(batch, dataclasses.replace(one, top_logprobs=1)) == wanted
+    proposer = batch.executor.proposer
+    if sampling.frequency_penalty:
+        assert proposer.proposed_tokens == 0
+    else:
+        assert proposer.proposed_tokens > proposer.accepted_tokens
+        assert batch.gauges.draft_tokens == proposer.proposed_tokens
+        assert batch.gauges.draft_accepted_tokens == proposer.accepted_tokens
+
+
+def test_ngrams_pause_in_a_batch_and_resume_after_it(loaded: Any, tiny: Path) -> None:
+    jobs = [job(0, PROMPTS[5], max_tokens=300), job(1, PROMPTS[3], max_tokens=10)]
+    wanted = run(new_batch(loaded, tiny), *jobs)
+    batch = with_ngrams(loaded, tiny)
+    assert run(batch, *jobs) == wanted
+    assert 10 < batch.executor.proposer.accepted_tokens < 290
+    # What it left in the prefix cache is right.
+    longer = [*PROMPTS[5], *wanted[0][:250]]
+    assert run(batch, job(2, longer, max_tokens=50)) == {2: wanted[0][250:]}
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_ngrams_take_guesses_back_from_quantized_caches(tmp_path: Path, bits: int) -> None:
+    folder = module("tests.support.tiny_model").make(tmp_path / "wide", hidden=128)
+    loaded = load_once(folder)
+    one = job(0, PROMPTS[5], max_tokens=200)
+    wanted = run(new_batch(loaded, folder, kv_bits=bits), one)
+    batch = with_ngrams(loaded, folder, kv_bits=bits)
+    assert run(batch, one) == wanted
+    assert batch.executor.proposer.proposed_tokens > 0

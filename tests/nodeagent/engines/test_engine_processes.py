@@ -25,7 +25,7 @@ from nodeagent.engines.engine_processes import (
 )
 from nodeagent.engines.health_client import HealthClient
 from nodeagent.execute import engine_order
-from schemas.deployment import DraftModel, KvCache, ModelSource, NamedAdapter
+from schemas.deployment import DraftModel, KvCache, ModelSource, NamedAdapter, NgramGuesses
 from schemas.meta import ObjectMeta
 from schemas.replica import MemoryProof, RankAssignment, Replica, ReplicaSpec
 from schemas.sampling import Sampling
@@ -90,6 +90,7 @@ def test_an_engine_gets_exactly_the_declared_fields(tmp_path: Path) -> None:
         "--kv-bits",
         "--adapter",
         "--draft-tokens",
+        "--ngram-tokens",
     } & set(words)
     config = flags.parse(words[3:])
     assert (config.queue_limit, config.kv_bits, config.kv_window) == (4, None, None)
@@ -120,6 +121,9 @@ def test_an_engine_gets_exactly_the_declared_fields(tmp_path: Path) -> None:
     assert config.draft_tokens == 5
     assert (config.sampling, config.refuses_unknown) == (Sampling(max_tokens=9, top_p=0.5), True)
     assert config.always_performance
+    guessing = dataclasses.replace(plain, ngram_tokens=6)
+    words = engine_processes.engine_command(guessing, node="a", address=EngineAddress(HOST, 1))
+    assert (config.ngram_tokens, flags.parse(words[3:]).ngram_tokens) == (0, 6)
     windowed = dataclasses.replace(plain, kv_window=32)
     assert (
         flags.parse(
@@ -170,6 +174,24 @@ def test_every_field_of_a_replica_reaches_its_engine() -> None:
         draft_model=Path("/m/small"),
         draft_tokens=4,
     )
+
+
+def test_ngrams_of_a_replica_reach_its_engine() -> None:
+    proof = MemoryProof(weights_bytes=7, kv_cache_bytes=0, activation_bytes=0, overhead_bytes=0)
+    replica = Replica(
+        metadata=ObjectMeta(name="tiny-0", uid="u1"),
+        spec=ReplicaSpec(
+            deployment="tiny",
+            template="t",
+            model=ModelSource(path="tiny", ngram=NgramGuesses(tokens=6)),
+            served_names=("tiny",),
+            context_length=64,
+            concurrency=2,
+            ranks=(RankAssignment(node="a", memory=proof),),
+        ),
+    )
+    found = engine_order(replica, Path("/models"))
+    assert (found.ngram_tokens, found.draft_tokens) == (6, None)
 
 
 def test_adapters_reach_the_engine_under_each_name_of_the_model() -> None:

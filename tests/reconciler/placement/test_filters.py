@@ -12,7 +12,7 @@ from reconciler.placement.memory_proof import ProofExtras, prove
 from reconciler.placement.refusals import Unschedulable, summary_line
 from reconciler.placement.table import NodeTable
 from reconciler.placer import Assignment, place_replica
-from schemas.deployment import DraftModel, KvCache, ModelSource, NamedAdapter
+from schemas.deployment import DraftModel, KvCache, ModelSource, NamedAdapter, NgramGuesses
 from schemas.node import AdapterReport, LayerGroup, ModelGeometry, ModelReport, Taint
 from schemas.placement import Placement, Toleration
 from tests.support.fleets import GEOMETRY, GIB, deployment, node
@@ -406,6 +406,11 @@ MODEL_REFUSALS = [
         model_request(drafted()), of_shape(FULL, SLIDING), "DraftUnsupported",
         "spec.model.draft needs caches that can drop rejected tokens, and the model has layers that cannot; leave it out",
         id="a-window-takes-nothing-back",
+    ),
+    pytest.param(
+        model_request(ModelSource(path="qwen", ngram=NgramGuesses())), of_shape(FULL, SLIDING), "DraftUnsupported",
+        "spec.model.ngram needs caches that can drop rejected tokens, and the model has layers that cannot; leave it out",
+        id="a-window-takes-no-ngram-back",
     ),
     pytest.param(
         model_request(drafted()), with_draft(told(groups=(STATE,))), "DraftUnsupported",

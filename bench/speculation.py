@@ -1,0 +1,163 @@
+"""Guesses from n-grams: an engine with them beside one without, on texts that repeat their prompt and on new ones.
+
+`python -m bench.speculation [FOLDER]` takes a model's folder; without one it makes SmolLM2. Both engines run all the
+time and answer the same chats in turns, one request at a time. Compared are the tokens a second from the first token
+to the last, with and without guesses, as the median of all pairs. `differ` counts answers that are not equal: a pass
+over several tokens rounds differently, which may move a sampled token.
+"""
+
+import http.client
+import json
+import random
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from bench.engine_start import asked, free_port, real_model, until
+from bench.result import arguments, finish, sized
+
+_PAIRS: Final = sized(6, smoke=1)
+_TOKENS: Final = sized(128, smoke=16)
+_GUESS: Final = 8
+_NAMES: Final = ("alpha", "beta", "gamma", "delta", "omega", "sigma", "kappa", "theta", "zeta")
+_TOPICS: Final = ("a lighthouse", "a market", "a winter", "a train", "a violin", "a river")
+_METRICS: Final = ("draft_tokens_total", "draft_accepted_tokens_total")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """One answer, and how fast it came."""
+
+    text: str
+    tokens_per_s: float
+
+
+def code(seed: int) -> str:
+    """Return some functions, each time other ones."""
+    dice = random.Random(seed)
+    parts = []
+    for name in dice.sample(_NAMES, 4):
+        one, other = dice.sample(_NAMES, 2)
+        parts.append(
+            f"def {name}({one}, {other}):\n"
+            f'    """Return the {name} of {one} and {other}."""\n'
+            f"    result = {one} * {dice.randrange(2, 99)} + {other}\n"
+            f"    print('{name} is', result)\n    return result\n"
+        )
+    return "\n\n".join(parts)
+
+
+def copying(seed: int) -> dict[str, Any]:
+    """Return a chat whose answer repeats what the user sent, as an edit of code does."""
+    text = code(seed)
+    turns = [
+        {"role": "user", "content": f"Repeat this file, and change nothing:\n\n{text}"},
+        {"role": "assistant", "content": text[:40]},
+    ]
+    return {"messages": turns, "continue_final_message": True, "add_generation_prompt": False}
+
+
+def inventing(seed: int) -> dict[str, Any]:
+    """Return a chat whose answer is new text."""
+    topic = _TOPICS[seed % len(_TOPICS)]
+    turns = [{"role": "user", "content": f"Write a long story about {topic}."}]
+    return {"messages": turns, "temperature": 0.8, "seed": seed}
+
+
+@contextmanager
+def engine(model: Path, flags: Sequence[str]) -> Iterator[int]:
+    """Run an engine; yield its port when it serves."""
+    port = free_port()
+    command = [sys.executable, "-m", "engine", "--model-dir", str(model), "--port", str(port)]
+    command += ["--replica", "bench-0", "--replica-uid", "bench", "--node", "bench"]
+    command += ["--served-name", "bench", "--context-length", "2048", "--concurrency", "2", *flags]
+    process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
+    try:
+        until(lambda: asked(port, "GET", "/ready") == 200, time.perf_counter())
+        yield port
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def ask(port: int, fields: dict[str, Any]) -> Answer:
+    """Send a chat, read its stream."""
+    body = {"model": "bench", "max_tokens": _TOKENS, "temperature": 0, "stream": True} | fields
+    body |= {"stream_options": {"include_usage": True}, "ignore_eos": True}
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=280)
+    connection.request(
+        "POST", "/v1/chat/completions", json.dumps(body), {"content-type": "application/json"}
+    )
+    response = connection.getresponse()
+    text, tokens, first_s = "", 0, 0.0
+    for line in response:
+        if not line.startswith(b"data: {"):
+            continue
+        event = json.loads(line[6:])
+        for choice in event.get("choices", ()):
+            text += choice["delta"].get("content") or ""
+            first_s = first_s or time.perf_counter()
+        tokens = (event.get("usage") or {}).get("completion_tokens", tokens)
+    last_s = time.perf_counter()
+    connection.close()
+    if response.status != 200 or tokens < 2:
+        raise RuntimeError(f"an engine answered {response.status} with {tokens} tokens")
+    return Answer(text=text, tokens_per_s=(tokens - 1) / (last_s - first_s))
+
+
+def metrics(port: int) -> list[float]:
+    """Return the numbers of proposed and accepted tokens so far."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
+    connection.request("GET", "/metrics")
+    lines = connection.getresponse().read().decode().splitlines()
+    connection.close()
+    found = {line.split()[0]: float(line.split()[-1]) for line in lines if line[:1] != "#"}
+    return [found[f"fleet_engine_{name}"] for name in _METRICS]
+
+
+def measure(model: Path) -> None:
+    """Compare, and print the last line."""
+    ratios: dict[str, float] = {}
+    figures: dict[str, Any] = {}
+    differ = 0
+    with ExitStack() as engines:
+        plain = engines.enter_context(engine(model, ()))
+        guessing = engines.enter_context(engine(model, ("--ngram-tokens", str(_GUESS))))
+        for port in (plain, guessing):  # what is compiled and loaded at first use
+            ask(port, inventing(99))
+        for name, make in (("copy", copying), ("new", inventing)):
+            pairs, before = [], metrics(guessing)
+            for seed in range(_PAIRS):
+                order = (plain, guessing) if seed % 2 else (guessing, plain)
+                found = {port: ask(port, make(seed)) for port in order}
+                pairs.append(found[guessing].tokens_per_s / found[plain].tokens_per_s)
+                differ += found[guessing].text != found[plain].text
+            proposed, accepted = (
+                after - old for after, old in zip(metrics(guessing), before, strict=True)
+            )
+            ratios[f"{name}_tokens_per_s"] = round(statistics.median(pairs), 2)
+            figures[name] = {
+                "pairs": [round(one, 2) for one in pairs],
+                "proposed": int(proposed),
+                "accepted": int(accepted),
+            }
+            print(f"{name}: {ratios[f'{name}_tokens_per_s']} {figures[name]}", flush=True)
+    finish("speculation", ratios, {**figures, "tokens": _TOKENS, "differ": differ})
+
+
+def main() -> None:
+    """Measure with a folder of the command line, or with SmolLM2."""
+    words = arguments()
+    with tempfile.TemporaryDirectory() as folder:
+        measure(Path(words[0]) if words else real_model(Path(folder)))
+
+
+if __name__ == "__main__":
+    main()
