@@ -2,12 +2,16 @@
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
 from insight import memory_proof
+from insight.fleet_caches import FleetCaches
 from insight.mac_blocks import MacBlock, MacEntry
+from insight.memory_outlook import MemoryOutlook, look_at_memory
+from insight.placement import snapshot_of
+from machinery.clock import Clock
 from manifests.trees import Tree
 from models import inspection
 from reconciler import forecast
@@ -163,4 +167,40 @@ def block_tree(block: MacBlock) -> dict[str, Tree]:
             {"name": one.label, "bytes": one.size_bytes, "change": one.mark, "note": one.note}
             for one in block.entries
         ],
+    }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Forecast:
+    """The fate of every replica that does not stay as it is."""
+
+    steps: tuple[ForecastStep, ...]
+    macs: tuple[MacBlock, ...]
+    """The Macs that change."""
+    memory: MemoryOutlook
+    """All Macs, with the memory proofs of their replicas."""
+
+    @property
+    def unplaced(self) -> int:
+        """The number of replicas that fit nowhere."""
+        return sum(isinstance(one.outcome, Unschedulable) for one in self.steps)
+
+
+def forecast_of(supposed: FleetCaches, clock: Clock) -> Forecast:
+    """Return the fate of the replicas of a supposed fleet."""
+    seen = snapshot_of(supposed, clock.now())
+    steps, nodes = forecast_replicas(seen)
+    blocks = [one for one in planned_blocks(steps, nodes) if one.has_changed]
+    memory = look_at_memory(seen, steps, nodes)
+    return Forecast(steps=steps, macs=tuple(blocks), memory=memory)
+
+
+def forecast_tree(found: Forecast) -> dict[str, Tree]:
+    """Return a forecast as a tree; sizes are in bytes."""
+    return {
+        "sentence": found.memory.sentence,
+        "unplaced": found.unplaced,
+        "steps": [step_tree(one) for one in found.steps],
+        "macs": [block_tree(one) for one in found.macs],
+        "memory": found.memory.trees,
     }

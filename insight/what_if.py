@@ -1,4 +1,4 @@
-"""Suppositions: manifests that would be applied, Macs that would be lost or join, and the planner's forecast on a copy.
+"""Suppositions: manifests that would be applied, Macs that would be lost or join, on a copy of the caches.
 
 Nothing is written. A lost Mac is gone for good: its replicas are placed anew, or reported with the reason why not.
 """
@@ -7,17 +7,10 @@ from dataclasses import dataclass
 from typing import Final
 
 from insight.fleet_caches import FleetCaches, copy_caches
-from insight.mac_blocks import MacBlock
-from insight.memory_outlook import MemoryOutlook, look_at_memory
-from insight.placement import snapshot_of
-from insight.plan import block_tree, forecast_replicas, planned_blocks, step_tree
 from insight.simulated_macs import FleetNode, node_status
 from machinery.clock import Clock
 from manifests.suggestions import not_found_message
-from manifests.trees import Tree
-from reconciler.forecast import ForecastStep
 from reconciler.listers.caches import BY_KIND, BY_NODE
-from reconciler.placement.refusals import Unschedulable
 from schemas import kinds
 from schemas.meta import ApiObject, ObjectMeta
 from schemas.node import Node, NodeLease, NodeSpec, NodeStatus
@@ -41,22 +34,6 @@ class Supposition:
     lost: tuple[str, ...] = ()
     """Names of Macs that are gone."""
     added: tuple[FleetNode, ...] = ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Forecast:
-    """The fate of every replica that does not stay as it is."""
-
-    steps: tuple[ForecastStep, ...]
-    macs: tuple[MacBlock, ...]
-    """The Macs that change."""
-    memory: MemoryOutlook
-    """All Macs, with the memory proofs of their replicas."""
-
-    @property
-    def unplaced(self) -> int:
-        """The number of replicas that fit nowhere."""
-        return sum(isinstance(one.outcome, Unschedulable) for one in self.steps)
 
 
 def suppose(caches: FleetCaches, clock: Clock, supposition: Supposition) -> FleetCaches:
@@ -120,23 +97,3 @@ def _add(caches: FleetCaches, name: str, status: NodeStatus, spec: NodeSpec, clo
     objects.leases.suppose(KeyValue(keys.node_lease_key(name), lease, 1, 1))
     report = codec.encode(status)
     objects.statuses.suppose(KeyValue(keys.status_key("Node", name), report, 1, 1))
-
-
-def forecast_of(supposed: FleetCaches, clock: Clock) -> Forecast:
-    """Return the fate of the replicas of a supposed fleet."""
-    seen = snapshot_of(supposed, clock.now())
-    steps, nodes = forecast_replicas(seen)
-    blocks = [one for one in planned_blocks(steps, nodes) if one.has_changed]
-    memory = look_at_memory(seen, steps, nodes)
-    return Forecast(steps=steps, macs=tuple(blocks), memory=memory)
-
-
-def forecast_tree(found: Forecast) -> dict[str, Tree]:
-    """Return a forecast as a tree; sizes are in bytes."""
-    return {
-        "sentence": found.memory.sentence,
-        "unplaced": found.unplaced,
-        "steps": [step_tree(one) for one in found.steps],
-        "macs": [block_tree(one) for one in found.macs],
-        "memory": found.memory.trees,
-    }

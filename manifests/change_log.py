@@ -101,8 +101,7 @@ class AuditedTransport:
             raise PermissionDeniedError(f"{error}{_WITHOUT_RIGHT}") from error
 
     def _record(self, changed: Sequence[Operation], revisions: dict[str, int]) -> Put:
-        # Commands that only read pay for neither pydantic nor the comparison.
-        from manifests import change_records  # noqa: PLC0415
+        from manifests import change_records  # noqa: PLC0415 - it brings pydantic
 
         writes = [
             change_records.RecordedWrite(

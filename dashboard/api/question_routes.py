@@ -16,22 +16,15 @@ from dashboard.fleet_model import FleetModel
 from insight.conditions import Row
 from insight.fleet_caches import FleetCaches, copy_caches
 from insight.memory_proof import proof_tree
-from insight.placement import (
-    explain_placement,
-    need_lines,
-    placement_tree,
-    report_text,
-    snapshot_of,
-)
-from insight.remedies import find_proofs, find_remedies
 from insight.simulated_macs import FleetNode
-from insight.what_if import Supposition, SuppositionError, forecast_of, forecast_tree, suppose
+from insight.what_if import Supposition, SuppositionError, suppose
 from machinery.clock import Clock
 from manifests import apply as applying
 from manifests.errors import ManifestError, ManifestErrors
 from manifests.load import LoadedObject, parse_texts, read_objects
 from manifests.plan import Change, UnchangedObject, change_text
 from manifests.trees import Tree
+from reconciler.listers.lister import Lister
 from schemas.deployment import ModelDeployment, ModelDeploymentSpec
 from schemas.meta import ApiModel, ObjectName
 from schemas.wire.errors import Refusal, RefusedError, invalid
@@ -85,6 +78,9 @@ class QuestionRoutes:
 
     async def explain(self, name: str, at: Annotated[str, Query(max_length=40)] = "") -> Response:
         """Return for every Mac whether one more replica fits, or why not: what `fleetctl explain placement` says."""
+        from insight import placement  # noqa: PLC0415 - the planner takes 25 MB
+        from insight import remedies as remedies_of  # noqa: PLC0415 - as above
+
         now = self.clock.now()
         head: Row = {"at": show_time(now.timestamp())}
         if at:
@@ -93,22 +89,26 @@ class QuestionRoutes:
         else:
             # A thread must not read what the event loop changes.
             caches = copy_caches(self._caches(), self.clock)
-        seen = snapshot_of(caches, now)
-        report = await self._compute(lambda: explain_placement(seen, name))
+        seen = placement.snapshot_of(caches, now)
+        report = await self._compute(lambda: placement.explain_placement(seen, name))
         if report is None:
             message = f"There is no ModelDeployment '{name[:200]}'."
             raise RefusedError(Refusal(status=404, message=message))
         is_pending = not any(one.fits for one in report.nodes)
-        remedies = await self._compute(lambda: find_remedies(seen, name) if is_pending else [])
+        remedies = await self._compute(
+            lambda: remedies_of.find_remedies(seen, name) if is_pending else []
+        )
         shown: Row = {
             "placed": report.placed,
             "desired": report.desired,
-            "proof": need_lines(report),
-            "text": report_text(report),
-            "proofs": {node: proof_tree(one) for node, one in find_proofs(seen, name).items()},
+            "proof": placement.need_lines(report),
+            "text": placement.report_text(report),
+            "proofs": {
+                node: proof_tree(one) for node, one in remedies_of.find_proofs(seen, name).items()
+            },
             "remedies": [one.tree for one in remedies],
         }
-        return json_response({**head, **shown, **placement_tree(report)})
+        return json_response({**head, **shown, **placement.placement_tree(report)})
 
     async def what_if(self, request: Request) -> Response:
         """Return what would happen if a manifest were applied, Macs were lost or Macs joined. Nothing is written."""
@@ -123,7 +123,7 @@ class QuestionRoutes:
         }
         if errors:
             return json_response(body)
-        patched = tuple(_patched(caches, one, self.clock) for one in question.patches)
+        patched = tuple(_patched(caches, one) for one in question.patches)
         supposition = Supposition(
             objects=(
                 *(one.obj for one in changes if not isinstance(one, UnchangedObject)),
@@ -147,9 +147,13 @@ class QuestionRoutes:
             SuppositionError: the supposition makes no sense.
 
         """
+        from insight import plan  # noqa: PLC0415 - the planner takes 25 MB
+
         # Before the thread: the caches must not change while they are copied.
         supposed = suppose(self._caches(), self.clock, supposition)
-        return forecast_tree(await self._compute(lambda: forecast_of(supposed, self.clock)))
+        return plan.forecast_tree(
+            await self._compute(lambda: plan.forecast_of(supposed, self.clock))
+        )
 
     async def _changes(self, manifest: str) -> tuple[tuple[ManifestError, ...], list[Change]]:
         """Return what an apply would change, or the problems of the manifest."""
@@ -183,9 +187,9 @@ class QuestionRoutes:
         return self.model.caches
 
 
-def _patched(caches: FleetCaches, patch: DeploymentPatch, clock: Clock) -> ModelDeployment:
+def _patched(caches: FleetCaches, patch: DeploymentPatch) -> ModelDeployment:
     """Return a deployment with other numbers. Raises RefusedError."""
-    found = snapshot_of(caches, clock.now()).lister.declared(patch.deployment)
+    found = Lister(caches.objects).declared(patch.deployment)
     if found is None:
         raise invalid(f"There is no ModelDeployment '{patch.deployment}'.", "patches")
     tree = found.spec.model_dump(mode="json", by_alias=True, exclude_none=True)
