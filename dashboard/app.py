@@ -13,6 +13,7 @@ from dashboard.api.action_routes import MAX_TEXT, ActionRoutes
 from dashboard.api.admin_routes import AdminRoutes
 from dashboard.api.change_routes import ChangeRoutes
 from dashboard.api.chat import make_chat
+from dashboard.api.docs_page import add_docs
 from dashboard.api.event_stream import StreamSlots
 from dashboard.api.history_routes import HistoryRoutes
 from dashboard.api.log_routes import LogRoutes
@@ -115,6 +116,7 @@ def make_app(context: AppContext) -> FastAPI:
     RequestRoutes(context.model.caches, context.dialer, context.sessions).add_to(router)
     PageRoutes().add_to(router)
     app.include_router(router)
+    add_docs(app)
     app.mount("/static", StaticFiles(directory=STATIC), name="static")
     app.add_middleware(
         DashboardAuth,

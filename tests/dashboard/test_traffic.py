@@ -1,6 +1,7 @@
 """Requests of real gateways as the recorder shows them: the seeds' routes, the WebSocket, and gateways that fail."""
 
 import asyncio
+from collections import Counter
 from typing import Any
 
 import aiohttp
@@ -243,3 +244,42 @@ async def test_a_websocket_of_a_foreign_page_or_without_a_key_is_refused(
         with pytest.raises(aiohttp.WSServerHandshakeError) as refused:
             await http.ws_connect(f"{dashboard.url}/ws/dashboard")
         assert refused.value.status == 401
+
+
+async def test_two_hundred_gateways_are_read_each_second_and_a_silent_one_delays_none(
+    memory: MemoryTransport,
+) -> None:
+    reads: Counter[str] = Counter()
+
+    async def feed(request: web.Request) -> web.Response:
+        port = request.url.port
+        assert port is not None
+        name = f"g{port}"
+        reads[name] += 1
+        if reads[name] > 1 and name == silent:
+            await asyncio.sleep(60)
+        body = {"gateway": name, "cursor": "1", "isComplete": True, "requests": [], "running": []}
+        return web.json_response(body)
+
+    app = web.Application()
+    app.router.add_get("/api/dashboard/feed", feed)
+    runner = web.AppRunner(app, shutdown_timeout=0.1)
+    await runner.setup()
+    ports: list[int] = []
+    for _ in range(200):
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        ports.append(runner.addresses[-1][1])
+    silent = f"g{ports[0]}"
+    try:
+        puts = [put_gateway(f"g{port}", f"http://127.0.0.1:{port}") for port in ports]
+        for start in range(0, len(puts), 100):
+            await memory.commit([], puts[start : start + 100])
+        async with running_dashboard(memory) as dashboard:
+            await until(lambda: len(reads) == 200, limit_s=60, what="the first read of each")
+            others = [f"g{port}" for port in ports[1:]]
+            await until(lambda: min(reads[one] for one in others) >= 4, limit_s=60)
+            assert reads[silent] <= 2
+            queue = await dashboard.get("/queue")
+            assert set(queue["gatewaysSilent"]) <= {silent}
+    finally:
+        await runner.cleanup()
