@@ -105,7 +105,7 @@ _LEAST_BYTES: Final = 16 << 20
 def main(log_level: LogLevel, log_format: LogFormat, **options: Any) -> None:
     """Record the state of the whole fleet, and show it: an HTTP API, streams of changes, and a page."""
     disable_core_dumps()
-    house_logging.setup("dashboard", log_level, log_format=log_format)
+    house_logging.setup("dashboard", log_level, log_format=log_format, file=options["log_file"])
     folder = identity_folder(options["identity_dir"])
     etcd = address_from_flags(options, identity=etcd_files(folder))
     drop_secrets(VARIABLE_PREFIX)

@@ -85,7 +85,7 @@ def make_app(context: AppContext) -> FastAPI:
     router = APIRouter()
     slots = StreamSlots()
     history, clock = context.history, context.views.clock
-    reader = None if history is None else HistoryReader(history.folder, clock)
+    reader = None if history is None else HistoryReader(history.folder, clock, history.opened)
     past = PastReader(None if reader is None else MomentReader(reader, clock), clock)
     StateRoutes(context.model, slots, context.views, history, past).add_to(router)
     metrics = MetricRoutes(

@@ -275,7 +275,13 @@ def main(**flags: Any) -> None:
     etcd = address_from_flags(flags, identity=etcd_files(folder))
     environment.drop_secrets(VARIABLE_PREFIX)
     ring = LogRing()
-    fleet_logging.setup("gateway", flags["log_level"], log_format=flags["log_format"], ring=ring)
+    fleet_logging.setup(
+        "gateway",
+        flags["log_level"],
+        log_format=flags["log_format"],
+        ring=ring,
+        file=_log_file(flags["log_file"], flags["worker"]),
+    )
     tracer, clock, advertised = _tracer(), SystemClock(), _advertised(flags)
     certificate = _certificate(flags)
     credentials, security = read_identity(folder, Role.GATEWAY, clock), api_security(flags)
@@ -338,6 +344,11 @@ async def _serve(
             await gateway.run(sockets.claim.listener, sockets.handover, own=sockets.own)
     finally:
         await transport.close()
+
+
+def _log_file(path: Path | None, worker: tuple[int, int] | None) -> Path | None:
+    """Return the log of this process: workers have one each, since two processes cannot rotate one file."""
+    return path if path is None or not worker else path.with_name(f"{path.name}.worker-{worker[0]}")
 
 
 def _advertised(flags: dict[str, Any]) -> ListenAddress | None:

@@ -1,6 +1,8 @@
 """The command-line flags for the log of a process, shared by every program of the fleet."""
 
+import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, get_args
 
 import click
@@ -11,8 +13,38 @@ Command = Callable[..., Any]
 
 
 def log_options(command: Command) -> Command:
-    """Add --log-level and --log-format; the command receives `log_level` and `log_format` for `process_log.setup`."""
-    return log_level_option("info")(log_format_option(command))
+    """Add --log-level, --log-format and --log-file.
+
+    The command receives `log_level`, `log_format` and `log_file` for `process_log.setup`.
+    """
+    return log_level_option("info")(log_format_option(_log_file_option(command)))
+
+
+def _usable_file(
+    _context: click.Context, _parameter: click.Parameter, path: Path | None
+) -> Path | None:
+    """Return the absolute path of a file that can be written; None if none was given."""
+    if path is None:
+        return None
+    found = path.expanduser().absolute()
+    try:
+        os.close(os.open(found, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600))
+    except OSError as error:
+        why = error.strerror or str(error)
+        raise click.UsageError(
+            f"--log-file {path}: {why}; expected a file in a folder that exists"
+        ) from error
+    return found
+
+
+def _log_file_option(command: Command) -> Command:
+    return click.option(
+        "--log-file",
+        type=click.Path(dir_okay=False, path_type=Path),
+        envvar="FLEET_LOG_FILE",
+        callback=_usable_file,
+        help="File for the log besides stderr, as lines of JSON; rotated at 16 MiB, with three older files.",
+    )(command)
 
 
 def log_level_option(default: LogLevel) -> Callable[[Command], Command]:

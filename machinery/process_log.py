@@ -5,12 +5,16 @@ A position in a log is whatever the log counts in: bytes of a file, or numbers o
 
 import json
 import logging
+import os
 import re
 import sys
 from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from io import TextIOWrapper
+from logging.handlers import RotatingFileHandler
+from pathlib import Path
 from typing import Any, BinaryIO, Literal, TypeAlias
 
 from typing_extensions import override
@@ -28,6 +32,7 @@ _BLOCK_BYTES = 64 << 10
 _MAX_LINE_BYTES = 1 << 20
 _POLL_S = 0.25
 _PIECE_BYTES = 64 << 10
+_FILE_BYTES, _OLDER_FILES = 16 << 20, 3
 
 
 class JsonFormatter(logging.Formatter):
@@ -123,6 +128,24 @@ class LogRing(logging.Handler):
         return bytes(text), number
 
 
+class RotatingLogFile(RotatingFileHandler):
+    """A log in a private file, which is renamed when it is large. A disk that is full costs lines, and nothing else."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path, maxBytes=_FILE_BYTES, backupCount=_OLDER_FILES, encoding="utf-8")
+
+    @override
+    def _open(self) -> TextIOWrapper:
+        def private(path: str, flags: int) -> int:
+            return os.open(path, flags | os.O_CLOEXEC, 0o600)
+
+        return open(self.baseFilename, self.mode, encoding=self.encoding, opener=private)
+
+    @override
+    def handleError(self, record: logging.LogRecord) -> None:
+        """Drop the line: stderr has it, and a traceback for each line would bury it."""
+
+
 LogLevel: TypeAlias = Literal["debug", "info", "warning", "error"]
 LogFormat: TypeAlias = Literal["auto", "text", "json"]
 """auto: text if stderr is a terminal, else JSON."""
@@ -134,8 +157,14 @@ def setup(
     *,
     log_format: LogFormat = "auto",
     ring: LogRing | None = None,
+    file: Path | None = None,
 ) -> None:
-    """Log to stderr in this format, and to `ring`, if given, as JSON."""
+    """Log to stderr in this format, and to `ring` and `file`, if given, as JSON.
+
+    Raises:
+        OSError: the file cannot be opened.
+
+    """
     screen = logging.StreamHandler(sys.stderr)
     is_text = log_format == "text" or (log_format == "auto" and sys.stderr.isatty())
     screen.setFormatter(TextFormatter() if is_text else JsonFormatter(process))
@@ -143,6 +172,10 @@ def setup(
     if ring is not None:
         ring.setFormatter(JsonFormatter(process))
         handlers.append(ring)
+    if file is not None:
+        log_file = RotatingLogFile(file)
+        log_file.setFormatter(JsonFormatter(process))
+        handlers.append(log_file)
     root = logging.getLogger()
     root.handlers[:] = handlers
     root.setLevel(level.upper())

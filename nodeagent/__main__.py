@@ -151,7 +151,9 @@ def main(log_level: LogLevel, log_format: LogFormat, **options: Any) -> None:
     """Run the agent of this Mac: its engines, its lease and its status."""
     disable_core_dumps()
     ring = LogRing()
-    process_log.setup("nodeagent", log_level, log_format=log_format, ring=ring)
+    process_log.setup(
+        "nodeagent", log_level, log_format=log_format, ring=ring, file=options["log_file"]
+    )
     state_dir: Path = options["state_dir"].expanduser().resolve()
     folder = identity_folder(options["identity_dir"], state_dir / "identity")
     where = address_from_flags(options, identity=etcd_files(folder))

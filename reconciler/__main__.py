@@ -147,7 +147,7 @@ def main(
 ) -> None:
     """Decide which Mac runs which replica. Run any number of reconcilers: one leads."""
     disable_core_dumps()
-    house_logging.setup("reconciler", log_level, log_format=log_format)
+    house_logging.setup("reconciler", log_level, log_format=log_format, file=options["log_file"])
     identity_dir = identity_folder(options["identity_dir"])
     etcd_address = address_from_flags(options, identity=etcd_files(identity_dir))
     drop_secrets(VARIABLE_PREFIX)  # the process that fetches from Git inherits no password

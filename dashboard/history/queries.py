@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import math
 import sqlite3
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -90,6 +90,8 @@ class HistoryReader:
 
     folder: Path
     clock: Clock
+    opened: Callable[[], Awaitable[object]] | None = None
+    """Waits until the file is there: before that, it has no tables."""
     _slots: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(_AT_ONCE))
 
     async def read(self, query: Callable[[sqlite3.Connection], T]) -> T:
@@ -99,6 +101,8 @@ class HistoryReader:
             ReadError: the file cannot be read, or the query takes too long.
 
         """
+        if self.opened is not None:
+            await self.opened()
         async with self._slots:
             return await asyncio.to_thread(self._read, query)
 

@@ -94,6 +94,29 @@ def test_setup_writes_lines_to_stderr_and_keeps_chatty_libraries_down() -> None:
     assert done.stdout == ""
 
 
+def test_a_log_file_is_private_and_rotated_and_a_full_disk_costs_lines_only(tmp_path: Path) -> None:
+    code = (
+        "import logging, resource, signal, sys; from pathlib import Path; from machinery import process_log\n"
+        "process_log.setup('p', file=Path(sys.argv[1]))\n"
+        "say = logging.getLogger('x').info\n"
+        "for n in range(2300): say('a long line', extra={'number': n, 'text': 'x' * 8000})\n"
+        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (1, 1))\n"
+        "say('the disk is full')\n"
+    )
+    path = tmp_path / "p.log"
+    root = Path(__file__).parent.parent.parent
+    words = [sys.executable, "-c", code, str(path)]
+    done = subprocess.run(words, capture_output=True, text=True, check=True, cwd=root)
+    assert json.loads(done.stderr.splitlines()[-1])["message"] == "the disk is full"
+    assert "Traceback" not in done.stderr
+    assert sorted(one.name for one in tmp_path.iterdir()) == ["p.log", "p.log.1"]
+    older, newer = path.with_name("p.log.1").read_bytes(), path.read_bytes()
+    numbers = [json.loads(one)["number"] for one in (older + newer).splitlines()]
+    assert numbers == list(range(2300))
+    assert {one.stat().st_mode & 0o777 for one in tmp_path.iterdir()} == {0o600}
+
+
 def text_line(message: str, **extra: object) -> str:
     logger = logging.Logger("store.lease")  # noqa: LOG001 - a logger of this test only
     record = logger.makeRecord(
