@@ -29,6 +29,7 @@ BENCHES = {
     "gateway-tls": "bench.gateway.tls",
     "manifests": "bench.manifests",
     "nodes": "bench.nodes",
+    "dashboard": "bench.dashboard",
     "observe": "bench.observe",
     "placement": "bench.placement",
     "prefix-cache": "bench.prefix_cache",

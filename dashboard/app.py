@@ -7,6 +7,7 @@ from typing import Final
 from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
+from starlette.middleware.gzip import GZipMiddleware
 from starlette.staticfiles import StaticFiles
 
 from dashboard.api.action_routes import MAX_TEXT, ActionRoutes
@@ -117,7 +118,7 @@ def make_app(context: AppContext) -> FastAPI:
     PageRoutes().add_to(router)
     app.include_router(router)
     add_docs(app)
-    app.mount("/static", StaticFiles(directory=STATIC), name="static")
+    app.mount("/static", GZipMiddleware(StaticFiles(directory=STATIC)), name="static")
     app.add_middleware(
         DashboardAuth,
         access=context.access,

@@ -124,7 +124,9 @@ class DashboardAuth:
                 headers = MutableHeaders(scope=message)
                 for name, value in _HEADERS:
                     headers.setdefault(name, value)
-                headers.setdefault("cache-control", "no-store")
+                # Files of the page hold no data; browsers ask each time whether they are still the same.
+                is_file = scope["path"].startswith(_PUBLIC_PREFIXES)
+                headers.setdefault("cache-control", "no-cache" if is_file else "no-store")
             await send(message)
 
         try:

@@ -4,6 +4,7 @@ import { html, useEffect, useLayoutEffect, useReducer, useState } from "./vendor
 import { age, bytes, clock } from "./format.js";
 
 const PAGES = { Node: "macs", ModelDeployment: "models", Replica: "replicas", ShardGroup: "groups" };
+const PAGE_ROWS = 100;
 const KINDS = { Node: "node", ModelDeployment: "md", Replica: "replica", ShardGroup: "sg", ModelRoute: "route", GitSource: "gs" };
 
 /** Return the path of an object's page; "" if its kind has none. */
@@ -65,18 +66,22 @@ export function MemoryBar({ mac }) {
 }
 
 /**
- * A table that becomes cards on a phone.
+ * A table that becomes cards on a phone; long ones have pages, because a thousand rows that change are slow to draw.
  * `columns`: [title, cell of a row, class]; `rows` have unique names.
  */
 export function Table({ caption, columns, rows, empty }) {
+  const [page, setPage] = useState(0);
   if (!rows.length) return html`<p class="quiet">${empty}</p>`;
-  return html`<table>
+  const pages = Math.ceil(rows.length / PAGE_ROWS);
+  const at = Math.min(page, pages - 1);
+  const first = at * PAGE_ROWS;
+  return html`<table aria-rowcount=${pages > 1 ? rows.length + 1 : undefined}>
     <caption class="hidden">${caption}</caption>
     <thead>
       <tr>${columns.map(([title, , kind]) => html`<th scope="col" key=${title} class=${kind ?? ""}>${title}</th>`)}</tr>
     </thead>
     <tbody>
-      ${rows.map(
+      ${rows.slice(first, first + PAGE_ROWS).map(
         (row) => html`<tr key=${row.name}>
           ${columns.map(
             ([title, cell, kind]) => html`<td key=${title} data-title=${title} class=${kind ?? ""}>${cell(row)}</td>`,
@@ -84,7 +89,12 @@ export function Table({ caption, columns, rows, empty }) {
         </tr>`,
       )}
     </tbody>
-  </table>`;
+  </table>
+  ${pages > 1 && html`<p class="row pager">
+    <button type="button" class="small" disabled=${at === 0} onClick=${() => setPage(at - 1)}>Previous</button>
+    <span>${first + 1} to ${Math.min(rows.length, first + PAGE_ROWS)} of ${rows.length}</span>
+    <button type="button" class="small" disabled=${at === pages - 1} onClick=${() => setPage(at + 1)}>Next</button>
+  </p>`}`;
 }
 
 /** Problems, each with its cause, its remedy, and since when. */

@@ -1,0 +1,189 @@
+"""The page of the dashboard at 1,000 Macs that change each second, in a real browser: `make bench-dashboard`.
+
+A real etcd, the dashboard in this process, Chromium without a window. Measured are the first paint, the first screen
+with its data, the bytes of both, the time of the main thread, long tasks, the heap, the bytes of the stream, and the
+time from a write to the store until the page shows it. The last line is one JSON object, the aims beside the figures.
+"""
+
+import asyncio
+import random
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any, Final
+
+from playwright.async_api import Browser, CDPSession, Page
+
+from bench.result import finish, sized
+from schemas.meta import Condition, ConditionStatus
+from store.etcd.connect import connect
+from store.port import Transport
+from tests.support.browser import PROGRAM, running_browser
+from tests.support.dashboards import running_dashboard
+from tests.support.etcd import running_etcd
+from tests.support.reconciler_agents import node_status, put_lease, put_node
+
+MACS: Final = sized(1000, smoke=30)
+MEASURE_S: Final = sized(30.0, smoke=4.0)
+LOADS: Final = sized(5, smoke=2)
+WRITES: Final = sized(40, smoke=5)
+AIMS: Final = {
+    "paint_ms": 1000,
+    "table_ms": 1500,
+    "kilobytes": 100,
+    "main_thread_ms_per_s": 60,
+    "longest_task_ms": 100,
+    "heap_mb": 60,
+    "stream_kb_per_s": 40,
+    "change_p95_ms": 400,
+}
+_BATCH: Final = 50
+_WATCH: Final = """
+() => {
+  window.longest = 0;
+  new PerformanceObserver((list) => {
+    for (const entry of list.getEntries()) window.longest = Math.max(window.longest, entry.duration);
+  }).observe({ type: "longtask" });
+}
+"""
+
+
+def name_of(number: int) -> str:
+    return f"mac-{number:04}"
+
+
+async def write_macs(store: Transport, turn: int) -> None:
+    """Write the status of every Mac, with a condition that changes each time."""
+    for first in range(0, MACS, _BATCH):
+        puts = []
+        for number in range(first, min(first + _BATCH, MACS)):
+            found = Condition(
+                type="MemoryPressure",
+                status=ConditionStatus.FALSE,
+                reason="Sufficient",
+                message=f"{turn} {random.randrange(100)} % free",
+            )
+            status = node_status(name_of(number), memory_gib=64 + turn % 2)
+            status = status.model_copy(update={"conditions": (found,)})
+            puts.append(put_node(name_of(number), status))
+        await store.commit([], puts)
+
+
+async def change_each_second(store: Transport) -> None:
+    """Change every Mac once a second, forever."""
+    turn = 1
+    while True:
+        began = time.monotonic()
+        await write_macs(store, turn)
+        turn += 1
+        await asyncio.sleep(max(0.0, 1 - (time.monotonic() - began)))
+
+
+async def measure_load(browser: Browser, url: str) -> dict[str, float]:
+    """Return times and bytes of a first load, with an empty cache."""
+    context = await browser.new_context(viewport={"width": 1280, "height": 800})
+    page = await context.new_page()
+    began = time.monotonic()
+    await page.goto(f"{url}/macs")
+    await page.locator("tbody tr").first.wait_for()
+    table_ms = 1000 * (time.monotonic() - began)
+    paint = await page.evaluate(
+        "performance.getEntriesByName('first-contentful-paint')[0]?.startTime ?? 0"
+    )
+    sizes = "performance.getEntriesByType('resource').filter((e) => e.name.includes('/static/')).reduce((s, e) => s + e.transferSize, 0)"
+    size = await page.evaluate(sizes)
+    await context.close()
+    return {"paint_ms": paint, "table_ms": table_ms, "kilobytes": size / 1000}
+
+
+async def metrics(session: CDPSession) -> dict[str, float]:
+    found: dict[str, Any] = await session.send("Performance.getMetrics")
+    return {one["name"]: one["value"] for one in found["metrics"]}
+
+
+async def measure_page(browser: Browser, url: str, path: str) -> dict[str, float]:
+    """Return what a page costs while every Mac changes each second."""
+    page = await browser.new_page(viewport={"width": 1280, "height": 800})
+    await page.goto(f"{url}{path}")
+    await page.locator("[data-state=live]").wait_for()
+    session = await page.context.new_cdp_session(page)
+    received = [0.0]
+    session.on("Network.dataReceived", lambda one: received.append(one["dataLength"]))
+    await session.send("Network.enable")
+    await session.send("Performance.enable")
+    await page.evaluate(_WATCH)
+    await asyncio.sleep(2)
+    before, _ = await metrics(session), received.clear()
+    await asyncio.sleep(MEASURE_S)
+    after, stream = await metrics(session), sum(received)
+    longest = await page.evaluate("window.longest")
+    await session.send("HeapProfiler.collectGarbage")
+    heap = (await metrics(session))["JSHeapUsedSize"]
+    await page.close()
+    return {
+        "main_thread_ms_per_s": 1000 * (after["TaskDuration"] - before["TaskDuration"]) / MEASURE_S,
+        "longest_task_ms": longest,
+        "heap_mb": heap / 1e6,
+        "stream_kb_per_s": stream / MEASURE_S / 1000,
+    }
+
+
+async def measure_changes(page: Page, store: Transport) -> float:
+    """Return the 95th percentile of the time from a write until the page shows it."""
+    await page.locator("[data-state=live]").wait_for()
+    found: list[float] = []
+    for turn in range(WRITES):
+        chip = f"Apple M4 {turn}"
+        status = node_status(name_of(0), chip=chip)
+        began = time.monotonic()
+        await store.commit([], [put_node(name_of(0), status)])
+        await page.get_by_text(chip, exact=True).first.wait_for()
+        found.append(1000 * (time.monotonic() - began))
+    return statistics.quantiles(found, n=20)[-1]
+
+
+async def bench() -> dict[str, float]:
+    """Return all figures."""
+    with tempfile.TemporaryDirectory() as folder:
+        async with running_etcd(Path(folder) / "etcd") as etcd:
+            store = connect(etcd.address)
+            await write_macs(store, 0)
+            for first in range(0, MACS, _BATCH):
+                last = min(first + _BATCH, MACS)
+                await store.commit([], [put_lease(name_of(one)) for one in range(first, last)])
+            async with running_dashboard(store) as dashboard, running_browser() as browser:
+                url = dashboard.url
+                loads = [await measure_load(browser, url) for _ in range(LOADS)]
+                found = {key: statistics.median(one[key] for one in loads) for key in loads[0]}
+                page = await browser.new_page()
+                await page.goto(f"{url}/macs")
+                found["change_p95_ms"] = await measure_changes(page, store)
+                await page.close()
+                async with asyncio.TaskGroup() as group:
+                    changes = group.create_task(change_each_second(store))
+                    found |= await measure_page(browser, url, "/map")
+                    table = await measure_page(browser, url, "/macs")
+                    found |= {f"table_{key}": value for key, value in table.items()}
+                    changes.cancel()
+            await store.close()
+    return found
+
+
+def main() -> None:
+    """Print the figures beside their aims."""
+    if PROGRAM is None:
+        print("no browser on PATH: install chromium-headless-shell (Debian) or chromium")
+        sys.exit(1)
+    found = {key: round(value, 1) for key, value in asyncio.run(bench()).items()}
+    compared = {}
+    for key, value in found.items():
+        aim = AIMS.get(key, AIMS.get(key.removeprefix("table_")))
+        compared[key] = {"value": value, "aim": aim}
+        print(f"{key:28} {value:10.1f}   aim {aim}")
+    finish("dashboard", compared, {"macs": MACS})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,73 @@
+"""Requests in flight in a real browser, with a real engine: progress, cancellation, and the candidates in the chat."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import aiohttp
+import pytest
+from playwright.async_api import Browser, expect
+from playwright.async_api import Error as PlaywrightError
+
+from store.memory import MemoryTransport
+from tests.dashboard.test_actions_page import check_access
+from tests.support.browser import needs_browser, open_page, running_browser
+from tests.support.dashboards import CLOCK, running_dashboard
+from tests.support.gateway_calls import CHAT
+from tests.support.gateway_real_engine import tiny_engine
+from tests.support.gateway_world import World, deployment, endpoint, running_gateway
+
+pytestmark = [needs_browser, pytest.mark.browser, pytest.mark.mlx, pytest.mark.timeout(240)]
+
+
+@pytest.fixture
+async def browser() -> AsyncIterator[Browser]:
+    async with running_browser() as found:
+        yield found
+
+
+async def ask_until_cancelled(http: aiohttp.ClientSession, url: str) -> None:
+    """Send long requests of one id, one after the other: the page may be slower than an answer."""
+    message = {"role": "user", "content": "We hold these truths"}
+    body = {"model": "tiny", "messages": [message], "max_tokens": 3500, "stream": True}
+    while True:
+        async with http.post(url + CHAT, json=body, headers={"x-request-id": "live-1"}) as response:
+            if b"request_cancelled" in await response.read():
+                return
+
+
+async def test_a_request_is_followed_and_cancelled_and_its_routing_explained(
+    browser: Browser, tmp_path: Path
+) -> None:
+    world = World(MemoryTransport(CLOCK))
+    with tiny_engine(tmp_path) as engine:
+        await world.put(deployment("tiny"))
+        await world.put(endpoint("tiny-0", "tiny", f"http://127.0.0.1:{engine.port}", node="mac-1"))
+        async with (
+            running_gateway(world.transport) as gateway,
+            running_dashboard(world.transport) as dashboard,
+            aiohttp.ClientSession() as http,
+            open_page(browser, dashboard.url) as (page, _),
+        ):
+            await gateway.knows("tiny", ready=1)
+            await page.goto("/chat?model=tiny")
+            await page.get_by_text("Routing: which engine").click()
+            row = page.locator("tr", has_text="tiny-0")
+            await expect(row.get_by_role("link", name="mac-1")).to_be_visible()
+            await expect(page.get_by_role("columnheader", name="queue")).to_be_visible()
+            await check_access(page)
+            await page.goto("/requests")
+            await expect(page.locator("h1")).to_have_text("Requests")
+            cancel = page.get_by_role("button", name="Cancel live-1")
+            async with asyncio.TaskGroup() as group:
+                asking = group.create_task(ask_until_cancelled(http, gateway.url))
+                await expect(page.locator("tr", has_text="live-1").first).to_contain_text("tiny")
+                while not asking.done():
+                    with contextlib.suppress(PlaywrightError):  # it may end at any moment
+                        await cancel.click(timeout=5_000)
+            await expect(cancel).to_have_count(0)
+            await expect(page.locator("#ended ~ table tbody tr").first).to_contain_text("live-1")
+            await page.get_by_label("Filter requests").fill("no such id")
+            refused = await dashboard.post("/api/v1/requests/none/live-1/cancel", {}, 404)
+            assert "There is no gateway 'none'" in refused["error"]["message"]
