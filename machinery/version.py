@@ -1,7 +1,7 @@
 """The version of mlx-fleet as installed by pip, and the rule which versions are compatible."""
 
 import re
-from functools import cache
+from functools import cache, lru_cache
 from importlib.metadata import version as of_distribution
 from pathlib import Path
 from typing import Final
@@ -30,6 +30,7 @@ def version_with_commit() -> str:
     return f"{version()} ({commit()})" if commit() else version()
 
 
+@lru_cache(maxsize=256)
 def parse_release(text: str) -> tuple[int, int] | None:
     """Return major and minor version; None if the text is not one of our versions."""
     found = re.match(r"(\d{1,6})\.(\d{1,6})", text)

@@ -12,6 +12,7 @@ placement tiers) both call this module, so that they cannot disagree.
 
 import re
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Final
 
 GIB: Final = 2**30
@@ -110,12 +111,18 @@ _VARIANT_POINTS: Final = {"": 5, "Pro": 15, "Max": 25, "Ultra": 35}
 FASTEST_GBPS: Final = max(chip.bandwidth_gbps for chip in CHIPS)
 
 
+# A fleet has few kinds of machines, and many of each.
+_MACHINES: Final = 1024
+
+
+@lru_cache(maxsize=_MACHINES)
 def parse_designation(name: str) -> Designation | None:
     """Return generation and variant: 4 and "Pro" of "Apple M4 Pro"; None for other names, such as a virtual chip's."""
     match = _DESIGNATION.fullmatch(_normalize(name))
     return Designation(generation=int(match[1]), variant=match[2] or "") if match else None
 
 
+@lru_cache(maxsize=_MACHINES)
 def find_chip(name: str, *, gpu_cores: int | None, memory_bytes: int | None) -> Chip | None:
     """Return the row for a machine; GPU cores choose between bins, then memory, then the lower bandwidth.
 

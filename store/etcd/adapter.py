@@ -19,7 +19,7 @@ CALL_S = 2.0
 RENEW_S = 1.0
 # Shorter than a call, so that a call still has time for another endpoint.
 CONNECT_S = 1.0
-# Unary calls in flight at once; waiting for a slot does not count against a call's time.
+# Unary calls in flight at once; waiting for a slot does not count against a call's time. Over HTTP each has a connection.
 AT_ONCE = 32
 # Embedded etcd reports progress every 5 s. An external etcd may not: then the watch asks for a report after half of this
 # time, and counts as broken if nothing arrives until its end.
@@ -39,13 +39,15 @@ class EndpointCaller:
         address: EtcdAddress,
         authenticate: Callable[[], Awaitable[str]],
         authentication: Authentication | None = None,
+        *,
+        at_once: int = AT_ONCE,
     ) -> None:
         """Prepare to call; an `authentication` that several connections share is closed by its owner."""
         self._address = address
         self._authenticate = authenticate
         self._owns_authentication = authentication is None
         self._authentication = authentication or Authentication(address)
-        self._slots = asyncio.Semaphore(AT_ONCE)
+        self._slots = asyncio.Semaphore(at_once)
         self._budget = RetryBudget()
         self.turn = 0
 
