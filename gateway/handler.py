@@ -6,8 +6,7 @@ it must wait, for a slot, a replica or another engine.
 
 import asyncio
 import itertools
-from collections.abc import Callable, Coroutine, Mapping
-from dataclasses import dataclass
+from collections.abc import Coroutine, Mapping
 from typing import Any
 
 from typing_extensions import override
@@ -22,9 +21,8 @@ from gateway.forwarding.forwarder import Forwarder
 from gateway.forwarding.mirror import Mirror
 from gateway.forwarding.retry_state import ForwardResult, WholeResponse
 from gateway.http import idempotency
-from gateway.http.cors import AllowedHosts, AllowedOrigins
+from gateway.http.handler_options import HandlerOptions
 from gateway.http.idempotency import IdempotencyTable
-from gateway.http.limits import AddressLimit, BodyMemory, ConnectionLimit
 from gateway.http.request_context import RequestContext, RequestHandler, header_lines
 from gateway.http.request_head import HeadReader
 from gateway.request import HttpRequest, InferenceRequest
@@ -57,27 +55,6 @@ _ATTEMPTS = wire_headers.ATTEMPTS.encode()
 _NODE = wire_headers.NODE.encode()
 _REPLICA = wire_headers.REPLICA.encode()
 _RESUMED_LINE = wire_headers.RESUMED.encode() + b": %d\r\n"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HandlerOptions:
-    """Options that apply to every request."""
-
-    max_body: int
-    """In bytes."""
-    body_memory: BodyMemory
-    connection_limit: ConnectionLimit
-    address_limit: AddressLimit
-    hosts: AllowedHosts
-    origins: AllowedOrigins
-    id_prefix: str
-    """Prefix of generated request ids."""
-    draw: Callable[[], float]
-    """Returns a random number, 0..1."""
-    count_mirrored: Callable[[str], None]
-    """Counts copies of requests by outcome."""
-    default_model: str = ""
-    """Model of requests that name none; empty: the only one there is."""
 
 
 class InferenceHandler(RequestHandler):

@@ -19,20 +19,22 @@ from gateway.apis.openai import PATHS, OpenAiAdapter
 from gateway.apis.registry import translated_adapters
 from gateway.app import make_app
 from gateway.auth.rate_limits import Limits
-from gateway.batches.database import BatchStore, open_batches
+from gateway.batches.database import open_batches
 from gateway.batches.runner import BatchGateway, BatchRunner
 from gateway.floating_address.holder import AddressHolder, FloatingAddress, make_holder
 from gateway.forwarding.admission import KEEP_ALIVE_S, Activator
 from gateway.forwarding.attempt import AttemptRunner
 from gateway.forwarding.forwarder import Forwarder
 from gateway.forwarding.health_checks import HealthChecker, all_endpoints
+from gateway.forwarding.load_gauges import deployment_gauges, forwarding_gauges
 from gateway.forwarding.model_state import ModelStates
 from gateway.forwarding.policy import RECOVERY_S
 from gateway.forwarding.resumption import Resumer
 from gateway.forwarding.router import LoadTracker, Router
-from gateway.handler import HandlerOptions, InferenceHandler
+from gateway.handler import InferenceHandler
 from gateway.handover import HandOver
 from gateway.http.cors import AllowedHosts, AllowedOrigins, CorsMiddleware
+from gateway.http.handler_options import HandlerOptions
 from gateway.http.limits import AddressLimit, BodyMemory, ConnectionLimit
 from gateway.http.protocol import ClientProtocol
 from gateway.http.tls import tls_options
@@ -57,12 +59,11 @@ from identity.upkeep import IdentityUpkeep
 from machinery.clock import Clock
 from machinery.http_server import SignalServer
 from machinery.process_log import LogRing
-from machinery.prometheus import Gauge, LabelledGauge
+from machinery.prometheus import Gauge
 from machinery.tls_server import ServerCertificate, TlsServer
 from machinery.version import version
 from schemas.records import GatewayLease
 from schemas.trust import TlsMode
-from schemas.wire import metrics as wire_metrics
 from store.metrics import MeasuredTransport, StoreMetrics
 from store.port import Transport
 from store.tickets import TicketChecker
@@ -263,10 +264,10 @@ class Gateway:
         )
         self.pool.make_room = self._make_room
         self._stopping, self._gives_way = asyncio.Event(), False
-        store = open_batches(limits.state_dir)
-        self._batches = None if store is None else self._batch_runner(store, model_states)
+        batches = self._batches = self._batch_runner(model_states)
         context = self._admin_context(transport, id_, model_states)
-        self._server = self._http_server(make_app(context, self._in_flight(), store))
+        app = make_app(context, self._in_flight(), batches.store if batches else None)
+        self._server = self._http_server(app)
 
     @property
     def metrics(self) -> GatewayMetrics:
@@ -379,7 +380,7 @@ class Gateway:
             in_flight=self.load_tracker.total,
             endpoints=lambda: self.table_cache.table.endpoints,
             refused=lambda: self.table_cache.table.refused,
-            more=(*_deployment_gauges(self.load_tracker, self.activator), self.versions),
+            more=(*deployment_gauges(self.load_tracker, self.activator), self.versions),
             others=(
                 self._store_metrics,
                 self.fleet_state.keyring,
@@ -393,7 +394,7 @@ class Gateway:
                     "Memory of request bodies that are still arriving.",
                     lambda: self.handler.body_memory.used,
                 ),
-                *_forwarding_gauges(self.load_tracker, model_states, self._clock),
+                *forwarding_gauges(self.load_tracker, model_states, self._clock),
             ),
         )
         return RequestRecorder(
@@ -434,8 +435,11 @@ class Gateway:
             resumer=Resumer(attempts=attempts, router=router),
         )
 
-    def _batch_runner(self, store: BatchStore, model_states: ModelStates) -> BatchRunner:
-        """Return what runs the batches of a folder while Macs are idle."""
+    def _batch_runner(self, model_states: ModelStates) -> BatchRunner | None:
+        """Return what runs the batches of the state folder while Macs are idle; None without a folder."""
+        store = open_batches(self._limits.state_dir)
+        if store is None:
+            return None
         fleet = self.fleet_state
         gateway = BatchGateway(
             handler=self.handler,
@@ -573,43 +577,3 @@ class Gateway:
         self._server.should_exit = True
         await self._clock.sleep(self._limits.drain_timeout_s)
         self.handler.cut_off()
-
-
-def _deployment_gauges(
-    load_tracker: LoadTracker, activator: Activator
-) -> tuple[LabelledGauge, LabelledGauge]:
-    """Return the gauges of the load by deployment."""
-    return (
-        LabelledGauge(
-            wire_metrics.DEPLOYMENT_IN_FLIGHT,
-            "Requests at engines.",
-            wire_metrics.DEPLOYMENT_LABEL,
-            load_tracker.by_deployment,
-        ),
-        LabelledGauge(
-            wire_metrics.DEPLOYMENT_WAITING,
-            "Requests that wait for a replica; at least 1 while a client's keep_alive lasts.",
-            wire_metrics.DEPLOYMENT_LABEL,
-            activator.demand,
-        ),
-    )
-
-
-def _forwarding_gauges(
-    load_tracker: LoadTracker, model_states: ModelStates, clock: Clock
-) -> tuple[LabelledGauge, LabelledGauge]:
-    """Return the gauges of ejected endpoints and waiting requests."""
-    return (
-        LabelledGauge(
-            "fleet_gateway_endpoint_breaker",
-            "0 closed; 1 half open: one trial request; 2 open: ejected.",
-            "replica",
-            lambda: load_tracker.outliers.phases(clock.monotonic()),
-        ),
-        LabelledGauge(
-            "fleet_gateway_queue_waiting",
-            "Requests that wait for a slot.",
-            "model",
-            model_states.waiting,
-        ),
-    )

@@ -88,7 +88,7 @@ class BatchRunner:
     """Runs batches. Run `run()` in a task group."""
 
     def __init__(self, store: BatchStore, gateway: BatchGateway) -> None:
-        self._store = store
+        self.store = store
         self._gateway = gateway
         self._clock = gateway.clock
         self._runs: dict[tuple[str, int], _Run] = {}
@@ -98,7 +98,7 @@ class BatchRunner:
     async def run(self) -> None:
         """Take the lock of the folder, and run its batches forever."""
         while True:
-            with _runner_lock(self._store) as is_ours:
+            with _runner_lock(self.store) as is_ours:
                 if is_ours:
                     await self._run_batches()
             await self._clock.sleep(_LOCK_RETRY_S)
@@ -126,7 +126,7 @@ class BatchRunner:
         """Take each open batch a step further; return whether there is one."""
         if not self._gateway.table_cache.is_synced:
             return False
-        batches = await asyncio.to_thread(self._store.open_batches)
+        batches = await asyncio.to_thread(self.store.open_batches)
         open_ids = {batch.id for batch in batches}
         self._retries = {at: one for at, one in self._retries.items() if at[0] in open_ids}
         self._make_way()
@@ -146,29 +146,29 @@ class BatchRunner:
             await self._end(batch, "expired", now_s)
         elif batch.completed + batch.failed >= batch.total:
             record = msgspec.structs.replace(batch, status="finalizing", finalizing_s=now_s)
-            await asyncio.to_thread(self._store.change_batch, batch, record)
+            await asyncio.to_thread(self.store.change_batch, batch, record)
         else:
             await self._start_lines(batch)
 
     def _validate(self, batch: StoredBatch, now_s: int) -> None:
         """Read the input, and begin or fail the batch. Blocks."""
-        lines, errors = _read_input(self._store, batch)
+        lines, errors = _read_input(self.store, batch)
         if not errors:
             started = msgspec.structs.replace(
                 batch, status="in_progress", in_progress_s=now_s, total=len(lines)
             )
             try:
-                self._store.change_batch(batch, started, lines)
+                self.store.change_batch(batch, started, lines)
             except DuplicateIdError as error:
                 message = f"'{error}' is the custom_id of two lines; each needs its own."
                 errors = [LineError(code="duplicate_custom_id", message=message, param="custom_id")]
         if errors:
             failed = msgspec.structs.replace(batch, status="failed", ended_s=now_s)
-            self._store.change_batch(batch, failed.with_errors(errors))
+            self.store.change_batch(batch, failed.with_errors(errors))
 
     async def _start_lines(self, batch: StoredBatch) -> None:
         limit = _LINES_AT_ONCE + len(self._runs)
-        lines = await asyncio.to_thread(self._store.waiting_lines, batch.id, limit)
+        lines = await asyncio.to_thread(self.store.waiting_lines, batch.id, limit)
         now_s = self._clock.monotonic()
         for line in lines:
             at = (batch.id, line.number)
@@ -226,7 +226,7 @@ class BatchRunner:
                 return
             result = _result(line, status, answer, request_id)
             state = COMPLETED if status < 400 else FAILED
-            await asyncio.to_thread(self._store.end_line, batch, line.number, state, result)
+            await asyncio.to_thread(self.store.end_line, batch, line.number, state, result)
             self._retries.pop(at, None)
         except BatchStoreError as error:
             # The request runs again once the disk has room.
@@ -239,7 +239,7 @@ class BatchRunner:
         """Return status, body and request id of the answer to a line."""
         principal: Principal | None = None
         try:
-            body = await asyncio.to_thread(_body_of, self._store, batch, line)
+            body = await asyncio.to_thread(_body_of, self.store, batch, line)
         except (OSError, msgspec.MsgspecError) as error:
             return 400, _error(f"The input file of the batch is damaged: {error}"), ""
         if self._gateway.access.is_on:
@@ -261,14 +261,12 @@ class BatchRunner:
 
     def _finish(self, batch: StoredBatch, status: records.BatchStatus, now_s: int) -> None:
         """Write the files of a batch and end it. Blocks. After a crash in between it is done again."""
-        found = self._store.batch(batch.id, batch.owner) or batch
+        found = self.store.batch(batch.id, batch.owner) or batch
         undone: list[BatchLine] = []
         if status == "expired":
-            undone = self._store.waiting_lines(batch.id, records.MAX_LINES)
-        output = _write_results(self._store, found, COMPLETED, now_s)
-        errors = _write_results(
-            self._store, found, FAILED, now_s, [_expired(one) for one in undone]
-        )
+            undone = self.store.waiting_lines(batch.id, records.MAX_LINES)
+        output = _write_results(self.store, found, COMPLETED, now_s)
+        errors = _write_results(self.store, found, FAILED, now_s, [_expired(one) for one in undone])
         ended = msgspec.structs.replace(
             found,
             status=status,
@@ -277,8 +275,8 @@ class BatchRunner:
             error_file=errors,
             failed=found.failed + len(undone),
         )
-        self._store.change_batch(found, ended)
-        self._store.drop_lines(batch.id)
+        self.store.change_batch(found, ended)
+        self.store.drop_lines(batch.id)
 
 
 def _endpoints(model: ServedModel) -> tuple[EngineEndpoint, ...]:

@@ -1,0 +1,28 @@
+"""Options of the request handler, which the gateway's flags decide. Values only."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from gateway.http.cors import AllowedHosts, AllowedOrigins
+from gateway.http.limits import AddressLimit, BodyMemory, ConnectionLimit
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HandlerOptions:
+    """Options that apply to every request."""
+
+    max_body: int
+    """In bytes."""
+    body_memory: BodyMemory
+    connection_limit: ConnectionLimit
+    address_limit: AddressLimit
+    hosts: AllowedHosts
+    origins: AllowedOrigins
+    id_prefix: str
+    """Prefix of generated request ids."""
+    draw: Callable[[], float]
+    """Returns a random number, 0..1."""
+    count_mirrored: Callable[[str], None]
+    """Counts copies of requests by outcome."""
+    default_model: str = ""
+    """Model of requests that name none; empty: the only one there is."""
