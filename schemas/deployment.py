@@ -578,19 +578,8 @@ class Revision(ApiObject):
 
 def with_content(deployment: ModelDeployment, content: RevisionTemplate) -> ModelDeployment:
     """Return the deployment with the version `content` in its spec."""
-    fields = {
-        "model": content.model,
-        "served_names": content.served_names,
-        "context_length": content.context_length,
-        "concurrency": content.concurrency,
-        "queue_depth": content.queue_depth,
-        "kv_cache": content.kv_cache,
-        "sampling": content.sampling,
-        "unknown_parameters": content.unknown_parameters,
-        "performance": content.performance,
-        "resources": content.resources,
-        "sharding": content.sharding,
-    }
+    names = RevisionTemplate.model_fields.keys() & ModelDeploymentSpec.model_fields.keys()
+    fields = {name: getattr(content, name) for name in names}
     return deployment.model_copy(update={"spec": deployment.spec.model_copy(update=fields)})
 
 

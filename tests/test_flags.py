@@ -47,6 +47,7 @@ FOREIGN: Mapping[str, str] = {
     "scutil": "get",
     "tailscale": "json",
     "LocalAI": "models-config-file",
+    "aider": "openai-api-base openai-api-key",
     "hf": "local-dir",
     "lm_eval": "model tasks",
     "mlx_lm.convert": "hf-path mlx-path q-bits",

@@ -31,7 +31,7 @@ SHAPES = [
     ("GET", "/v1/messages/batches", {}, 404, "anthropic"),
     ("POST", "/v1/messages/batches", {}, 404, "anthropic"),
     ("GET", "/v1/models/nope", VERSION, 404, "anthropic"),
-    ("GET", "/v1/files", VERSION, 404, "anthropic"),
+    ("GET", "/v1/assistants", VERSION, 404, "anthropic"),
     ("GET", "/v1/models/nope", {}, 404, "openai"),
     ("GET", "/v1/chat/completions", {}, 405, "openai"),
     ("GET", "/v1/messagesque", {}, 404, "openai"),
