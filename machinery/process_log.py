@@ -139,7 +139,7 @@ class RotatingLogFile(RotatingFileHandler):
         def private(path: str, flags: int) -> int:
             return os.open(path, flags | os.O_CLOEXEC, 0o600)
 
-        return open(self.baseFilename, self.mode, encoding=self.encoding, opener=private)
+        return open(self.baseFilename, "a", encoding="utf-8", opener=private)
 
     @override
     def handleError(self, record: logging.LogRecord) -> None:
