@@ -61,7 +61,9 @@ def select_changes(items: Iterable[KeyValue], wanted: ChangeFilter) -> list[Reco
     """Return the wanted changes, oldest first."""
     since_ms = int(wanted.since_s * 1000)
     found = (read_change(one) for one in items if keys.change_time_ms(one.key) >= since_ms)
-    return [one for one in found if one is not None and wanted.matches(one.record)]
+    chosen = [one for one in found if one is not None and wanted.matches(one.record)]
+    # Clocks differ between machines, and two writes may share a millisecond; revisions are in order.
+    return sorted(chosen, key=lambda one: one.revision)
 
 
 async def list_changes(store: StoreReader, wanted: ChangeFilter) -> list[RecordedChange]:
