@@ -3,17 +3,14 @@
 from collections.abc import AsyncIterator
 
 import pytest
-from axe_playwright_python.async_playwright import Axe
-from playwright.async_api import Browser, Page, expect
+from playwright.async_api import Browser, expect
 
 from schemas.deployment import ModelDeployment
 from schemas.node import Node
 from store import codec, objects
 from store.memory import MemoryTransport
-from tests.dashboard.test_page import WCAG
-from tests.dashboard.test_route_access import put_key
-from tests.support.browser import needs_browser, open_page, running_browser
-from tests.support.dashboard_fleets import MANIFEST, put_fleet
+from tests.support.browser import check_access, needs_browser, open_page, running_browser
+from tests.support.dashboard_fleets import MANIFEST, put_fleet, put_key
 from tests.support.dashboards import CLOCK, RunningDashboard, running_dashboard
 from tests.support.fleets import deployment, revision
 
@@ -32,11 +29,6 @@ async def running() -> AsyncIterator[RunningDashboard]:
     await put_fleet(store)
     async with running_dashboard(store, can_write=True) as found:
         yield found
-
-
-async def check_access(page: Page) -> None:
-    result = await Axe().run(page, options=WCAG)
-    assert result.violations_count == 0, result.generate_report()
 
 
 async def test_a_manifest_is_mended_previewed_and_applied(

@@ -10,8 +10,8 @@ import pytest
 from playwright.async_api import Browser, expect
 
 from store.etcd.connect import connect
-from tests.dashboard.test_page import hostile_answer, mac
 from tests.support.browser import needs_browser, open_page, running_browser
+from tests.support.dashboard_site import hostile_answer, mac
 from tests.support.dashboards import running_dashboard
 from tests.support.etcd import running_etcd
 from tests.support.gateway_fake_engine import FakeEngine, running

@@ -4,8 +4,6 @@ import asyncio
 import signal
 import sys
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote
 
@@ -16,25 +14,20 @@ from playwright.async_api import Browser, Page, Route, expect
 from fleetctl.fleets.api_keys import secret_of
 from insight.tickets import issue_login_ticket
 from manifests.change_log import AuditedTransport, ChangeAuthor
-from schemas.event import Event, EventSpec, ObjectReference
 from schemas.gitsource import GitCommit, GitSource, GitSourceSpec, GitSourceStatus
-from schemas.meta import Condition, ConditionStatus, ObjectMeta
-from schemas.node import NodeLease, NodeStatus
+from schemas.meta import ObjectMeta
 from schemas.records import ApiKey
 from store import codec, keys
 from store.etcd.connect import connect
 from store.memory import MemoryTransport
 from store.port import Delete, Put, Transport
-from tests.support.browser import needs_browser, open_page, running_browser
-from tests.support.dashboards import CLOCK, RunningDashboard, running_dashboard
+from tests.support.browser import WCAG, needs_browser, open_page, running_browser
+from tests.support.dashboard_site import HOSTILE, Site, mac, running_site
+from tests.support.dashboards import CLOCK, running_dashboard
 from tests.support.etcd import running_etcd
-from tests.support.gateway_engine_scripts import DONE, delta
-from tests.support.gateway_fake_engine import Call, FakeEngine, running
-from tests.support.gateway_world import Running, World, running_gateway
 from tests.support.ports import free_port
 
 pytestmark = [needs_browser, pytest.mark.browser]
-GIB = 1 << 30
 SCREENS = {
     "/": "Fleet",
     "/macs": "Macs",
@@ -56,99 +49,12 @@ SCREENS = {
     "/logs": "Logs",
     "/keys": "Keys",
 }
-HOSTILE = '<img src=x onerror="window.hacked=1"><script>window.hacked=1</script>javascript:hacked'
-WCAG = {
-    "runOnly": ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa"],
-}
 
 
 @pytest.fixture(scope="module")
 async def browser() -> AsyncIterator[Browser]:
     async with running_browser() as found:
         yield found
-
-
-def mac(name: str, *conditions: Condition) -> list[Put]:
-    status = NodeStatus(
-        uid=name,
-        hostname=f"{name}.local",
-        address="10.0.0.1",
-        agent_version="1",
-        os="macOS",
-        os_version="26.1",
-        machine="arm64",
-        chip="Apple M4 Pro",
-        cpu_cores=12,
-        gpu_cores=20,
-        memory_bytes=48 * GIB,
-        allocatable_bytes=36 * GIB,
-        conditions=conditions,
-    )
-    lease = NodeLease(uid=name, session="s")
-    return [
-        Put(key=keys.status_key("Node", name), value=codec.encode(status)),
-        Put(key=keys.node_lease_key(name), value=codec.encode(lease)),
-    ]
-
-
-def event(name: str, message: str) -> Put:
-    found = Event(
-        metadata=ObjectMeta(name=name),
-        spec=EventSpec(
-            about=ObjectReference(kind="Node", name="mac-1"),
-            type="Warning",
-            reason="NodeNotReady",
-            message=message,
-            source="reconciler",
-            first_seen=CLOCK.now(),
-            last_seen=CLOCK.now(),
-        ),
-    )
-    return Put(key=keys.event_key("reconciler", name), value=codec.encode_spec(found))
-
-
-TOO_WARM = Condition(
-    type="ThermalPressure",
-    status=ConditionStatus.TRUE,
-    reason="TooWarm",
-    message=f"it is throttled {HOSTILE}",
-)
-
-
-@dataclass(frozen=True)
-class Site:
-    """A dashboard over a small fleet: two Macs, one model with a gateway and an engine."""
-
-    store: Transport
-    dashboard: RunningDashboard
-    gateway: Running
-    engine: FakeEngine
-
-    @property
-    def url(self) -> str:
-        return self.dashboard.url
-
-
-async def hostile_answer(call: Call) -> None:
-    await call.begin_stream()
-    for piece in ("Hello ", HOSTILE):
-        await call.chunk(delta(piece))
-    await call.chunk(DONE)
-    await call.send(b"0\r\n\r\n")
-
-
-@asynccontextmanager
-async def running_site() -> AsyncIterator[Site]:
-    store = MemoryTransport(CLOCK)
-    await store.commit([], [*mac("mac-1"), *mac("mac-2", TOO_WARM), event("e1", HOSTILE)])
-    async with (
-        running_gateway(store) as gateway,
-        running(FakeEngine("qwen-0", hostile_answer)) as engine,
-    ):
-        await World(store).serve("qwen", engine)
-        await gateway.knows("qwen", ready=1)
-        async with running_dashboard(store) as dashboard:
-            yield Site(store, dashboard, gateway, engine)
 
 
 @pytest.fixture(scope="module")

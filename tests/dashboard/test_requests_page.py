@@ -11,8 +11,7 @@ from playwright.async_api import Browser, expect
 from playwright.async_api import Error as PlaywrightError
 
 from store.memory import MemoryTransport
-from tests.dashboard.test_actions_page import check_access
-from tests.support.browser import needs_browser, open_page, running_browser
+from tests.support.browser import check_access, needs_browser, open_page, running_browser
 from tests.support.dashboards import CLOCK, running_dashboard
 from tests.support.gateway_calls import CHAT
 from tests.support.gateway_real_engine import tiny_engine

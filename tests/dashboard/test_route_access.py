@@ -1,7 +1,6 @@
 """Access of every route that the dashboard has: roles, the header of changes, foreign pages and foreign hosts."""
 
 import asyncio
-import hashlib
 import re
 from collections.abc import AsyncIterator
 from typing import Any
@@ -13,19 +12,12 @@ from starlette.routing import Route
 
 from dashboard.auth import LOCAL_PATHS, is_public, needed_role
 from machinery.clock import SystemClock
-from schemas.records import ROLES, ApiKey, Role
-from store import codec, keys
+from schemas.records import ROLES, Role
 from store.memory import MemoryTransport
-from store.port import Put
+from tests.support.dashboard_fleets import put_key
 from tests.support.dashboards import RunningDashboard, running_dashboard
 
 CLOCK = SystemClock()
-
-
-def put_key(role: Role) -> Put:
-    digest = hashlib.sha256(f"sk-{role}".encode()).hexdigest()
-    key = ApiKey(name=role, hash=digest, created=CLOCK.now(), role=role)
-    return Put(key=keys.named(keys.API_KEY_PREFIX, role), value=codec.encode(key))
 
 
 @pytest.fixture(scope="module")

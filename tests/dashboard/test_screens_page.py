@@ -5,8 +5,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from axe_playwright_python.async_playwright import Axe
-from playwright.async_api import Browser, Page, expect
+from playwright.async_api import Browser, expect
 
 from dashboard.api.log_routes import LineFilter
 from schemas.gitsource import GitSource, GitSourceSpec
@@ -14,10 +13,9 @@ from schemas.meta import ObjectMeta
 from store import codec, keys
 from store.memory import MemoryTransport
 from store.port import Delete
-from tests.dashboard.test_page import HOSTILE, WCAG, Site, mac, running_site
-from tests.dashboard.test_route_access import put_key
-from tests.support.browser import needs_browser, open_page, running_browser
-from tests.support.dashboard_fleets import put_fleet
+from tests.support.browser import check_access, needs_browser, open_page, running_browser
+from tests.support.dashboard_fleets import put_fleet, put_key
+from tests.support.dashboard_site import HOSTILE, Site, mac, running_site
 from tests.support.dashboards import CLOCK, running_dashboard
 
 pytestmark = [needs_browser, pytest.mark.browser]
@@ -33,11 +31,6 @@ async def browser() -> AsyncIterator[Browser]:
 async def site() -> AsyncIterator[Site]:
     async with running_site() as found:
         yield found
-
-
-async def check_access(page: Page) -> None:
-    result = await Axe().run(page, options=WCAG)
-    assert result.violations_count == 0, result.generate_report()
 
 
 def test_lines_are_filtered_and_cut_where_they_are_too_many() -> None:

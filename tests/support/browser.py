@@ -9,6 +9,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
+from axe_playwright_python.async_playwright import Axe
 from playwright.async_api import (
     Browser,
     BrowserContext,
@@ -26,6 +27,12 @@ needs_browser = pytest.mark.skipif(
     PROGRAM is None,
     reason="no browser on PATH: install chromium-headless-shell (Debian) or chromium",
 )
+
+
+WCAG = {
+    "runOnly": ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa"],
+}
+"""axe's rules: WCAG 2.2, levels A and AA."""
 
 
 @dataclass
@@ -84,3 +91,9 @@ async def open_page(
         assert faults.found == []
     finally:
         await context.close()
+
+
+async def check_access(page: Page) -> None:
+    """Check what is shown with axe's rules of WCAG 2.2 AA."""
+    result = await Axe().run(page, options=WCAG)
+    assert result.violations_count == 0, result.generate_report()

@@ -1,16 +1,19 @@
 """A small fleet for the dashboard's tests: Macs with models and room, a deployment that runs, and one that is pending."""
 
+import hashlib
+
 from schemas.deployment import ModelDeployment
 from schemas.meta import ObjectMeta
 from schemas.node import Node, NodeSpec
-from store import codec
+from schemas.records import ApiKey, Role
+from store import codec, keys
 from store.port import Put, Transport
+from tests.support.dashboards import CLOCK
 from tests.support.fleetctl_manifests import put_replica
 from tests.support.fleets import deployment
 from tests.support.reconciler_agents import node_status, put_lease, put_node
 
 MACS = (("mac-1", 24, "Apple M4"), ("mac-2", 16, "Apple M4 Pro"), ("mac-3", 8, "Apple M4"))
-KEYS = {role: f"sk-fleet-{role}" for role in ("user", "viewer", "operator", "admin")}
 
 MANIFEST = """\
 apiVersion: fleet/v1alpha1
@@ -40,3 +43,10 @@ async def put_fleet(store: Transport) -> None:
 
 def _mac(name: str, gib: int, chip: str) -> list[Put]:
     return [put_node(name, node_status(name, memory_gib=gib, chip=chip)), put_lease(name)]
+
+
+def put_key(role: Role) -> Put:
+    """Return the write of an API key `sk-ROLE` with this role, named as the role."""
+    digest = hashlib.sha256(f"sk-{role}".encode()).hexdigest()
+    key = ApiKey(name=role, hash=digest, created=CLOCK.now(), role=role)
+    return Put(key=keys.named(keys.API_KEY_PREFIX, role), value=codec.encode(key))
