@@ -163,7 +163,7 @@ class EndpointFilter:
         """Decide again about these replicas; `changed` are keys of endpoints, and `find` returns one by its key."""
         for key in changed:
             self._keys.setdefault(key.rpartition("/")[2], set()).add(key)
-        for replica in replicas:
+        for replica in sorted(replicas):  # the log is the same for the same changes
             self._used.pop(replica, None)
             for key in tuple(self._keys.get(replica, ())):
                 found = find(key)
