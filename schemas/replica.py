@@ -1,6 +1,6 @@
 """Replica: one complete copy of a model, assigned to nodes; and Endpoint: the address where a ready one answers."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, NamedTuple
 
 from pydantic import Field
 
@@ -213,22 +213,36 @@ class Endpoint(ApiObject):
     spec: EndpointSpec
 
 
-def unassigned_reason(endpoint: Endpoint, replica: Replica | None) -> str:
+class EndpointPublisher(NamedTuple):
+    """The part of a replica that decides which node may publish its endpoint. A gateway keeps it for each replica."""
+
+    uid: str
+    node: str
+    """The node of rank 0."""
+    deployment: str
+
+
+def publisher_of(replica: Replica) -> EndpointPublisher:
+    """Return the node that may publish the replica's endpoint."""
+    spec = replica.spec
+    return EndpointPublisher(replica.metadata.uid, spec.ranks[0].node, spec.deployment)
+
+
+def unassigned_reason(endpoint: Endpoint, publisher: EndpointPublisher | None) -> str:
     """Return why an endpoint does not speak for its replica; empty if it does.
 
-    `replica`: the replica of the endpoint's name, None if there is none. An agent may write endpoints below its own
-    node only; this tells whether the reconciler gave that node the replica.
+    `publisher`: that of the replica of the endpoint's name, None if there is none. An agent may write endpoints below its
+    own node only; this tells whether the reconciler gave that node the replica.
     """
     name, node = endpoint.metadata.name, endpoint.spec.node
-    if replica is None:
+    if publisher is None:
         return f"there is no replica {name}"
-    assigned = replica.spec.ranks[0].node
-    if assigned != node:
-        return f"replica {name} is assigned to node {assigned}, not to {node}"
-    if endpoint.spec.replica_uid != replica.metadata.uid:
+    if publisher.node != node:
+        return f"replica {name} is assigned to node {publisher.node}, not to {node}"
+    if endpoint.spec.replica_uid != publisher.uid:
         return f"it is of an earlier replica {name}"
-    if endpoint.spec.deployment != replica.spec.deployment:
-        return f"replica {name} belongs to deployment {replica.spec.deployment}, not to {endpoint.spec.deployment}"
+    if endpoint.spec.deployment != publisher.deployment:
+        return f"replica {name} belongs to deployment {publisher.deployment}, not to {endpoint.spec.deployment}"
     return ""
 
 

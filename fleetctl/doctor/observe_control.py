@@ -19,7 +19,7 @@ from machinery.clock import Clock
 from machinery.http_body import read_limited
 from machinery.prometheus import parse_samples
 from schemas.meta import ApiObject
-from schemas.replica import Endpoint, Replica, unassigned_reason
+from schemas.replica import Endpoint, Replica, publisher_of, unassigned_reason
 from store import codec, keys, objects
 from store.errors import StoreError
 from store.etcd.address import EtcdAddress
@@ -83,7 +83,9 @@ def _compare_endpoint(item: KeyValue, replicas: dict[str, Replica]) -> ForeignEn
         reason = f"it cannot be read: {error}"
     else:
         is_own = endpoint.spec.node == node
-        reason = unassigned_reason(endpoint, replicas.get(name)) if is_own else _FOREIGN_KEY
+        replica = replicas.get(name)
+        publisher = None if replica is None else publisher_of(replica)
+        reason = unassigned_reason(endpoint, publisher) if is_own else _FOREIGN_KEY
     return ForeignEndpoint(replica=name, node=node, reason=reason) if reason else None
 
 

@@ -20,7 +20,7 @@ from gateway.state.build_table import endpoint_of
 from identity.credentials import Credentials
 from machinery import unix_sockets
 from machinery.clock import Clock
-from schemas.replica import Endpoint, Replica, unassigned_reason
+from schemas.replica import Endpoint, Replica, publisher_of, unassigned_reason
 from schemas.trust import TlsMode
 from schemas.wire.engine_address import EngineAddress, is_loopback
 from store import codec, keys
@@ -73,7 +73,7 @@ class EndpointFilter:
         self._replicas = Informer(
             transport,
             keys.spec_prefix("Replica"),
-            lambda item: codec.decode(Replica, item),
+            lambda item: publisher_of(codec.decode(Replica, item)),
             clock,
         )
         self._replicas.on_change(lambda key: on_change(key.rpartition("/")[2]))

@@ -15,7 +15,7 @@ from gateway.state.table_cache import TableCache
 from identity.credentials import Credentials
 from identity.names import Role
 from machinery.clock import SystemClock
-from schemas.replica import Endpoint, unassigned_reason
+from schemas.replica import Endpoint, publisher_of, unassigned_reason
 from schemas.trust import TlsMode
 from store import codec, keys
 from store.errors import PermissionDeniedError
@@ -52,7 +52,7 @@ def by(node: str, name: str = "m-0", of: str = "m", port: int = 4666) -> Endpoin
     ],
 )
 def test_why_an_endpoint_does_not_speak_for_its_replica(stolen: Endpoint, reason: str) -> None:
-    assert unassigned_reason(stolen, replica_of(VICTIM)) == reason
+    assert unassigned_reason(stolen, publisher_of(replica_of(VICTIM))) == reason
 
 
 def test_endpoints_of_earlier_or_missing_replicas_do_not_count() -> None:
@@ -60,7 +60,7 @@ def test_endpoints_of_earlier_or_missing_replicas_do_not_count() -> None:
     later = replica.model_copy(
         update={"metadata": replica.metadata.model_copy(update={"uid": "later"})}
     )
-    assert unassigned_reason(VICTIM, later) == "it is of an earlier replica m-0"
+    assert unassigned_reason(VICTIM, publisher_of(later)) == "it is of an earlier replica m-0"
     assert unassigned_reason(VICTIM, None) == "there is no replica m-0"
 
 
