@@ -407,7 +407,7 @@ CACHES = [
     ),
     pytest.param(
         f"{MD}spec:\n  kvCache: {{window: 64}}\n  model: {{path: m, draft: {{path: small}}}}\n",
-        f":5:1: {QWEN}: spec: has kvCache.window and model.draft, and rejected draft tokens cannot be removed from a sliding cache; remove one of them",
+        f":5:1: {QWEN}: spec: has kvCache.window and model.draft, and rejected tokens cannot be removed from a sliding cache; remove one of them",
         id="window-and-draft",
     ),
     pytest.param(

@@ -151,7 +151,7 @@ async def test_trees_that_are_parsed_together_are_refused_one_by_one(spoiled: by
     """A damaged document is named, whatever it would be in the middle of an array."""
     key = keys.spec_key("Replica", "b")
     transport = await stored([replica(0).replica, replica(1).replica])
-    await transport.commit([], [Put(key=key, value=b'{"storedVersion":4,' + spoiled)])
+    await transport.commit([], [Put(key=key, value=b'{"storedVersion":5,' + spoiled)])
     with pytest.raises(UndecodableError, match=key):
         await object_trees.list_all(transport, "Replica")
 
@@ -162,7 +162,7 @@ async def test_documents_of_an_earlier_version_are_migrated_among_others() -> No
     key = keys.spec_key("Replica", replica(0).replica.name)
     found = await transport.get(key)
     assert found is not None
-    old = found.value.replace(b'"storedVersion":4', b'"storedVersion":3')
+    old = found.value.replace(b'"storedVersion":5', b'"storedVersion":4')
     assert old != found.value
     await transport.commit([], [Put(key=key, value=old)])
     again = await object_trees.list_all(transport, "Replica")

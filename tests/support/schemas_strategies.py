@@ -9,7 +9,7 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, cast, get_args, get_origin
 
-from annotated_types import Ge, Gt, Le, MinLen
+from annotated_types import Ge, Gt, Le, Lt, MinLen
 from hypothesis import strategies as st
 from pydantic import AfterValidator, StringConstraints, ValidationError
 
@@ -144,11 +144,13 @@ def _numbers(constraints: Sequence[object]) -> st.SearchStrategy[int]:
 def _floats(constraints: Sequence[object]) -> st.SearchStrategy[float]:
     above = next((c.gt for c in constraints if isinstance(c, Gt)), None)
     least = next((c.ge for c in constraints if isinstance(c, Ge)), above)
-    most = next((c.le for c in constraints if isinstance(c, Le)), None)
+    below = next((c.lt for c in constraints if isinstance(c, Lt)), None)
+    most = next((c.le for c in constraints if isinstance(c, Le)), below)
     return st.floats(
         cast("float | None", least),
         cast("float | None", most),
         exclude_min=above is not None,
+        exclude_max=below is not None,
         allow_nan=False,
         allow_infinity=False,
     )

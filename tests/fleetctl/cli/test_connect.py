@@ -19,7 +19,7 @@ def test_a_newer_document_is_an_error_in_one_sentence() -> None:
     with pytest.raises(FleetctlError) as caught:
         connect.run(read())
     assert caught.value.message == (
-        "/k (ModelDeployment): its stored version is 9, this process reads 1 to 4. A newer mlx-fleet "
+        "/k (ModelDeployment): its stored version is 9, this process reads 1 to 6. A newer mlx-fleet "
         "wrote it: upgrade this process to that release"
     )
 

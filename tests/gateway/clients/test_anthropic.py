@@ -36,7 +36,9 @@ async def test_messages_whole_and_streamed(client: anthropic.AsyncAnthropic) -> 
     whole = await client.messages.create(
         model="tiny", max_tokens=40, messages=HELLO, system="You are kind."
     )
-    assert (whole.stop_reason, whole.usage.output_tokens) == ("max_tokens", 40)
+    # A model of random weights may draw its end.
+    assert whole.stop_reason in ("max_tokens", "end_turn")
+    assert 0 < whole.usage.output_tokens <= 40
     async with client.messages.stream(model="tiny", max_tokens=40, messages=HELLO) as stream:
         text = "".join([piece async for piece in stream.text_stream])
         final = await stream.get_final_message()

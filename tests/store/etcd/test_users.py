@@ -315,7 +315,6 @@ DENIED_TO_WRITE = {
     ],
     "dashboard": [
         *(*MINE, *SPECS, *VERDICTS, *FOREIGN, *TRUST, *REQUESTS, REGISTRATION, APPLY_SET),
-        *(MY_TICKET, *OTHER_TICKETS),
     ],
     "admin": [*MINE[1:], *VERDICTS, keys.spec_key("Revision", "qwen-1"), *FOREIGN[2:], *REQUESTS],
 }
@@ -330,7 +329,7 @@ DENIED_TO_READ = {
         *(MY_TICKET, LOGIN_TICKET, *OTHER_TICKETS),
     ],
     "reconciler": [SECRET, API_KEY, MINE[-1], "/elsewhere", *TICKETS],
-    "dashboard": [SECRET, MY_TICKET, "/elsewhere", *REQUESTS],
+    "dashboard": [SECRET, "/elsewhere", *REQUESTS],
     "admin": ["/elsewhere"],
 }
 DENIED_TO_LIST = {
