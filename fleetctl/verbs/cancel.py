@@ -11,7 +11,9 @@ from fleetctl.cli.errors import FleetctlError
 from fleetctl.fleets import gateway_api, gateways
 from fleetctl.fleets.gateway_api import GatewayAnswer, GatewayQuestion
 
-_HELP = """End requests in flight by their ids (x-request-id), which `fleetctl routes --in-flight` lists.
+_HELP = """End requests in flight by their ids.
+
+An id is the `x-request-id` of a request; `fleetctl routes --in-flight` lists them.
 
 \b
   fleetctl cancel 3f2a9c41-1b

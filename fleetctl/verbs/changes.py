@@ -30,7 +30,9 @@ _BACKOFF = Backoff(first_s=0.2, limit_s=4.0)
 _TITLES = ("AGE", "USER", "CHANGE", "REASON")
 _WIDE = ("TIME", "USER", "ACCOUNT", "COMMAND", "FROM", "TO", "CHANGE", "REASON")
 _SHOWN = 3
-_HELP = """Show changes of objects with their authors and reasons, the latest last. Changes are kept for 30 days.
+_HELP = """Show who changed which objects, and why.
+
+The latest change is last. Changes are kept for 30 days.
 
 \b
   fleetctl changes

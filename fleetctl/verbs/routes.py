@@ -17,7 +17,9 @@ from schemas.wire.metrics import REQUEST_OUTCOMES
 
 _JOURNAL = "/api/dashboard/requests"
 _IN_FLIGHT = "/api/requests/in-flight"
-_HELP = """Show which node served each request, the latest last; with --in-flight, which node works on each.
+_HELP = """Show which node served each request, the latest last.
+
+With --in-flight: which node works on each.
 
 \b
   fleetctl routes --last 20
