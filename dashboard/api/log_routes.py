@@ -126,6 +126,7 @@ class LogRoutes:
         try:
             answer = await self._open(stack, source, params)
         except BaseException:
+            # There is no response whose end would close the connection; the client may have left, too.
             await stack.aclose()
             raise
         return StreamingResponse(
