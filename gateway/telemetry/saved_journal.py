@@ -44,6 +44,9 @@ _FLUSH_S: Final = 2.0
 _ENTRY_BYTES: Final = 512
 _LEAST_BYTES: Final = 256 << 10
 _LONGEST_LINE: Final = 64 << 10
+_REQUEST_ID, _SESSION, _SERVED_BY, _ATTEMPTS = map(
+    JournalEntry._fields.index, ("request_id", "session", "served_by", "attempts")
+)
 METRIC: Final = "fleet_gateway_journal_unsaved_total"
 
 
@@ -202,22 +205,25 @@ class SavedJournal:
 
 
 def encode_entry(entry: JournalEntry) -> bytes:
-    """Return an entry as one line, without prompts, and with a digest in place of the session."""
-    endpoints = [one.endpoint for one in entry.attempts]
-    if entry.served_by is not None:
-        endpoints.append(entry.served_by)
-    known = list(dict.fromkeys(endpoints))
-    values: dict[str, Any] = {
-        **entry._asdict(),
-        "request_id": entry.request_id.decode("ascii"),
-        "session": entry.session and session_digest(entry.session),
-        "served_by": None if entry.served_by is None else known.index(entry.served_by),
-        "attempts": [
-            [known.index(one.endpoint), one.outcome, one.began_s, one.ended_s, one.why]
-            for one in entry.attempts
-        ],
-        "endpoints": [_encode_endpoint(one) for one in known],
-    }
+    """Return an entry as one line, without prompts, and with a digest in place of the session.
+
+    The line is an array: the fields of the entry, then the endpoints, which the fields name by their place.
+    """
+    served_by, attempts = entry.served_by, entry.attempts
+    if len(attempts) == 1 and attempts[0].endpoint is served_by:
+        endpoints = [served_by]  # nearly always; hashing endpoints takes most of the time otherwise
+    else:
+        tried = [one.endpoint for one in attempts]
+        endpoints = list(dict.fromkeys(tried if served_by is None else [*tried, served_by]))
+    values: list[object] = list(entry)
+    values[_REQUEST_ID] = entry.request_id.decode("ascii")
+    values[_SESSION] = entry.session and session_digest(entry.session)
+    values[_SERVED_BY] = None if served_by is None else endpoints.index(served_by)
+    values[_ATTEMPTS] = [
+        (endpoints.index(one.endpoint), one.outcome, one.began_s, one.ended_s, one.why)
+        for one in attempts
+    ]
+    values.append([_encode_endpoint(one) for one in endpoints])
     try:
         return orjson.dumps(values)
     except TypeError:  # half a surrogate pair of a client, which UTF-8 cannot spell
@@ -236,17 +242,17 @@ def decode_entry(line: bytes) -> JournalEntry | None:
     if len(line) > _LONGEST_LINE:
         return None
     try:
-        values = orjson.loads(line)
-        endpoints = [_decode_endpoint(one) for one in values.pop("endpoints")]
-        served_by = values["served_by"]
-        values["request_id"] = values["request_id"].encode("ascii")
-        values["session"] = SessionDigest(values["session"])
-        values["served_by"] = None if served_by is None else endpoints[served_by]
-        values["attempts"] = [
+        *values, known = orjson.loads(line)
+        endpoints = [_decode_endpoint(one) for one in known]
+        served_by = values[_SERVED_BY]
+        values[_REQUEST_ID] = values[_REQUEST_ID].encode("ascii")
+        values[_SESSION] = SessionDigest(values[_SESSION])
+        values[_SERVED_BY] = None if served_by is None else endpoints[served_by]
+        values[_ATTEMPTS] = [
             Attempt(endpoints[at], str(outcome), float(began_s), float(ended_s), str(why))
-            for at, outcome, began_s, ended_s, why in values["attempts"]
+            for at, outcome, began_s, ended_s, why in values[_ATTEMPTS]
         ]
-        entry = JournalEntry(**values)
+        entry = JournalEntry(*values)
     except (ValueError, KeyError, TypeError, IndexError, AttributeError):
         return None
     return entry if _has_types(entry) else None
