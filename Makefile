@@ -21,7 +21,7 @@ PIP_INDEX = $$($(BIN)/python -m pip config list | sed -nE "s/^.*\.index-url='(.*
 QUIET = $$(test -t 2 || echo --quiet)
 UV = UV_DEFAULT_INDEX="$${UV_DEFAULT_INDEX:-$(PIP_INDEX)}" $(BIN)/uv
 
-.PHONY: help setup demo stop test unit test-full test-mac coverage lint format docs screenshots vendor proto lock bench-smoke bench-apply bench-cli bench-start bench-fetch bench-gateway bench-gateway-tls bench-gateway-faults bench-gateway-faults-real bench-gateway-hostile bench-routing bench-store bench-placement bench-control-plane bench-manifests bench-engine bench-engine-sockets bench-engine-start bench-prefix-cache bench-shard bench-walks fuzz-engine clean bench-scale bench-observe bench-nodes bench-speculation bench-dashboard
+.PHONY: help setup demo stop test unit test-full test-mac coverage lint format docs screenshots vendor proto lock bench-smoke bench-chaos bench-apply bench-cli bench-start bench-fetch bench-gateway bench-gateway-tls bench-gateway-faults bench-gateway-faults-real bench-gateway-hostile bench-routing bench-store bench-placement bench-control-plane bench-manifests bench-engine bench-engine-sockets bench-engine-start bench-prefix-cache bench-shard bench-walks fuzz-engine clean bench-scale bench-observe bench-nodes bench-speculation bench-dashboard
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 28
@@ -123,6 +123,9 @@ bench-apply: $(TEST_READY)  ## 1,000 ModelDeployments: apply, and apply again
 
 bench-cli: $(TEST_READY)  ## how long fleetctl takes to start: get, --help, a typo, beside python and kubectl
 	@$(BIN)/python -m bench.cli
+
+bench-chaos: $(TEST_READY)  ## random kills of a whole fleet under load: texts, acknowledged writes, convergence (SECONDS=300: longer)
+	@$(BIN)/python -m bench.chaos
 
 bench-start: $(TEST_READY)  ## from apply returning to the engine process being started
 	@$(BIN)/python -m bench.start

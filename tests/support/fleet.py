@@ -155,6 +155,10 @@ class Fleet:
         # Looked at once more at the end, so that it is reaped whatever takes its place.
         self._killed.append(child)
 
+    def pid(self, name: str) -> int:
+        """Return the pid of a process."""
+        return self._children[name].record.pid
+
     async def ended(self, name: str) -> None:
         await processes.wait_ended(self._children[name], self.clock, limit_s=10)
 

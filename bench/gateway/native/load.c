@@ -282,7 +282,7 @@ static struct script *add(const char *body, char *text)
         snprintf(lines, sizeof lines, HEADER, 0ull, 0ull, 0ull, 0ull, 0ull);
     size_t room = strlen(body) + strlen(more) + strlen(lines) + 1024;
     script->request = malloc(room);
-    script->request_len = (size_t)snprintf(script->request, room, "POST /v1/chat/completions HTTP/1.1\r\nhost: bench\r\ncontent-type: application/json\r\n%s%scontent-length: %zu\r\n\r\n%s",
+    script->request_len = (size_t)snprintf(script->request, room, "POST /v1/chat/completions HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: application/json\r\n%s%scontent-length: %zu\r\n\r\n%s",
                                            more, lines, strlen(body), body);
     script->fresh_at = is_fresh ? (size_t)(strstr(script->request, lines) - script->request) : 0;
     script->text = text;
