@@ -62,6 +62,9 @@ class Service:
         self.config = config
         self.clock = clock
         self.started = clock.now()
+        self.ready_after_s = 0.0
+        """Seconds from the start to the first request that it could take; 0 before."""
+        self._began_s = clock.monotonic()
         self.state = initial_state(has_group=config.group is not None)
         self.message = _MESSAGES[self.state]
         self.peers = None if config.group is None else PeerMonitor(config.group.rank)
@@ -209,6 +212,8 @@ class Service:
         if state is None:
             return False
         self.state, self.message = state, _MESSAGES.get(state, self.message)
+        if state is EngineState.READY:
+            self.ready_after_s = self.clock.monotonic() - self._began_s
         return True
 
     @property

@@ -31,7 +31,6 @@ from gateway.routing.table import EngineEndpoint
 from gateway.telemetry.recorder import RequestRecorder
 from gateway.upstream.connection import BrokenResponseError, Headers
 from gateway.upstream.response_head import list_lines
-from machinery.clock import NEVER
 from machinery.http_server import REQUEST_ID
 from schemas.wire import headers as wire_headers
 from schemas.wire.errors import (
@@ -42,7 +41,6 @@ from schemas.wire.errors import (
     cancelled,
 )
 
-_STALL_CHECK_S = 1.0
 # A request may be in transit on a connection that looks idle.
 IDLE_LINGER_S = 1.0
 # The routing table may be out of date because the store has been unreachable for a while.
@@ -85,6 +83,9 @@ class InferenceHandler(RequestHandler):
         """The last `Host` that was allowed."""
         self._id_prefix = options.id_prefix.encode()
         self._default_model = options.default_model
+        self._store_wait_s = options.store_wait_s
+        self._awaits_store = True
+        """False once there was a routing table."""
         self.idempotency = IdempotencyTable(self.clock)
         self.mirror = Mirror(forwarder, with_model, options.draw, options.count_mirrored)
         self.is_stopping = False
@@ -153,7 +154,7 @@ class InferenceHandler(RequestHandler):
     @override
     def start(self, context: RequestContext) -> None:
         self._contexts.add(context)
-        adapter, http_request, limiter = context.adapter, context.http_request, context.limiter
+        http_request, limiter = context.http_request, context.limiter
         try:
             if self._recorder.tracer is not None or _TRACE_PARENT in http_request.fields:
                 self._recorder.begin(context)
@@ -169,20 +170,49 @@ class InferenceHandler(RequestHandler):
                     limiter.enter()
                     context.limiters = (limiter,)
             context.is_admitted = True
-            if context.began_s > self._staleness.fresh_until_s and not context.extra_headers:
-                context.extra_headers = (_STALE,)
-            try:
-                request, context.translator = adapter.read(http_request)
-            except ModelMissingError:
-                self._set_default_model(context)
-                request, context.translator = adapter.read(http_request)
-            context.request = request
-            self._admit_model(context, request)
-            self._forwarder.start(request, context.retry_state, context, context.began_s)
-            if context.mirrored is not None:
-                self.mirror.offer(request, context.mirrored)
+            if self._awaits_store and self._is_unsynced():
+                context.task = asyncio.get_running_loop().create_task(self._start_synced(context))
+                return
+            self._forward(context)
         except RefusedError as error:
             self._refuse(context, error.refusal)
+        except Exception as error:  # noqa: BLE001 - the client still gets an answer
+            self.fail(context, error)
+
+    def _forward(self, context: RequestContext) -> None:
+        """Parse an admitted request and forward it. Raises RefusedError."""
+        adapter, http_request = context.adapter, context.http_request
+        if context.began_s > self._staleness.fresh_until_s and not context.extra_headers:
+            context.extra_headers = (_STALE,)
+        try:
+            request, context.translator = adapter.read(http_request)
+        except ModelMissingError:
+            self._set_default_model(context)
+            request, context.translator = adapter.read(http_request)
+        context.request = request
+        self._admit_model(context, request)
+        self._forwarder.start(request, context.retry_state, context, context.began_s)
+        if context.mirrored is not None:
+            self.mirror.offer(request, context.mirrored)
+
+    def _is_unsynced(self) -> bool:
+        """Return whether there is no routing table since the gateway started."""
+        self._awaits_store = not self._forwarder.table_cache.is_synced
+        return self._awaits_store
+
+    async def _start_synced(self, context: RequestContext) -> None:
+        """Wait for the first routing table, then forward the request, or refuse it."""
+        table_cache = self._forwarder.table_cache
+        until_s = context.began_s + self._store_wait_s
+        try:
+            while not table_cache.is_synced and (left_s := until_s - self.clock.monotonic()) > 0:
+                await table_cache.changed(within_s=left_s)
+            context.task = None  # from here on as without the wait
+            self._forward(context)
+        except RefusedError as error:
+            self._refuse(context, error.refusal)
+        except asyncio.CancelledError:
+            self._end_cancelled(context)
         except Exception as error:  # noqa: BLE001 - the client still gets an answer
             self.fail(context, error)
 
@@ -388,27 +418,6 @@ class InferenceHandler(RequestHandler):
             context.cut_off_reason = why
             context.task.cancel()
         return True
-
-    async def release_stalled(self, *, yield_s: float, timeout_s: float) -> None:
-        """Free the engines of clients that read nothing. Runs forever.
-
-        After `yield_s` a stream gives up its engine's slot if others wait for it, and continues once its client reads.
-        After `timeout_s` its connection is aborted.
-        """
-        while True:
-            await self.clock.sleep(_STALL_CHECK_S)
-            now_s = self.clock.monotonic()
-            for context in tuple(self._contexts):
-                if context.blocked_since_s == NEVER:
-                    continue
-                unsent_bytes = context.response.unsent_bytes()
-                if unsent_bytes < context.unsent_bytes:
-                    context.blocked_since_s = now_s  # slow, but reading
-                context.unsent_bytes = unsent_bytes
-                if context.blocked_since_s < now_s - timeout_s:
-                    context.response.abort()
-                elif context.blocked_since_s < now_s - yield_s and context.stream is not None:
-                    self._forwarder.suspend(context.retry_state, context.stream)
 
     def _send_whole(self, result: WholeResponse, context: RequestContext) -> None:
         response, status, body = context.response, result.status, result.body

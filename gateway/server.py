@@ -41,6 +41,7 @@ from gateway.http.tls import tls_options
 from gateway.metrics.gateway_metrics import ConnectionCounts, GatewayMetrics, ProcessMetrics
 from gateway.metrics.version_metrics import VersionMetrics
 from gateway.registration import Registration
+from gateway.stalled_clients import release_stalled
 from gateway.state.endpoint_filter import EngineAccess
 from gateway.state.fleet_state import FleetState
 from gateway.telemetry.recorder import RequestRecorder, Tracer
@@ -250,7 +251,7 @@ class Gateway:
             clock=clock,
             random=entropy,
         )
-        forwarder = self._forwarder(model_states, router)
+        self.forwarder = forwarder = self._forwarder(model_states, router)
         openai = OpenAiAdapter()
         self.handler = InferenceHandler(
             forwarder,
@@ -325,6 +326,7 @@ class Gateway:
             id_prefix=id_,
             draw=self.load_tracker.draw,
             count_mirrored=self.metrics.mirrored.add,
+            store_wait_s=limits.resume_timeout_s,
             default_model=limits.default_model,
         )
 
@@ -511,8 +513,11 @@ class Gateway:
                 group.create_task(self.health_checker.run()),
                 group.create_task(self.recorder.run()),
                 group.create_task(
-                    self.handler.release_stalled(
-                        yield_s=self._limits.yield_timeout_s, timeout_s=self._limits.send_timeout_s
+                    release_stalled(
+                        self.handler.running,
+                        self.forwarder,
+                        yield_s=self._limits.yield_timeout_s,
+                        timeout_s=self._limits.send_timeout_s,
                     )
                 ),
                 group.create_task(self._close_late()),

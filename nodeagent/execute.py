@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import assert_never
+from typing import NamedTuple, assert_never
 
 from machinery.clock import Clock
 from models import inspection
@@ -242,7 +242,10 @@ class ActionExecutor:
         engine = self._node.engines[replica.name]
         millions = await self._node.millions(replica.spec.model.folder)
         address = self._node.advertised(engine.process.address)
-        endpoint = new_endpoint(replica, self._node, address, millions)
+        start_s = engine.health.ready_after_s if engine.health is not None else 0.0
+        endpoint = new_endpoint(
+            replica, self._node, address, EngineTraits(millions=millions, start_s=start_s)
+        )
         key = keys.endpoint_key(self._node.name, replica.name)
         put = Put(key=key, value=codec.encode(endpoint), lease=lease)
         # The guard fails if the replica was assigned elsewhere meanwhile.
@@ -284,10 +287,19 @@ class ActionExecutor:
         )
 
 
+class EngineTraits(NamedTuple):
+    """Properties of an engine that gateways are told besides its replica."""
+
+    millions: int
+    """Parameters of its model, in millions; 0 if unknown."""
+    start_s: float
+    """Seconds in which it started; 0 if unknown."""
+
+
 def new_endpoint(
-    replica: Replica, node: NodeState, address: EngineAddress, millions: int
+    replica: Replica, node: NodeState, address: EngineAddress, engine: EngineTraits
 ) -> Endpoint:
-    """Return the endpoint of the replica's engine for gateways; `millions` are the model's parameters."""
+    """Return the endpoint of the replica's engine for gateways."""
     spec, status = replica.spec, node.status
     return Endpoint(
         metadata=ObjectMeta(name=replica.name, labels=replica.metadata.labels),
@@ -300,7 +312,8 @@ def new_endpoint(
             served_names=(*spec.served_names, *adapter_names(spec.served_names, spec.model)),
             site=status.labels.get("site", ""),
             concurrency=spec.concurrency,
-            parameters=millions,
+            parameters=engine.millions,
+            start_s=round(engine.start_s, 1),
             hardware=EndpointHardware(
                 chip=status.chip, gpu_cores=status.gpu_cores, memory_bytes=status.memory_bytes
             ),

@@ -118,8 +118,9 @@ class Queueing(ApiModel):
     timeout: FineDuration = _TIMEOUT
     """Longest wait for one of these; then the client gets 503."""
     cold_start: FineDuration | None = None
-    """Longest wait while no replica is ready: of requests, and of streams whose engine died. Set it to the time in which
-    a replica starts. Default: 10s; `--hold-timeout` of the gateway for a deployment that is scaled to 0."""
+    """Longest wait while no replica is ready: of requests, and of streams whose engine died. Default: about
+    1.5 times the time in which the engines started last, between 10s and 2m; `--hold-timeout` of the gateway for a deployment
+    that is scaled to 0."""
 
     @model_validator(mode="after")
     def _sets_something(self) -> Self:

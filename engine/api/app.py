@@ -312,6 +312,7 @@ class ProbeRoutes:
             "totalBytes": gauges.total_bytes,
             "steps": gauges.steps,
             "slowest_s": gauges.slowest_s,
+            "readyAfter_s": service.ready_after_s,
             "rank": config.group.rank if config.group is not None else 0,
             "epoch": config.group.epoch if config.group is not None else 0,
             "progress": service.progress,

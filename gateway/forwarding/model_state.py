@@ -82,10 +82,12 @@ class RequestTerms:
 class ModelState:
     """State of one model."""
 
-    __slots__ = ("hedges", "limiter", "policy", "retries", "routing", "terms")
+    __slots__ = ("hedges", "limiter", "policy", "retries", "routing", "start_s", "terms")
 
     def __init__(self, routing: Routing, policy: ForwardingPolicy) -> None:
         self.routing = routing
+        self.start_s = 0.0
+        """Seconds in which the model's engines started, also while none is left; 0 if unknown."""
         self.policy = policy
         self.terms = RequestTerms(self, policy)
         """The terms of requests without a deadline."""
@@ -117,14 +119,20 @@ class ModelStates:
         found = self._found.get(model.name)
         if found is not None and found.routing is model.routing:
             return found
-        return self._renewed(model, found)
+        if found is None:
+            found = self._found[model.name] = ModelState(model.routing, DEFAULT_POLICY)
+        self._renew(model, found)
+        return found
 
     def update(self, models: Mapping[str, ServedModel]) -> None:
         """Apply new settings, and drop models that are gone."""
         for name, model_state in tuple(self._found.items()):
             model = models.get(name)
             if model is not None:
-                self.of(model)
+                if model.start_s and model.start_s != model_state.start_s:
+                    self._renew(model, model_state)
+                else:
+                    self.of(model)
             elif model_state.limiter is None or model_state.limiter.is_empty:
                 del self._found[name]
 
@@ -136,10 +144,15 @@ class ModelStates:
             if model_state.limiter is not None
         }
 
-    def _renewed(self, model: ServedModel, found: ModelState | None) -> ModelState:
-        policy = policy_of(model.routing, silence_s=self._silence_s, recovery_s=self._recovery_s)
-        if found is None:
-            found = self._found[model.name] = ModelState(model.routing, policy)
+    def _renew(self, model: ServedModel, found: ModelState) -> None:
+        """Apply the model's current settings."""
+        found.start_s = model.start_s or found.start_s
+        policy = policy_of(
+            model.routing,
+            silence_s=self._silence_s,
+            recovery_s=self._recovery_s,
+            start_s=found.start_s,
+        )
         found.routing, found.policy = model.routing, policy
         found.terms = RequestTerms(found, policy)
         found.retries.percent, found.hedges.percent = policy.retry_percent, policy.hedge_percent
@@ -149,4 +162,3 @@ class ModelStates:
             found.limiter = ConcurrencyLimiter(
                 model.name, policy.queue, self._clock, self.keep_alive_s
             )
-        return found

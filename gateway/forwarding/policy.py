@@ -9,6 +9,9 @@ from schemas.routing import Routing
 
 RECOVERY_S = 10.0
 """Small models restart within it."""
+# The time until its agent starts an engine again, and until the gateway knows of it. Engines start slower when several do
+# at once. A wait of more minutes belongs into `coldStart`, where its author sees it.
+_NOTICE_S, _START_FACTOR, _LONGEST_RECOVERY_S = 5.0, 1.5, 120.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,9 +62,14 @@ class ForwardingPolicy:
 
 
 def policy_of(
-    routing: Routing, *, silence_s: float, recovery_s: float = RECOVERY_S
+    routing: Routing, *, silence_s: float, recovery_s: float = RECOVERY_S, start_s: float = 0.0
 ) -> ForwardingPolicy:
-    """Return the policy; `silence_s` and `recovery_s` are the gateway's defaults."""
+    """Return the policy; `silence_s` and `recovery_s` are the gateway's defaults.
+
+    `start_s`: seconds in which the model's engines started, 0 if unknown. Where nothing is declared, requests wait for
+    a restart as long as it takes.
+    """
+    restart_s = min(_NOTICE_S + _START_FACTOR * start_s, _LONGEST_RECOVERY_S)
     timeouts, hedging, queueing = routing.timeouts, routing.hedging, routing.queueing
     queue = cold_start_s = None
     if queueing is not None and queueing.cold_start is not None:
@@ -83,7 +91,7 @@ def policy_of(
         queue=queue,
         resumptions=routing.resumption.max_resumptions,
         resumable_tokens=routing.resumption.max_tokens,
-        recovery_s=recovery_s if cold_start_s is None else cold_start_s,
+        recovery_s=max(recovery_s, restart_s) if cold_start_s is None else cold_start_s,
         activation_s=cold_start_s,
     )
 

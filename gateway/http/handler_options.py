@@ -24,5 +24,7 @@ class HandlerOptions:
     """Returns a random number, 0..1."""
     count_mirrored: Callable[[str], None]
     """Counts copies of requests by outcome."""
+    store_wait_s: float
+    """The longest wait of a request for the first routing table, after the gateway has started."""
     default_model: str = ""
     """Model of requests that name none; empty: the only one there is."""

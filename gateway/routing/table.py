@@ -57,6 +57,8 @@ class EngineEndpoint:
     """Points for chip, GPU cores and memory (schemas/chips.py)."""
     is_fit: bool = field(default=True, compare=False)
     """True if the Mac meets the minimum for a model of this size."""
+    start_s: float = field(default=0.0, compare=False)
+    """Seconds in which the engine started; 0 if unknown."""
     external: ExternalServer | None = field(default=None, compare=False)
     """None for engines of the fleet."""
     mark: int = field(default=0, init=False, compare=False)
@@ -167,6 +169,8 @@ class ServedModel:
     """Longest prompt plus output that each of its deployments takes, in tokens; None if there is no deployment."""
     has_one_endpoint: bool = False
     """True if there is at most one endpoint."""
+    start_s: float = 0.0
+    """Seconds in which the slowest of its engines started; 0 if unknown."""
 
     def ready(self) -> int:
         """Return the number of replicas with a lease."""

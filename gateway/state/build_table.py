@@ -92,6 +92,7 @@ def endpoint_of(published: Endpoint, version: int) -> EngineEndpoint:
         template=published.spec.template,
         site=published.spec.site,
         concurrency=published.spec.concurrency or DEFAULT_CONCURRENCY,
+        start_s=published.spec.start_s,
         points=chips.machine_points(
             chip=hardware.chip, gpu_cores=hardware.gpu_cores, memory_bytes=hardware.memory_bytes
         ),
@@ -298,6 +299,7 @@ class TableBuilder:
             if backend.routing.sessions.enabled
         ]
         heaviest = max(backends, key=lambda backend: backend.weight)
+        endpoints = {one for backend in some for one in (*backend.leased, *backend.orphans)}
         return ServedModel(
             name=name,
             parent=self._parents.get(name, ""),
@@ -314,10 +316,8 @@ class TableBuilder:
             is_prefix_aware=any(backend.uses_prefixes for backend in some),
             shares_cache=all(self._shares_cache(backend) for backend in some),
             context_length=self._context_length(backends),
-            has_one_endpoint=len(
-                {t for backend in some for t in (*backend.leased, *backend.orphans)}
-            )
-            <= 1,
+            has_one_endpoint=len(endpoints) <= 1,
+            start_s=max((one.start_s for one in endpoints), default=0.0),
         )
 
     def _backends(

@@ -39,6 +39,8 @@ class EngineHealth:
     """A count of its work so far, without a unit."""
     slowest_s: float = 0.0
     """Its slowest step so far, in seconds."""
+    ready_after_s: float = 0.0
+    """Seconds from its start to the first request that it could take; 0 before, and if unknown."""
     loaded: float = 0.0
     """The part of its weights that is loaded, from 0 to 1."""
 
@@ -163,5 +165,6 @@ def _parse_health(tree: Mapping[str, Any]) -> EngineHealth:
         is_busy=tree.get("busy") is True,
         progress=int(tree.get("progress", 0)),
         slowest_s=max(0.0, float(tree.get("slowest_s", 0.0))),
+        ready_after_s=max(0.0, float(tree.get("readyAfter_s", 0.0))),
         loaded=int(tree.get("loadedBytes", 0)) / total_bytes if total_bytes > 0 else 0.0,
     )

@@ -1,9 +1,12 @@
-"""The retry budget: never more than its percentage of the last ten seconds, plus a floor."""
+"""The retry budget: never more than its percentage of the last ten seconds, plus a floor; and how long requests wait."""
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.forwarding.model_state import WINDOW_S, RetryBudget
+from gateway.forwarding.model_state import WINDOW_S, ModelStates, RetryBudget
+from gateway.routing.table import ServedModel
+from machinery.clock import SystemClock
+from schemas.routing import Queueing, Routing
 
 
 def spent(budget: RetryBudget, now_s: float, most: int = 1000) -> int:
@@ -61,3 +64,27 @@ def test_the_sums_are_those_of_the_last_ten_seconds(
         assert budget.spend(now_s) is is_allowed
         if is_allowed:
             taken.append(int(now_s))
+
+
+def served(start_s: float, routing: Routing) -> ServedModel:
+    return ServedModel(
+        name="m", created=0, backends=(), reason="", routing=routing, start_s=start_s
+    )
+
+
+def test_requests_wait_for_a_restart_as_long_as_it_takes() -> None:
+    """The last known time counts while no engine is left, and a declared limit counts more."""
+    states, routing = ModelStates(SystemClock(), silence_s=600.0), Routing()
+    found = states.of(served(0.0, routing))
+    assert found.policy.recovery_s == 10.0
+    states.update({"m": served(40.0, routing)})
+    assert found.policy.recovery_s == found.terms.policy.recovery_s == 65.0
+    states.update({"m": served(0.0, routing)})
+    assert found.policy.recovery_s == 65.0
+    states.update({"m": served(2.0, routing)})
+    assert found.policy.recovery_s == 10.0
+    states.update({"m": served(600.0, routing)})
+    assert found.policy.recovery_s == 120.0
+    declared = Routing(queueing=Queueing(cold_start="3s"))
+    states.update({"m": served(600.0, declared)})
+    assert found.policy.recovery_s == 3.0

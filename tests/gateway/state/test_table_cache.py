@@ -12,6 +12,7 @@ import aiohttp
 import pytest
 
 from gateway.routing.table import RoutingTable
+from gateway.server import GatewayLimits
 from gateway.state.build_table import ORPHAN_S
 from gateway.state.table_cache import TableCache
 from machinery.clock import SystemClock
@@ -36,6 +37,7 @@ from tests.support.gateway_world import (
     running_gateway,
 )
 from tests.support.sampling import samples
+from tests.support.store_faults import FaultyTransport
 from tests.support.waiting import until, until_async
 
 
@@ -223,6 +225,34 @@ async def test_a_lost_lease_in_etcd_makes_an_orphan_and_a_lost_etcd_is_noticed(
             await etcd.supervisor.stop()
             await until_async(lambda: is_stale(wanted=True), what="its absence")
         await transport.close()
+
+
+async def test_requests_wait_for_the_first_table(world: World, http: aiohttp.ClientSession) -> None:
+    """A gateway that starts while the store is away answers once it is back, and takes no request twice."""
+    away = FaultyTransport(world.transport)
+    away.leave()
+    limits = GatewayLimits(drain_timeout_s=0.0, resume_timeout_s=30.0)
+    async with running(FakeEngine("m-0", chat)) as engine:
+        await world.serve("m", engine)
+        async with running_gateway(away, limits) as gateway:
+            body = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
+
+            async def ask() -> int:
+                url = f"{gateway.url}/v1/chat/completions"
+                async with http.post(url, json=body) as got:
+                    await got.read()
+                    return got.status
+
+            running_ = gateway.gateway.handler.running
+            async with asyncio.TaskGroup() as group:
+                asked = [group.create_task(ask()) for _ in range(3)]
+                await until(lambda: len(running_()) == 3, what="3 requests")
+                # One client leaves, which ends its wait.
+                asked[0].cancel()
+                await until(lambda: len(running_()) == 2, what="2 requests")
+                away.come_back()
+            assert [one.result() for one in asked[1:]] == [200, 200]
+            assert len(engine.calls) == 2
 
 
 @pytest.mark.etcd
