@@ -7,7 +7,7 @@ from collections.abc import Set as AbstractSet
 from pathlib import Path
 from typing import Final
 
-from models import adapter_files, model_files, split_options
+from models import inspection_process, model_files, split_options
 from models.hub.remote_inspection import snapshot_facts
 from models.model_files import PARTIAL_MARK, ModelUnusableError
 from models.split_options import SplitFailure, SplitInspector, SplitShapes
@@ -101,7 +101,7 @@ def report_model(
         if snapshot is not None and not _is_fetched(folder):
             facts, missing_bytes = snapshot_facts(snapshot), snapshot.size_bytes
         else:
-            facts = model_files.inspect_model(folder)
+            facts = inspection_process.inspect_model(folder)
         unsupported = unsupported_reason(facts.module)
         if unsupported:
             return ModelReport(path=path, reason="ArchitectureUnsupported", message=unsupported)
@@ -131,7 +131,7 @@ def _is_fetched(folder: Path) -> bool:
 def report_adapter(path: str, models_dir: Path, *, casts_to_float32: bool) -> AdapterReport:
     """Return an adapter's size, or why it cannot be used."""
     try:
-        facts = adapter_files.inspect_adapter(resolve_path(path, models_dir))
+        facts = inspection_process.inspect_adapter(resolve_path(path, models_dir))
     except ModelUnusableError as error:
         return AdapterReport(path=path, reason=error.reason, message=_error_text(error))
     size = facts.bytes_in_memory(casts_to_float32=casts_to_float32)

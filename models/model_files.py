@@ -12,6 +12,7 @@ import os
 import re
 import stat
 import struct
+import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -104,11 +105,13 @@ def _count_parameters(tensors: Mapping[str, TensorHeader], group_size: int) -> i
 
 # Limits of what is read of a folder, which may come from anybody: one tensor takes a kilobyte of memory. The largest
 # published models have 100,000 tensors, indexes of 9 MB and tokenizers of 40 MB.
-MAX_HEADER_BYTES, _MAX_TENSORS, MAX_WEIGHT_FILES = 16 << 20, 200_000, 4_096
+MAX_HEADER_BYTES, MAX_TENSORS, MAX_WEIGHT_FILES = 16 << 20, 200_000, 4_096
 _MAX_INDEX_BYTES = 32 << 20
 # Files beside a folder that is absent, among which one of a similar name is searched.
 _MAX_SIBLINGS = 1000
 MAX_CONFIG_BYTES, _MAX_OTHER_BYTES = 1 << 20, 256 << 20
+# Folders of models have a hundred files; listing a million takes seconds.
+_MANY_FILES = 10_000
 # Configs and templates; any other file is a tokenizer's.
 _CONFIG_FILES = frozenset(
     {"config.json", "generation_config.json", "chat_template.jinja", "chat_template.json"}
@@ -129,7 +132,7 @@ PARTIAL_MARK: Final = "partial-model.json"
 _TENSOR_MARK = b"{"
 # The parser builds an object of each value, used or not: 16 MB of `0,` took 600 MB of memory. A tensor has 6 values; an
 # index has one for each tensor, and metadata some more.
-_VALUE_MARK, _VALUES_OF_TENSOR, _OTHER_VALUES = b",", 8, _MAX_TENSORS
+_VALUE_MARK, _VALUES_OF_TENSOR, _OTHER_VALUES = b",", 8, MAX_TENSORS
 # The format's own limit; a larger number is the beginning of some other file.
 _FORMAT_HEADER_BYTES = 100_000_000
 
@@ -191,6 +194,28 @@ def inspect_model(folder: Path) -> ModelFacts:
         ) from error
 
 
+def parsed_bytes(folder: Path) -> int:
+    """Return about how many bytes of JSON an inspection of a model or an adapter parses; 0 if it cannot be read."""
+    found = 0
+    try:
+        entries = folder.iterdir() if folder.is_dir() else iter(())
+        for count, path in enumerate(entries):
+            if count >= _MANY_FILES:
+                return sys.maxsize
+            if path.suffix == ".safetensors" and path.is_file():
+                with path.open("rb") as file:
+                    lead = file.read(LEAD_BYTES)
+                # A longer one is refused before it is parsed.
+                length = int.from_bytes(lead, "little")
+                found += length if length <= MAX_HEADER_BYTES else 0
+            elif path.name in (*_CONFIG_FILES, _INDEX_FILE, "adapter_config.json"):
+                size = path.stat().st_size
+                found += size if size <= _MAX_INDEX_BYTES else 0
+    except OSError:  # the inspection says why
+        return found
+    return found
+
+
 def _absence(folder: Path) -> str:
     """Return what is wrong with a path that is no folder, with a model beside it that has a similar name."""
     if folder.exists():
@@ -219,7 +244,7 @@ def _inspect_folder(folder: Path) -> ModelFacts:
     config = parse_json_file(ModelConfig, folder / "config.json")
     tensors: dict[str, TensorHeader] = {}
     for path in _weight_files(folder):
-        tensors.update(read_tensors(path, most=_MAX_TENSORS - len(tensors)))
+        tensors.update(read_tensors(path, most=MAX_TENSORS - len(tensors)))
     packing = config.quantization
     weights = total_weights(tensors, group_size=packing.group_size if packing else None)
     return model_facts(config, weights)
@@ -369,7 +394,7 @@ def parse_json_file(model: type[_M], path: Path, *, limit_bytes: int = MAX_CONFI
         raise ModelUnusableError(f"{path}: {where or 'content'}: {first['msg']}") from error
 
 
-def read_tensors(path: Path, *, most: int = _MAX_TENSORS) -> dict[str, TensorHeader]:
+def read_tensors(path: Path, *, most: int = MAX_TENSORS) -> dict[str, TensorHeader]:
     """Return the tensors of a safetensors file by name.
 
     Raises:
@@ -392,7 +417,7 @@ LEAD_BYTES: Final = 8
 
 
 def parse_header(
-    raw: bytes, path: Path, size: int, *, most: int = _MAX_TENSORS
+    raw: bytes, path: Path, size: int, *, most: int = MAX_TENSORS
 ) -> dict[str, TensorHeader]:
     """Return the tensors in the header of a safetensors file that has `size` bytes.
 
@@ -402,7 +427,7 @@ def parse_header(
     """
     if raw.count(_TENSOR_MARK) > most + 2:  # the whole, and the metadata
         raise ModelUnusableError(
-            f"{path} has too many tensors: a model can have at most {_MAX_TENSORS}"
+            f"{path} has too many tensors: a model can have at most {MAX_TENSORS}"
         )
     _check_values(raw, path)
     try:

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from pydantic import BaseModel, ConfigDict
 
-from models import model_files
+from models import inspection_process, model_files
 from models.hub.model_hub import check_repo
 from models.model_files import MAX_CONFIG_BYTES, ModelFacts, ModelUnusableError
 from schemas.deployment import FLEET_ORGANISATION
@@ -96,7 +96,7 @@ def inspect_source(folder: Path) -> ModelFacts:
         ModelUnusableError: it is damaged, or quantized already.
 
     """
-    facts = model_files.inspect_model(folder)
+    facts = inspection_process.inspect_model(folder)
     config = model_files.parse_json_file(
         _Quantizations, folder / "config.json", limit_bytes=MAX_CONFIG_BYTES
     )

@@ -5,30 +5,23 @@ memory. The child ends then; a thread of the engine could not be ended. The chil
 """
 
 import json
-import resource
-import signal
-import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
-from tempfile import TemporaryFile
-from typing import Any
+from typing import Any, BinaryIO, Final, assert_never
 
 import jinja2
 import jinja2.ext
 import jinja2.sandbox
-import psutil
 from jinja2 import nodes
 from jinja2.parser import Parser
 from typing_extensions import override
 
-from machinery.process_secrets import disable_core_dumps
+from machinery import limited_child
+from machinery.limited_child import ChildEnd, ChildLimits
 
 # A usual template takes 10 ms and some megabytes; a busy machine may start the child late.
-_CPU_S, _WALL_S = 2, 60.0
-_MEMORY_BYTES = 1 << 30
+_LIMITS: Final = ChildLimits(memory_bytes=1 << 30, cpu_s=2, wall_s=60.0)
 _MAX_OUTPUT_CHARACTERS = 1 << 20
-_POLL_S = 0.02
 
 MESSAGES = [{"role": "user", "content": "?"}]
 REFUSALS = (
@@ -41,8 +34,8 @@ REFUSALS = (
     IndexError,
 )
 """Errors of a template for messages that it does not support."""
-_TOO_SLOW = f"it takes more than {_CPU_S} s for one short message"
-_TOO_LARGE = f"it takes more than {_MEMORY_BYTES >> 20} MiB of memory for one short message"
+_TOO_SLOW = f"it takes more than {_LIMITS.cpu_s} s for one short message"
+_TOO_LARGE = f"it takes more than {_LIMITS.memory_bytes >> 20} MiB of memory for one short message"
 _TOO_LONG = f"it writes more than {_MAX_OUTPUT_CHARACTERS >> 20} MiB for one short message"
 _FAULTS = (
     (jinja2.TemplateSyntaxError, "it cannot be parsed: {error}"),
@@ -57,47 +50,17 @@ def find_complaint(templates: Sequence[str], variables: Mapping[str, Any]) -> st
 
     `variables` are those of every rendering, such as the special tokens.
     """
-    with TemporaryFile() as question, TemporaryFile() as answer:
-        question.write(
-            json.dumps({"templates": list(templates), "variables": dict(variables)}).encode()
-        )
-        question.seek(0)
-        child = subprocess.Popen(
-            [sys.executable, "-m", "engine.text.template_check"],
-            stdin=question,
-            stdout=answer,
-            stderr=subprocess.DEVNULL,
-        )
-        try:
-            complaint = _wait(child)
-        finally:
-            child.kill()
-            child.wait()
-        answer.seek(0)
-        return complaint or answer.read().decode()
-
-
-def _wait(child: "subprocess.Popen[bytes]") -> str:
-    """Wait until the child ends; return the limit that it reached, "" if it answered."""
-    for _ in range(int(_WALL_S / _POLL_S)):
-        try:
-            code = child.wait(_POLL_S)
-        except subprocess.TimeoutExpired:
-            # macOS ignores the child's own limit of memory.
-            if _resident_bytes(child.pid) > _MEMORY_BYTES:
-                return _TOO_LARGE
-            continue
-        if code == -signal.SIGXCPU:
+    question = json.dumps({"templates": list(templates), "variables": dict(variables)})
+    outcome = limited_child.run("engine.text.template_check", question.encode(), _LIMITS)
+    match outcome.end:
+        case ChildEnd.DONE:
+            return outcome.output.decode()
+        case ChildEnd.TIME:
             return _TOO_SLOW
-        return _TOO_LARGE if code else ""
-    return _TOO_SLOW
-
-
-def _resident_bytes(pid: int) -> int:
-    try:
-        return int(psutil.Process(pid).memory_info().rss)
-    except psutil.Error:
-        return 0
+        case ChildEnd.MEMORY | ChildEnd.FAILED:
+            return _TOO_LARGE
+        case _:
+            assert_never(outcome.end)
 
 
 class _Generation(jinja2.ext.Extension):
@@ -145,17 +108,16 @@ def render_complaint(template: str, variables: Mapping[str, Any]) -> str:
     return _TOO_LONG if size > _MAX_OUTPUT_CHARACTERS else ""
 
 
+def _answer(question: bytes, output: BinaryIO) -> None:
+    """Write the first complaint about the templates of the question."""
+    asked = json.loads(question)
+    complaints = (render_complaint(one, asked["variables"]) for one in asked["templates"])
+    output.write(next(filter(None, complaints), "")[:300].encode())
+
+
 def main() -> None:
-    """Answer the question on stdin; print the complaint."""
-    resource.setrlimit(resource.RLIMIT_CPU, (_CPU_S, _CPU_S + 1))
-    disable_core_dumps()
-    if sys.platform == "linux":
-        resource.setrlimit(resource.RLIMIT_AS, (_MEMORY_BYTES, _MEMORY_BYTES))
-    question = json.load(sys.stdin)
-    complaints = (
-        render_complaint(template, question["variables"]) for template in question["templates"]
-    )
-    sys.stdout.write(next(filter(None, complaints), "")[:300])
+    """Answer the question on stdin."""
+    limited_child.serve(_answer, _LIMITS)
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ from machinery.clock import SystemClock
 from manifests.suggestions import not_found_message
 from manifests.trees import Tree
 from manifests.yaml import parser
-from models import model_files
+from models import inspection_process, model_files
 from models.hub.errors import ModelFetchError
 from models.hub.remote_inspection import inspect_remote, snapshot_facts
 from models.model_files import ModelFacts, ModelUnusableError
@@ -165,7 +165,7 @@ def _fleet_report(
 
 async def _read_facts(model: str, options: dict[str, Any]) -> ModelFacts:
     if not is_hub_id(model):
-        return model_files.inspect_model(Path(model).expanduser())
+        return inspection_process.inspect_model(Path(model).expanduser())
     source = hub_reference(model, options)
     async with pinned_hub(source, options, read_token(options)) as (hub, pinned):
         remote = await inspect_remote(hub, model, pinned.revision)

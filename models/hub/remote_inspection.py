@@ -12,12 +12,13 @@ from typing import Final
 
 from pydantic import ValidationError
 
-from models import model_files, weight_headers
+from models import inspection_process, model_files
 from models.hf_config import ModelConfig
 from models.hub.file_selection import DEFAULT_PATTERNS, select_files
 from models.hub.fleet_hub import FleetHub
 from models.hub.model_hub import ModelHub, RemoteFile
-from models.model_files import ModelFacts, ModelUnusableError, TensorHeader, WeightTotals
+from models.inspection_process import MAX_HEADERS_BYTES
+from models.model_files import ModelFacts, ModelUnusableError, WeightTotals
 from schemas.blob_share import ModelListing
 from schemas.model_snapshot import (
     MAX_CONFIG_CHARACTERS,
@@ -65,15 +66,9 @@ async def inspect_remote(
     if isinstance(hub, FleetHub):
         return _listed_model(await hub.listing(repo, commit), files)
     config, text = await _read_config(hub, repo, commit, files)
-    by_file = await _read_tensors(hub, repo, commit, files)
-    tensors = {name: one for found in by_file.values() for name, one in found.items()}
-    packing = config.quantization
-    totals = model_files.total_weights(
-        tensors, group_size=packing.group_size if packing is not None else None
-    )
-    headers = weight_headers.make_headers(text, by_file)
-    packed = "" if headers is None else await asyncio.to_thread(weight_headers.pack, headers)
-    return RemoteModel(files=files, config=config, weights=totals, headers=packed)
+    headers = await _read_headers(hub, repo, commit, files)
+    found = await asyncio.to_thread(inspection_process.sum_headers, repo, text, headers)
+    return RemoteModel(files=files, config=config, weights=found.weights, headers=found.packed)
 
 
 def _listed_model(listing: ModelListing, files: tuple[RemoteFile, ...]) -> RemoteModel:
@@ -109,10 +104,10 @@ async def _read_config(
         ) from error
 
 
-async def _read_tensors(
+async def _read_headers(
     hub: ModelHub, repo: str, commit: str, files: tuple[RemoteFile, ...]
-) -> dict[str, dict[str, TensorHeader]]:
-    """Return the tensors of each weight file."""
+) -> dict[str, tuple[int, bytes]]:
+    """Return the size and the header of each weight file."""
     weights = [file for file in files if _WEIGHT_FILE.fullmatch(file.path)]
     if not weights:
         raise ModelUnusableError(f"{repo} has no model*.safetensors: no weights in MLX format")
@@ -120,11 +115,18 @@ async def _read_tensors(
         raise ModelUnusableError(
             f"{repo} has more than {model_files.MAX_WEIGHT_FILES} weight files"
         )
-    turns = asyncio.Semaphore(_AT_ONCE)
+    turns, left = asyncio.Semaphore(_AT_ONCE), MAX_HEADERS_BYTES
 
-    async def read(file: RemoteFile) -> dict[str, TensorHeader]:
+    async def read(file: RemoteFile) -> tuple[int, bytes]:
+        nonlocal left
         async with turns:
-            return await _read_header(hub, repo, commit, file)
+            raw = await _read_header(hub, repo, commit, file)
+        left -= len(raw)
+        if left < 0:
+            raise ModelUnusableError(
+                f"{repo}: the headers of its weight files have more than {MAX_HEADERS_BYTES} bytes; no more are read"
+            )
+        return file.size, raw
 
     try:
         async with asyncio.TaskGroup() as group:
@@ -134,16 +136,13 @@ async def _read_tensors(
     return {file.path: task.result() for file, task in zip(weights, tasks, strict=True)}
 
 
-async def _read_header(
-    hub: ModelHub, repo: str, commit: str, file: RemoteFile
-) -> dict[str, TensorHeader]:
+async def _read_header(hub: ModelHub, repo: str, commit: str, file: RemoteFile) -> bytes:
     path = Path(repo) / file.path
     async with hub.read(repo, commit, file) as pieces:
         lead = await _take(pieces, b"", model_files.LEAD_BYTES)
         length = model_files.header_length(lead[: model_files.LEAD_BYTES], path, file.size)
         whole = await _take(pieces, lead, model_files.LEAD_BYTES + length)
-    raw = whole[model_files.LEAD_BYTES : model_files.LEAD_BYTES + length]
-    return await asyncio.to_thread(model_files.parse_header, raw, path, file.size)
+    return whole[model_files.LEAD_BYTES : model_files.LEAD_BYTES + length]
 
 
 async def _read_start(hub: ModelHub, repo: str, commit: str, file: RemoteFile, count: int) -> bytes:

@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 
-from models import model_files
+from models import inspection_process, model_files
 from models.hf_config import ModelConfig
 from models.hub.digests import BlobDigest, hash_file
 from models.hub.file_selection import DEFAULT_PATTERNS, is_selected
@@ -56,7 +56,7 @@ def list_model(model: StoredModel) -> ModelListing:
         ValueError: it has more files than a listing holds.
 
     """
-    facts = model_files.inspect_model(model.folder)
+    facts = inspection_process.inspect_model(model.folder)
     config = model_files.parse_json_file(ModelConfig, model.folder / "config.json")
     return ModelListing(
         repo=model.repo,

@@ -23,6 +23,7 @@ PROGRAMS = {
     "golden": "import engine.golden.__main__ as m; m.run(['--wrong'])",
     "shape probe": "import engine.shape_probe as m; m.main()",
     "template check": "import engine.text.template_check as m; m.main()",
+    "model inspection": "import models.inspection_process as m; m.main()",
     "fabric rank": "import nodeagent.fabric.__main__ as m; m.main(['--wrong'])",
     "fetch process": "import reconciler.gitops.fetch_process.__main__ as m; m.main()",
 }
