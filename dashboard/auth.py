@@ -25,7 +25,7 @@ from machinery import host_header
 from schemas.records import Role, role_includes
 from schemas.wire.errors import Refusal, RefusedError
 
-PUBLIC_PATHS: Final = frozenset({"/health/live", "/login", "/logout"})
+PUBLIC_PATHS: Final = frozenset({"/dashboard", "/health/live", "/login", "/logout"})
 """Paths that need no key: they tell nothing of the fleet."""
 LOCAL_PATHS: Final = frozenset({"/health", "/metrics", "/sd/prometheus"})
 """Paths that clients on this machine read without a key: for Prometheus and health checks."""

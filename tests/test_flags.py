@@ -45,6 +45,8 @@ FOREIGN: Mapping[str, str] = {
     "etcdctl": "keys-only learner peer-urls prefix",
     "mlx.distributed_config": "hosts over backend",
     "scutil": "get",
+    "local-ai": "p2p",
+    "mlx.launch": "cwd",
     "tailscale": "json",
     "LocalAI": "models-config-file",
     "aider": "openai-api-base openai-api-key",

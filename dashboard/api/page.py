@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Final
 
 from fastapi import APIRouter, Response
-from fastapi.responses import FileResponse
+from fastapi.responses import FileResponse, RedirectResponse
 
 STATIC: Final = Path(__file__).parents[1] / "static"
 """Files of the page, which are served below /static/ without a key."""
@@ -25,7 +25,12 @@ class PageRoutes:
         """Register the routes."""
         for path in SCREENS:
             router.add_api_route(path, self.page, methods=["GET"], include_in_schema=False)
+        router.add_api_route("/dashboard", self.home, methods=["GET"], include_in_schema=False)
 
     async def page(self) -> Response:
         """Return the HTML document of every screen."""
         return FileResponse(STATIC / "index.html", headers={"cache-control": "no-cache"})
+
+    async def home(self) -> Response:
+        """Lead to the page from the path that dashboards of other systems have."""
+        return RedirectResponse("/", status_code=307)

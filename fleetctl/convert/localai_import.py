@@ -133,9 +133,8 @@ def _model(model: ForeignConfig, context: LocalAiContext) -> tuple[ManifestDraft
     if kind == "together" and model.text("backend"):
         options = _with_defaults(options, context)
     host_file = options.get("hostfile")
-    is_split = host_file is not None and kind != "alone"
-    draft.put_model(path, "parameters", "model", is_split=is_split)
-    if host_file is None or not is_split:
+    draft.put_model(path, "parameters", "model")
+    if host_file is None or kind == "alone":
         return draft, ""
     backend: Backend = "jaccl" if options.get("distributed_backend") == "jaccl" else "ring"
     file = read_hostfile(*context.host_file(host_file))

@@ -85,15 +85,10 @@ class ManifestDraft:
     _tree: dict[str, Tree] = field(default_factory=dict)
     _places: dict[Path, Path] = field(default_factory=dict)
 
-    def put_model(self, model: str | None, *came_from: str | int, is_split: bool = False) -> None:
-        """Set the model: a repository of a hub if it has that form, else a folder.
-
-        The Macs of a group cannot fetch: the model of one is a folder below the models folder.
-        """
+    def put_model(self, model: str | None, *came_from: str | int) -> None:
+        """Set the model: a repository of a hub if it has that form, else a folder."""
         if model is None or not re.fullmatch(HUB_REPO_PATTERN, model):
             self.put("spec.model.path", model, *came_from)
-        elif is_split:
-            self.put("spec.model.path", f"./{model}", *came_from)
         else:
             self.put("spec.model.hub.repo", model, *came_from)
 

@@ -88,7 +88,7 @@ def _group(env: ForeignConfig, name: str, given: Sequence[str]) -> ManifestDraft
     draft = ManifestDraft(kind="ShardGroup", name=name, source=env)
     main = env.text("API_HOST") or _API_HOST
     workers = env.text_list("WORKER_HOSTS") or [_WORKERS]
-    logins = env.text_list("WORKER_SSH")
+    logins = [] if given else env.text_list("WORKER_SSH")
     # A login by host name identifies the Mac; an address does not.
     named = (
         [login.rpartition("@")[2] for login in logins] if len(logins) == len(workers) else workers
@@ -120,7 +120,7 @@ def _group(env: ForeignConfig, name: str, given: Sequence[str]) -> ManifestDraft
 def _deployment(env: ForeignConfig, group: ManifestDraft) -> ManifestDraft:
     model = env.text("MODEL_REPO") or _MODEL
     draft = ManifestDraft(kind="ModelDeployment", name=object_name(model, "model"), source=env)
-    draft.put_model(model, "MODEL_REPO", is_split=True)
+    draft.put_model(model, "MODEL_REPO")
     draft.put("spec.servedNames", [model] if model != draft.name else None, "MODEL_REPO")
     context = env.integer("MAX_SEQUENCE_LENGTH", least=1)
     draft.put("spec.contextLength", context, "MAX_SEQUENCE_LENGTH")

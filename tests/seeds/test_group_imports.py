@@ -11,22 +11,9 @@ from manifests.validate import StoreNames, validate
 from schemas.deployment import ModelDeployment
 from schemas.pools import NodePool
 from schemas.shardgroup import ShardGroup
+from tests.seeds import literals
 
-# mlx-jaccl-cluster's README, hostfiles/hosts-2node.json.
-HOSTS = """\
-[
-{
-"ssh": "mac1.local",
-"ips": ["192.168.1.14"],
-"rdma": [null, "rdma_en4"]
-},
-{
-"ssh": "mac2.local",
-"ips": [],
-"rdma": ["rdma_en4", null]
-}
-]
-"""
+HOSTS = literals.JACCL_HOSTS.text
 ONE_HOST = '[{"ssh": "mac1.local", "ips": ["192.168.1.14"]}]'
 # Its variables with their defaults, as a Makefile sets them.
 MAKEFILE = """\
@@ -55,7 +42,7 @@ CTRL_HOST=192.168.1.14
 MLX_METAL_FAST_SYNCH=1
 HF_HUB_OFFLINE=1
 """
-# LocalAI's page on MLX distributed inference.
+# All options of LocalAI's page.
 RING = """\
 name: llama-distributed
 backend: mlx-distributed
@@ -223,3 +210,105 @@ def test_the_ring_servers_default_of_max_tokens(folder: Path) -> None:
     assert isinstance(deployment, ModelDeployment)
     assert deployment.spec.sampling is not None
     assert deployment.spec.sampling.max_tokens == 50
+
+
+def test_all_variables_of_the_ring_server(folder: Path) -> None:
+    given = literals.variables(literals.RING_VARIABLES)
+    assert len(given) == 20
+    given["KV_CACHE_MAX_SIZE"] = ""  # "(none)"
+    text = "".join(f"{name}={value}\n" for name, value in given.items())
+    done = run("ring", "-", "--nodes", "mini1,mini2", stdin=text)
+    found = made(done, folder)
+    group, deployment = found["ShardGroup"], found["ModelDeployment"]
+    assert isinstance(group, ShardGroup)
+    assert isinstance(deployment, ModelDeployment)
+    assert [member.addresses for member in group.spec.members] == [
+        ("192.168.5.1",),
+        ("192.168.5.2",),
+    ]
+    assert (group.spec.backend, group.spec.parallelism) == ("ring", "Tensor")
+    spec = deployment.spec
+    assert spec.model.label == "mlx-community/DeepSeek-Coder-V2-Lite-Instruct-8bit@main"
+    assert spec.context_length == 4096
+    assert spec.routing.timeouts.request == "2m"
+    assert spec.sampling is not None
+    assert spec.sampling.max_tokens == 50
+    used = {"MODEL_REPO", "MAX_SEQUENCE_LENGTH", "REQUEST_TIMEOUT_SECONDS", "DEFAULT_MAX_TOKENS"}
+    used |= {"DISTRIBUTED_BACKEND", "NUM_DEVICES", "KV_CACHE_MAX_SIZE", "API_HOST", "WORKER_HOSTS"}
+    for name in set(given) - used:
+        assert f": {name}: " in done.output, name
+
+
+def test_host_files_of_the_ring_server(folder: Path) -> None:
+    pair = literals.RING_RDMA_HOSTS.text
+    group = made(run("hostfile", "-", "--nodes", "mini2,mini1", stdin=pair), folder)["ShardGroup"]
+    assert isinstance(group, ShardGroup)
+    assert group.spec.backend == "jaccl"
+    assert group.spec.members[1].rdma == {"mini2": ("rdma_device_path",)}
+    three = literals.RING_THREE_HOSTS.text
+    refused = run("hostfile", "-", stdin=three)
+    assert refused.exit_code == 1
+    assert "does not name the node of rank 0. Give --nodes" in refused.output
+    group = made(run("hostfile", "-", "--nodes", "a,b,c", stdin=three), folder)["ShardGroup"]
+    assert isinstance(group, ShardGroup)
+    assert (group.spec.backend, len(group.spec.members)) == ("ring", 3)
+
+
+def test_all_variables_of_mlx_jaccl_cluster(folder: Path) -> None:
+    given = literals.variables(literals.JACCL_VARIABLES)
+    assert len(given) == 9
+    # Those that are described instead of given.
+    given |= {"MODEL_DIR": "~/models_mlx/Qwen3-4B", "MODEL_ID": "qwen", "CTRL_HOST": "192.168.1.14"}
+    lines = [f"{name}={value}" for name, value in given.items()]
+    lines += [one for one in literals.JACCL_NODE_VARIABLES.text.split() if "=1" in one]
+    assert len(lines) == 12
+    (folder / "all.env").write_text("\n".join(lines))
+    done = run("jaccl", str(folder / "all.env"))
+    found = made(done, folder)
+    group, deployment = found["ShardGroup"], found["ModelDeployment"]
+    assert isinstance(group, ShardGroup)
+    assert isinstance(deployment, ModelDeployment)
+    assert group.spec.environment == {"MLX_METAL_FAST_SYNCH": "1"}
+    assert deployment.spec.routing.queueing is not None
+    assert deployment.spec.routing.queueing.depth == 8
+    assert deployment.spec.routing.timeouts.request == "2m"
+    for name in ("HTTP_HOST", "HTTP_PORT", "CTRL_HOST", "CTRL_PORT", "HF_HUB_OFFLINE"):
+        assert f": {name}: " in done.output, name
+
+
+@pytest.mark.parametrize(
+    ("model", "hosts", "nodes", "backend", "parallelism"),
+    [
+        (literals.LOCALAI_RING, literals.LOCALAI_RING_HOSTS, "a,b", "ring", "Pipeline"),
+        (literals.LOCALAI_RING, literals.LOCALAI_THREE_HOSTS, "a,b,c", "ring", "Pipeline"),
+        (literals.LOCALAI_JACCL, literals.LOCALAI_DEVICES, "a,b", "jaccl", "Tensor"),
+    ],
+)
+def test_models_and_host_files_of_localai(
+    folder: Path,
+    model: literals.Literal,
+    hosts: literals.Literal,
+    nodes: str,
+    backend: str,
+    parallelism: str,
+) -> None:
+    (folder / "m.yaml").write_text(model.text)
+    (folder / "devices.json").write_text(hosts.text)
+    words = ("--hostfile", str(folder / "devices.json"), "--nodes", nodes)
+    found = made(run("localai", str(folder / "m.yaml"), *words), folder)
+    group, deployment = found["ShardGroup"], found["ModelDeployment"]
+    assert isinstance(group, ShardGroup)
+    assert isinstance(deployment, ModelDeployment)
+    assert (group.spec.backend, group.spec.parallelism) == (backend, parallelism)
+    assert [member.node for member in group.spec.members] == nodes.split(",")
+    assert deployment.spec.sharding == group.metadata.name
+    assert deployment.spec.model.label == "mlx-community/Llama-3.2-1B-Instruct-4bit@main"
+
+
+def test_the_quick_start_of_localai(folder: Path) -> None:
+    (folder / "m.yaml").write_text(literals.LOCALAI_QUICK_START.text)
+    found = made(run("localai", str(folder / "m.yaml")), folder)
+    deployment = found.pop("ModelDeployment")
+    assert isinstance(deployment, ModelDeployment)
+    assert (deployment.metadata.name, found) == ("llama-distributed", {})
+    assert deployment.spec.model.label == "mlx-community/Llama-3.2-1B-Instruct-4bit@main"

@@ -10,41 +10,11 @@ from manifests.load import load_objects
 from manifests.validate import StoreNames, validate
 from schemas.deployment import ModelDeployment
 from schemas.pools import NodePool
+from schemas.wire.discovery import SERVICE, Announcement, parse, render
+from tests.seeds import literals
 
-# "Discovery", phase 2.
-REMOTE = """\
-mesh:
-  discovery:
-    - type: mdns         # auto-discover on local network
-    - type: tailscale    # discover via Tailscale network
-    - type: static       # manual node list
-      nodes:
-        - host: mac-mini-3.tailnet
-          port: 4000
-"""
-# "Configuration".
-WHOLE = """\
-mesh:
-  enabled: true
-  role: auto               # auto, coordinator, or worker
-  discovery:
-    - type: mdns
-    - type: tailscale
-  routing:
-    strategy: scored        # scored, round_robin, random
-    weights:
-      model_loaded: 0.4
-      memory_headroom: 0.2
-      queue_depth: 0.3
-      cache_affinity: 0.1
-  health_check:
-    interval: 10            # seconds
-    timeout: 5
-    unhealthy_threshold: 3  # consecutive failures before marking node down
-  coordinator:
-    port: 4000
-    failover_timeout: 5     # seconds before re-election
-"""
+REMOTE = literals.MESH_DISCOVERY.text
+WHOLE = literals.MESH_CONFIGURATION.text
 
 
 def run(text: str, *words: str) -> Result:
@@ -141,3 +111,13 @@ def test_what_cannot_be_converted_is_refused_by_name(text: str, error: str) -> N
 def test_weights_of_another_strategy_are_reported() -> None:
     done = run("mesh: {routing: {strategy: random, weights: {queue_depth: 0.3}}}")
     assert "routing.weights.queue_depth: 0.3: strategy Random has no weights" in done.output
+
+
+def test_the_advertisement_of_the_mesh() -> None:
+    """The mesh tells its models and memory to any machine of the network; the fleet tells how to reach it."""
+    theirs = literals.MESH_ADVERTISEMENT.text
+    assert "txt: version=0.3.0, tiers=standard,fast" in theirs
+    ours = Announcement(role="gateway", name="mac-mini-1", fleet="0" * 32)
+    assert set(render(ours)) == {"v", "role", "name", "fleet"}
+    assert parse(render(ours)) == ours
+    assert SERVICE == "_mlx-fleet._tcp.local."

@@ -10,106 +10,12 @@ from manifests.load import load_objects
 from manifests.validate import StoreNames, validate
 from schemas.deployment import ModelDeployment
 from schemas.pools import NodePool
+from tests.seeds import literals
 
-# "Configuration", with workers as a plain list.
-PLAIN = """\
-cluster:
-  mode: controller
-  controller:
-    bind_address: "0.0.0.0"
-    port: 8080
-    dashboard_port: 8081
-
-  nats:
-    server_url: "nats://192.168.1.100:4222"
-    # Or use embedded NATS server
-    embedded: true
-    cluster_name: "mlx-cluster"
-
-  workers:
-    # Static workers (always expected)
-    - ip: "192.168.1.101"
-      port: 8080
-      name: "mac-studio-1"
-      priority: 100  # Higher = preferred for large models
-
-    - ip: "192.168.1.102"
-      port: 8080
-      name: "macbook-pro-1"
-      priority: 80
-
-    - ip: "192.168.1.103"
-      port: 8080
-      name: "mac-mini-1"
-      priority: 50
-
-  discovery:
-    enabled: true  # Auto-discover additional workers
-    method: "nats"  # "nats", "mdns", or "both"
-    heartbeat_interval_ms: 5000
-    offline_timeout_ms: 15000  # Mark offline after 3 missed heartbeats
-
-  load_balancing:
-    strategy: "hardware_aware"  # "round_robin", "least_loaded", "hardware_aware"
-    sticky_sessions: true  # Route multi-turn conversations to same worker
-    session_ttl_ms: 300000  # 5 minutes
-
-  models:
-    # Model placement hints
-    tier_preferences:
-      '30B+':
-        min_gpu_cores: 30
-        min_memory_gb: 64
-        preferred_chips: ["M3 Max", "M3 Ultra", "M4 Max", "M4 Ultra"]
-
-      '13-27B':
-        min_gpu_cores: 20
-        min_memory_gb: 32
-        preferred_chips: ["M3 Pro", "M3 Max", "M4 Pro", "M4 Max"]
-"""
-# Appendix C.
-SCENARIO_1 = """\
-# Setup: 1 Mac Studio (controller+worker) + 4 MacBook Pros (workers)
-cluster:
-  mode: dual  # Mac Studio is both controller and worker
-  nats:
-    embedded: true  # Simpler for small cluster
-  discovery:
-    enabled: true
-    method: "mdns"  # Auto-discover on local network
-  load_balancing:
-    strategy: "least_loaded"  # Fair distribution
-"""
-SCENARIO_2 = """\
-# Setup: 1 dedicated controller + 10 worker Mac Minis
-cluster:
-  mode: controller  # Dedicated controller (doesn't run inference)
-  nats:
-    server_url: "nats://192.168.10.100:4222"  # External NATS server
-    jetstream:
-      enabled: true  # Persistence for metrics
-  discovery:
-    enabled: true
-    method: "nats"
-    require_authentication: true
-  load_balancing:
-    strategy: "hardware_aware"  # Route by model size
-  monitoring:
-    prometheus_port: 9090  # Export to Prometheus
-"""
-SCENARIO_3 = """\
-# Setup: 1 Mac Studio (controller+worker for <7B) + 2 Mac Studios (30B workers)
-cluster:
-  mode: dual
-  load_balancing:
-    strategy: "hardware_aware"
-  models:
-    tier_preferences:
-      '30B+':
-        preferred_workers: ["mac-studio-2", "mac-studio-3"]  # Heavy models
-      '<7B':
-        preferred_workers: ["mac-studio-1"]  # Controller handles small models
-"""
+PLAIN = literals.SERVING_STATIC.text
+SCENARIO_1 = literals.SERVING_SCENARIO_1.text
+SCENARIO_2 = literals.SERVING_SCENARIO_2.text
+SCENARIO_3 = literals.SERVING_SCENARIO_3.text
 
 
 def run(text: str, *words: str) -> Result:
@@ -228,3 +134,29 @@ def test_what_cannot_be_converted_is_refused_by_name(text: str, error: str) -> N
     done = run(text)
     assert done.exit_code == 1, done.output
     assert error in done.output
+
+
+def test_the_whole_configuration(tmp_path: Path) -> None:
+    text = literals.SERVING_CONFIGURATION.text
+    done = run(text, "--model", "mlx-community/Qwen3-30B-A3B-Instruct-2507-4bit")
+    pools, (deployment,) = made(done, tmp_path)
+    assert {name for name in pools if name.startswith("tier-")} == {
+        "tier-30b-and-more",
+        "tier-13-27b",
+        "tier-7-13b",
+        "tier-3-7b",
+        "tier-below-3b",
+    }
+    sessions = deployment.spec.routing.sessions
+    assert (sessions.enabled, sessions.ttl) == (True, "5m")
+    # Each value became a field, or is listed with its line.
+    for number, line in enumerate(text.splitlines(), 1):
+        name, _, value = line.split("#")[0].strip().removeprefix("- ").partition(": ")
+        is_listed = any(
+            f"line {number}: " in one and name.strip("'") in one for one in done.output.splitlines()
+        )
+        if value and not is_listed and "nats" not in text.splitlines()[number - 1]:
+            kept = ("name", "priority", "tags", "strategy", "sticky_sessions", "session_ttl_ms")
+            kept += ("min_memory_gb", "preferred_chips", "min_gpu_cores", "user", "password")
+            kept += ("server_url", "embedded", "cluster_name", "enabled", "store_dir")
+            assert name in kept, (number, line)

@@ -144,7 +144,7 @@ def test_env_of_the_ring(tmp_path: Path) -> None:
     ]
     assert (group.spec.backend, group.spec.parallelism) == ("ring", "Tensor")
     model = deployment(found, "qwen3-14b-4bit").spec
-    assert (model.model.path, model.sharding) == ("./mlx-community/Qwen3-14B-4bit", "ring")
+    assert (model.model.label, model.sharding) == ("mlx-community/Qwen3-14B-4bit@main", "ring")
     assert (model.context_length, model.routing.timeouts.request) == (4096, "2m")
     assert model.sampling is not None
     assert model.sampling.max_tokens == 50
@@ -300,7 +300,7 @@ DISTRIBUTED_BACKEND=jaccl
 KV_CACHE_MAX_SIZE=1024
 """
     made = ring_import.convert(text, ".env", name="minis", nodes=())
-    for text in ("- node: mini-3", 'path: "./org/Model-4bit"', "backend: jaccl", "window: 1024"):
+    for text in ("- node: mini-3", "repo: org/Model-4bit", "backend: jaccl", "window: 1024"):
         assert text in made
 
 

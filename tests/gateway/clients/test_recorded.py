@@ -47,3 +47,15 @@ def test_the_page_names_each_program() -> None:
     page = PAGE.read_text()
     for path in SHAPES:
         assert read(path)["program"].split(" (")[0].rstrip("0123456789. ") in page, path.stem
+
+
+def test_the_page_says_which_requests_were_recorded() -> None:
+    lines = [line for line in PAGE.read_text().splitlines() if line.startswith("- ")]
+    (recorded,) = [line for line in lines if line.startswith("- Recorded from the running program")]
+    (composed,) = [line for line in lines if line.startswith("- Composed by hand")]
+    for path in SHAPES:
+        shape = read(path)
+        is_recorded = shape["origin"].startswith("Recorded;")
+        assert is_recorded or shape["origin"].startswith("Composed by hand"), path.stem
+        name = shape["program"].split(" (")[0].rstrip("0123456789. ")
+        assert name in (recorded if is_recorded else composed), path.stem
