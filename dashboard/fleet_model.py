@@ -25,6 +25,11 @@ _BATCH_S: Final = 0.1
 # Beyond this many changes a reader takes a snapshot.
 _LOG_LIMIT: Final = 8192
 
+# A free disk that moves less is no change.
+_DISK_STEP_BYTES: Final = 256 << 20
+FIGURES: Final = "figures"
+"""The view of what agents measure of their Macs."""
+
 Patch: TypeAlias = dict[str, dict[str, Row | None]]
 """Changed columns by view and row; None for a row that is gone."""
 
@@ -46,13 +51,14 @@ class FleetModel:
         self.caches: Final = caches
         self.epoch: Final = epoch
         self._clock = clock
-        self._rows: dict[str, dict[str, Row]] = {view: {} for view in VIEWS}
+        self._rows: dict[str, dict[str, Row]] = {view: {} for view in (*VIEWS, FIGURES)}
         self._log: deque[RowChange] = deque(maxlen=_LOG_LIMIT)
         self._dirty: set[ViewKey] = set()
         self._is_dirty = asyncio.Event()
         self._advanced = asyncio.Event()
         self._ready = asyncio.Event()
         self._measured: dict[str, Row] = {}
+        self._summary: tuple[object, Row] = (None, {})
         self.place = 0
         """The number of changes so far."""
         caches.on_change(self._note)
@@ -66,6 +72,26 @@ class FleetModel:
         self._dirty.add(("conditions", about))
         self._is_dirty.set()
 
+    def set_figures(self, found: Mapping[str, Row]) -> None:
+        """Replace what is measured of the Macs, by name."""
+        before = self.place
+        for name in set(self._rows[FIGURES]) - set(found):
+            self._set(FIGURES, name, None)
+        for name, row in found.items():
+            self._set(FIGURES, name, row)
+        self._announce(before)
+
+    def summary(self) -> Row:
+        """Return the counts of the fleet and its health in one sentence."""
+        caches = self.caches
+        parts = (caches.gateways.items, caches.reconcilers.items)
+        state = (self.place, *caches.leader.items.values(), *map(len, parts))
+        if self._summary[0] != state:
+            views = ("macs", "models", "conditions")
+            found = {view: list(self._rows[view].values()) for view in views}
+            self._summary = (state, fleet_views.summary_of(caches, found))
+        return self._summary[1]
+
     @property
     def is_ready(self) -> bool:
         """True once every view was computed for the first time."""
@@ -74,6 +100,10 @@ class FleetModel:
     def now(self) -> datetime:
         """Return the time."""
         return self._clock.now()
+
+    def monotonic(self) -> float:
+        """Return the seconds of a clock that never jumps."""
+        return self._clock.monotonic()
 
     async def wait_ready(self) -> None:
         """Wait for the first rows."""
@@ -129,6 +159,10 @@ class FleetModel:
                 self._update_conditions(name)
             else:
                 self._set(view, name, fleet_views.row(self.caches, view, name))
+        self._announce(before)
+
+    def _announce(self, before: int) -> None:
+        """Wake the readers if there are changes since a place."""
         if self.place != before:
             self._advanced.set()
             self._advanced = asyncio.Event()
@@ -150,6 +184,8 @@ class FleetModel:
             if self._rows[view].pop(name, None) is not None:
                 self._append(RowChange(view, name, None))
             return
+        if before is not None and _is_near(before.get("diskFreeBytes"), after.get("diskFreeBytes")):
+            after = {**after, "diskFreeBytes": before["diskFreeBytes"]}
         columns = {
             column: value
             for column, value in after.items()
@@ -162,6 +198,12 @@ class FleetModel:
     def _append(self, change: RowChange) -> None:
         self._log.append(change)
         self.place += 1
+
+
+def _is_near(before: object, after: object) -> bool:
+    """Return whether two sizes of a free disk are shown as the same."""
+    is_known = isinstance(before, int) and isinstance(after, int)
+    return is_known and abs(before - after) < _DISK_STEP_BYTES
 
 
 def merge_changes(changes: Iterable[RowChange]) -> Patch:

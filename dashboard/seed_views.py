@@ -87,10 +87,7 @@ class SeedViews:
 
     def workers(self) -> list[Json]:
         """Return all Macs, by name."""
-        running: dict[str, int] = {}
-        for _, one in self.traffic.running(self.clock.monotonic()):
-            if one.worker:
-                running[one.worker] = running.get(one.worker, 0) + 1
+        running = self._running_by_mac()
         rows = sorted(self.model.rows("macs").items())
         return [self._worker(name, row, running.get(name, 0)) for name, row in rows]
 
@@ -135,6 +132,35 @@ class SeedViews:
             "memoryUsedGB": used,
             "modelsLoaded": row["models"],
         }
+
+    def figures(self) -> dict[str, Row]:
+        """Return what the agents of the Macs that are alive measure, in steps that a page can show."""
+        running = self._running_by_mac()
+        return {
+            name: {
+                "name": name,
+                "gpuPercent": _whole(self._figure(name, "fleet_node_gpu_usage_ratio"), 100),
+                "cpuPercent": _whole(self._figure(name, "fleet_node_cpu_usage_ratio"), 100),
+                "celsius": _whole(self._warmest(name)),
+                "watts": _whole(self._figure(name, "fleet_node_power_watts/system")),
+                "active": running.get(name, 0),
+            }
+            for name, row in self.model.rows("macs").items()
+            if row["state"] != "offline"
+        }
+
+    def _warmest(self, node: str) -> float | None:
+        """Return the temperature of the warmest sensor of a Mac."""
+        names = ("fleet_node_temperature_celsius/cpu", "fleet_node_temperature_celsius/gpu")
+        found = [self._figure(node, name) for name in names]
+        return max((one for one in found if one is not None), default=None)
+
+    def _running_by_mac(self) -> dict[str, int]:
+        found: dict[str, int] = {}
+        for _, one in self.traffic.running(self.clock.monotonic()):
+            if one.worker:
+                found[one.worker] = found.get(one.worker, 0) + 1
+        return found
 
     def _figure(self, node: str, *names: str) -> float | None:
         now_s = self.clock.monotonic()
@@ -270,6 +296,10 @@ def _request(one: EndedRequest) -> Json:
         "status": public_status(one.outcome),
         "timestamp": milliseconds(one.time),
     }
+
+
+def _whole(value: float | None, scale: int = 1) -> int | None:
+    return None if value is None else round(value * scale)
 
 
 def _port(url: object) -> int | None:

@@ -30,6 +30,7 @@ class UpdateEvents:
             rounds += 1
             self.views.note_alive()
             self._compare()
+            self.views.model.set_figures(self.views.figures())
             if rounds % _METRICS_EVERY == 0:
                 self.views.traffic.emit("metrics_update", self.views.metrics_update())
 

@@ -4,6 +4,7 @@ A row is a JSON object whose `name` is unique within its view. `affected` maps a
 that it may change, so that a recorder computes those alone.
 """
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, TypeAlias
 
@@ -21,6 +22,7 @@ ViewKey: TypeAlias = tuple[str, str]
 """A view and the name of one of its rows."""
 
 VIEWS: Final = ("macs", "models", "replicas", "groups", "gateways", "conditions", "events")
+_VERSIONS: Final = ("agentVersion", "mlxVersion", "osVersion")
 _VIEW_OF_KIND: Final = {
     "Node": "macs",
     "ModelDeployment": "models",
@@ -349,7 +351,13 @@ def columns(found: Sequence[Row]) -> list[str]:
 
 def summary(caches: FleetCaches) -> Row:
     """Return the counts of a fleet and its health in one sentence."""
-    macs, models = rows(caches, "macs"), rows(caches, "models")
+    found = {view: rows(caches, view) for view in ("macs", "models", "conditions")}
+    return summary_of(caches, found)
+
+
+def summary_of(caches: FleetCaches, found: Mapping[str, Sequence[Row]]) -> Row:
+    """Return the summary of rows of the views macs, models and conditions that are known already."""
+    macs, models = found["macs"], found["models"]
     counts = dict.fromkeys(("online", "degraded", "offline"), 0)
     for one in macs:
         counts[str(one["state"])] += 1
@@ -363,10 +371,18 @@ def summary(caches: FleetCaches) -> Row:
             "desired": sum(int(str(one["desired"])) for one in models),
             "ready": sum(int(str(one["ready"])) for one in models),
         },
+        "problems": sum(bool(one["isProblem"]) for one in found["conditions"]),
+        "versions": {name: _commonest(macs, name) for name in _VERSIONS},
         "gateways": len(caches.gateways.items),
         "reconcilers": len(caches.reconcilers.items),
         "leader": leader or None,
     }
+
+
+def _commonest(macs: Sequence[Row], column: str) -> object:
+    """Return the value that most Macs have; None if none is known."""
+    known = Counter(str(one[column]) for one in macs if one[column] is not None)
+    return known.most_common(1)[0][0] if known else None
 
 
 def sentence(macs: Sequence[Row], models: Sequence[Row], *, has_leader: bool) -> str:

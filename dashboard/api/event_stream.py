@@ -1,21 +1,40 @@
 """Server-sent events with the changes of the fleet model, which a client resumes after a break by the last id.
 
 An id is `EPOCH-PLACE`. A client with an id of another run, or too far behind, gets a `snapshot`; else `patch` events
-have the columns that changed since. A `ping` every two seconds shows that the connection lives, and whether the store answers.
+have the columns that changed since. States are sent at once, figures at a pace. A `ping` every two seconds shows that the
+connection lives, and whether the store answers.
 """
 
 import asyncio
+import zlib
 from collections import deque
-from collections.abc import AsyncIterator, Collection
+from collections.abc import AsyncIterator, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
 import orjson
 
 from dashboard.fleet_model import FleetModel
-from insight import fleet_views
+from dashboard.subscription import (
+    Patch,
+    Selection,
+    in_columns,
+    merged,
+    selected_changes,
+    selected_rows,
+    split_paced,
+)
+from insight.conditions import Row
 
 _IDLE_S: Final = 2.0
+# Figures are sent once a second, and half as often of a large fleet.
+_PACE_S: Final = 1.0
+_SLOW_PACE_S: Final = 2.0
+_MANY_MACS: Final = 200
+# zlib's gzip format, with a window of 16 KiB and little memory: there may be hundreds of streams.
+_LEVEL: Final = 4
+_GZIP_WINDOW: Final = 16 + 14
+_GZIP_MEMORY: Final = 6
 _MAX_STREAMS: Final = 3
 """Streams of one client; browsers open six connections to a host at most."""
 
@@ -32,6 +51,8 @@ def parse_id(text: str, epoch: str) -> int | None:
 class StreamSlots:
     """The streams of each client: a further one ends the oldest."""
 
+    sent_bytes: int = 0
+    """Bytes that all streams have sent, as they are on the wire."""
     _open: dict[str, deque[asyncio.Event]] = field(default_factory=dict)
 
     @property
@@ -56,31 +77,119 @@ class StreamSlots:
             self._open.pop(client, None)
 
 
-async def stream_events(
-    model: FleetModel, views: Collection[str], since: str, slots: StreamSlots, client: str
-) -> AsyncIterator[bytes]:
-    """Yield the changes of some views as events, beginning after the id `since`."""
-    is_over = slots.enter(client)
-    try:
-        place = parse_id(since, model.epoch)
-        while not is_over.is_set():
-            patch, now = (None, model.place) if place is None else model.since(place)
-            if patch is None:
-                yield _event("snapshot", model, now, snapshot(model, views))
-            elif shown := {view: rows for view, rows in patch.items() if view in views}:
-                yield _event("patch", model, now, {"at": _at(model), "views": shown})
-            place = now
-            if not await _wait(model, place, is_over):
-                yield _event("ping", model, place, _health(model))
-        yield _event("bye", model, place or 0, {"why": "this client opened a further stream"})
-    finally:
-        slots.leave(client, is_over)
+@dataclass(slots=True)
+class StateStream:
+    """One reader's stream: what it selected, what it knows, and what waits for its time."""
+
+    model: FleetModel
+    selections: tuple[Selection, ...]
+    slots: StreamSlots
+    _place: int | None = None
+    """The place in the log that was read; None: nothing yet."""
+    _known: dict[str, set[str]] = field(default_factory=dict)
+    """Names of the rows that the reader has, of views whose rows are chosen by a value."""
+    _waiting: Patch = field(default_factory=dict)
+    """Figures that are not sent yet."""
+    _waiting_place: int = 0
+    """The place before the first of them: a reader that resumes gets them again."""
+    _paced_at_s: float = float("-inf")
+    _summary: Row = field(default_factory=dict)
+
+    async def events(self, since: str, client: str) -> AsyncIterator[bytes]:
+        """Yield the changes as events, beginning after the id `since`."""
+        is_over = self.slots.enter(client)
+        try:
+            self._place = parse_id(since, self.model.epoch)
+            while not is_over.is_set():
+                if event := self._next():
+                    yield event
+                is_woken = await _wait(self.model, self._place or 0, is_over, self._pause_s())
+                if not is_woken and not self._waiting:
+                    yield self._event("ping", _health(self.model))
+            yield self._event("bye", {"why": "this client opened a further stream"})
+        finally:
+            self.slots.leave(client, is_over)
+
+    def _next(self) -> bytes:
+        """Return the event that is due; empty if there is none."""
+        model = self.model
+        patch, place = (None, model.place) if self._place is None else model.since(self._place)
+        if patch is None:
+            return self._snapshot()
+        now = self._take(patch, place)
+        if self._waiting and self._pause_s() <= 0:
+            now, self._waiting = merged(self._waiting, now), {}
+            self._paced_at_s = model.monotonic()
+        body = {view: part for view, rows in now.items() if (part := in_columns(rows))}
+        changed: Row = {"views": body} if body else {}
+        if (summary := model.summary()) != self._summary:
+            self._summary = changed["summary"] = summary
+        return self._event("patch", {"at": _at(model), **changed}) if changed else b""
+
+    def _snapshot(self) -> bytes:
+        """Return everything that was selected, and begin anew after it."""
+        model = self.model
+        self._place, self._waiting, self._summary = model.place, {}, model.summary()
+        self._known = {one.view: self._matching(one) for one in self.selections if one.column}
+        return self._event("snapshot", snapshot(model, self.selections))
+
+    def _take(self, patch: Patch, place: int) -> Patch:
+        """Return the changes that are sent at once; figures join those that wait."""
+        before, self._place = self._place or 0, place
+        now: dict[str, Mapping[str, Row | None]] = {}
+        for one in self.selections:
+            if (changes := patch.get(one.view)) is None:
+                continue
+            known = self._known.get(one.view)
+            shown = selected_changes(one, changes, self.model.rows(one.view), known)
+            if one.column and known is None:
+                self._known[one.view] = self._matching(one)
+            at_once, later = split_paced(one.view, shown)
+            now.update(at_once)
+            if any(later.values()):
+                self._waiting_place = self._waiting_place if self._waiting else before
+                self._waiting = merged(self._waiting, later)
+        return now
+
+    def _matching(self, selection: Selection) -> set[str]:
+        rows = self.model.rows(selection.view)
+        return {name for name, row in rows.items() if selection.matches(row)}
+
+    def _pause_s(self) -> float:
+        """Return the seconds until figures are sent; without any, until a reader is told that the connection lives."""
+        if not self._waiting:
+            return _IDLE_S
+        is_large = len(self.model.rows("macs")) > _MANY_MACS
+        pace_s = _SLOW_PACE_S if is_large else _PACE_S
+        return max(0.0, min(_IDLE_S, self._paced_at_s + pace_s - self.model.monotonic()))
+
+    def _event(self, name: str, body: object) -> bytes:
+        place = self._waiting_place if self._waiting else self._place or 0
+        head = f"id: {self.model.epoch}-{place}\nevent: {name}\ndata: "
+        return head.encode() + orjson.dumps(body) + b"\n\n"
 
 
-async def _wait(model: FleetModel, place: int, is_over: asyncio.Event) -> bool:
-    """Wait for changes or the end of the stream, two seconds at most; return whether there is any."""
+async def compressed(pieces: AsyncIterator[bytes], slots: StreamSlots) -> AsyncIterator[bytes]:
+    """Yield the pieces as one gzip stream, each of them readable at once."""
+    packer = zlib.compressobj(_LEVEL, zlib.DEFLATED, _GZIP_WINDOW, _GZIP_MEMORY)
+    async for piece in pieces:
+        found = packer.compress(piece) + packer.flush(zlib.Z_SYNC_FLUSH)
+        slots.sent_bytes += len(found)
+        yield found
+    yield packer.flush()
+
+
+async def counted(pieces: AsyncIterator[bytes], slots: StreamSlots) -> AsyncIterator[bytes]:
+    """Yield the pieces as they are."""
+    async for piece in pieces:
+        slots.sent_bytes += len(piece)
+        yield piece
+
+
+async def _wait(model: FleetModel, place: int, is_over: asyncio.Event, most_s: float) -> bool:
+    """Wait for changes or the end of the stream, and not longer than `most_s`; return whether there is any."""
     try:
-        async with asyncio.timeout(_IDLE_S), asyncio.TaskGroup() as group:
+        async with asyncio.timeout(most_s), asyncio.TaskGroup() as group:
             waits = [
                 group.create_task(model.wait_beyond(place)),
                 group.create_task(_until(is_over)),
@@ -97,7 +206,7 @@ async def _until(event: asyncio.Event) -> None:
     await event.wait()
 
 
-def snapshot(model: FleetModel, views: Collection[str]) -> dict[str, object]:
+def snapshot(model: FleetModel, selections: Iterable[Selection]) -> dict[str, object]:
     """Return the state of some views, with the counts of the fleet and the age of what is known."""
     staleness_s = model.caches.staleness_s()
     return {
@@ -105,8 +214,10 @@ def snapshot(model: FleetModel, views: Collection[str]) -> dict[str, object]:
         "revision": model.caches.revision,
         "ageSeconds": None if staleness_s is None else round(staleness_s, 3),
         **_health(model),
-        "summary": fleet_views.summary(model.caches),
-        "views": {view: list(model.rows(view).values()) for view in views},
+        "summary": model.summary(),
+        "views": {
+            one.view: selected_rows(one, model.rows(one.view).values()) for one in selections
+        },
     }
 
 
@@ -121,13 +232,3 @@ def _health(model: FleetModel) -> dict[str, object]:
 
 def _at(model: FleetModel) -> str:
     return model.now().isoformat(timespec="milliseconds")
-
-
-def _event(name: str, model: FleetModel, place: int, body: object) -> bytes:
-    data = orjson.dumps(body)
-    return b"id: %s-%d\nevent: %s\ndata: %s\n\n" % (
-        model.epoch.encode(),
-        place,
-        name.encode(),
-        data,
-    )

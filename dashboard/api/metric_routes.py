@@ -78,6 +78,8 @@ class MetricRoutes:
         cpu = process.cpu_times()
         help_ = "CPU time, user and system."
         yield Gauge("process_cpu_seconds_total", help_, lambda: cpu.user + cpu.system, "counter")
+        sent, help_ = self.slots.sent_bytes, "Bytes of all streams, as sent."
+        yield Gauge("fleet_dashboard_stream_bytes_total", help_, lambda: float(sent), "counter")
         yield from self._of_history()
 
     def _of_history(self) -> Iterator[Gauge]:

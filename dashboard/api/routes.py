@@ -3,29 +3,47 @@
 import asyncio
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Annotated, Final
+from typing import Annotated, Final, TypeAlias
 
 import orjson
 from fastapi import APIRouter, Header, Query, Request, Response
 from fastapi.responses import StreamingResponse
+from pydantic import StringConstraints
 
-from dashboard.api.event_stream import StreamSlots, snapshot, stream_events
+from dashboard.api.event_stream import (
+    StateStream,
+    StreamSlots,
+    compressed,
+    counted,
+    snapshot,
+)
 from dashboard.api.past import PastReader
 from dashboard.api.time_parameters import show_time
 from dashboard.auth import Visitor
-from dashboard.fleet_model import FleetModel
+from dashboard.fleet_model import FIGURES, FleetModel
 from dashboard.history.moments import Moment
 from dashboard.history.writer import HistoryWriter
 from dashboard.seed_views import SeedViews
+from dashboard.subscription import (
+    MOST_SELECTIONS,
+    Selection,
+    cell_text,
+    checked_view,
+    parse_selections,
+    selected_rows,
+)
 from insight import fleet_views
 from insight.conditions import Row
-from insight.fleet_views import VIEWS
 from machinery.version import version
 from schemas.wire.errors import Refusal, RefusedError, invalid
 from schemas.wire.health import StoreView
 
 _MAX_ROWS: Final = 500
 _MAX_STREAMS: Final = 256
+Selected: TypeAlias = Annotated[
+    tuple[Annotated[str, StringConstraints(max_length=400)], ...],
+    Query(max_length=MOST_SELECTIONS),
+]
 _NO_BUFFER: Final = {"x-accel-buffering": "no"}
 
 
@@ -77,16 +95,16 @@ class StateRoutes:
 
     async def snapshot(
         self,
-        view: Annotated[str, Query(max_length=200)] = "",
+        view: Selected = (),
         at: Annotated[str, Query(max_length=40)] = "",
     ) -> Response:
-        """Return the state of the fleet, or of some views (separated by commas), as objects by view. `at`: as it was then."""
-        names = parse_views(view)
+        """Return the state of the fleet as objects by view. `view`: VIEW[:COLUMNS[:COLUMN=VALUE]]; `at`: as it was then."""
+        selections = parse_selections(view)
         if at:
             moment = await self.past.moment(at)
-            return json_response(await asyncio.to_thread(past_snapshot, moment, names))
+            return json_response(await asyncio.to_thread(past_snapshot, moment, selections))
         self._check_ready()
-        return json_response(snapshot(self.model, names))
+        return json_response(snapshot(self.model, selections))
 
     async def view(
         self,
@@ -98,8 +116,7 @@ class StateRoutes:
         at: Annotated[str, Query(max_length=40)] = "",
     ) -> Response:
         """Return rows of one view as arrays. `filter`: COLUMN=VALUE or a part of any text; `sort`: COLUMN or -COLUMN."""
-        (name,) = parse_views(view[:60]) if "," not in view else (invalid_view(view),)
-        head, rows = await self._rows(name, at)
+        head, rows = await self._rows(checked_view(view), at)
         columns = fleet_views.columns(rows)
         found = sort_rows(filter_rows(rows, filter_), sort, columns)
         shown = found[after : after + limit]
@@ -116,9 +133,7 @@ class StateRoutes:
         """Return what is said of the state, and the rows of a view, now or at an earlier time."""
         if at:
             moment = await self.past.moment(at)
-            return _moment_head(moment), await asyncio.to_thread(
-                fleet_views.rows, moment.caches, view
-            )
+            return _moment_head(moment), await asyncio.to_thread(_past_rows, moment, view)
         self._check_ready()
         state = snapshot(self.model, ())
         head = {key: state[key] for key in ("id", "revision", "at", "ageSeconds")}
@@ -127,23 +142,25 @@ class StateRoutes:
     async def stream(
         self,
         request: Request,
-        view: Annotated[str, Query(max_length=200)] = "",
+        view: Selected = (),
         since: Annotated[str, Query(max_length=60)] = "",
         last_event_id: Annotated[str, Header(max_length=60)] = "",
     ) -> Response:
         """Stream changes as server-sent events: `snapshot`, then `patch` with changed columns; resumed by the last id."""
+        selections = parse_selections(view)
         self._check_ready()
         if self.slots.count >= _MAX_STREAMS:
             message = f"{self.slots.count} streams are open already; close some, or poll /api/v1/snapshot."
             raise RefusedError(Refusal(status=429, message=message, code="too_many_streams"))
-        events = stream_events(
-            self.model,
-            frozenset(parse_views(view)),
-            last_event_id or since,
-            self.slots,
-            client_of(request),
-        )
-        return StreamingResponse(events, media_type="text/event-stream", headers=_NO_BUFFER)
+        stream = StateStream(self.model, selections, self.slots)
+        events = stream.events(last_event_id or since, client_of(request))
+        headers = dict(_NO_BUFFER)
+        if "gzip" in request.headers.get("accept-encoding", ""):
+            headers["content-encoding"] = "gzip"
+            events = compressed(events, self.slots)
+        else:
+            events = counted(events, self.slots)
+        return StreamingResponse(events, media_type="text/event-stream", headers=headers)
 
     def _check_ready(self) -> None:
         if not self.model.is_ready:
@@ -153,14 +170,19 @@ class StateRoutes:
             )
 
 
-def past_snapshot(moment: Moment, views: Iterable[str]) -> Row:
+def past_snapshot(moment: Moment, selections: Iterable[Selection]) -> Row:
     """Return the state of some views at an earlier time, in the form of `snapshot`; `id` is null. Pure."""
     return {
         **_moment_head(moment),
         "storeRefusal": None,
         "summary": fleet_views.summary(moment.caches),
-        "views": {view: fleet_views.rows(moment.caches, view) for view in views},
+        "views": {one.view: selected_rows(one, _past_rows(moment, one.view)) for one in selections},
     }
+
+
+def _past_rows(moment: Moment, view: str) -> list[Row]:
+    """Return the rows of a view at an earlier time; figures are in the series."""
+    return [] if view == FIGURES else fleet_views.rows(moment.caches, view)
 
 
 def _moment_head(moment: Moment) -> Row:
@@ -193,25 +215,6 @@ def client_of(request: Request) -> str:
     return f"{'' if visitor is None else visitor.name} {host} {hash(cookie)}"
 
 
-def parse_views(text: str) -> tuple[str, ...]:
-    """Return the views that a query names, separated by commas; all for an empty text.
-
-    Raises:
-        RefusedError: one does not exist.
-
-    """
-    wanted = tuple(filter(None, text.split(",")))
-    for one in wanted:
-        if one not in VIEWS:
-            invalid_view(one)
-    return wanted or VIEWS
-
-
-def invalid_view(name: str) -> str:
-    """Refuse a view that does not exist."""
-    raise invalid(f"There is no view '{name[:60]}'; there are {', '.join(VIEWS)}.", "view")
-
-
 def filter_rows(rows: Iterable[Row], text: str) -> list[Row]:
     """Return the rows that match `COLUMN=VALUE`, or contain a text in any column. Pure."""
     column, equals, value = text.partition("=")
@@ -219,18 +222,12 @@ def filter_rows(rows: Iterable[Row], text: str) -> list[Row]:
     found = []
     for row in rows:
         if equals and column in row:
-            is_match = _text(row[column]) == wanted
+            is_match = cell_text(row[column]) == wanted
         else:
-            is_match = not text or any(text.lower() in _text(one) for one in row.values())
+            is_match = not text or any(text.lower() in cell_text(one) for one in row.values())
         if is_match:
             found.append(row)
     return found
-
-
-def _text(value: object) -> str:
-    if isinstance(value, bool):
-        return str(value).lower()
-    return "" if value is None else str(value).lower()
 
 
 def sort_rows(rows: list[Row], column: str, columns: list[str]) -> list[Row]:

@@ -1,11 +1,11 @@
 /**
- * The fleet's state in the page: a snapshot, then patches from the server's stream.
+ * The fleet's state in the page, as far as the screen shows it: a snapshot, then patches from the server's stream.
  *
  * One stream a page, because browsers open six connections to a host at most. It is closed while the page is hidden,
  * and resumed by its last id. Nothing here grows with time: rows replace each other.
  */
 
-const VIEWS = ["macs", "models", "replicas", "groups", "gateways", "conditions", "events"];
+const VIEWS = ["macs", "models", "replicas", "groups", "gateways", "conditions", "events", "figures"];
 const HIDDEN_MS = 5_000;
 const SILENT_MS = 15_000; // the server sends a ping every 2 s
 const FIRST_PAUSE_MS = 500;
@@ -38,13 +38,15 @@ export class FleetStore {
     this.problem = "";
     /** Time of the last message, on the browser's clock. */
     this.heardAt = 0;
+    /** True until the rows of the screen have arrived. */
+    this.isLoading = true;
+    this._query = "";
     this._id = "";
     this._pauseMs = FIRST_PAUSE_MS;
     this._listeners = new Set();
     this._isDue = false;
     this._source = null;
     this._timer = 0;
-    this._summaryTimer = 0;
   }
 
   /** Call `listener` after each change, at most once a frame; returns the function that ends it. */
@@ -61,6 +63,21 @@ export class FleetStore {
   /** @returns {Row | undefined} */
   row(view, name) {
     return this.views[view].get(name);
+  }
+
+  /** Follow other views, columns or rows from now on, because another screen is shown. @param {string[]} selections */
+  show(selections) {
+    const query = selections.map((one) => `view=${encodeURIComponent(one)}`).join("&");
+    if (query === this._query) return;
+    const isFirst = !this._query;
+    this._query = query;
+    this.isLoading = true;
+    for (const view of VIEWS) this.views[view] = new Map();
+    if (isFirst || this.state === "login") return;
+    this._id = "";
+    if (this.at) void this._readPast(this.at);
+    else if (this.isPolling) void this._read().catch((error) => this._fail("lost", error.message));
+    else if (this.may("viewer")) this._follow();
   }
 
   /** Whether this session has a role, or a higher one. */
@@ -84,13 +101,13 @@ export class FleetStore {
     this.connect();
   }
 
-  /** Read the state and follow it; again after an error, with a pause that doubles. */
+  /** Follow the state; again after an error, with a pause that doubles. */
   async connect() {
     this.isPolling = false;
     clearTimeout(this._timer);
     this._close();
     try {
-      if (!this._id) await this._read();
+      if (!this._id) await this._identify();
       if (!this.at && this.may("viewer")) this._follow();
     } catch (error) {
       this._fail(error.status === 401 || error.status === 403 ? "login" : "lost", error.message);
@@ -109,9 +126,14 @@ export class FleetStore {
     }
     clearTimeout(this._timer);
     this._close();
+    await this._readPast(at);
+  }
+
+  async _readPast(at) {
+    const query = this._query;
     try {
-      const found = await getJson(`/api/v1/snapshot?at=${encodeURIComponent(at)}`);
-      if (this.at !== at) return;
+      const found = await getJson(`/api/v1/snapshot?${query}&at=${encodeURIComponent(at)}`);
+      if (this.at !== at || this._query !== query) return;
       this._replace(found);
       this.problem = "";
     } catch (error) {
@@ -121,33 +143,39 @@ export class FleetStore {
     this._notify();
   }
 
-  async _read() {
+  /** Learn who this session is; throws what the server refuses it with. */
+  async _identify() {
     this.me = await getJson("/api/v1/me");
-    if (!this.may("viewer")) {
-      this._live(); // chat and the own key need no state of the fleet
-      return;
-    }
-    const answer = await getJson("/api/v1/snapshot");
+    if (!this.may("viewer")) this._live(); // chat and the own key need no state of the fleet
+  }
+
+  /** Read the state once. */
+  async _read() {
+    const query = this._query;
+    const answer = await getJson(`/api/v1/snapshot?${query}`);
+    if (query !== this._query) return;
     this._replace(answer);
     this._id = answer.id;
     this._live();
   }
 
   _follow() {
-    const source = new EventSource(`/api/v1/stream?since=${encodeURIComponent(this._id)}`);
+    this._close();
+    const source = new EventSource(`/api/v1/stream?${this._query}&since=${encodeURIComponent(this._id)}`);
     this._source = source;
     const on = (name, act) =>
       source.addEventListener(name, (event) => {
+        if (source !== this._source) return;
         this._id = event.lastEventId || this._id;
         act(JSON.parse(event.data));
         this._live();
       });
     on("snapshot", (body) => this._replace(body));
-    on("patch", (body) => this._patch(body.views));
+    on("patch", (body) => this._patch(body));
     on("ping", (body) => this._hear(body));
     on("bye", () => this._poll());
-    source.onopen = () => this._live();
     source.onerror = () => {
+      if (source !== this._source) return;
       // The browser connects again by itself only after a break, never after a refusal.
       if (source.readyState === EventSource.CLOSED) this.connectLater();
       else this._fail("lost", "the connection to the dashboard broke");
@@ -226,31 +254,26 @@ export class FleetStore {
       this.views[view] = new Map(rows.map((row) => [row.name, row]));
     }
     this.summary = body.summary;
+    this.isLoading = false;
     this._trim();
   }
 
-  _patch(views) {
-    for (const [view, rows] of Object.entries(views)) {
+  /** Take what changed: the names of rows that are gone, and blocks of columns. */
+  _patch({ views = {}, summary = this.summary }) {
+    this.summary = summary;
+    for (const [view, { gone = [], blocks = [] }] of Object.entries(views)) {
       const known = this.views[view];
-      if (!known) continue;
-      for (const [name, columns] of Object.entries(rows)) {
-        if (columns === null) known.delete(name);
-        else known.set(name, { ...known.get(name), ...columns });
+      for (const name of gone) known.delete(name);
+      for (const block of blocks) {
+        const columns = Object.keys(block);
+        block.name.forEach((name, at) => {
+          const row = { ...known.get(name) };
+          for (const column of columns) row[column] = block[column][at];
+          known.set(name, row);
+        });
       }
     }
     this._trim();
-    // Counts come with snapshots only.
-    if (!this._summaryTimer) this._summaryTimer = setTimeout(() => this._readSummary(), 1_000);
-  }
-
-  async _readSummary() {
-    this._summaryTimer = 0;
-    try {
-      this.summary = (await getJson("/api/v1/snapshot?view=gateways")).summary;
-      this._notify();
-    } catch {
-      // The stream says what is wrong.
-    }
   }
 
   /** Keep the newest events only. */

@@ -3,6 +3,7 @@
 import { html, render, useEffect, useReducer, useState } from "./vendor/htm-preact.js";
 import { FleetStore, postJson } from "./fleet_store.js";
 import { lazy, useStore } from "./parts.js";
+import { selectionsOf } from "./selections.js";
 import { AddMac } from "./screens/add.js";
 import { Chat } from "./screens/chat.js";
 import { EventList } from "./screens/events.js";
@@ -30,6 +31,8 @@ const SCREENS = {
   whatif: lazy(() => import("./screens/whatif.js"), "WhatIf"),
 };
 const DETAILS = { macs: Mac, models: Model, groups: Group, replicas: Replica };
+/** Screens that show nothing without the state of the fleet. */
+const NEEDS_STATE = new Set(["", "map", "macs", "models", "groups", "replicas", "events", "whatif"]);
 const TimeBar = lazy(() => import("./time_bar.js"), "TimeBar");
 /** Path, title, key after `g`, and the role that it needs. */
 const MENU = [
@@ -101,7 +104,9 @@ function Screen() {
   const query = new URLSearchParams(location.search);
   const home = first === "" && !store.may("viewer") ? "chat" : first;
   const shown = second === undefined ? SCREENS[home] : DETAILS[first];
+  store.show(selectionsOf(home, second));
   if (!shown) return html`<h1>No such page</h1><p><a href="/">Back to the fleet</a></p>`;
+  if (store.isLoading && NEEDS_STATE.has(first)) return html`<p class="loading">Loading…</p>`;
   return html`<${shown} key=${location.pathname} store=${store} name=${second} query=${query} />`;
 }
 
@@ -235,6 +240,7 @@ function setTheme(theme) {
 }
 
 setTheme(savedTheme());
+store.show(selectionsOf(...location.pathname.slice(1).split("/").map(decodeURIComponent)));
 const app = document.getElementById("app");
 app.replaceChildren();
 render(html`<${App} />`, app);

@@ -1,6 +1,7 @@
 """The state of the fleet over HTTP: snapshots, views, and a stream that is resumed by its last id. On a real etcd."""
 
 import asyncio
+from typing import Any
 
 import aiohttp
 import pytest
@@ -135,11 +136,10 @@ async def test_a_stream_sends_what_changes_and_resumes(store: Transport) -> None
                 patch = await anext(events)
             assert patch.name == "patch"
             # Columns that differ, and no others.
-            assert patch.data["views"] == {
-                "macs": {
-                    "mac-1": {"state": "offline", "reason": "its agent does not renew its lease"}
-                }
-            }
+            reason = "its agent does not renew its lease"
+            block = {"name": ["mac-1"], "state": ["offline"], "reason": [reason]}
+            assert patch.data["views"] == {"macs": {"blocks": [block]}}
+            assert patch.data["summary"]["macs"]["offline"] == 2
         # Two changes while nobody listens come as one patch.
         await store.commit([], [put_lease("mac-1"), Delete(key=keys.status_key("Node", "mac-3"))])
         await until_async(
@@ -149,8 +149,9 @@ async def test_a_stream_sends_what_changes_and_resumes(store: Transport) -> None
         async with running.http.get(url, headers={"last-event-id": patch.id}) as response:
             event = await anext(read_events(response))
         assert event.name == "patch"
-        assert event.data["views"]["macs"]["mac-3"] is None
-        assert event.data["views"]["macs"]["mac-1"]["state"] == "online"
+        assert event.data["views"]["macs"]["gone"] == ["mac-3"]
+        (block,) = event.data["views"]["macs"]["blocks"]
+        assert (block["name"], block["state"]) == (["mac-1"], ["online"])
         # An id of another run means a snapshot.
         async with running.http.get(f"{url}&since=run0-5") as response:
             assert (await anext(read_events(response))).name == "snapshot"
@@ -159,6 +160,39 @@ async def test_a_stream_sends_what_changes_and_resumes(store: Transport) -> None
 async def is_gone(http: aiohttp.ClientSession, url: str) -> bool:
     async with http.get(url) as response:
         return bool((await response.json())["total"] == 0)
+
+
+async def test_a_stream_sends_the_selected_columns_and_rows(store: Transport) -> None:
+    await write_fleet(store)
+    query = "view=macs:state,allocatableBytes:state=online&view=conditions::isProblem=true"
+    async with running_dashboard(store) as running:
+        async with running.http.get(f"{running.url}/api/v1/stream?{query}") as response:
+            assert response.headers["content-encoding"] == "gzip"
+            events = read_events(response)
+            first = (await anext(events)).data["views"]
+            row = {"name": "mac-1", "state": "online", "allocatableBytes": 36 * GIB}
+            assert first["macs"] == [row]
+            assert [one["object"] for one in first["conditions"]] == ["mac-2"]
+            # A row that begins to match comes with all its columns, one that ceases to is gone.
+            await store.commit([], [put_node("mac-1", TOO_WARM), put_node("mac-2")])
+            found: dict[str, Any] = {}
+            async with asyncio.timeout(10):
+                while "conditions" not in found or "macs" not in found:
+                    event = await anext(events)
+                    found |= event.data.get("views", {}) if event.name == "patch" else {}
+            assert found["macs"]["gone"] == ["mac-1"]
+            (block,) = found["macs"]["blocks"]
+            assert block["name"] == ["mac-2"]
+            assert block["allocatableBytes"] == [36 * GIB]
+            assert found["conditions"]["gone"] == ["Node/mac-2/ThermalPressure"]
+            assert found["conditions"]["blocks"][0]["object"] == ["mac-1"]
+        for query, word in (
+            ("macs:state:online", "is no COLUMN=VALUE"),
+            ("macs&view=macs:state", "can be selected once"),
+            ("pods:name", "There is no view 'pods'"),
+        ):
+            error = await running.get(f"/api/v1/stream?view={query}", 400)
+            assert word in error["error"]["message"]
 
 
 async def test_the_fourth_stream_of_a_client_ends_the_first(store: Transport) -> None:

@@ -99,6 +99,6 @@ function newest(events, number) {
 
 /** The title of the browser's tab. */
 export function fleetTitle(store) {
-  const problems = store.rows("conditions").filter((one) => one.isProblem).length;
+  const problems = store.summary?.problems ?? 0;
   return problems ? `(${count(problems, "problem")}) mlx-fleet` : "mlx-fleet";
 }

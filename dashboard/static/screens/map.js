@@ -2,17 +2,14 @@
 
 import { html, useEffect, useRef, useState } from "../vendor/htm-preact.js";
 import { bytes, count } from "../format.js";
-import { getJson } from "../fleet_store.js";
 import { Badge, MacState, MemoryBar, ObjectLink } from "../parts.js";
 
 const MOST_CARDS = 24;
 const MOST_TILES = 200;
-const POLL_MS = 5_000;
 const CELL = 14;
 
 export function FleetMap({ store }) {
   const macs = store.rows("macs");
-  const figures = useFigures();
   const groups = store.rows("groups").filter((one) => one.listed.length > 1);
   const Shown = macs.length <= MOST_CARDS ? Cards : macs.length <= MOST_TILES ? Tiles : Cells;
   return html`
@@ -21,7 +18,7 @@ export function FleetMap({ store }) {
       <a href="/macs">The same as a table</a></p>
     ${bySite(macs).map(([site, found]) => html`<section key=${site} aria-label=${site || "no site"}>
       <h2>${site || "Macs"} <span class="quiet">${siteText(found)}</span></h2>
-      <${Shown} macs=${found} figures=${figures} />
+      <${Shown} macs=${found} figures=${store.views.figures} />
     </section>`)}
     ${!macs.length && html`<p class="quiet">No Mac has joined. <a href="/add">Add a Mac</a>.</p>`}
     ${groups.length > 0 && html`<h2>Groups</h2><div class="map">${groups.map((one) => html`<${Ring} key=${one.name} group=${one} store=${store} />`)}</div>`}
@@ -50,16 +47,16 @@ function Cards({ macs, figures }) {
   </li>`)}</ul>`;
 }
 
-/** What the agent measured: percent of GPU and CPU, degrees, watts; what nobody measures is left out. */
+/** What the agent measures: percent of GPU and CPU, degrees, watts, requests; what nobody measures is left out. */
 function figureText(found) {
-  const figures = found?.metrics ?? {};
+  if (!found) return "no figures";
   const known = (value) => value !== null && value !== undefined;
   return [
-    known(figures.gpuUtilizationPercent) && `GPU ${Math.round(figures.gpuUtilizationPercent)} %`,
-    known(figures.cpuUsagePercent) && `CPU ${Math.round(figures.cpuUsagePercent)} %`,
-    known(figures.temperatureCelsius) && `${Math.round(figures.temperatureCelsius)} °C`,
-    known(figures.powerWatts) && `${Math.round(figures.powerWatts)} W`,
-    known(figures.activeRequests) && `${figures.activeRequests} under way`,
+    known(found.gpuPercent) && `GPU ${found.gpuPercent} %`,
+    known(found.cpuPercent) && `CPU ${found.cpuPercent} %`,
+    known(found.celsius) && `${found.celsius} °C`,
+    known(found.watts) && `${found.watts} W`,
+    found.active > 0 && `${found.active} under way`,
   ].filter(Boolean).join(" · ") || "no figures";
 }
 
@@ -140,16 +137,4 @@ function Ring({ group, store }) {
     </svg>
     <ol start="0">${group.listed.map((name) => html`<li key=${name}><${ObjectLink} kind="Node" name=${name} /></li>`)}</ol>
   </div>`;
-}
-
-/** The figures of the Macs by name, read again and again while the page is seen. */
-function useFigures() {
-  const [figures, setFigures] = useState(new Map());
-  useEffect(() => {
-    const read = () => document.hidden || getJson("/api/dashboard/workers").then((found) => setFigures(new Map((found.workers ?? found).map((one) => [one.workerId, one]))), () => {});
-    read();
-    const timer = setInterval(read, POLL_MS);
-    return () => clearInterval(timer);
-  }, []);
-  return figures;
 }
