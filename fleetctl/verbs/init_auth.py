@@ -45,6 +45,8 @@ class InitAuthRequest:
     """The step to take; "" to say which one is next."""
     is_forced: bool = False
     """True to enable though processes have no password."""
+    dashboard_writes: bool | None = None
+    """True to let the dashboard change what users declare, False to end that, None to leave it as it is."""
 
 
 _HELP = """Create users and roles in etcd, then make etcd enforce passwords.
@@ -97,6 +99,12 @@ after an interruption.
     help="With --prepare: user that gets a new password, such as fleet-gateway or root; repeatable.",
 )
 @click.option(
+    "--dashboard-writes/--no-dashboard-writes",
+    default=None,
+    help="With --prepare: let the dashboard change the fleet for people with the role operator or admin; it is then as "
+    "powerful as fleet-admin. It also needs --allow-writes. Default: as before, at first no.",
+)
+@click.option(
     "--insecure", is_flag=True, help="Allow passwords over plain HTTP to another machine."
 )
 @cluster_options
@@ -109,6 +117,8 @@ def init_auth(
     step: Literal["", "prepare", "enable"] = options["step"] or ""
     if (nodes or rotated) and step != "prepare":
         raise click.UsageError("--node and --rotate need --prepare")
+    if options["dashboard_writes"] is not None and step != "prepare":
+        raise click.UsageError("--dashboard-writes needs --prepare")
     if options["is_forced"] and step != "enable":
         raise click.UsageError("--force needs --enable")
     request = InitAuthRequest(
@@ -118,6 +128,7 @@ def init_auth(
         rotated=frozenset(rotated),
         step=step,
         is_forced=options["is_forced"],
+        dashboard_writes=options["dashboard_writes"],
     )
     with request.folder.lock():
         run(initialize_auth(request, click.echo))
@@ -302,7 +313,10 @@ async def _prepare(
     prefix = request.address.prefix
     existing = [etcd_users.node_of_user(user, prefix=prefix) for user in await client.users()]
     nodes = {*request.nodes, *(node for node in existing if node is not None)}
-    accounts = etcd_users.fleet_accounts(nodes, prefix=prefix)
+    writes = request.dashboard_writes
+    if writes is None:
+        writes = await _may_dashboard_write(client, prefix)
+    accounts = etcd_users.fleet_accounts(nodes, prefix=prefix, dashboard_writes=writes)
     _check_rotated(request, [account.user for account in accounts])
     if not is_on:
         await setup.create_root()
@@ -311,6 +325,18 @@ async def _prepare(
     if is_on:
         # Last, because a new password of root invalidates this client's own token.
         await setup.renew_root()
+
+
+async def _may_dashboard_write(client: AuthClient, prefix: str) -> bool:
+    """Return whether an earlier run let the dashboard write."""
+    (role,) = (
+        one.role
+        for one in etcd_users.fleet_accounts((), prefix=prefix)
+        if one.file == "dashboard.env"
+    )
+    if role not in await client.roles():
+        return False
+    return etcd_users.dashboard_may_write(await client.permissions_of(role), prefix=prefix)
 
 
 def _check_rotated(request: InitAuthRequest, users: list[str]) -> None:

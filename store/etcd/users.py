@@ -108,13 +108,21 @@ def key_permission(key: str, right: Right) -> Permission:
     return Permission(key=key, right=right)
 
 
-def fleet_accounts(nodes: Iterable[str], *, prefix: str = "") -> tuple[Account, ...]:
-    """Return the users of a fleet whose keys are below the prefix, with an agent for each node."""
+def fleet_accounts(
+    nodes: Iterable[str], *, prefix: str = "", dashboard_writes: bool = False
+) -> tuple[Account, ...]:
+    """Return the users of a fleet whose keys are below the prefix, with an agent for each node.
+
+    `dashboard_writes`: the dashboard's user may write what users declare, as the page with --allow-writes does.
+    """
+    writes = _dashboard_writes() if dashboard_writes else []
+    # A role has one permission for a range of keys.
+    dashboard = {(one.key, one.end): one for one in (*_dashboard(), *writes)}
     found_accounts = [
         _account("admin", _admin(), prefix),
         _account("reconciler", _reconciler(), prefix),
         _account("gateway", _gateway(), prefix),
-        _account("dashboard", _dashboard(), prefix),
+        _account("dashboard", dashboard.values(), prefix),
         *(_account(f"node-{name}", _agent(name), prefix) for name in sorted(set(nodes))),
     ]
     return tuple(found_accounts)
@@ -288,6 +296,24 @@ def _dashboard() -> list[Permission]:
         prefix_permission(keys.ticket_prefix("Dashboard"), Right.READWRITE),
         prefix_permission(keys.request_prefix("dashboard"), Right.READWRITE),
     ]
+
+
+def _dashboard_writes() -> list[Permission]:
+    """Return the rights to change what users declare; every change is recorded with its author."""
+    declared = (kind.name for kind in KINDS if kind.written_by_users)
+    return [
+        *(prefix_permission(keys.spec_prefix(kind), Right.READWRITE) for kind in declared),
+        prefix_permission(keys.CHANGE_PREFIX, Right.READWRITE),
+        prefix_permission(keys.APPLY_SET_PREFIX, Right.READWRITE),
+    ]
+
+
+def dashboard_may_write(permissions: Iterable[Permission], *, prefix: str = "") -> bool:
+    """Return whether the permissions of the dashboard's role include those to change what users declare."""
+    return any(
+        one.right is not Right.READ and one.key.startswith(prefix + keys.SPEC_PREFIX)
+        for one in permissions
+    )
 
 
 def _agent(node: str) -> list[Permission]:

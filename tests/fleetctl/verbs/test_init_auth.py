@@ -102,6 +102,36 @@ async def test_it_creates_users_and_can_run_again(etcd: TcpEtcd, out: Path) -> N
     assert before.items() < contents(out).items()
 
 
+@pytest.mark.etcd
+async def test_the_dashboard_may_write_only_if_that_was_said(etcd: TcpEtcd, out: Path) -> None:
+    words = ("init-auth", "--etcd", etcd.url, "--out", str(out), "--prepare")
+    without = await fleetctl(*words)
+    assert "fleet-dashboard: " in without.out
+    declared = keys.spec_key("ModelDeployment", "qwen")
+    granted = await fleetctl(*words, "--dashboard-writes")
+    assert "permissions granted" in dashboard_line(granted.out)
+    # A later run without a word about it changes nothing.
+    assert "permissions" not in dashboard_line((await fleetctl(*words)).out)
+    revoked = await fleetctl(*words, "--no-dashboard-writes")
+    assert "permissions revoked" in dashboard_line(revoked.out)
+    await fleetctl(*words, "--dashboard-writes")
+    assert (await fleetctl(*words[:-1], "--enable")).code == 0
+    found = etcd_users.read_credentials(out / "dashboard.env")
+    transport = connect(replace(etcd.address, username=found.user, password=found.password))
+    try:
+        await transport.commit([], [Put(key=declared, value=b"{}")])
+        with pytest.raises(PermissionDeniedError):
+            await transport.commit([], [Put(key=keys.named(keys.API_KEY_PREFIX, "x"), value=b"{}")])
+    finally:
+        await transport.close()
+    refused = await fleetctl(*words[:-1], "--dashboard-writes")
+    assert "--dashboard-writes needs --prepare" in refused.err
+
+
+def dashboard_line(text: str) -> str:
+    return next(line for line in text.splitlines() if line.startswith("fleet-dashboard"))
+
+
 async def register(etcd: TcpEtcd, *, with_passwords: bool) -> None:
     """Write the leases of a fleet's processes."""
     node = NodeLease(uid="u", session="s", has_store_password=with_passwords)
