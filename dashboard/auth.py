@@ -45,6 +45,7 @@ _ROLES: Final[Mapping[str, Role]] = MappingProxyType(
         "GET /chat/": "user",
         "POST /": "admin",
         "POST /api/v1/actions/": "operator",
+        "POST /api/v1/actions/delete": "admin",
         "POST /api/v1/apply": "admin",
         "POST /api/v1/check": "viewer",
         "POST /api/v1/explain/": "viewer",
@@ -124,6 +125,8 @@ class DashboardAuth:
                 headers = MutableHeaders(scope=message)
                 for name, value in _HEADERS:
                     headers.setdefault(name, value)
+                if renewed := self._renewed(scope):
+                    headers.append("set-cookie", renewed)
                 # Files of the page hold no data; browsers ask each time whether they are still the same.
                 is_file = scope["path"].startswith(_PUBLIC_PREFIXES)
                 headers.setdefault("cache-control", "no-cache" if is_file else "no-store")
@@ -138,6 +141,18 @@ class DashboardAuth:
             await self._app(scope, receive, send_with_headers)
             return
         await self._answer_while_admitted(scope, receive, send_with_headers)
+
+    def _renewed(self, scope: Scope) -> str:
+        """Return the `Set-Cookie` header that notes the use of a session; empty if it has been noted lately."""
+        if scope["type"] != "http" or scope.get("state", {}).get("visitor") is None:
+            return ""
+        cookie = read_cookie(dict(scope["headers"]).get(b"cookie", b""), scope)
+        found = self._sessions.renewed(cookie) if cookie else None
+        if found is None:
+            return ""
+        response = Response()
+        set_session_cookie(response, scope, *found)
+        return response.headers["set-cookie"]
 
     async def _answer_while_admitted(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request; end a stream when the key or the session of its client ends."""
@@ -243,6 +258,19 @@ def cookie_name(scope: Scope) -> str:
     """
     name = f"{COOKIE}-{scope['server'][1]}"
     return f"__Host-{name}" if scope["scheme"] in ("https", "wss") else name
+
+
+def set_session_cookie(response: Response, scope: Scope, cookie: str, life_s: int) -> None:
+    """Set our cookie: no script reads it, and no other site's page sends it."""
+    response.set_cookie(
+        cookie_name(scope),
+        cookie,
+        max_age=life_s,
+        path="/",
+        httponly=True,
+        samesite="strict",
+        secure=scope["scheme"] == "https",
+    )
 
 
 def read_cookie(header: bytes, scope: Scope) -> str:

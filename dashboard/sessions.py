@@ -1,8 +1,9 @@
 """Sessions of browsers: a signed cookie in place of an API key, which pages cannot send with every request.
 
 A cookie names the key and carries a fingerprint of it. It ends with the key: when that is deleted, rotated away or
-expired, or after twelve hours. The cookie of a login link names a user in place of a key. Nothing is stored on disk, so
-sessions survive a restart as long as the signing key does.
+expired; after twelve hours; and after one hour without use. The cookie of a login link names a user in place of a key.
+Nothing is stored on disk: a cookie carries the time of its last use and is renewed, so that sessions survive a restart
+as long as the signing key does.
 """
 
 import hashlib
@@ -11,24 +12,31 @@ import re
 import secrets
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
 from machinery import process_secrets
 from machinery.clock import Clock
 from machinery.files import write_atomically
 from schemas.records import ApiKey, Role
 
+T = TypeVar("T")
+
 COOKIE: Final = "fleet-session"
 LIFE_S: Final = 12 * 3600
+IDLE_S: Final = 3600
+"""A session that is not used for so long is over."""
+_RENEW_S: Final = 300
+"""The time of the last use in a cookie is at most this old."""
 _COOKIE_FORM: Final = re.compile(
-    r"((?:link:)?[a-z0-9.-]{1,128})\|(\d{1,12})\|([0-9a-f]{32})\|([0-9a-f]{64})"
+    r"((?:link:)?[a-z0-9.-]{1,128})\|(\d{1,12})\|(\d{1,12})\|([0-9a-f]{32})\|([0-9a-f]{32})\|([0-9a-f]{64})"
 )
 _SECRET_FILE: Final = "session.key"  # noqa: S105 - a name
 _SECRET_BYTES: Final = 32
 _MOST_SECRETS: Final = 1000
+_MOST_SESSIONS: Final = 10_000
 _LINK: Final = "link:"
 """Begins the name in a cookie that a login link was exchanged for; no key has such a name."""
 _NO_NAME: Final = re.compile(r"[^a-z0-9.-]+")
@@ -43,6 +51,18 @@ class Session:
     role: Role
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Cookie:
+    """The parts of a cookie that we signed."""
+
+    name: str
+    ends_s: int
+    used_s: int
+    """The last use that it knows of."""
+    id: str
+    fingerprint: str
+
+
 class Sessions:
     """Makes and checks session cookies."""
 
@@ -54,23 +74,30 @@ class Sessions:
         self._clock = clock
         self._keys = keys
         self._secrets: OrderedDict[str, str] = OrderedDict()
+        self._used: OrderedDict[str, float] = OrderedDict()
+        self._ended: OrderedDict[str, None] = OrderedDict()
 
     def keep_secret(self, cookie: str, secret: str) -> None:
         """Keep the API key that a session began with, in memory alone, for its chats."""
-        self._secrets[_digest(cookie)] = secret
-        while len(self._secrets) > _MOST_SECRETS:
-            self._secrets.popitem(last=False)
+        found = self._read(cookie)
+        if found is not None:
+            _put(self._secrets, found.id, secret, _MOST_SECRETS)
 
     def secret_of(self, cookie: str) -> str:
         """Return the API key of a session; empty if it is over, or began by a link or before a restart."""
-        digest = _digest(cookie)
-        if digest in self._secrets and self.find(cookie) is None:
-            del self._secrets[digest]
-        return self._secrets.get(digest, "")
+        found = self._read(cookie)
+        if found is None:
+            return ""
+        if found.id in self._secrets and self.find(cookie) is None:
+            del self._secrets[found.id]
+        return self._secrets.get(found.id, "")
 
     def end(self, cookie: str) -> None:
-        """Forget the API key of a session."""
-        self._secrets.pop(_digest(cookie), None)
+        """End a session, and forget its API key."""
+        found = self._read(cookie)
+        if found is not None:
+            self._secrets.pop(found.id, None)
+            _put(self._ended, found.id, None, _MOST_SESSIONS)
 
     def make(self, name: str) -> str | None:
         """Return a cookie for a key, by its name; None if the key is unknown."""
@@ -86,22 +113,61 @@ class Sessions:
         return self._cookie(name, self._fingerprint(name))
 
     def _cookie(self, name: str, fingerprint: str) -> str:
-        text = f"{name}|{int(self._now().timestamp()) + LIFE_S}|{fingerprint}"
+        now_s = int(self._now().timestamp())
+        return self._write(
+            _Cookie(
+                name=name,
+                ends_s=now_s + LIFE_S,
+                used_s=now_s,
+                id=secrets.token_hex(16),
+                fingerprint=fingerprint,
+            )
+        )
+
+    def _write(self, cookie: _Cookie) -> str:
+        parts = (cookie.name, cookie.ends_s, cookie.used_s, cookie.id, cookie.fingerprint)
+        text = "|".join(map(str, parts))
         return f"{text}|{self._sign(text)}"
 
-    def find(self, cookie: str) -> Session | None:
-        """Return the session of a cookie; None if it is over, or was never one."""
+    def _read(self, cookie: str) -> _Cookie | None:
+        """Return the parts of a cookie; None if we did not sign it."""
         match = _COOKIE_FORM.fullmatch(cookie)
         if match is None:
             return None
-        name, ends, fingerprint, signature = match.groups()
-        is_ours = hmac.compare_digest(signature, self._sign(cookie.rpartition("|")[0]))
-        if not is_ours or int(ends) <= self._now().timestamp():
+        name, ends, used, id_, fingerprint, signature = match.groups()
+        if not hmac.compare_digest(signature, self._sign(cookie.rpartition("|")[0])):
             return None
-        if name.startswith(_LINK):
-            return Session(name=name.removeprefix(_LINK), role="admin")
-        key = (self._keys() or {}).get(name)
-        return None if key is None else self._of_key(key, fingerprint)
+        return _Cookie(
+            name=name, ends_s=int(ends), used_s=int(used), id=id_, fingerprint=fingerprint
+        )
+
+    def find(self, cookie: str) -> Session | None:
+        """Return the session of a cookie, and note that it is used; None if it is over, or was never one."""
+        found = self._read(cookie)
+        if found is None or found.id in self._ended:
+            return None
+        now_s = self._now().timestamp()
+        used_s = max(found.used_s, self._used.get(found.id, 0.0))
+        if found.ends_s <= now_s or used_s + IDLE_S <= now_s:
+            return None
+        session = self._session(found)
+        if session is not None:
+            _put(self._used, found.id, now_s, _MOST_SESSIONS)
+        return session
+
+    def _session(self, cookie: _Cookie) -> Session | None:
+        if cookie.name.startswith(_LINK):
+            return Session(name=cookie.name.removeprefix(_LINK), role="admin")
+        key = (self._keys() or {}).get(cookie.name)
+        return None if key is None else self._of_key(key, cookie.fingerprint)
+
+    def renewed(self, cookie: str) -> tuple[str, int] | None:
+        """Return a cookie that knows of the use now, and the rest of its life in seconds; None if that is not due."""
+        found = self._read(cookie)
+        now_s = int(self._now().timestamp())
+        if found is None or found.used_s + _RENEW_S > now_s or self.find(cookie) is None:
+            return None
+        return self._write(replace(found, used_s=now_s)), found.ends_s - now_s
 
     def _of_key(self, key: ApiKey, fingerprint: str) -> Session | None:
         now = self._now()
@@ -122,8 +188,12 @@ class Sessions:
         return hmac.new(self._secret, b"cookie " + text.encode(), hashlib.sha256).hexdigest()
 
 
-def _digest(cookie: str) -> str:
-    return hashlib.sha256(cookie.encode("latin-1", "replace")).hexdigest()
+def _put(kept: OrderedDict[str, T], key: str, value: T, most: int) -> None:
+    """Set a value as the newest one, and drop the oldest ones beyond a number."""
+    kept[key] = value
+    kept.move_to_end(key)
+    while len(kept) > most:
+        kept.popitem(last=False)
 
 
 def session_secret(folder: Path | None) -> bytes:

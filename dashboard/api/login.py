@@ -9,7 +9,7 @@ import orjson
 from fastapi import APIRouter, Request, Response
 
 from dashboard.api.routes import json_response
-from dashboard.auth import Visitor, cookie_name, read_cookie
+from dashboard.auth import Visitor, cookie_name, read_cookie, set_session_cookie
 from dashboard.sessions import LIFE_S, Sessions
 from gateway.auth.access_control import AccessControl
 from machinery.clock import Clock
@@ -62,15 +62,7 @@ class LoginRoutes:
         if "key" in fields:
             self.sessions.keep_secret(cookie, fields["key"].strip())
         response = json_response({"name": name, "role": role})
-        response.set_cookie(
-            cookie_name(request.scope),
-            cookie,
-            max_age=LIFE_S,
-            path="/",
-            httponly=True,
-            samesite="strict",
-            secure=request.url.scheme == "https",
-        )
+        set_session_cookie(response, request.scope, cookie, LIFE_S)
         return response
 
     def _count(self, request: Request) -> None:

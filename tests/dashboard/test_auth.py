@@ -9,7 +9,7 @@ import aiohttp
 import pytest
 
 from dashboard.auth import needed_role
-from dashboard.sessions import LIFE_S, Session, Sessions, session_secret
+from dashboard.sessions import IDLE_S, LIFE_S, Session, Sessions, session_secret
 from insight.tickets import issue_login_ticket
 from machinery.clock import SystemClock
 from machinery.process_secrets import OpenSecretError
@@ -202,3 +202,34 @@ async def test_a_session_ends_in_time_and_survives_a_restart(tmp_path: Path) -> 
     (tmp_path / "session.key").chmod(0o644)
     with pytest.raises(OpenSecretError):
         session_secret(tmp_path)
+
+
+async def test_a_session_that_is_not_used_for_an_hour_ends() -> None:
+    clock = FakeClock()
+    known = {"ann": api_key("ann", "viewer", "sk-2")}
+    secret = session_secret(None)
+    sessions = Sessions(secret, clock, lambda: known)
+    used, idle = sessions.make("ann"), sessions.make("ann")
+    assert used is not None
+    assert idle is not None
+    sessions.keep_secret(used, "sk-2")
+    assert sessions.renewed(used) is None
+    for _ in range(4):
+        await clock.advance(IDLE_S / 2)
+        assert sessions.find(used) is not None
+    # The use is in the renewed cookie, so a restart ends no session that is in use.
+    found = sessions.renewed(used)
+    assert found is not None
+    assert found[1] == LIFE_S - 2 * IDLE_S
+    assert sessions.secret_of(found[0]) == "sk-2"
+    assert sessions.find(idle) is None
+    restarted = Sessions(secret, clock, lambda: known)
+    assert restarted.find(used) is None
+    assert restarted.find(found[0]) is not None
+    await clock.advance(LIFE_S - 2 * IDLE_S - 1)
+    assert sessions.find(found[0]) is None
+    # After a logout no copy of the cookie is good.
+    fresh = sessions.make("ann")
+    assert fresh is not None
+    sessions.end(fresh)
+    assert sessions.find(fresh) is None
