@@ -5,6 +5,7 @@ prepared = await prepare(transport, clock, action)      # writes nothing
 await carry_out(transport, prepared)                    # only if the object is as it was
 """
 
+import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -12,11 +13,13 @@ from typing import Final, Literal, TypeAlias, get_args
 
 from insight import edits
 from machinery.clock import Clock
+from manifests import delete as deleting
 from manifests import diff, ownership
 from schemas.deployment import ModelDeployment, Revision
-from schemas.meta import ApiObject, ObjectMeta
+from schemas.gitsource import GitSource, with_sync_request
+from schemas.meta import FOREGROUND, ApiObject, ObjectKey, ObjectMeta
 from schemas.model_snapshot import ModelSnapshot, pinned
-from schemas.node import Node, NodeStatus
+from schemas.node import Node, NodeStatus, Taint
 from schemas.rollout import CanaryDecision
 from store import codec, keys, objects
 from store.errors import ConflictError, EditRefusedError, NotFoundError
@@ -26,6 +29,8 @@ Verb: TypeAlias = Literal[
     "cordon",
     "uncordon",
     "drain",
+    "taint",
+    "untaint",
     "scale",
     "pause",
     "resume",
@@ -33,8 +38,13 @@ Verb: TypeAlias = Literal[
     "undo",
     "promote",
     "abort",
+    "delete",
+    "sync",
+    "suspend",
+    "unsuspend",
 ]
 VERBS: Final[tuple[Verb, ...]] = get_args(Verb)
+_SOURCE_VERBS: Final = frozenset({"sync", "suspend", "unsuspend"})
 _NODE_EDITS: Final[Mapping[str, Callable[[Node], Node | None]]] = MappingProxyType(
     {
         "cordon": edits.as_cordoned,
@@ -46,7 +56,7 @@ _NODE_EDITS: Final[Mapping[str, Callable[[Node], Node | None]]] = MappingProxyTy
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Action:
-    """One action on a Mac or a deployment."""
+    """One action on a Mac, a deployment or a Git source."""
 
     verb: Verb
     name: str
@@ -55,20 +65,45 @@ class Action:
     revision: int | None = None
     """For undo: the revision to return to; None: the one before."""
 
+    taint: Taint | None = None
+    """For taint and untaint."""
+
     @property
-    def kind(self) -> type[Node] | type[ModelDeployment]:
+    def kind(self) -> type[Node] | type[ModelDeployment] | type[GitSource]:
         """The kind of the object."""
-        return Node if self.verb in _NODE_EDITS else ModelDeployment
+        if self.verb in _SOURCE_VERBS:
+            return GitSource
+        return Node if self._is_of_node else ModelDeployment
+
+    @property
+    def _is_of_node(self) -> bool:
+        return self.verb in _NODE_EDITS or self.verb in ("taint", "untaint")
 
     @property
     def command(self) -> str:
         """The command that does the same."""
-        if self.verb in _NODE_EDITS:
-            return f"fleetctl {self.verb} {self.name}"
-        if self.verb == "scale":
-            return f"fleetctl scale md/{self.name} --replicas={self.replicas}"
-        flag = f" --to-revision {self.revision}" if self.revision else ""
-        return f"fleetctl rollout {self.verb} {self.name}{flag}"
+        name, verb = self.name, self.verb
+        revision = f" --to-revision {self.revision}" if self.revision else ""
+        words = {
+            "taint": f"taint {name} {self._taint_word}",
+            "untaint": f"taint {name} {self._taint_word}",
+            "scale": f"scale md/{name} --replicas={self.replicas}",
+            "delete": f"delete md/{name}",
+            "sync": f"sync gs/{name}",
+            "suspend": f"suspend gs/{name}",
+            "unsuspend": f"resume gs/{name}",
+            **{one: f"{one} {name}" for one in _NODE_EDITS},
+        }
+        return f"fleetctl {words.get(verb, f'rollout {verb} {name}{revision}')}"
+
+    @property
+    def _taint_word(self) -> str:
+        if self.taint is None:
+            return "KEY=VALUE:EFFECT"
+        if self.verb == "untaint":
+            return f"{self.taint.key}:{self.taint.effect}-"
+        value = f"={self.taint.value}" if self.taint.value else ""
+        return f"{self.taint.key}{value}:{self.taint.effect}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,22 +135,53 @@ async def prepare(transport: Transport, clock: Clock, action: Action) -> Prepare
         StoreError: the store does not answer.
 
     """
-    if action.verb in _NODE_EDITS:
+    if action.kind is Node:
         node = await _read_node(transport, clock, action.name)
-        changed: ApiObject | None = _NODE_EDITS[action.verb](node)
-        manager, before = edits.CORDON_MANAGER, node
-        return _prepared(action, before, changed, manager, clock)
+        return _prepared(action, node, *_edited_node(node, action), clock)
+    if action.kind is GitSource:
+        source = await objects.get(transport, GitSource, action.name)
+        if source is None:
+            raise NotFoundError(f"there is no GitSource {action.name}")
+        return _prepared(
+            action, source, _edited_source(source, action), edits.SUSPEND_MANAGER, clock
+        )
     deployment = await objects.get(transport, ModelDeployment, action.name)
     if deployment is None:
         raise NotFoundError(f"there is no ModelDeployment {action.name}")
     edits.refuse_deleted(deployment)
+    if action.verb == "delete":
+        await deleting.check_unused(transport, ObjectKey("ModelDeployment", action.name))
+        # A mark is no field that a manager owns.
+        marked = deleting.with_deletion_mark(deployment, clock.now(), FOREGROUND)
+        return PreparedAction(action=action, before=deployment, after=marked)
     if action.verb == "scale":
         if action.replicas is None:
             raise EditRefusedError("scale needs a number of replicas")
-        changed = edits.with_replicas(deployment, action.replicas)
+        changed: ApiObject | None = edits.with_replicas(deployment, action.replicas)
         return _prepared(action, deployment, changed, edits.SCALE_MANAGER, clock)
     changed = await _rolled(transport, clock, deployment, action)
     return _prepared(action, deployment, changed, ownership.ROLLOUT, clock)
+
+
+def _edited_node(node: Node, action: Action) -> tuple[ApiObject | None, str]:
+    """Return the node after the action, None if nothing changes, and the field manager."""
+    if action.verb in _NODE_EDITS:
+        return _NODE_EDITS[action.verb](node), edits.CORDON_MANAGER
+    if action.taint is None:
+        raise EditRefusedError(f"{action.verb} needs a taint: a key, a value, an effect")
+    edit = edits.with_taint if action.verb == "taint" else edits.without_taint
+    return edit(node, action.taint), edits.TAINT_MANAGER
+
+
+def _edited_source(source: GitSource, action: Action) -> GitSource | None:
+    """Return the Git source after the action; None if nothing changes."""
+    if action.verb == "suspend":
+        return edits.as_suspended(source)
+    if action.verb == "unsuspend":
+        return edits.as_unsuspended(source)
+    if source.spec.suspend:
+        raise EditRefusedError(f"gitsource/{source.name} is suspended; resume it first")
+    return with_sync_request(source, secrets.token_hex(4))
 
 
 async def _rolled(

@@ -9,8 +9,9 @@ from manifests.trees import Tree
 from manifests.yaml import core_schema
 from reconciler.rollout.revisions import content_of, new_cause, restored_cause
 from schemas.deployment import ModelDeployment, Revision, with_content
+from schemas.gitsource import GitSource
 from schemas.meta import CHANGE_CAUSE, HUB_REFRESHED_AT, RESTARTED_AT, ApiObject
-from schemas.node import Node
+from schemas.node import Node, Taint
 from schemas.rollout import CanaryDecision, canary_decision_notes
 from store.errors import EditRefusedError
 
@@ -20,6 +21,10 @@ CORDON_MANAGER: Final = "fleetctl-cordon"
 """The field manager of cordon, uncordon and drain."""
 SCALE_MANAGER: Final = "fleetctl-scale"
 """The field manager of scale."""
+SUSPEND_MANAGER: Final = "fleetctl-suspend"
+"""The field manager of suspended Git sources."""
+TAINT_MANAGER: Final = "fleetctl-taint"
+"""The field manager of taints."""
 
 
 def with_spec(obj: Obj, **fields: Any) -> Obj | None:
@@ -58,6 +63,41 @@ def as_uncordoned(node: Node) -> Node | None:
 def as_draining(node: Node) -> Node | None:
     """Return the draining node; None if nothing changes. Pure."""
     return with_spec(node, unschedulable=True, draining=True)
+
+
+def with_taint(node: Node, taint: Taint) -> Node | None:
+    """Return the node with a taint, which replaces one of the same key and effect; None if nothing changes. Pure."""
+    others = [one for one in node.spec.taints if not _is_same_taint(one, taint)]
+    if taint in node.spec.taints:
+        return None
+    return with_spec(node, taints=(*others, taint))
+
+
+def without_taint(node: Node, taint: Taint) -> Node | None:
+    """Return the node without the taint of this key and effect. Pure.
+
+    Raises:
+        EditRefusedError: the node has none.
+
+    """
+    kept = tuple(one for one in node.spec.taints if not _is_same_taint(one, taint))
+    if len(kept) == len(node.spec.taints):
+        raise EditRefusedError(f"node/{node.name} has no taint {taint.key}:{taint.effect}")
+    return with_spec(node, taints=kept)
+
+
+def _is_same_taint(one: Taint, other: Taint) -> bool:
+    return (one.key, one.effect) == (other.key, other.effect)
+
+
+def as_suspended(source: GitSource) -> GitSource | None:
+    """Return the suspended Git source; None if nothing changes. Pure."""
+    return with_spec(source, suspend=True)
+
+
+def as_unsuspended(source: GitSource) -> GitSource | None:
+    """Return the Git source that is applied again; None if nothing changes. Pure."""
+    return with_spec(source, suspend=False)
 
 
 def with_replicas(

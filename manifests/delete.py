@@ -6,7 +6,8 @@ foreground and orphan cascading deletion).
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from datetime import datetime
+from typing import Literal, TypeAlias, TypeVar
 
 from machinery.clock import Clock
 from manifests.errors import InUseError, NotFoundError, WriteRefusedError, join_names
@@ -22,6 +23,8 @@ from store import codec, errors, keys, objects
 from store.errors import ConflictError, FencedError, UnavailableError
 from store.mutate import mutate
 from store.port import Delete, ModRevisionGuard, Transport
+
+Obj = TypeVar("Obj", bound=ApiObject)
 
 _ATTEMPTS = 5
 Cascade: TypeAlias = Literal["foreground", "orphan"]
@@ -143,18 +146,22 @@ async def _mark(
     def mark(obj: ApiObject) -> ApiObject | None:
         if not only_if(obj):
             raise _replaced_error(kind, name)
-        # The first mark decides how the replicas end.
-        if obj.metadata.deletion_timestamp is not None:
-            return None
-        kept = tuple(dict.fromkeys((*obj.metadata.finalizers, *finalizers)))
-        marks = {"deletion_timestamp": now, "finalizers": kept}
-        return obj.model_copy(update={"metadata": obj.metadata.model_copy(update=marks)})
+        return with_deletion_mark(obj, now, *finalizers)
 
     try:
         marked = await mutate(transport, clock, kind, name, mark)
     except errors.NotFoundError:
         raise await _not_found_error(transport, kind, name) from None
     return PendingDeletion(obj=marked)
+
+
+def with_deletion_mark(obj: Obj, now: datetime, *finalizers: str) -> Obj | None:
+    """Return the object marked for deletion; None if it is already: the first mark decides how replicas end. Pure."""
+    if obj.metadata.deletion_timestamp is not None:
+        return None
+    kept = tuple(dict.fromkeys((*obj.metadata.finalizers, *finalizers)))
+    marks = {"deletion_timestamp": now, "finalizers": kept}
+    return obj.model_copy(update={"metadata": obj.metadata.model_copy(update=marks)})
 
 
 async def _remove(

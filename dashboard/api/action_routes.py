@@ -10,6 +10,7 @@ from typing import Annotated, Final
 
 import msgspec
 from fastapi import APIRouter, Request, Response
+from pydantic import ValidationError
 
 from dashboard.api.question_routes import QuestionRoutes, error_row, load_text, store_refusal
 from dashboard.api.request_json import read_json
@@ -24,13 +25,14 @@ from machinery.request_body import BodyReader
 from manifests import apply as applying
 from manifests.apply import ApplyOptions, ApplyResult, PlanChangedError
 from manifests.change_log import AuditedTransport, ChangeAuthor
-from manifests.errors import ApplyError, ManifestErrors
+from manifests.errors import ApplyError, InUseError, ManifestErrors
 from manifests.load import LoadedObject
 from manifests.plan import CreatedObject, UnchangedObject, change_text, plan_id
 from manifests.trees import Tree
 from schemas.change import MAX_REASON
 from schemas.deployment import ModelDeployment
 from schemas.meta import ApiObject
+from schemas.node import Taint, TaintEffect
 from schemas.wire.errors import Refusal, RefusedError, invalid
 from store import objects
 from store.errors import ConflictError, EditRefusedError, NotFoundError, StoreError
@@ -52,6 +54,14 @@ class ManifestBody(msgspec.Struct, forbid_unknown_fields=True):
     reason: Annotated[str, msgspec.Meta(max_length=MAX_REASON)] = ""
 
 
+class TaintBody(msgspec.Struct, forbid_unknown_fields=True):
+    """A taint of a Mac."""
+
+    key: Annotated[str, msgspec.Meta(min_length=1, max_length=317)]
+    effect: TaintEffect
+    value: Annotated[str, msgspec.Meta(max_length=63)] = ""
+
+
 class ActionBody(msgspec.Struct, forbid_unknown_fields=True):
     """An action on one object."""
 
@@ -60,6 +70,7 @@ class ActionBody(msgspec.Struct, forbid_unknown_fields=True):
     """The resourceVersion that was looked at."""
     replicas: Annotated[int, msgspec.Meta(ge=0, le=10_000)] | None = None
     revision: Annotated[int, msgspec.Meta(ge=1)] | None = None
+    taint: TaintBody | None = None
     reason: Annotated[str, msgspec.Meta(max_length=MAX_REASON)] = ""
     dryRun: bool = False  # noqa: N815 - as in the query of Kubernetes
 
@@ -150,7 +161,13 @@ class ActionRoutes:
             message = f"There is no action '{verb[:40]}'; there are {', '.join(VERBS)}."
             raise RefusedError(Refusal(status=404, message=message))
         body = await read_json(self.bodies, request, ActionBody)
-        action = Action(verb=known, name=body.name, replicas=body.replicas, revision=body.revision)
+        action = Action(
+            verb=known,
+            name=body.name,
+            replicas=body.replicas,
+            revision=body.revision,
+            taint=_taint(body.taint),
+        )
         if not body.dryRun:
             self._check_writes()
         audited = self._audited(request, action.command, body.reason)
@@ -161,7 +178,7 @@ class ActionRoutes:
             await actions.carry_out(audited, prepared, version=body.version)
         except NotFoundError as error:
             raise RefusedError(Refusal(status=404, message=f"{error}.")) from error
-        except EditRefusedError as error:
+        except (EditRefusedError, InUseError) as error:
             raise RefusedError(Refusal(status=400, message=f"{error}.", code="refused")) from error
         except ConflictError as error:
             raise _conflict(str(error)) from error
@@ -234,6 +251,17 @@ class ActionRoutes:
             "the page changed the fleet",
             extra={"user": visitor.name, "verb": verb, "objects": about[:20]},
         )
+
+
+def _taint(body: TaintBody | None) -> Taint | None:
+    if body is None:
+        return None
+    try:
+        return Taint(key=body.key, value=body.value, effect=body.effect)
+    except ValidationError as error:
+        first = error.errors()[0]
+        message = f"The {first['loc'][0]} of the taint: {first['msg']}."
+        raise invalid(message, "taint") from error
 
 
 def _error_rows(errors: ManifestErrors) -> list[Row]:

@@ -273,6 +273,6 @@ async def _set_suspended(
     async with open_store(options) as transport:
         for source in await _read_sources(transport, names):
             is_changed = await writer.apply_edit(
-                transport, clock, source, edit, manager="fleetctl-suspend"
+                transport, clock, source, edit, manager=edits.SUSPEND_MANAGER
             )
             click.echo(f"gitsource/{source.name} {done if is_changed else f'already {done}'}")

@@ -221,6 +221,6 @@ async def _taint(
             edit(node)  # check all before the first write
         for node in nodes:
             written = await writer.write_edit(
-                transport, clock, node, edit, manager="fleetctl-taint", is_dry=results.is_dry
+                transport, clock, node, edit, manager=edits.TAINT_MANAGER, is_dry=results.is_dry
             )
             results.print_object(written.obj, change.done if written.is_changed else "unchanged")

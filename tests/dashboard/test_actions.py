@@ -183,3 +183,40 @@ async def test_nothing_is_written_without_the_flag() -> None:
             refused = await running.post(path, body, 403)
             assert "--allow-writes" in refused["error"]["message"]
         assert (await store.status()).revision == before
+
+
+async def test_a_taint_is_previewed_set_and_removed(running: RunningDashboard) -> None:
+    path, taint = "/api/v1/actions/taint", {"key": "owner", "value": "anna", "effect": "NoExecute"}
+    body = {"name": "mac-1", "taint": taint}
+    seen = await running.post(path, {**body, "dryRun": True})
+    assert seen["command"] == "fleetctl taint mac-1 owner=anna:NoExecute"
+    assert "+  - key: owner" in seen["diff"]
+    # Replicas that do not tolerate it move away, in the planner's own words.
+    assert any("mac-1" in one["from"] for one in seen["placement"]["steps"])
+    await running.post(path, {**body, "version": seen["version"]})
+    assert (await stored(running, "Node", "mac-1"))["spec"]["taints"] == [taint]
+    away = {"name": "mac-1", "taint": {"key": "owner", "effect": "NoExecute"}}
+    seen = await running.post("/api/v1/actions/untaint", {**away, "dryRun": True})
+    assert seen["command"] == "fleetctl taint mac-1 owner:NoExecute-"
+    await running.post("/api/v1/actions/untaint", {**away, "version": seen["version"]})
+    assert not (await stored(running, "Node", "mac-1"))["spec"].get("taints")
+    refused = await running.post("/api/v1/actions/untaint", {**away, "dryRun": True}, 400)
+    assert "has no taint owner:NoExecute" in refused["error"]["message"]
+    wrong = {"name": "mac-1", "taint": {"key": "no good", "effect": "NoExecute"}, "dryRun": True}
+    await running.post(path, wrong, 400)
+
+
+async def test_a_model_is_deleted_only_as_it_was_seen(running: RunningDashboard) -> None:
+    path, body = "/api/v1/actions/delete", {"name": "qwen"}
+    seen = await running.post(path, {**body, "dryRun": True})
+    assert seen["command"] == "fleetctl delete md/qwen"
+    steps = [one for one in seen["placement"]["steps"] if one["deployment"] == "qwen"]
+    assert steps
+    assert all(one["to"] == [] for one in steps)
+    await running.store.commit([], [codec.put_spec(deployment(replicas=4))])
+    await running.post(path, {**body, "version": seen["version"]}, 409)
+    seen = await running.post(path, {**body, "dryRun": True})
+    await running.post(path, {**body, "version": seen["version"]})
+    metadata = (await stored(running, "ModelDeployment", "qwen"))["metadata"]
+    assert metadata["deletionTimestamp"]
+    assert metadata["finalizers"]
