@@ -16,6 +16,7 @@ from dashboard.api.change_routes import ChangeRoutes
 from dashboard.api.chat import make_chat
 from dashboard.api.docs_page import add_docs
 from dashboard.api.event_stream import StreamSlots
+from dashboard.api.group_routes import GroupRoutes
 from dashboard.api.history_routes import HistoryRoutes
 from dashboard.api.log_routes import LogRoutes
 from dashboard.api.login import make_login
@@ -98,8 +99,9 @@ def make_app(context: AppContext) -> FastAPI:
         context.store_metrics,
     )
     metrics.add_to(router)
-    HistoryRoutes(reader, clock).add_to(router)
+    HistoryRoutes(reader, context.views.traffic, clock).add_to(router)
     MomentRoutes(context.model.caches, past, clock).add_to(router)
+    GroupRoutes(context.model.caches, past, clock).add_to(router)
     ChangeRoutes(context.transport, clock).add_to(router)
     LogRoutes(context.model.caches, context.transport, context.dialer, clock).add_to(router)
     AdminRoutes(context.model.caches, context.transport, reader, clock).add_to(router)

@@ -202,8 +202,9 @@ class FleetModel:
 
 def _is_near(before: object, after: object) -> bool:
     """Return whether two sizes of a free disk are shown as the same."""
-    is_known = isinstance(before, int) and isinstance(after, int)
-    return is_known and abs(before - after) < _DISK_STEP_BYTES
+    if not isinstance(before, int) or not isinstance(after, int):
+        return False
+    return abs(before - after) < _DISK_STEP_BYTES
 
 
 def merge_changes(changes: Iterable[RowChange]) -> Patch:

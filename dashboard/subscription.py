@@ -1,4 +1,4 @@
-"""What one reader of the state is shown: views, columns and rows of them, and changes in the form of columns. Pure.
+"""Selections of the state for one reader: views, their columns and rows, and changes in the form of columns. Pure.
 
 A selection is the text `VIEW[:COLUMNS[:COLUMN=VALUE]]`, such as `macs:state,reason` or `conditions::isProblem=true`.
 """

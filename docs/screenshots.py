@@ -1,12 +1,13 @@
 """Pictures of every screen of the dashboard, light, dark and as on a phone: `make screenshots`.
 
-All go to the folder build/screens; the best six, to docs/images.
+All go to the folder build/screens; the best six, to docs/images. `python -m docs.screenshots FOLDER NAME...` makes some.
 """
 
 import asyncio
 import shutil
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
@@ -82,22 +83,24 @@ async def prepare(page: Page, name: str) -> None:
         await page.get_by_role("slider", name="Moment").wait_for()
 
 
-async def main(folder: Path) -> None:
-    """Write all pictures into a folder, and the best to docs/images."""
+async def main(folder: Path, names: Sequence[str]) -> None:
+    """Write the pictures of some screens into a folder; of all screens also the best to docs/images."""
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as state:
         async with running_showcase(Path(state)) as running, async_playwright() as playwright:
             program = await playwright.chromium.launch(
                 executable_path=PROGRAM, args=["--no-sandbox"]
             )
-            for name in SCREENS:
+            for name in names or SCREENS:
                 for shape in SHAPES:
                     await shoot(program, running.url, name, shape, folder)
             await program.close()
+    if names:
+        return
     IMAGES.mkdir(exist_ok=True)
     for name in BEST:
         shutil.copy(folder / f"{name}.png", IMAGES / f"dashboard-{name}.png")
 
 
 if __name__ == "__main__":
-    asyncio.run(main(Path(sys.argv[1] if len(sys.argv) > 1 else "build/screens")))
+    asyncio.run(main(Path(sys.argv[1] if len(sys.argv) > 1 else "build/screens"), sys.argv[2:]))

@@ -13,7 +13,7 @@ from insight.fleet_caches import FleetCaches
 from reconciler.listers.caches import BY_DEPLOYMENT, BY_KIND, BY_NODE
 from schemas.deployment import ModelDeployment, ModelDeploymentStatus, served_names
 from schemas.meta import Condition, ConditionStatus, Status, find_condition
-from schemas.node import Node, NodeStatus, effective_labels
+from schemas.node import Node, NodeStatus, Taint, effective_labels
 from schemas.replica import Replica, ReplicaStatus
 from schemas.shardgroup import ShardGroup, ShardGroupStatus
 from store import keys
@@ -129,11 +129,16 @@ def _mac(caches: FleetCaches, name: str) -> Row | None:
         "reason": why,
         "isCordoned": node is not None and node.spec.unschedulable,
         "isDraining": node is not None and node.spec.draining,
+        "taints": [] if node is None else [_taint_row(one) for one in node.spec.taints],
         "promisedBytes": promised,
         "models": sorted({one.spec.deployment for one in replicas}),
         "replicas": sorted(one.name for one in replicas),
     }
     return {**found, **_hardware(report), **_site(node, report)}
+
+
+def _taint_row(taint: Taint) -> Row:
+    return {"key": taint.key, "value": taint.value, "effect": taint.effect}
 
 
 def _life(caches: FleetCaches, name: str) -> Status | None:
@@ -212,11 +217,18 @@ def _model(caches: FleetCaches, name: str) -> Row | None:
         "hasCanary": status.canary is not None and status.canary.outcome == "Running",
         "contextLength": spec.spec.context_length,
         "concurrency": spec.spec.concurrency,
+        "queueLimit": _queue_limit(spec),
         "kvBits": None if spec.spec.kv_cache is None else spec.spec.kv_cache.bits,
         "macs": sorted({rank.node for one in replicas for rank in one.spec.ranks}),
         "replicas": sorted(one.name for one in replicas),
         "isDeleted": spec.metadata.deletion_timestamp is not None,
     }
+
+
+def _queue_limit(deployment: ModelDeployment) -> int | None:
+    """Return how many requests may wait at a gateway; None if their number at engines is not limited."""
+    queueing = deployment.spec.routing.queueing
+    return None if queueing is None or queueing.concurrency is None else queueing.depth
 
 
 def _replica(caches: FleetCaches, name: str) -> Row | None:

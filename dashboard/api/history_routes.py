@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import dataclass
+from itertools import islice
 from typing import Annotated, Final
 
 import msgspec
@@ -21,6 +22,7 @@ from dashboard.history.queries import (
     align,
 )
 from dashboard.history.records import COLUMNS, metrics_of
+from dashboard.traffic import Traffic
 from insight.conditions import Row
 from machinery.clock import Clock
 from schemas import duration as durations
@@ -47,6 +49,8 @@ class HistoryRoutes:
     """Handlers of the routes of the history; without a reader, each says that there is none."""
 
     reader: HistoryReader | None
+    traffic: Traffic
+    """The last requests, where there is no history."""
     clock: Clock
 
     def add_to(self, router: APIRouter) -> None:
@@ -155,8 +159,7 @@ class HistoryRoutes:
         slower: Annotated[float, Query(ge=0)] = 0.0,
     ) -> Response:
         """Return ended requests, newest first, as gateways journal them. `slower`: at least so many milliseconds."""
-        reader, now_s = self._reader(), self.clock.now().timestamp()
-        begin_s, end_s = parse_range(from_, to, now_s)
+        begin_s, end_s = parse_range(from_, to, self.clock.now().timestamp())
         query = RequestQuery(
             begin_s=begin_s,
             end_s=end_s,
@@ -169,10 +172,13 @@ class HistoryRoutes:
             id=id_,
             least_ms=slower,
         )
-        try:
-            found = await reader.requests(query)
-        except ReadError as error:
-            raise unreadable(error) from error
+        if self.reader is None:
+            found = list(islice(filter(query.matches, reversed(self.traffic.ended)), limit))
+        else:
+            try:
+                found = await self.reader.requests(query)
+            except ReadError as error:
+                raise unreadable(error) from error
         return Response(msgspec.json.encode({"requests": found}), media_type="application/json")
 
     def _reader(self) -> HistoryReader:

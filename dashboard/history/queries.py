@@ -71,6 +71,22 @@ class RequestQuery:
     id: str = ""
     least_ms: float = 0.0
 
+    def matches(self, one: EndedRequest) -> bool:
+        """Return whether a request is wanted, as the file's own query decides it."""
+        wanted = (
+            (self.model, one.model),
+            (self.node, one.worker),
+            (self.key, one.api_key),
+            (self.gateway, one.gateway),
+            (self.id, one.id),
+        )
+        return (
+            self.begin_s <= one.time_s + one.whole_s < self.end_s
+            and (not self.outcomes or one.outcome in self.outcomes)
+            and all(not text or text == value for text, value in wanted)
+            and one.latency_ms >= self.least_ms
+        )
+
 
 def align(
     begin_s: float, end_s: float, *, wanted_s: float, now_s: float

@@ -2,13 +2,19 @@
 
 import { html, useEffect, useState } from "./vendor/htm-preact.js";
 import { getJson, postJson } from "./fleet_store.js";
-import { age } from "./format.js";
+import { age, taintText } from "./format.js";
 import { Badge, Command, Diff } from "./parts.js";
 import { stepReason, stepWord } from "./screens/whatif.js";
 
 const WORDS = {
   cordon: ["Cordon", "No new replicas are placed on it. Running ones stay."],
   uncordon: ["Uncordon", "It takes replicas again."],
+  taint: ["Taint", "Replicas that do not tolerate it stay away; NoExecute moves running ones, too."],
+  untaint: ["Remove a taint", "Replicas may be placed on it again."],
+  delete: ["Delete", "Its replicas end after their requests, then it is gone."],
+  sync: ["Sync now", "Fetches the repository and applies what it has."],
+  suspend: ["Suspend", "New commits are not applied."],
+  unsuspend: ["Resume", "New commits are applied again."],
   drain: ["Drain", "Its replicas move to other Macs, as far as minAvailable allows, and no new ones come."],
   scale: ["Scale", "Sets the number of replicas."],
   pause: ["Pause the rollout", "Lost replicas are still replaced."],
@@ -19,34 +25,53 @@ const WORDS = {
   abort: ["Abort the canary", "The earlier version serves again."],
 };
 
+/** Return the action that the address asks for, as the command line does; it leaves the address. */
+function asked(verbs) {
+  const found = new URLSearchParams(location.search).get("do");
+  if (found === null) return "";
+  history.replaceState(null, "", location.pathname);
+  return verbs.includes(found) ? found : "";
+}
+
+const TYPING_MS = 250;
+
 /** Buttons of the actions that make sense; each opens a dialog. */
-export function Actions({ store, verbs, name, replicas }) {
-  const [verb, setVerb] = useState("");
+export function Actions({ store, verbs, name, replicas, taints = [] }) {
+  const [verb, setVerb] = useState(() => asked(verbs));
   if (!store.may("operator")) return null;
+  const allowed = verbs.filter((one) => one !== "delete" || store.may("admin"));
   return html`
-    ${verbs.map((one) => html`<button type="button" class="small" key=${one} onClick=${() => setVerb(one)}>${WORDS[one][0]}</button>`)}
-    ${verb && html`<${ActionDialog} key=${verb} store=${store} verb=${verb} name=${name} replicas=${replicas} onClose=${() => setVerb("")} />`}
+    ${allowed.map((one) => html`<button type="button" class=${one === "delete" ? "small danger" : "small"} key=${one} onClick=${() => setVerb(one)}>${WORDS[one][0]}</button>`)}
+    ${verb && html`<${ActionDialog} key=${verb} store=${store} verb=${verb} name=${name} replicas=${replicas} taints=${taints} onClose=${() => setVerb("")} />`}
   `;
 }
 
-function ActionDialog({ store, verb, name, replicas, onClose }) {
+function ActionDialog({ store, verb, name, replicas, taints, onClose }) {
   const [wanted, setWanted] = useState(replicas ?? 1);
   const [revision, setRevision] = useState(null);
+  const [taint, setTaint] = useState(verb === "untaint" ? (taints[0] ?? null) : null);
+  const [typed, setTyped] = useState("");
   const [seen, setSeen] = useState(null);
   const [problem, setProblem] = useState("");
   const [isDone, setDone] = useState(false);
   const [reason, setReason] = useState("");
-  const body = { name, ...(verb === "scale" ? { replicas: wanted } : {}), ...(revision ? { revision } : {}) };
-  const preview = async () => {
+  const body = { name, ...(verb === "scale" ? { replicas: wanted } : {}), ...(revision ? { revision } : {}), ...(taint ? { taint } : {}) };
+  const needsTaint = (verb === "taint" || verb === "untaint") && !taint?.key;
+  const needsName = verb === "delete" && typed !== name;
+  const preview = async (why = "") => {
+    if (needsTaint) return;
     try {
       setSeen(await postJson(`/api/v1/actions/${verb}`, { ...body, dryRun: true }));
-      setProblem("");
+      setProblem(why);
     } catch (error) {
       setSeen(null);
       setProblem(error.message);
     }
   };
-  useEffect(() => void preview(), [wanted, revision]);
+  useEffect(() => {
+    const timer = setTimeout(() => void preview(), seen ? TYPING_MS : 0);
+    return () => clearTimeout(timer);
+  }, [wanted, revision, taint]);
   const act = async (event) => {
     event.preventDefault();
     try {
@@ -54,8 +79,8 @@ function ActionDialog({ store, verb, name, replicas, onClose }) {
       setDone(true);
       setProblem("");
     } catch (error) {
-      if (error.status === 409) await preview();
       setProblem(error.message);
+      if (error.status === 409) await preview(error.message);
     }
   };
   const show = (dialog) => dialog && !dialog.open && dialog.showModal();
@@ -65,22 +90,42 @@ function ActionDialog({ store, verb, name, replicas, onClose }) {
       <p>${WORDS[verb][1]}</p>
       ${verb === "scale" && html`<label>Replicas <input type="number" min="0" max="10000" value=${wanted} onInput=${(event) => setWanted(Number(event.target.value) || 0)} /></label>`}
       ${verb === "undo" && html`<${Revisions} name=${name} chosen=${revision} onChoose=${setRevision} />`}
+      ${verb === "taint" && html`<${TaintFields} onChange=${setTaint} />`}
+      ${verb === "untaint" && html`<label>Taint <select onChange=${(event) => setTaint(taints[event.target.selectedIndex])}>
+        ${taints.map((one) => html`<option key=${taintText(one)}>${taintText(one)}</option>`)}</select></label>`}
       ${problem && html`<p class="problem" role="alert">${problem}</p>`}
       ${isDone && html`<p role="status" data-done><${Badge} tone="good">asked<//> The fleet carries it out; this page shows when it has.</p>`}
       ${seen && !isDone && html`
         ${!seen.isChanged && html`<p><${Badge} tone="idle">nothing would change<//></p>`}
-        ${seen.isChanged && html`<${Diff} text=${seen.diff} /><p data-plan>${seen.placement.sentence}</p>
+        ${seen.isChanged && html`${seen.diff && html`<${Diff} text=${seen.diff} />`}<p data-plan>${seen.placement.sentence}</p>
           <ul>${seen.placement.steps.slice(0, 20).map((one) => html`<li key=${one.replica + one.change}>${one.replica}: ${stepWord(one)}
             ${one.from.length > 0 && ` from ${one.from.join(", ")}`}${one.to.length > 0 && ` to ${one.to.join(", ")}`} <span class="quiet">${stepReason(one)}</span></li>`)}</ul>`}`}
       ${seen && html`<${Command} text=${seen.command} />`}
       ${!isDone && store.mayWrite("operator") && html`<label>Reason <input maxlength="500" value=${reason} placeholder="for the record of changes" onInput=${(event) => setReason(event.target.value)} /></label>`}
+      ${verb === "delete" && !isDone && store.mayWrite("admin") && html`<label>Type <b>${name}</b> to delete it <input value=${typed} autocomplete="off" spellcheck="false" onInput=${(event) => setTyped(event.target.value.trim())} /></label>`}
       <p class="row">
-        ${!isDone && store.mayWrite("operator") && html`<button type="submit" disabled=${!seen?.isChanged}>${WORDS[verb][0]}</button>`}
+        ${!isDone && store.mayWrite("operator") && html`<button type="submit" class=${verb === "delete" ? "danger" : ""} disabled=${!seen?.isChanged || needsTaint || needsName}>${WORDS[verb][0]}</button>`}
         <button type="button" onClick=${(event) => event.target.closest("dialog").close()}>${isDone ? "Close" : "Cancel"}</button>
         ${!store.me.canWrite && html`<span class="quiet">This dashboard was started without --allow-writes: use the command.</span>`}
       </p>
     </form>
   </dialog>`;
+}
+
+const EFFECTS = ["NoSchedule", "PreferNoSchedule", "NoExecute"];
+
+function TaintFields({ onChange }) {
+  const [taint, setTaint] = useState({ key: "", value: "", effect: EFFECTS[0] });
+  const change = (part) => {
+    const next = { ...taint, ...part };
+    setTaint(next);
+    onChange(next.key ? next : null);
+  };
+  return html`<div class="row">
+    <label>Key <input value=${taint.key} placeholder="owner" onInput=${(event) => change({ key: event.target.value.trim() })} /></label>
+    <label>Value <input value=${taint.value} placeholder="anna" onInput=${(event) => change({ value: event.target.value.trim() })} /></label>
+    <label>Effect <select onChange=${(event) => change({ effect: event.target.value })}>${EFFECTS.map((one) => html`<option key=${one}>${one}</option>`)}</select></label>
+  </div>`;
 }
 
 function Revisions({ name, chosen, onChoose }) {

@@ -38,3 +38,42 @@ export function count(number, noun) {
 export function number(value) {
   return value === null || value === undefined ? "-" : Math.round(value).toLocaleString("en");
 }
+
+/** @returns {string} a rate or a time with three digits at most; "-" for null */
+export function short(value) {
+  if (value === null || value === undefined) return "-";
+  if (value >= 10_000) return `${(value / 1000).toLocaleString("en", { maximumFractionDigits: value >= 100_000 ? 0 : 1 })} k`;
+  return value >= 100 ? Math.round(value).toLocaleString("en") : String(Number(value.toFixed(1)));
+}
+
+/** @returns {string} milliseconds as a time that is read at a glance, such as "480 ms" or "2.4 s" */
+export function span(ms) {
+  if (ms === null || ms === undefined) return "-";
+  if (ms < 1000) return `${Math.round(ms)} ms`;
+  return ms < 60_000 ? `${Number((ms / 1000).toFixed(1))} s` : `${Math.floor(ms / 60_000)} min ${Math.round((ms % 60_000) / 1000)} s`;
+}
+
+/** @returns {string} seconds as a duration, such as "3 d 4 h" */
+export function duration(seconds) {
+  const [days, hours, minutes] = [Math.floor(seconds / 86_400), Math.floor((seconds % 86_400) / 3600), Math.floor((seconds % 3600) / 60)];
+  if (days) return `${days} d ${hours} h`;
+  return hours ? `${hours} h ${minutes} min` : `${minutes} min`;
+}
+
+/** @returns {string} what an agent measures: percent of GPU and CPU, degrees, watts, requests; what nobody measures is left out */
+export function figureText(found) {
+  if (!found) return "no figures";
+  const known = (value) => value !== null && value !== undefined;
+  return [
+    known(found.gpuPercent) && `GPU ${found.gpuPercent} %`,
+    known(found.cpuPercent) && `CPU ${found.cpuPercent} %`,
+    known(found.celsius) && `${found.celsius} °C`,
+    known(found.watts) && `${found.watts} W`,
+    found.active > 0 && `${found.active} under way`,
+  ].filter(Boolean).join(" · ") || "no figures";
+}
+
+/** @returns {string} a taint as fleetctl takes it */
+export function taintText({ key, value, effect }) {
+  return `${key}${value ? `=${value}` : ""}:${effect}`;
+}

@@ -2,24 +2,23 @@
 
 import { html, render, useEffect, useReducer, useState } from "./vendor/htm-preact.js";
 import { FleetStore, postJson } from "./fleet_store.js";
+import { hasSingleKeys, keyboard, KEYS, setSingleKeys } from "./keyboard.js";
 import { lazy, useStore } from "./parts.js";
 import { selectionsOf } from "./selections.js";
 import { AddMac } from "./screens/add.js";
-import { Chat } from "./screens/chat.js";
 import { EventList } from "./screens/events.js";
 import { Fleet, fleetTitle } from "./screens/fleet.js";
 import { Mac, Macs } from "./screens/macs.js";
 import { Model, Models } from "./screens/models.js";
-import { Group, Groups, Replica } from "./screens/object.js";
-import { Requests } from "./screens/requests.js";
+import { Replica } from "./screens/object.js";
 
 const SCREENS = {
   "": Fleet,
   macs: Macs,
   models: Models,
-  groups: Groups,
-  requests: Requests,
-  chat: Chat,
+  groups: lazy(() => import("./screens/groups.js"), "Groups"),
+  requests: lazy(() => import("./screens/requests.js"), "Requests"),
+  chat: lazy(() => import("./screens/chat.js"), "Chat"),
   events: EventList,
   add: AddMac,
   map: lazy(() => import("./screens/map.js"), "FleetMap"),
@@ -30,9 +29,10 @@ const SCREENS = {
   apply: lazy(() => import("./screens/apply.js"), "Apply"),
   whatif: lazy(() => import("./screens/whatif.js"), "WhatIf"),
 };
-const DETAILS = { macs: Mac, models: Model, groups: Group, replicas: Replica };
+const DETAILS = { macs: Mac, models: Model, groups: lazy(() => import("./screens/groups.js"), "Group"), replicas: Replica };
 /** Screens that show nothing without the state of the fleet. */
 const NEEDS_STATE = new Set(["", "map", "macs", "models", "groups", "replicas", "events", "whatif"]);
+const CommandLine = lazy(() => import("./command_line.js"), "CommandLine");
 const TimeBar = lazy(() => import("./time_bar.js"), "TimeBar");
 /** Path, title, key after `g`, and the role that it needs. */
 const MENU = [
@@ -57,6 +57,7 @@ const SILENT_S = 2;
 const LOGIN_LINK = /^#login=([\w.-]{1,300})$/;
 
 const store = new FleetStore();
+let visit = 0; // counts the screens that were shown: each begins anew
 let linkProblem = ""; // why the login link in the address did not work
 
 function App() {
@@ -64,15 +65,18 @@ function App() {
   const [, redraw] = useReducer((number) => number + 1, 0);
   const [isHelpOpen, setHelpOpen] = useState(false);
   const [isTimeOpen, setTimeOpen] = useState(false);
+  const [isCommandOpen, setCommandOpen] = useState(false);
   useEffect(() => {
-    addEventListener("popstate", redraw);
+    const onBack = () => ((visit += 1), redraw());
+    addEventListener("popstate", onBack);
     const timer = setInterval(redraw, 5_000); // ages grow
     const onClick = (event) => followLink(event, redraw);
-    const onKey = keyboard(redraw, { "?": () => setHelpOpen(true), "[": () => setTimeOpen(true), t: nextTheme });
+    const actions = { "?": () => setHelpOpen(true), "[": () => setTimeOpen(true), ":": () => setCommandOpen(true), t: nextTheme };
+    const onKey = keyboard({ menu: MENU, go: (path) => go(path, redraw), actions });
     document.addEventListener("click", onClick);
     document.addEventListener("keydown", onKey);
     return () => {
-      removeEventListener("popstate", redraw);
+      removeEventListener("popstate", onBack);
       clearInterval(timer);
       document.removeEventListener("click", onClick);
       document.removeEventListener("keydown", onKey);
@@ -89,12 +93,14 @@ function App() {
         ${MENU.filter((one) => store.may(one[3])).map(([path, title]) => html`<a key=${path} href=${path} aria-current=${isWithin(path) ? "page" : undefined}>${title}</a>`)}
       </nav>
       <${Connection} />
+      <button type="button" class="small wide-only" title="Command line (: or Ctrl-K)" aria-label="Command line" onClick=${() => setCommandOpen(true)}><kbd>:</kbd></button>
       <button type="button" class="small" aria-pressed=${isTimeOpen} onClick=${() => setTimeOpen(!isTimeOpen)}>Time</button>
       <button type="button" class="small" onClick=${nextTheme}>Theme</button>
     </header>
     <${ControlPlane} />
     <main id="main" tabindex="-1"><${Screen} /></main>
     ${isTimeOpen && html`<${TimeBar} store=${store} onClose=${() => setTimeOpen(false)} />`}
+    ${isCommandOpen && html`<${CommandLine} store=${store} screens=${MENU.filter((one) => store.may(one[3]))} go=${(path) => go(path, redraw)} onClose=${() => setCommandOpen(false)} />`}
     ${isHelpOpen && html`<${Help} onClose=${() => setHelpOpen(false)} />`}
   `;
 }
@@ -107,7 +113,7 @@ function Screen() {
   store.show(selectionsOf(home, second));
   if (!shown) return html`<h1>No such page</h1><p><a href="/">Back to the fleet</a></p>`;
   if (store.isLoading && NEEDS_STATE.has(first)) return html`<p class="loading">Loading…</p>`;
-  return html`<${shown} key=${location.pathname} store=${store} name=${second} query=${query} />`;
+  return html`<${shown} key=${`${location.pathname} ${visit}`} store=${store} name=${second} query=${query} />`;
 }
 
 /** Whether what is shown is live, and how old it is if not. */
@@ -180,13 +186,11 @@ function Help({ onClose }) {
   const show = (dialog) => dialog && !dialog.open && dialog.showModal();
   return html`<dialog ref=${show} onClose=${onClose} aria-labelledby="help">
     <h2 id="help">Keyboard</h2>
-    <dl>
+    <dl class="keys">
+      ${KEYS.map(([keys, what]) => html`<dt key=${keys}>${keys.split(" ").map((key) => html`<kbd key=${key}>${key}</kbd> `)}</dt><dd>${what}</dd>`)}
       ${MENU.map(([path, title, key]) => html`<dt key=${path}><kbd>g</kbd> <kbd>${key}</kbd></dt><dd>${title}</dd>`)}
-      <dt><kbd>/</kbd></dt><dd>Filter</dd>
-      <dt><kbd>[</kbd> <kbd>]</kbd></dt><dd>Earlier, later</dd>
-      <dt><kbd>t</kbd></dt><dd>Light or dark</dd>
-      <dt><kbd>?</kbd></dt><dd>This help</dd>
     </dl>
+    <p><label class="check"><input type="checkbox" defaultChecked=${hasSingleKeys()} onChange=${(event) => setSingleKeys(event.target.checked)} /> Keys without Ctrl</label></p>
     <form method="dialog"><button>Close</button></form>
   </dialog>`;
 }
@@ -196,6 +200,7 @@ function isWithin(path) {
 }
 
 function go(path, redraw) {
+  visit += 1;
   history.pushState(null, "", path);
   redraw();
   scrollTo(0, 0);
@@ -209,21 +214,6 @@ function followLink(event, redraw) {
   if (!link || !isPlain || event.defaultPrevented) return;
   event.preventDefault();
   go(link.getAttribute("href"), redraw);
-}
-
-/** Return the handler of keys; single letters do nothing in text fields. */
-function keyboard(redraw, actions) {
-  let isGoing = false;
-  return (event) => {
-    if (event.target.closest?.("input, textarea, select, dialog") || event.metaKey || event.ctrlKey || event.altKey) return;
-    const target = isGoing && MENU.find(([, , key]) => key === event.key);
-    isGoing = event.key === "g";
-    if (target) go(target[0], redraw);
-    else if (event.key === "/") document.querySelector("[data-filter]")?.focus();
-    else if (actions[event.key]) actions[event.key]();
-    else return;
-    event.preventDefault();
-  };
 }
 
 function nextTheme() {

@@ -212,3 +212,37 @@ export function matching(rows, text) {
   const wanted = text.trim().toLowerCase();
   return wanted ? rows.filter((row) => JSON.stringify(row).toLowerCase().includes(wanted)) : rows;
 }
+
+/** Return the newest result of `read`, which is called again and again while the page is shown, and its problem. */
+export function usePolled(read, everyMs) {
+  const [result, setResult] = useState([null, ""]);
+  useEffect(() => {
+    let isOver = false;
+    let timer = 0;
+    const poll = async () => {
+      if (!document.hidden) {
+        try {
+          const found = await read();
+          if (!isOver) setResult([found, ""]);
+        } catch (error) {
+          if (!isOver) setResult(([before]) => [before, error.message]);
+        }
+      }
+      if (!isOver) timer = setTimeout(poll, everyMs);
+    };
+    void poll();
+    return () => {
+      isOver = true;
+      clearTimeout(timer);
+    };
+  }, []);
+  return result;
+}
+
+/** A figure with its title, its unit, and a line of the last hour if there is one. */
+export function Figure({ title, value, unit, note, href, children }) {
+  const body = html`<span class="title">${title}</span>
+    <span class="value"><strong>${value}</strong> <span class="unit">${unit}</span></span>
+    ${note && html`<span class="note">${note}</span>`}${children}`;
+  return href ? html`<a class="figure-card" href=${href}>${body}</a>` : html`<div class="figure-card">${body}</div>`;
+}

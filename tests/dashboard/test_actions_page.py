@@ -119,3 +119,41 @@ async def test_roles_without_rights_see_no_buttons(browser: Browser) -> None:
                 await page.get_by_label("Manifest, YAML").fill(MANIFEST)
                 await expect(page.locator("[data-plan]")).to_be_visible()
                 await expect(page.get_by_role("button", name="Apply these")).to_have_count(0)
+
+
+async def test_the_command_line_taints_a_mac_and_deletes_a_model(
+    browser: Browser, running: RunningDashboard
+) -> None:
+    """Every step by keyboard; what is deleted must be typed."""
+    async with open_page(browser, running.url) as (page, _):
+        await page.goto("/groups")
+        await expect(page.locator("[data-state]")).to_have_text("live")
+        await page.keyboard.press(":")
+        line = page.get_by_role("combobox", name="Command")
+        await line.fill("taint mac-2")
+        await expect(page.get_by_role("option", selected=True)).to_contain_text("taint mac-2")
+        await check_access(page)
+        await page.keyboard.press("Enter")
+        dialog = page.get_by_role("dialog", name="Taint")
+        await dialog.get_by_label("Key").fill("owner")
+        await dialog.get_by_label("Value").fill("anna")
+        await expect(dialog).to_contain_text("fleetctl taint mac-2 owner=anna:NoSchedule")
+        await check_access(page)
+        await page.keyboard.press("Enter")
+        await expect(dialog.locator("[data-done]")).to_be_visible()
+        await page.keyboard.press("Escape")
+        await expect(page.locator("main dl")).to_contain_text("owner=anna:NoSchedule")
+        await page.keyboard.press("Control+k")
+        await line.fill("delete qw")
+        await expect(page.get_by_role("option", selected=True)).to_contain_text("delete qwen")
+        await page.keyboard.press("Enter")
+        dialog = page.get_by_role("dialog", name="Delete")
+        await expect(dialog).to_contain_text("fleetctl delete md/qwen")
+        button = dialog.get_by_role("button", name="Delete", exact=True)
+        await expect(button).to_be_disabled()
+        await dialog.get_by_label("to delete it").fill("qwen")
+        await page.keyboard.press("Enter")
+        await expect(dialog.locator("[data-done]")).to_be_visible()
+    found = await objects.get(running.store, ModelDeployment, "qwen")
+    assert found is not None
+    assert found.metadata.deletion_timestamp is not None

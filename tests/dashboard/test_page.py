@@ -21,7 +21,13 @@ from store import codec, keys
 from store.etcd.connect import connect
 from store.memory import MemoryTransport
 from store.port import Delete, Put, Transport
-from tests.support.browser import WCAG, needs_browser, open_page, running_browser
+from tests.support.browser import (
+    WCAG,
+    check_access,
+    needs_browser,
+    open_page,
+    running_browser,
+)
 from tests.support.dashboard_site import HOSTILE, Site, mac, running_site
 from tests.support.dashboards import CLOCK, running_dashboard
 from tests.support.etcd import running_etcd
@@ -137,9 +143,18 @@ async def test_a_request_is_listed_when_it_has_ended(browser: Browser, site: Sit
         await page.keyboard.press("Enter")
         await expect(page.locator("[data-trace]")).to_contain_text("qwen-0")
         await show(page, "/requests", "Requests")
-        row = page.locator("#ended ~ table tbody tr").first
+        await page.get_by_role("tab", name="Ended").click()
+        row = page.locator("[data-ended] tbody tr").first
         await expect(row).to_contain_text("qwen")
         await expect(row).to_contain_text("success")
+        await row.get_by_role("button").click()
+        steps = page.locator("[data-waterfall] .steps")
+        await expect(steps).to_contain_text("Prefill")
+        await expect(steps).to_contain_text("Decode")
+        await check_access(page)
+        await page.get_by_role("tab", name="Figures").click()
+        # uPlot draws under the page's policy: no violation, no style in the markup.
+        await expect(page.locator(".plot canvas").first).to_be_visible()
         await expect(page.get_by_role("img", name="Requests:")).to_be_visible()
 
 
@@ -249,7 +264,7 @@ async def test_a_module_that_does_not_arrive_is_loaded_again(browser: Browser, s
             else:
                 await route.continue_()
 
-        await page.route("**/static/screens/chat.js", lose_one)
+        await page.route("**/static/screens/macs.js", lose_one)
         await page.goto("/macs")
         await expect(page.get_by_role("link", name="mac-1")).to_be_visible()
         assert left == []

@@ -66,7 +66,10 @@ async def test_a_request_is_followed_and_cancelled_and_its_routing_explained(
                     with contextlib.suppress(PlaywrightError):  # it may end at any moment
                         await cancel.click(timeout=5_000)
             await expect(cancel).to_have_count(0)
-            await expect(page.locator("#ended ~ table tbody tr").first).to_contain_text("live-1")
-            await page.get_by_label("Filter requests").fill("no such id")
+            await page.get_by_role("tab", name="Ended").click()
+            rows = page.locator("[data-ended] tbody tr")
+            await expect(rows.first).to_contain_text("live-1")
+            await page.get_by_label("Model").fill("none")
+            await expect(rows).to_have_count(0)
             refused = await dashboard.post("/api/v1/requests/none/live-1/cancel", {}, 404)
             assert "There is no gateway 'none'" in refused["error"]["message"]

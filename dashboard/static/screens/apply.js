@@ -32,7 +32,8 @@ export function Apply({ store, query }) {
     getJson(path).then((found) => setText(found.yaml), (error) => setProblem(error.message));
   }, []);
 
-  const check = async () => {
+  /** Ask what the text would change; `why` is a refusal that stays until the next one. */
+  const check = async (why = "") => {
     const mine = ++last.current;
     if (!text.trim()) {
       setChecked(null);
@@ -42,13 +43,13 @@ export function Apply({ store, query }) {
       const found = await postJson("/api/v1/check", { manifests: text });
       if (mine !== last.current) return;
       setChecked(found);
-      setProblem("");
+      setProblem(why);
     } catch (error) {
       if (mine === last.current) setProblem(error.message);
     }
   };
   useEffect(() => {
-    const timer = setTimeout(check, WAIT_MS);
+    const timer = setTimeout(() => check(), WAIT_MS);
     return () => clearTimeout(timer);
   }, [text]);
 
@@ -60,7 +61,7 @@ export function Apply({ store, query }) {
       await check();
     } catch (error) {
       setProblem(error.message);
-      if (error.status === 409) await check();
+      if (error.status === 409) await check(error.message);
     }
   };
 

@@ -7,12 +7,14 @@ import { Command, Filter, matching, ObjectLink } from "../parts.js";
 
 const POLL_MS = 5_000;
 
-export function Changes() {
+export function Changes({ store, query }) {
+  const about = ["kind", "object"].map((key) => [key, query.get(key)]).filter(([, value]) => value);
+  const chosen = about.map(([key, value]) => `&${key}=${encodeURIComponent(value)}`).join("");
   const [changes, setChanges] = useState(null);
   const [problem, setProblem] = useState("");
   const [text, setText] = useState("");
   useEffect(() => {
-    const read = () => document.hidden || getJson("/api/v1/changes?limit=200").then((found) => (setChanges(found.changes), setProblem("")), (error) => setProblem(error.message));
+    const read = () => document.hidden || getJson(`/api/v1/changes?limit=200${chosen}`).then((found) => (setChanges(found.changes), setProblem("")), (error) => setProblem(error.message));
     read();
     const timer = setInterval(read, POLL_MS);
     return () => clearInterval(timer);
@@ -20,7 +22,9 @@ export function Changes() {
   const shown = matching(changes ?? [], text);
   return html`
     <h1>Changes</h1>
-    <p class="quiet">Writes of people, of Git sources and of this page, for 30 days.</p>
+    ${about.length > 0
+      ? html`<p>Of ${about.map(([, value]) => value).join(" ")} alone. <a href="/changes">All changes</a></p>`
+      : html`<p class="quiet">Writes of people, of Git sources and of this page, for 30 days.</p>`}
     <${Filter} value=${text} onInput=${setText} label="Filter changes" />
     ${problem && html`<p class="problem" role="alert">${problem}</p>`}
     ${changes && !shown.length && html`<p class="quiet">${text ? "No change matches." : "Nothing was changed yet."}</p>`}
@@ -29,6 +33,7 @@ export function Changes() {
       ${one.reason && html`<p>“${one.reason}”</p>`}
       <ul>${one.objects.map((object) => html`<li key=${object.kind + object.name}>${object.verb} <${ObjectLink} kind=${object.kind} name=${object.name} />
         ${object.fields.map((field) => html`<code class="field" key=${field.path}>${field.path}: <del>${field.old ?? "none"}</del> <ins>${field.new ?? "none"}</ins></code>`)}
+        ${object.kind === "ModelDeployment" && object.fields.length > 0 && store.may("operator") && html`${" "}<a href=${`/models/${encodeURIComponent(object.name)}?do=undo`}>put back</a>`}
         ${object.moreFields > 0 && html`<span class="quiet"> and ${object.moreFields} more</span>`}
       </li>`)}</ul>
     </li>`)}</ol>

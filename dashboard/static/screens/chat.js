@@ -1,126 +1,192 @@
-/** A conversation with a model through a gateway, with the trace of each answer: Mac, replica, attempts, figures. */
+/** Conversations with one model or two side by side, with the trace of each answer: Mac, replica, attempts, figures. */
 
 import { html, useEffect, useRef, useState } from "../vendor/htm-preact.js";
-import { CHANGE_HEADERS, getJson, refusalText } from "../fleet_store.js";
-import { copyText, ObjectLink, Table } from "../parts.js";
+import { messagesOf, stream } from "../conversation.js";
+import { getJson } from "../fleet_store.js";
+import { span } from "../format.js";
+import { Markdown } from "../markdown.js";
+import { copyText, lazy, ObjectLink, Table } from "../parts.js";
 
-const MAX_TEXT = 200_000;
+const ClientCode = lazy(() => import("../client_code.js"), "ClientCode");
+const Waterfall = lazy(() => import("../waterfall.js"), "Waterfall");
+const DRAW_MS = 60;
+const PROGRESS_MS = 500;
+const PARAMETERS = [
+  ["temperature", "Temperature", { min: 0, max: 2, step: 0.1 }],
+  ["top_p", "Top p", { min: 0, max: 1, step: 0.05 }],
+  ["max_tokens", "Most tokens", { min: 1, step: 1 }],
+];
 
-export function Chat({ query }) {
+export function Chat({ store, query }) {
   const [models, setModels] = useState([]);
-  const [model, setModel] = useState(query.get("model") ?? "");
+  const [names, setNames] = useState([query.get("model") ?? "", ...(query.get("with") ? [query.get("with")] : [])]);
   const [system, setSystem] = useState("");
-  const [temperature, setTemperature] = useState("");
+  const [parameters, setParameters] = useState({});
   const [key, setKey] = useState("");
-  const [turns, setTurns] = useState([]);
   const [draft, setDraft] = useState("");
   const [problem, setProblem] = useState("");
-  const stopping = useRef(null);
+  const [busy, setBusy] = useState(0);
+  const columns = useRef([]);
+  const isAsking = columns.current.some((one) => one?.isBusy());
 
-  const headers = () => (key ? { authorization: `Bearer ${key}` } : {});
+  const headers = key ? { authorization: `Bearer ${key}` } : {};
   const load = async () => {
     try {
-      const found = (await getJson("/chat/v1/models", { headers: headers() })).data.map((one) => one.id);
+      const found = (await getJson("/chat/v1/models", { headers })).data.map((one) => one.id);
       setModels(found);
-      setModel((now) => now || found[0] || "");
+      setNames(([first, ...more]) => [first || found[0] || "", ...more]);
       setProblem(found.length ? "" : "No model is served yet.");
     } catch (error) {
       setProblem(error.message);
     }
   };
   useEffect(() => void load(), []);
-  useEffect(() => () => stopping.current?.abort(), []);
-
-  const replaceLast = (change) => setTurns((now) => [...now.slice(0, -1), { ...now.at(-1), ...change }]);
-
-  const ask = async (question, before) => {
-    const messages = before.flatMap((turn) => [
-      { role: "user", content: turn.question },
-      { role: "assistant", content: turn.answer },
-    ]);
-    if (system) messages.unshift({ role: "system", content: system });
-    const body = {
-      model,
-      messages: [...messages, { role: "user", content: question }],
-      stream: true,
-      stream_options: { include_usage: true },
-      ...(temperature === "" ? {} : { temperature: Number(temperature) }),
-    };
-    setTurns([...before, { question, answer: "", reasoning: "", trace: null, figures: null, problem: "" }]);
-    setDraft("");
-    setProblem("");
-    const abort = (stopping.current = new AbortController());
-    try {
-      await stream(body, { headers: headers(), signal: abort.signal }, replaceLast);
-    } catch (error) {
-      replaceLast({ problem: error.name === "AbortError" ? "stopped" : error.message });
-    } finally {
-      stopping.current = null;
-      setTurns((now) => [...now]);
-    }
+  const rename = (at, name) => setNames((now) => now.map((one, place) => (place === at ? name : one)));
+  const compare = () => {
+    columns.current[1]?.stop();
+    setNames(([first, ...more]) => (more.length ? [first] : [first, models.find((one) => one !== first) ?? first]));
   };
   const send = (event) => {
     event.preventDefault();
-    if (draft.trim() && model && !stopping.current) void ask(draft, turns);
+    if (!draft.trim() || !names[0] || isAsking) return;
+    for (const one of columns.current.slice(0, names.length)) one?.ask(draft);
+    setDraft("");
   };
   const onKey = (event) => {
     if (event.key === "Enter" && !event.shiftKey && !event.isComposing) send(event);
   };
-
+  const given = Object.fromEntries(Object.entries(parameters).filter(([, value]) => value !== "").map(([name, value]) => [name, Number(value)]));
+  const options = (name) => [...new Set([...(name ? [name] : []), ...models])].map((one) => html`<option key=${one} value=${one}>${one}</option>`);
   return html`
     <h1>Chat</h1>
-    <div class="chat-settings">
-      <label>Model
-        <select value=${model} onChange=${(event) => setModel(event.target.value)}>
-          ${[...new Set([...(model ? [model] : []), ...models])].map((name) => html`<option key=${name} value=${name}>${name}</option>`)}
-        </select>
-      </label>
-      <label>System prompt <input value=${system} onInput=${(event) => setSystem(event.target.value)} /></label>
-      <label>Temperature
-        <input type="number" min="0" max="2" step="0.1" value=${temperature} onInput=${(event) => setTemperature(event.target.value)} />
-      </label>
-      <label>API key, if the gateway requires one
-        <input type="password" autocomplete="off" value=${key} onInput=${(event) => setKey(event.target.value)} onChange=${load} />
-      </label>
+    <div class="row chat-models">
+      <label>Model <select value=${names[0]} onChange=${(event) => rename(0, event.target.value)}>${options(names[0])}</select></label>
+      ${names.length > 1 && html`<label>Compared with <select value=${names[1]} onChange=${(event) => rename(1, event.target.value)}>${options(names[1])}</select></label>`}
+      <button type="button" onClick=${compare} disabled=${!models.length}>${names.length > 1 ? "One alone" : "Compare two"}</button>
     </div>
+    <details class="chat-options"><summary>Settings</summary>
+      <div class="chat-settings">
+        <label>System prompt <input value=${system} onInput=${(event) => setSystem(event.target.value)} /></label>
+        ${PARAMETERS.map(([name, title, more]) => html`<label key=${name}>${title}
+          <input type="number" ...${more} value=${parameters[name] ?? ""} onInput=${(event) => setParameters((now) => ({ ...now, [name]: event.target.value }))} /></label>`)}
+        <label>API key, if the gateway requires one
+          <input type="password" autocomplete="off" value=${key} onInput=${(event) => setKey(event.target.value)} onChange=${load} />
+        </label>
+      </div>
+    </details>
     ${problem && html`<p class="problem" role="alert">${problem}</p>`}
-    <ol class="turns" aria-live="polite">
-      ${turns.map((turn, at) => html`<${Turn} key=${at} turn=${turn} isLast=${at === turns.length - 1}
-        onAgain=${() => !stopping.current && ask(turn.question, turns.slice(0, at))} />`)}
-    </ol>
-    <form class="ask" onSubmit=${send}>
+    <div class=${names.length > 1 ? "conversations two" : "conversations"}>
+      ${names.map((name, at) => html`<${Conversation} key=${at} store=${store} model=${name} isTitled=${names.length > 1} system=${system} parameters=${given} headers=${headers}
+        register=${(one) => (columns.current[at] = one)} onBusy=${() => setBusy((number) => number + 1)} />`)}
+    </div>
+    <form class="ask" onSubmit=${send} data-busy=${busy}>
       <label><span class="hidden">Message</span>
         <textarea rows="3" value=${draft} placeholder="Message (Enter sends, Shift-Enter begins a line)"
           onInput=${(event) => setDraft(event.target.value)} onKeyDown=${onKey}></textarea>
       </label>
-      ${stopping.current
-        ? html`<button type="button" onClick=${() => stopping.current?.abort()}>Stop</button>`
-        : html`<button type="submit" disabled=${!model}>Send</button>`}
+      ${isAsking
+        ? html`<button type="button" onClick=${() => columns.current.forEach((one) => one?.stop())}>Stop</button>`
+        : html`<button type="submit" disabled=${!names[0]}>Send</button>`}
     </form>
-    <${Candidates} model=${model} key=${`${model} ${turns.length}`} />
+    ${store.may("viewer") && html`<${Candidates} model=${names[0]} key=${names[0]} />`}
     <details>
-      <summary>The same with curl</summary>
-      <${Curl} model=${model} system=${system} />
+      <summary>The same from your code</summary>
+      <${ClientCode} gateway=${[...store.views.gateways.values()][0]?.url} model=${names[0]} system=${system} />
     </details>
   `;
 }
 
-function Turn({ turn, isLast, onAgain }) {
+/** The turns with one model. The screen asks it by what it registers. */
+function Conversation({ store, model, isTitled, system, parameters, headers, register, onBusy }) {
+  const [turns, setTurns] = useState([]);
+  const stopping = useRef(null);
+  const replaceLast = (change) => setTurns((now) => [...now.slice(0, -1), { ...now.at(-1), ...change }]);
+  const ask = async (question, before = turns) => {
+    if (stopping.current || !model) return;
+    setTurns([...before, { question, answer: "", reasoning: "", trace: null, figures: null, problem: "", isOver: false }]);
+    const abort = (stopping.current = new AbortController());
+    onBusy();
+    const drawing = gather(replaceLast);
+    let problem = "";
+    try {
+      await stream({ model, messages: messagesOf(system, before, question), ...parameters }, { headers, signal: abort.signal }, drawing.add);
+    } catch (error) {
+      problem = error.name === "AbortError" ? "stopped" : error.message;
+    }
+    drawing.end({ problem, isOver: true });
+    stopping.current = null;
+    onBusy();
+  };
+  register({ ask, stop: () => stopping.current?.abort(), isBusy: () => stopping.current !== null });
+  useEffect(() => () => (register(null), stopping.current?.abort()), []);
+  return html`<section aria-label=${model || "Conversation"}>
+    ${isTitled && html`<h2>${model}</h2>`}
+    <ol class="turns" aria-live="polite">
+      ${turns.map((turn, at) => html`<${Turn} key=${at} store=${store} turn=${turn} isLast=${at === turns.length - 1} onAgain=${() => ask(turn.question, turns.slice(0, at))} />`)}
+    </ol>
+  </section>`;
+}
+
+/** Gather changes, and pass them on a few times a second: a long answer is laid out anew by each. */
+function gather(pass) {
+  let held = {};
+  let timer = 0;
+  const flush = () => {
+    clearTimeout(timer);
+    timer = 0;
+    pass(held);
+    held = {};
+  };
+  return {
+    add: (change) => {
+      held = { ...held, ...change };
+      timer ||= setTimeout(flush, DRAW_MS);
+    },
+    end: (change) => {
+      held = { ...held, ...change };
+      flush();
+    },
+  };
+}
+
+function Turn({ store, turn, isLast, onAgain }) {
   const { trace, figures } = turn;
+  const [ended, setEnded] = useState(null);
+  const isWaiting = !turn.isOver && !figures;
+  const open = () => getJson(`/api/v1/requests?limit=1&id=${encodeURIComponent(turn.id)}`).then(({ requests }) => setEnded(requests[0] ?? null), () => {});
   return html`<li>
     <p class="question"><span class="hidden">You: </span>${turn.question}</p>
     ${turn.reasoning && html`<details><summary>Reasoning</summary><pre class="text">${turn.reasoning}</pre></details>`}
-    <pre class="answer text" data-answer>${turn.answer}</pre>
+    ${isWaiting && html`<${Progress} store=${store} id=${turn.id} />`}
+    <div class="answer" data-answer>${turn.answer && html`<${Markdown} text=${turn.answer} />`}</div>
     ${turn.problem && html`<p class="problem">${turn.problem}</p>`}
     ${trace && html`<p class="trace quiet" data-trace>
       answered by ${trace.replica || "?"} on ${trace.node || "?"}${trace.attempts > 1 ? ` at attempt ${trace.attempts}` : ""}
-      ${figures && ` · first token after ${figures.firstMs} ms`}
+      ${figures && ` · first token after ${span(figures.firstMs)}`}
       ${figures?.rate ? ` · ${figures.rate} tokens/s` : ""}
       ${figures?.output ? ` · ${figures.prompt} tokens in (${figures.cached} cached), ${figures.output} out` : ""}
     </p>`}
-    ${isLast && html`<p><button type="button" class="small" onClick=${onAgain}>Ask again</button>
-      <button type="button" class="small" onClick=${() => copyText(turn.answer)}>Copy answer</button></p>`}
+    ${turn.isOver && html`<p class="turn-buttons">${isLast && html`<button type="button" class="small" onClick=${onAgain}>Ask again</button>`}
+      <button type="button" class="small" onClick=${() => copyText(turn.answer)}>Copy answer</button>
+      ${turn.id && store.may("viewer") && html`<button type="button" class="small" aria-expanded=${ended !== null} onClick=${() => (ended ? setEnded(null) : open())}>Trace</button>`}</p>`}
+    ${ended && html`<${Waterfall} request=${ended} onClose=${() => setEnded(null)} />`}
   </li>`;
+}
+
+/** What becomes of a request before its first token: its place, how much of the prompt is read, and about how long yet. */
+function Progress({ store, id }) {
+  const [seen, setSeen] = useState(null);
+  useEffect(() => {
+    if (!id || !store.may("viewer")) return undefined;
+    const read = () => getJson("/api/v1/in-flight").then(({ requests }) => setSeen(requests.find((one) => one.id === id) ?? null), () => {});
+    read();
+    const timer = setInterval(read, PROGRESS_MS);
+    return () => clearInterval(timer);
+  }, [id]);
+  const { phase, promptTokens: all, prefilledTokens: done, seconds, resumptions } = seen ?? {};
+  if (phase !== "prefill" || !all || !done) return html`<p class="quiet" role="status">${phase === "queued" ? "waiting for an engine" : "…"}${resumptions ? `, resumed ${resumptions} times` : ""}</p>`;
+  const left = done < all ? `, about ${span((1000 * seconds * (all - done)) / done)} left` : "";
+  return html`<p class="quiet" role="status"><progress max=${all} value=${done} aria-label="Prompt read"></progress> ${Math.round((100 * done) / all)} % of ${all} tokens read${left}</p>`;
 }
 
 /** The engines that the next question could get, with the parts of their scores: why one of them is chosen. */
@@ -149,73 +215,3 @@ function Candidates({ model }) {
 }
 
 const shown = (value) => (typeof value === "number" ? Number(value.toFixed(3)) : value ?? "-");
-
-function Curl({ model, system }) {
-  const messages = [...(system ? [{ role: "system", content: system }] : []), { role: "user", content: "Hello!" }];
-  const body = JSON.stringify({ model, messages }).replaceAll("'", "'\\''");
-  return html`<pre tabindex="0">curl GATEWAY/v1/chat/completions -H 'content-type: application/json' \\
-  -d '${body}'</pre>`;
-}
-
-/** Send a request, and pass on each change of its answer. Throws if it is refused or breaks. */
-async function stream(body, init, change) {
-  const beganAt = performance.now();
-  const answer = await fetch("/chat/v1/chat/completions", {
-    ...init,
-    method: "POST",
-    headers: { ...init.headers, ...CHANGE_HEADERS },
-    body: JSON.stringify(body),
-  });
-  if (!answer.ok) throw new Error(await refusalText(answer));
-  const header = (name) => answer.headers.get(`x-fleet-${name}`) ?? "";
-  change({ trace: { node: header("node"), replica: header("replica"), attempts: Number(header("attempts") || 1) } });
-  const sum = { text: "", reasoning: "", firstAt: 0, usage: null, isDone: false };
-  for await (const data of events(answer.body)) {
-    take(data, sum);
-    const now = performance.now();
-    sum.firstAt ||= sum.text || sum.reasoning ? now : 0;
-    change({ answer: sum.text, reasoning: sum.reasoning, figures: figures(sum, beganAt, now) });
-    if (sum.isDone) return;
-  }
-  throw new Error("The answer broke off before its end.");
-}
-
-function take(data, sum) {
-  if (data === "[DONE]") {
-    sum.isDone = true;
-    return;
-  }
-  const event = JSON.parse(data);
-  if (event.error) throw new Error(event.error.message);
-  const delta = event.choices?.[0]?.delta ?? {};
-  sum.text = (sum.text + (delta.content ?? "")).slice(0, MAX_TEXT);
-  sum.reasoning = (sum.reasoning + (delta.reasoning_content ?? "")).slice(0, MAX_TEXT);
-  sum.usage = event.usage ?? sum.usage;
-}
-
-function figures(sum, beganAt, now) {
-  if (!sum.firstAt) return null;
-  const output = sum.usage?.completion_tokens ?? 0;
-  const seconds = (now - sum.firstAt) / 1000;
-  return {
-    firstMs: Math.round(sum.firstAt - beganAt),
-    rate: output > 1 && seconds > 0 ? (output / seconds).toFixed(1) : "",
-    output,
-    prompt: sum.usage?.prompt_tokens ?? 0,
-    cached: sum.usage?.prompt_tokens_details?.cached_tokens ?? 0,
-  };
-}
-
-/** Yield the data of each server-sent event. */
-async function* events(body) {
-  const reader = body.pipeThrough(new TextDecoderStream()).getReader();
-  let held = "";
-  for (;;) {
-    const { value, done } = await reader.read();
-    if (done) return;
-    held += value;
-    const lines = held.split("\n");
-    held = lines.pop();
-    for (const line of lines) if (line.startsWith("data: ")) yield line.slice(6);
-  }
-}

@@ -3,8 +3,8 @@
 import { html, useState } from "../vendor/htm-preact.js";
 import { Command, Events, Filter, matching } from "../parts.js";
 
-export function EventList({ store }) {
-  const [text, setText] = useState("");
+export function EventList({ store, query }) {
+  const [text, setText] = useState(query.get("filter") ?? "");
   const [onlyWarnings, setOnlyWarnings] = useState(false);
   const shown = matching(store.rows("events"), text).filter((one) => !onlyWarnings || one.type === "Warning");
   return html`

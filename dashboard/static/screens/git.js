@@ -3,12 +3,13 @@
 import { html, useEffect, useState } from "../vendor/htm-preact.js";
 import { age } from "../format.js";
 import { getJson } from "../fleet_store.js";
+import { Actions } from "../actions.js";
 import { Badge, Command, pathOf } from "../parts.js";
 import { Conditions } from "./object.js";
 
 const POLL_MS = 5_000;
 
-export function Git() {
+export function Git({ store }) {
   const [sources, setSources] = useState(null);
   const [problem, setProblem] = useState("");
   useEffect(() => {
@@ -21,12 +22,12 @@ export function Git() {
     <h1>Git</h1>
     ${problem && html`<p class="problem" role="alert">${problem}</p>`}
     ${sources?.length === 0 && html`<p class="quiet">There is no GitSource. A fleet can follow a repository: <code>fleetctl create gitsource</code></p>`}
-    ${(sources ?? []).map((one) => html`<${Source} key=${one.name} source=${one} />`)}
+    ${(sources ?? []).map((one) => html`<${Source} key=${one.name} store=${store} source=${one} />`)}
     ${!sources?.length && html`<${Command} text="fleetctl explain gitsource" />`}
   `;
 }
 
-function Source({ source }) {
+function Source({ store, source }) {
   const ready = source.conditions.find((one) => one.type === "Ready");
   const isBehind = source.observedRevision !== source.appliedRevision;
   return html`<section class="panel" aria-label=${source.name}>
@@ -42,9 +43,8 @@ function Source({ source }) {
     ${source.drift.length > 0 && html`<h3>Drift</h3><ul>${source.drift.map((one) => html`<li key=${one.kind + one.name}>
       ${one.kind}/${one.name}: ${one.fields.join(", ") || "it is gone"} <span class="quiet">${one.managers.join(", ")}</span></li>`)}</ul>`}
     <${Conditions} conditions=${source.conditions} />
-    <${Command} text=${`fleetctl sync ${source.name}`} />
-    <${Command} text=${`fleetctl diff gs/${source.name}`} />
-    <${Command} text=${`fleetctl sync ${source.name} --${source.isSuspended ? "resume" : "suspend"}`} />
+    <p class="actions"><${Actions} store=${store} name=${source.name} verbs=${source.isSuspended ? ["unsuspend"] : ["sync", "suspend"]} /></p>
+    <${Command} text=${`fleetctl describe gs/${source.name}`} />
   </section>`;
 }
 

@@ -12,7 +12,7 @@ const LEVELS = ["debug", "info", "notice", "warning", "error", "critical"];
 
 export function Logs({ store, query }) {
   const [chosen, setChosen] = useState(() => query.getAll("of"));
-  const [grep, setGrep] = useState("");
+  const [grep, setGrep] = useState(query.get("grep") ?? "");
   const [level, setLevel] = useState("debug");
   const [isFollowing, setFollowing] = useState(true);
   const logs = useLogs(chosen, isFollowing);

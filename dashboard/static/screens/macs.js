@@ -1,8 +1,9 @@
 /** The Macs, and one Mac: its hardware, its memory by replica, its conditions and events. */
 
 import { html, useState } from "../vendor/htm-preact.js";
-import { bytes } from "../format.js";
-import { Command, Events, Filter, lazy, MacState, matching, MemoryBar, ObjectLink, Table } from "../parts.js";
+import { bytes, figureText, taintText } from "../format.js";
+import { MacCharts } from "../mac_charts.js";
+import { Badge, Command, Events, Filter, lazy, MacState, matching, MemoryBar, ObjectLink, Table } from "../parts.js";
 import { Conditions, NotFound, Source } from "./object.js";
 
 const Actions = lazy(() => import("../actions.js"), "Actions");
@@ -35,23 +36,31 @@ export function Mac({ store, name }) {
   if (!mac) return html`<${NotFound} what="Mac" name=${name} command="fleetctl get nodes" />`;
   const replicas = store.rows("replicas").filter((one) => one.macs.includes(name));
   const events = store.rows("events").filter((one) => one.kind === "Node" && one.object === name);
+  const verbs = mac.isCordoned || mac.isDraining ? [...(mac.isDraining ? [] : ["drain"]), "uncordon"] : ["cordon", "drain"];
+  const figures = store.row("figures", name);
   return html`
     <p class="trail"><a href="/macs">Macs</a></p>
     <h1>${name}</h1>
     <p><${MacState} mac=${mac} /> ${mac.reason}</p>
     <p class="actions">
       <a href=${`/whatif?lost=${encodeURIComponent(name)}`}>What if it were gone</a>
-      <${Actions} store=${store} name=${name} verbs=${mac.isCordoned || mac.isDraining ? [...(mac.isDraining ? [] : ["drain"]), "uncordon"] : ["cordon", "drain"]} />
+      <a href=${`/logs?of=node/${encodeURIComponent(name)}`}>Log</a>
+      <${Actions} store=${store} name=${name} taints=${mac.taints} verbs=${[...verbs, "taint", ...(mac.taints.length ? ["untaint"] : [])]} />
     </p>
     <p><${MemoryBar} mac=${mac} /></p>
     <dl>
       <dt>Chip</dt><dd>${mac.chip ?? "-"}, ${mac.cpuCores ?? "-"} CPU cores, ${mac.gpuCores ?? "-"} GPU cores</dd>
       <dt>Memory</dt><dd>${bytes(mac.memoryBytes)}, of which ${bytes(mac.allocatableBytes)} for models</dd>
       <dt>Promised</dt><dd>${bytes(mac.promisedBytes)} by the memory proofs of its replicas</dd>
-      <dt>Disk</dt><dd>${bytes(mac.diskFreeBytes)} free</dd>
-      <dt>System</dt><dd>${mac.osVersion ?? "-"}, mlx ${mac.mlxVersion ?? "-"}, agent ${mac.agentVersion ?? "-"}</dd>
+      <dt>Disk</dt><dd>${mac.diskFreeBytes === null ? "-" : `${bytes(mac.diskFreeBytes)} free`}</dd>
+      <dt>System</dt><dd><${Version} name="" mac=${mac} column="osVersion" usual=${store.summary?.versions} />, <${Version} name="mlx" mac=${mac} column="mlxVersion" usual=${store.summary?.versions} />,${" "}
+        <${Version} name="agent" mac=${mac} column="agentVersion" usual=${store.summary?.versions} /></dd>
+      ${mac.taints.length > 0 && html`<dt>Taints</dt><dd>${mac.taints.map((one) => html`<code key=${one.key + one.effect}>${taintText(one)}</code> `)}</dd>`}
+      ${mac.site && html`<dt>Site</dt><dd>${mac.site}</dd>`}
+      ${figures && figureText(figures) !== "no figures" && html`<dt>Now</dt><dd>${figureText(figures)}</dd>`}
       <dt>Address</dt><dd>${mac.address ?? "-"} (${mac.hostname ?? "-"})</dd>
     </dl>
+    <${MacCharts} name=${name} at=${store.at} />
     <h2>Replicas</h2>
     <${Replicas} replicas=${replicas} empty="No replica is placed here." />
     <h2>Conditions</h2>
@@ -62,6 +71,14 @@ export function Mac({ store, name }) {
     <${Command} text=${`fleetctl describe node ${name}`} />
     <${Command} text=${`fleetctl drain ${name} --dry-run`} />
   `;
+}
+
+/** A release, marked where most Macs have another. */
+function Version({ name, mac, column, usual }) {
+  const text = [name, mac[column] ?? "-"].filter(Boolean).join(" ");
+  const most = usual?.[column];
+  if (!mac[column] || !most || most === mac[column]) return text;
+  return html`<${Badge} tone="warning">${text}<//> <span class="quiet">(most have ${most})</span>`;
 }
 
 /** Replicas with their state and why. */

@@ -1,7 +1,7 @@
 /** The Macs at a glance: cards for a few, tiles for many, cells for a thousand; by site, with the cables of groups. */
 
 import { html, useEffect, useRef, useState } from "../vendor/htm-preact.js";
-import { bytes, count } from "../format.js";
+import { bytes, count, figureText } from "../format.js";
 import { Badge, MacState, MemoryBar, ObjectLink } from "../parts.js";
 
 const MOST_CARDS = 24;
@@ -45,19 +45,6 @@ function Cards({ macs, figures }) {
     <p class="quiet">${figureText(figures.get(mac.name))}</p>
     <p class="models">${mac.models.join(", ") || "no model"}</p>
   </li>`)}</ul>`;
-}
-
-/** What the agent measures: percent of GPU and CPU, degrees, watts, requests; what nobody measures is left out. */
-function figureText(found) {
-  if (!found) return "no figures";
-  const known = (value) => value !== null && value !== undefined;
-  return [
-    known(found.gpuPercent) && `GPU ${found.gpuPercent} %`,
-    known(found.cpuPercent) && `CPU ${found.cpuPercent} %`,
-    known(found.celsius) && `${found.celsius} °C`,
-    known(found.watts) && `${found.watts} W`,
-    found.active > 0 && `${found.active} under way`,
-  ].filter(Boolean).join(" · ") || "no figures";
 }
 
 const tone = (mac) => (mac.state === "offline" ? "bad" : mac.state === "online" && !mac.isCordoned && !mac.isDraining ? "good" : "warning");

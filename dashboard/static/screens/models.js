@@ -77,5 +77,5 @@ export function Model({ store, name, query }) {
 /** The actions that make sense now. */
 function verbsOf(model) {
   const canary = model.hasCanary ? ["promote", "abort"] : [];
-  return [...(model.isAutoscaled ? [] : ["scale"]), "restart", model.isPaused ? "resume" : "pause", ...canary, "undo"];
+  return [...(model.isAutoscaled ? [] : ["scale"]), "restart", model.isPaused ? "resume" : "pause", ...canary, "undo", "delete"];
 }

@@ -1,4 +1,4 @@
-/** Parts of an object's page: its conditions, its document, and its absence. Pages of replicas and groups. */
+/** Parts of an object's page: its conditions, its document, and its absence. The page of a replica. */
 
 import { html, useState } from "../vendor/htm-preact.js";
 import { age, bytes } from "../format.js";
@@ -28,7 +28,8 @@ export function Source({ kind, name }) {
       setText(error.message);
     }
   };
-  return html`<details onToggle=${open}>
+  const isAsked = new URLSearchParams(location.search).has("yaml");
+  return html`<details onToggle=${open} open=${isAsked} ref=${(details) => isAsked && !text && details?.scrollIntoView({ block: "center" })}>
     <summary>YAML</summary>
     <pre tabindex="0">${text || "Loading…"}</pre>
   </details>`;
@@ -61,40 +62,5 @@ export function Replica({ store, name }) {
     <${Events} events=${store.rows("events").filter(isAbout)} />
     <${Source} kind="Replica" name=${name} />
     <${Command} text=${`fleetctl logs replica/${name}`} />
-  `;
-}
-
-export function Groups({ store }) {
-  const columns = [
-    ["Group", (one) => html`<${ObjectLink} kind="ShardGroup" name=${one.name} />`],
-    ["Members", (one) => `${one.readyMembers} of ${one.members} ready`],
-    ["Backend", (one) => one.backend],
-    ["Split", (one) => one.parallelism],
-    ["Cables", (one) => (one.lastCheck ? `${one.lastCheck}${one.gbPerSecond ? `, ${one.gbPerSecond} GB/s` : ""}` : "not checked")],
-    ["Replicas", (one) => one.replicas.join(", ") || "-"],
-    ["Why", (one) => one.reason, "wide"],
-  ];
-  return html`<h1>Groups</h1>
-    <${Table} caption="Shard groups" columns=${columns} rows=${store.rows("groups")} empty="There is no ShardGroup." />
-    <${Command} text="fleetctl get shardgroups" />`;
-}
-
-export function Group({ store, name }) {
-  const group = store.row("groups", name);
-  if (!group) return html`<${NotFound} what="group" name=${name} command="fleetctl get shardgroups" />`;
-  const isAbout = (one) => one.kind === "ShardGroup" && one.object === name;
-  return html`
-    <p class="trail"><a href="/groups">Groups</a></p>
-    <h1>${name}</h1>
-    <p>${group.readyMembers} of ${group.members} members ready; ${group.size} wanted; ${group.backend}, ${group.parallelism}</p>
-    <ol start="0">
-      ${group.listed.map((mac) => html`<li key=${mac}><${ObjectLink} kind="Node" name=${mac} /></li>`)}
-    </ol>
-    <h2>Conditions</h2>
-    <${Conditions} conditions=${store.rows("conditions").filter(isAbout)} />
-    <h2>Events</h2>
-    <${Events} events=${store.rows("events").filter(isAbout)} />
-    <${Source} kind="ShardGroup" name=${name} />
-    <${Command} text=${`fleetctl fabric bench ${name}`} />
   `;
 }

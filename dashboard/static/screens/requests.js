@@ -1,69 +1,77 @@
-/** Requests at all gateways: those under way, the last that ended, and the figures of the last hour. */
+/** Requests at all gateways: those under way, those that ended with a waterfall of each, and the figures of the last hour. */
 
 import { html, useEffect, useState } from "../vendor/htm-preact.js";
-import { clock } from "../format.js";
+import { Chart } from "../charts.js";
+import { clock, short, span } from "../format.js";
 import { getJson, postJson } from "../fleet_store.js";
-import { Badge, Command, Filter, matching, ObjectLink, Table } from "../parts.js";
+import { Badge, Command, Figure, ObjectLink, Table, usePolled } from "../parts.js";
+import { Waterfall } from "../waterfall.js";
 
 const LIVE_MS = 1_000;
+const ENDED_MS = 3_000;
 const SERIES_MS = 10_000;
+const MOST_ENDED = 200;
 const SERIES = [
-  ["tokens_per_second", "Tokens"],
-  ["rps", "Requests"],
-  ["first_token", "First token"],
-  ["latency", "Latency"],
-  ["error_rate", "Errors"],
+  ["tokens_per_second", "Output", (value) => `${short(value)} tok/s`, "weights"],
+  ["rps", "Requests", (value) => `${short(value)}/s`, "kv"],
+  ["first_token", "First token", span, "prefill"],
+  ["latency", "Latency", span, "draft"],
+  ["error_rate", "Errors", (value) => `${short(100 * value)} %`, "adapter"],
 ];
+const TABS = ["Live", "Ended", "Figures"];
 
-/** Rates and times of the last hour, as small charts. */
-export function Traffic() {
-  const [series] = usePolled(readSeries, SERIES_MS);
-  return html`<section aria-labelledby="hour">
-    <h2 id="hour">The last hour</h2>
-    <ul class="cards charts">${SERIES.map(([metric, title], at) => html`<${Chart} key=${metric} series=${series?.[at] ?? { title, unit: "", points: [] }} />`)}</ul>
-  </section>`;
+export function Requests({ store, query }) {
+  const [tab, setTab] = useState(TABS.find((one) => one.toLowerCase() === query.get("tab")) ?? TABS[0]);
+  const [now, problem] = usePolled(readNow, LIVE_MS);
+  const show = (one) => {
+    setTab(one);
+    history.replaceState(null, "", one === TABS[0] ? location.pathname : `${location.pathname}?tab=${one.toLowerCase()}`);
+  };
+  if (!now) return html`<h1>Requests</h1><p class="loading">${problem || "Loading the requests…"}</p>`;
+  const { queue, under, figures } = now;
+  return html`
+    <h1>Requests</h1>
+    ${problem && html`<p class="problem" role="status">${problem}</p>`}
+    ${Object.entries({ ...under.gatewaysSilent, ...queue.gatewaysSilent }).map(
+      ([id, why]) => html`<p key=${id} class="problem">gateway/${id} is silent, so its requests are missing: ${why}</p>`,
+    )}
+    <div class="cards">
+      <${Figure} title="Under way" value=${queue.active} unit="requests" note=${`${queue.queueDepth} waiting`} />
+      <${Figure} title="Output" value=${short(figures.tokensPerSecond)} unit="tokens/s" note="mean of the last minute" />
+      <${Figure} title="First token" value=${span(figures.avgFirstTokenMs)} unit="" note="mean of the last minute" />
+      <${Figure} title="Requests" value=${short(figures.requests24h)} unit="in 24 h" note=${`${short(figures.errors24h)} failed`} />
+      <${Figure} title="Tokens" value=${short(figures.outputTokens24h)} unit="out in 24 h" note=${`${short(figures.promptTokens24h)} in`} />
+    </div>
+    <div class="tabs" role="tablist" aria-label="Requests">
+      ${TABS.map((one) => html`<button type="button" role="tab" key=${one} aria-selected=${one === tab} onClick=${() => show(one)}>${one}</button>`)}
+    </div>
+    ${tab === "Live" && html`<${Live} store=${store} under=${under} waiting=${queue.waitingByModel} />`}
+    ${tab === "Ended" && html`<${Ended} />`}
+    ${tab === "Figures" && html`<${Charts} />`}
+    <${Command} text="fleetctl routes --last 100" />
+  `;
 }
 
-export function Requests({ store }) {
-  const [text, setText] = useState("");
+async function readNow() {
+  const [queue, under, figures] = await Promise.all([getJson("/queue"), getJson("/api/v1/in-flight"), getJson("/metrics/snapshot")]);
+  return { queue, under, figures };
+}
+
+/** Requests under way, and how many wait for each model. */
+function Live({ store, under, waiting }) {
   const [problem, setProblem] = useState("");
-  const [live, liveProblem] = usePolled(readLive, LIVE_MS);
-  if (!live) return html`<h1>Requests</h1><p class="loading">${liveProblem || "Loading the requests…"}</p>`;
-  const { queue, ended, figures, under } = live;
   const running = under.requests.map((one) => ({ ...one, name: `${one.gateway}/${one.id}` }));
   const cancel = (one) =>
     postJson(`/api/v1/requests/${encodeURIComponent(one.gateway)}/${encodeURIComponent(one.id)}/cancel`).then(
       () => setProblem(""),
       (error) => setProblem(error.message),
     );
-  const rows = ended.map((one, at) => ({ ...one, name: `${one.requestId} ${at}` }));
-  return html`
-    <h1>Requests</h1>
-    ${liveProblem && html`<p class="problem" role="status">${liveProblem}</p>`}
-    ${Object.entries({ ...under.gatewaysSilent, ...queue.gatewaysSilent }).map(
-      ([id, why]) => html`<p key=${id} class="problem">gateway/${id} is silent, so its requests are missing: ${why}</p>`,
-    )}
-    <div class="cards">
-      <${Figure} title="Under way" value=${queue.active} unit=${`${queue.queueDepth} waiting`} />
-      <${Figure} title="Output, last minute" value=${short(figures.tokensPerSecond)} unit="tokens/s" />
-      <${Figure} title="First token" value=${short(figures.avgFirstTokenMs)} unit="ms, mean of the last minute" />
-      <${Figure} title="Requests" value=${figures.requests24h} unit=${`within 24 h, ${figures.errors24h} failed`} />
-      <${Figure} title="Tokens" value=${figures.outputTokens24h} unit=${`out, ${figures.promptTokens24h} in, within 24 h`} />
-    </div>
-    <${Traffic} />
-    <section aria-labelledby="live">
-      <h2 id="live">Under way</h2>
-      <${Table} caption="Requests under way" columns=${runningColumns(store.may("operator") ? cancel : null)} rows=${running} empty="No request is under way." />
-      ${problem && html`<p class="problem" role="alert">${problem}</p>`}
-    </section>
-    <section aria-labelledby="ended">
-      <h2 id="ended">Ended</h2>
-      <${Filter} value=${text} onInput=${setText} label="Filter requests" />
-      <${Table} caption="Requests that ended, the newest first" columns=${ENDED} rows=${matching(rows, text)}
-        empty=${text ? "No request matches." : "No request has ended yet."} />
-    </section>
-    <${Command} text="fleetctl routes --last 100" />
-  `;
+  const queued = Object.entries(waiting).filter(([, count]) => count > 0);
+  return html`<section aria-label="Under way">
+    ${queued.length > 0 && html`<ul class="chips" aria-label="Waiting by model">${queued.map(([model, count]) => html`<li key=${model}>${model} <b>${count}</b> waiting</li>`)}</ul>`}
+    <${Table} caption="Requests under way" columns=${runningColumns(store.may("operator") ? cancel : null)} rows=${running} empty="No request is under way." />
+    ${problem && html`<p class="problem" role="alert">${problem}</p>`}
+  </section>`;
 }
 
 const PHASES = { queued: "idle", prefill: "warning", generating: "good" };
@@ -83,110 +91,76 @@ function runningColumns(cancel) {
   return columns;
 }
 
-/** How much of the prompt is read, while it is. */
+/** How much of the prompt is read, while it is, and about how long the rest takes. */
 function Prefill({ request }) {
-  const { phase, promptTokens: all, prefilledTokens: done } = request;
+  const { phase, promptTokens: all, prefilledTokens: done, seconds } = request;
   if (phase !== "prefill" || !all || done === null || done === undefined) return null;
   const percent = Math.round((100 * done) / all);
-  return html`<progress max="100" value=${percent} aria-label=${`${percent} % of the prompt read`}></progress> <span class="quiet">${percent} % of ${all}</span>`;
+  const left = done > 0 && done < all ? `, about ${span((1000 * seconds * (all - done)) / done)} left` : "";
+  return html`<progress max="100" value=${percent} aria-label=${`${percent} % of the prompt read`}></progress> <span class="quiet">${percent} % of ${all}${left}</span>`;
 }
 
-const ENDED = [
-  ["Ended", (one) => clock(one.timestamp)],
-  ["Model", (one) => one.modelId],
-  ["Mac", (one) => (one.workerId ? html`<${ObjectLink} kind="Node" name=${one.workerId} />` : "-")],
-  ["Outcome", (one) => html`<${Badge} tone=${one.status === "success" ? "good" : "bad"}>${one.status}<//>`],
-  ["Latency", (one) => `${Math.round(one.latencyMs)} ms`, "number"],
-  ["Tokens", (one) => one.tokensGenerated, "number"],
-  ["Request", (one) => one.requestId],
-];
-
-function Figure({ title, value, unit }) {
-  return html`<div class="figure-card">
-    <span class="title">${title}</span><strong>${value}</strong><span class="quiet">${unit}</span>
-  </div>`;
-}
-
-/** A line over the last hour; gaps where nothing was measured. */
-function Chart({ series }) {
-  const { title, unit, points } = series;
-  const known = points.map((one) => one.value).filter((value) => value !== null);
-  const top = Math.max(...known, 0);
-  const last = known.at(-1);
-  const text = known.length ? `${short(last)} ${unit} now, at most ${short(top)}` : "nothing was measured";
-  const path = linePath(points.map((one) => one.value), top || 1);
-  return html`<li class="card">
-    <h3>${title}</h3>
-    <svg class="chart" viewBox="0 0 100 30" preserveAspectRatio="none" role="img" aria-label=${`${title}: ${text}`}>
-      <path d=${path} vector-effect="non-scaling-stroke" />
-    </svg>
-    <p class="quiet">${text}</p>
-  </li>`;
-}
-
-/** Return an SVG path through the values, in a box of 100 x 30. */
-export function linePath(values, top) {
-  let isDrawing = false;
-  return values
-    .map((value, at) => {
-      if (value === null) {
-        isDrawing = false;
-        return "";
-      }
-      const command = isDrawing ? "L" : "M";
-      isDrawing = true;
-      const x = values.length > 1 ? (100 * at) / (values.length - 1) : 0;
-      const step = `${command}${x.toFixed(2)} ${(29 - (28 * value) / top).toFixed(2)}`;
-      return command === "M" ? `${step}h0.2` : step; // a single value is a dot
-    })
-    .join("");
-}
-
-async function readLive() {
-  const [queue, under, ended, figures] = await Promise.all([
-    getJson("/queue"),
-    getJson("/api/v1/in-flight"),
-    getJson("/api/dashboard/requests?limit=100"),
-    getJson("/metrics/snapshot"),
-  ]);
-  return { queue, under, ended, figures };
-}
-
-async function readSeries() {
-  const read = async ([metric, title]) => ({
-    title,
-    ...(await getJson(`/api/dashboard/metrics/timeseries?metric=${metric}&duration=1h`)),
-  });
-  return Promise.all(SERIES.map(read));
-}
-
-/** Return the newest result of `read`, which is called again and again while the page is shown, and its problem. */
-function usePolled(read, everyMs) {
-  const [result, setResult] = useState([null, ""]);
+/** Requests that ended, chosen at the server; one of them is opened as a waterfall. */
+function Ended() {
+  const [wanted, setWanted] = useState({ model: "", node: "", key: "", status: "", slower: "" });
+  const [rows, setRows] = useState(null);
+  const [problem, setProblem] = useState("");
+  const [opened, setOpened] = useState("");
+  const query = new URLSearchParams(Object.entries(wanted).filter(([, value]) => value)).toString();
   useEffect(() => {
     let isOver = false;
-    let timer = 0;
-    const poll = async () => {
-      if (!document.hidden) {
-        try {
-          const found = await read();
-          if (!isOver) setResult([found, ""]);
-        } catch (error) {
-          if (!isOver) setResult(([before]) => [before, error.message]);
-        }
-      }
-      if (!isOver) timer = setTimeout(poll, everyMs);
-    };
-    void poll();
+    const read = () =>
+      document.hidden ||
+      getJson(`/api/v1/requests?limit=${MOST_ENDED}&${query}`).then(
+        ({ requests }) => isOver || (setRows(requests.map((one) => ({ ...one, name: `${one.gateway}/${one.id}/${one.time}` }))), setProblem("")),
+        (error) => isOver || setProblem(error.message),
+      );
+    const first = setTimeout(read, 150); // while letters are typed
+    const timer = setInterval(read, ENDED_MS);
     return () => {
       isOver = true;
-      clearTimeout(timer);
+      clearTimeout(first);
+      clearInterval(timer);
     };
-  }, []);
-  return result;
+  }, [query]);
+  const field = (name, label, more = {}) => html`<label>${label}
+    <input value=${wanted[name]} ...${more} onInput=${(event) => setWanted((now) => ({ ...now, [name]: event.target.value.trim() }))} /></label>`;
+  const row = rows?.find((one) => one.name === opened);
+  const columns = [
+    ["Ended", (one) => html`<button type="button" class="link" aria-expanded=${one.name === opened} onClick=${() => setOpened(one.name === opened ? "" : one.name)}>${clock(Date.parse(one.time) + one.latencyMs)}</button>`],
+    ["Model", (one) => one.model],
+    ["Mac", (one) => (one.worker ? html`<${ObjectLink} kind="Node" name=${one.worker} />` : "-")],
+    ["Outcome", (one) => html`<${Badge} tone=${one.status === "ok" ? "good" : "bad"}>${one.status === "ok" ? "success" : one.status}<//>`],
+    ["First token", (one) => span(one.firstTokenMs), "number"],
+    ["Whole", (one) => span(one.latencyMs), "number"],
+    ["Tokens", (one) => `${one.tokens.prompt} → ${one.tokens.output}`, "number"],
+    ["Key", (one) => one.apiKey ?? "-"],
+    ["Request", (one) => html`<code>${one.id}</code>`],
+  ];
+  return html`<section aria-label="Ended">
+    <form class="row toolbar" role="search" onSubmit=${(event) => event.preventDefault()}>
+      ${field("model", "Model", { "data-filter": true })}${field("node", "Mac")}${field("key", "Key")}
+      <label>Outcome <select value=${wanted.status} onChange=${(event) => setWanted((now) => ({ ...now, status: event.target.value }))}>
+        ${["", "success", "error", "cancelled"].map((one) => html`<option key=${one} value=${one}>${one || "any"}</option>`)}</select></label>
+      ${field("slower", "Slower than, ms", { type: "number", min: 0 })}
+    </form>
+    ${problem && html`<p class="problem" role="status">${problem}</p>`}
+    ${row && html`<${Waterfall} request=${row} onClose=${() => setOpened("")} />`}
+    <div data-ended><${Table} caption="Requests that ended, the newest first" columns=${columns} rows=${rows ?? []}
+      empty=${rows === null ? "Loading…" : query ? "No request matches." : "No request has ended yet."} /></div>
+  </section>`;
 }
 
-function short(value) {
-  if (value === null || value === undefined) return "-";
-  return value >= 100 ? Math.round(value) : Number(value.toFixed(1));
+/** Rates and times of the last hour. */
+function Charts() {
+  const [found, problem] = usePolled(readSeries, SERIES_MS);
+  if (!found) return html`<p class="quiet">${problem || "Loading…"}</p>`;
+  return html`<section aria-label="The last hour"><div class="charts">
+    ${SERIES.map(([metric, title, format, kind], at) => html`<${Chart} key=${metric} title=${title} format=${format} group="requests"
+      times=${found[at].points.map((one) => one.timestamp / 1000)} lines=${[{ title, kind, values: found[at].points.map((one) => one.value) }]} />`)}
+  </div></section>`;
+}
+
+function readSeries() {
+  return Promise.all(SERIES.map(([metric]) => getJson(`/api/dashboard/metrics/timeseries?metric=${metric}&duration=1h`)));
 }

@@ -1,0 +1,109 @@
+/** Charts over time: small lines of our own for cards, and uPlot, which is loaded with the first large chart. */
+
+import { html, useEffect, useRef, useState } from "./vendor/htm-preact.js";
+
+const HEIGHT = 120;
+const STYLE = "/static/vendor/uplot.css";
+
+/** A line of the last hour without axes; gaps where nothing was measured. */
+export function Sparkline({ values, label }) {
+  const top = Math.max(...values.filter((value) => value !== null), 0) || 1;
+  return html`<svg class="sparkline" viewBox="0 0 100 30" preserveAspectRatio="none" role="img" aria-label=${label}>
+    <path d=${linePath(values, top)} vector-effect="non-scaling-stroke" />
+  </svg>`;
+}
+
+/** Return an SVG path through the values, in a box of 100 x 30. */
+function linePath(values, top) {
+  let isDrawing = false;
+  const steps = values.map((value, at) => {
+    if (value === null) {
+      isDrawing = false;
+      return "";
+    }
+    const command = isDrawing ? "L" : "M";
+    isDrawing = true;
+    const x = values.length > 1 ? (100 * at) / (values.length - 1) : 0;
+    const step = `${command}${x.toFixed(2)} ${(29 - (28 * value) / top).toFixed(2)}`;
+    return command === "M" ? `${step}h0.2` : step; // a single value is a dot
+  });
+  return steps.join("");
+}
+
+/**
+ * A chart with axes and a cursor. `times`: seconds; `lines`: [{title, values, kind}], where `kind` names a colour of the
+ * style sheet; `format` makes a text of a value. Charts of the same `group` share their cursor.
+ */
+export function Chart({ title, times, lines, format, group = "", top }) {
+  const host = useRef(null);
+  const plot = useRef(null);
+  const [at, setAt] = useState(null);
+  const [problem, setProblem] = useState("");
+  const shown = lines.filter((line) => line.values.some((value) => value !== null));
+  const shape = shown.map((line) => line.title).join("|");
+  const isEmpty = shown.length === 0;
+  useEffect(() => {
+    if (isEmpty) return undefined;
+    let isOver = false;
+    let observer = null;
+    loadStyle();
+    import("./vendor/uplot.js").then(
+      ({ default: UPlot }) => {
+        if (isOver || !host.current) return;
+        plot.current = new UPlot(optionsOf(host.current, shown, { format, group, top, setAt }), [times, ...shown.map((line) => line.values)], host.current);
+        observer = new ResizeObserver(() => plot.current?.setSize({ width: host.current.clientWidth, height: HEIGHT }));
+        observer.observe(host.current);
+      },
+      () => setProblem("The chart did not arrive. Load the page again."),
+    );
+    const onTheme = () => plot.current?.redraw(false);
+    matchMedia("(prefers-color-scheme: dark)").addEventListener("change", onTheme);
+    return () => {
+      isOver = true;
+      observer?.disconnect();
+      matchMedia("(prefers-color-scheme: dark)").removeEventListener("change", onTheme);
+      plot.current?.destroy();
+      plot.current = null;
+    };
+  }, [shape, isEmpty]);
+  useEffect(() => plot.current?.setData([times, ...shown.map((line) => line.values)]));
+  const place = at ?? times.length - 1;
+  const text = (line) => {
+    const value = at === null ? line.values.findLast((one) => one !== null) : line.values[place];
+    return value === null || value === undefined ? "-" : format(value);
+  };
+  const sentence = isEmpty ? `${title}: nothing was measured` : `${title}: ${shown.map((line) => `${line.title} ${text(line)}`).join(", ")}`;
+  return html`<figure class="chart">
+    <figcaption>${title}
+      <span class="readings">${shown.map((line) => html`<span key=${line.title}><span class=${`swatch ${line.kind}`} aria-hidden="true"></span>${line.title !== title && line.title} <b>${text(line)}</b></span>`)}
+        ${at !== null && html`<time>${new Date(times[place] * 1000).toLocaleTimeString([], { hour: "2-digit", minute: "2-digit", hour12: false })}</time>`}</span>
+    </figcaption>
+    ${isEmpty ? html`<p class="quiet nothing">nothing was measured</p>` : html`<div class="plot" ref=${host} role="img" aria-label=${sentence}></div>`}
+    ${problem && html`<p class="problem" role="alert">${problem}</p>`}
+  </figure>`;
+}
+
+function loadStyle() {
+  if (document.querySelector(`link[href="${STYLE}"]`)) return;
+  document.head.append(Object.assign(document.createElement("link"), { rel: "stylesheet", href: STYLE }));
+}
+
+/** Return uPlot's options. Colours are read when it draws, so that a change of theme needs no new chart. */
+function optionsOf(host, lines, { format, group, top, setAt }) {
+  const color = (name) => () => getComputedStyle(host).getPropertyValue(name).trim();
+  const axis = { stroke: color("--quiet"), font: "11px system-ui", grid: { stroke: color("--line"), width: 1 }, ticks: { show: false } };
+  return {
+    width: Math.max(120, host.clientWidth),
+    height: HEIGHT,
+    legend: { show: false },
+    padding: [8, 4, 0, 0],
+    cursor: { y: false, drag: { x: false, y: false }, points: { size: 6 }, ...(group ? { sync: { key: group } } : {}) },
+    scales: { y: { range: (_, __, most) => [0, (top ?? most * 1.1) || 1] } },
+    axes: [
+      { ...axis, size: 24, space: 70, values: (_, marks) => marks.map((mark) => new Date(mark * 1000).toLocaleTimeString([], { hour: "2-digit", minute: "2-digit", hour12: false })) },
+      { ...axis, size: 56, space: 34, values: (_, marks) => marks.map(format) },
+    ],
+    series: [{}, ...lines.map((line) => ({ label: line.title, stroke: color(`--${line.kind}`), width: 1.5, spanGaps: false, points: { show: false } }))],
+    hooks: { setCursor: [(plot) => setAt(plot.cursor.idx ?? null)] },
+  };
+}

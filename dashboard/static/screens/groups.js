@@ -1,0 +1,128 @@
+/** Shard groups, and one group: its Macs by rank, the cables between them, the split of models, checks and epochs. */
+
+import { html, useEffect, useState } from "../vendor/htm-preact.js";
+import { age, bytes } from "../format.js";
+import { getJson } from "../fleet_store.js";
+import { Badge, Command, Events, MacState, ObjectLink, Table } from "../parts.js";
+import { Conditions, NotFound, Source } from "./object.js";
+
+const READ_MS = 5_000;
+const KINDS = ["weights", "kv", "prefill", "prefix", "adapter", "draft", "process"];
+
+export function Groups({ store }) {
+  const columns = [
+    ["Group", (one) => html`<${ObjectLink} kind="ShardGroup" name=${one.name} />`],
+    ["Members", (one) => html`<${Badge} tone=${one.readyMembers >= one.members ? "good" : "warning"}>${one.readyMembers} of ${one.members} ready<//>`],
+    ["Backend", (one) => one.backend],
+    ["Split", (one) => one.parallelism],
+    ["Cables", (one) => (one.lastCheck ? `${one.lastCheck}${one.gbPerSecond ? `, ${one.gbPerSecond} GB/s` : ""}` : "not checked")],
+    ["Replicas", (one) => one.replicas.join(", ") || "-"],
+    ["Why", (one) => one.reason, "wide"],
+  ];
+  return html`<h1>Groups</h1>
+    <${Table} caption="Shard groups" columns=${columns} rows=${store.rows("groups")} empty="There is no ShardGroup: Macs that are cabled into one larger machine." />
+    <${Command} text="fleetctl get shardgroups" />`;
+}
+
+export function Group({ store, name }) {
+  const group = store.row("groups", name);
+  const [found, problem] = useDetail(name);
+  if (!group) return html`<${NotFound} what="group" name=${name} command="fleetctl get shardgroups" />`;
+  const isAbout = (one) => one.kind === "ShardGroup" && one.object === name;
+  const members = found?.members.length ? found.members : group.listed;
+  return html`
+    <p class="trail"><a href="/groups">Groups</a></p>
+    <h1>${name}</h1>
+    <p><${Badge} tone=${group.readyMembers >= group.members ? "good" : "warning"}>${group.readyMembers} of ${group.members} members ready<//> ${group.size} wanted, ${group.backend}, ${group.parallelism}</p>
+    ${problem && html`<p class="problem" role="status">${problem}</p>`}
+    <h2>Members</h2>
+    <ol class="ranks" start="0">
+      ${members.map((mac, rank) => html`<li key=${mac} class="card"><span class="quiet">rank ${rank}</span> <strong><${ObjectLink} kind="Node" name=${mac} /></strong> ${store.row("macs", mac) && html`<${MacState} mac=${store.row("macs", mac)} />`}</li>`)}
+    </ol>
+    ${found && html`
+      <${Links} members=${members} links=${found.links} least=${found.leastGbPerSecond} checks=${found.checks} />
+      ${found.replicas.map((one) => html`<${Split} key=${one.name} replica=${one} />`)}
+      <${Epochs} epochs=${found.epochs} />`}
+    <h2>Conditions</h2>
+    <${Conditions} conditions=${store.rows("conditions").filter(isAbout)} />
+    <h2>Events</h2>
+    <${Events} events=${store.rows("events").filter(isAbout)} />
+    <${Source} kind="ShardGroup" name=${name} />
+    <${Command} text=${`fleetctl fabric bench ${name}`} />
+  `;
+}
+
+function useDetail(name) {
+  const [result, setResult] = useState([null, ""]);
+  useEffect(() => {
+    let isOver = false;
+    const read = () => document.hidden || getJson(`/api/v1/groups/${encodeURIComponent(name)}`).then((body) => isOver || setResult([body, ""]), (error) => isOver || setResult(([before]) => [before, error.message]));
+    read();
+    const timer = setInterval(read, READ_MS);
+    return () => {
+      isOver = true;
+      clearInterval(timer);
+    };
+  }, [name]);
+  return result;
+}
+
+/** The cables from each Mac to each other, and what the last checks measured over all of them. */
+function Links({ members, links, least, checks }) {
+  const between = (a, b) => links.find((one) => (one.from === a && one.to === b) || (one.from === b && one.to === a));
+  const last = checks[0];
+  const columns = [
+    ["From", (row) => html`<${ObjectLink} kind="Node" name=${row.name} />`],
+    ...members.map((to) => [to, (row) => (row.name === to ? "" : html`<${Link} link=${between(row.name, to)} />`)]),
+  ];
+  return html`<section aria-labelledby="links">
+    <h2 id="links">Links</h2>
+    <${Table} caption="Cables between the Macs of the group" columns=${columns} rows=${members.map((name) => ({ name }))} empty="No member is known." />
+    <p class="quiet">${last
+      ? html`Last check ${age(last.at)} ago: <${Badge} tone=${{ Healthy: "good", Unhealthy: "bad" }[last.outcome] ?? "idle"}>${last.outcome}<//> ${last.gbPerSecond === null ? "" : `${last.gbPerSecond.toFixed(2)} GB/s of the slowest rank; below ${least} GB/s RDMA has a fault`}${last.usualGbPerSecond ? `; usual are ${last.usualGbPerSecond.toFixed(2)}` : ""}. ${last.message}`
+      : `No check was made: spec.fabric has regular ones. Below ${least} GB/s RDMA has a fault.`}</p>
+    ${checks.length > 1 && html`<details><summary>${checks.length} checks</summary><${Table} caption="Checks of the cables" columns=${CHECKS} rows=${checks} empty="" /></details>`}
+  </section>`;
+}
+
+const CHECKS = [
+  ["When", (one) => html`<time datetime=${one.at} title=${one.at}>${age(one.at)} ago</time>`],
+  ["Outcome", (one) => one.outcome],
+  ["GB/s", (one) => (one.gbPerSecond === null ? "-" : one.gbPerSecond.toFixed(2)), "number"],
+  ["Usual", (one) => (one.usualGbPerSecond === null ? "-" : one.usualGbPerSecond.toFixed(2)), "number"],
+  ["Message", (one) => one.message, "wide"],
+];
+
+function Link({ link }) {
+  if (!link) return html`<span class="quiet">not reported</span>`;
+  if (link.fault) return html`<${Badge} tone="bad">${link.fault}<//>`;
+  if (!link.cables.length) return html`<span class="quiet">no cable</span>`;
+  return html`<${Badge} tone="good">${link.cables.map((one) => `${one.device || "cable"}${one.gbitPerSecond ? ` ${one.gbitPerSecond} Gbit/s` : ""}`).join(", ")}<//>`;
+}
+
+/** One model over the Macs, each as wide as its part of the bytes. */
+function Split({ replica }) {
+  const all = replica.ranks.reduce((sum, one) => sum + one.totalBytes, 0) || 1;
+  return html`<section aria-label=${`Split of ${replica.name}`}>
+    <h2><${ObjectLink} kind="Replica" name=${replica.name} /> <span class="quiet">epoch ${replica.epoch}, ${replica.parallelism}, ${bytes(all)} in all</span></h2>
+    <div class="stack split" role="img" aria-label=${replica.ranks.map((one, rank) => `rank ${rank} on ${one.node}: ${bytes(one.totalBytes)}${one.layers ? `, ${one.layers} layers` : ""}`).join("; ")}>
+      ${replica.ranks.map((one, rank) => html`<span key=${rank} class=${`part ${KINDS[rank % KINDS.length]}`} style=${{ width: `${(100 * one.totalBytes) / all}%` }}></span>`)}
+    </div>
+    <ul class="legend">${replica.ranks.map((one, rank) => html`<li key=${rank}><span class=${`swatch ${KINDS[rank % KINDS.length]}`} aria-hidden="true"></span>rank ${rank}: ${one.node}, ${bytes(one.totalBytes)} (${bytes(one.weightsBytes)} of weights, ${bytes(one.kvBytes)} KV)${one.layers ? `, ${one.layers} layers` : ""}</li>`)}</ul>
+  </section>`;
+}
+
+function Epochs({ epochs }) {
+  const columns = [
+    ["Epoch", (one) => html`<strong>${one.epoch}</strong> ${one.endedAt === null && html`<${Badge} tone="good">now<//>`}`],
+    ["Replica", (one) => html`<${ObjectLink} kind="Replica" name=${one.replica} />`],
+    ["Began", (one) => html`<time datetime=${one.formedAt} title=${one.formedAt}>${age(one.formedAt)} ago</time>`],
+    ["Lasted", (one) => (one.endedAt === null ? "goes on" : age(one.formedAt, Date.parse(one.endedAt)))],
+    ["Macs", (one) => one.macs.join(", ")],
+    ["Why it ended", (one) => [one.reason, one.message].filter(Boolean).join(": ") || (one.endedAt === null ? "" : "replaced"), "wide"],
+  ];
+  return html`<section aria-labelledby="epochs">
+    <h2 id="epochs">Epochs <span class="quiet">of the last 24 hours</span></h2>
+    ${epochs === null ? html`<p class="quiet">This dashboard keeps no history: it was started without --state-dir.</p>` : html`<${Table} caption="Epochs" columns=${columns} rows=${epochs} empty="No replica was formed on this group." />`}
+  </section>`;
+}

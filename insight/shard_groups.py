@@ -1,0 +1,125 @@
+"""One shard group in detail: the cables between its Macs, its checks, how models are split over it. Pure.
+
+What `fleetctl fabric matrix` compares, and what the replicas of the group say of their ranks.
+"""
+
+from collections.abc import Mapping
+from typing import Final
+
+from insight.conditions import Row
+from insight.fleet_caches import FleetCaches
+from reconciler.groups.fabric import Cable, FabricFault, cables_between
+from reconciler.listers.caches import BY_KIND
+from schemas.fabric_verdict import MIN_HEALTHY_GB_S
+from schemas.node import NodeStatus
+from schemas.replica import Replica
+from schemas.shardgroup import GroupMember, ShardGroup, ShardGroupStatus
+from store import keys
+
+_MOST_MEMBERS: Final = 64
+
+
+def group_detail(caches: FleetCaches, name: str) -> Row | None:
+    """Return members, links, checks and replicas of a group; None if there is no such group."""
+    spec = caches.objects.specs.items.get(keys.spec_key("ShardGroup", name))
+    if not isinstance(spec, ShardGroup):
+        return None
+    found = caches.objects.statuses.items.get(keys.status_key("ShardGroup", name))
+    status = found if isinstance(found, ShardGroupStatus) else ShardGroupStatus()
+    replicas = _replicas(caches, name)
+    members = _members(spec, replicas)
+    return {
+        "members": members,
+        "leastGbPerSecond": MIN_HEALTHY_GB_S,
+        "links": _links(caches, spec, members),
+        "checks": [
+            {
+                "name": one.at.isoformat(),
+                "at": one.at.isoformat(),
+                "backend": one.backend,
+                "outcome": one.outcome,
+                "reason": one.reason,
+                "message": one.message,
+                "gbPerSecond": one.gb_per_second,
+                "usualGbPerSecond": one.usual_gb_per_second,
+                "macs": list(one.nodes),
+            }
+            for one in reversed(status.fabric_checks)
+        ],
+        "replicas": [_split(one) for one in replicas],
+    }
+
+
+def _replicas(caches: FleetCaches, group: str) -> list[Replica]:
+    specs = caches.objects.specs.by_index(BY_KIND, "Replica").values()
+    found = [
+        one
+        for one in specs
+        if isinstance(one, Replica)
+        and one.spec.formation is not None
+        and one.spec.formation.group == group
+    ]
+    return sorted(found, key=lambda one: one.name)
+
+
+def _members(group: ShardGroup, replicas: list[Replica]) -> list[str]:
+    """Return the Macs of a group: as listed, else those of its replicas, which are in rank order."""
+    listed = [one.node for one in group.spec.members]
+    if not listed and replicas:
+        listed = [rank.node for rank in replicas[0].spec.ranks]
+    return listed[:_MOST_MEMBERS]
+
+
+def _links(caches: FleetCaches, group: ShardGroup, members: list[str]) -> list[Row]:
+    """Return the cables of each pair of Macs whose agents have reported."""
+    given: Mapping[str, GroupMember] = {one.node: one for one in group.spec.members}
+    reported: dict[str, NodeStatus] = {}
+    for name in members:
+        status = caches.objects.statuses.items.get(keys.status_key("Node", name))
+        if isinstance(status, NodeStatus):
+            reported[name] = status
+    found: list[Row] = []
+    for at, one in enumerate(members):
+        for other in members[at + 1 :]:
+            if one not in reported or other not in reported:
+                continue
+            cables = cables_between((one, reported[one]), (other, reported[other]), given)
+            if isinstance(cables, FabricFault):
+                row: Row = {"cables": [], "fault": cables.message}
+            else:
+                row = {"cables": [_cable_row(cable) for cable in cables], "fault": ""}
+            found.append({"from": one, "to": other, **row})
+    return found
+
+
+def _cable_row(cable: Cable) -> Row:
+    ports = [end.port.speed_gbps for end in (cable.here, cable.there) if end.port is not None]
+    return {
+        "device": cable.here.device or cable.here.interface,
+        "gbitPerSecond": min((one for one in ports if one > 0), default=None),
+    }
+
+
+def _split(replica: Replica) -> Row:
+    """Return how a replica's model is divided over its ranks, by the bytes of its memory proofs."""
+    formation = replica.spec.formation
+    return {
+        "name": replica.name,
+        "deployment": replica.spec.deployment,
+        "epoch": None if formation is None else formation.epoch,
+        "backend": None if formation is None else formation.backend,
+        "parallelism": None if formation is None else formation.parallelism,
+        "formedAt": None if formation is None else formation.formed_at.isoformat(),
+        "because": "" if formation is None else formation.because,
+        "failures": 0 if formation is None else formation.failures,
+        "ranks": [
+            {
+                "node": rank.node,
+                "weightsBytes": rank.memory.weights_bytes,
+                "kvBytes": rank.memory.kv_cache_bytes,
+                "totalBytes": rank.memory.total_bytes,
+                "layers": rank.layers or None,
+            }
+            for rank in replica.spec.ranks
+        ],
+    }
