@@ -21,7 +21,10 @@ _MOST_COLUMNS: Final = 60
 _PACED: Final[Mapping[str, frozenset[str]]] = MappingProxyType(
     {
         "macs": frozenset(
-            {"memoryBytes", "allocatableBytes", "promisedBytes", "diskFreeBytes"},
+            {
+                *("memoryBytes", "allocatableBytes", "diskFreeBytes"),
+                *("promisedBytes", "weightsBytes", "kvBytes"),
+            }
         ),
     }
 )

@@ -27,7 +27,10 @@ SCREENS: Final = {
     "model": "/models/qwen-coder",
     "why": "/models/long?why",
     "groups": "/groups",
+    "group": "/groups/studios",
     "requests": "/requests",
+    "ended": "/requests?tab=ended",
+    "figures": "/requests?tab=figures",
     "chat": "/chat",
     "whatif": "/whatif?model=long&kvBits=4&lost=studio-3",
     "apply": "/apply",
@@ -71,6 +74,8 @@ async def prepare(page: Page, name: str) -> None:
         await page.fill("textarea", "What is a fleet of Macs good for?")
         await page.keyboard.press("Enter")
         await page.get_by_role("button", name="Send").wait_for()
+    if name == "ended":
+        await page.locator("[data-ended] tbody button").first.click()
     if name == "apply":
         await page.get_by_label("Manifest, YAML").fill(MANIFEST)
         await page.locator("[data-plan]").wait_for()

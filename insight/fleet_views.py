@@ -119,9 +119,10 @@ def _mac(caches: FleetCaches, name: str) -> Row | None:
     replicas = [
         one for one in objects.specs.by_index(BY_NODE, name).values() if isinstance(one, Replica)
     ]
-    promised = sum(
-        rank.memory.total_bytes for one in replicas for rank in one.spec.ranks if rank.node == name
-    ) + sum(left.memory_bytes for one in replicas for left in one.spec.leaving if left.node == name)
+    proofs = [rank.memory for one in replicas for rank in one.spec.ranks if rank.node == name]
+    promised = sum(one.total_bytes for one in proofs) + sum(
+        left.memory_bytes for one in replicas for left in one.spec.leaving if left.node == name
+    )
     state, why = _mac_state(is_alive=is_alive, report=report, life=_life(caches, name))
     found: Row = {
         "name": name,
@@ -131,6 +132,8 @@ def _mac(caches: FleetCaches, name: str) -> Row | None:
         "isDraining": node is not None and node.spec.draining,
         "taints": [] if node is None else [_taint_row(one) for one in node.spec.taints],
         "promisedBytes": promised,
+        "weightsBytes": sum(one.weights_bytes for one in proofs),
+        "kvBytes": sum(one.kv_cache_bytes for one in proofs),
         "models": sorted({one.spec.deployment for one in replicas}),
         "replicas": sorted(one.name for one in replicas),
     }

@@ -3,6 +3,7 @@
 import { html, useEffect, useRef, useState } from "./vendor/htm-preact.js";
 
 const HEIGHT = 120;
+const DARK = matchMedia("(prefers-color-scheme: dark)");
 const STYLE = "/static/vendor/uplot.css";
 
 /** A line of the last hour without axes; gaps where nothing was measured. */
@@ -57,11 +58,13 @@ export function Chart({ title, times, lines, format, group = "", top }) {
       () => setProblem("The chart did not arrive. Load the page again."),
     );
     const onTheme = () => plot.current?.redraw(false);
-    matchMedia("(prefers-color-scheme: dark)").addEventListener("change", onTheme);
+    DARK.addEventListener("change", onTheme);
+    addEventListener("themechange", onTheme);
     return () => {
       isOver = true;
       observer?.disconnect();
-      matchMedia("(prefers-color-scheme: dark)").removeEventListener("change", onTheme);
+      DARK.removeEventListener("change", onTheme);
+      removeEventListener("themechange", onTheme);
       plot.current?.destroy();
       plot.current = null;
     };
@@ -88,9 +91,24 @@ function loadStyle() {
   document.head.append(Object.assign(document.createElement("link"), { rel: "stylesheet", href: STYLE }));
 }
 
+const colors = new Map();
+
+/** @returns {string} a colour of the style sheet as a canvas takes it: of a custom property, in the theme that is shown */
+export function colorOf(host, name) {
+  const key = `${document.documentElement.dataset.theme} ${DARK.matches} ${name}`;
+  if (!colors.has(key)) {
+    const probe = document.createElement("span");
+    probe.style.color = `var(${name})`;
+    host.append(probe);
+    colors.set(key, getComputedStyle(probe).color);
+    probe.remove();
+  }
+  return colors.get(key);
+}
+
 /** Return uPlot's options. Colours are read when it draws, so that a change of theme needs no new chart. */
 function optionsOf(host, lines, { format, group, top, setAt }) {
-  const color = (name) => () => getComputedStyle(host).getPropertyValue(name).trim();
+  const color = (name) => () => colorOf(host, name);
   const axis = { stroke: color("--quiet"), font: "11px system-ui", grid: { stroke: color("--line"), width: 1 }, ticks: { show: false } };
   return {
     width: Math.max(120, host.clientWidth),

@@ -49,7 +49,7 @@ export function short(value) {
 /** @returns {string} milliseconds as a time that is read at a glance, such as "480 ms" or "2.4 s" */
 export function span(ms) {
   if (ms === null || ms === undefined) return "-";
-  if (ms < 1000) return `${Math.round(ms)} ms`;
+  if (ms < 1000) return `${ms < 10 ? Number(ms.toFixed(1)) : Math.round(ms)} ms`;
   return ms < 60_000 ? `${Number((ms / 1000).toFixed(1))} s` : `${Math.floor(ms / 60_000)} min ${Math.round((ms % 60_000) / 1000)} s`;
 }
 
@@ -62,7 +62,7 @@ export function duration(seconds) {
 
 /** @returns {string} what an agent measures: percent of GPU and CPU, degrees, watts, requests; what nobody measures is left out */
 export function figureText(found) {
-  if (!found) return "no figures";
+  if (!found) return "";
   const known = (value) => value !== null && value !== undefined;
   return [
     known(found.gpuPercent) && `GPU ${found.gpuPercent} %`,
@@ -70,7 +70,7 @@ export function figureText(found) {
     known(found.celsius) && `${found.celsius} °C`,
     known(found.watts) && `${found.watts} W`,
     found.active > 0 && `${found.active} under way`,
-  ].filter(Boolean).join(" · ") || "no figures";
+  ].filter(Boolean).join(" · ");
 }
 
 /** @returns {string} a taint as fleetctl takes it */

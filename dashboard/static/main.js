@@ -227,6 +227,7 @@ function savedTheme() {
 function setTheme(theme) {
   localStorage.setItem("theme", theme);
   document.documentElement.dataset.theme = theme;
+  dispatchEvent(new Event("themechange"));
 }
 
 setTheme(savedTheme());

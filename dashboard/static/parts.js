@@ -49,19 +49,22 @@ export function ModelState({ model }) {
   return html`<${Badge} tone=${model.isAvailable ? "warning" : "bad"}>${text}<//>`;
 }
 
-/** The memory of a Mac: promised to models, free for models, and the rest of the machine. */
+/** The memory of a Mac: weights, KV caches and the rest that is promised to models, free for models, and the machine's own. */
 export function MemoryBar({ mac }) {
   const { memoryBytes: total, allocatableBytes: room, promisedBytes: used } = mac;
   if (!total) return html`<span class="quiet">unknown</span>`;
   const free = Math.max(0, (room ?? 0) - used);
-  const label = `${bytes(used)} promised to models, ${bytes(free)} free for models, of ${bytes(total)}`;
+  const [weights, kv] = [mac.weightsBytes ?? 0, mac.kvBytes ?? 0];
+  const label = `${bytes(used)} promised to models (${bytes(weights)} of weights, ${bytes(kv)} of KV caches), ${bytes(free)} free for models, of ${bytes(total)}`;
   const width = (part) => ({ width: `${(100 * part) / total}%` });
   return html`<span class="memory" title=${label}>
     <span class="bar" role="img" aria-label=${label}>
-      <span class="used" style=${width(Math.min(used, total))}></span>
+      <span class="weights" style=${width(weights)}></span>
+      <span class="kv" style=${width(kv)}></span>
+      <span class="process" style=${width(Math.max(0, Math.min(used, total) - weights - kv))}></span>
       <span class="free" style=${width(Math.min(free, total - Math.min(used, total)))}></span>
     </span>
-    <span class="figure">${bytes(free)} free</span>
+    <span class="figure">${mac.state === "offline" ? `of ${bytes(total)}` : `${bytes(free)} free`}</span>
   </span>`;
 }
 

@@ -1,7 +1,7 @@
 /** What each screen shows of the fleet's state: the page asks the server for these views, columns and rows alone. */
 
 const MAC_STATE = "state,isCordoned,isDraining";
-const MAC_MEMORY = "memoryBytes,allocatableBytes,promisedBytes";
+const MAC_MEMORY = "memoryBytes,allocatableBytes,promisedBytes,weightsBytes,kvBytes";
 const MAC_CARD = `macs:${MAC_STATE},${MAC_MEMORY},chip,models,site`;
 
 /** Views of the screens without a name in their path. */

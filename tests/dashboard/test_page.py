@@ -31,6 +31,9 @@ from tests.support.browser import (
 from tests.support.dashboard_site import HOSTILE, Site, mac, running_site
 from tests.support.dashboards import CLOCK, running_dashboard
 from tests.support.etcd import running_etcd
+from tests.support.gateway_engine_scripts import DONE, delta
+from tests.support.gateway_fake_engine import Call, FakeEngine, running
+from tests.support.gateway_world import World
 from tests.support.ports import free_port
 
 pytestmark = [needs_browser, pytest.mark.browser]
@@ -75,8 +78,16 @@ async def show(page: Page, path: str, heading: str) -> None:
     await expect(page.locator("[data-state]")).to_have_text("live")
 
 
-@pytest.mark.parametrize("theme", ["light", "dark"])
-@pytest.mark.parametrize("width", [1280, 360])
+@pytest.mark.parametrize(
+    ("width", "theme"),
+    [
+        (1280, "light"),
+        (360, "dark"),
+        # Contrast depends on the theme alone, and the layout on the width alone.
+        pytest.param(1280, "dark", marks=pytest.mark.full),
+        pytest.param(360, "light", marks=pytest.mark.full),
+    ],
+)
 async def test_every_screen_is_whole_accessible_and_fits(
     browser: Browser, site: Site, width: int, theme: str
 ) -> None:
@@ -177,6 +188,13 @@ async def test_the_keyboard_alone_suffices(browser: Browser, site: Site) -> None
         await page.keyboard.press("g")
         await page.keyboard.press("m")
         await expect(page.locator("h1")).to_have_text("Macs")
+        await page.keyboard.press("j")
+        await page.keyboard.press("j")
+        await expect(page.locator("tbody tr:focus-within")).to_contain_text("mac-2")
+        await page.keyboard.press("k")
+        await page.keyboard.press("d")
+        await expect(page.locator("main")).to_contain_text("Of Node mac-1 alone")
+        await page.go_back()
         await page.keyboard.press("/")
         await page.keyboard.type("mac-2")
         await expect(page.locator("tbody tr")).to_have_count(1)
@@ -345,3 +363,59 @@ async def test_a_killed_dashboard_comes_back_in_the_same_page(
                 process.kill()
                 await process.wait()
             await store.close()
+
+
+MARKDOWN = """# Title
+A *word* and `code`, [a site](https://example.com/x), [no site](javascript:window.hacked=1) &amp; more
+
+1. one
+2. two
+
+| a | b |
+|---|--:|
+| 1 | 2 |
+
+```html
+<b>text</b>
+```
+<img src=x onerror="window.hacked=1">"""
+
+
+async def markdown_answer(call: Call) -> None:
+    await call.begin_stream()
+    await call.chunk(delta(MARKDOWN))
+    await call.chunk(DONE)
+    await call.send(b"0\r\n\r\n")
+
+
+async def test_markdown_is_nodes_of_the_page_and_two_models_answer_side_by_side(
+    browser: Browser, site: Site
+) -> None:
+    async with running(FakeEngine("prose-0", markdown_answer)) as engine:
+        await World(site.store).serve("prose", engine)
+        await site.gateway.knows("prose", ready=1)
+        async with open_page(browser, site.url) as (page, faults):
+            await show(page, "/chat?model=prose", "Chat")
+            await page.get_by_role("button", name="Compare two").click()
+            await page.get_by_label("Compared with").select_option("qwen")
+            await page.fill("textarea", "Hi")
+            await page.keyboard.press("Enter")
+            prose = page.get_by_role("region", name="prose").locator("[data-answer]")
+            other = page.get_by_role("region", name="qwen").locator("[data-answer]")
+            await expect(other).to_contain_text("Hello")
+            await expect(prose.locator("h3")).to_have_text("Title")
+            await expect(prose.locator("em")).to_have_text("word")
+            await expect(prose.locator("ol li")).to_have_count(2)
+            await expect(prose.locator("td.number")).to_have_text("2")
+            await expect(prose.locator("pre code")).to_have_text("<b>text</b>")
+            await expect(prose).to_contain_text('<img src=x onerror="window.hacked=1">')
+            await expect(prose).to_contain_text("& more")
+            links = await prose.locator("a").evaluate_all("(all) => all.map((one) => one.href)")
+            assert links == ["https://example.com/x"]
+            assert await prose.locator("img").count() == 0
+            assert await page.evaluate("window.hacked") is None
+            await check_access(page)
+            await page.get_by_text("The same from your code").click()
+            await page.get_by_role("button", name="anthropic").click()
+            await expect(page.locator("details pre")).to_contain_text("Anthropic(base_url=")
+            assert faults.found == []

@@ -1,17 +1,28 @@
 """A fleet that shows something on every screen of the dashboard, for pictures and for checks of all screens."""
 
-from collections.abc import AsyncIterator
+import asyncio
+import math
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from datetime import timedelta
 from pathlib import Path
 
+from dashboard.history.records import COLUMNS, FINE_S, Sample
 from manifests.change_log import AuditedTransport, ChangeAuthor
 from schemas.deployment import ModelDeploymentStatus
 from schemas.event import Event, EventSpec, ObjectReference
+from schemas.formation import Formation
 from schemas.gitsource import GitCommit, GitSource, GitSourceSpec, GitSourceStatus, InventoryEntry
 from schemas.meta import Condition, ConditionStatus, ObjectMeta
-from schemas.node import Node, NodeSpec
-from schemas.replica import MemoryProof
-from schemas.shardgroup import GroupMember, ShardGroup, ShardGroupSpec, ShardGroupStatus
+from schemas.node import Node, NodeFabric, NodeSpec, ThunderboltPort
+from schemas.replica import MemoryProof, RankAssignment, Replica, ReplicaSpec, ReplicaStatus
+from schemas.shardgroup import (
+    FabricCheck,
+    GroupMember,
+    ShardGroup,
+    ShardGroupSpec,
+    ShardGroupStatus,
+)
 from store import codec, keys
 from store.memory import MemoryTransport
 from store.port import Put, Transport
@@ -41,10 +52,23 @@ _HOT = Condition(
     last_transition_time=None,
 )
 _COMMIT = "4f2c9a1be0d37c5568f1a2b3c4d5e6f708192a3b"
-ANSWER = (
-    "A fleet of Macs is one machine in three: each has its own memory, the models are placed where they fit, and a "
-    "question goes to the engine that can begin it first."
-)
+ANSWER = """A fleet of Macs is **one machine** in three respects:
+
+1. Models are placed where they *fit*, with a proof of the memory.
+2. A question goes to the engine that can begin it first.
+3. When a Mac goes, its answers go on elsewhere.
+
+| Mac | memory | tokens/s |
+|---|---:|---:|
+| studio-1 | 192 GiB | 61 |
+| mini-1 | 64 GiB | 24 |
+
+Try it: `fleetctl run qwen3-8b`"""
+_HOUR_STEPS = 360
+_BETWEEN_S = 0.5
+_FIRST_S = 0.12
+_PIECE_S = 0.03
+_ASKED = 24
 
 
 async def put_showcase(store: Transport) -> None:
@@ -59,6 +83,7 @@ async def put_showcase(store: Transport) -> None:
                 "memory_bytes": gib * GIB,
                 "conditions": (_HOT,) if name == "book-anna" else (),
                 "labels": {"site": site},
+                "fabric": _fabric(name),
             }
         )
         puts = [codec.put_spec(Node(metadata=metadata, spec=spec)), put_node(name, status)]
@@ -67,6 +92,24 @@ async def put_showcase(store: Transport) -> None:
     await _put_group(store)
     await _put_git(store)
     await _put_events(store)
+
+
+def _fabric(name: str) -> NodeFabric:
+    """Return the ports of a studio, with a cable to each other studio; other Macs have none."""
+    if not name.startswith("studio"):
+        return NodeFabric()
+    ports = tuple(
+        ThunderboltPort(
+            receptacle=str(number),
+            interface=f"en{number + 4}",
+            domain=f"{name}-{other}",
+            peer=f"{other}-{name}",
+            speed_gbps=80,
+        )
+        for number, other in enumerate(("studio-1", "studio-2", "studio-3"), 1)
+        if other != name
+    )
+    return NodeFabric(ports=ports, thunderbolt=5)
 
 
 async def _put_models(store: Transport) -> None:
@@ -116,7 +159,17 @@ async def _put_group(store: Transport) -> None:
         metadata=ObjectMeta(name="studios", uid="uid-g", generation=1),
         spec=ShardGroupSpec(members=members, backend="jaccl", parallelism="Tensor"),
     )
-    status = ShardGroupStatus(members=3, ready_members=3)
+    check = FabricCheck(
+        at=CLOCK.now() - timedelta(hours=3),
+        nodes=tuple(one.node for one in members),
+        backend="jaccl",
+        outcome="Healthy",
+        reason="FabricHealthy",
+        message="every sum was right",
+        gb_per_second=7.94,
+        usual_gb_per_second=7.9,
+    )
+    status = ShardGroupStatus(members=3, ready_members=3, fabric_checks=(check,))
     key = keys.status_key("ShardGroup", "studios")
     await store.commit([], [codec.put_spec(group), Put(key=key, value=codec.encode(status))])
 
@@ -181,11 +234,98 @@ async def _put_events(store: Transport) -> None:
 
 
 async def _answer(call: Call) -> None:
+    await asyncio.sleep(_FIRST_S)
     await call.begin_stream()
-    for word in ANSWER.split(" "):
-        await call.chunk(delta(f"{word} "))
+    for piece in ANSWER.splitlines(keepends=True):
+        await call.chunk(delta(piece))
+        await asyncio.sleep(_PIECE_S)
     await call.chunk(DONE)
     await call.send(b"0\r\n\r\n")
+
+
+def _of_group(epoch: int, because: str = "") -> Replica:
+    """Return the replica of the group in an epoch: a Pipeline over three Macs."""
+    proofs = [
+        MemoryProof(
+            weights_bytes=size * GIB,
+            kv_cache_bytes=4 * GIB,
+            activation_bytes=GIB,
+            overhead_bytes=GIB,
+        )
+        for size in (30, 24, 24)
+    ]
+    macs = ("studio-1", "studio-2", "studio-3")
+    owner = deployment(name="deep", replicas=1, context_length=8192)
+    formation = Formation(
+        group="studios",
+        epoch=epoch,
+        backend="jaccl",
+        parallelism="Pipeline",
+        formed_at=CLOCK.now() - timedelta(minutes=40 - 20 * epoch),
+        because=because,
+    )
+    return Replica(
+        metadata=ObjectMeta(name="deep-0", uid="uid-deep-0", generation=epoch),
+        spec=ReplicaSpec(
+            deployment="deep",
+            template="t",
+            model=owner.spec.model,
+            served_names=("deep",),
+            context_length=8192,
+            concurrency=1,
+            formation=formation,
+            ranks=tuple(
+                RankAssignment(node=mac, memory=proof, layers=layers, addresses=("10.0.0.1",))
+                for mac, proof, layers in zip(macs, proofs, (24, 20, 20), strict=True)
+            ),
+        ),
+    )
+
+
+async def put_epochs(store: Transport) -> None:
+    """Form the group's replica, end its first epoch, and form the next: what the history then tells."""
+    await store.commit([], [codec.put_spec(_of_group(1))])
+    await asyncio.sleep(_BETWEEN_S)
+    over = Condition(
+        type="EpochOver",
+        status=ConditionStatus.TRUE,
+        reason="RankExited",
+        message="epoch 1: rank 2 on studio-3 ended with code 137",
+    )
+    key = keys.status_key("Replica", "deep-0")
+    await store.commit([], [Put(key=key, value=codec.encode(ReplicaStatus(conditions=(over,))))])
+    await asyncio.sleep(_BETWEEN_S)
+    await store.commit([], [codec.put_spec(_of_group(2))])
+
+
+def _measured(at_s: int) -> Iterator[Sample]:
+    """Yield an hour's step of figures, as smooth as real ones."""
+    turn = at_s / 300
+    busy = 0.55 + 0.25 * math.sin(turn) + 0.1 * math.sin(3.7 * turn)
+    number = len(COLUMNS["node"])
+    for kind, names in (("fleet", ("",)), ("node", tuple(name for name, *_ in _MACS))):
+        values: dict[str, tuple[float, ...]] = {}
+        for place, name in enumerate(names):
+            share = max(0.03, busy * (1 - 0.1 * place))
+            values[name] = (5.0, 3 * share, 0.0, 0.0)
+            if kind == "node":
+                found = (
+                    *(0.3 * share, share, (60 + 20 * share) * GIB, 0.0, 420.0 * GIB),
+                    *(48 + 25 * share, 50 + 30 * share, 0.0, 40 + 160 * share),
+                    *(3e6 * share, 5e6 * share, 2e5, 4e5),
+                    *(3 * share, 2 * share, 90 * share),
+                )
+                values[name] = found[:number]
+        yield Sample(tier_s=FINE_S, at_s=at_s, kind=kind, values=values)
+
+
+async def _ask(found: RunningDashboard) -> None:
+    body = {"model": "chat", "messages": [{"role": "user", "content": "Hello"}], "stream": True}
+    headers = {"x-fleet-csrf": "1"}
+    url = f"{found.url}/chat/v1/chat/completions"
+    for _ in range(_ASKED):
+        async with found.http.post(url, json=body, headers=headers) as response:
+            await response.read()
 
 
 @asynccontextmanager
@@ -200,4 +340,13 @@ async def running_showcase(folder: Path) -> AsyncIterator[RunningDashboard]:
         await World(store).serve("chat", engine)
         await gateway.knows("chat", ready=1)
         async with running_dashboard(store, can_write=True, state_dir=folder) as found:
+            history = found.dashboard.history
+            assert history is not None
+            await history.opened()
+            now_s = int(CLOCK.now().timestamp()) // FINE_S * FINE_S
+            for back in range(_HOUR_STEPS - 1, 0, -1):
+                history.add_samples(list(_measured(now_s - back * FINE_S)))
+                await asyncio.sleep(0.01)
+            await put_epochs(store)
+            await _ask(found)
             yield found

@@ -57,7 +57,7 @@ export function Mac({ store, name }) {
         <${Version} name="agent" mac=${mac} column="agentVersion" usual=${store.summary?.versions} /></dd>
       ${mac.taints.length > 0 && html`<dt>Taints</dt><dd>${mac.taints.map((one) => html`<code key=${one.key + one.effect}>${taintText(one)}</code> `)}</dd>`}
       ${mac.site && html`<dt>Site</dt><dd>${mac.site}</dd>`}
-      ${figures && figureText(figures) !== "no figures" && html`<dt>Now</dt><dd>${figureText(figures)}</dd>`}
+      ${figureText(figures) && html`<dt>Now</dt><dd>${figureText(figures)}</dd>`}
       <dt>Address</dt><dd>${mac.address ?? "-"} (${mac.hostname ?? "-"})</dd>
     </dl>
     <${MacCharts} name=${name} at=${store.at} />

@@ -1,6 +1,7 @@
 /** The Macs at a glance: cards for a few, tiles for many, cells for a thousand; by site, with the cables of groups. */
 
 import { html, useEffect, useRef, useState } from "../vendor/htm-preact.js";
+import { colorOf } from "../charts.js";
 import { bytes, count, figureText } from "../format.js";
 import { Badge, MacState, MemoryBar, ObjectLink } from "../parts.js";
 
@@ -15,6 +16,7 @@ export function FleetMap({ store }) {
   return html`
     <h1>Map</h1>
     <p class="legend-line"><${Badge} tone="good">online<//> <${Badge} tone="warning">degraded, draining or cordoned<//> <${Badge} tone="bad">offline<//>
+      <span><span class="swatch weights" aria-hidden="true"></span>weights</span> <span><span class="swatch kv" aria-hidden="true"></span>KV caches</span> <span><span class="swatch process" aria-hidden="true"></span>other</span> <span><span class="swatch free-memory" aria-hidden="true"></span>free for models</span>
       <a href="/macs">The same as a table</a></p>
     ${bySite(macs).map(([site, found]) => html`<section key=${site} aria-label=${site || "no site"}>
       <h2>${site || "Macs"} <span class="quiet">${siteText(found)}</span></h2>
@@ -42,8 +44,8 @@ function Cards({ macs, figures }) {
     <h3><${ObjectLink} kind="Node" name=${mac.name} /></h3>
     <p><${MacState} mac=${mac} /> <span class="quiet">${mac.chip ?? ""}</span></p>
     <${MemoryBar} mac=${mac} />
-    <p class="quiet">${figureText(figures.get(mac.name))}</p>
-    <p class="models">${mac.models.join(", ") || "no model"}</p>
+    ${figureText(figures.get(mac.name)) && html`<p class="figures">${figureText(figures.get(mac.name))}</p>`}
+    <p class=${mac.models.length ? "models" : "quiet"}>${mac.models.join(", ") || "no model"}</p>
   </li>`)}</ul>`;
 }
 
@@ -86,8 +88,7 @@ function draw(canvas, macs, columns, rows) {
   canvas.style.width = `${columns * CELL}px`;
   canvas.style.height = `${rows * CELL}px`;
   const context = canvas.getContext("2d");
-  const style = getComputedStyle(canvas);
-  const colors = { good: style.getPropertyValue("--good"), warning: style.getPropertyValue("--warning"), bad: style.getPropertyValue("--bad") };
+  const colors = Object.fromEntries(["good", "warning", "bad"].map((one) => [one, colorOf(canvas.parentElement, `--${one}`)]));
   context.scale(scale, scale);
   macs.forEach((mac, at) => {
     const x = (at % columns) * CELL;

@@ -1,0 +1,67 @@
+"""One shard group over HTTP: its links, its split, and its epochs with the reason of their end."""
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+from dashboard.api.group_routes import epochs_of
+from dashboard.history.moments import ObjectChange
+from store.memory import MemoryTransport
+from tests.support.dashboard_showcase import put_epochs, put_showcase
+from tests.support.dashboards import CLOCK, RunningDashboard, running_dashboard
+
+
+async def read_group(running: RunningDashboard) -> dict[str, Any]:
+    found: dict[str, Any] = await running.get("/api/v1/groups/studios")
+    return found
+
+
+async def test_a_group_shows_links_split_and_epochs(tmp_path: Path) -> None:
+    store = MemoryTransport(CLOCK)
+    await put_showcase(store)
+    async with running_dashboard(store, state_dir=tmp_path) as running:
+        await put_epochs(store)
+        found = await read_group(running)
+        async with asyncio.timeout(30):
+            while len(found["epochs"]) < 2:
+                await asyncio.sleep(0.2)
+                found = await read_group(running)
+        assert found["members"] == ["studio-1", "studio-2", "studio-3"]
+        links = {(one["from"], one["to"]): one["cables"] for one in found["links"]}
+        assert links["studio-1", "studio-2"] == [{"device": "en6", "gbitPerSecond": 80}]
+        assert len(links) == 3
+        (replica,) = found["replicas"]
+        assert [one["layers"] for one in replica["ranks"]] == [24, 20, 20]
+        now, before = found["epochs"]
+        assert (now["epoch"], now["endedAt"]) == (2, None)
+        assert (before["epoch"], before["reason"]) == (1, "RankExited")
+        assert before["message"] == "rank 2 on studio-3 ended with code 137"
+        (check,) = found["checks"]
+        assert check["gbPerSecond"] == 7.94
+        missing = await running.get("/api/v1/groups/none", 404)
+        assert "There is no ShardGroup 'none'" in missing["error"]["message"]
+    async with running_dashboard(store) as running:
+        assert (await read_group(running))["epochs"] is None
+
+
+def change(at_s: float, part: str, document: object) -> ObjectChange:
+    body = None if document is None else json.dumps(document).encode()
+    return ObjectChange(at_s=at_s, revision=int(at_s), part=part, document=body)
+
+
+def test_an_epoch_ends_with_its_replica_and_documents_of_others_are_ignored() -> None:
+    formation = {"epoch": 1, "formedAt": "2026-01-01T00:00:00Z"}
+    found = epochs_of(
+        "a-0",
+        [
+            change(30.0, "spec", None),
+            change(10.0, "spec", {"spec": {"formation": formation}}),
+            change(20.0, "status", {"conditions": [{"type": "EpochOver", "status": "False"}]}),
+            change(21.0, "status", {"conditions": [{"type": "EpochOver", "status": "True"}]}),
+        ],
+    )
+    (epoch,) = found
+    assert epoch["endedAt"] is not None
+    assert epoch["reason"] == ""
+    assert epochs_of("a-0", [change(1.0, "spec", {"spec": {}})]) == []
