@@ -156,7 +156,9 @@ def test_the_whole_configuration(tmp_path: Path) -> None:
             f"line {number}: " in one and name.strip("'") in one for one in done.output.splitlines()
         )
         if value and not is_listed and "nats" not in text.splitlines()[number - 1]:
-            kept = ("name", "priority", "tags", "strategy", "sticky_sessions", "session_ttl_ms")
-            kept += ("min_memory_gb", "preferred_chips", "min_gpu_cores", "user", "password")
-            kept += ("server_url", "embedded", "cluster_name", "enabled", "store_dir")
+            kept = (
+                *("name", "priority", "tags", "strategy", "sticky_sessions", "session_ttl_ms"),
+                *("min_memory_gb", "preferred_chips", "min_gpu_cores", "user", "password"),
+                *("server_url", "embedded", "cluster_name", "enabled", "store_dir"),
+            )
             assert name in kept, (number, line)
