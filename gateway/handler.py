@@ -6,7 +6,7 @@ it must wait, for a slot, a replica or another engine.
 
 import asyncio
 import itertools
-from collections.abc import Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
 from typing_extensions import override
@@ -23,7 +23,12 @@ from gateway.forwarding.retry_state import ForwardResult, WholeResponse
 from gateway.http import idempotency
 from gateway.http.handler_options import HandlerOptions
 from gateway.http.idempotency import IdempotencyTable
-from gateway.http.request_context import RequestContext, RequestHandler, header_lines
+from gateway.http.request_context import (
+    RequestContext,
+    RequestHandler,
+    header_lines,
+    outcome_of,
+)
 from gateway.http.request_head import HeadReader
 from gateway.request import HttpRequest, InferenceRequest
 from gateway.routing.default_model import choose_default
@@ -518,6 +523,10 @@ class ClientStream(StreamReceiver):
             self._handler.fail(self._context, error)
 
     @override
+    def sender(self) -> Callable[[bytes], object] | None:
+        return self._response.sender() if self._translator is None else None
+
+    @override
     def on_stream_end(self) -> None:
         context, translator = self._context, self._translator
         self.source.close()
@@ -586,14 +595,3 @@ def _header_list(passed: bytes, endpoint: EngineEndpoint, context: RequestContex
         (_ATTEMPTS, b"%d" % context.retry_state.started),
         *context.extra_headers,
     ]
-
-
-def outcome_of(status: int) -> str:
-    """Return the request outcome that a response status stands for."""
-    if status < 400:
-        return "ok"
-    if status == CANCELLED_STATUS:
-        return "cancelled"
-    if status < 500 and status != 429:
-        return "refused"
-    return "unavailable" if status in (429, 503) else "failed"

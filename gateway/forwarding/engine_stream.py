@@ -19,6 +19,7 @@ from schemas.wire.streams import DONE
 _ERROR = b'data: {"error"'
 # A larger event is passed on in parts, to bound the memory.
 _HELD_LIMIT = 1 << 20
+_LINE_FEED = 10
 WAITING = b": waiting\n\n"
 
 
@@ -160,6 +161,10 @@ class StreamReceiver(Protocol):
         """Receive one or more complete events."""
         ...
 
+    def sender(self) -> Callable[[bytes], object] | None:
+        """Return a function that does what `on_events` does now, in fewer steps; None if there is none."""
+        return None
+
     def on_stream_end(self) -> None:
         """Handle the end of the stream."""
         ...
@@ -203,12 +208,13 @@ class EngineStream:
     is_resumed: bool = False
     is_whole: bool = True
     """False if an engine ended the stream with an error for the client; valid at the end."""
+    last: bytes = b""
+    """The last events that the client got."""
     early: list[EarlyAct] = field(default_factory=list)
     """Acts of the engine that wait for a receiver."""
     _receiver: StreamReceiver | None = None
     _found: ResumeSearch | None = None
     """The search for the next engine; meanwhile nothing more of the last one counts."""
-    _last: bytes = b""
     _events: int = 0
     """Events after the first; with a resume log, its count at the start of this engine."""
     _is_over: bool = False
@@ -238,6 +244,28 @@ class EngineStream:
         early, self.early = self.early, []
         for act, value in early:
             act(self, value)
+        send = receiver.sender()
+        if send is not None and not self._is_over and self._found is None:
+            self.in_flight.receive = self._relay(send)
+
+    def _relay(self, send: Callable[[bytes], object]) -> Callable[[bytes], None]:
+        """Return `feed` with fewer steps for what nearly always arrives: one event, of which nothing is held back.
+
+        It is in use until the stream ends or breaks.
+        """
+        if self.resume_log is not None:
+            return self.resume_log.relay(self, send)
+
+        def relay(piece: bytes) -> None:
+            # One line: `find` of one byte takes a third of the time of two.
+            if piece.find(b"\n") != len(piece) - 2 or piece[-1] != _LINE_FEED or self.rest:
+                self.feed(piece)
+                return
+            self._events += 1
+            self.last = piece
+            send(piece)
+
+        return relay
 
     def pause(self) -> None:
         """Read no more for now, because the client reads too slowly."""
@@ -264,12 +292,12 @@ class EngineStream:
             # Most pieces hold one event, and `find` costs half of `count`.
             is_one = piece.find(b"\n\n") == len(piece) - 2
             self._events += 1 if is_one else piece.count(b"\n\n")
-            self._last = piece
+            self.last = piece
             receiver.on_events(piece)
             return
         events = resume_log.take(piece)
         if events:
-            self._last = events
+            self.last = events
             receiver.on_events(events)
         if resume_log.fault is not None and not self._is_over:
             self._end_with(resume_log.fault)
@@ -278,7 +306,7 @@ class EngineStream:
         """Hand over events, and the error with which the engine gave up after them."""
         assert self._receiver is not None
         if events:
-            self._last = events
+            self.last = events
             self._receiver.on_events(events)
         resume_log = self.resume_log
         if resume_log is not None and resume_log.fault is not None and not self._is_over:
@@ -286,6 +314,7 @@ class EngineStream:
 
     def close(self) -> None:
         """Release the stream, complete or not. May be called again."""
+        self.in_flight.receive = self.feed
         if not self._is_over:
             self._is_over = True
             if self.resume_log is not None:
@@ -303,7 +332,7 @@ class EngineStream:
             self.break_off(BrokenResponseError(why, had_bytes=True))
         else:
             whole, self.rest = self.rest, b""
-            self._record_end(self._last + whole)
+            self._record_end(self.last + whole)
             if whole:
                 self._receiver.on_events(whole)
             self._receiver.on_stream_end()
@@ -316,17 +345,18 @@ class EngineStream:
             return
         if self._is_over or self._found is not None:
             return
-        missing = b"" if self.resume_log is None else self.resume_log.missing_end(self._last)
+        missing = b"" if self.resume_log is None else self.resume_log.missing_end(self.last)
         if self._has_end or missing:
             if not self._has_end:
-                self._last = missing
+                self.last = missing
                 receiver.on_events(missing)
-            self._record_end(self._last)
+            self._record_end(self.last)
             receiver.on_stream_end()
             return
         outcome = self.interrupted(self.in_flight, error)
         self.observer.record_broken(self.in_flight.endpoint, outcome, str(error))
         self.in_flight.close()
+        self.in_flight.receive = self.feed
         try:
             if self.search is None:
                 raise error
@@ -339,7 +369,7 @@ class EngineStream:
     @property
     def _has_end(self) -> bool:
         """Return whether the client has the stream's last event."""
-        return self._last.endswith(DONE) or response_summary.is_response_end(self._last)
+        return self.last.endswith(DONE) or response_summary.is_response_end(self.last)
 
     def suspend(self) -> bool:
         """Free the engine, to continue later with `find_next`; return False if the stream cannot be continued."""
@@ -356,6 +386,7 @@ class EngineStream:
         self.observer.record_broken(self.in_flight.endpoint, "suspended", why)
         self.in_flight.is_counted = True  # the engine that ends the stream is counted
         self.in_flight.close()
+        self.in_flight.receive = self.feed
         receiver.on_suspended()
         return True
 
@@ -374,7 +405,7 @@ class EngineStream:
 
     def _record_end(self, last: bytes) -> None:
         """Record the end of the stream and its usage."""
-        self._is_over = True
+        self._is_over, self.in_flight.receive = True, self.feed
         end = last if self.resume_log is None else self.resume_log.last()
         if found := parse_usage(end):
             self.observer.record_usage(found)

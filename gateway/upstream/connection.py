@@ -11,6 +11,8 @@ import msgspec
 from typing_extensions import override
 
 from gateway.upstream.response_head import (
+    CHUNK_BEGINNING,
+    CHUNK_BEGINNINGS,
     CHUNK_SIZES,
     UNTIL_CLOSE,
     InvalidResponseError,
@@ -25,8 +27,7 @@ Headers: TypeAlias = list[tuple[bytes, bytes]]
 _BEGINNING = b"HTTP/1."
 # A chunk's size with its extensions. Engines send no extensions.
 _LONGEST_SIZE_LINE = 1024
-# The first digits and the line end of a size that is usual.
-_LONGEST_SIZE = 10
+_CR, _LF = b"\r\n"
 _SWITCHING = 101
 _MOST_TRAILERS = 100
 # What the next bytes of a connection belong to.
@@ -264,10 +265,9 @@ class Connection(asyncio.Protocol):
             if expects == _CHUNKS:
                 if not self._is_within_chunk:
                     # Nearly always exactly one chunk arrives.
-                    at = data.find(b"\r\n", 0, _LONGEST_SIZE)
-                    size = CHUNK_SIZES[data[:at]] if at > 0 else 0
-                    if size and at + size + 4 == len(data) and data.endswith(b"\r\n"):
-                        (call.receive or call.on_body)(data[at + 2 : -2])
+                    begin, end = CHUNK_BEGINNINGS[data[:CHUNK_BEGINNING]]
+                    if end == len(data) and data[-1] == _LF and data[-2] == _CR:
+                        (call.receive or call.on_body)(data[begin:-2])
                         return
                 self._feed_chunks(call, data)
             else:

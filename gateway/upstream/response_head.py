@@ -118,6 +118,19 @@ CHUNK_SIZES = SeenLines(_read_chunk_size)
 """The size of a chunk by the line before it."""
 
 
+def _read_chunk_beginning(data: bytes) -> tuple[int, int]:
+    """Return where a chunk's content begins and where the chunk ends, if its first bytes tell; (0, 0) if not."""
+    at = data.find(b"\r\n")
+    match = _CHUNK_SIZE.fullmatch(data[:at]) if at > 0 else None
+    size = 0 if match is None else int(match[1], 16)
+    return (at + 2, at + size + 4) if size else (0, 0)
+
+
+CHUNK_BEGINNING = 5
+CHUNK_BEGINNINGS = SeenLines(_read_chunk_beginning)
+"""Begin of a chunk's content and end of the chunk, by its first CHUNK_BEGINNING bytes: most have up to 3 digits."""
+
+
 def parse_head(data: bytes) -> ResponseHead:
     """Return the head in these bytes, given without the empty line at its end.
 

@@ -2,7 +2,7 @@
 
 import asyncio
 import random
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -87,7 +87,7 @@ class Cut(Upstream):
             data = data[: self.cuts.pop(0)]
         call.on_head(parse_head(b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream"))
         for at in range(0, len(data), self.size):
-            call.on_body(data[at : at + self.size])
+            (call.receive or call.on_body)(data[at : at + self.size])
             await asyncio.sleep(0)  # a call that was given up ends here
         if is_cut:
             call.on_error(BrokenResponseError("it broke", had_bytes=True))
@@ -113,6 +113,10 @@ class Reader(StreamReceiver):
     @override
     def on_events(self, events: bytes) -> None:
         self._arrived.put_nowait(events)
+
+    @override
+    def sender(self) -> Callable[[bytes], object]:
+        return self._arrived.put_nowait
 
     @override
     def on_stream_end(self) -> None:
@@ -273,6 +277,45 @@ async def test_what_is_kept_is_bounded() -> None:
     assert resume_log.usage()[:2] == (11, 4)
     assert resume_log.usage()[2] == pytest.approx(2000, rel=0.4)  # held-back tokens share a comment
     assert b'"completion_tokens":2000' in resume_log.last()
+
+
+@dataclass
+class Relayed:
+    """A stream whose pieces are relayed."""
+
+    resume_log: ResumeLog
+    rest: bytes = b""
+    last: bytes = b""
+    sent: list[bytes] = field(default_factory=list)
+
+    def feed(self, piece: bytes) -> None:
+        """Take a piece that is not one chunk."""
+        self.sent.append(self.resume_log.take(piece))
+
+
+@given(data=st.data())
+def test_what_is_relayed_is_what_would_be_taken(data: st.DataObject) -> None:
+    """Equal bytes, counts, usage and comments, whatever the pieces are."""
+    path, body = data.draw(st.sampled_from(CASES))
+    real = events(Request(path, body), length=data.draw(st.sampled_from([5, 150])))
+    odd = [b": keep-alive\n\n", b"data: [DONE]\n\n", b"data: {}\n\n", b"\n\n", b": fleet {}\n\n"]
+    odd += [real[0] + real[1], real[1][:-1], real[1][:-1] + b"x", real[1][:-2] + b"\n \n"]
+    pieces = [*real, *data.draw(st.lists(st.sampled_from(odd), max_size=3))]
+    pieces = data.draw(st.permutations(pieces)) if data.draw(st.booleans()) else pieces
+    limit = data.draw(st.sampled_from([0, 1000]))
+    relayed, taken = Relayed(ResumeLog(limit)), ResumeLog(limit)
+    relay = relayed.resume_log.relay(relayed, relayed.sent.append)
+    taken_pieces: list[bytes] = []
+    for piece in pieces:
+        if taken.fault is not None:
+            break
+        relay(piece)
+        taken_pieces.append(taken.take(piece))
+    assert b"".join(relayed.sent) == b"".join(taken_pieces)
+    for name in ("usage", "last", "resume_point"):
+        assert getattr(relayed.resume_log, name)() == getattr(taken, name)()
+    for name in ("events", "fault", "fault_event", "is_lost"):
+        assert getattr(relayed.resume_log, name) == getattr(taken, name)
 
 
 @given(data=st.data())
