@@ -1,9 +1,8 @@
 """Fixtures and settings of every test: sampling profiles, models for whole fleets, the order of files."""
 
-import gc
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -11,7 +10,7 @@ import pytest
 from hypothesis import settings
 
 from engine.linux import blas
-from tests.support import forker, run_order
+from tests.support import collection, forker, run_order
 from tests.support.sampling import FULL
 
 pytest_plugins = ["tests.support.models"]
@@ -39,10 +38,21 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     run_order.sort_by_length(items)
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_sessionstart() -> None:
+    collection.begin()
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_make_collect_report(collector: pytest.Collector) -> Generator[None, object, object]:
+    """Share the work of compiling tests among workers, once pytest's import hook knows the session."""
+    if isinstance(collector, pytest.Session):
+        collection.share_compilation(collector.config)
+    return (yield)
+
+
 def pytest_collection_finish() -> None:
-    """Exclude collected objects from garbage collection: they live as long as the run."""
-    gc.collect()
-    gc.freeze()
+    collection.end()
 
 
 @pytest.fixture(scope="session", autouse=True)
