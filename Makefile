@@ -21,7 +21,7 @@ PIP_INDEX = $$($(BIN)/python -m pip config list | sed -nE "s/^.*\.index-url='(.*
 QUIET = $$(test -t 2 || echo --quiet)
 UV = UV_DEFAULT_INDEX="$${UV_DEFAULT_INDEX:-$(PIP_INDEX)}" $(BIN)/uv
 
-.PHONY: help setup demo stop test unit test-full test-mac coverage lint format docs screenshots vendor proto lock bench-smoke bench-chaos bench-apply bench-cli bench-start bench-fetch bench-gateway bench-gateway-tls bench-gateway-faults bench-gateway-faults-real bench-gateway-hostile bench-routing bench-store bench-placement bench-control-plane bench-manifests bench-engine bench-engine-sockets bench-engine-start bench-prefix-cache bench-shard bench-walks fuzz-engine clean bench-scale bench-observe bench-nodes bench-speculation bench-dashboard
+.PHONY: help setup demo stop test unit test-full test-mac coverage lint format docs screenshots vendor proto lock bench-smoke bench-chaos bench-apply bench-cli bench-start bench-fetch bench-gateway bench-gateway-tls bench-gateway-faults bench-gateway-faults-real bench-gateway-hostile bench-routing bench-store bench-placement bench-control-plane bench-manifests bench-engine bench-engine-sockets bench-engine-start bench-prefix-cache bench-shard bench-walks fuzz-engine clean bench-scale bench-observe bench-nodes bench-speculation bench-dashboard test-ci
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 28
@@ -67,11 +67,14 @@ demo: $(READY)  ## start a two-node fleet, deploy a model, chat with it (ONCE=1:
 stop: $(READY)  ## stop the fleet that `make demo` left running
 	@$(BIN)/fleetctl down --data-dir .fleet
 
-test: $(TEST_READY) $(CLIENTS)/.ready  ## what CI runs: ruff, mypy, import-linter beside the default tier of tests
+test: $(TEST_READY)  ## what to run before a commit: ruff, mypy, import-linter beside the default tier of tests
 	@$(MAKE) --no-print-directory --jobs=2 lint unit
 
-unit: $(TEST_READY) $(CLIENTS)/.ready  ## the default tier of tests, without lint (TESTS=tests/store: some of them)
+unit: $(TEST_READY)  ## the default tier of tests, without lint (TESTS=tests/store: some of them)
 	@OPENBLAS_NUM_THREADS=1 $(BIN)/pytest $(TESTS)  # several processes share the cores already
+
+test-ci: $(TEST_READY) $(CLIENTS)/.ready  ## what CI runs beside `make test`: long walks, clients of others, more whole fleets
+	@OPENBLAS_NUM_THREADS=1 $(BIN)/pytest -m "ci and not mac and not soak and not full" $(TESTS)
 
 test-full: lint $(CLIENTS)/.ready $(LM_EVAL)/.ready  ## every tier: all whole fleets, full sampling sizes, soak, every bench (about an hour)
 	@FLEET_TESTS=full OPENBLAS_NUM_THREADS=1 $(BIN)/pytest -m "not mac"
@@ -80,7 +83,7 @@ test-full: lint $(CLIENTS)/.ready $(LM_EVAL)/.ready  ## every tier: all whole fl
 test-mac: $(TEST_READY)  ## the tests that need macOS on Apple silicon (docs/hardware.md)
 	@$(BIN)/pytest -m mac --numprocesses=0 $(TESTS)
 
-coverage: $(TEST_READY) $(CLIENTS)/.ready  ## branch coverage of production code by the default tier, child processes included
+coverage: $(TEST_READY)  ## branch coverage of production code by the default tier, child processes included
 	@OPENBLAS_NUM_THREADS=1 $(BIN)/pytest --cov --cov-config=pyproject.toml --cov-report=term:skip-covered --timeout=400
 
 lint: $(TEST_READY)  ## ruff, mypy (for Linux and for macOS) and import-linter only

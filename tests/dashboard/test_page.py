@@ -84,8 +84,8 @@ async def show(page: Page, path: str, heading: str) -> None:
         (1280, "light"),
         (360, "dark"),
         # Contrast depends on the theme alone, and the layout on the width alone.
-        pytest.param(1280, "dark", marks=pytest.mark.full),
-        pytest.param(360, "light", marks=pytest.mark.full),
+        pytest.param(1280, "dark", marks=pytest.mark.ci),
+        pytest.param(360, "light", marks=pytest.mark.ci),
     ],
 )
 async def test_every_screen_is_whole_accessible_and_fits(

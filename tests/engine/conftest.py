@@ -8,6 +8,7 @@ from pathlib import Path
 import openai
 import pytest
 
+from tests.support.engine_forks import forking
 from tests.support.engine_process import START_S, Engine, Start, eventually, launching
 from tests.support.models import MODEL
 
@@ -30,6 +31,14 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def start(tmp_path: Path, blas_cache: Path) -> Iterator[Start]:
+    """Yield a function that starts engines, as forks: an engine's imports are two or three seconds of CPU."""
+    with forking(tmp_path, blas_cache) as function:
+        yield function
+
+
+@pytest.fixture
+def start_process(tmp_path: Path, blas_cache: Path) -> Iterator[Start]:
+    """Yield a function that starts engines as an agent does, with all their imports."""
     with launching(tmp_path, blas_cache) as function:
         yield function
 

@@ -28,14 +28,14 @@ def metric(engine: Engine, name: str) -> float:
     return float(next(line for line in lines if line.startswith(prefix)).split()[1])
 
 
-@pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize(
+    "end", [pytest.param(signal.SIGTERM, marks=pytest.mark.ci), signal.SIGKILL]
+)
 def test_a_restarted_engine_reads_prompts_from_disk(
-    start: Start, tiny: Path, tmp_path: Path, end: signal.Signals
+    engine: Engine, start: Start, tiny: Path, tmp_path: Path, end: signal.Signals
 ) -> None:
     flags = {"prefix_disk_bytes": 1 << 30, "prefix_disk_dir": tmp_path / "kv"}
-    plain = start(tiny)
-    eventually(plain.is_ready, within_s=START_S)
-    wanted = answers(plain)
+    wanted = answers(engine)
     first = start(tiny, **flags)
     eventually(first.is_ready, within_s=START_S)
     assert answers(first) == wanted

@@ -67,8 +67,8 @@ def over_tls(port: int, context: ssl.SSLContext, name: str) -> bytes:
             return b""
 
 
-def test_probes_answer_while_the_model_loads(start: Start, tiny: Path) -> None:
-    engine = start(tiny)
+def test_probes_answer_while_the_model_loads(start_process: Start, tiny: Path) -> None:
+    engine = start_process(tiny)
     eventually(engine.answers, within_s=READY_S)
     health = engine.health()
     assert (health.status, health.json["state"]) == (503, "Loading")
@@ -231,15 +231,17 @@ def test_a_port_in_use(start: Start, tiny: Path) -> None:
     assert engine.last_words().startswith(f"engine: port {port} is in use on 127.0.0.1")
 
 
-def test_wrong_flags(start: Start, tiny: Path) -> None:
-    engine = start(tiny, concurrency=0)
+def test_wrong_flags(start_process: Start, tiny: Path) -> None:
+    engine = start_process(tiny, concurrency=0)
     assert engine.wait() == 2
     assert engine.last_words() == "engine: error: argument --concurrency: 0 is less than 1"
 
 
-def test_a_crash_of_the_worker_ends_the_process(start: Start, tiny: Path, tmp_path: Path) -> None:
+def test_a_crash_of_the_worker_ends_the_process(
+    start_process: Start, tiny: Path, tmp_path: Path
+) -> None:
     # An mlx_lm that cannot be imported is no fault of the model.
     (tmp_path / "mlx_lm.py").write_text('raise OSError("a library is missing")')
-    engine = start(tiny, shadow=str(tmp_path))
+    engine = start_process(tiny, shadow=str(tmp_path))
     assert engine.wait(READY_S) == 1
     assert engine.last_words() == "engine: OSError: a library is missing"

@@ -67,6 +67,7 @@ async def guarded_fleet(root: Path, models_dir: Path) -> AsyncIterator[Fleet]:
             await fleet.stop()
 
 
+@pytest.mark.ci
 @pytest.mark.fleet
 @pytest.mark.etcd
 @pytest.mark.timeout(180)

@@ -15,6 +15,7 @@ from tests.support.waiting import until_async
 pytestmark = [
     needs_browser,
     pytest.mark.browser,
+    pytest.mark.ci,
     pytest.mark.fleet,
     pytest.mark.mlx,
     pytest.mark.timeout(1200),

@@ -18,6 +18,7 @@ spec: {model: {path: tiny}, contextLength: 512}
 """
 
 
+@pytest.mark.ci
 @pytest.mark.fleet
 @pytest.mark.etcd
 @pytest.mark.timeout(240)

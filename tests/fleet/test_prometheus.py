@@ -42,6 +42,7 @@ ENGINE_NAMES = (
 EMPTY_HERE = ("gpu_usage_ratio", "power_watts", "temperature_celsius", 'status!="True"')
 
 
+@pytest.mark.ci
 @pytest.mark.fleet
 @pytest.mark.timeout(600)
 @pytest.mark.skipif(shutil.which("prometheus") is None, reason="no prometheus on PATH")

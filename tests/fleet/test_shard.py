@@ -80,16 +80,23 @@ async def wanted(fleet: Fleet) -> list[str]:
     return texts
 
 
-async def test_a_pair_outlives_ranks_agents_and_macs(fleet: Fleet, wanted: list[str]) -> None:
+async def test_a_pair_outlives_a_rank(fleet: Fleet, wanted: list[str]) -> None:
     await fleet.applied(SHARDED.format(group="pair", name="big", shape="size: 2"))
     async with group_of(fleet, "big") as group:
         replica = await group.serving()
         assert (nodes(replica), way(replica)) == (["node-1", "node-2"], ("Tensor", 0))
         await all_at_once(group, wanted)
-        await agents_killed(group, wanted)
         pid = group.rank(0).pid
         async with disturbed(group, wanted, "kill -9 of rank 0"):
             os.kill(pid, signal.SIGKILL)
+
+
+@pytest.mark.ci
+async def test_a_pair_outlives_agents_files_and_macs(fleet: Fleet, wanted: list[str]) -> None:
+    await fleet.applied(SHARDED.format(group="pair", name="big", shape="size: 2"))
+    async with group_of(fleet, "big") as group:
+        await group.serving()
+        await agents_killed(group, wanted)
         await files_broken(group, wanted)
         pid = group.rank(1).pid
         async with disturbed(group, wanted, "SIGSTOP of rank 1"):

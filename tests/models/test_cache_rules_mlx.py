@@ -130,6 +130,7 @@ def peak(config: dict[str, Any], use: ServingLoad, shape: ModelGeometry) -> int:
 WIDE = {"hidden_size": 128, "intermediate_size": 256, "head_dim": 32, "num_hidden_layers": 2}
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("changes", [{}, {"intermediate_size": 1024}, {"vocab_size": 5000}])
 @pytest.mark.parametrize("concurrency", [1, 4])
 def test_the_proof_covers_the_engines_peak(changes: dict[str, Any], concurrency: int) -> None:

@@ -20,7 +20,7 @@ from tests.support.nodeagent_agents import AgentProcess, Desk, answers
 from tests.support.nodeagent_groups import group
 from tests.support.waiting import until, until_async
 
-pytestmark = [pytest.mark.etcd, pytest.mark.mlx, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.ci, pytest.mark.etcd, pytest.mark.mlx, pytest.mark.timeout(300)]
 
 NAMES = ("left", "right")
 NAME = "tiny-0"

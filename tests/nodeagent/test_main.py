@@ -1,7 +1,7 @@
 """The start of an agent: refused flags and folders, their messages, and one agent per name."""
 
+import asyncio
 import stat
-import subprocess
 import sys
 from pathlib import Path
 
@@ -11,22 +11,27 @@ from machinery import processes
 from nodeagent import __main__ as nodeagent_main
 from store import keys
 from store.etcd.member.embedded import EmbeddedEtcd
+from tests.support import forker
 from tests.support.nodeagent_agents import AgentProcess, Desk
 from tests.support.waiting import until, until_async
 
 
-def start(state_dir: Path, *flags: str) -> tuple[int, str]:
+async def start(state_dir: Path, *flags: str) -> tuple[int, str]:
     """Run an agent whose etcd is nowhere until it refuses; return its code and last words."""
-    command = [sys.executable, "-m", "nodeagent", "--etcd", "unix:/nowhere/at-all"]
-    done = subprocess.run(
-        [*command, "--state-dir", str(state_dir), *flags],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert "Traceback" not in done.stderr
-    return done.returncode, done.stderr.strip().splitlines()[-1]
+    words = ["--etcd", "unix:/nowhere/at-all", "--state-dir", str(state_dir), *flags]
+    if forker.is_sound():
+        async with asyncio.timeout(60):
+            code, _, told = await forker.SHARED.run(words, module="nodeagent")
+    else:
+        agent = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "nodeagent", *words), stderr=asyncio.subprocess.PIPE
+        )
+        async with asyncio.timeout(60):
+            _, told = await agent.communicate()
+        code = agent.returncode or 0
+    said = told.decode()
+    assert "Traceback" not in said
+    return code, said.strip().splitlines()[-1]
 
 
 @pytest.mark.parametrize(
@@ -44,8 +49,8 @@ def start(state_dir: Path, *flags: str) -> tuple[int, str]:
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,
 )
-def test_refusals(tmp_path: Path, flags: list[str], code: int, words: str) -> None:
-    got, said = start(tmp_path, *flags)
+async def test_refusals(tmp_path: Path, flags: list[str], code: int, words: str) -> None:
+    got, said = await start(tmp_path, *flags)
     assert (got, words in said) == (code, True), said
 
 
@@ -60,9 +65,9 @@ def test_the_lease_names_every_flag_that_switches_protection_off() -> None:
     )
 
 
-def test_a_state_folder_that_cannot_be_one(tmp_path: Path) -> None:
+async def test_a_state_folder_that_cannot_be_one(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    assert start(tmp_path / "file" / "state") == (
+    assert await start(tmp_path / "file" / "state") == (
         1,
         f"nodeagent: cannot use {tmp_path}/file/state: Not a directory",
     )
@@ -122,7 +127,7 @@ async def test_two_agents_never_share_a_folder(
     try:
         agent.start()
         await until_async(lambda: desk.store.get(keys.node_lease_key("lone")), limit_s=120)
-        code, words = start(tmp_path / "state", "--name", "lone")
+        code, words = await start(tmp_path / "state", "--name", "lone")
         assert code == 1
         assert words == (
             f"nodeagent: another agent uses {tmp_path}/state; give each agent its own --state-dir"

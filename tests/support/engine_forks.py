@@ -1,7 +1,7 @@
-"""Ranks that start without imports: each process is a fork of one that has imported everything an engine needs.
+"""Engines that start without imports: each process is a fork of one that has imported everything an engine needs.
 
-An engine's start is two or three seconds of imports, and the tests of groups start dozens. Sound on Linux alone, where MLX
-does nothing on import that a fork would lose; elsewhere ranks are started as agents do it.
+An engine's start is two or three seconds of imports, and the tests start dozens. Sound on Linux alone, where MLX
+does nothing on import that a fork would lose; elsewhere engines are started as agents do it.
 """
 
 import contextlib
@@ -23,7 +23,7 @@ _END_S = 30.0
 
 
 class Forked:
-    """A forked rank, with the interface of subprocess.Popen that tests use."""
+    """A forked engine, with the interface of subprocess.Popen that tests use."""
 
     def __init__(self, process: ForkServerProcess) -> None:
         self._process = process
@@ -49,7 +49,7 @@ class Forked:
 
 @contextlib.contextmanager
 def forking(folder: Path, cache: Path) -> Iterator[Start]:
-    """Yield a function that starts ranks; at the end, kill those that still run."""
+    """Yield a function that starts engines; at the end, kill those that still run."""
     if not forker.is_sound():
         with launching(folder, cache) as function:
             yield function

@@ -50,8 +50,10 @@ class Forker:
                 self._process = subprocess.Popen(command, pass_fds=(number,))
         return self._line
 
-    async def run(self, words: Sequence[str], stdin: bytes) -> tuple[int, bytes, bytes]:
-        """Run `fleetctl` with these words; return its exit code and what it wrote."""
+    async def run(
+        self, words: Sequence[str], stdin: bytes = b"", *, module: str = "fleetctl"
+    ) -> tuple[int, bytes, bytes]:
+        """Run `python -m module` with these words; return its exit code and what it wrote."""
         with contextlib.ExitStack() as stack:
             files = [stack.enter_context(tempfile.TemporaryFile()) for _ in range(3)]
             files[0].write(stdin)
@@ -61,7 +63,7 @@ class Forker:
             ours.setblocking(False)
             with theirs:
                 passed = [*(file.fileno() for file in files), theirs.fileno()]
-                self._order("fleetctl", words, passed)
+                self._order(module, words, passed)
             code = await _told(ours)
             for file in files[1:]:
                 file.seek(0)

@@ -1,4 +1,4 @@
-"""The OpenAPI document, and a thousand random requests: none crashes the engine, and none leaks memory.
+"""The OpenAPI document, and many random requests: none crashes the engine, and none leaks memory.
 
 Schemathesis makes a quarter of the requests from the document; hypothesis makes the rest from common mistakes. They
 are the same in every run, so that a failure in CI can be repeated.
@@ -25,10 +25,11 @@ from schemas.wire import metrics as wire_metrics
 from schemas.wire import recent_prompts
 from tests.support.engine_embedders import make_embedder
 from tests.support.engine_process import START_S, Engine, Json, Reply, eventually, launching
+from tests.support.sampling import samples
 
 pytestmark = [pytest.mark.mlx, pytest.mark.timeout(240)]
 
-BY_SCHEMA, BY_HAND = 60, 195  # for each of the four endpoints
+BY_SCHEMA, BY_HAND = samples(60), samples(195)  # for each of the four endpoints
 EACH = {"derandomize": True, "database": None, "deadline": None, "phases": [Phase.generate]}
 GIVEN: Any = {**EACH, "suppress_health_check": list(HealthCheck)}
 # Long answers are tested elsewhere: a deadline cuts them here.
@@ -205,21 +206,21 @@ def memory(engine: Engine) -> tuple[int, int]:
     return psutil.Process(engine.process.pid).memory_info().rss, active
 
 
-def test_a_thousand_random_requests(own: Engine, requests: list[FuzzRequest]) -> None:
+def test_random_requests(own: Engine, requests: list[FuzzRequest]) -> None:
     expected = own.chat(max_tokens=30).json["choices"]
     with ThreadPoolExecutor(6) as pool:
         for request in requests[::17]:
             pool.submit(abandon, own, request)
         replies = list(pool.map(lambda request: send(own, request), requests))
-    assert len(replies) >= 1000
+    assert len(replies) >= 0.95 * len(BASES) * (BY_SCHEMA + BY_HAND)
     for request, reply in zip(requests, replies, strict=True):
         check(request, reply)
     statuses = Counter(
         (request.path, reply.status) for request, reply in zip(requests, replies, strict=True)
     )
     for path in BASES:  # else only the JSON parser was tested
-        assert statuses[path, 200] >= 30, statuses
-        assert statuses[path, 400] >= 30, statuses
+        assert statuses[path, 200] >= BY_HAND // 7, statuses
+        assert statuses[path, 400] >= BY_HAND // 7, statuses
     assert_no_leak(own, requests[:150])
     assert own.chat(max_tokens=30).json["choices"] == expected
     log = own.stderr.read_text()

@@ -134,6 +134,7 @@ def test_pefts_format_is_applied_as_peft_does(
         assert mx.allclose(made, wanted, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.ci
 def test_both_formats_give_mlx_lms_logits_and_texts(smollm2: Path, tmp_path: Path) -> None:
     mx, generate = module("mlx.core"), module("mlx_lm").generate
     base = smollm2 / MODEL

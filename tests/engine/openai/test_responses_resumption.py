@@ -9,6 +9,7 @@ import pytest
 
 from gateway.forwarding.resume_log import ResumeLog
 from tests.support.engine_process import Engine
+from tests.support.sampling import samples
 
 HEADERS = {"x-fleet-resumable": "1"}
 BODY: dict[str, Any] = {"input": "héllo", "max_output_tokens": 24, "stream": True}
@@ -57,7 +58,7 @@ def comparable(raw: bytes) -> list[dict[str, Any]]:
 
 @pytest.mark.mlx
 @pytest.mark.parametrize("settings", SETTINGS, ids=str)
-def test_a_response_cut_after_every_event_continues_equally(
+def test_a_response_cut_after_any_event_continues_equally(
     engine: Engine, settings: dict[str, Any]
 ) -> None:
     raw = post(engine, **settings)
@@ -65,7 +66,7 @@ def test_a_response_cut_after_every_event_continues_equally(
     expected = comparable(whole)
     assert [event["sequence_number"] for event in expected] == list(range(len(expected)))
     pieces = blocks(raw)
-    for cut in range(1, len(pieces)):
+    for cut in range(1, len(pieces), -(-len(pieces) // samples(1000, quick=20))):
         resume_log = new_log(raw)
         told = resume_log.take(b"".join(pieces[:cut]))
         resume_point = resume_log.resume_point()

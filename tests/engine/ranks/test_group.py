@@ -109,7 +109,11 @@ def test_an_idle_group_does_not_spin(pair: list[Engine]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("flags", "size"), [((), 4), (NINE_HEADS, 3)], ids=["four ranks", "nine heads"]
+    ("flags", "size"),
+    [
+        pytest.param((), 4, id="four ranks", marks=pytest.mark.ci),
+        pytest.param(NINE_HEADS, 3, id="nine heads"),
+    ],
 )
 def test_tensor(fork: Start, make: Make, tmp_path: Path, flags: tuple[str, ...], size: int) -> None:
     ranks = form(fork, make(*flags), tmp_path, size)
@@ -140,7 +144,7 @@ def test_a_model_that_cannot_be_split_is_refused(fork: Start, make: Make, tmp_pa
     assert any("heads of layer 0 is" in rank.last_words() for rank in ranks)
 
 
-@pytest.mark.parametrize("victim", [0, 1, 2])
+@pytest.mark.parametrize("victim", [0, *(pytest.param(n, marks=pytest.mark.ci) for n in (1, 2))])
 def test_all_ranks_end_when_one_is_killed(
     fork: Start, make: Make, tmp_path: Path, victim: int
 ) -> None:

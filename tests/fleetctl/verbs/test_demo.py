@@ -13,6 +13,7 @@ from tests.support.ports import free_port
 MODEL = "SmolLM2-135M-Instruct"
 
 
+@pytest.mark.ci
 @pytest.mark.fleet
 @pytest.mark.mlx
 @pytest.mark.timeout(400)

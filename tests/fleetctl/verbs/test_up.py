@@ -80,6 +80,7 @@ def test_no_announce_reaches_the_processes(tmp_path: Path) -> None:
     assert "--no-announce" in lifecycle._foreground_command(settings)
 
 
+@pytest.mark.ci
 @pytest.mark.fleet
 @pytest.mark.timeout(240)
 async def test_a_killed_fleet_is_adopted_and_stopped(

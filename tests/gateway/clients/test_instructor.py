@@ -4,7 +4,7 @@ import pytest
 
 from tests.gateway.clients.conftest import RunClient
 
-pytestmark = [pytest.mark.mlx, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.ci, pytest.mark.mlx, pytest.mark.timeout(240)]
 
 
 async def test_instructor(run_client: RunClient) -> None:

@@ -7,7 +7,7 @@ import pytest
 from tests.gateway.clients.conftest import RunClient
 
 # Importing LiteLLM alone takes seconds of CPU.
-pytestmark = [pytest.mark.mlx, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.ci, pytest.mark.mlx, pytest.mark.timeout(240)]
 
 
 @pytest.fixture(scope="module")
