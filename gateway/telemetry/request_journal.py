@@ -3,21 +3,18 @@
 An entry is recorded with the fewest possible steps and rendered only when it is read.
 """
 
-import logging
-import os
-import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 from hashlib import blake2b
 from pathlib import Path
-from queue import SimpleQueue
 from typing import NamedTuple, TypeAlias
 
 import orjson
 
 from gateway.forwarding.retry_state import Attempt
 from gateway.routing.table import EngineEndpoint
+from gateway.telemetry.journal_file import JournalFile
 from machinery.clock import Clock
 from machinery.prometheus import family_header
 
@@ -25,15 +22,12 @@ Json: TypeAlias = dict[str, object]
 
 # Clients choose the names, and the memory of the ring is bounded.
 _LONGEST = 128
-log = logging.getLogger(__name__)
 # 64 MB hold some 100,000 requests.
 _FILE_BYTES = 64 << 20
 _OLD_FILES = 4
 _BATCH_S = 1.0
 # The limit of entries that wait for the disk: 10 s of the fastest gateway, some 60 MB.
 _WAITING_LIMIT = 50_000
-# Time for the last batch when the process ends.
-_FLUSH_S = 2.0
 
 
 class JournalEntry(NamedTuple):
@@ -201,20 +195,25 @@ class JournalWriter:
     def __init__(
         self, path: Path, clock: Clock, *, gateway: str, file_bytes: int = _FILE_BYTES
     ) -> None:
-        self._path = path
         self._clock = clock
-        self._gateway = gateway
-        self._file_bytes = file_bytes
+        self._file = JournalFile(
+            path,
+            lambda batch: b"".join(
+                orjson.dumps(one) + b"\n" for one in render_entries(batch, gateway)
+            ),
+            file_bytes=file_bytes,
+            older_files=_OLD_FILES,
+            failure="cannot write the journal; requests are served without it",
+        )
+        self.write = self._file.write
+        """Write entries now; log the first of successive failures."""
         self._waiting: list[JournalEntry] = []
-        self._batches: SimpleQueue[list[JournalEntry] | None] = SimpleQueue()
-        self._is_failing = False
-        # Two numbers, because two threads count.
-        self._not_queued = self._not_written = 0
+        self._not_queued = 0
 
     @property
     def lost(self) -> int:
         """The number of requests that could not be written."""
-        return self._not_queued + self._not_written
+        return self._not_queued + self._file.lost
 
     def lines(self) -> Iterator[str]:
         """Yield the metrics in Prometheus text format."""
@@ -239,74 +238,19 @@ class JournalWriter:
 
         `collect` is called before each batch, and adds what is not added yet.
         """
-        # Not a thread of the event loop's pool: the process would wait for one with a hanging disk.
-        writer = threading.Thread(target=self._write_all, daemon=True)
-        writer.start()
+        self._file.start()
         try:
             while True:
                 await self._clock.sleep(_BATCH_S)
                 collect()
                 # While the disk hangs, entries wait here, where they are counted.
-                if self._waiting and self._batches.empty():
+                if self._file.is_idle:
                     self._flush()
         finally:
             collect()
             self._flush()
-            self._batches.put(None)
-            writer.join(_FLUSH_S)
+            self._file.close()
 
     def _flush(self) -> None:
         batch, self._waiting = self._waiting, []
-        self._batches.put(batch)
-
-    def _write_all(self) -> None:
-        while (batch := self._batches.get()) is not None:
-            self.write(batch)
-
-    def write(self, batch: list[JournalEntry]) -> None:
-        """Write a batch; log the first of successive failures."""
-        why = self._write_batch(batch)
-        if why is None:
-            self._is_failing = False
-            return
-        self._not_written += len(batch)
-        if not self._is_failing:
-            self._is_failing = True
-            log.error(
-                "cannot write the journal; requests are served without it",
-                extra={"path": str(self._path), "why": why},
-            )
-
-    def _write_batch(self, batch: list[JournalEntry]) -> str | None:
-        """Write a batch; return the reason of a failure, else None."""
-        if not batch:
-            return None
-        lines = b"".join(orjson.dumps(one) + b"\n" for one in render_entries(batch, self._gateway))
-        try:
-            self._make_room()
-            # Readable by the owner only: the entries tell which key asked what.
-            number = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
-            try:
-                if os.write(number, lines) != len(lines):
-                    return "the disk took a part of it only"
-            finally:
-                os.close(number)
-        except OSError as error:
-            return error.strerror or str(error)
-        return None
-
-    def _make_room(self) -> None:
-        """Rotate the files if the current one is full. Raises OSError."""
-        try:
-            if self._path.stat().st_size < self._file_bytes:
-                return
-        except FileNotFoundError:
-            return
-        for number in range(_OLD_FILES - 1, 0, -1):
-            older = self._old(number)
-            if older.exists():
-                older.replace(self._old(number + 1))
-        self._path.replace(self._old(1))
-
-    def _old(self, number: int) -> Path:
-        return self._path.with_name(f"{self._path.name}.{number}")
+        self._file.put(batch)

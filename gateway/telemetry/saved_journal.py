@@ -12,17 +12,16 @@ entries, one log line and nothing else.
 import json
 import logging
 import os
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
-from queue import SimpleQueue
 from typing import Any, Final
 
 import orjson
 
 from gateway.forwarding.retry_state import Attempt
 from gateway.routing.table import EngineEndpoint
+from gateway.telemetry.journal_file import JournalFile
 from gateway.telemetry.request_journal import (
     JournalEntry,
     RequestJournal,
@@ -36,11 +35,6 @@ from schemas.wire.engine_address import SYSTEM_AUTHORITIES, EngineAddress
 log = logging.getLogger(__name__)
 
 _INTERVAL_S: Final = 0.25
-# A slice keeps the interpreter's lock for less than a millisecond; the event loop runs between two.
-_SLICE: Final = 50
-_PAUSE_S: Final = 0.0005
-# Time for the last slices when the process ends.
-_FLUSH_S: Final = 2.0
 _ENTRY_BYTES: Final = 512
 _LEAST_BYTES: Final = 256 << 10
 _LONGEST_LINE: Final = 64 << 10
@@ -65,20 +59,23 @@ class SavedJournal:
         self._clock = clock
         self._size = size
         self._file_bytes = max(_LEAST_BYTES, size * _ENTRY_BYTES)
+        self._file = JournalFile(
+            path,
+            lambda entries: b"".join(encode_entry(one) + b"\n" for one in entries),
+            file_bytes=self._file_bytes,
+            older_files=1,
+            failure="cannot save the journal; a restart forgets requests",
+        )
+        self.write = self._file.write
+        """Write entries now; log the first of successive failures."""
         self._cursor = ""
-        self._batches: SimpleQueue[list[JournalEntry] | None] = SimpleQueue()
-        self._closing = threading.Event()
-        self._is_torn = False
-        """True if the file may end in the middle of a line."""
-        self._is_failing = False
-        # Two numbers, because two threads count.
-        self._not_queued = self._not_written = 0
+        self._not_queued = 0
 
     def lines(self) -> Iterator[str]:
         """Yield the metric in Prometheus text format."""
         help_ = "Requests that a restart forgets, because they could not be written to --state-dir."
         yield from family_header(METRIC, help_, "counter")
-        yield f"{METRIC} {self._not_queued + self._not_written}"
+        yield f"{METRIC} {self._not_queued + self._file.lost}"
 
     def restore(self) -> int:
         """Fill the empty journal with the saved entries, oldest first; return their number.
@@ -95,7 +92,7 @@ class SavedJournal:
                     entries.append(entry)
                 else:
                     damaged += bool(line)
-            self._is_torn = bool(raw) and not raw.endswith(b"\n")
+            self._file.is_torn = bool(raw) and not raw.endswith(b"\n")
         for entry in entries[-self._size :]:
             self._journal.add(entry)
         if entries:
@@ -127,21 +124,19 @@ class SavedJournal:
 
         `collect` is called before the last ones are taken, and adds to the journal what is not added yet.
         """
-        # Not a thread of the event loop's pool: the process would wait for one with a hanging disk.
-        writer = threading.Thread(target=self._write_all, name="saved-journal", daemon=True)
-        writer.start()
+        with suppress(OSError):  # which the first write reports
+            self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self._file.start()
         try:
             while True:
                 await self._clock.sleep(_INTERVAL_S)
                 # While the disk hangs, entries wait in the journal, as many as it keeps.
-                if self._batches.empty():
+                if self._file.is_idle:
                     self._take()
         finally:
-            self._closing.set()
             collect()
             self._take()
-            self._batches.put(None)
-            writer.join(_FLUSH_S)
+            self._file.close()
 
     def _take(self) -> None:
         """Hand the entries that ended since the last call to the thread."""
@@ -151,57 +146,7 @@ class SavedJournal:
         if not is_complete:  # the journal has dropped some; how many is unknown
             self._not_queued += 1
         self._cursor = cursor_of(found[-1])
-        self._batches.put(found)
-
-    def _write_all(self) -> None:
-        while (batch := self._batches.get()) is not None:
-            for begin in range(0, len(batch), _SLICE):
-                self.write(batch[begin : begin + _SLICE])
-                # Other threads of the process come first, unless it ends.
-                if not self._closing.is_set():
-                    self._closing.wait(_PAUSE_S)
-
-    def write(self, entries: Sequence[JournalEntry]) -> None:
-        """Write entries; log the first of successive failures."""
-        why = self._append(b"".join(encode_entry(one) + b"\n" for one in entries))
-        if why is None:
-            self._is_failing = False
-            return
-        self._not_written += len(entries)
-        if not self._is_failing:
-            self._is_failing = True
-            log.error(
-                "cannot save the journal; a restart forgets requests",
-                extra={"path": str(self._path), "why": why},
-            )
-
-    def _append(self, lines: bytes) -> str | None:
-        """Append lines to the file; return the reason of a failure, else None."""
-        try:
-            self._make_room()
-            # Readable by the owner only: the entries tell which key asked what.
-            number = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
-            try:
-                data = b"\n" + lines if self._is_torn else lines
-                self._is_torn = True
-                if os.write(number, data) != len(data):
-                    return "the disk took a part of it only"
-                self._is_torn = False
-            finally:
-                os.close(number)
-        except OSError as error:
-            return error.strerror or str(error)
-        return None
-
-    def _make_room(self) -> None:
-        """Begin a new file if the current one is full. Raises OSError."""
-        with suppress(FileNotFoundError):
-            if self._path.stat().st_size >= self._file_bytes:
-                self._path.replace(self._older)
-                self._is_torn = False
-                return
-            return
-        self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self._file.put(found)
 
 
 def encode_entry(entry: JournalEntry) -> bytes:
