@@ -14,8 +14,9 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from machinery.clock import Clock
-from store import keys, reads
+from store import keys
 from store.errors import PermissionDeniedError
+from store.forwarding import ForwardedCalls
 from store.port import (
     MAX_OPERATIONS,
     Guard,
@@ -24,7 +25,6 @@ from store.port import (
     ModRevisionGuard,
     Operation,
     Put,
-    ServerStatus,
     Transport,
     WatchBatch,
 )
@@ -57,7 +57,7 @@ class ChangeAuthor:
 
 
 @dataclass(slots=True)
-class AuditedTransport:
+class AuditedTransport(ForwardedCalls):
     """`store.port.Transport` whose commits record the objects that they write. Use one for each command or apply."""
 
     inner: Transport
@@ -71,9 +71,6 @@ class AuditedTransport:
         if found is not None:
             self._remember((found,))
         return found
-
-    async def list(self, prefix: str) -> Listing:
-        return await reads.collect(lambda: self.pages(prefix))
 
     async def pages(self, prefix: str) -> AsyncGenerator[Listing]:
         async with aclosing(self.inner.pages(prefix)) as pages:
@@ -126,21 +123,6 @@ class AuditedTransport:
         async with aclosing(self.inner.watch(prefix, after_revision=after_revision)) as watch:
             async for batch in watch:
                 yield batch
-
-    async def grant(self, ttl_s: int) -> int:
-        return await self.inner.grant(ttl_s)
-
-    async def keep_alive(self, lease: int) -> int:
-        return await self.inner.keep_alive(lease)
-
-    async def revoke(self, lease: int) -> None:
-        await self.inner.revoke(lease)
-
-    async def status(self) -> ServerStatus:
-        return await self.inner.status()
-
-    async def close(self) -> None:
-        await self.inner.close()
 
 
 def _is_recorded(key: str) -> bool:

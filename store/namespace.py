@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from typing import assert_never
 
-from store import reads
+from store.forwarding import ForwardedCalls
 from store.port import (
     CreateRevisionGuard,
     Delete,
@@ -19,7 +19,6 @@ from store.port import (
     ModRevisionGuard,
     Operation,
     Put,
-    ServerStatus,
     Transport,
     WatchBatch,
 )
@@ -35,7 +34,7 @@ def with_prefix(inner: Transport, prefix: str) -> Transport:
     return NamespacedTransport(inner, prefix) if prefix else inner
 
 
-class NamespacedTransport:
+class NamespacedTransport(ForwardedCalls):
     """`store.port.Transport` for the keys of another transport below a prefix; closing it closes the other.
 
     Keys begin with `/`, and the prefix does not end with one, so that `/blue` never reads `/blue-2`.
@@ -50,9 +49,6 @@ class NamespacedTransport:
     async def get(self, key: str) -> KeyValue | None:
         found = await self.inner.get(self._outside(key))
         return None if found is None else self._inside(found)
-
-    async def list(self, prefix: str) -> Listing:
-        return await reads.collect(lambda: self.pages(prefix))
 
     async def pages(self, prefix: str) -> AsyncGenerator[Listing]:
         async with aclosing(self.inner.pages(self._outside(prefix))) as pages:
@@ -72,21 +68,6 @@ class NamespacedTransport:
             async for batch in watch:
                 changes = tuple([self._change(change) for change in batch.changes])
                 yield WatchBatch(revision=batch.revision, changes=changes, store=batch.store)
-
-    async def grant(self, ttl_s: int) -> int:
-        return await self.inner.grant(ttl_s)
-
-    async def keep_alive(self, lease: int) -> int:
-        return await self.inner.keep_alive(lease)
-
-    async def revoke(self, lease: int) -> None:
-        await self.inner.revoke(lease)
-
-    async def status(self) -> ServerStatus:
-        return await self.inner.status()
-
-    async def close(self) -> None:
-        await self.inner.close()
 
     def _outside(self, key: str) -> str:
         if not key.startswith("/"):
