@@ -44,8 +44,11 @@ class KeptAnswer:
 class IdempotencyTable:
     """The keys of one gateway process."""
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(
+        self, clock: Clock, *, max_entries: int = MAX_ENTRIES, max_bytes: int = MAX_BYTES
+    ) -> None:
         self._clock = clock
+        self._max_entries, self._max_bytes = max_entries, max_bytes
         self._entries: OrderedDict[Scope, KeptAnswer] = OrderedDict()
         self._bytes = 0
 
@@ -122,7 +125,7 @@ class IdempotencyTable:
     def _make_room(self) -> None:
         """Forget the oldest answers beyond the bounds; keys of running requests stay."""
         for entry in tuple(self._entries.values()):
-            if len(self._entries) <= MAX_ENTRIES and self._bytes <= MAX_BYTES:
+            if len(self._entries) <= self._max_entries and self._bytes <= self._max_bytes:
                 return
             if entry.status:
                 self.forget(entry)

@@ -79,9 +79,7 @@ async def test_a_slow_mirror_is_bounded(
     gateway: Running,
     http: aiohttp.ClientSession,
     engine: FakeEngine,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(mirror, "MAX_RUNNING", 3)
     held = asyncio.Event()
 
     async def slow(call: Call) -> None:
@@ -91,15 +89,15 @@ async def test_a_slow_mirror_is_bounded(
     async with running(FakeEngine("new-0", slow)) as shadow:
         await world.serve("new", shadow)
         await gateway.knows("new", ready=1)
-        for _ in range(8):
+        for _ in range(mirror.MAX_RUNNING + 5):
             status, _, _ = await post_chat(http, gateway, model="public")
             assert status == 200
-        await until(lambda: len(shadow.calls) == 3)
+        await until(lambda: len(shadow.calls) == mirror.MAX_RUNNING)
         await outcome(http, gateway, "dropped", 5)
-        assert gateway.gateway.handler.mirror.running == 3
+        assert gateway.gateway.handler.mirror.running == mirror.MAX_RUNNING
         held.set()
-        await outcome(http, gateway, "answered", 3)
-    assert len(engine.calls) == 8
+        await outcome(http, gateway, "answered", mirror.MAX_RUNNING)
+    assert len(engine.calls) == mirror.MAX_RUNNING + 5
 
 
 async def test_a_share_of_the_requests(

@@ -95,10 +95,8 @@ async def test_streams_and_failures_run_anew(
         assert len(gateway.gateway.handler.idempotency) == (0 if is_streamed else 1)
 
 
-def test_the_table_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    table = IdempotencyTable(SystemClock())
-    monkeypatch.setattr(idempotency, "MAX_ENTRIES", 3)
-    monkeypatch.setattr(idempotency, "MAX_BYTES", 250)
+def test_the_table_is_bounded() -> None:
+    table = IdempotencyTable(SystemClock(), max_entries=3, max_bytes=250)
     held = table.begin("", "/", b"running", b"")
     for number in range(9):
         entry = table.begin("", "/", b"%d" % number, b"")
