@@ -161,6 +161,7 @@ for verb in sys.argv[1:]:
 """
 
 
+@pytest.mark.ci
 @pytest.mark.timeout(300)
 async def test_every_verb_imports_what_it_needs() -> None:
     """Other tests run forks of a process that has imported the modules of all verbs."""
