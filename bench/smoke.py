@@ -19,6 +19,7 @@ BENCHES = {
     "chaos": "bench.chaos",
     "cli": "bench.cli",
     "control-plane": "bench.control_plane",
+    "degradation": "bench.degradation",
     "engine": "bench.engine",
     "engine-sockets": "bench.engine_sockets",
     "engine-start": "bench.engine_start",

@@ -12,6 +12,7 @@ from store import keys
 from store.errors import ConflictError, StoreError
 
 _PREFIX: Final = "fleet_reconciler_"
+QUEUE_DEPTH: Final = f"{_PREFIX}queue_depth"
 _BOUNDS_S: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
 
 
@@ -51,7 +52,7 @@ class ReconcilerMetrics:
     ) -> None:
         """Set what is read at a scrape. `lag_s` is the time since the slowest informer has heard from the store."""
         self._bound = (
-            Gauge(f"{_PREFIX}queue_depth", "Objects that wait for the control loop.", queue_depth),
+            Gauge(QUEUE_DEPTH, "Objects that wait for the control loop.", queue_depth),
             Gauge(
                 f"{_PREFIX}watch_lag_seconds",
                 "Seconds since the store last sent anything to the slowest of the caches.",

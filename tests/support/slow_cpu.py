@@ -51,15 +51,15 @@ async def in_group(group: Path, pid: int) -> AsyncIterator[None]:
 
 
 @asynccontextmanager
-async def duty_cycle(pid: int) -> AsyncIterator[None]:
-    """Let the process run a tenth of the time during the block."""
+async def duty_cycle(pid: int, *, share: float = SHARE) -> AsyncIterator[None]:
+    """Let the process run a part of the time during the block."""
 
     async def stop_and_go() -> None:
         while True:
             os.kill(pid, signal.SIGSTOP)
-            await asyncio.sleep(_PERIOD_S * (1 - SHARE))
+            await asyncio.sleep(_PERIOD_S * (1 - share))
             os.kill(pid, signal.SIGCONT)
-            await asyncio.sleep(_PERIOD_S * SHARE)
+            await asyncio.sleep(_PERIOD_S * share)
 
     async with asyncio.TaskGroup() as group:
         task = group.create_task(stop_and_go())
