@@ -77,6 +77,7 @@ def test_the_tables_name_every_peer_and_have_its_spread() -> None:
     assert {line.split()[0] for line in text.splitlines() if line} >= {OURS, DIRECT, "router"}
 
 
+@pytest.mark.ci
 def test_a_peer_that_cannot_be_installed_is_named_with_the_reason(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -101,6 +101,7 @@ async def test_a_rollout_is_undone_after_its_diff_was_shown(
         await expect(page.locator("main dl")).to_contain_text("1024 tokens")
 
 
+@pytest.mark.ci
 async def test_roles_without_rights_see_no_buttons(browser: Browser) -> None:
     store = MemoryTransport(CLOCK)
     await put_fleet(store)

@@ -73,6 +73,7 @@ async def test_the_page_works_and_says_so_while_etcd_is_dead(
         await store.close()
 
 
+@pytest.mark.ci
 @pytest.mark.etcd
 async def test_the_seventh_window_loads_and_all_of_them_follow(
     browser: Browser, tmp_path: Path

@@ -289,6 +289,7 @@ async def test_a_module_that_does_not_arrive_is_loaded_again(browser: Browser, s
         faults.found = [one for one in faults.found if "net::ERR" not in one]
 
 
+@pytest.mark.ci
 async def test_no_change_between_the_first_drawing_and_its_effects_is_missed(
     browser: Browser, site: Site
 ) -> None:
@@ -308,6 +309,7 @@ async def test_no_change_between_the_first_drawing_and_its_effects_is_missed(
             await expect(page.get_by_role("link", name="mac-1")).to_be_visible()
 
 
+@pytest.mark.ci
 @pytest.mark.etcd
 async def test_a_killed_dashboard_comes_back_in_the_same_page(
     browser: Browser, tmp_path: Path

@@ -35,6 +35,7 @@ async def start(*words: str) -> asyncio.subprocess.Process:
     )
 
 
+@pytest.mark.ci
 async def test_it_shows_the_last_state_while_etcd_is_away(tmp_path: Path) -> None:
     port = free_port()
     snapshot = f"http://127.0.0.1:{port}/api/v1/snapshot?view=macs"

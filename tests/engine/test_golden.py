@@ -18,6 +18,7 @@ def ask(model: Path, *flags: str) -> subprocess.CompletedProcess[bytes]:
     return subprocess.run(command, capture_output=True, check=False, timeout=100)
 
 
+@pytest.mark.ci
 def test_one_process_answers_as_an_engine_does(
     tiny: Path, engine: Engine, blas_cache: Path
 ) -> None:

@@ -82,6 +82,7 @@ def test_an_unknown_adapter_is_refused_with_those_that_exist(multi: Engine) -> N
     assert "This replica serves: tiny, fast, tiny:law, tiny:poems." in refused.error["message"]
 
 
+@pytest.mark.ci
 def test_salts_of_clients_do_not_reach_the_blocks_of_adapters(multi: Engine) -> None:
     """Check that a prompt read without an adapter is not found by one, whatever `cache_salt` says."""
     fields: dict[str, Any] = {"prompt": PROMPT + "x", "max_tokens": 4, "temperature": 0}

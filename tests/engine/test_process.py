@@ -153,6 +153,7 @@ def assert_the_queue_is_bounded_and_in_order(engine: Engine) -> None:
     eventually(lambda: engine.busy() == (0, 0))
 
 
+@pytest.mark.ci
 def test_a_drain_waits_for_every_choice_and_for_deadlines(start: Start, tiny: Path) -> None:
     engine = ready(start(tiny, concurrency=4))
     loaded = engine.health().json["loadedBytes"]
@@ -200,6 +201,7 @@ def test_a_drain_is_bounded(start: Start, tiny: Path, *, is_hurried: bool) -> No
     assert engine.wait() == 0
 
 
+@pytest.mark.ci
 def test_values_that_a_request_leaves_out_are_the_deployments_and_then_the_models(
     start: Start, tiny: Path, tmp_path: Path
 ) -> None:

@@ -29,6 +29,7 @@ async def levels(fleet: Fleet) -> dict[str, str]:
     return worst
 
 
+@pytest.mark.ci
 @pytest.mark.fleet
 @pytest.mark.timeout(180)
 async def test_a_fleet_that_is_well_and_one_that_is_not(tmp_path: Path, models_dir: Path) -> None:

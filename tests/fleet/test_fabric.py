@@ -26,7 +26,7 @@ from store.port import Delete
 from tests.support.fleet import Fleet, fleetctl
 from tests.support.waiting import until, until_async
 
-pytestmark = [pytest.mark.etcd, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.ci, pytest.mark.etcd, pytest.mark.timeout(180)]
 GROUP = """
 apiVersion: fleet/v1alpha1
 kind: ShardGroup

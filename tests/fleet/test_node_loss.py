@@ -22,6 +22,7 @@ spec:
 CLIENTS = 16
 
 
+@pytest.mark.ci
 @pytest.mark.fleet
 @pytest.mark.timeout(240)
 async def test_sixteen_streams_and_a_dying_node(tmp_path: Path, models_dir: Path) -> None:

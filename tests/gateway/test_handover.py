@@ -368,6 +368,7 @@ async def test_nothing_is_refused_while_gateways_follow_each_other(
         assert load.wrong == []
 
 
+@pytest.mark.ci
 async def test_those_that_die_are_no_harm(
     site: Site, http: aiohttp.ClientSession, tmp_path: Path
 ) -> None:

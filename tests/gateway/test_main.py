@@ -128,6 +128,7 @@ async def test_sigterm_lets_streams_finish(tmp_path: Path, http: aiohttp.ClientS
         await transport.close()
 
 
+@pytest.mark.ci
 @pytest.mark.etcd
 @pytest.mark.timeout(180)
 async def test_after_kill_9_the_journal_shows_what_was_before(

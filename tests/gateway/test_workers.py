@@ -158,6 +158,7 @@ async def _in_flight(two: Stand, url: str) -> int:
         return int(match[1]) if match else 0
 
 
+@pytest.mark.ci
 @pytest.mark.etcd
 async def test_workers_end_when_their_parent_was_killed(
     tmp_path: Path, http: aiohttp.ClientSession
@@ -172,6 +173,7 @@ async def test_workers_end_when_their_parent_was_killed(
         await until_async(have_ended, what="the end of the workers")
 
 
+@pytest.mark.ci
 @pytest.mark.etcd
 async def test_what_no_start_can_mend_ends_the_gateway(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:

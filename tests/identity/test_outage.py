@@ -54,6 +54,7 @@ class Ends:
         return self._server.verifier.expired + self._client.verifier.expired
 
 
+@pytest.mark.ci
 def test_an_outage_of_nine_days_is_not_noticed_and_a_long_one_ends_with_a_reason(
     tmp_path: Path,
 ) -> None:

@@ -470,6 +470,7 @@ def test_a_folder_of_links_as_in_the_cache_of_hugging_face(folder: Path, tmp_pat
     assert report(folder).geometry is not None
 
 
+@pytest.mark.ci
 def test_large_but_real_files_are_accepted(folder: Path) -> None:
     sparse(folder / "tokenizer.json", 200 << 20)
     tensors = {f"layer.{n}.weight": ("F32", 8 * n, 8 * n + 8) for n in range(100_000)}

@@ -296,6 +296,7 @@ async def told(folder: Path, splitter: SplitInspector) -> ModelGeometry:
     raise AssertionError("nothing was found out")
 
 
+@pytest.mark.ci
 async def test_a_child_runs_once_and_its_answer_outlives_the_agent(tmp_path: Path) -> None:
     folder = tiny_model.make(tmp_path / "tiny", arch="qwen2", heads=4, kv_heads=2, layers=3)
     kept = tmp_path / "kept"

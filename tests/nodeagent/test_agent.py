@@ -88,6 +88,7 @@ async def test_a_replica_that_vanishes_is_ended(
     assert await desk.condition(serving.name) == ("", "")
 
 
+@pytest.mark.ci
 async def test_a_replica_that_moves_is_ended_and_not_spoken_of(
     desk: Desk, agent: AgentProcess, serving: Replica
 ) -> None:

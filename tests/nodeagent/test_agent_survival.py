@@ -136,6 +136,7 @@ async def test_a_stopped_mac_starts_no_engine_until_it_may(
     await desk.until_condition(serving.name, "True", "Serving")
 
 
+@pytest.mark.ci
 async def test_engines_are_tended_while_etcd_is_away(
     desk: Desk, agent: AgentProcess, serving: Replica, etcd: EmbeddedEtcd
 ) -> None:

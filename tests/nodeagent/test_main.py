@@ -73,6 +73,7 @@ async def test_a_state_folder_that_cannot_be_one(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.ci
 @pytest.mark.etcd
 @pytest.mark.mlx
 @pytest.mark.timeout(600)

@@ -81,6 +81,7 @@ async def test_an_agent_gets_and_renews_its_certificate_with_the_rights_of_its_u
             await transport.close()
 
 
+@pytest.mark.ci
 @pytest.mark.etcd
 async def test_every_part_gets_its_certificate_while_the_fleet_is_being_secured(
     tmp_path: Path,
@@ -119,6 +120,7 @@ def test_only_the_signer_uses_roots_password(tmp_path: Path) -> None:
     assert (found.username, found.password, found.endpoints) == ("root", "y", own.endpoints)
 
 
+@pytest.mark.ci
 @pytest.mark.etcd
 async def test_a_revoked_node_loses_its_user_and_its_lease(tmp_path: Path) -> None:
     fleet = TestAuthority(tmp_path)

@@ -29,6 +29,7 @@ def last_chunk(raw: bytes) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.ci
 def test_answers_have_figures_unless_the_request_says_false(engine: Engine) -> None:
     whole = json.loads(engine.chat().raw)
     assert whole["performance"]["decode_tokens_per_s"] > 0

@@ -71,6 +71,7 @@ async def scene(folder: Path) -> AsyncIterator[Scene]:
             await transport.close()
 
 
+@pytest.mark.ci
 async def test_kill_9_loses_nothing_and_counts_nothing_twice(tmp_path: Path) -> None:
     async with scene(tmp_path) as it:
         await it.dashboard.start()

@@ -70,6 +70,7 @@ def test_what_waits_for_a_lane_is_counted_and_refused(limited: Engine) -> None:
     assert limited.chat().status == 200
 
 
+@pytest.mark.ci
 def test_a_lost_worker_costs_one_request(limited: Engine) -> None:
     assert limited.chat().status == 200
     server = psutil.Process(limited.process.pid).children()[0]

@@ -9,7 +9,7 @@ import pytest
 
 from tests.support.engine_process import Engine
 
-pytestmark = [pytest.mark.mlx, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.ci, pytest.mark.mlx, pytest.mark.timeout(240)]
 QUESTION: Any = [
     {"role": "user", "content": "What is the capital of France? Answer in one sentence."}
 ]

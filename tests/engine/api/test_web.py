@@ -70,6 +70,7 @@ def test_a_disconnect_while_in_prefill(engine: Engine) -> None:
     assert engine.chat().status == 200
 
 
+@pytest.mark.ci
 def test_a_stop_under_load(start: Start, tiny: Path) -> None:
     """Running requests finish, queued ones are refused at once, and the process exits with 0."""
     engine = start(tiny, concurrency=16, queue_limit=8)
@@ -171,6 +172,7 @@ def test_an_endless_header(engine: Engine) -> None:
     assert engine.chat().status == 200
 
 
+@pytest.mark.ci
 def test_a_killed_client_does_not_affect_fifteen_others(engine: Engine) -> None:
     texts = [f"number {n} " + "and more words " * (n % 5) for n in range(15)]
     alone = [answer_of(engine, text, max_tokens=60) for text in texts]

@@ -9,7 +9,7 @@ import pytest
 
 from tests.support.engine_process import Engine
 
-pytestmark = [pytest.mark.mlx, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.ci, pytest.mark.mlx, pytest.mark.timeout(180)]
 TOOL: Any = {
     "type": "function",
     "function": {
@@ -46,7 +46,6 @@ def test_a_schema_is_filled_in(asked: openai.OpenAI) -> None:
     assert parsed.choices[0].message.parsed.capital == "Paris"
 
 
-@pytest.mark.ci
 def test_a_model_without_tools_in_its_template_calls_a_tool(asked: openai.OpenAI) -> None:
     messages: Any = [{"role": "user", "content": "What is the weather in Berlin?"}]
     choice = asked.chat.completions.create(

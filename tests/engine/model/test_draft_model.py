@@ -92,6 +92,7 @@ def test_ngrams_need_caches_that_can_drop_a_token(tmp_path: Path) -> None:
         module("engine.model.draft_model").check_ngram(load_adapted(folder), config)
 
 
+@pytest.mark.ci
 def test_an_engine_serves_with_both(tiny: Path, adapter: Path, other: Path, start: Start) -> None:
     """Check flags, loader and answers together; the text is that of mlx-lm."""
     engine = start(tiny, adapter=adapter, draft_model=other, context_length=1024)

@@ -31,6 +31,7 @@ def list_names(*arguments: str) -> str:
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout
 
 
+@pytest.mark.ci
 def test_the_cached_names_are_those_of_transformers(tmp_path: Path) -> None:
     cache = tmp_path / "cache"
     plain = list_names()

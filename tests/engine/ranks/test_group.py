@@ -108,6 +108,7 @@ def test_an_idle_group_does_not_spin(pair: list[Engine]) -> None:
     assert all(one.cpu_times().user - was < 0.5 for one, was in zip(found, before, strict=True))
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(
     ("flags", "size"),
     [

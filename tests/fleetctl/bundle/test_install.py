@@ -13,6 +13,9 @@ import pytest
 
 from tests.support.release_wheels import PLATFORM, PYTHON, SCRIPT, Index
 
+pytestmark = pytest.mark.ci
+
+
 _LIMIT_S = 60
 
 

@@ -61,6 +61,7 @@ async def test_one_machine_says_each_step(server: SshServer) -> None:
     assert list(server.home.iterdir()) == [server.home / "SUDO"]
 
 
+@pytest.mark.ci
 async def test_eight_machines_are_set_up_at_a_time(server: SshServer) -> None:
     server.allow_sudo("free")
     outcomes = await adder(server, []).add_all([server.target] * 20)

@@ -28,6 +28,7 @@ def world(short_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World
     service_stand_ins.end_jobs(found.state)
 
 
+@pytest.mark.ci
 async def test_an_uninstall_leaves_the_machine_as_it_was(world: World) -> None:
     before = world.snapshot()
     await world.install()
@@ -48,6 +49,7 @@ async def test_an_uninstall_leaves_the_machine_as_it_was(world: World) -> None:
     assert difference(before, world.snapshot()) == []
 
 
+@pytest.mark.ci
 async def test_a_machine_is_prepared_before_its_service_is_installed(world: World) -> None:
     before = world.snapshot()
     said: list[str] = []

@@ -264,6 +264,7 @@ async def killed_at(shared: Fleet, transport: Transport, file: Path, revisions: 
         await process.wait()
 
 
+@pytest.mark.ci
 async def test_an_apply_after_a_kill_completes_the_work(
     shared: Fleet, transport: Transport, tmp_path: Path
 ) -> None:

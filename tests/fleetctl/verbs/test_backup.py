@@ -244,6 +244,7 @@ async def test_an_existing_store_is_moved_aside_and_watchers_notice(tmp_path: Pa
         assert ArchiveEntry(key=old, value=b"old") in await content(before.address)
 
 
+@pytest.mark.ci
 async def test_a_killed_restore_can_run_again(tmp_path: Path) -> None:
     data, file = tmp_path / "data", write(tmp_path / "file", 8_000)
     words = ("restore", str(file), "--data-dir", str(data))

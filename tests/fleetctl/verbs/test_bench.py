@@ -52,6 +52,7 @@ def test_a_comparison_says_how_much_faster() -> None:
     assert "throughputs cannot be compared" in run_text(runs[0], other)
 
 
+@pytest.mark.ci
 @pytest.mark.mlx
 async def test_a_real_model_is_measured(tmp_path: Path) -> None:
     with tiny_engine(tmp_path) as engine:

@@ -142,6 +142,7 @@ async def test_bash(line: str, reply: list[str]) -> None:
     assert sorted(found) == reply
 
 
+@pytest.mark.ci
 @shell("fish")
 async def test_fish() -> None:
     lines = ("fleetctl get md q", "fleetctl rollout stat", "fleetctl apply -f flee")

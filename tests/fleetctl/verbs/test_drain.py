@@ -145,6 +145,7 @@ async def test_replicas_that_cannot_move_are_reported_with_reasons(store: Fleet)
     await shared_transport.close()
 
 
+@pytest.mark.ci
 async def test_a_real_reconciler_moves_replicas_away(store: Fleet) -> None:
     store.start_reconciler()
     shared_transport, clock = connect(store.etcd.address), SystemClock()

@@ -161,6 +161,7 @@ async def test_a_change_of_what_git_keeps_is_a_warning(
         )
 
 
+@pytest.mark.ci
 async def test_a_deletion_of_what_git_keeps_is_a_warning(git: MemoryFleet, tmp_path: Path) -> None:
     repo = Repository(tmp_path / "deleted.git")
     repo.commit({f"{name}.yaml": pool(f"deleted-{name}") for name in "ab"})
@@ -234,6 +235,7 @@ async def test_warnings_follow_the_state_of_the_source(git: MemoryFleet, tmp_pat
     assert "is suspended: `fleetctl resume gs/mood` restores its manifest\n" in done.err
 
 
+@pytest.mark.ci
 async def test_a_suspended_source_is_listed_as_suspended(git: MemoryFleet, tmp_path: Path) -> None:
     repo = Repository(tmp_path / "asleep.git")
     first = repo.commit({"a.yaml": pool("asleep")})

@@ -65,6 +65,7 @@ async def service_process(root: Path, verb: str, *words: str) -> Done:
     return Done(code=process.returncode or 0, out=out.decode(), err=err.decode())
 
 
+@pytest.mark.ci
 async def test_a_plain_service_from_install_to_uninstall(root: Path, program: Path) -> None:
     before = tree(root)
     words = ("gateway", "--backend", "plain", "--program", str(program))

@@ -101,6 +101,7 @@ async def put_leased(etcd: EmbeddedEtcd, engine: FakeEngine) -> None:
     await transport.close()
 
 
+@pytest.mark.ci
 @pytest.mark.etcd
 async def test_etcd_dies_and_the_gateway_is_killed_and_started_again(
     tmp_path: Path, http: aiohttp.ClientSession

@@ -78,6 +78,7 @@ async def test_each_kill_costs_at_most_one_piece_for_each_file(tmp_path: Path, k
     assert list(store.fetches.iterdir()) == []
 
 
+@pytest.mark.ci
 async def test_two_processes_fetch_one_model_once(tmp_path: Path) -> None:
     stand_in = StandInHub(repos={REPO: FILES})
     async with stand_in.serve():

@@ -25,6 +25,7 @@ def plain_layers(root: Path, *, weights: bytes | None = None) -> list[dict[str, 
     return [add_blob(root, TENSOR, "a", content), *add_jsons(root, {"config.json": CONFIG})]
 
 
+@pytest.mark.ci
 @pytest.mark.timeout(120)
 async def test_an_imported_model_computes_what_mlx_lm_computes(
     tmp_path: Path, models_dir: Path

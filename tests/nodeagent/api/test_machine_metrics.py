@@ -15,6 +15,7 @@ from tests.support.waiting import until_async
 pytestmark = [pytest.mark.etcd, pytest.mark.mlx, pytest.mark.timeout(240)]
 
 
+@pytest.mark.ci
 async def test_figures_and_logs_of_a_rank(desk: Desk, agent: AgentProcess) -> None:
     await desk.assign("tiny-0", uid="first")
     endpoint = await desk.until_published("tiny-0")

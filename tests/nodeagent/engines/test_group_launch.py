@@ -182,6 +182,7 @@ def on_this_machine(uid: str, model: str) -> Replica:
     return replica.model_copy(update={"spec": spec})
 
 
+@pytest.mark.ci
 async def test_a_group_forms_with_a_secret_that_no_process_shows(
     tmp_path: Path, models_dir: Path
 ) -> None:
@@ -218,6 +219,7 @@ async def test_a_group_forms_with_a_secret_that_no_process_shows(
             engine_processes.kill(one)
 
 
+@pytest.mark.ci
 def test_a_rank_of_an_older_agent_reads_the_variable(tmp_path: Path) -> None:
     """An agent that was updated on disk goes on with its old code until it is restarted."""
     order = engine_order(on_this_machine("u1", "absent"), tmp_path, 0)

@@ -41,6 +41,7 @@ def running(folder: Path) -> list[psutil.Process]:
     return found
 
 
+@pytest.mark.ci
 async def test_an_answer_is_made_once_and_kept(tmp_path: Path, models_dir: Path) -> None:
     made = await GoldenReferences(tmp_path).make(order(models_dir))
     assert made.is_reference

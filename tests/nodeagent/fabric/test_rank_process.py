@@ -45,6 +45,7 @@ def ranks() -> list[psutil.Process]:
     ]
 
 
+@pytest.mark.ci
 async def test_three_ranks_on_this_machine() -> None:
     words = ("--local", "3", "--sizes", "4K,101,1M", "--rounds", "2", "-o", "json")
     done = await fleetctl("fabric", "bench", *words)

@@ -127,6 +127,7 @@ async def test_a_converter_that_is_killed_publishes_nothing_and_a_repeat_works(
         assert (await ended(jobs)).phase == "Present"
 
 
+@pytest.mark.ci
 @pytest.mark.mlx
 @pytest.mark.timeout(120)
 async def test_after_a_kill_of_the_agent_nothing_is_left_and_a_repeat_works(tmp_path: Path) -> None:
@@ -208,6 +209,7 @@ async def test_a_disk_that_fills_up_fails_the_job_and_publishes_nothing(
         assert [one.name for one in full_store.models()] == [SOURCE]
 
 
+@pytest.mark.ci
 @pytest.mark.mlx
 @pytest.mark.timeout(120)
 def test_a_converter_that_takes_too_much_memory_ends(tmp_path: Path) -> None:

@@ -168,6 +168,7 @@ async def fleet(root: Path, weights: int) -> AsyncIterator[Fleet]:
                 mac.running.cancel()
 
 
+@pytest.mark.ci
 async def test_four_macs_fetch_a_model_from_the_hub_once(tmp_path: Path) -> None:
     async with fleet(tmp_path, 6 << 20) as one:
         one.hub.faults.bytes_per_s = 4 << 20

@@ -71,6 +71,7 @@ async def test_over_http_a_password_goes_only_to_its_server(tmp_path: Path) -> N
     assert "no cannot be read in the reconciler's --git-credentials folder" in message(gone)
 
 
+@pytest.mark.ci
 async def test_over_ssh_server_and_client_authenticate(tmp_path: Path) -> None:
     repo, keys = Repository(tmp_path / "r.git"), Keys(tmp_path / "keys")
     first = repo.commit({"a.yaml": pool("a")})

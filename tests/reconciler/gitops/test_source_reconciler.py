@@ -182,6 +182,7 @@ async def test_a_repository_that_is_away_for_a_while(store: Transport, folder: P
     assert await priority(store, "f") == 2
 
 
+@pytest.mark.ci
 async def test_pinned_commits_and_tags(store: Transport, folder: Path) -> None:
     repo = Repository(folder / "g.git")
     first = repo.commit({"g.yaml": pool("g", priority=1)})
@@ -198,6 +199,7 @@ async def test_pinned_commits_and_tags(store: Transport, folder: Path) -> None:
     assert f"{repo.url} has no branch mian. Did you mean main?" in missing.message
 
 
+@pytest.mark.ci
 async def test_the_applied_commit_keeps_the_branch_under_which_it_was_found(
     store: Transport, folder: Path
 ) -> None:
@@ -221,6 +223,7 @@ async def test_the_applied_commit_keeps_the_branch_under_which_it_was_found(
     assert stalled.message.endswith(f"main@{first} stays applied")
 
 
+@pytest.mark.ci
 async def test_a_site_is_an_overlay(store: Transport, folder: Path) -> None:
     repo = Repository(folder / "h.git")
     overlay = "apiVersion: fleet/v1alpha1\nkind: Overlay\nbase: [../../base]\n"
@@ -355,6 +358,7 @@ async def test_a_suspended_source_leaves_everything_alone(store: Transport, fold
     await ready(store, "n", second)
 
 
+@pytest.mark.ci
 async def test_sources_wait_for_others_and_for_health(store: Transport, folder: Path) -> None:
     repo = Repository(folder / "o.git")
     route = (

@@ -223,6 +223,7 @@ async def reconciler(*flags: str) -> AsyncIterator[asyncio.subprocess.Process]:
         await process.communicate()
 
 
+@pytest.mark.ci
 @pytest.mark.etcd
 async def test_a_reconciler_process_receives_pushes(tmp_path: Path, secret_file: Path) -> None:
     async with running_etcd(tmp_path / "etcd") as etcd:

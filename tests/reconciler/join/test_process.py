@@ -145,6 +145,7 @@ async def test_a_gateway_that_joins_gets_a_user_of_its_own_with_the_shared_right
         await JoinedAccounts(guarded.etcd.address, None).are_required()
 
 
+@pytest.mark.ci
 @pytest.mark.etcd
 async def test_a_token_is_not_used_while_the_signer_cannot_add_users(
     guarded: Guarded, admin: Transport, tmp_path: Path

@@ -13,7 +13,7 @@ from tests.support.chaos_load import PROGRESS, Load, loaded
 from tests.support.chaos_transports import going
 from tests.support.cluster import Cluster, Member, running_cluster
 
-pytestmark = [pytest.mark.etcd, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.ci, pytest.mark.etcd, pytest.mark.timeout(300)]
 
 # The loss of a leader is noticed after half a second instead of one.
 FLAGS = (PROGRESS, "--heartbeat-interval=50", "--election-timeout=500")

@@ -60,6 +60,7 @@ async def catch_up(
     return changes
 
 
+@pytest.mark.ci
 async def test_a_watcher_far_behind_catches_up_without_loss(
     way: str, tcp: TcpEtcd, long_history: tuple[str, int, int]
 ) -> None:

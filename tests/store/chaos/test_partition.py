@@ -93,6 +93,7 @@ async def divide(load: Load, divided: Divided, *, leaders: bool, what: str) -> N
         await load.goes_on()
 
 
+@pytest.mark.ci
 async def test_a_partitioned_client_loses_nothing(way: str, divided: Divided, corner: str) -> None:
     await divided.cluster.serves()
     async with loaded(way, divided.cluster, corner) as load:

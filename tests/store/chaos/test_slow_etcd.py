@@ -18,7 +18,7 @@ from tests.support.store_guarded_etcd import Guarded, guarded_etcd
 from tests.support.store_metrics import call_counts
 from tests.support.waiting import until
 
-pytestmark = pytest.mark.etcd
+pytestmark = [pytest.mark.ci, pytest.mark.etcd]
 
 PROCESSES = 6
 SLOW_S = 4.0
