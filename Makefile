@@ -9,6 +9,8 @@ TEST_READY := $(VENV)/.test-ready
 CLIENTS := .venv-clients
 # lm-evaluation-harness judges log-likelihoods in `make test-full`.
 LM_EVAL := .venv-lm-eval
+# mlx-vlm, for the tests of models that see images: it brings 60 packages.
+VISION := .venv-vision
 ONCE ?=
 PORT ?=
 TESTS ?=
@@ -21,7 +23,7 @@ PIP_INDEX = $$($(BIN)/python -m pip config list | sed -nE "s/^.*\.index-url='(.*
 QUIET = $$(test -t 2 || echo --quiet)
 UV = UV_DEFAULT_INDEX="$${UV_DEFAULT_INDEX:-$(PIP_INDEX)}" $(BIN)/uv
 
-.PHONY: help setup demo stop test unit test-full test-mac coverage lint format docs screenshots vendor proto lock bench-smoke bench-chaos bench-apply bench-cli bench-start bench-fetch bench-gateway bench-gateway-tls bench-gateway-faults bench-gateway-faults-real bench-gateway-hostile bench-routing bench-store bench-placement bench-control-plane bench-manifests bench-engine bench-engine-sockets bench-engine-start bench-prefix-cache bench-shard bench-walks fuzz-engine clean bench-scale bench-observe bench-nodes bench-speculation bench-dashboard test-ci bench-degradation
+.PHONY: help setup demo stop test unit test-full test-mac coverage lint format docs screenshots vendor proto lock bench-smoke bench-chaos bench-apply bench-cli bench-start bench-fetch bench-gateway bench-gateway-tls bench-gateway-faults bench-gateway-faults-real bench-gateway-hostile bench-routing bench-store bench-placement bench-control-plane bench-manifests bench-engine bench-engine-sockets bench-engine-start bench-prefix-cache bench-shard bench-walks fuzz-engine clean bench-scale bench-observe bench-nodes bench-speculation bench-dashboard test-ci bench-degradation test-vision
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 28
@@ -61,6 +63,14 @@ $(LM_EVAL)/.ready: $(READY) requirements-lm-eval.txt
 	@$(UV) pip install $(QUIET) --python $(LM_EVAL)/bin/python --require-hashes -r requirements-lm-eval.txt
 	@touch $@
 
+$(VISION)/.ready: $(TEST_READY) requirements-vision.txt
+	@echo "setting up $(VISION) (once; mlx-vlm for tests)"
+	@$(BIN)/python -m venv --without-pip $(VISION)
+	@$(UV) pip install $(QUIET) --python $(VISION)/bin/python --require-hashes \
+	  -r requirements.txt -r requirements-test.txt -r requirements-vision.txt
+	@$(BIN)/uv pip install --quiet --python $(VISION)/bin/python --no-deps --no-build-isolation --editable .
+	@touch $@
+
 demo: $(READY)  ## start a two-node fleet, deploy a model, chat with it (ONCE=1: and shut down; PORT=4010)
 	@$(BIN)/fleetctl demo --data-dir .fleet $(if $(PORT),--port $(PORT)) $(if $(ONCE),--once)
 
@@ -78,7 +88,11 @@ test-ci: $(TEST_READY) $(CLIENTS)/.ready  ## what CI runs beside `make test`: lo
 
 test-full: lint $(CLIENTS)/.ready $(LM_EVAL)/.ready  ## every tier: all whole fleets, full sampling sizes, soak, every bench (about an hour)
 	@FLEET_TESTS=full OPENBLAS_NUM_THREADS=1 $(BIN)/pytest -m "not mac"
+	@$(MAKE) --no-print-directory test-vision
 	@$(MAKE) --no-print-directory bench-smoke
+
+test-vision: $(VISION)/.ready  ## the tests that need mlx-vlm: models that see images
+	@OPENBLAS_NUM_THREADS=1 $(VISION)/bin/python -m pytest -m "" --numprocesses=0 tests/engine/test_vision.py
 
 test-mac: $(TEST_READY)  ## the tests that need macOS on Apple silicon (docs/hardware.md)
 	@$(BIN)/pytest -m mac --numprocesses=0 $(TESTS)
@@ -117,6 +131,7 @@ lock: $(READY)  ## renew the requirements*.txt
 	@$(LOCK) --group test --constraint requirements.txt -o requirements-test.txt
 	@$(LOCK) requirements-clients.in -o requirements-clients.txt
 	@$(LOCK) requirements-lm-eval.in --constraint requirements.txt -o requirements-lm-eval.txt
+	@$(LOCK) requirements-vision.in --constraint requirements.txt --constraint requirements-test.txt -o requirements-vision.txt
 
 bench-smoke: $(TEST_READY)  ## every bench for seconds: whether it runs and compares, not how fast
 	@$(BIN)/python -m bench.smoke

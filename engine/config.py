@@ -6,6 +6,7 @@ from pathlib import Path
 
 from schemas.sampling import Sampling
 from schemas.shardgroup import Backend, Parallelism
+from schemas.vision import Vision
 from schemas.wire.engine_address import EngineAddress
 
 
@@ -60,6 +61,8 @@ class EngineConfig:
     """True if parameters that only other servers have are refused; they are left out otherwise."""
     always_performance: bool = False
     """True if every chat and completion has the member `performance`."""
+    vision: Vision | None = None
+    """Limits of the images of requests; None for a model that reads text only."""
     kv_bits: int | None = None
     """Bits (4 or 8) of a number in the KV cache; None keeps the model's own. Excludes `kv_window`."""
     kv_window: int | None = None

@@ -3,6 +3,7 @@
 The worker makes tokens. The event loop converts them to text (`text/`) while the next ones are computed.
 """
 
+import hashlib
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
@@ -34,6 +35,24 @@ class SamplingParams:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ImageInput:
+    """One image, decoded and scaled to the size that the model sees."""
+
+    width: int
+    height: int
+    pixels: bytes
+    """RGB, row by row from the top."""
+    tokens: int
+    """The number of the prompt's tokens that stand for it."""
+
+    @property
+    def digest(self) -> str:
+        """Return hexadecimal digits that identify what the model sees."""
+        size = f"{self.width}x{self.height}:".encode()
+        return hashlib.blake2b(size + self.pixels, digest_size=16).hexdigest()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
     """One sequence to generate. All values are checked: the worker trusts them."""
 
@@ -56,6 +75,8 @@ class Job:
     """Jobs with different salts share no cached prefixes; empty for the one shared cache."""
     adapter: str = ""
     """The LoRA adapter to use, by the name of its content; empty for the model alone."""
+    images: tuple[ImageInput, ...] = ()
+    """The images of the prompt, in the order of the tokens that stand for them."""
     emitted: tuple[int, ...] = ()
     """Tokens that another process generated for this job before it died; the next token continues them."""
 

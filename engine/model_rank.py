@@ -21,7 +21,7 @@ from engine.memory import allocation
 from engine.memory.budget import MemoryBudget, full_bytes
 from engine.memory.guard import MemoryGuard
 from engine.model import disk_cache, draft_model, loader, mlx_group
-from engine.model.loader import LoadedModel
+from engine.model.loader import LoadedModel, LoadOptions
 from engine.model.mlx_group import ModelSplit
 from engine.ports import ServedModel, WorkerListener
 from engine.ranks import coordinator, rendezvous
@@ -68,6 +68,7 @@ class ModelRank:
             has_head=self.loaded.has_head,
             grammars=self.loaded.grammars,
             adapters=self.adapters,
+            image_rules=self.loaded.image_rules,
             budget=self.memory.budget,
         )
 
@@ -174,6 +175,7 @@ def make_executor(
         grammars=loaded.grammars,
         proposer=proposer,
         adapters=loaded.adapters,
+        vision=None if loaded.image_rules is None else loaded.model,
     )
 
 
@@ -235,8 +237,7 @@ def load(
         facts,
         gauges,
         is_stopping=is_stopping,
-        adapter=folders or config.adapter,
-        split=split,
+        options=LoadOptions(adapter=folders or config.adapter, split=split, vision=config.vision),
     )
     if loaded.pooling is not None and config.group is not None:
         # Step plans contain no embeddings: rank 0 would wait in a collective for ranks that never come.

@@ -10,6 +10,7 @@ from engine.jobs import EmbedJob, Job, WorkerEvent
 from engine.memory.budget import MemoryBudget
 from engine.model.pooler import PoolerConfig
 from engine.text.interface import Codec
+from engine.vision.image_reader import ImageRules
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,6 +27,8 @@ class ServedModel:
     """The grammar compiler; None if the tokenizer does not support grammars."""
     adapters: Mapping[str, str] = field(default_factory=dict)
     """Served names of LoRA adapters, and a name of the content of each."""
+    image_rules: ImageRules | None = None
+    """The images that requests may have; None if the model reads text only."""
     budget: MemoryBudget | None = None
     """The memory of requests; None does not limit it (only in tests)."""
 

@@ -23,7 +23,7 @@ from engine.jobs import EmbedJob, WorkerEvent
 from engine.lifecycle import EngineEvent, EngineState, initial_state, next_state
 from engine.memory import budget
 from engine.metrics import EngineMetrics, MetricSources, Throughput
-from engine.openai import embeddings
+from engine.openai import embeddings, limits
 from engine.openai.embeddings import EmbeddingRequest
 from engine.openai.input_processor import GenerationChoice, InputProcessor
 from engine.openai.request_body import GenerationRequest
@@ -33,7 +33,7 @@ from engine.recent_prompts import PromptHistory
 from engine.request_log import RequestLog
 from engine.worker import LoopListener, Worker
 from machinery.clock import Clock
-from models import fingerprint
+from models import fingerprint, footprint
 from models.model_files import ModelUnusableError
 from schemas.wire.exit_codes import ExitCode
 
@@ -73,7 +73,8 @@ class Service:
         self.prompts = PromptHistory()
         self._entropy = entropy
         self._worker = Worker(config=config, gauges=self.gauges, clock=clock)
-        self._bodies = ByteBudget(_BODIES * config.max_body_bytes)
+        images = 0 if config.vision is None else limits.image_bytes(config.vision)
+        self._bodies = ByteBudget(_BODIES * config.max_body_bytes + images)
         self.metrics = EngineMetrics(
             MetricSources(
                 gauges=self.gauges,
@@ -149,6 +150,8 @@ class Service:
             fingerprint=fingerprint.compute(config.model_dir, settings),
         )
         memory_bytes = budget.input_bytes(config.context_length)
+        if config.vision is not None:
+            memory_bytes += footprint.IMAGE_DECODING_BYTES
         self._inputs.load(
             lambda: WorkerModel(
                 tokenizer=model.codec.portable(),

@@ -36,6 +36,11 @@ class ServingLoad:
     draft_tokens: int = 0
     """Tokens that are guessed at once; the model caches them before it knows which are right."""
 
+    image_pixels: int = 0
+    """Pixels that the model sees of one image; 0 for a model that reads text only."""
+    images: int = 0
+    """Images of one request."""
+
     @property
     def tokens(self) -> int:
         """The size of one request's cache in tokens: whole steps, with unverified draft tokens."""
@@ -160,6 +165,35 @@ def _window_tokens(geometry: ModelGeometry, window: int, load: ServingLoad) -> i
         geometry.prefill_step * geometry.prefill_batch, (load.tokens - kept) * load.concurrency
     )
     return kept * load.concurrency + prefilled
+
+
+# The vision towers of Qwen2-VL and Qwen2.5-VL have the same sizes beside language models of 2 to 72 billion parameters:
+# patches of 14 x 14 pixels, a width of 1280, 16 heads, and a feed-forward part of up to 5120.
+_PATCH_PIXELS, _TOWER_WIDTH, _TOWER_FFN, _TOWER_HEADS = 196, 1_280, 5_120, 16
+_PATCH_NUMBERS = 1_176
+
+
+IMAGE_DECODING_BYTES: Final = 192 << 20
+"""Bytes that an input worker needs beyond its usual memory to decode an image (engine/vision/image_reader.py)."""
+
+
+def vision_bytes(geometry: ModelGeometry, load: ServingLoad) -> int:
+    """Return the bytes of temporary arrays for the images of requests.
+
+    One request's images pass the tower at a time; what it made of them is kept until the request ends.
+    """
+    if not load.image_pixels:
+        return 0
+    each = -(-load.image_pixels // _PATCH_PIXELS)
+    patches = load.images * each
+    numbers = _HIDDEN_COPIES * _TOWER_WIDTH + _FFN_COPIES * _TOWER_FFN
+    pixels = patches * _PATCH_NUMBERS * 4 + load.images * load.image_pixels * 3
+    # Each patch looks at those of its image; scores exist only without a fused kernel.
+    scores = 0 if geometry.is_attention_fused else _SCORE_COPIES * _TOWER_HEADS * patches * each
+    element = geometry.kv_element_bytes
+    kept = load.concurrency * load.tokens * geometry.hidden_size * element
+    tower = patches * numbers * element + scores * element
+    return tower + pixels + kept + IMAGE_DECODING_BYTES
 
 
 def activation_bytes(geometry: ModelGeometry, load: ServingLoad) -> int:

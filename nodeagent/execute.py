@@ -343,6 +343,7 @@ def engine_order(replica: Replica, models_dir: Path, rank: int = 0) -> EngineOrd
         sampling=spec.sampling,
         unknown_parameters=spec.unknown_parameters,
         performance=spec.performance,
+        vision=model.vision,
         kv_bits=kv_cache.bits,
         kv_window=kv_cache.window,
         prefix_cache_bytes=None

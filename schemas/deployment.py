@@ -16,6 +16,7 @@ from schemas.quantity import Amount, PositiveQuantity, Quantity
 from schemas.rollout import Rollout
 from schemas.routing import Routing
 from schemas.sampling import Performance, Sampling, UnknownParameters
+from schemas.vision import Vision, check_alone
 
 ServedName = Annotated[
     str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:/-]*$", max_length=200)
@@ -201,6 +202,10 @@ class ModelSource(ApiModel):
     """A draft model for speculative decoding, which makes a single request faster. Give this or `ngram`."""
     ngram: NgramGuesses | None = None
     """Guesses from earlier text, which make a single request that repeats its prompt faster. Give this or `draft`."""
+
+    vision: Vision | None = None
+    """Images in requests, and their limits; needs mlx-vlm on the Macs (`mlx-fleet[vision]`). Default: the model reads
+    text only."""
 
     @property
     def guess_tokens(self) -> int:
@@ -402,7 +407,8 @@ class ModelDeploymentSpec(ApiModel):
         return self
 
     @model_validator(mode="after")
-    def _can_be_preloaded(self) -> Self:
+    def _fits_its_model(self) -> Self:
+        check_alone(self.model.vision, self.model, self.kv_cache)
         if self.preload is not None and self.model.hub is None:
             raise ValueError(
                 "has preload and model.path, a folder that agents do not fetch; write model.hub, or remove preload"
@@ -418,6 +424,7 @@ class ModelDeploymentSpec(ApiModel):
             "adapters": self.model.adapters,
             "draft": self.model.draft,
             "ngram": self.model.ngram,
+            "vision": self.model.vision,
         }
         kept = next((name for name, value in found.items() if value), "")
         if kept:

@@ -201,7 +201,9 @@ class GenerationRoutes:
         arrived_s = self.service.clock.monotonic()
         options, raw = await self._read(request, prompts=1)
         web.check_not_resumable(options)
-        parsed = await self._parse(raw, tokenization.parse)
+        parsed = await self._parse(
+            raw, partial(tokenization.parse, sees_images=self.service.config.vision is not None)
+        )
         self._check_model(parsed.request.model)
         return TokenizeResponse(self.service, parsed, arrived_s, options.timeout_s)
 
@@ -243,6 +245,7 @@ class GenerationRoutes:
             sampling=config.sampling,
             refuses_unknown=config.refuses_unknown,
             always_performance=config.always_performance,
+            sees_images=config.vision is not None,
         )
 
     async def _read(self, request: Request, *, prompts: int) -> tuple[RequestOptions, bytes]:
@@ -254,6 +257,8 @@ class GenerationRoutes:
         limit = limits.body_bytes(
             config.context_length, prompts=prompts, most=config.max_body_bytes
         )
+        if config.vision is not None:
+            limit += limits.image_bytes(config.vision)
         body = await web.read_body(request, limit, self.service.claim_body())
         # Not before: a client that sends its body slowly must not hold a place.
         self.service.arrive()

@@ -20,6 +20,7 @@ from engine.cache.interface import LayerCache
 from engine.grammar.interface import GrammarCompiler, GrammarMatcher
 from engine.jobs import FinishReason, Job, TokenLogprobs, TokenOutput
 from engine.model.adapter_bank import AdapterBank
+from engine.vision.vision_model import VisionModel
 
 Array: TypeAlias = Any  # mlx ships no types
 Model: TypeAlias = Any
@@ -133,7 +134,10 @@ class DecodeStage:
         ends: frozenset[int],
         proposer: TokenProposer | None = None,
         adapters: AdapterBank | None = None,
+        vision: VisionModel | None = None,
     ) -> None:
+        """`vision` is the model, if it sees images."""
+        self._vision = vision
         self._model = model
         self._adapters = adapters
         self._ends = ends
@@ -210,6 +214,8 @@ class DecodeStage:
         """
         if self._adapters is not None:
             self._adapters.select([row.job.adapter for row in self.rows])
+        if self._vision is not None:
+            self._vision.select([row.job for row in self.rows])
         proposer = self._proposer
         if proposer is not None and len(self.rows) == 1 and not self.rows[0].waits_for_tokens:
             row = self.rows[0]

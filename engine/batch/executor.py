@@ -19,6 +19,7 @@ from engine.gauges import Gauges
 from engine.grammar.interface import GrammarCompiler
 from engine.jobs import Job, JobFailure, TokenOutput
 from engine.model.adapter_bank import AdapterBank
+from engine.vision.vision_model import VisionModel
 
 Model: TypeAlias = Any  # mlx ships no types
 
@@ -37,6 +38,8 @@ class StepExecutor:
     grammars: GrammarCompiler | None
     proposer: TokenProposer | None = None
     adapters: AdapterBank | None = None
+    vision: VisionModel | None = None
+    """The model, if it sees images."""
     decode_stage: DecodeStage = field(init=False)
     prefill_stage: PrefillStage = field(init=False)
     jobs: dict[int, Job] = field(default_factory=dict)
@@ -44,7 +47,7 @@ class StepExecutor:
     def __post_init__(self) -> None:
         """Create empty stages."""
         self.decode_stage = self._new_decode_stage()
-        self.prefill_stage = PrefillStage(self.model, self.prefix, self.adapters)
+        self.prefill_stage = PrefillStage(self.model, self.prefix, self.adapters, self.vision)
 
     @property
     def kv_bytes(self) -> int:
@@ -89,12 +92,16 @@ class StepExecutor:
             self.jobs.pop(job_id, None)
         self.prefill_stage.leave(job_ids)
         self.decode_stage.leave(job_ids)
+        if self.vision is not None:
+            self.vision.forget(job_ids)
 
     def drop(self, job_ids: Sequence[int]) -> None:
         """Remove jobs whose caches cannot be trusted. If one of them generates, drop all generating rows."""
         for job_id in job_ids:
             self.jobs.pop(job_id, None)
         self.prefill_stage.leave(job_ids)
+        if self.vision is not None:
+            self.vision.forget(job_ids)
         if any(row.job.id in job_ids for row in self.decode_stage.rows):
             self.decode_stage = self._new_decode_stage()
 
@@ -146,7 +153,11 @@ class StepExecutor:
 
     def _new_decode_stage(self) -> DecodeStage:
         return DecodeStage(
-            self.model, ends=self.ends, proposer=self.proposer, adapters=self.adapters
+            self.model,
+            ends=self.ends,
+            proposer=self.proposer,
+            adapters=self.adapters,
+            vision=self.vision,
         )
 
     def _remove_finished(self, outputs: list[TokenOutput]) -> list[TokenOutput]:

@@ -11,6 +11,7 @@ from engine.batch.step_plan import PromptChunk
 from engine.cache.interface import LayerCache, PrefixCache
 from engine.jobs import Job, TokenLogprobs
 from engine.model.adapter_bank import AdapterBank
+from engine.vision.vision_model import VisionModel
 
 Model: TypeAlias = Any  # mlx ships no types
 
@@ -55,9 +56,15 @@ class PrefillStage:
     """The prompts in progress."""
 
     def __init__(
-        self, model: Model, prefix: PrefixCache, adapters: AdapterBank | None = None
+        self,
+        model: Model,
+        prefix: PrefixCache,
+        adapters: AdapterBank | None = None,
+        vision: VisionModel | None = None,
     ) -> None:
+        """`vision` is the model, if it sees images."""
         self._model = model
+        self._vision = vision
         self._adapters = adapters
         self._prefix = prefix
         self._prompts: dict[int, PrefillPrompt] = {}
@@ -140,11 +147,16 @@ class PrefillStage:
     def _select(self, prompts: Sequence[PrefillPrompt]) -> None:
         if self._adapters is not None:
             self._adapters.select([prompt.job.adapter for prompt in prompts])
+        if self._vision is not None:
+            self._vision.select(
+                [prompt.job for prompt in prompts], [prompt.position for prompt in prompts]
+            )
 
     def _read_scored(self, prompt: PrefillPrompt, count: int) -> None:
         """Read `count` tokens, and keep the log probabilities of the tokens that follow each of them."""
         end = prompt.position + count
         while prompt.position < end:
+            self._select([prompt])
             start, stop = prompt.position, min(prompt.position + _SCORED_TOKENS, end)
             logits = self._model(mx.array([prompt.tokens[start:stop]]), cache=prompt.caches)[0]
             following = prompt.job.prompt[start + 1 : stop + 1]
@@ -158,8 +170,8 @@ class PrefillStage:
 
     def _read_together(self, prompts: Sequence[PrefillPrompt]) -> list[LayerCache]:
         """Finish several prompts at once, padded on the right to the longest remainder."""
-        self._select(prompts)
         _level_remainders(prompts)
+        self._select(prompts)
         caches = merge_caches([prompt.caches for prompt in prompts])
         pieces = [prompt.tokens[prompt.position :] for prompt in prompts]
         lengths = [len(piece) for piece in pieces]

@@ -11,12 +11,15 @@ from typing import Any, Final
 
 import orjson
 
+from engine.jobs import ImageInput
 from engine.openai.input_tasks import Lane, PreparedPrompt
 from schemas.wire.errors import Refusal
 
 _ANSWER: Final = struct.Struct("<II")
 _REQUEST: Final = struct.Struct("<dI")
 _COMMAND: Final = struct.Struct("<cQ")
+_TOKEN_BYTES: Final = array("I").itemsize
+_PIXEL_BYTES: Final = 3
 READY: Final = b"ready"
 """The fork server's first words: it has the tokenizer, and takes commands."""
 COMMAND_BYTES: Final = _COMMAND.size
@@ -65,9 +68,17 @@ def decode_request_head(raw: bytes | bytearray) -> tuple[float, int]:
 
 def encode_answer(prompts: Sequence[PreparedPrompt]) -> bytes:
     """Return an answer with prompts."""
-    head = [{"tokens": len(one.tokens), "grammar": one.grammar} for one in prompts]
+    head = [
+        {
+            "tokens": len(one.tokens),
+            "grammar": one.grammar,
+            "images": [[image.width, image.height, image.tokens] for image in one.images],
+        }
+        for one in prompts
+    ]
     tokens = b"".join(array("I", one.tokens).tobytes() for one in prompts)
-    return _pack({"prompts": head}, tokens)
+    pixels = b"".join(image.pixels for one in prompts for image in one.images)
+    return _pack({"prompts": head}, tokens + pixels)
 
 
 def encode_refusal(refusal: Refusal) -> bytes:
@@ -110,11 +121,27 @@ def decode_answer(raw: bytes | bytearray) -> tuple[PreparedPrompt, ...] | Refusa
     fields = orjson.loads(memoryview(raw)[_ANSWER.size : _ANSWER.size + head])
     if "refusal" in fields:
         return Refusal(**fields["refusal"])
-    numbers = array("I", bytes(memoryview(raw)[_ANSWER.size + head :]))
+    count = sum(one["tokens"] for one in fields["prompts"])
+    rest = memoryview(raw)[_ANSWER.size + head :]
+    numbers = array("I", bytes(rest[: count * _TOKEN_BYTES]))
+    pixels = rest[count * _TOKEN_BYTES :]
     found: list[PreparedPrompt] = []
-    start = 0
+    start = at = 0
     for one in fields["prompts"]:
         end = start + one["tokens"]
-        found.append(PreparedPrompt(tokens=tuple(numbers[start:end]), grammar=one["grammar"]))
+        images: list[ImageInput] = []
+        for width, height, tokens in one["images"]:
+            size = width * height * _PIXEL_BYTES
+            images.append(
+                ImageInput(
+                    width=width, height=height, pixels=bytes(pixels[at : at + size]), tokens=tokens
+                )
+            )
+            at += size
+        found.append(
+            PreparedPrompt(
+                tokens=tuple(numbers[start:end]), grammar=one["grammar"], images=tuple(images)
+            )
+        )
         start = end
     return tuple(found)

@@ -26,7 +26,10 @@ from engine.model.adapter_bank import AdapterBank
 from engine.model.mlx_group import ModelSplit
 from engine.model.pooler import PoolerConfig
 from engine.text.codec import TextCodec
+from engine.vision import vision_model
+from engine.vision.image_reader import ImageRules
 from models.model_files import ModelFacts, ModelUnusableError
+from schemas.vision import Vision
 
 Model: TypeAlias = Any  # an mlx.nn.Module; mlx ships no types
 
@@ -56,8 +59,25 @@ class LoadedModel:
     grammars: GrammarCompiler | None = None
     adapters: AdapterBank | None = None
     """Chooses among several adapters; None for a model with none, or with one for all requests."""
+    image_rules: ImageRules | None = None
+    """The images that it sees; None if it reads text only. The model is a VisionModel otherwise."""
     draft: Model | None = None
     """The draft model (draft_model.py). It has the same tokens; padding may make its logits wider or narrower."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadOptions:
+    """The parts of a model beside its own weights."""
+
+    adapter: Path | Mapping[str, Path] | None = None
+    """The folder of a LoRA adapter, or the folders of several by name, of which requests choose."""
+    split: ModelSplit | None = None
+    """This rank's part of the model; None for all of it."""
+    vision: Vision | None = None
+    """The limits of images; None for a model that reads text only. Excludes the others."""
+
+
+_WHOLE_MODEL = LoadOptions()
 
 
 def load(
@@ -66,12 +86,9 @@ def load(
     gauges: Gauges,
     *,
     is_stopping: Callable[[], bool],
-    adapter: Path | Mapping[str, Path] | None = None,
-    split: ModelSplit | None = None,
+    options: LoadOptions = _WHOLE_MODEL,
 ) -> LoadedModel:
     """Load the model of a folder, and write the progress into `gauges`.
-
-    `adapter` is the folder of a LoRA adapter, or the folders of several by name, of which requests choose; `split` is this rank's part of the model, None for all of it.
 
     Raises:
         ModelUnusableError: mlx-lm cannot serve the model or the adapter.
@@ -79,23 +96,18 @@ def load(
 
     """
     how = pooler.read_config(folder, facts)
+    vision, split = options.vision, options.split
+    if vision is not None:
+        vision_model.check_installed(facts.model_type, folder)
     with raise_unusable(f"{folder}: config.json and the weights make no model"):
         # A text model without a head is a broken one; an embedding model needs none.
         has_head = how is None or has_output_head(folder)
-        model, config = (
-            load_model(
-                folder,
-                lazy=True,
-                get_model_classes=absent_tensors.model_classes(folder),
-                trust_remote_code=False,
-            )
-            if how is None
-            else load_embedding_model(folder)
-        )
+        model, config = _build(folder, vision) if how is None else load_embedding_model(folder)
         if split is not None:
             mlx_group.split_model(model, split)
         caches = make_prompt_cache(model)
-    bank = _add_adapters(model, adapter, folder, how)
+    rules = None if vision is None else vision_model.prepare(model, config, folder, vision)
+    bank = _add_adapters(model, options.adapter, folder, how)
     if not all(hasattr(cache, "merge") for cache in caches):
         name = config.get("model_type")
         raise ModelUnusableError(f"{folder}: model type {name} cannot be batched by mlx-lm")
@@ -117,7 +129,16 @@ def load(
         has_head=has_head,
         grammars=llguidance_backend.make_compiler(codec.serialized, codec.eos_ids),
         adapters=bank,
+        image_rules=rules,
     )
+
+
+def _build(folder: Path, vision: Vision | None) -> tuple[Model, dict[str, Any]]:
+    """Build a model, whose weights are read later; return it and its config."""
+    classes: Callable[[dict[str, Any]], tuple[Any, Any]] = vision_model.model_classes
+    if vision is None:
+        classes = absent_tensors.model_classes(folder)
+    return load_model(folder, lazy=True, get_model_classes=classes, trust_remote_code=False)
 
 
 def _add_adapters(

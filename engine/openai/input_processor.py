@@ -17,9 +17,15 @@ from typing import assert_never
 
 from engine.errors import GrammarError
 from engine.grammar.interface import CompiledGrammar, GrammarCompiler
-from engine.jobs import FinishReason, Job, TokenOutput
+from engine.jobs import FinishReason, ImageInput, Job, TokenOutput
 from engine.openai import limits, messages, output_format
-from engine.openai.input_tasks import GrammarTask, InputRunner, Lane, PromptsTask
+from engine.openai.input_tasks import (
+    GrammarTask,
+    InputRunner,
+    Lane,
+    PreparedPrompt,
+    PromptsTask,
+)
 from engine.openai.output_format import OutputFormat
 from engine.openai.request_body import (
     Conversation,
@@ -31,6 +37,7 @@ from engine.openai.resume_point import ResumePoint
 from engine.ports import ServedModel
 from engine.text.interface import Codec
 from engine.text.output_parser import Delta, OutputParser
+from engine.vision import image_reader
 from schemas.wire import errors
 from schemas.wire.errors import Refusal, RefusedError
 
@@ -39,7 +46,7 @@ from schemas.wire.errors import Refusal, RefusedError
 _MAX_CHARACTERS = {Lane.SHORT: 1_000, Lane.MEDIUM: 10_000, Lane.LONG: 100_000}
 # Grammars that are known to compile: those of an application's few forms.
 _KNOWN_GRAMMARS, _KNOWN_CHARACTERS = 256, 16 << 20
-_ADAPTER_SALT = "adapter:"
+_ADAPTER_SALT, _IMAGE_SALT = "adapter:", "images:"
 
 
 class KnownGrammars:
@@ -125,7 +132,8 @@ class InputProcessor:
         limits.check_bias(request, self.ready.vocab_size)
         first_seed = fresh_seed if request.seed is None else request.seed
         choices: list[GenerationChoice] = []
-        for at, prompt in enumerate(await self._prompts(request, self.context_length)):
+        for at, prepared in enumerate(await self._prompts(request, self.context_length)):
+            prompt = prepared.tokens
             limits.check_tokens(prompt, self.ready.vocab_size)
             limits.check_prompt_logprobs(request, len(prompt))
             max_tokens = self._max_tokens(request, len(prompt))
@@ -140,7 +148,8 @@ class InputProcessor:
                 has_prompt_logprobs=request.has_prompt_logprobs,
                 grammar=answer_format.grammar,
                 grammar_param=answer_format.grammar_param,
-                cache_salt=self._cache_salt(request),
+                cache_salt=_image_salt(self._cache_salt(request), prepared.images),
+                images=prepared.images,
                 adapter=self.ready.adapters.get(request.model, ""),
             )
             for index in range(request.n):
@@ -163,8 +172,8 @@ class InputProcessor:
 
         """
         (prompt,) = await self._prompts(request, None)
-        limits.check_vocabulary(prompt, self.ready.vocab_size, "prompt")
-        return list(prompt)
+        limits.check_vocabulary(prompt.tokens, self.ready.vocab_size, "prompt")
+        return list(prompt.tokens)
 
     async def text(self, tokens: Sequence[int]) -> str:
         """Return the text of tokens.
@@ -182,19 +191,23 @@ class InputProcessor:
 
     async def _prompts(
         self, request: GenerationRequest, context_length: int | None
-    ) -> tuple[tuple[int, ...], ...]:
-        """Return the tokens of each prompt."""
+    ) -> tuple[PreparedPrompt, ...]:
+        """Return the tokens of each prompt, and its images."""
         if isinstance(request.prompt, TextPrompts):
             tokens = tuple(one for one in request.prompt.contents if not isinstance(one, str))
             if len(tokens) == len(request.prompt.contents):
-                return tokens  # there is nothing to do
+                return tuple(PreparedPrompt(tokens=one) for one in tokens)  # there is nothing to do
         length = work_length(request)
-        found = await self.inputs.prepare(
-            lane_of(length),
-            PromptsTask(request=request, context_length=context_length),
+        has_images = self.ready.image_rules is not None and _has_images(request)
+        return await self.inputs.prepare(
+            Lane.HUGE if has_images else lane_of(length),
+            PromptsTask(
+                request=request,
+                context_length=context_length,
+                image_rules=self.ready.image_rules,
+            ),
             size=length,
         )
-        return tuple(one.tokens for one in found)
 
     async def _format(self, request: GenerationRequest, prompt: tuple[int, ...]) -> OutputFormat:
         """Return the output format of the answers to a prompt, with its grammar compiled."""
@@ -237,7 +250,7 @@ class InputProcessor:
         if content is not None:
             return f"{_ADAPTER_SALT}{content}:{request.cache_salt}"
         # A client must not write the model's own keys and values where an adapter's are looked up.
-        is_taken = request.cache_salt.startswith(_ADAPTER_SALT)
+        is_taken = request.cache_salt.startswith((_ADAPTER_SALT, _IMAGE_SALT))
         return f":{request.cache_salt}" if is_taken else request.cache_salt
 
     def _max_tokens(self, request: GenerationRequest, prompt_tokens: int) -> int:
@@ -271,12 +284,25 @@ class InputProcessor:
         )
 
 
+def _image_salt(salt: str, images: Sequence[ImageInput]) -> str:
+    """Return the salt of a prompt with images, whose tokens are the same for all images of a size."""
+    if not images:
+        return salt
+    digests = ":".join(image.digest for image in images)
+    return f"{_IMAGE_SALT}{hashlib.blake2b(digests.encode(), digest_size=16).hexdigest()}:{salt}"
+
+
 def _without_earlier_text(prompt: Conversation | TextPrompts) -> Conversation | TextPrompts:
     """Return what a grammar depends on: the last message, if the answer continues it."""
     if isinstance(prompt, TextPrompts):
         return TextPrompts(contents=())
     is_open = prompt.end is ConversationEnd.MESSAGE_OPEN
     return Conversation(messages=prompt.messages[-1:] if is_open else (), end=prompt.end)
+
+
+def _has_images(request: GenerationRequest) -> bool:
+    prompt = request.prompt
+    return isinstance(prompt, Conversation) and bool(image_reader.image_urls(prompt.messages))
 
 
 def lane_of(length: int) -> Lane:

@@ -4,7 +4,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final, Protocol, TypeAlias
 
+from engine.jobs import ImageInput
 from engine.openai.request_body import GenerationRequest
+from engine.vision.image_reader import ImageRules
 
 
 class Lane(StrEnum):
@@ -30,6 +32,7 @@ class PreparedPrompt:
     """One prompt, ready for a job."""
 
     tokens: tuple[int, ...] = ()
+    images: tuple[ImageInput, ...] = ()
     grammar: str | None = None
     """The grammar of the answers, which compiles within the limits; None if they have none, or it was not asked for."""
 
@@ -41,6 +44,8 @@ class PromptsTask:
     request: GenerationRequest
     context_length: int | None = None
     """A text that is certainly longer is refused before it is tokenized; None accepts any."""
+    image_rules: ImageRules | None = None
+    """None if the model reads text only."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

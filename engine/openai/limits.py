@@ -5,6 +5,7 @@ from collections.abc import Iterable, Sequence
 from engine.memory.budget import MemoryBudget
 from engine.openai import prompts
 from engine.openai.request_body import GenerationRequest
+from schemas.vision import Vision
 from schemas.wire import errors
 from schemas.wire.errors import RefusedError
 
@@ -19,6 +20,11 @@ _SCORED_PROMPT_TOKENS = 32_768
 def body_bytes(context_length: int, *, prompts: int, most: int) -> int:
     """Return the largest useful request body in bytes: that of `prompts` prompts which fill the context, at most `most`."""
     return min(most, _BODY_BYTES + _BODY_BYTES_PER_TOKEN * context_length * prompts)
+
+
+def image_bytes(vision: Vision) -> int:
+    """Return the bytes of a request's images in its body: base64 has four characters for three bytes."""
+    return vision.max_images * (vision.max_image_bytes * 4 // 3 + 128)
 
 
 def check_bias(request: GenerationRequest, vocab_size: int) -> None:

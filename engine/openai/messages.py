@@ -8,10 +8,11 @@ from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, TypeAlias
 
 import orjson
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from engine.openai import parameters
 from engine.text.interface import Message
+from engine.vision.image_reader import NO_IMAGES
 from schemas.wire import errors
 
 _STRICT = ConfigDict(strict=True, extra="forbid")
@@ -24,6 +25,8 @@ MAX_MESSAGES = 4096
 # The work of rendering a message, in characters of text that take as long to tokenize.
 _MESSAGE_CHARACTERS = 16
 ROLES = ("system", "developer", "user", "assistant", "tool")
+TAGS = (*ROLES, "text", "image_url")
+"""Names in pydantic's paths that are no fields."""
 Name: TypeAlias = Annotated[str, Field(min_length=1, max_length=256)]
 
 
@@ -34,6 +37,30 @@ class TextPart(BaseModel):
 
     type: Literal["text"]
     text: str
+
+
+class ImageUrl(BaseModel):
+    """An image, in the URL itself."""
+
+    model_config = _STRICT
+
+    url: Annotated[str, Field(min_length=1)]
+    detail: Literal["auto", "low", "high"] | None = None
+    """OpenAI's price classes; the model's own preprocessing chooses the size."""
+
+
+class ImagePart(BaseModel):
+    """Image of a message."""
+
+    model_config = _STRICT
+
+    type: Literal["image_url"]
+    image_url: ImageUrl
+
+    @field_validator("image_url", mode="before", json_schema_input_type=ImageUrl | str)
+    @classmethod
+    def _from_text(cls, value: object) -> object:
+        return {"url": value} if isinstance(value, str) else value
 
 
 class RefusalPart(BaseModel):
@@ -51,7 +78,7 @@ class PromptMessage(BaseModel):
     model_config = _STRICT
 
     role: Literal["system", "developer", "user"]
-    content: str | list[TextPart]
+    content: str | list[Annotated[TextPart | ImagePart, Field(discriminator="type")]]
     name: Name | None = None
 
 
@@ -96,7 +123,7 @@ class ToolMessage(BaseModel):
 
     role: Literal["tool"]
     tool_call_id: str
-    content: str | list[TextPart]
+    content: str | list[Annotated[TextPart | ImagePart, Field(discriminator="type")]]
     name: str | None = None
     """The name of the function, which the call has as well."""
 
@@ -106,7 +133,7 @@ AnyMessage: TypeAlias = Annotated[
 ]
 
 
-def normalize(messages: object) -> None:
+def normalize(messages: object, *, sees_images: bool = False) -> None:
     """Drop labels and empty extra fields, and refuse unsupported roles and parts with a clearer message than pydantic's.
 
     Raises:
@@ -127,7 +154,7 @@ def normalize(messages: object) -> None:
                 )
         content = message.get("content")
         for at, part in enumerate(content if isinstance(content, list) else ()):
-            _check_part(part, f"{where}.content[{at}]")
+            _check_part(part, f"{where}.content[{at}]", sees_images=sees_images)
             _drop_labels(part)
 
 
@@ -149,11 +176,16 @@ def _check_role(role: object, where: str) -> None:
         )
 
 
-def _check_part(part: object, where: str) -> None:
+def _check_part(part: object, where: str, *, sees_images: bool) -> None:
     kind = part.get("type") if isinstance(part, dict) else None
+    if kind == "image_url":
+        if not sees_images:
+            raise errors.invalid(NO_IMAGES, param=f"{where}.type")
+        return
     if isinstance(kind, str) and kind not in ("text", "refusal"):
+        taken = "text and images ('image_url')" if sees_images else "text only"
         raise errors.invalid(
-            f"This model accepts text only; a part of type '{kind[:50]}' is not supported.",
+            f"This model accepts {taken}; a part of type '{kind[:50]}' is not supported.",
             param=f"{where}.type",
         )
 
@@ -170,7 +202,7 @@ def to_template(messages: Sequence[AnyMessage]) -> tuple[Message, ...]:
     for index, message in enumerate(messages):
         where = f"messages[{index}]"
         if isinstance(message, PromptMessage):
-            converted.append(_prompt_message(message))
+            converted.append(_prompt_message(message, where))
         elif isinstance(message, AssistantMessage):
             converted.append(_assistant_message(message, where))
             functions |= {call.id: call.function.name for call in message.tool_calls or ()}
@@ -179,11 +211,11 @@ def to_template(messages: Sequence[AnyMessage]) -> tuple[Message, ...]:
     return tuple(converted)
 
 
-def _prompt_message(message: PromptMessage) -> Message:
+def _prompt_message(message: PromptMessage, where: str) -> Message:
     # Templates know `system`; `developer` is OpenAI's name for it since its reasoning models.
     role = "system" if message.role == "developer" else message.role
     named = {} if message.name is None else {"name": message.name}
-    return {"role": role, "content": _text(message.content), **named}
+    return {"role": role, "content": _content(message.content, where), **named}
 
 
 def _assistant_message(message: AssistantMessage, where: str) -> Message:
@@ -237,7 +269,7 @@ def _tool_message(message: ToolMessage, functions: Mapping[str, str], where: str
         "role": "tool",
         "tool_call_id": message.tool_call_id,
         "name": name,
-        "content": _text(message.content),
+        "content": _content(message.content, where),
     }
 
 
@@ -245,6 +277,27 @@ def _text(content: str | Sequence[TextPart | RefusalPart]) -> str:
     if isinstance(content, str):
         return content
     return "".join(part.text if isinstance(part, TextPart) else part.refusal for part in content)
+
+
+def _content(
+    content: str | Sequence[TextPart | ImagePart], where: str
+) -> str | list[dict[str, Any]]:
+    """Return a text, or parts if there are images: templates write a marker for each image."""
+    if isinstance(content, str):
+        return content
+    texts = [part for part in content if isinstance(part, TextPart)]
+    if len(texts) == len(content):
+        return _text(texts)
+    return [
+        {"type": "text", "text": part.text}
+        if isinstance(part, TextPart)
+        else {
+            "type": "image",
+            "url": part.image_url.url,
+            "param": f"{where}.content[{at}].image_url.url",
+        }
+        for at, part in enumerate(content)
+    ]
 
 
 def with_spoken_names(messages: Sequence[Message], role: str) -> list[Message]:
@@ -257,8 +310,11 @@ def with_spoken_names(messages: Sequence[Message], role: str) -> list[Message]:
 
 def _with_spoken_name(message: Message) -> Message:
     spoken = {key: value for key, value in message.items() if key != "name"}
-    if message["content"]:
-        spoken["content"] = f"{message['name']}: {message['content']}"
+    content = message["content"]
+    if isinstance(content, list):
+        spoken["content"] = [{"type": "text", "text": f"{message['name']}: "}, *content]
+    elif content:
+        spoken["content"] = f"{message['name']}: {content}"
     return spoken
 
 
@@ -266,8 +322,14 @@ def text_length(messages: Sequence[Mapping[str, Any]]) -> int:
     """Return the approximate work of rendering and tokenizing these messages, in characters of text."""
     return sum(
         _MESSAGE_CHARACTERS
-        + len(message["content"])
+        + _content_length(message["content"])
         + len(message.get("reasoning_content", ""))
         + sum(len(str(call)) for call in message.get("tool_calls", ()))
         for message in messages
     )
+
+
+def _content_length(content: str | Sequence[Mapping[str, Any]]) -> int:
+    if isinstance(content, str):
+        return len(content)
+    return sum(len(part.get("text", "")) + len(part.get("url", "")) for part in content)

@@ -196,7 +196,7 @@ REPLACEMENTS: Mapping[str, str] = {
     "ebnf": "use 'guided_grammar'",
     "format": "use 'response_format'",
     "grammar": "use 'guided_grammar'",
-    "images": "this engine reads text only",
+    "images": "send images in 'messages', as parts of the type 'image_url'",
     "include_stop_str_in_output": "add the stop word that 'stop_reason' names",
     "input": "chats have 'messages', completions have 'prompt'",
     "json_schema": "use 'response_format' or 'guided_json'",

@@ -10,6 +10,7 @@ from typing import assert_never
 
 from engine.errors import PromptRefusedError, TextTooLongError
 from engine.grammar.interface import GrammarCompiler
+from engine.jobs import ImageInput
 from engine.openai import messages, output_format, prompts
 from engine.openai.input_tasks import (
     GrammarTask,
@@ -21,6 +22,7 @@ from engine.openai.input_tasks import (
 from engine.openai.output_format import ChatEncoder
 from engine.openai.request_body import Conversation, GenerationRequest, TextPrompts
 from engine.text.interface import Codec, Message
+from engine.vision import image_reader
 from schemas.wire import errors
 
 
@@ -35,9 +37,16 @@ def run(
     """
     match task:
         case PromptsTask(request=request, context_length=context_length):
+            images = _read_images(task)
             found = encode_prompts(request, codec, context_length=context_length)
+            if images and task.image_rules is not None:
+                token = task.image_rules.token
+                found = [
+                    image_reader.expand_tokens(one, images, token, param="messages")
+                    for one in found
+                ]
             _check_context(request, found, context_length)
-            return tuple(PreparedPrompt(tokens=tuple(tokens)) for tokens in found)
+            return tuple(PreparedPrompt(tokens=tuple(tokens), images=images) for tokens in found)
         case TextsTask():
             return tuple(_encode_texts(task, codec))
         case GrammarTask(request=request, tail=tail):
@@ -45,6 +54,14 @@ def run(
             return (PreparedPrompt(grammar=grammar),)
         case _:
             assert_never(task)
+
+
+def _read_images(task: PromptsTask) -> tuple[ImageInput, ...]:
+    """Return the images of a chat. Raises RefusedError."""
+    prompt = task.request.prompt
+    if task.image_rules is None or not isinstance(prompt, Conversation):
+        return ()
+    return image_reader.read_images(image_reader.image_urls(prompt.messages), task.image_rules)
 
 
 def _check_context(
@@ -88,7 +105,7 @@ def encode_prompts(
                 return [_encode_content(content, codec, max_tokens) for content in contents]
             case Conversation(messages=turns):
                 encoder = ChatEncoder(request, codec, max_tokens=max_tokens)
-                return [_encode_chat(turns, encoder)]
+                return [_encode_chat(image_reader.without_urls(turns), encoder)]
             case _:
                 assert_never(request.prompt)
 

@@ -262,6 +262,8 @@ class RequestPolicy:
     """True if parameters that only other servers have are refused; they are left out otherwise."""
     always_performance: bool = False
     """True if answers have the member `performance` unless the request says false."""
+    sees_images: bool = False
+    """True if messages may have images."""
 
     def fill_in(self, fields: dict[str, Any]) -> None:
         """Add the deployment's values to a body; `max_tokens` is resolved later, when the prompt's length is known."""
@@ -290,7 +292,7 @@ def parse_chat(
     fields = read_object(raw)
     resumed = _pop_resume_point(fields, policy.context_length) if is_resumable else None
     ignored = parameters.chat_parameters().check(fields, refuses_unknown=policy.refuses_unknown)
-    messages.normalize(fields.get("messages"))
+    messages.normalize(fields.get("messages"), sees_images=policy.sees_images)
     _drop_no_limit(fields)
     policy.fill_in(fields)
     body = validate(ChatBody, fields)
@@ -577,8 +579,8 @@ def _error_path(location: Sequence[str | int]) -> str:
     text = ""
     before: str | int = ""
     for part in location:
-        # A role after an index is the tag of a union member, not a field.
-        is_tag = part in ("str", "int") or (isinstance(before, int) and part in messages.ROLES)
+        # A role or a kind of part after an index is the tag of a union member, not a field.
+        is_tag = part in ("str", "int") or (isinstance(before, int) and part in messages.TAGS)
         before = part
         if isinstance(part, int):
             text += f"[{part}]"

@@ -15,7 +15,7 @@ from engine.openai.messages import AnyMessage
 from engine.openai.output_options import Tools
 from engine.openai.parameters import EndpointParameters
 from engine.openai.prompts import Token, Tokens
-from engine.openai.request_body import GenerationRequest
+from engine.openai.request_body import GenerationRequest, RequestPolicy
 from engine.openai.template_variables import TemplateVariables
 from schemas.wire import errors
 
@@ -96,8 +96,8 @@ def accepted_parameters() -> EndpointParameters:
     return EndpointParameters(honoured=_CHAT_FIELDS | own, labels=frozenset(), limited={})
 
 
-def parse(raw: bytes) -> TokenizeRequest:
-    """Parse a body.
+def parse(raw: bytes, *, sees_images: bool = False) -> TokenizeRequest:
+    """Parse a body; messages may have images if the model `sees_images`.
 
     Raises:
         RefusedError: a value is wrong, or there is not exactly one of `prompt` and `messages`.
@@ -114,7 +114,8 @@ def parse(raw: bytes) -> TokenizeRequest:
     if ("messages" in fields) == ("prompt" in fields):
         raise errors.invalid("Give either 'messages' or 'prompt'.", param="messages")
     if "messages" in fields:
-        request = request_body.parse_chat(orjson.dumps(fields))
+        policy = RequestPolicy(sees_images=sees_images)
+        request = request_body.parse_chat(orjson.dumps(fields), policy=policy)
         return TokenizeRequest(request=request, has_tokens=has_tokens)
     for name in sorted(fields.keys() & _CHAT_FIELDS):
         raise errors.invalid(f"'{name}' is for chats; give 'messages'.", param=name)

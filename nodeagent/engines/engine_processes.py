@@ -26,6 +26,7 @@ from nodeagent.engines import engine_logs, group_launch, prefix_folders
 from nodeagent.engines.addresses import EngineAddresses
 from nodeagent.engines.group_launch import RankLaunch
 from schemas.sampling import Performance, Sampling, UnknownParameters
+from schemas.vision import Vision
 from schemas.wire import engine_flags
 from schemas.wire.engine_address import EngineAddress
 from schemas.wire.engine_flags import EngineFlags, EngineIdentity
@@ -52,6 +53,7 @@ class EngineOrder:
     sampling: Sampling | None = None
     unknown_parameters: UnknownParameters = "Warn"
     performance: Performance = "OnRequest"
+    vision: Vision | None = None
     kv_bits: int | None = None
     kv_window: int | None = None
     prefix_cache_bytes: int | None = None
@@ -157,6 +159,7 @@ def flags_of(
         # Defaults are not written: an engine of an earlier release does not know the flags.
         unknown_parameters=None if order.unknown_parameters == "Warn" else order.unknown_parameters,
         performance=None if order.performance == "OnRequest" else order.performance,
+        vision=order.vision,
         kv_bits=order.kv_bits,
         kv_window=order.kv_window,
         prefix_cache_bytes=order.prefix_cache_bytes,

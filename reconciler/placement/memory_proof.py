@@ -14,6 +14,7 @@ from schemas import quantity
 from schemas.deployment import KvCache, ModelDeploymentSpec
 from schemas.node import ModelGeometry
 from schemas.replica import MemoryProof, RankAssignment, RankStatus, Replica
+from schemas.vision import Vision
 
 # Python, MLX and buffers of one engine process; measured 0.5 to 0.8 GiB with an idle model.
 _PROCESS_BYTES = 768 * 2**20
@@ -30,6 +31,7 @@ class ProofExtras:
     draft: ModelGeometry | None = None
     draft_tokens: int = 0
     """Tokens that a draft model or n-grams propose at once."""
+    vision: Vision | None = None
 
 
 NO_EXTRAS: Final = ProofExtras()
@@ -52,7 +54,8 @@ def prove(
     return MemoryProof(
         weights_bytes=_weights(geometry, ranks),
         kv_cache_bytes=footprint.cache_bytes(geometry, load),
-        activation_bytes=footprint.activation_bytes(geometry, load),
+        activation_bytes=footprint.activation_bytes(geometry, load)
+        + footprint.vision_bytes(geometry, load),
         overhead_bytes=_PROCESS_BYTES,
         prefix_cache_bytes=extras.prefix_cache_bytes,
         adapter_bytes=extras.adapter_bytes,
@@ -72,6 +75,8 @@ def engine_load(
         kv_bits=extras.kv_bits,
         kv_window=extras.kv_window,
         draft_tokens=extras.draft_tokens,
+        image_pixels=0 if extras.vision is None else extras.vision.max_pixels,
+        images=0 if extras.vision is None else extras.vision.max_images,
     )
 
 
@@ -117,6 +122,7 @@ def extras_of(request: PlacementRequest, node: NodeView) -> ProofExtras:
         adapter_bytes=sum(node.adapters[path].weights_bytes for path in source.adapter_paths),
         draft=draft_of(request, node),
         draft_tokens=source.guess_tokens,
+        vision=source.vision,
     )
 
 

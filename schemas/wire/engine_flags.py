@@ -11,14 +11,16 @@ import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Final, Self, TypeAlias, get_args
+from typing import Any, Final, Self, TypeAlias, TypeVar, get_args
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from schemas.sampling import Performance, Sampling, UnknownParameters
 from schemas.shardgroup import Backend, Parallelism
+from schemas.vision import Vision
 from schemas.wire.engine_address import EngineAddress
 
 MODULE: Final = "engine"
@@ -41,7 +43,9 @@ fit every pipe (_POSIX_PIPE_BUF), so the agent never waits, and its death at any
 LEGACY_GROUP_VARIABLE: Final = "MLX_FLEET_GROUP_SECRET"
 """The environment variable in which agents of 0.1.0 and earlier give the secret; engines read it if stdin is empty."""
 
-Value: TypeAlias = str | int | float | Path | tuple[str, ...] | tuple[int, ...] | Sampling | None
+Value: TypeAlias = (
+    str | int | float | Path | tuple[str, ...] | tuple[int, ...] | Sampling | Vision | None
+)
 
 _HOST: Final = "127.0.0.1"
 _MAX_PORT: Final = 65535
@@ -97,9 +101,12 @@ def _socket(text: str) -> Path:
         raise argparse.ArgumentTypeError(str(error)) from error
 
 
-def _sampling(text: str) -> Sampling:
+_M = TypeVar("_M", bound=BaseModel)
+
+
+def _json(model: type[_M], text: str) -> _M:
     try:
-        return Sampling.model_validate_json(text)
+        return model.model_validate_json(text)
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         where = ".".join(map(str, first["loc"]))
@@ -161,8 +168,16 @@ class EngineFlags:
         default=None,
         metadata=_flag(
             "--sampling",
-            _sampling,
+            partial(_json, Sampling),
             "values for requests that leave them out, as JSON of spec.sampling",
+        ),
+    )
+    vision: Vision | None = field(
+        default=None,
+        metadata=_flag(
+            "--vision",
+            partial(_json, Vision),
+            "limits of images in requests, as JSON of spec.model.vision; default: text only",
         ),
     )
     unknown_parameters: UnknownParameters | None = field(
@@ -395,7 +410,14 @@ class EngineFlags:
                 return "--kv-window cannot be combined with --kv-bits: a rotating cache is never quantized"
             if self.kv_window >= self.context_length:
                 return "--kv-window must be less than --context-length"
-        return self._guess_conflict() or self._adapter_conflict()
+        return self._vision_conflict() or self._guess_conflict() or self._adapter_conflict()
+
+    def _vision_conflict(self) -> str:
+        others = ("adapter", "lora_modules", "draft_model", "ngram_tokens", "kv_bits", "kv_window")
+        found = next((_FLAGS[name].name for name in others if getattr(self, name) is not None), "")
+        if self.vision is not None and found:
+            return f"--vision cannot be combined with {found}: it is for models of mlx-lm"
+        return ""
 
     def _guess_conflict(self) -> str:
         sources = {"--draft-model": self.draft_model, "--ngram-tokens": self.ngram_tokens}
@@ -442,6 +464,8 @@ class EngineFlags:
 
     def _single_only_conflict(self) -> str:
         """Return which flag only an engine with all of its model takes."""
+        if self.vision is not None:
+            return "--vision cannot be combined with --world-size: mlx-vlm's models cannot be split"
         if self.draft_model is not None:
             return "--draft-model cannot be combined with --world-size: only rank 0 would draft"
         if self.ngram_tokens is not None:
@@ -488,7 +512,7 @@ def to_argv(**values: Value) -> list[str]:
 def _written(value: Value) -> str:
     if isinstance(value, float):
         return f"{value:g}"
-    if isinstance(value, Sampling):
+    if isinstance(value, Sampling | Vision):
         return value.model_dump_json(by_alias=True, exclude_none=True)
     return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from engine.flags import parse
+from schemas.vision import Vision
 from schemas.wire.engine_flags import EngineFlags
 
 LEAST = EngineFlags(
@@ -109,3 +110,24 @@ def test_wrong_flags_end_the_process(
     assert ended.value.code == 2
     last = capsys.readouterr().err.splitlines()[-1]  # the line that the agent shows
     assert last.startswith(f"engine: error: {error}")
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        (["--kv-bits", "8"], "--vision cannot be combined with --kv-bits"),
+        (["--ngram-tokens", "3"], "--vision cannot be combined with --ngram-tokens"),
+    ],
+)
+def test_vision_is_for_whole_models_of_their_own(
+    more: list[str], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        parse([*LEAST.to_argv(), "--vision", "{}", *more])
+    assert words in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        parse([*LEAST.to_argv(), "--vision", '{"maxImages": 0}'])
+    assert "maxImages" in capsys.readouterr().err
+    config = parse([*LEAST.to_argv(), "--vision", '{"maxImages": 2}'])
+    assert config.vision == Vision(max_images=2)
+    assert parse(dataclasses.replace(LEAST, vision=config.vision).to_argv()) == config

@@ -86,7 +86,7 @@ def load_adapted(
         model_files.inspect_model(folder),
         gauges or Gauges(),
         is_stopping=lambda: False,
-        adapter=adapter,
+        options=loader.LoadOptions(adapter=adapter),
     )
 
 

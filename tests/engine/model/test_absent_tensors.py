@@ -52,7 +52,9 @@ def load(folder: Path, rank: int) -> Any:
     facts = partial_model.inspect_rank_model(folder, LAYERS, rank)
     group = module("engine.shape_probe").StubGroup(rank, 2)
     how = mlx_group.ModelSplit(group=group, parallelism="Pipeline", layers=LAYERS)
-    return loader.load(folder, facts, Gauges(), is_stopping=lambda: False, split=how).model
+    return loader.load(
+        folder, facts, Gauges(), is_stopping=lambda: False, options=loader.LoadOptions(split=how)
+    ).model
 
 
 @pytest.mark.parametrize("rank", [0, 1])

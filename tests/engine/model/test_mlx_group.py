@@ -39,7 +39,9 @@ def test_a_group_of_one_has_all_of_the_model(tiny: Path) -> None:
     loader, mlx_group = (module(f"engine.model.{name}") for name in ("loader", "mlx_group"))
     gauges, facts = Gauges(), model_files.inspect_model(tiny)
     how = mlx_group.ModelSplit(group=module("mlx.core").distributed.init())
-    whole = loader.load(tiny, facts, gauges, is_stopping=lambda: False, split=how)
+    whole = loader.load(
+        tiny, facts, gauges, is_stopping=lambda: False, options=loader.LoadOptions(split=how)
+    )
     assert gauges.loaded_bytes == facts.weight_bytes
     made = []
     for loaded in (whole, load(tiny)):

@@ -8,12 +8,13 @@ from reconciler.events import DeploymentEvents
 from reconciler.listers.caches import make_caches
 from reconciler.listers.lister import Lister
 from reconciler.placement import memory_proof
-from reconciler.placement.memory_proof import prove
+from reconciler.placement.memory_proof import ProofExtras, prove
 from reconciler.status import replica_status
 from schemas.event import Event
 from schemas.meta import ConditionStatus, Status, find_condition
 from schemas.node import LayerGroup, ModelGeometry
 from schemas.replica import MemoryProof, RankStatus
+from schemas.vision import Vision
 from store import objects
 from store.events import EventRecorder
 from store.memory import MemoryTransport
@@ -231,3 +232,21 @@ async def test_a_correction_is_recorded_once_per_step() -> None:
         ("Warning", "ProofCorrected", "ModelDeployment", "uid-qwen", 1)
     }
     assert sorted(e.message[:22] for e in events) == [f"qwen-0 used {n}.0 GiB on" for n in (2, 3)]
+
+
+def test_images_need_memory_by_their_pixels_and_their_number() -> None:
+    shape = geometry(layers=28, kv_heads=2, vocab=151_936).model_copy(
+        update={"hidden_size": 1536, "ffn_size": 8960, "heads": 12, "is_attention_fused": True}
+    )
+
+    def need(vision: Vision | None) -> int:
+        extras = ProofExtras(vision=vision)
+        return prove(shape, context_length=4096, concurrency=2, extras=extras).activation_bytes
+
+    text, one = need(None), need(Vision(max_images=1))
+    decoding, embeddings = 192 << 20, 2 * 4096 * 1536 * 2
+    each = one - text - decoding - embeddings
+    assert each > 0
+    four = need(Vision(max_images=4))
+    assert four - one == 3 * each
+    assert need(Vision(max_images=4, max_pixels=100_000)) < four

@@ -1,0 +1,208 @@
+"""Reads the images of a request, in an input worker: data URLs to pixels of the size that the model sees.
+
+An image is untrusted, and its decoder may take any time and memory: the worker's limits end both. Pillow is
+imported when the first image comes; it belongs to the extra `vision`.
+"""
+
+import base64
+import binascii
+import importlib
+import io
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from engine.jobs import ImageInput
+from engine.text.interface import Message
+from schemas.vision import Vision
+from schemas.wire import errors
+from schemas.wire.errors import RefusedError
+
+# Pixels that are decoded before an image is scaled down: 96 MB with transparency, and 72 MB without. A JPEG is decoded
+# at a fraction of its size, so the 48 million of a phone's camera are fine.
+_MAX_SOURCE_PIXELS: Final = 24_000_000
+_MAX_RATIO: Final = 200  # of the longer side to the shorter one, as in Qwen2-VL's own preprocessing
+_FORMATS: Final = ("PNG", "JPEG", "WEBP", "GIF")
+_NAMES: Final = "PNG, JPEG, WebP or GIF"
+_DATA_URL: Final = re.compile(r"data:[\w.+-]*/?[\w.+-]*(;[\w=.+-]*)*,", re.ASCII | re.IGNORECASE)
+# Base64 has four characters for three bytes.
+_BASE64_GROUP, _BASE64_BYTES = 4, 3
+
+NO_IMAGES: Final = (
+    "This model reads text only here. Models that see images are deployed with spec.model.vision; send the request to one "
+    "of them, or leave the image out."
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImageRules:
+    """The images that a model and its deployment take; can be pickled."""
+
+    limits: Vision
+    factor: int
+    """Width and height are multiples of it; a square of this side is one token."""
+    min_pixels: int
+    max_pixels: int
+    """The model's own limit; the deployment's counts as well."""
+    token: int
+    """The token that stands for an image in a rendered prompt."""
+
+    def size(self, width: int, height: int) -> tuple[int, int]:
+        """Return the width and height that the model sees of an image."""
+        factor = self.factor
+        most = max(self.min_pixels, min(self.max_pixels, self.limits.max_pixels))
+        wide, high = (max(factor, round(side / factor) * factor) for side in (width, height))
+        if wide * high > most:
+            shrink = math.sqrt(width * height / most)
+            wide, high = (
+                max(factor, math.floor(side / shrink / factor) * factor) for side in (width, height)
+            )
+        elif wide * high < self.min_pixels:
+            grow = math.sqrt(self.min_pixels / (width * height))
+            wide, high = (math.ceil(side * grow / factor) * factor for side in (width, height))
+        return wide, high
+
+
+def image_urls(turns: Sequence[Message]) -> list[tuple[str, str]]:
+    """Return the URL of each image of a conversation in order, and its path in the request."""
+    return [
+        (part["url"], part["param"])
+        for turn in turns
+        if isinstance(turn["content"], list)
+        for part in turn["content"]
+        if part["type"] == "image"
+    ]
+
+
+def without_urls(turns: Sequence[Message]) -> list[Message]:
+    """Return the turns as chat templates take them: they write a marker for an image, and need no URL."""
+    return [
+        turn | {"content": [_bare(part) for part in turn["content"]]}
+        if isinstance(turn["content"], list)
+        else turn
+        for turn in turns
+    ]
+
+
+def _bare(part: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "image"} if part["type"] == "image" else part
+
+
+def read_images(found: Sequence[tuple[str, str]], rules: ImageRules) -> tuple[ImageInput, ...]:
+    """Return the images of these URLs; each comes with its path in the request.
+
+    Raises:
+        RefusedError: there are too many, or one is too large, broken, or not in the request.
+
+    """
+    most = rules.limits.max_images
+    if len(found) > most:
+        raise errors.invalid(
+            f"This request has {len(found)} images; the deployment takes at most {most}, those of earlier messages "
+            "included (spec.model.vision.maxImages).",
+            param=found[most][1],
+        )
+    return tuple(_read_image(url, param, rules) for url, param in found)
+
+
+def _read_image(url: str, param: str, rules: ImageRules) -> ImageInput:
+    raw = _decode_url(url, param, rules.limits.max_image_bytes)
+    image_module: Any = importlib.import_module("PIL.Image")
+    operations: Any = importlib.import_module("PIL.ImageOps")
+    image_module.MAX_IMAGE_PIXELS = None  # the limit below is ours, with a message of its own
+    try:
+        with image_module.open(io.BytesIO(raw), formats=_FORMATS) as opened:
+            _check_ratio(opened.width, opened.height, param)
+            wide, high = rules.size(*_turned_size(opened))
+            opened.draft("RGB", (max(wide, high), max(wide, high)))
+            _check_size(opened.width, opened.height, param)
+            operations.exif_transpose(opened, in_place=True)
+            seen = opened if opened.mode == "RGB" else opened.convert("RGB")
+            seen = seen.resize((wide, high), image_module.Resampling.BICUBIC)
+    except image_module.UnidentifiedImageError as error:
+        raise errors.invalid(f"This is no image in {_NAMES} format.", param=param) from error
+    except (OSError, SyntaxError, ValueError, OverflowError, EOFError) as error:
+        raise errors.invalid(
+            f"The image is broken: {str(error)[:100] or 'it cannot be decoded'}.", param=param
+        ) from error
+    tokens = (wide // rules.factor) * (high // rules.factor)
+    return ImageInput(width=wide, height=high, pixels=seen.tobytes(), tokens=tokens)
+
+
+def _decode_url(url: str, param: str, most: int) -> bytes:
+    head = _DATA_URL.match(url[:200])
+    if head is None:
+        raise _no_data_url(url, param)
+    if not head[0][:-1].casefold().endswith(";base64"):
+        raise errors.invalid(
+            "The data of an image must be base64: data:image/png;base64,...", param=param
+        )
+    size = (len(url) - head.end()) // _BASE64_GROUP * _BASE64_BYTES
+    if size > most + _BASE64_BYTES:
+        raise errors.invalid(
+            f"The image has {size} bytes; the deployment takes at most {most} (spec.model.vision.maxImageBytes). "
+            "Scale it down before you send it.",
+            param=param,
+        )
+    try:
+        return base64.b64decode(url[head.end() :], validate=True)
+    except binascii.Error as error:
+        raise errors.invalid(
+            f"The data of the image is no base64: {error}.", param=param
+        ) from error
+
+
+def _no_data_url(url: str, param: str) -> RefusedError:
+    kind = "A URL of a network" if re.match(r"https?:", url, re.IGNORECASE) else "This"
+    return errors.invalid(
+        f"{kind} is not fetched: send the image itself, as data:image/png;base64,...", param=param
+    )
+
+
+def _turned_size(image: Any) -> tuple[int, int]:
+    """Return width and height of an image as it is meant to be seen: a camera may have been turned."""
+    orientation = 0x0112
+    is_turned = image.getexif().get(orientation, 1) in (5, 6, 7, 8)
+    return (image.height, image.width) if is_turned else (image.width, image.height)
+
+
+def _check_size(width: int, height: int, param: str) -> None:
+    if width * height > _MAX_SOURCE_PIXELS:
+        raise errors.invalid(
+            f"The image has {width} x {height} pixels; at most {_MAX_SOURCE_PIXELS} are decoded. Scale it down before "
+            "you send it.",
+            param=param,
+        )
+
+
+def _check_ratio(width: int, height: int, param: str) -> None:
+    if max(width, height) > _MAX_RATIO * min(width, height):
+        raise errors.invalid(
+            f"The image has {width} x {height} pixels; its longer side may be {_MAX_RATIO} times the shorter one. Cut "
+            "it into parts.",
+            param=param,
+        )
+
+
+def expand_tokens(
+    tokens: Sequence[int], images: Sequence[ImageInput], token: int, *, param: str
+) -> list[int]:
+    """Return the tokens of a prompt with as many of them for each image as it has.
+
+    Raises:
+        RefusedError: the prompt has another number of places for images: a text contains such a token, or the template
+            leaves images out.
+
+    """
+    if tokens.count(token) != len(images):
+        raise errors.invalid(
+            f"The prompt has {tokens.count(token)} places for {len(images)} images: a text contains the model's marker "
+            "of images, or its chat template knows none in this role.",
+            param=param,
+        )
+    left = iter(images)
+    return [
+        one for each in tokens for one in ([each] * (next(left).tokens if each == token else 1))
+    ]

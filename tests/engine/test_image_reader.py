@@ -1,0 +1,143 @@
+"""Images of requests before they are decoded: their places in messages and prompts, sizes, and refusals."""
+
+import base64
+from typing import Any
+
+import orjson
+import pytest
+
+from engine.jobs import ImageInput
+from engine.openai import limits, messages, request_body
+from engine.openai.request_body import Conversation, RequestPolicy
+from engine.vision import image_reader
+from engine.vision.image_reader import ImageRules
+from schemas.vision import Vision
+from schemas.wire.errors import RefusedError
+
+RULES = ImageRules(
+    limits=Vision(max_images=2, max_image_bytes=1024, max_pixels=100_000),
+    factor=28,
+    min_pixels=3136,
+    max_pixels=1_003_520,
+    token=7,
+)
+URL = "data:image/png;base64," + base64.b64encode(b"x" * 90).decode()
+
+
+def chat(*parts: Any, sees_images: bool = True, role: str = "user") -> Conversation:
+    raw = orjson.dumps({"model": "m", "messages": [{"role": role, "content": list(parts)}]})
+    request = request_body.parse_chat(raw, policy=RequestPolicy(sees_images=sees_images))
+    assert isinstance(request.prompt, Conversation)
+    return request.prompt
+
+
+def image(url: Any = URL) -> dict[str, Any]:
+    return {"type": "image_url", "image_url": {"url": url, "detail": "high"}}
+
+
+TEXT = {"type": "text", "text": "what is this"}
+
+
+def test_images_keep_their_places_in_a_message() -> None:
+    turns = chat(image(), TEXT, {"type": "image_url", "image_url": "data:x"}).messages
+    assert image_reader.image_urls(turns) == [
+        (URL, "messages[0].content[0].image_url.url"),
+        ("data:x", "messages[0].content[2].image_url.url"),
+    ]
+    assert image_reader.without_urls(turns) == [
+        {"role": "user", "content": [{"type": "image"}, TEXT, {"type": "image"}]}
+    ]
+    assert messages.text_length(turns) > len(URL)
+    assert messages.with_spoken_names([turns[0] | {"name": "Bob"}], "user")[0]["content"][0] == {
+        "type": "text",
+        "text": "Bob: ",
+    }
+
+
+def test_a_message_without_images_stays_a_text() -> None:
+    assert chat(TEXT, TEXT).messages[0]["content"] == "what is thiswhat is this"
+
+
+@pytest.mark.parametrize(
+    ("parts", "sees_images", "words", "param"),
+    [
+        ([image()], False, "deployed with spec.model.vision", "messages[0].content[0].type"),
+        ([TEXT, {"type": "input_audio"}], True, "text and images", "messages[0].content[1].type"),
+        (
+            [{"type": "image_url", "image_url": {}}],
+            True,
+            "",
+            "messages[0].content[0].image_url.url",
+        ),
+    ],
+)
+def test_parts_that_are_not_taken(
+    parts: list[Any], sees_images: bool, words: str, param: str
+) -> None:
+    with pytest.raises(RefusedError) as refused:
+        chat(*parts, sees_images=sees_images)
+    assert words in refused.value.refusal.message
+    assert refused.value.refusal.param == param
+
+
+@pytest.mark.parametrize(
+    ("url", "words"),
+    [
+        ("http://169.254.169.254/latest/meta-data", "A URL of a network is not fetched"),
+        ("/etc/passwd", "This is not fetched"),
+        ("data:image/png,xx", "must be base64"),
+        ("data:image/png;base64,!!", "is no base64"),
+        (
+            "data:image/png;base64," + "A" * 1_500,
+            "has 1125 bytes; the deployment takes at most 1024",
+        ),
+    ],
+)
+def test_urls_that_are_refused_before_anything_is_decoded(url: str, words: str) -> None:
+    with pytest.raises(RefusedError) as refused:
+        image_reader._decode_url(url, "there", RULES.limits.max_image_bytes)
+    assert words in refused.value.refusal.message
+    assert refused.value.refusal.param == "there"
+
+
+def test_more_images_than_the_deployment_takes() -> None:
+    with pytest.raises(RefusedError, match="has 3 images; the deployment takes at most 2"):
+        image_reader.read_images([(URL, "a"), (URL, "b"), (URL, "c")], RULES)
+
+
+@pytest.mark.parametrize("width", [1, 27, 28, 200, 1_000, 4_032, 20_000])
+@pytest.mark.parametrize("height", [1, 29, 120, 3_024, 9_999])
+def test_the_size_that_a_model_sees(width: int, height: int) -> None:
+    """As Qwen2-VL's own preprocessing: whole tokens, about the same shape, between the limits."""
+    wide, high = RULES.size(width, height)
+    assert wide % 28 == high % 28 == 0
+    assert wide >= 28 <= high
+    if max(width, height) < 100 * min(width, height):
+        assert 3136 <= wide * high <= 100_000
+        shape = (wide / high) / (width / height)
+        assert 0.3 < shape < 3.4 or min(wide, high) <= 56
+
+
+def made(tokens: int) -> ImageInput:
+    return ImageInput(width=28, height=28, pixels=bytes(28 * 28 * 3), tokens=tokens)
+
+
+def test_each_image_gets_its_tokens() -> None:
+    found = image_reader.expand_tokens([1, 7, 2, 7], (made(3), made(1)), 7, param="messages")
+    assert found == [1, 7, 7, 7, 2, 7]
+
+
+@pytest.mark.parametrize("tokens", [[1, 2], [7, 7]])
+def test_a_prompt_with_other_places_than_images_is_refused(tokens: list[int]) -> None:
+    with pytest.raises(RefusedError, match="places for 1 images"):
+        image_reader.expand_tokens(tokens, (made(3),), 7, param="messages")
+
+
+def test_images_of_one_size_have_digests_of_their_own() -> None:
+    other = ImageInput(width=28, height=28, pixels=b"\1" * (28 * 28 * 3), tokens=1)
+    turned = ImageInput(width=56, height=14, pixels=made(1).pixels, tokens=1)
+    assert len({made(1).digest, other.digest, turned.digest}) == 3
+
+
+def test_a_body_has_room_for_the_images_of_a_request() -> None:
+    assert limits.image_bytes(RULES.limits) >= 2 * len(base64.b64encode(bytes(1024)))
