@@ -16,6 +16,7 @@ _BETWEEN = "\n\n"
 # Fields of each type of block; some are accepted without effect (docs/reference/anthropic.md).
 _FIELDS: Mapping[str, frozenset[str]] = {
     "text": frozenset({"type", "text", "cache_control", "citations"}),
+    "image": frozenset({"type", "source", "cache_control"}),
     "thinking": frozenset({"type", "thinking", "signature"}),
     "redacted_thinking": frozenset({"type", "data"}),
     "tool_use": frozenset(
@@ -27,10 +28,12 @@ _FIELDS: Mapping[str, frozenset[str]] = {
 }
 _TYPES: Mapping[str, type] = {
     "text": str, "thinking": str, "id": str, "name": str, "tool_use_id": str, "input": dict,
+    "source": dict,
 }  # fmt: skip
 _KINDS = {
     "system": ("text",),
-    "user": ("text", "tool_result"),
+    "user": ("text", "image", "tool_result"),
+    "result": ("text", "image"),
     "assistant": ("text", "thinking", "redacted_thinking", "tool_use"),
 }
 # Thinking budgets from which effort is medium or high: chat templates know words, not numbers.
@@ -106,8 +109,8 @@ def translate_messages(messages: Sequence[AnthropicMessage]) -> list[dict[str, A
     return found
 
 
-def _add(found: list[dict[str, Any]], role: str, text: str) -> None:
-    _join(found, {"role": role, "content": text})
+def _add(found: list[dict[str, Any]], role: str, content: str | list[Block]) -> None:
+    _join(found, {"role": role, "content": content})
 
 
 def _join(found: list[dict[str, Any]], turn: dict[str, Any]) -> None:
@@ -116,13 +119,40 @@ def _join(found: list[dict[str, Any]], turn: dict[str, Any]) -> None:
         found.append(turn)
         return
     before = found[-1]
+    if isinstance(before.get("content"), list) or isinstance(turn.get("content"), list):
+        before["content"] = [*_parts(before.get("content")), *_parts(turn.pop("content", None))]
     for name in ("content", "reasoning_content"):
+        if isinstance(before.get(name), list):
+            continue
         texts = [text for text in (before.get(name), turn.get(name)) if text]
         if texts or name == "content":
             before[name] = _BETWEEN.join(texts)
     calls = [*before.get("tool_calls", ()), *turn.get("tool_calls", ())]
     if calls:
         before["tool_calls"] = calls
+
+
+def _parts(content: str | list[Block] | None) -> list[Block]:
+    """Return OpenAI's parts of a message."""
+    if isinstance(content, list):
+        return content
+    return [{"type": "text", "text": content}] if content else []
+
+
+def _image(block: Block, where: str) -> Block:
+    """Return OpenAI's part for an image; the engine decides whether it takes it."""
+    source = block["source"]
+    match source.get("type"):
+        case "base64" if isinstance(source.get("data"), str):
+            url = f"data:{source.get('media_type') or 'image/png'};base64,{source['data']}"
+        case "url" if isinstance(source.get("url"), str):
+            url = source["url"]
+        case _:
+            raise invalid(
+                f"Invalid '{where}.source': an image needs a source of type 'base64' with 'media_type' and 'data'.",
+                param=f"{where}.source",
+            )
+    return {"type": "image_url", "image_url": {"url": url}}
 
 
 def _add_blocks(
@@ -135,20 +165,33 @@ def _add_blocks(
     """Add the blocks of a user or system turn; each tool result becomes a message of its own."""
     for at, block in enumerate(blocks):
         here = f"{where}[{at}]"
-        if _kind(block, role, here) == "tool_result":
+        kind = _kind(block, role, here)
+        if kind == "tool_result":
             if block["tool_use_id"] not in called:
                 raise _no_such_call(block["tool_use_id"], here)
             result = {"role": "tool", "tool_call_id": block["tool_use_id"]}
             found.append({**result, "content": _result(block, here)})
+        elif kind == "image":
+            _add(found, role, [_image(block, here)])
         else:
             _add(found, role, block["text"])
 
 
-def _result(block: Block, where: str) -> str:
+def _result(block: Block, where: str) -> str | list[Block]:
     given = block.get("content")
+    if isinstance(given, list) and any(_is_image(part) for part in given):
+        return [
+            _image(part, here) if kind == "image" else {"type": "text", "text": part["text"]}
+            for at, part in enumerate(given)
+            if (here := f"{where}.content[{at}]") and (kind := _kind(part, "result", here))
+        ]
     text = given if isinstance(given, str) else _texts(given or (), "system", f"{where}.content")
     # Chat templates have no field for it, and models understand the prefix.
     return f"Error: {text}" if block.get("is_error") else text
+
+
+def _is_image(block: object) -> bool:
+    return isinstance(block, dict) and block.get("type") == "image"
 
 
 def _assistant_turn(blocks: Sequence[Block], where: str) -> dict[str, Any]:
@@ -195,7 +238,7 @@ def _kind(block: object, role: str, where: str) -> str:
         )
     for name in _FIELDS[kind] & _TYPES.keys():
         if not isinstance(block.get(name), _TYPES[name]):
-            what = "an object" if name == "input" else "a string"
+            what = "an object" if _TYPES[name] is dict else "a string"
             raise invalid(f"Invalid '{where}.{name}': it must be {what}.", param=f"{where}.{name}")
     return kind
 
@@ -211,7 +254,7 @@ def _no_such_call(call: str, where: str) -> RefusedError:
 
 def _no_such_block(kind: object, role: str, where: str) -> RefusedError:
     if kind in ("image", "document"):
-        message = f"The models of this fleet read text only; send the {kind} as text."
+        message = f"No {kind} can stand here; send it as text, or an image in a block of the user."
     else:
         known = " or ".join(_KINDS[role])
         message = f"A block of type {str(kind)[:100]!r} cannot stand here; it must be {known}."

@@ -64,9 +64,6 @@ CONTEXT = "num_ctx"
 
 # Options whose negative values mean no limit or a random seed.
 _AS_IT_COMES = frozenset({"num_predict", "seed"})
-NO_IMAGES = (
-    "The models of this fleet read text only; leave 'images' out, or describe them in the text."
-)
 _EFFORTS: dict[object, str] = {
     True: "medium",
     False: "none",
@@ -91,7 +88,6 @@ _UNSUPPORTED = {
     "template": "The model's own chat template is used; leave 'template' out, or send the finished text with "
     "'raw': true.",
     "context": "This gateway keeps no conversations as tokens; send the messages so far to /api/chat.",
-    "images": NO_IMAGES,
     "width": "The models of this fleet make text, no images; leave 'width' out.",
     "height": "The models of this fleet make text, no images; leave 'height' out.",
     "steps": "The models of this fleet make text, no images; leave 'steps' out.",
@@ -211,15 +207,16 @@ def translate_messages(messages: Sequence[OllamaMessage]) -> list[dict[str, Any]
     """Return the messages in OpenAI's format; calls get the ids that Ollama's lack.
 
     Raises:
-        RefusedError: a message has images, or a result answers no call.
+        RefusedError: an image is no text, or a result answers no call.
 
     """
     waiting: list[tuple[str, str]] = []  # ids and names of calls without a result
     found: list[dict[str, Any]] = []
     for index, message in enumerate(messages):
-        if message.images:
-            raise invalid(NO_IMAGES, param=f"messages[{index}].images")
         shown: dict[str, Any] = {"role": message.role, "content": message.content or ""}
+        if message.images:
+            where = f"messages[{index}].images"
+            shown["content"] = _with_images(message.content, message.images, where)
         if message.thinking:
             shown["reasoning_content"] = message.thinking
         if message.tool_calls:
@@ -236,6 +233,17 @@ def translate_messages(messages: Sequence[OllamaMessage]) -> list[dict[str, Any]
             shown["tool_call_id"] = call[0]
         found.append(shown)
     return found
+
+
+def _with_images(text: str | None, images: Sequence[Any], where: str) -> list[dict[str, Any]]:
+    """Return OpenAI's parts of a message: Ollama's images come before its text, as base64 without a format."""
+    parts: list[dict[str, Any]] = []
+    for at, image in enumerate(images):
+        if not isinstance(image, str):
+            raise invalid("An image must be base64 in a string.", param=f"{where}[{at}]")
+        url = image if image.startswith("data:") else f"data:image/png;base64,{image}"
+        parts.append({"type": "image_url", "image_url": {"url": url}})
+    return [*parts, {"type": "text", "text": text}] if text else parts
 
 
 def _call(call: OllamaToolCall, id_: str) -> dict[str, Any]:
@@ -393,8 +401,10 @@ def generate_to_openai(body_fields: GenerateBody) -> dict[str, Any]:
     prompt = body_fields.prompt or ""
     if not body_fields.raw:
         system = [{"role": "system", "content": body_fields.system}] if body_fields.system else []
-        return {**body, "messages": [*system, {"role": "user", "content": prompt}]}
-    for name in ("system", "format", "think", "logprobs"):
+        images = body_fields.images
+        content = _with_images(prompt, images, "images") if images else prompt
+        return {**body, "messages": [*system, {"role": "user", "content": content}]}
+    for name in ("system", "format", "think", "logprobs", "images"):
         if getattr(body_fields, name):
             raise invalid(f"'{name}' is for chats; leave it out, or 'raw'.", param=name)
     body.pop("reasoning_effort", None)

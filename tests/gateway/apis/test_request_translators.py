@@ -142,6 +142,33 @@ def test_neighbours_of_one_role_are_one_turn() -> None:
     ]  # fmt: skip
 
 
+def test_images_become_parts_of_their_message() -> None:
+    picture = {"source": {"type": "base64", "media_type": "image/webp", "data": "AA"}}
+    image = {"type": "image", **picture}
+    part = {"type": "image_url", "image_url": {"url": "data:image/webp;base64,AA"}}
+    call = {"type": "tool_use", "id": "c1", "name": "shoot", "input": {}}
+    turns = [
+        AnthropicMessage(role="user", content="a"),
+        AnthropicMessage(role="user", content=[image, {"type": "text", "text": "b"}]),
+        AnthropicMessage(role="assistant", content=[call]),
+        AnthropicMessage(
+            role="user", content=[{"type": "tool_result", "tool_use_id": "c1", "content": [image]}]
+        ),
+    ]
+    found = request_translator.translate_messages(turns)
+    assert found[0]["content"] == [
+        {"type": "text", "text": "a"},
+        part,
+        {"type": "text", "text": "b"},
+    ]
+    assert found[-1] == {"role": "tool", "tool_call_id": "c1", "content": [part]}
+    said = ollama_request_translator.OllamaMessage(role="user", content="what", images=["AA"])
+    assert ollama_request_translator.translate_messages([said])[0]["content"] == [
+        {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA"}},
+        {"type": "text", "text": "what"},
+    ]
+
+
 def test_what_a_call_gave_back_belongs_to_it() -> None:
     def tool(**more: Any) -> ollama_request_translator.OllamaMessage:
         return ollama_request_translator.OllamaMessage(role="tool", content="x", **more)

@@ -197,8 +197,26 @@ async def test_beta_is_the_same(stage: Stage, messenger: anthropic.AsyncAnthropi
         ({"max_tokens": 0}, "at least 1"),
         ({"temperature": 1.5}, "between 0 and 1"),
         ({"colour": 1}, "Unknown field: 'colour'"),
-        ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "text only"),
-        ({"messages": [{"role": "user", "content": [{"type": "tool_use"}]}]}, "text or tool_res"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image"}]}]},
+            "source': it must be an object",
+        ),
+        (
+            {
+                "messages": [
+                    {"role": "user", "content": [{"type": "image", "source": {"type": "file"}}]}
+                ]
+            },
+            "of type 'base64'",
+        ),
+        (
+            {"messages": [{"role": "assistant", "content": [{"type": "image"}]}]},
+            "No image can stand here",
+        ),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "tool_use"}]}]},
+            "text or image or tool_res",
+        ),
         ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "must be a string"),
         ({"messages": [{"role": "tool", "content": "x"}]}, "user, assistant or system"),
         ({"messages": [*HELLO, {"role": "assistant", "content": "I"}]}, "prefill"),

@@ -146,7 +146,12 @@ async def test_no_prompt_has_the_model_loaded(
         ("chat", {"model": "nobody", "messages": HELLO}, "does not exist"),
         ("chat", {"model": "m", "messages": HELLO, "colour": 1}, "Unknown field: 'colour'"),
         ("chat", {"model": "m", "messages": "hello"}, "'messages'"),
-        ("chat", {"model": "m", "messages": [{"role": "user", "images": ["aGk="]}]}, "text only"),
+        ("chat", {"model": "m", "messages": [{"role": "user", "images": [7]}]}, "must be base64"),
+        (
+            "generate",
+            {"model": "m", "prompt": "x", "images": ["aGk="], "raw": True},
+            "'images' is for chats",
+        ),
         ("chat", {"model": "m", "messages": [{"role": "tool", "content": "x"}]}, "tool_calls"),
         ("chat", {"model": "m", "messages": HELLO, "options": {"temprature": 1}}, "'temperature'"),
         ("chat", {"model": "m", "messages": HELLO, "think": "much"}, '"high"'),
