@@ -103,6 +103,11 @@ def deployment_status(
         refusals=tuple(
             NodeRefusal(node=node, reason=why.reason, message=why.message) for node, why in refusals
         ),
+        node_priorities={
+            node.name: node.pool_priority
+            for node in observed.nodes
+            if node.pool_priority and any(node.name in replica.nodes for replica in placed)
+        },
         conditions=stamp_conditions(old, conditions, generation=generation, now=now),
     )
 

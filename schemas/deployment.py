@@ -507,6 +507,9 @@ class ModelDeploymentStatus(Status):
     """The nodes of spec.preload; None without it."""
     refusals: tuple[NodeRefusal, ...] = ()
     """The reasons why nodes cannot take the missing replicas (at most 20 nodes)."""
+    node_priorities: dict[ObjectName, int] = Field(default_factory=dict)
+    """The priority of the pools of each node that has a replica, if it is not 0; the strategy HardwareAware adds a fifth
+    of it to the points of a Mac."""
 
 
 class ModelDeployment(ApiObject):

@@ -4,8 +4,10 @@ from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
+from schemas import chips
 from schemas.meta import ApiModel, LabelKey, Labels, LabelValue, ObjectName
 from schemas.node import Taint, TaintEffect
+from schemas.quantity import Quantity, parse
 
 # The scores that placement adds up when several nodes fit (reconciler/placement/scores.py).
 ScoreName = Literal[
@@ -75,6 +77,45 @@ class ScoreWeights(ApiModel):
     """Few bytes of the model that the node would have to fetch first."""
 
 
+class SizeMinimum(ApiModel):
+    """The least Mac for a model: the thresholds of its size tier, in place of those for its number of parameters."""
+
+    min_gpu_cores: Annotated[int, Field(ge=0, le=1024)] = 0
+    """The fewest GPU cores."""
+    min_memory: Quantity | None = None
+    """The least unified memory, such as "64Gi"."""
+    preferred_chips: tuple[Annotated[str, Field(min_length=1, max_length=64)], ...] = ()
+    """Chip names such as "Apple M4 Max", any of them; empty means every chip."""
+
+    @model_validator(mode="after")
+    def _sets_something(self) -> Self:
+        if not (self.min_gpu_cores or self.min_memory or self.preferred_chips):
+            raise ValueError(
+                "sets no threshold; set minGpuCores, minMemory or preferredChips, or write tier: Off"
+            )
+        return self
+
+
+SizeTierChoice = Literal["Auto", "Off"] | SizeMinimum
+
+
+def is_large_enough(
+    tier: SizeTierChoice, parameters: int, *, chip: str, gpu_cores: int, memory_bytes: int
+) -> bool:
+    """Return whether a Mac meets the size tier of a model; placement and routing both ask here.
+
+    `parameters`: of the model, 0 if the number is not known; then every Mac meets the tier Auto.
+    """
+    if isinstance(tier, SizeMinimum):
+        return (
+            gpu_cores >= tier.min_gpu_cores
+            and (tier.min_memory is None or memory_bytes >= parse(tier.min_memory))
+            and (not tier.preferred_chips or chip in tier.preferred_chips)
+        )
+    size = chips.size_tier(parameters) if tier == "Auto" else None
+    return chips.meets_tier(size, gpu_cores=gpu_cores, memory_bytes=memory_bytes)
+
+
 def _few(keys: tuple[str, ...]) -> tuple[str, ...]:
     if len(keys) > 4:
         raise ValueError(f"names {len(keys)} labels; at most 4 are allowed")
@@ -94,9 +135,11 @@ class Placement(ApiModel):
     """Chip names such as "Apple M4 Pro", any of them; empty means every chip."""
     min_gpu_cores: Annotated[int, Field(ge=0, le=1024)] = 0
     """The fewest GPU cores that a node must have."""
-    tier: Literal["Auto", "Off"] = "Auto"
+    tier: SizeTierChoice = "Auto"
     """Auto: nodes that are large enough for a model of this size (such as 30 GPU cores and 64 GiB from 30 billion
-    parameters on) are preferred; others are used only if none of them fits. Off: size does not matter."""
+    parameters on) are preferred; others are used only if none of them fits. Off: size does not matter. An object with
+    minGpuCores, minMemory or preferredChips sets
+    thresholds of its own. The strategy HardwareAware uses the same."""
     anti_affinity: AntiAffinity | None = None
     """Deployments that must not run on the same Mac."""
     max_replicas_per_node: Annotated[int, Field(ge=1, le=1000)] | None = None

@@ -12,11 +12,13 @@ from types import MappingProxyType
 
 import msgspec
 
+from schemas.replica import EndpointHardware
 from schemas.routing import Routing, ScoreWeights
 from schemas.wire import headers as wire_headers
 from schemas.wire.engine_address import EngineAddress
 
 _USUAL = Routing()
+_UNKNOWN_HARDWARE = EndpointHardware()
 # The default of deployments (schemas/deployment.py).
 DEFAULT_CONCURRENCY = 4
 _HALF = 1 << 32
@@ -59,6 +61,10 @@ class EngineEndpoint:
     """True if the Mac meets the minimum for a model of this size."""
     start_s: float = field(default=0.0, compare=False)
     """Seconds in which the engine started; 0 if unknown."""
+    hardware: EndpointHardware = field(default=_UNKNOWN_HARDWARE, compare=False)
+    """The hardware of its Mac; equal Macs share one object."""
+    parameters: int = field(default=0, compare=False)
+    """Parameters of the model; 0 if the number is not known."""
     external: ExternalServer | None = field(default=None, compare=False)
     """None for engines of the fleet."""
     mark: int = field(default=0, init=False, compare=False)

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from types import MappingProxyType
 from typing import TypeAlias
 
@@ -32,8 +33,9 @@ from schemas.deployment import (
     served_names,
 )
 from schemas.meta import Condition, ConditionStatus, find_condition
+from schemas.placement import SizeTierChoice, is_large_enough
 from schemas.records import ExternalKey
-from schemas.replica import Endpoint
+from schemas.replica import Endpoint, EndpointHardware
 from schemas.route import Backend, ModelRoute
 from schemas.routing import Routing
 from schemas.wire.engine_address import EngineAddress
@@ -43,6 +45,8 @@ from store import keys
 # or an etcd outage is over by then; a Mac that is gone has refused its first connection long
 # before.
 ORPHAN_S = 600.0
+# mlx-serving's formula: a priority of 100 is worth 20 points.
+_POINTS_OF_PRIORITY = 1 / 5
 # Reason of the condition Progressing after a rollout, however the replicas are now.
 _COMPLETE = "RolloutComplete"
 
@@ -81,7 +85,9 @@ def endpoint_of(published: Endpoint, version: int) -> EngineEndpoint:
         ValueError: its URL is not an engine's address.
 
     """
-    hardware = published.spec.hardware
+    hardware = _shared(published.spec.hardware)
+    # Endpoints give millions of parameters.
+    parameters = published.spec.parameters * 10**6
     return EngineEndpoint(
         replica=published.metadata.name,
         node=published.spec.node,
@@ -93,16 +99,33 @@ def endpoint_of(published: Endpoint, version: int) -> EngineEndpoint:
         site=published.spec.site,
         concurrency=published.spec.concurrency or DEFAULT_CONCURRENCY,
         start_s=published.spec.start_s,
-        points=chips.machine_points(
-            chip=hardware.chip, gpu_cores=hardware.gpu_cores, memory_bytes=hardware.memory_bytes
-        ),
-        is_fit=chips.meets_tier(
-            # Endpoints give millions of parameters.
-            chips.size_tier(published.spec.parameters * 10**6),
-            gpu_cores=hardware.gpu_cores,
-            memory_bytes=hardware.memory_bytes,
-        ),
+        points=_points(hardware),
+        is_fit=_is_fit("Auto", parameters, hardware),
+        hardware=hardware,
+        parameters=parameters,
     )
+
+
+def _is_fit(tier: SizeTierChoice, parameters: int, hardware: EndpointHardware) -> bool:
+    return is_large_enough(
+        tier,
+        parameters,
+        chip=hardware.chip,
+        gpu_cores=hardware.gpu_cores,
+        memory_bytes=hardware.memory_bytes,
+    )
+
+
+def _points(hardware: EndpointHardware) -> float:
+    return chips.machine_points(
+        chip=hardware.chip, gpu_cores=hardware.gpu_cores, memory_bytes=hardware.memory_bytes
+    )
+
+
+@lru_cache(maxsize=1024)
+def _shared(hardware: EndpointHardware) -> EndpointHardware:
+    """Return one object for equal Macs: a fleet has few kinds, and many of each."""
+    return hardware
 
 
 def orphans_of(
@@ -153,8 +176,8 @@ class TableBuilder:
         """Build all models; `site` is the gateway's own."""
         self._inputs = inputs
         self._parents = _parents(inputs.deployments)
-        self._leased = _by_deployment(inputs.leased.values(), inputs.sites)
-        self._orphans = _by_deployment(orphans, inputs.sites)
+        self._leased = _by_deployment(inputs.leased.values(), inputs)
+        self._orphans = _by_deployment(orphans, inputs)
         self._canaries = dict(_canary_splits(inputs.statuses, inputs.statuses))
         self._shares = BackendBuilder(self._canaries, site)
         self._external_reasons: Mapping[str, str] = {}
@@ -199,7 +222,11 @@ class TableBuilder:
                 if after is not None:
                     stale.add(after.deployment)
                     endpoints = known.setdefault(after.deployment, {})
-                    endpoints[after.replica] = _with_site(after, inputs.sites)
+                    endpoints[after.replica] = _declared(after, inputs)
+        for name in statuses:
+            for known in (self._leased, self._orphans):
+                for replica, endpoint in known.get(name, {}).items():
+                    known[name][replica] = _declared(endpoint, inputs)
         self._build({name for own in stale for name in self._dependents.get(own, ())})
 
     def _build(self, names: Iterable[str]) -> None:
@@ -390,16 +417,26 @@ def _canary_splits(
 _ByDeployment: TypeAlias = dict[str, dict[str, EngineEndpoint]]
 
 
-def _by_deployment(endpoints: Iterable[EngineEndpoint], sites: Mapping[str, str]) -> _ByDeployment:
+def _by_deployment(endpoints: Iterable[EngineEndpoint], inputs: TableInputs) -> _ByDeployment:
     found: _ByDeployment = {}
     for one in endpoints:
-        found.setdefault(one.deployment, {})[one.replica] = _with_site(one, sites)
+        found.setdefault(one.deployment, {})[one.replica] = _declared(one, inputs)
     return found
 
 
-def _with_site(endpoint: EngineEndpoint, sites: Mapping[str, str]) -> EngineEndpoint:
-    site = sites.get(endpoint.node, endpoint.site)
-    return endpoint if site == endpoint.site else replace(endpoint, site=site)
+def _declared(endpoint: EngineEndpoint, inputs: TableInputs) -> EngineEndpoint:
+    """Return the endpoint with what users declare: its site, the model's size tier, and the priority of its Mac."""
+    site = inputs.sites.get(endpoint.node, endpoint.site)
+    hardware = endpoint.hardware
+    deployment = inputs.deployments.get(endpoint.deployment)
+    tier = "Auto" if deployment is None else deployment.spec.placement.tier
+    is_fit = _is_fit(tier, endpoint.parameters, hardware)
+    status = inputs.statuses.get(endpoint.deployment)
+    priority = 0 if status is None else status.node_priorities.get(endpoint.node, 0)
+    points = _points(hardware) + priority * _POINTS_OF_PRIORITY
+    if (site, is_fit, points) == (endpoint.site, endpoint.is_fit, endpoint.points):
+        return endpoint
+    return replace(endpoint, site=site, is_fit=is_fit, points=points)
 
 
 def _served(deployments: Mapping[str, ModelDeployment]) -> dict[str, tuple[str, ...]]:

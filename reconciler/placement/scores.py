@@ -12,7 +12,7 @@ from reconciler.placement.columns import Column
 from reconciler.placement.inputs import NodeView, PlacementRequest
 from reconciler.placement.memory_proof import proof_of
 from schemas import chips
-from schemas.placement import Profile, ScoreName, tolerates
+from schemas.placement import Profile, ScoreName, is_large_enough, tolerates
 
 Weights: TypeAlias = Mapping[ScoreName, int]
 
@@ -197,10 +197,14 @@ def total(parts: Iterable[ScorePart]) -> float:
 
 def is_preferred(request: PlacementRequest, node: NodeView) -> bool:
     """Return whether the node qualifies for the model's size tier; other nodes are used only if none does."""
-    if request.spec.placement.tier == "Off":
-        return True
-    report = node.models.get(request.path)
-    if report is None or report.geometry is None:
+    tier, report = request.spec.placement.tier, node.models.get(request.path)
+    geometry = None if report is None else report.geometry
+    if geometry is None and tier == "Auto":
         return False
-    tier = chips.size_tier(report.geometry.parameters)
-    return chips.meets_tier(tier, gpu_cores=node.gpu_cores, memory_bytes=node.memory_bytes)
+    return is_large_enough(
+        tier,
+        0 if geometry is None else geometry.parameters,
+        chip=node.chip,
+        gpu_cores=node.gpu_cores,
+        memory_bytes=node.memory_bytes,
+    )

@@ -340,3 +340,10 @@ def test_route_with_rules_and_fallbacks() -> None:
     assert said(made, "Accepted") == ("False", "BackendNotFound", "no such ModelDeployment: y, z")
     made = status.route_status(route, {"x", "y", "z"}, old=None, now=NOW)
     assert said(made, "Accepted") == ("True", "BackendsFound", "")
+
+
+def test_the_priorities_of_the_macs_with_replicas_are_told_to_gateways() -> None:
+    priorities = {"a": 80, "b": 0, "c": 100}
+    nodes = tuple(replace(node(name), pool_priority=pool) for name, pool in priorities.items())
+    seen = observed(deployment(), (replica(0), replica(1, on="b")), nodes)
+    assert whole(deployment(), seen).node_priorities == {"a": 80}

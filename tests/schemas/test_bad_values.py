@@ -121,6 +121,8 @@ DEPLOYMENT: list[tuple[str, Tree]] = [
     ("placement.chips.0", {"placement": {"chips": [""]}}),
     ("placement.minGpuCores", {"placement": {"minGpuCores": -1}}),
     ("placement.tier", {"placement": {"tier": "auto"}}),
+    ("placement.tier", {"placement": {"tier": {}}}),
+    ("placement.tier", {"placement": {"tier": {"minGpuCores": -1}}}),
     ("placement.antiAffinity", {"placement": {"antiAffinity": ["llama"]}}),
     (
         "placement.antiAffinity.deployments.0",

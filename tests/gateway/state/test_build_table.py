@@ -27,6 +27,7 @@ from schemas.deployment import (
     NamedAdapter,
 )
 from schemas.meta import Condition, ConditionStatus, ObjectMeta
+from schemas.placement import Placement, SizeMinimum
 from schemas.replica import EndpointHardware
 from schemas.route import Backend, HeaderMatch, ModelRoute, ModelRouteSpec, RouteRule
 from schemas.routing import CacheSharing, PrefixAffinity, Routing, Sessions
@@ -442,3 +443,30 @@ def test_a_change_leaves_other_models_as_they_are() -> None:
     assert serving(after, "a") == ["a-0", "a-1"]
     assert serving(before, "a") == ["a-0"]
     assert after.models["b"] is before.models["b"]
+
+
+def test_a_size_tier_of_ones_own_and_the_priority_of_a_mac_count() -> None:
+    """The strategy HardwareAware uses what the deployment declares, and what its status says of the pools."""
+    hardware = EndpointHardware(chip="Apple M4 Pro", gpu_cores=20, memory_bytes=48 << 30)
+    raw = replace(
+        target("a-0", "a"), hardware=hardware, parameters=70 * 10**9, is_fit=False, points=57.0
+    )
+    own = Placement(tier=SizeMinimum(min_gpu_cores=20, min_memory="48Gi"))
+    declared = deployment("a")
+    spec = declared.spec.model_copy(update={"placement": own})
+    declared = declared.model_copy(update={"spec": spec})
+    status = ModelDeploymentStatus(node_priorities={raw.node: 50})
+    inputs = TableInputs(
+        deployments={"a": declared}, statuses={"a": status}, routes={}, leased={"a-0": raw}
+    )
+    builder = TableBuilder(inputs, ())
+
+    def found() -> tuple[bool, float]:
+        (one,) = builder.table().models["a"].backends[0].leased
+        return one.is_fit, one.points
+
+    assert found() == (True, 67.0)
+    # The pool's priority changes: only the status of the deployment does.
+    inputs = replace(inputs, statuses={"a": ModelDeploymentStatus()})
+    builder.change(inputs, statuses=["a"])
+    assert found() == (True, 57.0)

@@ -12,7 +12,7 @@ from reconciler.placement.scores import is_preferred, machine
 from reconciler.placement.table import NodeTable
 from reconciler.placer import Assignment, Placer, place_replica
 from schemas.node import ModelReport, Taint
-from schemas.placement import Placement, ScoreWeights, Toleration
+from schemas.placement import Placement, ScoreWeights, SizeMinimum, Toleration
 from tests.support.fleets import GEOMETRY, GIB, deployment, node
 from tests.support.reconciler_nodes import HUB_MODEL
 
@@ -165,6 +165,17 @@ def test_nodes_that_are_big_enough_come_first_and_others_after_them() -> None:
     assert where(small, big, of=make_request(tier="Off")) == "a"
     first, second = explain_nodes(make_request(), [small, big])
     assert (first.is_preferred, second.is_preferred) == (True, False)
+
+
+def test_thresholds_of_ones_own_replace_those_for_the_size() -> None:
+    small, big = sized("a", gpu_cores=20, gib=64), sized("b", gpu_cores=30, gib=64)
+    both = [replace(small, bandwidth_gbps=800), big]
+    assert where(*both, of=make_request(tier=SizeMinimum(min_gpu_cores=20))) == "a"
+    assert where(*both, of=make_request(tier=SizeMinimum(min_gpu_cores=21))) == "b"
+    (first, second) = explain_nodes(make_request(tier=SizeMinimum(min_memory="65Gi")), both)
+    assert (first.is_preferred, second.is_preferred) == (False, False)
+    chosen = make_request(tier=SizeMinimum(preferred_chips=("Apple M4 Max",)))
+    assert where(both[0], replace(big, chip="Apple M4 Max"), of=chosen) == "b"
 
 
 def test_among_nodes_that_are_too_small_the_best_is_still_the_best() -> None:
