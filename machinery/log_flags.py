@@ -20,8 +20,8 @@ def log_options(command: Command) -> Command:
     return log_level_option("info")(log_format_option(_log_file_option(command)))
 
 
-def _usable_file(
-    _context: click.Context, _parameter: click.Parameter, path: Path | None
+def usable_file(
+    _context: click.Context, parameter: click.Parameter, path: Path | None
 ) -> Path | None:
     """Return the absolute path of a file that can be written; None if none was given."""
     if path is None:
@@ -32,7 +32,7 @@ def _usable_file(
     except OSError as error:
         why = error.strerror or str(error)
         raise click.UsageError(
-            f"--log-file {path}: {why}; expected a file in a folder that exists"
+            f"{parameter.opts[0]} {path}: {why}; expected a file in a folder that exists"
         ) from error
     return found
 
@@ -42,7 +42,7 @@ def _log_file_option(command: Command) -> Command:
         "--log-file",
         type=click.Path(dir_okay=False, path_type=Path),
         envvar="FLEET_LOG_FILE",
-        callback=_usable_file,
+        callback=usable_file,
         help="File for the log besides stderr, as lines of JSON; rotated at 16 MiB, with three older files.",
     )(command)
 

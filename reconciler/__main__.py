@@ -38,7 +38,7 @@ from machinery import process_log as house_logging
 from machinery.clock import Clock, SystemClock
 from machinery.environment import drop_secrets
 from machinery.http_server import ServerSecurity
-from machinery.log_flags import log_options
+from machinery.log_flags import log_options, usable_file
 from machinery.process_log import LogFormat, LogLevel
 from machinery.process_main import GRACE_S, run_until_signal
 from machinery.process_secrets import disable_core_dumps
@@ -46,6 +46,7 @@ from machinery.tls_client import Trust, TrustError, read_trust
 from machinery.version import version
 from models.hub.hub_settings import hub_endpoint_option, hub_settings
 from reconciler.api import ReconcilerApi, ReconcilerServer
+from reconciler.audit_file import AuditFile
 from reconciler.controller import Controller, OutboundSettings
 from reconciler.gitops import credentials, webhook
 from reconciler.gitops.credentials import GitSettings
@@ -134,6 +135,13 @@ log = logging.getLogger(__name__)
     help="Bytes at which etcd refuses writes, its --quota-backend-bytes, for the metric with which alerts compare its "
     "size.",
 )
+@click.option(
+    "--audit-file",
+    type=click.Path(dir_okay=False, path_type=Path),
+    envvar="FLEET_AUDIT_FILE",
+    callback=usable_file,
+    help="File to which every recorded change (`fleetctl changes`) is appended as a line of JSON, and kept for ever.",
+)
 @hub_endpoint_option
 @identity_option
 @insecure_http_flag
@@ -221,6 +229,8 @@ class _ReconcilerProcess:
                 group.create_task(registration.run())
                 group.create_task(controller.run())
                 group.create_task(space.run())
+                if options["audit_file"] is not None:
+                    group.create_task(AuditFile(transport, clock, options["audit_file"]).run())
                 if self.signer is not None:
                     group.create_task(run_signer(*self.signer, clock))
                 if self.identity_dir is not None:
