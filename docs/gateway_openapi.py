@@ -221,6 +221,8 @@ def _tag(path: str) -> str:
 def _responses(path: str, body: _Body | None) -> Json:
     is_text = path.startswith("/metrics") and path != "/metrics/snapshot"
     content: Json = {_TEXT: {"schema": {"type": "string"}}} if is_text else _json_content()
+    if path == "/docs":
+        content = {"text/html": {"schema": {"type": "string"}}}
     if body is not None and body.stream:
         content[body.stream] = {"schema": {"type": "string"}}
     found: Json = {"200": {"description": "The response.", "content": content}}
@@ -235,6 +237,11 @@ def _responses(path: str, body: _Body | None) -> Json:
 
 def _json_content() -> Json:
     return {_JSON: {"schema": {"type": "object"}}}
+
+
+def compact_text() -> str:
+    """Return the document as gateways serve it."""
+    return json.dumps(document(), ensure_ascii=False, separators=(",", ":")) + "\n"
 
 
 def text() -> str:

@@ -41,6 +41,7 @@ def generated() -> dict[Path, str]:
     files[DOCS / "adr" / "README.md"] = decisions()
     files[DOCS / "reference" / "fleetctl.md"] = fleetctl_reference.page()
     files[DOCS / "api" / "openapi.json"] = gateway_openapi.text()
+    files[ROOT / "gateway" / "admin" / "openapi.json"] = gateway_openapi.compact_text()
     files[ROOT / "fleetctl" / "cli" / "summaries.py"] = fleetctl_reference.summaries()
     return files
 

@@ -25,6 +25,7 @@ from gateway.admin import routes as admin_routes
 from gateway.admin.admin_context import AdminContext
 from gateway.admin.in_flight import InFlightSource, endpoint_of
 from gateway.admin.model_facts import read_facts
+from gateway.admin.openapi_routes import make_openapi_router
 from gateway.admin.request_stream import make_requests_router
 from gateway.apis import registry
 from gateway.apis.anthropic import response_translator as anthropic
@@ -122,6 +123,7 @@ def make_app(
     app.include_router(recorder_routes.make_feed_router(context, requests.running))
     app.include_router(make_requests_router(context, requests))
     app.include_router(gateway_log.make_log_router(context.log))
+    app.include_router(make_openapi_router())
     app.add_exception_handler(HTTPException, on_http_error)
     app.add_exception_handler(RefusedError, on_refused)
     app.add_exception_handler(RequestValidationError, on_wrong_query)

@@ -1,6 +1,7 @@
 """The OpenAPI document of the gateway: every route that the gateway answers is in it, and it is a valid document."""
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -82,3 +83,15 @@ def test_bodies_of_the_document_are_those_that_are_checked(document: dict[str, A
         content = document["paths"][path]["post"]["requestBody"]["content"]["application/json"]
         schema = schemas[content["schema"]["$ref"].rpartition("/")[2]]
         assert "model" in schema["properties"], path
+
+
+def test_the_gateway_serves_the_document_and_a_page_of_it(document: dict[str, Any]) -> None:
+    client = TestClient(gateway_openapi.make_gateway_app())
+    assert client.get("/openapi.json").json() == document
+    page = client.get("/docs")
+    assert page.headers["content-type"] == "text/html; charset=utf-8"
+    for path in document["paths"]:
+        assert f" {path}</code>" in page.text
+    # It loads nothing, from here or from elsewhere.
+    assert "<script" not in page.text
+    assert set(re.findall(r'(?:src|href)="([^"]+)"', page.text)) == {"/openapi.json"}

@@ -18,10 +18,12 @@ ROUTE_ROLES: Mapping[str, Role | None] = MappingProxyType(
         # wrote. Ollama clients read the first two before they send a key.
         "GET /": None,
         "GET /api/version": None,
+        "GET /docs": None,
         "GET /health": None,
         "GET /health/live": None,
         "GET /health/ready": None,
         "GET /metrics": None,
+        "GET /openapi.json": None,
         "GET /metrics/demand": None,
         "GET /metrics/vllm": None,
         # A ticket of the store in place of a key (gateway/admin/gateway_log.py).

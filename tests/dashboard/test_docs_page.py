@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from dashboard.api.docs_page import docs_page
+from machinery.openapi_page import docs_page
 from store.memory import MemoryTransport
 from store.port import Transport
 from tests.support.dashboards import CLOCK, running_dashboard
