@@ -56,7 +56,7 @@ def name_of(number: int) -> str:
 
 
 async def write_macs(store: Transport, turn: int) -> None:
-    """Write the status of every Mac, with a condition that changes each time."""
+    """Write the status of every Mac, with figures and a condition that change each time."""
     for first in range(0, MACS, _BATCH):
         puts = []
         for number in range(first, min(first + _BATCH, MACS)):
@@ -66,7 +66,8 @@ async def write_macs(store: Transport, turn: int) -> None:
                 reason="Sufficient",
                 message=f"{turn} {random.randrange(100)} % free",
             )
-            status = node_status(name_of(number), memory_gib=64 + turn % 2)
+            # No two Macs have the same figures, so that they cannot be told in one word.
+            status = node_status(name_of(number), memory_gib=48 + random.randrange(1 << 14) / 1024)
             status = status.model_copy(update={"conditions": (found,)})
             puts.append(put_node(name_of(number), status))
         await store.commit([], puts)

@@ -82,7 +82,7 @@ function App() {
       document.removeEventListener("keydown", onKey);
     };
   }, []);
-  useEffect(() => document.querySelector("nav [aria-current]")?.scrollIntoView({ inline: "center", block: "nearest" }), [location.pathname]);
+  useEffect(() => document.querySelector("nav [aria-current]")?.scrollIntoView({ inline: "center", block: "nearest" }), [location.pathname, store.me.role]);
   document.title = fleetTitle(store);
   if (store.state === "login") return html`<${Login} />`;
   return html`

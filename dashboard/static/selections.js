@@ -12,7 +12,7 @@ const LISTS = {
   models: ["models"],
   groups: ["groups"],
   events: ["events"],
-  add: ["macs:state,chip,memoryBytes,agentVersion"],
+  add: ["macs:state,isCordoned,isDraining,chip,memoryBytes,agentVersion"],
   logs: ["macs:state", "replicas:deployment", "gateways:url"],
   whatif: [`macs:state,${MAC_MEMORY}`, "models"],
 };

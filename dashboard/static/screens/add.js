@@ -1,18 +1,30 @@
-/** How another Mac joins. */
+/** How another Mac joins, and those that are there. */
 
 import { html } from "../vendor/htm-preact.js";
-import { Command } from "../parts.js";
+import { bytes } from "../format.js";
+import { Command, MacState, ObjectLink, Table } from "../parts.js";
 
-export function AddMac() {
+const COLUMNS = [
+  ["Mac", (mac) => html`<${ObjectLink} kind="Node" name=${mac.name} />`],
+  ["State", (mac) => html`<${MacState} mac=${mac} />`],
+  ["Chip", (mac) => mac.chip ?? "its agent has not reported yet"],
+  ["Memory", (mac) => bytes(mac.memoryBytes), "number"],
+  ["Release", (mac) => mac.agentVersion ?? "-"],
+];
+
+export function AddMac({ store }) {
   return html`
     <h1>Add a Mac</h1>
-    <ol>
+    <ol class="guide">
       <li>On this machine, print a token (it works once, for an hour):<${Command} text="fleetctl token create" /></li>
       <li>On the new Mac, install mlx-fleet and join with the command that was printed:
         <${Command} text="sudo fleetctl join --service TOKEN HOST:4002" />
       </li>
-      <li>It appears here as soon as its agent has reported:<${Command} text="fleetctl get nodes -w" /></li>
+      <li>It appears below as soon as its agent has reported:<${Command} text="fleetctl get nodes -w" /></li>
     </ol>
-    <p class="quiet">A fleet that runs on this machine alone accepts other Macs after <code>fleetctl up --join ADDRESS</code>.</p>
+    <p class="quiet">A fleet that runs on this machine alone accepts other Macs after <code>fleetctl up --join ADDRESS</code>.
+      One that ran <code>fleetctl join HOST:4002</code> without a token waits for <code>fleetctl approve NAME</code>.</p>
+    <h2>Macs of this fleet</h2>
+    <${Table} caption="Macs of this fleet" columns=${COLUMNS} rows=${store.rows("macs")} empty="No Mac has joined yet." />
   `;
 }

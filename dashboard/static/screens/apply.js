@@ -74,7 +74,7 @@ export function Apply({ store, query }) {
         <${Editor} editor=${editor} text=${text} errors=${checked?.errors ?? []} onInput=${(value) => (setText(value), setDone(null))} />
         ${!text && html`<p><button type="button" class="small" onClick=${() => setText(EXAMPLE)}>Begin with an example</button></p>`}
       </section>
-      <section aria-labelledby="preview">
+      <section class="panel" aria-labelledby="preview">
         <h2 id="preview">What it would change</h2>
         ${problem && html`<p class="problem" role="alert">${problem}</p>`}
         ${done && html`<div class="done" role="status" data-done>${done.outcomes.map((one) => html`<p key=${one.kind + one.name}>

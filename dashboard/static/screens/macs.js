@@ -2,11 +2,11 @@
 
 import { html, useState } from "../vendor/htm-preact.js";
 import { bytes, figureText, taintText } from "../format.js";
-import { MacCharts } from "../mac_charts.js";
 import { Badge, Command, Events, Filter, lazy, MacState, matching, MemoryBar, ObjectLink, Table } from "../parts.js";
 import { Conditions, NotFound, Source } from "./object.js";
 
 const Actions = lazy(() => import("../actions.js"), "Actions");
+const MacCharts = lazy(() => import("../subject_charts.js"), "MacCharts");
 
 export function Macs({ store }) {
   const [text, setText] = useState("");

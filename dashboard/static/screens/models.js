@@ -7,6 +7,8 @@ import { Replicas } from "./macs.js";
 import { Conditions, NotFound, Source } from "./object.js";
 
 const Actions = lazy(() => import("../actions.js"), "Actions");
+const ModelCharts = lazy(() => import("../subject_charts.js"), "ModelCharts");
+const Revisions = lazy(() => import("../revisions.js"), "Revisions");
 const WhyPending = lazy(() => import("./why.js"), "WhyPending");
 
 export function Models({ store }) {
@@ -62,12 +64,14 @@ export function Model({ store, name, query }) {
       <dt>Context</dt><dd>${model.contextLength ?? "-"} tokens, ${model.concurrency ?? "-"} requests at once</dd>
       <dt>Memory</dt><dd>${bytes(replicas.reduce((sum, one) => sum + one.memoryBytes, 0))} in all</dd>
     </dl>
+    <${ModelCharts} name=${name} at=${store.at} />
     <h2>Replicas</h2>
     <${Replicas} replicas=${replicas} empty="No replica is placed." />
     <h2>Conditions</h2>
     <${Conditions} conditions=${conditions} />
     <h2>Events</h2>
     <${Events} events=${events} />
+    <${Revisions} name=${name} current=${model.revision} />
     <${Source} kind="ModelDeployment" name=${name} />
     <${Command} text=${`fleetctl explain placement ${name}`} />
     <${Command} text=${`fleetctl rollout history ${name}`} />
