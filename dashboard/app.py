@@ -22,7 +22,7 @@ from dashboard.api.log_routes import LogRoutes
 from dashboard.api.login import make_login
 from dashboard.api.metric_routes import MetricRoutes
 from dashboard.api.moment_routes import MomentRoutes
-from dashboard.api.page import STATIC, PageRoutes
+from dashboard.api.page import STATIC, PageRoutes, page_version
 from dashboard.api.past import PastReader
 from dashboard.api.question_routes import QuestionRoutes
 from dashboard.api.request_routes import RequestRoutes
@@ -85,7 +85,7 @@ def make_app(context: AppContext) -> FastAPI:
     )
     app.router.redirect_slashes = False
     router = APIRouter()
-    slots = StreamSlots()
+    slots = StreamSlots(page=page_version())
     history, clock = context.history, context.views.clock
     reader = None if history is None else HistoryReader(history.folder, clock, history.opened)
     past = PastReader(None if reader is None else MomentReader(reader, clock), clock)

@@ -216,6 +216,8 @@ def _model(caches: FleetCaches, name: str) -> Row | None:
         "isAvailable": available is not None and available.status == ConditionStatus.TRUE,
         "reason": "" if trouble is None else f"{trouble.reason}: {trouble.message}",
         "isAutoscaled": spec.spec.autoscaling is not None,
+        "scaling": _scaling(spec, status),
+        "canary": _canary(spec, status),
         "isPaused": spec.spec.rollout.paused,
         "hasCanary": status.canary is not None and status.canary.outcome == "Running",
         "contextLength": spec.spec.context_length,
@@ -225,6 +227,30 @@ def _model(caches: FleetCaches, name: str) -> Row | None:
         "macs": sorted({rank.node for one in replicas for rank in one.spec.ranks}),
         "replicas": sorted(one.name for one in replicas),
         "isDeleted": spec.metadata.deletion_timestamp is not None,
+    }
+
+
+def _scaling(deployment: ModelDeployment, status: ModelDeploymentStatus) -> str:
+    """Return why an autoscaled deployment has its number of replicas; empty for others."""
+    bounds = deployment.spec.autoscaling
+    if bounds is None:
+        return ""
+    found = find_condition(status.conditions, "Scaling")
+    why = "" if found is None else f": {found.message or found.reason}"
+    return f"between {bounds.min_replicas} and {bounds.max_replicas}{why}"
+
+
+def _canary(deployment: ModelDeployment, status: ModelDeploymentStatus) -> Row | None:
+    """Return the steps of a trial of a new version, the one in progress, and what was measured."""
+    canary, found = deployment.spec.rollout.canary, status.canary
+    if canary is None or found is None:
+        return None
+    return {
+        "weights": [one.weight for one in canary.steps],
+        "step": found.step,
+        "since": found.since.isoformat(),
+        "outcome": found.outcome,
+        "message": found.message,
     }
 
 

@@ -51,6 +51,8 @@ def parse_id(text: str, epoch: str) -> int | None:
 class StreamSlots:
     """The streams of each client: a further one ends the oldest."""
 
+    page: str = ""
+    """The version of the page's files: it is in each snapshot."""
     sent_bytes: int = 0
     """Bytes that all streams have sent, as they are on the wire."""
     _open: dict[str, deque[asyncio.Event]] = field(default_factory=dict)
@@ -131,7 +133,8 @@ class StateStream:
         model = self.model
         self._place, self._waiting, self._summary = model.place, {}, model.summary()
         self._known = {one.view: self._matching(one) for one in self.selections if one.column}
-        return self._event("snapshot", snapshot(model, self.selections))
+        state = snapshot(model, self.selections)
+        return self._event("snapshot", {**state, "page": self.slots.page})
 
     def _take(self, patch: Patch, place: int) -> Patch:
         """Return the changes that are sent at once; figures join those that wait."""

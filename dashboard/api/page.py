@@ -1,5 +1,6 @@
 """The page: one HTML document for every screen."""
 
+import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -15,6 +16,15 @@ SCREENS: Final = (
     *("/macs/{name}", "/models/{name}", "/groups/{name}", "/replicas/{name}", "/git/{name}"),
 )
 """Paths of the screens. All have the same document, which holds no data; its script reads the path."""
+
+
+def page_version(folder: Path = STATIC) -> str:
+    """Return a short digest of the page's files: another one means that an open page is of an older release."""
+    digest = hashlib.sha256()
+    for path in sorted(folder.rglob("*")):
+        if path.is_file():
+            digest.update(str(path.relative_to(folder)).encode() + b"\0" + path.read_bytes())
+    return digest.hexdigest()[:12]
 
 
 @dataclass(frozen=True, slots=True)

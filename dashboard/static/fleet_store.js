@@ -38,6 +38,9 @@ export class FleetStore {
     this.problem = "";
     /** Time of the last message, on the browser's clock. */
     this.heardAt = 0;
+    /** The version of the page's files when it was opened, and whether the server has another now. */
+    this.page = "";
+    this.isOldPage = false;
     /** True until the rows of the screen have arrived. */
     this.isLoading = true;
     this._query = "";
@@ -170,7 +173,11 @@ export class FleetStore {
         act(JSON.parse(event.data));
         this._live();
       });
-    on("snapshot", (body) => this._replace(body));
+    on("snapshot", (body) => {
+      this.page ||= body.page;
+      this.isOldPage = this.page !== body.page;
+      this._replace(body);
+    });
     on("patch", (body) => this._patch(body));
     on("ping", (body) => this._hear(body));
     on("bye", () => this._poll());

@@ -54,6 +54,8 @@ const MENU = [
 const THEMES = ["auto", "light", "dark"];
 const OLD_MS = 10_000;
 const SILENT_S = 2;
+/** Whether the page came over the network without encryption. */
+const IS_OPEN_TEXT = location.protocol === "http:" && !/^(localhost|127\.\d+\.\d+\.\d+|\[::1\])$/.test(location.hostname);
 const LOGIN_LINK = /^#login=([\w.-]{1,300})$/;
 
 const store = new FleetStore();
@@ -65,6 +67,7 @@ function App() {
   const [, redraw] = useReducer((number) => number + 1, 0);
   const [isHelpOpen, setHelpOpen] = useState(false);
   const [isTimeOpen, setTimeOpen] = useState(false);
+  const [isNoticeClosed, setNoticeClosed] = useState(false);
   const [isCommandOpen, setCommandOpen] = useState(false);
   useEffect(() => {
     const onBack = () => ((visit += 1), redraw());
@@ -98,6 +101,9 @@ function App() {
       <button type="button" class="small" onClick=${nextTheme}>Theme</button>
     </header>
     <${ControlPlane} />
+    ${store.isOldPage && html`<div class="banner" role="status">The dashboard was upgraded. <button type="button" class="small" onClick=${() => location.reload()}>Load the new page</button></div>`}
+    ${!isNoticeClosed && IS_OPEN_TEXT && html`<div class="banner" role="status">This page came over plain HTTP: others on the way can read it, and the key of a login. Start fleet-dashboard with --tls-cert.
+      <button type="button" class="small" onClick=${() => setNoticeClosed(true)}>Close</button></div>`}
     <main id="main" tabindex="-1"><${Screen} /></main>
     ${isTimeOpen && html`<${TimeBar} store=${store} onClose=${() => setTimeOpen(false)} />`}
     ${isCommandOpen && html`<${CommandLine} store=${store} screens=${MENU.filter((one) => store.may(one[3]))} go=${(path) => go(path, redraw)} onClose=${() => setCommandOpen(false)} />`}

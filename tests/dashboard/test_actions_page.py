@@ -5,10 +5,12 @@ from collections.abc import AsyncIterator
 import pytest
 from playwright.async_api import Browser, expect
 
-from schemas.deployment import ModelDeployment
+from schemas.deployment import CanaryStatus, ModelDeployment, ModelDeploymentStatus
 from schemas.node import Node
-from store import codec, objects
+from schemas.rollout import Canary, CanaryStep, Rollout
+from store import codec, keys, objects
 from store.memory import MemoryTransport
+from store.port import Put
 from tests.support.browser import check_access, needs_browser, open_page, running_browser
 from tests.support.dashboard_fleets import MANIFEST, put_fleet, put_key
 from tests.support.dashboards import CLOCK, RunningDashboard, running_dashboard
@@ -91,6 +93,7 @@ async def test_a_rollout_is_undone_after_its_diff_was_shown(
     await running.store.commit([], [*puts, codec.put_spec(new)])
     async with open_page(browser, running.url) as (page, _):
         await page.goto("/models/qwen")
+        await expect(page.get_by_role("table", name="Revisions")).to_contain_text("difference")
         await page.get_by_role("button", name="Undo the rollout").click()
         dialog = page.get_by_role("dialog")
         await expect(dialog.locator(".removed", has_text="2048")).to_be_visible()
@@ -99,6 +102,24 @@ async def test_a_rollout_is_undone_after_its_diff_was_shown(
         await dialog.get_by_role("button", name="Undo the rollout").click()
         await expect(dialog.locator("[data-done]")).to_be_visible()
         await expect(page.locator("main dl")).to_contain_text("1024 tokens")
+
+
+async def test_a_canary_is_a_line_of_steps(browser: Browser, running: RunningDashboard) -> None:
+    steps = tuple(CanaryStep(weight=one) for one in (5, 25))
+    trial = deployment(name="trial", rollout=Rollout(canary=Canary(steps=steps)))
+    canary = CanaryStatus(
+        template="t", step=1, weight=25, since=CLOCK.now(), message="0 of 40 requests failed"
+    )
+    status = codec.encode(ModelDeploymentStatus(canary=canary))
+    key = keys.status_key("ModelDeployment", "trial")
+    await running.store.commit([], [codec.put_spec(trial), Put(key=key, value=status)])
+    async with open_page(browser, running.url) as (page, _):
+        await page.goto("/models/trial")
+        await expect(page.locator(".rollout li")).to_have_text(["5 %", "25 %", "all"])
+        await expect(page.locator(".rollout .now")).to_have_text("25 %")
+        await expect(page.locator("main")).to_contain_text("0 of 40 requests failed")
+        await expect(page.get_by_role("button", name="Promote")).to_be_visible()
+        await check_access(page)
 
 
 @pytest.mark.ci

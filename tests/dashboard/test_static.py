@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import dashboard
+from dashboard.api.page import page_version
 
 STATIC = Path(dashboard.__file__).with_name("static")
 # Written down when the files were reviewed; `make vendor` fetches the same.
@@ -54,11 +55,24 @@ def size_of(paths: set[Path]) -> int:
 def test_the_first_screen_and_every_later_one_are_small() -> None:
     first = imports_of((STATIC / "main.js").resolve())
     assert size_of(first) <= MAX_GZIPPED_BYTES
+    preloaded = re.findall(
+        r'modulepreload" href="/static/([^"]+)"', (STATIC / "index.html").read_text()
+    )
+    assert {(STATIC / one).resolve() for one in preloaded} <= first
+    assert len(preloaded) <= 12
     later = re.findall(r'import\("([^"]+)"\)', (STATIC / "main.js").read_text())
     assert len(later) >= 7
     for target in later:
         more = imports_of((STATIC / target).resolve()) - first
         assert size_of(more) <= MAX_LATER_BYTES, target
+
+
+def test_the_version_of_the_page_is_that_of_its_files(tmp_path: Path) -> None:
+    (tmp_path / "a.js").write_text("1")
+    before = page_version(tmp_path)
+    assert page_version(tmp_path) == before
+    (tmp_path / "a.js").write_text("2")
+    assert page_version(tmp_path) != before
 
 
 def test_no_module_writes_markup_or_evaluates_text() -> None:

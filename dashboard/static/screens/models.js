@@ -1,8 +1,8 @@
 /** The models, and one model: why it has fewer replicas than wanted, its replicas, conditions and events. */
 
 import { html, useState } from "../vendor/htm-preact.js";
-import { bytes } from "../format.js";
-import { Command, Events, Filter, lazy, matching, ModelState, ObjectLink, Problems, Table } from "../parts.js";
+import { age, bytes } from "../format.js";
+import { Badge, Command, Events, Filter, lazy, matching, ModelState, ObjectLink, Problems, Table } from "../parts.js";
 import { Replicas } from "./macs.js";
 import { Conditions, NotFound, Source } from "./object.js";
 
@@ -55,12 +55,14 @@ export function Model({ store, name, query }) {
       <${Actions} store=${store} name=${name} replicas=${model.desired} verbs=${verbsOf(model)} />
     </p>
     ${isWhyOpen && html`<section class="panel" aria-label="Placement"><${WhyPending} name=${name} revision=${`${model.placed} ${model.desired} ${model.ready}`} /></section>`}
+    ${model.canary && html`<${Canary} canary=${model.canary} />`}
     ${problems.length > 0 && html`<section aria-labelledby="why"><h2 id="why">Why</h2><${Problems} conditions=${problems} /></section>`}
     <dl>
       <dt>Served as</dt><dd>${model.servedNames.join(", ")}</dd>
       <dt>Source</dt><dd>${model.source}</dd>
       <dt>Replicas</dt>
-      <dd>${model.desired} wanted, ${model.placed} placed, ${model.ready} ready, ${model.updated} of revision ${model.revision}${model.isAutoscaled ? "; autoscaled" : ""}</dd>
+      <dd>${model.desired} wanted, ${model.placed} placed, ${model.ready} ready, ${model.updated} of revision ${model.revision}${model.isPaused ? "; the rollout is paused" : ""}</dd>
+      ${model.scaling && html`<dt>Autoscaled</dt><dd>${model.scaling}</dd>`}
       <dt>Context</dt><dd>${model.contextLength ?? "-"} tokens, ${model.concurrency ?? "-"} requests at once</dd>
       <dt>Memory</dt><dd>${bytes(replicas.reduce((sum, one) => sum + one.memoryBytes, 0))} in all</dd>
     </dl>
@@ -76,6 +78,18 @@ export function Model({ store, name, query }) {
     <${Command} text=${`fleetctl explain placement ${name}`} />
     <${Command} text=${`fleetctl rollout history ${name}`} />
   `;
+}
+
+/** The trial of a new version as a line of steps: its share of the requests, and what was measured. */
+function Canary({ canary }) {
+  const { weights, step, outcome, message, since } = canary;
+  const tone = { Running: "warning", Passed: "good", Failed: "bad" }[outcome];
+  const state = (at) => (at < step || outcome === "Passed" ? "done" : at === step ? "now" : "later");
+  return html`<section class="panel" aria-labelledby="canary">
+    <h2 id="canary">Canary <${Badge} tone=${tone}>${outcome.toLowerCase()}<//> <span class="quiet">this step for ${age(since)}</span></h2>
+    <ol class="rollout">${[...weights, 100].map((weight, at) => html`<li key=${at} class=${state(at)} aria-current=${state(at) === "now" ? "step" : undefined}>${at === weights.length ? "all" : `${weight} %`}</li>`)}</ol>
+    ${message && html`<p>${message}</p>`}
+  </section>`;
 }
 
 /** The actions that make sense now. */
