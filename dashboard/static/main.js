@@ -118,7 +118,7 @@ function Screen() {
   const shown = second === undefined ? SCREENS[home] : DETAILS[first];
   store.show(selectionsOf(home, second));
   if (!shown) return html`<h1>No such page</h1><p><a href="/">Back to the fleet</a></p>`;
-  if (store.isLoading && NEEDS_STATE.has(first)) return html`<p class="loading">Loading…</p>`;
+  if (store.isLoading && NEEDS_STATE.has(home)) return html`<p class="loading">Loading…</p>`;
   return html`<${shown} key=${`${location.pathname} ${visit}`} store=${store} name=${second} query=${query} />`;
 }
 

@@ -90,6 +90,8 @@ async def test_a_user_sees_chat_and_its_own_key_alone(browser: Browser) -> None:
         await page.keyboard.press("Enter")
         await expect(page.locator("h1")).to_have_text("Keys")
         assert await page.locator("nav a").all_text_contents() == ["Chat", "Keys"]
+        await page.goto("/")
+        await expect(page.locator("h1")).to_have_text("Chat")
 
 
 async def test_git_sources_and_the_map_are_shown(browser: Browser, site: Site) -> None:
