@@ -231,8 +231,9 @@ def ratios(figures: dict[str, object]) -> dict[str, float | None]:
     found: dict[str, float | None] = {}
     for name in ("starved", "etcd", "disk", "flaps"):
         ours = figures.get(f"{name}_created_to_bound_p99_s")
-        is_known = isinstance(ours, float) and isinstance(calm, float)
-        found[f"{name}_p99_to_calm"] = round(ours / calm, 2) if is_known else None
+        found[f"{name}_p99_to_calm"] = (
+            round(ours / calm, 2) if isinstance(ours, float) and isinstance(calm, float) else None
+        )
     return found
 
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from machinery.clock import Clock
+from machinery.typing_compat import override
 from store import keys
 from store.errors import PermissionDeniedError
 from store.forwarding import ForwardedCalls
@@ -72,6 +73,7 @@ class AuditedTransport(ForwardedCalls):
             self._remember((found,))
         return found
 
+    @override
     async def pages(self, prefix: str) -> AsyncGenerator[Listing]:
         async with aclosing(self.inner.pages(prefix)) as pages:
             async for page in pages:

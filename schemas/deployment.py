@@ -531,9 +531,8 @@ def served_names(deployment: ModelDeployment) -> tuple[str, ...]:
 def base_names(deployment: ModelDeployment) -> tuple[str, ...]:
     """Return the names of the model without an adapter, the deployment's own first, without repeats."""
     spec = deployment.spec
-    return tuple(
-        dict.fromkeys((deployment.metadata.name, *spec.served_names, *hub_names(spec.model)))
-    )
+    names = (deployment.metadata.name, *spec.served_names, *hub_names(spec.model))
+    return tuple(dict.fromkeys(names))
 
 
 def adapter_names(names: Iterable[str], source: ModelSource) -> dict[str, NamedAdapter]:

@@ -8,6 +8,7 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from typing import assert_never
 
+from machinery.typing_compat import override
 from store.forwarding import ForwardedCalls
 from store.port import (
     CreateRevisionGuard,
@@ -50,6 +51,7 @@ class NamespacedTransport(ForwardedCalls):
         found = await self.inner.get(self._outside(key))
         return None if found is None else self._inside(found)
 
+    @override
     async def pages(self, prefix: str) -> AsyncGenerator[Listing]:
         async with aclosing(self.inner.pages(self._outside(prefix))) as pages:
             async for page in pages:

@@ -68,7 +68,7 @@ _TWO_MORE_FIELDS = VersionHistory(current=3, steps={1: _unchanged, 2: _unchanged
 _THREE_MORE_FIELDS = VersionHistory(current=4, steps={1: _unchanged, 2: _unchanged, 3: _unchanged})
 _FOUR_MORE_FIELDS = VersionHistory(current=5, steps=dict.fromkeys(range(1, 5), _unchanged))
 _FIVE_MORE_FIELDS = VersionHistory(current=6, steps=dict.fromkeys(range(1, 6), _unchanged))
-_SIX_MORE_FIELDS = VersionHistory(current=7, steps=dict.fromkeys(range(1, 7), _unchanged))
+_SEVEN_MORE_FIELDS = VersionHistory(current=8, steps=dict.fromkeys(range(1, 8), _unchanged))
 # By the name of the document's model. Models that are missing have had one shape so far.
 HISTORIES: Mapping[str, VersionHistory] = {
     "NodeLease": _TWO_MORE_FIELDS,  # hasStorePassword; tls and insecureFlags
@@ -78,14 +78,14 @@ HISTORIES: Mapping[str, VersionHistory] = {
     "GitSourceStatus": _ONE_MORE_FIELD,
     "ApiKey": VersionHistory(current=2, steps={1: _role_for_admin}),
     # rateLimit and cacheSharing in its routing; hub in its model; performance; objectives; ngram in its model;
-    # thresholds in placement.tier, nodePriorities in its status
-    "ModelDeployment": _SIX_MORE_FIELDS,
+    # thresholds in placement.tier, nodePriorities in its status; vision
+    "ModelDeployment": _SEVEN_MORE_FIELDS,
     "ModelDeploymentStatus": _ONE_MORE_FIELD,  # nodePriorities
-    # hub in its model; fetches in its status; performance; ngram in its model
-    "Replica": _FOUR_MORE_FIELDS,
+    # hub in its model; fetches in its status; performance; ngram in its model; vision
+    "Replica": _FIVE_MORE_FIELDS,
     "ReplicaStatus": _ONE_MORE_FIELD,  # fetches
     "RankStatus": _ONE_MORE_FIELD,  # fetch
-    "Revision": _THREE_MORE_FIELDS,  # hub in its model; performance; ngram in its model
+    "Revision": _FOUR_MORE_FIELDS,  # hub in its model; performance; ngram in its model; vision
     "ModelRoute": _THREE_MORE_FIELDS,  # rateLimit and cacheSharing in its routing; external; mirror
     "Endpoint": _ONE_MORE_FIELD,  # start_s
     "Node": _TWO_MORE_FIELDS,  # wiredLimit and the prefixLength of interfaces in its status; cores and Metal

@@ -196,7 +196,7 @@ class JournalWriter:
         self, path: Path, clock: Clock, *, gateway: str, file_bytes: int = _FILE_BYTES
     ) -> None:
         self._clock = clock
-        self._file = JournalFile(
+        self._file = JournalFile[JournalEntry](
             path,
             lambda batch: b"".join(
                 orjson.dumps(one) + b"\n" for one in render_entries(batch, gateway)

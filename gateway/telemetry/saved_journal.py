@@ -59,7 +59,7 @@ class SavedJournal:
         self._clock = clock
         self._size = size
         self._file_bytes = max(_LEAST_BYTES, size * _ENTRY_BYTES)
-        self._file = JournalFile(
+        self._file = JournalFile[JournalEntry](
             path,
             lambda entries: b"".join(encode_entry(one) + b"\n" for one in entries),
             file_bytes=self._file_bytes,

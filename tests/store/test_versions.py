@@ -88,7 +88,7 @@ def written(model: ApiModel, version: int | None) -> bytes:
 def test_a_document_begins_with_its_version() -> None:
     assert codec.encode(NOW, THING).startswith(b'{"storedVersion":3,"metadata":')
     assert codec.encode(NOW).startswith(b'{"storedVersion":1,"metadata":')
-    assert codec.encode_spec(deployment()).startswith(b'{"storedVersion":7,"apiVersion":')
+    assert codec.encode_spec(deployment()).startswith(b'{"storedVersion":8,"apiVersion":')
     assert versions.stamp_version(b"{}", 2) == b'{"storedVersion":2}'
 
 
@@ -285,7 +285,7 @@ SHAPES: dict[str, tuple[int, str]] = {
     "FabricTest": (1, "6c1f69fbdd8b"),
     "FabricRank": (1, "5e927d2c4f71"),
     "ApiKey": (2, "e3951ec66d0a"),
-    "Revision": (4, "6ce0e672dee9"),
+    "Revision": (5, "1cc3c07fb463"),
     "NodeLifeStatus": (1, "b8f5719a979b"),
     "GatewayLease": (3, "2dd91f35dbd9"),
     "DashboardLease": (1, "391b5280d5fb"),
@@ -295,7 +295,7 @@ SHAPES: dict[str, tuple[int, str]] = {
     "JoinDecision": (1, "8242e0d1c4ab"),
     "JoinTokenRecord": (1, "76a13dc09e81"),
     "RankStatus": (2, "13694bcb84dc"),
-    "ModelDeployment": (7, "f75f3c0aa079"),
+    "ModelDeployment": (8, "43a5877eeb17"),
     "ModelDeploymentStatus": (2, "0e15ee11fd4b"),
     "NodePool": (2, "de4a600939f6"),
     "NodePoolStatus": (1, "b6d47a333cc2"),
@@ -305,7 +305,7 @@ SHAPES: dict[str, tuple[int, str]] = {
     "ModelRouteStatus": (1, "b8f5719a979b"),
     "Node": (3, "23fd8350f189"),
     "NodeStatus": (3, "58cd5cfe0d49"),
-    "Replica": (5, "ce88c4dc5695"),
+    "Replica": (6, "12d360831bfe"),
     "ReplicaStatus": (2, "27c38a9c9209"),
     "Endpoint": (2, "d4796e8ae73a"),
     "Event": (1, "b77b443a401d"),
