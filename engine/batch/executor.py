@@ -16,6 +16,7 @@ from engine.batch.speculative import TokenProposer
 from engine.batch.step_plan import PromptChunk, StepPlan
 from engine.cache.interface import PrefixCache
 from engine.gauges import Gauges
+from engine.grammar.background import BackgroundGrammars
 from engine.grammar.interface import GrammarCompiler
 from engine.jobs import Job, JobFailure, TokenOutput
 from engine.model.adapter_bank import AdapterBank
@@ -40,12 +41,14 @@ class StepExecutor:
     adapters: AdapterBank | None = None
     vision: VisionModel | None = None
     """The model, if it sees images."""
+    compiling: BackgroundGrammars = field(init=False)
     decode_stage: DecodeStage = field(init=False)
     prefill_stage: PrefillStage = field(init=False)
     jobs: dict[int, Job] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Create empty stages."""
+        self.compiling = BackgroundGrammars(self.grammars)
         self.decode_stage = self._new_decode_stage()
         self.prefill_stage = PrefillStage(self.model, self.prefix, self.adapters, self.vision)
 
@@ -84,6 +87,8 @@ class StepExecutor:
     def join(self, jobs: Sequence[Job]) -> None:
         """Add new jobs."""
         self.jobs.update({job.id: job for job in jobs})
+        for job in jobs:
+            self.compiling.start(job.id, job.grammar)
 
     def leave(self, job_ids: Sequence[int]) -> None:
         """Remove jobs in any stage; their computed tokens stay in the prefix cache."""
@@ -92,18 +97,22 @@ class StepExecutor:
             self.jobs.pop(job_id, None)
         self.prefill_stage.leave(job_ids)
         self.decode_stage.leave(job_ids)
-        if self.vision is not None:
-            self.vision.forget(job_ids)
+        self._forget(job_ids)
 
     def drop(self, job_ids: Sequence[int]) -> None:
         """Remove jobs whose caches cannot be trusted. If one of them generates, drop all generating rows."""
         for job_id in job_ids:
             self.jobs.pop(job_id, None)
         self.prefill_stage.leave(job_ids)
-        if self.vision is not None:
-            self.vision.forget(job_ids)
+        self._forget(job_ids)
         if any(row.job.id in job_ids for row in self.decode_stage.rows):
             self.decode_stage = self._new_decode_stage()
+
+    def _forget(self, job_ids: Sequence[int]) -> None:
+        """Free what is held for jobs beside their caches."""
+        self.compiling.drop(job_ids)
+        if self.vision is not None:
+            self.vision.forget(job_ids)
 
     def decode(self, *, reads_on: bool) -> list[TokenOutput]:
         """Start one more token for every generating sequence; return the tokens known by now.
@@ -140,6 +149,8 @@ class StepExecutor:
 
     def begin(self, finished: PrefilledPrompts) -> None:
         """Start to generate from finished prompts at the next step."""
+        for prompt in finished.prompts:
+            self.compiling.finish(prompt.job.id)
         rows = [
             DecodeRow.of(
                 prompt.job,

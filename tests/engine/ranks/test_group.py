@@ -90,6 +90,16 @@ def test_a_request_whose_client_is_gone_leaves_all_ranks(pair: list[Engine]) -> 
     assert pair[0].chat().status == 200
 
 
+def test_every_rank_follows_a_grammar(pair: list[Engine]) -> None:
+    """Ranks above 0 get it with the step, and compile it themselves; forty need more room than their cache has."""
+    for at in range(40):
+        reply = pair[0].chat(guided_regex=f"x{at}[ab]{{2}}")
+        found = reply.json["choices"][0]["message"]["content"]
+        assert found[:-2] == f"x{at}"
+        assert set(found[-2:]) <= {"a", "b"}
+    assert all(one.is_ready() for one in pair)
+
+
 def test_each_rank_reports_its_rank(pair: list[Engine]) -> None:
     assert pair[0].chat("hello").status == 200
     for number, rank in enumerate(pair):
