@@ -202,6 +202,15 @@ def test_an_image_beyond_the_limits_is_refused(engine: Engine, url: str, words: 
     assert ask(engine, image(RED), TEXT).status == 200
 
 
+def test_an_image_that_is_small_in_bytes_only(engine: Engine) -> None:
+    """It has 23 million pixels in some kilobytes, and is decoded within the limits of a worker."""
+    reply = ask(engine, image(data_url((1, 1, 1), 6_000, 3_900)), TEXT)
+    assert reply.status == 200, reply.raw
+    assert reply.json["usage"]["prompt_tokens"] < 120_000 // 784 + 40
+    replies = [ask(engine, image(RED), TEXT).status for _ in range(2)]
+    assert replies == [200, 200]
+
+
 def test_too_many_images_and_markers_in_texts_are_refused(engine: Engine) -> None:
     reply = ask(engine, *[image(RED)] * 4)
     assert "has 4 images; the deployment takes at most 3" in reply.error["message"]

@@ -1,5 +1,6 @@
 """The model loader: progress, stops, number types, and templates that refuse messages."""
 
+import importlib.util
 import json
 import shutil
 import sys
@@ -10,6 +11,8 @@ import pytest
 from engine.errors import PromptRefusedError, StoppedError
 from engine.gauges import Gauges
 from models import model_files
+from models.model_files import ModelUnusableError
+from schemas.vision import Vision
 from tests.support.engine_batches import PROMPTS, drain, job, load, new_batch
 from tests.support.mlx_models import module
 
@@ -56,3 +59,22 @@ def test_a_template_that_refuses_messages_is_a_client_error(tiny: Path, tmp_path
     codec = load(folder).codec
     with pytest.raises(PromptRefusedError, match="roles must alternate"):
         codec.encode_chat([{"role": "user", "content": "x"}])
+
+
+def test_images_need_a_known_architecture_and_mlx_vlm(tiny: Path, tmp_path: Path) -> None:
+    loader = module("engine.model.loader")
+
+    def refusal(folder: Path) -> str:
+        facts = model_files.inspect_model(folder)
+        options = loader.LoadOptions(vision=Vision())
+        with pytest.raises(ModelUnusableError) as refused:
+            loader.load(folder, facts, Gauges(), is_stopping=lambda: False, options=options)
+        return str(refused.value)
+
+    assert "is for qwen2_vl, qwen2_5_vl, and this is qwen3" in refusal(tiny)
+    folder = tmp_path / "seeing"
+    shutil.copytree(tiny, folder)
+    config = json.loads((folder / "config.json").read_text()) | {"model_type": "qwen2_vl"}
+    (folder / "config.json").write_text(json.dumps(config))
+    if importlib.util.find_spec("mlx_vlm") is None:
+        assert "install mlx-fleet[vision]" in refusal(folder)
