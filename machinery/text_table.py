@@ -18,7 +18,18 @@ def widths(
 def align_columns(
     rows: Sequence[Sequence[str]], titles: Sequence[str] = (), *, least: Sequence[int] = ()
 ) -> str:
-    """Return the rows aligned in columns; `least` is the minimum width of each column."""
+    """Return the rows aligned in columns by tabulate; `least` is the minimum width of each column."""
+    wide = widths(rows, titles, least)
+    return _align_wide([titles, *rows] if titles else rows, wide)
+
+
+def align_plain_columns(
+    rows: Sequence[Sequence[str]], titles: Sequence[str] = (), *, least: Sequence[int] = ()
+) -> str:
+    """Return what `align_columns` does, without tabulate where no cell needs it.
+
+    For `fleetctl get`, and for programs that print table after table: the import of tabulate takes as long as all else.
+    """
     wide = widths(rows, titles, least)
     lines = [titles, *rows] if titles else rows
     if all(cell.isascii() and "\n" not in cell for line in lines for cell in line):
@@ -34,14 +45,19 @@ def _line(row: Sequence[str], wide: Sequence[int]) -> str:
 
 def _align_wide(lines: Sequence[Sequence[str]], wide: Sequence[int]) -> str:
     """Align cells with wide characters or several lines, by means of tabulate."""
-    # Its import takes as long as the rest of `fleetctl get`, and most tables do not need it.
+    # Its import takes as long as the rest of `fleetctl get`.
     from tabulate import DataRow, TableFormat, tabulate  # noqa: PLC0415 - see above
 
     gaps = DataRow("", " " * _GAP, "")
     options = TableFormat(None, None, None, None, gaps, gaps, 0, None)
     ruler = ["0" * width for width in wide]
     parts = [zip_longest(*(cell.split("\n") for cell in line), fillvalue="") for line in lines]
-    text = tabulate([*chain.from_iterable(parts), ruler], tablefmt=options, disable_numparse=True)
+    text = tabulate(
+        [*chain.from_iterable(parts), ruler],
+        tablefmt=options,
+        disable_numparse=True,
+        preserve_whitespace=True,
+    )
     return "\n".join(line.rstrip() for line in text.splitlines()[:-1])
 
 

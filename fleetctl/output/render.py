@@ -53,7 +53,7 @@ class ObjectRenderer:
         form = self._form
         if isinstance(form, LineFormat):
             tables = [
-                printers.align_columns(
+                printers.align_plain_columns(
                     form.rows(group.trees, result.context),
                     form.titles(group.kind.name) if self._headers else (),
                 )
@@ -109,7 +109,7 @@ class ObjectRenderer:
         above = titles if self._headers and not self._widths else ()
         # Never narrower than earlier lines; titles count even if they are not printed.
         self._widths = printers.widths(rows, titles, self._widths)
-        return printers.align_columns(rows, above, least=self._widths) + "\n"
+        return printers.align_plain_columns(rows, above, least=self._widths) + "\n"
 
     def _essence(self, tree: Tree, context: TableContext) -> str:
         """Return the part of an object that counts as a change; for tables the cells without times."""
