@@ -93,6 +93,7 @@ class ActionExecutor:
             raise failed
 
     async def _execute(self, name: str, replica: Replica | None, action: Action) -> None:
+        log.debug("action decided", extra={"replica": name, "action": type(action).__name__})
         match action:
             case StartEngine():
                 assert replica is not None

@@ -1,5 +1,6 @@
 """Reconciles one object at a time: observe, plan, execute, status. The control loop calls it with keys."""
 
+import logging
 from collections.abc import Iterable
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
@@ -61,6 +62,9 @@ class ReportGrace:
         return max(0.0, self._since.setdefault(source, now) + _REPORT_GRACE_S - now)
 
 
+log = logging.getLogger(__name__)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaderState:
     """The leader's memory: what it has seen over time and what no cache holds. A new leader starts empty."""
@@ -109,6 +113,7 @@ class DeploymentReconciler:
         scaling = self._scaling(key.name)
         observed = self._observe(key.name, scaling)
         decided = plan(observed, self._table)
+        _log_decisions(key, decided, scaling)
         if decided.unschedulable or decided.stuck:
             self._state.waiting_for_room.add(key.name)
         else:
@@ -444,3 +449,28 @@ class Reconciler:
                 return status.route_status(found, names, old=old, now=now)
             case _:
                 return None
+
+
+def _log_decisions(
+    key: ObjectKey, decided: DeploymentPlan, scaling: ScalingDecision | None
+) -> None:
+    """Log what was decided for a deployment, and why, at debug level."""
+    if not log.isEnabledFor(logging.DEBUG):
+        return
+    about = {"key": str(key)}
+    if scaling is not None:
+        extra = {**about, "replicas": scaling.desired, "reason": scaling.reason}
+        log.debug("scaling decided", extra={**extra, "why": scaling.message})
+    for action in decided.actions:
+        nodes = [rank.node for rank in getattr(action, "ranks", ())]
+        extra = {**about, "action": type(action).__name__, "replica": action.name}
+        extra |= {"nodes": ",".join(nodes)} if nodes else {}
+        because = getattr(action, "because", "")
+        log.debug("action decided", extra=extra | ({"why": because} if because else {}))
+    for stopped, message in (
+        (decided.unschedulable, "replicas cannot be placed"),
+        (decided.stuck, "a rollout cannot go on"),
+    ):
+        for node, rejected in () if stopped is None else stopped.refusals:
+            extra = {**about, "node": node, "reason": rejected.reason, "why": rejected.message}
+            log.debug(message, extra=extra)

@@ -55,6 +55,7 @@ class LeaseSession:
         asked_at = self._clock.elapsed()
         self.id = await self._transport.grant(self._ttl_s)
         self._deadline = asked_at + self._ttl_s
+        log.debug("lease granted", extra={"lease": self.id, "ttl_s": self._ttl_s})
 
     def valid(self) -> bool:
         """Return whether other processes must still consider the owner alive."""
@@ -95,6 +96,7 @@ class LeaseSession:
             if lives_s <= 0:
                 raise LeaseLostError("the store no longer has the lease")
             self._deadline = asked_at + lives_s
+            log.debug("lease renewed", extra={"lease": self.id, "ttl_s": lives_s})
             return
 
     async def close(self) -> None:

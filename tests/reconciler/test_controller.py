@@ -1,6 +1,7 @@
 """The controller on a real etcd: leadership, writes, no needless writes, and a take-over in the middle of a plan."""
 
 import asyncio
+import logging
 import signal
 import sys
 from collections import Counter
@@ -94,8 +95,9 @@ async def revision_of_content(store: Transport) -> int:
 
 
 async def test_an_applied_deployment_serves_without_further_writes(
-    store: Transport,
+    store: Transport, caplog: pytest.LogCaptureFixture
 ) -> None:
+    caplog.set_level(logging.DEBUG, "reconciler.reconcile")
     async with running(store, "a", "b"):
         await apply(store, deployment(replicas=2))
         await until_async(lambda: is_available(store))
@@ -103,6 +105,13 @@ async def test_an_applied_deployment_serves_without_further_writes(
         joined = await objects.get(store, Node, "a")
         assert joined is not None
         assert joined.metadata.uid == "uid-a"
+        decided = {
+            (one.__dict__["key"], one.__dict__["action"], one.__dict__["replica"])
+            for one in caplog.records
+            if one.message == "action decided"
+        }
+        created = {("ModelDeployment/qwen", "CreateReplica", f"qwen-{n}") for n in (0, 1)}
+        assert created <= decided
         before = await _at_rest(store)
         await CLOCK.sleep(2)  # the assertion is that nothing happens in this time
         assert (await revision_of_content(store), (await store.status()).revision) == before
@@ -191,7 +200,10 @@ async def _is_on(store: Transport, node: str) -> bool:
     return await node_of(store, "qwen-0") == node
 
 
-async def test_each_node_that_cannot_is_named_in_an_event(store: Transport) -> None:
+async def test_each_node_that_cannot_is_named_in_an_event(
+    store: Transport, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG, "reconciler.reconcile")
     async with running(store, "a"):
         small = put_node("small", node_status("small", memory_gib=1))
         await store.commit([], [small])
@@ -212,6 +224,12 @@ async def test_each_node_that_cannot_is_named_in_an_event(store: Transport) -> N
 
         await until_async(refused)
         assert await said(store, "Placed") == "Unschedulable"
+    logged = {
+        (one.__dict__["node"], one.__dict__["reason"])
+        for one in caplog.records
+        if one.message == "replicas cannot be placed"
+    }
+    assert {("small", "NodeNotReady"), ("a", "InsufficientMemory")} <= logged
 
 
 async def test_a_higher_priority_takes_the_place_of_a_lower_one(store: Transport) -> None:
