@@ -162,7 +162,8 @@ def _read_series(db: sqlite3.Connection, query: SeriesQuery) -> Iterator[tuple[s
 
 
 def _range(values: Sequence[float]) -> Point:
-    known = [one for one in values if not math.isnan(one)]
+    # NaN is the only number that differs from itself; this runs for each point of each series.
+    known = [one for one in values if one == one]  # noqa: PLR0124 - see above
     return (min(known), sum(known) / len(known), max(known)) if known else (None, None, None)
 
 

@@ -290,15 +290,20 @@ def unpack_values(data: bytes, slot: int, count: int) -> list[float]:
     """Return the values of one slot of a chunk, `count` of them; NaN for what was not measured."""
     if data[:1] == b"\0":
         # Rows of earlier releases begin with the number of columns, which is not zero.
+        width = data[1] if len(data) > 1 else 0
+        end = (slot + 1) * width * 4
         try:
-            data = data[1:2] + zlib.decompress(data[2:])
+            # Not beyond the slot: inflating takes most of the time of a read.
+            values = zlib.decompressobj().decompress(memoryview(data)[2:], end) if end else b""
         except zlib.error:
-            data = b""
-    width = data[0] if data else 0
-    begin, found = 1 + slot * width * 4, list[float]()
-    if len(data) >= begin + width * 4:
-        found += struct.unpack_from(f"={width}f", data, begin)
-    return [*found[:count], *[math.nan] * (count - len(found))]
+            values = b""
+    else:
+        width, values = data[0] if data else 0, data[1:]
+    begin = slot * width * 4
+    if not width or len(values) < begin + width * 4:
+        return [math.nan] * count
+    found = struct.unpack_from(f"={width}f", values, begin)
+    return [*found[:count], *[math.nan] * (count - width)]
 
 
 def unpack_floats(data: bytes) -> "array[float]":

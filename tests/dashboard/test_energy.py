@@ -1,11 +1,21 @@
 """Energy: power is divided by tokens, gaps and unknown power are no zeros, and reasons are given."""
 
 import math
+from contextlib import closing
+from pathlib import Path
 
 import pytest
+from fastapi import FastAPI
+from fastapi.testclient import TestClient
 
+from dashboard.api.history_routes import HistoryRoutes
 from dashboard.energy import NO_POWER, NO_REQUEST, ShareCounter, divide_power, energy_row
-from dashboard.history.queries import Point
+from dashboard.history.database import HistoryFile, HistoryLimits
+from dashboard.history.queries import HistoryReader, Point
+from dashboard.history.records import COLUMNS, FINE_S, Batch, Sample
+from dashboard.traffic import Traffic
+from machinery.clock import SystemClock
+from schemas.wire.errors import RefusedError
 from tests.support.dashboards import ended
 
 UNKNOWN = math.nan
@@ -56,3 +66,37 @@ def test_requests_are_counted_once_and_for_their_mac() -> None:
     counter.count([ended(1), ended(2)])
     assert counter.take() == {("mac-1", "qwen"): (2, 202)}
     assert counter.take() == {}
+
+
+def test_the_route_reads_what_the_recorder_measured(tmp_path: Path) -> None:
+    """Forty watts for a minute are 2,400 joules: of 6 requests, and of 600 tokens."""
+    clock, columns = SystemClock(), COLUMNS["node"]
+    now_s = int(clock.now().timestamp()) // FINE_S * FINE_S
+    measured = {"power_watts": 40.0, "requests_per_second": 0.1, "output_tokens_per_second": 10.0}
+    known = tuple(measured.get(name, math.nan) for name in columns)
+    unknown = tuple(
+        math.nan if name == "power_watts" else measured.get(name, 0.0) for name in columns
+    )
+    with closing(HistoryFile(tmp_path, HistoryLimits())) as file:
+        for at_s in range(now_s - 60, now_s, FINE_S):
+            values = {"mac-1": known, "mac-2": unknown}
+            sample = Sample(tier_s=FINE_S, at_s=at_s, kind="node", values=values)
+            file.write(Batch(at_s=at_s, samples=[sample]))
+    app = FastAPI()
+    HistoryRoutes(HistoryReader(tmp_path, clock), Traffic(), clock).add_to(app.router)
+    client = TestClient(app)
+    answer = client.get("/api/v1/energy?subject=node/mac-1,node/mac-2&from=10m").json()
+    first, second = answer["energy"]
+    assert first == {
+        "subject": "node/mac-1",
+        "joules": pytest.approx(2400, rel=0.01),
+        "knownSeconds": 60,
+        "requests": 6,
+        "outputTokens": pytest.approx(600, abs=1),
+        "joulesPerRequest": pytest.approx(400, rel=0.01),
+        "joulesPer1000Tokens": pytest.approx(4000, rel=0.01),
+        "reason": None,
+    }
+    assert (second["subject"], second["joules"], second["reason"]) == ("node/mac-2", None, NO_POWER)
+    with pytest.raises(RefusedError, match="is not node/NAME or model/NAME"):
+        client.get("/api/v1/energy?subject=pool/a")
