@@ -209,11 +209,21 @@ async def test_the_dashboards_answers_of_mlx_serving(site: Site) -> None:
         "timeseries",
         "requests",
     ]
+    answer: Any = None
     for path, shape in wanted.items():
-        answer = await site.get(site.recorder + path)
-        if path.startswith("/api/dashboard/metrics"):
-            answer["points"] = [one for one in answer["points"] if one["value"] is not None]
-        check_shape(answer, shape, path)
+
+        async def has_its_shape(path: str = path, shape: Any = shape) -> bool:
+            nonlocal answer
+            answer = await site.get(site.recorder + path)
+            if path.startswith("/api/dashboard/metrics"):
+                answer["points"] = [one for one in answer["points"] if one["value"] is not None]
+            return is_like(answer, shape)
+
+        try:
+            # Agents are asked every ten seconds.
+            await until_async(has_its_shape, limit_s=60, what=path)
+        finally:
+            check_shape(answer, shape, path)
 
 
 async def test_the_events_of_mlx_serving(site: Site) -> None:
