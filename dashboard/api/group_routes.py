@@ -78,8 +78,12 @@ def _note_formation(
     formation = (document.get("spec") or {}).get("formation") or {}
     number = formation.get("epoch")
     for earlier, row in found.items():
-        if row["endedAt"] is None and earlier != number:
-            row["endedAt"] = show_time(at_s)
+        if earlier == number:
+            continue
+        row["endedAt"] = row["endedAt"] or show_time(at_s)
+        if isinstance(number, int) and earlier == number - 1 and not row["message"]:
+            # The status that tells of the end may be replaced before it is recorded.
+            row["message"] = formation.get("because") or ""
     if isinstance(number, int) and number not in found:
         found[number] = {
             "name": f"{replica}/{number}",
@@ -87,7 +91,6 @@ def _note_formation(
             "epoch": number,
             "backend": formation.get("backend"),
             "formedAt": formation.get("formedAt"),
-            "because": formation.get("because") or "",
             "macs": [rank.get("node") for rank in document["spec"].get("ranks", [])],
             "endedAt": None,
             "reason": "",

@@ -195,6 +195,7 @@ async def test_the_keyboard_alone_suffices(browser: Browser, site: Site) -> None
         await page.keyboard.press("d")
         await expect(page.locator("main")).to_contain_text("Of Node mac-1 alone")
         await page.go_back()
+        await expect(page.locator("h1")).to_have_text("Macs")
         await page.keyboard.press("/")
         await page.keyboard.type("mac-2")
         await expect(page.locator("tbody tr")).to_have_count(1)
@@ -391,9 +392,9 @@ async def markdown_answer(call: Call) -> None:
 
 
 async def test_markdown_is_nodes_of_the_page_and_two_models_answer_side_by_side(
-    browser: Browser, site: Site
+    browser: Browser,
 ) -> None:
-    async with running(FakeEngine("prose-0", markdown_answer)) as engine:
+    async with running_site() as site, running(FakeEngine("prose-0", markdown_answer)) as engine:
         await World(site.store).serve("prose", engine)
         await site.gateway.knows("prose", ready=1)
         async with open_page(browser, site.url) as (page, faults):

@@ -15,7 +15,7 @@ from schemas.formation import Formation
 from schemas.gitsource import GitCommit, GitSource, GitSourceSpec, GitSourceStatus, InventoryEntry
 from schemas.meta import Condition, ConditionStatus, ObjectMeta
 from schemas.node import Node, NodeFabric, NodeSpec, ThunderboltPort
-from schemas.replica import MemoryProof, RankAssignment, Replica, ReplicaSpec, ReplicaStatus
+from schemas.replica import MemoryProof, RankAssignment, Replica, ReplicaSpec
 from schemas.shardgroup import (
     FabricCheck,
     GroupMember,
@@ -286,16 +286,8 @@ async def put_epochs(store: Transport) -> None:
     """Form the group's replica, end its first epoch, and form the next: what the history then tells."""
     await store.commit([], [codec.put_spec(_of_group(1))])
     await asyncio.sleep(_BETWEEN_S)
-    over = Condition(
-        type="EpochOver",
-        status=ConditionStatus.TRUE,
-        reason="RankExited",
-        message="epoch 1: rank 2 on studio-3 ended with code 137",
-    )
-    key = keys.status_key("Replica", "deep-0")
-    await store.commit([], [Put(key=key, value=codec.encode(ReplicaStatus(conditions=(over,))))])
-    await asyncio.sleep(_BETWEEN_S)
-    await store.commit([], [codec.put_spec(_of_group(2))])
+    because = "rank 2 on studio-3 ended with code 137"
+    await store.commit([], [codec.put_spec(_of_group(2, because))])
 
 
 def _measured(at_s: int) -> Iterator[Sample]:
