@@ -8,7 +8,7 @@ from typing import Any
 from dashboard.api.group_routes import epochs_of
 from dashboard.history.moments import ObjectChange
 from store.memory import MemoryTransport
-from tests.support.dashboard_showcase import put_epochs, put_showcase
+from tests.support.dashboard_showcase import put_epoch, put_showcase
 from tests.support.dashboards import CLOCK, RunningDashboard, running_dashboard
 
 
@@ -21,12 +21,13 @@ async def test_a_group_shows_links_split_and_epochs(tmp_path: Path) -> None:
     store = MemoryTransport(CLOCK)
     await put_showcase(store)
     async with running_dashboard(store, state_dir=tmp_path) as running:
-        await put_epochs(store)
-        found = await read_group(running)
-        async with asyncio.timeout(30):
-            while len(found["epochs"]) < 2:
-                await asyncio.sleep(0.2)
-                found = await read_group(running)
+        found: dict[str, Any] = {"epochs": ()}
+        for number in (1, 2):
+            await put_epoch(store, number)
+            async with asyncio.timeout(60):
+                while len(found["epochs"]) < number:
+                    await asyncio.sleep(0.1)
+                    found = await read_group(running)
         assert found["members"] == ["studio-1", "studio-2", "studio-3"]
         links = {(one["from"], one["to"]): one["cables"] for one in found["links"]}
         assert links["studio-1", "studio-2"] == [{"device": "en6", "gbitPerSecond": 80}]

@@ -7,6 +7,8 @@ from contextlib import asynccontextmanager
 from datetime import timedelta
 from pathlib import Path
 
+import orjson
+
 from dashboard.history.records import COLUMNS, FINE_S, Sample
 from manifests.change_log import AuditedTransport, ChangeAuthor
 from schemas.deployment import ModelDeploymentStatus
@@ -66,6 +68,14 @@ ANSWER = """A fleet of Macs is **one machine** in three respects:
 Try it: `fleetctl run qwen3-8b`"""
 _HOUR_STEPS = 360
 _BETWEEN_S = 0.5
+_USAGE = {
+    "id": "chatcmpl-1",
+    "object": "chat.completion.chunk",
+    "created": 1,
+    "model": "m",
+    "choices": [],
+    "usage": {"prompt_tokens": 31, "completion_tokens": 118, "total_tokens": 149},
+}
 _FIRST_S = 0.12
 _PIECE_S = 0.03
 _ASKED = 24
@@ -239,6 +249,7 @@ async def _answer(call: Call) -> None:
     for piece in ANSWER.splitlines(keepends=True):
         await call.chunk(delta(piece))
         await asyncio.sleep(_PIECE_S)
+    await call.chunk(b"data: " + orjson.dumps(_USAGE) + b"\n\n")
     await call.chunk(DONE)
     await call.send(b"0\r\n\r\n")
 
@@ -282,12 +293,10 @@ def _of_group(epoch: int, because: str = "") -> Replica:
     )
 
 
-async def put_epochs(store: Transport) -> None:
-    """Form the group's replica, end its first epoch, and form the next: what the history then tells."""
-    await store.commit([], [codec.put_spec(_of_group(1))])
-    await asyncio.sleep(_BETWEEN_S)
-    because = "rank 2 on studio-3 ended with code 137"
-    await store.commit([], [codec.put_spec(_of_group(2, because))])
+async def put_epoch(store: Transport, number: int) -> None:
+    """Form the group's replica in its first or second epoch; the second tells why the first ended."""
+    because = "rank 2 on studio-3 ended with code 137" if number > 1 else ""
+    await store.commit([], [codec.put_spec(_of_group(number, because))])
 
 
 def _measured(at_s: int) -> Iterator[Sample]:
@@ -338,7 +347,9 @@ async def running_showcase(folder: Path) -> AsyncIterator[RunningDashboard]:
             now_s = int(CLOCK.now().timestamp()) // FINE_S * FINE_S
             for back in range(_HOUR_STEPS - 1, 0, -1):
                 history.add_samples(list(_measured(now_s - back * FINE_S)))
-                await asyncio.sleep(0.01)
-            await put_epochs(store)
+                await asyncio.sleep(0.02)
+            await put_epoch(store, 1)
+            await asyncio.sleep(_BETWEEN_S)
+            await put_epoch(store, 2)
             await _ask(found)
             yield found

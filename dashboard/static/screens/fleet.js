@@ -78,7 +78,7 @@ function Figures({ store, macs }) {
   const { degraded, offline } = summary.macs;
   const others = [degraded && `${degraded} degraded`, offline && `${offline} offline`].filter(Boolean).join(", ");
   const isLive = !store.at && now;
-  return html`<div class="cards">
+  return html`<div class="cards four">
       <${Figure} title="Macs" value=${`${summary.macs.online} of ${summary.macs.total}`} unit="online" note=${others || "all well"} href="/macs">${line("macs_online", "Macs online")}<//>
       <${Figure} title="Models" value=${`${summary.models.available} of ${summary.models.total}`} unit="available" note=${`${summary.replicas.ready} of ${summary.replicas.desired} replicas ready`} href="/models" />
       ${isLive && html`

@@ -57,6 +57,7 @@ function Lines({ lines, isFollowing, hasSource }) {
   });
   const onScroll = ({ target }) => (isAtEnd.current = target.scrollHeight - target.scrollTop - target.clientHeight < 40);
   return html`<div class="log" ref=${area} tabindex="0" role="log" aria-live="off" aria-label="Lines" onScroll=${onScroll}>
+    ${lines.length === 0 && html`<p class="quiet nothing">No line yet.</p>`}
     ${lines.slice(-500).map((one) => html`<details key=${one.id} class=${`line ${one.level}`}>
       <summary>${one.time && html`<time title=${one.time}>${clock(one.time)}</time>`} <b>${one.level}</b>
         ${hasSource && html` <i>${one.source}</i>`} ${one.message}</summary>

@@ -13,7 +13,7 @@ export function Macs({ store }) {
   const columns = [
     ["Mac", (mac) => html`<${ObjectLink} kind="Node" name=${mac.name} />`],
     ["State", (mac) => html`<${MacState} mac=${mac} />`],
-    ["Chip", (mac) => mac.chip ?? "-"],
+    ["Chip", (mac) => mac.chip ?? "-", "figure"],
     ["Memory", (mac) => bytes(mac.memoryBytes), "number"],
     ["For models", (mac) => html`<${MemoryBar} mac=${mac} />`],
     ["Models", (mac) => mac.models.join(", ") || "-"],
