@@ -419,14 +419,8 @@ class ModelDeploymentSpec(ApiModel):
     def _can_be_split(self) -> Self:
         if self.sharding == "Never":
             return self
-        found = {
-            "adapter": self.model.adapter,
-            "adapters": self.model.adapters,
-            "draft": self.model.draft,
-            "ngram": self.model.ngram,
-            "vision": self.model.vision,
-        }
-        kept = next((name for name, value in found.items() if value), "")
+        of_one_rank = ("adapter", "adapters", "draft", "ngram", "vision")
+        kept = next((name for name in of_one_rank if getattr(self.model, name)), "")
         if kept:
             raise ValueError(
                 f"has sharding: {self.sharding} and model.{kept}, which engines of several ranks cannot use; "
