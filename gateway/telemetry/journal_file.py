@@ -12,8 +12,7 @@ Entry = TypeVar("Entry")
 
 log = logging.getLogger(__name__)
 
-# A slice keeps the interpreter's lock for less than a millisecond; the event loop runs between two.
-_SLICE: Final = 50
+# The event loop runs between two slices.
 _PAUSE_S: Final = 0.0005
 # Time for the last batches when the process ends.
 _FLUSH_S: Final = 2.0
@@ -29,13 +28,19 @@ class JournalFile(Generic[Entry]):
         *,
         file_bytes: int,
         older_files: int,
+        slice_size: int,
         failure: str,
     ) -> None:
-        """`encode` returns whole lines; `failure` is logged at the first of successive failures."""
+        """`encode` returns whole lines; `failure` is logged at the first of successive failures.
+
+        `slice_size` entries are written at once. They should take about half a millisecond: the interpreter's lock is
+        held meanwhile, and handing it over more often would cost more than the encoding.
+        """
         self._path = path
         self._encode = encode
         self._file_bytes = file_bytes
         self._older_files = older_files
+        self._slice_size = slice_size
         self._failure = failure
         self._batches: SimpleQueue[Sequence[Entry] | None] = SimpleQueue()
         self._closing = threading.Event()
@@ -69,8 +74,8 @@ class JournalFile(Generic[Entry]):
 
     def _write_all(self) -> None:
         while (batch := self._batches.get()) is not None:
-            for begin in range(0, len(batch), _SLICE):
-                self.write(batch[begin : begin + _SLICE])
+            for begin in range(0, len(batch), self._slice_size):
+                self.write(batch[begin : begin + self._slice_size])
                 # Other threads of the process come first, unless it ends.
                 if not self._closing.is_set():
                     self._closing.wait(_PAUSE_S)

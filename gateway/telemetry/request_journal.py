@@ -25,6 +25,7 @@ _LONGEST = 128
 # 64 MB hold some 100,000 requests.
 _FILE_BYTES = 64 << 20
 _OLD_FILES = 4
+_SLICE = 50
 _BATCH_S = 1.0
 # The limit of entries that wait for the disk: 10 s of the fastest gateway, some 60 MB.
 _WAITING_LIMIT = 50_000
@@ -203,6 +204,7 @@ class JournalWriter:
             ),
             file_bytes=file_bytes,
             older_files=_OLD_FILES,
+            slice_size=_SLICE,
             failure="cannot write the journal; requests are served without it",
         )
         self.write = self._file.write

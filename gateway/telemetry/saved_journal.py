@@ -36,6 +36,7 @@ log = logging.getLogger(__name__)
 
 _INTERVAL_S: Final = 0.25
 _ENTRY_BYTES: Final = 512
+_SLICE: Final = 400
 _LEAST_BYTES: Final = 256 << 10
 _LONGEST_LINE: Final = 64 << 10
 _REQUEST_ID, _SESSION, _SERVED_BY, _ATTEMPTS = map(
@@ -61,9 +62,10 @@ class SavedJournal:
         self._file_bytes = max(_LEAST_BYTES, size * _ENTRY_BYTES)
         self._file = JournalFile[JournalEntry](
             path,
-            lambda entries: b"".join(encode_entry(one) + b"\n" for one in entries),
+            encode_entries,
             file_bytes=self._file_bytes,
             older_files=1,
+            slice_size=_SLICE,
             failure="cannot save the journal; a restart forgets requests",
         )
         self.write = self._file.write
@@ -149,26 +151,44 @@ class SavedJournal:
         self._file.put(found)
 
 
-def encode_entry(entry: JournalEntry) -> bytes:
-    """Return an entry as one line, without prompts, and with a digest in place of the session.
+def encode_entries(entries: Sequence[JournalEntry]) -> bytes:
+    """Return entries as lines, without prompts, and with a digest in place of the session.
 
-    The line is an array: the fields of the entry, then the endpoints, which the fields name by their place.
+    A line is an array: the fields of the entry, then the endpoints, which the fields name by their place.
     """
-    served_by, attempts = entry.served_by, entry.attempts
-    if len(attempts) == 1 and attempts[0].endpoint is served_by:
-        endpoints = [served_by]  # nearly always; hashing endpoints takes most of the time otherwise
-    else:
-        tried = [one.endpoint for one in attempts]
-        endpoints = list(dict.fromkeys(tried if served_by is None else [*tried, served_by]))
-    values: list[object] = list(entry)
+    encoded: dict[int, list[object]] = {}
+    """The endpoints that alone answered a request, by identity."""
+    lines: list[bytes] = []
+    for entry in entries:
+        served_by, attempts = entry.served_by, entry.attempts
+        if len(attempts) != 1 or served_by is None or attempts[0].endpoint is not served_by:
+            tried = [one.endpoint for one in attempts]
+            known = list(dict.fromkeys(tried if served_by is None else [*tried, served_by]))
+            lines.append(_encode(entry, known, [_encode_endpoint(one) for one in known]))
+            continue
+        # Nearly always. Hashing endpoints would take most of the time.
+        endpoint = encoded.get(id(served_by))
+        if endpoint is None:
+            endpoint = encoded[id(served_by)] = [_encode_endpoint(served_by)]
+        lines.append(_encode(entry, (served_by,), endpoint))
+    lines.append(b"")
+    return b"\n".join(lines)
+
+
+def _encode(
+    entry: JournalEntry, endpoints: Sequence[EngineEndpoint], encoded: list[object]
+) -> bytes:
+    """Return the line of an entry whose endpoints are these."""
+    values: list[object] = [*entry, encoded]
     values[_REQUEST_ID] = entry.request_id.decode("ascii")
-    values[_SESSION] = entry.session and session_digest(entry.session)
-    values[_SERVED_BY] = None if served_by is None else endpoints.index(served_by)
+    if entry.session:
+        values[_SESSION] = session_digest(entry.session)
+    if entry.served_by is not None:
+        values[_SERVED_BY] = endpoints.index(entry.served_by)
     values[_ATTEMPTS] = [
         (endpoints.index(one.endpoint), one.outcome, one.began_s, one.ended_s, one.why)
-        for one in attempts
+        for one in entry.attempts
     ]
-    values.append([_encode_endpoint(one) for one in endpoints])
     try:
         return orjson.dumps(values)
     except TypeError:  # half a surrogate pair of a client, which UTF-8 cannot spell

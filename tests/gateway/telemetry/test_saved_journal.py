@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from gateway.forwarding.retry_state import Attempt
 from gateway.server import GatewayLimits
 from gateway.telemetry.request_journal import JournalEntry, RequestJournal, render_entries
-from gateway.telemetry.saved_journal import SavedJournal, decode_entry, encode_entry
+from gateway.telemetry.saved_journal import SavedJournal, decode_entry, encode_entries
 from machinery.clock import SystemClock
 from tests.support.gateway_calls import CHAT, send_chats
 from tests.support.gateway_engine_scripts import chat
@@ -72,18 +72,26 @@ def ids(journal: RequestJournal) -> list[str]:
     ],
 )
 def test_an_entry_is_shown_as_before(one: JournalEntry) -> None:
-    line = encode_entry(one)
-    assert b"\n" not in line
+    line = encode_entries([one])
+    assert line.index(b"\n") == len(line) - 1
     assert b"a chat of anna" not in line
     found = decode_entry(line)
     assert found is not None
     assert render_entries([found], "gw") == render_entries([one], "gw")
-    again = decode_entry(encode_entry(found))
+    again = decode_entry(encode_entries([found]))
     assert again == found
 
 
+def test_each_entry_is_a_line_with_its_own_endpoints() -> None:
+    entries = [entry(number) for number in range(4)]
+    lines = encode_entries(entries).splitlines()
+    assert [decode_entry(line) for line in lines] == [
+        decode_entry(encode_entries([one])) for one in entries
+    ]
+
+
 def test_half_a_surrogate_pair_is_replaced() -> None:
-    found = decode_entry(encode_entry(entry(1, model="a\ud83cb\n")))
+    found = decode_entry(encode_entries([entry(1, model="a\ud83cb\n")]))
     assert found is not None
     assert found.model == "a?b\n"
 
@@ -96,7 +104,7 @@ def test_any_line_is_an_entry_or_skipped(line: bytes) -> None:
 
 def test_damaged_values_are_skipped() -> None:
     """A line with a changed value is shown or skipped."""
-    saved_values = json.loads(encode_entry(entry(1)))
+    saved_values = json.loads(encode_entries([entry(1)]))
     for at in range(len(saved_values)):
         values: tuple[object, ...] = (None, "x", -1, [], {}, [[0]], 1e300)
         for value in values:
