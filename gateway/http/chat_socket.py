@@ -99,6 +99,10 @@ class FrameResponse(ResponseWriter):
         return self.flow.write_paused
 
     @override
+    def sender(self) -> None:
+        return None  # events are sent as messages
+
+    @override
     def end(self, data: bytes = b"", trailers: bytes = b"") -> None:
         self.piece(data)
         more = {"trailers": _shown(trailers)} if trailers else {}

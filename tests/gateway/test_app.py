@@ -275,7 +275,7 @@ async def test_models(world: World, gateway: Running, http: aiohttp.ClientSessio
         ("POST", "/v1/audio/speech", 404),
         ("GET", CHAT, 405),
         ("DELETE", "/v1/models", 405),
-        ("GET", "/docs", 404),
+        ("POST", "/docs", 405),
     ],
 )
 async def test_what_is_not_there(

@@ -103,12 +103,14 @@ async def test_a_document_of_a_newer_release_is_not_overwritten(memory: MemoryTr
     with pytest.raises(codec.NewerDocumentError, match="upgrade this process"):
         await mutate(memory, CLOCK, ModelDeployment, "qwen", noting("a"))
     await memory.commit([], [codec.put_spec(deployment())])
-    await memory.commit([], [Put(key=STATUS_KEY, value=b'{"storedVersion":2}')])
+    newer = versions.history_of("ModelDeploymentStatus").current + 1
+    status = b'{"storedVersion":%d}' % newer
+    await memory.commit([], [Put(key=STATUS_KEY, value=status)])
     with pytest.raises(codec.NewerDocumentError):
         await mutate_status(memory, CLOCK, ModelDeployment, "qwen", status_of)
     item = await memory.get(STATUS_KEY)
     assert item is not None
-    assert item.value == b'{"storedVersion":2}'
+    assert item.value == status
 
 
 def status_of(obj: ModelDeployment) -> ModelDeploymentStatus:

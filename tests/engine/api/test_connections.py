@@ -249,10 +249,10 @@ def test_a_stream_that_nobody_reads_gives_up_its_slot(start: Start, tmp_path: Pa
 
 
 @pytest.mark.mlx
-def test_a_low_limit_of_files_is_told(start: Start, tiny: Path, tmp_path: Path) -> None:
+def test_a_low_limit_of_files_is_told(start_process: Start, tiny: Path, tmp_path: Path) -> None:
     limit = "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (512, 512))"
     (tmp_path / "sitecustomize.py").write_text(limit)
-    engine = start(tiny, shadow=f"{tmp_path}:{Path.cwd()}")
+    engine = start_process(tiny, shadow=f"{tmp_path}:{Path.cwd()}")
     assert engine.wait() == 2
     assert "`ulimit -n 4096`" in engine.last_words()
     assert "512 open files" in engine.last_words()

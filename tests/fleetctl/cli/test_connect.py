@@ -5,13 +5,15 @@ import pytest
 from fleetctl.cli import connect
 from fleetctl.cli.errors import FleetctlError
 from schemas.deployment import ModelDeployment
-from store import codec
+from store import codec, versions
 from store.errors import ConflictError
 from store.port import KeyValue
 
 
 def test_a_newer_document_is_an_error_in_one_sentence() -> None:
-    newer = KeyValue(key="/k", value=b'{"storedVersion":9}', create_revision=1, mod_revision=1)
+    current = versions.history_of("ModelDeployment").current
+    value = b'{"storedVersion":%d}' % (current + 1)
+    newer = KeyValue(key="/k", value=value, create_revision=1, mod_revision=1)
 
     async def read() -> None:
         codec.decode_object(ModelDeployment, newer)
@@ -19,8 +21,8 @@ def test_a_newer_document_is_an_error_in_one_sentence() -> None:
     with pytest.raises(FleetctlError) as caught:
         connect.run(read())
     assert caught.value.message == (
-        "/k (ModelDeployment): its stored version is 9, this process reads 1 to 6. A newer mlx-fleet "
-        "wrote it: upgrade this process to that release"
+        f"/k (ModelDeployment): its stored version is {current + 1}, this process reads 1 to {current}. "
+        "A newer mlx-fleet wrote it: upgrade this process to that release"
     )
 
 
