@@ -314,7 +314,7 @@ def new_endpoint(
             site=status.labels.get("site", ""),
             concurrency=spec.concurrency,
             parameters=engine.millions,
-            start_s=round(engine.start_s, 1),
+            start_seconds=round(engine.start_s, 1),
             hardware=EndpointHardware(
                 chip=status.chip, gpu_cores=status.gpu_cores, memory_bytes=status.memory_bytes
             ),

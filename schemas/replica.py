@@ -204,7 +204,7 @@ class EndpointSpec(ApiModel):
     """Parameters of the model in millions; 0 if unknown."""
     hardware: EndpointHardware = EndpointHardware()
     """The Mac of the first rank."""
-    start_s: float = 0.0
+    start_seconds: float = 0.0
     """Seconds in which the engine started and loaded its model; 0 if unknown. Clients wait about as long for the next."""
 
 

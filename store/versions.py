@@ -87,7 +87,7 @@ HISTORIES: Mapping[str, VersionHistory] = {
     "RankStatus": _ONE_MORE_FIELD,  # fetch
     "Revision": _FOUR_MORE_FIELDS,  # hub in its model; performance; ngram in its model; vision
     "ModelRoute": _THREE_MORE_FIELDS,  # rateLimit and cacheSharing in its routing; external; mirror
-    "Endpoint": _ONE_MORE_FIELD,  # start_s
+    "Endpoint": _ONE_MORE_FIELD,  # startSeconds
     "Node": _TWO_MORE_FIELDS,  # wiredLimit and the prefixLength of interfaces in its status; cores and Metal
     "NodeStatus": _TWO_MORE_FIELDS,
     "NodePool": _ONE_MORE_FIELD,  # wiredLimit

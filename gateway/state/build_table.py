@@ -98,7 +98,7 @@ def endpoint_of(published: Endpoint, version: int) -> EngineEndpoint:
         template=published.spec.template,
         site=published.spec.site,
         concurrency=published.spec.concurrency or DEFAULT_CONCURRENCY,
-        start_s=published.spec.start_s,
+        start_s=published.spec.start_seconds,
         points=_points(hardware),
         is_fit=_is_fit("Auto", parameters, hardware),
         hardware=hardware,

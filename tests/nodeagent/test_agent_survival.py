@@ -52,7 +52,7 @@ async def test_engines_outlive_their_agent(
     engine = await agent.engine()
     endpoint = await desk.until_published(serving.name)
     assert endpoint.spec.url == engine.address.url
-    assert endpoint.spec.start_s > 0
+    assert endpoint.spec.start_seconds > 0
     assert Path(engine.address.socket).parent.name == NODE
     await desk.until_condition(serving.name, "True", "Serving")
     peak = await desk.peak(serving.name)
@@ -74,7 +74,9 @@ async def test_engines_outlive_their_agent(
     # The endpoint was written over, and not deleted before that.
     assert (await first_change(watch)).now is not None
     # The engine knows how long it took to start; the agent that started it is gone.
-    assert (await desk.until_published(serving.name)).spec.start_s == endpoint.spec.start_s
+    assert (
+        await desk.until_published(serving.name)
+    ).spec.start_seconds == endpoint.spec.start_seconds
     assert (await agent.engine()).child.record.pid == engine.child.record.pid
     assert await answers(endpoint.spec.url)
     assert await desk.peak(serving.name) >= peak

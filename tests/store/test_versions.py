@@ -307,7 +307,7 @@ SHAPES: dict[str, tuple[int, str]] = {
     "NodeStatus": (3, "58cd5cfe0d49"),
     "Replica": (6, "12d360831bfe"),
     "ReplicaStatus": (2, "27c38a9c9209"),
-    "Endpoint": (2, "d4796e8ae73a"),
+    "Endpoint": (2, "185a5161288e"),
     "Event": (1, "b77b443a401d"),
     "FleetTrust": (1, "4c143e9b1daa"),
     "IssuedCertificate": (1, "3ea331162e34"),
