@@ -31,6 +31,7 @@ from bench.chaos_clients import Clients, References, Request, Writer
 from bench.gateway.real_acts import Scene
 from bench.result import finish, sized
 from store import keys
+from store.errors import StoreError
 from store.etcd.connect import connect
 from tests.support.commands import run_module
 from tests.support.fleet import Fleet, running_fleet
@@ -184,7 +185,7 @@ async def _published(fleet: Fleet) -> frozenset[str] | None:
     try:
         async with asyncio.timeout(3):
             return frozenset(await fleet.endpoints())
-    except Exception:  # noqa: BLE001 - etcd is killed and stopped meanwhile
+    except (StoreError, TimeoutError):  # etcd is killed and stopped meanwhile
         return None
 
 

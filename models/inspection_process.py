@@ -71,7 +71,7 @@ _ADAPTER: Final[TypeAdapter[AdapterFacts | _Refusal]] = TypeAdapter(AdapterFacts
 _SUMMARY: Final[TypeAdapter[HeaderSummary | _Refusal]] = TypeAdapter(HeaderSummary | _Refusal)
 
 
-def inspect_model(folder: Path) -> ModelFacts:
+def inspect_model(folder: Path, limits: ChildLimits = _LIMITS) -> ModelFacts:
     """Return the facts in a model folder, as `model_files.inspect_model` does; may wait for a child.
 
     Raises:
@@ -80,7 +80,7 @@ def inspect_model(folder: Path) -> ModelFacts:
     """
     if model_files.parsed_bytes(folder) <= _SMALL_BYTES:
         return model_files.inspect_model(folder)
-    found = _ask(_Question(kind="model", folder=str(folder)), about=folder)
+    found = _ask(_Question(kind="model", folder=str(folder)), about=folder, limits=limits)
     return _facts(_MODEL, found, folder)
 
 
@@ -136,12 +136,14 @@ def _sum(asked: _RemoteHeaders, raw: bytes, note: Callable[[str], None]) -> Head
     )
 
 
-def _ask(question: _Question, *, about: Path, raw: bytes = b"") -> str:
+def _ask(
+    question: _Question, *, about: Path, raw: bytes = b"", limits: ChildLimits = _LIMITS
+) -> str:
     """Return the last line that a child writes. Raises ModelUnusableError: it reached a limit."""
     head = question.model_dump_json().encode()
     asked = _LENGTH.pack(len(head)) + head + raw
     try:
-        outcome = limited_child.run(_MODULE, asked, _LIMITS)
+        outcome = limited_child.run(_MODULE, asked, limits)
     except OSError as error:
         raise ModelUnusableError(
             f"cannot look into {about}: no process could be started for it: {error.strerror}"
@@ -149,7 +151,7 @@ def _ask(question: _Question, *, about: Path, raw: bytes = b"") -> str:
     lines = outcome.output.decode(errors="replace").splitlines() or [""]
     if outcome.end is ChildEnd.DONE:
         return lines[-1]
-    raise ModelUnusableError(f"{_last_read(lines) or about} {_limit_text(outcome.end)}")
+    raise ModelUnusableError(f"{_last_read(lines) or about} {_limit_text(outcome.end, limits)}")
 
 
 def _last_read(lines: list[str]) -> str:
@@ -162,14 +164,14 @@ def _last_read(lines: list[str]) -> str:
     return ""
 
 
-def _limit_text(end: ChildEnd) -> str:
+def _limit_text(end: ChildEnd, limits: ChildLimits) -> str:
     if end is ChildEnd.TIME:
         return (
-            f"takes more than {_LIMITS.cpu_s} s of a core, or {_LIMITS.wall_s:.0f} s, to read; "
+            f"takes more than {limits.cpu_s} s of a core, or {limits.wall_s:.0f} s, to read; "
             "is its disk connected, and is it a model's?"
         )
     if end is ChildEnd.MEMORY:
-        limit = f"more than {_LIMITS.memory_bytes >> 20} MiB of memory"
+        limit = f"more than {limits.memory_bytes >> 20} MiB of memory"
         return f"takes {limit} to read: no published model does; fetch or convert it again"
     return "could not be read: the process that read it failed"
 

@@ -12,7 +12,7 @@ import pytest
 
 from machinery import limited_child
 from machinery.limited_child import ChildEnd, ChildLimits
-from models import adapter_files, inspection, inspection_process, model_files
+from models import adapter_files, inspection_process, model_files
 from models.model_files import ModelUnusableError
 from tests.support.model_folders import CONFIG
 
@@ -103,16 +103,15 @@ def test_a_large_adapter_is_read_in_a_child(tmp_path: Path) -> None:
     ],
     ids=["memory", "time"],
 )
-def test_a_folder_beyond_the_limits_becomes_a_report(
-    folder: Path, limits: ChildLimits, words: str, monkeypatch: pytest.MonkeyPatch
+def test_a_folder_beyond_the_limits_is_refused_by_name(
+    folder: Path, limits: ChildLimits, words: str
 ) -> None:
     """The limits are those of the parent: one that the child does not keep by itself, as on macOS, ends it, too."""
     write_weights(folder / "model.safetensors", header(150_000), 600_000)
-    monkeypatch.setattr(inspection_process, "_LIMITS", limits)
-    report = inspection.report_model(str(folder), Path("/unused"), casts_to_float32=False)
-    assert report.reason == "ModelUnusable"
-    assert str(folder) in report.message
-    assert words in report.message
+    with pytest.raises(ModelUnusableError) as refused:
+        inspection_process.inspect_model(folder, limits)
+    assert str(folder) in str(refused.value)
+    assert words in str(refused.value)
 
 
 def test_headers_of_a_hub_are_summed_in_a_child_as_here() -> None:
