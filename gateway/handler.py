@@ -88,7 +88,7 @@ class InferenceHandler(RequestHandler):
         """The last `Host` that was allowed."""
         self._id_prefix = options.id_prefix.encode()
         self._default_model = options.default_model
-        self._store_wait_s = options.store_wait_s
+        self._store_wait_s, self._store_wait_limit = options.store_wait_s, options.store_wait_limit
         self._awaits_store = True
         """False once there was a routing table."""
         self.idempotency = IdempotencyTable(self.clock)
@@ -201,8 +201,10 @@ class InferenceHandler(RequestHandler):
             self.mirror.offer(request, context.mirrored)
 
     def _is_unsynced(self) -> bool:
-        """Return whether there is no routing table since the gateway started."""
+        """Return whether there is no routing table since the start. Raises RefusedError: too many wait for it."""
         self._awaits_store = not self._forwarder.table_cache.is_synced
+        if self._awaits_store and len(self._contexts) > self._store_wait_limit:
+            raise RefusedError(errors.not_synced())
         return self._awaits_store
 
     async def _start_synced(self, context: RequestContext) -> None:

@@ -100,6 +100,8 @@ class GatewayLimits:
     """Interval of keep-alive events to a client that waits for a slot or a replica."""
     hold_limit: int = 64
     """The number of requests that may wait for one deployment."""
+    store_wait_limit: int = 1024
+    """The number of requests that may wait for the first routing table."""
     resume_timeout_s: float = RECOVERY_S
     """The longest wait for another engine, of a stream whose engine died, and of a request for a deployment whose
     replicas are all starting again, where `queueing.coldStart` does not say."""
@@ -327,6 +329,7 @@ class Gateway:
             draw=self.load_tracker.draw,
             count_mirrored=self.metrics.mirrored.add,
             store_wait_s=limits.resume_timeout_s,
+            store_wait_limit=limits.store_wait_limit,
             default_model=limits.default_model,
         )
 

@@ -26,5 +26,7 @@ class HandlerOptions:
     """Counts copies of requests by outcome."""
     store_wait_s: float
     """The longest wait of a request for the first routing table, after the gateway has started."""
+    store_wait_limit: int
+    """The number of requests that may wait for it."""
     default_model: str = ""
     """Model of requests that name none; empty: the only one there is."""

@@ -231,7 +231,7 @@ async def test_requests_wait_for_the_first_table(world: World, http: aiohttp.Cli
     """A gateway that starts while the store is away answers once it is back, and takes no request twice."""
     away = FaultyTransport(world.transport)
     away.leave()
-    limits = GatewayLimits(drain_timeout_s=0.0, resume_timeout_s=30.0)
+    limits = GatewayLimits(drain_timeout_s=0.0, resume_timeout_s=30.0, store_wait_limit=3)
     async with running(FakeEngine("m-0", chat)) as engine:
         await world.serve("m", engine)
         async with running_gateway(away, limits) as gateway:
@@ -247,6 +247,7 @@ async def test_requests_wait_for_the_first_table(world: World, http: aiohttp.Cli
             async with asyncio.TaskGroup() as group:
                 asked = [group.create_task(ask()) for _ in range(3)]
                 await until(lambda: len(running_()) == 3, what="3 requests")
+                assert await ask() == 503  # one more than may wait
                 # One client leaves, which ends its wait.
                 asked[0].cancel()
                 await until(lambda: len(running_()) == 2, what="2 requests")
