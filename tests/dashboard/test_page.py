@@ -134,6 +134,36 @@ async def test_hostile_texts_are_shown_and_never_run(browser: Browser, site: Sit
         assert await page.evaluate("window.hacked") is None
 
 
+async def test_a_question_waits_for_the_models_or_stays_where_it_was_typed(
+    browser: Browser, site: Site
+) -> None:
+    asked = asyncio.Event()
+    may_answer = asyncio.Event()
+
+    async def hold(route: Route) -> None:
+        asked.set()
+        await may_answer.wait()
+        await route.continue_()
+
+    async with open_page(browser, site.url) as (page, _):
+        await page.route("**/chat/v1/models", lambda route: route.abort())
+        await show(page, "/chat", "Chat")
+        await page.fill("textarea", "Hi")
+        await page.keyboard.press("Enter")
+        await expect(page.get_by_role("alert")).to_be_visible()
+        await expect(page.locator("textarea")).to_have_value("Hi")
+        await page.unroute("**/chat/v1/models")
+        await page.route("**/chat/v1/models", hold)
+        await page.locator("textarea").press("Enter")
+        await asked.wait()
+        await expect(page.get_by_text("The question is sent when")).to_be_visible()
+        may_answer.set()
+        await expect(page.locator("[data-trace]")).to_contain_text("qwen-0")
+        await expect(page.locator(".question")).to_contain_text("Hi")
+        await expect(page.locator("textarea")).to_have_value("")
+        await expect(page.get_by_role("alert")).to_have_count(0)
+
+
 async def test_a_chat_streams_and_tells_which_mac_answered(browser: Browser, site: Site) -> None:
     async with open_page(browser, site.url) as (page, _):
         await show(page, "/models/qwen", "qwen")

@@ -1,6 +1,6 @@
 /** Conversations with one model or two side by side, with the trace of each answer: Mac, replica, attempts, figures. */
 
-import { html, useEffect, useRef, useState } from "../vendor/htm-preact.js";
+import { html, useEffect, useLayoutEffect, useRef, useState } from "../vendor/htm-preact.js";
 import { messagesOf, stream } from "../conversation.js";
 import { getJson } from "../fleet_store.js";
 import { span } from "../format.js";
@@ -26,11 +26,14 @@ export function Chat({ store, query }) {
   const [draft, setDraft] = useState("");
   const [problem, setProblem] = useState("");
   const [busy, setBusy] = useState(0);
+  const [isDue, setDue] = useState(false); // sent, but the models to ask are not known yet
+  const [isLoading, setLoading] = useState(true);
   const columns = useRef([]);
   const isAsking = columns.current.some((one) => one?.isBusy());
 
   const headers = key ? { authorization: `Bearer ${key}` } : {};
   const load = async () => {
+    setLoading(true);
     try {
       const found = (await getJson("/chat/v1/models", { headers })).data.map((one) => one.id);
       setModels(found);
@@ -39,8 +42,16 @@ export function Chat({ store, query }) {
     } catch (error) {
       setProblem(error.message);
     }
+    setLoading(false);
   };
   useEffect(() => void load(), []);
+  useLayoutEffect(() => {
+    if (!isDue || (isLoading && !names[0])) return;
+    setDue(false);
+    if (!names[0]) return; // the problem says why, and the question stays where it was typed
+    for (const one of columns.current.slice(0, names.length)) one?.ask(draft);
+    setDraft("");
+  }, [isDue, isLoading, names[0]]);
   const rename = (at, name) => setNames((now) => now.map((one, place) => (place === at ? name : one)));
   const compare = () => {
     columns.current[1]?.stop();
@@ -48,9 +59,9 @@ export function Chat({ store, query }) {
   };
   const send = (event) => {
     event.preventDefault();
-    if (!draft.trim() || !names[0] || isAsking) return;
-    for (const one of columns.current.slice(0, names.length)) one?.ask(draft);
-    setDraft("");
+    if (!draft.trim() || isAsking || isDue) return;
+    setDue(true);
+    if (!names[0] && !isLoading) void load();
   };
   const onKey = (event) => {
     if (event.key === "Enter" && !event.shiftKey && !event.isComposing) send(event);
@@ -79,6 +90,7 @@ export function Chat({ store, query }) {
       ${names.map((name, at) => html`<${Conversation} key=${at} store=${store} model=${name} isTitled=${names.length > 1} system=${system} parameters=${given} headers=${headers}
         register=${(one) => (columns.current[at] = one)} onBusy=${() => setBusy((number) => number + 1)} />`)}
     </div>
+    <p class="quiet" role="status">${isDue && "The question is sent when the list of models has arrived."}</p>
     <form class="ask" onSubmit=${send} data-busy=${busy}>
       <label><span class="hidden">Message</span>
         <textarea rows="3" value=${draft} placeholder="Message (Enter sends, Shift-Enter begins a line)"
@@ -86,7 +98,7 @@ export function Chat({ store, query }) {
       </label>
       ${isAsking
         ? html`<button type="button" onClick=${() => columns.current.forEach((one) => one?.stop())}>Stop</button>`
-        : html`<button type="submit" disabled=${!names[0]}>Send</button>`}
+        : html`<button type="submit" disabled=${isDue}>Send</button>`}
     </form>
     ${store.may("viewer") && html`<${Candidates} model=${names[0]} key=${names[0]} />`}
     <details>
