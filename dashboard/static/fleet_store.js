@@ -8,6 +8,7 @@
 const VIEWS = ["macs", "models", "replicas", "groups", "gateways", "conditions", "events", "figures"];
 const HIDDEN_MS = 5_000;
 const SILENT_MS = 15_000; // the server sends a ping every 2 s
+const ANSWER_MS = 30_000; // for one answer; a request that hangs would hold the page up for ever
 const FIRST_PAUSE_MS = 500;
 const LAST_PAUSE_MS = 10_000;
 const POLL_MS = 5_000;
@@ -38,6 +39,8 @@ export class FleetStore {
     this.problem = "";
     /** Time of the last message, on the browser's clock. */
     this.heardAt = 0;
+    /** When the stream was opened last: each try has its time, however long the one before was silent. */
+    this._openedAt = 0;
     /** The version of the page's files when it was opened, and whether the server has another now. */
     this.page = "";
     this.isOldPage = false;
@@ -166,6 +169,7 @@ export class FleetStore {
     this._close();
     const source = new EventSource(`/api/v1/stream?${this._query}&since=${encodeURIComponent(this._id)}`);
     this._source = source;
+    this._openedAt = performance.now();
     const on = (name, act) =>
       source.addEventListener(name, (event) => {
         if (source !== this._source) return;
@@ -242,7 +246,7 @@ export class FleetStore {
   }
 
   _watch() {
-    const isSilent = this._source && performance.now() - this.heardAt > SILENT_MS;
+    const isSilent = this._source && performance.now() - Math.max(this.heardAt, this._openedAt) > SILENT_MS;
     if (isSilent && !document.hidden) {
       this._fail("lost", "the dashboard is silent");
       this._retry();
@@ -313,11 +317,17 @@ export class RefusedError extends Error {
   }
 }
 
-/** Return the JSON of an answer; throws RefusedError with the server's own message. */
+/** Return the JSON of an answer; throws RefusedError with the server's own message, or an error that says what broke. */
 export async function getJson(path, init = {}) {
-  const answer = await fetch(path, { credentials: "same-origin", ...init });
-  if (answer.ok) return answer.json();
-  throw new RefusedError(answer.status, await refusalText(answer));
+  try {
+    const answer = await fetch(path, { credentials: "same-origin", signal: AbortSignal.timeout(ANSWER_MS), ...init });
+    if (answer.ok) return await answer.json();
+    throw new RefusedError(answer.status, await refusalText(answer));
+  } catch (error) {
+    if (error.name === "TimeoutError") throw new Error(`the dashboard has not answered for ${ANSWER_MS / 1000} s`);
+    if (error instanceof TypeError) throw new Error("the dashboard does not answer");
+    throw error;
+  }
 }
 
 /** Send a change and return the JSON of the answer; throws RefusedError with the server's own message. */

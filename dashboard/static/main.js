@@ -1,6 +1,6 @@
 /** The page: which screen a path shows, the frame around it, the keyboard, and the login. */
 
-import { html, render, useEffect, useReducer, useState } from "./vendor/htm-preact.js";
+import { html, render, useEffect, useErrorBoundary, useReducer, useState } from "./vendor/htm-preact.js";
 import { FleetStore, postJson } from "./fleet_store.js";
 import { hasSingleKeys, keyboard, KEYS, setSingleKeys } from "./keyboard.js";
 import { lazy, useStore } from "./parts.js";
@@ -119,7 +119,19 @@ function Screen() {
   store.show(selectionsOf(home, second));
   if (!shown) return html`<h1>No such page</h1><p><a href="/">Back to the fleet</a></p>`;
   if (store.isLoading && NEEDS_STATE.has(home)) return html`<p class="loading">Loading…</p>`;
-  return html`<${shown} key=${`${location.pathname} ${visit}`} store=${store} name=${second} query=${query} />`;
+  return html`<${Guard} key=${`${location.pathname} ${visit}`}><${shown} store=${store} name=${second} query=${query} /><//>`;
+}
+
+/** One screen; an error in it leaves the frame, and the other screens, as they are. */
+function Guard({ children }) {
+  const [error, retry] = useErrorBoundary((found) => console.warn("a screen has failed", found));
+  if (!error) return children;
+  return html`<div role="alert"><h1>This screen has failed</h1>
+    <p class="problem">${error.message}</p>
+    <p>The page and the dashboard may be of different releases, or the page has a bug. The other screens go on.
+      <button type="button" class="small" onClick=${retry}>Try again</button>
+      <button type="button" class="small" onClick=${() => location.reload()}>Load the page again</button></p>
+  </div>`;
 }
 
 /** Whether what is shown is live, and how old it is if not. */
@@ -236,6 +248,7 @@ function setTheme(theme) {
   dispatchEvent(new Event("themechange"));
 }
 
+sessionStorage.removeItem("loads"); // of load_retry.js: every module has arrived
 setTheme(savedTheme());
 store.show(selectionsOf(...location.pathname.slice(1).split("/").map(decodeURIComponent)));
 const app = document.getElementById("app");

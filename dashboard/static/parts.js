@@ -5,6 +5,8 @@ import { age, bytes, clock } from "./format.js";
 
 const PAGES = { Node: "macs", ModelDeployment: "models", Replica: "replicas", ShardGroup: "groups" };
 const PAGE_ROWS = 100;
+const LAST_PAUSE_MS = 10_000;
+const SLOW_MS = 20_000;
 const KINDS = { Node: "node", ModelDeployment: "md", Replica: "replica", ShardGroup: "sg", ModelRoute: "route", GitSource: "gs" };
 
 /** Return the path of an object's page; "" if its kind has none. */
@@ -181,21 +183,24 @@ export function ManifestErrors({ errors, onPick }) {
   </ul></div>`;
 }
 
-/** Return a component of a module that is loaded when it is first shown. */
+/** Return a component of a module that is loaded when it is first shown, and asked for again until it arrives. */
 export function lazy(load, name) {
   let Found = null;
   return function Lazy(props) {
-    const [problem, setProblem] = useState("");
+    const [failed, setFailed] = useState(0);
+    const [isSlow, setSlow] = useState(false);
     const [, redraw] = useReducer((count) => count + 1, 0);
     useEffect(() => {
-      if (Found) return;
-      load().then(
-        (module) => ((Found = module[name]), redraw()),
-        () => setProblem("A part of the page did not arrive. Load the page again."),
-      );
-    }, []);
-    if (problem) return html`<p class="problem" role="alert">${problem}</p>`;
-    return Found ? html`<${Found} ...${props} />` : html`<p class="quiet">Loading…</p>`;
+      if (Found) return undefined;
+      const ask = () => load().then((module) => ((Found = module[name]), redraw()), () => setFailed(failed + 1));
+      const pauseMs = failed ? Math.min(LAST_PAUSE_MS, 500 * 2 ** failed) * (0.5 + Math.random() / 2) : 0;
+      const timers = [setTimeout(ask, pauseMs), setTimeout(() => setSlow(true), SLOW_MS)];
+      return () => timers.forEach(clearTimeout);
+    }, [failed]);
+    if (Found) return html`<${Found} ...${props} />`;
+    if (!failed && !isSlow) return html`<p class="quiet">Loading…</p>`;
+    return html`<p class="problem" role="alert">A part of the page has not arrived${failed ? `, asked ${failed} times, and is asked for again` : " yet"}.
+      <button type="button" class="small" onClick=${() => location.reload()}>Load the page again</button></p>`;
   };
 }
 

@@ -7,12 +7,13 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from playwright.async_api import Browser, expect
+from playwright.async_api import Browser, Route, expect
 
 from store.etcd.connect import connect
+from store.memory import MemoryTransport
 from tests.support.browser import needs_browser, open_page, running_browser
 from tests.support.dashboard_site import hostile_answer, mac
-from tests.support.dashboards import running_dashboard
+from tests.support.dashboards import CLOCK, running_dashboard
 from tests.support.etcd import running_etcd
 from tests.support.gateway_fake_engine import FakeEngine, running
 from tests.support.gateway_world import World, running_gateway
@@ -96,3 +97,65 @@ async def test_the_seventh_window_loads_and_all_of_them_follow(
                 for one in pages:
                     await expect(one.get_by_role("link", name="mac-2")).to_be_visible()
         await store.close()
+
+
+async def test_a_stream_that_opens_late_is_waited_for(browser: Browser) -> None:
+    """A page that took long to begin, on a busy machine: each further try must have its time, too."""
+    store = MemoryTransport(CLOCK)
+    await store.commit([], mac("mac-1"))
+
+    async def answer_late(route: Route) -> None:
+        await asyncio.sleep(3)
+        await route.continue_()
+
+    async with (
+        running_dashboard(store) as dashboard,
+        open_page(browser, dashboard.url) as (page, _),
+    ):
+        await page.add_init_script(
+            "const now = performance.now.bind(performance); performance.now = () => now() + 60_000;"
+        )
+        await page.route("**/api/v1/stream*", answer_late)
+        await page.goto("/macs")
+        await expect(page.get_by_role("link", name="mac-1")).to_be_visible(timeout=30_000)
+
+
+async def test_a_part_that_does_not_arrive_is_asked_for_again(browser: Browser) -> None:
+    store = MemoryTransport(CLOCK)
+    await store.commit([], mac("mac-1"))
+    refused: list[str] = []
+
+    async def refuse_twice(route: Route) -> None:
+        if len(refused) < 2:
+            refused.append(route.request.url)
+            await route.abort()
+        else:
+            await route.continue_()
+
+    async with (
+        running_dashboard(store) as dashboard,
+        open_page(browser, dashboard.url) as (page, _),
+    ):
+        await page.route("**/screens/map.js*", refuse_twice)
+        await page.goto("/map")
+        await expect(page.get_by_role("heading", name="Map")).to_be_visible()
+        assert len(refused) == 2
+
+
+async def test_a_screen_that_fails_leaves_the_others_as_they_are(browser: Browser) -> None:
+    """An answer of another release must not blank the page."""
+    store = MemoryTransport(CLOCK)
+    await store.commit([], mac("mac-1"))
+
+    async def answer_nothing(route: Route) -> None:
+        await route.fulfill(json={"active": 1})
+
+    async with (
+        running_dashboard(store) as dashboard,
+        open_page(browser, dashboard.url) as (page, _),
+    ):
+        await page.route("**/metrics/snapshot", answer_nothing)
+        await page.goto("/")
+        await expect(page.get_by_role("alert")).to_contain_text("This screen has failed")
+        await page.locator("nav").get_by_role("link", name="Macs").click()
+        await expect(page.get_by_role("link", name="mac-1")).to_be_visible()
