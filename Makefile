@@ -23,7 +23,7 @@ PIP_INDEX = $$($(BIN)/python -m pip config list | sed -nE "s/^.*\.index-url='(.*
 QUIET = $$(test -t 2 || echo --quiet)
 UV = UV_DEFAULT_INDEX="$${UV_DEFAULT_INDEX:-$(PIP_INDEX)}" $(BIN)/uv
 
-.PHONY: help setup demo stop test unit test-full test-mac coverage lint format docs screenshots vendor proto lock bench-smoke bench-chaos bench-apply bench-cli bench-start bench-fetch bench-gateway bench-gateway-tls bench-gateway-faults bench-gateway-faults-real bench-gateway-hostile bench-routing bench-store bench-placement bench-control-plane bench-manifests bench-engine bench-engine-sockets bench-engine-start bench-prefix-cache bench-shard bench-walks fuzz-engine clean bench-scale bench-observe bench-nodes bench-speculation bench-dashboard test-ci bench-degradation test-vision
+.PHONY: help setup demo stop test unit test-full test-mac coverage lint format docs screenshots vendor proto lock bench-smoke bench-chaos bench-apply bench-cli bench-start bench-fetch bench-gateway bench-gateway-tls bench-gateway-faults bench-gateway-faults-real bench-gateway-hostile bench-routing bench-store bench-placement bench-control-plane bench-manifests bench-engine bench-engine-sockets bench-engine-start bench-prefix-cache bench-shard bench-walks fuzz-engine clean bench-scale bench-observe bench-nodes bench-speculation bench-dashboard test-ci bench-degradation test-vision bench-assignments
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 28
@@ -186,6 +186,9 @@ bench-control-plane: $(TEST_READY)  ## 1,000 hollow Macs and 10,000 replicas on 
 
 bench-scale: $(TEST_READY)  ## still nodes and replicas at three sizes, then hollow agents until this machine holds no more, in five minutes (FULL=1: longer)
 	@$(BIN)/python -m bench.scale
+
+bench-assignments: $(TEST_READY)  ## agents that watch all Replicas beside agents that watch their own copies
+	@$(BIN)/python -m bench.assignments
 
 bench-degradation: $(TEST_READY)  ## a control plane in trouble: starved reconciler, slow etcd, slow disk, 500 agents that flap, in five minutes
 	@$(BIN)/python -m bench.degradation

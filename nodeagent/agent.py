@@ -30,6 +30,7 @@ from nodeagent.observe import NodeState, ReplicaObserver, start_request
 from nodeagent.peers.links import link_rate, without_cables
 from nodeagent.peers.model_exchange import ModelExchange
 from nodeagent.plan import plan
+from nodeagent.replicas.deployment_replicas import StoredSiblings
 from nodeagent.replicas.engine_tracker import EngineProber, EngineTracker
 from nodeagent.replicas.last_assignment import ALONE_AFTER_S
 from nodeagent.replicas.rank_reports import RankReports
@@ -163,7 +164,7 @@ class Agent:
             return None
         return PromptRoutes(
             node=self._config.name,
-            replicas=self._replicas,
+            siblings=StoredSiblings(self._transport),
             engines=self._node.engines,
             tls=self._dependencies.tls,
         )

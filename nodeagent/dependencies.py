@@ -49,9 +49,11 @@ from nodeagent.peers.model_exchange import ModelExchange
 from nodeagent.peers.peer_prompts import HttpPeerPrompts
 from nodeagent.peers.uploads import DEFAULT_BYTES_PER_S, Uploads
 from nodeagent.replicas.cache_warmup import CacheWarmup
+from nodeagent.replicas.deployment_replicas import Siblings, StoredSiblings
 from nodeagent.replicas.last_assignment import AssignedReplicas, AssignmentFile, LastAssignment
 from nodeagent.replicas.model_fetches import ModelFetches
 from nodeagent.replicas.model_parts import ModelParts
+from nodeagent.replicas.node_replicas import NodeReplicas
 from nodeagent.replicas.start_queue import DEFAULT_CONCURRENCY
 from schemas.deployment import ModelDeployment
 from schemas.meta import ApiObject
@@ -156,7 +158,7 @@ class Dependencies:
     report_models: ReportModels
     report_adapters: ReportAdapters
     replicas: ObjectCache[Replica]
-    """Replicas by key: all, or those of this node."""
+    """Replicas by key: all, or those that concern this node."""
     deployments: ObjectCache[ModelDeployment]
     groups: ObjectCache[ShardGroup] | None = None
     """ShardGroups, for their fallback models; None where no model folder is inspected."""
@@ -246,7 +248,7 @@ def real_dependencies(transport: Transport, clock: Clock, config: AgentConfig) -
         prefixes=_prefix_folders(config, deployments, clock),
         collector=collector,
         snapshots=snapshots,
-        warmup=_cache_warmup(config, tls, replicas, fetches.exchange),
+        warmup=_cache_warmup(config, tls, StoredSiblings(transport), fetches.exchange),
         last_assignment=replicas,
         deployments=deployments,
         groups=groups,
@@ -373,14 +375,14 @@ def _quantizations(
 def _cache_warmup(
     config: AgentConfig,
     tls: NodeTls | None,
-    replicas: AssignedReplicas,
+    siblings: Siblings,
     exchange: ModelExchange | None,
 ) -> CacheWarmup | None:
     if config.credentials is None or exchange is None:
         return None
     return CacheWarmup(
         node=config.name,
-        replicas=replicas,
+        siblings=siblings,
         addresses=exchange,
         peers=HttpPeerPrompts(Dialer(config.credentials)),
         engines=EngineHttp(tls),
@@ -428,7 +430,7 @@ def _snapshots(transport: Transport, clock: Clock) -> Informer[ModelSnapshot]:
 
 
 def _assigned_replicas(transport: Transport, clock: Clock, config: AgentConfig) -> AssignedReplicas:
-    replicas = _informer(transport, clock, Replica)
+    replicas = NodeReplicas(transport, clock, config.name)
     file = AssignmentFile(
         path=config.state_dir / "assignment.json", node=config.name, uid=config.status.uid
     )

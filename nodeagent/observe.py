@@ -237,7 +237,9 @@ class ReplicaObserver:
     async def _is_unknown(self, name: str, engine: EngineTracker | None) -> bool:
         """Return whether a replica that is missing in the cache may exist; not asked while its engine is stopping."""
         is_stopping = engine is not None and engine.stopping_since is not None
-        return not is_stopping and not await registration.is_replica_deleted(self._transport, name)
+        if is_stopping:
+            return False
+        return not await registration.is_withdrawn(self._transport, name, self._node.name)
 
     def _start_place(self, name: str, replica: Replica | None, engine: EngineTracker | None) -> int:
         """Return the place in the queue of an engine that is due to start; 0 if it may start, or waits for another reason."""

@@ -13,6 +13,7 @@ from machinery.control_loop import AuthorityLostError, Requeue, WorkQueue, run_l
 from machinery.version import version
 from models.hub.fleet_hub import FleetListings
 from models.hub.hub_settings import HubSettings
+from reconciler.assignments import AssignmentCopies
 from reconciler.autoscaling.autoscaler import Autoscaler
 from reconciler.change_retention import ChangeRetention
 from reconciler.demand.scraper import DemandScraper
@@ -109,6 +110,7 @@ class Controller:
             statuses=lambda: self._caches.statuses.items,
             lag_s=lambda: self.lag_s() or 0.0,
         )
+        self._assignments = AssignmentCopies(transport, clock, self._caches.specs)
         self._lookups = LookupProblems(self._queue.add)
         listings = FleetListings(read=partial(read_listings, transport), errors=(StoreError,))
         self._snapshots = SnapshotController(
@@ -148,6 +150,7 @@ class Controller:
         """Run forever."""
         self._handlers.connect()
         self._snapshots.connect()
+        self._assignments.connect()
         if self._gitops is not None:
             self._gitops.connect()
         async with asyncio.TaskGroup() as group:
@@ -224,6 +227,7 @@ class Controller:
             group.create_task(self._sweep(executor))
             group.create_task(ChangeRetention(self._transport, self._clock).run())
             group.create_task(self._snapshots.lead(leadership))
+            group.create_task(self._assignments.lead(leadership))
             if self._gitops is not None:
                 group.create_task(self._gitops.lead(leadership))
 

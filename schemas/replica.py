@@ -248,6 +248,12 @@ def unassigned_reason(endpoint: Endpoint, publisher: EndpointPublisher | None) -
     return ""
 
 
+def concerned_nodes(replica: "Replica") -> tuple[ObjectName, ...]:
+    """Return the nodes whose agents act on a replica, each once: those of its ranks, and those that a rank leaves."""
+    there = (rank.node for rank in replica.spec.ranks)
+    return tuple(dict.fromkeys((*there, *(rank.node for rank in replica.spec.leaving))))
+
+
 def replica_name(deployment: ObjectName, ordinal: int) -> ObjectName:
     """Return the name of a deployment's replica: derived, so that creating it twice collides."""
     return f"{deployment}-{ordinal}"

@@ -41,6 +41,12 @@ def encode_spec(obj: ApiObject) -> bytes:
     return versions.stamp_version(raw, versions.history_of(type(obj).__name__).current)
 
 
+def encode_copy(obj: ApiObject) -> bytes:
+    """Return the document of a copy of the object under another key: that of its spec key, and its resourceVersion."""
+    raw = obj.model_dump_json(by_alias=True, exclude_none=True, exclude={"status"}).encode()
+    return versions.stamp_version(raw, versions.history_of(type(obj).__name__).current)
+
+
 class _ModelDecoder(Generic[M]):
     """Decodes the documents of one model. Values that watches of one process share are decoded once."""
 
@@ -100,6 +106,19 @@ def decode_object(kind: type[Obj], item: KeyValue, histories: Histories = HISTOR
     # Bypasses pydantic's frozen guard: the object is not shared yet, and a copy would double the cost of reading fifty
     # thousand.
     object.__setattr__(found.metadata, "resource_version", str(item.mod_revision))
+    return found
+
+
+def decode_copy(kind: type[Obj], item: KeyValue) -> Obj:
+    """Return the object that `encode_copy` copied, with the resourceVersion that it had.
+
+    Raises:
+        UndecodableError: as `decode` does, or there is no resourceVersion.
+
+    """
+    found = decode(kind, item)
+    if not found.metadata.resource_version.isdecimal():
+        raise UndecodableError(f"{item.key}: a copy without resourceVersion; delete the key")
     return found
 
 

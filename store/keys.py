@@ -18,6 +18,10 @@ DASHBOARD_LEASE_PREFIX = f"{LEASE_PREFIX}Dashboard/"
 LIFE_PREFIX = f"{ROOT}/life/"
 NODE_LIFE_PREFIX = f"{LIFE_PREFIX}Node/"
 ENDPOINT_PREFIX = f"{ROOT}/endpoint/"
+# Copies of Replicas below the nodes that they concern, so that an agent watches its own only.
+ASSIGNMENT_PREFIX = f"{ROOT}/assignment/"
+# Exists while the leader keeps those copies: agents watch all Replicas without it.
+ASSIGNMENTS_KEPT = f"{ROOT}/assignmentskept"
 # Cable tests that a fleetctl or the leader waits for, by group, and the agents' reports about them.
 FABRIC_TEST_PREFIX = f"{ROOT}/fabrictest/"
 FABRIC_RANK_PREFIX = f"{ROOT}/fabricrank/"
@@ -63,7 +67,7 @@ HUB_GRANT_PREFIX = f"{SECRET_PREFIX}HubGrant/"
 TRANSIENT_PREFIXES = (
     *(LEASE_PREFIX, ENDPOINT_PREFIX, EVENT_PREFIX, ELECTION_PREFIX),
     *(FABRIC_TEST_PREFIX, FABRIC_RANK_PREFIX, TICKET_PREFIX, SHARE_PREFIX),
-    PRELOAD_PREFIX,
+    *(PRELOAD_PREFIX, ASSIGNMENT_PREFIX, ASSIGNMENTS_KEPT),
     *(JOIN_TOKEN_PREFIX, JOIN_REQUEST_PREFIX, JOIN_DECISION_PREFIX),
     *(REQUEST_PREFIX, REFUSED_PREFIX),
     *(HUB_TOKEN_PREFIX, HUB_GRANT_PREFIX, EXTERNAL_KEY_PREFIX),
@@ -114,6 +118,15 @@ def endpoint_prefix(node: str) -> str:
 
 def endpoint_key(node: str, replica: str) -> str:
     return f"{endpoint_prefix(node)}{replica}"
+
+
+def assignment_prefix(node: str) -> str:
+    """Return the prefix of the copies of Replicas that concern the node."""
+    return f"{ASSIGNMENT_PREFIX}{node}/"
+
+
+def assignment_key(node: str, replica: str) -> str:
+    return f"{assignment_prefix(node)}{replica}"
 
 
 def fabric_rank_prefix(node: str) -> str:

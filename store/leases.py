@@ -163,6 +163,11 @@ class Leadership:
         # Leadership is not a lock: a former leader may not know yet that it lost, so etcd must check.
         self.guard: Guard = CreateRevisionGuard(key=key, create_revision=epoch)
 
+    @property
+    def lease(self) -> int:
+        """The lease that ends with the leadership, for keys that say something about it."""
+        return self._session.id
+
     def valid(self) -> bool:
         return self._session.valid()
 

@@ -14,16 +14,15 @@ from fastapi import FastAPI, Path, Request, Response
 from identity.names import Role
 from identity.peers import peer_of
 from machinery.http_server import SSL_OBJECT
-from nodeagent.dependencies import ObjectCache
 from nodeagent.engines import group_launch
 from nodeagent.engines.engine_http import EngineHttp
 from nodeagent.engines.tls import NodeTls
+from nodeagent.replicas.deployment_replicas import Siblings
 from nodeagent.replicas.engine_tracker import EngineTracker
 from schemas.meta import NAME_PATTERN
-from schemas.replica import Replica
 from schemas.wire import recent_prompts
 from schemas.wire.errors import Refusal, RefusedError
-from store import keys
+from store.errors import StoreError, UndecodableError
 
 _ENGINE_TIMEOUT_S = 2.0
 
@@ -35,7 +34,7 @@ class PromptRoutes:
     """The route of one agent's prompts, and its authorization."""
 
     node: str
-    replicas: ObjectCache[Replica]
+    siblings: Siblings
     engines: Mapping[str, EngineTracker]
     """Engines by replica name: the agent's own mapping, which changes."""
     tls: NodeTls | None = None
@@ -46,8 +45,7 @@ class PromptRoutes:
 
     async def get(self, request: Request, replica: ReplicaNameParam) -> Response:
         """Answer with the last prompts of an engine, as it reports them."""
-        found = self.replicas.items.get(keys.spec_key("Replica", replica))
-        self._authorize(request, found)
+        await self._authorize(request, replica)
         engine = self.engines.get(replica)
         if engine is None:
             raise self._refused(404, f"replica {replica} has no engine here")
@@ -65,15 +63,18 @@ class PromptRoutes:
             await http.close()
         return Response(body, media_type="application/json", headers={"cache-control": "no-store"})
 
-    def _authorize(self, request: Request, replica: Replica | None) -> None:
+    async def _authorize(self, request: Request, replica: str) -> None:
         """Refuse all but nodes that have a replica of the same deployment. Raises RefusedError."""
         peer = peer_of(request.scope.get("state", {}).get(SSL_OBJECT))
-        if peer is not None and replica is not None and peer.identity.role is Role.NODE:
-            for one in self.replicas.items.values():
-                is_same = one.spec.deployment == replica.spec.deployment
-                rank = group_launch.rank_of_node(one, peer.identity.name)
-                if is_same and rank is not None:
-                    return
+        if peer is not None and peer.identity.role is Role.NODE:
+            try:
+                siblings = await self.siblings.of(replica)
+            except (StoreError, UndecodableError) as error:
+                message = "the store does not tell which nodes have a replica of the deployment"
+                raise self._refused(503, f"{message}; try again") from error
+            ranks = (group_launch.rank_of_node(one, peer.identity.name) for one in siblings)
+            if any(rank is not None for rank in ranks):
+                return
         raise self._refused(403, "only nodes with a replica of the same deployment get its prompts")
 
     def _refused(self, status: int, message: str) -> RefusedError:

@@ -92,7 +92,7 @@ def main(log_level: LogLevel, log_format: LogFormat, **options: Any) -> None:
             ]
             for connection in connections:
                 stack.push_async_callback(connection.close)
-            feed = SharedCaches(connections[0], clock)
+            feed = SharedCaches(connections[0], clock, shares_replicas=False)
 
             async def run_mac(number: int) -> None:
                 # Agents that start together renew their leases together forever, and the last one of each burst is late.

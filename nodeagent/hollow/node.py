@@ -1,7 +1,8 @@
 """A hollow Mac: the real agent with simulated engines, and the caches that the agents of one process share.
 
-A real agent watches all replicas by itself. A thousand hollow agents in one process would decode the same documents a
-thousand times; so they share two caches, and each sees the events of its own replicas.
+A real agent watches all deployments by itself. A thousand hollow agents in one process would decode the same documents a
+thousand times; so they share the cache. Where one store in memory serves a simulated fleet, they share that of replicas,
+too, and each sees the events of its own.
 """
 
 import asyncio
@@ -13,7 +14,7 @@ from typing_extensions import override
 
 from machinery.clock import Clock
 from nodeagent.agent import Agent
-from nodeagent.dependencies import AgentConfig, Dependencies
+from nodeagent.dependencies import AgentConfig, Dependencies, ObjectCache
 from nodeagent.engines.addresses import EngineAddresses
 from nodeagent.hardware.readings import (
     DiskReading,
@@ -31,9 +32,10 @@ from nodeagent.hollow.engines import (
     HollowReferences,
     HollowTiming,
 )
+from nodeagent.replicas.node_replicas import NodeReplicas
 from schemas.deployment import ModelDeployment
 from schemas.node import AdapterReport, ModelGeometry, ModelReport, NodeStatus
-from schemas.replica import Replica
+from schemas.replica import Replica, concerned_nodes
 from store import codec, keys
 from store.informer import Informer
 from store.leases import LEASE_TTL_S
@@ -46,14 +48,16 @@ _NODE_INDEX = "node"
 class SharedCaches:
     """The caches of replicas and deployments that the agents of one process share. Run `run()` beside them."""
 
-    def __init__(self, transport: Transport, clock: Clock) -> None:
+    def __init__(self, transport: Transport, clock: Clock, *, shares_replicas: bool = True) -> None:
+        """`shares_replicas`: False if each agent watches its replicas by itself, as on a real Mac."""
+        self._shares_replicas, self._clock = shares_replicas, clock
         self._replicas = Informer(
             transport,
             keys.spec_prefix("Replica"),
             lambda item: codec.decode_object(Replica, item),
             clock,
         )
-        self._replicas.index(_NODE_INDEX, _concerned_nodes)
+        self._replicas.index(_NODE_INDEX, concerned_nodes)
         self._replicas.on_change(self._replica_changed)
         self._deployments = Informer(
             transport,
@@ -72,11 +76,14 @@ class SharedCaches:
     async def run(self) -> None:
         """Watch the store, forever."""
         async with asyncio.TaskGroup() as group:
-            group.create_task(self._replicas.run())
+            if self._shares_replicas:
+                group.create_task(self._replicas.run())
             group.create_task(self._deployments.run())
 
-    def replicas_of(self, node: str) -> "NodeCache[Replica]":
-        """Return the node's cache of replicas."""
+    def replicas_of(self, node: str, transport: Transport) -> ObjectCache[Replica]:
+        """Return the node's cache of replicas; it reads with `transport` if it is not shared."""
+        if not self._shares_replicas:
+            return NodeReplicas(transport, self._clock, node)
         return NodeCache(
             node,
             lambda: _NodeItems(
@@ -94,7 +101,7 @@ class SharedCaches:
 
     def _replica_changed(self, key: str) -> None:
         found = self._replicas.items.get(key)
-        now = _concerned_nodes(found) if found is not None else ()
+        now = concerned_nodes(found) if found is not None else ()
         before = self._assigned.pop(key, ())
         if now:
             self._assigned[key] = now
@@ -177,12 +184,6 @@ class _NodeItems(Mapping[str, T]):
         return len(self._mine)
 
 
-def _concerned_nodes(replica: Replica) -> tuple[str, ...]:
-    """Return the nodes that a replica concerns: those of its ranks, and those that are leaving."""
-    now = (rank.node for rank in replica.spec.ranks)
-    return (*now, *(rank.node for rank in replica.spec.leaving))
-
-
 # Every adapter exists, with the size of one of rank 16 for all layers of an 8B model.
 _ADAPTER_BYTES = 84 * 2**20
 
@@ -258,9 +259,9 @@ class HollowMac:
             lease_s=self.lease_s,
             has_store_password=self.has_store_password,
         )
-        return Agent(transport, self.clock, config, self.dependencies(caches))
+        return Agent(transport, self.clock, config, self.dependencies(transport, caches))
 
-    def dependencies(self, caches: SharedCaches) -> Dependencies:
+    def dependencies(self, transport: Transport, caches: SharedCaches) -> Dependencies:
         """Return the simulated dependencies of the Mac's agent."""
         return Dependencies(
             engines=self.engines,
@@ -268,7 +269,7 @@ class HollowMac:
             references=self.references,
             report_models=self._report,
             report_adapters=self._report_adapters,
-            replicas=caches.replicas_of(self.name),
+            replicas=caches.replicas_of(self.name, transport),
             deployments=caches.deployments_of(self.name),
             readings=self.readings,
         )

@@ -15,6 +15,7 @@ from identity.credentials import TlsReporter, no_report
 from machinery.backoff import Backoff, Retries
 from machinery.clock import Clock
 from schemas.node import NodeLease, NodeStatus
+from schemas.replica import Replica, concerned_nodes
 from store import codec, keys
 from store.errors import PermissionDeniedError, StoreError
 from store.leases import LEASE_TTL_S, LeaseSession, keep_published
@@ -24,8 +25,8 @@ NOT_RESTORING: Final = ModRevisionGuard(key=keys.RESTORING, mod_revision=0)
 """The guard of every write of an agent to a key that backups contain."""
 
 
-async def is_replica_deleted(transport: Transport, replica: str) -> bool:
-    """Return whether the store certainly has no such replica.
+async def is_withdrawn(transport: Transport, replica: str, node: str) -> bool:
+    """Return whether the replica certainly concerns the node no more: it was deleted, or moved elsewhere.
 
     Raises:
         StoreError: the store could not be read.
@@ -34,7 +35,13 @@ async def is_replica_deleted(transport: Transport, replica: str) -> bool:
     # In this order: a restore may end between the two reads, and the second one then finds the replica.
     if await transport.get(keys.RESTORING) is not None:
         return False
-    return await transport.get(keys.spec_key("Replica", replica)) is None
+    found = await transport.get(keys.spec_key("Replica", replica))
+    if found is None:
+        return True
+    try:
+        return node not in concerned_nodes(codec.decode_object(Replica, found))
+    except codec.UndecodableError:
+        return False  # a newer mlx-fleet wrote it: the engine goes on
 
 
 log = logging.getLogger(__name__)

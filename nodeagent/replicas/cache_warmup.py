@@ -6,7 +6,7 @@ It is bounded and optional: without prompts, or when its time is over, the engin
 
 import asyncio
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, zip_longest
 from typing import Final, Protocol
@@ -17,10 +17,11 @@ from nodeagent.engines import group_launch
 from nodeagent.engines.engine_http import EngineHttp
 from nodeagent.engines.engine_processes import EngineProcess
 from nodeagent.peers.peer_blobs import PeerError
+from nodeagent.replicas.deployment_replicas import Siblings
 from schemas.replica import Replica
 from schemas.wire import headers
 from schemas.wire.recent_prompts import MAX_TOKENS, RecentPrompt, RecentPrompts
-from store import keys
+from store.errors import StoreError
 
 log = logging.getLogger(__name__)
 
@@ -28,13 +29,6 @@ LIMIT_S: Final = 20.0
 """Seconds after which an engine serves, however much of the prompts it has read."""
 _MAX_DONORS: Final = 4
 _MAX_ANSWER_BYTES: Final = 1 << 20
-
-
-class ReplicaCache(Protocol):
-    """The replicas of the fleet by key."""
-
-    @property
-    def items(self) -> Mapping[str, Replica]: ...
 
 
 class PeerPrompts(Protocol):
@@ -58,7 +52,7 @@ class CacheWarmup:
     """Warms the prefix caches of one node's new engines."""
 
     node: str
-    replicas: ReplicaCache
+    siblings: Siblings
     addresses: PeerAddresses
     peers: PeerPrompts
     engines: EngineHttp
@@ -75,7 +69,7 @@ class CacheWarmup:
                     count += 1
         except TimeoutError:
             log.info("the time to warm the prefix cache is over", extra={"prompts": count})
-        except (aiohttp.ClientError, OSError, ValueError) as error:
+        except (aiohttp.ClientError, OSError, ValueError, StoreError) as error:
             log.warning(
                 "the prefix cache is not warmed",
                 extra={"replica": process.replica, "why": str(error)},
@@ -84,23 +78,24 @@ class CacheWarmup:
             log.info("prefix cache warmed", extra={"replica": process.replica, "prompts": count})
         return count
 
-    def donors(self, replica: str) -> list[Replica]:
-        """Return the replicas of the same deployment on other nodes, those that are about to end first."""
-        items = self.replicas.items
-        own = items.get(keys.spec_key("Replica", replica))
-        if own is None:
-            return []
+    async def donors(self, replica: str) -> list[Replica]:
+        """Return the replicas of the same deployment on other nodes, those that are about to end first.
+
+        Raises:
+            StoreError: the store could not be read.
+            UndecodableError: a newer mlx-fleet wrote the replica.
+
+        """
         found = [
             one
-            for one in items.values()
-            if one.spec.deployment == own.spec.deployment
-            and group_launch.rank_of_node(one, self.node) is None
+            for one in await self.siblings.of(replica)
+            if group_launch.rank_of_node(one, self.node) is None
         ]
         found.sort(key=lambda one: (one.metadata.deletion_timestamp is None, one.name))
         return found[:_MAX_DONORS]
 
     async def _prompts(self, replica: str) -> list[RecentPrompt]:
-        donors = self.donors(replica)
+        donors = await self.donors(replica)
         if not donors:
             return []
         urls = await self.addresses.urls()

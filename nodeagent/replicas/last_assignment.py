@@ -16,6 +16,7 @@ import orjson
 from machinery.clock import Clock
 from machinery.files import write_atomically
 from nodeagent.engines import group_launch
+from nodeagent.replicas.node_replicas import NodeReplicas
 from schemas.replica import Replica
 from store import codec, keys
 from store.informer import Informer
@@ -133,7 +134,9 @@ def is_kept(replica: Replica, node: str) -> bool:
 class AssignedReplicas:
     """A cache of replicas (`ObjectCache`) that can show the last assignment until the store has answered."""
 
-    def __init__(self, store: Informer[Replica], file: AssignmentFile, clock: Clock) -> None:
+    def __init__(
+        self, store: NodeReplicas | Informer[Replica], file: AssignmentFile, clock: Clock
+    ) -> None:
         self._store = store
         self._file = file
         self._clock = clock

@@ -12,7 +12,7 @@ from schemas.deployment import ModelDeployment, Revision
 from schemas.meta import ApiObject, ObjectKey, Status
 from schemas.model_snapshot import ModelSnapshot, PreloadAssignment
 from schemas.node import NodeLease, NodeLifeStatus, NodeStatus
-from schemas.replica import Endpoint, RankStatus, Replica
+from schemas.replica import Endpoint, RankStatus, Replica, concerned_nodes
 from store import codec, keys
 from store.errors import UnavailableError
 from store.informer import AnyInformer, Informer
@@ -98,11 +98,8 @@ def _rules_of(found: ApiObject) -> tuple[str, ...]:
 
 
 def _nodes_of(found: ApiObject) -> tuple[str, ...]:
-    """Return the nodes with memory of a replica: those of its ranks, and of leaving ranks that still run."""
-    if not isinstance(found, Replica):
-        return ()
-    there = [rank.node for rank in found.spec.ranks]
-    return tuple(dict.fromkeys((*there, *(left.node for left in found.spec.leaving))))
+    """Return the nodes with memory of a replica."""
+    return concerned_nodes(found) if isinstance(found, Replica) else ()
 
 
 def _kind_of_status(found: Status) -> tuple[str, ...]:

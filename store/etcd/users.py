@@ -226,6 +226,9 @@ def _reconciler() -> list[Permission]:
         # The commits of hub models, and the models that Macs made themselves.
         prefix_permission(keys.SNAPSHOT_PREFIX, Right.READWRITE),
         prefix_permission(keys.PRELOAD_PREFIX, Right.READWRITE),
+        # Each agent's copies of its Replicas, and the mark that they are kept.
+        prefix_permission(keys.ASSIGNMENT_PREFIX, Right.READWRITE),
+        prefix_permission(keys.ASSIGNMENTS_KEPT, Right.READWRITE),
         prefix_permission(keys.SHARE_PREFIX, Right.READ),
         *(prefix_permission(keys.status_prefix(kind), Right.READWRITE) for kind in judged),
         # The reports about a replica are deleted with the replica.
@@ -331,6 +334,10 @@ def _agent(node: str) -> list[Permission]:
         prefix_permission(keys.SNAPSHOT_PREFIX, Right.READ),
         prefix_permission(keys.hub_grant_prefix(node), Right.READ),
         prefix_permission(keys.preload_prefix(node), Right.READ),
+        # A watch on a key is a watch on everything that begins with it.
+        prefix_permission(keys.assignment_prefix(node), Right.READ),
+        prefix_permission(keys.ASSIGNMENTS_KEPT, Right.READ),
+        key_permission(keys.ELECTION_RECONCILER, Right.READ),
         # While a backup is restored, missing objects do not count as deleted.
         key_permission(keys.RESTORING, Right.READ),
         key_permission(keys.node_lease_key(node), Right.READWRITE),

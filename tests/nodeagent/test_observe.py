@@ -45,7 +45,7 @@ class Scene:
         self.store = MemoryTransport(self.clock)
         self.mac = HollowMac(clock=self.clock, status=hollow_status("a"), models=models_on_disk({}))
         self.caches = SharedCaches(self.store, self.clock)
-        self.dependencies = self.mac.dependencies(self.caches)
+        self.dependencies = self.mac.dependencies(self.store, self.caches)
         self.node = NodeState(
             "a",
             self.mac.status,

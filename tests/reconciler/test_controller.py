@@ -14,6 +14,7 @@ import pytest
 from machinery import processes
 from machinery.clock import SystemClock
 from machinery.processes import ChildProcess
+from nodeagent.replicas.node_replicas import NodeReplicas
 from reconciler.controller import Controller
 from reconciler.rollout.revisions import revision_name, template_hash
 from schemas.deployment import ModelDeployment
@@ -272,6 +273,26 @@ async def test_foreign_keys_do_not_end_the_process(store: Transport) -> None:
         await store.commit([], [*stray, Put(key=f"{keys.STATUS_PREFIX}stray", value=b"x")])
         await apply(store, deployment())
         await until_async(lambda: is_available(store))
+
+
+async def test_each_agent_gets_copies_of_its_own_replicas_from_every_leader(
+    store: Transport,
+) -> None:
+    caches = {name: NodeReplicas(store, CLOCK, name) for name in ("a", "b")}
+    async with asyncio.TaskGroup() as group:
+        following = [group.create_task(cache.run()) for cache in caches.values()]
+
+        def have_one_each() -> bool:
+            return all(len(one.items) == 1 and one.is_narrow for one in caches.values())
+
+        async with running(store, "a", "b"):
+            await apply(store, deployment(replicas=2))
+            await until(have_one_each, what="each has its own")
+        async with running(store, "a", "b"):
+            await apply(store, deployment(replicas=0))
+            await until(lambda: not any(one.items for one in caches.values()), what="none is left")
+        for task in following:
+            task.cancel()
 
 
 @pytest.mark.timeout(180)

@@ -7,8 +7,10 @@ import pytest
 from identity.credentials import Credentials
 from identity.names import Role
 from nodeagent.api.prompt_routes import PromptRoutes
-from store import keys
-from tests.support.agent_api import CLOCK, Replicas, serving
+from nodeagent.replicas.deployment_replicas import StoredSiblings
+from store import codec
+from store.memory import MemoryTransport
+from tests.support.agent_api import CLOCK, serving
 from tests.support.identities import TestAuthority
 from tests.support.nodeagent_plans import wanted
 
@@ -26,9 +28,9 @@ async def test_only_a_node_of_the_same_deployment_may_ask(
     tmp_path: Path, role: Role, name: str, status: int
 ) -> None:
     fleet = TestAuthority(tmp_path / "ids")
-    routes = PromptRoutes(
-        node="mac-2", replicas=Replicas({keys.spec_key("Replica", "qwen-0"): wanted()}), engines={}
-    )
+    store = MemoryTransport(CLOCK)
+    await store.commit([], [codec.put_spec(wanted())])
+    routes = PromptRoutes(node="mac-2", siblings=StoredSiblings(store), engines={})
     async with serving(fleet, prompts=routes) as api:
         client = Credentials(fleet.issue(role, name), CLOCK).client(frozenset({Role.NODE})).context
         assert await api.status(client, "/v1/prompts/qwen-0") == status

@@ -7,11 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nodeagent.node.registration import NameTakenError, NodeRegistration, session_name
+from nodeagent.node.registration import NameTakenError, NodeRegistration, is_withdrawn, session_name
 from schemas.node import NodeLease
 from store import codec, keys
 from store.memory import MemoryTransport
-from store.port import Put
+from store.port import Delete, Put
+from tests.support.assignments import replica, write
 from tests.support.clock import FakeClock
 
 
@@ -73,3 +74,18 @@ def test_a_folder_has_one_name_for_all_runs(folder: str, pid: int) -> None:
     assert (len(name), run) == (12, str(pid))
     assert session_name(path, pid + 1).startswith(f"{name}/")
     assert not session_name(path / "other", pid).startswith(name)
+
+
+async def test_a_replica_is_withdrawn_once_it_concerns_another_node_only() -> None:
+    store = MemoryTransport(FakeClock())
+    assert await is_withdrawn(store, "qwen-0", "a")
+    await write(store, replica("qwen-0", "b", leaving=("a",)))
+    assert not await is_withdrawn(store, "qwen-0", "a")
+    await write(store, replica("qwen-0", "b"))
+    assert await is_withdrawn(store, "qwen-0", "a")
+    # A restore may not have come to it yet, and what a newer mlx-fleet wrote may be ours.
+    await store.commit([], [Put(key=keys.RESTORING, value=b"{}")])
+    assert not await is_withdrawn(store, "qwen-0", "a")
+    unknown = Put(key=keys.spec_key("Replica", "qwen-0"), value=b'{"version":999}')
+    await store.commit([], [Delete(key=keys.RESTORING), unknown])
+    assert not await is_withdrawn(store, "qwen-0", "a")

@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -10,13 +9,16 @@ import pytest
 from typing_extensions import override
 
 from machinery import processes
+from machinery.clock import SystemClock
 from nodeagent.engines.engine_http import EngineHttp
 from nodeagent.engines.engine_processes import EngineProcess
 from nodeagent.peers.peer_blobs import PeerError
 from nodeagent.replicas.cache_warmup import CacheWarmup
+from nodeagent.replicas.deployment_replicas import StoredSiblings
 from schemas.replica import Replica
 from schemas.wire.recent_prompts import MAX_PROMPT_TOKENS, MAX_TOKENS, RecentPrompt, RecentPrompts
-from store import keys
+from store import codec
+from store.memory import MemoryTransport
 from tests.support.nodeagent_engine import FakeEngine
 from tests.support.nodeagent_plans import NOW, wanted
 
@@ -47,7 +49,6 @@ class Peers:
 
     answers: dict[str, tuple[RecentPrompt, ...]] = field(default_factory=dict)
     asked: list[str] = field(default_factory=list)
-    items: Mapping[str, Replica] = field(default_factory=dict)
 
     async def urls(self) -> dict[str, str]:
         return {node: f"https://{node}:1" for node in NODES[1:]}
@@ -77,10 +78,16 @@ def process(port: FakeEngine, tmp_path: Path) -> EngineProcess:
 async def warmed(
     peers: Peers, process: EngineProcess, *replicas: Replica, limit_s: float = 20
 ) -> int:
-    peers.items = {keys.spec_key("Replica", one.name): one for one in (on("a"), *replicas)}
+    store = MemoryTransport(SystemClock())
+    await store.commit([], [codec.put_spec(one) for one in (on("a"), *replicas)])
     http = EngineHttp()
     warmup = CacheWarmup(
-        node="a", replicas=peers, addresses=peers, peers=peers, engines=http, limit_s=limit_s
+        node="a",
+        siblings=StoredSiblings(store),
+        addresses=peers,
+        peers=peers,
+        engines=http,
+        limit_s=limit_s,
     )
     try:
         return await warmup.warm(process)
@@ -92,7 +99,7 @@ async def test_a_new_engine_reads_the_newest_prompts_of_all_replicas_in_turn(
     port: FakeEngine, process: EngineProcess
 ) -> None:
     peers = Peers({"b": prompts(10, 20), "c": prompts(30, 20, salt=f"{KEY}:x")})
-    assert await warmed(peers, process, on("b"), on("c"), on("d", deployment="other")) == 4
+    assert await warmed(peers, process, on("b"), on("c"), on("d", deployment="qwen-big")) == 4
     read = [(salt, body["prompt"][0], body.get("cache_salt")) for salt, body in port.completed]
     assert read == [("", 10, None), (KEY, 30, "x"), ("", 20, None), (KEY, 20, "x")]
     assert {body["max_tokens"] for _, body in port.completed} == {1}

@@ -272,7 +272,11 @@ VERDICTS = [
     keys.event_key("reconciler", "e"),
     keys.ELECTION_RECONCILER,
     keys.named(keys.RECONCILER_LEASE_PREFIX, "r"),
+    keys.assignment_key("mac-10", "qwen-0"),
+    keys.ASSIGNMENTS_KEPT,
 ]
+# An agent looks whether a leader keeps its copies.
+OPEN_VERDICTS = {keys.ELECTION_RECONCILER, keys.ASSIGNMENTS_KEPT}
 REGISTRATION = keys.named(keys.GATEWAY_LEASE_PREFIX, "g")
 # With the right to write one, a component could grant itself access.
 MY_TICKET = keys.ticket_key("Node/mac-1", "t")
@@ -320,7 +324,8 @@ DENIED_TO_WRITE = {
 }
 DENIED_TO_READ = {
     "node-mac-1": [
-        *(SECRET, API_KEY, *OTHERS, *VERDICTS, "/elsewhere", REGISTRATION),
+        *(SECRET, API_KEY, *OTHERS, "/elsewhere", REGISTRATION),
+        *(one for one in VERDICTS if one not in OPEN_VERDICTS),
         *(keys.spec_key("Node", "mac-10"), keys.spec_key("ModelRoute", "a")),
         *(*OTHER_TICKETS, GATEWAY_TICKET, LOGIN_TICKET, *OTHER_REQUESTS, GATEWAY_REQUEST),
     ],
@@ -341,6 +346,8 @@ DENIED_TO_LIST = {
         keys.RANK_PREFIX,
         keys.rank_prefix("mac-10"),
         keys.ENDPOINT_PREFIX,
+        keys.ASSIGNMENT_PREFIX,
+        keys.assignment_prefix("mac-10"),
     ],
     "gateway": [keys.SECRET_PREFIX, f"{keys.ROOT}/", keys.SPEC_PREFIX, keys.RANK_PREFIX],
     "reconciler": [keys.SECRET_PREFIX, keys.API_KEY_PREFIX, f"{keys.ROOT}/"],
@@ -372,6 +379,7 @@ ALLOWED_TO_LIST = {
         keys.spec_prefix("Replica"),
         keys.spec_prefix("ModelDeployment"),
         keys.spec_prefix("NodePool"),
+        *(keys.assignment_prefix("mac-1"), keys.ASSIGNMENTS_KEPT),
         keys.ticket_prefix("Node/mac-1"),
         *(keys.FLEET_TRUST, keys.REVOKED_PREFIX),
     ],
