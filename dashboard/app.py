@@ -7,8 +7,6 @@ from typing import Final
 from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
-from starlette.middleware.gzip import GZipMiddleware
-from starlette.staticfiles import StaticFiles
 
 from dashboard.api.action_routes import MAX_TEXT, ActionRoutes
 from dashboard.api.admin_routes import AdminRoutes
@@ -22,13 +20,14 @@ from dashboard.api.log_routes import LogRoutes
 from dashboard.api.login import make_login
 from dashboard.api.metric_routes import MetricRoutes
 from dashboard.api.moment_routes import MomentRoutes
-from dashboard.api.page import STATIC, PageRoutes, page_version
+from dashboard.api.page import PageRoutes
 from dashboard.api.past import PastReader
 from dashboard.api.question_routes import QuestionRoutes
 from dashboard.api.request_routes import RequestRoutes
 from dashboard.api.routes import StateRoutes
 from dashboard.api.seed_routes import SeedRoutes
 from dashboard.api.websocket import EventSocket
+from dashboard.assets import Assets
 from dashboard.auth import DashboardAuth, refusal_response
 from dashboard.fleet_model import FleetModel
 from dashboard.history.moments import MomentReader
@@ -85,7 +84,8 @@ def make_app(context: AppContext) -> FastAPI:
     )
     app.router.redirect_slashes = False
     router = APIRouter()
-    slots = StreamSlots(page=page_version())
+    assets = Assets.load()
+    slots = StreamSlots(page=assets.version)
     history, clock = context.history, context.views.clock
     reader = None if history is None else HistoryReader(history.folder, clock, history.opened)
     past = PastReader(None if reader is None else MomentReader(reader, clock), clock)
@@ -117,10 +117,9 @@ def make_app(context: AppContext) -> FastAPI:
     login.add_to(router)
     make_chat(context.model.caches, context.dialer, context.sessions).add_to(router)
     RequestRoutes(context.model.caches, context.dialer, context.sessions).add_to(router)
-    PageRoutes().add_to(router)
+    PageRoutes(assets, context.model, login.describe).add_to(router)
     app.include_router(router)
-    add_docs(app)
-    app.mount("/static", GZipMiddleware(StaticFiles(directory=STATIC)), name="static")
+    add_docs(app, assets.path_of("dashboard.css"))
     app.add_middleware(
         DashboardAuth,
         access=context.access,

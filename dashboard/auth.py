@@ -30,7 +30,7 @@ PUBLIC_PATHS: Final = frozenset({"/dashboard", "/health/live", "/login", "/logou
 LOCAL_PATHS: Final = frozenset({"/health", "/metrics", "/sd/prometheus"})
 """Paths that clients on this machine read without a key: for Prometheus and health checks."""
 _PUBLIC_PREFIXES: Final = ("/static/",)
-# The document of all screens (api/page.py): it holds no data, and asks for a login itself.
+# The document of all screens (api/page.py): it holds no data for strangers, and asks for a login itself.
 _SCREEN: Final = re.compile(
     r"/(?:(?:macs|models|groups|replicas|git)(?:/[^/]+)?"
     r"|map|requests|events|chat|add|apply|whatif|logs|changes|keys)?"
@@ -127,9 +127,7 @@ class DashboardAuth:
                     headers.setdefault(name, value)
                 if renewed := self._renewed(scope):
                     headers.append("set-cookie", renewed)
-                # Files of the page hold no data; browsers ask each time whether they are still the same.
-                is_file = scope["path"].startswith(_PUBLIC_PREFIXES)
-                headers.setdefault("cache-control", "no-cache" if is_file else "no-store")
+                headers.setdefault("cache-control", "no-store")  # files of the page say otherwise
             await send(message)
 
         try:
@@ -184,7 +182,7 @@ class DashboardAuth:
         if scope["type"] == "websocket" or method not in _SAFE:
             _check_page(headers, host, is_socket=scope["type"] == "websocket")
         if is_public(method, path):
-            return None
+            return self._guest(scope, headers) if _SCREEN.fullmatch(path) else None
         if method in _SAFE and path in LOCAL_PATHS and is_local(scope):
             return Visitor(name="", role="viewer")
         visitor = self._identify(scope, headers)
@@ -194,6 +192,13 @@ class DashboardAuth:
                 raise _login_required(needed)
             raise errors.role_required(visitor.name, visitor.role, needed)
         return visitor
+
+    def _guest(self, scope: Scope, headers: Mapping[bytes, bytes]) -> Visitor | None:
+        """Return the visitor of a screen, whose document has the fleet's state for roles that may read it; None: a stranger."""
+        try:
+            return self._identify(scope, headers)
+        except RefusedError:
+            return None
 
     def _identify(self, scope: Scope, headers: Mapping[bytes, bytes]) -> Visitor:
         if not self._access.is_on:

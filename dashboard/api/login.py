@@ -12,6 +12,7 @@ from dashboard.api.routes import json_response
 from dashboard.auth import Visitor, cookie_name, read_cookie, set_session_cookie
 from dashboard.sessions import LIFE_S, Sessions
 from gateway.auth.access_control import AccessControl
+from insight.conditions import Row
 from machinery.clock import Clock
 from machinery.rate_limit import SourceRateLimit
 from machinery.request_body import BodyReader, RequestRefusedError
@@ -112,16 +113,18 @@ class LoginRoutes:
 
     async def me(self, request: Request) -> Response:
         """Tell the client its name and role, and whether this process may change the fleet."""
+        return json_response(self.describe(request))
+
+    def describe(self, request: Request) -> Row:
+        """Return what a client is told about itself."""
         visitor: Visitor = request.state.visitor
-        return json_response(
-            {
-                "name": visitor.name,
-                "role": visitor.role,
-                "needsLogin": self.access.is_on,
-                "hasChatKey": bool(self.sessions.secret_of(_cookie_of(request))),
-                "canWrite": self.can_write,
-            }
-        )
+        return {
+            "name": visitor.name,
+            "role": visitor.role,
+            "needsLogin": self.access.is_on,
+            "hasChatKey": bool(self.sessions.secret_of(_cookie_of(request))),
+            "canWrite": self.can_write,
+        }
 
 
 def _cookie_of(request: Request) -> str:

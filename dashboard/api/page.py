@@ -1,46 +1,101 @@
-"""The page: one HTML document for every screen."""
+"""The page: one HTML document for every screen, with the state that the screen shows first, and the files of the page."""
 
-import hashlib
+import gzip
+from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Final
 
-from fastapi import APIRouter, Response
-from fastapi.responses import FileResponse, RedirectResponse
+import orjson
+from fastapi import APIRouter, Request, Response
+from fastapi.responses import RedirectResponse
 
-STATIC: Final = Path(__file__).parents[1] / "static"
-"""Files of the page, which are served below /static/ without a key."""
-SCREENS: Final = (
-    *("/", "/map", "/macs", "/models", "/groups", "/requests", "/events", "/chat", "/add"),
-    *("/apply", "/whatif", "/logs", "/changes", "/keys", "/git"),
-    *("/macs/{name}", "/models/{name}", "/groups/{name}", "/replicas/{name}", "/git/{name}"),
-)
-"""Paths of the screens. All have the same document, which holds no data; its script reads the path."""
+from dashboard import screens
+from dashboard.api.event_stream import snapshot
+from dashboard.assets import PREFIX, Assets
+from dashboard.auth import Visitor
+from dashboard.fleet_model import FleetModel
+from dashboard.subscription import parse_selections
+from insight.conditions import Row
+from schemas.records import role_includes
+from schemas.wire.errors import Refusal, RefusedError
 
-
-def page_version(folder: Path = STATIC) -> str:
-    """Return a short digest of the page's files: another one means that an open page is of an older release."""
-    digest = hashlib.sha256()
-    for path in sorted(folder.rglob("*")):
-        if path.is_file():
-            digest.update(str(path.relative_to(folder)).encode() + b"\0" + path.read_bytes())
-    return digest.hexdigest()[:12]
+_FOREVER: Final = {
+    "cache-control": "public, max-age=31536000, immutable",
+    "vary": "accept-encoding",
+}
+_BOOT: Final = "<!-- boot -->"
+_LEVEL: Final = 4
+_HTML: Final = "text/html; charset=utf-8"
 
 
 @dataclass(frozen=True, slots=True)
 class PageRoutes:
-    """Handler of the page."""
+    """Handlers of the page and of its files."""
+
+    assets: Assets
+    model: FleetModel
+    describe_visitor: Callable[[Request], Row]
+    """Returns what a client is told about itself."""
 
     def add_to(self, router: APIRouter) -> None:
         """Register the routes."""
-        for path in SCREENS:
+        for path in screens.PATHS:
             router.add_api_route(path, self.page, methods=["GET"], include_in_schema=False)
         router.add_api_route("/dashboard", self.home, methods=["GET"], include_in_schema=False)
+        path = PREFIX + "{version}/{name:path}"
+        methods = ["GET", "HEAD"]
+        router.add_api_route(path, self.file, methods=methods, include_in_schema=False)
 
-    async def page(self) -> Response:
-        """Return the HTML document of every screen."""
-        return FileResponse(STATIC / "index.html", headers={"cache-control": "no-cache"})
+    async def page(self, request: Request) -> Response:
+        """Return the HTML document of a screen; with the state of the fleet for a client that may see it."""
+        document = self.assets.shell.replace(_BOOT, boot_element(self._boot(request)))
+        body = document.encode()
+        headers = {"cache-control": "no-store", "vary": "accept-encoding"}
+        if _takes_gzip(request):
+            body, headers["content-encoding"] = gzip.compress(body, _LEVEL), "gzip"
+        return Response(body, media_type=_HTML, headers=headers)
+
+    async def file(self, request: Request, version: str, name: str) -> Response:
+        """Return a file of the page. One of another release is refused: its modules do not fit the others."""
+        found = self.assets.files.get(name) if version == self.assets.version else None
+        if found is None:
+            message = "There is no such file in this release of the page. Load the page again."
+            raise RefusedError(Refusal(status=404, message=message))
+        body, headers = found.body, dict(_FOREVER)
+        if found.packed is not None and _takes_gzip(request):
+            body, headers["content-encoding"] = found.packed, "gzip"
+        return Response(body, media_type=found.media_type, headers=headers)
 
     async def home(self) -> Response:
         """Lead to the page from the path that dashboards of other systems have."""
         return RedirectResponse("/", status_code=307)
+
+    def _boot(self, request: Request) -> Row:
+        """Return what the page begins with."""
+        boot: Row = {
+            "page": self.assets.version,
+            "screens": {
+                "lists": dict(screens.LISTS),
+                "details": dict(screens.DETAILS),
+                "frame": screens.FRAME,
+            },
+        }
+        visitor: Visitor | None = request.state.visitor
+        if visitor is None:
+            return boot
+        boot["me"] = self.describe_visitor(request)
+        if role_includes(visitor.role, "viewer") and self.model.is_ready:
+            texts = screens.selections_of(request.scope["raw_path"].decode("ascii", "replace"))
+            boot["view"] = texts
+            boot["state"] = snapshot(self.model, parse_selections(texts))
+        return boot
+
+
+def boot_element(boot: Row) -> str:
+    """Return the element with what the page begins with; no text in it can end the element. Pure."""
+    text = orjson.dumps(boot).decode().replace("<", "\\u003c")
+    return f'<script type="application/json" id="boot">{text}</script>'
+
+
+def _takes_gzip(request: Request) -> bool:
+    return "gzip" in request.headers.get("accept-encoding", "")

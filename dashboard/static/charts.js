@@ -4,7 +4,7 @@ import { html, useEffect, useRef, useState } from "./vendor/htm-preact.js";
 
 const HEIGHT = 120;
 const DARK = matchMedia("(prefers-color-scheme: dark)");
-const STYLE = "/static/vendor/uplot.css";
+const STYLE = new URL("./vendor/uplot.css", import.meta.url).pathname;
 
 /** A line of the last hour without axes; gaps where nothing was measured. */
 export function Sparkline({ values, label }) {

@@ -73,7 +73,7 @@ export class FleetStore {
 
   /** Follow other views, columns or rows from now on, because another screen is shown. @param {string[]} selections */
   show(selections) {
-    const query = selections.map((one) => `view=${encodeURIComponent(one)}`).join("&");
+    const query = queryOf(selections);
     if (query === this._query) return;
     const isFirst = !this._query;
     this._query = query;
@@ -84,6 +84,15 @@ export class FleetStore {
     if (this.at) void this._readPast(this.at);
     else if (this.isPolling) void this._read().catch((error) => this._fail("lost", error.message));
     else if (this.may("viewer")) this._follow();
+  }
+
+  /** Take what came with the page's document: who this session is, and the state of the screen that is shown first. */
+  adopt({ page, me, view, state }) {
+    this.page = page;
+    if (me) this.me = me;
+    if (!state || queryOf(view) !== this._query) return;
+    this._replace(state);
+    this._id = state.id;
   }
 
   /** Whether this session has a role, or a higher one. */
@@ -177,8 +186,8 @@ export class FleetStore {
         act(JSON.parse(event.data));
         this._live();
       });
+    source.onopen = () => source === this._source && !this.isLoading && this._live();
     on("snapshot", (body) => {
-      this.page ||= body.page;
       this.isOldPage = this.page !== body.page;
       this._replace(body);
     });
@@ -308,6 +317,8 @@ export class FleetStore {
     if (!document.hidden) requestAnimationFrame(show);
   }
 }
+
+const queryOf = (selections) => selections.map((one) => `view=${encodeURIComponent(one)}`).join("&");
 
 /** An answer that is not a success. */
 export class RefusedError extends Error {

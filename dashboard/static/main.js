@@ -4,7 +4,7 @@ import { html, render, useEffect, useErrorBoundary, useReducer, useState } from 
 import { FleetStore, postJson } from "./fleet_store.js";
 import { hasSingleKeys, keyboard, KEYS, setSingleKeys } from "./keyboard.js";
 import { lazy, useStore } from "./parts.js";
-import { selectionsOf } from "./selections.js";
+import { boot, selectionsOf } from "./selections.js";
 import { AddMac } from "./screens/add.js";
 import { EventList } from "./screens/events.js";
 import { Fleet, fleetTitle } from "./screens/fleet.js";
@@ -251,6 +251,7 @@ function setTheme(theme) {
 sessionStorage.removeItem("loads"); // of load_retry.js: every module has arrived
 setTheme(savedTheme());
 store.show(selectionsOf(...location.pathname.slice(1).split("/").map(decodeURIComponent)));
+store.adopt(boot);
 const app = document.getElementById("app");
 app.replaceChildren();
 render(html`<${App} />`, app);

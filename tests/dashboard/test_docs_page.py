@@ -4,6 +4,7 @@ import re
 
 import pytest
 
+from dashboard.assets import Assets
 from machinery.openapi_page import docs_page
 from store.memory import MemoryTransport
 from store.port import Transport
@@ -27,7 +28,7 @@ async def test_the_page_has_every_route(memory: Transport) -> None:
         assert "/api/v1/objects/{kind}/{name}" in schema["paths"]
         assert set(re.findall(r'(?:src|href)="([^"]+)"', text)) == {
             "/openapi.json",
-            "/static/dashboard.css",
+            Assets.load().path_of("dashboard.css"),
         }
         assert "<script" not in text
 

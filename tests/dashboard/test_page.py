@@ -313,7 +313,7 @@ async def test_a_module_that_does_not_arrive_is_loaded_again(browser: Browser, s
             else:
                 await route.continue_()
 
-        await page.route("**/static/screens/macs.js", lose_one)
+        await page.route("**/static/*/screens/macs.js", lose_one)
         await page.goto("/macs")
         await expect(page.get_by_role("link", name="mac-1")).to_be_visible()
         assert left == []
@@ -338,6 +338,25 @@ async def test_no_change_between_the_first_drawing_and_its_effects_is_missed(
         for _ in range(20):
             await page.reload()
             await expect(page.get_by_role("link", name="mac-1")).to_be_visible()
+
+
+async def test_a_second_visit_asks_for_nothing_but_the_page_and_what_changes(
+    browser: Browser, site: Site
+) -> None:
+    async with open_page(browser, site.url) as (page, _):
+        await show(page, "/macs", "Macs")
+        # The first state came with the page: no answer was waited for before it was shown.
+        asked: list[str] = []
+        page.on("request", lambda request: asked.append(request.url.removeprefix(site.url)))
+        await show(page, "/macs", "Macs")
+        await expect(page.get_by_role("link", name="mac-1")).to_be_visible()
+        sizes = (
+            "performance.getEntriesByType('resource').map((one) => [one.name, one.transferSize])"
+        )
+        loaded = [name for name, size in await page.evaluate(sizes) if size and "/static/" in name]
+        assert loaded == []
+        paths = {one.partition("?")[0] for one in asked if not one.startswith("/static/")}
+        assert paths == {"/macs", "/api/v1/stream"}
 
 
 @pytest.mark.ci

@@ -6,7 +6,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from dashboard.api.page import page_version
+from dashboard.assets import Assets
 from schemas.event import Event, EventSpec, ObjectReference
 from schemas.meta import Condition, ConditionStatus, ObjectMeta
 from schemas.node import NodeLease, NodeStatus
@@ -132,7 +132,7 @@ async def test_a_stream_sends_what_changes_and_resumes(store: Transport) -> None
             events = read_events(response)
             first = await anext(events)
             # An open page compares it, and offers to load the page of another release.
-            assert first.data["page"] == page_version()
+            assert first.data["page"] == Assets.load().version
             assert (first.name, len(first.data["views"]["macs"])) == ("snapshot", 3)
             await store.commit([], [Delete(key=keys.node_lease_key("mac-1"))])
             async with asyncio.timeout(10):

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 import dashboard
-from dashboard.api.page import page_version
+from dashboard.assets import Assets
 
 STATIC = Path(dashboard.__file__).with_name("static")
 # Written down when the files were reviewed; `make vendor` fetches the same.
@@ -69,10 +69,10 @@ def test_the_first_screen_and_every_later_one_are_small() -> None:
 
 def test_the_version_of_the_page_is_that_of_its_files(tmp_path: Path) -> None:
     (tmp_path / "a.js").write_text("1")
-    before = page_version(tmp_path)
-    assert page_version(tmp_path) == before
+    before = Assets.load(tmp_path).version
+    assert Assets.load(tmp_path).version == before
     (tmp_path / "a.js").write_text("2")
-    assert page_version(tmp_path) != before
+    assert Assets.load(tmp_path).version != before
 
 
 def test_no_module_writes_markup_or_evaluates_text() -> None:
