@@ -46,6 +46,8 @@ export class FleetStore {
     this.isOldPage = false;
     /** True until the rows of the screen have arrived. */
     this.isLoading = true;
+    /** The names of a view's rows in order, until there are others. */
+    this._orders = new WeakMap();
     this._query = "";
     this._id = "";
     this._pauseMs = FIRST_PAUSE_MS;
@@ -63,7 +65,10 @@ export class FleetStore {
 
   /** @returns {Row[]} the rows of a view, by name */
   rows(view) {
-    return [...this.views[view].values()].sort((a, b) => (a.name < b.name ? -1 : 1));
+    const rows = this.views[view];
+    let order = this._orders.get(rows);
+    if (!order) this._orders.set(rows, (order = [...rows.keys()].sort()));
+    return order.map((name) => rows.get(name));
   }
 
   /** @returns {Row | undefined} */
@@ -283,10 +288,13 @@ export class FleetStore {
     this.summary = summary;
     for (const [view, { gone = [], blocks = [] }] of Object.entries(views)) {
       const known = this.views[view];
+      const count = known.size;
       for (const name of gone) known.delete(name);
+      if (known.size < count) this._orders.delete(known);
       for (const block of blocks) {
         const columns = Object.keys(block);
         block.name.forEach((name, at) => {
+          if (!known.has(name)) this._orders.delete(known);
           const row = { ...known.get(name) };
           for (const column of columns) row[column] = block[column][at];
           known.set(name, row);
@@ -302,6 +310,7 @@ export class FleetStore {
     if (events.size <= MAX_EVENTS) return;
     const oldest = [...events.values()].sort((a, b) => (a.lastSeen < b.lastSeen ? -1 : 1));
     for (const row of oldest.slice(0, events.size - MAX_EVENTS)) events.delete(row.name);
+    this._orders.delete(events);
   }
 
   _notify() {

@@ -1,10 +1,12 @@
 /** Parts that screens share: links, words for a state, bars, tables, lists of problems and events. */
 
-import { html, useEffect, useLayoutEffect, useReducer, useState } from "./vendor/htm-preact.js";
+import { html, useEffect, useLayoutEffect, useReducer, useRef, useState } from "./vendor/htm-preact.js";
 import { age, bytes, clock } from "./format.js";
 
 const PAGES = { Node: "macs", ModelDeployment: "models", Replica: "replicas", ShardGroup: "groups" };
-const PAGE_ROWS = 100;
+const MOST_WHOLE_ROWS = 200;
+const NEAR_PX = 400; // rows so far out of sight are in the document, too
+const USUAL_ROW_PX = 40;
 const LAST_PAUSE_MS = 10_000;
 const SLOW_MS = 20_000;
 const KINDS = { Node: "node", ModelDeployment: "md", Replica: "replica", ShardGroup: "sg", ModelRoute: "route", GitSource: "gs" };
@@ -71,35 +73,79 @@ export function MemoryBar({ mac }) {
 }
 
 /**
- * A table that becomes cards on a phone; long ones have pages, because a thousand rows that change are slow to draw.
+ * A table that becomes cards on a phone. Of a long one only the rows in sight are in the document.
  * `columns`: [title, cell of a row, class]; `rows` have unique names.
  */
 export function Table({ caption, columns, rows, empty }) {
-  const [page, setPage] = useState(0);
   if (!rows.length) return html`<p class="quiet">${empty}</p>`;
-  const pages = Math.ceil(rows.length / PAGE_ROWS);
-  const at = Math.min(page, pages - 1);
-  const first = at * PAGE_ROWS;
-  return html`<table aria-rowcount=${pages > 1 ? rows.length + 1 : undefined}>
+  if (rows.length > MOST_WHOLE_ROWS) return html`<${LongTable} caption=${caption} columns=${columns} rows=${rows} />`;
+  return html`<table>
     <caption class="hidden">${caption}</caption>
-    <thead>
-      <tr>${columns.map(([title, , kind]) => html`<th scope="col" key=${title} class=${kind ?? ""}>${title}</th>`)}</tr>
-    </thead>
-    <tbody>
-      ${rows.slice(first, first + PAGE_ROWS).map(
-        (row) => html`<tr key=${row.name}>
-          ${columns.map(
-            ([title, cell, kind]) => html`<td key=${title} data-title=${title} class=${kind ?? ""}>${cell(row)}</td>`,
-          )}
-        </tr>`,
-      )}
+    <${Titles} columns=${columns} />
+    <tbody>${rows.map((row) => html`<tr key=${row.name}><${Cells} columns=${columns} row=${row} /></tr>`)}</tbody>
+  </table>`;
+}
+
+const Titles = ({ columns }) => html`<thead><tr>${columns.map(([title, , kind]) => html`<th scope="col" key=${title} class=${kind ?? ""}>${title}</th>`)}</tr></thead>`;
+const Cells = ({ columns, row }) => columns.map(([title, cell, kind]) => html`<td key=${title} data-title=${title} class=${kind ?? ""}>${cell(row)}</td>`);
+
+/** A table with the rows in sight and the focused one; gaps stand for the others, as high as those were or may be. */
+function LongTable({ caption, columns, rows }) {
+  const body = useRef(null);
+  const [sight, setSight] = useState({ top: 0, bottom: 2 * innerHeight });
+  const [, redraw] = useReducer((number) => number + 1, 0); // the neighbours of the focused row are in the document
+  const heights = useRef(new Map()); // of the rows that have been in the document
+  const active = body.current?.contains(document.activeElement) ? document.activeElement : null;
+  useLayoutEffect(() => {
+    // A row whose place among the others changed was taken out for a moment.
+    if (active?.isConnected && document.activeElement !== active) active.focus({ preventScroll: true });
+    if (heights.current.size > 2 * rows.length) heights.current.clear();
+    for (const row of body.current.querySelectorAll("tr[data-name]")) heights.current.set(row.dataset.name, row.offsetHeight);
+    look();
+  });
+  const look = () => {
+    const { top } = body.current.getBoundingClientRect();
+    const isNear = Math.abs(sight.top + top) < NEAR_PX / 2 && Math.abs(sight.bottom - innerHeight + top) < NEAR_PX / 2;
+    if (!isNear) setSight({ top: -top, bottom: innerHeight - top });
+  };
+  useEffect(() => {
+    addEventListener("scroll", look, { passive: true });
+    addEventListener("resize", look);
+    return () => (removeEventListener("scroll", look), removeEventListener("resize", look));
+  }, [sight]);
+  const parts = partsInSight(rows, heights.current, sight, active?.closest("tr").dataset.name);
+  return html`<table class="long" aria-rowcount=${rows.length + 1}>
+    <caption class="hidden">${caption}</caption>
+    <${Titles} columns=${columns} />
+    <tbody ref=${body} onFocusIn=${redraw}>
+      ${parts.map(({ at, gap }) => at === undefined
+        ? html`<tr key=${`gap before ${gap.end}`} class="gap" aria-hidden="true"><td colspan=${columns.length} style=${{ height: `${gap.px}px` }}></td></tr>`
+        : html`<tr key=${rows[at].name} data-name=${rows[at].name} aria-rowindex=${at + 2}><${Cells} columns=${columns} row=${rows[at]} /></tr>`)}
     </tbody>
-  </table>
-  ${pages > 1 && html`<p class="row pager">
-    <button type="button" class="small" disabled=${at === 0} onClick=${() => setPage(at - 1)}>Previous</button>
-    <span>${first + 1} to ${Math.min(rows.length, first + PAGE_ROWS)} of ${rows.length}</span>
-    <button type="button" class="small" disabled=${at === pages - 1} onClick=${() => setPage(at + 1)}>Next</button>
-  </p>`}`;
+  </table>`;
+}
+
+/** Return the rows to draw by their place, and the gaps between them: `{at}` or `{gap: {end, px}}`. Pure. */
+export function partsInSight(rows, heights, { top, bottom }, focused) {
+  const known = [...heights.values()];
+  const usual = known.length ? known.reduce((sum, one) => sum + one, 0) / known.length : USUAL_ROW_PX;
+  const parts = [];
+  let y = 0;
+  let skipped = 0;
+  const focusedAt = focused === undefined ? -1 : rows.findIndex((row) => row.name === focused);
+  const close = (end) => skipped && parts.push({ gap: { end, px: skipped } });
+  rows.forEach((row, at) => {
+    const px = heights.get(row.name) ?? usual;
+    const isShown = (y + px > top - NEAR_PX && y < bottom + NEAR_PX) || (focusedAt >= 0 && Math.abs(at - focusedAt) <= 1);
+    if (isShown) {
+      close(at);
+      skipped = 0;
+      parts.push({ at });
+    } else skipped += px;
+    y += px;
+  });
+  close(rows.length);
+  return parts;
 }
 
 /** Problems, each with its cause, its remedy, and since when. */

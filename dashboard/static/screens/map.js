@@ -29,7 +29,11 @@ export function FleetMap({ store }) {
 
 function bySite(macs) {
   const found = new Map();
-  for (const mac of macs) found.set(mac.site ?? "", [...(found.get(mac.site ?? "") ?? []), mac]);
+  for (const mac of macs) {
+    const site = mac.site ?? "";
+    if (!found.has(site)) found.set(site, []);
+    found.get(site).push(mac);
+  }
   return [...found].sort(([a], [b]) => (a < b ? -1 : 1));
 }
 
