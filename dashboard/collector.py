@@ -60,6 +60,8 @@ class FigureCollector:
     dialer: Dialer
     on_ended: Callable[[str, list[EndedRequest], str], None] = lambda *_: None
     """Called with a gateway, its requests that ended, and the cursor after the last of them."""
+    wants_progress: Callable[[], bool] = lambda: False
+    """Returns whether a page shows requests in flight: their engines are asked then, too."""
     cursors: dict[str, str] = field(default_factory=dict)
     """The last entry that was read from each gateway."""
     _feed_decoder: msgspec.json.Decoder[GatewayFeed] = field(
@@ -140,7 +142,10 @@ class FigureCollector:
             dial,
             limit=_FEED_BYTES,
             headers=headers,
-            params={"after": self.cursors.get(id_, "")},
+            params={
+                "after": self.cursors.get(id_, ""),
+                **({"progress": "true"} if self.wants_progress() else {}),
+            },
         )
         try:
             found = self._feed_decoder.decode(body)

@@ -29,6 +29,16 @@ _LOG_LIMIT: Final = 8192
 _DISK_STEP_BYTES: Final = 256 << 20
 FIGURES: Final = "figures"
 """The view of what agents measure of their Macs."""
+TRAFFIC: Final = "traffic"
+"""The view of the fleet's sums: one row, `fleet`."""
+IN_FLIGHT: Final = "inFlight"
+"""The view of the requests in flight at all gateways."""
+ENDED: Final = "ended"
+"""The view of the requests that ended last."""
+LIVE_VIEWS: Final = (FIGURES, TRAFFIC, IN_FLIGHT, ENDED)
+"""Views without objects in the store: they have no earlier moments, and their changes are sent at a pace."""
+# A view is read while a client has asked for it within this time; a page that polls asks every 5 s.
+_READ_S: Final = 8.0
 
 Patch: TypeAlias = dict[str, dict[str, Row | None]]
 """Changed columns by view and row; None for a row that is gone."""
@@ -51,7 +61,8 @@ class FleetModel:
         self.caches: Final = caches
         self.epoch: Final = epoch
         self._clock = clock
-        self._rows: dict[str, dict[str, Row]] = {view: {} for view in (*VIEWS, FIGURES)}
+        self._rows: dict[str, dict[str, Row]] = {view: {} for view in (*VIEWS, *LIVE_VIEWS)}
+        self._read_at_s: dict[str, float] = {}
         self._log: deque[RowChange] = deque(maxlen=_LOG_LIMIT)
         self._dirty: set[ViewKey] = set()
         self._is_dirty = asyncio.Event()
@@ -72,14 +83,22 @@ class FleetModel:
         self._dirty.add(("conditions", about))
         self._is_dirty.set()
 
-    def set_figures(self, found: Mapping[str, Row]) -> None:
-        """Replace what is measured of the Macs, by name."""
+    def replace_rows(self, view: str, found: Mapping[str, Row]) -> None:
+        """Replace the rows of a live view, by name."""
         before = self.place
-        for name in set(self._rows[FIGURES]) - set(found):
-            self._set(FIGURES, name, None)
+        for name in set(self._rows[view]) - set(found):
+            self._set(view, name, None)
         for name, row in found.items():
-            self._set(FIGURES, name, row)
+            self._set(view, name, row)
         self._announce(before)
+
+    def note_read(self, views: Iterable[str]) -> None:
+        """Note that a client reads these views now."""
+        self._read_at_s.update(dict.fromkeys(views, self.monotonic()))
+
+    def is_read(self, view: str) -> bool:
+        """Return whether any client has read a view lately."""
+        return self.monotonic() - self._read_at_s.get(view, float("-inf")) < _READ_S
 
     def summary(self) -> Row:
         """Return the counts of the fleet and its health in one sentence."""

@@ -22,12 +22,13 @@ _MAC_CARD: Final = f"macs:{_MAC_STATE},{_MAC_MEMORY},chip,models,site"
 
 LISTS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
     {
-        "": (_MAC_CARD, "models", "conditions::isProblem=true", "events"),
+        "": (_MAC_CARD, "models", "conditions::isProblem=true", "events", "traffic"),
         "map": (_MAC_CARD, "groups", "figures"),
         "macs": (f"macs:{_MAC_STATE},{_MAC_MEMORY},reason,chip,models,site,agentVersion",),
         "models": ("models",),
         "groups": ("groups",),
         "events": ("events",),
+        "requests": ("traffic", "inFlight", "ended"),
         "add": ("macs:state,isCordoned,isDraining,chip,memoryBytes,agentVersion",),
         "logs": ("macs:state", "replicas:deployment", "gateways:url"),
         "whatif": (f"macs:state,{_MAC_MEMORY}", "models"),

@@ -3,12 +3,13 @@
 import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from dashboard.app import AppContext, make_app
 from dashboard.collector import FigureCollector
 from dashboard.energy import ShareCounter
-from dashboard.fleet_model import FleetModel
+from dashboard.fleet_model import IN_FLIGHT, FleetModel
 from dashboard.history.database import HistoryLimits
 from dashboard.history.object_recorder import ObjectRecorder
 from dashboard.history.recorder import HistoryRecorder
@@ -94,6 +95,7 @@ class Dashboard:
         self.objectives = ObjectiveMonitor(self.model, clock)
         self.shares = ShareCounter()
         self._collector.on_ended = self._record_requests
+        self._collector.wants_progress = partial(self.model.is_read, IN_FLIGHT)
         self._updates = UpdateEvents(self.views)
         context = AppContext(
             transport=transport,

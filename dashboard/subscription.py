@@ -8,12 +8,14 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final, TypeAlias
 
-from dashboard.fleet_model import FIGURES
+from dashboard.fleet_model import FIGURES, LIVE_VIEWS
 from insight.conditions import Row
 from insight.fleet_views import VIEWS
 from schemas.wire.errors import invalid
 
-ALL_VIEWS: Final = (*VIEWS, FIGURES)
+ALL_VIEWS: Final = (*VIEWS, *LIVE_VIEWS)
+_UNSELECTED: Final = (*VIEWS, FIGURES)
+"""Views of a client that selects none."""
 MOST_SELECTIONS: Final = 16
 MOST_EVENTS: Final = 500
 _MOST_COLUMNS: Final = 60
@@ -72,7 +74,7 @@ def parse_selections(texts: Iterable[str]) -> tuple[Selection, ...]:
             raise invalid(f"At most {MOST_SELECTIONS} views can be selected.", "view")
     if len({one.view for one in found}) < len(found):
         raise invalid("Each view can be selected once.", "view")
-    return tuple(found) or tuple(Selection(view=view) for view in ALL_VIEWS)
+    return tuple(found) or tuple(Selection(view=view) for view in _UNSELECTED)
 
 
 def _parse(text: str) -> Selection:
@@ -144,7 +146,7 @@ def selected_changes(
 
 def split_paced(view: str, changes: Mapping[str, Row | None]) -> tuple[Patch, Patch]:
     """Return the changes that are sent at once, and those that are sent at a pace, both for one view."""
-    if view == FIGURES:
+    if view in LIVE_VIEWS:
         return {}, {view: changes}
     paced = _PACED.get(view, frozenset())
     now: dict[str, Row | None] = {}

@@ -97,6 +97,13 @@ class RunningRequest(msgspec.Struct, frozen=True, rename="camel"):
     worker: str | None = None
     replica: str | None = None
     api_key: str | None = None
+    resumptions: int = 0
+    prompt_tokens: int | None = None
+    """Tokens of its prompt; None if its engine was not asked."""
+    prefilled_tokens: int | None = None
+    """Tokens of the prompt that were read."""
+    tokens: int | None = None
+    """Tokens that were generated."""
 
 
 class GatewayFeed(msgspec.Struct, frozen=True, rename="camel"):

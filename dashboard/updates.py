@@ -3,6 +3,8 @@
 from dataclasses import dataclass, field
 from typing import Final
 
+from dashboard.fleet_model import FIGURES
+from dashboard.live_views import LiveViews
 from dashboard.seed_views import SeedViews
 from insight.conditions import Row
 
@@ -22,6 +24,8 @@ class UpdateEvents:
     async def run(self) -> None:
         """Add events forever."""
         await self.views.model.wait_ready()
+        live = LiveViews(self.views)
+        live.update()
         self.views.note_alive()
         self._remember()
         rounds = 0
@@ -30,7 +34,8 @@ class UpdateEvents:
             rounds += 1
             self.views.note_alive()
             self._compare()
-            self.views.model.set_figures(self.views.figures())
+            self.views.model.replace_rows(FIGURES, self.views.figures())
+            live.update()
             if rounds % _METRICS_EVERY == 0:
                 self.views.traffic.emit("metrics_update", self.views.metrics_update())
 

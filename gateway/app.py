@@ -5,7 +5,7 @@ Requests to models never reach FastAPI; `gateway/http/protocol.py` takes them.
 
 import difflib
 import secrets
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
@@ -35,6 +35,7 @@ from gateway.auth.access_control import AuthMiddleware, can_see, principal_of
 from gateway.auth.roles import check_role
 from gateway.batches import routes as batches
 from gateway.batches.database import BatchStore
+from gateway.http.request_context import RequestContext
 from gateway.metrics.vllm_metrics import vllm_lines
 from gateway.routing.selection import idle_models, nearest
 from gateway.routing.table import ServedModel
@@ -120,7 +121,7 @@ def make_app(
     batches.make_routes(batch_store, context.clock, partial(secrets.token_hex, 12)).add_to(app)
     app.include_router(admin.make_admin_router(context))
     app.include_router(admin_routes.make_model_router(context))
-    app.include_router(recorder_routes.make_feed_router(context, requests.running))
+    app.include_router(recorder_routes.make_feed_router(context, requests))
     app.include_router(make_requests_router(context, requests))
     app.include_router(gateway_log.make_log_router(context.log))
     app.include_router(make_openapi_router())
@@ -188,7 +189,7 @@ class AppRoutes:
     """Route handlers of the application, one method for each route."""
 
     context: AdminContext
-    running: recorder_routes.RunningRequests = tuple
+    running: Callable[[], Iterable[RequestContext]] = tuple
     """Returns the requests to models that are under way."""
 
     @property

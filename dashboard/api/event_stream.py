@@ -115,6 +115,7 @@ class StateStream:
     def _next(self) -> bytes:
         """Return the event that is due; empty if there is none."""
         model = self.model
+        model.note_read(one.view for one in self.selections)
         patch, place = (None, model.place) if self._place is None else model.since(self._place)
         if patch is None:
             return self._snapshot()
@@ -212,6 +213,8 @@ async def _until(event: asyncio.Event) -> None:
 def snapshot(model: FleetModel, selections: Iterable[Selection]) -> dict[str, object]:
     """Return the state of some views, with the counts of the fleet and the age of what is known."""
     staleness_s = model.caches.staleness_s()
+    selections = tuple(selections)
+    model.note_read(one.view for one in selections)
     return {
         "id": f"{model.epoch}-{model.place}",
         "revision": model.caches.revision,

@@ -20,7 +20,7 @@ from dashboard.api.event_stream import (
 from dashboard.api.past import PastReader
 from dashboard.api.time_parameters import show_time
 from dashboard.auth import Visitor
-from dashboard.fleet_model import FIGURES, FleetModel
+from dashboard.fleet_model import LIVE_VIEWS, FleetModel
 from dashboard.history.moments import Moment
 from dashboard.history.writer import HistoryWriter
 from dashboard.seed_views import SeedViews
@@ -135,6 +135,7 @@ class StateRoutes:
             moment = await self.past.moment(at)
             return _moment_head(moment), await asyncio.to_thread(_past_rows, moment, view)
         self._check_ready()
+        self.model.note_read((view,))
         state = snapshot(self.model, ())
         head = {key: state[key] for key in ("id", "revision", "at", "ageSeconds")}
         return head, list(self.model.rows(view).values())
@@ -182,7 +183,7 @@ def past_snapshot(moment: Moment, selections: Iterable[Selection]) -> Row:
 
 def _past_rows(moment: Moment, view: str) -> list[Row]:
     """Return the rows of a view at an earlier time; figures are in the series."""
-    return [] if view == FIGURES else fleet_views.rows(moment.caches, view)
+    return [] if view in LIVE_VIEWS else fleet_views.rows(moment.caches, view)
 
 
 def _moment_head(moment: Moment) -> Row:

@@ -118,9 +118,7 @@ class InFlightRoutes:
         """List the requests in flight, oldest first, with their phase and what their engine tells."""
         running = sorted(self.source.running(), key=lambda one: one.began_s)
         shown = running[:_MOST_REQUESTS]
-        progress = await self._ask_engines(shown)
-        now_s = self.clock.monotonic()
-        rows = [describe(one, now_s, _told(one, progress)) for one in shown]
+        rows = await describe_all(shown, self.source.pool, self.clock)
         body = {"gateway": self.gateway, "total": len(running), "requests": rows}
         return Response(orjson.dumps(body), media_type="application/json")
 
@@ -147,24 +145,33 @@ class InFlightRoutes:
         body = {"gateway": self.gateway, "id": request_id, "cancelled": cancelled}
         return Response(orjson.dumps(body), media_type="application/json")
 
-    async def _ask_engines(self, shown: Iterable[RequestContext]) -> Progress:
-        """Return what the engines of these requests tell; engines that do not answer are left out."""
-        pool = self.source.pool
-        endpoints = {
-            endpoint.origin: endpoint
-            for one in shown
-            if (endpoint := endpoint_of(one)) is not None and endpoint.external is None
-        }
-        if pool is None or not endpoints:
-            return {}
-        turns = asyncio.Semaphore(_AT_ONCE)
-        asked = list(endpoints.values())[:_MOST_ENGINES]
-        answers = await asyncio.gather(*(_ask(pool, one, turns) for one in asked))
-        return {
-            (endpoint.origin, told.id): told
-            for endpoint, answer in zip(asked, answers, strict=True)
-            for told in answer.requests
-        }
+
+async def describe_all(
+    shown: Iterable[RequestContext], pool: ConnectionPool | None, clock: Clock
+) -> list[Json]:
+    """Return requests as JSON values, with what their engines tell; engines that do not answer are left out."""
+    shown = tuple(shown)
+    progress = await _ask_engines(shown, pool)
+    now_s = clock.monotonic()
+    return [describe(one, now_s, _told(one, progress)) for one in shown]
+
+
+async def _ask_engines(shown: Iterable[RequestContext], pool: ConnectionPool | None) -> Progress:
+    endpoints = {
+        endpoint.origin: endpoint
+        for one in shown
+        if (endpoint := endpoint_of(one)) is not None and endpoint.external is None
+    }
+    if pool is None or not endpoints:
+        return {}
+    turns = asyncio.Semaphore(_AT_ONCE)
+    asked = list(endpoints.values())[:_MOST_ENGINES]
+    answers = await asyncio.gather(*(_ask(pool, one, turns) for one in asked))
+    return {
+        (endpoint.origin, told.id): told
+        for endpoint, answer in zip(asked, answers, strict=True)
+        for told in answer.requests
+    }
 
 
 def _told(context: RequestContext, progress: Progress) -> InFlightRequest | None:

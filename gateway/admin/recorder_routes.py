@@ -4,7 +4,6 @@ The gateway keeps no place for any reader: the cursor names the last entry that 
 unless a recorder asks, and an answer has a thousand entries at most.
 """
 
-from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Annotated, Final
 
@@ -13,7 +12,7 @@ from fastapi import APIRouter, Header, Query, Request, Response
 
 from gateway.admin import dashboard, in_flight
 from gateway.admin.admin_context import AdminContext
-from gateway.http.request_context import RequestContext
+from gateway.admin.in_flight import InFlightSource
 from gateway.telemetry.request_journal import render_entries
 from gateway.telemetry.saved_journal import cursor_of
 from identity.names import Role
@@ -27,16 +26,14 @@ _READERS: Final = frozenset({Role.DASHBOARD, Role.ADMIN})
 _MOST_ENDED: Final = 1000
 _MOST_RUNNING: Final = 500
 
-RunningRequests = Callable[[], Iterable[RequestContext]]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FeedRoute:
     """Handler of the feed."""
 
     context: AdminContext
-    running: RunningRequests
-    """Returns the requests under way."""
+    source: InFlightSource
+    """The requests under way, and the connections to their engines."""
 
     async def feed(
         self,
@@ -44,23 +41,29 @@ class FeedRoute:
         after: Annotated[str, Query(max_length=200)] = "",
         limit: Annotated[int, Query(ge=0, le=_MOST_ENDED)] = _MOST_ENDED,
         authorization: Annotated[str, Header()] = "",
+        *,
+        progress: bool = False,
     ) -> Response:
-        """Return what ended since the entry `after`, and what is under way; for recorders of the fleet."""
+        """Return what ended since the entry `after`, and what is under way; for recorders of the fleet.
+
+        `progress`: engines are asked how far they are, too.
+        """
         await self._check(request, authorization)
         context = self.context
         ended, is_complete = context.recorder.journal.after(after, limit)
         if not (after and is_complete):
             # The recorder may have counted what this gateway's journal has from before its start.
             ended = [one for one in ended if one.time_s >= context.recorder.since_s]
-        now_s = context.clock.monotonic()
-        running = sorted(self.running(), key=lambda one: one.began_s)
+        running = sorted(self.source.running(), key=lambda one: one.began_s)[:_MOST_RUNNING]
+        pool = self.source.pool if progress else None
+        described = await in_flight.describe_all(running, pool, context.clock)
         body = {
             "gateway": context.id,
             "uptimeSeconds": round(context.uptime_s(), 1),
             "cursor": cursor_of(ended[-1]) if ended else after,
             "isComplete": is_complete,
             "requests": render_entries(ended, context.id),
-            "running": [in_flight.describe(one, now_s) for one in running[:_MOST_RUNNING]],
+            "running": described,
             **dashboard.queue(context),
         }
         return Response(orjson.dumps(body), media_type="application/json")
@@ -82,9 +85,9 @@ class FeedRoute:
             raise RefusedError(Refusal(status=found.status, message=found.why, code="no_ticket"))
 
 
-def make_feed_router(context: AdminContext, running: RunningRequests) -> APIRouter:
+def make_feed_router(context: AdminContext, source: InFlightSource) -> APIRouter:
     """Return the router of the feed."""
     router = APIRouter()
-    route = FeedRoute(context=context, running=running)
+    route = FeedRoute(context=context, source=source)
     router.add_api_route(FEED_PATH, route.feed, methods=["GET"])
     return router

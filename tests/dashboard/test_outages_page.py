@@ -148,13 +148,13 @@ async def test_a_screen_that_fails_leaves_the_others_as_they_are(browser: Browse
     await store.commit([], mac("mac-1"))
 
     async def answer_nothing(route: Route) -> None:
-        await route.fulfill(json={"active": 1})
+        await route.fulfill(json={"metrics": {}})
 
     async with (
         running_dashboard(store) as dashboard,
         open_page(browser, dashboard.url) as (page, _),
     ):
-        await page.route("**/metrics/snapshot", answer_nothing)
+        await page.route("**/api/v1/series?*", answer_nothing)
         await page.goto("/")
         await expect(page.get_by_role("alert")).to_contain_text("This screen has failed")
         await page.locator("nav").get_by_role("link", name="Macs").click()

@@ -2,8 +2,10 @@
 
 import asyncio
 import contextlib
+import re
 from collections.abc import AsyncIterator
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import aiohttp
 import pytest
@@ -58,10 +60,15 @@ async def test_a_request_is_followed_and_cancelled_and_its_routing_explained(
             await check_access(page)
             await page.goto("/requests")
             await expect(page.locator("h1")).to_have_text("Requests")
+            asked: list[str] = []
+            page.on("request", lambda request: asked.append(request.url))
             cancel = page.get_by_role("button", name="Cancel live-1")
             async with asyncio.TaskGroup() as group:
                 asking = group.create_task(ask_until_cancelled(http, gateway.url))
                 await expect(page.locator("tr", has_text="live-1").first).to_contain_text("tiny")
+                # What its engine tells, too: the number of tokens, in the fifth column.
+                tokens = page.locator("tr", has_text="live-1").first.locator("td").nth(4)
+                await expect(tokens).to_have_text(re.compile(r"\d+"))
                 while not asking.done():
                     with contextlib.suppress(PlaywrightError):  # it may end at any moment
                         await cancel.click(timeout=5_000)
@@ -69,6 +76,8 @@ async def test_a_request_is_followed_and_cancelled_and_its_routing_explained(
             await page.get_by_role("tab", name="Ended").click()
             rows = page.locator("[data-ended] tbody tr")
             await expect(rows.first).to_contain_text("live-1")
+            # All of it came on the stream: the page has asked for nothing but the cancellation.
+            assert {urlsplit(one).path.rpartition("/")[2] for one in asked} <= {"cancel"}
             await page.get_by_label("Model").fill("none")
             await expect(rows).to_have_count(0)
             refused = await dashboard.post("/api/v1/requests/none/live-1/cancel", {}, 404)

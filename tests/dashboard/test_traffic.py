@@ -1,6 +1,7 @@
 """Requests of real gateways as the recorder shows them: the seeds' routes, the WebSocket, and gateways that fail."""
 
 import asyncio
+import operator
 from collections import Counter
 from typing import Any
 
@@ -16,7 +17,7 @@ from schemas.records import GatewayLease
 from store import codec, keys
 from store.memory import MemoryTransport
 from store.port import Delete, Put
-from tests.support.dashboards import CLOCK, RunningDashboard, running_dashboard
+from tests.support.dashboards import CLOCK, RunningDashboard, read_events, running_dashboard
 from tests.support.gateway_calls import send_chats
 from tests.support.gateway_engine_scripts import chat
 from tests.support.gateway_fake_engine import FakeEngine, running
@@ -125,6 +126,26 @@ async def finished(dashboard: RunningDashboard, count: int) -> None:
     await until_async(are_there)
 
 
+async def check_live_views(dashboard: RunningDashboard) -> None:
+    """Check that the views of requests have the five that ended, in the snapshot and on a stream."""
+
+    async def have_ended() -> Any:
+        found = await dashboard.get("/api/v1/snapshot?view=ended,inFlight,traffic")
+        return found["views"] if len(found["views"]["ended"]) == 5 else None
+
+    views = await until_async(have_ended)
+    (traffic,) = views["traffic"]
+    assert (traffic["requests24h"], traffic["gatewaysSilent"]) == (5, {})
+    listed = (await dashboard.get("/api/v1/requests"))["requests"]
+    shown = [{key: one[key] for key in listed[0]} for one in views["ended"]]
+    by_id = operator.itemgetter("id")
+    assert sorted(shown, key=by_id) == sorted(listed, key=by_id)
+    url = f"{dashboard.url}/api/v1/stream?view=ended"
+    async with dashboard.http.get(url) as response:
+        first = await anext(read_events(response))
+    assert len(first.data["views"]["ended"]) == 5
+
+
 async def test_requests_of_two_gateways_in_the_seeds_shapes(memory: MemoryTransport) -> None:
     world = World(memory)
     known = codec.put_spec(Node(metadata=ObjectMeta(name="mac-1")))
@@ -144,6 +165,7 @@ async def test_requests_of_two_gateways_in_the_seeds_shapes(memory: MemoryTransp
             await send_chats(http, one, 3)
             await send_chats(http, other, 2)
             await finished(dashboard, 5)
+            await check_live_views(dashboard)
             await memory.commit([], [put_lease("mac-2"), Delete(key=keys.node_lease_key("mac-1"))])
             seen: dict[str, Any] = {}
             async with asyncio.timeout(30):

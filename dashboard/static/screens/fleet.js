@@ -8,7 +8,6 @@ import { Badge, Events, Figure, MacState, MemoryBar, ModelState, Problems, usePo
 
 const MAX_MACS = 24;
 const MAX_EVENTS = 20;
-const FIGURES_MS = 2_000;
 const SERIES_MS = 15_000;
 const BUSY_QUEUE = 0.5;
 const FULL_QUEUE = 0.8;
@@ -69,7 +68,7 @@ export function Fleet({ store }) {
 /** Cards of the fleet's figures, each with a line of the last hour where a history is kept. */
 function Figures({ store, macs }) {
   const { summary } = store;
-  const [now] = usePolled(() => getJson("/metrics/snapshot"), FIGURES_MS);
+  const now = store.row("traffic", "fleet");
   const [hour] = usePolled(() => getJson(`/api/v1/series?subject=fleet&metric=${METRICS.join(",")}&from=1h&step=60s`), SERIES_MS);
   const series = (name) => hour?.metrics[name].mean ?? [];
   const last = (name) => series(name).findLast((value) => value !== null) ?? null;
@@ -92,7 +91,7 @@ function Figures({ store, macs }) {
     ${isLive && html`<${Flow} now=${now} limit=${queueLimit(store.rows("models"))} />`}
     <p class="facts">
       ${count(summary.gateways, "gateway")}, ${summary.leader ? html`led by <code>${summary.leader}</code>` : "no reconciler leads"}
-      ${isLive && html`${" · "}recorder up ${duration(now.uptimeSeconds)}${" · "}${short(now.outputTokens24h)} tokens out, ${short(now.promptTokens24h)} in within 24 h`}
+      ${isLive && html`${" · "}recorder up ${duration((Date.now() - Date.parse(now.startedAt)) / 1000)}${" · "}${short(now.outputTokens24h)} tokens out, ${short(now.promptTokens24h)} in within 24 h`}
     </p>`;
 }
 

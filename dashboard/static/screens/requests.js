@@ -1,14 +1,15 @@
 /** Requests at all gateways: those under way, those that ended with a waterfall of each, and the figures of the last hour. */
 
-import { html, useEffect, useState } from "../vendor/htm-preact.js";
+import { html, useEffect, useReducer, useRef, useState } from "../vendor/htm-preact.js";
 import { Chart } from "../charts.js";
 import { clock, short, span } from "../format.js";
 import { getJson, postJson } from "../fleet_store.js";
 import { Badge, Command, Figure, ObjectLink, Table, usePolled } from "../parts.js";
 import { Waterfall } from "../waterfall.js";
 
-const LIVE_MS = 1_000;
+const AGE_MS = 1_000;
 const ENDED_MS = 3_000;
+const TYPING_MS = 150;
 const SERIES_MS = 10_000;
 const MOST_ENDED = 200;
 const SERIES = [
@@ -22,45 +23,41 @@ const TABS = ["Live", "Ended", "Figures"];
 
 export function Requests({ store, query }) {
   const [tab, setTab] = useState(TABS.find((one) => one.toLowerCase() === query.get("tab")) ?? TABS[0]);
-  const [now, problem] = usePolled(readNow, LIVE_MS);
   const show = (one) => {
     setTab(one);
     history.replaceState(null, "", one === TABS[0] ? location.pathname : `${location.pathname}?tab=${one.toLowerCase()}`);
   };
-  if (!now) return html`<h1>Requests</h1><p class="loading">${problem || "Loading the requests…"}</p>`;
-  const { queue, under, figures } = now;
+  const now = store.row("traffic", "fleet");
   return html`
     <h1>Requests</h1>
-    ${problem && html`<p class="problem" role="status">${problem}</p>`}
-    ${Object.entries({ ...under.gatewaysSilent, ...queue.gatewaysSilent }).map(
-      ([id, why]) => html`<p key=${id} class="problem">gateway/${id} is silent, so its requests are missing: ${why}</p>`,
-    )}
-    <div class="cards">
-      <${Figure} title="Under way" value=${queue.active} unit="requests" note=${`${queue.queueDepth} waiting`} />
-      <${Figure} title="Output" value=${short(figures.tokensPerSecond)} unit="tokens/s" note="mean of the last minute" />
-      <${Figure} title="First token" value=${span(figures.avgFirstTokenMs)} unit="" note="mean of the last minute" />
-      <${Figure} title="Requests" value=${short(figures.requests24h)} unit="in 24 h" note=${`${short(figures.errors24h)} failed`} />
-      <${Figure} title="Tokens" value=${short(figures.outputTokens24h)} unit="out in 24 h" note=${`${short(figures.promptTokens24h)} in`} />
-    </div>
+    ${now && Object.entries(now.gatewaysSilent).map(([id, why]) => html`<p key=${id} class="problem">gateway/${id} is silent, so its requests are missing: ${why}</p>`)}
+    ${now && html`<div class="cards">
+      <${Figure} title="Under way" value=${now.active} unit="requests" note=${`${now.queueDepth} waiting`} />
+      <${Figure} title="Output" value=${short(now.tokensPerSecond)} unit="tokens/s" note="mean of the last minute" />
+      <${Figure} title="First token" value=${span(now.avgFirstTokenMs)} unit="" note="mean of the last minute" />
+      <${Figure} title="Requests" value=${short(now.requests24h)} unit="in 24 h" note=${`${short(now.errors24h)} failed`} />
+      <${Figure} title="Tokens" value=${short(now.outputTokens24h)} unit="out in 24 h" note=${`${short(now.promptTokens24h)} in`} />
+    </div>`}
     <div class="tabs" role="tablist" aria-label="Requests">
       ${TABS.map((one) => html`<button type="button" role="tab" key=${one} aria-selected=${one === tab} onClick=${() => show(one)}>${one}</button>`)}
     </div>
-    ${tab === "Live" && html`<${Live} store=${store} under=${under} waiting=${queue.waitingByModel} />`}
-    ${tab === "Ended" && html`<${Ended} />`}
+    ${tab === "Live" && html`<${Live} store=${store} waiting=${now?.waitingByModel ?? {}} />`}
+    ${tab === "Ended" && html`<${Ended} store=${store} />`}
     ${tab === "Figures" && html`<${Charts} />`}
     <${Command} text="fleetctl routes --last 100" />
   `;
 }
 
-async function readNow() {
-  const [queue, under, figures] = await Promise.all([getJson("/queue"), getJson("/api/v1/in-flight"), getJson("/metrics/snapshot")]);
-  return { queue, under, figures };
-}
-
 /** Requests under way, and how many wait for each model. */
-function Live({ store, under, waiting }) {
+function Live({ store, waiting }) {
   const [problem, setProblem] = useState("");
-  const running = under.requests.map((one) => ({ ...one, name: `${one.gateway}/${one.id}` }));
+  const [, redraw] = useReducer((number) => number + 1, 0);
+  useEffect(() => {
+    const timer = setInterval(redraw, AGE_MS);
+    return () => clearInterval(timer);
+  }, []);
+  if (store.at) return html`<p class="quiet">Requests under way are not recorded. Those that ended are.</p>`;
+  const running = store.rows("inFlight").map((one) => ({ ...one, seconds: Math.max(0, (Date.now() - Date.parse(one.since)) / 1000) })).sort((a, b) => b.seconds - a.seconds);
   const cancel = (one) =>
     postJson(`/api/v1/requests/${encodeURIComponent(one.gateway)}/${encodeURIComponent(one.id)}/cancel`).then(
       () => setProblem(""),
@@ -100,34 +97,39 @@ function Prefill({ request }) {
   return html`<progress max="100" value=${percent} aria-label=${`${percent} % of the prompt read`}></progress> <span class="quiet">${percent} % of ${all}${left}</span>`;
 }
 
-/** Requests that ended, chosen at the server; one of them is opened as a waterfall. */
-function Ended() {
+/** Requests that ended: the newest from the stream, or those that the server chooses; one of them is opened as a waterfall. */
+function Ended({ store }) {
   const [wanted, setWanted] = useState({ model: "", node: "", key: "", status: "", slower: "" });
-  const [rows, setRows] = useState(null);
+  const [chosen, setChosen] = useState(null);
   const [problem, setProblem] = useState("");
   const [opened, setOpened] = useState("");
-  const query = new URLSearchParams(Object.entries(wanted).filter(([, value]) => value)).toString();
+  const moment = store.at ? { to: store.at } : {};
+  const query = new URLSearchParams(Object.entries({ ...wanted, ...moment }).filter(([, value]) => value)).toString();
+  const newest = store.rows("ended").sort((a, b) => endOf(b) - endOf(a));
+  const asked = useRef({ query: "", at: 0 });
+  // With a filter the server is asked again when a request has ended, and at most every few seconds.
   useEffect(() => {
-    let isOver = false;
-    const read = () =>
-      document.hidden ||
+    if (asked.current.query !== query) {
+      asked.current = { query, at: 0 };
+      setChosen(null);
+    }
+    if (!query) return undefined;
+    const read = () => {
+      asked.current.at = performance.now();
       getJson(`/api/v1/requests?limit=${MOST_ENDED}&${query}`).then(
-        ({ requests }) => isOver || (setRows(requests.map((one) => ({ ...one, name: `${one.gateway}/${one.id}/${one.time}` }))), setProblem("")),
-        (error) => isOver || setProblem(error.message),
+        ({ requests }) => asked.current.query === query && (setChosen(requests.map((one) => ({ ...one, name: `${one.gateway}/${one.id}/${one.time}` }))), setProblem("")),
+        (error) => asked.current.query === query && setProblem(error.message),
       );
-    const first = setTimeout(read, 150); // while letters are typed
-    const timer = setInterval(read, ENDED_MS);
-    return () => {
-      isOver = true;
-      clearTimeout(first);
-      clearInterval(timer);
     };
-  }, [query]);
+    const timer = setTimeout(read, Math.max(TYPING_MS, asked.current.at + ENDED_MS - performance.now()));
+    return () => clearTimeout(timer);
+  }, [query, query && newest[0]?.name]);
+  const rows = query ? chosen : newest;
   const field = (name, label, more = {}) => html`<label>${label}
     <input value=${wanted[name]} ...${more} onInput=${(event) => setWanted((now) => ({ ...now, [name]: event.target.value.trim() }))} /></label>`;
   const row = rows?.find((one) => one.name === opened);
   const columns = [
-    ["Ended", (one) => html`<button type="button" class="link" aria-expanded=${one.name === opened} onClick=${() => setOpened(one.name === opened ? "" : one.name)}>${clock(Date.parse(one.time) + one.latencyMs)}</button>`],
+    ["Ended", (one) => html`<button type="button" class="link" aria-expanded=${one.name === opened} onClick=${() => setOpened(one.name === opened ? "" : one.name)}>${clock(endOf(one))}</button>`],
     ["Model", (one) => one.model],
     ["Mac", (one) => (one.worker ? html`<${ObjectLink} kind="Node" name=${one.worker} />` : "-")],
     ["Outcome", (one) => html`<${Badge} tone=${one.status === "ok" ? "good" : "bad"}>${one.status === "ok" ? "success" : one.status}<//>`],
@@ -150,6 +152,8 @@ function Ended() {
       empty=${rows === null ? "Loading…" : query ? "No request matches." : "No request has ended yet."} /></div>
   </section>`;
 }
+
+const endOf = (one) => Date.parse(one.time) + one.latencyMs;
 
 /** Rates and times of the last hour. */
 function Charts() {
