@@ -30,7 +30,7 @@ LISTS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
         "events": ("events",),
         "requests": ("traffic", "inFlight", "ended"),
         "add": ("macs:state,isCordoned,isDraining,chip,memoryBytes,agentVersion",),
-        "logs": ("macs:state", "replicas:deployment", "gateways:url"),
+        "logs": ("macs:state", "replicas:deployment", "gateways:url", "reconcilers:identity"),
         "whatif": (f"macs:state,{_MAC_MEMORY}", "models"),
     }
 )

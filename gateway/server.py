@@ -13,7 +13,6 @@ import uvicorn
 from fastapi import FastAPI
 
 from gateway.admin.admin_context import AdminContext, NodeCache, ReplicaMemory
-from gateway.admin.gateway_log import GatewayLog
 from gateway.admin.in_flight import InFlightSource
 from gateway.apis.openai import PATHS, OpenAiAdapter
 from gateway.apis.registry import translated_adapters
@@ -53,6 +52,7 @@ from gateway.workers import WorkerPlace
 from identity.credentials import Credentials
 from identity.folder import IdentityFolder
 from identity.listeners import ApiSecurity
+from identity.log_access import LogAccess
 from identity.metrics_access import MetricsAccess
 from identity.names import Role, worker_id
 from identity.renewal import Applicant, own_addresses
@@ -354,7 +354,8 @@ class Gateway:
             recorder=self.recorder,
             nodes=NodeCache(transport, clock),
             replica_memory=ReplicaMemory(transport, clock),
-            log=GatewayLog(
+            log=LogAccess(
+                process="gateway",
                 ring=self._limits.ring,
                 tickets=tickets,
                 clock=clock,

@@ -1,4 +1,4 @@
-"""Connections to agents and gateways: the TLS context and the name that a process at an address must prove."""
+"""Connections to agents, gateways and reconcilers: the TLS context and the name that a process at an address must prove."""
 
 from dataclasses import dataclass
 from typing import Final
@@ -6,11 +6,11 @@ from urllib.parse import urlsplit
 
 from identity.credentials import Credentials, PeerContext
 from identity.metrics_access import MetricsToken
-from identity.names import Identity, IdentityError, Role, name_of_gateway
+from identity.names import Identity, IdentityError, Role, name_of_gateway, parse_identity
 from machinery.http_server import is_loopback
 from machinery.tls_client import Trust
-from schemas.records import GatewayLease
-from schemas.trust import TlsMode
+from schemas.records import GatewayLease, ReconcilerLease
+from schemas.trust import TlsMode, TlsReport
 
 _HOW = "Give the folder of an identity with --identity-dir"
 
@@ -31,7 +31,7 @@ class Dial:
 
 
 class Dialer:
-    """Decides how to dial agents and gateways; follows the identity, the mode and revocations."""
+    """Decides how to dial agents, gateways and reconcilers; follows the identity, the mode and revocations."""
 
     def __init__(
         self,
@@ -49,7 +49,8 @@ class Dialer:
         if credentials is not None:
             self._revoked = credentials.trust().revoked
             self._contexts = {
-                role: credentials.client(frozenset({role})) for role in (Role.NODE, Role.GATEWAY)
+                role: credentials.client(frozenset({role}))
+                for role in (Role.NODE, Role.GATEWAY, Role.RECONCILER)
             }
             credentials.on_change(self._close_revoked)
 
@@ -75,6 +76,13 @@ class Dialer:
         # Others on the network must not read the token.
         is_shown = self._token is not None and (is_https or is_local(lease.url))
         return Dial(ssl=self._trust, token=self._token if is_shown else None)
+
+    def reconciler(self, id_: str, lease: ReconcilerLease) -> Dial:
+        """Return how to dial a registered reconciler. Raises UntrustedAddressError."""
+        if lease.url.startswith("https:"):
+            return self._peer(Role.RECONCILER, _name_in(lease.tls))
+        self._check_plain(f"reconciler/{id_}", lease.url)
+        return Dial()
 
     def address(self) -> Dial:
         """Return how to dial a gateway at an address that a person gives, whose id is not known."""
@@ -108,6 +116,14 @@ class Dialer:
             self._revoked = revoked
             for one in self._contexts.values():
                 one.reload()
+
+
+def _name_in(report: TlsReport | None) -> str:
+    """Return the name in the certificate that a process reports; empty for none, which no certificate has."""
+    try:
+        return "" if report is None else parse_identity(report.identity).name
+    except IdentityError:
+        return ""
 
 
 def is_local(url: str) -> bool:

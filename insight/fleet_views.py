@@ -1,4 +1,4 @@
-"""Rows of a fleet's views: Macs, models, replicas, groups, gateways, conditions, events. Pure functions of caches.
+"""Rows of a fleet's views: Macs, models, replicas, groups, gateways, reconcilers, conditions, events. Pure functions of caches.
 
 A row is a JSON object whose `name` is unique within its view. `affected` maps a changed key of the store to the rows
 that it may change, so that a recorder computes those alone.
@@ -21,13 +21,28 @@ from store import keys
 ViewKey: TypeAlias = tuple[str, str]
 """A view and the name of one of its rows."""
 
-VIEWS: Final = ("macs", "models", "replicas", "groups", "gateways", "conditions", "events")
+VIEWS: Final = (
+    "macs",
+    "models",
+    "replicas",
+    "groups",
+    "gateways",
+    "reconcilers",
+    "conditions",
+    "events",
+)
 _VERSIONS: Final = ("agentVersion", "mlxVersion", "osVersion")
 _VIEW_OF_KIND: Final = {
     "Node": "macs",
     "ModelDeployment": "models",
     "Replica": "replicas",
     "ShardGroup": "groups",
+}
+# Each key below them is a row of its own.
+_VIEW_OF_PREFIX: Final = {
+    keys.GATEWAY_LEASE_PREFIX: "gateways",
+    keys.RECONCILER_LEASE_PREFIX: "reconcilers",
+    keys.EVENT_PREFIX: "events",
 }
 # Conditions of an agent that are bad when they are true.
 _PRESSURES: Final = ("MemoryPressure", "DiskPressure", "ThermalPressure", "NeedsReboot")
@@ -45,6 +60,8 @@ def names(caches: FleetCaches, view: str) -> list[str]:
         return _node_names(caches)
     if view == "gateways":
         return sorted(_ids(caches.gateways.items, keys.GATEWAY_LEASE_PREFIX))
+    if view == "reconcilers":
+        return sorted(_ids(caches.reconcilers.items, keys.RECONCILER_LEASE_PREFIX))
     if view == "events":
         return sorted(key.removeprefix(keys.EVENT_PREFIX) for key in caches.events.items)
     if view == "conditions":
@@ -64,10 +81,9 @@ def rows(caches: FleetCaches, view: str) -> list[Row]:
 
 def affected(caches: FleetCaches, key: str) -> set[ViewKey]:
     """Return the rows that a change of a key may change; conditions are named by their object, `Kind/name`."""
-    if key.startswith(keys.GATEWAY_LEASE_PREFIX):
-        return {("gateways", key.removeprefix(keys.GATEWAY_LEASE_PREFIX))}
-    if key.startswith(keys.EVENT_PREFIX):
-        return {("events", key.removeprefix(keys.EVENT_PREFIX))}
+    for prefix, view in _VIEW_OF_PREFIX.items():
+        if key.startswith(prefix):
+            return {(view, key.removeprefix(prefix))}
     if key.startswith((keys.RANK_PREFIX, keys.ENDPOINT_PREFIX)):
         return _of_replica(caches, keys.replica_of(key))
     try:
@@ -329,6 +345,18 @@ def _gateway(caches: FleetCaches, id_: str) -> Row | None:
     }
 
 
+def _reconciler(caches: FleetCaches, id_: str) -> Row | None:
+    lease = caches.reconcilers.items.get(keys.named(keys.RECONCILER_LEASE_PREFIX, id_))
+    if lease is None:
+        return None
+    return {
+        "name": id_,
+        "identity": lease.identity,
+        "url": lease.url,
+        "isTls": lease.url.startswith("https:"),
+    }
+
+
 def _event(caches: FleetCaches, name: str) -> Row | None:
     found = caches.events.items.get(f"{keys.EVENT_PREFIX}{name}")
     if found is None:
@@ -380,6 +408,7 @@ _MAKERS: Final[Mapping[str, Any]] = {
     "replicas": _replica,
     "groups": _group,
     "gateways": _gateway,
+    "reconcilers": _reconciler,
     "conditions": _condition,
     "events": _event,
 }

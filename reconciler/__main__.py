@@ -30,6 +30,7 @@ from identity.flags import (
 )
 from identity.folder import IdentityFolder
 from identity.listeners import insecure_http_flag, server_security
+from identity.log_access import LogAccess
 from identity.metrics_access import MetricsAccess, metrics_flags, read_metrics_token
 from identity.names import Role
 from identity.renewal import Applicant, own_addresses
@@ -39,7 +40,7 @@ from machinery.clock import Clock, SystemClock
 from machinery.environment import drop_secrets
 from machinery.http_server import ServerSecurity
 from machinery.log_flags import log_options, usable_file
-from machinery.process_log import LogFormat, LogLevel
+from machinery.process_log import LogFormat, LogLevel, LogRing
 from machinery.process_main import GRACE_S, run_until_signal
 from machinery.process_secrets import disable_core_dumps
 from machinery.tls_client import Trust, TrustError, read_trust
@@ -155,7 +156,10 @@ def main(
 ) -> None:
     """Decide which Mac runs which replica. Run any number of reconcilers: one leads."""
     disable_core_dumps()
-    house_logging.setup("reconciler", log_level, log_format=log_format, file=options["log_file"])
+    ring = LogRing()
+    house_logging.setup(
+        "reconciler", log_level, log_format=log_format, ring=ring, file=options["log_file"]
+    )
     identity_dir = identity_folder(options["identity_dir"])
     etcd_address = address_from_flags(options, identity=etcd_files(identity_dir))
     drop_secrets(VARIABLE_PREFIX)  # the process that fetches from Git inherits no password
@@ -163,6 +167,7 @@ def main(
     own = read_identity(identity_dir, Role.RECONCILER, clock)
     process = _ReconcilerProcess(
         clock=clock,
+        ring=ring,
         options=options,
         etcd=etcd_address,
         identity_dir=identity_dir,
@@ -185,6 +190,8 @@ class _ReconcilerProcess:
     """The parts of one process that the flags describe; `run()` is its life."""
 
     clock: Clock
+    ring: LogRing
+    """The last lines of the log."""
     options: Mapping[str, Any]
     etcd: EtcdAddress
     identity_dir: IdentityFolder | None
@@ -216,9 +223,11 @@ class _ReconcilerProcess:
             outbound=self.outbound,
         )
         space = EtcdSpace(self.etcd, clock, quota_bytes=options["etcd_quota"])
+        tickets = TicketChecker(transport, clock, f"Reconciler/{registration.id}")
         api = ReconcilerApi(
             controller=controller,
-            access=_metrics_access(options, transport, registration.id, clock),
+            access=_metrics_access(options, tickets),
+            log=LogAccess(process="reconciler", ring=self.ring, tickets=tickets, clock=clock),
             clock=clock,
             started_s=clock.monotonic(),
             more=(measured, space),
@@ -292,12 +301,10 @@ async def _announce(
     await announcement.announce(listener, own, clock)
 
 
-def _metrics_access(
-    options: Mapping[str, Any], transport: Transport, id_: str, clock: Clock
-) -> MetricsAccess:
+def _metrics_access(options: Mapping[str, Any], tickets: TicketChecker) -> MetricsAccess:
     """Return the rule by which other machines read metrics and health."""
     return MetricsAccess(
-        tickets=TicketChecker(transport, clock, f"Reconciler/{id_}"),
+        tickets=tickets,
         roles=frozenset({Role.ADMIN, Role.DASHBOARD}),
         token=read_metrics_token(options["metrics_token_file"]),
         is_open=options["insecure_metrics"],

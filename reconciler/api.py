@@ -1,4 +1,4 @@
-"""The reconciler's port: health and metrics, and what the flags add: webhooks of Git, and joins.
+"""The reconciler's port: health, metrics and its own log, and what the flags add: webhooks of Git, and joins.
 
 Load balancers read /health/live and /health/ready without credentials; the rest needs an identity of the fleet, a
 ticket or a token beyond this machine (identity/metrics_access.py).
@@ -8,15 +8,18 @@ import asyncio
 import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Final
 from urllib.parse import urlsplit
 
 import orjson
 import psutil
+from pydantic import ValidationError
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from identity.log_access import LogAccess, LogQuery
 from identity.metrics_access import MetricsAccess
 from machinery import prometheus
 from machinery.clock import Clock
@@ -24,8 +27,10 @@ from machinery.http_server import AdminServer, ServerSecurity
 from machinery.prometheus import Gauge, MetricFamily
 from machinery.version import version
 from reconciler.controller import Controller
-from schemas.wire.errors import Refusal
+from schemas.wire.errors import Refusal, RefusedError
 from schemas.wire.health import StoreView
+
+LOG_PATH: Final = "/v1/logs/reconciler"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +39,7 @@ class ReconcilerApi:
 
     controller: Controller
     access: MetricsAccess
+    log: LogAccess
     clock: Clock
     started_s: float
     """The start of the process on the monotonic clock."""
@@ -48,6 +54,7 @@ class ReconcilerApi:
             Route("/health/live", self.live, methods=["GET"]),
             Route("/health/ready", self.ready, methods=["GET"]),
             Route("/metrics", self.metrics, methods=["GET"]),
+            Route(LOG_PATH, self.own_log, methods=["GET"]),
         ]
 
     async def live(self, _: Request) -> Response:
@@ -81,6 +88,18 @@ class ReconcilerApi:
         families = (self.controller.metrics, *self.more, *self._process())
         return Response(prometheus.render(families), media_type=prometheus.CONTENT_TYPE)
 
+    async def own_log(self, request: Request) -> Response:
+        """Send the last lines of the reconciler's own log, for a ticket."""
+        try:
+            query = LogQuery.model_validate(dict(request.query_params))
+            return await self.log.show(query, request.headers.get("authorization", ""))
+        except ValidationError as error:
+            first = error.errors()[0]
+            name = str(first["loc"][-1])[:60]
+            return _refused(Refusal(status=400, message=f"'{name}': {first['msg']}.", param=name))
+        except RefusedError as error:
+            return _refused(error.refusal)
+
     def _process(self) -> tuple[MetricFamily, ...]:
         process = self.process
         return (
@@ -108,9 +127,12 @@ class ReconcilerApi:
         denial = await self.access.denial(request.scope)
         if denial is None:
             return None
-        found = Refusal(status=denial.status, message=denial.message, type="refused")
-        headers = {name.decode(): value.decode() for name, value in found.headers()}
-        return Response(found.body(), found.status, headers)
+        return _refused(Refusal(status=denial.status, message=denial.message, type="refused"))
+
+
+def _refused(found: Refusal) -> Response:
+    headers = {name.decode(): value.decode() for name, value in found.headers()}
+    return Response(found.body(), found.status, headers)
 
 
 def _json(body: Mapping[str, object], status: int = 200) -> Response:

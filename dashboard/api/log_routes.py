@@ -1,4 +1,4 @@
-"""Logs of agents, engines and gateways, passed on as they arrive: filtered, and cut where a page could not keep up."""
+"""Logs of agents, engines, gateways and reconcilers, passed on as they arrive: filtered, and cut where a page could not keep up."""
 
 import contextlib
 from collections.abc import AsyncIterator
@@ -33,7 +33,7 @@ class LogSource:
     """The place of one log."""
 
     holder: str
-    """The process that has it, as tickets name it: `Node/NAME` or `Gateway/ID`."""
+    """The process that has it, as tickets name it: `Node/NAME`, `Gateway/ID` or `Reconciler/ID`."""
     url: str
     dial: Dial
 
@@ -114,7 +114,7 @@ class LogRoutes:
         follow: bool = False,
         previous: bool = False,
     ) -> Response:
-        """Stream a log as lines. `of`: node/NAME, replica/NAME (also replica/NAME/RANK) or gateway/ID."""
+        """Stream a log as lines. `of`: node/NAME, replica/NAME (also replica/NAME/RANK), gateway/ID or reconciler/ID."""
         if self.open >= MAX_FOLLOWED:
             message = f"{self.open} logs are read already; close some."
             raise RefusedError(Refusal(status=429, message=message, code="too_many_logs"))
@@ -185,6 +185,8 @@ class LogRoutes:
         kind, _, name = of.partition("/")
         if kind == "gateway" and name:
             return self._of_gateway(name)
+        if kind == "reconciler" and name:
+            return self._of_reconciler(name)
         if kind == "node" and name:
             return self._of_node(name, "/v1/logs/agent")
         if kind == "replica" and name:
@@ -195,7 +197,9 @@ class LogRoutes:
                 raise _missing(of)
             path = f"/v1/logs/replicas/{name}"
             return self._of_node(found.spec.ranks[number].node, path)
-        raise invalid(f"'{of[:100]}' is not node/NAME, replica/NAME or gateway/ID.", "of")
+        raise invalid(
+            f"'{of[:100]}' is not node/NAME, replica/NAME, gateway/ID or reconciler/ID.", "of"
+        )
 
     def _of_node(self, name: str, path: str) -> LogSource:
         objects = self.caches.objects
@@ -222,6 +226,17 @@ class LogRoutes:
             raise RefusedError(Refusal(status=502, message=str(error))) from error
         url = f"{lease.url.rstrip('/')}/v1/logs/gateway"
         return LogSource(holder=f"Gateway/{id_}", url=url, dial=dial)
+
+    def _of_reconciler(self, id_: str) -> LogSource:
+        lease = self.caches.reconcilers.items.get(keys.named(keys.RECONCILER_LEASE_PREFIX, id_))
+        if lease is None or not lease.url:
+            raise _missing(f"reconciler/{id_}")
+        try:
+            dial = self.dialer.reconciler(id_, lease)
+        except UntrustedAddressError as error:
+            raise RefusedError(Refusal(status=502, message=str(error))) from error
+        url = f"{lease.url.rstrip('/')}/v1/logs/reconciler"
+        return LogSource(holder=f"Reconciler/{id_}", url=url, dial=dial)
 
 
 def _missing(of: str) -> RefusedError:

@@ -20,7 +20,7 @@ from machinery.http_body import BodyTooLargeError, read_limited
 from machinery.tcp_keepalive import enable_keepalive
 from manifests.suggestions import not_found_message
 from schemas.node import NodeStatus
-from schemas.records import GatewayLease
+from schemas.records import GatewayLease, ReconcilerLease
 from schemas.wire.errors import ErrorBody
 from store import codec, keys
 from store.port import Transport
@@ -110,6 +110,44 @@ async def find_gateway(
             return one
     known = ", ".join(one.label for one in found) or "none"
     raise FleetctlError(f"gateway/{id_} is not registered. Registered gateways: {known}")
+
+
+async def find_reconciler(
+    transport: Transport, id_: str, dialer: Dialer | None = None
+) -> ProcessAddress:
+    """Return the address of a registered reconciler.
+
+    Raises:
+        FleetctlError: no reconciler with this id listens; the message lists those that do.
+
+    """
+    found = await list_reconcilers(transport, dialer)
+    for one in found:
+        if one.key == f"Reconciler/{id_}":
+            return one
+    known = ", ".join(one.label for one in found) or "none"
+    raise FleetctlError(f"reconciler/{id_} is not registered. Registered reconcilers: {known}")
+
+
+async def list_reconcilers(
+    transport: Transport, dialer: Dialer | None = None
+) -> list[ProcessAddress]:
+    """Return the addresses of all reconcilers that listen, sorted by id."""
+    prefix, dialer = keys.RECONCILER_LEASE_PREFIX, dialer or Dialer()
+    leases = {
+        item.key.removeprefix(prefix): codec.decode(ReconcilerLease, item)
+        for item in (await transport.list(prefix)).items
+    }
+    return [
+        ProcessAddress(
+            label=f"reconciler/{id_}",
+            key=f"Reconciler/{id_}",
+            url=lease.url,
+            dial=partial(dialer.reconciler, id_, lease),
+        )
+        for id_, lease in sorted(leases.items())
+        if lease.url
+    ]
 
 
 async def list_gateways(transport: Transport, dialer: Dialer | None = None) -> list[ProcessAddress]:

@@ -4,7 +4,7 @@ import asyncio
 import sys
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
-from typing import IO, Any
+from typing import IO, Any, Final
 
 import click
 
@@ -27,6 +27,12 @@ from store.port import Transport
 
 # Words for deployments that kubectl users know.
 _DEPLOYMENT_WORDS = ("deploy", "deployment", "deployments")
+_PROCESSES: Final = {"gateway": "Gateway", "reconciler": "Reconciler"}
+"""Words for processes with a log of their own, and the kind of their tickets' holder."""
+_LISTS: Final = {
+    "Gateway": process_client.list_gateways,
+    "Reconciler": process_client.list_reconcilers,
+}
 _REPLICAS_ONLY = "only replicas have ranks, previous runs and labels"
 
 
@@ -50,39 +56,38 @@ class LogSource:
     label: str
     """Label of its lines, such as `replica/qwen-0/rank-1` or `node/mac-1`."""
     kind: str
-    """Kind of the process's holder: Node or Gateway."""
+    """Kind of the process's holder: Node, Gateway or Reconciler."""
     address: str
-    """Name of the node, or id of the gateway."""
+    """Name of the node, or id of the process."""
     path: str
     params: dict[str, str]
 
 
 def parse_target(word: str, selection: LogSelection) -> LogSelection:
-    """Return the selection with kind and name from `qwen-0`, `deploy/qwen`, `node/mac-1` or `gateway/ID`.
+    """Return the selection with kind and name from `qwen-0`, `deploy/qwen`, `node/mac-1`, `gateway/ID` or `reconciler/ID`.
 
     Raises:
         click.UsageError: the kind has no logs, or the flags do not fit it.
 
     """
     before, slash, name = word.partition("/")
-    if before.lower() in ("reconciler", "reconcilers", "etcd"):
+    if before.lower() == "etcd":
         raise click.UsageError(
-            f"{word}: only replicas, deployments, nodes and gateways give their logs to others; this one is on its own "
-            f"machine: {before.lower().removesuffix('s')}.log below the data folder of `fleetctl up`, or what "
-            "`fleetctl service status` names"
+            f"{word}: only processes of the fleet give their logs to others; this one is on its own machine: etcd.log "
+            "below the data folder of `fleetctl up`, or what `fleetctl service status` names"
         )
-    if before.lower() in ("gateway", "gateways"):
-        target = replace(selection, kind="Gateway", name=name)
+    if (process := before.lower().removesuffix("s")) in _PROCESSES:
+        target = replace(selection, kind=_PROCESSES[process], name=name)
     elif not slash:
         target = replace(selection, name=word)
     else:
         kind = "ModelDeployment" if before.lower() in _DEPLOYMENT_WORDS else kind_of(before).name
         target = replace(selection, kind=kind, name=name)
-    if target.kind not in ("Replica", "ModelDeployment", "Node", "Gateway"):
+    if target.kind not in ("Replica", "ModelDeployment", "Node", *_PROCESSES.values()):
         raise click.UsageError(
-            f"{word}: a {target.kind} has no log; only replicas, deployments, nodes and gateways have logs"
+            f"{word}: a {target.kind} has no log; only replicas, deployments, nodes, gateways and reconcilers have logs"
         )
-    if slash and not name and target.kind != "Gateway":
+    if slash and not name and target.kind not in _PROCESSES.values():
         raise click.UsageError(f"{word}: the name is missing; write {before}/NAME")
     _refuse_flags(word, target)
     return target
@@ -97,7 +102,7 @@ def _refuse_flags(word: str, target: LogSelection) -> None:
         "--previous": target.is_previous,
     }
     given = [flag for flag, is_given in replica_flags.items() if is_given]
-    if given and target.kind in ("Node", "Gateway"):
+    if given and target.kind in ("Node", *_PROCESSES.values()):
         raise click.UsageError(f"{given[0]} cannot be used with {word}: {_REPLICAS_ONLY}")
 
 
@@ -110,8 +115,8 @@ async def find_sources(transport: Transport, selection: LogSelection) -> list[Lo
     """
     if selection.kind == "Node":
         return [_agent_source(selection.name)]
-    if selection.kind == "Gateway":
-        return [_gateway_source(selection.name or await _find_only_gateway(transport))]
+    if selection.kind in _PROCESSES.values():
+        return [await _process_source(transport, selection)]
     replicas = await _find_replicas(transport, selection)
     return [source for one in replicas for source in _replica_sources(one, selection)]
 
@@ -122,9 +127,12 @@ def _agent_source(name: str) -> LogSource:
     )
 
 
-def _gateway_source(id_: str) -> LogSource:
+async def _process_source(transport: Transport, selection: LogSelection) -> LogSource:
+    """Return the log of a gateway or a reconciler: the only one, if none is named. Raises FleetctlError."""
+    kind, word = selection.kind, selection.kind.lower()
+    id_ = selection.name or await _find_only(transport, kind)
     return LogSource(
-        label=f"gateway/{id_}", kind="Gateway", address=id_, path="/v1/logs/gateway", params={}
+        label=f"{word}/{id_}", kind=kind, address=id_, path=f"/v1/logs/{word}", params={}
     )
 
 
@@ -151,14 +159,15 @@ def _replica_sources(replica: Replica, selection: LogSelection) -> list[LogSourc
     ]
 
 
-async def _find_only_gateway(transport: Transport) -> str:
-    found = await process_client.list_gateways(transport)
+async def _find_only(transport: Transport, kind: str) -> str:
+    word = kind.lower()
+    found = await _LISTS[kind](transport)
     if len(found) == 1:
-        return found[0].key.removeprefix("Gateway/")
+        return found[0].key.removeprefix(f"{kind}/")
     if not found:
-        raise FleetctlError("no gateway is registered. Is one running? `fleetctl up` starts one")
+        raise FleetctlError(f"no {word} is registered. Is one running? `fleetctl up` starts one")
     known = ", ".join(one.label for one in found)
-    raise FleetctlError(f"give the gateway's id; there are {known}")
+    raise FleetctlError(f"give the {word}'s id; there are {known}")
 
 
 async def _find_replicas(transport: Transport, selection: LogSelection) -> list[Replica]:
@@ -325,6 +334,8 @@ class _ProcessAccess:
         try:
             if kind == "Node":
                 found = await process_client.find_agent(self._transport, name, self._dialer)
+            elif kind == "Reconciler":
+                found = await process_client.find_reconciler(self._transport, name, self._dialer)
             else:
                 found = await process_client.find_gateway(self._transport, name, self._dialer)
         except FleetctlError as error:
@@ -362,7 +373,7 @@ def _write(out: IO[bytes], text: bytes) -> None:
     out.flush()
 
 
-_HELP = """Print the log of a replica's engine, an agent or a gateway.
+_HELP = """Print the log of an engine, an agent, a gateway or a reconciler.
 
 \b
   fleetctl logs qwen-0                      the engine of replica qwen-0 (its rank 0)
@@ -373,9 +384,10 @@ _HELP = """Print the log of a replica's engine, an agent or a gateway.
   fleetctl logs -l app=chat --since 5m      replicas with a label
   fleetctl logs node/mac-1                  the agent of a Mac
   fleetctl logs gateway/9f3a                a gateway (the id is optional if there is only one)
+  fleetctl logs reconciler                  a reconciler, in the same way
 
-The agent of the Mac serves the log over HTTP, so this machine must reach the Mac's address. Agents and gateways keep the
-last MiB of their own log in memory, since their start. Logs of engines are files on the Mac.
+The agent of the Mac serves the log over HTTP, so this machine must reach the Mac's address. Agents, gateways and
+reconcilers keep the last MiB of their own log in memory, since their start. Logs of engines are files on the Mac.
 """
 
 
@@ -390,7 +402,11 @@ def _since(_: click.Context, __: click.Parameter, value: str) -> str:
 
 
 @click.command(help=_HELP)
-@click.argument("what", required=False, metavar="REPLICA | deploy/NAME | node/NAME | gateway[/ID]")
+@click.argument(
+    "what",
+    required=False,
+    metavar="REPLICA | deploy/NAME | node/NAME | gateway[/ID] | reconciler[/ID]",
+)
 @click.option("-f", "--follow", is_flag=True, help="Keep printing new lines.")
 @click.option("--rank", type=click.IntRange(min=0), help="Rank of a sharded replica (default 0).")
 @click.option("--all-ranks", is_flag=True, help="Print all ranks; implies --prefix.")
@@ -424,7 +440,7 @@ def _since(_: click.Context, __: click.Parameter, value: str) -> str:
 )
 @process_options
 def logs(what: str | None, **options: Any) -> None:
-    """Print the log of a replica's engine, an agent or a gateway."""
+    """Print the log of an engine, an agent, a gateway or a reconciler."""
     selection = _log_selection(what, options)
     is_many = selection.all_ranks or selection.all_replicas
     tail = options["tail"]
@@ -452,7 +468,7 @@ def _log_selection(what: str | None, options: dict[str, Any]) -> LogSelection:
     """
     if bool(what) == bool(options["selector"]):
         raise click.UsageError(
-            "give one of: a replica, deploy/NAME, node/NAME, gateway/ID, or a selector with -l"
+            "give one of: a replica, deploy/NAME, node/NAME, gateway/ID, reconciler/ID, or a selector with -l"
         )
     if options["rank"] is not None and options["all_ranks"]:
         raise click.UsageError("give --rank or --all-ranks, not both")

@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
-from gateway.admin.gateway_log import GatewayLog
 from gateway.forwarding.admission import Activator
 from gateway.forwarding.model_state import ModelStates
 from gateway.forwarding.router import LoadTracker
@@ -14,6 +13,7 @@ from gateway.routing.table import EngineEndpoint, ServedModel
 from gateway.state.fleet_state import FleetState
 from gateway.telemetry.recorder import RequestRecorder
 from gateway.telemetry.time_series import IntervalSums
+from identity.log_access import LogAccess
 from identity.metrics_access import MetricsAccess
 from machinery.clock import Clock
 from schemas.node import NodeStatus
@@ -158,7 +158,7 @@ class AdminContext:
     recorder: RequestRecorder
     nodes: NodeCache
     replica_memory: ReplicaMemory
-    log: GatewayLog
+    log: LogAccess
     clock: Clock
 
     def over(self, duration_s: float) -> IntervalSums:

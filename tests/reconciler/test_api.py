@@ -9,6 +9,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 
+from insight.tickets import issue_ticket
 from machinery.prometheus import Sample, parse_samples
 from reconciler.api import reachable_url
 from reconciler.metrics import unplaced_replicas
@@ -25,6 +26,7 @@ from store import codec, keys
 from store.etcd.connect import connect
 from store.etcd.member.embedded import EmbeddedEtcd
 from store.port import Transport
+from tests.support.dashboards import running_dashboard
 from tests.support.etcd import running_etcd
 from tests.support.ports import free_port
 from tests.support.prometheus_tools import check_metrics
@@ -221,3 +223,66 @@ def test_an_address_for_other_processes() -> None:
     assert "0.0.0.0" not in reachable_url("https://0.0.0.0:4002")
     assert reachable_url("https://[::]:4002").endswith(":4002")
     assert reachable_url("") == ""
+
+
+async def test_its_log_is_shown_for_a_ticket(tmp_path: Path, http: aiohttp.ClientSession) -> None:
+    async with (
+        running_etcd(tmp_path) as etcd,
+        reconciler(etcd, "--api-port", "0"),
+    ):
+        store = connect(etcd.address)
+
+        async def registered() -> tuple[str, str] | None:
+            items = (await store.list(keys.RECONCILER_LEASE_PREFIX)).items
+            found = [(one.key, codec.decode(ReconcilerLease, one).url) for one in items]
+            return next((one for one in found if one[1]), None)
+
+        found = await until_async(registered, limit_s=60, what="the address in the lease")
+        id_, path = (
+            found[0].removeprefix(keys.RECONCILER_LEASE_PREFIX),
+            f"{found[1]}/v1/logs/reconciler",
+        )
+        async with http.get(path) as refused:
+            assert refused.status == 401
+            assert "a ticket is required" in await refused.text()
+        async with issue_ticket(store, f"Gateway/{id_}") as other:
+            headers = {"authorization": f"Bearer {other}"}
+            async with http.get(path, headers=headers) as refused:
+                assert refused.status == 401
+        async with (
+            issue_ticket(store, f"Reconciler/{id_}") as bearer,
+            running_dashboard(store) as dashboard,
+        ):
+            headers = {"authorization": f"Bearer {bearer}"}
+            async with http.get(f"{path}?lines=1", headers=headers) as refused:
+                assert refused.status == 400
+                assert "'lines'" in await refused.text()
+            async with http.get(path, headers=headers) as response:
+                text = await response.text()
+            assert '"process": "reconciler"' in text
+            (row,) = (await dashboard.get("/api/v1/snapshot?view=reconcilers"))["views"][
+                "reconcilers"
+            ]
+            assert row["name"] == id_
+            url = f"{dashboard.url}/api/v1/logs?of=reconciler/{id_}"
+            async with dashboard.http.get(url) as response:
+                assert response.status == 200
+                assert '"process": "reconciler"' in await response.text()
+            missing = await dashboard.get("/api/v1/logs?of=reconciler/none", 404)
+            assert "There is no reconciler/none" in missing["error"]["message"]
+        command = (
+            "-m",
+            "fleetctl",
+            "logs",
+            "reconciler",
+            "--tail",
+            "1",
+            "--etcd",
+            str(etcd.address),
+        )
+        child = await asyncio.create_subprocess_exec(
+            sys.executable, *command, stdout=asyncio.subprocess.PIPE
+        )
+        out, _ = await child.communicate()
+        assert (child.returncode, out.count(b"\n")) == (0, 1)
+        await store.close()

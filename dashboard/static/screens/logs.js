@@ -1,4 +1,4 @@
-/** Logs of agents, engines and gateways as they are written: several at once, filtered, paused, cleared, saved. */
+/** Logs of agents, engines, gateways and reconcilers as they are written: several at once, filtered, paused, cleared, saved. */
 
 import { html, useEffect, useReducer, useRef, useState } from "../vendor/htm-preact.js";
 import { clock } from "../format.js";
@@ -20,6 +20,7 @@ export function Logs({ store, query }) {
     ...store.rows("macs").map((one) => `node/${one.name}`),
     ...store.rows("replicas").map((one) => `replica/${one.name}`),
     ...store.rows("gateways").map((one) => `gateway/${one.name}`),
+    ...store.rows("reconcilers").map((one) => `reconciler/${one.name}`),
   ];
   const wanted = grep.toLowerCase();
   const shown = logs.lines.filter((one) => LEVELS.indexOf(one.level) >= LEVELS.indexOf(level) && (!wanted || one.text.toLowerCase().includes(wanted)));
@@ -41,7 +42,7 @@ export function Logs({ store, query }) {
     </div>
     <ul class="chips">${chosen.map((one) => html`<li key=${one}>${one} ${logs.problems[one] && html`<span class="problem">${logs.problems[one]}</span>`}
       <button type="button" class="small" aria-label=${`Close ${one}`} onClick=${() => setChosen(chosen.filter((other) => other !== one))}>×</button></li>`)}</ul>
-    ${!chosen.length && html`<p class="quiet">Choose up to ${MOST_LOGS} logs. Reconcilers and etcd write theirs on their own machines.</p>`}
+    ${!chosen.length && html`<p class="quiet">Choose up to ${MOST_LOGS} logs. etcd writes its own on its machine.</p>`}
     ${chosen.length > 0 && html`<${Lines} lines=${shown} isFollowing=${isFollowing} hasSource=${chosen.length > 1} />
       <p class="quiet">${shown.length} of ${logs.lines.length} lines${logs.dropped ? `; ${logs.dropped} older ones were dropped` : ""}</p>`}
     <${Command} text=${`fleetctl logs -f ${chosen[0] ?? "replica/NAME"}`} />

@@ -65,7 +65,7 @@ from tests.support.fleet import fleetctl, from_scratch
         (("get", "ns"), "unknown kind 'ns'; fleets have no namespaces"),
         (("get", "md", "-o", "xy"), "unknown output format 'xy'; available: wide, yaml"),
         (("top", "pods"), "there are no usage data for replicas; use nodes or models"),
-        (("logs", "reconciler"), "reconciler.log below the data folder of `fleetctl up`"),
+        (("logs", "etcd"), "etcd.log below the data folder of `fleetctl up`"),
         (("get", "modeldeploymets"), "unknown kind 'modeldeploymets'; did you mean modeldeployments?"),
         (("get", "md", "--wacth"), "--watch"),
         (("--contxt", "x", "get"), "--context"),
