@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import dataclasses
 import gc
+import importlib
 import os
 import resource
 import secrets
@@ -25,10 +26,11 @@ from engine.api.connections import EngineConnectionLimits, EngineHttpProtocol
 from engine.api.tls import EngineTls, read_credentials
 from engine.config import EngineConfig
 from engine.flags import parse
+from engine.request_log import SpanRecorder
 from engine.service import Service
 from identity.credentials import Credentials, CredentialsError
+from machinery import environment, unix_sockets
 from machinery import process_log as fleet_logging
-from machinery import unix_sockets
 from machinery.clock import SystemClock
 from machinery.http_server import SignalServer, listen
 from machinery.tls_server import TlsServer
@@ -61,6 +63,11 @@ def run(arguments: Sequence[str] | None, *, read_secret: Callable[[], str]) -> i
         write_exit_reason(complaint)
         return ExitCode.UNUSABLE
     try:
+        spans = _span_recorder(config)
+    except ValueError as error:
+        write_exit_reason(str(error))
+        return ExitCode.UNUSABLE
+    try:
         credentials = read_credentials(config.identity_dir, config.node, SystemClock())
     except CredentialsError as error:
         write_exit_reason(f"--identity-dir: {error}")
@@ -75,8 +82,27 @@ def run(arguments: Sequence[str] | None, *, read_secret: Callable[[], str]) -> i
     # Loading a model creates no garbage, and collecting takes a fifth of the start. The service turns it on again.
     gc.disable()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        code, message = runner.run(serve(new_service(config), listener, credentials))
+        code, message = runner.run(serve(new_service(config, spans), listener, credentials))
+    if spans is not None:
+        spans.close()
     return finish(code, message)
+
+
+def _span_recorder(config: EngineConfig) -> SpanRecorder | None:
+    """Return the recorder of spans, or None if tracing is not configured. Children do not inherit what it was told.
+
+    Raises:
+        ValueError: the environment asks for an exporter or a protocol that is not supported.
+
+    """
+    is_follower = config.group is not None and config.group.rank > 0
+    if is_follower or not environment.are_traces_enabled():
+        return None
+    # Importing OpenTelemetry takes 90 ms and 4 MB, so only engines that trace pay for it.
+    module = importlib.import_module("engine.traces")
+    spans: SpanRecorder = module.RequestSpans(node=config.node, replica=config.replica)
+    environment.drop_secrets(environment.TRACE_PREFIX)
+    return spans
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,10 +144,11 @@ def finish(code: int, message: str) -> int:
     return code
 
 
-def new_service(config: EngineConfig) -> Service:
+def new_service(config: EngineConfig, spans: SpanRecorder | None = None) -> Service:
     """Return a service that is not started."""
     # Seeds and ids must differ between processes that start at the same time.
-    return Service(config, clock=SystemClock(), entropy=secrets.SystemRandom())
+    entropy = secrets.SystemRandom()
+    return Service(config, clock=SystemClock(), entropy=entropy, spans=spans)
 
 
 async def serve(

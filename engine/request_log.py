@@ -9,14 +9,14 @@ import random
 from collections.abc import Container
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Literal, TypeAlias
+from typing import Literal, Protocol, TypeAlias
 
 from starlette.types import Scope
 
 from engine.admission import Arrival, ClaimedBytes, Ticket
 from engine.metrics import EngineMetrics
 from machinery.clock import Clock
-from machinery.http_server import REQUEST_ID, TRACE_PARENT
+from machinery.http_server import REQUEST_ID, TRACE_PARENT, TRACE_STATE
 from schemas.wire import headers, in_flight
 from schemas.wire.errors import CANCELLED_STATUS, RefusedError
 
@@ -35,9 +35,13 @@ _OTHER_ENDPOINT = "other"
 # Lines of refused requests: one connection can cause a thousand a second, and fill a disk with them.
 _BURST_LINES, _LINES_PER_S = 200.0, 5.0
 
+# Of a `traceparent`: version, trace, span and flags, with a dash between them.
+_TRACE_ID = slice(3, 35)
+
 _CANCELLATIONS = f"{in_flight.ENGINE_PATH}/"
 _REQUEST_ID = headers.REQUEST_ID.encode()
 _TRACE_PARENT = headers.TRACE_PARENT.encode()
+_TRACE_STATE = headers.TRACE_STATE.encode()
 
 log = logging.getLogger(__name__)
 
@@ -61,10 +65,17 @@ class RequestRecord:
     """Its place until it gets a ticket."""
     body: ClaimedBytes | None = None
     """The memory of its body."""
-    trace_id: str = ""
-    """The trace in its `traceparent`; empty if there is none."""
+    trace_parent: bytes = b""
+    """Its valid `traceparent`; empty if there is none."""
+    trace_state: bytes = b""
+    """Its `tracestate`; empty if there is none, and if this engine records no spans."""
     cancellation: RefusedError | None = None
     """The refusal with which it ends if it is cancelled before it gets a ticket."""
+
+    @property
+    def trace_id(self) -> str:
+        """The trace in its `traceparent`; empty if there is none."""
+        return self.trace_parent[_TRACE_ID].decode("ascii")
 
     def leave(self) -> None:
         """Give back the place of the arrival and the memory of the body, when the response begins or the request ends."""
@@ -94,6 +105,18 @@ class RequestRecord:
         return _OUTCOMES.get(status, "invalid" if status < 500 else "error")
 
 
+class SpanRecorder(Protocol):
+    """Records the spans of requests for a collector of traces."""
+
+    def record(self, record: RequestRecord, *, ended_s: float, epoch_s: float) -> None:
+        """Record an ended request. `epoch_s`: the time since 1970 when the record's clock was 0."""
+        ...
+
+    def close(self) -> None:
+        """Send what remains; blocks for a moment."""
+        ...
+
+
 @dataclass(slots=True)
 class LineBudget:
     """A token bucket for the log lines of requests that cost a client nothing, and the number of lines left out."""
@@ -121,6 +144,8 @@ class RequestLog:
     metrics: EngineMetrics
     clock: Clock
     entropy: random.Random
+    spans: SpanRecorder | None = None
+    """None if tracing is not configured."""
     _current: ContextVar[RequestRecord] = field(default_factory=lambda: ContextVar("record"))
     _refused_lines: LineBudget = field(default_factory=lambda: LineBudget())
     _open: dict[RequestRecord, None] = field(default_factory=dict)
@@ -132,7 +157,7 @@ class RequestLog:
     def begin(self, scope: Scope, endpoints: Container[str]) -> RequestRecord:
         """Return a new record and make it the current one; `endpoints` are the paths that exist."""
         request_id = _header_value(scope, _REQUEST_ID)
-        trace = TRACE_PARENT.fullmatch(_header_value(scope, _TRACE_PARENT))
+        trace = _header_value(scope, _TRACE_PARENT)
         path = scope["path"]
         is_valid = REQUEST_ID.fullmatch(request_id) is not None
         record = RequestRecord(
@@ -140,8 +165,11 @@ class RequestLog:
             endpoint=path if path in endpoints else _OTHER_ENDPOINT,
             begun_s=self.clock.monotonic(),
             is_generation=scope["method"] == "POST" and not path.startswith(_CANCELLATIONS),
-            trace_id=trace[1].decode("ascii") if trace is not None else "",
+            trace_parent=trace if TRACE_PARENT.fullmatch(trace) else b"",
         )
+        if self.spans is not None and record.trace_parent:
+            state = _header_value(scope, _TRACE_STATE)
+            record.trace_state = state if TRACE_STATE.fullmatch(state) else b""
         self._current.set(record)
         if record.is_generation:
             self._open[record] = None
@@ -194,6 +222,9 @@ class RequestLog:
         if outcome == "ok":
             self.metrics.times.whole.observe(now_s - record.begun_s, record.endpoint)
         self._write(line, now_s, has_answer=record.ticket is not None)
+        if self.spans is not None:
+            epoch_s = self.clock.now().timestamp() - now_s
+            self.spans.record(record, ended_s=now_s, epoch_s=epoch_s)
 
     def _write(self, line: dict[str, object], now_s: float, *, has_answer: bool) -> None:
         """Log a line. The metrics count every request, so lines of refused ones may be left out."""

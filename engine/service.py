@@ -30,7 +30,7 @@ from engine.openai.request_body import GenerationRequest
 from engine.ports import ServedModel
 from engine.ranks.peer_monitor import PeerMonitor
 from engine.recent_prompts import PromptHistory
-from engine.request_log import RequestLog
+from engine.request_log import RequestLog, SpanRecorder
 from engine.worker import LoopListener, Worker
 from machinery.clock import Clock
 from models import fingerprint, footprint
@@ -58,7 +58,14 @@ log = logging.getLogger(__name__)
 class Service:
     """One model behind one queue. `run` is its whole life, `request_stop` ends it. Implements `WorkerListener`."""
 
-    def __init__(self, config: EngineConfig, *, clock: Clock, entropy: random.Random) -> None:
+    def __init__(
+        self,
+        config: EngineConfig,
+        *,
+        clock: Clock,
+        entropy: random.Random,
+        spans: SpanRecorder | None = None,
+    ) -> None:
         self.config = config
         self.clock = clock
         self.started = clock.now()
@@ -91,7 +98,9 @@ class Service:
             clock=clock,
             gaps=self.metrics.times.between_tokens.child(),
         )
-        self.request_log = RequestLog(metrics=self.metrics, clock=clock, entropy=entropy)
+        self.request_log = RequestLog(
+            metrics=self.metrics, clock=clock, entropy=entropy, spans=spans
+        )
         self._prefix = f"{entropy.getrandbits(64):016x}"
         self._count = 0
         self._processor: InputProcessor | None = None

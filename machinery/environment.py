@@ -7,6 +7,7 @@ import os
 import platform
 import re
 from collections.abc import Mapping
+from typing import Final
 
 # FLEET_ETCD_PASSWORD, FLEET_API_KEY, HF_TOKEN, AWS_SECRET_ACCESS_KEY; not FLEET_API_KEY_FILE, which is a path.
 _SECRET = re.compile(
@@ -57,6 +58,22 @@ def has_screen() -> bool:
     if platform.system() == "Darwin":
         return "SSH_CONNECTION" not in os.environ
     return bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
+
+
+TRACE_PREFIX: Final = "OTEL_"
+"""The prefix of OpenTelemetry's variables. OTEL_EXPORTER_OTLP_HEADERS holds the token of a collector."""
+
+
+def trace_settings() -> dict[str, str]:
+    """Return OpenTelemetry's variables, for a child that traces; nothing if they ask for no traces.
+
+    Raises:
+        ValueError: they ask for an exporter or a protocol that is not supported.
+
+    """
+    if not are_traces_enabled():
+        return {}
+    return {name: value for name, value in os.environ.items() if name.startswith(TRACE_PREFIX)}
 
 
 def are_traces_enabled() -> bool:

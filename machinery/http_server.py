@@ -36,8 +36,10 @@ from machinery.tcp_keepalive import enable_keepalive
 REQUEST_ID = re.compile(rb"[!-~]{1,128}")
 # https://www.w3.org/TR/trace-context/#traceparent-header; a later version may be longer.
 TRACE_PARENT = re.compile(
-    rb"(?!ff)[0-9a-f]{2}-(?!0{32})([0-9a-f]{32})-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}(-[!-~]*)?"
+    rb"(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}(-[!-~]*)?"
 )
+# Printable, because it is copied into a header. W3C demands at least 512 characters.
+TRACE_STATE = re.compile(rb"[ -~\t]{1,2048}")
 # Twice the default of nginx (4 buffers of 8 KiB).
 MAX_HEAD_BYTES = 64 << 10
 SSL_OBJECT: Final = "ssl_object"

@@ -44,8 +44,6 @@ from store.etcd.flags import VARIABLE_PREFIX, address_from_flags, etcd_options
 _LABELS = TypeAdapter(Labels)
 _LOCK = "lock"
 _INSECURE_ENGINES = "--insecure-engines"
-# Headers of an OpenTelemetry collector, which hold its token: gateways alone trace.
-_NOT_FOR_ENGINES = ("OTEL_EXPORTER_OTLP_",)
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
@@ -157,8 +155,12 @@ def main(log_level: LogLevel, log_format: LogFormat, **options: Any) -> None:
     state_dir: Path = options["state_dir"].expanduser().resolve()
     folder = identity_folder(options["identity_dir"], state_dir / "identity")
     where = address_from_flags(options, identity=etcd_files(folder))
-    # Engines must not inherit the agent's password, nor anything that it was given for other programs.
-    environment.drop_secrets(VARIABLE_PREFIX, *_NOT_FOR_ENGINES)
+    try:
+        trace_settings = environment.trace_settings()
+    except ValueError as error:
+        raise click.UsageError(str(error)) from error
+    # Children must not inherit the agent's password, nor anything that it was given for other programs.
+    environment.drop_secrets(VARIABLE_PREFIX, environment.TRACE_PREFIX)
     lock = _lock(state_dir)
     facts, identity = _identify(state_dir, options["name"])
     clock = SystemClock()
@@ -185,6 +187,7 @@ def main(log_level: LogLevel, log_format: LogFormat, **options: Any) -> None:
         has_store_password=bool(where.password),
         identity_folder=folder,
         credentials=credentials,
+        trace_settings=trace_settings,
     )
 
     async def run() -> None:

@@ -14,11 +14,10 @@ from typing_extensions import override
 
 from gateway.request import InferenceRequest, RawHeaders
 from gateway.routing.table import EngineEndpoint, ExternalServer
-from machinery.http_server import TRACE_PARENT
+from machinery.http_server import TRACE_PARENT, TRACE_STATE
 from schemas.wire import headers as wire_headers
 from schemas.wire.errors import Refusal, RefusedError, invalid
 
-# Printable, because it is copied into a header. W3C demands at least 512 characters.
 _TRACE_PARENT = wire_headers.TRACE_PARENT.encode()
 _TRACE_STATE = wire_headers.TRACE_STATE.encode()
 _REQUEST = (
@@ -26,7 +25,6 @@ _REQUEST = (
     + wire_headers.REQUEST_ID.encode()
     + b": %b\r\n%b\r\n%b"
 )
-_STATE = re.compile(rb"[ -~\t]{1,2048}")
 _MODEL_MEMBER = re.compile(rb'"model"\s*:\s*("(?:[^"\\]|\\.)*")')
 _FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
@@ -74,7 +72,7 @@ def parse_context(headers: RawHeaders) -> tuple[bytes, bytes]:
             state = state + b"," + value if state else value
     if not parent or not TRACE_PARENT.fullmatch(parent):
         return b"", b""
-    return parent, state if _STATE.fullmatch(state) else b""
+    return parent, state if TRACE_STATE.fullmatch(state) else b""
 
 
 def trace_lines(parent: bytes, state: bytes) -> bytes:

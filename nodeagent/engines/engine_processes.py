@@ -11,8 +11,8 @@ import json
 import resource
 import signal
 import sys
-from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 from typing import Protocol
 
@@ -199,31 +199,27 @@ def engine_command(
     return [sys.executable, "-m", engine_flags.MODULE, *flags.to_argv()]
 
 
+@dataclass(slots=True)
 class EngineProcesses:
     """The engines below one agent's state folder (`EnginesPort`)."""
 
-    def __init__(
-        self,
-        folder: Path,
-        *,
-        node: str,
-        addresses: EngineAddresses,
-        identity_dir: Path | None = None,
-        prefixes: Path | None = None,
-        refusal: Callable[[], str] = lambda: "",
-    ) -> None:
-        """Manage the engines below a folder.
+    folder: Path
+    _: KW_ONLY
+    node: str
+    addresses: EngineAddresses
+    identity_dir: Path | None = None
+    """Folder of the node's identity, with which engines on ports serve TLS."""
+    prefixes: Path | None = None
+    """Folder of cached prompts."""
+    refusal: Callable[[], str] = lambda: ""
+    """Returns why no engine may start now, or ""."""
+    variables: Mapping[str, str] = field(default_factory=dict, repr=False)
+    """Further variables of their environment."""
+    _epochs: EpochRecords = field(init=False)
 
-        `identity_dir`: the folder of the node's identity, with which engines on ports serve TLS. `prefixes`: the folder
-        of cached prompts. `refusal` returns why no engine may start now, or "".
-        """
-        self._prefixes = prefixes
-        self._identity_dir = identity_dir
-        self._folder = folder
-        self._refusal = refusal
-        self._node = node
-        self._addresses = addresses
-        self._epochs = EpochRecords(folder)
+    def __post_init__(self) -> None:
+        """Read the epochs below the folder."""
+        self._epochs = EpochRecords(self.folder)
 
     def last_epoch(self, replica: str, uid: str) -> int:
         """Return the last epoch for which a rank of the replica was started here; 0 if none was."""
@@ -236,30 +232,30 @@ class EngineProcesses:
             OSError: there is no free address, no process, no disk space, too low a limit of open files, or no Metal.
 
         """
-        refusal = self._refusal()
+        refusal = self.refusal()
         if refusal:
             raise OSError(refusal)
         group = order.group
         check_open_files(resource.getrlimit(resource.RLIMIT_NOFILE)[1])
         if group is not None:
             self._epochs.use(order.replica, order.replica_uid, group.epoch)
-        folder = self._folder / order.replica
+        folder = self.folder / order.replica
         folder.mkdir(parents=True, exist_ok=True)
         address = self._address(folder, taken)
         argv = engine_command(
             order,
-            node=self._node,
+            node=self.node,
             address=address,
-            identity_dir=self._identity_dir,
-            prefixes=self._prefixes,
+            identity_dir=self.identity_dir,
+            prefixes=self.prefixes,
         )
-        if self._identity_dir is not None and not address.socket:
-            address = address._replace(node=self._node)
-        variables: dict[str, str] | None = None
+        if self.identity_dir is not None and not address.socket:
+            address = address._replace(node=self.node)
+        variables = environment.child_environment(self.variables, without=())
         if group is not None:
             group_launch.write_group_files(group, folder)
             variables = environment.child_environment(
-                group_launch.group_variables(group, folder),
+                {**self.variables, **group_launch.group_variables(group, folder)},
                 without=group_launch.CLEARED_VARIABLES,
             )
         secret = group.secret.encode() if group is not None else b""
@@ -282,13 +278,13 @@ class EngineProcesses:
         While the store is away, gateways know only that one. Raises OSError.
         """
         file = folder / _ADDRESS_FILE
-        address = self._addresses.free(taken, earlier=read_text(file)[:1024])
+        address = self.addresses.free(taken, earlier=read_text(file)[:1024])
         write_atomically(file, address.url)
         return address
 
     def find(self) -> list[EngineProcess]:
         """Return the engines that an earlier run of this agent left running."""
-        return find_engines(self._folder)
+        return find_engines(self.folder)
 
 
 def find_engines(folder: Path | None) -> list[EngineProcess]:

@@ -34,6 +34,7 @@ async def agent(
         password.write_text("hunter2\n")
         password.chmod(0o600)
         patch.setenv("FLEET_ETCD_PASSWORD_FILE", str(password))
+        patch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:9")
         made.start(tells_code=True)  # an interpreter of its own, with this environment
     yield made
     await made.end()
@@ -91,5 +92,5 @@ async def test_one_engine_loads_after_the_other(desk: Desk, agent: AgentProcess)
     finally:
         await client.close()
     assert "WaitingToLoad" in seen
-    assert "PATH" in inherited
+    assert {"PATH", "OTEL_EXPORTER_OTLP_ENDPOINT"} <= inherited
     assert not [name for name in inherited if name.startswith("FLEET_ETCD")]

@@ -4,15 +4,12 @@ import asyncio
 import re
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
 
 import aiohttp
 import pytest
-from aiohttp import web
 from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
-from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from gateway.__main__ import main
@@ -23,64 +20,17 @@ from tests.support.gateway_calls import CHAT
 from tests.support.gateway_engine_scripts import chat, dies_at_once, dies_mid_stream
 from tests.support.gateway_fake_engine import FakeEngine, running
 from tests.support.gateway_world import Running, World, running_gateway
+from tests.support.trace_collector import clear_environment, collecting, strings
 from tests.support.waiting import until
 
 TRACE, PARENT = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 GIVEN = f"00-{TRACE}-{PARENT}-01"
 
 
-@dataclass
-class Collector:
-    """The requests that an OpenTelemetry collector would get, over real HTTP."""
-
-    url: str
-    spans: list[Span] = field(default_factory=list)
-    service: str = ""
-    goes_on: asyncio.Event = field(default_factory=asyncio.Event)
-    """The end of its hang."""
-    posts: int = 0
-
-    def of(self, name: str) -> list[Span]:
-        return [span for span in self.spans if span.name == name]
-
-    async def take(self, request: web.Request) -> web.Response:
-        self.posts += 1
-        await self.goes_on.wait()
-        found = ExportTraceServiceRequest.FromString(await request.read())
-        for resource in found.resource_spans:
-            told = {a.key: a.value.string_value for a in resource.resource.attributes}
-            self.service = told["service.name"]
-            for scope in resource.scope_spans:
-                self.spans += scope.spans
-        return web.Response()
-
-
-@asynccontextmanager
-async def collecting() -> AsyncIterator[Collector]:
-    collector = Collector("")
-    collector.goes_on.set()
-    app = web.Application()
-    app.router.add_post("/v1/traces", collector.take)
-    runner = web.AppRunner(app, shutdown_timeout=0)
-    await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0)
-    await site.start()
-    collector.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
-    try:
-        yield collector
-    finally:
-        collector.goes_on.set()
-        await runner.cleanup()
-
-
 @pytest.fixture(autouse=True)
 def no_tracing_of_the_user(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Start without this machine's OpenTelemetry environment."""
-    for name in ("ENDPOINT", "TRACES_ENDPOINT", "PROTOCOL", "HEADERS"):
-        monkeypatch.delenv(f"OTEL_EXPORTER_OTLP_{name}", raising=False)
-    for name in ("TRACES_EXPORTER", "TRACES_SAMPLER", "SERVICE_NAME", "SDK_DISABLED"):
-        monkeypatch.delenv(f"OTEL_{name}", raising=False)
-    monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "50")
+    clear_environment(monkeypatch)
     yield  # noqa: PT022 - monkeypatch undoes it afterwards
 
 
@@ -132,10 +82,10 @@ async def test_spans_of_a_request_that_was_tried_twice(
         await gateway.knows("m", ready=2)
         assert await ask(http, gateway, traceparent=GIVEN, x_request_id="mine") == 200
         await until(lambda: len(collector.spans) == 4, what="the spans")
-        (root,) = collector.of(f"POST {CHAT}")
+        (root,) = collector.of("chat m")
         (stream,) = collector.of("stream")
         failed, answered = sorted(collector.of("attempt"), key=lambda s: s.start_time_unix_nano)
-        assert collector.service == "fleet-gateway"
+        assert set(collector.services) == {"fleet-gateway"}
         assert root.trace_id.hex() == TRACE
         assert root.parent_span_id.hex() == PARENT
         assert root.kind == Span.SPAN_KIND_SERVER
@@ -144,22 +94,21 @@ async def test_spans_of_a_request_that_was_tried_twice(
             assert root.start_time_unix_nano <= child.start_time_unix_nano
             assert child.start_time_unix_nano <= child.end_time_unix_nano
             assert child.end_time_unix_nano <= root.end_time_unix_nano
-        assert told(failed) == {
+        assert strings(failed) == {
             "fleet.node": "mac-1",
             "fleet.replica": "m-0",
+            "server.address": "mac-1",
             "fleet.outcome": "broken",
         }
         assert failed.status.code == failed.status.STATUS_CODE_ERROR
-        assert told(answered)["fleet.outcome"] == "answered"
-        assert told(root)["fleet.request_id"] == "mine"
-        assert told(root)["gen_ai.request.model"] == "m"
+        assert strings(answered)["fleet.outcome"] == "answered"
+        assert strings(root)["fleet.request_id"] == "mine"
+        assert strings(root)["gen_ai.request.model"] == "m"
+        assert strings(root)["gen_ai.operation.name"] == "chat"
+        assert strings(root)["gen_ai.provider.name"] == "mlx-fleet"
         for engine, span in ((bad, failed), (good, answered)):
             sent = engine.calls[0].headers["traceparent"]
             assert sent == f"00-{TRACE}-{span.span_id.hex()}-01"
-
-
-def told(span: Span) -> dict[str, str]:
-    return {one.key: one.value.string_value for one in span.attributes}
 
 
 async def test_a_stream_that_broke_is_an_error(
@@ -173,10 +122,10 @@ async def test_a_stream_that_broke_is_an_error(
         await world.serve("m", engine)
         await gateway.knows("m", ready=1)
         await ask(http, gateway)
-        await until(lambda: collector.of(f"POST {CHAT}") or None, what="the span")
-        (root,) = collector.of(f"POST {CHAT}")
+        await until(lambda: collector.of("chat m") or None, what="the span")
+        (root,) = collector.of("chat m")
         assert root.status.code == root.status.STATUS_CODE_ERROR
-        assert told(root)["fleet.outcome"] == "interrupted"
+        assert strings(root)["fleet.outcome"] == "interrupted"
         assert not root.parent_span_id
 
 

@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import closing
 from pathlib import Path
 
+import psutil
 import pytest
 
 from engine import flags
@@ -238,7 +239,9 @@ async def test_the_life_of_an_engine(
     is_tcp: bool,
 ) -> None:
     ours = agent(folder, first_port, sockets=None if is_tcp else short_folder)
+    ours.variables = {"OTEL_TRACES_EXPORTER": "none"}
     started = ours.start(order(models_dir), taken=())
+    assert psutil.Process(started.child.record.pid).environ()["OTEL_TRACES_EXPORTER"] == "none"
     path = short_folder / f"{first_port}.sock"
     at = EngineAddress(HOST, first_port) if is_tcp else EngineAddress.at_socket(path)
     assert started.address == at
