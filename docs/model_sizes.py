@@ -17,7 +17,7 @@ _LONG_CONTEXT = 32_768
 def table() -> str:
     """Return the table, with the default load and with one request of a long context."""
     spec = ModelDeploymentSpec(model=ModelSource(path="model"))
-    loads = ((spec.context_length, spec.concurrency), (_LONG_CONTEXT, 1))
+    loads = ((spec.context_length, quantity.requests_at_once(spec.concurrency)), (_LONG_CONTEXT, 1))
     titles = [f"{count} x {length:,} tokens" for length, count in loads]
     head = [
         "| parameters | bits | on disk | "

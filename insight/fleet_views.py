@@ -11,9 +11,14 @@ from typing import Any, Final, TypeAlias
 from insight.conditions import Row, condition_row, problems
 from insight.fleet_caches import FleetCaches
 from reconciler.listers.caches import BY_DEPLOYMENT, BY_KIND, BY_NODE
-from schemas.deployment import ModelDeployment, ModelDeploymentStatus, served_names
+from schemas.deployment import (
+    ModelDeployment,
+    ModelDeploymentStatus,
+    served_names,
+)
 from schemas.meta import Condition, ConditionStatus, Status, find_condition
 from schemas.node import Node, NodeStatus, Taint, effective_labels
+from schemas.quantity import requests_at_once
 from schemas.replica import Replica, ReplicaStatus
 from schemas.shardgroup import ShardGroup, ShardGroupStatus
 from store import keys
@@ -237,7 +242,7 @@ def _model(caches: FleetCaches, name: str) -> Row | None:
         "isPaused": spec.spec.rollout.paused,
         "hasCanary": status.canary is not None and status.canary.outcome == "Running",
         "contextLength": spec.spec.context_length,
-        "concurrency": spec.spec.concurrency,
+        "concurrency": requests_at_once(spec.spec.concurrency, status.concurrency),
         "queueLimit": _queue_limit(spec),
         "kvBits": None if spec.spec.kv_cache is None else spec.spec.kv_cache.bits,
         "macs": sorted({rank.node for one in replicas for rank in one.spec.ranks}),

@@ -11,6 +11,7 @@ from reconciler.placement.refusals import Unschedulable
 from reconciler.placer import PreemptingAssignment
 from reconciler.snapshot import FleetSnapshot
 from schemas.deployment import ModelDeployment
+from schemas.quantity import requests_at_once
 from schemas.replica import MemoryProof
 
 
@@ -141,7 +142,8 @@ def _token_bytes(
         proof = fresh.get(one.name) or next(
             (p for name, p in by_replica.items() if name.startswith(f"{one.name}-")), None
         )
-        tokens = one.spec.context_length * one.spec.concurrency
-        if proof is not None and tokens:
+        if proof is not None:
+            requests = proof.concurrency or requests_at_once(one.spec.concurrency)
+            tokens = one.spec.context_length * requests
             found[one.name] = proof.kv_cache_bytes / tokens
     return found

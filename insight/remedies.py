@@ -12,6 +12,7 @@ from reconciler.placement.memory_proof import proof_of
 from reconciler.placement.table import NodeTable
 from reconciler.snapshot import FleetSnapshot
 from schemas.deployment import KvCache, ModelDeployment, ModelSource
+from schemas.quantity import DEFAULT_CONCURRENCY
 from schemas.replica import MemoryProof
 
 _SMALLEST_CONTEXT: Final = 1024
@@ -107,7 +108,9 @@ def _fewer_bits(deployment: ModelDeployment) -> Iterator[Variant]:
 
 
 def _less_at_once(deployment: ModelDeployment) -> Iterator[Variant]:
-    number = deployment.spec.concurrency // 2
+    asked = deployment.spec.concurrency
+    # Auto is lowered to what fits already, unless a Mac is too full: then fewer may fit.
+    number = (DEFAULT_CONCURRENCY if asked == "Auto" else asked) // 2
     while number >= 1:
         text = f"{number} {'request' if number == 1 else 'requests'} at once"
         yield text, _changed(deployment, concurrency=number), {"concurrency": number}

@@ -212,4 +212,4 @@ def _memory(outcome: PlacementOutcome) -> MemoryProof | None:
     if not others:
         return first
     sizes = {name: sum(getattr(one, name) for one in (first, *others)) for name in _PARTS}
-    return MemoryProof.model_validate(sizes)
+    return MemoryProof.model_validate(sizes | {"concurrency": first.concurrency})

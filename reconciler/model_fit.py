@@ -111,6 +111,7 @@ def _fit_node(
     memory = None if geometry.unknown else proof_of(request, node)
     key = id(report), node.room_bytes
     if memory is not None and key not in known:
+        request = _with_load(request, concurrency=memory.concurrency)
         known[key] = _limits(request, geometry, lambda asked: _has_memory(asked, node))
     return NodeFit(
         node=node.name,

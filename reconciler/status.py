@@ -94,6 +94,7 @@ def deployment_status(
         desired_replicas=observed.desired_replicas,
         updated_replicas=progress.updated_replicas,
         ready_replicas=len(ready),
+        concurrency=min((r.replica.spec.concurrency for r in placed), default=0),
         preload=observed.preload,
         revision=progress.revision,
         template=progress.template,

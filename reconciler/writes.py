@@ -31,12 +31,13 @@ from schemas.deployment import (
     ModelSource,
     Revision,
     RevisionSpec,
+    RevisionTemplate,
     hub_names,
 )
 from schemas.formation import Formation
 from schemas.meta import CHANGE_CAUSE, ENDED_BECAUSE, ObjectKey, ObjectMeta, OwnerReference, Status
 from schemas.model_snapshot import PreloadAssignment
-from schemas.replica import LeavingRank, Replica, ReplicaSpec
+from schemas.replica import LeavingRank, RankAssignment, Replica, ReplicaSpec
 from store import codec, keys
 from store.port import MAX_OPERATIONS, Delete, Guard, ModRevisionGuard, Operation, Put
 
@@ -341,7 +342,7 @@ def make_replica(
                 dict.fromkeys((deployment.name, *content.served_names, *hub_names(content.model)))
             ),
             context_length=content.context_length,
-            concurrency=content.concurrency,
+            concurrency=_concurrency(content, action.ranks),
             queue_depth=content.queue_depth,
             kv_cache=content.kv_cache,
             sampling=content.sampling,
@@ -351,6 +352,13 @@ def make_replica(
             formation=None if form is None else _formation(form, model, context),
         ),
     )
+
+
+def _concurrency(content: RevisionTemplate, ranks: Sequence[RankAssignment]) -> int:
+    """Return how many requests the replica works on at once: the number that was proven where it is Auto."""
+    if content.concurrency != "Auto":
+        return content.concurrency
+    return min(rank.memory.concurrency for rank in ranks)
 
 
 def remake_replica(

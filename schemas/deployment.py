@@ -12,7 +12,7 @@ from schemas.autoscaling import Autoscaling
 from schemas.meta import ApiModel, ApiObject, ObjectName, Status
 from schemas.objectives import Objectives
 from schemas.placement import Placement
-from schemas.quantity import Amount, PositiveQuantity, Quantity
+from schemas.quantity import Amount, Concurrency, PositiveQuantity, Quantity
 from schemas.rollout import Rollout
 from schemas.routing import Routing
 from schemas.sampling import Performance, Sampling, UnknownParameters
@@ -350,8 +350,9 @@ class ModelDeploymentSpec(ApiModel):
     """Complete copies of the model to serve; with autoscaling, the number to start with."""
     context_length: Annotated[int, Field(ge=16, le=16_777_216)] = 4096
     """Longest prompt plus output of one request, in tokens."""
-    concurrency: Annotated[int, Field(ge=1, le=1024)] = 4
-    """Requests that one replica works on at once."""
+    concurrency: Concurrency = "Auto"
+    """Requests that one replica works on at once. Auto: as many as keep ten tokens per second each by the Mac's memory
+    bandwidth and GPU cores and fit into half of its memory; 4 if they do not, on unknown hardware and on ShardGroups."""
     queue_depth: Annotated[int, Field(ge=0, le=65_536)] | None = None
     """Requests that may wait at a replica before clients are told to come back. Default: 4 x concurrency."""
     kv_cache: Annotated[KvCache | None, AfterValidator(_none_if_empty)] = None
@@ -497,6 +498,8 @@ class ModelDeploymentStatus(Status):
     """Time of the last progress of the rollout; the progress deadline runs from there."""
     ready_replicas: int = 0
     """Replicas that answer."""
+    concurrency: int = 0
+    """Requests that one replica works on at once, the fewest of all replicas; 0 while none is placed."""
     preload: PreloadStatus | None = None
     """The nodes of spec.preload; None without it."""
     refusals: tuple[NodeRefusal, ...] = ()
@@ -545,7 +548,7 @@ class RevisionTemplate(ApiModel):
     model: ModelSource
     served_names: tuple[ServedName, ...] = ()
     context_length: int
-    concurrency: int
+    concurrency: Concurrency
     queue_depth: int | None = None
     kv_cache: KvCache | None = None
     sampling: Sampling | None = None

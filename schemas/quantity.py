@@ -1,10 +1,10 @@
-"""Quantities as users write them: bytes ("96Gi"), and replicas as a number or a percentage (2, "25%"). Pure.
+"""Quantities as users write them: bytes ("96Gi"), replicas as a number or a percentage (2, "25%"), requests at once. Pure.
 
 The second form is Kubernetes' IntOrString.
 """
 
 import re
-from typing import Annotated
+from typing import Annotated, Final, Literal, cast
 
 from pydantic import AfterValidator, BeforeValidator, Field, StringConstraints
 
@@ -44,6 +44,30 @@ def _checked_amount(value: object) -> object:
 Amount = Annotated[
     Annotated[int, Field(ge=0, le=10_000)] | Percent, BeforeValidator(_checked_amount)
 ]
+
+
+_MOST_REQUESTS: Final = 1024
+DEFAULT_CONCURRENCY: Final = 4
+"""The requests of a replica with `concurrency: Auto` where its hardware does not say more."""
+
+
+def _checked_concurrency(value: object) -> object:
+    """Refuse what is neither Auto nor a number: one message in place of one for each form."""
+    is_number = isinstance(value, int) and not isinstance(value, bool)
+    if value != "Auto" and not (is_number and 1 <= cast("int", value) <= _MOST_REQUESTS):
+        raise ValueError(f"must be Auto, or a number from 1 to {_MOST_REQUESTS}; got {value!r}")
+    return value
+
+
+Concurrency = Annotated[
+    Literal["Auto"] | Annotated[int, Field(ge=1, le=_MOST_REQUESTS)],
+    BeforeValidator(_checked_concurrency),
+]
+
+
+def requests_at_once(asked: Concurrency, reported: int = 0) -> int:
+    """Return how many requests one replica works on at once; with Auto as its status says, or will by default (0)."""
+    return asked if asked != "Auto" else reported or DEFAULT_CONCURRENCY
 
 
 def resolve_amount(amount: int | str, whole: int, *, round_up: bool) -> int:

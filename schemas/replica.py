@@ -26,6 +26,9 @@ class MemoryProof(ApiModel):
     """Weights, caches and activations of the draft model."""
     override_bytes: int = 0
     """spec.resources.memory, which replaces the sum; 0 if it is not set."""
+    concurrency: int = 0
+    """Requests at the same time that it counts: spec.concurrency, or with Auto what the Mac's hardware allows. 0 in the
+    proofs of an older release."""
 
     @property
     def overridden(self) -> bool:

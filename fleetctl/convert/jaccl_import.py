@@ -120,7 +120,7 @@ def _deployment(env: ForeignConfig, context: JacclContext) -> ManifestDraft:
     draft.put("spec.servedNames", names or None, "MODEL_ID")
     draft.put("spec.concurrency", 1)
     draft.notes.append(
-        "concurrency: the tool served one request at a time; the fleet's default is 4"
+        "concurrency: the tool served one request at a time; the fleet's default is Auto"
     )
     depth = env.integer("QUEUE_MAX")
     queue: dict[str, Tree] = {"concurrency": 1, "depth": _QUEUE_MAX if depth is None else depth}

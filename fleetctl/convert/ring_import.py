@@ -135,7 +135,7 @@ def _deployment(env: ForeignConfig, group: ManifestDraft) -> ManifestDraft:
     draft.put("spec.sampling.maxTokens", most, "DEFAULT_MAX_TOKENS")
     draft.put("spec.concurrency", 1)
     draft.notes.append(
-        "concurrency: the tool served one request at a time; the fleet's default is 4"
+        "concurrency: the tool served one request at a time; the fleet's default is Auto"
     )
     draft.put("spec.sharding", group.name)
     limit = env.integer("REQUEST_TIMEOUT_SECONDS", least=1)

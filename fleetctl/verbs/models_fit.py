@@ -29,7 +29,11 @@ from reconciler.model_fit import FitLimits, GroupFit, NodeFit, fit_group, fit_no
 from reconciler.placement.inputs import NodeView, PlacementRequest, Rejection, request_for
 from reconciler.snapshot import FleetSnapshot
 from schemas import quantity
-from schemas.deployment import ModelDeployment, ModelDeploymentSpec, ModelSource
+from schemas.deployment import (
+    ModelDeployment,
+    ModelDeploymentSpec,
+    ModelSource,
+)
 
 _HELP = """Show which Macs and groups can serve a model, with which context and concurrency. Nothing is fetched or written.
 
@@ -183,7 +187,9 @@ def _find_deployment(seen: FleetSnapshot, name: str) -> ModelDeployment:
 
 
 def _request() -> PlacementRequest:
-    return PlacementRequest(name="", spec=ModelDeploymentSpec(model=ModelSource(path=_PATH)))
+    source = ModelSource(path=_PATH)
+    spec = ModelDeploymentSpec(model=source, concurrency=quantity.DEFAULT_CONCURRENCY)
+    return PlacementRequest(name="", spec=spec)
 
 
 def _with_load(request: PlacementRequest, options: dict[str, Any]) -> PlacementRequest:

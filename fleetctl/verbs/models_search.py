@@ -69,7 +69,7 @@ def _row(one: CatalogueEntry) -> list[str]:
 def _need_bytes(one: CatalogueEntry) -> int:
     spec = ModelDeploymentSpec(model=ModelSource(path="model"))
     geometry = model_files.model_geometry(one.facts, casts_to_float32=False)
-    length, concurrency = spec.context_length, spec.concurrency
+    length, concurrency = spec.context_length, quantity.requests_at_once(spec.concurrency)
     return prove(geometry, context_length=length, concurrency=concurrency).total_bytes
 
 

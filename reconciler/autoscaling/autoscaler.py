@@ -10,9 +10,13 @@ from typing import Literal, TypeAlias
 
 from reconciler.autoscaling.schedule import ReplicaBounds, bounds_at
 from reconciler.demand.gateway_metrics import Demand
-from schemas import duration
+from schemas import duration, quantity
 from schemas.autoscaling import Autoscaling
-from schemas.deployment import ModelDeployment, ModelDeploymentSpec, ModelDeploymentStatus
+from schemas.deployment import (
+    ModelDeployment,
+    ModelDeploymentSpec,
+    ModelDeploymentStatus,
+)
 
 ScalingReason: TypeAlias = Literal[
     "Fixed",
@@ -246,17 +250,19 @@ class Autoscaler:
             )
             self._deployments[name] = own
         own.record(spec.autoscaling, demand, now, now_s)
-        return own.decision(spec, current, demand, now, now_s)
+        target = target_requests(spec, status)
+        return own.decision(target, current, demand, now, now_s)
 
     def forget(self, name: str) -> None:
         """Forget a deployment that is gone."""
         self._deployments.pop(name, None)
 
 
-def target_requests(spec: ModelDeploymentSpec) -> int:
+def target_requests(spec: ModelDeploymentSpec, status: ModelDeploymentStatus | None) -> int:
     """Return how many requests one replica should serve at once, with room for a burst."""
     given = spec.autoscaling.target_requests if spec.autoscaling is not None else None
-    return given or max(1, spec.concurrency * 3 // 4)
+    reported = 0 if status is None else status.concurrency
+    return given or max(1, quantity.requests_at_once(spec.concurrency, reported) * 3 // 4)
 
 
 @dataclass(slots=True)
@@ -287,7 +293,7 @@ class _DeploymentHistory:
 
     def decision(
         self,
-        spec: ModelDeploymentSpec,
+        target: int,
         current: int,
         demand: Demand | None,
         now: datetime,
@@ -296,7 +302,6 @@ class _DeploymentHistory:
         """Decide, and compute when the decision could change by itself."""
         up_s = duration.parse(self.autoscaling.scale_up_stabilization)
         down_s = duration.parse(self.autoscaling.scale_down_stabilization)
-        target = target_requests(spec)
         recommended = recommended_replicas(demand, current, target)
         self.history.add(recommended, now_s)
         self.history.trim(max(up_s, down_s), now_s)

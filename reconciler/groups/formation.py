@@ -15,6 +15,7 @@ from reconciler.groups.model_split import RankLoad, deal_layers, prove_rank
 from reconciler.placement import filters, memory_proof, scores
 from reconciler.placement.inputs import NodeView, PlacementRequest, Rejection
 from schemas import quantity
+from schemas.quantity import DEFAULT_CONCURRENCY
 from schemas.replica import MemoryProof, RankAssignment
 from schemas.shardgroup import Parallelism
 
@@ -160,7 +161,8 @@ def _load(attempt: FormationAttempt, node: NodeView) -> RankLoad:
     spec = attempt.request.spec
     return RankLoad(
         context_length=spec.context_length,
-        concurrency=spec.concurrency,
+        # A group has no speed of its own that could be computed: its links decide.
+        concurrency=DEFAULT_CONCURRENCY if spec.concurrency == "Auto" else spec.concurrency,
         extras=memory_proof.extras_of(attempt.request, node),
         # spec.resources.memory is for the whole replica; ranks share it evenly.
         override_bytes=-(-attempt.request.override_bytes // attempt.shape.size),

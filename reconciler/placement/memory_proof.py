@@ -3,16 +3,18 @@
 Formulas and their sources: docs/internals/memory-proof.md; caches and activations: models/footprint.py.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from models import footprint
 from models.footprint import ServingLoad
+from reconciler.placement.concurrency import DecodeCost, requests_at_pace
 from reconciler.placement.inputs import NodeView, PlacementRequest
 from schemas import quantity
 from schemas.deployment import KvCache, ModelDeploymentSpec
 from schemas.node import ModelGeometry
+from schemas.quantity import DEFAULT_CONCURRENCY
 from schemas.replica import MemoryProof, RankAssignment, RankStatus, Replica
 from schemas.vision import Vision
 
@@ -61,6 +63,7 @@ def prove(
         adapter_bytes=extras.adapter_bytes,
         draft_bytes=_draft_bytes(extras, load),
         override_bytes=override_bytes,
+        concurrency=concurrency,
     )
 
 
@@ -127,26 +130,70 @@ def extras_of(request: PlacementRequest, node: NodeView) -> ProofExtras:
 
 
 def proof_of(request: PlacementRequest, node: NodeView) -> MemoryProof:
-    """Return the memory of the whole replica on this node."""
-    return prove(
+    """Return the memory of the whole replica on this node, for as many requests as it would work on at once there."""
+    asked, geometry, extras = (
+        request.spec.concurrency,
         geometry_of(request, node),
-        context_length=request.spec.context_length,
-        concurrency=request.spec.concurrency,
-        override_bytes=request.override_bytes,
-        extras=extras_of(request, node),
+        extras_of(request, node),
     )
+
+    def proof(concurrency: int) -> MemoryProof:
+        return prove(
+            geometry,
+            context_length=request.spec.context_length,
+            concurrency=concurrency,
+            override_bytes=request.override_bytes,
+            extras=extras,
+        )
+
+    if asked != "Auto":
+        return proof(asked)
+    if request.override_bytes:
+        # The size was stated for the requests that a deployment has by default.
+        return proof(DEFAULT_CONCURRENCY)
+    load = engine_load(request.spec.context_length, 1, ranks=1, extras=extras)
+    cost = DecodeCost(
+        weights_bytes=geometry.weights_bytes,
+        request_bytes=footprint.cache_bytes(geometry, load),
+        parameters=geometry.parameters,
+    )
+    most = requests_at_pace(cost, bandwidth_gbps=node.bandwidth_gbps, gpu_cores=node.gpu_cores)
+    return _largest_within(proof, most, node.allocatable_bytes)
+
+
+def _largest_within(
+    proof: Callable[[int], MemoryProof], most: int, allocatable_bytes: int
+) -> MemoryProof:
+    """Return the proof for the most requests that the Mac holds, without regard to what runs there now.
+
+    Beyond DEFAULT_CONCURRENCY requests a replica takes at most half of the Mac, so that other models find room.
+    """
+    least, limit = DEFAULT_CONCURRENCY, allocatable_bytes // 2
+    if most == least or proof(least + 1).total_bytes > limit:
+        least, most, limit = 1, least, allocatable_bytes
+    else:
+        least += 1
+    while least < most:
+        middle = (least + most + 1) // 2
+        if proof(middle).total_bytes <= limit:
+            least = middle
+        else:
+            most = middle - 1
+    return proof(least)
 
 
 def describe_proof(proof: MemoryProof, spec: ModelDeploymentSpec) -> str:
     """Describe the parts of a proof in one line, or say that spec.resources.memory sets it."""
     if proof.overridden:
         return "set by spec.resources.memory"
+    requests = proof.concurrency or spec.concurrency
+    source = ", requests by the Mac's hardware" if spec.concurrency == "Auto" else ""
     show, kv_cache = quantity.show, spec.kv_cache or KvCache()
     form = f" in {kv_cache.bits} bits" if kv_cache.bits is not None else ""
     form = f" in a window of {kv_cache.window}" if kv_cache.window is not None else form
     parts = [
         f"weights {show(proof.weights_bytes)}",
-        f"KV cache {show(proof.kv_cache_bytes)} for {spec.concurrency} x {spec.context_length} tokens{form}",
+        f"KV cache {show(proof.kv_cache_bytes)} for {requests} x {spec.context_length} tokens{form}{source}",
         f"activations {show(proof.activation_bytes)}",
         f"process {show(proof.overhead_bytes)}",
         *(f"{name} {show(size)}" for name, size in extra_parts(proof)),

@@ -300,9 +300,13 @@ class NodeTable:
 
     def _need(self, request: PlacementRequest) -> MemoryNeed:
         column, spec = filters.source_columns(request), request.spec
+        if spec.concurrency == "Auto":
+            # The number of requests, and with it the memory, depends on the Mac.
+            for more in (columns.BANDWIDTH, columns.GPU_CORES, columns.ALLOCATABLE):
+                column = ColumnPair(column, more)
         guess_tokens = spec.model.guess_tokens
         sizes_of = spec.context_length, spec.concurrency, spec.kv_cache, guess_tokens
-        key = column, (*sizes_of, request.override_bytes)
+        key = column, (*sizes_of, spec.model.vision, request.override_bytes)
         found = self.answers.needs.get(key)
         if found is None:
             coded = self.coded(column)

@@ -248,7 +248,7 @@ def test_dumped_fields_are_in_kubectls_order() -> None:
         "  servedNames: []\n"
         "  replicas: 1\n"
         "  contextLength: 4096\n"
-        "  concurrency: 4\n"
+        "  concurrency: Auto\n"
         "  placement:\n"
         "    pools:\n"
         "    - studio\n"

@@ -152,7 +152,7 @@ def test_drift_is_corrected_but_other_manifests_are_respected() -> None:
 def test_a_field_removed_from_the_manifest_returns_to_its_default() -> None:
     text = deployment(meta="  labels: {a: b, c: d}\n", rest="  concurrency: 9\n")
     after = again(made(text), deployment(meta="  labels: {a: b}\n"))
-    assert (after.metadata.labels, after.spec.concurrency) == ({"a": "b"}, 4)
+    assert (after.metadata.labels, after.spec.concurrency) == ({"a": "b"}, "Auto")
 
 
 def test_a_field_removed_from_the_manifest_stays_if_another_owns_it() -> None:
@@ -201,7 +201,7 @@ def test_an_object_without_manifests_is_adopted() -> None:
     obj = made(deployment(meta="  labels: {a: b}\n", rest="  concurrency: 9\n"))
     bare = obj.metadata.model_copy(update={"managed_fields": ()})
     after = again(obj.model_copy(update={"metadata": bare}), deployment(replicas=3))
-    assert (after.spec.concurrency, after.spec.replicas, after.metadata.labels) == (4, 3, {})
+    assert (after.spec.concurrency, after.spec.replicas, after.metadata.labels) == ("Auto", 3, {})
 
 
 def test_an_adopted_object_keeps_fields_of_verbs() -> None:
@@ -306,7 +306,7 @@ def test_a_manifest_can_be_withdrawn() -> None:
     text = deployment(meta="  labels: {a: b}\n", rest="  concurrency: 9\n")
     obj = with_labels(made(text), "fleetctl-label", a="b", x="y")
     after = ownership.withdraw_manifest(obj, "fleetctl")
-    assert (after.metadata.labels, after.spec.concurrency) == ({"x": "y"}, 4)
+    assert (after.metadata.labels, after.spec.concurrency) == ({"x": "y"}, "Auto")
     assert [one.manager for one in after.metadata.managed_fields] == ["fleetctl-label"]
     assert after.spec.model.path == "models/qwen"
     assert ownership.withdraw_manifest(after, "fleetctl") is after

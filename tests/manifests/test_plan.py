@@ -56,7 +56,7 @@ def test_the_same_object_is_unchanged() -> None:
 
 def test_explicit_defaults_change_only_the_applied_fields() -> None:
     before = stored(deployment())
-    text = deployment(rest="  concurrency: 4\n  placement: {}\n", meta="  labels: {}\n")
+    text = deployment(rest="  concurrency: Auto\n  placement: {}\n", meta="  labels: {}\n")
     [change] = planned(text, before)
     assert isinstance(change, plan.ConfiguredObject)
     assert diff.diff_text(before, change.obj) == ""
@@ -260,7 +260,7 @@ def test_the_text_is_a_unified_diff() -> None:
         "-  replicas: 1\n"
         "+  replicas: 2\n"
         "   contextLength: 4096\n"
-        "   concurrency: 4\n"
+        "   concurrency: Auto\n"
         "   placement:\n"
     )
 

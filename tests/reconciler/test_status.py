@@ -66,6 +66,7 @@ def test_all_is_well() -> None:
     assert said(made, "Available") == ("True", "AllReplicasReady", "2 of 2 replicas ready")
     assert said(made, "Placed") == ("True", "AllPlaced", "")
     assert (made.replicas, made.ready_replicas, made.observed_generation) == (2, 2, 1)
+    assert made.concurrency == replica(0).replica.spec.concurrency > 0
 
 
 @pytest.mark.parametrize(

@@ -174,6 +174,7 @@ def want_from(seed: int) -> PlacementRequest:
     more: dict[str, object] = {"model": SOURCES[0], "kv_cache": None}
     if dice.random() < 0.5:
         more = {"model": dice.choice(SOURCES), "kv_cache": dice.choice(KEPT)}
+    more["concurrency"] = dice.choice([1, "Auto"])
     made = made.model_copy(update={"spec": made.spec.model_copy(update=more)})
     return request_for(made, apart_from=apart)
 

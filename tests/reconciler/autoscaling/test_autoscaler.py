@@ -71,7 +71,15 @@ def test_the_target_is_three_quarters_of_the_concurrency(concurrency: int, targe
         concurrency=concurrency,
         autoscaling=Autoscaling(max_replicas=2),
     )
-    assert target_requests(spec) == target
+    assert target_requests(spec, None) == target
+
+
+@pytest.mark.parametrize(("concurrency", "target"), [(0, 3), (21, 15)])
+def test_with_auto_the_replicas_concurrency_counts(concurrency: int, target: int) -> None:
+    spec = ModelDeploymentSpec(
+        model=ModelSource(path="/m"), autoscaling=Autoscaling(max_replicas=2)
+    )
+    assert target_requests(spec, ModelDeploymentStatus(concurrency=concurrency)) == target
 
 
 @pytest.mark.parametrize(

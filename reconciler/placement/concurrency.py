@@ -1,0 +1,50 @@
+"""Requests that a Mac works on at once for `concurrency: Auto`, by its hardware. Pure.
+
+A decode step reads the weights once and the cache of each request, and computes one token of each. More requests raise
+the total and lower the rate of each, so the number grows until requests would become too slow. The memory proof then
+lowers it to what the Mac holds (memory_proof.py). Why these numbers: docs/adr/0097-concurrency-by-hardware.md.
+"""
+
+from dataclasses import dataclass
+from typing import Final
+
+from schemas.quantity import DEFAULT_CONCURRENCY
+
+MOST: Final = 64
+
+_LEAST_TOKENS_PER_S: Final = 10
+"""The rate that each request keeps: twice as fast as people read."""
+_BANDWIDTH_SHARE: Final = 0.7
+"""The share of a chip's memory bandwidth that a decode step gets."""
+_FLOPS_PER_CORE: Final = 175e9
+"""Operations per second of one GPU core of Apple silicon in a step for several requests: half of its peak (M1 325e9, M4 425e9)."""
+_FLOPS_PER_PARAMETER: Final = 2
+"""One multiplication and one addition for each parameter and token."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecodeCost:
+    """The cost of one decode step of a model."""
+
+    weights_bytes: int
+    """Bytes of the weights; those of all experts, because the requests of a batch choose different ones."""
+    request_bytes: int
+    """Bytes of the cache of one request at its longest."""
+    parameters: int
+    """0 if unknown."""
+
+
+def requests_at_pace(cost: DecodeCost, *, bandwidth_gbps: float, gpu_cores: int) -> int:
+    """Return how many requests keep ten tokens per second each, from DEFAULT_CONCURRENCY to MOST.
+
+    At least the default, because a step for four requests costs hardly more than one. A part of the hardware that is
+    not known (0) does not limit; if neither is known, the answer is the default.
+    """
+    limits: list[float] = []
+    if bandwidth_gbps > 0:
+        readable = bandwidth_gbps * 1e9 * _BANDWIDTH_SHARE / _LEAST_TOKENS_PER_S
+        limits.append((readable - cost.weights_bytes) / max(1, cost.request_bytes))
+    if gpu_cores > 0 and cost.parameters > 0:
+        needed = _FLOPS_PER_PARAMETER * cost.parameters * _LEAST_TOKENS_PER_S
+        limits.append(gpu_cores * _FLOPS_PER_CORE / needed)
+    return max(DEFAULT_CONCURRENCY, int(min(*limits, MOST))) if limits else DEFAULT_CONCURRENCY
