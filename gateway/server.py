@@ -235,7 +235,7 @@ class Gateway:
             access=EngineAccess(sockets=limits.engine_sockets, credentials=limits.credentials),
         )
         self.table_cache = self.fleet_state.table_cache
-        self.load_tracker = LoadTracker(entropy)
+        self.load_tracker = LoadTracker(entropy, self.fleet_state.gpu_loads.by_node)
         self.pool = self._connection_pool()
         self.activator = self._activator()
         model_states = limits.model_states(clock)

@@ -25,6 +25,7 @@ from nodeagent.engines.engine_processes import EngineProcess
 from nodeagent.engines.references import ReferenceTasks
 from nodeagent.execute import ActionExecutor, BackgroundTasks
 from nodeagent.hardware.metal import MetalVerdict
+from nodeagent.node.load_report import LoadReport
 from nodeagent.node.registration import NodeRegistration
 from nodeagent.observe import NodeState, ReplicaObserver, start_request
 from nodeagent.peers.links import link_rate, without_cables
@@ -243,6 +244,10 @@ class Agent:
         load, preflight = self._dependencies.load, self._dependencies.metal
         if load is not None:
             group.create_task(load.run())
+            report = LoadReport(
+                self._transport, self._clock, node=self._config.name, latest=load.latest
+            )
+            group.create_task(report.run(lambda: self._registration.lease))
         if preflight is not None:
             group.create_task(preflight.run(self._describer.request))
 

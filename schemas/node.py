@@ -298,6 +298,13 @@ class NodeLease(ApiModel):
     """The agent's flags that switch protection off, such as --insecure-http. Older releases omit the field."""
 
 
+class NodeLoad(ApiModel):
+    """The load of a Mac that gateways cannot see in the answers of its engines."""
+
+    gpu_percent: Annotated[int, Field(ge=0, le=100)]
+    """Busy share of the GPU, by all programs."""
+
+
 def effective_labels(node: Node) -> dict[str, str]:
     """Return the labels that selectors match: derived from hardware, then the agent's, then the owner's."""
     derived: dict[str, str] = {"fleet/node": node.metadata.name}

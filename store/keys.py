@@ -22,6 +22,8 @@ ENDPOINT_PREFIX = f"{ROOT}/endpoint/"
 ASSIGNMENT_PREFIX = f"{ROOT}/assignment/"
 # Exists while the leader keeps those copies: agents watch all Replicas without it.
 ASSIGNMENTS_KEPT = f"{ROOT}/assignmentskept"
+# The load of a Mac that gateways cannot see in its answers, by node, under its lease.
+LOAD_PREFIX = f"{ROOT}/load/"
 # Cable tests that a fleetctl or the leader waits for, by group, and the agents' reports about them.
 FABRIC_TEST_PREFIX = f"{ROOT}/fabrictest/"
 FABRIC_RANK_PREFIX = f"{ROOT}/fabricrank/"
@@ -65,7 +67,7 @@ HUB_TOKEN_PREFIX = f"{SECRET_PREFIX}HubToken/"
 HUB_GRANT_PREFIX = f"{SECRET_PREFIX}HubGrant/"
 # Keys that describe the present moment, most of them under a lease, and secrets in clear: backups leave them out.
 TRANSIENT_PREFIXES = (
-    *(LEASE_PREFIX, ENDPOINT_PREFIX, EVENT_PREFIX, ELECTION_PREFIX),
+    *(LEASE_PREFIX, ENDPOINT_PREFIX, LOAD_PREFIX, EVENT_PREFIX, ELECTION_PREFIX),
     *(FABRIC_TEST_PREFIX, FABRIC_RANK_PREFIX, TICKET_PREFIX, SHARE_PREFIX),
     *(PRELOAD_PREFIX, ASSIGNMENT_PREFIX, ASSIGNMENTS_KEPT),
     *(JOIN_TOKEN_PREFIX, JOIN_REQUEST_PREFIX, JOIN_DECISION_PREFIX),
@@ -109,6 +111,10 @@ def node_lease_key(node: str) -> str:
 
 def node_life_key(node: str) -> str:
     return f"{NODE_LIFE_PREFIX}{node}"
+
+
+def load_key(node: str) -> str:
+    return f"{LOAD_PREFIX}{node}"
 
 
 def endpoint_prefix(node: str) -> str:

@@ -72,6 +72,7 @@ def _render_candidate(one: Candidate) -> dict[str, object]:
         "othersInFlight": round(one.others_in_flight, 3),
         "concurrency": endpoint.concurrency,
         "memoryFree": one.headroom,
+        "gpuLoad": one.gpu_load,
         "leased": one.is_leased,
         "ejected": one.is_ejected,
     }

@@ -7,6 +7,7 @@ import random
 from collections.abc import Collection, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
 from gateway.forwarding.outlier_detection import OutlierDetector
 from gateway.request import InferenceRequest
@@ -27,12 +28,14 @@ _MEMORY_FREE = wire_headers.MEMORY_FREE.encode()
 _REPORT_TTL_S = 3.0
 # With more names than this, gone ones included, round-robin positions start anew.
 _MOST_TURNS = 10_000
+_NO_LOADS: Mapping[str, float] = MappingProxyType({})
 
 
 class LoadTracker:
     """Requests in flight by engine and by deployment. `outliers` knows the ejected endpoints."""
 
-    def __init__(self, entropy: random.Random) -> None:
+    def __init__(self, entropy: random.Random, gpu_load: Mapping[str, float] = _NO_LOADS) -> None:
+        """`gpu_load`: a live view of the GPU load by node."""
         self.draw = entropy.random
         """Returns a random number, 0..1."""
         self.outliers = OutlierDetector(entropy)
@@ -48,6 +51,7 @@ class LoadTracker:
             others_in_flight=self._others_in_flight,
             headroom=self._headroom,
             ejected=self.outliers.ejected(0.0),
+            gpu_load=gpu_load,
         )
         """The input of a choice while no endpoint has failed lately."""
 

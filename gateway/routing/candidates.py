@@ -32,6 +32,8 @@ class Candidate:
     """Both together, weighted against overshooting."""
     headroom: float | None
     """Free part of its memory, 0..1; None if it is unknown, which counts as 1."""
+    gpu_load: float | None = None
+    """Busy part of the GPU of its Mac, 0..1; None if it is unknown, which costs nothing."""
     parts: dict[str, float] = field(default_factory=dict)
     """The parts of its score; empty for strategies without one."""
 
@@ -78,6 +80,7 @@ def _of_backend(
             others_in_flight=health.others_in_flight.get(endpoint.origin, 0.0),
             load=load,
             headroom=health.headroom.get(endpoint.origin),
+            gpu_load=health.gpu_load.get(endpoint.node),
             parts=_parts(backend, endpoint, health, depth / deepest)
             if strategy == "Scored"
             else {},

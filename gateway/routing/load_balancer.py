@@ -27,6 +27,8 @@ EQUAL_SCORES = 0.005
 _EXACT = 1e-9
 # mlx-serving's `avoid_overloaded`. Without it, the formula gives a strong Mac every request.
 _OVERLOADED = 0.8
+# mlx-serving takes a fifth of the GPU's percentage from the points of a Mac.
+_GPU_POINTS = 20.0
 # Pools up to this size are scanned.
 SCAN_LIMIT = 16
 # The number of endpoints drawn from larger pools, and of further draws if some cannot take the
@@ -96,16 +98,22 @@ def _scored(
 
 
 def _hardware_aware(
-    candidates: Candidates, _share: WeightedBackend, _health: EndpointHealth
+    candidates: Candidates, _share: WeightedBackend, health: EndpointHealth
 ) -> EngineEndpoint:
     """Return one of the endpoints with the most points (schemas/chips.py), avoiding nearly full ones."""
+    gpu_load = health.gpu_load
     busy = [
         load > _OVERLOADED * endpoint.concurrency
         for endpoint, load in zip(candidates.endpoints, candidates.loads, strict=True)
     ]
     spares_none = all(busy)
     points = [
-        endpoint.points + max(0.0, 50 - 5 * load) + 30 if spares_none or not full else -1.0
+        endpoint.points
+        + max(0.0, 50 - 5 * load)
+        + 30
+        - _GPU_POINTS * gpu_load.get(endpoint.node, 0.0)
+        if spares_none or not full
+        else -1.0
         for endpoint, load, full in zip(candidates.endpoints, candidates.loads, busy, strict=True)
     ]
     return _highest(candidates, points, _EXACT)

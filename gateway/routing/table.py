@@ -337,6 +337,8 @@ class EndpointHealth:
     """Free part of each engine's memory, 0..1; a missing value counts as 1."""
     ejected: AbstractSet[EngineAddress] = frozenset()
     """Endpoints that failed a moment ago: used only if no other remains."""
+    gpu_load: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
+    """Busy part of the GPU of each Mac, 0..1, by node; a missing value costs an endpoint no points."""
 
 
 class RoutingQuery(msgspec.Struct):

@@ -9,6 +9,7 @@ from gateway.auth.access_control import AccessControl
 from gateway.auth.keyring import Keyring
 from gateway.auth.rate_limits import AnonymousClients, Limits
 from gateway.state.endpoint_filter import EngineAccess
+from gateway.state.gpu_loads import GpuLoads
 from gateway.state.key_cache import GatewayCounter, KeyCache
 from gateway.state.persistence import GatewaySnapshot, KnownKeys, SnapshotFile
 from gateway.state.table_cache import TableCache
@@ -134,6 +135,8 @@ class FleetState:
 
         """
         self.table_cache = TableCache(transport, clock, site=site, access=access)
+        table_cache = self.table_cache
+        self.gpu_loads = GpuLoads(transport, clock, is_stale=lambda: table_cache.is_stale)
         self.keyring = Keyring(clock)
         asks_for_keys = anonymous is None
         clients = AnonymousClients(anonymous, clock) if anonymous not in (None, Limits()) else None
@@ -167,6 +170,7 @@ class FleetState:
         async with asyncio.TaskGroup() as group:
             group.create_task(self.table_cache.run())
             group.create_task(self.gateways.run())
+            group.create_task(self.gpu_loads.run())
             if self.key_cache is not None:
                 group.create_task(self.key_cache.run())
             if self._persister is not None:

@@ -252,6 +252,8 @@ def _gateway() -> list[Permission]:
     """Return the rights to the objects that a routing table is made of, and to write the gateway's own lease."""
     prefixes = (
         keys.ENDPOINT_PREFIX,
+        # Measured by agents, for the strategy HardwareAware.
+        keys.LOAD_PREFIX,
         keys.spec_prefix("ModelDeployment"),
         keys.status_prefix("ModelDeployment"),
         keys.spec_prefix("ModelRoute"),
@@ -283,6 +285,7 @@ def _dashboard() -> list[Permission]:
     prefixes = (
         *(keys.SPEC_PREFIX, keys.STATUS_PREFIX, keys.RANK_PREFIX, keys.LIFE_PREFIX),
         *(keys.ENDPOINT_PREFIX, keys.LEASE_PREFIX, keys.EVENT_PREFIX, keys.ELECTION_PREFIX),
+        keys.LOAD_PREFIX,
         *(keys.SNAPSHOT_PREFIX, keys.PRELOAD_PREFIX, keys.SHARE_PREFIX, keys.APPLY_SET_PREFIX),
         *(keys.FABRIC_TEST_PREFIX, keys.FABRIC_RANK_PREFIX, keys.TRUST_PREFIX, keys.CHANGE_PREFIX),
         # Hashes of keys, not the keys.
@@ -344,6 +347,7 @@ def _agent(node: str) -> list[Permission]:
         key_permission(keys.status_key("Node", node), Right.READWRITE),
         prefix_permission(keys.rank_prefix(node), Right.READWRITE),
         prefix_permission(keys.endpoint_prefix(node), Right.READWRITE),
+        key_permission(keys.load_key(node), Right.READWRITE),
         prefix_permission(keys.event_prefix(f"Node/{node}"), Right.READWRITE),
         prefix_permission(keys.FABRIC_TEST_PREFIX, Right.READ),
         prefix_permission(keys.fabric_rank_prefix(node), Right.READWRITE),

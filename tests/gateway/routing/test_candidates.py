@@ -36,6 +36,7 @@ def test_parts_add_up_to_the_score_and_the_best_is_first() -> None:
     health = EndpointHealth(
         in_flight={one.origin: 4, two.origin: 1},
         headroom={two.origin: 0.5},
+        gpu_load={"mac-1": 0.63},
         ejected=frozenset({three.origin}),
     )
     (backend,) = list_candidates(table_of(one, two, three).models[MODEL], health)
@@ -50,6 +51,7 @@ def test_parts_add_up_to_the_score_and_the_best_is_first() -> None:
     assert found["m-0"].parts["queue"] == 0
     assert found["m-1"].parts["memory"] == pytest.approx(found["m-0"].parts["memory"] / 2)
     assert found["m-2"].is_ejected
+    assert found["m-2"].gpu_load == 0.63
     assert found["m-0"].in_flight == 4
 
 

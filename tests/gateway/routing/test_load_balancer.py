@@ -240,6 +240,24 @@ def test_hardware(
     assert set(who("HardwareAware", *more, replace(C, is_fit=False))) == {"x-0", "x-1"}
 
 
+@pytest.mark.parametrize(
+    ("gpu", "expected"),
+    [
+        pytest.param({}, {"m-0"}, id="unknown"),
+        pytest.param({"x": 1.0}, {"m-0"}, id="nine-points-behind-unknown-is-no-penalty"),
+        pytest.param({"s": 0.2}, {"m-0"}, id="four-points-are-too-few"),
+        pytest.param({"s": 0.6}, {"m-1"}, id="twelve-points-decide"),
+        pytest.param({"s": 1.0, "x": 1.0}, {"m-0"}, id="both-alike"),
+    ],
+)
+def test_the_measured_load_of_the_gpu_takes_points(
+    gpu: dict[str, float], expected: set[str]
+) -> None:
+    nine_ahead = replace(A, node="s", points=59.0), replace(B, node="x", points=50.0)
+    found = table(*nine_ahead, routing=Routing(strategy="HardwareAware"))
+    assert set(parts(found, EndpointHealth(gpu_load=gpu), lambda _: None)) == expected
+
+
 def test_round_robin_skips_unavailable_endpoints() -> None:
     found = table(A, B, C, routing=Routing(strategy="RoundRobin"))
     health = EndpointHealth(ejected=frozenset({B.origin}))

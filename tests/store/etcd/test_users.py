@@ -385,6 +385,7 @@ ALLOWED_TO_LIST = {
     ],
     "gateway": [
         keys.ENDPOINT_PREFIX,
+        keys.LOAD_PREFIX,
         keys.spec_prefix("ModelRoute"),
         keys.spec_prefix("Replica"),
         keys.spec_prefix("Node"),
