@@ -88,7 +88,7 @@ class ModelRank:
             ranks = [own, *others.receive_loaded(self.wait.is_stopping)]
             self.gauges.is_waiting = False
             start = coordinator.agree(ranks)
-            self.memory = MemoryGuard(budget=self._shared_budget(ranks))
+            self.memory = MemoryGuard(budget=self._shared_budget(ranks, start))
             others.send_start(start)
         executor = self._executor(start)
         batch = make_batch_loop(self.loaded, executor, self.memory, self.gauges, self.wait.clock)
@@ -124,10 +124,16 @@ class ModelRank:
             self.config,
             prefix_bytes=start.prefix_bytes,
             token_bytes=start.token_bytes,
+            by_rows=start.by_rows,
         )
 
     def _start_alone(self) -> StartMessage:
-        return StartMessage(prefix_bytes=self.memory.budget.prefix_most_bytes, token_bytes=None)
+        budget = self.memory.budget
+        return StartMessage(
+            prefix_bytes=budget.prefix_most_bytes,
+            token_bytes=None,
+            by_rows=budget.footprint.by_rows,
+        )
 
     def _loaded_message(self, rank: int) -> LoadedMessage:
         config, budget = self.config, self.memory.budget
@@ -140,22 +146,30 @@ class ModelRank:
             token_bytes=budget.footprint.token_bytes,
             is_even=not (budget.footprint.constant_bytes or budget.footprint.windows),
             room=min(_AMPLE, budget.kv_bytes / full) if full else _AMPLE,
+            by_rows=budget.footprint.by_rows,
         )
 
-    def _shared_budget(self, ranks: Sequence[LoadedMessage]) -> MemoryBudget:
+    def _shared_budget(self, ranks: Sequence[LoadedMessage], start: StartMessage) -> MemoryBudget:
         """Return the budget, limited to the room that every rank has for requests."""
         budget = self.memory.budget
         full = full_bytes(budget.footprint, budget.load)
         room = int(coordinator.smallest_kv_share(ranks) * full)
-        return replace(budget, kv_bytes=min(budget.kv_bytes, room))
+        footprint = replace(budget.footprint, by_rows=start.by_rows)
+        return replace(budget, footprint=footprint, kv_bytes=min(budget.kv_bytes, room))
 
 
 def make_executor(
-    loaded: LoadedModel, config: EngineConfig, *, prefix_bytes: int, token_bytes: int | None = None
+    loaded: LoadedModel,
+    config: EngineConfig,
+    *,
+    prefix_bytes: int,
+    token_bytes: int | None = None,
+    by_rows: bool = False,
 ) -> StepExecutor:
     """Return the executor of a rank.
 
     `prefix_bytes` is the limit of its prefix cache; `token_bytes` is the size of a token there, None for the real size.
+    `by_rows` says that the caches of a batch may be kept row by row.
     """
     options = KvOptions(bits=config.kv_bits, window=config.kv_window)
     proposer: TokenProposer | None = None
@@ -176,6 +190,7 @@ def make_executor(
         proposer=proposer,
         adapters=loaded.adapters,
         vision=None if loaded.image_rules is None else loaded.model,
+        by_rows=by_rows,
     )
 
 

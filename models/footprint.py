@@ -4,6 +4,7 @@ The reconciler's placement proof and the engine's admission both use it. Parts a
 Measured with mlx-lm on models of random weights (tests/models/test_cache_rules_mlx.py).
 """
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Final
 
@@ -11,6 +12,12 @@ from schemas.node import LayerGroup, ModelGeometry
 
 CACHE_STEP: Final = 256
 """KV caches grow by this many tokens (mlx_lm/models/cache.py; engine/cache/stepped_kv.py, engine/cache/quantized_kv.py)."""
+
+
+def round_up(tokens: int) -> int:
+    """Return the tokens that a cache for this many allocates: whole steps."""
+    return -(-tokens // CACHE_STEP) * CACHE_STEP
+
 
 # Arrays of a token's width that are alive at once while a layer is computed.
 _HIDDEN_COPIES, _FFN_COPIES, _SCORE_COPIES, _LOGIT_COPIES = 6, 4, 2, 2
@@ -44,15 +51,12 @@ class ServingLoad:
     @property
     def tokens(self) -> int:
         """The size of one request's cache in tokens: whole steps, with unverified draft tokens."""
-        return -(-(self.context_length + self.draft_tokens) // CACHE_STEP) * CACHE_STEP
+        return round_up(self.context_length + self.draft_tokens)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KvFootprint:
-    """Cache bytes of one sequence as a function of its tokens, measured on a loaded model.
-
-    Sequences of a batch share one array, padded on the left, so each takes the bytes of the longest.
-    """
+    """Cache bytes of sequences as a function of their tokens, measured on a loaded model."""
 
     constant_bytes: int = 0
     """States that do not grow: linear attention, Mamba, convolutions."""
@@ -60,6 +64,12 @@ class KvFootprint:
     """Bytes of one token in all layers that keep every token."""
     windows: tuple[tuple[int, int], ...] = ()
     """(tokens kept at most, bytes of one token) of layers with rotating caches; one entry for each window size."""
+    by_rows: bool = False
+    """True if a batch can keep the tokens of each sequence in arrays of their own (engine/cache/row_caches.py).
+
+    Otherwise the sequences share one array, padded on the left, and each takes the bytes of the longest. Rotating
+    caches always do.
+    """
 
     def __add__(self, other: "KvFootprint") -> "KvFootprint":
         """Return the footprint of a sequence that two models process, such as a model and its draft model."""
@@ -67,6 +77,7 @@ class KvFootprint:
             constant_bytes=self.constant_bytes + other.constant_bytes,
             token_bytes=self.token_bytes + other.token_bytes,
             windows=self.windows + other.windows,
+            by_rows=self.by_rows and other.by_rows,
         )
 
     def sequence_bytes(self, tokens: int) -> int:
@@ -75,14 +86,21 @@ class KvFootprint:
         mlx-lm's rotating caches grow by a step from the length at which they are full; until the window is reached
         they hold up to 255 tokens more than `cache_bytes` counts.
         """
-        slots = -(-tokens // CACHE_STEP) * CACHE_STEP
+        return self.token_bytes * round_up(tokens) + self._fixed_bytes(tokens)
+
+    def batch_bytes(self, lengths: Collection[int]) -> int:
+        """Return the most bytes of sequences of these lengths together."""
+        longest = max(lengths, default=0)
+        if not self.by_rows:
+            return len(lengths) * self.sequence_bytes(longest)
+        tokens = sum(map(round_up, lengths))
+        return self.token_bytes * tokens + len(lengths) * self._fixed_bytes(longest)
+
+    def _fixed_bytes(self, tokens: int) -> int:
+        """Return the bytes of a sequence's states and rotating layers, beside others of at most `tokens` tokens."""
         rotating_tokens = tokens + CACHE_STEP - 1 if tokens else 0
         rotating = sum(each * min(rotating_tokens, window) for window, each in self.windows)
-        return self.constant_bytes + self.token_bytes * slots + rotating
-
-    def batch_bytes(self, rows: int, longest: int) -> int:
-        """Return the bytes of `rows` sequences, the longest of which has `longest` tokens."""
-        return rows * self.sequence_bytes(longest)
+        return self.constant_bytes + rotating
 
     def reading_bytes(self, chunk: int) -> int:
         """Return the bytes beside their windows of rotating layers while a prompt is prefilled in chunks of tokens."""

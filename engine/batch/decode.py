@@ -16,6 +16,8 @@ from engine.batch.logits_processors import PenaltyState, needs_penalties
 from engine.batch.logprobs import BatchLogprobs
 from engine.batch.sampling import SamplingColumns, sample
 from engine.batch.speculative import TokenProposer, TokenSequence
+from engine.cache.batch_caches import BatchCaches
+from engine.cache.batch_layout import RowLength
 from engine.cache.interface import LayerCache
 from engine.grammar.interface import GrammarCompiler, GrammarMatcher
 from engine.jobs import FinishReason, Job, TokenLogprobs, TokenOutput
@@ -84,6 +86,16 @@ class DecodeRow:
         return self.chosen >= self.job.max_tokens
 
     @property
+    def fed(self) -> int:
+        """Number of tokens in the caches: the newest one was chosen, and perhaps read, but not fed to the model."""
+        return len(self.job.prompt) + self.chosen - 1
+
+    @property
+    def length(self) -> RowLength:
+        """The tokens after the next step, and at most."""
+        return RowLength(self.fed + 1, len(self.job.prompt) + self.job.max_tokens)
+
+    @property
     def room(self) -> int:
         """Number of tokens that may be guessed: the job's last token is never a guess."""
         return self.job.max_tokens - self.chosen - 1
@@ -135,8 +147,9 @@ class DecodeStage:
         proposer: TokenProposer | None = None,
         adapters: AdapterBank | None = None,
         vision: VisionModel | None = None,
+        by_rows: bool = False,
     ) -> None:
-        """`vision` is the model, if it sees images."""
+        """`vision` is the model, if it sees images; `by_rows` says that its caches may be `RowsKVCache`."""
         self._vision = vision
         self._model = model
         self._adapters = adapters
@@ -144,7 +157,7 @@ class DecodeStage:
         self._end_tokens = sorted(ends)
         self._proposer = proposer
         self.rows: list[DecodeRow] = []
-        self._caches: list[LayerCache] = []
+        self._caches = BatchCaches(by_rows=by_rows)
         self._tokens: Array = None  # shape (rows,): the input of the next pass
         self._sampling = SamplingColumns.of(())
         self._logprobs: BatchLogprobs | None = None
@@ -152,17 +165,19 @@ class DecodeStage:
     @property
     def nbytes(self) -> int:
         """Bytes that the caches hold."""
-        return sum(cache.nbytes for cache in self._caches)
+        return self._caches.nbytes
+
+    @property
+    def is_padded(self) -> bool:
+        """True if the rows share padded arrays."""
+        return self._caches.is_padded
 
     def join(self, rows: Sequence[DecodeRow], caches: list[LayerCache]) -> None:
         """Add sequences. Their merged caches hold all tokens but the last one of each."""
         tokens = mx.array([row.tokens[-1] for row in rows], dtype=mx.uint32)
         if self.rows:
-            for ours, theirs in zip(self._caches, caches, strict=True):
-                ours.extend(theirs)
             tokens = mx.concatenate([self._tokens, tokens])
-        else:
-            self._caches = caches
+        self._caches.join(caches)
         self._tokens = tokens
         self.rows = [*self.rows, *rows]
         self._sampling = SamplingColumns.of([row.job.sampling for row in self.rows])
@@ -171,9 +186,7 @@ class DecodeStage:
         """Return a job's tokens that the caches hold, and caches of this job alone; None if it does not generate."""
         for at, row in enumerate(self.rows):
             if row.job.id == job_id:
-                # The newest token was chosen, and perhaps read, but not fed to the model.
-                fed = len(row.job.prompt) + row.chosen - 1
-                return row.tokens[:fed], [cache.extract(at) for cache in self._caches]
+                return row.tokens[: row.fed], self._caches.extract(at)
         return None
 
     def leave(self, job_ids: Sequence[int]) -> None:
@@ -186,13 +199,8 @@ class DecodeStage:
             self._logprobs = self._logprobs.select(keep)
         self.rows = [self.rows[at] for at in keep]
         self._sampling = SamplingColumns.of([row.job.sampling for row in self.rows])
-        if not keep:
-            self._caches, self._tokens = [], None
-            return
-        index = mx.array(keep)
-        for cache in self._caches:
-            cache.filter(index)
-        self._tokens = self._tokens[index]
+        self._caches.keep(keep)
+        self._tokens = self._tokens[mx.array(keep)] if keep else None
 
     def read(self) -> list[TokenOutput]:
         """Wait for the tokens that were chosen and not read, and return them."""
@@ -217,6 +225,7 @@ class DecodeStage:
         if self._vision is not None:
             self._vision.select([row.job for row in self.rows])
         proposer = self._proposer
+        self._caches.arrange([row.length for row in self.rows])
         if proposer is not None and len(self.rows) == 1 and not self.rows[0].waits_for_tokens:
             row = self.rows[0]
             if proposer.is_promising(row.sequence, row.room):
@@ -228,7 +237,7 @@ class DecodeStage:
 
     def _step_plain(self) -> list[TokenOutput]:
         """Start one more token for every row; return the tokens that were not read yet."""
-        logits = self._model(self._tokens[:, None], cache=self._caches)[:, -1, :]
+        logits = self._model(self._tokens[:, None], cache=self._caches.layers)[:, -1, :]
         outputs: list[TokenOutput] = []
         if any(row.waits_for_tokens for row in self.rows):
             mx.async_eval(logits)  # type: ignore[no-untyped-call] # mlx ships few types
@@ -253,7 +262,7 @@ class DecodeStage:
         draft = proposer.propose(row.sequence, row.room)
         if not draft:
             return [*outputs, *self._step_plain()]
-        logits = self._model(mx.array([[row.tokens[-1], *draft]]), cache=self._caches)[0]
+        logits = self._model(mx.array([[row.tokens[-1], *draft]]), cache=self._caches.layers)[0]
         count = len(draft) + 1
         sampling = self._sampling if count == 1 else SamplingColumns.of([row.job.sampling] * count)
         too_early = [at for at in range(count) if row.chosen + at < row.job.min_tokens]
@@ -266,8 +275,7 @@ class DecodeStage:
         while accepted < len(draft) and draft[accepted] == tokens[accepted]:
             accepted += 1
         proposer.note_step(len(draft), accepted=accepted, has_waited=has_waited)
-        for cache in self._caches:
-            cache.trim(len(draft) - accepted)
+        self._caches.trim(len(draft) - accepted)
         for at, token in enumerate(tokens[: accepted + 1]):
             outputs.append(row.read(token, scores.get(at), is_end=token in self._ends))
             if outputs[-1].finish is not None:

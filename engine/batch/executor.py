@@ -41,6 +41,8 @@ class StepExecutor:
     adapters: AdapterBank | None = None
     vision: VisionModel | None = None
     """The model, if it sees images."""
+    by_rows: bool = False
+    """True if the model's caches may be kept row by row (cache/row_caches.py)."""
     compiling: BackgroundGrammars = field(init=False)
     decode_stage: DecodeStage = field(init=False)
     prefill_stage: PrefillStage = field(init=False)
@@ -50,7 +52,9 @@ class StepExecutor:
         """Create empty stages."""
         self.compiling = BackgroundGrammars(self.grammars)
         self.decode_stage = self._new_decode_stage()
-        self.prefill_stage = PrefillStage(self.model, self.prefix, self.adapters, self.vision)
+        self.prefill_stage = PrefillStage(
+            self.model, self.prefix, self.adapters, self.vision, by_rows=self.by_rows
+        )
 
     @property
     def kv_bytes(self) -> int:
@@ -169,6 +173,7 @@ class StepExecutor:
             proposer=self.proposer,
             adapters=self.adapters,
             vision=self.vision,
+            by_rows=self.by_rows,
         )
 
     def _remove_finished(self, outputs: list[TokenOutput]) -> list[TokenOutput]:

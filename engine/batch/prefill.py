@@ -8,6 +8,7 @@ import mlx.core as mx
 
 from engine.batch import logprobs
 from engine.batch.step_plan import PromptChunk
+from engine.cache.batch_caches import merge_caches
 from engine.cache.interface import LayerCache, PrefixCache
 from engine.jobs import Job, TokenLogprobs
 from engine.model.adapter_bank import AdapterBank
@@ -61,8 +62,11 @@ class PrefillStage:
         prefix: PrefixCache,
         adapters: AdapterBank | None = None,
         vision: VisionModel | None = None,
+        *,
+        by_rows: bool = False,
     ) -> None:
-        """`vision` is the model, if it sees images."""
+        """`vision` is the model, if it sees images; `by_rows` says that its caches may be `RowsKVCache`."""
+        self._by_rows = by_rows
         self._model = model
         self._vision = vision
         self._adapters = adapters
@@ -97,7 +101,7 @@ class PrefillStage:
                 self._read_one(prompt, len(prompt.tokens) - prompt.position)
         if len(prompts) == 1:
             self._read_one(prompts[0], len(prompts[0].tokens) - prompts[0].position)
-            caches = merge_caches([prompts[0].caches])
+            caches = merge_caches([prompts[0].caches], by_rows=self._by_rows)
         else:
             caches = self._read_together(prompts)
         return PrefilledPrompts(prompts=tuple(prompts), caches=caches), computed
@@ -172,7 +176,7 @@ class PrefillStage:
         """Finish several prompts at once, padded on the right to the longest remainder."""
         _level_remainders(prompts)
         self._select(prompts)
-        caches = merge_caches([prompt.caches for prompt in prompts])
+        caches = merge_caches([prompt.caches for prompt in prompts], by_rows=self._by_rows)
         pieces = [prompt.tokens[prompt.position :] for prompt in prompts]
         lengths = [len(piece) for piece in pieces]
         longest = max(lengths)
@@ -211,8 +215,3 @@ def _level_remainders(prompts: Sequence[PrefillPrompt]) -> None:
                 cache.trim(excess)
             prompt.position -= excess
             prompt.cached_tokens -= excess
-
-
-def merge_caches(caches: Sequence[Sequence[LayerCache]]) -> list[LayerCache]:
-    """Merge the caches of several sequences into one batch."""
-    return [layer[0].merge(list(layer)) for layer in zip(*caches, strict=True)]

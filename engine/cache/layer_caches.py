@@ -20,8 +20,10 @@ from mlx_lm.models.cache import (
     make_prompt_cache,
 )
 
+from engine.cache.batch_caches import merge_caches
 from engine.cache.interface import KvOptions, LayerCache
 from engine.cache.quantized_kv import BITS, QuantizedCache
+from engine.cache.row_caches import RowsKVCache
 from engine.cache.stepped_kv import SteppedKVCache
 from models.footprint import CACHE_STEP, KvFootprint
 
@@ -69,6 +71,23 @@ def try_model(model: Any, options: KvOptions) -> str:
             raise
         raise ValueError(f"this model cannot use {_option_name(options)}: {error}") from error
     return ", ".join(f"{count} x {kind}" for kind, count in count_kinds(caches).items())
+
+
+def can_hold_rows(model: Any, options: KvOptions) -> bool:
+    """Return whether a batch of the model's sequences can keep them row by row (row_caches.py).
+
+    Computes nothing, like `try_model`. Two rows of different lengths read two tokens, then one.
+    """
+    caches = merge_caches([_fill_caches(model, options, n) for n in (1, 2)], by_rows=True)
+    if not any(isinstance(cache, RowsKVCache) for cache in caches):
+        return False
+    try:
+        for tokens in (2, 1):
+            model(mx.zeros((2, tokens), dtype=mx.int32), cache=caches)
+    except (AttributeError, IndexError, TypeError, ValueError):
+        # Latent attention and sinks use keys and values themselves.
+        return False
+    return True
 
 
 def count_kinds(caches: Sequence[LayerCache]) -> dict[str, int]:
@@ -121,6 +140,7 @@ def measure_footprint(model: Any, options: KvOptions) -> KvFootprint:
         constant_bytes=sum(rule.constant_bytes for rule in rules),
         token_bytes=sum(rule.token_bytes for rule in rules),
         windows=tuple(sorted(windows.items())),
+        by_rows=can_hold_rows(model, options),
     )
 
 

@@ -55,9 +55,9 @@ class MemoryBudget:
         return self.footprint.longest_within(self.kv_bytes, most)
 
     def needs(self, lengths: Collection[int]) -> int:
-        """Return the most bytes that sequences of these lengths need together: each as much as the longest."""
-        longest = max(lengths, default=0) + self.load.draft_tokens
-        return self.footprint.batch_bytes(len(lengths), longest)
+        """Return the most bytes that sequences of these lengths need together."""
+        guesses = self.load.draft_tokens
+        return self.footprint.batch_bytes([length + guesses for length in lengths])
 
     def fits(self, lengths: Collection[int]) -> bool:
         """Return whether sequences of these lengths can run together until they end."""
@@ -143,7 +143,7 @@ def make_budget(
 
 def full_bytes(footprint: KvFootprint, load: ServingLoad) -> int:
     """Return the most bytes that the caches of all requests hold together."""
-    return footprint.batch_bytes(load.concurrency, load.context_length + load.draft_tokens)
+    return footprint.batch_bytes([load.context_length + load.draft_tokens] * load.concurrency)
 
 
 def input_bytes(context_length: int) -> int:

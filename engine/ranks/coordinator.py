@@ -41,13 +41,14 @@ def agree(ranks: Sequence[LoadedMessage]) -> StartMessage:
             raise GroupError(
                 f"rank {rank.rank} has another model, or other versions of mlx or mlx-lm, than rank 0"
             )
-    shared = min(rank.prefix_bytes for rank in ranks)
-    if len({rank.token_bytes for rank in ranks}) == 1:
-        return StartMessage(prefix_bytes=shared, token_bytes=None)
-    if all(rank.is_even for rank in ranks):
-        most = max(rank.token_bytes for rank in ranks)
-        return StartMessage(prefix_bytes=shared, token_bytes=most)
-    return StartMessage(prefix_bytes=0, token_bytes=None)
+    shared, token_bytes = min(rank.prefix_bytes for rank in ranks), None
+    sizes = {rank.token_bytes for rank in ranks}
+    if len(sizes) > 1 and all(rank.is_even for rank in ranks):
+        token_bytes = max(sizes)
+    elif len(sizes) > 1:
+        shared = 0
+    by_rows = all(rank.by_rows for rank in ranks)
+    return StartMessage(prefix_bytes=shared, token_bytes=token_bytes, by_rows=by_rows)
 
 
 def smallest_kv_share(ranks: Sequence[LoadedMessage]) -> float:

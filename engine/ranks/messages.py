@@ -74,6 +74,8 @@ class LoadedMessage:
     """True if every token takes the same number of bytes: no rotating layers and no states."""
     room: float
     """The room for requests' caches on this rank, as a share of the caches of all slots when full."""
+    by_rows: bool = False
+    """True if this rank's layers can keep the rows of a batch in arrays of their own."""
     kind: Literal["hello"] = "hello"
 
 
@@ -85,6 +87,8 @@ class StartMessage:
     """The limit of every rank's prefix cache, so that all ranks evict the same blocks at the same time."""
     token_bytes: int | None
     """The size of a token in these caches, where real sizes differ between ranks; None for the real size."""
+    by_rows: bool = False
+    """True if all ranks can keep the rows of a batch in arrays of their own."""
     kind: Literal["begin"] = "begin"
 
 

@@ -54,7 +54,10 @@ def new_batch(
     if model is not None:
         loaded = dataclasses.replace(loaded, model=model)
     executor = model_rank.make_executor(
-        loaded, config, prefix_bytes=memory.budget.prefix_most_bytes
+        loaded,
+        config,
+        prefix_bytes=memory.budget.prefix_most_bytes,
+        by_rows=memory.budget.footprint.by_rows,
     )
     batch = model_rank.make_batch_loop(loaded, executor, memory, gauges or Gauges(), SystemClock())
     batch.speed.prefill_tokens_per_s = 50_000.0  # not the guess of a new engine, for a large model

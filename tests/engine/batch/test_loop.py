@@ -48,6 +48,28 @@ def test_32_jobs_at_once_give_the_answers_of_single_jobs(new: NewBatch) -> None:
     assert run(batch, *jobs) == alone
 
 
+def test_the_layout_of_the_caches_changes_no_answer(new: NewBatch) -> None:
+    alike = [[(5 * at * (n + 1) + n) % 480 + 10 for at in range(40 + n)] for n in range(4)]
+    jobs = [job(n, prompt, max_tokens=100) for n, prompt in enumerate(alike)]
+    late = job(9, PROMPTS[7], max_tokens=60)
+    batch = new()
+    stage = batch.executor.decode_stage
+    alone = {n: found for one in (*jobs, late) for n, found in run(batch, one).items()}
+    batch.executor.prefix.trim(0)
+    for one in jobs:
+        batch.add(one)
+    events: list[WorkerEvent] = []
+    until_padded = 0
+    while not (stage.rows and stage.is_padded):
+        events += step(batch)
+        until_padded += 1
+    assert until_padded > 64
+    batch.add(late)  # much longer: rows of their own again
+    found = drain(batch, events)
+    assert not stage.is_padded
+    assert {number: tokens(made) for number, made in found.items()} == alone
+
+
 def test_jobs_join_and_leave_in_every_stage(new: NewBatch) -> None:
     wanted = run(new(), job(0, PROMPTS[1], max_tokens=40))[0]
     batch = new()

@@ -69,7 +69,7 @@ def test_each_row_of_a_batch_takes_the_bytes_of_the_longest() -> None:
     batch = [column[0].merge(list(column)) for column in zip(*rows, strict=True)]
     model(mx.zeros((3, 1), dtype=mx.int32), cache=batch)
     real = sum(one.nbytes for one in batch)
-    assert real == measured.batch_bytes(3, 701)
+    assert real == measured.batch_bytes([701] * 3)
 
 
 @pytest.mark.mlx
@@ -89,7 +89,7 @@ def test_rows_that_grow_join_and_leave_stay_within_the_footprint(options: KvOpti
     rows = 3
     for step in range(40):
         longest = max(batch[0].offset.tolist())
-        assert sum(one.nbytes for one in batch) <= measured.batch_bytes(rows, longest)
+        assert sum(one.nbytes for one in batch) <= measured.batch_bytes([longest] * rows)
         model(mx.zeros((rows, 5), dtype=mx.int32), cache=batch)
         if step == 20:
             rows = 2
@@ -117,4 +117,4 @@ def test_the_engine_and_the_memory_proof_agree(family: str) -> None:
     shape = proof.geometry(config).model_copy(update={"prefill_step": 0})
     for tokens in (1, 300, 1024):
         proved = footprint.cache_bytes(shape, ServingLoad(context_length=tokens, concurrency=3))
-        assert measured.batch_bytes(3, tokens) == proved
+        assert measured.batch_bytes([tokens] * 3) == proved

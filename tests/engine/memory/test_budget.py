@@ -94,7 +94,7 @@ def test_steps_and_windows() -> None:
     assert footprint.sequence_bytes(1) == 7 + 2560 + 300 + 256 * 5
     assert footprint.sequence_bytes(256) == 7 + 2560 + 300 + 1500
     assert footprint.sequence_bytes(257) == 7 + 5120 + 300 + 1500
-    assert footprint.batch_bytes(3, 257) == 3 * footprint.sequence_bytes(257)
+    assert footprint.batch_bytes([257] * 3) == 3 * footprint.sequence_bytes(257)
     assert footprint.reading_bytes(10) == 80
     both = footprint + KvFootprint(constant_bytes=1, token_bytes=2, windows=((9, 1),))
     assert both.sequence_bytes(300) == footprint.sequence_bytes(300) + 1 + 1024 + 9

@@ -1,0 +1,110 @@
+"""The layer caches of a batch, in the layout that suits the lengths of its rows. Worker thread only."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import mlx.core as mx
+
+from engine.cache import batch_layout
+from engine.cache.batch_layout import RowLength
+from engine.cache.interface import LayerCache
+from engine.cache.quantized_kv import BatchQuantizedKVCache, QuantizedCache
+from engine.cache.row_caches import RowsKVCache
+from engine.cache.stepped_kv import BatchSteppedKVCache, SteppedKVCache
+
+
+def merge_caches(caches: Sequence[Sequence[LayerCache]], *, by_rows: bool) -> list[LayerCache]:
+    """Make one batch of the caches of several sequences, and take them over.
+
+    `by_rows` keeps plain and quantized layers row by row; rotating and recurrent ones are always merged.
+    """
+    return [_merge_layer(layer, by_rows=by_rows) for layer in zip(*caches, strict=True)]
+
+
+class BatchCaches:
+    """The layer caches of the generating rows."""
+
+    def __init__(self, *, by_rows: bool) -> None:
+        """`by_rows` says that the model can use `RowsKVCache`."""
+        self._by_rows = by_rows
+        self._is_padded = not by_rows
+        self._steps = 0
+        self.layers: list[LayerCache] = []
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that the caches hold."""
+        return sum(cache.nbytes for cache in self.layers)
+
+    @property
+    def is_padded(self) -> bool:
+        """True if all rows share one array a layer."""
+        return self._is_padded
+
+    def join(self, layers: list[LayerCache]) -> None:
+        """Add rows: caches that `merge_caches` made with the same `by_rows`, which this takes over."""
+        self._split()
+        if not self.layers:
+            self.layers = layers
+            return
+        for ours, theirs in zip(self.layers, layers, strict=True):
+            ours.extend(theirs)
+
+    def extract(self, at: int) -> list[LayerCache]:
+        """Return one row's caches, to be read only."""
+        return [cache.extract(at) for cache in self.layers]
+
+    def keep(self, rows: Sequence[int]) -> None:
+        """Remove all rows but these."""
+        self._steps = 0
+        if not rows:
+            self.layers, self._is_padded = [], not self._by_rows
+            return
+        index = mx.array(list(rows))
+        for cache in self.layers:
+            cache.filter(list(rows) if isinstance(cache, RowsKVCache) else index)
+
+    def trim(self, count: int) -> None:
+        """Drop the last tokens of each row."""
+        for cache in self.layers:
+            cache.trim(count)
+
+    def arrange(self, rows: Sequence[RowLength]) -> None:
+        """Choose the layout for the next step."""
+        if not self._by_rows:
+            return
+        if self._is_padded:
+            if not batch_layout.is_padding_cheap(rows):
+                self._split()
+            return
+        if batch_layout.should_pad(rows, steps=self._steps):
+            self._pad()
+        self._steps += 1
+
+    def _pad(self) -> None:
+        """Merge the rows, one layer after the other: two copies of all layers might not fit."""
+        for at, cache in enumerate(self.layers):
+            if isinstance(cache, RowsKVCache):
+                self.layers[at] = cache.rows[0].merge(cache.rows)
+                del cache
+                mx.eval(self.layers[at].state)
+        self._is_padded = True
+
+    def _split(self) -> None:
+        """Give each row a cache of its own. The next pass copies the rows, layer by layer."""
+        self._steps = 0
+        if not (self._by_rows and self._is_padded):
+            return
+        self.layers = [
+            RowsKVCache.split(cache)
+            if isinstance(cache, BatchSteppedKVCache | BatchQuantizedKVCache)
+            else cache
+            for cache in self.layers
+        ]
+        self._is_padded = False
+
+
+def _merge_layer(layer: Sequence[LayerCache], *, by_rows: bool) -> Any:
+    if by_rows and isinstance(layer[0], SteppedKVCache | QuantizedCache):
+        return RowsKVCache(layer)
+    return layer[0].merge(list(layer))
