@@ -16,7 +16,7 @@ from tests.support.sampling import FULL
 pytest_plugins = ["tests.support.models"]
 
 # Derandomized: the default tier tries the same examples each time; the full tier looks for new ones.
-settings.register_profile("default", derandomize=True, max_examples=30, deadline=None)
+settings.register_profile("default", derandomize=True, max_examples=20, deadline=None)
 settings.register_profile("full", max_examples=1000, deadline=None)
 settings.load_profile("full" if FULL else "default")
 

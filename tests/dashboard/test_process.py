@@ -68,6 +68,7 @@ async def test_it_shows_the_last_state_while_etcd_is_away(tmp_path: Path) -> Non
             assert await process.wait() == 0
 
 
+@pytest.mark.ci
 async def test_other_machines_are_served_with_tls_alone(tmp_path: Path) -> None:
     async with running_etcd(tmp_path) as etcd:
         port = str(free_port())

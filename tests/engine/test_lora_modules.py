@@ -94,6 +94,7 @@ def test_salts_of_clients_do_not_reach_the_blocks_of_adapters(multi: Engine) -> 
             assert (usage.get("prompt_tokens_details") or {}).get("cached_tokens", 0) == 0
 
 
+@pytest.mark.ci
 def test_an_adapter_of_another_model_ends_the_engine_with_a_sentence(
     tiny: Path, folders: dict[str, Path], tmp_path: Path, start: Start
 ) -> None:

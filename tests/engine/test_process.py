@@ -239,6 +239,7 @@ def test_wrong_flags(start_process: Start, tiny: Path) -> None:
     assert engine.last_words() == "engine: error: argument --concurrency: 0 is less than 1"
 
 
+@pytest.mark.ci
 def test_a_crash_of_the_worker_ends_the_process(
     start_process: Start, tiny: Path, tmp_path: Path
 ) -> None:

@@ -107,6 +107,7 @@ async def fleet(path: Path) -> AsyncIterator[Fleet]:
         yield Fleet(authority, world, running, engines, nodes, everyone)
 
 
+@pytest.mark.ci
 @pytest.mark.timeout(120)
 @on_loop
 async def test_no_request_fails_while_the_mode_goes_to_strict_and_back(tmp_path: Path) -> None:

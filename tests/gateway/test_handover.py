@@ -339,6 +339,7 @@ async def loaded(site: Site) -> AsyncIterator[Load]:
         load.is_over = True
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(
     "site", ["http", pytest.param("https", marks=pytest.mark.full)], indirect=True
 )

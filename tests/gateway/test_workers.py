@@ -104,6 +104,7 @@ async def stand(
         await transport.close()
 
 
+@pytest.mark.ci
 @pytest.mark.etcd
 async def test_workers_share_a_port_and_answer_for_themselves(
     tmp_path: Path, http: aiohttp.ClientSession
@@ -135,6 +136,7 @@ async def test_a_killed_worker_is_started_again(
         assert await two.complete() == 200
 
 
+@pytest.mark.ci
 @pytest.mark.etcd
 async def test_sigterm_lets_streams_of_all_workers_finish(
     tmp_path: Path, http: aiohttp.ClientSession

@@ -41,6 +41,7 @@ def test_every_host_name_becomes_a_name_that_is_read(text: str) -> None:
     assert found is not None
 
 
+@pytest.mark.ci
 async def test_nothing_imports_zeroconf_before_it_announces_or_listens() -> None:
     modules = (
         "gateway.__main__, reconciler.__main__, fleetctl.verbs.join, fleetctl.verbs.join_requests, "

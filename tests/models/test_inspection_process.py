@@ -45,6 +45,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.ci
 def test_a_large_header_is_read_outside_of_this_process(folder: Path) -> None:
     expected = model_files.inspect_model(folder)
     code = (
@@ -65,6 +66,7 @@ def test_a_large_header_is_read_outside_of_this_process(folder: Path) -> None:
     assert inspection_process.inspect_model(folder) == expected
 
 
+@pytest.mark.ci
 def test_a_child_refuses_in_the_words_of_the_inspection(folder: Path) -> None:
     os.truncate(folder / "model.safetensors", 3_000_000)
     with pytest.raises(ModelUnusableError, match="was cut short") as refused:
@@ -72,6 +74,7 @@ def test_a_child_refuses_in_the_words_of_the_inspection(folder: Path) -> None:
     assert str(folder / "model.safetensors") in str(refused.value)
 
 
+@pytest.mark.ci
 def test_a_large_adapter_is_read_in_a_child(tmp_path: Path) -> None:
     config = {
         "num_layers": 1,
@@ -114,6 +117,7 @@ def test_a_folder_beyond_the_limits_is_refused_by_name(
     assert words in str(refused.value)
 
 
+@pytest.mark.ci
 def test_headers_of_a_hub_are_summed_in_a_child_as_here() -> None:
     config = json.dumps(CONFIG)
     few, many = header(100), header(40_000)
@@ -142,6 +146,7 @@ def test_headers_of_a_hub_are_summed_in_a_child_as_here() -> None:
         )
 
 
+@pytest.mark.ci
 def test_all_files_of_a_model_share_the_limit_of_tensors() -> None:
     many = header(80_000)
     files = {f"model-{n}.safetensors": (320_008 + len(many), many) for n in range(3)}

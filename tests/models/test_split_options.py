@@ -320,6 +320,7 @@ async def test_a_child_runs_once_and_its_answer_outlives_the_agent(tmp_path: Pat
     assert await told(folder, SplitInspector(kept, SystemClock())) == geometry
 
 
+@pytest.mark.ci
 async def test_the_error_of_mlx_lm_is_reported(tmp_path: Path) -> None:
     folder = tiny_model.make(tmp_path / "tiny", arch="llama")
     config = json.loads((folder / "config.json").read_text())
@@ -332,6 +333,7 @@ async def test_the_error_of_mlx_lm_is_reported(tmp_path: Path) -> None:
     assert geometry.splitting.tensor == ()
 
 
+@pytest.mark.ci
 def test_a_child_ends_with_its_agent(tmp_path: Path) -> None:
     folder = tiny_model.make(tmp_path / "tiny")
     argv = [sys.executable, "-m", "engine.shape_probe", str(folder)]

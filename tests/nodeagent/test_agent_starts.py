@@ -48,6 +48,7 @@ async def message_of(desk: Desk, name: str) -> str:
     return found.message
 
 
+@pytest.mark.ci
 async def test_the_words_of_an_engine_that_refuses_stay_and_it_is_not_started_again(
     desk: Desk, agent: AgentProcess
 ) -> None:

@@ -53,6 +53,7 @@ def signing_reconciler(
     return part(etcd, "reconciler", "reconciler", *given)
 
 
+@pytest.mark.ci
 @pytest.mark.etcd
 async def test_an_agent_gets_and_renews_its_certificate_with_the_rights_of_its_user(
     tmp_path: Path,

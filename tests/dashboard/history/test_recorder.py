@@ -102,6 +102,7 @@ async def test_kill_9_loses_nothing_and_counts_nothing_twice(tmp_path: Path) -> 
         assert await it.dashboard.end(signal.SIGTERM) == 0
 
 
+@pytest.mark.ci
 @pytest.mark.skipif(sys.platform != "linux", reason="limits of running processes are Linux's")
 async def test_a_full_disk_costs_history_and_nothing_else(tmp_path: Path) -> None:
     async with scene(tmp_path) as it:
@@ -125,6 +126,7 @@ async def test_a_full_disk_costs_history_and_nothing_else(tmp_path: Path) -> Non
         assert (await it.history())["lost"] == 0
 
 
+@pytest.mark.ci
 async def test_a_damaged_file_is_set_aside_and_a_new_one_begins(tmp_path: Path) -> None:
     async with scene(tmp_path) as it:
         it.folder.mkdir(mode=0o700)
@@ -137,6 +139,7 @@ async def test_a_damaged_file_is_set_aside_and_a_new_one_begins(tmp_path: Path) 
         assert (found["status"], found["damaged"]) == ("ok", 1)
 
 
+@pytest.mark.ci
 async def test_wrong_queries_are_refused_with_what_is_right(tmp_path: Path) -> None:
     async with scene(tmp_path) as it:
         await it.dashboard.start()
@@ -153,6 +156,7 @@ async def test_wrong_queries_are_refused_with_what_is_right(tmp_path: Path) -> N
             assert words in refusal["error"]["message"]
 
 
+@pytest.mark.ci
 async def test_without_a_folder_there_is_no_history(tmp_path: Path) -> None:
     async with scene(tmp_path) as it:
         it.dashboard.words = it.dashboard.words[:-2]

@@ -105,6 +105,7 @@ def test_few_large_bodies_are_read_at_once(limited: Engine) -> None:
     eventually(lambda: limited.chat("y" * (170 << 10)).status == 400)
 
 
+@pytest.mark.ci
 def test_an_engine_that_ends_leaves_no_worker(tiny: Path, start: Start) -> None:
     engine = start(tiny)
     eventually(engine.is_ready, within_s=START_S)

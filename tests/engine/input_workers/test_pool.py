@@ -42,6 +42,7 @@ async def refused(workers: InputWorkers, lane: Lane | None = None) -> Refusal:
     return caught.value.refusal
 
 
+@pytest.mark.ci
 async def test_workers_write_the_prompts_that_the_serving_process_would(tmp_path: Path) -> None:
     codec = codec_of(tmp_path)
     requests = [
@@ -64,6 +65,7 @@ async def test_workers_write_the_prompts_that_the_serving_process_would(tmp_path
             assert await tokens(workers, request) == tuple(expected)
 
 
+@pytest.mark.ci
 async def test_a_template_that_takes_too_long_is_ended_and_the_next_request_works(
     tmp_path: Path,
 ) -> None:
@@ -75,6 +77,7 @@ async def test_a_template_that_takes_too_long_is_ended_and_the_next_request_work
         assert await tokens(workers, chat(messages=[TURN])) == before
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(
     ("bomb", "complaint"),
     [
@@ -97,6 +100,7 @@ async def test_a_template_that_is_hostile_for_some_messages_only(
         assert await tokens(workers, chat(messages=[TURN]))
 
 
+@pytest.mark.ci
 async def test_a_worker_that_is_killed_costs_one_request(tmp_path: Path) -> None:
     async with running(codec_of(tmp_path, LOOP)) as workers:
         await tokens(workers, chat(messages=[TURN]))
@@ -119,6 +123,7 @@ async def test_a_worker_that_is_killed_costs_one_request(tmp_path: Path) -> None
         assert await tokens(workers, chat(messages=[TURN]))
 
 
+@pytest.mark.ci
 async def test_a_worker_that_hangs_is_replaced(tmp_path: Path) -> None:
     async with running(codec_of(tmp_path), limit_s=0.5) as workers:
         await tokens(workers, chat(messages=[TURN]))
@@ -140,6 +145,7 @@ async def test_another_fork_server_replaces_one_that_is_killed(tmp_path: Path) -
         assert await tokens(workers, chat(messages=[TURN]))
 
 
+@pytest.mark.ci
 async def test_costly_input_delays_no_short_prompt_and_a_client_that_leaves_ends_it(
     tmp_path: Path,
 ) -> None:
@@ -157,6 +163,7 @@ async def test_costly_input_delays_no_short_prompt_and_a_client_that_leaves_ends
         assert not workers.is_busy
 
 
+@pytest.mark.ci
 async def test_a_client_that_leaves_the_queue_begins_nothing(tmp_path: Path) -> None:
     async with running(codec_of(tmp_path)) as workers:
         await tokens(workers, chat(messages=[TURN]))
@@ -179,6 +186,7 @@ def form(count: int) -> GrammarTask:
     return GrammarTask(request=asked, tail=())
 
 
+@pytest.mark.ci
 async def test_a_schema_that_takes_too_long_is_refused_and_others_compile(tmp_path: Path) -> None:
     async with running(codec_of(tmp_path), limit_s=0.2) as workers:
         (small,) = await workers.prepare(Lane.GRAMMAR, form(1), size=0)

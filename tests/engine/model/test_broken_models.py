@@ -352,6 +352,7 @@ def test_a_complete_folder_is_accepted(tiny: Path, blas_cache: Path) -> None:
     assert end_of(tiny, blas_cache) is None
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_broken_folder_is_refused(
     tiny: Path, tmp_path: Path, blas_cache: Path, fault: Fault
@@ -366,6 +367,7 @@ def test_a_broken_folder_is_refused(
     assert not (folder / "ran").exists()
 
 
+@pytest.mark.ci
 def test_a_tokenizers_own_code_is_not_run(tiny: Path, tmp_path: Path, blas_cache: Path) -> None:
     folder = shutil.copytree(tiny, tmp_path / "own")
     (folder / "own.py").write_text(f"open({str(folder / 'ran')!r}, 'w')")

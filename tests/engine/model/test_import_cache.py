@@ -47,6 +47,7 @@ def test_the_cached_names_are_those_of_transformers(tmp_path: Path) -> None:
     assert cached.read_bytes() == whole
 
 
+@pytest.mark.ci
 def test_a_folder_that_others_can_write_is_not_used(tmp_path: Path) -> None:
     tmp_path.chmod(0o755)
     assert "llama.configuration_llama" in list_names(str(tmp_path))

@@ -38,6 +38,7 @@ def contents(archive: Path) -> dict[str, bytes]:
         return {name: file.read() for name, file in opened.items() if file is not None}
 
 
+@pytest.mark.ci
 async def test_an_archive_lists_the_hash_of_every_file(tmp_path: Path, index: Index) -> None:
     wheel = index.release(tmp_path / "dist", "1.0.0")
     one, other = tmp_path / "one.tar", tmp_path / "other.tar"

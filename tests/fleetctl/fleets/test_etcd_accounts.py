@@ -95,6 +95,7 @@ async def first_run(address: EtcdAddress, out: Path, *, dies_at: int, is_done: b
 ENABLES = 4 + sum(3 + len(one.permissions) for one in users.fleet_accounts(["mac-1"]))
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("is_done", [False, True])
 @pytest.mark.parametrize("dies_at", [1, 2, 3, 4, 5, 17, 18, 40, ENABLES - 1, ENABLES])
 async def test_a_run_can_be_repeated_after_any_step(

@@ -61,6 +61,7 @@ def identities(folder: DataDir) -> dict[str, IdentityFolder]:
     return {name: IdentityFolder(path) for name, path in found.items()}
 
 
+@pytest.mark.ci
 async def test_an_interrupted_preparation_is_finished_by_the_next(
     folder: DataDir, etcd: EmbeddedEtcd
 ) -> None:
@@ -110,6 +111,7 @@ async def check_store(folder: DataDir, trust: LocalTrust, etcd: EmbeddedEtcd) ->
         assert stat.S_IMODE(secret.parent.stat().st_mode) == 0o700
 
 
+@pytest.mark.ci
 async def test_a_new_address_gets_new_certificates(folder: DataDir, etcd: EmbeddedEtcd) -> None:
     await trust_of(folder).prepare(etcd.address, (), silent)
     moved = trust_of(folder, replace(MACHINE, address="10.0.0.6"))
@@ -118,6 +120,7 @@ async def test_a_new_address_gets_new_certificates(folder: DataDir, etcd: Embedd
     assert moved.is_prepared()
 
 
+@pytest.mark.ci
 async def test_the_authority_of_another_fleet_is_refused(
     folder: DataDir, etcd: EmbeddedEtcd
 ) -> None:

@@ -33,6 +33,7 @@ async def test_a_service_that_was_never_installed_is_no_error(bench: Bench) -> N
     assert list(bench.definitions.iterdir()) == []
 
 
+@pytest.mark.ci
 async def test_a_service_lives_from_install_to_remove(bench: Bench) -> None:
     await bench.services.install(bench.spec())
     state = await bench.services.state("nodeagent")
@@ -77,6 +78,7 @@ async def test_another_definition_replaces_the_running_program(bench: Bench) -> 
     await until(lambda: bench.words == "second")
 
 
+@pytest.mark.ci
 async def test_engines_survive_a_restart_of_their_agent(bench: Bench) -> None:
     await bench.services.install(bench.spec())
     await bench.services.start("nodeagent")

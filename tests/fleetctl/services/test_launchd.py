@@ -127,6 +127,7 @@ def calls(bench: Bench, verb: str) -> list[str]:
     return [line for line in lines if line.startswith(f"launchctl {verb}")]
 
 
+@pytest.mark.ci
 @launchd
 async def test_a_bootstrap_is_repeated_while_the_old_job_exits(bench: Bench) -> None:
     await bench.services.install(bench.spec())
@@ -176,6 +177,7 @@ async def test_an_agent_of_a_user_without_a_screen_session_is_refused(bench: Ben
         await services.start("nodeagent")
 
 
+@pytest.mark.ci
 @launchd
 async def test_stop_waits_until_the_program_has_ended(bench: Bench) -> None:
     await bench.services.install(bench.spec())

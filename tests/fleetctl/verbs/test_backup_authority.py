@@ -51,6 +51,7 @@ async def test_a_backup_has_no_key_of_the_authority(
     assert '"authority"' not in plain.read_text()
 
 
+@pytest.mark.ci
 async def test_an_authority_comes_back_with_its_passphrase_only(
     fleet: MemoryFleet, signing: SigningFleet, tmp_path: Path
 ) -> None:

@@ -52,6 +52,7 @@ def chat(name: str, length: int) -> str:
     return deployment(name, more=f"  contextLength: {length}\n")
 
 
+@pytest.mark.ci
 async def test_an_apply_of_the_same_files_does_not_stall_the_source(
     git: MemoryFleet, tmp_path: Path
 ) -> None:
@@ -79,6 +80,7 @@ async def test_an_apply_of_the_same_files_does_not_stall_the_source(
     )
 
 
+@pytest.mark.ci
 async def test_a_field_that_git_leaves_out_belongs_to_the_person_who_applies_it(
     git: MemoryFleet, tmp_path: Path
 ) -> None:
@@ -100,6 +102,7 @@ async def test_a_field_that_git_leaves_out_belongs_to_the_person_who_applies_it(
     assert await field(git, "md/own", "spec", "concurrency") == 4
 
 
+@pytest.mark.ci
 async def test_a_stalled_source_names_the_release_that_frees_it(
     git: MemoryFleet, tmp_path: Path
 ) -> None:
@@ -129,6 +132,7 @@ async def test_release_keeps_the_values(fleet: MemoryFleet) -> None:
     assert (unclear.code, "names are for --release" in unclear.err) == (2, True)
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(
     ("words", "fields"),
     [
@@ -193,6 +197,7 @@ async def test_a_deletion_of_what_git_keeps_is_a_warning(git: MemoryFleet, tmp_p
         assert (both.code, both.err) == (0, "")
 
 
+@pytest.mark.ci
 async def test_an_edit_of_what_git_keeps_is_a_warning(
     git: MemoryFleet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -214,6 +219,7 @@ async def test_an_edit_of_what_git_keeps_is_a_warning(
     assert "warning: modeldeployment/edited is kept by gitsource/edited" in done.err
 
 
+@pytest.mark.ci
 async def test_a_change_of_what_git_leaves_out_is_no_warning(
     git: MemoryFleet, tmp_path: Path
 ) -> None:
@@ -224,6 +230,7 @@ async def test_a_change_of_what_git_leaves_out_is_no_warning(
     assert (done.code, done.err) == (0, "")
 
 
+@pytest.mark.ci
 async def test_warnings_follow_the_state_of_the_source(git: MemoryFleet, tmp_path: Path) -> None:
     repo = Repository(tmp_path / "mood.git")
     repo.commit({"a.yaml": pool("mood")})
@@ -254,6 +261,7 @@ async def test_a_suspended_source_is_listed_as_suspended(git: MemoryFleet, tmp_p
     assert "is not YAML" in lines[1]
 
 
+@pytest.mark.ci
 async def test_commits_are_shown_with_author_and_subject(git: MemoryFleet, tmp_path: Path) -> None:
     repo = Repository(tmp_path / "who.git")
     repo.commit(

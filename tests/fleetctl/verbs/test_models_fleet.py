@@ -339,6 +339,7 @@ def results(store: ModelStore) -> list[str]:
     return [one.name for one in store.models() if one.repo == RESULT]
 
 
+@pytest.mark.ci
 @pytest.mark.mlx
 @pytest.mark.timeout(120)
 async def test_the_mac_with_the_most_memory_makes_it_and_a_repeat_finds_it(macs: Macs) -> None:
@@ -385,6 +386,7 @@ async def test_a_job_is_listed_found_again_and_cancelled(macs: Macs) -> None:
     assert (again.code, state["phase"], state["result"]) == (0, "Present", name), again.err
 
 
+@pytest.mark.ci
 @pytest.mark.mlx
 @pytest.mark.timeout(120)
 async def test_a_job_that_fails_is_told_with_its_reason(macs: Macs) -> None:

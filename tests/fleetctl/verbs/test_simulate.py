@@ -99,6 +99,7 @@ def test_the_output_is_deterministic(tmp_path: Path) -> None:
     assert run(tmp_path, *flags).output == run(tmp_path, *flags).output
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(("words", "shown"), CONSOLES, ids=["fail", "lose-each"])
 def test_the_documented_output_is_what_the_command_prints(
     words: str, shown: str, monkeypatch: pytest.MonkeyPatch
@@ -237,6 +238,7 @@ def test_what_pools_reserve_is_shown(tmp_path: Path) -> None:
     assert next(line for line in after if "reserved" in line).split()[1:3] == ["4.0", "GiB"]
 
 
+@pytest.mark.ci
 def test_lose_each_agrees_with_the_loss_of_each_mac(tmp_path: Path) -> None:
     done = run(tmp_path, "--lose-each", "-o", "json")
     assert done.exit_code == 0, done.output

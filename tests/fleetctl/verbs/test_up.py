@@ -51,6 +51,7 @@ def pids(folder: Path) -> dict[str, int]:
     return {n: r.pid for n, r in found.items() if r is not None and processes.is_running(r)}
 
 
+@pytest.mark.ci
 async def test_plain_http_for_other_machines_needs_a_flag(tmp_path: Path) -> None:
     done = await fleetctl("up", "--data-dir", str(tmp_path / "data"), "--host", "0.0.0.0")
     assert done.code == 2
@@ -232,6 +233,7 @@ async def test_an_occupied_gateway_port_is_refused(tmp_path: Path) -> None:
     assert pids(tmp_path / "data") == {}
 
 
+@pytest.mark.ci
 @pytest.mark.timeout(180)
 async def test_a_data_folder_of_a_newer_version_is_refused(tmp_path: Path) -> None:
     (tmp_path / "fleet.json").write_text('{"layout_version": 99}')
@@ -242,6 +244,7 @@ async def test_a_data_folder_of_a_newer_version_is_refused(tmp_path: Path) -> No
     assert [path.name for path in tmp_path.iterdir() if path.is_file()] == ["fleet.json"]
 
 
+@pytest.mark.ci
 @pytest.mark.timeout(180)
 async def test_an_unusable_data_folder_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
@@ -254,6 +257,7 @@ async def test_an_unusable_data_folder_is_refused(tmp_path: Path) -> None:
     assert "fleet.json cannot be read" in damaged.err
 
 
+@pytest.mark.ci
 @pytest.mark.timeout(180)
 async def test_a_binary_that_is_not_etcd_is_refused(tmp_path: Path) -> None:
     done = await fleetctl("up", "--data-dir", str(tmp_path / "d"), "--etcd-binary", "/bin/true")

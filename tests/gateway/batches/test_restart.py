@@ -30,6 +30,7 @@ def line(number: int) -> str:
     return json.dumps({"custom_id": f"q{number}", "method": "POST", "url": CHAT, "body": body})
 
 
+@pytest.mark.ci
 async def test_kill_9_loses_no_result_and_no_request(tmp_path: Path) -> None:
     answered: Counter[str] = Counter()
     holds = asyncio.Event()

@@ -90,6 +90,7 @@ async def metric(stand: Stand, name: str) -> float:
     return float(found[1]) if found else 0.0
 
 
+@pytest.mark.ci
 async def test_a_gateway_at_its_limit_of_files_serves_closes_the_idle_and_says_so(
     tmp_path: Path,
 ) -> None:

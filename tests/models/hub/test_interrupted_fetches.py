@@ -51,6 +51,7 @@ async def finished(process: asyncio.subprocess.Process) -> str:
     return out.decode().strip()
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("kills", [4, pytest.param(20, marks=pytest.mark.full)])
 async def test_each_kill_costs_at_most_one_piece_for_each_file(tmp_path: Path, kills: int) -> None:
     chance = random.Random(kills)
@@ -88,6 +89,7 @@ async def test_two_processes_fetch_one_model_once(tmp_path: Path) -> None:
     assert stand_in.body_bytes == WANTED_BYTES
 
 
+@pytest.mark.ci
 async def test_our_folder_has_the_bytes_of_the_real_client(tmp_path: Path) -> None:
     async with StandInHub(repos={REPO: FILES}).serve() as stand_in:
         (theirs,) = await run_hub_client(stand_in.endpoint, tmp_path / "client", "main")
@@ -111,6 +113,7 @@ def tiny(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", str(tmp_path)], check=True)
 
 
+@pytest.mark.ci
 async def test_a_small_disk_refuses_before_the_first_byte(tiny: Path) -> None:
     async with StandInHub(repos={REPO: FILES}).serve() as stand_in:
         process = await start_fetch(tiny, stand_in.endpoint)

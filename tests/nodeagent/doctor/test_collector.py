@@ -171,6 +171,7 @@ def test_a_low_limit_of_open_files_is_that_of_the_process(tmp_path: Path) -> Non
     )
 
 
+@pytest.mark.ci
 @linux
 @as_root
 def test_a_folder_that_the_user_of_the_process_may_not_list(tmp_path: Path) -> None:

@@ -276,6 +276,7 @@ async def test_the_life_of_an_engine(
     assert not path.exists()
 
 
+@pytest.mark.ci
 @pytest.mark.timeout(180)
 async def test_a_port_that_is_taken_meanwhile(
     folder: Path, models_dir: Path, first_port: int
@@ -297,6 +298,7 @@ async def test_a_port_that_is_taken_meanwhile(
     await until(lambda: not second.child.running())
 
 
+@pytest.mark.ci
 async def test_a_model_that_is_not_there(folder: Path, first_port: int) -> None:
     started = agent(folder, first_port).start(order(folder), taken=())
     await until(lambda: not started.child.running(), limit_s=20)
@@ -304,6 +306,7 @@ async def test_a_model_that_is_not_there(folder: Path, first_port: int) -> None:
     assert "does not exist" in processes.last_lines(started.log, 1)
 
 
+@pytest.mark.ci
 async def test_a_full_log_is_put_aside_once(folder: Path, first_port: int) -> None:
     log = folder / "tiny-0" / "engine.log"
     log.parent.mkdir()
@@ -343,6 +346,7 @@ except OSError as error:
 """
 
 
+@pytest.mark.ci
 def test_an_engine_is_not_started_with_a_limit_of_open_files_that_it_cannot_live_with(
     folder: Path,
 ) -> None:

@@ -73,6 +73,7 @@ async def test_bad_words(words: tuple[str, ...], said: str) -> None:
     assert said in done.err
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("lost", [0, 1])
 async def test_a_rank_that_loses_its_peer_reports_it(tmp_path: Path, lost: int) -> None:
     heard: list[list[RankMessage]] = [[], []]

@@ -5,6 +5,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 
+import pytest
+
 from machinery import virtual_time
 from machinery.virtual_time import VirtualClock
 from nodeagent.hollow import HollowMac, HollowTiming, SharedCaches, hollow_status, models_on_disk
@@ -215,6 +217,7 @@ def test_a_replica_that_moves_away_ends_here_and_starts_there() -> None:
     played(scene)
 
 
+@pytest.mark.ci
 def test_three_hundred_idle_agents_write_nothing() -> None:
     async def scene(it: Room) -> None:
         await it.store.commit([], [codec.put_spec(deployment())])

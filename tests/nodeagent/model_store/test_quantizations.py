@@ -108,6 +108,7 @@ async def test_a_result_is_whole_pinned_and_says_what_it_was_made_of(tmp_path: P
         assert (again.phase, again.result) == ("Present", found.name)
 
 
+@pytest.mark.ci
 @pytest.mark.mlx
 @pytest.mark.timeout(120)
 async def test_a_converter_that_is_killed_publishes_nothing_and_a_repeat_works(
@@ -195,6 +196,7 @@ def full_store(tmp_path: Path) -> Iterator[ModelStore]:
     subprocess.run(["umount", str(store.incoming)], check=True)
 
 
+@pytest.mark.ci
 @pytest.mark.mlx
 @pytest.mark.timeout(120)
 async def test_a_disk_that_fills_up_fails_the_job_and_publishes_nothing(

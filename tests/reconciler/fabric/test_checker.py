@@ -155,6 +155,7 @@ async def test_due_checks_run_once_in_an_interval_also_after_a_change_of_leader(
     assert not (await world.store.list(keys.FABRIC_TEST_PREFIX)).items
 
 
+@pytest.mark.ci
 async def test_a_fall_in_speed_is_a_condition_and_one_event(world: World) -> None:
     await world.join("ab")
     await world.apply(shard_group("pair", "ab", world.clock))

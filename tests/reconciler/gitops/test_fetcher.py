@@ -40,6 +40,7 @@ async def test_over_tcp_only_new_commits_are_fetched(tmp_path: Path) -> None:
     assert (found.answer.revision, message(found)) == (second, "")
 
 
+@pytest.mark.ci
 async def test_over_http_a_password_goes_only_to_its_server(tmp_path: Path) -> None:
     repo = Repository(tmp_path / "r.git")
     first = repo.commit({"a.yaml": pool("a")})
@@ -117,6 +118,7 @@ def test_a_document_travels_with_the_places_of_its_fields() -> None:
         document_of(b"1")
 
 
+@pytest.mark.ci
 async def test_no_server(tmp_path: Path) -> None:
     port = free_port()
     for scheme in ("git", "http"):

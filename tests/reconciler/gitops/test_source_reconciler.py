@@ -118,6 +118,7 @@ async def _becomes(store: Transport, name: str, number: int) -> None:
     await until_async(look, limit_s=40.0, what=f"priority {number} of {name}")
 
 
+@pytest.mark.ci
 async def test_a_force_push_is_followed(store: Transport, folder: Path) -> None:
     repo = Repository(folder / "c.git")
     repo.commit({"c.yaml": pool("c1", priority=1)})
@@ -129,6 +130,7 @@ async def test_a_force_push_is_followed(store: Transport, folder: Path) -> None:
     assert await priority(store, "c1") == 3
 
 
+@pytest.mark.ci
 async def test_removed_objects_are_pruned_if_prune_is_set(store: Transport, folder: Path) -> None:
     repo = Repository(folder / "d.git")
     first = repo.commit({"d1.yaml": pool("d1"), "d2.yaml": pool("d2"), "d3.yaml": pool("d3")})
@@ -150,6 +152,7 @@ async def test_removed_objects_are_pruned_if_prune_is_set(store: Transport, fold
     assert await priority(store, "d1") == 0
 
 
+@pytest.mark.ci
 async def test_two_sources_cannot_have_one_object(store: Transport, folder: Path) -> None:
     one, two = Repository(folder / "e1.git"), Repository(folder / "e2.git")
     first = one.commit({"e.yaml": pool("e", priority=1)})
@@ -165,6 +168,7 @@ async def test_two_sources_cannot_have_one_object(store: Transport, folder: Path
     assert await priority(store, "e-other") is None  # all, or nothing
 
 
+@pytest.mark.ci
 async def test_a_repository_that_is_away_for_a_while(store: Transport, folder: Path) -> None:
     repo = Repository(folder / "f.git")
     first = repo.commit({"f.yaml": pool("f", priority=1)})
@@ -243,6 +247,7 @@ async def test_a_site_is_an_overlay(store: Transport, folder: Path) -> None:
     assert "lies outside of the repository" in stalled.message
 
 
+@pytest.mark.ci
 async def test_a_deleted_source_lets_go_of_its_objects(store: Transport, folder: Path) -> None:
     repo = Repository(folder / "j.git")
     first = repo.commit({"j.yaml": pool("j")})
@@ -299,6 +304,7 @@ async def test_drift_is_corrected_with_an_event(store: Transport, folder: Path) 
     await until_async(is_back, what="it again")
 
 
+@pytest.mark.ci
 async def test_drift_is_only_reported_with_warn(store: Transport, folder: Path) -> None:
     repo = Repository(folder / "l.git")
     first = repo.commit({"l.yaml": pool("l1", priority=2) + "---\n" + pool("l2")})
@@ -329,6 +335,7 @@ async def test_drift_is_only_reported_with_warn(store: Transport, folder: Path) 
     assert await priority(store, "l2") == 0
 
 
+@pytest.mark.ci
 async def test_a_conflict_names_the_other_manager(store: Transport, folder: Path) -> None:
     repo = Repository(folder / "m.git")
     first = repo.commit({"m.yaml": pool("m", priority=1)})
@@ -342,6 +349,7 @@ async def test_a_conflict_names_the_other_manager(store: Transport, folder: Path
     assert await priority(store, "m") == 1
 
 
+@pytest.mark.ci
 async def test_a_suspended_source_leaves_everything_alone(store: Transport, folder: Path) -> None:
     repo = Repository(folder / "n.git")
     first = repo.commit({"n.yaml": pool("n", priority=1)})

@@ -87,6 +87,7 @@ async def joined(stand: JoinStand, where: JoinAddress, name: str) -> JoinAnswer:
     return await join_client.join((where,), token.authority_hash, body, CLOCK, limit_s=1.0)
 
 
+@pytest.mark.ci
 @pytest.mark.etcd
 async def test_a_node_that_joins_gets_a_password_for_its_own_keys(
     guarded: Guarded, admin: Transport, tmp_path: Path

@@ -80,6 +80,7 @@ async def freeze_leader(cluster: Cluster) -> None:
     await cluster.serves()
 
 
+@pytest.mark.ci
 async def test_killing_a_member_keeps_history_linearizable(
     way: str, etcd: EmbeddedEtcd, corner: str
 ) -> None:

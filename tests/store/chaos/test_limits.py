@@ -74,6 +74,7 @@ async def fill(transport: Transport) -> None:
         await transport.commit([], [Put(key=f"/quota/{number:03}", value=_PIECE)])
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("binary", BINARIES)
 @pytest.mark.parametrize("way", WAYS)
 async def test_without_space_reads_leases_and_informers_still_work(
