@@ -199,7 +199,7 @@ bench-degradation: $(TEST_READY)  ## a control plane in trouble: starved reconci
 bench-dashboard: $(TEST_READY)  ## the page at 1,000 Macs that change each second: paint, main thread, heap, stream, a change's way
 	@$(BIN)/python -m bench.dashboard
 
-bench-observe: $(TEST_READY)  ## a recorder at 1,000 hollow Macs: its CPU, memory, a day of history, reading one Mac's day
+bench-observe: $(TEST_READY)  ## a recorder at 1,000 hollow Macs: its CPU, memory, a day of history, reading one Mac's day; a gateway with and without it
 	@$(BIN)/python -m bench.observe
 
 bench-manifests: $(TEST_READY)  ## 10,000 manifests: load, check, apply and diff, beside other YAML loaders

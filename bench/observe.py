@@ -1,30 +1,29 @@
-"""The cost of a recorder at 1,000 hollow Macs: `make bench-observe`, three minutes on two cores.
+"""The cost of a recorder at 1,000 hollow Macs: `make bench-observe`, six minutes on two cores.
 
 A real etcd, a real fleet-dashboard, and one process that answers for the agents of all Macs and for a gateway with
 fifty requests a second. A twentieth of the Macs reports a changed status every three seconds, so each does once a
 minute. Measured are the recorder's CPU time and memory. Then a day of the same fleet is written into a history, and
-one Mac's day is read from it. The last line is one JSON object, the aims beside the figures.
+one Mac's day is read from it. At last a gateway is loaded with a recorder and without (`observe_gateway.py`). The last
+line is one JSON object, the aims beside the figures.
 """
 
 import asyncio
-import contextlib
 import random
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
-import aiohttp
 import msgspec
 import orjson
-import psutil
 from aiohttp import web
 
-from bench.result import finish, sized
+from bench import observe_gateway
+from bench.recorder_process import recorder
+from bench.result import finish, recorded, sized
 from dashboard.history.database import FILE, HistoryFile, HistoryLimits
 from dashboard.history.queries import HistoryReader, SeriesQuery
 from dashboard.history.records import COARSE_S, COLUMNS, FINE_S, Batch, KeyRevision, Sample
@@ -177,28 +176,6 @@ async def keep_changing(store: Transport, url: str) -> None:
         await asyncio.sleep(CHANGE_EVERY_S)
 
 
-@asynccontextmanager
-async def recorder(etcd: str, folder: Path) -> AsyncIterator[tuple[psutil.Process, str]]:
-    """Run the process, and wait until it knows the fleet."""
-    url = f"http://127.0.0.1:{(port := free_port())}"
-    words = ("--etcd", etcd, "--port", str(port), "--state-dir", str(folder), "--auth", "off")
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "dashboard", *words), stderr=asyncio.subprocess.DEVNULL
-    )
-    try:
-        async with aiohttp.ClientSession() as http, asyncio.timeout(120):
-            while True:
-                with contextlib.suppress(aiohttp.ClientError):
-                    async with http.get(f"{url}/health") as response:
-                        if response.status == 200:
-                            break
-                await asyncio.sleep(0.2)
-        yield psutil.Process(process.pid), url
-    finally:
-        process.kill()
-        await process.wait()
-
-
 async def live(folder: Path) -> dict[str, float]:
     """Measure a recorder of a fleet at work."""
     etcd = EmbeddedEtcd(locate(None), folder / "etcd", SystemClock())
@@ -300,13 +277,23 @@ async def main() -> None:
         print(f"recorder at {MACS} Macs: {orjson.dumps(running).decode()}", flush=True)
         day = await history(folder / "day")
         print(f"a day of {MACS} Macs: {orjson.dumps(day).decode()}", flush=True)
+    failed: dict[str, str] = {}
+    beside: dict[str, Any] = {}
+    with recorded(failed, "gateway"):
+        beside = await observe_gateway.measure()
+        print(f"a gateway with and without it: {orjson.dumps(beside).decode()}", flush=True)
+        ratio, aim = beside["gateway_cpu_ratio"], observe_gateway.AIM_CPU_RATIO
+        print(f"CPU time of a request with a recorder over without: {ratio} (aim: at most {aim})")
     compared = {
+        "gateway_cpu_ratio": beside.get("gateway_cpu_ratio"),
+        "gateway_rate_ratio": beside.get("gateway_rate_ratio"),
         "cpu_of_aim": round(running["cpu"] / AIM_CPU, 3),
         "rss_of_aim": round(running["rss_mb"] / AIM_RSS_MB, 3),
         "day_of_aim": round(day["day_mb"] / AIM_DAY_MB, 3),
         "read_of_aim": round(day["read_ms_median"] / AIM_READ_MS, 3),
     }
-    finish("observe", compared, {"macs": MACS, **running, **day})
+    figures = {**running, **day, **{n: v for n, v in beside.items() if n not in compared}}
+    finish("observe", compared, {"macs": MACS, **figures}, failed=failed)
 
 
 if __name__ == "__main__":

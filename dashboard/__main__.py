@@ -3,6 +3,7 @@
 import asyncio
 import secrets
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -11,7 +12,7 @@ import click
 from dashboard.history.database import HistoryLimits
 from dashboard.server import Dashboard, DashboardSettings
 from dashboard.sessions import session_secret
-from identity.credentials import Credentials
+from identity.credentials import Credentials, no_report
 from identity.dialer import Dialer
 from identity.flags import etcd_files, identity_folder, identity_option, read_identity
 from identity.listeners import insecure_http_flag, server_security
@@ -24,7 +25,7 @@ from machinery.environment import drop_secrets
 from machinery.files import make_private_folder
 from machinery.http_server import listen
 from machinery.log_flags import log_options
-from machinery.process_log import LogFormat, LogLevel
+from machinery.process_log import LogFormat, LogLevel, LogRing
 from machinery.process_main import GRACE_S, run_until_signal
 from machinery.process_secrets import OpenSecretError, disable_core_dumps
 from machinery.tls_client import Trust, TrustError, read_trust
@@ -105,13 +106,20 @@ _LEAST_BYTES: Final = 16 << 20
 def main(log_level: LogLevel, log_format: LogFormat, **options: Any) -> None:
     """Record the state of the whole fleet, and show it: an HTTP API, streams of changes, and a page."""
     disable_core_dumps()
-    house_logging.setup("dashboard", log_level, log_format=log_format, file=options["log_file"])
+    ring = LogRing()
+    house_logging.setup(
+        "dashboard", log_level, log_format=log_format, ring=ring, file=options["log_file"]
+    )
     folder = identity_folder(options["identity_dir"])
     etcd = address_from_flags(options, identity=etcd_files(folder))
     drop_secrets(VARIABLE_PREFIX)
     clock = SystemClock()
     own = read_identity(folder, Role.DASHBOARD, clock)
-    settings = _settings(options, own, has_store_password=bool(etcd.password))
+    settings = replace(
+        _settings(options, own, has_store_password=bool(etcd.password)),
+        ring=ring,
+        tls=no_report if own is None else own.report,
+    )
     addresses = own_addresses(options["host"], *options["allowed_host"])
     # Two runs must never share an id: streams are resumed by it.
     id_ = secrets.token_hex(6)

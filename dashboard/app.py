@@ -38,6 +38,7 @@ from dashboard.seed_views import SeedViews
 from dashboard.sessions import Sessions
 from gateway.auth.access_control import AccessControl
 from identity.dialer import Dialer
+from identity.log_access import LogAccess
 from machinery.request_body import BodyReader
 from machinery.version import version
 from schemas.wire.errors import Refusal, RefusedError
@@ -61,6 +62,8 @@ class AppContext:
     sessions: Sessions
     tickets: TicketChecker
     """Checks login links."""
+    log: LogAccess
+    """The log of this process."""
     hosts: Collection[str]
     """Names by which clients may address the process."""
     dialer: Dialer
@@ -103,7 +106,9 @@ def make_app(context: AppContext) -> FastAPI:
     MomentRoutes(context.model.caches, past, clock).add_to(router)
     GroupRoutes(context.model.caches, past, clock).add_to(router)
     ChangeRoutes(context.transport, clock).add_to(router)
-    LogRoutes(context.model.caches, context.transport, context.dialer, clock).add_to(router)
+    LogRoutes(context.model.caches, context.transport, context.dialer, clock, context.log).add_to(
+        router
+    )
     AdminRoutes(context.model.caches, context.transport, reader, clock).add_to(router)
     questions = QuestionRoutes(context.model, past, context.transport, clock)
     questions.add_to(router)

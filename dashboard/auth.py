@@ -20,6 +20,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from dashboard.sessions import COOKIE, Sessions
 from gateway import errors
 from gateway.auth.access_control import AccessControl
+from identity.log_access import log_path
 from identity.metrics_access import is_local
 from machinery import host_header
 from schemas.records import Role, role_includes
@@ -27,6 +28,8 @@ from schemas.wire.errors import Refusal, RefusedError
 
 PUBLIC_PATHS: Final = frozenset({"/dashboard", "/health/live", "/login", "/logout"})
 """Paths that need no key: they tell nothing of the fleet."""
+TICKET_PATHS: Final = frozenset({log_path("dashboard")})
+"""Paths that take a ticket of the store in place of a key; their routes check it."""
 LOCAL_PATHS: Final = frozenset({"/health", "/metrics", "/sd/prometheus"})
 """Paths that clients on this machine read without a key: for Prometheus and health checks."""
 _PUBLIC_PREFIXES: Final = ("/static/",)
@@ -91,8 +94,8 @@ def needed_role(method: str, path: str) -> Role:
 
 
 def is_public(method: str, path: str) -> bool:
-    """Return whether a request needs no key: its answer tells nothing of the fleet."""
-    if path in PUBLIC_PATHS or path.startswith(_PUBLIC_PREFIXES):
+    """Return whether a request needs no key: its answer tells nothing of the fleet, or its route takes a ticket."""
+    if path in PUBLIC_PATHS or path in TICKET_PATHS or path.startswith(_PUBLIC_PREFIXES):
         return True
     return method in _SAFE and _SCREEN.fullmatch(path) is not None
 

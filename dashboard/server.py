@@ -23,11 +23,14 @@ from dashboard.updates import UpdateEvents
 from gateway.auth.access_control import AccessControl
 from gateway.auth.keyring import Keyring
 from gateway.state.key_cache import GatewayCounter, KeyCache
+from identity.credentials import TlsReporter, no_report
 from identity.dialer import Dialer
+from identity.log_access import LogAccess
 from insight.fleet_caches import make_fleet_caches
 from machinery import host_header
 from machinery.clock import Clock
 from machinery.http_server import AdminServer, ConnectionLimits, ServerSecurity
+from machinery.process_log import LogRing
 from machinery.version import version
 from machinery.websocket import WebSocketProtocol
 from schemas.records import ApiKey, DashboardLease
@@ -58,6 +61,10 @@ class DashboardSettings:
     has_store_password: bool = False
     dialer: Dialer = field(default_factory=Dialer)
     """Decides how to dial gateways and agents."""
+    ring: LogRing = field(default_factory=LogRing)
+    """The dashboard's own log."""
+    tls: TlsReporter = no_report
+    """Reports the TLS of this process."""
 
 
 class Dashboard:
@@ -97,13 +104,15 @@ class Dashboard:
         self._collector.on_ended = self._record_requests
         self._collector.wants_progress = partial(self.model.is_read, IN_FLIGHT)
         self._updates = UpdateEvents(self.views)
+        tickets = TicketChecker(transport, clock, f"Dashboard/{id_}")
         context = AppContext(
             transport=transport,
             model=self.model,
             views=self.views,
             access=access,
             sessions=sessions,
-            tickets=TicketChecker(transport, clock, f"Dashboard/{id_}"),
+            tickets=tickets,
+            log=LogAccess(process="dashboard", ring=settings.ring, tickets=tickets, clock=clock),
             hosts=hosts,
             dialer=settings.dialer,
             history=self.history,
@@ -133,6 +142,7 @@ class Dashboard:
             version=version(),
             asks_for_keys=self._settings.asks_for_keys,
             has_store_password=self._settings.has_store_password,
+            tls=self._settings.tls(),
         )
 
     def _record_requests(self, gateway: str, ended: Sequence[EndedRequest], cursor: str) -> None:

@@ -1,4 +1,4 @@
-"""Connections to agents, gateways and reconcilers: the TLS context and the name that a process at an address must prove."""
+"""Connections to the fleet's processes: the TLS context and the name that a process at an address must prove."""
 
 from dataclasses import dataclass
 from typing import Final
@@ -9,9 +9,10 @@ from identity.metrics_access import MetricsToken
 from identity.names import Identity, IdentityError, Role, name_of_gateway, parse_identity
 from machinery.http_server import is_loopback
 from machinery.tls_client import Trust
-from schemas.records import GatewayLease, ReconcilerLease
+from schemas.records import GatewayLease
 from schemas.trust import TlsMode, TlsReport
 
+_DIALED: Final = (Role.NODE, Role.GATEWAY, Role.RECONCILER, Role.DASHBOARD)
 _HOW = "Give the folder of an identity with --identity-dir"
 
 
@@ -31,7 +32,7 @@ class Dial:
 
 
 class Dialer:
-    """Decides how to dial agents, gateways and reconcilers; follows the identity, the mode and revocations."""
+    """Decides how to dial processes; follows the identity, the mode and revocations."""
 
     def __init__(
         self,
@@ -48,10 +49,7 @@ class Dialer:
         self._contexts: dict[Role, PeerContext] = {}
         if credentials is not None:
             self._revoked = credentials.trust().revoked
-            self._contexts = {
-                role: credentials.client(frozenset({role}))
-                for role in (Role.NODE, Role.GATEWAY, Role.RECONCILER)
-            }
+            self._contexts = {role: credentials.client(frozenset({role})) for role in _DIALED}
             credentials.on_change(self._close_revoked)
 
     @property
@@ -77,12 +75,23 @@ class Dialer:
         is_shown = self._token is not None and (is_https or is_local(lease.url))
         return Dial(ssl=self._trust, token=self._token if is_shown else None)
 
-    def reconciler(self, id_: str, lease: ReconcilerLease) -> Dial:
-        """Return how to dial a registered reconciler. Raises UntrustedAddressError."""
-        if lease.url.startswith("https:"):
-            return self._peer(Role.RECONCILER, _name_in(lease.tls))
-        self._check_plain(f"reconciler/{id_}", lease.url)
-        return Dial()
+    def peer(self, role: Role, id_: str, url: str, tls: TlsReport | None) -> Dial:
+        """Return how to dial a process whose lease reports its identity. Raises UntrustedAddressError."""
+        label = f"{role}/{id_}"
+        if not url.startswith("https:"):
+            self._check_plain(label, url)
+            return Dial()
+        if tls is None:
+            raise UntrustedAddressError(
+                f"{label} at {url} reports no identity; is it an older release?"
+            )
+        try:
+            found = parse_identity(tls.identity)
+        except IdentityError as error:
+            raise UntrustedAddressError(f"{label}: {error}") from error
+        if found.role != role:
+            raise UntrustedAddressError(f"{label} reports {found.uri}, which is no {role}")
+        return self._peer(role, found.name)
 
     def address(self) -> Dial:
         """Return how to dial a gateway at an address that a person gives, whose id is not known."""
@@ -116,14 +125,6 @@ class Dialer:
             self._revoked = revoked
             for one in self._contexts.values():
                 one.reload()
-
-
-def _name_in(report: TlsReport | None) -> str:
-    """Return the name in the certificate that a process reports; empty for none, which no certificate has."""
-    try:
-        return "" if report is None else parse_identity(report.identity).name
-    except IdentityError:
-        return ""
 
 
 def is_local(url: str) -> bool:

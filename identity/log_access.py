@@ -18,6 +18,11 @@ from store.tickets import TicketChecker, TicketDenial, TicketGrant
 log = logging.getLogger(__name__)
 
 
+def log_path(process: str) -> str:
+    """Return the path of the own log of a process: `gateway`, `reconciler`, `dashboard`, or `agent`."""
+    return f"/v1/logs/{process}"
+
+
 class LogQuery(BaseModel):
     """Selection of log lines."""
 

@@ -22,6 +22,7 @@ from reconciler.nodes.liveness import NodeLiveness, Now
 from reconciler.nodes.node_state import NodeContext, evaluate_node
 from reconciler.nodes.node_views import NodeContextCache, NodeViewCache
 from reconciler.observe import observe, soonest_s
+from reconciler.placement.refusals import summary_line
 from reconciler.placement.table import NodeTable
 from reconciler.plan import DeploymentPlan, plan
 from reconciler.preload import preload_status
@@ -471,6 +472,9 @@ def _log_decisions(
         (decided.unschedulable, "replicas cannot be placed"),
         (decided.stuck, "a rollout cannot go on"),
     ):
-        for node, rejected in () if stopped is None else stopped.refusals:
+        if stopped is None:
+            continue
+        log.debug(message, extra={**about, "why": summary_line(stopped)})
+        for node, rejected in stopped.refusals:
             extra = {**about, "node": node, "reason": rejected.reason, "why": rejected.message}
             log.debug(message, extra=extra)

@@ -182,6 +182,8 @@ class DashboardLease(ApiModel):
     """True if it requires API keys."""
     has_store_password: bool = False
     """True if it was started with a password for the store."""
+    tls: TlsReport | None = None
+    """Its identity and TLS mode; None if it has no certificate. Older releases omit the field."""
 
 
 TICKET_TTL_S = 60

@@ -317,3 +317,10 @@ def _merge_conditions(layers: Iterable[Sequence[Mapping[str, Any]]]) -> list[Tre
             new |= {} if since is None else {"lastTransitionTime": since}
         found[str(new.get("type"))] = new
     return [found[type_] for type_ in sorted(found)]
+
+
+def field_at(tree: Any, *path: str) -> Any:
+    """Return the value at a path of a tree; None if it does not exist."""
+    for name in path:
+        tree = tree.get(name) if isinstance(tree, dict) else None
+    return tree

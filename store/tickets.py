@@ -12,7 +12,7 @@ from store import codec, keys
 from store.errors import ConflictError, PermissionDeniedError, StoreError, UndecodableError
 from store.port import Delete, ModRevisionGuard, Transport
 
-# The format of fleetctl/fleets/process_client.py.
+# The format of insight/tickets.py.
 _BEARER = re.compile(r"bearer ([0-9a-f]{8,64})\.([A-Za-z0-9_-]{20,200})", re.IGNORECASE | re.ASCII)
 _STORE_S = 5.0
 # Guessing must not cause a store request for each guess.

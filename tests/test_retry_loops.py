@@ -40,7 +40,7 @@ PERIODS = {
     "fleetctl/fleets/lifecycle.py": "polls the end of own processes",
     "fleetctl/fleets/local_fleet.py": "polls the start and end of own processes",
     "fleetctl/fleets/join_client.py": "waits as long as the join port asks for, or for its backoff",
-    "fleetctl/fleets/process_client.py": "lets a TLS connection close",
+    "insight/process_client.py": "lets a TLS connection close",
     "fleetctl/maintenance/upgrade.py": "looks whether a program that it restarted goes on",
     "fleetctl/objects/git_preview.py": "polls the progress of a command until its timeout",
     "fleetctl/services/installer.py": "polls whether a program that it started goes on",

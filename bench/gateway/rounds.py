@@ -39,13 +39,13 @@ async def measure(
                 engine.set(f"pace/{case.pace_us}")
             for peer in turns if round_ % 2 else reversed(turns):
                 seconds = plan.burst_s if round_ else min(_WARM_S, plan.burst_s)
-                burst = await _burst(programs, case, peer, seconds)
-                if round_ and burst is not None:  # the first warms up
-                    results.add(case, peer, round_, burst)
+                found = await burst(programs, case, peer, seconds)
+                if round_ and found is not None:  # the first warms up
+                    results.add(case, peer, round_, found)
     return results
 
 
-async def _burst(programs: Programs, case: Case, peer: Peer, seconds: float) -> Burst | None:
+async def burst(programs: Programs, case: Case, peer: Peer, seconds: float) -> Burst | None:
     """Load a peer once; None if it answered nothing well."""
     before_s, began_s = cpu_s(peer.pid), time.monotonic()
     with own_core(is_gateway=False):

@@ -13,8 +13,8 @@ import msgspec
 
 from fleetctl.chat.conversation import ChatAnswer, Json
 from fleetctl.cli.errors import FleetctlError
-from fleetctl.fleets import gateways, process_client
 from identity.dialer import Dial
+from insight import process_client
 from machinery.clock import Clock
 from machinery.http_body import read_limited
 from schemas.wire import headers, streams
@@ -253,7 +253,7 @@ async def _open_session(access: GatewayAccess) -> AsyncIterator[aiohttp.ClientSe
         async with aiohttp.ClientSession(timeout=timeout) as http:
             yield http
     except aiohttp.ClientConnectorCertificateError as error:
-        why = gateways.untrusted_text(error)
+        why = process_client.untrusted_text(error)
         raise GatewayUnreachableError(
             f"the gateway at {access.url} was not asked: {why}",
             summary=f"the gateway at {access.url} was not asked: {why}",

@@ -14,6 +14,7 @@ from click.core import ParameterSource
 
 from fleetctl.cli import errors
 from fleetctl.cli.resolve import resolve_options
+from insight.errors import ProcessError
 from machinery.clock import SystemClock
 from schemas.wire.identity_files import find_identity_files
 from store.errors import (
@@ -258,7 +259,7 @@ def translate_errors() -> Iterator[None]:
         yield
     except StoreError as error:
         raise errors.from_store_error(error) from error
-    except (UndecodableError, EditRefusedError) as error:
+    except (UndecodableError, EditRefusedError, ProcessError) as error:
         raise errors.FleetctlError(str(error)) from error
     except KeyboardInterrupt:
         raise errors.InterruptedByUser("interrupted") from None

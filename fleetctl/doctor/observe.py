@@ -34,11 +34,12 @@ from fleetctl.doctor.machines import MachineReport
 from fleetctl.doctor.observe_control import SETTLE_S
 from fleetctl.doctor.observe_machines import examine_machines
 from fleetctl.fabric.admission import check_admission
-from fleetctl.fleets import gateways, process_client, version_skew
-from fleetctl.fleets.process_client import ProcessAddress
+from fleetctl.fleets import version_skew
 from fleetctl.fleets.version_skew import ComponentVersion
 from fleetctl.objects import reader
 from identity.dialer import Dialer, UntrustedAddressError, is_local
+from insight import process_client
+from insight.process_client import ProcessAddress
 from insight.tickets import issue_tickets
 from machinery.clock import Clock
 from machinery.http_body import read_limited
@@ -82,7 +83,7 @@ async def observe_fleet(
     reading = await observe_control.read_control(transport, _flat(objects_by_kind))
     read_at = clock.monotonic()
     groups = [one for one in objects_by_kind["ShardGroup"] if isinstance(one, ShardGroup)]
-    leases = await gateways.list_leases(transport)
+    leases = await process_client.list_gateway_leases(transport)
     endpoints = await objects.list_all(transport, Endpoint)
     present = [node for node in nodes if node.name in ready]
     (agents, answered, engines, machines), multicast = await asyncio.gather(
@@ -316,7 +317,7 @@ class _Prober:
 
 
 def _cause(error: Exception) -> str:
-    if untrusted := gateways.untrusted_text(error):
+    if untrusted := process_client.untrusted_text(error):
         return untrusted
     inner = getattr(error, "os_error", error)
     reason = inner.strerror if isinstance(inner, OSError) else ""

@@ -6,12 +6,9 @@ from dataclasses import replace
 from typing import Final
 
 from fleetctl.doctor.machines import MachineReport
-from fleetctl.fleets import process_client
-from fleetctl.fleets.process_client import (
-    ProcessAddress,
-    ProcessRefusedError,
-    ProcessUnreachableError,
-)
+from insight import process_client
+from insight.errors import ProcessRefusedError, ProcessUnreachableError
+from insight.process_client import ProcessAddress
 from insight.tickets import issue_tickets
 from schemas.wire import findings as wire
 from store.errors import StoreError

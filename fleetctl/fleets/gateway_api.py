@@ -15,6 +15,7 @@ from fleetctl.cli.errors import FleetctlError
 from fleetctl.fleets import gateways
 from fleetctl.fleets.dialer import offline_dialer
 from identity.dialer import Dial
+from insight import process_client
 from machinery.http_body import read_limited
 from schemas.records import Role
 
@@ -145,7 +146,11 @@ async def _ask(
             answer = GatewayAnswer(status=response.status, body=orjson.loads(body))
         return _Parsed(parse(answer))
     except (aiohttp.ClientError, OSError, TimeoutError) as error:
-        return gateways.untrusted_text(error) or str(error) or f"no answer within {_ANSWER_S:g} s"
+        return (
+            process_client.untrusted_text(error)
+            or str(error)
+            or f"no answer within {_ANSWER_S:g} s"
+        )
     except (KeyError, TypeError, ValueError, msgspec.ValidationError) as error:
         return (
             f"the response has another form ({error}); check that it is a gateway of this release"

@@ -16,14 +16,11 @@ from fleetctl.fleets.dialer import offline_dialer, open_dialer
 from fleetctl.fleets.known_gateways import KnownFleet, KnownGateways, store_name
 from fleetctl.output import printers
 from identity.dialer import Dial, Dialer, UntrustedAddressError, is_local
-from identity.peers import PeerError
+from insight import process_client
 from machinery import process_secrets
 from machinery.clock import SystemClock
-from machinery.tls_client import untrusted_reason
 from schemas.records import GatewayLease
-from store import codec, keys
 from store.errors import StoreError, UnavailableError
-from store.port import Transport
 
 _MAX_KEY_LENGTH = 1000
 _MAX_URLS = 16
@@ -55,25 +52,6 @@ def read_api_key(options: dict[str, Any]) -> str:
     return text
 
 
-_REMEDIES = {
-    "Revoked": "Let it join again with a new token, or delete it",
-    "Expired": "See its log for why it was not renewed, or let it join again with a new token",
-}
-
-
-def untrusted_text(error: Exception) -> str:
-    """Return the message for a certificate that is not trusted, with the remedy; empty for another error."""
-    refused = getattr(error, "certificate_error", error)
-    if isinstance(refused, PeerError):
-        # The authority is known: the process itself has to be mended.
-        return f"{refused.verify_message}. {_REMEDIES.get(refused.refusal, 'See `fleetctl cert list`')}"
-    reason = untrusted_reason(error)
-    return reason and (
-        f"its certificate is not trusted ({reason}). Give the certificate of its authority with --gateway-ca FILE, "
-        "FLEET_GATEWAY_CA or `fleetctl config set-context NAME --gateway-ca FILE`"
-    )
-
-
 def parse_urls(texts: Sequence[str]) -> tuple[str, ...]:
     """Return the URLs of gateways without trailing slashes, each once; one text may hold several, separated by commas.
 
@@ -96,13 +74,6 @@ def _is_url(url: str) -> bool:
         return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
     except ValueError:  # the port is no number, or a bracket is missing
         return False
-
-
-async def list_leases(transport: Transport) -> dict[str, GatewayLease]:
-    """Return the leases of registered gateways, by gateway id."""
-    items = (await transport.list(keys.GATEWAY_LEASE_PREFIX)).items
-    prefix = keys.GATEWAY_LEASE_PREFIX
-    return {item.key.removeprefix(prefix): codec.decode(GatewayLease, item) for item in items}
 
 
 async def find(options: dict[str, Any]) -> list[tuple[str, Dial]]:
@@ -179,7 +150,9 @@ async def list_dials(options: dict[str, Any]) -> list[tuple[str, Dial]]:
 
 async def _read_store(options: dict[str, Any]) -> tuple[dict[str, GatewayLease], Dialer]:
     async with open_store(options) as transport:
-        return await list_leases(transport), await open_dialer(options, transport)
+        return await process_client.list_gateway_leases(transport), await open_dialer(
+            options, transport
+        )
 
 
 def _known_dials(fleet: KnownFleet, options: dict[str, Any]) -> list[tuple[str, Dial]]:

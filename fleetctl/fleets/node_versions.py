@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from fleetctl.cli.errors import FleetctlError
-from fleetctl.fleets import process_client
-from fleetctl.fleets.process_client import ProcessAddress, agent_address
 from identity.dialer import Dialer
+from insight import process_client
+from insight.errors import ProcessError
+from insight.process_client import ProcessAddress, agent_address
 from insight.tickets import issue_tickets
 from schemas import quantity
 from schemas.node import Node, NodeStatus
@@ -124,7 +124,7 @@ async def _ask_pythons(transport: Transport, addresses: Sequence[ProcessAddress]
                 tree = await process_client.fetch_json(
                     address, "/health", bearer=bearer, limit_s=_ANSWER_S
                 )
-            except FleetctlError:
+            except ProcessError:
                 return UNKNOWN
         return str(tree.get("python") or UNKNOWN)[:20]
 

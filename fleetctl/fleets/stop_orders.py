@@ -8,12 +8,10 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal, TypeAlias
 
 from fleetctl.cli.errors import FleetctlError
-from fleetctl.fleets import process_client
-from fleetctl.fleets.process_client import (
-    ProcessAddress,
-    ProcessRefusedError,
-)
 from identity.dialer import Dialer
+from insight import process_client
+from insight.errors import ProcessError, ProcessRefusedError
+from insight.process_client import ProcessAddress
 from insight.tickets import issue_tickets
 from schemas.node import NodeLease, NodeStatus
 from store import codec, keys
@@ -156,7 +154,7 @@ async def _send(address: ProcessAddress, bearer: str, *, verb: Verb, grace_s: fl
         )
     except ProcessRefusedError as error:
         return StopResult(node=node, problem=str(error), is_refused=True)
-    except FleetctlError as error:
+    except ProcessError as error:
         return StopResult(node=node, problem=str(error))
     ended = answer.get("ended", 0)
     return StopResult(

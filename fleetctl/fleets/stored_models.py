@@ -10,11 +10,12 @@ from pydantic import ValidationError
 
 from fleetctl.cli.connect import open_store
 from fleetctl.cli.errors import FleetctlError
-from fleetctl.fleets import process_client
 from fleetctl.fleets.dialer import open_dialer
-from fleetctl.fleets.process_client import ProcessAddress, ProcessRefusedError
 from fleetctl.fleets.stop_orders import read_addresses
 from identity.dialer import Dialer
+from insight import process_client
+from insight.errors import ProcessError, ProcessRefusedError
+from insight.process_client import ProcessAddress
 from insight.tickets import issue_tickets
 from schemas.meta import ApiModel
 from schemas.wire import stored_models as wire
@@ -133,7 +134,7 @@ class FleetAgents:
             except ProcessRefusedError as error:
                 is_absent = error.status == _NOT_FOUND and "is not on this Mac" in str(error)
                 return NodeAnswer(node=node, problem=str(error), is_absent=is_absent)
-            except FleetctlError as error:
+            except ProcessError as error:
                 return NodeAnswer(node=node, problem=str(error))
             except ValidationError as error:
                 why = error.errors()[0]["msg"]

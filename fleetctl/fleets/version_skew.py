@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
-from fleetctl.fleets import gateways
+from insight import process_client
 from machinery.version import parse_release
 from reconciler.nodes.version_skew import VersionedPart, mlx_skew_text, skew_text
 from schemas.node import Node
@@ -137,7 +137,7 @@ async def read_versions(transport: Transport, client: ComponentVersion) -> Fleet
     """Return the versions that all parts report in the store. Raises StoreError."""
     server = await transport.status()
     leader = await transport.get(keys.ELECTION_RECONCILER)
-    leases = await gateways.list_leases(transport)
+    leases = await process_client.list_gateway_leases(transport)
     nodes = await objects.list_all(transport, Node)
     return FleetVersions(
         client=client,

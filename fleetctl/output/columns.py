@@ -2,12 +2,12 @@
 
 from collections.abc import Callable, Sequence
 from datetime import datetime
-from typing import Any, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from fleetctl.objects.table_context import TableContext
 from schemas import sizes
 from store import object_trees
-from store.object_trees import Tree
+from store.object_trees import Tree, field_at
 
 UNKNOWN = "<unknown>"
 
@@ -41,13 +41,6 @@ def age(then: datetime | None, now: datetime) -> str:
         if seconds >= 2 * size:
             return f"{seconds // size}{unit}"
     return f"{seconds}s"
-
-
-def field_at(tree: Any, *path: str) -> Any:
-    """Return the value at a path of a tree; None if it does not exist."""
-    for name in path:
-        tree = tree.get(name) if isinstance(tree, dict) else None
-    return tree
 
 
 def text(*path: str) -> Cell:

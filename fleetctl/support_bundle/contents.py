@@ -15,11 +15,15 @@ from fleetctl.cli.errors import FleetctlError
 from fleetctl.cli.terminal import ProgressLine
 from fleetctl.doctor import checks, observe
 from fleetctl.doctor.findings import findings_tree
-from fleetctl.fleets import process_client, version_skew
-from fleetctl.fleets.process_client import ProcessAddress, ProcessRefusedError
+from fleetctl.fleets import version_skew
 from fleetctl.fleets.version_skew import ComponentVersion
 from fleetctl.support_bundle import redaction
 from identity.dialer import Dialer
+from identity.log_access import log_path
+from insight import process_client
+from insight.errors import ProcessError, ProcessRefusedError
+from insight.logs import LEASED_HOLDERS
+from insight.process_client import ProcessAddress
 from insight.tickets import issue_ticket
 from machinery.clock import Clock
 from machinery.version import version as fleet_version
@@ -187,7 +191,7 @@ class BundleCollector:
         self._archive.add_text("keys.txt", "\n".join(shown) + "\n")
 
     async def add_processes(self, request: BundleRequest, progress: ProgressLine) -> None:
-        """Add metrics, vitals and logs of agents and gateways."""
+        """Add metrics, vitals and logs of agents, gateways, reconcilers and dashboards."""
         replicas = await objects.list_all(self._transport, Replica)
         nodes = [
             keys.kind_and_name(item.key)[1]
@@ -199,7 +203,11 @@ class BundleCollector:
                 f"there is no node {unknown[0]}; there are {', '.join(nodes) or 'none'}"
             )
         chosen = [name for name in nodes if not request.nodes or name in request.nodes]
-        gateways = await process_client.list_gateways(self._transport, self._dialer)
+        leased = [
+            one
+            for kind in LEASED_HOLDERS.values()
+            for one in await process_client.list_processes(self._transport, kind, self._dialer)
+        ]
         slots, done = asyncio.Semaphore(_MAX_PARALLEL), 0
 
         async def collect(
@@ -209,24 +217,23 @@ class BundleCollector:
             async with slots:
                 await self._collect(label, address, paths, request)
             done += 1
-            progress.show(f"{done} of {len(chosen) + len(gateways)} agents and gateways queried")
+            progress.show(f"{done} of {len(chosen) + len(leased)} processes queried")
 
         async with asyncio.TaskGroup() as group:
             for name in chosen:
                 paths = _agent_paths(name, replicas)
                 group.create_task(collect(f"node/{name}", await self._agent(name), paths))
-            for gateway in gateways:
-                folder = gateway.label.replace("/", "-")
-                paths = {
-                    "/metrics": f"{folder}/metrics.txt",
-                    "/v1/logs/gateway": f"{folder}/gateway.log",
-                }
-                group.create_task(collect(gateway.label, gateway, paths))
+            for one in leased:
+                folder, process = one.label.replace("/", "-"), one.label.partition("/")[0]
+                paths = {log_path(process): f"{folder}/{process}.log"}
+                # A dashboard's are for API keys, not for tickets.
+                paths |= {} if process == "dashboard" else {"/metrics": f"{folder}/metrics.txt"}
+                group.create_task(collect(one.label, one, paths))
 
     async def _agent(self, name: str) -> ProcessAddress | None:
         try:
             return await process_client.find_agent(self._transport, name, self._dialer)
-        except FleetctlError as error:
+        except ProcessError as error:
             self._archive.add_missing(f"node/{name}", error.message)
             return None
 
@@ -263,7 +270,7 @@ class BundleCollector:
         params = {**own_params, **(request.params() if is_log else {})}
         try:
             raw = await process_client.fetch(address, bare, bearer=bearer, params=params)
-        except FleetctlError as error:
+        except ProcessError as error:
             is_absent = isinstance(error, ProcessRefusedError) and error.status == _NOT_FOUND
             if not (is_absent and "previous" in params):  # most engines were started once
                 self._archive.add_missing(name, error.message)

@@ -7,13 +7,14 @@ from typing import Any, Final
 import click
 
 from fleetctl.cli.connect import etcd_address, open_store, process_options, run
-from fleetctl.fleets import gateways, node_versions, stop_orders, version_skew
+from fleetctl.fleets import node_versions, stop_orders, version_skew
 from fleetctl.fleets.dialer import open_dialer
 from fleetctl.fleets.known_nodes import known_nodes
 from fleetctl.fleets.node_versions import NodeVersions
 from fleetctl.fleets.tls_mode import mode_text, read_mode
 from fleetctl.output.printers import align_columns
 from identity.dialer import Dialer
+from insight import process_client
 from store import keys, object_trees
 from store.port import Transport
 
@@ -57,7 +58,7 @@ async def read_summary(transport: Transport, etcd: str, dialer: Dialer) -> Fleet
     """Read the parts of a fleet; the agents are asked for their Python. Raises StoreError."""
     server = await transport.status()
     leader = await transport.get(keys.ELECTION_RECONCILER)
-    leases = await gateways.list_leases(transport)
+    leases = await process_client.list_gateway_leases(transport)
     nodes = await object_trees.list_all(transport, "Node")
     ready = await object_trees.ready_nodes(transport)
     deployments = await object_trees.list_all(transport, "ModelDeployment")

@@ -14,8 +14,8 @@ from fleetctl.cli.connect import etcd_address, open_store, process_options, run
 from fleetctl.doctor import checks, findings, fixes, local, machines, observe, observe_machines
 from fleetctl.doctor.findings import Finding
 from fleetctl.doctor.fixes import Fix, FixContext, FixResult
-from fleetctl.fleets import process_client
 from fleetctl.fleets.dialer import open_dialer
+from insight import process_client
 from machinery.clock import SystemClock
 from store.errors import StoreError
 

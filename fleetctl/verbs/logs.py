@@ -4,19 +4,22 @@ import asyncio
 import sys
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
-from typing import IO, Any, Final
+from typing import IO, Any
 
 import click
 
 from fleetctl.cli.connect import open_store, process_options, run
 from fleetctl.cli.errors import FleetctlError
 from fleetctl.cli.kubectl_hints import unsupported_flag
-from fleetctl.fleets import process_client
 from fleetctl.fleets.dialer import open_dialer
-from fleetctl.fleets.process_client import ProcessAddress
 from fleetctl.objects import selectors
 from fleetctl.objects.kind_args import kind_of
 from identity.dialer import Dialer
+from insight import logs as logs_of_fleet
+from insight import process_client
+from insight.errors import ProcessError
+from insight.logs import LogHolder, LogSource
+from insight.process_client import ProcessAddress
 from insight.tickets import issue_ticket
 from machinery.process_log import time_text
 from manifests.suggestions import not_found_message
@@ -27,12 +30,7 @@ from store.port import Transport
 
 # Words for deployments that kubectl users know.
 _DEPLOYMENT_WORDS = ("deploy", "deployment", "deployments")
-_PROCESSES: Final = {"gateway": "Gateway", "reconciler": "Reconciler"}
-"""Words for processes with a log of their own, and the kind of their tickets' holder."""
-_LISTS: Final = {
-    "Gateway": process_client.list_gateways,
-    "Reconciler": process_client.list_reconcilers,
-}
+_LEASED = frozenset(logs_of_fleet.LEASED_HOLDERS.values())
 _REPLICAS_ONLY = "only replicas have ranks, previous runs and labels"
 
 
@@ -49,45 +47,33 @@ class LogSelection:
     is_previous: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LogSource:
-    """A log and the process that serves it."""
-
-    label: str
-    """Label of its lines, such as `replica/qwen-0/rank-1` or `node/mac-1`."""
-    kind: str
-    """Kind of the process's holder: Node, Gateway or Reconciler."""
-    address: str
-    """Name of the node, or id of the process."""
-    path: str
-    params: dict[str, str]
-
-
 def parse_target(word: str, selection: LogSelection) -> LogSelection:
-    """Return the selection with kind and name from `qwen-0`, `deploy/qwen`, `node/mac-1`, `gateway/ID` or `reconciler/ID`.
+    """Return the selection with kind and name from `qwen-0`, `deploy/qwen`, `node/mac-1` or `gateway/ID`.
 
     Raises:
         click.UsageError: the kind has no logs, or the flags do not fit it.
 
     """
     before, slash, name = word.partition("/")
-    if before.lower() == "etcd":
+    process = before.lower().removesuffix("s")
+    if process == "etcd":
         raise click.UsageError(
-            f"{word}: only processes of the fleet give their logs to others; this one is on its own machine: etcd.log "
-            "below the data folder of `fleetctl up`, or what `fleetctl service status` names"
+            f"{word}: etcd gives its log to nobody; it is on its own machine: etcd.log below the data folder of "
+            "`fleetctl up`, or what `fleetctl service status` names"
         )
-    if (process := before.lower().removesuffix("s")) in _PROCESSES:
-        target = replace(selection, kind=_PROCESSES[process], name=name)
+    if process in logs_of_fleet.LEASED_HOLDERS:
+        target = replace(selection, kind=logs_of_fleet.LEASED_HOLDERS[process], name=name)
     elif not slash:
         target = replace(selection, name=word)
     else:
         kind = "ModelDeployment" if before.lower() in _DEPLOYMENT_WORDS else kind_of(before).name
         target = replace(selection, kind=kind, name=name)
-    if target.kind not in ("Replica", "ModelDeployment", "Node", *_PROCESSES.values()):
+    if target.kind not in ("Replica", "ModelDeployment", "Node", *_LEASED):
         raise click.UsageError(
-            f"{word}: a {target.kind} has no log; only replicas, deployments, nodes, gateways and reconcilers have logs"
+            f"{word}: a {target.kind} has no log; only replicas, deployments, nodes, gateways, reconcilers and "
+            "dashboards have logs"
         )
-    if slash and not name and target.kind not in _PROCESSES.values():
+    if slash and not name and target.kind not in _LEASED:
         raise click.UsageError(f"{word}: the name is missing; write {before}/NAME")
     _refuse_flags(word, target)
     return target
@@ -102,7 +88,7 @@ def _refuse_flags(word: str, target: LogSelection) -> None:
         "--previous": target.is_previous,
     }
     given = [flag for flag, is_given in replica_flags.items() if is_given]
-    if given and target.kind in ("Node", *_PROCESSES.values()):
+    if given and target.kind in ("Node", *_LEASED):
         raise click.UsageError(f"{given[0]} cannot be used with {word}: {_REPLICAS_ONLY}")
 
 
@@ -110,64 +96,24 @@ async def find_sources(transport: Transport, selection: LogSelection) -> list[Lo
     """Return the selected logs.
 
     Raises:
-        FleetctlError: the object or the rank does not exist.
+        FleetctlError: the object does not exist.
+        ProcessError: the rank, or the process, does not exist.
 
     """
     if selection.kind == "Node":
-        return [_agent_source(selection.name)]
-    if selection.kind in _PROCESSES.values():
-        return [await _process_source(transport, selection)]
+        return [logs_of_fleet.agent_log(selection.name)]
+    if selection.kind in _LEASED:
+        id_ = selection.name
+        if not id_:
+            only = await process_client.find_process(transport, selection.kind)
+            id_ = only.key.partition("/")[2]
+        return [logs_of_fleet.process_log(selection.kind.lower(), id_)]
     replicas = await _find_replicas(transport, selection)
-    return [source for one in replicas for source in _replica_sources(one, selection)]
-
-
-def _agent_source(name: str) -> LogSource:
-    return LogSource(
-        label=f"node/{name}", kind="Node", address=name, path="/v1/logs/agent", params={}
-    )
-
-
-async def _process_source(transport: Transport, selection: LogSelection) -> LogSource:
-    """Return the log of a gateway or a reconciler: the only one, if none is named. Raises FleetctlError."""
-    kind, word = selection.kind, selection.kind.lower()
-    id_ = selection.name or await _find_only(transport, kind)
-    return LogSource(
-        label=f"{word}/{id_}", kind=kind, address=id_, path=f"/v1/logs/{word}", params={}
-    )
-
-
-def _replica_sources(replica: Replica, selection: LogSelection) -> list[LogSource]:
-    ranks = replica.spec.ranks
-    numbers = range(len(ranks)) if selection.all_ranks else (selection.rank or 0,)
-    if numbers[-1] >= len(ranks):
-        ranks_text = "rank 0 only" if len(ranks) == 1 else f"ranks 0 to {len(ranks) - 1}"
-        raise FleetctlError(
-            f"replica/{replica.name} has no rank {selection.rank}: it has {ranks_text}"
-        )
     return [
-        LogSource(
-            label=f"replica/{replica.name}/rank-{number}",
-            kind="Node",
-            address=ranks[number].node,
-            path=f"/v1/logs/replicas/{replica.name}",
-            params={
-                "rank": str(number),
-                **({"previous": "true"} if selection.is_previous else {}),
-            },
-        )
-        for number in numbers
+        logs_of_fleet.engine_log(one, rank, is_previous=selection.is_previous)
+        for one in replicas
+        for rank in (range(len(one.spec.ranks)) if selection.all_ranks else (selection.rank or 0,))
     ]
-
-
-async def _find_only(transport: Transport, kind: str) -> str:
-    word = kind.lower()
-    found = await _LISTS[kind](transport)
-    if len(found) == 1:
-        return found[0].key.removeprefix(f"{kind}/")
-    if not found:
-        raise FleetctlError(f"no {word} is registered. Is one running? `fleetctl up` starts one")
-    known = ", ".join(one.label for one in found)
-    raise FleetctlError(f"give the {word}'s id; there are {known}")
 
 
 async def _find_replicas(transport: Transport, selection: LogSelection) -> list[Replica]:
@@ -225,22 +171,25 @@ class LogDisplay:
     """Query parameters of each log request."""
     has_prefix: bool
     has_times: bool
+    about: str
+    """The name that lines must have; "" for all lines."""
     max_followed: int | None
     """Maximum number of followed logs; None if logs are not followed."""
 
 
 class LinePrefixer:
-    """Splits a log into lines, and puts prefix and time in front of each. Pure."""
+    """Splits a log into lines, leaves out those about others, and puts prefix and time in front of each. Pure."""
 
     def __init__(self, display: LogDisplay, label: str) -> None:
         self._prefix = f"[{label}] ".encode() if display.has_prefix else b""
         self._has_times = display.has_times
+        self._about = display.about
         self._rest = b""
         self._time = b""
 
     def add(self, piece: bytes) -> bytes:
         """Return the output for the next piece of the log."""
-        if not self._prefix and not self._has_times:
+        if not self._prefix and not self._has_times and not self._about:
             return piece
         *whole, self._rest = (self._rest + piece).split(b"\n")
         if len(self._rest) > _MAX_LINE_BYTES:
@@ -252,6 +201,8 @@ class LinePrefixer:
         return self._format(self._rest) if self._rest else b""
 
     def _format(self, line: bytes) -> bytes:
+        if self._about and not logs_of_fleet.is_about(line, self._about):
+            return b""
         if not self._has_times:
             return self._prefix + line + b"\n"
         stamp = time_text(line)
@@ -269,7 +220,8 @@ async def print_logs(
     """Print one log, or several in parallel, to the end.
 
     Raises:
-        FleetctlError: the only log cannot be printed, or too many would be followed.
+        FleetctlError: too many would be followed.
+        ProcessError: the only log cannot be printed.
         click.exceptions.Exit: one of several logs could not be printed; an error was shown.
 
     """
@@ -293,15 +245,15 @@ async def _print_all(
 ) -> bool:
     """Print several logs in parallel; return whether one failed."""
     failures: list[str] = []
-    holders = {(one.kind, one.address) for one in sources}
+    holders = {(one.holder, one.name) for one in sources}
     # Issue the tickets one after the other, because the exit stack revokes them one after the other.
-    for kind, name in sorted(holders):
-        await access.address(kind, name)
+    for holder, name in sorted(holders):
+        await access.address(holder, name)
 
     async def copy(source: LogSource) -> None:
         try:
             await _print_log(access, source, display)
-        except FleetctlError as error:
+        except ProcessError as error:
             failures.append(source.label)
             click.echo(f"error: {source.label}: {error.message}", err=True)
 
@@ -321,24 +273,23 @@ class _ProcessAccess:
         self._transport = transport
         self._dialer = dialer
         self._stack = stack
-        self._known: dict[tuple[str, str], tuple[ProcessAddress, str] | FleetctlError] = {}
+        self._known: dict[tuple[LogHolder, str], tuple[ProcessAddress, str] | ProcessError] = {}
 
-    async def address(self, kind: str, name: str) -> tuple[ProcessAddress, str] | FleetctlError:
+    async def address(
+        self, holder: LogHolder, name: str
+    ) -> tuple[ProcessAddress, str] | ProcessError:
         """Return the address and a ticket, or the reason why there is none. Raises StoreError."""
-        known = self._known.get((kind, name))
+        known = self._known.get((holder, name))
         if known is None:
-            known = self._known[kind, name] = await self._open(kind, name)
+            known = self._known[holder, name] = await self._open(holder, name)
         return known
 
-    async def _open(self, kind: str, name: str) -> tuple[ProcessAddress, str] | FleetctlError:
+    async def _open(
+        self, holder: LogHolder, name: str
+    ) -> tuple[ProcessAddress, str] | ProcessError:
         try:
-            if kind == "Node":
-                found = await process_client.find_agent(self._transport, name, self._dialer)
-            elif kind == "Reconciler":
-                found = await process_client.find_reconciler(self._transport, name, self._dialer)
-            else:
-                found = await process_client.find_gateway(self._transport, name, self._dialer)
-        except FleetctlError as error:
+            found = await logs_of_fleet.read_address(self._transport, holder, name, self._dialer)
+        except ProcessError as error:
             return error
         return found, await self._stack.enter_async_context(
             issue_ticket(self._transport, found.key)
@@ -346,9 +297,9 @@ class _ProcessAccess:
 
 
 async def _print_log(access: _ProcessAccess, source: LogSource, display: LogDisplay) -> None:
-    """Print one log to the end. Raises FleetctlError."""
-    found = await access.address(source.kind, source.address)
-    if isinstance(found, FleetctlError):
+    """Print one log to the end. Raises ProcessError."""
+    found = await access.address(source.holder, source.name)
+    if isinstance(found, ProcessError):
         raise found
     address, bearer = found
     params = {**source.params, **display.params}
@@ -373,7 +324,7 @@ def _write(out: IO[bytes], text: bytes) -> None:
     out.flush()
 
 
-_HELP = """Print the log of an engine, an agent, a gateway or a reconciler.
+_HELP = """Print the log of a replica's engine, or of a process of the fleet.
 
 \b
   fleetctl logs qwen-0                      the engine of replica qwen-0 (its rank 0)
@@ -384,10 +335,12 @@ _HELP = """Print the log of an engine, an agent, a gateway or a reconciler.
   fleetctl logs -l app=chat --since 5m      replicas with a label
   fleetctl logs node/mac-1                  the agent of a Mac
   fleetctl logs gateway/9f3a                a gateway (the id is optional if there is only one)
-  fleetctl logs reconciler                  a reconciler, in the same way
+  fleetctl logs reconciler                  a reconciler; `fleetctl logs dashboard` for a dashboard
+  fleetctl logs reconciler --about qwen     its lines about one object, node, request or trace
 
-The agent of the Mac serves the log over HTTP, so this machine must reach the Mac's address. Agents, gateways and
-reconcilers keep the last MiB of their own log in memory, since their start. Logs of engines are files on the Mac.
+The agent of the Mac serves the log over HTTP, so this machine must reach the Mac's address. Agents, gateways,
+reconcilers and dashboards keep the last MiB of their own log in memory, since their start. Logs of engines are files on
+the Mac.
 """
 
 
@@ -405,7 +358,7 @@ def _since(_: click.Context, __: click.Parameter, value: str) -> str:
 @click.argument(
     "what",
     required=False,
-    metavar="REPLICA | deploy/NAME | node/NAME | gateway[/ID] | reconciler[/ID]",
+    metavar="REPLICA | deploy/NAME | node/NAME | gateway[/ID] | reconciler[/ID] | dashboard[/ID]",
 )
 @click.option("-f", "--follow", is_flag=True, help="Keep printing new lines.")
 @click.option("--rank", type=click.IntRange(min=0), help="Rank of a sharded replica (default 0).")
@@ -422,6 +375,12 @@ def _since(_: click.Context, __: click.Parameter, value: str) -> str:
     "--since", callback=_since, default="", help="Only lines of this period: 90s, 5m, 1h30m."
 )
 @click.option("-p", "--previous", is_flag=True, help="Print the engine's previous run.")
+@click.option(
+    "--about",
+    metavar="NAME",
+    default="",
+    help="Only lines about an object, a node, a request id or a trace id; --tail counts lines before this.",
+)
 @click.option("--timestamps", is_flag=True, help="Start each line with its time.")
 @click.option("--prefix", is_flag=True, help="Start each line with its source.")
 @click.option("-l", "--selector", default="", help="Replicas with these labels: k=v,k!=v,k,!k.")
@@ -440,7 +399,7 @@ def _since(_: click.Context, __: click.Parameter, value: str) -> str:
 )
 @process_options
 def logs(what: str | None, **options: Any) -> None:
-    """Print the log of an engine, an agent, a gateway or a reconciler."""
+    """Print the log of a replica's engine, or of a process of the fleet."""
     selection = _log_selection(what, options)
     is_many = selection.all_ranks or selection.all_replicas
     tail = options["tail"]
@@ -454,6 +413,7 @@ def logs(what: str | None, **options: Any) -> None:
         },
         has_prefix=options["prefix"] or is_many,
         has_times=options["timestamps"],
+        about=options["about"],
         max_followed=options["max_log_requests"] if options["follow"] else None,
     )
     run(_logs(selection, display, options))
@@ -468,7 +428,7 @@ def _log_selection(what: str | None, options: dict[str, Any]) -> LogSelection:
     """
     if bool(what) == bool(options["selector"]):
         raise click.UsageError(
-            "give one of: a replica, deploy/NAME, node/NAME, gateway/ID, reconciler/ID, or a selector with -l"
+            "give one of: a replica, deploy/NAME, node/NAME, gateway/ID, reconciler/ID, dashboard/ID, or a selector with -l"
         )
     if options["rank"] is not None and options["all_ranks"]:
         raise click.UsageError("give --rank or --all-ranks, not both")

@@ -9,12 +9,12 @@ import click
 import orjson
 
 from fleetctl.cli.connect import open_store, process_options, run
-from fleetctl.cli.errors import FleetctlError
-from fleetctl.fleets import process_client
 from fleetctl.fleets.dialer import open_dialer
 from fleetctl.output.printers import align_columns
 from fleetctl.verbs.top import Screen, open_screen
 from identity.dialer import Dialer
+from insight import process_client
+from insight.errors import ProcessError
 from insight.fleet_caches import FleetCaches, make_fleet_caches
 from insight.fleet_status import (
     FleetStatus,
@@ -155,7 +155,7 @@ async def _read_load(id_: str, lease: GatewayLease, dialer: Dialer, bearer: str)
                 running[one["replica"]] = running.get(one["replica"], 0) + 1
         waiting = {str(name): int(count) for name, count in found["waitingByModel"].items()}
         return GatewayLoad(running=running, waiting=waiting, active=int(found["active"]))
-    except FleetctlError as error:
+    except ProcessError as error:
         return GatewayLoad(problem=str(error))
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         return GatewayLoad(

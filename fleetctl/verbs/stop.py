@@ -16,9 +16,9 @@ from fleetctl.fleets import stop_orders
 from fleetctl.fleets.data_dir import DataDir
 from fleetctl.fleets.dialer import offline_dialer, open_dialer
 from fleetctl.fleets.known_nodes import known_nodes
-from fleetctl.fleets.process_client import agent_address
 from fleetctl.fleets.stop_orders import StopResult, Verb
 from fleetctl.output.printers import align_columns
+from insight.process_client import agent_address
 from machinery.clock import SystemClock
 from nodeagent.engines.stop_order import StopOrder
 from store.errors import StoreError

@@ -11,12 +11,12 @@ import click
 from fleetctl.cli.connect import open_store, run
 from fleetctl.cli.errors import FleetctlError
 from fleetctl.fleets.dialer import open_dialer
-from fleetctl.output import printers
-from fleetctl.top import usage
-from fleetctl.top.usage import Figure
+from fleetctl.output import printers, usage_tables
 from fleetctl.verbs.top import TopQuery, sample_pairs
+from insight import usage
 from insight.fleet_caches import make_fleet_caches
 from insight.fleet_status import TierStatus, external_counts, names_text, tiers
+from insight.usage import Figure
 from machinery.clock import SystemClock
 from manifests.suggestions import nearest
 
@@ -42,7 +42,7 @@ class TierRow:
             names_text(self.tier.deployments),
             f"{names_text(self.tier.macs)} ({len(self.tier.macs)})" if self.tier.macs else "none",
             f"{replicas} and {self.external} external" if self.external else replicas,
-            usage.figure_text(self.tokens_per_second, lambda value: f"{value:.1f}"),
+            usage_tables.figure_text(self.tokens_per_second, lambda value: f"{value:.1f}"),
         )
 
     def tree(self) -> dict[str, Any]:

@@ -21,9 +21,10 @@ from fleetctl.fleets.dialer import open_dialer
 from fleetctl.objects import selectors
 from fleetctl.objects.kind_args import kind_of, parse_target
 from fleetctl.objects.selectors import LabelRequirement
-from fleetctl.top import collector, usage
-from fleetctl.top.collector import FleetInventory, FleetSample
+from fleetctl.output import usage_tables
 from identity.dialer import Dialer
+from insight import usage, usage_samples
+from insight.usage_samples import FleetInventory, FleetSample
 from machinery import environment
 from machinery.backoff import Backoff, Retries
 from machinery.clock import Clock, SystemClock
@@ -117,9 +118,9 @@ class TopQuery:
         """Return the output for a pair of samples."""
         if self.is_nodes:
             nodes = usage.sort_rows(usage.node_rows(*pair), self.orders, self.order)
-            return self._text(nodes, usage.node_table)
+            return self._text(nodes, usage_tables.node_table)
         models = usage.sort_rows(usage.model_rows(*pair), self.orders, self.order)
-        return self._text(models, usage.model_table)
+        return self._text(models, usage_tables.model_table)
 
     def _text(self, rows: Sequence[Any], table: Callable[..., str]) -> str:
         if not self.is_json:
@@ -255,16 +256,16 @@ async def sample_pairs(
     """
     before: FleetSample | None = None
     while True:
-        whole = await collector.read_inventory(transport, query.dialer)
+        whole = await usage_samples.read_inventory(transport, query.dialer)
         inventory = _narrow_inventory(whole, query)
-        async with collector.open_collector(transport, clock, inventory) as sampler:
+        async with usage_samples.open_collector(transport, clock, inventory) as sampler:
             while not sampler.is_stale:
                 now = await sampler.sample(inventory)
                 if before is not None:
                     yield before, now
                 before = now
                 await clock.sleep(query.over_s)
-                whole = await collector.read_inventory(transport, query.dialer)
+                whole = await usage_samples.read_inventory(transport, query.dialer)
         inventory = _narrow_inventory(whole, query)
 
 

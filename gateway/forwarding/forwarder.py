@@ -128,6 +128,7 @@ class Forwarder(AttemptOwner):
         self._model_states = model_states
         self._activator = activator
         self._router = router
+        self._decisions = router.decisions
         self._resumer = resumer
 
     def start(
@@ -260,14 +261,22 @@ class Forwarder(AttemptOwner):
     ) -> Refusal | None:
         now_s, deadline = self.clock.monotonic(), state.terms.deadline
         admission = state.add_admission()
+        if self._decisions is not None:
+            waiting = limiter.waiting
+            self._decisions.decision(request, "request waits for a slot", waiting=waiting)
         entered = await limiter.enter(client, until_s=deadline.at_s)
         admission.queued_s += self.clock.monotonic() - now_s
         if isinstance(entered, Slot):
             admission.slot = entered
+            if self._decisions is not None:
+                seconds = round(admission.queued_s, 3)
+                self._decisions.decision(request, "request has a slot", seconds=seconds)
             return None
         if self.clock.monotonic() >= deadline.at_s:
             entered = errors.request_timeout(request.model, deadline.timeout_s, 0)
         self.metrics.queue_refused.add(entered.code or "")
+        if self._decisions is not None:
+            self._decisions.decision(request, "request got no slot", why=entered.message)
         return entered
 
     async def _forward(
@@ -300,7 +309,7 @@ class Forwarder(AttemptOwner):
             recovery_until_s = recovery_until_s or min(
                 now_s + state.terms.policy.recovery_s, deadline.at_s
             )
-            if not await self._wait_for_recovery(failures, recovery_until_s):
+            if not await self._wait_for_recovery(request, failures, recovery_until_s):
                 return failures.refusal
 
     def _accept(
@@ -314,13 +323,17 @@ class Forwarder(AttemptOwner):
             self._router.remember_answer(request, result.endpoint)
         return result
 
-    async def _wait_for_recovery(self, failures: AttemptFailures, until_s: float) -> bool:
+    async def _wait_for_recovery(
+        self, request: InferenceRequest, failures: AttemptFailures, until_s: float
+    ) -> bool:
         """Wait until an endpoint can be tried again; return whether one can in time.
 
         That is after a change of the table, or when a health check reached an endpoint that refused
         the connection and so never saw the request. An endpoint that broke off may have died of the
         request; it is tried again only after it is published anew.
         """
+        if self._decisions is not None:
+            self._decisions.decision(request, "request waits for a failed engine")
         while (left_s := until_s - self.clock.monotonic()) > 0:
             has_changed = await self.table_cache.changed(within_s=min(left_s, _RECOVERY_POLL_S))
             back = {one for one in failures.unreached if not self._outliers.is_open(one.origin)}
@@ -342,6 +355,9 @@ class Forwarder(AttemptOwner):
             admission.keep_alive = KeepAlive(self.clock, client, keep_alive_s)
         if admission.waits_since_s is None:
             admission.waits_since_s = now_s
+        if self._decisions is not None:
+            message = "request waits for a replica"
+            self._decisions.decision(request, message, why=choice.reason, deployment=choice.wakes)
         refusal = await self._activator.hold(
             request.model,
             choice,
@@ -357,14 +373,20 @@ class Forwarder(AttemptOwner):
         self, request: InferenceRequest, state: RetryState, failures: AttemptFailures, now_s: float
     ) -> bool:
         """Return whether another attempt is allowed by the request's limit and the model's retry budget."""
+        refusal, model_state = "", None if failures.is_retry_free else state.terms.model_state
         if state.started >= state.terms.policy.attempts:
-            return False
-        model_state = None if failures.is_retry_free else state.terms.model_state
-        if model_state is not None and not model_state.retries.spend(now_s):
+            refusal = "the request has no attempt left"
+        elif model_state is not None and not model_state.retries.spend(now_s):
             self.metrics.attempts.add("over_budget")
-            return False
-        self.metrics.retries.add(request.model)
-        return True
+            refusal = "the retry budget of the model is spent"
+        else:
+            self.metrics.retries.add(request.model)
+        if self._decisions is not None:
+            message = "request is not tried again" if refusal else "request is tried again"
+            attempts = {"attempts": state.started, "free": failures.is_retry_free}
+            why = {"why": refusal} if refusal else {}
+            self._decisions.decision(request, message, **attempts, **why)
+        return not refusal
 
     def _final_response(
         self, state: RetryState, failures: AttemptFailures
@@ -416,6 +438,9 @@ class Forwarder(AttemptOwner):
             if not model_state.hedges.spend(now_s):
                 return None
             self.metrics.hedges.add("asked")
+            if self._decisions is not None:
+                replica = choice.endpoint.replica
+                self._decisions.decision(request, "request is hedged", replica=replica)
             return self._try_endpoint(request, choice.endpoint, state)
 
         first = self._try_endpoint(request, endpoint, state)

@@ -9,6 +9,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
+from gateway.forwarding.decision_log import DecisionLog
 from gateway.forwarding.outlier_detection import OutlierDetector
 from gateway.request import InferenceRequest
 from gateway.routing.affinity import AffinityMemory
@@ -128,6 +129,8 @@ class Router:
     clock: Clock
     random: random.Random
     memory: AffinityMemory = field(default_factory=AffinityMemory)
+    decisions: DecisionLog | None = field(default_factory=DecisionLog.if_enabled)
+    """None unless debug lines are written."""
     _turns: dict[str, int] = field(default_factory=dict)
     _plans: dict[str, RoutePlan] = field(default_factory=dict)
 
@@ -149,16 +152,23 @@ class Router:
         query = RoutingQuery(name, draw, failed, request.headers)
         model = table.models.get(name)
         if model is None:
-            return choose(table, query, health)
+            choice = choose(table, query, health)
+            if self.decisions is not None:
+                self.decisions.choice(request, None, health, failed, choice)
+            return choice
         plan = self._plans.get(name)
         if plan is None or plan.model is not model:
             plan = self._make_plan(model)
         memory.recall(request, model, query, now_s)
-        choice: RoutingChoice | None = plan.pick(query, health)
-        if choice is None:
+        picked = plan.pick(query, health)
+        if picked is None:
             if plan.takes_turns:
                 query.turn = self._turn(name, is_first=not failed)
             choice = choose(table, query, health)
+        else:
+            choice = picked
+        if self.decisions is not None:
+            self.decisions.choice(request, model, health, failed, choice)
         if type(choice) is ChosenEndpoint:
             memory.remember(query, model, choice.endpoint, now_s)
         return choice

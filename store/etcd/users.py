@@ -241,7 +241,7 @@ def _reconciler() -> list[Permission]:
         prefix_permission(keys.ELECTION_RECONCILER, Right.READWRITE),
         prefix_permission(keys.event_prefix("reconciler"), Right.READWRITE),
         prefix_permission(keys.RECONCILER_LEASE_PREFIX, Right.READWRITE),
-        # Tickets for its own metrics; the secrets of other holders' tickets are only hashes.
+        # Tickets for its own metrics and log; the secrets of other holders' tickets are only hashes.
         prefix_permission(keys.ticket_prefix("Reconciler"), Right.READ),
         prefix_permission(keys.TRUST_PREFIX, Right.READ),
         prefix_permission(keys.request_prefix("reconciler"), Right.READWRITE),
@@ -298,6 +298,8 @@ def _dashboard() -> list[Permission]:
         prefix_permission(keys.ticket_prefix("Gateway"), Right.READWRITE),
         # Logs of agents and engines are read with tickets, too.
         prefix_permission(keys.ticket_prefix("Node"), Right.READWRITE),
+        # So is the log of a reconciler.
+        prefix_permission(keys.ticket_prefix("Reconciler"), Right.READWRITE),
         # A login link is good once: the dashboard removes its ticket.
         prefix_permission(keys.ticket_prefix("Dashboard"), Right.READWRITE),
         prefix_permission(keys.request_prefix("dashboard"), Right.READWRITE),

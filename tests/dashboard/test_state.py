@@ -1,12 +1,15 @@
 """The state of the fleet over HTTP: snapshots, views, and a stream that is resumed by its last id. On a real etcd."""
 
 import asyncio
+import json
+import logging
 from typing import Any
 
 import aiohttp
 import pytest
 
 from dashboard.assets import Assets
+from machinery.process_log import JsonFormatter, LogRing
 from schemas.event import Event, EventSpec, ObjectReference
 from schemas.meta import Condition, ConditionStatus, ObjectMeta
 from schemas.node import NodeLease, NodeStatus
@@ -221,3 +224,30 @@ async def test_it_registers_at_its_address(store: Transport) -> None:
 
         assert await until_async(url) == running.url
     assert await store.get(key) is None
+
+
+async def test_the_log_of_a_dashboard_is_read_through_it(store: Transport) -> None:
+    """The ticket is written by the dashboard; lines are chosen by what they are about."""
+    ring = LogRing()
+    ring.setFormatter(JsonFormatter("dashboard"))
+    ring.handle(logging.makeLogRecord({"msg": "something", "node": "mac-1"}))
+    async with running_dashboard(store, ring=ring) as running:
+
+        async def is_known() -> bool:
+            url = f"{running.url}/api/v1/logs?of=dashboard/run1"
+            async with running.http.get(url) as response:
+                return response.status == 200
+
+        await until_async(is_known, what="the dashboard's own lease")
+
+        async def read(name: str) -> str:
+            query = {"of": "dashboard/run1", "about": name}
+            async with running.http.get(f"{running.url}/api/v1/logs", params=query) as response:
+                assert response.status == 200, await response.text()
+                return await response.text()
+
+        assert json.loads(await read("mac-1"))["message"] == "something"
+        assert await read("mac-2") == ""
+        for wrong, status in (("dashboard/none", 404), ("reconciler/none", 404), ("etcd/1", 400)):
+            await running.get(f"/api/v1/logs?of={wrong}", status=status)
+        await running.get("/v1/logs/dashboard", status=401)

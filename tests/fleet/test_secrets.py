@@ -15,7 +15,8 @@ import psutil
 import pytest
 from typing_extensions import override
 
-from fleetctl.fleets import process_client
+from insight import process_client
+from insight.errors import ProcessRefusedError
 from insight.tickets import issue_ticket
 from machinery import processes
 from machinery.environment import environment_without_secrets
@@ -253,7 +254,7 @@ async def use_tickets(store: Transport) -> dict[str, str]:
         log = await process_client.fetch(address, "/v1/logs/agent", bearer=bearer, params={})
         assert log
         id_, _, secret = bearer.partition(".")
-        with pytest.raises(process_client.ProcessRefusedError):
+        with pytest.raises(ProcessRefusedError):
             await process_client.fetch(
                 address, "/v1/logs/agent", bearer=f"{id_}.{WRONG_KEY}", params={}
             )

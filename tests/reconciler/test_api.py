@@ -1,6 +1,7 @@
 """The reconciler's port: health and metrics of a real process with a real etcd, and who may read them."""
 
 import asyncio
+import json
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -28,6 +29,7 @@ from store.etcd.member.embedded import EmbeddedEtcd
 from store.port import Transport
 from tests.support.dashboards import running_dashboard
 from tests.support.etcd import running_etcd
+from tests.support.fleetctl_runner import run_fleetctl
 from tests.support.ports import free_port
 from tests.support.prometheus_tools import check_metrics
 from tests.support.waiting import until_async
@@ -79,7 +81,9 @@ def value(found: list[Sample], name: str, **labels: str) -> float:
 async def test_health_and_metrics(tmp_path: Path, http: aiohttp.ClientSession) -> None:
     async with (
         running_etcd(tmp_path) as etcd,
-        reconciler(etcd, "--api-port", "0", "--etcd-quota", str(QUOTA)),
+        reconciler(
+            etcd, "--api-port", "0", "--etcd-quota", str(QUOTA), "--log-level", "debug"
+        ) as child,
     ):
         store = connect(etcd.address)
 
@@ -130,7 +134,23 @@ async def test_health_and_metrics(tmp_path: Path, http: aiohttp.ClientSession) -
         assert 0 < value(samples, "fleet_store_db_in_use_bytes") <= size
         assert value(samples, "fleet_store_alarms") == 0
         assert value(samples, "fleet_build_info", process="reconciler") == 1
+        assert child.returncode is None
+        await check_log(etcd)
         await store.close()
+
+
+async def check_log(etcd: EmbeddedEtcd) -> None:
+    """Check that the lines about one object are found by its name."""
+    words = ("logs", "reconciler", "--etcd", str(etcd.address))
+    done = await run_fleetctl(*words)
+    assert done.code == 0, done.err
+    lines = [json.loads(line) for line in done.out.splitlines()]
+    assert {"leading", "replicas cannot be placed"} <= {line["message"] for line in lines}
+    done = await run_fleetctl(*words, "--about", "big")
+    about = [json.loads(line) for line in done.out.splitlines()]
+    assert about
+    assert {line["key"] for line in about} == {"ModelDeployment/big"}
+    assert (await run_fleetctl(*words, "--about", "bi")).out == ""
 
 
 async def test_without_etcd_it_is_alive_and_not_ready(http: aiohttp.ClientSession) -> None:

@@ -226,7 +226,7 @@ async def test_each_node_that_cannot_is_named_in_an_event(
         await until_async(refused)
         assert await said(store, "Placed") == "Unschedulable"
     logged = {
-        (one.__dict__["node"], one.__dict__["reason"])
+        (vars(one).get("node"), vars(one).get("reason"))
         for one in caplog.records
         if one.message == "replicas cannot be placed"
     }

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from fleetctl.cli.errors import FleetctlError
-from fleetctl.fleets import process_client
 from fleetctl.fleets.dialer import open_dialer
-from fleetctl.fleets.process_client import ProcessUnreachableError
 from identity.folder import IdentityFolder
 from identity.names import Role
+from insight import process_client
+from insight.errors import ProcessUnreachableError
 from insight.tickets import issue_ticket
 from machinery.clock import SystemClock
 from schemas.records import GatewayLease

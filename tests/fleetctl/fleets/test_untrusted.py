@@ -2,8 +2,8 @@
 
 import ssl
 
-from fleetctl.fleets.gateways import untrusted_text
 from identity.peers import PeerError
+from insight.process_client import untrusted_text
 
 
 def test_a_revoked_certificate_is_not_blamed_on_its_authority() -> None:

@@ -198,9 +198,9 @@ async def test_refusals(fleet: Fleet, words: str, code: int, error: str) -> None
 @pytest.mark.parametrize(
     ("words", "error"),
     [
-        ("", "give one of: a replica, deploy/NAME, node/NAME, gateway/ID, or a selector with -l"),
-        ("bad-0 -l app=chat", "give one of: a replica, deploy/NAME, node/NAME, gateway/ID, or a selector with -l"),
-        ("nodepool/x", "nodepool/x: a NodePool has no log; only replicas, deployments, nodes and gateways have logs"),
+        ("", "give one of: a replica, deploy/NAME, node/NAME, gateway/ID, reconciler/ID, dashboard/ID, or a selector with -l"),
+        ("bad-0 -l app=chat", "give one of: a replica, deploy/NAME, node/NAME, gateway/ID, reconciler/ID, dashboard/ID, or a selector with -l"),
+        ("nodepool/x", "nodepool/x: a NodePool has no log; only replicas, deployments, nodes, gateways, reconcilers and dashboards have logs"),
         ("node/", "node/: the name is missing; write node/NAME"),
         ("node/mac-1 -p", "--previous cannot be used with node/mac-1: only replicas have ranks, previous runs and labels"),
         ("bad-0 -p -f", "the previous run has ended: give --previous or --follow, not both"),

@@ -5,7 +5,8 @@ import signal
 
 import pytest
 
-from fleetctl.fleets import process_client
+from insight import process_client
+from insight.errors import ProcessUnreachableError
 from insight.tickets import issue_ticket
 from nodeagent.engines import engine_processes
 from store import keys
@@ -52,7 +53,7 @@ async def test_figures_and_logs_of_a_rank(desk: Desk, agent: AgentProcess) -> No
 
         agent.send(signal.SIGSTOP)
         with pytest.raises(
-            process_client.ProcessUnreachableError,
+            ProcessUnreachableError,
             match=r"node/node-1 does not answer .* within 1 s",
         ):
             await process_client.fetch(holder, "/health", limit_s=1.0)

@@ -5,8 +5,10 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleetctl.top import usage
-from fleetctl.top.collector import (
+from fleetctl.output import usage_tables
+from insight import usage
+from insight.usage import Figure
+from insight.usage_samples import (
     DeploymentCounts,
     FleetSample,
     NodeMemory,
@@ -14,7 +16,6 @@ from fleetctl.top.collector import (
     RankSample,
     ReplicaPlacement,
 )
-from fleetctl.top.usage import Figure
 from reconciler.demand.gateway_metrics import GatewaySample, VersionSample
 
 GIB = 1 << 30
@@ -69,7 +70,7 @@ BEFORE, NOW = look(10, tokens=100, ended=4), look(12, tokens=150, ended=7)
 
 
 def test_nodes() -> None:
-    assert usage.node_table(usage.node_rows(BEFORE, NOW)) == (
+    assert usage_tables.node_table(usage.node_rows(BEFORE, NOW)) == (
         "NAME    MEMORY     MEMORY%   MODELS     MODELS%   ENGINES   IN FLIGHT   QUEUE   TOKENS/S\n"
         "mac-1   16.0 GiB   25%       20.0 GiB   50%       2         4           2       50.0\n"
         "mac-2   16.0 GiB   25%       10.0 GiB   25%       1         0           0       0.0"
@@ -77,7 +78,7 @@ def test_nodes() -> None:
 
 
 def test_models() -> None:
-    assert usage.model_table(usage.model_rows(BEFORE, NOW)) == (
+    assert usage_tables.model_table(usage.model_rows(BEFORE, NOW)) == (
         "NAME    READY   MEMORY     IN FLIGHT   QUEUE   REQUESTS/S   TOKENS/S   FIRST TOKEN\n"
         "qwen    1/1     10.0 GiB   2           4       1.5          25.0       50ms\n"
         "split   1/1     20.0 GiB   2           1       0.0          25.0       -"
@@ -86,10 +87,10 @@ def test_models() -> None:
 
 def test_unreported_values_are_unknown() -> None:
     gone = replace(NOW, nodes=(NOW.nodes[0], NodeSample(name="mac-2")), has_all_gateways=False)
-    assert usage.node_table(usage.node_rows(BEFORE, gone), headers=False).splitlines()[1].split() == [
+    assert usage_tables.node_table(usage.node_rows(BEFORE, gone), headers=False).splitlines()[1].split() == [
         "mac-2", *("?" * 8)
     ]  # fmt: skip
-    split = usage.model_table(usage.model_rows(BEFORE, gone), headers=False).splitlines()[1]
+    split = usage_tables.model_table(usage.model_rows(BEFORE, gone), headers=False).splitlines()[1]
     assert split.split() == ["split", "1/1", "10.0", "GiB+", "2+", "1+", "0.0+", "25.0+", "-"]
     [tree] = [usage.row_tree(row) for row in usage.model_rows(BEFORE, gone) if row.name == "split"]
     assert (tree["tokensPerSecond"], "tokensPerSecond" in str(tree["partial"])) == (25.0, True)
@@ -100,7 +101,9 @@ def test_a_starting_engine_does_not_hide_others() -> None:
     silent = rank("new-0", tokens=None)
     for one, shown in ((starting, "25.0"), (silent, "25.0+")):
         nodes = (node("mac-1", rank("qwen-0", tokens=150), one),)
-        row = usage.node_table(usage.node_rows(BEFORE, replace(NOW, nodes=nodes)), headers=False)
+        row = usage_tables.node_table(
+            usage.node_rows(BEFORE, replace(NOW, nodes=nodes)), headers=False
+        )
         assert row.split()[-1] == shown
 
 

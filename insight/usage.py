@@ -1,13 +1,11 @@
-"""Usage rows of nodes and models from two samples, and their tables. Pure."""
+"""Usage rows of nodes and models from two samples: what `fleetctl top` answers. Pure."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Final, TypeAlias, TypeVar
 
-from fleetctl.output import printers
-from fleetctl.top.collector import DeploymentCounts, FleetSample, NodeSample, RankSample
+from insight.usage_samples import DeploymentCounts, FleetSample, NodeSample, RankSample
 from reconciler.demand.gateway_metrics import GatewaySample, VersionMetrics, VersionSample
-from schemas import sizes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -191,7 +189,6 @@ def _pairs(before: FleetSample, now: FleetSample) -> Iterable[tuple[GatewaySampl
 
 UsageRow: TypeAlias = NodeRow | ModelRow
 R = TypeVar("R", NodeRow, ModelRow)
-_UNKNOWN_TEXT = "?"
 
 # Values of --sort-by, and the field of a row that each one sorts by.
 NODE_ORDERS: Final[Mapping[str, str]] = {
@@ -217,51 +214,6 @@ def sort_rows(rows: Sequence[R], orders: Mapping[str, str], by: str) -> list[R]:
     return sorted(rows, key=lambda row: (getattr(row, orders[by]).sort_key, row.name))
 
 
-def node_table(rows: Sequence[NodeRow], *, headers: bool = True) -> str:
-    """Return the table of node rows."""
-    titles = (
-        *("NAME", "MEMORY", "MEMORY%", "MODELS", "MODELS%", "ENGINES"),
-        *("IN FLIGHT", "QUEUE", "TOKENS/S"),
-    )
-    cells = [
-        (
-            row.name,
-            figure_text(row.used_bytes, _size_text),
-            _share_text(row.used_bytes, row.total_bytes),
-            figure_text(row.models_bytes, _size_text),
-            _share_text(row.models_bytes, row.allocatable_bytes),
-            figure_text(row.engines, _count_text),
-            figure_text(row.in_flight, _count_text),
-            figure_text(row.queue, _count_text),
-            figure_text(row.tokens_per_second, _rate_text),
-        )
-        for row in rows
-    ]
-    return printers.align_columns(cells, titles if headers else ())
-
-
-def model_table(rows: Sequence[ModelRow], *, headers: bool = True) -> str:
-    """Return the table of model rows."""
-    titles = (
-        *("NAME", "READY", "MEMORY", "IN FLIGHT", "QUEUE"),
-        *("REQUESTS/S", "TOKENS/S", "FIRST TOKEN"),
-    )
-    cells = [
-        (
-            row.name,
-            f"{row.ready}/{row.wanted}",
-            figure_text(row.memory_bytes, _size_text),
-            figure_text(row.in_flight, _count_text),
-            figure_text(row.queue, _count_text),
-            figure_text(row.requests_per_second, _rate_text),
-            figure_text(row.tokens_per_second, _rate_text),
-            "-" if row.first_token_s.value is None else figure_text(row.first_token_s, _time_text),
-        )
-        for row in rows
-    ]
-    return printers.align_columns(cells, titles if headers else ())
-
-
 def row_tree(row: UsageRow) -> dict[str, object]:
     """Return a row for `-o json`: plain units, null for unknown values."""
     found: dict[str, object] = {}
@@ -281,35 +233,6 @@ def row_tree(row: UsageRow) -> dict[str, object]:
 
 def _plain(value: float | None) -> float | None:
     return int(value) if value is not None and float(value).is_integer() else value
-
-
-def figure_text(figure: Figure, render: Callable[[float], str]) -> str:
-    """Return the figure's text: `?` if unknown, with `+` if incomplete."""
-    if figure.value is None:
-        return _UNKNOWN_TEXT
-    return f"{render(figure.value)}{'' if figure.is_complete else '+'}"
-
-
-def _share_text(part: Figure, whole: Figure) -> str:
-    if part.value is None or not whole.value:
-        return _UNKNOWN_TEXT
-    return f"{part.value / whole.value:.0%}"
-
-
-def _size_text(value: float) -> str:
-    return sizes.show(int(value))
-
-
-def _count_text(value: float) -> str:
-    return f"{value:.0f}"
-
-
-def _rate_text(value: float) -> str:
-    return f"{value:.1f}"
-
-
-def _time_text(value: float) -> str:
-    return f"{value * 1000:.0f}ms" if value < 10 else f"{value:.1f}s"
 
 
 def _camel(name: str) -> str:

@@ -6,13 +6,9 @@ from contextlib import asynccontextmanager, suppress
 
 import pytest
 
-from fleetctl.cli.errors import FleetctlError
-from fleetctl.fleets import process_client
-from fleetctl.fleets.process_client import (
-    ProcessAddress,
-    ProcessRefusedError,
-    ProcessUnreachableError,
-)
+from insight import process_client
+from insight.errors import ProcessError, ProcessRefusedError, ProcessUnreachableError
+from insight.process_client import ProcessAddress
 
 OK = b"HTTP/1.1 200 OK\r\n"
 CHUNKED = OK + b"transfer-encoding: chunked\r\n\r\n"
@@ -72,7 +68,7 @@ async def test_a_response_over_the_size_limit_is_refused(monkeypatch: pytest.Mon
     monkeypatch.setattr(process_client, "_LIMIT_BYTES", 1 << 20)
     body = b"x" * ((1 << 20) + 1)
     async with serve(OK + b"content-length: %d\r\n\r\n" % len(body) + body) as holder:
-        with pytest.raises(FleetctlError, match="the response is larger than 1 MiB"):
+        with pytest.raises(ProcessError, match="the response is larger than 1 MiB"):
             await process_client.fetch(holder, "/health")
 
 

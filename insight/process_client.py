@@ -1,4 +1,4 @@
-"""HTTP client of agents and gateways: their addresses, access tickets, answers and streams."""
+"""HTTP client of the fleet's processes: their addresses, answers and streams, for both doors."""
 
 import asyncio
 import os
@@ -6,21 +6,23 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import aiohttp
 import orjson
 
-from fleetctl.cli.errors import FleetctlError
-from fleetctl.fleets import gateways
-from fleetctl.objects.kind_args import kind_of
 from identity.dialer import Dial, Dialer, UntrustedAddressError
+from identity.names import Role
+from identity.peers import PeerError
+from insight.errors import ProcessError, ProcessRefusedError, ProcessUnreachableError
 from machinery.clock import SystemClock
 from machinery.http_body import BodyTooLargeError, read_limited
 from machinery.tcp_keepalive import enable_keepalive
+from machinery.tls_client import untrusted_reason
 from manifests.suggestions import not_found_message
+from schemas import kinds
 from schemas.node import NodeStatus
-from schemas.records import GatewayLease, ReconcilerLease
+from schemas.records import DashboardLease, GatewayLease, ReconcilerLease
 from schemas.wire.errors import ErrorBody
 from store import codec, keys
 from store.port import Transport
@@ -32,27 +34,17 @@ _REFUSAL_BYTES = 4096
 # https://docs.aiohttp.org/en/stable/client_advanced.html#graceful-shutdown
 _CLOSE_S = 0.05
 
-
-class ProcessUnreachableError(FleetctlError):
-    """The agent or gateway does not answer, or has no address; callers may continue without it."""
-
-
-class ProcessRefusedError(FleetctlError):
-    """The agent or gateway refused the request; `status` is the HTTP status."""
-
-    def __init__(self, message: str, status: int) -> None:
-        super().__init__(message)
-        self.status = status
+LeaseT = TypeVar("LeaseT", GatewayLease, ReconcilerLease, DashboardLease)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessAddress:
-    """Address of an agent or a gateway, and the key under which its tickets are stored."""
+    """Address of a process, and the key under which its tickets are stored."""
 
     label: str
-    """Name in messages: `node/mac-1`, `gateway/1f2e3d`."""
+    """Name in messages: `node/mac-1`, `gateway/1f2e3d`, `reconciler/9c0d`."""
     key: str
-    """Holder for `issue_ticket`: `Node/mac-1`, `Gateway/1f2e3d`."""
+    """Holder for `issue_ticket`: `Node/mac-1`, `Gateway/1f2e3d`, `Reconciler/9c0d`."""
     url: str
     """Base URL."""
     dial: Callable[[], Dial] = Dial
@@ -71,20 +63,36 @@ def gateway_address(dialer: Dialer, id_: str, lease: GatewayLease) -> ProcessAdd
     return ProcessAddress(label=f"gateway/{id_}", key=f"Gateway/{id_}", url=lease.url, dial=dial)
 
 
+def reconciler_address(dialer: Dialer, id_: str, lease: ReconcilerLease) -> ProcessAddress:
+    """Return the address of a registered reconciler; its URL is empty while it does not listen."""
+    label = f"reconciler/{id_}"
+    dial = partial(dialer.peer, Role.RECONCILER, id_, lease.url, lease.tls)
+    return ProcessAddress(label=label, key=f"Reconciler/{id_}", url=lease.url, dial=dial)
+
+
+def dashboard_address(dialer: Dialer, id_: str, lease: DashboardLease) -> ProcessAddress:
+    """Return the address of a registered dashboard; its URL is empty while it does not listen."""
+    label = f"dashboard/{id_}"
+    dial = partial(dialer.peer, Role.DASHBOARD, id_, lease.url, lease.tls)
+    return ProcessAddress(label=label, key=f"Dashboard/{id_}", url=lease.url, dial=dial)
+
+
 async def find_agent(
     transport: Transport, name: str, dialer: Dialer | None = None
 ) -> ProcessAddress:
     """Return the address of a node's agent.
 
     Raises:
-        FleetctlError: the node does not exist; ProcessUnreachableError: its agent reports no address.
+        ProcessError: the node does not exist; ProcessUnreachableError: its agent reports no address.
 
     """
     item = await transport.get(keys.status_key("Node", name))
     if item is None:
         items = (await transport.list(keys.status_prefix("Node"))).items
         known = [keys.kind_and_name(i.key)[1] for i in items]
-        raise FleetctlError(not_found_message(kind_of("node"), name, known))
+        kind = kinds.by_name("Node")
+        assert kind is not None
+        raise ProcessError(not_found_message(kind, name, known))
     url = codec.decode(NodeStatus, item).agent_url
     if not url:
         raise ProcessUnreachableError(
@@ -95,65 +103,69 @@ async def find_agent(
     return agent_address(dialer or Dialer(), name, url)
 
 
-async def find_gateway(
-    transport: Transport, id_: str, dialer: Dialer | None = None
+async def find_process(
+    transport: Transport, kind: str, id_: str = "", dialer: Dialer | None = None
 ) -> ProcessAddress:
-    """Return the address of a registered gateway.
+    """Return the address of a registered gateway, reconciler or dashboard; without an id, of the only one.
 
     Raises:
-        FleetctlError: no gateway with this id is registered; the message lists the registered ones.
+        ProcessError: there is none, there are several, or none has this id; the message lists them.
+        ProcessUnreachableError: it does not listen.
 
     """
-    found = await list_gateways(transport, dialer)
-    for one in found:
-        if one.key == f"Gateway/{id_}":
-            return one
-    known = ", ".join(one.label for one in found) or "none"
-    raise FleetctlError(f"gateway/{id_} is not registered. Registered gateways: {known}")
-
-
-async def find_reconciler(
-    transport: Transport, id_: str, dialer: Dialer | None = None
-) -> ProcessAddress:
-    """Return the address of a registered reconciler.
-
-    Raises:
-        FleetctlError: no reconciler with this id listens; the message lists those that do.
-
-    """
-    found = await list_reconcilers(transport, dialer)
-    for one in found:
-        if one.key == f"Reconciler/{id_}":
-            return one
-    known = ", ".join(one.label for one in found) or "none"
-    raise FleetctlError(f"reconciler/{id_} is not registered. Registered reconcilers: {known}")
-
-
-async def list_reconcilers(
-    transport: Transport, dialer: Dialer | None = None
-) -> list[ProcessAddress]:
-    """Return the addresses of all reconcilers that listen, sorted by id."""
-    prefix, dialer = keys.RECONCILER_LEASE_PREFIX, dialer or Dialer()
-    leases = {
-        item.key.removeprefix(prefix): codec.decode(ReconcilerLease, item)
-        for item in (await transport.list(prefix)).items
-    }
-    return [
-        ProcessAddress(
-            label=f"reconciler/{id_}",
-            key=f"Reconciler/{id_}",
-            url=lease.url,
-            dial=partial(dialer.reconciler, id_, lease),
+    found = await list_processes(transport, kind, dialer)
+    known = ", ".join(one.label for one in found)
+    if not id_ and not found:
+        raise ProcessError(
+            f"no {kind.lower()} is registered. Is one running? `fleetctl up` starts one"
         )
-        for id_, lease in sorted(leases.items())
-        if lease.url
-    ]
+    if not id_ and len(found) > 1:
+        raise ProcessError(f"give the {kind.lower()}'s id; there are {known}")
+    for one in found:
+        if one.key == f"{kind}/{id_}" or not id_:
+            if not one.url:
+                raise ProcessUnreachableError(
+                    f"{one.label}: it does not listen on its port yet; its log says why if this lasts"
+                )
+            return one
+    registered = f"Registered {kind.lower()}s: {known or 'none'}"
+    raise ProcessError(f"{kind.lower()}/{id_} is not registered. {registered}")
+
+
+async def list_processes(
+    transport: Transport, kind: str, dialer: Dialer | None = None
+) -> list[ProcessAddress]:
+    """Return the addresses of all registered processes of a kind that has leases, sorted by id."""
+    dialer = dialer or Dialer()
+    match kind:
+        case "Gateway":
+            gateways = await list_gateway_leases(transport)
+            return [gateway_address(dialer, *entry) for entry in gateways.items()]
+        case "Reconciler":
+            prefix = keys.RECONCILER_LEASE_PREFIX
+            reconcilers = await _list_leases(transport, prefix, ReconcilerLease)
+            return [reconciler_address(dialer, *entry) for entry in reconcilers.items()]
+        case "Dashboard":
+            prefix = keys.DASHBOARD_LEASE_PREFIX
+            dashboards = await _list_leases(transport, prefix, DashboardLease)
+            return [dashboard_address(dialer, *entry) for entry in dashboards.items()]
+        case _:
+            raise ValueError(f"{kind} has no leases")
 
 
 async def list_gateways(transport: Transport, dialer: Dialer | None = None) -> list[ProcessAddress]:
     """Return the addresses of all registered gateways, sorted by id."""
-    leases = await gateways.list_leases(transport)
-    return [gateway_address(dialer or Dialer(), *entry) for entry in leases.items()]
+    return await list_processes(transport, "Gateway", dialer)
+
+
+async def list_gateway_leases(transport: Transport) -> dict[str, GatewayLease]:
+    """Return the leases of registered gateways, by gateway id."""
+    return await _list_leases(transport, keys.GATEWAY_LEASE_PREFIX, GatewayLease)
+
+
+async def _list_leases(transport: Transport, prefix: str, model: type[LeaseT]) -> dict[str, LeaseT]:
+    items = (await transport.list(prefix)).items
+    return {item.key.removeprefix(prefix): codec.decode(model, item) for item in items}
 
 
 async def fetch(
@@ -182,7 +194,7 @@ async def fetch(
         ):
             return await read_limited(pieces, _LIMIT_BYTES)
     except BodyTooLargeError as error:
-        raise FleetctlError(f"{address.label}: {error}") from error
+        raise ProcessError(f"{address.label}: {error}") from error
     except TimeoutError:
         raise ProcessUnreachableError(
             _unreachable_text(address, f"no answer within {limit_s:g} s")
@@ -293,9 +305,28 @@ def watch_peer(response: aiohttp.ClientResponse) -> None:
             enable_keepalive(sock)
 
 
+_REMEDIES = {
+    "Revoked": "Let it join again with a new token, or delete it",
+    "Expired": "See its log for why it was not renewed, or let it join again with a new token",
+}
+
+
+def untrusted_text(error: Exception) -> str:
+    """Return the message for a certificate that is not trusted, with the remedy; empty for another error."""
+    refused = getattr(error, "certificate_error", error)
+    if isinstance(refused, PeerError):
+        # The authority is known: the process itself has to be mended.
+        return f"{refused.verify_message}. {_REMEDIES.get(refused.refusal, 'See `fleetctl cert list`')}"
+    reason = untrusted_reason(error)
+    return reason and (
+        f"its certificate is not trusted ({reason}). Give the certificate of its authority with --gateway-ca FILE, "
+        "FLEET_GATEWAY_CA or `fleetctl config set-context NAME --gateway-ca FILE`"
+    )
+
+
 def _cause(error: Exception) -> str:
     # aiohttp's message repeats host, port and TLS; only the operating system's reason is new.
-    if untrusted := gateways.untrusted_text(error):
+    if untrusted := untrusted_text(error):
         return untrusted
     inner = getattr(error, "os_error", error)
     if isinstance(inner, OSError) and (inner.errno or 0) > 0:
@@ -308,7 +339,7 @@ def _unreachable_text(address: ProcessAddress, why: str) -> str:
 
 
 def _refusal_text(address: ProcessAddress, status: int, body: bytes) -> str:
-    """Return the message of a refusal; agents and gateways answer with OpenAI's error envelope."""
+    """Return the message of a refusal; processes answer with OpenAI's error envelope."""
     refused = ErrorBody.parse(body)
     if refused is not None:
         message = refused.message

@@ -8,11 +8,10 @@ from typing import Any
 
 import msgspec
 
-from fleetctl.cli.errors import FleetctlError
-from fleetctl.fleets import gateways, process_client
-from fleetctl.fleets.process_client import ProcessAddress
-from fleetctl.output.columns import field_at
 from identity.dialer import Dialer
+from insight import process_client
+from insight.errors import ProcessError, ProcessRefusedError
+from insight.process_client import ProcessAddress
 from insight.tickets import issue_tickets
 from machinery.clock import Clock
 from nodeagent.api import machine_metrics
@@ -20,7 +19,7 @@ from reconciler.demand import gateway_metrics
 from reconciler.demand.gateway_metrics import GatewaySample
 from schemas.records import GatewayLease
 from store import object_trees
-from store.object_trees import Tree
+from store.object_trees import Tree, field_at
 from store.port import Transport
 
 
@@ -145,7 +144,7 @@ async def read_inventory(transport: Transport, dialer: Dialer | None = None) -> 
         deployments=await object_trees.list_all(transport, "ModelDeployment"),
         replicas={object_trees.name_of(tree): _replica_placement(tree) for tree in replicas},
         endpoints=await object_trees.list_all(transport, "Endpoint"),
-        gateways=await gateways.list_leases(transport),
+        gateways=await process_client.list_gateway_leases(transport),
         dialer=dialer or Dialer(),
     )
 
@@ -219,7 +218,7 @@ class SampleCollector:
         if address is not None:
             try:
                 vitals = await self._vitals(address)
-            except FleetctlError as error:
+            except ProcessError as error:
                 reasons.append(error.message)
             else:
                 # An engine that is not ready yet has no metrics; that needs no warning.
@@ -236,11 +235,11 @@ class SampleCollector:
         return NodeSample(name=name, ranks=await self._engines(name, inventory, reasons))
 
     async def _vitals(self, address: ProcessAddress) -> AgentVitals:
-        """Return the vitals of an agent. Raises FleetctlError."""
+        """Return the vitals of an agent. Raises ProcessError."""
         bearer = self._bearers.get(address.key)
         if bearer is None:
             self.is_stale = True
-            raise FleetctlError(
+            raise ProcessError(
                 f"{address.label}: it joined a moment ago, so there is no ticket for it yet"
             )
         try:
@@ -248,13 +247,13 @@ class SampleCollector:
                 tree = await process_client.fetch_json(
                     address, "/v1/vitals", bearer=bearer, limit_s=_RESPONSE_S
                 )
-        except process_client.ProcessRefusedError as error:
+        except ProcessRefusedError as error:
             self.is_stale |= error.status in (401, 403)
             raise
         try:
             return msgspec.convert(tree, AgentVitals, strict=False)
         except msgspec.ValidationError as error:
-            raise FleetctlError(
+            raise ProcessError(
                 f"{address.label}: its vitals are invalid ({error}); is it this release?"
             ) from error
 
@@ -274,7 +273,7 @@ class SampleCollector:
                 samples.append(
                     msgspec.convert({"replica": name, **metrics}, RankSample, strict=False)
                 )
-            except FleetctlError as error:
+            except ProcessError as error:
                 reasons.append(error.message)
             except (ValueError, msgspec.ValidationError) as error:
                 reasons.append(f"replica/{name}: the metrics of its engine are invalid ({error})")
@@ -293,7 +292,7 @@ class SampleCollector:
         address = process_client.gateway_address(inventory.dialer, id_, lease)
         try:
             text = await self._fetch(address, "/metrics/demand")
-        except FleetctlError as error:
+        except ProcessError as error:
             reasons.append(error.message)
             return None
         needed = {object_trees.name_of(tree) for tree in inventory.deployments}

@@ -1,0 +1,115 @@
+"""What a recorder costs a gateway: requests a second and processor time of a request, with a recorder and without.
+
+One gateway with all that it does, and one recorder that reads its feed each second. In turns the recorder runs and
+stands still (SIGSTOP), so that both states meet the same moments of the machine, and a pair gives a ratio.
+"""
+
+import asyncio
+import contextlib
+import signal
+import statistics
+import tempfile
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import psutil
+
+from bench.gateway import ours
+from bench.gateway.figures import Burst
+from bench.gateway.parts import Engine, Programs, compiled, free_port, own_core
+from bench.gateway.peers import Peer
+from bench.gateway.rounds import burst
+from bench.gateway.workloads import KINDS
+from bench.recorder_process import recorder
+from bench.result import PeerError, sized
+
+# The gateway takes a whole core, so its requests a second are the inverse of its processor time for one.
+AIM_CPU_RATIO = 1.02
+PAIRS, BURST_S = sized((24, 2.0), smoke=(2, 1.0))
+# After a turn the recorder reads what it missed, which is no steady state.
+_SETTLE_S = 1.5
+_WARM_S = 1.0
+_READY_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """Two bursts, one after the other."""
+
+    with_recorder: Burst
+    without: Burst
+
+
+@asynccontextmanager
+async def stand(folder: Path) -> AsyncIterator[tuple[Programs, Peer, psutil.Process]]:
+    """Run engines, a gateway and a recorder that reads it."""
+    async with AsyncExitStack() as stack:
+        programs = compiled(folder)
+        engines = [Engine(programs, f"bench-{n}", free_port()) for n in range(2)]
+        with own_core(is_gateway=False):
+            for engine in engines:
+                engine.start()
+                stack.callback(engine.end)
+        gateway = await ours.start(stack, folder / "gateway", {"bench": engines})
+        peer = Peer("ours", gateway.port, gateway.pid, key=ours.KEY)
+        with own_core(is_gateway=False):
+            process, url = await stack.enter_async_context(
+                recorder(f"unix:{gateway.etcd.address.socket}", folder / "state")
+            )
+        await _reads(url)
+        stack.callback(process.send_signal, signal.SIGCONT)
+        yield programs, peer, process
+
+
+async def _reads(url: str) -> None:
+    """Wait until the recorder reads the gateway. Raises PeerError."""
+    async with aiohttp.ClientSession() as http:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_READY_S):
+                while True:
+                    async with http.get(f"{url}/metrics") as response:
+                        lines = (await response.text()).splitlines()
+                    if {"fleet_dashboard_synced 1", "fleet_dashboard_gateways_silent 0"} <= {
+                        *lines
+                    }:
+                        return
+                    await asyncio.sleep(0.2)
+    raise PeerError(f"the recorder did not read the gateway within {_READY_S:g} s")
+
+
+async def measure() -> dict[str, Any]:
+    """Return both states side by side, and the ratios of the pairs."""
+    with tempfile.TemporaryDirectory(prefix="fleet-bench-") as name:
+        async with stand(Path(name)) as (programs, peer, process):
+            await burst(programs, KINDS[0], peer, _WARM_S)
+            pairs = [await _pair(programs, peer, process, number) for number in range(PAIRS)]
+    rates = [pair.with_recorder.rate / pair.without.rate for pair in pairs]
+    costs = [pair.with_recorder.cpu_us / pair.without.cpu_us for pair in pairs]
+    quartiles = statistics.quantiles(costs, n=4)
+    return {
+        "gateway_rate_with": round(statistics.median(p.with_recorder.rate for p in pairs)),
+        "gateway_rate_without": round(statistics.median(p.without.rate for p in pairs)),
+        "gateway_rate_ratio": round(statistics.median(rates), 4),
+        "gateway_cpu_us_with": round(statistics.median(p.with_recorder.cpu_us for p in pairs), 2),
+        "gateway_cpu_us_without": round(statistics.median(p.without.cpu_us for p in pairs), 2),
+        "gateway_cpu_ratio": round(statistics.median(costs), 4),
+        "gateway_cpu_ratio_quartiles": [round(one, 4) for one in quartiles[::2]],
+        "gateway_failed": sum(p.with_recorder.failed + p.without.failed for p in pairs),
+    }
+
+
+async def _pair(programs: Programs, peer: Peer, process: psutil.Process, number: int) -> Pair:
+    """Measure both states; every second pair begins with the other one. Raises PeerError."""
+    found: dict[bool, Burst] = {}
+    for is_reading in (True, False) if number % 2 else (False, True):
+        process.send_signal(signal.SIGCONT if is_reading else signal.SIGSTOP)
+        await asyncio.sleep(_SETTLE_S)
+        one = await burst(programs, KINDS[0], peer, BURST_S)
+        if one is None:
+            raise PeerError("the gateway answered no request")
+        found[is_reading] = one
+    return Pair(found[True], found[False])

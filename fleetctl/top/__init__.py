@@ -1,1 +1,0 @@
-"""Sampling and tables of `fleetctl top`: current usage of nodes and models."""
