@@ -1,4 +1,4 @@
-"""What a recorder costs a gateway: requests a second and processor time of a request, with a recorder and without.
+"""Cost of a recorder for a gateway: requests a second and processor time of a request, with a recorder and without.
 
 One gateway with all that it does, and one recorder that reads its feed each second. In turns the recorder runs and
 stands still (SIGSTOP), so that both states meet the same moments of the machine, and a pair gives a ratio.

@@ -87,13 +87,11 @@ class SeedViews:
 
     def workers(self) -> list[Json]:
         """Return all Macs, by name."""
-        running = self._running_by_mac()
+        running = self.running_by_mac()
         rows = sorted(self.model.rows("macs").items())
         return [self._worker(name, row, running.get(name, 0)) for name, row in rows]
 
     def _worker(self, name: str, row: Row, active: int) -> Json:
-        sums = self.traffic.macs.get(name)
-        handled = 0 if sums is None else sums.requests
         uptime = self._figure(name, "fleet_node_uptime_seconds", "fleet_agent_uptime_seconds")
         memory = row["memoryBytes"]
         return {
@@ -107,19 +105,25 @@ class SeedViews:
                 "gpuCores": row["gpuCores"],
                 "unifiedMemoryGB": round(memory / _GIB, 1) if isinstance(memory, int) else None,
             },
-            "metrics": {
-                **self.worker_metrics(name, row),
-                "activeRequests": active,
-                "totalRequests": handled,
-                "avgLatencyMs": round(sums.whole_s / handled * 1000, 3)
-                if sums is not None and handled
-                else None,
-            },
+            "metrics": self.worker_metrics(name, row, active),
             "uptime": None if uptime is None else int(uptime * 1000),
             "lastHeartbeat": self._seen.get(name),
         }
 
-    def worker_metrics(self, name: str, row: Row) -> Json:
+    def worker_metrics(self, name: str, row: Row, active: int) -> Json:
+        """Return the metrics of a Mac, `active` requests among them."""
+        sums = self.traffic.macs.get(name)
+        handled = 0 if sums is None else sums.requests
+        return {
+            **self.measured_metrics(name, row),
+            "activeRequests": active,
+            "totalRequests": handled,
+            "avgLatencyMs": round(sums.whole_s / handled * 1000, 3)
+            if sums is not None and handled
+            else None,
+        }
+
+    def measured_metrics(self, name: str, row: Row) -> Json:
         """Return what the agent of a Mac measured, and the models on it."""
         cpu = self._figure(name, "fleet_node_cpu_usage_ratio")
         gpu = self._figure(name, "fleet_node_gpu_usage_ratio")
@@ -135,7 +139,7 @@ class SeedViews:
 
     def figures(self) -> dict[str, Row]:
         """Return what the agents of the Macs that are alive measure, in steps that a page can show."""
-        running = self._running_by_mac()
+        running = self.running_by_mac()
         return {
             name: {
                 "name": name,
@@ -155,7 +159,8 @@ class SeedViews:
         found = [self._figure(node, name) for name in names]
         return max((one for one in found if one is not None), default=None)
 
-    def _running_by_mac(self) -> dict[str, int]:
+    def running_by_mac(self) -> dict[str, int]:
+        """Return the requests in flight by Mac."""
         found: dict[str, int] = {}
         for _, one in self.traffic.running(self.clock.monotonic()):
             if one.worker:

@@ -42,10 +42,11 @@ class UpdateEvents:
     def _remember(self) -> None:
         for name, row in self.views.model.rows("macs").items():
             self._states[name] = str(row["state"])
-            self._metrics[name] = self.views.worker_metrics(name, row)
+            self._metrics[name] = self.views.measured_metrics(name, row)
 
     def _compare(self) -> None:
         traffic, rows = self.views.traffic, self.views.model.rows("macs")
+        running: dict[str, int] | None = None
         for gone in set(self._states) - set(rows):
             if self._states.pop(gone) != "offline":
                 traffic.emit("worker_offline", {"workerId": gone})
@@ -58,7 +59,10 @@ class UpdateEvents:
                 traffic.emit("worker_online", {"workerId": name, **details})
             elif was_online and not is_online:
                 traffic.emit("worker_offline", {"workerId": name})
-            metrics = self.views.worker_metrics(name, row)
-            if is_online and metrics != self._metrics.get(name):
+            measured = self.views.measured_metrics(name, row)
+            if is_online and measured != self._metrics.get(name):
+                if running is None:
+                    running = self.views.running_by_mac()
+                metrics = self.views.worker_metrics(name, row, running.get(name, 0))
                 traffic.emit("worker_update", {"workerId": name, "metrics": metrics})
-            self._states[name], self._metrics[name] = str(row["state"]), metrics
+            self._states[name], self._metrics[name] = str(row["state"]), measured

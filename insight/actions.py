@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final, Literal, TypeAlias, get_args
 
-from insight import edits
+from insight import edits, rollouts
 from machinery.clock import Clock
 from manifests import delete as deleting
 from manifests import diff, ownership
-from schemas.deployment import ModelDeployment, Revision
+from schemas.deployment import ModelDeployment
 from schemas.gitsource import GitSource, with_sync_request
 from schemas.meta import FOREGROUND, ApiObject, ObjectKey, ObjectMeta
 from schemas.model_snapshot import ModelSnapshot, pinned
@@ -209,17 +209,12 @@ async def _rolled(
 async def _undone(
     transport: Transport, deployment: ModelDeployment, number: int | None
 ) -> ModelDeployment | None:
-    revisions = await read_revisions(transport, deployment)
+    revisions = await rollouts.read_revisions(transport, deployment)
     item = await transport.get(keys.named(keys.SNAPSHOT_PREFIX, deployment.name))
     now = deployment if item is None else pinned(deployment, codec.decode(ModelSnapshot, item))
     served = "" if deployment.status is None else deployment.status.stable_template
     target = edits.rollback_target(revisions, now, number=number, served=served)
     return edits.with_revision(now, target, revisions[-1])
-
-
-async def read_revisions(transport: Transport, deployment: ModelDeployment) -> list[Revision]:
-    """Return the recorded revisions of a deployment, oldest first."""
-    return edits.revisions_of(await objects.list_all(transport, Revision), deployment)
 
 
 def _prepared(

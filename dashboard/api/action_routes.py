@@ -16,7 +16,7 @@ from dashboard.api.question_routes import QuestionRoutes, error_row, load_text, 
 from dashboard.api.request_json import read_json
 from dashboard.api.routes import json_response
 from dashboard.auth import Visitor
-from insight import actions, edits
+from insight import actions, rollouts
 from insight.actions import VERBS, Action, PreparedAction
 from insight.conditions import Row
 from insight.what_if import Supposition
@@ -207,25 +207,23 @@ class ActionRoutes:
             if deployment is None:
                 message = f"There is no ModelDeployment '{name[:200]}', or not any more."
                 raise RefusedError(Refusal(status=404, message=message))
-            found = await actions.read_revisions(self.transport, deployment)
+            found = await rollouts.read_revisions(self.transport, deployment)
         except StoreError as error:
             raise store_refusal(error) from error
-        current = edits.current_revision(found, deployment)
         rows = [
             {
-                "name": str(one.spec.revision),
-                "revision": one.spec.revision,
-                "template": one.spec.template,
-                "created": None
-                if one.metadata.creation_timestamp is None
-                else one.metadata.creation_timestamp.isoformat(),
-                "cause": one.spec.change_cause,
-                "isCurrent": one is current,
-                "diff": edits.revision_diff(before, one),
+                "name": str(one.number),
+                "revision": one.number,
+                "template": one.template,
+                "created": None if one.created is None else one.created.isoformat(),
+                "cause": one.cause,
+                "isCurrent": one.is_current,
+                "diff": one.diff,
             }
-            for before, one in zip([None, *found], found, strict=False)
+            for one in rollouts.history_of(found, deployment)
         ]
-        return json_response({"revisions": rows[::-1]})
+        progress = rollouts.progress_of(deployment)
+        return json_response({"revisions": rows[::-1], "progress": progress.text})
 
     async def _placement(self, changed: Iterable[ApiObject]) -> dict[str, Tree]:
         """Return what the planner would do if these objects were written."""

@@ -74,6 +74,7 @@ class QuestionRoutes:
     def add_to(self, router: APIRouter) -> None:
         """Register the routes."""
         router.add_api_route("/api/v1/explain/deployment/{name}", self.explain, methods=["GET"])
+        router.add_api_route("/api/v1/doctor", self.doctor, methods=["GET"])
         router.add_api_route("/api/v1/whatif", self.what_if, methods=["POST"])
 
     async def explain(self, name: str, at: Annotated[str, Query(max_length=40)] = "") -> Response:
@@ -109,6 +110,16 @@ class QuestionRoutes:
             "remedies": [one.tree for one in remedies],
         }
         return json_response({**head, **shown, **placement.placement_tree(report)})
+
+    async def doctor(self) -> Response:
+        """Return what `fleetctl doctor -o json` says of the store's objects; the command probes processes besides."""
+        from insight.doctor import checks, findings, known_objects  # noqa: PLC0415 - as above
+
+        caches = copy_caches(self._caches(), self.clock)
+        found = await self._compute(
+            lambda: checks.check_objects(known_objects.known_objects(caches))
+        )
+        return json_response(findings.findings_tree(found))
 
     async def what_if(self, request: Request) -> Response:
         """Return what would happen if a manifest were applied, Macs were lost or Macs joined. Nothing is written."""

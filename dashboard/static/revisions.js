@@ -15,15 +15,17 @@ const COLUMNS = [
 /** `current` is the revision that the fleet runs: when it moves, the list is read again. */
 export function Revisions({ name, current }) {
   const [rows, setRows] = useState(null);
+  const [progress, setProgress] = useState("");
   const [problem, setProblem] = useState("");
   useEffect(() => {
     getJson(`/api/v1/revisions/${encodeURIComponent(name)}`).then(
-      (found) => (setRows(found.revisions), setProblem("")),
+      (found) => (setRows(found.revisions), setProgress(found.progress), setProblem("")),
       (error) => setProblem(error.message),
     );
   }, [name, current]);
   return html`<section aria-labelledby="revisions"><h2 id="revisions">Revisions</h2>
     ${problem && html`<p class="problem" role="status">${problem}</p>`}
+    ${progress && html`<p>${progress}</p>`}
     ${rows && html`<${Table} caption="Revisions, the newest first" columns=${COLUMNS} rows=${rows} empty="No revision is recorded yet." />`}
   </section>`;
 }

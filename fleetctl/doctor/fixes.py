@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Final
 
 from fleetctl.doctor import observe_models, observe_security
-from fleetctl.doctor.control_plane import ETCD_SPACE
-from fleetctl.doctor.findings import Finding, counted
-from fleetctl.doctor.model_checks import PARTIAL_FILES
-from fleetctl.doctor.transport_security import OPEN_FILES
+from insight.doctor.control_plane import ETCD_SPACE
+from insight.doctor.findings import Finding, counted
+from insight.doctor.model_checks import PARTIAL_FILES
+from insight.doctor.transport_security import OPEN_FILES
 from machinery.clock import Clock
 from schemas import quantity
 from store.errors import PermissionDeniedError, StoreError

@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Final
 
 from fleetctl.discovery.suggestions import Findings
-from fleetctl.doctor.findings import Finding, counted, ok
 from fleetctl.fleets.data_dir import DataDir
 from fleetctl.services.layout import Layout, detect_backend, system_layout, user_layout
 from fleetctl.services.plain import PlainServices
 from fleetctl.services.programs import PARTS
+from insight.doctor.findings import Finding, counted, ok
 from machinery.clock import Clock
 from models import inspection
 from nodeagent.doctor.checks import run_checks

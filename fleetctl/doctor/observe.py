@@ -21,26 +21,25 @@ from fleetctl.doctor import (
     observe_multicast,
     observe_security,
 )
-from fleetctl.doctor.checks import (
+from fleetctl.doctor.observe_control import SETTLE_S
+from fleetctl.doctor.observe_machines import examine_machines
+from fleetctl.objects import reader
+from identity.dialer import Dialer, UntrustedAddressError, is_local
+from insight import process_client, version_skew
+from insight.doctor.checks import (
     CONDITION_KINDS,
     DiskSpace,
     FleetObservation,
     ProbeResult,
     StoreHealth,
 )
-from fleetctl.doctor.control_plane import ControlPlane, EtcdHealth
-from fleetctl.doctor.lost_nodes import try_lost_nodes
-from fleetctl.doctor.machines import MachineReport
-from fleetctl.doctor.observe_control import SETTLE_S
-from fleetctl.doctor.observe_machines import examine_machines
-from fleetctl.fabric.admission import check_admission
-from fleetctl.fleets import version_skew
-from fleetctl.fleets.version_skew import ComponentVersion
-from fleetctl.objects import reader
-from identity.dialer import Dialer, UntrustedAddressError, is_local
-from insight import process_client
+from insight.doctor.control_plane import ControlPlane, EtcdHealth
+from insight.doctor.group_admission import check_admission
+from insight.doctor.lost_nodes import try_lost_nodes
+from insight.doctor.machines import MachineReport
 from insight.process_client import ProcessAddress
 from insight.tickets import issue_tickets
+from insight.version_skew import ComponentVersion
 from machinery.clock import Clock
 from machinery.http_body import read_limited
 from machinery.http_date import seconds_ahead

@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 
 import aiohttp
 
-from fleetctl.doctor.control_plane import (
+from insight.doctor.control_plane import (
     EtcdHealth,
     ForeignEndpoint,
     UnobservedChange,

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 import psutil
 
-from fleetctl.doctor.cable_checks import LinkProbe
+from insight.doctor.cable_checks import LinkProbe
 from reconciler.groups.fabric import FabricFault, cables_between
 from schemas.node import Node
 

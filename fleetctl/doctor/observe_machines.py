@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
-from fleetctl.doctor.machines import MachineReport
 from insight import process_client
+from insight.doctor.machines import MachineReport
 from insight.errors import ProcessRefusedError, ProcessUnreachableError
 from insight.process_client import ProcessAddress
 from insight.tickets import issue_tickets

@@ -9,7 +9,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Final
 
-from fleetctl.doctor.model_checks import PartialFile
+from insight.doctor.model_checks import PartialFile
 from machinery import processes
 
 _OLD: Final = timedelta(days=1)

@@ -7,8 +7,8 @@ from dataclasses import replace
 from typing import Final, Protocol
 from urllib.parse import urlsplit
 
-from fleetctl.doctor.network_checks import ListenedNetwork
 from fleetctl.doctor.observe_links import local_addresses
+from insight.doctor.network_checks import ListenedNetwork
 from machinery.clock import Clock
 from machinery.network_interfaces import Interface, InterfaceLister
 from schemas.records import GatewayLease

@@ -9,8 +9,8 @@ from urllib.parse import urlsplit
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature
 
-from fleetctl.doctor.control_plane import is_remote
-from fleetctl.doctor.transport_security import (
+from insight.doctor.control_plane import is_remote
+from insight.doctor.transport_security import (
     CertificateState,
     KeyState,
     TokenState,

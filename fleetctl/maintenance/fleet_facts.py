@@ -4,11 +4,11 @@ import asyncio
 from collections.abc import Mapping, Sequence
 
 from fleetctl.cli.errors import FleetctlError
-from fleetctl.fleets import version_skew
-from fleetctl.fleets.version_skew import UNKNOWN, ComponentVersion
 from fleetctl.maintenance.mac_release import MacRelease, MacState
 from fleetctl.maintenance.upgrade_plan import FleetFacts, NodeFacts
 from fleetctl.remote.errors import RemoteError
+from insight import version_skew
+from insight.version_skew import UNKNOWN, ComponentVersion
 from machinery.version import version
 from schemas.node import Node
 from schemas.replica import Replica

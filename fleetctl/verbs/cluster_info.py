@@ -7,14 +7,14 @@ from typing import Any, Final
 import click
 
 from fleetctl.cli.connect import etcd_address, open_store, process_options, run
-from fleetctl.fleets import node_versions, stop_orders, version_skew
+from fleetctl.fleets import node_versions, stop_orders
 from fleetctl.fleets.dialer import open_dialer
 from fleetctl.fleets.known_nodes import known_nodes
 from fleetctl.fleets.node_versions import NodeVersions
-from fleetctl.fleets.tls_mode import mode_text, read_mode
 from fleetctl.output.printers import align_columns
 from identity.dialer import Dialer
-from insight import process_client
+from insight import process_client, version_skew
+from insight.tls_mode import mode_text, read_mode
 from store import keys, object_trees
 from store.port import Transport
 

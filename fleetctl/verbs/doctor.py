@@ -11,11 +11,12 @@ import orjson
 
 from fleetctl.cli import errors
 from fleetctl.cli.connect import etcd_address, open_store, process_options, run
-from fleetctl.doctor import checks, findings, fixes, local, machines, observe, observe_machines
-from fleetctl.doctor.findings import Finding
+from fleetctl.doctor import fixes, local, observe, observe_machines, report
 from fleetctl.doctor.fixes import Fix, FixContext, FixResult
 from fleetctl.fleets.dialer import open_dialer
 from insight import process_client
+from insight.doctor import checks, findings, machines
+from insight.doctor.findings import Finding
 from machinery.clock import SystemClock
 from store.errors import StoreError
 
@@ -121,7 +122,7 @@ def _print(
             ]
         click.echo(orjson.dumps(tree, option=orjson.OPT_INDENT_2).decode())
     else:
-        click.echo(findings.format_findings(found))
+        click.echo(report.format_findings(found))
     if findings.count_level(found, "FAIL") or not all(one.is_done for one in results or ()):
         raise click.exceptions.Exit(1)
 

@@ -13,8 +13,14 @@ from fleetctl.cli.connect import run, store_options
 from fleetctl.cli.errors import FleetctlError
 from fleetctl.cli.program import LazyGroup
 from fleetctl.fabric import admission
-from fleetctl.fabric.admission import AdmissionMember, GroupAdmission, check_admission, unplaced_on
 from fleetctl.output import printers
+from insight.doctor.group_admission import (
+    AdmissionMember,
+    GroupAdmission,
+    check_admission,
+    member_names,
+    unplaced_on,
+)
 from manifests.trees import Tree
 from reconciler.groups.fabric import Cable, CableEnd, FabricFault, cables_between
 from schemas import quantity
@@ -237,7 +243,7 @@ def matrix(group: str | None, output: str, **options: Any) -> None:
     """Compare the Macs of a ShardGroup, or of the fleet."""
     state = run(admission.read_fabric((group,) if group else (), options))
     shard_group = state.groups[0] if group else None
-    members = admission.member_names(shard_group.spec, state.nodes) if shard_group else None
+    members = member_names(shard_group.spec, state.nodes) if shard_group else None
     nodes = _reported_nodes(state.nodes, members)
     if not nodes:
         raise FleetctlError("there is nothing to compare: no agent of these nodes has reported")

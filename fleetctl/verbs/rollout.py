@@ -1,6 +1,5 @@
 """`fleetctl rollout`: status, history, undo, pause, resume, restart, promote and abort."""
 
-from dataclasses import dataclass
 from typing import Any
 
 import click
@@ -13,78 +12,16 @@ from fleetctl.cli.program import SuggestingGroup
 from fleetctl.objects import deployments, reader, writer
 from fleetctl.output import printers
 from fleetctl.output.results import ResultPrinter
-from insight import edits
+from insight import edits, rollouts
 from machinery.clock import Clock, SystemClock
 from manifests.trees import Tree, object_tree
 from manifests.yaml import parser
 from schemas.deployment import ModelDeployment, Revision
-from schemas.meta import Condition, ConditionStatus, find_condition
 from schemas.rollout import CanaryDecision
-from store import objects
 from store.errors import UnavailableError
 from store.port import Transport
 
 _LOOK_S = 0.1
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RolloutProgress:
-    """The progress of a rollout."""
-
-    text: str
-    is_done: bool = False
-    is_failed: bool = False
-    is_unobserved: bool = False
-    """True if the reconciler has not observed the current generation of the deployment."""
-
-
-def rollout_progress(deployment: ModelDeployment) -> RolloutProgress:
-    """Return the progress according to the deployment's conditions. Pure."""
-    name, status = deployment.name, deployment.status
-    if deployment.metadata.deletion_timestamp is not None:
-        return RolloutProgress(text=f"modeldeployment/{name} is being deleted", is_failed=True)
-    found = None if status is None else find_condition(status.conditions, "Progressing")
-    generation = deployment.metadata.generation
-    # A status of an older generation does not count.
-    if (
-        found is None
-        or min(status.observed_generation if status else 0, found.observed_generation) < generation
-    ):
-        return RolloutProgress(
-            text="Waiting for the reconciler to look at the deployment", is_unobserved=True
-        )
-    progress = _condition_progress(name, found)
-    if progress.is_done and status is not None and status.ready_replicas < status.desired_replicas:
-        count = f"{status.ready_replicas} of {status.desired_replicas} replicas are ready"
-        return RolloutProgress(
-            text=f'Waiting for modeldeployment "{name}" rollout to finish: {count}'
-        )
-    return progress
-
-
-def _condition_progress(name: str, found: Condition) -> RolloutProgress:
-    """Return the progress according to the condition Progressing of the current generation."""
-    head = f'Waiting for modeldeployment "{name}" rollout to finish'
-    message = found.message or found.reason
-    match found.status, found.reason:
-        case ConditionStatus.TRUE, "RolloutComplete":
-            return RolloutProgress(
-                text=f'modeldeployment "{name}" successfully rolled out', is_done=True
-            )
-        case ConditionStatus.FALSE, "CanaryFailed":
-            text = f'modeldeployment "{name}" was rolled back: {message}'
-            return RolloutProgress(text=text, is_failed=True)
-        case ConditionStatus.FALSE, reason:
-            text = f'rollout of modeldeployment "{name}" failed ({reason}): {message}'
-            return RolloutProgress(text=text, is_failed=True)
-        case ConditionStatus.UNKNOWN, "Paused":
-            why = f" ({found.message})" if found.message else ""
-            return RolloutProgress(
-                text=f"{head}: it is paused{why}; `fleetctl rollout resume {name}` resumes it"
-            )
-        case _:
-            return RolloutProgress(text=f"{head}: {message}")
-
 
 _STATUS_HELP = """Show the progress of a rollout, and wait until it is complete.
 
@@ -117,7 +54,7 @@ async def _status(name: str, timeout_s: float, options: dict[str, Any], *, watch
         while True:
             try:
                 progress, was_observed = (
-                    rollout_progress(await deployments.read_deployment(transport, name)),
+                    rollouts.progress_of(await deployments.read_deployment(transport, name)),
                     True,
                 )
                 text = progress.text
@@ -169,7 +106,7 @@ async def _history(name: str, number: int | None, output: str, options: dict[str
     async with open_store(options) as transport:
         pin = await deployments.read_pin(transport, name)
         deployment = pin(await deployments.read_deployment(transport, name))
-        found = await _read_revisions(transport, deployment)
+        found = await rollouts.read_revisions(transport, deployment)
     if number is not None:
         found = [one for one in found if one.spec.revision == number] or _refuse_missing_revision(
             found, name, number
@@ -196,16 +133,16 @@ def revision_table(revisions: list[Revision], deployment: ModelDeployment, clock
         return (
             "no revisions yet; the reconciler records the first one when it observes the deployment"
         )
-    now, current = clock.now(), edits.current_revision(revisions, deployment)
+    now = clock.now()
     rows = [
         (
-            "*" if one is current else "",
-            str(one.spec.revision),
-            one.spec.template,
-            printers.age(one.metadata.creation_timestamp, now),
-            one.spec.change_cause or "<none>",
+            "*" if one.is_current else "",
+            str(one.number),
+            one.template,
+            printers.age(one.created, now),
+            one.cause or "<none>",
         )
-        for one in revisions
+        for one in rollouts.history_of(revisions, deployment)
     ]
     return printers.align_columns(rows, ("CURRENT", "REVISION", "TEMPLATE", "AGE", "CHANGE-CAUSE"))
 
@@ -215,11 +152,6 @@ def _refuse_missing_revision(found: list[Revision], name: str, number: int) -> l
     raise FleetctlError(
         f"unable to find revision {number} of modeldeployment/{name}; available: {there}"
     )
-
-
-async def _read_revisions(transport: Transport, deployment: ModelDeployment) -> list[Revision]:
-    found = await objects.list_all(transport, Revision)
-    return edits.revisions_of(found, deployment)
 
 
 @click.command()
@@ -250,7 +182,7 @@ async def _undo(name: str, number: int | None, options: dict[str, Any]) -> str:
     results = ResultPrinter.of(options)
     async with open_store(options) as transport:
         there = await deployments.read_deployment(transport, name)
-        revisions = await _read_revisions(transport, there)
+        revisions = await rollouts.read_revisions(transport, there)
         served = there.status.stable_template if there.status is not None else ""
         pin = await deployments.read_pin(transport, name)
         chosen: list[Revision] = []

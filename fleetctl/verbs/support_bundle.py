@@ -8,11 +8,11 @@ import click
 from fleetctl.cli.connect import etcd_address, open_store, process_options, run
 from fleetctl.cli.errors import FleetctlError
 from fleetctl.cli.terminal import ProgressLine
-from fleetctl.doctor import checks
-from fleetctl.doctor.findings import findings_tree
 from fleetctl.fleets.dialer import open_dialer
 from fleetctl.support_bundle import contents
 from fleetctl.support_bundle.contents import BundleArchive, BundleRequest
+from insight.doctor import checks
+from insight.doctor.findings import findings_tree
 from machinery import files
 from machinery.clock import SystemClock
 from schemas import duration, quantity

@@ -7,11 +7,12 @@ import orjson
 
 from fleetctl.cli.connect import open_store, process_options, run
 from fleetctl.cli.kubectl_hints import unsupported_flag
-from fleetctl.fleets import node_versions, stop_orders, version_skew
+from fleetctl.fleets import node_versions, stop_orders
 from fleetctl.fleets.dialer import open_dialer
 from fleetctl.fleets.known_nodes import known_nodes
-from fleetctl.fleets.version_skew import ComponentVersion
 from fleetctl.output.printers import align_columns
+from insight import version_skew
+from insight.version_skew import ComponentVersion
 from machinery.version import commit, version_with_commit
 from machinery.version import version as fleet_version
 from manifests.yaml import parser

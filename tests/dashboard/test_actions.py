@@ -143,7 +143,9 @@ async def test_a_rollout_is_undone(running: RunningDashboard) -> None:
     old, new = deployment(replicas=2), deployment(replicas=2, context_length=2048)
     puts = [codec.put_spec(revision(old, 1)), codec.put_spec(revision(new, 2))]
     await running.store.commit([], [*puts, codec.put_spec(new)])
-    listed = (await running.get("/api/v1/revisions/qwen"))["revisions"]
+    shown = await running.get("/api/v1/revisions/qwen")
+    listed = shown["revisions"]
+    assert shown["progress"] == "Waiting for the reconciler to look at the deployment"
     assert [(one["revision"], one["isCurrent"]) for one in listed] == [(2, True), (1, False)]
     assert "-contextLength: 1024\n+contextLength: 2048" in listed[0]["diff"]
     seen = await running.post("/api/v1/actions/undo", {"name": "qwen", "dryRun": True})

@@ -4,8 +4,20 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from fleetctl.objects import reader
+from insight.doctor.checks import FleetObjects, check_objects
+from insight.doctor.findings import findings_tree
+from insight.doctor.group_admission import check_admission
 from insight.placement import explain_placement, report_text
 from reconciler import snapshot
+from schemas.deployment import ModelDeployment
+from schemas.gitsource import GitSource
+from schemas.node import Node
+from schemas.pools import NodePool
+from schemas.replica import Replica
+from schemas.route import ModelRoute
+from schemas.shardgroup import ShardGroup
+from store import objects
 from store.memory import MemoryTransport
 from tests.support.dashboard_fleets import put_fleet
 from tests.support.dashboards import CLOCK, RunningDashboard, running_dashboard
@@ -69,3 +81,29 @@ async def test_impossible_numbers_are_refused(
 ) -> None:
     refused = await running.post("/api/v1/whatif", {"patches": [patch]}, 400)
     assert word in refused["error"]["message"]
+
+
+async def test_the_doctor_judges_as_fleetctl_does(running: RunningDashboard) -> None:
+    """The caches hold what the command lists: the same checks find the same."""
+    store = running.store
+    found = await running.get("/api/v1/doctor")
+    nodes, ready = await objects.list_all(store, Node), await reader.ready_nodes(store)
+    every = [
+        one
+        for kind in (ModelDeployment, NodePool, ShardGroup, ModelRoute, GitSource)
+        for one in await objects.list_all(store, kind)
+    ]
+    stored = FleetObjects(
+        nodes=nodes,
+        ready=ready,
+        replicas=await objects.list_all(store, Replica),
+        objects=every,
+        admissions=[
+            check_admission(one, nodes, ready) for one in every if isinstance(one, ShardGroup)
+        ],
+        has_leader=False,
+    )
+    assert found == findings_tree(check_objects(stored))
+    told = [one["message"] for one in found["findings"]]
+    assert any(text.startswith("modeldeployment/long is not Available: ") for text in told), told
+    assert {one["check"] for one in found["findings"]} >= {"nodes", "memory", "objects"}

@@ -11,6 +11,7 @@ import orjson
 import pytest
 from aiohttp import web
 
+from machinery.version import version
 from schemas.meta import ObjectMeta
 from schemas.node import Node, NodeLease
 from schemas.records import GatewayLease
@@ -42,6 +43,15 @@ def many(items: dict[str, Any]) -> dict[str, Any]:
     return {"type": "array", "items": items}
 
 
+MAC_METRICS = shape(
+    cpuUsagePercent=NUMBER,
+    gpuUtilizationPercent=NUMBER,
+    memoryUsedGB=NUMBER,
+    activeRequests=INTEGER,
+    totalRequests=INTEGER,
+    avgLatencyMs=NUMBER,
+    modelsLoaded=many({"type": "string"}),
+)
 WORKERS = shape(total=INTEGER, online=INTEGER, offline=INTEGER)
 # The shapes of the document that older dashboards read (its section about the dashboard's API).
 SHAPES = {
@@ -59,15 +69,7 @@ SHAPES = {
             port=NUMBER,
             status={"enum": ["online", "degraded", "offline"]},
             hardware=shape(chipModel=TEXT, gpuCores=NUMBER, unifiedMemoryGB=NUMBER),
-            metrics=shape(
-                cpuUsagePercent=NUMBER,
-                gpuUtilizationPercent=NUMBER,
-                memoryUsedGB=NUMBER,
-                activeRequests=INTEGER,
-                totalRequests=INTEGER,
-                avgLatencyMs=NUMBER,
-                modelsLoaded=many({"type": "string"}),
-            ),
+            metrics=MAC_METRICS,
             uptime=NUMBER,
             lastHeartbeat=NUMBER,
         )
@@ -95,10 +97,43 @@ SHAPES = {
         requests=shape(active=INTEGER, total=INTEGER, successRate=NUMBER),
     ),
 }
+COUNTS = {"type": "object", "additionalProperties": INTEGER}
+SNAPSHOT = shape(
+    uptimeSeconds=NUMBER,
+    worldSize=INTEGER,
+    requests24h=INTEGER,
+    errors24h=INTEGER,
+    promptTokens24h=INTEGER,
+    outputTokens24h=INTEGER,
+    tokensPerSecond=NUMBER,
+    peakTokensPerSecond=NUMBER,
+    avgLatencyMs=NUMBER,
+    avgFirstTokenMs=NUMBER,
+    lastGenerationsTokensPerSecond={**many({"type": "number"}), "maxItems": 40},
+    queueDepth=INTEGER,
+    active=INTEGER,
+    waitingByModel=COUNTS,
+)
+# What the document about a cluster of ring workers names: rates, latency, the queue, the size of the world.
+SHAPES |= {
+    "/metrics/snapshot": SNAPSHOT,
+    "/queue": shape(
+        queueDepth=INTEGER,
+        active=INTEGER,
+        waitingByModel=COUNTS,
+        running={"type": "array"},
+        gatewaysSilent={"type": "object"},
+    ),
+    "/health": {
+        "type": "object",
+        "properties": {"status": {"const": "ok"}, "worldSize": INTEGER, "queueDepth": INTEGER},
+        "required": ["status", "worldSize", "queueDepth"],
+    },
+}
 EVENTS = {
     "worker_online": {"type": "object", "required": ["workerId", "hostname"]},
     "worker_offline": shape(workerId=TEXT),
-    "worker_update": shape(workerId=TEXT, metrics={"type": "object"}),
+    "worker_update": shape(workerId=TEXT, metrics=MAC_METRICS),
     "request_started": shape(requestId=TEXT, modelId=TEXT, workerId=TEXT),
     "request_completed": shape(requestId=TEXT, latency=NUMBER, tokens=INTEGER, status=TEXT),
     "metrics_update": shape(throughput=NUMBER, latency=NUMBER, activeRequests=INTEGER),
@@ -166,17 +201,23 @@ async def test_requests_of_two_gateways_in_the_seeds_shapes(memory: MemoryTransp
             await send_chats(http, other, 2)
             await finished(dashboard, 5)
             await check_live_views(dashboard)
-            await memory.commit([], [put_lease("mac-2"), Delete(key=keys.node_lease_key("mac-1"))])
             seen: dict[str, Any] = {}
-            async with asyncio.timeout(30):
-                wanted = set(EVENTS) - {"worker_update"}
-                while wanted - set(seen):
-                    message = orjson.loads((await socket.receive()).data)
-                    assert set(message) == {"type", "data", "timestamp"}
-                    jsonschema.validate(message["data"], EVENTS[message["type"]])
-                    seen[message["type"]] = message["data"]
+
+            async def see(wanted: set[str]) -> None:
+                async with asyncio.timeout(30):
+                    while wanted - set(seen):
+                        message = orjson.loads((await socket.receive()).data)
+                        assert set(message) == {"type", "data", "timestamp"}
+                        jsonschema.validate(message["data"], EVENTS[message["type"]])
+                        seen.setdefault(message["type"], message["data"])
+
+            # Its requests are a change of a Mac.
+            await see({"worker_update"})
+            await memory.commit([], [put_lease("mac-2"), Delete(key=keys.node_lease_key("mac-1"))])
+            await see(set(EVENTS))
         assert seen["worker_online"]["workerId"] == "mac-2"
         assert seen["worker_offline"]["workerId"] == "mac-1"
+        assert seen["worker_update"]["workerId"] == "mac-1"
         for path, schema in SHAPES.items():
             jsonschema.validate(await dashboard.get(path), schema)
         overview = await dashboard.get("/api/dashboard/overview")
@@ -189,8 +230,14 @@ async def test_requests_of_two_gateways_in_the_seeds_shapes(memory: MemoryTransp
         snapshot = await dashboard.get("/metrics/snapshot")
         assert (snapshot["requests24h"], snapshot["worldSize"]) == (5, 1)
         async with dashboard.http.get(f"{dashboard.url}/metrics/stream") as response:
-            line = await response.content.readline()
-        assert orjson.loads(line.removeprefix(b"data: "))["requests24h"] == 5
+            events = [await response.content.readuntil(b"\n\n") for _ in range(2)]
+        for event in events:
+            streamed = orjson.loads(event.removeprefix(b"data: "))
+            jsonschema.validate(streamed, SNAPSHOT)
+            assert streamed["requests24h"] == 5
+        async with dashboard.http.get(f"{dashboard.url}/metrics") as response:
+            metrics = await response.text()
+        assert f'fleet_build_info{{process="dashboard",version="{version()}"}} 1\n' in metrics
 
 
 async def test_a_gateway_that_hangs_or_lies_is_named_and_delays_no_other(

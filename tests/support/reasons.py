@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 # The packages that write conditions, events and rejections.
-PACKAGES = ("schemas", "store", "models", "reconciler", "nodeagent", "dashboard", "fleetctl/fabric")
+PACKAGES = ("schemas", "store", "models", "reconciler", "nodeagent", "dashboard", "insight/doctor")
 _REASON = re.compile(r"[A-Z][a-z0-9]+(?:[A-Z][a-z0-9]*)*")
 # Parameters and fields that hold a reason. `over` is an epoch's reason, `because` a termination's.
 _FIELDS = frozenset({"reason", "because", "over"})

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from fleetctl.doctor import fixes
-from fleetctl.doctor.findings import Finding
 from fleetctl.doctor.fixes import FIXES, FixContext, FixResult
+from insight.doctor.findings import Finding
 from machinery.clock import SystemClock
 from store.etcd.address import EtcdAddress
 from store.etcd.connect import connect

@@ -6,8 +6,8 @@ from datetime import timedelta
 from pathlib import Path
 
 from fleetctl.doctor import observe_control
-from fleetctl.doctor.control_plane import ForeignEndpoint
 from fleetctl.doctor.observe_control import exposed_urls
+from insight.doctor.control_plane import ForeignEndpoint
 from schemas.meta import ManagedFieldsEntry, ObjectMeta
 from schemas.pools import NodePool, NodePoolSpec, NodePoolStatus
 from store import codec, keys

@@ -2,8 +2,8 @@
 
 from dataclasses import replace
 
-from fleetctl.doctor.cable_checks import LinkProbe, check_links
 from fleetctl.doctor.observe_links import links_from, local_addresses, probe_links
+from insight.doctor.cable_checks import LinkProbe, check_links
 from schemas.meta import ObjectMeta
 from schemas.node import Node
 from tests.support.ports import free_port

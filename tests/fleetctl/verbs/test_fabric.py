@@ -7,8 +7,8 @@ import click
 import pytest
 
 from fleetctl.cli import terminal
-from fleetctl.fabric.admission import GroupAdmission, check_admission
 from fleetctl.verbs import fabric
+from insight.doctor.group_admission import GroupAdmission, check_admission
 from nodeagent.hardware import linux
 from schemas.deployment import (
     ModelDeployment,

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleetctl.fleets import version_skew
 from fleetctl.fleets.node_versions import COLUMNS, NodeVersions, difference_texts, marked
-from fleetctl.fleets.version_skew import UNKNOWN, ComponentVersion, FleetVersions, leader_version
 from identity.names import Role
+from insight import version_skew
+from insight.version_skew import UNKNOWN, ComponentVersion, FleetVersions, leader_version
 from machinery.version import is_compatible, parse_release
 from machinery.version import version as ours
 from schemas.meta import ObjectMeta

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from ipaddress import IPv4Interface, IPv4Network
 from typing import Final
 
-from fleetctl.doctor.findings import Finding, counted, ok
+from insight.doctor.findings import Finding, counted, ok
 from schemas.meta import Condition, ConditionStatus, find_condition
 from schemas.node import FabricInterface, Node, NodeFabric
 from schemas.replica import Replica

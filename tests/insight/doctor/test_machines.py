@@ -4,8 +4,8 @@ from datetime import UTC, datetime
 
 import pytest
 
-from fleetctl.doctor.findings import Finding
-from fleetctl.doctor.machines import MachineReport, check_machines, report_findings
+from insight.doctor.findings import Finding
+from insight.doctor.machines import MachineReport, check_machines, report_findings
 
 WELL = Finding(check="sleep", level="OK", message="this Mac does not sleep on mains power")
 SLEEPS = Finding(check="sleep", level="FAIL", message="it sleeps", advice="sudo pmset -c sleep 0")

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv4Network
 from typing import Final
 
-from fleetctl.doctor.cable_checks import network_of
-from fleetctl.doctor.findings import Finding, counted, ok
+from insight.doctor.cable_checks import network_of
+from insight.doctor.findings import Finding, counted, ok
 from schemas.node import FabricInterface, Node, NodeStatus
 
 # Carrier-grade NAT (RFC 6598): overlays such as Tailscale use it.

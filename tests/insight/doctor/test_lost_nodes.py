@@ -6,7 +6,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from fleetctl.doctor.lost_nodes import LostNode, PortState, lost_advice, try_lost_nodes, try_port
+from insight.doctor.lost_nodes import LostNode, PortState, lost_advice, try_lost_nodes, try_port
 from schemas.meta import ObjectMeta
 from schemas.node import Node
 from tests.support.agent_api import STATUS

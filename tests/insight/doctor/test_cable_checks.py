@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from fleetctl.doctor.cable_checks import KNOWN_FAILURES, check_cables
-from fleetctl.doctor.findings import Finding
+from insight.doctor.cable_checks import KNOWN_FAILURES, check_cables
+from insight.doctor.findings import Finding
 from schemas.formation import Formation
 from schemas.meta import Condition, ConditionStatus, ObjectMeta
 from schemas.node import FabricInterface, Node

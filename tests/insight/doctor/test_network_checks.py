@@ -2,8 +2,8 @@
 
 import pytest
 
-from fleetctl.doctor.findings import Finding
-from fleetctl.doctor.network_checks import check_builds, check_networks
+from insight.doctor.findings import Finding
+from insight.doctor.network_checks import check_builds, check_networks
 from schemas.meta import ObjectMeta
 from schemas.node import FabricInterface, Node, NodeFabric
 from tests.support.reconciler_agents import node_status

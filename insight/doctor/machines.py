@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from fleetctl.doctor.findings import Finding, counted, ok
+from insight.doctor.findings import Finding, counted, ok
 
 _MAX_NAMES = 5
 # The fleet's own checks report these already, from what agents publish.

@@ -6,16 +6,16 @@ from pathlib import Path
 import pytest
 
 from fleetctl.doctor.observe_security import find_open_secrets, plain_etcd_urls, read_security
-from fleetctl.doctor.transport_security import (
+from identity.authority import new_key
+from identity.names import Role
+from identity.signer import Signer
+from insight.doctor.transport_security import (
     CertificateState,
     KeyState,
     TokenState,
     TransportSecurity,
     check_security,
 )
-from identity.authority import new_key
-from identity.names import Role
-from identity.signer import Signer
 from machinery.clock import SystemClock
 from schemas.meta import ObjectMeta
 from schemas.node import Node, NodeLease

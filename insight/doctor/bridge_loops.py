@@ -6,7 +6,7 @@ of the Macs for ever (dnet#69).
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from fleetctl.doctor.findings import Finding, ok
+from insight.doctor.findings import Finding, ok
 from schemas.node import Node
 
 _MAX_NAMES = 5

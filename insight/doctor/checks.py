@@ -5,18 +5,18 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
-from fleetctl.doctor import cable_checks, control_plane, model_checks, network_checks
-from fleetctl.doctor.bridge_loops import check_bridges
-from fleetctl.doctor.cable_checks import LinkProbe
-from fleetctl.doctor.control_plane import ControlPlane
-from fleetctl.doctor.findings import Finding, Level, counted, ok
-from fleetctl.doctor.lost_nodes import LostNode, lost_advice
-from fleetctl.doctor.machines import MachineReport, check_machines
-from fleetctl.doctor.model_checks import PartialFile
-from fleetctl.doctor.network_checks import ListenedNetwork
-from fleetctl.doctor.transport_security import TransportSecurity, check_security
-from fleetctl.fabric.admission import GroupAdmission
-from fleetctl.fleets.version_skew import FleetVersions
+from insight.doctor import cable_checks, control_plane, model_checks, network_checks
+from insight.doctor.bridge_loops import check_bridges
+from insight.doctor.cable_checks import LinkProbe
+from insight.doctor.control_plane import ControlPlane
+from insight.doctor.findings import Finding, Level, counted, ok
+from insight.doctor.group_admission import GroupAdmission
+from insight.doctor.lost_nodes import LostNode, lost_advice
+from insight.doctor.machines import MachineReport, check_machines
+from insight.doctor.model_checks import PartialFile
+from insight.doctor.network_checks import ListenedNetwork
+from insight.doctor.transport_security import TransportSecurity, check_security
+from insight.version_skew import FleetVersions
 from nodeagent.doctor.system_checks import (
     CLOCK_FAIL_S,
     CLOCK_WARN_S,
@@ -79,6 +79,21 @@ class DiskSpace:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class FleetObjects:
+    """The objects of a fleet, for the checks that need no probe."""
+
+    nodes: Sequence[Node]
+    ready: frozenset[str]
+    """Nodes whose agents hold their lease."""
+    replicas: Sequence[Replica]
+    objects: Sequence[ApiObject]
+    """Objects of kinds that have a health condition (CONDITION_KINDS)."""
+    admissions: Sequence[GroupAdmission]
+    """One for each ShardGroup."""
+    has_leader: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class FleetObservation:
     """Everything that the checks need."""
 
@@ -112,6 +127,18 @@ class FleetObservation:
     partial_files: Sequence[PartialFile] = ()
     """Leftovers of interrupted downloads on this machine."""
 
+    @property
+    def stored(self) -> FleetObjects:
+        """The part of it that is in the store."""
+        return FleetObjects(
+            nodes=self.nodes,
+            ready=self.ready,
+            replicas=self.replicas,
+            objects=self.objects,
+            admissions=self.admissions,
+            has_leader=self.versions.reconciler is not None,
+        )
+
 
 # Leases of 4 s are renewed three times (docs/adr/0009), so a read must take much less than a second.
 _SLOW_READ_S = 0.5
@@ -129,19 +156,20 @@ CONDITION_KINDS = tuple(_HEALTHY_CONDITIONS)
 
 def run_checks(fleet: FleetObservation) -> list[Finding]:
     """Return the findings of all checks; what others depend on comes first."""
+    stored = fleet.stored
     return [
         *_store(fleet),
         *control_plane.check_etcd(fleet.control.etcd),
         *_leader(fleet),
         *control_plane.check_store_views((*fleet.agents, *fleet.gateways)),
         *_versions(fleet),
-        *_nodes(fleet),
+        *_nodes(stored, fleet.lost),
         *_pressure(fleet.nodes),
         *network_checks.check_networks(fleet.nodes, _unreachable(fleet)),
         *network_checks.check_multicast(fleet.multicast, _answering(fleet.gateways)),
         *network_checks.check_builds(fleet.nodes),
-        *_disks(fleet),
-        *_memory(fleet),
+        *_disks(fleet.nodes, fleet.disk),
+        *_memory(stored),
         *_probe_results("agents", fleet.agents, "agents", _AGENT_ADVICE),
         *_clocks(fleet.agents, fleet.gateways),
         *_gateways(fleet),
@@ -150,10 +178,28 @@ def run_checks(fleet: FleetObservation) -> list[Finding]:
         *check_security(fleet.security),
         *check_machines(fleet.machines),
         *check_bridges(fleet.nodes),
-        *_fabric(fleet),
-        *cable_checks.check_cables(fleet.nodes, fleet.replicas, _groups(fleet)),
+        *_fabric(stored),
+        *cable_checks.check_cables(fleet.nodes, fleet.replicas, _groups(stored)),
         *cable_checks.check_links(fleet.links),
         *model_checks.check_models(fleet.nodes, fleet.partial_files),
+        *_objects(stored),
+    ]
+
+
+def check_objects(fleet: FleetObjects) -> list[Finding]:
+    """Return the findings of the checks that need only what the store holds, in the order of `run_checks`."""
+    lost = frozenset(node.name for node in fleet.nodes if node.name not in fleet.ready)
+    return [
+        *_nodes(fleet, ()),
+        *_pressure(fleet.nodes),
+        *network_checks.check_networks(fleet.nodes, lost),
+        *network_checks.check_builds(fleet.nodes),
+        *_disks(fleet.nodes, None),
+        *_memory(fleet),
+        *check_bridges(fleet.nodes),
+        *_fabric(fleet),
+        *cable_checks.check_cables(fleet.nodes, fleet.replicas, _groups(fleet)),
+        *model_checks.check_models(fleet.nodes, ()),
         *_objects(fleet),
     ]
 
@@ -169,7 +215,7 @@ def _answering(results: Sequence[ProbeResult]) -> frozenset[str]:
     return frozenset(one.label for one in results if not one.error)
 
 
-def _groups(fleet: FleetObservation) -> list[ShardGroup]:
+def _groups(fleet: FleetObjects) -> list[ShardGroup]:
     return [one for one in fleet.objects if isinstance(one, ShardGroup)]
 
 
@@ -246,7 +292,7 @@ def _versions(fleet: FleetObservation) -> Iterator[Finding]:
         yield ok("versions", f"{parts} components have compatible versions")
 
 
-def _nodes(fleet: FleetObservation) -> Iterator[Finding]:
+def _nodes(fleet: FleetObjects, tried_ports: Sequence[LostNode]) -> Iterator[Finding]:
     if not fleet.nodes:
         yield Finding(
             check="nodes",
@@ -256,7 +302,7 @@ def _nodes(fleet: FleetObservation) -> Iterator[Finding]:
         )
         return
     lost = [node.name for node in fleet.nodes if node.name not in fleet.ready]
-    tried = {one.name: one for one in fleet.lost}
+    tried = {one.name: one for one in tried_ports}
     for name in lost:
         words, advice = lost_advice(name, tried.get(name))
         yield Finding(
@@ -299,14 +345,14 @@ def _pressure(nodes: Sequence[Node]) -> Iterator[Finding]:
                 )
 
 
-def _disks(fleet: FleetObservation) -> Iterator[Finding]:
+def _disks(nodes: Sequence[Node], own: DiskSpace | None) -> Iterator[Finding]:
     places = [
         (f"node/{node.name}", node.status.disk_bytes, node.status.disk_free_bytes)
-        for node in fleet.nodes
+        for node in nodes
         if node.status is not None and node.status.disk_bytes
     ]
-    if fleet.disk is not None:
-        places.append((fleet.disk.path, fleet.disk.size_bytes, fleet.disk.free_bytes))
+    if own is not None:
+        places.append((own.path, own.size_bytes, own.free_bytes))
     short = [place for place in places if place[2] < DISK_WARN_BYTES]
     for label, size, free in short:
         level: Level = "FAIL" if free < DISK_FAIL_BYTES else "WARN"
@@ -320,7 +366,7 @@ def _disks(fleet: FleetObservation) -> Iterator[Finding]:
         yield ok("disk", f"{counted(len(places), 'disk has', 'disks have')} enough free space")
 
 
-def _memory(fleet: FleetObservation) -> Iterator[Finding]:
+def _memory(fleet: FleetObjects) -> Iterator[Finding]:
     assigned: dict[str, int] = defaultdict(int)
     for replica in fleet.replicas:
         for rank in replica.spec.ranks:
@@ -410,7 +456,7 @@ def _gateways(fleet: FleetObservation) -> Iterator[Finding]:
             )
 
 
-def _fabric(fleet: FleetObservation) -> Iterator[Finding]:
+def _fabric(fleet: FleetObjects) -> Iterator[Finding]:
     for one in fleet.admissions:
         for fault in one.faults:
             yield Finding(
@@ -438,7 +484,7 @@ def _fault(group: str, fault: FabricFault) -> str:
     return f"shardgroup/{group}: {fault.message}"
 
 
-def _objects(fleet: FleetObservation) -> Iterator[Finding]:
+def _objects(fleet: FleetObjects) -> Iterator[Finding]:
     for kind, type_ in _HEALTHY_CONDITIONS.items():
         every = [obj for obj in fleet.objects if obj.kind == kind]
         # A user suspended these on purpose.
@@ -472,9 +518,9 @@ def _unhealthy(obj: ApiObject, type_: str) -> Finding | None:
     )
 
 
-def _healthy(fleet: FleetObservation, message: str) -> Finding:
+def _healthy(fleet: FleetObjects, message: str) -> Finding:
     """Return the finding about objects without a problem: without a leader, their conditions may be out of date."""
-    if fleet.versions.reconciler is not None:
+    if fleet.has_leader:
         return ok("objects", message)
     return Finding(
         check="objects",

@@ -1,21 +1,9 @@
-"""Findings of the checks: their levels, their text and their tree. Pure."""
+"""Findings as text for people. Pure."""
 
 from collections.abc import Sequence
-from typing import Any
 
 from fleetctl.cli import terminal
-from schemas.wire.findings import Finding, Level
-
-__all__ = [
-    "Finding",
-    "Level",
-    "count_level",
-    "counted",
-    "findings_tree",
-    "format_findings",
-    "ok",
-    "summary_line",
-]
+from insight.doctor.findings import Finding, Level, count_level
 
 _ROLES: dict[Level, terminal.Role] = {
     "OK": "good",
@@ -25,11 +13,6 @@ _ROLES: dict[Level, terminal.Role] = {
 }
 # Indent of the advice below a finding.
 _ADVICE_INDENT = 2
-
-
-def count_level(findings: Sequence[Finding], level: Level) -> int:
-    """Return the number of findings of a level."""
-    return sum(one.level == level for one in findings)
 
 
 def format_findings(findings: Sequence[Finding]) -> str:
@@ -62,32 +45,3 @@ def summary_line(findings: Sequence[Finding]) -> str:
     return ", ".join(
         f"{number} {level}" for level, number in counts.items() if number or level != "UNKNOWN"
     )
-
-
-def findings_tree(findings: Sequence[Finding]) -> dict[str, Any]:
-    """Return the findings for `-o json`."""
-    return {
-        "ok": not count_level(findings, "FAIL"),
-        "findings": [
-            {
-                "check": one.check,
-                "level": one.level,
-                "message": one.message,
-                **({"advice": one.advice} if one.advice else {}),
-                **({"node": one.node} if one.node else {}),
-                **({"since": one.since.isoformat()} if one.since is not None else {}),
-                **({"fix": one.fix} if one.fix else {}),
-            }
-            for one in findings
-        ],
-    }
-
-
-def ok(check: str, message: str) -> Finding:
-    """Return the finding of a check that found no problem."""
-    return Finding(check=check, level="OK", message=message)
-
-
-def counted(number: int, one: str, several: str) -> str:
-    """Return a number with its noun phrase."""
-    return f"{number} {one if number == 1 else several}"

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from fleetctl.doctor.findings import Finding, Level, counted, ok
+from insight.doctor.findings import Finding, Level, counted, ok
 from schemas import quantity
 from schemas.meta import ApiObject
 from schemas.wire.health import StoreView

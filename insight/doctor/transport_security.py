@@ -4,8 +4,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 
-from fleetctl.doctor.findings import Finding, Level, counted, ok
-from fleetctl.fleets.tls_mode import mode_text
+from insight.doctor.findings import Finding, Level, counted, ok
+from insight.tls_mode import mode_text
 from schemas.trust import TlsMode
 
 # A certificate lives 30 days and is renewed after 20.

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from fleetctl.doctor.model_checks import PARTIAL_FILES, PartialFile, check_models
 from fleetctl.doctor.observe_models import (
     delete_partial_file,
     find_partial_files,
     model_folders,
 )
+from insight.doctor.model_checks import PARTIAL_FILES, PartialFile, check_models
 from schemas.meta import ObjectMeta
 from schemas.node import ModelReport, Node
 from tests.support.reconciler_agents import node_status

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from fleetctl.doctor.findings import Finding, counted
+from insight.doctor.findings import Finding, counted
 from schemas import quantity
 from schemas.node import Node
 
