@@ -5,6 +5,7 @@ import sys
 from collections.abc import Sequence
 
 from engine.process import run
+from machinery import log_flags
 from machinery.process_secrets import disable_core_dumps
 from schemas.wire.engine_flags import LEGACY_GROUP_VARIABLE, MAX_SECRET_BYTES
 
@@ -16,7 +17,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     os.environ.update(HF_HUB_OFFLINE="1", TRANSFORMERS_OFFLINE="1")
     # Out of the environment in any case: no child of the engine needs it.
     legacy = os.environ.pop(LEGACY_GROUP_VARIABLE, "")
-    return run(arguments, read_secret=lambda: _read_secret() or legacy)
+    level = log_flags.parse_level(os.environ.get(log_flags.LEVEL_VARIABLE, ""))
+    return run(arguments, read_secret=lambda: _read_secret() or legacy, log_level=level)
 
 
 def _read_secret() -> str:

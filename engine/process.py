@@ -33,6 +33,7 @@ from machinery import environment, unix_sockets
 from machinery import process_log as fleet_logging
 from machinery.clock import SystemClock
 from machinery.http_server import SignalServer, listen
+from machinery.process_log import LogLevel
 from machinery.tls_server import TlsServer
 from models import generation_config
 from schemas.wire.connections import SERVER_KEEP_ALIVE_S
@@ -51,10 +52,15 @@ _SWITCH_S = 0.0005
 _FILES, _MIN_HARD_FILES = 2048, 4096
 
 
-def run(arguments: Sequence[str] | None, *, read_secret: Callable[[], str]) -> int:
+def run(
+    arguments: Sequence[str] | None,
+    *,
+    read_secret: Callable[[], str],
+    log_level: LogLevel = "info",
+) -> int:
     """Run one engine; return its exit code. `read_secret` returns what authenticates the ranks of a group."""
     config = parse(arguments, read_secret=read_secret)
-    fleet_logging.setup("engine")
+    fleet_logging.setup("engine", log_level)
     sys.setswitchinterval(_SWITCH_S)
     # The engine outlives the agent that started it, so the hang-up of the agent's terminal does not concern it.
     signal.signal(signal.SIGHUP, signal.SIG_IGN)

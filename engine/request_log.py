@@ -198,6 +198,15 @@ class RequestLog:
         if record is None:
             return None
         record.ticket, record.model = ticket, model
+        if log.isEnabledFor(logging.DEBUG):
+            has_slot = ticket.started_s is not None or not ticket.jobs
+            fields = {
+                "request_id": record.id,
+                "model": model,
+                "prompt_tokens": ticket.prompt_tokens,
+            }
+            message = "request has a slot" if has_slot else "request waits for a slot"
+            log.debug(message, extra=fields)
         return record.cancellation
 
     def end(self, record: RequestRecord) -> None:

@@ -106,7 +106,7 @@ class Worker:
         except ModelUnusableError as error:
             listener.on_end(error)
         except GroupError as error:
-            log.warning("the group has ended", extra={"reason": str(error)})
+            log.warning("the group has ended", extra={"why": str(error)})
             listener.on_end(error)
         except Exception as error:
             # The edge of the thread: without this, the process would answer health checks and serve no requests.

@@ -153,7 +153,7 @@ async def run_loop(
             delay_s = queue.retry(key, jitter=random.random(), limit_s=_TRANSIENT_S)
             log.info(
                 "reconcile will be retried",
-                extra={"key": str(key), "error": str(error), "after_s": round(delay_s, 3)},
+                extra={"key": str(key), "why": str(error), "after_s": round(delay_s, 3)},
             )
         except Exception:  # the one place that may: see house rule 7
             queue.retry(key, jitter=random.random())

@@ -96,5 +96,5 @@ def read_text(path: Path) -> str:
     except FileNotFoundError:
         return ""
     except OSError as error:
-        log.debug("file not read", extra={"path": str(path), "reason": error.strerror})
+        log.debug("file not read", extra={"path": str(path), "why": error.strerror})
         return ""

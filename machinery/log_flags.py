@@ -3,13 +3,19 @@
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, Final, get_args
 
 import click
 
 from machinery.process_log import LogFormat, LogLevel
 
 Command = Callable[..., Any]
+LEVEL_VARIABLE: Final = "FLEET_LOG_LEVEL"
+
+
+def parse_level(text: str) -> LogLevel:
+    """Return the level of that name; `info` for any other text."""
+    return next((level for level in get_args(LogLevel) if level == text), "info")
 
 
 def log_options(command: Command) -> Command:
@@ -54,7 +60,7 @@ def log_level_option(default: LogLevel) -> Callable[[Command], Command]:
         type=click.Choice(get_args(LogLevel)),
         default=default,
         show_default=True,
-        envvar="FLEET_LOG_LEVEL",
+        envvar=LEVEL_VARIABLE,
         help="Lowest level of the lines that are logged.",
     )
 

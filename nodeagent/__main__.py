@@ -18,7 +18,7 @@ from identity.names import Role
 from machinery import environment, process_log
 from machinery.clock import SystemClock
 from machinery.files import make_owner_folder
-from machinery.log_flags import log_options
+from machinery.log_flags import LEVEL_VARIABLE, log_options
 from machinery.process_log import LogFormat, LogLevel, LogRing
 from machinery.process_main import GRACE_S, run_until_signal
 from machinery.process_secrets import disable_core_dumps
@@ -187,7 +187,7 @@ def main(log_level: LogLevel, log_format: LogFormat, **options: Any) -> None:
         has_store_password=bool(where.password),
         identity_folder=folder,
         credentials=credentials,
-        trace_settings=trace_settings,
+        engine_variables={**trace_settings, LEVEL_VARIABLE: log_level},
     )
 
     async def run() -> None:

@@ -120,8 +120,8 @@ class AgentConfig:
     """The folder of the node's certificate, which is renewed there; None: the agent has none."""
     credentials: Credentials | None = None
     """The node's certificate and key; None: no TLS."""
-    trace_settings: Mapping[str, str] = field(default_factory=dict, repr=False)
-    """OpenTelemetry's variables, for engines alone: one of them may hold the token of a collector."""
+    engine_variables: Mapping[str, str] = field(default_factory=dict, repr=False)
+    """Variables for engines alone: the level of their logs, and OpenTelemetry's, which may hold a collector's token."""
 
     @property
     def prefixes_dir(self) -> Path:
@@ -281,7 +281,7 @@ def _engine_processes(
         identity_dir=None if tls is None else tls.folder,
         prefixes=config.prefixes_dir,
         refusal=lambda: stop_order.refusal() or (preflight.refusal if preflight else ""),
-        variables=config.trace_settings,
+        variables=config.engine_variables,
     )
 
 

@@ -101,7 +101,7 @@ class BlockFiles:
             self._known.discard(key)
             return None
         except OSError as error:
-            log.warning("block not read", extra={"path": str(path), "reason": error.strerror})
+            log.warning("block not read", extra={"path": str(path), "why": error.strerror})
             return None
         found = _parse(content, key)
         if found is None:
@@ -192,7 +192,7 @@ class BlockFiles:
             self.stats.dropped += 1
             self._known.discard(block.key)
             if not self._has_failed:
-                extra = {"folder": str(self._folder), "reason": error.strerror}
+                extra = {"folder": str(self._folder), "why": error.strerror}
                 log.warning("prefix cache not written to disk", extra=extra)
             self._has_failed = True
 
@@ -258,11 +258,11 @@ def _touch(path: Path) -> None:
         now_ns = time.time_ns()  # the kernel's own stamps are equal for several milliseconds
         os.utime(path, ns=(now_ns, now_ns))
     except OSError as error:
-        log.debug("block not marked as used", extra={"path": str(path), "reason": error.strerror})
+        log.debug("block not marked as used", extra={"path": str(path), "why": error.strerror})
 
 
 def _unlink(path: Path) -> None:
     try:
         path.unlink(missing_ok=True)
     except OSError as error:
-        log.warning("block not deleted", extra={"path": str(path), "reason": error.strerror})
+        log.warning("block not deleted", extra={"path": str(path), "why": error.strerror})

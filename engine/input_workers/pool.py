@@ -414,7 +414,7 @@ class InputWorkers:
             code = -signal.SIGKILL
         log.warning(
             "an input worker has ended",
-            extra={"lane": state.lane, "code": code, "reason": worker.reason},
+            extra={"lane": state.lane, "exit_code": code, "why": worker.reason},
         )
         self.completed += 1
         if worker.reason:

@@ -75,7 +75,7 @@ def _load(library: Path) -> bool:
     try:
         ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL)
     except OSError as error:
-        log.warning("cannot load a BLAS library", extra={"reason": str(error)})
+        log.warning("cannot load a BLAS library", extra={"why": str(error)})
         return False
     return True
 
@@ -101,7 +101,7 @@ def _shim(cache: Path) -> Path | None:
         if not built.exists():
             _compile(built, openblas)
     except (OSError, subprocess.SubprocessError) as error:
-        log.warning("cannot build the BLAS shim", extra={"reason": str(error)})
+        log.warning("cannot build the BLAS shim", extra={"why": str(error)})
         return None
     return built
 

@@ -98,7 +98,7 @@ def _set_wired_limit(wanted_bytes: int) -> int:
         # The system's own limit is lower than its recommendation: slower, but not wrong.
         log.warning(
             "cannot keep the model wired; it may be paged out",
-            extra={"wired_bytes": limit, "reason": str(error)},
+            extra={"wired_bytes": limit, "why": str(error)},
         )
         return 0
     return limit

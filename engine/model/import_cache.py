@@ -39,7 +39,7 @@ def install(cache: Path) -> None:
         version = importlib.metadata.version("transformers")
         files.make_private_folder(cache)
     except (importlib.metadata.PackageNotFoundError, OSError) as error:
-        log.warning("import cache is not available", extra={"reason": str(error)})
+        log.warning("import cache is not available", extra={"why": str(error)})
         return
     sys.meta_path.insert(0, _Finder(cache, version))
 
@@ -108,7 +108,7 @@ def _load_cached(file: Path) -> _Structure | None:
     except FileNotFoundError:
         return None
     except (OSError, ValueError, KeyError, TypeError) as error:
-        log.warning("cannot read the import cache", extra={"reason": str(error)})
+        log.warning("cannot read the import cache", extra={"why": str(error)})
         return None
 
 
@@ -117,7 +117,7 @@ def _save(file: Path, found: _Structure) -> None:
         with files.open_replacement(file) as written:
             written.write(orjson.dumps(_to_json(found)))
     except (OSError, TypeError) as error:
-        log.warning("cannot write the import cache", extra={"reason": str(error)})
+        log.warning("cannot write the import cache", extra={"why": str(error)})
 
 
 def _to_json(found: _Structure) -> dict[str, Any]:

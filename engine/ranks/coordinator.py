@@ -114,7 +114,7 @@ class Coordinator:
             try:
                 messages.send(channel, messages.encode(StopMessage()))
             except GroupError as error:
-                log.warning("a rank was gone before it was stopped", extra={"reason": str(error)})
+                log.warning("a rank was gone before it was stopped", extra={"why": str(error)})
             channel.close()
 
     def _broadcast(self, message: RankMessage) -> None:

@@ -319,7 +319,7 @@ def _admit(visitor: _Visitor, own: JoinMessage, joined: JoinedRanks) -> None:
         f"rank {join.rank} has joined already" if join.rank in channels else ""
     )
     if error:
-        log.warning("rejected a rank", extra={"address": visitor.address, "reason": error})
+        log.warning("rejected a rank", extra={"address": visitor.address, "why": error})
         with suppress(GroupError):  # the rank closed the channel itself
             messages.send(channel, messages.encode(RejectMessage(reason=error)))
         channel.close()

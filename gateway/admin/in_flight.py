@@ -140,7 +140,7 @@ class InFlightRoutes:
         principal = principal_of(request)
         by = None if principal is None else principal.name
         log.info(
-            "request cancelled", extra={"request_id": request_id, "by": by, "count": cancelled}
+            "request cancelled", extra={"request_id": request_id, "user": by, "count": cancelled}
         )
         body = {"gateway": self.gateway, "id": request_id, "cancelled": cancelled}
         return Response(orjson.dumps(body), media_type="application/json")

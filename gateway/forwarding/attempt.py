@@ -358,7 +358,7 @@ class AttemptRunner:
             self.metrics.ejections.add(endpoint.replica)
             log.warning(
                 "endpoint ejected; other endpoints are preferred",
-                extra={"replica": endpoint.replica, "node": endpoint.node, "fault": fault},
+                extra={"replica": endpoint.replica, "node": endpoint.node, "reason": fault},
             )
 
     def interrupted(self, in_flight: InFlight, error: BrokenResponseError) -> str:

@@ -53,7 +53,7 @@ async def command_output(
             *argv, stdin=DEVNULL, stdout=PIPE, stderr=DEVNULL, start_new_session=True
         )
     except OSError as error:
-        log.log(log_level, "command not run", extra={"command": argv[0], "reason": error.strerror})
+        log.log(log_level, "command not run", extra={"command": argv[0], "why": error.strerror})
         return None
     try:
         async with asyncio.timeout(timeout_s):

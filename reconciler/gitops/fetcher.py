@@ -143,7 +143,7 @@ async def _watch(process: Process, clock: Clock) -> None:
 
 async def _early_end(process: Process, last_line: str) -> FetchFailure:
     code = await process.wait()
-    log.warning("the fetch process ended early", extra={"code": code, "stderr": last_line})
+    log.warning("the fetch process ended early", extra={"exit_code": code, "stderr": last_line})
     if code < 0 or "MemoryError" in last_line:
         cause = f"signal {-code}" if code < 0 else "lack of memory"
         message = f"the fetch process was ended by {cause}: the repository sends too much data"

@@ -1,6 +1,7 @@
 """Spans of an engine: below the gateway's attempt, with its phases; a bad collector costs nothing else."""
 
 import asyncio
+import json
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -37,6 +38,7 @@ def no_tracing_of_the_user(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def settings(collector: Collector) -> dict[str, str]:
     """Return the environment of an engine, with a header that holds a token."""
     return {
+        "FLEET_LOG_LEVEL": "debug",
         "OTEL_EXPORTER_OTLP_ENDPOINT": collector.url,
         "OTEL_EXPORTER_OTLP_HEADERS": f"authorization={TOKEN.replace(' ', '%20')}",
     }
@@ -74,6 +76,9 @@ async def test_phases_are_below_the_gateways_attempt_and_a_collector_that_hangs_
             await until(lambda: collector.of("attempt"), what="the gateway's spans")
         await asyncio.to_thread(tracer.close)
         check_tree(collector, usage["prompt_tokens"])
+        lines = [json.loads(one) for one in engine.stderr.read_text().splitlines() if one[0] == "{"]
+        about = [one["message"] for one in lines if one.get("request_id") == "mine"]
+        assert about == ["request has a slot", "request"]
         # What is not sampled is not recorded.
         count = len(collector.spans)
         await asyncio.to_thread(engine.chat, headers=UNSAMPLED, max_tokens=1)

@@ -93,5 +93,5 @@ async def test_one_engine_loads_after_the_other(desk: Desk, agent: AgentProcess)
     finally:
         await client.close()
     assert "WaitingToLoad" in seen
-    assert {"PATH", "OTEL_EXPORTER_OTLP_ENDPOINT"} <= inherited
+    assert {"PATH", "OTEL_EXPORTER_OTLP_ENDPOINT", "FLEET_LOG_LEVEL"} <= inherited
     assert not [name for name in inherited if name.startswith("FLEET_ETCD")]
