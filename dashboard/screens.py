@@ -22,7 +22,14 @@ _MAC_CARD: Final = f"macs:{_MAC_STATE},{_MAC_MEMORY},chip,models,site"
 
 LISTS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
     {
-        "": (_MAC_CARD, "models", "conditions::isProblem=true", "events", "traffic"),
+        "": (
+            _MAC_CARD,
+            "models",
+            "conditions::isProblem=true",
+            "events",
+            "traffic",
+            "figures:watts",
+        ),
         "map": (_MAC_CARD, "groups", "figures"),
         "macs": (f"macs:{_MAC_STATE},{_MAC_MEMORY},reason,chip,models,site,agentVersion",),
         "models": ("models",),

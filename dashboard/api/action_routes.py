@@ -9,14 +9,14 @@ from dataclasses import dataclass
 from typing import Annotated, Final
 
 import msgspec
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter, Query, Request, Response
 from pydantic import ValidationError
 
 from dashboard.api.question_routes import QuestionRoutes, error_row, load_text, store_refusal
 from dashboard.api.request_json import read_json
 from dashboard.api.routes import json_response
 from dashboard.auth import Visitor
-from insight import actions, rollouts
+from insight import actions, edits, rollouts
 from insight.actions import VERBS, Action, PreparedAction
 from insight.conditions import Row
 from insight.what_if import Supposition
@@ -30,7 +30,7 @@ from manifests.load import LoadedObject
 from manifests.plan import CreatedObject, UnchangedObject, change_text, plan_id
 from manifests.trees import Tree
 from schemas.change import MAX_REASON
-from schemas.deployment import ModelDeployment
+from schemas.deployment import ModelDeployment, Revision
 from schemas.meta import ApiObject
 from schemas.node import Taint, TaintEffect
 from schemas.wire.errors import Refusal, RefusedError, invalid
@@ -91,6 +91,8 @@ class ActionRoutes:
         router.add_api_route("/api/v1/apply", self.apply, methods=["POST"])
         router.add_api_route("/api/v1/actions/{verb}", self.act, methods=["POST"])
         router.add_api_route("/api/v1/revisions/{name}", self.revisions, methods=["GET"])
+        path = "/api/v1/revisions/{name}/diff"
+        router.add_api_route(path, self.revision_diff, methods=["GET"])
 
     async def check(self, request: Request) -> Response:
         """Check manifests: all problems with their lines, or the diff, the conflicts and what the planner would do."""
@@ -202,14 +204,7 @@ class ActionRoutes:
 
     async def revisions(self, name: str) -> Response:
         """List the revisions of a deployment, the newest first, with what differs from the one before."""
-        try:
-            deployment = await objects.get(self.transport, ModelDeployment, name)
-            if deployment is None:
-                message = f"There is no ModelDeployment '{name[:200]}', or not any more."
-                raise RefusedError(Refusal(status=404, message=message))
-            found = await rollouts.read_revisions(self.transport, deployment)
-        except StoreError as error:
-            raise store_refusal(error) from error
+        deployment, found = await self._revisions(name)
         rows = [
             {
                 "name": str(one.number),
@@ -224,6 +219,33 @@ class ActionRoutes:
         ]
         progress = rollouts.progress_of(deployment)
         return json_response({"revisions": rows[::-1], "progress": progress.text})
+
+    async def revision_diff(
+        self,
+        name: str,
+        from_: Annotated[int, Query(alias="from", ge=1)],
+        to: Annotated[int, Query(ge=1)],
+    ) -> Response:
+        """Return what differs between two revisions of a deployment, in either order."""
+        known = {one.spec.revision: one for one in (await self._revisions(name))[1]}
+        for number in (from_, to):
+            if number not in known:
+                have = ", ".join(map(str, sorted(known))) or "none"
+                message = f"{name[:200]} has no revision {number}; it has {have}."
+                raise RefusedError(Refusal(status=404, message=message))
+        found = edits.revision_diff(known[from_], known[to])
+        return json_response({"from": from_, "to": to, "diff": found})
+
+    async def _revisions(self, name: str) -> tuple[ModelDeployment, list[Revision]]:
+        """Return a deployment and its revisions, oldest first. Raises RefusedError."""
+        try:
+            deployment = await objects.get(self.transport, ModelDeployment, name)
+            if deployment is None:
+                message = f"There is no ModelDeployment '{name[:200]}', or not any more."
+                raise RefusedError(Refusal(status=404, message=message))
+            return deployment, await rollouts.read_revisions(self.transport, deployment)
+        except StoreError as error:
+            raise store_refusal(error) from error
 
     async def _placement(self, changed: Iterable[ApiObject]) -> dict[str, Tree]:
         """Return what the planner would do if these objects were written."""

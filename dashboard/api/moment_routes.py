@@ -1,7 +1,9 @@
 """Routes of objects and of earlier moments: one object now or then, its changes, events, and the times that are known."""
 
 import asyncio
+import difflib
 import json
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated, Any, Final
@@ -25,6 +27,7 @@ from store import keys, object_trees
 
 _MOST_EVENTS: Final = 1000
 _MOST_FIELDS: Final = 100
+_DIFF_CONTEXT: Final = 3
 _WORDS: Final = ("kind", "object", "type")
 
 
@@ -41,6 +44,7 @@ class MomentRoutes:
         for path, answer in (
             ("/api/v1/objects/{kind}/{name}", self.object),
             ("/api/v1/objects/{kind}/{name}/changes", self.changes),
+            ("/api/v1/objects/{kind}/{name}/diff", self.diff),
             ("/api/v1/events", self.events),
             ("/api/v1/history", self.history),
         ):
@@ -83,6 +87,31 @@ class MomentRoutes:
         found = await self.past.changes(kind, name, begin_s)
         shown = await asyncio.to_thread(lambda: list(_with_fields(found))[:limit])
         return json_response({"kind": kind, "name": name, "changes": shown})
+
+    async def diff(
+        self,
+        kind: str,
+        name: str,
+        from_: Annotated[str, Query(alias="from", max_length=40)],
+        to: Annotated[str, Query(max_length=40)] = "now",
+    ) -> Response:
+        """Return how one object differs between two times, as a diff of its YAML; empty if it does not."""
+        texts = [await self._text(kind, name, at) for at in (from_, to)]
+        lines = await asyncio.to_thread(
+            lambda: list(
+                difflib.unified_diff(
+                    *(one.splitlines() for one in texts), from_, to, lineterm="", n=_DIFF_CONTEXT
+                )
+            )
+        )
+        return json_response({"kind": kind, "name": name, "diff": "\n".join(lines)})
+
+    async def _text(self, kind: str, name: str, at: str) -> str:
+        """Return an object at a time as YAML; empty if there was none."""
+        caches = self.caches if at == "now" else (await self.past.moment(at)).caches
+        spec = caches.objects.specs.items.get(keys.spec_key(kind, name))
+        status = caches.objects.statuses.items.get(keys.status_key(kind, name))
+        return "" if spec is None else await asyncio.to_thread(_yaml, spec, status)
 
     async def events(
         self,
@@ -147,7 +176,8 @@ def _with_fields(changes: list[ObjectChange]) -> Iterator[Row]:
     for number, one in enumerate(changes):
         before = next((old for old in changes[number + 1 :] if old.part == one.part), None)
         row: Row = {
-            "at": show_time(one.at_s),
+            # Rounded up: asked for this time, the history has the change.
+            "at": show_time(math.ceil(one.at_s * 1000) / 1000),
             "revision": one.revision,
             "part": one.part,
             "isDeletion": one.document is None,

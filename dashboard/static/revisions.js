@@ -3,6 +3,7 @@
 import { html, useEffect, useState } from "./vendor/htm-preact.js";
 import { getJson } from "./fleet_store.js";
 import { age } from "./format.js";
+import { Comparison } from "./object_history.js";
 import { Badge, Diff, Table } from "./parts.js";
 
 const COLUMNS = [
@@ -27,5 +28,7 @@ export function Revisions({ name, current }) {
     ${problem && html`<p class="problem" role="status">${problem}</p>`}
     ${progress && html`<p>${progress}</p>`}
     ${rows && html`<${Table} caption="Revisions, the newest first" columns=${COLUMNS} rows=${rows} empty="No revision is recorded yet." />`}
+    ${rows?.length > 1 && html`<${Comparison} key=${rows[0].name} choices=${rows.map((one) => [one.name, `revision ${one.revision}`])} first=${rows.at(-1).name} last=${rows[0].name}
+      read=${(from, to) => getJson(`/api/v1/revisions/${encodeURIComponent(name)}/diff?${new URLSearchParams({ from, to })}`)} />`}
   </section>`;
 }

@@ -148,6 +148,12 @@ async def test_a_rollout_is_undone(running: RunningDashboard) -> None:
     assert shown["progress"] == "Waiting for the reconciler to look at the deployment"
     assert [(one["revision"], one["isCurrent"]) for one in listed] == [(2, True), (1, False)]
     assert "-contextLength: 1024\n+contextLength: 2048" in listed[0]["diff"]
+    path = "/api/v1/revisions/qwen/diff"
+    either = await running.get(f"{path}?from=2&to=1")
+    assert "-contextLength: 2048\n+contextLength: 1024" in either["diff"]
+    assert (await running.get(f"{path}?from=1&to=1"))["diff"] == ""
+    missing = await running.get(f"{path}?from=1&to=7", 404)
+    assert "qwen has no revision 7; it has 1, 2" in missing["error"]["message"]
     seen = await running.post("/api/v1/actions/undo", {"name": "qwen", "dryRun": True})
     assert "-  contextLength: 2048\n+  contextLength: 1024" in seen["diff"]
     await running.post("/api/v1/actions/undo", {"name": "qwen", "version": seen["version"]})

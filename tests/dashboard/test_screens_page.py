@@ -2,22 +2,31 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from functools import partial
 from pathlib import Path
 
 import pytest
-from playwright.async_api import Browser, expect
+from aiohttp import web
+from playwright.async_api import Browser, Page, expect
 
 from dashboard.api.log_routes import LineFilter
+from machinery.prometheus import render
+from nodeagent.hardware import load
 from schemas.gitsource import GitSource, GitSourceSpec
 from schemas.meta import ObjectMeta
-from store import codec, keys
+from store import codec, keys, objects
 from store.memory import MemoryTransport
 from store.port import Delete
 from tests.support.browser import check_access, needs_browser, open_page, running_browser
 from tests.support.dashboard_fleets import put_fleet, put_key
 from tests.support.dashboard_site import HOSTILE, Site, mac, running_site
 from tests.support.dashboards import CLOCK, running_dashboard
+from tests.support.fleets import deployment, revision
+from tests.support.reconciler_agents import node_status, put_lease, put_node
+from tests.support.waiting import until_async
 
+_CAPTURES = Path(__file__).parents[1] / "nodeagent/hardware/captures/load"
+LOAD_CAPTURES = (_CAPTURES / "ioaccelerator.txt", _CAPTURES / "macmon.json")
 pytestmark = [needs_browser, pytest.mark.browser]
 
 
@@ -104,6 +113,100 @@ async def test_git_sources_and_the_map_are_shown(browser: Browser, site: Site) -
         await check_access(page)
         await page.goto("/map")
         await expect(page.get_by_role("link", name="mac-1")).to_be_visible()
+        await check_access(page)
+
+
+async def test_degrees_and_watts_of_a_mac_are_on_the_map_and_on_its_page(browser: Browser) -> None:
+    """What an agent exports of a Mac with macmon, from captures of its tools."""
+    sensors = load.mac_sensors(*(one.read_text() for one in LOAD_CAPTURES), "")
+    text = render(load.node_families(load.LoadReading(cpu_ratio=0.5, sensors=sensors)))
+
+    async def metrics(_: web.Request) -> web.Response:
+        return web.Response(text=text)
+
+    app = web.Application()
+    app.router.add_get("/metrics", metrics)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    store = MemoryTransport(CLOCK)
+    url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+    status = node_status("mac-1", memory_gib=64).model_copy(update={"agent_url": url})
+    await store.commit([], [put_node("mac-1", status), put_lease("mac-1")])
+    expected = "GPU 63 % · CPU 50 % · 51 °C · 42 W"
+    async with running_dashboard(store) as running, open_page(browser, running.url) as (page, _):
+        await page.goto("/map")
+        await expect(page.locator(".figures")).to_have_text(expected)
+        await check_access(page)
+        await page.get_by_role("link", name="mac-1").click()
+        await expect(page.locator("main")).to_contain_text(expected)
+        await page.goto("/")
+        await expect(page.locator(".figure-card", has_text="Power")).to_contain_text("42 W")
+    await runner.cleanup()
+
+
+async def test_a_git_source_is_synced_suspended_and_resumed(browser: Browser) -> None:
+    spec = GitSourceSpec(repository="https://git.example.com/fleet.git")
+    source = GitSource(metadata=ObjectMeta(name="fleet", uid="g", generation=1), spec=spec)
+    store = MemoryTransport(CLOCK)
+    await store.commit([], [codec.put_spec(source)])
+
+    async def act(page: Page, name: str) -> GitSource:
+        await page.get_by_role("button", name=name, exact=True).click()
+        dialog = page.get_by_role("dialog")
+        await dialog.get_by_role("button", name=name, exact=True).click()
+        await expect(dialog.locator("[data-done]")).to_be_visible()
+        await check_access(page)
+        await page.keyboard.press("Escape")
+        found = await objects.get(store, GitSource, "fleet")
+        assert found is not None
+        return found
+
+    async with (
+        running_dashboard(store, can_write=True) as running,
+        open_page(browser, running.url) as (page, _),
+    ):
+        await page.goto("/git")
+        before = await objects.get(store, GitSource, "fleet")
+        assert (await act(page, "Sync now")) != before
+        assert (await act(page, "Suspend")).spec.suspend
+        await expect(page.get_by_role("button", name="Sync now")).to_have_count(0)
+        assert not (await act(page, "Resume")).spec.suspend
+        await expect(page.get_by_role("button", name="Suspend")).to_be_visible()
+
+
+async def test_two_revisions_and_two_moments_of_a_model_are_compared(
+    browser: Browser, tmp_path: Path
+) -> None:
+    store = MemoryTransport(CLOCK)
+    models = [deployment(context_length=1024 * number) for number in (1, 2, 3)]
+    revisions = [revision(one, number) for number, one in enumerate(models, 1)]
+    await store.commit([], [codec.put_spec(one) for one in (*revisions, models[0])])
+    async with (
+        running_dashboard(store, state_dir=tmp_path) as running,
+        open_page(browser, running.url) as (page, _),
+    ):
+
+        async def are_recorded(count: int) -> bool:
+            path = "/api/v1/objects/ModelDeployment/qwen/changes"
+            return len((await running.get(path))["changes"]) >= count
+
+        await until_async(partial(are_recorded, 1), limit_s=60, what="the first version")
+        await store.commit([], [codec.put_spec(models[2])])
+        await until_async(partial(are_recorded, 2), limit_s=60, what="the second version")
+        await page.goto("/models/qwen")
+        shown = page.locator("[data-difference]")
+        await expect(shown).to_contain_text("-contextLength: 1024")
+        await expect(shown).to_contain_text("+contextLength: 3072")
+        versions = page.locator(".toolbar select")
+        await versions.first.select_option("revision 2")
+        await expect(shown).to_contain_text("-contextLength: 2048")
+        await versions.last.select_option("revision 2")
+        await expect(page.get_by_text("They are the same.")).to_be_visible()
+        await page.get_by_text("Recorded changes").click()
+        await expect(page.locator("details[open] [data-difference]")).to_contain_text("3072")
+        await expect(page.locator("details[open] tbody tr")).to_have_count(2)
         await check_access(page)
 
 

@@ -3,7 +3,9 @@
 import { html, useState } from "../vendor/htm-preact.js";
 import { age, bytes } from "../format.js";
 import { getJson } from "../fleet_store.js";
-import { Badge, Command, Events, ObjectLink, Table } from "../parts.js";
+import { Badge, Command, Events, lazy, ObjectLink, Table } from "../parts.js";
+
+const ObjectHistory = lazy(() => import("../object_history.js"), "ObjectHistory");
 
 export function Conditions({ conditions }) {
   const columns = [
@@ -16,8 +18,20 @@ export function Conditions({ conditions }) {
   return html`<${Table} caption="Conditions" columns=${columns} rows=${conditions} empty="Nothing is reported yet." />`;
 }
 
-/** The whole object as YAML, read when it is opened. */
+/** The whole object as YAML and its recorded changes, each read when it is opened. */
 export function Source({ kind, name }) {
+  return html`<${Yaml} kind=${kind} name=${name} /><${Recorded} kind=${kind} name=${name} />`;
+}
+
+function Recorded({ kind, name }) {
+  const [isOpen, setOpen] = useState(false);
+  return html`<details onToggle=${(event) => setOpen(event.target.open)}>
+    <summary>Recorded changes</summary>
+    ${isOpen && html`<${ObjectHistory} kind=${kind} name=${name} />`}
+  </details>`;
+}
+
+function Yaml({ kind, name }) {
   const [text, setText] = useState("");
   const open = async (event) => {
     if (!event.target.open || text) return;

@@ -73,7 +73,12 @@ async def test_a_moment_shows_the_fleet_as_it_was(store: Transport, tmp_path: Pa
         assert ([row[at] for row in view["rows"]], view["total"]) == ([1], 1)
         yaml = await it.get("/api/v1/objects/ModelDeployment/qwen", params={"at": before})
         assert "replicas: 1" in yaml["yaml"]
-        (latest, _) = await recorded(it, "ModelDeployment/qwen", 2)
+        (latest, first) = await recorded(it, "ModelDeployment/qwen", 2)
+        path, times = "/api/v1/objects/ModelDeployment/qwen/diff", {"from": first["at"]}
+        for to in (latest["at"], "now"):
+            found = await it.get(path, params={**times, "to": to})
+            assert "-  replicas: 1\n+  replicas: 3" in found["diff"]
+        assert (await it.get(path, params={**times, "to": first["at"]}))["diff"] == ""
         assert {"path": "spec.replicas", "old": 1, "new": 3} in latest["fields"]  # type: ignore[operator]
 
 

@@ -1,0 +1,56 @@
+/** The recorded changes of an object within 24 hours, and how it differs between any two of them. */
+
+import { html, useEffect, useState } from "./vendor/htm-preact.js";
+import { getJson } from "./fleet_store.js";
+import { clock } from "./format.js";
+import { Diff, Table } from "./parts.js";
+
+const MOST_FIELDS = 5;
+const COLUMNS = [
+  ["When", (one) => html`<time datetime=${one.at} title=${one.at}>${clock(one.at)}</time>`],
+  ["Part", (one) => one.part],
+  ["Changed", (one) => fieldsText(one), "wide"],
+];
+
+export function ObjectHistory({ kind, name }) {
+  const [changes, setChanges] = useState(null);
+  const [problem, setProblem] = useState("");
+  const path = `/api/v1/objects/${kind}/${encodeURIComponent(name)}`;
+  useEffect(() => {
+    getJson(`${path}/changes`).then((found) => setChanges(found.changes), (error) => setProblem(error.message));
+  }, [path]);
+  if (!changes) return html`<p class=${problem ? "problem" : "quiet"} role="status">${problem || "Loading…"}</p>`;
+  const rows = changes.map((one) => ({ ...one, name: `${one.revision} ${one.part}` }));
+  const choices = [["now", "now"], ...[...new Set(changes.map((one) => one.at))].map((at) => [at, clock(at)])];
+  return html`<${Table} caption="Recorded changes, the newest first" columns=${COLUMNS} rows=${rows} empty="Nothing changed within 24 hours." />
+    ${changes.length > 0 && html`<${Comparison} choices=${choices} first=${choices.at(-1)[0]} last="now"
+      read=${(from, to) => getJson(`${path}/diff?${new URLSearchParams({ from, to })}`)} />`}`;
+}
+
+/** Two of several versions, and their difference. `choices`: [value, title]. */
+export function Comparison({ choices, first, last, read }) {
+  const [from, setFrom] = useState(first);
+  const [to, setTo] = useState(last);
+  const [found, setFound] = useState(null);
+  const [problem, setProblem] = useState("");
+  useEffect(() => {
+    let isOver = false;
+    read(from, to).then((answer) => isOver || (setFound(answer.diff), setProblem("")), (error) => isOver || setProblem(error.message));
+    return () => void (isOver = true);
+  }, [from, to, first, last]);
+  const choose = (label, value, set) => html`<label>${label} <select value=${value} onChange=${(event) => set(event.target.value)}>
+    ${choices.map(([one, title]) => html`<option key=${one} value=${one}>${title}</option>`)}</select></label>`;
+  return html`<div class="row toolbar">${choose("Difference from", from, setFrom)}${choose("to", to, setTo)}</div>
+    ${problem && html`<p class="problem" role="status">${problem}</p>`}
+    ${found === "" ? html`<p class="quiet">They are the same.</p>` : found !== null && html`<div data-difference><${Diff} text=${found} /></div>`}`;
+}
+
+function fieldsText(one) {
+  if (one.isDeletion) return "deleted";
+  if (one.isFirst) return "the first that is recorded";
+  const shown = one.fields.slice(0, MOST_FIELDS).map((field) => html`<code class="field" key=${field.path}>${field.path}: <del>${text(field.old)}</del> <ins>${text(field.new)}</ins></code>`);
+  const more = one.fields.length - shown.length + one.moreFields;
+  return html`${shown}${more > 0 && html`<span class="quiet">and ${more} more</span>`}`;
+}
+
+const text = (value) => (value === null || value === undefined ? "none" : typeof value === "object" ? JSON.stringify(value) : String(value));
