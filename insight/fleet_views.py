@@ -86,9 +86,9 @@ def rows(caches: FleetCaches, view: str) -> list[Row]:
 
 def affected(caches: FleetCaches, key: str) -> set[ViewKey]:
     """Return the rows that a change of a key may change; conditions are named by their object, `Kind/name`."""
-    for prefix, view in _VIEW_OF_PREFIX.items():
+    for prefix, own_view in _VIEW_OF_PREFIX.items():
         if key.startswith(prefix):
-            return {(view, key.removeprefix(prefix))}
+            return {(own_view, key.removeprefix(prefix))}
     if key.startswith((keys.RANK_PREFIX, keys.ENDPOINT_PREFIX)):
         return _of_replica(caches, keys.replica_of(key))
     try:

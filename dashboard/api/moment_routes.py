@@ -27,7 +27,6 @@ from store import keys, object_trees
 
 _MOST_EVENTS: Final = 1000
 _MOST_FIELDS: Final = 100
-_DIFF_CONTEXT: Final = 3
 _WORDS: Final = ("kind", "object", "type")
 
 
@@ -96,13 +95,10 @@ class MomentRoutes:
         to: Annotated[str, Query(max_length=40)] = "now",
     ) -> Response:
         """Return how one object differs between two times, as a diff of its YAML; empty if it does not."""
-        texts = [await self._text(kind, name, at) for at in (from_, to)]
+        before = (await self._text(kind, name, from_)).splitlines()
+        after = (await self._text(kind, name, to)).splitlines()
         lines = await asyncio.to_thread(
-            lambda: list(
-                difflib.unified_diff(
-                    *(one.splitlines() for one in texts), from_, to, lineterm="", n=_DIFF_CONTEXT
-                )
-            )
+            lambda: list(difflib.unified_diff(before, after, from_, to, lineterm=""))
         )
         return json_response({"kind": kind, "name": name, "diff": "\n".join(lines)})
 

@@ -12,8 +12,9 @@ from dashboard.assets import Assets
 from dashboard.subscription import parse_selections
 from store.memory import MemoryTransport
 from tests.support.dashboard_fleets import put_key
-from tests.support.dashboard_site import HOSTILE, TOO_WARM, mac
+from tests.support.dashboard_site import HOSTILE, TOO_WARM
 from tests.support.dashboards import CLOCK, RunningDashboard, running_dashboard
+from tests.support.macs import mac
 
 _BOOT = re.compile(r'<script type="application/json" id="boot">(.*?)</script>', re.DOTALL)
 

@@ -7,8 +7,8 @@ from playwright.async_api import Browser, Page, expect
 
 from store.memory import MemoryTransport
 from tests.support.browser import check_access, needs_browser, open_page, running_browser
-from tests.support.dashboard_site import mac
 from tests.support.dashboards import CLOCK, RunningDashboard, running_dashboard
+from tests.support.macs import mac
 
 pytestmark = [needs_browser, pytest.mark.browser]
 _MACS = 1000

@@ -12,11 +12,12 @@ from playwright.async_api import Browser, Route, expect
 from store.etcd.connect import connect
 from store.memory import MemoryTransport
 from tests.support.browser import needs_browser, open_page, running_browser
-from tests.support.dashboard_site import hostile_answer, mac
+from tests.support.dashboard_site import hostile_answer
 from tests.support.dashboards import CLOCK, running_dashboard
 from tests.support.etcd import running_etcd
 from tests.support.gateway_fake_engine import FakeEngine, running
 from tests.support.gateway_world import World, running_gateway
+from tests.support.macs import mac
 
 pytestmark = [needs_browser, pytest.mark.browser]
 

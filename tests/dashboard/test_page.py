@@ -28,12 +28,13 @@ from tests.support.browser import (
     open_page,
     running_browser,
 )
-from tests.support.dashboard_site import HOSTILE, Site, mac, running_site
+from tests.support.dashboard_site import HOSTILE, Site, running_site
 from tests.support.dashboards import CLOCK, running_dashboard
 from tests.support.etcd import running_etcd
 from tests.support.gateway_engine_scripts import DONE, delta
 from tests.support.gateway_fake_engine import Call, FakeEngine, running
 from tests.support.gateway_world import World
+from tests.support.macs import mac
 from tests.support.ports import free_port
 
 pytestmark = [needs_browser, pytest.mark.browser]

@@ -19,9 +19,10 @@ from store.memory import MemoryTransport
 from store.port import Delete
 from tests.support.browser import check_access, needs_browser, open_page, running_browser
 from tests.support.dashboard_fleets import put_fleet, put_key
-from tests.support.dashboard_site import HOSTILE, Site, mac, running_site
+from tests.support.dashboard_site import HOSTILE, Site, running_site
 from tests.support.dashboards import CLOCK, running_dashboard
 from tests.support.fleets import deployment, revision
+from tests.support.macs import mac
 from tests.support.reconciler_agents import node_status, put_lease, put_node
 from tests.support.waiting import until_async
 
@@ -118,7 +119,8 @@ async def test_git_sources_and_the_map_are_shown(browser: Browser, site: Site) -
 
 async def test_degrees_and_watts_of_a_mac_are_on_the_map_and_on_its_page(browser: Browser) -> None:
     """What an agent exports of a Mac with macmon, from captures of its tools."""
-    sensors = load.mac_sensors(*(one.read_text() for one in LOAD_CAPTURES), "")
+    ioreg, macmon = (one.read_text() for one in LOAD_CAPTURES)
+    sensors = load.mac_sensors(ioreg, macmon, "")
     text = render(load.node_families(load.LoadReading(cpu_ratio=0.5, sensors=sensors)))
 
     async def metrics(_: web.Request) -> web.Response:

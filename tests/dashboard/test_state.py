@@ -12,40 +12,16 @@ from dashboard.assets import Assets
 from machinery.process_log import JsonFormatter, LogRing
 from schemas.event import Event, EventSpec, ObjectReference
 from schemas.meta import Condition, ConditionStatus, ObjectMeta
-from schemas.node import NodeLease, NodeStatus
+from schemas.node import NodeLease
 from schemas.records import DashboardLease, GatewayLease
 from store import codec, keys
 from store.port import Delete, Put, Transport
 from tests.support.dashboards import CLOCK, read_events, running_dashboard
 from tests.support.gateway_world import deployment
+from tests.support.macs import GIB, put_status
 from tests.support.waiting import until_async
 
 pytestmark = pytest.mark.etcd
-GIB = 1 << 30
-
-
-def node_status(name: str, *conditions: Condition) -> NodeStatus:
-    return NodeStatus(
-        uid=name,
-        hostname=f"{name}.local",
-        address="10.0.0.1",
-        agent_version="1",
-        os="macOS",
-        os_version="26.1",
-        machine="arm64",
-        chip="Apple M4 Pro",
-        cpu_cores=12,
-        gpu_cores=20,
-        memory_bytes=48 * GIB,
-        allocatable_bytes=36 * GIB,
-        conditions=conditions,
-    )
-
-
-def put_node(name: str, *conditions: Condition) -> Put:
-    return Put(
-        key=keys.status_key("Node", name), value=codec.encode(node_status(name, *conditions))
-    )
 
 
 def put_lease(name: str) -> Put:
@@ -75,10 +51,10 @@ async def write_fleet(store: Transport) -> None:
         [],
         [
             put_lease("mac-1"),
-            put_node("mac-1"),
+            put_status("mac-1"),
             put_lease("mac-2"),
-            put_node("mac-2", TOO_WARM),
-            put_node("mac-3"),
+            put_status("mac-2", TOO_WARM),
+            put_status("mac-3"),
             codec.put_spec(deployment("qwen", replicas=2)),
             Put(key=keys.named(keys.GATEWAY_LEASE_PREFIX, "g1"), value=codec.encode(lease)),
             Put(key=keys.event_key("reconciler", "e1"), value=codec.encode_spec(event)),
@@ -180,7 +156,7 @@ async def test_a_stream_sends_the_selected_columns_and_rows(store: Transport) ->
             assert first["macs"] == [row]
             assert [one["object"] for one in first["conditions"]] == ["mac-2"]
             # A row that begins to match comes with all its columns, one that ceases to is gone.
-            await store.commit([], [put_node("mac-1", TOO_WARM), put_node("mac-2")])
+            await store.commit([], [put_status("mac-1", TOO_WARM), put_status("mac-2")])
             found: dict[str, Any] = {}
             async with asyncio.timeout(10):
                 while "conditions" not in found or "macs" not in found:

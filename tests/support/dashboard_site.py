@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 from schemas.event import Event, EventSpec, ObjectReference
 from schemas.meta import Condition, ConditionStatus, ObjectMeta
-from schemas.node import NodeLease, NodeStatus
 from store import codec, keys
 from store.memory import MemoryTransport
 from store.port import Put, Transport
@@ -14,32 +13,9 @@ from tests.support.dashboards import CLOCK, RunningDashboard, running_dashboard
 from tests.support.gateway_engine_scripts import DONE, delta
 from tests.support.gateway_fake_engine import Call, FakeEngine, running
 from tests.support.gateway_world import Running, World, running_gateway
+from tests.support.macs import mac
 
-GIB = 1 << 30
 HOSTILE = '<img src=x onerror="window.hacked=1"><script>window.hacked=1</script>javascript:hacked'
-
-
-def mac(name: str, *conditions: Condition) -> list[Put]:
-    status = NodeStatus(
-        uid=name,
-        hostname=f"{name}.local",
-        address="10.0.0.1",
-        agent_version="1",
-        os="macOS",
-        os_version="26.1",
-        machine="arm64",
-        chip="Apple M4 Pro",
-        cpu_cores=12,
-        gpu_cores=20,
-        memory_bytes=48 * GIB,
-        allocatable_bytes=36 * GIB,
-        conditions=conditions,
-    )
-    lease = NodeLease(uid=name, session="s")
-    return [
-        Put(key=keys.status_key("Node", name), value=codec.encode(status)),
-        Put(key=keys.node_lease_key(name), value=codec.encode(lease)),
-    ]
 
 
 def event(name: str, message: str) -> Put:

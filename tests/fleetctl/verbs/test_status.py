@@ -3,7 +3,6 @@
 import json
 
 from schemas.meta import ObjectMeta
-from schemas.node import NodeLease, NodeStatus
 from schemas.records import GatewayLease
 from schemas.route import Backend, ModelRoute, ModelRouteSpec
 from store import codec, keys
@@ -12,29 +11,12 @@ from tests.support.fleetctl_runner import MemoryFleet
 from tests.support.gateway_engine_scripts import chat
 from tests.support.gateway_fake_engine import FakeEngine, running
 from tests.support.gateway_world import World, running_gateway
+from tests.support.macs import GIB, mac, put_status
 from tests.support.waiting import until_async
-
-GIB = 1 << 30
 
 
 def put_mac(name: str, *, alive: bool = True) -> list[Put]:
-    status = NodeStatus(
-        uid=name,
-        hostname=f"{name}.local",
-        address="10.0.0.1",
-        agent_version="1",
-        os="macOS",
-        os_version="26.1",
-        machine="arm64",
-        chip="Apple M4 Pro",
-        cpu_cores=12,
-        gpu_cores=20,
-        memory_bytes=48 * GIB,
-        allocatable_bytes=36 * GIB,
-    )
-    puts = [Put(key=keys.status_key("Node", name), value=codec.encode(status))]
-    lease = Put(key=keys.node_lease_key(name), value=codec.encode(NodeLease(uid="u", session="s")))
-    return [*puts, lease] if alive else puts
+    return mac(name) if alive else [put_status(name)]
 
 
 async def test_an_empty_fleet(fleet: MemoryFleet) -> None:
