@@ -255,7 +255,8 @@ class SimilarityResponse:
         await response(scope, receive, send)
 
     async def _body(self) -> bytes:
-        embedded = await _embed(self.service, self.request.texts)
+        pooling = self.service.admit().ready.pooling
+        embedded = await _embed(self.service, self.request.inputs_of(pooling))
         kind = "score" if self.request.reranked is None else "rerank"
         response_id = self.service.job_response_id(embedded.job, kind=kind)
         return await asyncio.to_thread(

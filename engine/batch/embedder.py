@@ -1,4 +1,4 @@
-"""Embeddings: turns sequences into vectors, a limited number of tokens at a time. No I/O, no clock.
+"""Embeddings and scores: turns sequences into vectors, a limited number of tokens at a time. No I/O, no clock.
 
 Sequences of all requests are read together, padded on the right. The hidden states of a causal model do not depend on
 later tokens, so each vector is the same as if its sequence were read alone. A sequence that is too long for one step is
@@ -58,6 +58,7 @@ class Embedder:
         self._model = model
         self._inner = _inner_model(model)
         self._pooling = pooling
+        self._score = None if pooling.score is None else model.score
         self._vectors: dict[int, dict[int, bytes]] = {}  # by job and text: the finished vectors
         self._counts: dict[int, int] = {}  # by job: the number of its texts
         self._waiting: deque[_QueuedText] = deque()
@@ -127,7 +128,11 @@ class Embedder:
         mx.eval(reading.sums, [cache.state for cache in reading.caches])
 
     def _finished(self, reading: _TextBatch) -> list[WorkerEvent]:
-        vectors = np.array(reading.sums)
+        if self._score is not None and self._pooling.score is not None:
+            logits = self._score(reading.sums).astype(mx.float32)
+            vectors = pooler.activate(np.array(logits), self._pooling.score)
+        else:
+            vectors = np.array(reading.sums)
         if self._pooling.is_normalized:
             vectors = pooler.normalize(vectors)
         events: list[WorkerEvent] = []

@@ -8,10 +8,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias, cast
 
 import mlx.core as mx
+from mlx.nn.layers.linear import Linear
 from mlx.utils import tree_flatten, tree_unflatten
 from mlx_lm import utils
 from mlx_lm.models.cache import make_prompt_cache
@@ -102,7 +104,7 @@ def load(
     with raise_unusable(f"{folder}: config.json and the weights make no model"):
         # A text model without a head is a broken one; an embedding model needs none.
         has_head = how is None or has_output_head(folder)
-        model, config = _build(folder, vision) if how is None else load_embedding_model(folder)
+        model, config = _build(folder, vision) if how is None else load_embedding_model(folder, how)
         if split is not None:
             mlx_group.split_model(model, split)
         caches = make_prompt_cache(model)
@@ -278,8 +280,8 @@ def tensor_names(folder: Path) -> set[str]:
     return found
 
 
-def load_embedding_model(folder: Path) -> tuple[Any, dict[str, Any]]:
-    """Load an embedding model lazily, as mlx-lm does; a missing head is tied, and never used.
+def load_embedding_model(folder: Path, pooling: PoolerConfig) -> tuple[Any, dict[str, Any]]:
+    """Load an embedding model or a cross-encoder lazily, as mlx-lm does; a missing head is tied, and never used.
 
     Qwen3-Embedding and e5-mistral store the inner model: names without `model.` and no head, whatever their config says
     about tied embeddings (vllm-metal #730, QwenLM/Qwen3-VL-Embedding #89). mlx-lm refuses both.
@@ -289,19 +291,19 @@ def load_embedding_model(folder: Path) -> tuple[Any, dict[str, Any]]:
         folder,
         lazy=True,
         model_config=config,
-        get_model_classes=_prefixed_classes,
+        get_model_classes=partial(_prefixed_classes, pooling),
         trust_remote_code=False,
     )
     return model, found
 
 
-def _prefixed_classes(config: dict[str, Any]) -> tuple[Any, Any]:
+def _prefixed_classes(pooling: PoolerConfig, config: dict[str, Any]) -> tuple[Any, Any]:
     model_class, args_class = utils._get_classes(config)  # noqa: SLF001 - the default of `load_model`
 
     def sanitize(model: Any, weights: dict[str, Any]) -> dict[str, Any]:
         if not any(name.startswith(("model.", "language_model.")) for name in weights):
             weights = {
-                name if name.startswith("lm_head.") else f"model.{name}": array
+                name if name.startswith(("lm_head.", "score.")) else f"model.{name}": array
                 for name, array in weights.items()
             }
         if not hasattr(model_class, "sanitize"):
@@ -309,4 +311,10 @@ def _prefixed_classes(config: dict[str, Any]) -> tuple[Any, Any]:
         found: dict[str, Any] = model_class.sanitize(model, weights)
         return found
 
-    return type(model_class.__name__, (model_class,), {"sanitize": sanitize}), args_class
+    def init(model: Any, args: Any) -> None:
+        model_class.__init__(model, args)
+        if pooling.score is not None:
+            model.score = Linear(pooling.width, 1, bias=False)
+
+    members = {"sanitize": sanitize, "__init__": init}
+    return type(model_class.__name__, (model_class,), members), args_class

@@ -1,4 +1,7 @@
-"""The pooler of an embedding model: its config in sentence-transformers' files, and its weights. Must not import mlx.
+"""The pooler of a model that makes vectors or scores: its config, and the weights of tokens. Must not import mlx.
+
+An embedding model has sentence-transformers' files. A cross-encoder reads two texts together, and one linear layer turns
+the last token's vector into a score: a `...ForSequenceClassification` with one label, of a family that mlx-lm has.
 
 Every supported mode is a weighted sum over a text's tokens, so a long text can be read in pieces and padding weighs
 nothing.
@@ -16,6 +19,8 @@ from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 from models.model_files import ModelFacts, ModelUnusableError
 
 Mode: TypeAlias = Literal["cls", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken"]
+
+ScoreActivation: TypeAlias = Literal["Sigmoid", "Identity"]
 
 # sentence-transformers' older switches, and the equivalent values of the newer `pooling_mode`.
 _MODES: dict[str, Mode] = {
@@ -43,6 +48,13 @@ class PoolerConfig:
     """Most tokens of a text, if that is less than the context."""
     prefix: str = ""
     """Text that precedes every input; inputs given as tokens are left unchanged."""
+    score: ScoreActivation | None = None
+    """Set for a cross-encoder: its answer is one number for each pair of texts, after this function."""
+
+    @property
+    def output_width(self) -> int:
+        """Return the number of dimensions of an answer."""
+        return self.width if self.score is None else 1
 
 
 class _Module(BaseModel):
@@ -65,12 +77,23 @@ class _Attention(BaseModel):
     use_bidirectional_attention: bool | str | None = None
 
 
+class _SentenceTransformers(BaseModel):
+    activation_fn: str = "torch.nn.modules.activation.Sigmoid"
+
+
+class _Classifier(BaseModel):
+    architectures: list[str] | None = None
+    id2label: dict[str, str] | None = None
+    num_labels: int | None = None
+    sentence_transformers: _SentenceTransformers | None = None
+
+
 _MODULES = TypeAdapter(list[_Module])
 _SWITCHES = TypeAdapter(dict[str, bool | int | str | None])
 
 
 def read_config(folder: Path, facts: ModelFacts) -> PoolerConfig | None:
-    """Return the pooler config of the folder's model; None if it is no embedding model.
+    """Return the pooler config of the folder's model; None if it makes neither vectors nor scores.
 
     Raises:
         ModelUnusableError: it is an embedding model whose vectors would be wrong here.
@@ -78,7 +101,7 @@ def read_config(folder: Path, facts: ModelFacts) -> PoolerConfig | None:
     """
     listing = folder / "modules.json"
     if not listing.is_file():
-        return None
+        return _read_cross_encoder(folder / "config.json", facts)
     modules = {module.type.rpartition(".")[2]: module for module in _parse(_MODULES, listing)}
     if "Pooling" not in modules:
         return None
@@ -106,6 +129,42 @@ def read_config(folder: Path, facts: ModelFacts) -> PoolerConfig | None:
         max_tokens=settings.max_seq_length,
         prefix=prefix,
     )
+
+
+def _read_cross_encoder(path: Path, facts: ModelFacts) -> PoolerConfig | None:
+    """Return the config of a cross-encoder; None for a model that classifies nothing."""
+    found = _optional(_Classifier, path)
+    if not any(name.endswith("ForSequenceClassification") for name in found.architectures or ()):
+        return None
+    # transformers writes neither for the two labels that it has by default.
+    labels = len(found.id2label) if found.id2label is not None else found.num_labels or 2
+    if labels != 1:
+        raise ModelUnusableError(
+            f"{path}: the model sorts texts into {labels} classes; a cross-encoder for /v1/rerank has one"
+        )
+    if facts.config.hidden_size is None:
+        raise ModelUnusableError(f"{path} lacks hidden_size, the width of its score's layer")
+    named = (found.sentence_transformers or _SentenceTransformers()).activation_fn
+    activations: dict[str, ScoreActivation] = {"Sigmoid": "Sigmoid", "Identity": "Identity"}
+    name = named.rpartition(".")[2]
+    if name not in activations:
+        raise ModelUnusableError(
+            f"{path}: the activation {named} is not supported; it must be Sigmoid or Identity"
+        )
+    return PoolerConfig(
+        mode="lasttoken",
+        width=facts.config.hidden_size,
+        is_normalized=False,
+        score=activations[name],
+    )
+
+
+def activate(logits: npt.NDArray[np.float32], how: ScoreActivation) -> npt.NDArray[np.float32]:
+    """Return the scores of logits; sentence-transformers and vLLM use the sigmoid where a model says nothing."""
+    if how == "Identity":
+        return logits
+    # Without an overflow for very negative logits.
+    return np.asarray(np.exp(-np.logaddexp(0, -logits)), dtype=np.float32)
 
 
 def weights(

@@ -51,6 +51,8 @@ class EmbeddingRequest:
     dimensions: int | None = None
     paths: tuple[str, ...] = ()
     """The place of each input in the body, for refusals; empty if they are in `input`."""
+    seconds: tuple[str, ...] = ()
+    """The text that a cross-encoder reads after each input; empty for vectors."""
 
     def path(self, index: int) -> str:
         """Return the place of an input in the body."""
@@ -120,6 +122,12 @@ async def build_job(
             param="model",
             code="not_an_embedding_model",
         )
+    if pooling.score is not None and not request.seconds:
+        raise errors.invalid(
+            "This model is a cross-encoder, which compares two texts and has no vectors; use /v1/rerank or /v1/score.",
+            param="model",
+            code="not_an_embedding_model",
+        )
     if request.dimensions is not None and request.dimensions > pooling.width:
         message = (
             f"'dimensions' is {request.dimensions}; this model's vectors have {pooling.width}."
@@ -140,11 +148,12 @@ async def _tokenize(
     if texts:
         task = TextsTask(
             texts=tuple(texts.values()),
+            seconds=request.seconds,
             params=tuple(map(request.path, texts)),
             prefix=prefix,
             max_length=max_length,
         )
-        length = sum(map(len, task.texts))
+        length = sum(map(len, (*task.texts, *task.seconds)))
         found = await processor.inputs.prepare(lane_of(length), task, size=length)
         prompts |= {at: one.tokens for at, one in zip(texts, found, strict=True)}
     return [prompts[at] for at in range(len(inputs))]
@@ -179,7 +188,7 @@ class EmbeddedTexts:
     def vectors(self) -> npt.NDArray[np.float32]:
         """Return the vectors, one a row."""
         joined = np.frombuffer(b"".join(self.output.vectors), dtype="<f4")
-        return joined.reshape(-1, self.pooling.width)
+        return joined.reshape(-1, self.pooling.output_width)
 
     def usage(self) -> dict[str, int]:
         """Return the usage, in OpenAI's form."""

@@ -123,7 +123,9 @@ class InputProcessor:
         """
         if not self.ready.has_head:
             raise errors.invalid(
-                "This is an embedding model; it generates no text. Use /v1/embeddings.",
+                "This is an embedding model; it generates no text. Use /v1/embeddings."
+                if self.ready.pooling is None or self.ready.pooling.score is None
+                else "This is a cross-encoder; it generates no text. Use /v1/rerank or /v1/score.",
                 param="model",
                 code="not_a_text_model",
             )

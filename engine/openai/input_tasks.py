@@ -50,9 +50,11 @@ class PromptsTask:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextsTask:
-    """Tokenizes the texts of a request for embeddings."""
+    """Tokenizes the texts of a request for embeddings, or pairs of texts for scores."""
 
     texts: tuple[str, ...]
+    seconds: tuple[str, ...] = ()
+    """The second text of each pair; empty if there are no pairs."""
     params: tuple[str, ...]
     """The path of each text in the request."""
     prefix: str

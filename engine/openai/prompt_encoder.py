@@ -75,9 +75,12 @@ def _check_context(
 
 
 def _encode_texts(task: TextsTask, codec: Codec) -> Iterator[PreparedPrompt]:
-    for text, param in zip(task.texts, task.params, strict=True):
+    seconds: Sequence[str | None] = task.seconds or [None] * len(task.texts)
+    for text, second, param in zip(task.texts, seconds, task.params, strict=True):
         try:
-            tokens = codec.encode_text(task.prefix + text, max_tokens=task.max_length)
+            tokens = codec.encode_text(
+                task.prefix + text, second=second, max_tokens=task.max_length
+            )
         except TextTooLongError as error:
             least = f"at least {error.min_tokens}"
             raise prompts.context_exceeded(param, task.max_length, least) from error

@@ -1,11 +1,12 @@
-"""Requests and responses of `/v1/score` and `/v1/rerank`: similarity of texts by the vectors of an embedding model.
+"""Requests and responses of `/v1/score` and `/v1/rerank`: similarity of texts, by a cross-encoder or by vectors.
 
-The forms are those of vLLM, Jina and Cohere. A score is the cosine of the angle between two vectors, from -1 to 1.
-Nothing here knows HTTP.
+The forms are those of vLLM, Jina and Cohere. A cross-encoder reads both texts of a pair together, and its score is the
+model's own, usually from 0 to 1. With an embedding model, a score is the cosine of two vectors, from -1 to 1. Nothing
+here knows HTTP.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
 import numpy as np
@@ -13,6 +14,7 @@ import orjson
 from pydantic import BaseModel, ConfigDict, Field
 
 from engine.model import pooler
+from engine.model.pooler import PoolerConfig
 from engine.openai import embeddings, parameters, request_body
 from engine.openai.embeddings import EmbeddedTexts, EmbeddingRequest
 from engine.openai.parameters import EndpointParameters
@@ -64,6 +66,21 @@ class SimilarityRequest:
     """Indices of the texts of each pair."""
     reranked: RerankBody | None = None
     """Set if the request came to `/v1/rerank`."""
+
+    def inputs_of(self, pooling: PoolerConfig | None) -> EmbeddingRequest:
+        """Return what the model reads: each text alone, or with a cross-encoder each pair together."""
+        if pooling is None or pooling.score is None:
+            return self.texts
+        texts = self.texts.inputs
+        return replace(
+            self.texts,
+            inputs=tuple(texts[first] for first, _ in self.pairs),
+            seconds=tuple(str(texts[second]) for _, second in self.pairs),
+            # A pair is too long because of its longer text, of which a query is the same for all.
+            paths=tuple(
+                self.texts.paths[max(pair, key=lambda at: len(texts[at]))] for pair in self.pairs
+            ),
+        )
 
 
 def score_parameters() -> EndpointParameters:
@@ -154,10 +171,13 @@ def _check_texts(texts: Sequence[str], param: str) -> None:
 
 def encode_response(request: SimilarityRequest, embedded: EmbeddedTexts, response_id: str) -> bytes:
     """Return the response body. `response_id` is unique among all requests."""
-    vectors = pooler.normalize(embedded.vectors())
-    firsts, seconds = (list(some) for some in zip(*request.pairs, strict=True))
-    # Rounding makes the cosine of a vector with itself a little more than 1.
-    scores = np.clip(np.einsum("ij,ij->i", vectors[firsts], vectors[seconds]), -1, 1).tolist()
+    if embedded.pooling.score is not None:
+        scores = embedded.vectors()[:, 0].tolist()
+    else:
+        vectors = pooler.normalize(embedded.vectors())
+        firsts, seconds = (list(some) for some in zip(*request.pairs, strict=True))
+        # Rounding makes the cosine of a vector with itself a little more than 1.
+        scores = np.clip(np.einsum("ij,ij->i", vectors[firsts], vectors[seconds]), -1, 1).tolist()
     own: dict[str, Any]
     if request.reranked is None:
         own = {"object": "list", "data": _score_data(scores)}

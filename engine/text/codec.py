@@ -173,17 +173,21 @@ class TextCodec:
         """The number of tokens in the vocabulary."""
         return len(self._tokenizer)
 
-    def encode_text(self, text: str, *, max_tokens: int | None = None) -> list[int]:
-        """Return the tokens of a text, with the special tokens that begin a text.
+    def encode_text(
+        self, text: str, *, second: str | None = None, max_tokens: int | None = None
+    ) -> list[int]:
+        """Return the tokens of a text, with the special tokens that begin a text, or of a pair with those between them.
 
         Raises:
             TextTooLongError: it certainly has more than `max_tokens`.
             RefusedError: the tokenizer fails on it.
 
         """
-        self._check_length(text, max_tokens)
+        self._check_length(text + (second or ""), max_tokens)
         with _refusing_unreadable():
-            return list(self._tokenizer.encode(text))
+            if second is None:
+                return list(self._tokenizer.encode(text))
+            return list(self._tokenizer.encode(text, second))
 
     def encode_chat(
         self, messages: Sequence[Message], *, max_tokens: int | None = None, **variables: Any

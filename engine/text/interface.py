@@ -44,8 +44,10 @@ class Codec(Protocol):
         """The model's markers, call syntax and template variables."""
         ...
 
-    def encode_text(self, text: str, *, max_tokens: int | None = None) -> list[int]:
-        """Return the tokens of a text.
+    def encode_text(
+        self, text: str, *, second: str | None = None, max_tokens: int | None = None
+    ) -> list[int]:
+        """Return the tokens of a text, or of a pair of texts that the model reads together.
 
         Raises:
             TextTooLongError: it certainly has more than `max_tokens`, which its length shows; None accepts any text.

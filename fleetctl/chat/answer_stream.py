@@ -3,7 +3,7 @@
 import difflib
 import os
 import socket
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -216,17 +216,16 @@ async def list_models(access: GatewayAccess) -> tuple[str, ...]:
     return tuple(sorted(model.id for model in found.data))
 
 
-async def embed(access: GatewayAccess, model: str, text: str) -> ChatAnswer:
-    """Return the statistics of a request for the embedding of a text.
+async def ask_once(access: GatewayAccess, path: str, body: Mapping[str, str]) -> ChatAnswer:
+    """Return the statistics of a request to a model that generates no text.
 
     Raises:
         FleetctlError: the gateway is unreachable, or refuses the request.
 
     """
-    body = {"model": model, "input": text}
     async with (
         _open_session(access) as http,
-        http.post(f"{access.url}/v1/embeddings", json=body, **access.arguments()) as response,
+        http.post(f"{access.url}{path}", json=dict(body), **access.arguments()) as response,
     ):
         if response.status != 200:
             raise await _refusal(response, access)

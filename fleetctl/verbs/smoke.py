@@ -1,8 +1,9 @@
 """The verb `fleetctl test`: one short request to each model, through a gateway."""
 
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Final
 
 import click
 import orjson
@@ -30,8 +31,11 @@ use are asked, one after another. The exit code is 0 if all answered, else 1. A 
 _QUESTION = "Reply with one word: ready."
 _TITLES = ("MODEL", "RESULT", "NODE", "REPLICA", "FIRST TOKEN", "TOTAL", "TOKENS", "MESSAGE")
 _LONGEST_MESSAGE = 200
-# An engine's refusal of chats with an embedding model ends with it.
-_EMBEDS = "Use /v1/embeddings."
+# An engine's refusal of chats with a model that generates no text ends with what to use; the fields besides the model.
+_INSTEAD: Final[Mapping[str, tuple[str, Mapping[str, str]]]] = {
+    "Use /v1/embeddings.": ("/v1/embeddings", {"input": _QUESTION}),
+    "Use /v1/rerank or /v1/score.": ("/v1/score", {"text_1": _QUESTION, "text_2": _QUESTION}),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,7 +116,7 @@ def smoke(model: str | None, max_tokens: int, output: str, **options: Any) -> No
 
 
 async def _check(pool: GatewayPool, model: str, max_tokens: int) -> ModelCheck:
-    """Return the result of one request to a model: a chat, or embeddings where it generates no text."""
+    """Return the result of one request to a model: a chat, or what it answers where it generates no text."""
     stream = AnswerStream(SystemClock())
     body = {
         "model": model,
@@ -129,20 +133,21 @@ async def _check(pool: GatewayPool, model: str, max_tokens: int) -> ModelCheck:
     try:
         await pool.send(ask, can_resend=lambda: stream.answer.first_s is None)
     except FleetctlError as error:
-        if _EMBEDS in error.format_message():
-            return await _check_embedding(pool, model)
+        for advice, (path, fields) in _INSTEAD.items():
+            if advice in error.format_message():
+                return await _check_once(pool, path, {"model": model, **fields})
         return ModelCheck(model=model, answer=stream.answer, error=error.format_message())
     if not stream.answer.output_tokens:
         return ModelCheck(model=model, answer=stream.answer, error="the answer has no tokens")
     return ModelCheck(model=model, answer=stream.answer)
 
 
-async def _check_embedding(pool: GatewayPool, model: str) -> ModelCheck:
-    clock = SystemClock()
+async def _check_once(pool: GatewayPool, path: str, body: Mapping[str, str]) -> ModelCheck:
+    model, clock = body["model"], SystemClock()
     began_s = clock.monotonic()
 
     async def ask(access: GatewayAccess) -> ChatAnswer:
-        return await answer_stream.embed(access, model, _QUESTION)
+        return await answer_stream.ask_once(access, path, body)
 
     try:
         answer = await pool.send(ask)

@@ -23,6 +23,8 @@ _PROBE_TIMEOUT_S = FIRST_STEP_LIMIT_S + 30.0
 _MAX_BODY_BYTES = 4 << 20
 # The code with which an embedding model refuses a completion.
 _NOT_A_TEXT_MODEL = "not_a_text_model"
+# The code with which a cross-encoder refuses an embedding.
+_NOT_AN_EMBEDDING_MODEL = "not_an_embedding_model"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,7 +95,7 @@ class HealthClient:
             return None
 
     async def probe(self, address: EngineAddress, model: str) -> str:
-        """Generate one token, or one embedding with an embedding model; return the error, "" if there is none."""
+        """Generate one token, or what the model makes in place of text; return the error, "" if there is none."""
         completion = {"model": model, "prompt": "1", "max_tokens": 1, "temperature": 0}
         counter = "completion_tokens"
         try:
@@ -101,6 +103,9 @@ class HealthClient:
             if status == 400 and _error_code(raw) == _NOT_A_TEXT_MODEL:
                 embedding, counter = {"model": model, "input": "1"}, "prompt_tokens"
                 status, raw = await self._post(address, "/v1/embeddings", embedding)
+                if status == 400 and _error_code(raw) == _NOT_AN_EMBEDDING_MODEL:
+                    pair = {"model": model, "text_1": "1", "text_2": "1"}
+                    status, raw = await self._post(address, "/v1/score", pair)
             if status != 200:
                 return f"the first token failed: {raw[:200].decode('utf-8', 'replace')}"
             tokens = int(orjson.loads(raw)["usage"][counter])
@@ -118,7 +123,7 @@ class HealthClient:
     async def golden(self, address: EngineAddress, model: str) -> tuple[GoldenAnswer | None, str]:
         """Ask the golden question; return (answer, ""), or (None, error).
 
-        An embedding model has no such answer: it is probed with one embedding, and the result is (None, "").
+        An embedding model or a cross-encoder has no such answer: it is probed once, and the result is (None, "").
         """
         try:
             body = golden_question.request_body(model)
