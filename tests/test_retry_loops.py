@@ -24,6 +24,7 @@ LOOPS = (*ROOMS, "gateway", "engine")
 # Waits that repeat nothing that failed: periods, polls of own children and files, and answers to users.
 PERIODS = {
     "nodeagent/api/cable_listeners.py": "looks for cables that came or went",
+    "nodeagent/node/load_report.py": "looks at the load every ten seconds",
     "nodeagent/peers/shared_sources.py": "polls the files of peers while one of them receives",
     "dashboard/api/seed_routes.py": "sends figures every two seconds",
     "dashboard/fleet_model.py": "collects changes before it shows them",
@@ -41,6 +42,7 @@ PERIODS = {
     "fleetctl/fleets/local_fleet.py": "polls the start and end of own processes",
     "fleetctl/fleets/join_client.py": "waits as long as the join port asks for, or for its backoff",
     "insight/process_client.py": "lets a TLS connection close",
+    "fleetctl/maintenance/fleet_down.py": "polls the end of gateways for six seconds",
     "fleetctl/maintenance/upgrade.py": "looks whether a program that it restarted goes on",
     "fleetctl/objects/git_preview.py": "polls the progress of a command until its timeout",
     "fleetctl/services/installer.py": "polls whether a program that it started goes on",

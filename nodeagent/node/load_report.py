@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 
 _STEP: Final = 10
 """Percent points; 2 of the points with which the strategy HardwareAware compares Macs."""
-_BACKOFF: Final = Backoff(first_s=PERIOD_S, limit_s=300.0)
+_BACKOFF: Final = Backoff(first_s=10.0, limit_s=300.0)
 
 
 class LoadReport:
