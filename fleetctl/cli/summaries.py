@@ -26,7 +26,7 @@ SUMMARIES: dict[str, str] = {
     "diff": "Show what an apply would change, or the next sync of a GitSource.",
     "discover": "List join ports, gateways and new machines that are near.",
     "doctor": "Check every part of the fleet, and print remedies.",
-    "down": "Stop the fleet that `fleetctl up` runs on this machine.",
+    "down": "Stop the fleet of this machine, or of all Macs.",
     "drain": "Move all replicas away from nodes, and place no new ones.",
     "edit": "Edit objects in your editor.",
     "events": "Show events of objects, the latest last.",

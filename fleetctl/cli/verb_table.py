@@ -28,7 +28,7 @@ VERBS = {
     "diff": "fleetctl.verbs.apply:diff",
     "discover": "fleetctl.verbs.discover:discover",
     "doctor": "fleetctl.verbs.doctor:doctor",
-    "down": "fleetctl.verbs.up:down",
+    "down": "fleetctl.verbs.down:down",
     "drain": "fleetctl.verbs.drain:drain",
     "edit": "fleetctl.verbs.edit:edit",
     "events": "fleetctl.verbs.events:events",

@@ -5,6 +5,7 @@ An address in it is a hint. An agent proves its name by its certificate, or the 
 
 import json
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -51,6 +52,13 @@ class KnownNodes:
             write_atomically(self.path, content)
         except OSError:
             return
+
+    def forget(self) -> None:
+        """Remove the fleet's part of the file, as far as it can be written."""
+        tree = self._tree()
+        if tree.pop(self.fleet, None) is not None:
+            with suppress(OSError):
+                write_atomically(self.path, json.dumps(tree, indent=2))
 
     def _tree(self) -> Tree:
         try:

@@ -192,6 +192,16 @@ class MacRelease:
             (program, "service", "restart", part), sudo=state.needs_root, limit_s=_RESTART_S
         )
 
+    async def stop(self, state: MacState, part: str, *, grace_s: float) -> None:
+        """Stop a service, with the agent its engines too. Raises RemoteError."""
+        program = f"{state.prefix}/versions/{state.current}/bin/fleetctl"
+        engines = ("--engines", "--grace-period", f"{grace_s:g}s") if part == "nodeagent" else ()
+        await self._mac.must_run(
+            (program, "service", "stop", part, *engines),
+            sudo=state.needs_root,
+            limit_s=_RESTART_S + grace_s,
+        )
+
 
 def _prefix_flags(state: MacState) -> tuple[str, ...]:
     return () if state.is_default else ("--prefix", state.prefix)

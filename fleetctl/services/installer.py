@@ -4,6 +4,7 @@ import fcntl
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Final
 
 from fleetctl.services.changes import (
@@ -20,6 +21,7 @@ from fleetctl.services.plan import InstallSettings, desired_changes, sentence, s
 from fleetctl.services.port import ServiceError, Services
 from machinery import processes
 from machinery.clock import Clock
+from nodeagent.engines.engine_processes import stop_all
 
 Say = Callable[[str], None]
 
@@ -150,6 +152,15 @@ class ServiceInstaller:
             if not self._record.read().entries:
                 self._record.delete()
             return bool(mine)
+
+    async def end_engines(self, part: str, *, grace_s: float) -> int:
+        """End the engines that a service has left running; return their number."""
+        count = 0
+        for one in self._record.read().entries:
+            change = one.change
+            if isinstance(change, ServiceChange) and change.name == part and change.engines:
+                count += await stop_all(Path(change.engines), self._clock, grace_s=grace_s)
+        return count
 
     def _forget(self, entry: Entry, needed_by: tuple[str, ...]) -> None:
         document = self._record.read()

@@ -11,6 +11,7 @@ from typing import Any, Final
 
 import click
 
+from fleetctl.cli.arguments import parse_duration
 from fleetctl.cli.errors import FleetctlError
 from fleetctl.cli.program import SuggestingGroup
 from fleetctl.output import printers
@@ -347,9 +348,21 @@ def start(*, parts: tuple[Part, ...], root: Path, is_user: bool) -> None:
 @service.command()
 @_parts
 @_where
-def stop(*, parts: tuple[Part, ...], root: Path, is_user: bool) -> None:
-    """Stop services until they are started or the machine boots; engines keep running."""
-    _each(_existing(root, is_user=is_user), parts, "stop")
+@click.option("--engines", is_flag=True, help="With the node agent, end its engines too.")
+@click.option(
+    "--grace-period",
+    default="30s",
+    show_default=True,
+    help="With --engines: time for requests to finish before an engine is killed.",
+)
+def stop(*, parts: tuple[Part, ...], root: Path, is_user: bool, **options: Any) -> None:
+    """Stop services until they are started or the machine boots; engines keep running without --engines."""
+    grace_s, found = parse_duration(options["grace_period"]), _existing(root, is_user=is_user)
+    _each(found, parts, "stop")
+    if options["engines"] and (not parts or "nodeagent" in parts):
+        # Its agent has ended, so none starts again.
+        count = asyncio.run(found.installer.end_engines("nodeagent", grace_s=grace_s))
+        click.echo(f"{count} {'engine' if count == 1 else 'engines'} ended")
 
 
 @service.command()

@@ -1,6 +1,5 @@
-"""The verbs `fleetctl up` and `fleetctl down`: start and stop a fleet on this machine."""
+"""The verb `fleetctl up`: starts a fleet on this machine."""
 
-import asyncio
 import ipaddress
 import socket
 import sys
@@ -324,14 +323,3 @@ def _parse_quota(text: str) -> int:
             f"{quantity.show(_MAX_QUOTA)}"
         )
     return quota_bytes
-
-
-@click.command(short_help="Stop the fleet that `fleetctl up` runs on this machine.")
-@data_dir_option
-def down(data_dir: Path) -> None:
-    """Stop the fleet that `fleetctl up` runs on this machine, with all processes that it left behind."""
-    folder = DataDir(data_dir)
-    folder.check_version()
-    was_running = asyncio.run(lifecycle.stop_fleet(folder, SystemClock()))
-    click.echo("stopped" if was_running else f"no fleet runs in {folder.path}")
-    local_context.leave(folder)
