@@ -26,7 +26,8 @@ PIP_INDEX = $$($(BIN)/python -m pip config list | sed -nE "s/^.*\.index-url='(.*
 QUIET = $$(test -t 2 || echo --quiet)
 UV = UV_DEFAULT_INDEX="$${UV_DEFAULT_INDEX:-$(PIP_INDEX)}" $(BIN)/uv
 
-.PHONY: help setup demo stop test unit test-full test-mac coverage lint format docs screenshots vendor proto lock bench-smoke bench-chaos bench-apply bench-cli bench-start bench-fetch bench-gateway bench-gateway-tls bench-gateway-faults bench-gateway-faults-real bench-gateway-hostile bench-routing bench-store bench-placement bench-control-plane bench-manifests bench-engine bench-engine-sockets bench-engine-start bench-prefix-cache bench-shard bench-walks fuzz-engine clean bench-scale bench-observe bench-nodes bench-speculation bench-dashboard test-ci bench-degradation test-vision bench-assignments
+# Every target whose name is no file.
+.PHONY: $(shell sed -nE 's/^([a-z-]+):.*/\1/p' $(firstword $(MAKEFILE_LIST)))
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 28
@@ -210,6 +211,9 @@ bench-engine: $(TEST_READY)  ## our engine beside mlx_lm.server and beside raw M
 
 bench-speculation: $(TEST_READY)  ## guesses from n-grams: an engine with them beside one without
 	@$(BIN)/python -m bench.speculation
+
+bench-rows: $(TEST_READY)  ## rows of a batch in caches of their own, beside padded ones: decoding, joins, memory, admission
+	@$(BIN)/python -m bench.rows
 
 bench-engine-start: $(TEST_READY)  ## from an engine's start to its first token, beside mlx_lm.server
 	@$(BIN)/python -m bench.engine_start

@@ -38,6 +38,7 @@ BENCHES = {
     "prefix-cache": "bench.prefix_cache",
     "speculation": "bench.speculation",
     "routing": "bench.routing",
+    "rows": "bench.rows",
     "scale": "bench.scale",
     "shard": "bench.shard",
     "start": "bench.start",

@@ -81,6 +81,8 @@ class Gauges:
     """The most memory that MLX's arrays have used."""
     kv_bytes: int = 0
     """Memory promised to the caches of running sequences."""
+    preemptions: int = 0
+    """Sequences that gave up their memory to others so far, and continued later."""
     kv_limit_bytes: int = 0
     """Memory that all of them may have together; 0 before it is known."""
     kv_limit_tokens: int = 0

@@ -319,6 +319,11 @@ def _load_series(sources: MetricSources) -> tuple[MetricFamily, ...]:
             "Prompt tokens computed in one chunk.",
             lambda: gauges.chunk_tokens,
         ),
+        _counter(
+            f"{ENGINE_PREFIX}preemptions_total",
+            "Sequences that gave up their memory to others, and continued later.",
+            lambda: gauges.preemptions,
+        ),
         _counter(f"{ENGINE_PREFIX}steps_total", "Steps of the batch.", lambda: gauges.steps),
         _counter(
             f"{ENGINE_PREFIX}faults_total",

@@ -63,6 +63,7 @@ class VllmMetrics:
             (vllm.GENERATION_TOKENS, "Tokens generated.", lambda: gauges.decode_tokens),
             (vllm.PREFIX_QUERIES, "Prompt tokens looked up.", lambda: gauges.prefix_query_tokens),
             (vllm.PREFIX_HITS, "Prompt tokens found.", lambda: gauges.prefix_hit_tokens),
+            (vllm.PREEMPTIONS, "Sequences that were stopped.", lambda: gauges.preemptions),
         ):
             for name in names:
                 yield GaugeAlias(name, help_, _LABELS, self._read(read), "counter")

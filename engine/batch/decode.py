@@ -23,6 +23,7 @@ from engine.grammar.interface import GrammarCompiler, GrammarMatcher
 from engine.jobs import FinishReason, Job, TokenLogprobs, TokenOutput
 from engine.model.adapter_bank import AdapterBank
 from engine.vision.vision_model import VisionModel
+from models.footprint import CACHE_STEP
 
 Array: TypeAlias = Any  # mlx ships no types
 Model: TypeAlias = Any
@@ -92,8 +93,9 @@ class DecodeRow:
 
     @property
     def length(self) -> RowLength:
-        """The tokens after the next step, and at most."""
-        return RowLength(self.fed + 1, len(self.job.prompt) + self.job.max_tokens)
+        """The tokens after the next step, and those for which the memory guard has reserved memory at least."""
+        tokens, most = self.fed + 1, len(self.job.prompt) + self.job.max_tokens
+        return RowLength(tokens, min(tokens + CACHE_STEP, most))
 
     @property
     def room(self) -> int:

@@ -5,7 +5,7 @@ Worker thread only.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 import mlx.core as mx
@@ -47,6 +47,8 @@ class StepExecutor:
     decode_stage: DecodeStage = field(init=False)
     prefill_stage: PrefillStage = field(init=False)
     jobs: dict[int, Job] = field(default_factory=dict)
+    _preempted: set[int] = field(default_factory=set)
+    """Jobs that were stopped once; what was cached of their prompts is reported already."""
 
     def __post_init__(self) -> None:
         """Create empty stages."""
@@ -80,7 +82,7 @@ class StepExecutor:
         self.leave(plan.leaves)
         outputs: list[TokenOutput] = []
         if plan.decodes:
-            outputs += self.decode(reads_on=bool(plan.chunks))
+            outputs += self.decode(reads_on=bool(plan.chunks), preempts=plan.preempts)
             self.expel_faulty()
         if plan.chunks:
             finished, _ = self.prefill(plan.chunks)
@@ -112,21 +114,36 @@ class StepExecutor:
         if any(row.job.id in job_ids for row in self.decode_stage.rows):
             self.decode_stage = self._new_decode_stage()
 
+    def _preempt(self, job_ids: Sequence[int]) -> None:
+        """Stop generating jobs; what they computed goes to the prefix cache, as far as it has room."""
+        made = {row.job.id: tuple(row.outputs) for row in self.decode_stage.rows}
+        for job_id in job_ids:
+            self._store_prefix(job_id)
+            # What is reported with the first token was reported.
+            job = replace(self.jobs[job_id], emitted=made[job_id], has_prompt_logprobs=False)
+            self.jobs[job_id] = job
+            self._preempted.add(job_id)
+            self.compiling.start(job_id, job.grammar)
+        self.decode_stage.leave(job_ids)
+
     def _forget(self, job_ids: Sequence[int]) -> None:
         """Free what is held for jobs beside their caches."""
         self.compiling.drop(job_ids)
+        self._preempted.difference_update(job_ids)
         if self.vision is not None:
             self.vision.forget(job_ids)
 
-    def decode(self, *, reads_on: bool) -> list[TokenOutput]:
+    def decode(self, *, reads_on: bool, preempts: Sequence[int] = ()) -> list[TokenOutput]:
         """Start one more token for every generating sequence; return the tokens known by now.
 
-        With `reads_on` a piece of a prompt follows, which takes long: wait for the new tokens first.
+        With `reads_on` a piece of a prompt follows, which takes long: wait for the new tokens first. Jobs of `preempts`
+        are stopped before; their values in `jobs` then continue them.
         """
         outputs: list[TokenOutput] = []
-        if any(row.is_last for row in self.decode_stage.rows):
-            # Otherwise the model would compute tokens beyond a job's limit.
+        if preempts or any(row.is_last for row in self.decode_stage.rows):
+            # Otherwise the model would compute tokens beyond a job's limit, or lose those of a job that is stopped.
             outputs = self._remove_finished(self.decode_stage.read())
+        self._preempt([job_id for job_id in preempts if job_id in self.jobs])
         if self.decode_stage.rows:
             outputs += self._remove_finished(self.decode_stage.step())
         if reads_on:
@@ -158,7 +175,7 @@ class StepExecutor:
         rows = [
             DecodeRow.of(
                 prompt.job,
-                cached_tokens=prompt.cached_tokens,
+                cached_tokens=0 if prompt.job.id in self._preempted else prompt.cached_tokens,
                 prompt_logprobs=tuple(prompt.scores) if prompt.job.has_prompt_logprobs else None,
                 grammars=self.grammars,
             )

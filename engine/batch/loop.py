@@ -97,7 +97,7 @@ class BatchLoop:
             self.peers.send_plan(plan)
         yield self._change(plan)
         if plan.decodes:
-            yield self._decode(reads_on=bool(plan.chunks))
+            yield self._decode(plan)
         if plan.chunks:
             yield self._prefill(plan.chunks)
         if self.embedder is not None and not self.embedder.is_idle:
@@ -123,22 +123,27 @@ class BatchLoop:
         for job_id in leaves:
             self._forget(job_id)
         prefix_bytes = self.executor.prefix.nbytes
+        lengths = {row.job.id: row.length.tokens for row in self.executor.decode_stage.rows}
+        preempts = self.memory.grow({at: n for at, n in lengths.items() if at not in leaves})
         advice = self.memory.advise(mx.get_active_memory(), mx.get_cache_memory(), prefix_bytes)
-        running = sum(row.job.id not in leaves for row in self.executor.decode_stage.rows)
+        running = sum(job_id not in leaves for job_id in lengths)
         waiting = len(self._scheduler.waiting)
         budget = self.speed.chunk_tokens(
             running=running, waiting=waiting, factor=advice.chunk_factor
         )
         self.gauges.chunk_tokens = budget
-        chunks = self._scheduler.next_chunks(budget)
+        # What is given up is not for new prompts.
+        chunks = () if preempts else self._scheduler.next_chunks(budget)
         piece_s = sum(chunk.count for chunk in chunks) / self.speed.prefill_tokens_per_s
         stall_s = self.speed.stall_s(running=running, waiting=waiting)
         is_due = not chunks or self._has_begun or self._stalled_s + piece_s > stall_s
+        is_due = is_due or bool(preempts)
         is_too_large = prefix_bytes > advice.prefix_limit_bytes
         return StepPlan(
             joins=joins,
             leaves=leaves,
             decodes=running > 0 and is_due,
+            preempts=preempts,
             chunks=chunks,
             prefix_bytes=advice.prefix_limit_bytes if is_too_large else None,
             clears=advice.clear_buffers,
@@ -159,10 +164,10 @@ class BatchLoop:
             return self._fail_generating(error)
         return []
 
-    def _decode(self, *, reads_on: bool) -> list[WorkerEvent]:
-        start_s = self.clock.monotonic()
+    def _decode(self, plan: StepPlan) -> list[WorkerEvent]:
+        start_s, reads_on = self.clock.monotonic(), bool(plan.chunks)
         try:
-            outputs = self.executor.decode(reads_on=reads_on)
+            outputs = self.executor.decode(reads_on=reads_on, preempts=plan.preempts)
             failures = self.executor.expel_faulty()
         except Exception as error:
             # Whatever the error was, the caches of all sequences may be half written.
@@ -181,6 +186,10 @@ class BatchLoop:
                 self._scheduler.note_cache_change()
         for failure in failures:
             self._forget(failure.job_id)
+        for job_id in plan.preempts:
+            if job_id in self.executor.jobs:
+                self._scheduler.add_first(self.executor.jobs[job_id])
+                self._scheduler.note_cache_change()
         if self.peers is not None:
             self.peers.add_outputs(outputs)
         return [*outputs, *failures]
@@ -233,6 +242,7 @@ class BatchLoop:
         gauges = self.gauges
         update_gauges(gauges, self.executor)
         gauges.kv_bytes = self.memory.promised_bytes
+        gauges.preemptions = self.memory.preemptions
         if self.executor.proposer is not None:
             gauges.draft_tokens = self.executor.proposer.proposed_tokens
             gauges.draft_accepted_tokens = self.executor.proposer.accepted_tokens

@@ -126,6 +126,10 @@ class Scheduler:
         """Add a new job."""
         self.waiting.append(QueuedPrompt.of(job))
 
+    def add_first(self, job: Job) -> None:
+        """Add a job that gave up its memory, before those that never had any."""
+        self.waiting.insert(0, QueuedPrompt.of(job))
+
     def remove(self, job_id: int) -> bool:
         """Remove a job; return whether it was waiting."""
         before = len(self.waiting)

@@ -36,6 +36,8 @@ class StepPlan:
     """IDs of jobs that end before the step."""
     decodes: bool = False
     """True if every generating sequence makes one more token (or several, with a draft model)."""
+    preempts: tuple[int, ...] = ()
+    """Generating jobs that give up their memory before that token; they are read again later, with what they made."""
     chunks: tuple[PromptChunk, ...] = ()
     """Prompt pieces to read together. There are several only if each one ends its prompt."""
     prefix_bytes: int | None = None

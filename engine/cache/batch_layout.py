@@ -1,13 +1,15 @@
 """Decides whether the rows of a batch share one padded array. Pure; no mlx.
 
 A padded array holds every row at the length of the longest. Attention then needs one kernel a layer instead of one a
-row, which pays while the rows are about equally long. Two rules keep memory and time in bounds:
-- The padding is at most a fifth of the array, and the array is never larger than what its rows were promised.
-- A change of layout copies all rows, so a batch must have been the same for some steps before it is padded.
+row, which pays while the rows are about equally long. All costs are counted in tokens that attention reads:
+- Padding is read like tokens. It is cheap up to a fifth of the array, or up to what the kernels of a row cost.
+- A change of layout copies all rows. It must be paid back by the steps that a batch has been the same.
+- The array is never larger than what its rows were promised.
 
 Every rank of a group decides alike: only lengths and steps count.
 """
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -15,8 +17,11 @@ from typing import Final
 from models.footprint import round_up
 
 _MOST_PADDING: Final = 0.2
-# A copy of all rows costs 1.5 attention passes (ADR 0083), and padding saves at most a tenth of one.
-_SETTLED_STEPS: Final = 64
+# What the kernels of one more row cost a layer, in tokens of a row: measured on two CPU cores (ADR 0083). A GPU reads a
+# token in a fraction of the time and starts a kernel no faster; this was estimated, not measured.
+_ROW_COST: Final = 128 if sys.platform == "linux" else 512
+# Padding a batch and splitting it again copies each token twice, which costs about as much as reading it four times.
+_COPY_COST: Final = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,12 +39,13 @@ def is_padding_cheap(rows: Sequence[RowLength]) -> bool:
     if len(rows) < 2:
         return False
     longest = max(row.tokens for row in rows)
-    padding = longest * len(rows) - sum(row.tokens for row in rows)
-    if padding > _MOST_PADDING * longest * len(rows):
+    padding = longest - sum(row.tokens for row in rows) / len(rows)
+    if padding > max(_MOST_PADDING * longest, _ROW_COST):
         return False
     return len(rows) * round_up(longest) <= sum(round_up(row.promised) for row in rows)
 
 
 def should_pad(rows: Sequence[RowLength], *, steps: int) -> bool:
     """Return whether to merge rows that have been together for this many steps."""
-    return steps >= _SETTLED_STEPS and is_padding_cheap(rows)
+    longest = max((row.tokens for row in rows), default=0)
+    return steps * _ROW_COST >= _COPY_COST * longest and is_padding_cheap(rows)

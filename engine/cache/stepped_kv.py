@@ -27,7 +27,7 @@ class SteppedKVCache(KVCache):
         """Append keys and values, shape (1, heads, tokens, size) each; return those of all tokens."""
         at, self.offset = self.offset, self.offset + keys.shape[2]
         _append(self, keys, values, at=at)
-        return self.keys[..., : self.offset, :], self.values[..., : self.offset, :]
+        return self.keys[:, :, : self.offset], self.values[:, :, : self.offset]
 
     @classmethod
     @override
@@ -52,7 +52,7 @@ class BatchSteppedKVCache(BatchKVCache):
         at, self._idx = self._idx, self._idx + tokens
         self.offset = self.offset + tokens
         _append(self, keys, values, at=at)
-        return self.keys[..., : self._idx, :], self.values[..., : self._idx, :]
+        return self.keys[:, :, : self._idx], self.values[:, :, : self._idx]
 
     @override
     def extract(self, idx: int) -> SteppedKVCache:
@@ -84,8 +84,9 @@ def _append(cache: Any, keys: Array, values: Array, *, at: int) -> None:
         cache.keys, cache.values = (
             _grow(held, new, at) for held, new in ((cache.keys, keys), (cache.values, values))
         )
-    cache.keys[..., at:end, :] = keys
-    cache.values[..., at:end, :] = values
+    # An ellipsis takes twice the time: 16 rows of 32 layers do this 1,024 times for each token.
+    cache.keys[:, :, at:end] = keys
+    cache.values[:, :, at:end] = values
 
 
 def _grow(held: Array | None, new: Array, at: int) -> Array:

@@ -25,6 +25,7 @@ PREFIX_QUERIES: Final = (
     "vllm:gpu_prefix_cache_queries_total",
 )
 PREFIX_HITS: Final = ("vllm:prefix_cache_hits_total", "vllm:gpu_prefix_cache_hits_total")
+PREEMPTIONS: Final = ("vllm:num_preemptions_total",)
 FINISHED: Final = ("vllm:request_success_total",)
 FIRST_TOKEN: Final = ("vllm:time_to_first_token_seconds",)
 BETWEEN_TOKENS: Final = (

@@ -176,6 +176,83 @@ def test_the_longest_sequence_counts_for_the_whole_batch() -> None:
     assert memory.may_join(job(5, 1024))
 
 
+def by_rows(room: int) -> MemoryGuard:
+    """Return a guard for rows of their own; a step of 256 tokens is 256 KiB."""
+    shared = dataclasses.replace(
+        budget(room=room), footprint=KvFootprint(token_bytes=1024, by_rows=True)
+    )
+    return MemoryGuard(budget=shared)
+
+
+def test_rows_of_their_own_count_only_their_own_tokens() -> None:
+    memory = by_rows(10 * 256 * 1024)
+    for at in range(5):
+        memory.reserve(job(at, 256))
+    assert memory.promised_bytes == 5 * 256 * 1024
+    assert memory.may_join(job(5, 1024))  # three steps now, four at its end
+    memory.reserve(job(5, 1024))
+    assert memory.promised_bytes == 8 * 256 * 1024
+
+
+def test_a_job_gets_memory_as_it_needs_it_and_the_youngest_gives_up() -> None:
+    memory = by_rows(10 * 256 * 1024)
+    for at in range(3):
+        assert memory.may_join(job(at, 1500))
+        memory.reserve(job(at, 1500))  # 5 tokens and 512 new ones: three steps
+    assert not memory.may_join(job(3, 1500))
+    assert memory.grow({0: 100, 1: 261, 2: 7}) == ()
+    assert memory.promised_bytes == 9 * 256 * 1024
+    assert memory.grow({0: 262, 1: 262, 2: 8}) == (2,)
+    assert memory.promised_bytes == 8 * 256 * 1024
+    assert memory.preemptions == 1
+    assert not memory.may_join(job(2, 1500))  # it now gets all six steps at once
+    memory.release(0)
+    assert memory.may_join(job(2, 1500))
+    memory.reserve(job(2, 1500))
+    assert memory.promised_bytes == 10 * 256 * 1024
+    # The oldest has no more memory, and the other one was stopped before: it is stopped again, not the oldest.
+    assert memory.grow({1: 900, 2: 400}) == (2,)
+    memory.release(1)
+    memory.release(2)
+    assert memory.promised_bytes == 0
+    assert memory.may_join(job(2, 1500), job(3, 1500), job(4, 1500))
+
+
+def test_the_only_job_grows_to_its_end() -> None:
+    memory = by_rows(4 * 256 * 1024)
+    memory.reserve(job(0, 1024))
+    assert [memory.grow({0: tokens}) for tokens in (6, 400, 800, 1024)] == [()] * 4
+    assert memory.promised_bytes == 4 * 256 * 1024
+    memory.reserve(job(1, 200))  # reads its prompt
+    assert memory.grow({0: 1024}) == (0,)
+
+
+@settings(max_examples=samples(50))
+@given(st.lists(st.integers(2, 1024), min_size=1, max_size=12), st.data())
+def test_rows_never_exceed_the_memory_and_all_of_them_end(
+    wanted: list[int], data: st.DataObject
+) -> None:
+    memory = by_rows(data.draw(st.integers(4, 12)) * 256 * 1024)
+    waiting = [job(at, tokens) for at, tokens in enumerate(wanted)]
+    running: dict[int, int] = {}
+    for _ in range(5_000):
+        while waiting and memory.may_join(waiting[0]):
+            first = waiting.pop(0)
+            memory.reserve(first)
+            running[first.id] = len(first.prompt) + len(first.emitted)
+        for at in memory.grow(running):
+            one = job(at, wanted[at])
+            made = running.pop(at) - len(one.prompt)
+            waiting.insert(0, dataclasses.replace(one, emitted=(1,) * made))
+        assert memory.promised_bytes <= memory.budget.kv_bytes
+        for at in list(running):
+            running[at] = min(running[at] + 64, wanted[at])
+            if running[at] == wanted[at]:
+                memory.release(at)
+                del running[at]
+    assert (running, waiting, memory.promised_bytes) == ({}, [], 0)
+
+
 def test_without_a_promise_some_memory_is_kept_back() -> None:
     promised, guessed = (budget(room=100 * MIB, promised=made) for made in (True, False))
     assert promised.kv_bytes == 100 * MIB

@@ -1,0 +1,184 @@
+"""Rows of a batch in caches of their own, beside the padded batch: decoding, joins and leaves, memory, admission.
+
+`python -m bench.rows` makes a model of random weights: the width of a model of half a billion parameters, with four of
+its layers. Both batches decode in turns in this process, on MLX's backend. Their caches are filled with random numbers,
+because reading 4,000 tokens on a CPU takes longer than everything else here. All times are CPU seconds, the least of
+several rounds: other processes on the machine change them least. A ratio above 1 is in favour of rows.
+"""
+
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from bench.result import SMOKE, finish, sized
+from engine.jobs import Job, SamplingParams
+from engine.linux import blas
+from engine.memory.budget import MemoryBudget
+from engine.memory.guard import MemoryGuard
+from models.footprint import KvFootprint, ServingLoad
+from tests.support.mlx_models import BASE, build, module
+
+_ROUNDS: Final = sized(6, smoke=1)
+_STEPS: Final = sized(4, smoke=1)
+_LONGEST: Final = sized(4_000, smoke=400)
+_CONFIG: Final = BASE | sized(
+    {
+        "hidden_size": 1024,
+        "intermediate_size": 2816,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 8,
+        "head_dim": 64,
+        "vocab_size": 8192,
+    },
+    smoke={},
+)
+# As many rows of each length between 50 and 4,000 as of any other on a logarithmic scale, as requests have.
+MIXED: Final = [round(50 * (_LONGEST / 50) ** (at / 15)) for at in range(16)]
+SCENES: Final = {
+    "mixed_16": MIXED,
+    "equal_16_of_512": [512] * 16,
+    "short_16_of_60": [60] * 16,
+    "alone_of_60": [60],
+    "alone_of_1000": [1_000],
+}
+_GREEDY: Final = SamplingParams(temperature=0)
+
+
+class Batch:
+    """A decode stage whose caches hold random numbers."""
+
+    def __init__(self, model: Any, lengths: Sequence[int], *, by_rows: bool) -> None:
+        self._model, self._by_rows = model, by_rows
+        self._made = 0
+        self.stage = module("engine.batch.decode").DecodeStage(
+            model, ends=frozenset(), by_rows=by_rows
+        )
+        for length in lengths:
+            self.join(self.fill(length), length)
+        for _ in range(1 if max(lengths) > 1_024 else 40):  # until the layout is settled
+            self.stage.step()
+
+    def fill(self, length: int) -> list[Any]:
+        mx, layers = module("mlx.core"), module("engine.cache.layer_caches")
+        caches: list[Any] = layers.make_caches(
+            self._model, module("engine.cache.interface").KvOptions()
+        )
+        shape = (1, _CONFIG["num_key_value_heads"], length, _CONFIG["head_dim"])
+        for cache in caches:
+            cache.update_and_fetch(mx.random.normal(shape), mx.random.normal(shape))
+        mx.eval([cache.state for cache in caches])
+        return caches
+
+    def join(self, caches: list[Any], length: int) -> None:
+        """Add a row, and compute its first token."""
+        job = Job(id=self._made, prompt=(5,) * (length + 1), max_tokens=10_000, sampling=_GREEDY)
+        row = module("engine.batch.decode").DecodeRow.of(job, cached_tokens=0, grammars=None)
+        merged = module("engine.cache.batch_caches").merge_caches([caches], by_rows=self._by_rows)
+        self.stage.join([row], merged)
+        self._made += 1
+
+    def step(self) -> None:
+        for _ in range(_STEPS):
+            self.stage.step()
+        self.stage.read()
+
+    def leave(self) -> None:
+        self.stage.leave([self._made - 1])
+
+
+def cpu_s(act: Callable[[], object]) -> float:
+    began = time.process_time()
+    act()
+    return time.process_time() - began
+
+
+def decode(model: Any, lengths: Sequence[int]) -> tuple[dict[str, float], dict[bool, Batch]]:
+    """Return the CPU milliseconds of a step in both layouts, and the batches."""
+    batches = {by_rows: Batch(model, lengths, by_rows=by_rows) for by_rows in (False, True)}
+    found: dict[bool, list[float]] = {False: [], True: []}
+    for number in range(_ROUNDS * (1 if lengths is MIXED else 3)):
+        for by_rows in (number % 2 == 0, number % 2 == 1):
+            found[by_rows].append(cpu_s(batches[by_rows].step) / _STEPS)
+    padded, rows = (min(found[by_rows]) for by_rows in (False, True))
+    times = {"padded_ms": 1e3 * padded, "rows_ms": 1e3 * rows, "ratio": padded / rows}
+    return times, batches
+
+
+def changes(batches: dict[bool, Batch]) -> dict[str, float]:
+    """Return what the step after a join and after a leave costs more than a usual one, in CPU milliseconds."""
+    found: dict[str, list[float]] = {}
+    for _ in range(_ROUNDS):
+        for by_rows, batch in batches.items():
+            name = "rows" if by_rows else "padded"
+            caches = batch.fill(500)
+
+            def join(batch: Batch = batch, caches: list[Any] = caches) -> None:
+                batch.join(caches, 500)
+                batch.step()
+
+            def leave(batch: Batch = batch) -> None:
+                batch.leave()
+                batch.step()
+
+            usual = cpu_s(batch.step)
+            found.setdefault(f"{name}_join_ms", []).append(1e3 * (cpu_s(join) - usual))
+            found.setdefault(f"{name}_leave_ms", []).append(1e3 * (cpu_s(leave) - usual))
+    return {name: statistics.median(times) for name, times in found.items()}
+
+
+def admitted(*, by_rows: bool) -> int:
+    """Return how many requests of mixed lengths run at once in the memory of four full contexts."""
+    load = ServingLoad(context_length=4_096, concurrency=64)
+    footprint = KvFootprint(token_bytes=1, by_rows=by_rows)
+    memory = MemoryGuard(
+        budget=MemoryBudget(
+            footprint=footprint,
+            limit_bytes=1 << 30,
+            weights_bytes=0,
+            activation_bytes=0,
+            kv_bytes=4 * 4_096,
+            prefix_kept_bytes=0,
+            prefix_most_bytes=0,
+            load=load,
+        )
+    )
+    for number in range(64):
+        # In an order that is neither sorted nor random: a third of the lengths apart.
+        tokens = MIXED[number * 11 % 16]
+        job = Job(id=number, prompt=(1,) * (tokens // 2), max_tokens=tokens // 2, sampling=_GREEDY)
+        if not memory.may_join(job):
+            return number
+        memory.reserve(job)
+    return 64
+
+
+def main() -> None:
+    """Measure and print."""
+    with tempfile.TemporaryDirectory() as folder:
+        blas.install(Path(folder))
+        mx = module("mlx.core")
+        mx.random.seed(1)
+        model = build(_CONFIG)
+        mx.eval(model.parameters())
+        compared: dict[str, float] = {}
+        figures: dict[str, Any] = {}
+        for name, lengths in SCENES.items():
+            times, batches = decode(model, lengths)
+            compared[f"{name}_tokens_per_cpu_s"] = round(times["ratio"], 2)
+            figures[name] = {key: round(value, 1) for key, value in times.items()}
+            if lengths is MIXED:
+                held = {one: batches[one].stage.nbytes for one in batches}
+                compared["mixed_16_memory"] = round(held[False] / held[True], 2)
+                figures["changes"] = {k: round(v, 1) for k, v in changes(batches).items()}
+            print(f"{name}: {figures[name]}", flush=True)
+        counts = {by_rows: admitted(by_rows=by_rows) for by_rows in (False, True)}
+    compared["admitted"] = round(counts[True] / counts[False], 2)
+    figures["admitted"] = {"padded": counts[False], "rows": counts[True]}
+    finish("rows", compared, {**figures, "rounds": _ROUNDS, "steps": _STEPS, "smoke": SMOKE})
+
+
+if __name__ == "__main__":
+    main()
