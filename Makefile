@@ -235,7 +235,6 @@ clean:  ## remove the virtual environment and the caches
 
 # MkDocs Material builds the site, and is needed for nothing else.
 SITE := .venv-docs
-.PHONY: site lock-site
 site: $(SITE)/.ready  ## build the documentation as a web site in build/site; it loads nothing from other hosts
 	@rm -rf build/pages && mkdir -p build/pages
 	@ln -s $(CURDIR)/README.md $(CURDIR)/CONTRIBUTING.md $(CURDIR)/CHANGELOG.md $(CURDIR)/LICENSE \
@@ -256,7 +255,6 @@ lock-site: $(SITE)/.ready  ## renew requirements-docs.txt
 
 # The CycloneDX generator writes the SBOM, and is needed for nothing else.
 SBOM := .venv-dist
-.PHONY: dist check-mac-wheels lock-dist
 dist: $(SBOM)/.ready  ## build wheel, sdist and installer into dist, with SHA256SUMS and an SBOM
 	@UV_DEFAULT_INDEX="$${UV_DEFAULT_INDEX:-$(PIP_INDEX)}" packaging/build.sh dist $(BIN)/python $(BIN)/uv $(SBOM)/bin/cyclonedx-py
 

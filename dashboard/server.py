@@ -86,7 +86,6 @@ class Dashboard:
             self._keys = KeyCache(transport, clock, keyring, self._gateways)
         access = AccessControl(keyring, clock, is_on=settings.asks_for_keys)
         sessions = Sessions(settings.session_secret, clock, self._known_keys)
-        hosts = host_header.machine_names(settings.address[0], *settings.hosts)
         self.traffic = Traffic(clock.now().timestamp())
         self.views = SeedViews(self.model, self.traffic, clock, clock.now())
         self.history: HistoryWriter | None = None
@@ -113,7 +112,7 @@ class Dashboard:
             sessions=sessions,
             tickets=tickets,
             log=LogAccess(process="dashboard", ring=settings.ring, tickets=tickets, clock=clock),
-            hosts=hosts,
+            hosts=host_header.machine_names(settings.address[0], *settings.hosts),
             dialer=settings.dialer,
             history=self.history,
             objectives=self.objectives,

@@ -63,36 +63,44 @@ def _role_for_admin(tree: Tree) -> Tree:
     return {**rest, "role": "admin" if tree.get("isAdmin") else "user"}
 
 
-_ONE_MORE_FIELD = VersionHistory(current=2, steps={1: _unchanged})
-_TWO_MORE_FIELDS = VersionHistory(current=3, steps={1: _unchanged, 2: _unchanged})
-_THREE_MORE_FIELDS = VersionHistory(current=4, steps={1: _unchanged, 2: _unchanged, 3: _unchanged})
-_FOUR_MORE_FIELDS = VersionHistory(current=5, steps=dict.fromkeys(range(1, 5), _unchanged))
-_FIVE_MORE_FIELDS = VersionHistory(current=6, steps=dict.fromkeys(range(1, 6), _unchanged))
-_SEVEN_MORE_FIELDS = VersionHistory(current=8, steps=dict.fromkeys(range(1, 8), _unchanged))
+def _fields_added(times: int) -> VersionHistory:
+    """Return the history of a document that had one more optional field, or some of them, so many times."""
+    return VersionHistory(current=1 + times, steps=dict.fromkeys(range(1, 1 + times), _unchanged))
+
+
 # By the name of the document's model. Models that are missing have had one shape so far.
 HISTORIES: Mapping[str, VersionHistory] = {
-    "NodeLease": _TWO_MORE_FIELDS,  # hasStorePassword; tls and insecureFlags
-    "GatewayLease": _TWO_MORE_FIELDS,  # hasStorePassword, and https in its url; tls and insecureFlags
-    "ReconcilerLease": _TWO_MORE_FIELDS,  # joinAddress, tls; url
-    "GitSource": _ONE_MORE_FIELD,  # the commits' author and subject, and the preview, in its status
-    "GitSourceStatus": _ONE_MORE_FIELD,
+    "NodeLease": _fields_added(2),  # hasStorePassword; tls and insecureFlags
+    "GatewayLease": _fields_added(
+        2
+    ),  # hasStorePassword, and https in its url; tls and insecureFlags
+    "DashboardLease": _fields_added(1),  # tls
+    "ReconcilerLease": _fields_added(2),  # joinAddress, tls; url
+    "GitSource": _fields_added(
+        1
+    ),  # the commits' author and subject, and the preview, in its status
+    "GitSourceStatus": _fields_added(1),
     "ApiKey": VersionHistory(current=2, steps={1: _role_for_admin}),
     # rateLimit and cacheSharing in its routing; hub in its model; performance; objectives; ngram in its model;
-    # thresholds in placement.tier, nodePriorities in its status; vision
-    "ModelDeployment": _SEVEN_MORE_FIELDS,
-    "ModelDeploymentStatus": _ONE_MORE_FIELD,  # nodePriorities
-    # hub in its model; fetches in its status; performance; ngram in its model; vision
-    "Replica": _FIVE_MORE_FIELDS,
-    "ReplicaStatus": _ONE_MORE_FIELD,  # fetches
-    "RankStatus": _ONE_MORE_FIELD,  # fetch
-    "Revision": _FOUR_MORE_FIELDS,  # hub in its model; performance; ngram in its model; vision
-    "ModelRoute": _THREE_MORE_FIELDS,  # rateLimit and cacheSharing in its routing; external; mirror
-    "Endpoint": _ONE_MORE_FIELD,  # startSeconds
-    "Node": _TWO_MORE_FIELDS,  # wiredLimit and the prefixLength of interfaces in its status; cores and Metal
-    "NodeStatus": _TWO_MORE_FIELDS,
-    "NodePool": _ONE_MORE_FIELD,  # wiredLimit
-    "ShardGroup": _TWO_MORE_FIELDS,  # allowUnencryptedRing; fabric, and fabricChecks in its status
-    "ShardGroupStatus": _ONE_MORE_FIELD,  # fabricChecks
+    # thresholds in placement.tier, nodePriorities in its status; vision; concurrency may be Auto
+    "ModelDeployment": _fields_added(8),
+    "ModelDeploymentStatus": _fields_added(2),  # nodePriorities; concurrency
+    # hub in its model; fetches in its status; performance; ngram in its model; vision; concurrency in its proofs
+    "Replica": _fields_added(6),
+    "ReplicaStatus": _fields_added(1),  # fetches
+    "RankStatus": _fields_added(1),  # fetch
+    "Revision": _fields_added(
+        5
+    ),  # hub in its model; performance; ngram in its model; vision; concurrency may be Auto
+    "ModelRoute": _fields_added(3),  # rateLimit and cacheSharing in its routing; external; mirror
+    "Endpoint": _fields_added(1),  # startSeconds
+    "Node": _fields_added(
+        2
+    ),  # wiredLimit and the prefixLength of interfaces in its status; cores and Metal
+    "NodeStatus": _fields_added(2),
+    "NodePool": _fields_added(1),  # wiredLimit
+    "ShardGroup": _fields_added(2),  # allowUnencryptedRing; fabric, and fabricChecks in its status
+    "ShardGroupStatus": _fields_added(1),  # fabricChecks
 }
 _FIRST = VersionHistory()
 

@@ -118,7 +118,7 @@ async def test_git_sources_and_the_map_are_shown(browser: Browser, site: Site) -
 
 
 async def test_degrees_and_watts_of_a_mac_are_on_the_map_and_on_its_page(browser: Browser) -> None:
-    """What an agent exports of a Mac with macmon, from captures of its tools."""
+    """The metrics that an agent exports of a Mac with macmon, from captures of its tools."""
     ioreg, macmon = (one.read_text() for one in LOAD_CAPTURES)
     sensors = load.mac_sensors(ioreg, macmon, "")
     text = render(load.node_families(load.LoadReading(cpu_ratio=0.5, sensors=sensors)))

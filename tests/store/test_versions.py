@@ -14,7 +14,7 @@ from schemas.change import ChangeRecord
 from schemas.fabrictest import FabricRank
 from schemas.meta import ApiModel, ObjectMeta
 from schemas.model_snapshot import ModelSnapshot, PreloadAssignment
-from schemas.node import NodeLease, NodeLifeStatus
+from schemas.node import NodeLease, NodeLifeStatus, NodeLoad
 from schemas.records import (
     ApiKey,
     DashboardLease,
@@ -88,7 +88,7 @@ def written(model: ApiModel, version: int | None) -> bytes:
 def test_a_document_begins_with_its_version() -> None:
     assert codec.encode(NOW, THING).startswith(b'{"storedVersion":3,"metadata":')
     assert codec.encode(NOW).startswith(b'{"storedVersion":1,"metadata":')
-    assert codec.encode_spec(deployment()).startswith(b'{"storedVersion":8,"apiVersion":')
+    assert codec.encode_spec(deployment()).startswith(b'{"storedVersion":9,"apiVersion":')
     assert versions.stamp_version(b"{}", 2) == b'{"storedVersion":2}'
 
 
@@ -245,7 +245,7 @@ def stored() -> dict[str, type[ApiModel]]:
         ModelOffer,
         FetchClaim,
     ]
-    found += [PreloadAssignment, DashboardLease, ChangeRecord]
+    found += [PreloadAssignment, DashboardLease, ChangeRecord, NodeLoad]
     for kind in kinds.KINDS:
         status = codec.status_type(kind.type)
         found += [kind.type] if status is None else [kind.type, status]
@@ -274,6 +274,7 @@ def shape(model: type[ApiModel]) -> str:
 
 # The shape of each document at its current version.
 SHAPES: dict[str, tuple[int, str]] = {
+    "NodeLoad": (1, "8cf2d3d8c831"),
     "ModelSnapshot": (1, "caa6a82fe6ac"),
     "ExternalKey": (1, "dea8bf1bea77"),
     "HubToken": (1, "dd9bb1365afc"),
@@ -285,18 +286,18 @@ SHAPES: dict[str, tuple[int, str]] = {
     "FabricTest": (1, "6c1f69fbdd8b"),
     "FabricRank": (1, "5e927d2c4f71"),
     "ApiKey": (2, "e3951ec66d0a"),
-    "Revision": (5, "1cc3c07fb463"),
+    "Revision": (6, "e36dfc234310"),
     "NodeLifeStatus": (1, "b8f5719a979b"),
     "GatewayLease": (3, "2dd91f35dbd9"),
-    "DashboardLease": (1, "391b5280d5fb"),
+    "DashboardLease": (2, "2b97a1534a4b"),
     "ReconcilerLease": (3, "7cf0985fbc99"),
     "NodeLease": (3, "349f9df08a8a"),
     "PendingJoin": (1, "6c026fa1d721"),
     "JoinDecision": (1, "8242e0d1c4ab"),
     "JoinTokenRecord": (1, "76a13dc09e81"),
     "RankStatus": (2, "13694bcb84dc"),
-    "ModelDeployment": (8, "43a5877eeb17"),
-    "ModelDeploymentStatus": (2, "0e15ee11fd4b"),
+    "ModelDeployment": (9, "8b39ffa9e1be"),
+    "ModelDeploymentStatus": (3, "f86ecae771ee"),
     "NodePool": (2, "de4a600939f6"),
     "NodePoolStatus": (1, "b6d47a333cc2"),
     "ShardGroup": (3, "0303f7c802b7"),
@@ -305,7 +306,7 @@ SHAPES: dict[str, tuple[int, str]] = {
     "ModelRouteStatus": (1, "b8f5719a979b"),
     "Node": (3, "23fd8350f189"),
     "NodeStatus": (3, "58cd5cfe0d49"),
-    "Replica": (6, "12d360831bfe"),
+    "Replica": (7, "2a865b95da5d"),
     "ReplicaStatus": (2, "27c38a9c9209"),
     "Endpoint": (2, "185a5161288e"),
     "Event": (1, "b77b443a401d"),
