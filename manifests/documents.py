@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from manifests.errors import ManifestError
 from manifests.trees import Path, Tree, show_path
 from manifests.yaml import nodes
+from manifests.yaml.comments import NO_COMMENTS, DocumentComments
 from manifests.yaml.nodes import YamlNode
 
 
@@ -15,11 +16,18 @@ class Document:
     Most files have no errors, so places may be given as a function that finds them on first use.
     """
 
-    __slots__ = ("_root", "_tree", "source")
+    __slots__ = ("_root", "_tree", "comments", "source")
 
     def __init__(
-        self, *, source: str, root: YamlNode | Callable[[], YamlNode], tree: Tree = None
+        self,
+        *,
+        source: str,
+        root: YamlNode | Callable[[], YamlNode],
+        tree: Tree = None,
+        comments: DocumentComments = NO_COMMENTS,
     ) -> None:
+        """`comments` are known only where a file is converted."""
+        self.comments = comments
         self.source = source
         self._root = root
         self._tree = tree

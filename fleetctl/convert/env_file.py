@@ -1,10 +1,13 @@
 """Reader of files with variables: .env files and Makefiles. Pure."""
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from manifests.documents import Document
 from manifests.errors import ManifestError, ManifestErrors
+from manifests.trees import Path
+from manifests.yaml.comments import DocumentComments, FieldComments
 from manifests.yaml.nodes import MappingEntry, Mark, YamlNode
 
 _LINE = re.compile(r"\s*(?:export\s+)?([A-Za-z_][A-Za-z0-9_]*)\s*(\?|::?)?=\s*(.*?)\s*")
@@ -60,7 +63,25 @@ def read_env(text: str, source: str, tool: EnvTool) -> Document:
                 mark=mark, node=YamlNode(mark=mark, content=value, text=value)
             )
     _check(entries, problems, source, tool)
-    return Document(source=source, root=YamlNode(mark=Mark(line=1, column=1), content=entries))
+    return Document(
+        source=source,
+        root=YamlNode(mark=Mark(line=1, column=1), content=entries),
+        comments=DocumentComments(fields=_comments(text, entries)),
+    )
+
+
+def _comments(text: str, entries: Mapping[str, MappingEntry]) -> dict[Path, FieldComments]:
+    """Return the comments above each variable, up to an empty line."""
+    lines = text.removeprefix("\ufeff").splitlines()
+    found: dict[Path, FieldComments] = {}
+    for name, entry in entries.items():
+        first = entry.mark.line - 1
+        while first and lines[first - 1].lstrip().startswith("#"):
+            first -= 1
+        above = [line.lstrip()[1:].rstrip() for line in lines[first : entry.mark.line - 1]]
+        if above:
+            found[(name,)] = FieldComments(above=tuple(above))
+    return found
 
 
 def _check(

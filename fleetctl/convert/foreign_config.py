@@ -13,7 +13,7 @@ from manifests import suggestions
 from manifests.documents import Document
 from manifests.errors import ManifestError, ManifestErrors
 from manifests.trees import Path, show_path
-from manifests.yaml import nodes, parser
+from manifests.yaml import comments, nodes, parser
 from manifests.yaml.nodes import YamlNode
 
 # Comments end up in repositories, so values of keys that look secret are never copied into one.
@@ -22,6 +22,7 @@ _SECRET = re.compile(
 )
 _USER_IN_URL = re.compile(r"(?<=://)[^/@\s]+@")
 _MAX_VALUE_LENGTH = 80
+_MAX_COMMENT_LENGTH = 400
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,6 +80,16 @@ def shown_value(path: Path, node: YamlNode) -> str:
     return text if len(text) <= _MAX_VALUE_LENGTH else f"{text[: _MAX_VALUE_LENGTH - 3]}..."
 
 
+def shown_comment(text: str) -> str:
+    """Return a comment for a manifest, shortened; one that looks like a secret is replaced."""
+    if (_SECRET.search(text) and re.search(r"[:=]", text)) or (
+        redaction.REDACTED in redaction.redact_text(text)
+    ):
+        return " (a comment that may hold a secret, not copied)"
+    shown = _USER_IN_URL.sub("", "".join(char if char.isprintable() else "?" for char in text))
+    return shown if len(shown) <= _MAX_COMMENT_LENGTH else f"{shown[: _MAX_COMMENT_LENGTH - 3]}..."
+
+
 def normalize_key(word: str) -> str:
     """Return the key in lower case without separators: `bind_address` and `bindAddress` are equal."""
     return word.lower().replace("_", "").replace("-", "")
@@ -98,7 +109,11 @@ def read_documents(text: str, source: str) -> list[Document]:
     parsed = parser.parse(text, source)
     if parsed.problems:
         raise ManifestErrors(parsed.problems)
-    documents = [Document(source=source, root=root) for root in parsed.documents]
+    found = comments.read_comments(text, parsed.documents)
+    documents = [
+        Document(source=source, root=root, comments=own)
+        for root, own in zip(parsed.documents, found, strict=True)
+    ]
     problems = [
         _no_fields_error(document)
         for document in documents
@@ -130,6 +145,13 @@ class ForeignConfig:
         self._at = at
         self._used: set[Path] = set()
         self._explanations: dict[Path, str] = {}
+        self.taken_comments: set[Path] = set()
+        """The places whose comments have been copied into a manifest."""
+
+    @property
+    def at(self) -> Path:
+        """The place of this mapping in the document."""
+        return self._at
 
     def section(self, *path: str | int) -> "ForeignConfig | None":
         """Return the mapping at the path, or None; it shares the lists of read values and problems."""
@@ -140,6 +162,7 @@ class ForeignConfig:
         section = ForeignConfig(self.document, found)
         section.problems, section._used = self.problems, self._used
         section._explanations = self._explanations
+        section.taken_comments = self.taken_comments
         return section
 
     def find_path(self, *path: str | int) -> Path | None:

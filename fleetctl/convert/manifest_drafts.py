@@ -6,15 +6,18 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import gcd
+from types import MappingProxyType
 
 import click
 from pydantic import ValidationError
 
 from fleetctl.cli.errors import FleetctlError
+from fleetctl.convert import foreign_config
 from fleetctl.convert.foreign_config import ForeignConfig
 from manifests.errors import ManifestError, ManifestErrors
 from manifests.trees import Path, Tree, show_path
-from manifests.yaml import parser
+from manifests.yaml import comments, parser
+from manifests.yaml.comments import DocumentComments, FieldComments
 from nodeagent.node.identity import dns_label
 from schemas import duration, kinds
 from schemas.deployment import HUB_REPO_PATTERN
@@ -107,6 +110,10 @@ class ManifestDraft:
         if place is not None:
             self._places[(*parents, last)] = place
 
+    def set_place(self, path: str, place: Path) -> None:
+        """Set where the foreign file has a field, as a path of the whole document."""
+        self._places[tuple(path.split("."))] = place
+
     def has(self, field_name: str) -> bool:
         """Return whether a top-level field is set."""
         return field_name in self._tree
@@ -135,7 +142,48 @@ class ManifestDraft:
                 self._problem(one["loc"], one["msg"]) for one in error.errors(include_url=False)
             ]
             raise ManifestErrors(problems) from error
-        return comment_lines(self.notes) + parser.dump(tree)
+        body = comments.with_comments(parser.dump(tree), self._comments())
+        return comment_lines(self.notes) + body
+
+    def _comments(self) -> DocumentComments:
+        """Return the comments of the foreign file that belong to fields of this manifest.
+
+        The comments of a setting go to the field that was made of it, those of a section to the first field of it, and
+        those inside of a setting to its field.
+        """
+        above: dict[Path, list[str]] = {}
+        beside: dict[Path, str] = {}
+        for place, one in self.source.document.comments.fields.items():
+            ours = None if place in self.source.taken_comments else self._field_of(place)
+            if ours is None:
+                continue
+            self.source.taken_comments.add(place)
+            above.setdefault(ours, []).extend(map(foreign_config.shown_comment, one.above))
+            if one.beside and self._places[ours] == place:
+                beside[ours] = foreign_config.shown_comment(one.beside)
+            elif one.beside:
+                above[ours].append(foreign_config.shown_comment(one.beside))
+        return DocumentComments(
+            fields={
+                path: FieldComments(above=tuple(lines), beside=beside.get(path, ""))
+                for path, lines in above.items()
+            }
+        )
+
+    def _field_of(self, place: Path) -> Path | None:
+        """Return the field that a place in the foreign file belongs to; None if it does not concern this manifest."""
+        same = [ours for ours, theirs in self._places.items() if theirs == place]
+        inside = [ours for ours, theirs in self._places.items() if place[: len(theirs)] == theirs]
+        # A section above this draft's own holds other manifests, too.
+        at = self.source.at
+        is_own = place == at or at[: len(place)] != place
+        section = [
+            ours
+            for ours, theirs in self._places.items()
+            if is_own and theirs[: len(place)] == place
+        ]
+        inside.sort(key=lambda ours: len(self._places[ours]), reverse=True)
+        return next(iter((*same, *inside, *section)), None)
 
     def _problem(self, path: Path, message: str) -> ManifestError:
         reason = message.removeprefix("Value error, ")
@@ -210,9 +258,13 @@ def scale_weights(
 
 
 def draft_deployments(
-    source: ForeignConfig, models: Sequence[str], routing: dict[str, Tree], pools: Sequence[str]
+    source: ForeignConfig,
+    models: Sequence[str],
+    routing: dict[str, Tree],
+    pools: Sequence[str],
+    places: Mapping[str, Path | None] = MappingProxyType({}),
 ) -> list[ManifestDraft]:
-    """Return a deployment draft for each model of --model."""
+    """Return a deployment draft for each model of --model; `places` as in `set_placement`."""
     drafts = []
     for path in models:
         name = object_name(path, "model")
@@ -220,16 +272,24 @@ def draft_deployments(
         draft.put_model(path)
         names: list[Tree] = [*served_names(name, path)]
         draft.put("spec.servedNames", names or None)
-        set_placement(draft, routing, pools)
+        set_placement(draft, routing, pools, places)
         drafts.append(draft)
     return drafts
 
 
-def set_placement(draft: ManifestDraft, routing: dict[str, Tree], pools: Sequence[str]) -> None:
-    """Set the pools and the routing of a deployment draft."""
+def set_placement(
+    draft: ManifestDraft,
+    routing: dict[str, Tree],
+    pools: Sequence[str],
+    places: Mapping[str, Path | None] = MappingProxyType({}),
+) -> None:
+    """Set the pools and the routing of a deployment draft; `places` is where the file has fields of the routing."""
     listed: list[Tree] = [*pools]
     draft.put("spec.placement.pools", listed or None)
     draft.put("spec.routing", routing or None)
+    for name, place in places.items():
+        if name in routing and place is not None:
+            draft.set_place(f"spec.routing.{name}", place)
 
 
 def routing_comment(routing: dict[str, Tree]) -> list[str]:

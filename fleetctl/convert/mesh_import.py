@@ -5,7 +5,7 @@ or static with hosts and ports), routing (strategy, weights), health_check and c
 definition.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from fleetctl.convert import manifest_drafts
 from fleetctl.convert.foreign_config import ForeignConfig, OmissionReason, read_documents
@@ -16,7 +16,7 @@ from fleetctl.convert.manifest_drafts import (
     resolve_nodes,
     served_names,
 )
-from manifests.trees import Tree
+from manifests.trees import Path, Tree
 
 _STRATEGIES = {"scored": "Scored", "round_robin": "RoundRobin", "random": "Random"}
 _WEIGHTS = {
@@ -88,11 +88,12 @@ def convert(
     mesh = next((part for part in parts if _is_mesh(part)), parts[0])
     pools = _pools(mesh, name, nodes)
     routing = _routing(mesh)
+    places = {name: mesh.find_path("routing", name) for name in ("strategy", "weights")}
     drafts.extend(pools)
     pool_names = [pool.name for pool in pools]
     for part in parts:
-        drafts.extend(_tiers(part, routing, pool_names))
-    drafts.extend(manifest_drafts.draft_deployments(mesh, models, routing, pool_names))
+        drafts.extend(_tiers(part, routing, pool_names, places))
+    drafts.extend(manifest_drafts.draft_deployments(mesh, models, routing, pool_names, places))
     for part in parts:
         header.extend(part.omission_lines(_REASONS, "the fleet has no such setting"))
         part.raise_problems()
@@ -227,7 +228,10 @@ def _routing(mesh: ForeignConfig) -> dict[str, Tree]:
 
 
 def _tiers(
-    part: ForeignConfig, routing: dict[str, Tree], pools: Sequence[str]
+    part: ForeignConfig,
+    routing: dict[str, Tree],
+    pools: Sequence[str],
+    places: Mapping[str, Path | None],
 ) -> list[ManifestDraft]:
     """Return a deployment for each tier; clients can keep requesting it by the tier's name."""
     drafts = []
@@ -248,6 +252,6 @@ def _tiers(
         draft.put_model(model, "source" if tier.find_path("source") else "model")
         names: list[Tree] = [*served_names(draft.name, word, shown)]
         draft.put("spec.servedNames", names or None, "name")
-        manifest_drafts.set_placement(draft, routing, pools)
+        manifest_drafts.set_placement(draft, routing, pools, places)
         drafts.append(draft)
     return drafts

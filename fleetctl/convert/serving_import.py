@@ -81,7 +81,15 @@ def convert(text: str, source: str, *, nodes: Sequence[str], models: Sequence[st
     routing = _routing(cluster)
     tiers = _tiers(cluster, by_name)
     deployments = manifest_drafts.draft_deployments(
-        cluster, models, routing, [pool.name for pool in pools]
+        cluster,
+        models,
+        routing,
+        [pool.name for pool in pools],
+        {
+            "strategy": cluster.find_path("load_balancing", "strategy"),
+            "sessions": cluster.find_path("load_balancing", "sticky_sessions")
+            or cluster.find_path("load_balancing", "session_ttl_ms"),
+        },
     )
     if tiers and not pools:
         names = ", ".join(tier.name for tier in tiers)

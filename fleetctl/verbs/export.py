@@ -1,6 +1,6 @@
 """The verb `fleetctl export`: writes the fleet's objects as manifests, or a ShardGroup as a host file."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal, TypeAlias, cast
@@ -21,7 +21,7 @@ from fleetctl.verbs import export_metrics
 from machinery.typing_compat import override
 from manifests.declaration import clean_manifest, is_bare
 from manifests.plan import ORDER
-from manifests.yaml import parser
+from manifests.yaml import comments, nodes, parser
 from schemas import kinds
 from schemas.kinds import Kind
 from schemas.meta import APPLY_SET, ApiObject
@@ -100,8 +100,13 @@ WriteResult: TypeAlias = Literal["written", "unchanged"]
 _MAX_LISTED = 5
 
 
-def write_files(folder: Path, files: Sequence[ExportFile], *, force: bool) -> list[WriteResult]:
+def write_files(
+    folder: Path, files: Sequence[ExportFile], *, force: bool, say: Callable[[str], None]
+) -> list[WriteResult]:
     """Write the files; return for each whether it was written or unchanged.
+
+    A file with the same values stays as it is. Another one keeps the comments of the fields that it still has, and
+    `say` is told those that it loses.
 
     Raises:
         FleetctlError: an existing file differs and `force` is off (nothing is written), or a write fails.
@@ -109,16 +114,30 @@ def write_files(folder: Path, files: Sequence[ExportFile], *, force: bool) -> li
     """
     try:
         existing = {file.path: _read_text(folder / file.path) for file in files}
-        conflicts = [f for f in files if existing[f.path] not in (None, f.text)]
+        changed = {file.path for file in files if not _says_the_same(existing[file.path], file)}
+        conflicts = [f for f in files if f.path in changed and existing[f.path] is not None]
         if conflicts and not force:
             raise FleetctlError(_conflict_text(folder, conflicts))
         for file in files:
-            if existing[file.path] != file.text:
-                _write_file(folder / file.path, file.text)
+            if file.path in changed:
+                text, gone = comments.keep_comments(existing[file.path] or "", file.text)
+                _write_file(folder / file.path, text)
+                for comment in gone:
+                    say(f"{folder / file.path}: comment of a field that is gone: #{comment}")
     except OSError as error:
         where = error.filename or folder
         raise FleetctlError(f"cannot write {where}: {error.strerror}") from error
-    return ["unchanged" if existing[file.path] == file.text else "written" for file in files]
+    return ["written" if file.path in changed else "unchanged" for file in files]
+
+
+def _says_the_same(text: str | None, file: ExportFile) -> bool:
+    """Return whether an existing file has the values of the export, in whatever form and with whatever comments."""
+    if text is None or text == file.text:
+        return text is not None
+    found = parser.parse(text, "")
+    values = [nodes.plain_value(root) for root in found.documents]
+    fresh = [nodes.plain_value(root) for root in parser.parse(file.text, "").documents]
+    return not found.problems and values == fresh
 
 
 def list_files(folder: Path) -> list[PurePosixPath]:
@@ -155,7 +174,7 @@ def _conflict_text(folder: Path, conflicts: Sequence[ExportFile]) -> str:
     verb = "exists and differs" if len(conflicts) == 1 else "exist and differ"
     return (
         f"nothing was written: {shown}{more} {verb} from the fleet. "
-        "Use --force to overwrite (comments in these files are lost), or choose another folder"
+        "Use --force to overwrite (comments of fields that remain are kept), or choose another folder"
     )
 
 
@@ -168,7 +187,7 @@ _ALL_HELP = """Write the fleet's objects as manifests: one file per object, in o
 
 The manifests contain declared settings only: no defaults, status, or fields that the fleet manages. Applied to an empty
 fleet, they create the same objects. API keys and passwords are not exported (`fleetctl backup` includes them). If an
-existing file differs, nothing is written unless --force is given.
+existing file differs, nothing is written unless --force is given. Comments of fields that remain are kept.
 """
 
 _HOSTFILE_HELP = """Write the host file of a ShardGroup: the same Macs in rank order, for mlx.launch or LocalAI.
@@ -271,9 +290,10 @@ async def _read_objects(chosen: Sequence[Kind], options: dict[str, Any]) -> list
 def _write_folder(folder: Path, export: ManifestExport, *, force: bool, is_all: bool) -> None:
     """Write the files and report each; list files in the folder without an object in the fleet."""
     stale = stale_files(list_files(folder), export.files) if is_all else []
-    for file, result in zip(
-        export.files, write_files(folder, export.files, force=force), strict=True
-    ):
+    results = write_files(
+        folder, export.files, force=force, say=lambda line: click.echo(line, err=True)
+    )
+    for file, result in zip(export.files, results, strict=True):
         click.echo(f"{folder / file.path} {result}")
     for path in stale:
         click.echo(

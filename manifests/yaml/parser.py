@@ -426,6 +426,19 @@ def _parse_slowly(text: str, source: str) -> ParsedFile:
     return ParsedFile(documents=tuple(builder.roots), problems=tuple(builder.problems))
 
 
+def scalar_spans(text: str) -> list[tuple[int, int]]:
+    """Return where scalars begin and end in a text that `parse` could read; a # inside of them begins no comment."""
+    spans: list[tuple[int, int]] = []
+    for event in YAML(typ="safe", pure=True).parse(text):
+        if isinstance(event, ScalarEvent):
+            start, end = event.start_mark.index, event.end_mark.index
+            if event.style in ("|", ">"):
+                # A comment may follow the sign of a block.
+                start = text.find("\n", start, end) + 1 or end
+            spans.append((start, end))
+    return spans
+
+
 def parse_values(text: str) -> list[Tree] | None:
     """Return the documents' values without places; None if only `parse` can read the text."""
     text = text.removeprefix("\ufeff")

@@ -128,13 +128,16 @@ async def test_round_trip(fleet: MemoryFleet, tmp_path: Path) -> None:
 async def _edges(fleet: MemoryFleet, folder: Path) -> None:
     """Check that existing files are kept, and overwritten only with --force."""
     path = folder / "nodepools" / "studio.yaml"
+    whole = path.read_text()
+    await _comments_stay(fleet, folder, path)
+    assert path.read_text() != whole
     path.write_text("# mine\n")
     (folder / "nodepools" / "old.yaml").write_text("# old\n")
     done = await fleet.ctl("export", "-o", str(folder))
     assert done.code == 1
     assert done.err == (
         f"error: nothing was written: {path} exists and differs from the fleet. Use --force to "
-        "overwrite (comments in these files are lost), or choose another folder\n"
+        "overwrite (comments of fields that remain are kept), or choose another folder\n"
     )
     assert path.read_text() == "# mine\n"
     done = await fleet.ctl("export", "-o", str(folder), "--force")
@@ -156,6 +159,20 @@ async def _edges(fleet: MemoryFleet, folder: Path) -> None:
     assert done.err == f"error: cannot write {path}: Is a directory\n"
     path.rmdir()
     assert (await fleet.ctl("export", "-o", str(folder))).code == 0
+
+
+async def _comments_stay(fleet: MemoryFleet, folder: Path, path: Path) -> None:
+    """Check that a file with other words but the same values is left alone, and that an update keeps comments."""
+    own = "# ours\n" + path.read_text().replace("spec:", "spec:  # asked for by Anna")
+    path.write_text(own)
+    done = await fleet.ctl("export", "-o", str(folder))
+    assert (done.code, done.err) == (0, "")
+    assert path.read_text() == own
+    path.write_text(own.replace("priority:", "# gone\n  minChips: 3\n  priority:"))
+    done = await fleet.ctl("export", "-o", str(folder), "--force")
+    assert f"{path} written\n" in done.out
+    assert path.read_text() == own
+    assert done.err == f"{path}: comment of a field that is gone: # gone\n"
 
 
 async def test_an_empty_fleet_has_nothing_to_export(shared: Fleet) -> None:
