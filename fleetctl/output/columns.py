@@ -5,7 +5,7 @@ from datetime import datetime
 from typing import NamedTuple, TypeAlias
 
 from fleetctl.objects.table_context import TableContext
-from schemas import sizes
+from schemas import chips, sizes
 from store import object_trees
 from store.object_trees import Tree, field_at
 
@@ -334,6 +334,14 @@ def _node_field(field: str) -> Cell:
     return cell
 
 
+def _node_tiers(node: Tree, _: TableContext) -> str:
+    """Return the size tiers of models whose minimum the Mac has."""
+    if node.get("status") is None:
+        return UNKNOWN
+    cores, memory = field_at(node, "status", "gpuCores"), field_at(node, "status", "memoryBytes")
+    return ",".join(chips.supported_tiers(gpu_cores=cores, memory_bytes=memory)) or "-"
+
+
 def _node_bytes(field: str) -> Cell:
     def cell(node: Tree, _: TableContext) -> str:
         status = node.get("status")
@@ -400,6 +408,7 @@ OBSERVED_COLUMNS: dict[str, Columns] = {
         AGE,
         Column("CPU", _node_field("cpuCores"), is_wide=True),
         Column("GPU", _node_field("gpuCores"), is_wide=True),
+        Column("TIERS", _node_tiers, is_wide=True),
         Column("OS", _node_field("osVersion"), is_wide=True),
         Column("ADDRESS", _node_field("address"), is_wide=True),
         Column("VERSION", _node_field("agentVersion"), is_wide=True),

@@ -139,7 +139,17 @@ def format_steps(steps: Sequence[ForecastStep]) -> list[str]:
     more = ("EXTRAS",) if has_extras else ()
     if any(step.fetch_bytes for step in steps):
         more = (*more, "FETCH")
-    titles = ("REPLICA", "CHANGE", "FROM", "TO", "NEED", *memory_proof.TITLES, *more, "WHY")
+    titles = (
+        "REPLICA",
+        "CHANGE",
+        "FROM",
+        "TO",
+        "AT ONCE",
+        "NEED",
+        *memory_proof.TITLES,
+        *more,
+        "WHY",
+    )
     lines = [
         "Placement, highest priority first:",
         printers.align_columns([_row(step, more) for step in steps], titles),
@@ -167,6 +177,7 @@ def _row(step: ForecastStep, more: Sequence[str]) -> tuple[str, ...]:
         case None:
             pass
     need = memory_proof.size_text(proof.total_bytes) if proof is not None else "-"
+    requests = str(proof.concurrency) if proof is not None and proof.concurrency else "-"
     parts = (
         memory_proof.part_texts(proof) if proof is not None else ["-"] * len(memory_proof.TITLES)
     )
@@ -182,6 +193,7 @@ def _row(step: ForecastStep, more: Sequence[str]) -> tuple[str, ...]:
         _KIND_TEXTS[step.kind],
         step.before or "-",
         node,
+        requests,
         need,
         *parts,
         why or "-",

@@ -112,13 +112,13 @@ spec: {model: {path: qwen}, replicas: 4, priority: 10, resources: {memory: 14Gi}
 PLACED = """\
 
 Placement, highest priority first:
-REPLICA   CHANGE     FROM    TO      NEED       WEIGHTS   KV CACHE   ACTIVATIONS   PROCESS   WHY
-big-0     new        -       mac-1   14.0 GiB   2.0 GiB   512 MiB    62.5 MiB      768 MiB   the override of spec.resources.memory applies
-big-1     new        -       mac-2   14.0 GiB   2.0 GiB   512 MiB    62.5 MiB      768 MiB   the override of spec.resources.memory applies
-big-2     new        -       -       -          -         -          -             -         no node fits
-big-3     new        -       -       -          -         -          -             -         no node fits
-qwen-0    replaced   mac-1   mac-1   2.9 GiB    2.0 GiB   64.0 MiB   62.5 MiB      768 MiB   it runs an older version
-qwen-1    new        -       mac-1   2.9 GiB    2.0 GiB   64.0 MiB   62.5 MiB      768 MiB   -
+REPLICA   CHANGE     FROM    TO      AT ONCE   NEED       WEIGHTS   KV CACHE   ACTIVATIONS   PROCESS   WHY
+big-0     new        -       mac-1   4         14.0 GiB   2.0 GiB   512 MiB    62.5 MiB      768 MiB   the override of spec.resources.memory applies
+big-1     new        -       mac-2   4         14.0 GiB   2.0 GiB   512 MiB    62.5 MiB      768 MiB   the override of spec.resources.memory applies
+big-2     new        -       -       -         -          -         -          -             -         no node fits
+big-3     new        -       -       -         -          -         -          -             -         no node fits
+qwen-0    replaced   mac-1   mac-1   1         2.9 GiB    2.0 GiB   64.0 MiB   62.5 MiB      768 MiB   it runs an older version
+qwen-1    new        -       mac-1   1         2.9 GiB    2.0 GiB   64.0 MiB   62.5 MiB      768 MiB   -
 
 modeldeployment/big: 2 replicas cannot be placed: 0/6 nodes fit: 3 short of memory (need 14.0 GiB, best has 9.0), 1 cordoned, 1 NotReady, 1 tainted (it has the taint owner=anna:NoSchedule, which spec.placement.tolerations does not name)
 """
@@ -268,6 +268,25 @@ async def test_describe_shows_optional_parts_of_the_proof(
     assert titles[-4:] == ["EXTRAS", "SUM", "OVERRIDE", "MEASURED"]
     assert "adapter 1.0 MiB, draft model 1.0 GiB" in rich
     assert "EXTRAS" not in plain
+
+
+AUTO = """
+apiVersion: fleet/v1alpha1
+kind: ModelDeployment
+metadata: {name: auto}
+spec: {model: {path: qwen}, contextLength: 4096}
+"""
+
+
+async def test_the_number_of_requests_by_hardware_is_shown(
+    fleet: MemoryFleet, tmp_path: Path
+) -> None:
+    (tmp_path / "auto.yaml").write_text(AUTO)
+    done = await fleet.ctl("plan", "-f", str(tmp_path / "auto.yaml"))
+    assert (done.code, done.err) == (1, "")  # as `diff`: something changes
+    [row] = [line.split() for line in done.out.splitlines() if line.startswith("auto-0 ")]
+    # 120 GB/s of a plain M4: 8.4 GB in a tenth of a second, less 2 GiB of weights, for 128 MiB of each request.
+    assert row[3:5] == ["mac-1", "46"]
 
 
 @pytest.mark.parametrize(
