@@ -22,16 +22,16 @@ from schemas import duration
 
 _HOSTFILE = "hostfiles/hosts-2node.json"
 _QUEUE_MAX, _REQ_TIMEOUT = 8, 120
-_MEASURE = "fleetctl fabric check measures the cables between the Macs"
+_MEASURE = "the cables of a group are measured by fleetctl fabric bench GROUP"
 _OFFLINE = "agents fetch a model once for the fleet; a model that is a folder is never fetched"
 _REASONS = {
     "HTTP_HOST": OmissionReason(text="set the gateway's address with its flag --host"),
     "HTTP_PORT": OmissionReason(text="set the gateway's port with its flag --port (default 4000)"),
     "CTRL_HOST": OmissionReason(text="the ranks of a group find each other through the store"),
     "CTRL_PORT": OmissionReason(text="the ranks of a group find each other through the store"),
-    "RDMA_ROUNDS": OmissionReason(text=_MEASURE),
-    "RDMA_SIZES": OmissionReason(text=_MEASURE),
-    "RDMA_VERBOSE": OmissionReason(text=_MEASURE),
+    "RDMA_ROUNDS": OmissionReason(text=f"{_MEASURE} --rounds N"),
+    "RDMA_SIZES": OmissionReason(text=f"{_MEASURE} --sizes 4K,256K,4M,64M"),
+    "RDMA_VERBOSE": OmissionReason(text=f"{_MEASURE} --verbose"),
     "REMOTE": OmissionReason(text="fleetctl node add HOST installs an agent on another Mac"),
     "MODEL": OmissionReason(text="fleetctl models pull ORGANISATION/NAME fetches a model"),
     "HF_HUB_OFFLINE": OmissionReason(text=_OFFLINE),
