@@ -242,6 +242,12 @@ def _remaining(now: datetime, then: datetime) -> str:
     return f"{round(seconds)}s"
 
 
+def _requests_at_once(deployment: Tree, _: TableContext) -> str:
+    """Return how many requests a replica works on at once; the word Auto while no replica says it."""
+    placed = field_at(deployment, "status", "concurrency")
+    return str(placed or field_at(deployment, "spec", "concurrency") or "Auto")
+
+
 DECLARED_COLUMNS: dict[str, Columns] = {
     "ModelDeployment": (
         NAME,
@@ -249,6 +255,7 @@ DECLARED_COLUMNS: dict[str, Columns] = {
         Column("AVAILABLE", condition("Available")),
         AGE,
         Column("MODEL", text("spec", "model", "path"), is_wide=True),
+        Column("AT ONCE", _requests_at_once, is_wide=True),
         Column("SERVED NAMES", _served_names, is_wide=True),
         Column("WHY", _deployment_why, is_wide=True),
     ),

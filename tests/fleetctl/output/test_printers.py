@@ -109,10 +109,10 @@ def test_a_failed_or_running_canary_is_the_why_of_a_deployment(
     deployed = ModelDeployment(
         metadata=ObjectMeta(name="qwen", creation_timestamp=NOW),
         spec=ModelDeploymentSpec(model=ModelSource(path="small")),
-        status=ModelDeploymentStatus(conditions=conditions),
+        status=ModelDeploymentStatus(conditions=conditions, concurrency=21),
     )
     shown = printers.table([deployed], TableContext(now=NOW), is_wide=True, headers=False)
-    assert shown.split() == ["qwen", "0/1", available, "0s", "small", "qwen", *why.split()]
+    assert shown.split() == ["qwen", "0/1", available, "0s", "small", "21", "qwen", *why.split()]
 
 
 @pytest.mark.parametrize(
