@@ -213,7 +213,7 @@ bench-speculation: $(TEST_READY)  ## guesses from n-grams: an engine with them b
 	@$(BIN)/python -m bench.speculation
 
 bench-rows: $(TEST_READY)  ## rows of a batch in caches of their own, beside padded ones: decoding, joins, memory, admission
-	@$(BIN)/python -m bench.rows
+	@OPENBLAS_NUM_THREADS=1 $(BIN)/python -m bench.rows
 
 bench-engine-start: $(TEST_READY)  ## from an engine's start to its first token, beside mlx_lm.server
 	@$(BIN)/python -m bench.engine_start

@@ -63,6 +63,8 @@ class EngineConfig:
     """True if every chat and completion has the member `performance`."""
     vision: Vision | None = None
     """Limits of the images of requests; None for a model that reads text only."""
+    kv_tokens: int | None = None
+    """Tokens of all requests for which the memory proof has counted caches; None for `concurrency` full contexts."""
     kv_bits: int | None = None
     """Bits (4 or 8) of a number in the KV cache; None keeps the model's own. Excludes `kv_window`."""
     kv_window: int | None = None

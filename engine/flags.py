@@ -52,6 +52,7 @@ def parse(arguments: Sequence[str] | None, *, read_secret: Callable[[], str] = s
         refuses_unknown=flags.unknown_parameters == "Refuse",
         always_performance=flags.performance == "Always",
         vision=flags.vision,
+        kv_tokens=flags.kv_tokens,
         kv_bits=flags.kv_bits,
         kv_window=flags.kv_window,
         prefix_cache_bytes=flags.prefix_cache_bytes,

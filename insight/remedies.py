@@ -11,7 +11,8 @@ from reconciler.placement.inputs import NodeView, PlacementRequest, request_for
 from reconciler.placement.memory_proof import proof_of
 from reconciler.placement.table import NodeTable
 from reconciler.snapshot import FleetSnapshot
-from schemas.deployment import KvCache, ModelDeployment, ModelSource
+from schemas.deployment import ModelDeployment, ModelSource
+from schemas.kv_cache import KvCache
 from schemas.quantity import DEFAULT_CONCURRENCY
 from schemas.replica import MemoryProof
 

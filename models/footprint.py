@@ -36,6 +36,8 @@ class ServingLoad:
     concurrency: int
     """Requests at the same time."""
     ranks: int = 1
+    kv_tokens: int | None = None
+    """Tokens of all requests together in layers that keep all tokens; None: each request may have all of its context."""
     kv_bits: int | None = None
     """Bits of a number in the caches of layers that keep all tokens; None: as the model computes it."""
     kv_window: int | None = None
@@ -52,6 +54,12 @@ class ServingLoad:
     def tokens(self) -> int:
         """The size of one request's cache in tokens: whole steps, with unverified draft tokens."""
         return round_up(self.context_length + self.draft_tokens)
+
+    @property
+    def all_tokens(self) -> int:
+        """The size of the caches of all requests in tokens; at least one request of the whole context."""
+        full = self.tokens * self.concurrency
+        return full if self.kv_tokens is None else min(full, max(self.tokens, self.kv_tokens))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,6 +103,11 @@ class KvFootprint:
             return len(lengths) * self.sequence_bytes(longest)
         tokens = sum(map(round_up, lengths))
         return self.token_bytes * tokens + len(lengths) * self._fixed_bytes(longest)
+
+    def load_bytes(self, load: ServingLoad) -> int:
+        """Return the bytes of the caches of all requests of a load."""
+        fixed = self._fixed_bytes(load.context_length + load.draft_tokens)
+        return self.token_bytes * load.all_tokens + load.concurrency * fixed
 
     def _fixed_bytes(self, tokens: int) -> int:
         """Return the bytes of a sequence's states and rotating layers, beside others of at most `tokens` tokens."""
@@ -154,14 +167,14 @@ def layer_cache_bytes(group: LayerGroup, geometry: ModelGeometry, load: ServingL
                 _quantized_bytes(n, load.kv_bits, element)
                 for n in (group.head_dim, group.value_dim)
             )
-            return heads * packed * load.tokens * load.concurrency
+            return heads * packed * load.all_tokens
         case "Full":
-            return per_token * load.tokens * load.concurrency
+            return per_token * load.all_tokens
         case "Sliding":
             return per_token * _window_tokens(geometry, group.window, load)
         case "Latent":
             # Compressed vectors belong to no head, so every rank keeps all of them.
-            return group.latent_dim * geometry.kv_element_bytes * load.tokens * load.concurrency
+            return group.latent_dim * geometry.kv_element_bytes * load.all_tokens
         case "State":
             return -(-group.state_bytes // load.ranks) * load.concurrency
 

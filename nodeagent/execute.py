@@ -35,7 +35,8 @@ from nodeagent.replicas.model_fetches import ModelFetches
 from nodeagent.replicas.observation import EngineFault
 from nodeagent.status import describe_end
 from schemas import quantity
-from schemas.deployment import KvCache, adapter_names
+from schemas.deployment import adapter_names
+from schemas.kv_cache import KvCache
 from schemas.meta import ObjectMeta
 from schemas.replica import Endpoint, EndpointHardware, EndpointSpec, RankStatus, Replica
 from schemas.wire.engine_address import EngineAddress
@@ -345,6 +346,7 @@ def engine_order(replica: Replica, models_dir: Path, rank: int = 0) -> EngineOrd
         unknown_parameters=spec.unknown_parameters,
         performance=spec.performance,
         vision=model.vision,
+        kv_tokens=kv_cache.tokens,
         kv_bits=kv_cache.bits,
         kv_window=kv_cache.window,
         prefix_cache_bytes=None

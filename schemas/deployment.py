@@ -9,10 +9,11 @@ from typing import Annotated, Final, Literal, Self, cast
 from pydantic import AfterValidator, Field, StringConstraints, field_validator, model_validator
 
 from schemas.autoscaling import Autoscaling
+from schemas.kv_cache import KvCache
 from schemas.meta import ApiModel, ApiObject, ObjectName, Status
 from schemas.objectives import Objectives
 from schemas.placement import Placement
-from schemas.quantity import Amount, Concurrency, PositiveQuantity, Quantity
+from schemas.quantity import Amount, Concurrency, PositiveQuantity
 from schemas.rollout import Rollout
 from schemas.routing import Routing
 from schemas.sampling import Performance, Sampling, UnknownParameters
@@ -278,33 +279,6 @@ class ModelSource(ApiModel):
         return self
 
 
-class KvCache(ApiModel):
-    """The cache of keys and values of earlier tokens."""
-
-    bits: Literal[4, 8] | None = None
-    """Bits of a number in the cache. Default: as the model computes them (16 bits on a Mac)."""
-    window: Annotated[int, Field(ge=16, le=16_777_216)] | None = None
-    """Tokens that the model attends to at most; older ones are dropped. Default: all."""
-    prefix_bytes: Quantity | None = None
-    """Memory for cached prompts, such as "4Gi", on top of what requests need; "0" caches none.
-    Default: prompts are cached in the part of the KV cache that running requests do not use."""
-    disk_bytes: PositiveQuantity | None = None
-    """Disk of each Mac for cached prompts, such as "20Gi": they outlive the engines, so that a restart or a rollout
-    starts warm. Default: none."""
-
-    @model_validator(mode="after")
-    def _one_form(self) -> Self:
-        if self.disk_bytes is not None and self.window is not None:
-            raise ValueError(
-                "has diskBytes and window, and a sliding cache is not kept on disk; remove one of them"
-            )
-        if self.bits is not None and self.window is not None:
-            raise ValueError(
-                "has bits and window, and a sliding cache cannot be quantized; remove one of them"
-            )
-        return self
-
-
 # The golden question and its answer fit into this, with any tokenizer (models/golden_question.py).
 LEAST_SPLIT_CONTEXT = 256
 # Object names have no capital letters, so the two words cannot be names.
@@ -390,6 +364,16 @@ class ModelDeploymentSpec(ApiModel):
     performance: Performance = "OnRequest"
     """The member `performance` of answers, with tokens per second and times: OnRequest for requests with
     "include_performance"; Always for all chats and completions, in streams in a last chunk without choices."""
+
+    @model_validator(mode="after")
+    def _longest_request_has_memory(self) -> Self:
+        tokens = self.kv_cache.tokens if self.kv_cache is not None else None
+        if tokens is not None and tokens < self.context_length:
+            raise ValueError(
+                f"kvCache.tokens is {tokens}, and one request may have contextLength, {self.context_length}; "
+                "raise it, or lower contextLength"
+            )
+        return self
 
     @model_validator(mode="after")
     def _window_makes_sense(self) -> Self:

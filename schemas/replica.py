@@ -5,8 +5,9 @@ from typing import Annotated, Literal, NamedTuple
 from pydantic import Field
 
 from schemas import duration, sizes
-from schemas.deployment import KvCache, ModelSource
+from schemas.deployment import ModelSource
 from schemas.formation import Formation, GoldenAnswer, Seat
+from schemas.kv_cache import KvCache
 from schemas.meta import ApiModel, ApiObject, Condition, ObjectName, Status
 from schemas.sampling import Performance, Sampling, UnknownParameters
 

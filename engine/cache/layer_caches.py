@@ -84,7 +84,7 @@ def can_hold_rows(model: Any, options: KvOptions) -> bool:
     try:
         for tokens in (2, 1):
             model(mx.zeros((2, tokens), dtype=mx.int32), cache=caches)
-    except (AttributeError, IndexError, TypeError, ValueError):
+    except (AttributeError, IndexError, RuntimeError, TypeError, ValueError):
         # Latent attention and sinks use keys and values themselves.
         return False
     return True

@@ -3,12 +3,14 @@
 mlx-lm's models hand what `update_and_fetch` returns to `scaled_dot_product_attention` of mlx_lm.models.base. For a
 cache with `bits`, that function calls `quantized_scaled_dot_product_attention` by its name in that module. This is the
 only place where a cache decides about attention, so `RowsKVCache` has `bits`, and `hook_attention` replaces the name
-there. No model's own module is touched.
+there. mlx-vlm's module does the same. No model's own module is touched.
 
 Models that use keys and values in another way (latent attention, sinks, windows of plain caches) find no arrays in a
 `RowValues` and raise an error; `layer_caches.can_hold_rows` finds out before the first request.
 """
 
+import copy
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -27,7 +29,8 @@ from engine.cache.stepped_kv import BatchSteppedKVCache, SteppedKVCache
 from models.footprint import round_up
 
 Array: TypeAlias = Any  # mlx ships no types
-RowCache: TypeAlias = SteppedKVCache | QuantizedCache  # one sequence's keys and values of one layer
+# One sequence's keys and values of one layer: a SteppedKVCache or a QuantizedCache.
+RowCache: TypeAlias = Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,10 +68,12 @@ class RowAttention:
 
 
 def hook_attention() -> None:
-    """Let mlx-lm's attention take `RowValues`; a second call does nothing."""
-    theirs = base.quantized_scaled_dot_product_attention
-    if not isinstance(theirs, RowAttention):
-        base.quantized_scaled_dot_product_attention = RowAttention(theirs)
+    """Let the attention of mlx-lm, and of mlx-vlm if it is loaded, take `RowValues`; a second call does nothing."""
+    loaded: tuple[Any, ...] = (base, sys.modules.get("mlx_vlm.models.base"))
+    for module in loaded:
+        theirs = getattr(module, "quantized_scaled_dot_product_attention", None)
+        if theirs is not None and not isinstance(theirs, RowAttention):
+            module.quantized_scaled_dot_product_attention = RowAttention(theirs)
 
 
 class RowsKVCache:
@@ -80,7 +85,7 @@ class RowsKVCache:
     def __init__(self, rows: Sequence[RowCache]) -> None:
         hook_attention()
         self.rows = list(rows)
-        self._offset: Array | None = None
+        self._positions: Array | None = None
         self._right_padding: list[int] | None = None
 
     @classmethod
@@ -95,7 +100,7 @@ class RowsKVCache:
                 set_arrays(packed, [array[part] for array in cache_arrays(batch)])
                 rows.append(packed)
             else:
-                row: SteppedKVCache = _new_plain()
+                row = _new_plain()
                 row.keys, row.values = batch.keys[part], batch.values[part]
                 rows.append(row)
             rows[-1].offset = batch.size() - start
@@ -114,9 +119,14 @@ class RowsKVCache:
     @property
     def offset(self) -> Array:
         """Tokens of each row, as an array: the positions of the next ones."""
-        if self._offset is None:
-            self._offset = mx.array([row.offset for row in self.rows])
-        return self._offset
+        if self._positions is None:
+            self._positions = mx.array([row.offset for row in self.rows])
+        return self._positions
+
+    @property
+    def _idx(self) -> int:
+        """Tokens of the longest row: mlx-vlm reads them here, and would wait for the device to count them."""
+        return self.size()
 
     @property
     def state(self) -> list[Any]:
@@ -130,7 +140,7 @@ class RowsKVCache:
 
     def update_and_fetch(self, keys: Array, values: Array) -> tuple[RowValues, RowValues]:
         """Append keys and values, shape (rows, heads, tokens, size) each; return those of all tokens."""
-        self._offset = None
+        self._positions = None
         found = RowValues(
             tuple(
                 (row, *row.update_and_fetch(key, value))
@@ -162,7 +172,7 @@ class RowsKVCache:
         for row, padding in zip(self.rows, self._right_padding or (), strict=False):
             row.trim(padding)
             _release_room(row)
-        self._right_padding = self._offset = None
+        self._right_padding = self._positions = None
 
     def is_trimmable(self) -> bool:
         """Return True: the last tokens of a row can be dropped."""
@@ -170,25 +180,24 @@ class RowsKVCache:
 
     def trim(self, n: int) -> int:
         """Drop the last `n` tokens of each row."""
-        self._offset = None
+        self._positions = None
         return min(int(row.trim(n)) for row in self.rows)
 
     def filter(self, batch_indices: Any) -> None:
         """Keep only these rows."""
-        kept = batch_indices.tolist() if isinstance(batch_indices, mx.array) else batch_indices
+        kept: Any = batch_indices.tolist() if isinstance(batch_indices, mx.array) else batch_indices
         self.rows = [self.rows[at] for at in kept]
-        self._offset = None
+        self._positions = None
 
     def extend(self, other: "RowsKVCache") -> None:
         """Append the rows of another batch."""
         self.rows += other.rows
-        self._offset = None
+        self._positions = None
 
     def extract(self, idx: int) -> RowCache:
         """Return one row as a cache of its own. It is a view of the present values: a change of either copies."""
         row = self.rows[idx]
-        alone: RowCache = type(row).__new__(type(row))
-        alone.__dict__.update(row.__dict__)
+        alone = copy.copy(row)
         if not row.empty():
             # New array objects: an assignment to a part of an array changes the object.
             if isinstance(row, QuantizedCache):
@@ -207,13 +216,13 @@ class RowsKVCache:
         return all(row.empty() for row in self.rows)
 
 
-_new_plain: Callable[[], SteppedKVCache] = SteppedKVCache  # mlx-lm ships no types
+_new_plain: Callable[[], RowCache] = SteppedKVCache  # mlx-lm ships no types
 
 
-def _split(array: Array) -> Sequence[Array]:
+def _split(array: Array) -> list[Array]:
     """Return the rows of an array as arrays with one row each."""
     rows = array.shape[0]
-    return [array] if rows == 1 else mx.split(array, rows)
+    return [array] if rows == 1 else list(mx.split(array, rows))
 
 
 def _release_room(row: RowCache) -> None:

@@ -135,6 +135,7 @@ def plan_budget(
         context_length=config.context_length,
         concurrency=config.concurrency,
         ranks=ranks,
+        kv_tokens=config.kv_tokens,
         kv_bits=config.kv_bits,
         kv_window=config.kv_window,
         draft_tokens=config.draft_tokens if has_draft else config.ngram_tokens,

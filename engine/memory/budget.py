@@ -143,7 +143,7 @@ def make_budget(
 
 def full_bytes(footprint: KvFootprint, load: ServingLoad) -> int:
     """Return the most bytes that the caches of all requests hold together."""
-    return footprint.batch_bytes([load.context_length + load.draft_tokens] * load.concurrency)
+    return footprint.load_bytes(load)
 
 
 def input_bytes(context_length: int) -> int:

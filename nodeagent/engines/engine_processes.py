@@ -54,6 +54,7 @@ class EngineOrder:
     unknown_parameters: UnknownParameters = "Warn"
     performance: Performance = "OnRequest"
     vision: Vision | None = None
+    kv_tokens: int | None = None
     kv_bits: int | None = None
     kv_window: int | None = None
     prefix_cache_bytes: int | None = None
@@ -160,6 +161,7 @@ def flags_of(
         unknown_parameters=None if order.unknown_parameters == "Warn" else order.unknown_parameters,
         performance=None if order.performance == "OnRequest" else order.performance,
         vision=order.vision,
+        kv_tokens=order.kv_tokens,
         kv_bits=order.kv_bits,
         kv_window=order.kv_window,
         prefix_cache_bytes=order.prefix_cache_bytes,

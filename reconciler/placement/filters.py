@@ -13,7 +13,7 @@ from reconciler.placement.columns import AnyColumn, Column, ColumnPair
 from reconciler.placement.inputs import NodeView, PlacementRequest, Rejection
 from reconciler.placement.memory_proof import describe_proof, draft_of, geometry_of, proof_of
 from schemas import quantity
-from schemas.deployment import KvCache
+from schemas.kv_cache import KvCache
 from schemas.node import AdapterReport, ModelGeometry, ModelReport, matches
 from schemas.placement import tolerates
 

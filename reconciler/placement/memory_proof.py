@@ -12,7 +12,8 @@ from models.footprint import ServingLoad
 from reconciler.placement.concurrency import DecodeCost, requests_at_pace
 from reconciler.placement.inputs import NodeView, PlacementRequest
 from schemas import quantity
-from schemas.deployment import KvCache, ModelDeploymentSpec
+from schemas.deployment import ModelDeploymentSpec
+from schemas.kv_cache import KvCache
 from schemas.node import ModelGeometry
 from schemas.quantity import DEFAULT_CONCURRENCY
 from schemas.replica import MemoryProof, RankAssignment, RankStatus, Replica
@@ -26,6 +27,7 @@ _PROCESS_BYTES = 768 * 2**20
 class ProofExtras:
     """Options of a deployment that take memory besides model, caches and activations."""
 
+    kv_tokens: int | None = None
     kv_bits: int | None = None
     kv_window: int | None = None
     prefix_cache_bytes: int = 0
@@ -75,6 +77,7 @@ def engine_load(
         context_length=context_length,
         concurrency=concurrency,
         ranks=ranks,
+        kv_tokens=extras.kv_tokens,
         kv_bits=extras.kv_bits,
         kv_window=extras.kv_window,
         draft_tokens=extras.draft_tokens,
@@ -119,6 +122,7 @@ def extras_of(request: PlacementRequest, node: NodeView) -> ProofExtras:
     """Return the deployment's extras, as the node reports them."""
     source, kv_cache = request.spec.model, request.spec.kv_cache or KvCache()
     return ProofExtras(
+        kv_tokens=kv_cache.tokens,
         kv_bits=kv_cache.bits,
         kv_window=kv_cache.window,
         prefix_cache_bytes=quantity.parse(kv_cache.prefix_bytes) if kv_cache.prefix_bytes else 0,
@@ -191,9 +195,12 @@ def describe_proof(proof: MemoryProof, spec: ModelDeploymentSpec) -> str:
     show, kv_cache = quantity.show, spec.kv_cache or KvCache()
     form = f" in {kv_cache.bits} bits" if kv_cache.bits is not None else ""
     form = f" in a window of {kv_cache.window}" if kv_cache.window is not None else form
+    tokens = f"{requests} x {spec.context_length} tokens"
+    if kv_cache.tokens is not None:
+        tokens = f"{kv_cache.tokens} tokens of {requests} requests"
     parts = [
         f"weights {show(proof.weights_bytes)}",
-        f"KV cache {show(proof.kv_cache_bytes)} for {requests} x {spec.context_length} tokens{form}{source}",
+        f"KV cache {show(proof.kv_cache_bytes)} for {tokens}{form}{source}",
         f"activations {show(proof.activation_bytes)}",
         f"process {show(proof.overhead_bytes)}",
         *(f"{name} {show(size)}" for name, size in extra_parts(proof)),

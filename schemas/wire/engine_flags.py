@@ -224,13 +224,14 @@ class EngineFlags:
             "--blas-cache", Path, "folder of compiled BLAS shims (Linux); default: the user's cache"
         ),
     )
+    kv_tokens: int | None = field(
+        default=None,
+        metadata=_flag("--kv-tokens", _at_least(1), "tokens of all requests together"),
+    )
     kv_bits: int | None = field(
         default=None,
         metadata=_flag(
-            "--kv-bits",
-            int,
-            "bits of a number in the KV cache; default: not quantized",
-            choices=(4, 8),
+            "--kv-bits", int, "bits of a number in the KV cache; default: as is", choices=(4, 8)
         ),
     )
     kv_window: int | None = field(
@@ -410,6 +411,8 @@ class EngineFlags:
                 return "--kv-window cannot be combined with --kv-bits: a rotating cache is never quantized"
             if self.kv_window >= self.context_length:
                 return "--kv-window must be less than --context-length"
+        if self.kv_tokens is not None and self.kv_tokens < self.context_length:
+            return "--kv-tokens must be at least --context-length: one request may need all of it"
         return self._vision_conflict() or self._guess_conflict() or self._adapter_conflict()
 
     def _vision_conflict(self) -> str:

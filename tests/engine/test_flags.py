@@ -35,7 +35,14 @@ def test_missing_flags_have_defaults() -> None:
     assert (config.draft_tokens, config.max_body_bytes) == (3, 8 << 20)
     assert config.blas_cache.name == "blas"
     assert config.group is None
-    for name in ("kv_bits", "kv_window", "prefix_cache_bytes", "memory_limit_bytes", "adapter"):
+    for name in (
+        "kv_tokens",
+        "kv_bits",
+        "kv_window",
+        "prefix_cache_bytes",
+        "memory_limit_bytes",
+        "adapter",
+    ):
         assert getattr(config, name) is None
 
 

@@ -117,6 +117,24 @@ def test_a_batch_answers_as_mlx_vlm_does(folder: Path, loaded: Any) -> None:
     assert found == {job.id: expected[job.id - 10] for job in again}
     assert loaded.model._seen == {}  # what was seen is freed with its request
     assert batch.executor.prefix.stats.hit_tokens > 0
+    assert batch.executor.by_rows
+
+
+def test_a_stopped_job_still_sees_its_image(folder: Path, loaded: Any) -> None:
+    jobs = [make_job(loaded, 1, "what is this", RED), make_job(loaded, 2, "and this", BLUE)]
+    batch = engine_batches.new_batch(loaded, folder, vision=VISION)
+    expected = engine_batches.run(batch, *jobs)
+    batch.executor.prefix.trim(0)
+    for job in jobs:
+        batch.add(job)
+    events = [event for _ in range(5) for event in engine_batches.step(batch)]
+    # As the loop does if the memory guard takes its memory; nothing is kept, so the image is read again.
+    events += batch.executor.decode(reads_on=True, preempts=(1,))
+    batch.memory.release(1)
+    batch.executor.prefix.trim(0)
+    batch._scheduler.add_first(batch.executor.jobs[1])
+    found = engine_batches.drain(batch, events)
+    assert {at: engine_batches.tokens(made) for at, made in found.items()} == expected
 
 
 def test_the_image_decides_about_the_answer(folder: Path, loaded: Any) -> None:

@@ -20,9 +20,10 @@ from manifests.three_way import Force
 from manifests.trees import spec_of
 from manifests.yaml.nodes import Mark, YamlNode
 from schemas import kinds
-from schemas.deployment import KvCache, ModelDeployment
+from schemas.deployment import ModelDeployment
 from schemas.gitsource import GitSource
 from schemas.kinds import Kind
+from schemas.kv_cache import KvCache
 from schemas.meta import APPLY_SET, CHANGE_CAUSE, RESTARTED_AT, ApiModel, ApiObject
 from tests.support.manifests_texts import HEAD, deployment, read, route
 from tests.support.sampling import samples

@@ -17,7 +17,8 @@ from models import cache_rules, footprint, model_files
 from models.footprint import ServingLoad
 from reconciler.placement import filters
 from reconciler.placement.inputs import NodeView, PlacementRequest
-from schemas.deployment import KvCache, ModelDeploymentSpec, ModelSource
+from schemas.deployment import ModelDeploymentSpec, ModelSource
+from schemas.kv_cache import KvCache
 from schemas.node import ModelGeometry, ModelReport
 from tests.support.model_geometries import BASE, FAMILIES, build, geometry, module
 

@@ -54,6 +54,7 @@ loads = st.builds(
     context_length=st.integers(1, 40_000),
     concurrency=st.integers(1, 32),
     ranks=st.integers(1, 4),
+    kv_tokens=st.none() | st.integers(1, 200_000),
     kv_bits=st.none() | st.just(4),
     kv_window=st.none() | st.integers(16, 4096),
     draft_tokens=st.integers(0, 8),
@@ -69,7 +70,10 @@ def test_the_placement_proof_uses_the_formula(geometry: ModelGeometry, load: Ser
         concurrency=load.concurrency,
         ranks=load.ranks,
         extras=ProofExtras(
-            kv_bits=load.kv_bits, kv_window=load.kv_window, draft_tokens=load.draft_tokens
+            kv_tokens=load.kv_tokens,
+            kv_bits=load.kv_bits,
+            kv_window=load.kv_window,
+            draft_tokens=load.draft_tokens,
         ),
     )
     assert proof.activation_bytes == footprint.activation_bytes(geometry, load)
@@ -98,6 +102,7 @@ def test_more_requests_never_take_less(
         context_length=load.context_length,
         concurrency=load.concurrency + more,
         ranks=load.ranks,
+        kv_tokens=load.kv_tokens,
         kv_bits=load.kv_bits,
         kv_window=load.kv_window,
         draft_tokens=load.draft_tokens,

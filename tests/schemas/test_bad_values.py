@@ -80,6 +80,8 @@ DEPLOYMENT: list[tuple[str, Tree]] = [
     ("kvCache.bits", {"kvCache": {"bits": 6}}),
     ("kvCache.bits", {"kvCache": {"bits": "8"}}),
     ("kvCache.bits", {"kvCache": {"bits": True}}),
+    ("kvCache.tokens", {"kvCache": {"tokens": 0}}),
+    ("", {"kvCache": {"tokens": 4095}}),
     ("kvCache.window", {"kvCache": {"window": 15}}),
     ("kvCache.prefixBytes", {"kvCache": {"prefixBytes": 1024}}),
     ("kvCache.diskBytes", {"kvCache": {"diskBytes": "0"}}),

@@ -16,7 +16,8 @@ from reconciler.placement.inputs import (
     request_for,
 )
 from schemas.chips import CHIPS
-from schemas.deployment import DraftModel, HubReference, KvCache, ModelSource
+from schemas.deployment import DraftModel, HubReference, ModelSource
+from schemas.kv_cache import KvCache
 from schemas.node import AdapterReport, ModelReport, Taint
 from schemas.placement import Placement, ScoreWeights, Toleration
 from tests.support.fleets import GEOMETRY, GIB, deployment

@@ -118,3 +118,5 @@ def test_the_engine_and_the_memory_proof_agree(family: str) -> None:
     for tokens in (1, 300, 1024):
         proved = footprint.cache_bytes(shape, ServingLoad(context_length=tokens, concurrency=3))
         assert measured.batch_bytes([tokens] * 3) == proved
+        fewer = ServingLoad(context_length=tokens, concurrency=9, kv_tokens=4 * tokens)
+        assert measured.load_bytes(fewer) == footprint.cache_bytes(shape, fewer)

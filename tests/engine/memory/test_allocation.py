@@ -58,6 +58,7 @@ def limits_as_before() -> Iterator[None]:
         {"prefix_cache_bytes": 3 << 20},
         {"draft_model": Path("draft")},
         {"concurrency": 1, "context_length": 300},
+        {"concurrency": 16, "kv_tokens": 5_000, "prefix_cache_bytes": 1 << 20},
     ],
     ids=str,
 )
@@ -73,6 +74,7 @@ def test_the_promised_memory_is_enough_for_full_contexts(
         context_length=config.context_length,
         concurrency=config.concurrency,
         extras=ProofExtras(
+            kv_tokens=config.kv_tokens,
             kv_bits=config.kv_bits,
             kv_window=config.kv_window,
             prefix_cache_bytes=config.prefix_cache_bytes or 0,

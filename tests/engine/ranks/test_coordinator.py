@@ -23,13 +23,22 @@ LOADED = LoadedMessage(rank=0, model="m", prefix_bytes=100, token_bytes=8, is_ev
         ),
         ([{"token_bytes": 16}, {}], StartMessage(prefix_bytes=100, token_bytes=16)),
         ([{"token_bytes": 16, "is_even": False}], StartMessage(prefix_bytes=0, token_bytes=None)),
+        ([{"by_rows": False}], StartMessage(prefix_bytes=100, token_bytes=None)),
+        ([{"by_rows": True}], StartMessage(prefix_bytes=100, token_bytes=None, by_rows=True)),
     ],
-    ids=["the smallest", "unequal stages", "unequal stages that rotate"],
+    ids=[
+        "the smallest",
+        "unequal stages",
+        "unequal stages that rotate",
+        "a stage that is padded",
+        "rows of their own",
+    ],
 )
 def test_ranks_agree_on_common_values(
     others: Sequence[dict[str, object]], start: StartMessage
 ) -> None:
-    ranks = [LOADED, *(replace(LOADED, rank=1, **other) for other in others)]  # type: ignore[arg-type]
+    leader = replace(LOADED, by_rows=any("by_rows" in other for other in others))
+    ranks = [leader, *(replace(LOADED, rank=1, **other) for other in others)]  # type: ignore[arg-type]
     assert coordinator.agree(ranks) == start
 
 

@@ -26,7 +26,8 @@ from nodeagent.engines.engine_processes import (
 )
 from nodeagent.engines.health_client import HealthClient
 from nodeagent.execute import engine_order
-from schemas.deployment import DraftModel, KvCache, ModelSource, NamedAdapter, NgramGuesses
+from schemas.deployment import DraftModel, ModelSource, NamedAdapter, NgramGuesses
+from schemas.kv_cache import KvCache
 from schemas.meta import ObjectMeta
 from schemas.replica import MemoryProof, RankAssignment, Replica, ReplicaSpec
 from schemas.sampling import Sampling
@@ -151,7 +152,7 @@ def test_every_field_of_a_replica_reaches_its_engine() -> None:
             sampling=Sampling(temperature=0.5),
             unknown_parameters="Refuse",
             performance="Always",
-            kv_cache=KvCache(bits=4, prefix_bytes="1Ki", disk_bytes="2Ki"),
+            kv_cache=KvCache(tokens=99, bits=4, prefix_bytes="1Ki", disk_bytes="2Ki"),
             ranks=(RankAssignment(node="a", memory=proof),),
         ),
     )
@@ -167,6 +168,7 @@ def test_every_field_of_a_replica_reaches_its_engine() -> None:
         sampling=Sampling(temperature=0.5),
         unknown_parameters="Refuse",
         performance="Always",
+        kv_tokens=99,
         kv_bits=4,
         prefix_cache_bytes=1024,
         prefix_disk_bytes=2048,

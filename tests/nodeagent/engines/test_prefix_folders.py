@@ -5,7 +5,8 @@ from pathlib import Path
 
 from machinery.clock import SystemClock
 from nodeagent.engines.prefix_folders import PrefixFolders, needed_folders, remove_others
-from schemas.deployment import KvCache, ModelDeployment
+from schemas.deployment import ModelDeployment
+from schemas.kv_cache import KvCache
 from tests.support.fleets import deployment
 from tests.support.waiting import until
 

@@ -12,7 +12,8 @@ from reconciler.placement.memory_proof import ProofExtras, prove
 from reconciler.placement.refusals import Unschedulable, summary_line
 from reconciler.placement.table import NodeTable
 from reconciler.placer import Assignment, place_replica
-from schemas.deployment import DraftModel, KvCache, ModelSource, NamedAdapter, NgramGuesses
+from schemas.deployment import DraftModel, ModelSource, NamedAdapter, NgramGuesses
+from schemas.kv_cache import KvCache
 from schemas.node import AdapterReport, LayerGroup, ModelGeometry, ModelReport, Taint
 from schemas.placement import Placement, Toleration
 from tests.support.fleets import GEOMETRY, GIB, deployment, node
@@ -537,6 +538,18 @@ def test_all_parts_are_named() -> None:
         "process 768 MiB, prefix cache 1.0 GiB, adapter 256 MiB, draft model 584 MiB), "
         "has 1.0 GiB free of 1.0 GiB"
     )
+
+
+def test_tokens_of_all_requests_replace_full_contexts() -> None:
+    def cache_bytes(concurrency: int, tokens: int | None = None) -> int:
+        wanted = model_request(concurrency=concurrency, kv_cache=KvCache(tokens=tokens))
+        return memory_proof.proof_of(wanted, WHOLE).kv_cache_bytes
+
+    assert cache_bytes(16, 4 * 1024) == cache_bytes(4)
+    assert cache_bytes(2, 4 * 1024) == cache_bytes(2)  # never more than all of them can have
+    wanted = model_request(concurrency=16, kv_cache=KvCache(tokens=4096))
+    found = memory_proof.describe_proof(memory_proof.proof_of(wanted, WHOLE), wanted.spec)
+    assert "for 4096 tokens of 16 requests, " in found
 
 
 TWO = {"law": LAW, "poems": AdapterReport(path="poems", weights_bytes=7)}

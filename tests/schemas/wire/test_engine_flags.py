@@ -41,6 +41,7 @@ WHOLE = dataclasses.replace(
     drain_timeout_s=2.5,
     max_body_bytes=1,
     blas_cache=Path("/c"),
+    kv_tokens=64,
     kv_bits=8,
     prefix_cache_bytes=0,
     memory_limit_bytes=1,
@@ -121,6 +122,7 @@ PIPELINE = "--parallelism Pipeline"
     ("words", "error"),
     [
         ("--kv-bits 5", "argument --kv-bits: invalid choice: 5"),
+        ("--kv-tokens 63", "--kv-tokens must be at least --context-length"),
         ("--kv-window 15", "argument --kv-window: 15 is less than 16"),
         ("--kv-window 64", "--kv-window must be less than --context-length"),
         ("--kv-window 32 --kv-bits 8", "--kv-window cannot be combined with --kv-bits"),
