@@ -39,7 +39,7 @@ SUMMARIES: dict[str, str] = {
     "init-auth": "Create users in etcd, then make it enforce passwords.",
     "join": "Join a fleet with a token, or without one by an approval.",
     "label": "Set and remove labels of objects.",
-    "logs": "Print the log of a replica's engine, or of a process of the fleet.",
+    "logs": "Print the log of an engine or another process.",
     "models": "Fetch, search, list, check and remove models.",
     "node": "Add Macs over ssh; upgrade, restart and remove them.",
     "patch": "Change fields of objects; all other fields stay the same.",

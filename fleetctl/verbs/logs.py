@@ -324,7 +324,7 @@ def _write(out: IO[bytes], text: bytes) -> None:
     out.flush()
 
 
-_HELP = """Print the log of a replica's engine, or of a process of the fleet.
+_HELP = """Print the log of an engine or another process.
 
 \b
   fleetctl logs qwen-0                      the engine of replica qwen-0 (its rank 0)
@@ -399,7 +399,7 @@ def _since(_: click.Context, __: click.Parameter, value: str) -> str:
 )
 @process_options
 def logs(what: str | None, **options: Any) -> None:
-    """Print the log of a replica's engine, or of a process of the fleet."""
+    """Print the log of an engine or another process."""
     selection = _log_selection(what, options)
     is_many = selection.all_ranks or selection.all_replicas
     tail = options["tail"]
