@@ -136,7 +136,10 @@ async def measure_load(
     paint = await page.evaluate(
         "performance.getEntriesByName('first-contentful-paint')[0]?.startTime ?? 0"
     )
-    sizes = "performance.getEntriesByType('resource').reduce((s, e) => s + e.transferSize, 0)"
+    sizes = (
+        "[...performance.getEntriesByType('resource'), ...performance.getEntriesByType('navigation')]"
+        ".reduce((s, e) => s + e.transferSize, 0)"
+    )
     size = await page.evaluate(sizes)
     size += await stream_bytes(dashboard) - sent_before
     await context.close()

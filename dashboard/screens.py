@@ -31,7 +31,10 @@ LISTS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
             "figures:watts",
         ),
         "map": (_MAC_CARD, "groups", "figures"),
-        "macs": (f"macs:{_MAC_STATE},{_MAC_MEMORY},reason,chip,models,site,agentVersion",),
+        "macs": (
+            f"macs:{_MAC_STATE},{_MAC_MEMORY},reason,chip,models,site,agentVersion",
+            "figures:gpuPercent,active",
+        ),
         "models": ("models",),
         "groups": ("groups",),
         "events": ("events",),

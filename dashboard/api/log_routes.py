@@ -114,13 +114,14 @@ class LogRoutes:
         self,
         of: Annotated[str, Query(max_length=300)],
         tail: Annotated[int, Query(ge=0, le=10_000)] = 200,
+        since: Annotated[str, Query(max_length=20, pattern=r"^(\d+[a-z]+)*$")] = "",
         grep: Annotated[str, Query(max_length=200)] = "",
         about: Annotated[str, Query(max_length=200)] = "",
         *,
         follow: bool = False,
         previous: bool = False,
     ) -> Response:
-        """Stream a log as lines. `of`: node/NAME, replica/NAME[/RANK], gateway/ID, reconciler/ID or dashboard/ID."""
+        """Stream a log as lines. `of`: node/NAME, replica/NAME[/RANK], gateway/ID, reconciler/ID or dashboard/ID. `since`: of the last 5m."""
         if self.open >= MAX_FOLLOWED:
             message = f"{self.open} logs are read already; close some."
             raise RefusedError(Refusal(status=429, message=message, code="too_many_logs"))
@@ -133,6 +134,8 @@ class LogRoutes:
             message = f"{str(error)[:1].upper()}{str(error)[1:]}."
             raise RefusedError(Refusal(status=404, message=message)) from error
         params = {**source.params, "tail": str(tail), "follow": str(follow).lower()}
+        if since:
+            params["since"] = since
         stack = contextlib.AsyncExitStack()
         try:
             pieces = await self._open(stack, address, source.path, params)

@@ -104,7 +104,7 @@ function App() {
     ${store.isOldPage && html`<div class="banner" role="status">The dashboard was upgraded. <button type="button" class="small" onClick=${() => location.reload()}>Load the new page</button></div>`}
     ${!isNoticeClosed && IS_OPEN_TEXT && html`<div class="banner" role="status">This page came over plain HTTP: others on the way can read it, and the key of a login. Start fleet-dashboard with --tls-cert.
       <button type="button" class="small" onClick=${() => setNoticeClosed(true)}>Close</button></div>`}
-    <main id="main" tabindex="-1"><${Screen} /></main>
+    <main id="main" tabindex="-1" class=${isOld() ? "old" : ""}><${Screen} /></main>
     ${isTimeOpen && html`<${TimeBar} store=${store} onClose=${() => setTimeOpen(false)} />`}
     ${isCommandOpen && html`<${CommandLine} store=${store} screens=${MENU.filter((one) => store.may(one[3]))} go=${(path) => go(path, redraw)} onClose=${() => setCommandOpen(false)} />`}
     ${isHelpOpen && html`<${Help} onClose=${() => setHelpOpen(false)} />`}
@@ -132,6 +132,11 @@ function Guard({ children }) {
       <button type="button" class="small" onClick=${retry}>Try again</button>
       <button type="button" class="small" onClick=${() => location.reload()}>Load the page again</button></p>
   </div>`;
+}
+
+/** Whether figures are older than they look. */
+function isOld() {
+  return !store.at && store.may("viewer") && store.heardAt > 0 && performance.now() - store.heardAt >= OLD_MS;
 }
 
 /** Whether what is shown is live, and how old it is if not. */

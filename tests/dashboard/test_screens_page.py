@@ -65,6 +65,13 @@ async def test_a_log_is_followed_filtered_and_paused(browser: Browser, site: Sit
         await site.dashboard.post("/chat/v1/chat/completions", body, 404)
         await expect(page.locator(".chips .problem")).to_have_count(0)
         await check_access(page)
+        # Another age reads it anew.
+        async with page.expect_response(lambda one: "since=1h" in one.url) as answer:
+            await page.get_by_label("Since").select_option("1h")
+        assert (await answer.value).status == 200
+        await expect(page.locator(".chips .problem")).to_have_count(0)
+        wrong = await site.dashboard.get(f"/api/v1/logs?of=gateway/{gateway}&since=soon", 400)
+        assert wrong["error"]["param"] == "since"
         await page.get_by_label("Only lines with").fill("no such text")
         await expect(page.locator(".log .line")).to_have_count(0)
         assert await page.evaluate("window.hacked") is None
@@ -143,6 +150,8 @@ async def test_degrees_and_watts_of_a_mac_are_on_the_map_and_on_its_page(browser
         await check_access(page)
         await page.get_by_role("link", name="mac-1").click()
         await expect(page.locator("main")).to_contain_text(expected)
+        await page.goto("/macs")
+        await expect(page.locator("tbody tr")).to_contain_text("63 %")
         await page.goto("/")
         await expect(page.locator(".figure-card", has_text="Power")).to_contain_text("42 W")
     await runner.cleanup()

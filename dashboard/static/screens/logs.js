@@ -8,14 +8,16 @@ import { Command } from "../parts.js";
 const MOST_LINES = 2_000;
 const MOST_LOGS = 3; // browsers open six connections to a host at most
 const DRAW_MS = 100;
+const AGES = [["", "the last 200 lines"], ["1m", "1 minute"], ["5m", "5 minutes"], ["1h", "1 hour"], ["6h", "6 hours"]];
 const LEVELS = ["debug", "info", "notice", "warning", "error", "critical"];
 
 export function Logs({ store, query }) {
   const [chosen, setChosen] = useState(() => query.getAll("of"));
   const [grep, setGrep] = useState(query.get("grep") ?? "");
   const [level, setLevel] = useState("debug");
+  const [since, setSince] = useState("");
   const [isFollowing, setFollowing] = useState(true);
-  const logs = useLogs(chosen, isFollowing);
+  const logs = useLogs(chosen, isFollowing, since);
   const sources = [
     ...store.rows("macs").map((one) => `node/${one.name}`),
     ...store.rows("replicas").map((one) => `replica/${one.name}`),
@@ -33,6 +35,9 @@ export function Logs({ store, query }) {
         ${sources.map((one) => html`<option key=${one} value=${one}>${one}</option>`)}
       </select></label>
       <label>Only lines with <input type="search" data-filter value=${grep} onInput=${(event) => setGrep(event.target.value)} /></label>
+      <label>Since <select value=${since} onChange=${(event) => (logs.clear(), setSince(event.target.value))}>
+        ${AGES.map(([one, title]) => html`<option key=${one} value=${one}>${title}</option>`)}
+      </select></label>
       <label>From level <select value=${level} onChange=${(event) => setLevel(event.target.value)}>
         ${LEVELS.map((one) => html`<option key=${one} value=${one}>${one}</option>`)}
       </select></label>
@@ -68,7 +73,7 @@ function Lines({ lines, isFollowing, hasSource }) {
 }
 
 /** Read the chosen logs; lines of all of them in the order in which they arrive. */
-function useLogs(chosen, isFollowing) {
+function useLogs(chosen, isFollowing, since) {
   const [problems, setProblems] = useState({});
   const [, redraw] = useReducer((count) => count + 1, 0);
   const held = useRef({ lines: [], dropped: 0, number: 0, timer: 0 });
@@ -87,15 +92,16 @@ function useLogs(chosen, isFollowing) {
     if (!isFollowing) return undefined;
     const abort = new AbortController();
     for (const source of chosen) {
-      const tail = held.current.lines.some((one) => one.source === source) ? 0 : 200;
-      read(source, tail, abort.signal, (line) => (add(source, line), draw())).then(
+      const isKnown = held.current.lines.some((one) => one.source === source);
+      const begin = isKnown ? { tail: 0 } : since ? { tail: MOST_LINES, since } : { tail: 200 };
+      read(source, begin, abort.signal, (line) => (add(source, line), draw())).then(
         () => setProblems((now) => ({ ...now, [source]: "ended" })),
         (error) => error.name !== "AbortError" && setProblems((now) => ({ ...now, [source]: error.message })),
       );
     }
     setProblems({});
     return () => abort.abort();
-  }, [chosen.join(" "), isFollowing]);
+  }, [chosen.join(" "), isFollowing, since]);
   const clear = () => {
     held.current.lines = [];
     held.current.dropped = 0;
@@ -104,8 +110,8 @@ function useLogs(chosen, isFollowing) {
   return { lines: held.current.lines, dropped: held.current.dropped, problems, clear };
 }
 
-async function read(source, tail, signal, onLine) {
-  const answer = await fetch(`/api/v1/logs?${new URLSearchParams({ of: source, tail, follow: "true" })}`, { signal });
+async function read(source, begin, signal, onLine) {
+  const answer = await fetch(`/api/v1/logs?${new URLSearchParams({ of: source, ...begin, follow: "true" })}`, { signal });
   if (!answer.ok) throw new Error(await refusalText(answer));
   const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
   let rest = "";

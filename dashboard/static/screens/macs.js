@@ -10,6 +10,7 @@ const MacCharts = lazy(() => import("../subject_charts.js"), "MacCharts");
 
 export function Macs({ store }) {
   const [text, setText] = useState("");
+  const isMeasured = store.views.figures.size > 0;
   const columns = [
     ["Mac", (mac) => html`<${ObjectLink} kind="Node" name=${mac.name} />`],
     ["State", (mac) => html`<${MacState} mac=${mac} />`],
@@ -17,6 +18,7 @@ export function Macs({ store }) {
     ["Memory", (mac) => bytes(mac.memoryBytes), "number"],
     ["For models", (mac) => html`<${MemoryBar} mac=${mac} />`],
     ["Models", (mac) => mac.models.join(", ") || "-"],
+    ...(isMeasured ? [["GPU", (mac) => gpuText(store.row("figures", mac.name)), "number"], ["Under way", (mac) => store.row("figures", mac.name)?.active ?? "-", "number"]] : []),
     ["Site", (mac) => mac.site ?? "-"],
     ["Release", (mac) => mac.agentVersion ?? "-"],
     ["Why", (mac) => mac.reason, "wide"],
@@ -73,6 +75,8 @@ export function Mac({ store, name }) {
   `;
 }
 
+const gpuText = (found) => (found?.gpuPercent === null || found === undefined ? "-" : `${found.gpuPercent} %`);
+
 /** A release, marked where most Macs have another. */
 function Version({ name, mac, column, usual }) {
   const text = [name, mac[column] ?? "-"].filter(Boolean).join(" ");
@@ -90,6 +94,7 @@ export function Replicas({ replicas, empty }) {
     ["Macs", (one) => one.macs.map((mac, at) => html`${at ? ", " : ""}<${ObjectLink} kind="Node" name=${mac} />`)],
     ["Memory", (one) => bytes(one.memoryBytes), "number"],
     ["Restarts", (one) => one.restarts, "number"],
+    ["Log", (one) => html`<a href=${`/logs?of=replica/${encodeURIComponent(one.name)}`} aria-label=${`Log of ${one.name}`}>log</a>`],
     ["Why", (one) => [one.message, ...one.fetches].filter(Boolean).join("; "), "wide"],
   ];
   return html`<${Table} caption="Replicas" columns=${columns} rows=${replicas} empty=${empty} />`;
