@@ -296,9 +296,8 @@ def _dashboard() -> list[Permission]:
         prefix_permission(keys.DASHBOARD_LEASE_PREFIX, Right.READWRITE),
         # It asks gateways for their requests with a ticket of its own.
         prefix_permission(keys.ticket_prefix("Gateway"), Right.READWRITE),
-        # Logs of agents and engines are read with tickets, too.
+        # Logs of agents, engines and reconcilers are read with tickets, too.
         prefix_permission(keys.ticket_prefix("Node"), Right.READWRITE),
-        # So is the log of a reconciler.
         prefix_permission(keys.ticket_prefix("Reconciler"), Right.READWRITE),
         # A login link is good once: the dashboard removes its ticket.
         prefix_permission(keys.ticket_prefix("Dashboard"), Right.READWRITE),
