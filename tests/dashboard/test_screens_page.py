@@ -19,7 +19,7 @@ from store.memory import MemoryTransport
 from store.port import Delete
 from tests.support.browser import check_access, needs_browser, open_page, running_browser
 from tests.support.dashboard_fleets import put_fleet, put_key
-from tests.support.dashboard_site import HOSTILE, Site, running_site
+from tests.support.dashboard_site import HOSTILE, TOO_WARM, Site, running_site
 from tests.support.dashboards import CLOCK, running_dashboard
 from tests.support.fleets import deployment, revision
 from tests.support.macs import mac
@@ -142,16 +142,21 @@ async def test_degrees_and_watts_of_a_mac_are_on_the_map_and_on_its_page(browser
     store = MemoryTransport(CLOCK)
     url = f"http://127.0.0.1:{runner.addresses[0][1]}"
     status = node_status("mac-1", memory_gib=64).model_copy(update={"agent_url": url})
-    await store.commit([], [put_node("mac-1", status), put_lease("mac-1")])
+    writes = [put_node("mac-1", status), put_lease("mac-1"), *mac("book-of-anna", TOO_WARM)]
+    await store.commit([], writes)
     expected = "GPU 63 % · CPU 50 % · 51 °C · 42 W"
-    async with running_dashboard(store) as running, open_page(browser, running.url) as (page, _):
+    async with (
+        running_dashboard(store) as running,
+        open_page(browser, running.url, width=1200) as (page, _),
+    ):
         await page.goto("/map")
         await expect(page.locator(".figures")).to_have_text(expected)
         await check_access(page)
         await page.get_by_role("link", name="mac-1").click()
         await expect(page.locator("main")).to_contain_text(expected)
         await page.goto("/macs")
-        await expect(page.locator("tbody tr")).to_contain_text("63 %")
+        await expect(page.locator("tbody tr", has_text="mac-1")).to_contain_text("63 %, 0")
+        assert await page.evaluate("document.documentElement.scrollWidth") <= 1200
         await page.goto("/")
         await expect(page.locator(".figure-card", has_text="Power")).to_contain_text("42 W")
     await runner.cleanup()

@@ -10,7 +10,7 @@ const MacCharts = lazy(() => import("../subject_charts.js"), "MacCharts");
 
 export function Macs({ store }) {
   const [text, setText] = useState("");
-  const isMeasured = store.views.figures.size > 0;
+  const isMeasured = [...store.views.figures.values()].some((one) => one.gpuPercent !== null || one.active > 0);
   const columns = [
     ["Mac", (mac) => html`<${ObjectLink} kind="Node" name=${mac.name} />`],
     ["State", (mac) => html`<${MacState} mac=${mac} />`],
@@ -18,7 +18,7 @@ export function Macs({ store }) {
     ["Memory", (mac) => bytes(mac.memoryBytes), "number"],
     ["For models", (mac) => html`<${MemoryBar} mac=${mac} />`],
     ["Models", (mac) => mac.models.join(", ") || "-"],
-    ...(isMeasured ? [["GPU", (mac) => gpuText(store.row("figures", mac.name)), "number"], ["Under way", (mac) => store.row("figures", mac.name)?.active ?? "-", "number"]] : []),
+    ...(isMeasured ? [["GPU, requests", (mac) => loadText(store.row("figures", mac.name)), "number"]] : []),
     ["Site", (mac) => mac.site ?? "-"],
     ["Release", (mac) => mac.agentVersion ?? "-"],
     ["Why", (mac) => mac.reason, "wide"],
@@ -75,7 +75,7 @@ export function Mac({ store, name }) {
   `;
 }
 
-const gpuText = (found) => (found?.gpuPercent === null || found === undefined ? "-" : `${found.gpuPercent} %`);
+const loadText = (found) => (found ? `${found.gpuPercent === null ? "-" : `${found.gpuPercent} %`}, ${found.active}` : "-");
 
 /** A release, marked where most Macs have another. */
 function Version({ name, mac, column, usual }) {
