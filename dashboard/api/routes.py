@@ -103,8 +103,20 @@ class StateRoutes:
         if at:
             moment = await self.past.moment(at)
             return json_response(await asyncio.to_thread(past_snapshot, moment, selections))
-        self._check_ready()
+        if not self.model.is_ready:
+            return json_response(await self._last_known(selections))
         return json_response(snapshot(self.model, selections))
+
+    async def _last_known(self, selections: Iterable[Selection]) -> Row:
+        """Return what the history has of the fleet: the store has not answered since the start of this process."""
+        try:
+            moment = await self.past.moment("now")
+        except RefusedError:
+            self._check_ready()
+            raise
+        found = await asyncio.to_thread(past_snapshot, moment, selections)
+        silent_s = max(moment.age_s or 0.0, self.model.caches.silent_s())
+        return {**found, "storeSilentSeconds": round(silent_s, 1)}
 
     async def view(
         self,

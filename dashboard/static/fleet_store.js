@@ -175,8 +175,9 @@ export class FleetStore {
     const answer = await getJson(`/api/v1/snapshot?${query}`);
     if (query !== this._query) return;
     this._replace(answer);
-    this._id = answer.id;
-    this._live();
+    this._id = answer.id ?? "";
+    if (answer.id) this._live();
+    else this._notify(); // of the history: the control plane has been away since the dashboard began
   }
 
   _follow() {
@@ -207,10 +208,11 @@ export class FleetStore {
     };
   }
 
-  /** Read everything anew after a pause: the stream was refused. */
+  /** Read everything anew after a pause: the stream was refused. Meanwhile the last known state may be shown. */
   connectLater() {
     this._close();
     this._id = "";
+    if (this.state !== "login") void this._read().catch(() => {}); // the next try says why
     this._retry();
   }
 

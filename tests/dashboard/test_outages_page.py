@@ -9,8 +9,10 @@ from pathlib import Path
 import pytest
 from playwright.async_api import Browser, Route, expect
 
+from store.errors import UnavailableError
 from store.etcd.connect import connect
 from store.memory import MemoryTransport
+from store.port import Put, Transport
 from tests.support.browser import needs_browser, open_page, running_browser
 from tests.support.dashboard_site import hostile_answer
 from tests.support.dashboards import CLOCK, running_dashboard
@@ -18,6 +20,7 @@ from tests.support.etcd import running_etcd
 from tests.support.gateway_fake_engine import FakeEngine, running
 from tests.support.gateway_world import World, running_gateway
 from tests.support.macs import mac
+from tests.support.waiting import until_async
 
 pytestmark = [needs_browser, pytest.mark.browser]
 
@@ -26,6 +29,19 @@ pytestmark = [needs_browser, pytest.mark.browser]
 async def browser() -> AsyncIterator[Browser]:
     async with running_browser() as found:
         yield found
+
+
+async def commit_when_back(store: Transport, puts: list[Put]) -> None:
+    """Write once the store answers again: a connection of before may still be closed."""
+
+    async def is_written() -> bool:
+        try:
+            await store.commit([], puts)
+        except UnavailableError:
+            return False
+        return True
+
+    await until_async(is_written, limit_s=60, what="the store to take a write")
 
 
 @pytest.mark.etcd
@@ -66,12 +82,47 @@ async def test_the_page_works_and_says_so_while_etcd_is_dead(
                 await expect(page.get_by_role("alert")).to_contain_text("does not answer")
                 await page.keyboard.press("Escape")
                 await etcd.start()
-                await store.commit([], mac("mac-3"))
+                await commit_when_back(store, mac("mac-3"))
                 await expect(banner).to_have_count(0)
                 await page.locator("nav").get_by_role("link", name="Macs").click()
                 await expect(page.get_by_role("link", name="mac-3")).to_be_visible()
                 assert await page.evaluate("window.isOld")
                 faults.found = [one for one in faults.found if "net::ERR" not in one]
+        await store.close()
+
+
+@pytest.mark.etcd
+async def test_a_dashboard_that_starts_without_etcd_shows_what_was_known(
+    browser: Browser, tmp_path: Path
+) -> None:
+    async with running_etcd(tmp_path / "etcd") as etcd:
+        store = connect(etcd.address)
+        await store.commit([], mac("mac-1"))
+        folder = tmp_path / "history"
+        folder.mkdir()
+        async with running_dashboard(store, state_dir=folder) as first:
+
+            async def is_recorded() -> bool:
+                found = await first.get("/api/v1/objects/Node/mac-1/changes")
+                return bool(found["changes"])
+
+            await until_async(is_recorded, limit_s=60, what="the Mac in the history")
+        await etcd.supervisor.stop()
+        async with (
+            running_dashboard(store, id_="run2", has_store=False, state_dir=folder) as second,
+            open_page(browser, second.url) as (page, faults),
+        ):
+            await page.goto("/macs")
+            await expect(page.get_by_role("link", name="mac-1")).to_be_visible()
+            banner = page.locator("[data-banner]")
+            await expect(banner).to_contain_text("Objects are shown as last known")
+            await page.locator("nav").get_by_role("link", name="Fleet").click()
+            await expect(page.locator("[data-sentence]")).to_contain_text("1 of 1 Macs online")
+            await etcd.start()
+            await commit_when_back(store, mac("mac-2"))
+            await expect(banner).to_have_count(0)
+            await expect(page.locator("[data-sentence]")).to_contain_text("all 2 Macs online")
+            faults.found = [one for one in faults.found if "net::ERR" not in one]
         await store.close()
 
 

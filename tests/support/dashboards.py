@@ -71,9 +71,14 @@ class RunningDashboard:
 
 @asynccontextmanager
 async def running_dashboard(
-    transport: Transport, *, asks_for_keys: bool = False, id_: str = "run1", **more: Any
+    transport: Transport,
+    *,
+    asks_for_keys: bool = False,
+    id_: str = "run1",
+    has_store: bool = True,
+    **more: Any,
 ) -> AsyncIterator[RunningDashboard]:
-    """Run a dashboard on a free port until the block ends."""
+    """Run a dashboard on a free port until the block ends. `has_store`: the store answers, and is waited for."""
     settings = DashboardSettings(
         address=("127.0.0.1", 0),
         asks_for_keys=asks_for_keys,
@@ -85,7 +90,8 @@ async def running_dashboard(
     async with asyncio.TaskGroup() as group:
         task = group.create_task(dashboard.run())
         await until(lambda: dashboard.server.url, what="the dashboard listens")
-        await dashboard.model.wait_ready()
+        if has_store:
+            await dashboard.model.wait_ready()
         connector = aiohttp.TCPConnector(force_close=True)
         async with aiohttp.ClientSession(connector=connector) as http:
             yield RunningDashboard(dashboard=dashboard, store=transport, http=http)
