@@ -8,6 +8,7 @@ from typing import Annotated, Final
 import orjson
 from fastapi import APIRouter, Header, Query, Response
 from fastapi.responses import StreamingResponse
+from pydantic import BaseModel, ConfigDict, Field
 
 from identity.dialer import Dialer
 from identity.log_access import LogAccess, LogQuery, log_path
@@ -25,6 +26,27 @@ MAX_FOLLOWED: Final = 32
 """Most logs that are read at once."""
 _LINES_PER_SECOND: Final = 1000
 _MAX_LINE: Final = 64 << 10
+
+
+class PageLogQuery(BaseModel):
+    """Selection of lines of one log."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    of: str = Field(max_length=300)
+    """`node/NAME`, `replica/NAME[/RANK]`, `gateway/ID`, `reconciler/ID` or `dashboard/ID`."""
+    tail: int = Field(default=200, ge=0, le=10_000)
+    """The number of lines from the end."""
+    since: str = Field(default="", max_length=20, pattern=r"^(\d+[a-z]+)*$")
+    """Maximum age of the lines, such as 5m."""
+    grep: str = Field(default="", max_length=200)
+    """Text that lines contain, in any case of letters."""
+    about: str = Field(default="", max_length=200)
+    """An object, a node, a request or a trace that lines name."""
+    follow: bool = False
+    """True to continue with new lines."""
+    previous: bool = False
+    """True for the log of the engine before the current one."""
 
 
 @dataclass(slots=True)
@@ -110,32 +132,26 @@ class LogRoutes:
         """Send the last lines of the dashboard's own log, for a ticket of the store."""
         return await self.own.show(query, authorization)
 
-    async def read(
-        self,
-        of: Annotated[str, Query(max_length=300)],
-        tail: Annotated[int, Query(ge=0, le=10_000)] = 200,
-        since: Annotated[str, Query(max_length=20, pattern=r"^(\d+[a-z]+)*$")] = "",
-        grep: Annotated[str, Query(max_length=200)] = "",
-        about: Annotated[str, Query(max_length=200)] = "",
-        *,
-        follow: bool = False,
-        previous: bool = False,
-    ) -> Response:
-        """Stream a log as lines. `of`: node/NAME, replica/NAME[/RANK], gateway/ID, reconciler/ID or dashboard/ID. `since`: of the last 5m."""
+    async def read(self, query: Annotated[PageLogQuery, Query()]) -> Response:
+        """Stream a log as lines."""
         if self.open >= MAX_FOLLOWED:
             message = f"{self.open} logs are read already; close some."
             raise RefusedError(Refusal(status=429, message=message, code="too_many_logs"))
         try:
-            source = logs.known_source(self.caches, of, is_previous=previous)
+            source = logs.known_source(self.caches, query.of, is_previous=query.previous)
             address = logs.known_address(self.caches, source, self.dialer)
         except ValueError as error:
             raise invalid(f"{error}.", "of") from None
         except ProcessError as error:
             message = f"{str(error)[:1].upper()}{str(error)[1:]}."
             raise RefusedError(Refusal(status=404, message=message)) from error
-        params = {**source.params, "tail": str(tail), "follow": str(follow).lower()}
-        if since:
-            params["since"] = since
+        params = {
+            **source.params,
+            "tail": str(query.tail),
+            "follow": str(query.follow).lower(),
+        }
+        if query.since:
+            params["since"] = query.since
         stack = contextlib.AsyncExitStack()
         try:
             pieces = await self._open(stack, address, source.path, params)
@@ -144,7 +160,7 @@ class LogRoutes:
             await stack.aclose()
             raise
         return StreamingResponse(
-            self._lines(stack, pieces, LineFilter(grep, about)),
+            self._lines(stack, pieces, LineFilter(query.grep, query.about)),
             media_type="text/plain; charset=utf-8",
             headers={"x-accel-buffering": "no"},
         )
