@@ -82,10 +82,12 @@ HISTORIES: Mapping[str, VersionHistory] = {
     "GitSourceStatus": _fields_added(1),
     "ApiKey": VersionHistory(current=2, steps={1: _role_for_admin}),
     # rateLimit and cacheSharing in its routing; hub in its model; performance; objectives; ngram in its model;
-    # thresholds in placement.tier, nodePriorities in its status; vision; concurrency may be Auto
+    # thresholds in placement.tier, nodePriorities in its status; vision; concurrency may be Auto, and
+    # tokens in kvCache
     "ModelDeployment": _fields_added(8),
     "ModelDeploymentStatus": _fields_added(2),  # nodePriorities; concurrency
-    # hub in its model; fetches in its status; performance; ngram in its model; vision; concurrency in its proofs
+    # hub in its model; fetches in its status; performance; ngram in its model; vision; concurrency in its proofs,
+    # and tokens in kvCache
     "Replica": _fields_added(6),
     "ReplicaStatus": _fields_added(1),  # fetches
     "RankStatus": _fields_added(1),  # fetch

@@ -44,7 +44,8 @@ async def test_the_document_has_the_state_of_its_screen() -> None:
         assert HOSTILE in views["macs"][0]["reason"]
         assert HOSTILE not in text  # it cannot end its element
         again = await running.get("/api/v1/snapshot", params={"view": boot["view"]})
-        assert again["views"] == views
+        # Figures change while this is asked.
+        assert {**again["views"], "figures": []} == {**views, "figures": []}
 
 
 async def test_a_stranger_gets_the_document_without_any_state() -> None:
