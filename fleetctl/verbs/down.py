@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import click
+from click.core import ParameterSource
 
 from fleetctl.cli import terminal
 from fleetctl.cli.arguments import parse_duration
@@ -32,6 +33,7 @@ from store.port import Transport
 _FILE: Final = "fleet-down.json"
 _STORE_S: Final = 5.0
 _MAX_GRACE_S: Final = 600.0
+_OF_THIS_MACHINE: Final = ("data_dir", "context")
 
 _HELP = """Stop the fleet that `fleetctl up` runs on this machine; with --fleet, the services of a whole fleet on all Macs.
 
@@ -80,16 +82,27 @@ def down(data_dir: Path, *, is_fleet: bool, grace_period: str, **options: Any) -
             raise click.UsageError("--grace-period: expected at most 10m")
         run(_down_fleet(grace_s, {**options, "data_dir": data_dir}))
         return
-    of_fleet = ("dry_run", "yes", "left_out", "ssh_targets", "prefix")
-    if any(options[name] for name in of_fleet):
-        raise click.UsageError(
-            "--dry-run, --yes, --except, --prefix and --target belong to --fleet"
-        )
+    _refuse_flags_of_fleet(click.get_current_context())
     folder = DataDir(data_dir)
     folder.check_version()
     was_running = asyncio.run(lifecycle.stop_fleet(folder, SystemClock()))
     click.echo("stopped" if was_running else f"no fleet runs in {folder.path}")
     local_context.leave(folder)
+
+
+def _refuse_flags_of_fleet(context: click.Context) -> None:
+    """Refuse flags that would have no effect. Raises UsageError."""
+    given = [
+        max(parameter.opts, key=len)
+        for parameter in context.command.params
+        if parameter.name not in _OF_THIS_MACHINE
+        and context.get_parameter_source(str(parameter.name)) is ParameterSource.COMMANDLINE
+    ]
+    if given:
+        belongs = "belongs" if len(given) == 1 else "belong"
+        raise click.UsageError(
+            f"{', '.join(given)} {belongs} to --fleet; add it, or leave them out"
+        )
 
 
 async def _down_fleet(grace_s: float, options: dict[str, Any]) -> None:

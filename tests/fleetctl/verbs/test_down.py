@@ -1,0 +1,66 @@
+"""Refusals of `fleetctl down`. A fleet that ends: tests/fleet/test_down_fleet.py, and tests/fleetctl/verbs/test_up.py."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from schemas.meta import ObjectMeta
+from schemas.node import Node, NodeSpec
+from store import codec
+from store.port import Transport
+from tests.support.fleet import fleetctl
+from tests.support.fleetctl_runner import MemoryFleet
+from tests.support.reconciler_agents import node_status, put_node
+
+NO_ETCD = ("--etcd", "http://127.0.0.1:1")
+
+
+@pytest.fixture(autouse=True)
+def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Keep the file of a run out of the user's home."""
+    monkeypatch.setenv("FLEETCTL_CONFIG", str(tmp_path / "config.toml"))
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "expected"),
+    [
+        pytest.param(
+            ("--yes", *NO_ETCD), 2, "--yes, --etcd belong to --fleet", id="flags-of-fleet"
+        ),
+        pytest.param(("--except", "a"), 2, "--except belongs to --fleet", id="one-flag"),
+        pytest.param(("--fleet", "--grace-period", "1h"), 2, "at most 10m", id="grace"),
+        pytest.param(
+            ("--fleet", "--yes", *NO_ETCD), 1, "which Macs the fleet has is unknown", id="no-etcd"
+        ),
+    ],
+)
+async def test_refusals(words: tuple[str, ...], code: int, expected: str) -> None:
+    done = await fleetctl("down", *words)
+    assert done.code == code, done.out + done.err
+    assert expected in done.err
+
+
+async def test_macs_that_cannot_be_reached_are_named_before_anything_stops(
+    shared_fleet: MemoryFleet, shared_transport: Transport, config: Path
+) -> None:
+    for name in ("mac-1", "mac-2"):
+        node = Node(metadata=ObjectMeta(name=name, uid=name, generation=1), spec=NodeSpec())
+        await shared_transport.commit([], [codec.put_spec(node), put_node(name, node_status(name))])
+    unknown = await shared_fleet.ctl("down", "--fleet", "--except", "mac-9")
+    assert (unknown.code, "--except: there is no node mac-9" in unknown.err) == (1, True)
+    nowhere = await shared_fleet.ctl("down", "--fleet")
+    assert "node/mac-1: where to log in is unknown" in nowhere.err
+    targets = [word for n in (1, 2) for word in ("--target", f"mac-{n}=a@127.0.0.1:{n}")]
+    done = await shared_fleet.ctl("down", "--fleet", "--yes", *targets)
+    assert done.code == 1
+    assert "nothing was stopped" in done.err
+    assert all(f"\n  node/mac-{n}: " in done.err for n in (1, 2))
+    assert not (config / "fleet-down.json").exists()
+
+
+async def test_a_damaged_file_of_an_earlier_run_counts_as_none(config: Path) -> None:
+    (config / "fleet-down.json").write_text(json.dumps({"http://127.0.0.1:1": ["x"]}))
+    done = await fleetctl("down", "--fleet", "--yes", *NO_ETCD)
+    assert (done.code, "which Macs the fleet has is unknown" in done.err) == (1, True)
