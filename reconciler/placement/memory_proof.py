@@ -4,7 +4,7 @@ Formulas and their sources: docs/internals/memory-proof.md; caches and activatio
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from models import footprint
@@ -155,7 +155,9 @@ def proof_of(request: PlacementRequest, node: NodeView) -> MemoryProof:
     if request.override_bytes:
         # The size was stated for the requests that a deployment has by default.
         return proof(DEFAULT_CONCURRENCY)
-    load = engine_load(request.spec.context_length, 1, ranks=1, extras=extras)
+    # With kvCache.tokens the requests share their caches; one alone may still have the whole context.
+    alone = replace(extras, kv_tokens=None)
+    load = engine_load(request.spec.context_length, 1, ranks=1, extras=alone)
     cost = DecodeCost(
         weights_bytes=geometry.weights_bytes,
         request_bytes=footprint.cache_bytes(geometry, load),

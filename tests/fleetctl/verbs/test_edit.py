@@ -114,7 +114,7 @@ async def test_cancelling_an_invalid_text_keeps_a_copy(
     shared_fleet: MemoryFleet, shared_transport: Transport, editor: ScriptedEditor
 ) -> None:
     await applied(shared_fleet, "lost")
-    editor.types("concurrency: 4", "concurrency: 0")
+    editor.types("concurrency: Auto", "concurrency: 0")
     done = await shared_fleet.ctl("edit", "md/lost")
     assert (done.code, done.out) == (1, "")
     found = re.fullmatch(
@@ -133,7 +133,7 @@ async def test_conflicting_changes_of_others_are_shown(
 ) -> None:
     await applied(shared_fleet, "both")
     editor.runs(
-        'sed "s|replicas: 2|replicas: 3|;s|concurrency: 4|concurrency: 8|" "$1" > "$1.n" && mv "$1.n" "$1"',
+        'sed "s|replicas: 2|replicas: 3|;s|concurrency: Auto|concurrency: 8|" "$1" > "$1.n" && mv "$1.n" "$1"',
         waits=True,
     )
     editor.runs('sed "/^#|/d" "$1" > "$1.n" && mv "$1.n" "$1"', waits=True)

@@ -43,7 +43,7 @@ async def test_patch(
         done = await shared_fleet.ctl("patch", "md/patched", "--patch-file", str(file), *flags)
         assert done.out == f"modeldeployment/patched {expected}\n"
     seen = await read_deployment(shared_transport, "patched")
-    assert (seen.spec.concurrency, seen.spec.served_names) == (4, ("slow",))
+    assert (seen.spec.concurrency, seen.spec.served_names) == ("Auto", ("slow",))
     assert (seen.metadata.labels, seen.metadata.generation) == ({"a": "b"}, 3)
 
 

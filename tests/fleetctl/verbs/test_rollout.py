@@ -252,7 +252,7 @@ async def goes_back(shared_fleet: CommandFleet, shared_transport: Transport, fir
     full = await shared_fleet.ctl("rollout", "history", "back", "--revision", "1")
     assert full.out == (
         f"modeldeployment/back with revision #1 (template {first})\n"
-        "  model:\n    path: small\n    adapters: []\n  servedNames:\n  - fast\n  contextLength: 4096\n  concurrency: 4\n"
+        "  model:\n    path: small\n    adapters: []\n  servedNames:\n  - fast\n  contextLength: 4096\n  concurrency: Auto\n"
         "  unknownParameters: Warn\n  performance: OnRequest\n"
     )
     printed = await shared_fleet.ctl("rollout", "history", "back", "--revision", "1", "-o", "yaml")

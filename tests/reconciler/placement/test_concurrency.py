@@ -14,6 +14,7 @@ from reconciler.placer import Assignment, place_replica
 from reconciler.rollout.revisions import content_of, template_hash
 from reconciler.writes import WriteContext, make_replica
 from schemas.deployment import ModelDeployment, Resources
+from schemas.kv_cache import KvCache
 from schemas.node import ModelGeometry, ModelReport
 from schemas.quantity import DEFAULT_CONCURRENCY
 from tests.support.fleets import GIB, NOW, deployment, node
@@ -123,3 +124,11 @@ def test_the_replica_has_the_number_of_its_mac() -> None:
     placed = make_replica(action, made, WriteContext(now=NOW, secret=str))
     assert placed.spec.concurrency == found.memory.concurrency == 38
     assert placed.spec.template == template_hash(made)
+
+
+def test_shared_tokens_do_not_make_a_request_dearer() -> None:
+    shared = request(kv_cache=KvCache(tokens=8192))
+    found = proof_of(shared, mac(72, 400, 40))
+    # 38 whole contexts would be read in time, and these requests have less.
+    assert found.concurrency == 38
+    assert found.kv_cache_bytes < proof_of(request(), mac(72, 400, 40)).kv_cache_bytes
