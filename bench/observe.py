@@ -282,9 +282,12 @@ async def main() -> None:
     with recorded(failed, "gateway"):
         beside = await observe_gateway.measure()
         print(f"a gateway with and without it: {orjson.dumps(beside).decode()}", flush=True)
-        ratio, aim = beside["gateway_cpu_ratio"], observe_gateway.AIM_CPU_RATIO
-        print(f"CPU time of a request with a recorder over without: {ratio} (aim: at most {aim})")
+        ratio, share = beside["gateway_cpu_ratio"], beside["gateway_feed_share"]
+        print(f"CPU time of a request with a recorder over without: {ratio}")
+        aim = observe_gateway.AIM_SHARE
+        print(f"share of the gateway's core for its recorder: {share} (aim: at most {aim})")
     compared = {
+        "gateway_feed_share": beside.get("gateway_feed_share"),
         "gateway_cpu_ratio": beside.get("gateway_cpu_ratio"),
         "gateway_rate_ratio": beside.get("gateway_rate_ratio"),
         "cpu_of_aim": round(running["cpu"] / AIM_CPU, 3),

@@ -33,6 +33,12 @@ from store.port import Transport
 log = logging.getLogger(__name__)
 
 _FEED_S: Final = 1.0
+# The most that a gateway gives at once, and the wait after a full answer. 2,000 requests a second cost a gateway less
+# than 2 % of its core; of more, the journal holds 10,000 for the quiet seconds that follow.
+_FEED_ENTRIES: Final = 1000
+_NEXT_S: Final = 0.5
+MOST_A_SECOND: Final = _FEED_ENTRIES / _NEXT_S
+"""Ended requests of one gateway that are read in a second, if it always has more."""
 _AGENTS_S: Final = 10.0
 _ANSWER_S: Final = 3.0
 _FEED_BYTES: Final = 8 << 20
@@ -113,7 +119,8 @@ class FigureCollector:
                         ended = self.traffic.record_feed(id_, found, self.clock.monotonic())
                         if ended:
                             self.on_ended(id_, ended, found.cursor)
-                        await self.clock.sleep(_FEED_S)
+                        is_full = len(found.requests) >= _FEED_ENTRIES
+                        await self.clock.sleep(_NEXT_S if is_full else _FEED_S)
             except (CollectorError, UntrustedAddressError, StoreError) as error:
                 if retries.failures == 0:
                     log.warning(
@@ -144,6 +151,7 @@ class FigureCollector:
             headers=headers,
             params={
                 "after": self.cursors.get(id_, ""),
+                "limit": str(_FEED_ENTRIES),
                 **({"progress": "true"} if self.wants_progress() else {}),
             },
         )

@@ -67,6 +67,13 @@ class DashboardSettings:
     """Reports the TLS of this process."""
 
 
+def _history_writer(settings: DashboardSettings, clock: Clock) -> HistoryWriter | None:
+    """Return the writer of the history; None without a folder for it."""
+    if settings.state_dir is None:
+        return None
+    return HistoryWriter(settings.state_dir, clock, settings.history)
+
+
 class Dashboard:
     """One dashboard process. `run()` is its life."""
 
@@ -88,9 +95,7 @@ class Dashboard:
         sessions = Sessions(settings.session_secret, clock, self._known_keys)
         self.traffic = Traffic(clock.now().timestamp())
         self.views = SeedViews(self.model, self.traffic, clock, clock.now())
-        self.history: HistoryWriter | None = None
-        if settings.state_dir is not None:
-            self.history = HistoryWriter(settings.state_dir, clock, settings.history)
+        self.history = _history_writer(settings, clock)
         self._collector = FigureCollector(
             transport=transport,
             caches=self.model.caches,

@@ -75,6 +75,12 @@ class MetricRoutes:
             ("process_start_time_seconds", "Start, in Unix time.", process.create_time()),
         ):
             yield Gauge(name, help_, partial(float, value))
+        missed, help_ = (
+            sum(state.missed for state in traffic.gateways.values()),
+            "Answers of gateways in which requests were missing: they had forgotten them.",
+        )
+        name = "fleet_dashboard_feed_gaps_total"
+        yield Gauge(name, help_, partial(float, missed), "counter")
         cpu = process.cpu_times()
         help_ = "CPU time, user and system."
         yield Gauge("process_cpu_seconds_total", help_, lambda: cpu.user + cpu.system, "counter")

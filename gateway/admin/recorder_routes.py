@@ -1,7 +1,7 @@
 """Feed of one gateway for recorders: requests that ended since a cursor, requests under way, and what waits.
 
 The gateway keeps no place for any reader: the cursor names the last entry that the reader has. Nothing is computed
-unless a recorder asks, and an answer has a thousand entries at most.
+unless a recorder asks. An answer has a thousand entries at most; a recorder asks for the next ones soon.
 """
 
 from dataclasses import dataclass
@@ -44,13 +44,13 @@ class FeedRoute:
         *,
         progress: bool = False,
     ) -> Response:
-        """Return what ended since the entry `after`, and what is under way; for recorders of the fleet.
+        """Return what ended since the entry `after`, oldest first, and what is under way; for recorders of the fleet.
 
         `progress`: engines are asked how far they are, too.
         """
         await self._check(request, authorization)
         context = self.context
-        ended, is_complete = context.recorder.journal.after(after, limit)
+        ended, is_complete = context.recorder.journal.page_after(after, limit)
         if not (after and is_complete):
             # The recorder may have counted what this gateway's journal has from before its start.
             ended = [one for one in ended if one.time_s >= context.recorder.since_s]

@@ -30,6 +30,8 @@ _BATCH_S = 1.0
 # The limit of entries that wait for the disk: 10 s of the fastest gateway, some 60 MB.
 _WAITING_LIMIT = 50_000
 
+_NOT_SERVED: tuple[str | None, ...] = (None, None, None, None)
+
 
 class JournalEntry(NamedTuple):
     """One request to a model. A tuple, because creating it costs time in each request."""
@@ -110,6 +112,16 @@ class RequestJournal:
             found.append(entry)
         return found[::-1], not cursor
 
+    def page_after(self, cursor: str, count: int) -> tuple[list[JournalEntry], bool]:
+        """Return the oldest `count` entries after the one that a cursor names, for a reader that comes back for more.
+
+        Without a cursor, or with one that is unknown, they are the latest; the second value is as that of `after`.
+        """
+        if not cursor:
+            return self.after(cursor, count)
+        found, is_complete = self.after(cursor, len(self._entries))
+        return (found[:count] if is_complete else found[-count:]), is_complete
+
 
 def nodes_of(entry: JournalEntry) -> Iterator[str]:
     """Yield the nodes that were attempts, beginning with the one that answered."""
@@ -125,30 +137,48 @@ def truncate(name: str) -> str:
 
 
 def render_entries(entries: Iterable[JournalEntry], gateway: str) -> list[Json]:
-    """Return the entries as JSON values; `gateway` is the id of this gateway."""
-    return [_render_entry(entry, gateway) for entry in entries]
+    """Return the entries as JSON values; `gateway` is the id of this gateway.
+
+    A recorder takes a thousand a second from a busy gateway, beside its requests: what many entries share is rendered
+    once.
+    """
+    seconds: dict[int, str] = {}
+    # By identity: the hash of an endpoint takes longer than its address.
+    urls: dict[int, str] = {}
+    found: list[Json] = []
+    for entry in entries:
+        endpoint, served = entry.served_by, _NOT_SERVED
+        if endpoint is not None:
+            url = urls.get(id(endpoint))
+            if url is None:
+                url = urls[id(endpoint)] = endpoint.origin.url
+            served = (endpoint.deployment, endpoint.replica, endpoint.node, url)
+        found.append(_render_entry(entry, gateway, _time_text(entry.time_s, seconds), served))
+    return found
 
 
-def _render_entry(entry: JournalEntry, gateway: str) -> Json:
-    endpoint = entry.served_by
+def _render_entry(
+    entry: JournalEntry, gateway: str, time: str, served: tuple[str | None, ...]
+) -> Json:
+    deployment, replica, node, url = served
     return {
-        "time": datetime.fromtimestamp(entry.time_s, tz=UTC).isoformat(timespec="milliseconds"),
+        "time": time,
         "id": entry.request_id.decode("ascii"),
         "gateway": gateway,
         "path": entry.path,
         "model": entry.model,
-        "deployment": endpoint.deployment if endpoint is not None else None,
-        "replica": endpoint.replica if endpoint is not None else None,
-        "worker": endpoint.node if endpoint is not None else None,
-        "endpoint": endpoint.origin.url if endpoint is not None else None,
+        "deployment": deployment,
+        "replica": replica,
+        "worker": node,
+        "endpoint": url,
         "strategy": entry.strategy or None,
         "attempts": [
             {
                 "replica": one.endpoint.replica,
                 "worker": one.endpoint.node,
                 "outcome": one.outcome,
-                "ms": _ms(one.ended_s - one.began_s),
-                "why": truncate(one.why) or None,
+                "ms": round((one.ended_s - one.began_s) * 1000, 3),
+                "why": truncate(one.why) if one.why else None,
             }
             for one in entry.attempts
         ],
@@ -156,7 +186,7 @@ def _render_entry(entry: JournalEntry, gateway: str) -> Json:
         "streamed": entry.is_streamed,
         "status": entry.outcome,
         "httpStatus": entry.status or None,
-        "queueMs": _ms(entry.queued_s),
+        "queueMs": _ms(entry.queued_s) if entry.queued_s else 0.0,
         "firstTokenMs": _ms(entry.first_s) if entry.first_s else None,
         "latencyMs": _ms(entry.whole_s),
         "tokens": {
@@ -167,6 +197,19 @@ def _render_entry(entry: JournalEntry, gateway: str) -> Json:
         "apiKey": entry.key or None,
         "session": session_digest(entry.session) if entry.session else None,
     }
+
+
+def _time_text(time_s: float, seconds: dict[int, str]) -> str:
+    """Return a time with milliseconds, as `datetime.isoformat`; `seconds` has the texts of whole seconds."""
+    second = int(time_s)
+    microseconds = round((time_s - second) * 1_000_000)
+    if microseconds == 1_000_000:
+        second, microseconds = second + 1, 0
+    text = seconds.get(second)
+    if text is None:
+        at = datetime.fromtimestamp(second, tz=UTC).replace(tzinfo=None)
+        text = seconds[second] = at.isoformat(timespec="seconds")
+    return f"{text}.{microseconds // 1000:03}+00:00"
 
 
 def _ms(seconds: float) -> float:

@@ -11,6 +11,7 @@ import orjson
 import pytest
 from aiohttp import web
 
+from gateway.telemetry.request_journal import JournalEntry
 from machinery.version import version
 from schemas.meta import ObjectMeta
 from schemas.node import Node, NodeLease
@@ -238,6 +239,40 @@ async def test_requests_of_two_gateways_in_the_seeds_shapes(memory: MemoryTransp
         async with dashboard.http.get(f"{dashboard.url}/metrics") as response:
             metrics = await response.text()
         assert f'fleet_build_info{{process="dashboard",version="{version()}"}} 1\n' in metrics
+
+
+async def test_thousands_of_requests_in_a_second_are_all_counted(memory: MemoryTransport) -> None:
+    """An answer has a thousand; of what a gateway has forgotten, the recorder tells that it is missing."""
+    async with running_gateway(memory) as one, running_dashboard(memory) as dashboard:
+        await until(lambda: len(dashboard.dashboard.traffic.gateways) == 1)
+        journal = one.gateway.recorder.journal
+        at_s = CLOCK.now().timestamp()
+
+        def entries(first: int, count: int) -> list[JournalEntry]:
+            plain = JournalEntry(
+                *(at_s, b"", "/v1/chat/completions", "m", "", "", False, 200, "ok", "", None, ()),
+                *(0, 0.0, 0.0, 0.1, 3, 0, 2),
+            )
+            return [plain._replace(request_id=b"r-%d" % n) for n in range(first, first + count)]
+
+        async def total(count: int) -> None:
+            async def is_counted() -> bool:
+                overview = await dashboard.get("/api/dashboard/overview")
+                return overview["requests"]["total24h"] == count
+
+            await until_async(is_counted, what=f"{count} requests")
+
+        journal.extend(entries(0, 1))
+        await total(1)
+        journal.extend(entries(1, 3500))
+        await total(3501)
+        state = next(iter(dashboard.dashboard.traffic.gateways.values()))
+        assert state.missed == 0
+        # More than it remembers: the reader's place is gone.
+        journal.extend(entries(3501, 12_000))
+        await until(lambda: state.missed, what="the gap")
+        async with dashboard.http.get(f"{dashboard.url}/metrics") as response:
+            assert "fleet_dashboard_feed_gaps_total 1" in await response.text()
 
 
 async def test_a_gateway_that_hangs_or_lies_is_named_and_delays_no_other(

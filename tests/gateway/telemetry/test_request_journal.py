@@ -4,6 +4,7 @@ import asyncio
 import json
 import logging
 import os
+from datetime import UTC, datetime
 from pathlib import Path
 
 import aiohttp
@@ -176,6 +177,14 @@ def test_the_file_is_rotated(tmp_path: Path) -> None:
     ]
     assert json.loads(path.read_text())["id"] == "r-7"
     assert json.loads((tmp_path / "requests.jsonl.4").read_text())["id"] == "r-3"
+
+
+@given(st.lists(st.floats(min_value=0, max_value=4e9), max_size=5))
+def test_times_are_written_as_datetime_writes_them(times: list[float]) -> None:
+    rendered = render_entries([entry(time_s=one) for one in times], "g")
+    assert [one["time"] for one in rendered] == [
+        datetime.fromtimestamp(one, tz=UTC).isoformat(timespec="milliseconds") for one in times
+    ]
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="a disk that is full, on Linux")
