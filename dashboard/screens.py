@@ -40,7 +40,10 @@ LISTS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
         "events": ("events",),
         "requests": ("traffic", "inFlight", "ended"),
         "add": ("macs:state,isCordoned,isDraining,chip,memoryBytes,agentVersion",),
-        "logs": ("macs:state", "replicas:deployment", "gateways:url", "reconcilers:identity"),
+        "logs": (
+            *("macs:state", "replicas:deployment", "gateways:url"),
+            *("reconcilers:identity", "dashboards:url"),
+        ),
         "whatif": (f"macs:state,{_MAC_MEMORY}", "models"),
     }
 )

@@ -1,11 +1,11 @@
-"""Rows of a fleet's views: Macs, models, replicas, groups, gateways, reconcilers, conditions, events. Pure functions of caches.
+"""Rows of a fleet's views: Macs, models, replicas, groups, gateways, reconcilers, dashboards, conditions, events. Pure functions of caches.
 
 A row is a JSON object whose `name` is unique within its view. `affected` maps a changed key of the store to the rows
 that it may change, so that a recorder computes those alone.
 """
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, TypeAlias
 
 from insight.conditions import Row, condition_row, problems
@@ -33,6 +33,7 @@ VIEWS: Final = (
     "groups",
     "gateways",
     "reconcilers",
+    "dashboards",
     "conditions",
     "events",
 )
@@ -43,11 +44,12 @@ _VIEW_OF_KIND: Final = {
     "Replica": "replicas",
     "ShardGroup": "groups",
 }
-# Each key below them is a row of its own.
-_VIEW_OF_PREFIX: Final = {
-    keys.GATEWAY_LEASE_PREFIX: "gateways",
-    keys.RECONCILER_LEASE_PREFIX: "reconcilers",
-    keys.EVENT_PREFIX: "events",
+# Views whose rows are the keys below a prefix, and where those are.
+_OWN_KEYS: Final[Mapping[str, tuple[str, Callable[[FleetCaches], Iterable[str]]]]] = {
+    "gateways": (keys.GATEWAY_LEASE_PREFIX, lambda caches: caches.gateways.items),
+    "reconcilers": (keys.RECONCILER_LEASE_PREFIX, lambda caches: caches.reconcilers.items),
+    "dashboards": (keys.DASHBOARD_LEASE_PREFIX, lambda caches: caches.dashboards.items),
+    "events": (keys.EVENT_PREFIX, lambda caches: caches.events.items),
 }
 # Conditions of an agent that are bad when they are true.
 _PRESSURES: Final = ("MemoryPressure", "DiskPressure", "ThermalPressure", "NeedsReboot")
@@ -63,12 +65,9 @@ def names(caches: FleetCaches, view: str) -> list[str]:
     """Return the names of all rows of a view, in order."""
     if view == "macs":
         return _node_names(caches)
-    if view == "gateways":
-        return sorted(_ids(caches.gateways.items, keys.GATEWAY_LEASE_PREFIX))
-    if view == "reconcilers":
-        return sorted(_ids(caches.reconcilers.items, keys.RECONCILER_LEASE_PREFIX))
-    if view == "events":
-        return sorted(key.removeprefix(keys.EVENT_PREFIX) for key in caches.events.items)
+    if view in _OWN_KEYS:
+        prefix, keys_of = _OWN_KEYS[view]
+        return sorted(key.removeprefix(prefix) for key in keys_of(caches))
     if view == "conditions":
         return [str(one["name"]) for one in all_conditions(caches)]
     kind = next(kind for kind, of_view in _VIEW_OF_KIND.items() if of_view == view)
@@ -86,7 +85,7 @@ def rows(caches: FleetCaches, view: str) -> list[Row]:
 
 def affected(caches: FleetCaches, key: str) -> set[ViewKey]:
     """Return the rows that a change of a key may change; conditions are named by their object, `Kind/name`."""
-    for prefix, own_view in _VIEW_OF_PREFIX.items():
+    for own_view, (prefix, _) in _OWN_KEYS.items():
         if key.startswith(prefix):
             return {(own_view, key.removeprefix(prefix))}
     if key.startswith((keys.RANK_PREFIX, keys.ENDPOINT_PREFIX)):
@@ -362,6 +361,13 @@ def _reconciler(caches: FleetCaches, id_: str) -> Row | None:
     }
 
 
+def _dashboard(caches: FleetCaches, id_: str) -> Row | None:
+    lease = caches.dashboards.items.get(keys.named(keys.DASHBOARD_LEASE_PREFIX, id_))
+    if lease is None:
+        return None
+    return {"name": id_, "url": lease.url, "version": lease.version}
+
+
 def _event(caches: FleetCaches, name: str) -> Row | None:
     found = caches.events.items.get(f"{keys.EVENT_PREFIX}{name}")
     if found is None:
@@ -414,6 +420,7 @@ _MAKERS: Final[Mapping[str, Any]] = {
     "groups": _group,
     "gateways": _gateway,
     "reconcilers": _reconciler,
+    "dashboards": _dashboard,
     "conditions": _condition,
     "events": _event,
 }

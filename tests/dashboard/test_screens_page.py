@@ -59,7 +59,9 @@ async def test_a_log_is_followed_filtered_and_paused(browser: Browser, site: Sit
     gateway = row[0]
     async with open_page(browser, site.url) as (page, _):
         await page.goto("/logs")
-        await page.locator(".toolbar select").first.select_option(f"gateway/{gateway}")
+        choices = page.locator(".toolbar select").first
+        await expect(choices.locator("option", has_text="dashboard/run1")).to_have_count(1)
+        await choices.select_option(f"gateway/{gateway}")
         await expect(page.locator(".chips li")).to_contain_text(gateway)
         body = {"model": HOSTILE, "messages": [{"role": "user", "content": "x"}]}
         await site.dashboard.post("/chat/v1/chat/completions", body, 404)

@@ -1,4 +1,4 @@
-/** Logs of agents, engines, gateways and reconcilers as they are written: several at once, filtered, paused, cleared, saved. */
+/** Logs of agents, engines, gateways, reconcilers and dashboards as they are written: several at once, filtered, paused, cleared, saved. */
 
 import { html, useEffect, useReducer, useRef, useState } from "../vendor/htm-preact.js";
 import { clock } from "../format.js";
@@ -22,7 +22,7 @@ export function Logs({ store, query }) {
     ...store.rows("macs").map((one) => `node/${one.name}`),
     ...store.rows("replicas").map((one) => `replica/${one.name}`),
     ...store.rows("gateways").map((one) => `gateway/${one.name}`),
-    ...store.rows("reconcilers").map((one) => `reconciler/${one.name}`),
+    ...["reconciler", "dashboard"].flatMap((kind) => store.rows(`${kind}s`).map((one) => `${kind}/${one.name}`)),
   ];
   const wanted = grep.toLowerCase();
   const shown = logs.lines.filter((one) => LEVELS.indexOf(one.level) >= LEVELS.indexOf(level) && (!wanted || one.text.toLowerCase().includes(wanted)));
