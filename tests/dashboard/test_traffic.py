@@ -188,6 +188,7 @@ async def test_requests_of_two_gateways_in_the_seeds_shapes(memory: MemoryTransp
     await memory.commit([], [known, put_lease("mac-1")])
     async with (
         running(FakeEngine("m-0", chat)) as engine,
+        running(FakeEngine("n-0", chat)) as other_engine,
         running_gateway(memory) as one,
         running_gateway(memory) as other,
         running_dashboard(memory) as dashboard,
@@ -212,7 +213,8 @@ async def test_requests_of_two_gateways_in_the_seeds_shapes(memory: MemoryTransp
                         jsonschema.validate(message["data"], EVENTS[message["type"]])
                         seen.setdefault(message["type"], message["data"])
 
-            # Its requests are a change of a Mac.
+            # A Mac gets another model.
+            await world.serve("n", other_engine)
             await see({"worker_update"})
             await memory.commit([], [put_lease("mac-2"), Delete(key=keys.node_lease_key("mac-1"))])
             await see(set(EVENTS))
@@ -258,7 +260,7 @@ async def test_thousands_of_requests_in_a_second_are_all_counted(memory: MemoryT
         async def total(count: int) -> None:
             async def is_counted() -> bool:
                 overview = await dashboard.get("/api/dashboard/overview")
-                return overview["requests"]["total24h"] == count
+                return bool(overview["requests"]["total24h"] == count)
 
             await until_async(is_counted, what=f"{count} requests")
 
@@ -382,7 +384,7 @@ async def test_two_hundred_gateways_are_read_each_second_and_a_silent_one_delays
             await until(lambda: len(reads) == 200, limit_s=60, what="the first read of each")
             others = [f"g{port}" for port in ports[1:]]
             await until(lambda: min(reads[one] for one in others) >= 4, limit_s=60)
-            assert reads[silent] <= 2
+            assert reads[silent] < min(reads[one] for one in others)
             queue = await dashboard.get("/queue")
             assert set(queue["gatewaysSilent"]) <= {silent}
     finally:

@@ -1,5 +1,6 @@
 """The history of a real process with real gateways: kill -9, a full disk, a damaged file."""
 
+import os
 import signal
 import sys
 from collections.abc import AsyncIterator
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 
 from store.etcd.connect import connect
+from store.etcd.member.embedded import EmbeddedEtcd
 from store.port import Transport
 from tests.support.dashboards import DashboardProcess, dashboard_process
 from tests.support.etcd import running_etcd
@@ -30,6 +32,7 @@ class Scene:
     dashboard: DashboardProcess
     gateway: Running
     store: Transport
+    etcd: EmbeddedEtcd
     folder: Path
 
     async def chats(self, count: int) -> None:
@@ -65,7 +68,11 @@ async def scene(folder: Path) -> AsyncIterator[Scene]:
                 await World(transport).serve("m", engine)
                 await gateway.knows("m", ready=1)
                 yield Scene(
-                    dashboard=dashboard, gateway=gateway, store=transport, folder=folder / "state"
+                    dashboard=dashboard,
+                    gateway=gateway,
+                    store=transport,
+                    etcd=etcd,
+                    folder=folder / "state",
                 )
         finally:
             await transport.close()
@@ -100,6 +107,30 @@ async def test_kill_9_loses_nothing_and_counts_nothing_twice(tmp_path: Path) -> 
         # Requests count for the step in which they ended, which is known once it was sampled.
         await until_async(all_are_counted, limit_s=60, what="the rate of eight requests")
         assert await it.dashboard.end(signal.SIGTERM) == 0
+
+
+@pytest.mark.ci
+async def test_a_killed_etcd_costs_no_request_and_counts_none_twice(tmp_path: Path) -> None:
+    async with scene(tmp_path) as it:
+
+        async def total() -> int:
+            overview = await it.dashboard.get("/api/dashboard/overview")
+            return int(overview["requests"]["total24h"])
+
+        await it.dashboard.start()
+        await it.chats(2)
+        await it.recorded(2)
+        pid = it.etcd.supervisor.pid
+        assert pid is not None
+        os.kill(pid, signal.SIGKILL)
+        await it.etcd.supervisor.stop()
+        await it.chats(3)
+        await it.recorded(5)
+        assert await total() == 5
+        await it.etcd.start()
+        await it.chats(1)
+        await it.recorded(6)
+        assert await total() == 6
 
 
 @pytest.mark.ci
