@@ -184,7 +184,7 @@ async def test_an_option_before_the_verb_is_explained() -> None:
 
 
 # They run a fleet on this machine; init-auth is for an etcd of one's own.
-_WITHOUT_ETCD = {"up", "down", "demo"}
+_WITHOUT_ETCD = {"up", "demo"}
 _WITHOUT_DATA_DIR = {"init-auth"}
 
 
