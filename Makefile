@@ -212,8 +212,9 @@ bench-engine: $(TEST_READY)  ## our engine beside mlx_lm.server and beside raw M
 bench-speculation: $(TEST_READY)  ## guesses from n-grams: an engine with them beside one without
 	@$(BIN)/python -m bench.speculation
 
+bench-rows: export OPENBLAS_NUM_THREADS := 1
 bench-rows: $(TEST_READY)  ## rows of a batch in caches of their own, beside padded ones: decoding, joins, memory, admission
-	@OPENBLAS_NUM_THREADS=1 $(BIN)/python -m bench.rows
+	@$(BIN)/python -m bench.rows
 
 bench-engine-start: $(TEST_READY)  ## from an engine's start to its first token, beside mlx_lm.server
 	@$(BIN)/python -m bench.engine_start

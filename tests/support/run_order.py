@@ -1,24 +1,45 @@
-"""Order of test files in a run: whole fleets first, then engines, then etcd, so that no worker ends with a long file alone."""
+"""Order of test files in a run: files that wait are spread among files that compute, and none of them comes last.
 
-from collections.abc import Sequence
+Whole fleets wait for processes and leases. If all workers ran them at the same time, the processors would have nothing
+to do, and everything that computes would come after.
+"""
+
+from collections.abc import Iterator, Sequence
 
 import pytest
 
-_MARKERS_BY_LENGTH = ("soak", "fleet", "mlx", "etcd")
+_WAITING = ("soak", "fleet", "etcd")
+_COMPUTING = ("mlx",)
+# The part of the run in which the last file that waits begins.
+_SPREAD = 0.8
 
 
 def sort_by_length(items: list[pytest.Item]) -> None:
-    """Sort items in place by the longest kind of test that their file holds; keep the order within a file."""
-    ranks: dict[str, int] = {}
+    """Sort items in place, file by file; keep the order within a file.
+
+    Of files that wait those with whole fleets come first, of those that compute the ones with engines.
+    """
+    markers: dict[str, set[str]] = {}
     for item in items:
-        file = item.nodeid.partition("::")[0]
-        ranks[file] = min(ranks.get(file, len(_MARKERS_BY_LENGTH)), _rank(item))
-    items.sort(key=lambda item: ranks[item.nodeid.partition("::")[0]])
+        found = markers.setdefault(_file(item), set())
+        found.update(marker.name for marker in item.iter_markers())
+    waiting = [file for file, found in markers.items() if found & set(_WAITING)]
+    computing = [file for file in markers if file not in set(waiting)]
+    waiting.sort(key=lambda file: _rank(markers[file], _WAITING))
+    computing.sort(key=lambda file: _rank(markers[file], _COMPUTING))
+    places = {**dict(_spread(waiting, _SPREAD)), **dict(_spread(computing, 1.0))}
+    items.sort(key=lambda item: places[_file(item)])
 
 
-def _rank(item: pytest.Item) -> int:
-    names: Sequence[str] = [marker.name for marker in item.iter_markers()]
-    return next(
-        (rank for rank, name in enumerate(_MARKERS_BY_LENGTH) if name in names),
-        len(_MARKERS_BY_LENGTH),
-    )
+def _spread(files: Sequence[str], end: float) -> Iterator[tuple[str, float]]:
+    """Yield each file with its place in the run, from 0 to `end`."""
+    for number, file in enumerate(files):
+        yield file, number * end / len(files)
+
+
+def _file(item: pytest.Item) -> str:
+    return item.nodeid.partition("::")[0]
+
+
+def _rank(markers: set[str], order: Sequence[str]) -> int:
+    return next((rank for rank, name in enumerate(order) if name in markers), len(order))
