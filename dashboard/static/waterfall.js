@@ -19,6 +19,7 @@ export function Waterfall({ request, onClose }) {
       </li>`)}
     </ol>
     <p>${span(request.latencyMs)} in all${request.firstTokenMs !== null ? `, first token after ${span(request.firstTokenMs)}` : ""}; ${request.tokens.prompt} tokens in (${request.tokens.cached} cached), ${request.tokens.output} out${rate(request)}</p>
+    <p class="quiet" data-scores>Scores of the candidates are not in the gateway's journal. A gateway with <code>--log-level debug</code> writes them to its log, with the id of the request.</p>
     <p class="row">
       <a href=${`/logs?of=gateway/${encodeURIComponent(request.gateway)}${request.replica ? `&of=replica/${encodeURIComponent(request.replica)}` : ""}&grep=${encodeURIComponent(request.id)}`}>Logs of this request</a>
     </p>

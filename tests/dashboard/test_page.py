@@ -193,6 +193,9 @@ async def test_a_request_is_listed_when_it_has_ended(browser: Browser, site: Sit
         steps = page.locator("[data-waterfall] .steps")
         await expect(steps).to_contain_text("Prefill")
         await expect(steps).to_contain_text("Decode")
+        # Gateways keep no scores (ADR 0093): the page says where they are.
+        scores = page.locator("[data-scores]")
+        await expect(scores).to_contain_text("--log-level debug")
         await check_access(page)
         await page.get_by_role("tab", name="Figures").click()
         # uPlot draws under the page's policy: no violation, no style in the markup.
