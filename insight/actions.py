@@ -18,7 +18,6 @@ from manifests import diff, ownership
 from schemas.deployment import ModelDeployment
 from schemas.gitsource import GitSource, with_sync_request
 from schemas.meta import FOREGROUND, ApiObject, ObjectKey, ObjectMeta
-from schemas.model_snapshot import ModelSnapshot, pinned
 from schemas.node import Node, NodeStatus, Taint
 from schemas.rollout import CanaryDecision
 from store import codec, keys, objects
@@ -210,8 +209,7 @@ async def _undone(
     transport: Transport, deployment: ModelDeployment, number: int | None
 ) -> ModelDeployment | None:
     revisions = await rollouts.read_revisions(transport, deployment)
-    item = await transport.get(keys.named(keys.SNAPSHOT_PREFIX, deployment.name))
-    now = deployment if item is None else pinned(deployment, codec.decode(ModelSnapshot, item))
+    now = await rollouts.read_pinned(transport, deployment)
     served = "" if deployment.status is None else deployment.status.stable_template
     target = edits.rollback_target(revisions, now, number=number, served=served)
     return edits.with_revision(now, target, revisions[-1])

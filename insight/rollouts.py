@@ -3,12 +3,24 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Final
 
 from insight import edits
-from schemas.deployment import ModelDeployment, Revision
-from schemas.meta import Condition, ConditionStatus, find_condition
-from store import objects
+from insight.changes import ChangeFilter, RecordedChange, list_changes
+from manifests.change_records import changed_fields
+from manifests.trees import show_path
+from schemas.deployment import ModelDeployment, Revision, RevisionTemplate, with_content
+from schemas.meta import RESTARTED_AT, Condition, ConditionStatus, find_condition
+from schemas.model_snapshot import ModelSnapshot, pinned
+from store import codec, keys, objects
+from store.errors import NotFoundError
 from store.port import Transport
+
+# Paths of a deployment's document that a revision holds, as the audit log writes them.
+_CONTENT_FIELDS: Final = frozenset(
+    field.alias or name for name, field in RevisionTemplate.model_fields.items()
+)
+_RESTART_PATH: Final = show_path(("metadata", "annotations", RESTARTED_AT))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,3 +114,68 @@ def history_of(revisions: Sequence[Revision], deployment: ModelDeployment) -> li
         )
         for before, one in zip([None, *revisions], revisions, strict=False)
     ]
+
+
+async def read_pinned(transport: Transport, deployment: ModelDeployment) -> ModelDeployment:
+    """Return the deployment with the commit that its hub reference stands for now. Raises StoreError."""
+    item = await transport.get(keys.named(keys.SNAPSHOT_PREFIX, deployment.name))
+    return deployment if item is None else pinned(deployment, codec.decode(ModelSnapshot, item))
+
+
+async def read_revision_before(
+    transport: Transport, deployment: ModelDeployment, change_id: str
+) -> int | None:
+    """Return the revision that a deployment had before a recorded change; None if none has that content.
+
+    Raises:
+        NotFoundError: no such change of the deployment is recorded.
+        StoreError: the store does not answer.
+
+    """
+    wanted = ChangeFilter(kind=deployment.kind, name=deployment.name)
+    changes = await list_changes(transport, wanted)
+    place = next((at for at, one in enumerate(changes) if one.id == change_id), None)
+    if place is None:
+        raise NotFoundError(f"no change {change_id[:80]} of {deployment.name} is recorded")
+    now = await read_pinned(transport, deployment)
+    revisions = await read_revisions(transport, deployment)
+    found = revision_before(revisions, now, changes[place:])
+    return None if found is None else found.spec.revision
+
+
+def revision_before(
+    revisions: Sequence[Revision], now: ModelDeployment, changes: Sequence[RecordedChange]
+) -> Revision | None:
+    """Return the revision with the content that a deployment had before the first of its changes. Pure.
+
+    `changes`: that one and all later ones, oldest first: each is taken back from what is there now. None if no revision
+    has the content, or the record of a change is not complete.
+    """
+    before: dict[str, str | None] = {}
+    current: dict[str, str | None] = {}
+    for change in reversed(changes):
+        for one in change.record.objects:
+            if (one.kind, one.name) != (now.kind, now.name):
+                continue
+            if one.more_fields or one.verb != "update":
+                return None
+            fields = [field for field in one.fields if _is_content(field.path)]
+            before |= {field.path: field.old for field in fields}
+            current = {field.path: field.new for field in fields} | current
+    differing = {path: old for path, old in before.items() if old != current[path]}
+    return next((one for one in reversed(revisions) if _fields_of(one, now) == differing), None)
+
+
+def _fields_of(revision: Revision, now: ModelDeployment) -> dict[str, str | None]:
+    """Return the fields of a revision that the deployment does not have so now, as the audit log writes them."""
+    content = revision.spec.content
+    then = edits.with_restart_mark(with_content(now, content), content.restarted_at)
+    documents = [codec.encode_spec(one) for one in (then, now)]
+    return {one.path: one.old for one in changed_fields(*documents) if _is_content(one.path)}
+
+
+def _is_content(path: str) -> bool:
+    """Return whether a path of a deployment's document is of its version."""
+    head, _, rest = path.partition(".")
+    field = rest.partition(".")[0].partition("[")[0]
+    return path == _RESTART_PATH or (head == "spec" and field in _CONTENT_FIELDS)

@@ -202,9 +202,25 @@ class ActionRoutes:
             "canWrite": self.can_write,
         }
 
-    async def revisions(self, name: str) -> Response:
-        """List the revisions of a deployment, the newest first, with what differs from the one before."""
+    async def revisions(
+        self, name: str, before: Annotated[str, Query(max_length=80)] = ""
+    ) -> Response:
+        """List the revisions of a deployment, the newest first, with what differs from the one before.
+
+        `before`: a recorded change; the answer names the revision that the deployment had before it, null if none has
+        that content.
+        """
         deployment, found = await self._revisions(name)
+        try:
+            number = (
+                await rollouts.read_revision_before(self.transport, deployment, before)
+                if before
+                else None
+            )
+        except NotFoundError as error:
+            raise RefusedError(Refusal(status=404, message=f"{error}.")) from error
+        except StoreError as error:
+            raise store_refusal(error) from error
         rows = [
             {
                 "name": str(one.number),
@@ -218,7 +234,7 @@ class ActionRoutes:
             for one in rollouts.history_of(found, deployment)
         ]
         progress = rollouts.progress_of(deployment)
-        return json_response({"revisions": rows[::-1], "progress": progress.text})
+        return json_response({"revisions": rows[::-1], "progress": progress.text, "before": number})
 
     async def revision_diff(
         self,

@@ -25,28 +25,31 @@ const WORDS = {
   abort: ["Abort the canary", "The earlier version serves again."],
 };
 
-/** Return the action that the address asks for, as the command line does; it leaves the address. */
+/** Return the action that the address asks for, as the command line does, and the change that it takes back; both leave the address. */
 function asked(verbs) {
-  const found = new URLSearchParams(location.search).get("do");
-  if (found === null) return "";
+  const query = new URLSearchParams(location.search);
+  const found = query.get("do");
+  if (found === null) return { verb: "", before: "" };
   history.replaceState(null, "", location.pathname);
-  return verbs.includes(found) ? found : "";
+  return { verb: verbs.includes(found) ? found : "", before: query.get("before") ?? "" };
 }
 
 const TYPING_MS = 250;
 
 /** Buttons of the actions that make sense; each opens a dialog. */
 export function Actions({ store, verbs, name, replicas, taints = [] }) {
-  const [verb, setVerb] = useState(() => asked(verbs));
+  const [{ verb, before }, setAction] = useState(() => asked(verbs));
+  const setVerb = (one) => setAction({ verb: one, before: "" });
   if (!store.may("operator")) return null;
   const allowed = verbs.filter((one) => one !== "delete" || store.may("admin"));
   return html`
     ${allowed.map((one) => html`<button type="button" class=${one === "delete" ? "small danger" : "small"} key=${one} onClick=${() => setVerb(one)}>${WORDS[one][0]}</button>`)}
-    ${verb && html`<${ActionDialog} key=${verb} store=${store} verb=${verb} name=${name} replicas=${replicas} taints=${taints} onClose=${() => setVerb("")} />`}
+    ${verb && html`<${ActionDialog} key=${verb} store=${store} verb=${verb} name=${name} replicas=${replicas} taints=${taints} before=${before} onClose=${() => setVerb("")} />`}
   `;
 }
 
-function ActionDialog({ store, verb, name, replicas, taints, onClose }) {
+/** `before`: a recorded change; an undo opens with the revision that was there before it. */
+function ActionDialog({ store, verb, name, replicas, taints, before, onClose }) {
   const [wanted, setWanted] = useState(replicas ?? 1);
   const [revision, setRevision] = useState(null);
   const [taint, setTaint] = useState(verb === "untaint" ? (taints[0] ?? null) : null);
@@ -55,11 +58,12 @@ function ActionDialog({ store, verb, name, replicas, taints, onClose }) {
   const [problem, setProblem] = useState("");
   const [isDone, setDone] = useState(false);
   const [reason, setReason] = useState("");
+  const [isSought, setSought] = useState(verb === "undo" && before !== "");
   const body = { name, ...(verb === "scale" ? { replicas: wanted } : {}), ...(revision ? { revision } : {}), ...(taint ? { taint } : {}) };
   const needsTaint = (verb === "taint" || verb === "untaint") && !taint?.key;
   const needsName = verb === "delete" && typed !== name;
   const preview = async (why = "") => {
-    if (needsTaint) return;
+    if (needsTaint || isSought) return;
     try {
       setSeen(await postJson(`/api/v1/actions/${verb}`, { ...body, dryRun: true }));
       setProblem(why);
@@ -71,7 +75,7 @@ function ActionDialog({ store, verb, name, replicas, taints, onClose }) {
   useEffect(() => {
     const timer = setTimeout(() => void preview(), seen ? TYPING_MS : 0);
     return () => clearTimeout(timer);
-  }, [wanted, revision, taint]);
+  }, [wanted, revision, taint, isSought]);
   const act = async (event) => {
     event.preventDefault();
     try {
@@ -89,7 +93,7 @@ function ActionDialog({ store, verb, name, replicas, taints, onClose }) {
       <h2 id="action">${WORDS[verb][0]}: ${name}</h2>
       <p>${WORDS[verb][1]}</p>
       ${verb === "scale" && html`<label>Replicas <input type="number" min="0" max="10000" value=${wanted} onInput=${(event) => setWanted(Number(event.target.value) || 0)} /></label>`}
-      ${verb === "undo" && html`<${Revisions} name=${name} chosen=${revision} onChoose=${setRevision} />`}
+      ${verb === "undo" && html`<${Revisions} name=${name} before=${before} chosen=${revision} onChoose=${setRevision} onFound=${() => setSought(false)} />`}
       ${verb === "taint" && html`<${TaintFields} onChange=${setTaint} />`}
       ${verb === "untaint" && html`<label>Taint <select onChange=${(event) => setTaint(taints[event.target.selectedIndex])}>
         ${taints.map((one) => html`<option key=${taintText(one)}>${taintText(one)}</option>`)}</select></label>`}
@@ -128,13 +132,22 @@ function TaintFields({ onChange }) {
   </div>`;
 }
 
-function Revisions({ name, chosen, onChoose }) {
+function Revisions({ name, before, chosen, onChoose, onFound }) {
   const [rows, setRows] = useState([]);
+  const [note, setNote] = useState("");
   useEffect(() => {
-    getJson(`/api/v1/revisions/${encodeURIComponent(name)}`).then((found) => setRows(found.revisions), () => {});
+    const query = before ? `?${new URLSearchParams({ before })}` : "";
+    getJson(`/api/v1/revisions/${encodeURIComponent(name)}${query}`)
+      .then((found) => {
+        setRows(found.revisions);
+        if (before && found.before === null) setNote("No recorded revision is as the model was before that change. Choose one.");
+        if (found.before !== null) onChoose(found.before);
+      }, (error) => before && setNote(error.message))
+      .then(onFound);
   }, [name]);
   return html`<label>Revision <select value=${chosen ?? ""} onChange=${(event) => onChoose(Number(event.target.value) || null)}>
     <option value="">the one before</option>
-    ${rows.filter((one) => !one.isCurrent).map((one) => html`<option key=${one.revision} value=${one.revision}>${one.revision}, ${age(one.created)} old${one.cause ? `: ${one.cause}` : ""}</option>`)}
-  </select></label>`;
+    ${rows.filter((one) => !one.isCurrent || one.revision === chosen).map((one) => html`<option key=${one.revision} value=${one.revision}>${one.revision}, ${age(one.created)} old${one.cause ? `: ${one.cause}` : ""}</option>`)}
+  </select></label>
+  ${note && html`<p class="quiet" role="status">${note}</p>`}`;
 }

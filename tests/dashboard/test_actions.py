@@ -12,7 +12,7 @@ from schemas.deployment import ModelDeployment
 from schemas.node import Node
 from store import codec, keys, objects
 from store.memory import MemoryTransport
-from store.port import Put
+from store.port import Delete, Put
 from tests.support.clock import FakeClock
 from tests.support.dashboard_fleets import MANIFEST, put_fleet
 from tests.support.dashboards import CLOCK, RunningDashboard, running_dashboard
@@ -162,6 +162,35 @@ async def test_a_rollout_is_undone(running: RunningDashboard) -> None:
     assert found.spec.context_length == 1024
     refused = await running.post("/api/v1/actions/promote", {"name": "qwen", "dryRun": True}, 400)
     assert "no running canary" in refused["error"]["message"]
+
+
+async def test_the_revision_before_each_change_is_found(running: RunningDashboard) -> None:
+    models = [deployment(replicas=2, context_length=1024 * number) for number in (1, 2, 3)]
+    revisions = [revision(one, number) for number, one in enumerate(models, 1)]
+    await running.store.commit([], [codec.put_spec(one) for one in (*revisions, models[2])])
+
+    async def act(verb: str, **more: int) -> None:
+        path, body = f"/api/v1/actions/{verb}", {"name": "qwen", **more}
+        seen = await running.post(path, {**body, "dryRun": True})
+        await running.post(path, {**body, "version": seen["version"]})
+
+    async def before(change: str, status: int = 200) -> Any:
+        return await running.get(f"/api/v1/revisions/qwen?before={change}", status)
+
+    await act("undo", revision=1)
+    await act("scale", replicas=1)
+    await act("undo", revision=2)
+    await act("restart")
+    changes = (await running.get("/api/v1/changes"))["changes"]
+    found = [(await before(one["id"]))["before"] for one in changes]
+    assert found == [2, 1, 1, 3]
+    # Its content is in no revision any more: nothing is guessed.
+    gone = keys.spec_key("Revision", revisions[0].metadata.name)
+    await running.store.commit([], [Delete(key=gone)])
+    found = [(await before(one["id"]))["before"] for one in changes]
+    assert found == [2, None, None, 3]
+    refused = await before("no-such-change", 404)
+    assert "no change no-such-change of qwen is recorded" in refused["error"]["message"]
 
 
 async def test_a_mac_that_its_agent_alone_knows_is_cordoned(running: RunningDashboard) -> None:

@@ -104,6 +104,31 @@ async def test_a_rollout_is_undone_after_its_diff_was_shown(
         await expect(page.locator("main dl")).to_contain_text("1024 tokens")
 
 
+async def test_a_change_is_put_back_to_the_state_before_it(
+    browser: Browser, running: RunningDashboard
+) -> None:
+    models = [deployment(replicas=2, context_length=1024 * number) for number in (1, 2, 3)]
+    revisions = [revision(one, number) for number, one in enumerate(models, 1)]
+    await running.store.commit([], [codec.put_spec(one) for one in (*revisions, models[2])])
+    for number in (1, 2):
+        body = {"name": "qwen", "revision": number}
+        seen = await running.post("/api/v1/actions/undo", {**body, "dryRun": True})
+        await running.post("/api/v1/actions/undo", {**body, "version": seen["version"]})
+    async with open_page(browser, running.url) as (page, _):
+        await page.goto("/changes")
+        newest = page.locator(".timeline > li").first
+        await expect(newest).to_contain_text("2048")
+        await newest.get_by_role("link", name="put back").click()
+        dialog = page.get_by_role("dialog")
+        # The revision before the newest one would be 3.
+        await expect(dialog).to_contain_text("fleetctl rollout undo qwen --to-revision 1")
+        await expect(dialog.get_by_role("combobox")).to_have_value("1")
+        await check_access(page)
+        await dialog.get_by_role("button", name="Undo the rollout").click()
+        await expect(dialog.locator("[data-done]")).to_be_visible()
+        await expect(page.locator("main dl")).to_contain_text("1024 tokens")
+
+
 async def test_a_canary_is_a_line_of_steps(browser: Browser, running: RunningDashboard) -> None:
     steps = tuple(CanaryStep(weight=one) for one in (5, 25))
     trial = deployment(name="trial", rollout=Rollout(canary=Canary(steps=steps)))

@@ -33,7 +33,7 @@ export function Changes({ store, query }) {
       ${one.reason && html`<p>“${one.reason}”</p>`}
       <ul>${one.objects.map((object) => html`<li key=${object.kind + object.name}>${object.verb} <${ObjectLink} kind=${object.kind} name=${object.name} />
         ${object.fields.map((field) => html`<code class="field" key=${field.path}>${field.path}: <del>${field.old ?? "none"}</del> <ins>${field.new ?? "none"}</ins></code>`)}
-        ${object.kind === "ModelDeployment" && object.fields.length > 0 && store.may("operator") && html`${" "}<a href=${`/models/${encodeURIComponent(object.name)}?do=undo`}>put back</a>`}
+        ${object.kind === "ModelDeployment" && object.verb === "update" && object.fields.length > 0 && store.may("operator") && html`${" "}<a href=${`/models/${encodeURIComponent(object.name)}?do=undo&before=${encodeURIComponent(one.id)}`}>put back</a>`}
         ${object.moreFields > 0 && html`<span class="quiet"> and ${object.moreFields} more</span>`}
       </li>`)}</ul>
     </li>`)}</ol>
