@@ -16,8 +16,9 @@ from schemas.deployment import (
     ModelDeploymentStatus,
     served_names,
 )
-from schemas.meta import Condition, ConditionStatus, Status, find_condition
+from schemas.meta import Condition, ConditionStatus, ObjectMeta, Status, find_condition
 from schemas.node import Node, NodeStatus, Taint, effective_labels
+from schemas.pools import NodePool, in_pool
 from schemas.quantity import requests_at_once
 from schemas.replica import Replica, ReplicaStatus
 from schemas.shardgroup import ShardGroup, ShardGroupStatus
@@ -94,6 +95,8 @@ def affected(caches: FleetCaches, key: str) -> set[ViewKey]:
         kind, name = keys.kind_and_name(key)
     except ValueError:
         return set()
+    if key == keys.spec_key("NodePool", name):
+        return {("conditions", f"NodePool/{name}")} | {("macs", one) for one in _node_names(caches)}
     if kind == "Replica":
         return {*_of_replica(caches, name), ("conditions", f"Replica/{name}")}
     view = _VIEW_OF_KIND.get(kind)
@@ -132,6 +135,7 @@ def _mac(caches: FleetCaches, name: str) -> Row | None:
     spec = objects.specs.items.get(keys.spec_key("Node", name))
     status = objects.statuses.items.get(keys.status_key("Node", name))
     is_alive = keys.node_lease_key(name) in objects.leases.items
+    life = _life(caches, name)
     if spec is None and status is None and not is_alive:
         return None
     node = spec if isinstance(spec, Node) else None
@@ -143,11 +147,12 @@ def _mac(caches: FleetCaches, name: str) -> Row | None:
     promised = sum(one.total_bytes for one in proofs) + sum(
         left.memory_bytes for one in replicas for left in one.spec.leaving if left.node == name
     )
-    state, why = _mac_state(is_alive=is_alive, report=report, life=_life(caches, name))
+    state, why = _mac_state(is_alive=is_alive, report=report, life=life)
     found: Row = {
         "name": name,
         "state": state,
         "reason": why,
+        "silentSince": None if is_alive else _silent_since(life),
         "isCordoned": node is not None and node.spec.unschedulable,
         "isDraining": node is not None and node.spec.draining,
         "taints": [] if node is None else [_taint_row(one) for one in node.spec.taints],
@@ -157,7 +162,23 @@ def _mac(caches: FleetCaches, name: str) -> Row | None:
         "models": sorted({one.spec.deployment for one in replicas}),
         "replicas": sorted(one.name for one in replicas),
     }
-    return {**found, **_hardware(report), **_site(node, report)}
+    pools = {"pools": _pools(caches, node or Node(metadata=ObjectMeta(name=name)), report)}
+    return {**found, **_hardware(report), **_site(node, report), **pools}
+
+
+def _pools(caches: FleetCaches, node: Node, report: NodeStatus | None) -> list[str]:
+    """Return the names of the pools that a Mac belongs to."""
+    reported = node.model_copy(update={"status": report})
+    pools = caches.objects.specs.by_index(BY_KIND, "NodePool").values()
+    return sorted(one.name for one in pools if isinstance(one, NodePool) and in_pool(one, reported))
+
+
+def _silent_since(life: Status | None) -> str | None:
+    """Return the time at which a Mac was found silent; None if it is not noted yet."""
+    ready = None if life is None else find_condition(life.conditions, "Ready")
+    if ready is None or ready.status == ConditionStatus.TRUE or not ready.last_transition_time:
+        return None
+    return ready.last_transition_time.isoformat()
 
 
 def _taint_row(taint: Taint) -> Row:
@@ -198,11 +219,25 @@ def _hardware(report: NodeStatus | None) -> Row:
         "memoryBytes": None if report is None else report.memory_bytes,
         "allocatableBytes": None if report is None else report.allocatable_bytes,
         "diskFreeBytes": None if report is None else report.disk_free_bytes or None,
+        "modelsOnDisk": [] if report is None else _models_on_disk(report),
         "power": None if report is None else report.power,
         "osVersion": None if report is None else f"{report.os} {report.os_version}",
         "agentVersion": None if report is None else report.agent_version,
         "mlxVersion": None if report is None else report.mlx_version or None,
     }
+
+
+def _models_on_disk(report: NodeStatus) -> list[Row]:
+    """Return the deployed models that a Mac has, with the size of their weights, or what it lacks of them."""
+    return [
+        {
+            "path": one.path,
+            "bytes": None if one.geometry is None else one.geometry.weights_bytes,
+            "missingBytes": one.missing_bytes,
+            "problem": one.message or one.reason or one.fetch_problem,
+        }
+        for one in report.models
+    ]
 
 
 def _site(node: Node | None, report: NodeStatus | None) -> Row:

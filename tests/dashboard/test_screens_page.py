@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
 
@@ -13,17 +14,19 @@ from dashboard.api.log_routes import LineFilter
 from machinery.prometheus import render
 from nodeagent.hardware import load
 from schemas.gitsource import GitSource, GitSourceSpec
-from schemas.meta import ObjectMeta
+from schemas.meta import Condition, ConditionStatus, ObjectMeta
+from schemas.node import ModelReport, NodeLifeStatus
 from store import codec, keys, objects
 from store.memory import MemoryTransport
-from store.port import Delete
+from store.port import Delete, Put
 from tests.support.browser import check_access, needs_browser, open_page, running_browser
 from tests.support.dashboard_fleets import put_fleet, put_key
 from tests.support.dashboard_site import HOSTILE, TOO_WARM, Site, running_site
 from tests.support.dashboards import CLOCK, running_dashboard
-from tests.support.fleets import deployment, revision
+from tests.support.fleets import GEOMETRY, deployment, revision
 from tests.support.macs import mac
 from tests.support.reconciler_agents import node_status, put_lease, put_node
+from tests.support.reconciler_store import pool
 from tests.support.waiting import until_async
 
 _CAPTURES = Path(__file__).parents[1] / "nodeagent/hardware/captures/load"
@@ -162,6 +165,45 @@ async def test_degrees_and_watts_of_a_mac_are_on_the_map_and_on_its_page(browser
         await page.goto("/")
         await expect(page.locator(".figure-card", has_text="Power")).to_contain_text("42 W")
     await runner.cleanup()
+
+
+async def test_a_mac_has_its_models_its_pools_and_the_age_of_its_last_word(
+    browser: Browser,
+) -> None:
+    store = MemoryTransport(CLOCK)
+    models = (
+        ModelReport(path="qwen", geometry=GEOMETRY),
+        ModelReport(path="hub/big", missing_bytes=3 << 30),
+        ModelReport(path="odd", reason="ModelInvalid", message="config.json is missing"),
+    )
+    status = node_status("mac-1").model_copy(update={"models": models})
+    await store.commit([], [put_node("mac-1", status), put_lease("mac-1")])
+    async with (
+        running_dashboard(store) as running,
+        open_page(browser, running.url) as (page, _),
+    ):
+        await page.goto("/macs/mac-1")
+        disk = page.locator("[data-disk] li")
+        await expect(disk).to_contain_text(
+            ["qwen on its disk", "3.0 GiB to fetch", "odd not usable: config.json is missing"]
+        )
+        main, word = page.locator("main dl"), page.locator("[data-word]")
+        await expect(main).to_contain_text("Poolsnone")
+        await expect(word).to_have_text("within seconds: its agent renews its lease")
+        # A new pool takes it in, and its agent falls silent.
+        await store.commit([], [codec.put_spec(pool("lab", nodes=("mac-1",)))])
+        await expect(main).to_contain_text("Poolslab")
+        silent = Condition(
+            type="Ready",
+            status=ConditionStatus.FALSE,
+            reason="LeaseExpired",
+            last_transition_time=CLOCK.now() - timedelta(hours=2, minutes=5),
+        )
+        life = codec.encode(NodeLifeStatus(conditions=(silent,)))
+        put = Put(key=keys.node_life_key("mac-1"), value=life)
+        await store.commit([], [put, Delete(key=keys.node_lease_key("mac-1"))])
+        await expect(word).to_have_text("2h ago")
+        await check_access(page)
 
 
 async def test_a_git_source_is_synced_suspended_and_resumed(browser: Browser) -> None:

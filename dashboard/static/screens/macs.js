@@ -1,7 +1,7 @@
 /** The Macs, and one Mac: its hardware, its memory by replica, its conditions and events. */
 
 import { html, useState } from "../vendor/htm-preact.js";
-import { bytes, figureText, taintText } from "../format.js";
+import { age, bytes, figureText, taintText } from "../format.js";
 import { Badge, Command, Events, Filter, lazy, MacState, matching, MemoryBar, ObjectLink, Table } from "../parts.js";
 import { Conditions, NotFound, Source } from "./object.js";
 
@@ -55,6 +55,9 @@ export function Mac({ store, name }) {
       <dt>Memory</dt><dd>${bytes(mac.memoryBytes)}, of which ${bytes(mac.allocatableBytes)} for models</dd>
       <dt>Promised</dt><dd>${bytes(mac.promisedBytes)} by the memory proofs of its replicas</dd>
       <dt>Disk</dt><dd>${mac.diskFreeBytes === null ? "-" : `${bytes(mac.diskFreeBytes)} free`}</dd>
+      <dt>Deployed models</dt><dd>${mac.modelsOnDisk.length ? html`<ul data-disk>${mac.modelsOnDisk.map((one) => html`<li key=${one.path}><code>${one.path}</code> ${diskText(one)}</li>`)}</ul>` : "none is looked for yet"}</dd>
+      <dt>Pools</dt><dd>${mac.pools.join(", ") || "none"}</dd>
+      <dt>Last word</dt><dd data-word>${wordText(mac, store.at)}</dd>
       <dt>System</dt><dd><${Version} name="" mac=${mac} column="osVersion" usual=${store.summary?.versions} />, <${Version} name="mlx" mac=${mac} column="mlxVersion" usual=${store.summary?.versions} />,${" "}
         <${Version} name="agent" mac=${mac} column="agentVersion" usual=${store.summary?.versions} /></dd>
       ${mac.taints.length > 0 && html`<dt>Taints</dt><dd>${mac.taints.map((one) => html`<code key=${one.key + one.effect}>${taintText(one)}</code> `)}</dd>`}
@@ -73,6 +76,19 @@ export function Mac({ store, name }) {
     <${Command} text=${`fleetctl describe node ${name}`} />
     <${Command} text=${`fleetctl drain ${name} --dry-run`} />
   `;
+}
+
+/** Whether a model is on the Mac's disk, and what is missing. */
+function diskText({ bytes: size, missingBytes, problem }) {
+  if (missingBytes > 0) return `${bytes(missingBytes)} to fetch${problem ? `: ${problem}` : ""}`;
+  return problem ? `not usable: ${problem}` : `on its disk, ${bytes(size)} of weights`;
+}
+
+/** How old the last sign of life of the Mac's agent is. */
+function wordText(mac, at) {
+  if (mac.state !== "offline") return "within seconds: its agent renews its lease";
+  if (!mac.silentSince) return "its lease has ended; since when is not noted";
+  return html`<time datetime=${mac.silentSince} title=${mac.silentSince}>${age(mac.silentSince, at ? Date.parse(at) : Date.now())} ago</time>`;
 }
 
 const loadText = (found) => (found ? `${found.gpuPercent === null ? "-" : `${found.gpuPercent} %`}, ${found.active}` : "-");
