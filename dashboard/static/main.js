@@ -3,7 +3,7 @@
 import { html, render, useEffect, useErrorBoundary, useReducer, useState } from "./vendor/htm-preact.js";
 import { FleetStore, postJson } from "./fleet_store.js";
 import { hasSingleKeys, keyboard, KEYS, setSingleKeys } from "./keyboard.js";
-import { lazy, useStore } from "./parts.js";
+import { Announced, lazy, useStore } from "./parts.js";
 import { boot, selectionsOf } from "./selections.js";
 import { AddMac } from "./screens/add.js";
 import { EventList } from "./screens/events.js";
@@ -100,6 +100,7 @@ function App() {
       <button type="button" class="small" aria-pressed=${isTimeOpen} onClick=${() => setTimeOpen(!isTimeOpen)}>Time</button>
       <button type="button" class="small" onClick=${nextTheme}>Theme</button>
     </header>
+    <${Announced} text=${stateText()} />
     <${ControlPlane} />
     ${store.isOldPage && html`<div class="banner" role="status">The dashboard was upgraded. <button type="button" class="small" onClick=${() => location.reload()}>Load the new page</button></div>`}
     ${!isNoticeClosed && IS_OPEN_TEXT && html`<div class="banner" role="status">This page came over plain HTTP: others on the way can read it, and the key of a login. Start fleet-dashboard with --tls-cert.
@@ -146,14 +147,22 @@ function Connection() {
   const ageMs = store.heardAt ? performance.now() - store.heardAt : 0;
   if (store.state === "live" && ageMs < OLD_MS) return html`<span class="live" data-state="live">live</span>`;
   const old = store.heardAt ? `, ${Math.round(ageMs / 1000)} s old` : "";
-  return html`<span class="lost" role="status" data-state=${store.state}>${store.problem || "connecting"}${old}</span>`;
+  return html`<span class="lost" data-state=${store.state}>${store.problem || "connecting"}${old}</span>`;
+}
+
+/** What is said of the connection and of the control plane: without ages, which change each second. */
+function stateText() {
+  if (store.at) return "";
+  if (store.state !== "live") return store.problem || "connecting";
+  if (store.silentSeconds < SILENT_S) return "";
+  return store.refusal ? `The control plane refuses this dashboard: ${store.refusal}` : "The control plane does not answer. Objects are shown as last known.";
 }
 
 /** What still works while the control plane does not. */
 function ControlPlane() {
-  if (store.at || store.silentSeconds < SILENT_S) return html`<div role="status" class="hidden"></div>`;
-  if (store.refusal) return html`<div class="banner" role="status" data-banner>The control plane refuses this dashboard: ${store.refusal}</div>`;
-  return html`<div class="banner" role="status" data-banner>
+  if (store.at || store.silentSeconds < SILENT_S) return null;
+  if (store.refusal) return html`<div class="banner" data-banner>The control plane refuses this dashboard: ${store.refusal}</div>`;
+  return html`<div class="banner" data-banner>
     The control plane (etcd) has not answered for ${Math.round(store.silentSeconds)} s. Objects are shown as last known. Chat, figures
     and running models go on; changes and logs have to wait.
   </div>`;

@@ -9,6 +9,8 @@ const NEAR_PX = 400; // rows so far out of sight are in the document, too
 const USUAL_ROW_PX = 40;
 const LAST_PAUSE_MS = 10_000;
 const SLOW_MS = 20_000;
+const ANNOUNCE_MS = 5_000;
+let announcedAt = Number.NEGATIVE_INFINITY; // of all regions of the page
 const KINDS = { Node: "node", ModelDeployment: "md", Replica: "replica", ShardGroup: "sg", ModelRoute: "route", GitSource: "gs" };
 
 /** Return the path of an object's page; "" if its kind has none. */
@@ -206,6 +208,26 @@ export async function copyText(text) {
   area.select();
   document.execCommand("copy");
   area.remove();
+}
+
+/** A text for assistive technology alone: the newest, and at most one of the page in five seconds. */
+export function Announced({ text }) {
+  const [said, setSaid] = useState("");
+  useEffect(() => {
+    let timer = 0;
+    const say = () => {
+      const left = announcedAt + ANNOUNCE_MS - performance.now();
+      if (text && left > 0) {
+        timer = setTimeout(say, Math.ceil(left));
+        return;
+      }
+      if (text) announcedAt = performance.now();
+      setSaid(text);
+    };
+    if (text !== said) say();
+    return () => clearTimeout(timer);
+  }, [text]);
+  return html`<div class="hidden" role="status" data-announced>${said}</div>`;
 }
 
 /** A unified diff: what goes and what comes are marked by sign and by colour. */

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import re
 import signal
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -29,6 +30,12 @@ pytestmark = [needs_browser, pytest.mark.browser]
 async def browser() -> AsyncIterator[Browser]:
     async with running_browser() as found:
         yield found
+
+
+_SET_HIDDEN = """(isHidden) => {
+  Object.defineProperty(document, "hidden", { value: isHidden, configurable: true });
+  document.dispatchEvent(new Event("visibilitychange"));
+}"""
 
 
 async def commit_when_back(store: Transport, puts: list[Put]) -> None:
@@ -149,6 +156,43 @@ async def test_the_seventh_window_loads_and_all_of_them_follow(
                 for one in pages:
                     await expect(one.get_by_role("link", name="mac-2")).to_be_visible()
         await store.close()
+
+
+async def test_a_hidden_page_gets_no_bytes_and_goes_on_when_it_is_seen(browser: Browser) -> None:
+    store = MemoryTransport(CLOCK)
+    await store.commit([], mac("mac-1"))
+    async with (
+        running_dashboard(store) as dashboard,
+        open_page(browser, dashboard.url) as (page, _),
+    ):
+
+        async def figure(name: str) -> float:
+            async with dashboard.http.get(f"{dashboard.url}/metrics") as answer:
+                found = re.search(rf"^{name} (\S+)$", await answer.text(), re.MULTILINE)
+                assert found is not None
+                return float(found[1])
+
+        async def streams() -> float:
+            return await figure("fleet_dashboard_streams")
+
+        async def is_closed() -> bool:
+            return await streams() == 0
+
+        await page.goto("/macs")
+        await expect(page.get_by_role("link", name="mac-1")).to_be_visible()
+        assert await streams() == 1
+        # As the browser does it for a tab in the background; there are no tabs without a window.
+        await page.evaluate(_SET_HIDDEN, True)
+        await until_async(is_closed, limit_s=60, what="the end of the stream")
+        asked: list[str] = []
+        page.on("request", lambda request: asked.append(request.url))
+        sent = await figure("fleet_dashboard_stream_bytes_total")
+        await store.commit([], mac("mac-2"))
+        await asyncio.sleep(6)  # a page that polls would have asked: each does within 5 s
+        assert await figure("fleet_dashboard_stream_bytes_total") == sent
+        assert asked == []
+        await page.evaluate(_SET_HIDDEN, False)
+        await expect(page.get_by_role("link", name="mac-2")).to_be_visible()
 
 
 async def test_a_stream_that_opens_late_is_waited_for(browser: Browser) -> None:

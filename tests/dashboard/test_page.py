@@ -4,6 +4,7 @@ import asyncio
 import signal
 import sys
 from collections.abc import AsyncIterator
+from itertools import pairwise
 from pathlib import Path
 from urllib.parse import quote
 
@@ -28,7 +29,7 @@ from tests.support.browser import (
     open_page,
     running_browser,
 )
-from tests.support.dashboard_site import HOSTILE, Site, running_site
+from tests.support.dashboard_site import HOSTILE, TOO_WARM, Site, running_site
 from tests.support.dashboards import CLOCK, running_dashboard
 from tests.support.etcd import running_etcd
 from tests.support.gateway_engine_scripts import DONE, delta
@@ -214,6 +215,43 @@ async def test_a_change_appears_without_a_reload(browser: Browser) -> None:
         card = page.locator(".card", has=page.get_by_role("link", name="mac-3"))
         await expect(card).to_contain_text("offline")
         assert await page.evaluate("window.isOld")
+
+
+_NOTE_ANNOUNCEMENTS = """
+  window.announced = [];
+  const isLive = (node) => (node.nodeType === 1 ? node : node.parentElement)?.closest("[aria-live], [role=status], [role=alert], [role=log]");
+  new MutationObserver((changes) => {
+    const found = changes.find((one) => isLive(one.target));
+    if (found) window.announced.push([performance.now(), isLive(found.target).textContent]);
+  }).observe(document, { subtree: true, childList: true, characterData: true });
+"""
+
+
+async def test_problems_that_change_often_are_announced_once_in_five_seconds(
+    browser: Browser,
+) -> None:
+    store = MemoryTransport(CLOCK)
+    await store.commit([], mac("mac-1"))
+    async with (
+        running_dashboard(store) as dashboard,
+        open_page(browser, dashboard.url) as (page, _),
+    ):
+        await page.goto("/")
+        await expect(page.locator("[data-state]")).to_have_text("live")
+        await page.evaluate(_NOTE_ANNOUNCEMENTS)
+        problems = page.locator("section", has=page.locator("#problems")).locator("ul.problems").last
+        for number in range(1_000):
+            text = f"{number} degrees"
+            await store.commit([], mac("mac-1", TOO_WARM.model_copy(update={"message": text})))
+            await expect(problems).to_contain_text(text)
+            if await page.evaluate("window.announced.length") >= 2:
+                break
+        announced = await page.evaluate("window.announced")
+        times = [at for at, _ in announced]
+        # A page that is late pauses longer, never less.
+        assert min(later - earlier for earlier, later in pairwise(times)) >= 4_900
+        assert number > len(announced)
+        assert "degrees" in announced[-1][1]
 
 
 async def test_the_keyboard_alone_suffices(browser: Browser, site: Site) -> None:

@@ -5,7 +5,7 @@ import { messagesOf, stream } from "../conversation.js";
 import { getJson } from "../fleet_store.js";
 import { span } from "../format.js";
 import { Markdown } from "../markdown.js";
-import { copyText, lazy, ObjectLink, Table } from "../parts.js";
+import { Announced, copyText, lazy, ObjectLink, Table } from "../parts.js";
 
 const ClientCode = lazy(() => import("../client_code.js"), "ClientCode");
 const Waterfall = lazy(() => import("../waterfall.js"), "Waterfall");
@@ -133,10 +133,17 @@ function Conversation({ store, model, isTitled, system, parameters, headers, reg
   useEffect(() => () => (register(null), stopping.current?.abort()), []);
   return html`<section aria-label=${model || "Conversation"}>
     ${isTitled && html`<h2>${model}</h2>`}
-    <ol class="turns" aria-live="polite">
+    <${Announced} text=${turnText(turns.at(-1))} />
+    <ol class="turns">
       ${turns.map((turn, at) => html`<${Turn} key=${at} store=${store} turn=${turn} isLast=${at === turns.length - 1} onAgain=${() => ask(turn.question, turns.slice(0, at))} />`)}
     </ol>
   </section>`;
+}
+
+/** What is said of an answer: that it is under way, and the whole when it is over. */
+function turnText(turn) {
+  if (!turn) return "";
+  return turn.isOver ? [turn.answer, turn.problem].filter(Boolean).join(". ") : "The answer is under way";
 }
 
 /** Gather changes, and pass them on a few times a second: a long answer is laid out anew by each. */
@@ -196,9 +203,9 @@ function Progress({ store, id }) {
     return () => clearInterval(timer);
   }, [id]);
   const { phase, promptTokens: all, prefilledTokens: done, seconds, resumptions } = seen ?? {};
-  if (phase !== "prefill" || !all || !done) return html`<p class="quiet" role="status">${phase === "queued" ? "waiting for an engine" : "…"}${resumptions ? `, resumed ${resumptions} times` : ""}</p>`;
+  if (phase !== "prefill" || !all || !done) return html`<p class="quiet">${phase === "queued" ? "waiting for an engine" : "…"}${resumptions ? `, resumed ${resumptions} times` : ""}</p>`;
   const left = done < all ? `, about ${span((1000 * seconds * (all - done)) / done)} left` : "";
-  return html`<p class="quiet" role="status"><progress max=${all} value=${done} aria-label="Prompt read"></progress> ${Math.round((100 * done) / all)} % of ${all} tokens read${left}</p>`;
+  return html`<p class="quiet"><progress max=${all} value=${done} aria-label="Prompt read"></progress> ${Math.round((100 * done) / all)} % of ${all} tokens read${left}</p>`;
 }
 
 /** The engines that the next question could get, with the parts of their scores: why one of them is chosen. */

@@ -4,7 +4,7 @@ import { html } from "../vendor/htm-preact.js";
 import { Sparkline } from "../charts.js";
 import { getJson } from "../fleet_store.js";
 import { bytes, count, duration, short, span } from "../format.js";
-import { Badge, Events, Figure, MacState, MemoryBar, ModelState, Problems, usePolled } from "../parts.js";
+import { Announced, Badge, Events, Figure, MacState, MemoryBar, ModelState, Problems, usePolled } from "../parts.js";
 
 const MAX_MACS = 24;
 const MAX_EVENTS = 20;
@@ -30,11 +30,10 @@ export function Fleet({ store }) {
     <${Figures} store=${store} macs=${macs} />
     <section aria-labelledby="problems">
       <h2 id="problems">Problems</h2>
-      <div aria-live="polite">
-        <${Short} models=${short_} summary=${summary} />
-        <${Problems} conditions=${problems} />
-        ${isWell && html`<p><${Badge} tone="good">No problem is known<//></p>`}
-      </div>
+      <${Announced} text=${problemsText(short_, problems, summary)} />
+      <${Short} models=${short_} summary=${summary} />
+      <${Problems} conditions=${problems} />
+      ${isWell && html`<p><${Badge} tone="good">No problem is known<//></p>`}
     </section>
     <section aria-labelledby="macs">
       <div class="section-head"><h2 id="macs">Macs</h2>${macs.length > 0 && html`<a href="/map">Map</a>`}</div>
@@ -63,6 +62,16 @@ export function Fleet({ store }) {
       <${Events} events=${newest(store.rows("events"), MAX_EVENTS)} />
     </section>
   `;
+}
+
+/** The problems in a sentence: how many, and the first ones. */
+function problemsText(models, conditions, summary) {
+  const texts = [
+    ...(summary.leader ? [] : ["No reconciler leads"]),
+    ...models.map((one) => `${one.name}: ${one.ready} of ${one.desired} replicas ready`),
+    ...conditions.map((one) => `${one.object}: ${one.reason} ${one.message}`),
+  ];
+  return texts.length ? `${count(texts.length, "problem")}. ${texts.slice(0, 3).join(". ")}` : "No problem is known";
 }
 
 /** Cards of the fleet's figures, each with a line of the last hour where a history is kept. */

@@ -4,7 +4,7 @@ import { html, useEffect, useRef, useState } from "../vendor/htm-preact.js";
 import { bytes, number } from "../format.js";
 import { postJson } from "../fleet_store.js";
 import { Legend, MacMemory, proofText } from "../memory_bars.js";
-import { Badge, ManifestErrors, ObjectLink, Table } from "../parts.js";
+import { Announced, Badge, ManifestErrors, ObjectLink, Table } from "../parts.js";
 
 const WAIT_MS = 250;
 const MOST_SHOWN = 60;
@@ -96,7 +96,8 @@ function Answer({ answer }) {
   const used = (mac) => mac.replicas.filter((one) => one.change !== "goes").reduce((sum, one) => sum + one.bytes, 0);
   const scale = Math.max(1, ...shown.map((mac) => Math.max(mac.allocatableBytes, used(mac))));
   return html`
-    <p class="sentence" data-answer aria-live="polite">${answer.sentence}</p>
+    <p class="sentence" data-answer>${answer.sentence}</p>
+    <${Announced} text=${answer.sentence} />
     <${PlacementSteps} steps=${answer.steps} />
     <h3>Memory of the Macs then</h3>
     <${Legend} />
