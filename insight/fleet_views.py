@@ -328,6 +328,7 @@ def _replica(caches: FleetCaches, name: str) -> Row | None:
         for number, rank in enumerate(spec.spec.ranks)
     ]
     formation = spec.spec.formation
+    created = spec.metadata.creation_timestamp
     first = spec.spec.ranks[0].node
     return {
         "name": name,
@@ -336,6 +337,7 @@ def _replica(caches: FleetCaches, name: str) -> Row | None:
         "group": None if formation is None else formation.group,
         "epoch": None if formation is None else formation.epoch,
         "template": spec.spec.template,
+        "created": None if created is None else created.isoformat(),
         "isReady": ready is not None and ready.status == ConditionStatus.TRUE,
         "reason": "" if ready is None else ready.reason,
         "message": "" if ready is None else ready.message,

@@ -239,7 +239,9 @@ async def test_problems_that_change_often_are_announced_once_in_five_seconds(
         await page.goto("/")
         await expect(page.locator("[data-state]")).to_have_text("live")
         await page.evaluate(_NOTE_ANNOUNCEMENTS)
-        problems = page.locator("section", has=page.locator("#problems")).locator("ul.problems").last
+        problems = (
+            page.locator("section", has=page.locator("#problems")).locator("ul.problems").last
+        )
         for number in range(1_000):
             text = f"{number} degrees"
             await store.commit([], mac("mac-1", TOO_WARM.model_copy(update={"message": text})))

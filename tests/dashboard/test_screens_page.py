@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
-from datetime import timedelta
+from datetime import datetime, timedelta
 from functools import partial
 from pathlib import Path
 
@@ -13,9 +13,12 @@ from playwright.async_api import Browser, Page, expect
 from dashboard.api.log_routes import LineFilter
 from machinery.prometheus import render
 from nodeagent.hardware import load
+from reconciler.rollout.revisions import template_hash
+from schemas.deployment import ModelDeployment
 from schemas.gitsource import GitSource, GitSourceSpec
 from schemas.meta import Condition, ConditionStatus, ObjectMeta
 from schemas.node import ModelReport, NodeLifeStatus
+from schemas.replica import RankAssignment, Replica, ReplicaSpec
 from store import codec, keys, objects
 from store.memory import MemoryTransport
 from store.port import Delete, Put
@@ -23,7 +26,10 @@ from tests.support.browser import check_access, needs_browser, open_page, runnin
 from tests.support.dashboard_fleets import put_fleet, put_key
 from tests.support.dashboard_site import HOSTILE, TOO_WARM, Site, running_site
 from tests.support.dashboards import CLOCK, running_dashboard
-from tests.support.fleets import GEOMETRY, deployment, revision
+from tests.support.fleets import GEOMETRY, PROOF, deployment, revision
+from tests.support.gateway_calls import send_chats, streams_three_tokens
+from tests.support.gateway_fake_engine import FakeEngine, running
+from tests.support.gateway_world import World, running_gateway
 from tests.support.macs import mac
 from tests.support.reconciler_agents import node_status, put_lease, put_node
 from tests.support.reconciler_store import pool
@@ -268,6 +274,65 @@ async def test_two_revisions_and_two_moments_of_a_model_are_compared(
         await expect(page.locator("details[open] [data-difference]")).to_contain_text("3072")
         await expect(page.locator("details[open] tbody tr")).to_have_count(2)
         await check_access(page)
+
+
+def put_replica(of: ModelDeployment, number: int, created: datetime) -> Put:
+    """Return the write of a replica that runs the deployment's version."""
+    spec = ReplicaSpec(
+        deployment=of.name,
+        template=template_hash(of),
+        model=of.spec.model,
+        served_names=(of.name,),
+        context_length=of.spec.context_length,
+        concurrency=1,
+        ranks=(RankAssignment(node="mac-1", memory=PROOF),),
+    )
+    name = f"{of.name}-{number}"
+    metadata = ObjectMeta(name=name, uid="uid", creation_timestamp=created)
+    return codec.put_spec(Replica(metadata=metadata, spec=spec))
+
+
+async def test_the_traffic_of_a_rollout_is_shown_by_version(browser: Browser) -> None:
+    store = MemoryTransport(CLOCK)
+    old, new = deployment(replicas=2), deployment(replicas=2, context_length=2048)
+    yesterday = CLOCK.now() - timedelta(days=1)
+
+    async with (
+        running_gateway(store) as gateway,
+        running(FakeEngine("qwen-0", streams_three_tokens)) as first,
+        running(FakeEngine("qwen-1", streams_three_tokens)) as second,
+    ):
+        await World(store).serve("qwen", first, second)
+        await gateway.knows("qwen", ready=2)
+        revisions = [revision(one, number) for number, one in enumerate((old, new), 1)]
+        puts = [put_replica(old, number, yesterday) for number in (0, 1)]
+        await store.commit([], [*(codec.put_spec(one) for one in (*revisions, new)), *puts])
+        async with (
+            running_dashboard(store) as running_one,
+            open_page(browser, running_one.url) as (page, _),
+        ):
+            while not (first.calls and second.calls):
+                async with asyncio.TaskGroup() as group:
+                    for _ in range(4):
+                        group.create_task(send_chats(running_one.http, gateway, 1, model="qwen"))
+            counts = [len(one.calls) for one in (first, second)]
+            await page.goto("/models/qwen")
+            await expect(page.locator("h1")).to_have_text("qwen")
+            rows = page.locator("[data-versions] tbody tr")
+            await expect(rows).to_have_count(0)
+            # The second replica is replaced under its name: the requests of before were not its own.
+            later = CLOCK.now() + timedelta(hours=1)
+            await store.commit([], [put_replica(new, 1, later)])
+            await expect(rows).to_have_count(2)
+            await expect(rows.first).to_contain_text("revision 1")
+            await expect(rows.first).to_contain_text("(100 %)")
+            await expect(rows.last).to_contain_text("revision 2, the newest")
+            await expect(rows.last).to_contain_text("0 (0 %)")
+            await store.commit([], [put_replica(new, 1, yesterday)])
+            for row, count in zip((rows.first, rows.last), counts, strict=True):
+                share = f"{count} ({int(100 * count / sum(counts) + 0.5)} %)"
+                await expect(row.locator("td").nth(2)).to_have_text(share)
+            await check_access(page)
 
 
 async def test_a_thousand_macs_are_cells_and_lead_to_a_mac(browser: Browser) -> None:

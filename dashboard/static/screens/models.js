@@ -9,6 +9,7 @@ import { Conditions, NotFound, Source } from "./object.js";
 const Actions = lazy(() => import("../actions.js"), "Actions");
 const ModelCharts = lazy(() => import("../subject_charts.js"), "ModelCharts");
 const Revisions = lazy(() => import("../revisions.js"), "Revisions");
+const VersionTraffic = lazy(() => import("../version_traffic.js"), "VersionTraffic");
 const WhyPending = lazy(() => import("./why.js"), "WhyPending");
 
 export function Models({ store }) {
@@ -66,6 +67,7 @@ export function Model({ store, name, query }) {
       <dt>Context</dt><dd>${model.contextLength ?? "-"} tokens, ${model.concurrency ?? "-"} requests at once</dd>
       <dt>Memory</dt><dd>${bytes(replicas.reduce((sum, one) => sum + one.memoryBytes, 0))} in all</dd>
     </dl>
+    ${!store.at && new Set(replicas.map((one) => one.template)).size > 1 && html`<${VersionTraffic} name=${name} servedNames=${model.servedNames} replicas=${replicas} />`}
     <${ModelCharts} name=${name} at=${store.at} />
     <h2>Replicas</h2>
     <${Replicas} replicas=${replicas} empty="No replica is placed." />
