@@ -7,6 +7,7 @@ import { Replicas } from "./macs.js";
 import { Conditions, NotFound, Source } from "./object.js";
 
 const Actions = lazy(() => import("../actions.js"), "Actions");
+const LogTail = lazy(() => import("../log_lines.js"), "LogTail");
 const ModelCharts = lazy(() => import("../subject_charts.js"), "ModelCharts");
 const Revisions = lazy(() => import("../revisions.js"), "Revisions");
 const VersionTraffic = lazy(() => import("../version_traffic.js"), "VersionTraffic");
@@ -35,6 +36,7 @@ export function Models({ store }) {
 
 export function Model({ store, name, query }) {
   const [isWhyOpen, setWhyOpen] = useState(query.has("why"));
+  const [isLogOpen, setLogOpen] = useState(false);
   const model = store.row("models", name);
   if (!model) return html`<${NotFound} what="model" name=${name} command="fleetctl get modeldeployments" />`;
   const conditions = store.rows("conditions").filter((one) => one.kind === "ModelDeployment" && one.object === name);
@@ -71,6 +73,10 @@ export function Model({ store, name, query }) {
     <${ModelCharts} name=${name} at=${store.at} />
     <h2>Replicas</h2>
     <${Replicas} replicas=${replicas} empty="No replica is placed." />
+    ${!store.at && html`<details onToggle=${(event) => setLogOpen(event.target.open)}>
+      <summary>Log of a replica</summary>
+      ${isLogOpen && html`<${LogTail} replicas=${replicas} />`}
+    </details>`}
     <h2>Conditions</h2>
     <${Conditions} conditions=${conditions} />
     <h2>Events</h2>
