@@ -184,6 +184,16 @@ class InventoryEntry(ApiModel):
     name: ObjectName
 
 
+class DriftedField(ApiModel):
+    """One field with two values, each on one line and cut if it is long."""
+
+    path: str
+    wanted: str
+    """The value in the repository, `unset` without one."""
+    actual: str
+    """The value in the store."""
+
+
 class Drift(ApiModel):
     """An object that differs from the manifests."""
 
@@ -193,6 +203,8 @@ class Drift(ApiModel):
     """The fields that differ; empty if the object is gone."""
     managers: tuple[str, ...] = ()
     """The field managers that wrote them."""
+    values: tuple[DriftedField, ...] = ()
+    """The fields with their values, the first ones. Older releases omit it."""
 
 
 class GitCommit(ApiModel):

@@ -76,10 +76,9 @@ HISTORIES: Mapping[str, VersionHistory] = {
     ),  # hasStorePassword, and https in its url; tls and insecureFlags
     "DashboardLease": _fields_added(1),  # tls
     "ReconcilerLease": _fields_added(2),  # joinAddress, tls; url
-    "GitSource": _fields_added(
-        1
-    ),  # the commits' author and subject, and the preview, in its status
-    "GitSourceStatus": _fields_added(1),
+    # the commits' author and subject, and the preview, in its status; values in its drift
+    "GitSource": _fields_added(2),
+    "GitSourceStatus": _fields_added(2),
     "ApiKey": VersionHistory(current=2, steps={1: _role_for_admin}),
     # rateLimit and cacheSharing in its routing; hub in its model; performance; objectives; ngram in its model;
     # thresholds in placement.tier, nodePriorities in its status; vision; concurrency may be Auto, and

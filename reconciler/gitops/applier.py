@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from machinery.clock import Clock
 from manifests import apply as manifests_apply
@@ -9,7 +10,7 @@ from manifests import apply_sets
 from manifests.apply import ApplyOptions, ApplyResult
 from manifests.change_log import AuditedTransport, ChangeAuthor
 from manifests.errors import ApplyError, ManifestErrors
-from manifests.ownership import FieldConflict
+from manifests.ownership import FieldConflict, show_value
 from manifests.plan import Change, CreatedObject
 from manifests.trees import key_of
 from reconciler.gitops.source_status import (
@@ -18,7 +19,7 @@ from reconciler.gitops.source_status import (
     apply_set_name,
 )
 from schemas import kinds
-from schemas.gitsource import Drift, GitSource, manager_of, source_of_manager
+from schemas.gitsource import Drift, DriftedField, GitSource, manager_of, source_of_manager
 from schemas.meta import ApiObject, ObjectKey
 from schemas.records import ApplySet
 from store import codec, keys
@@ -26,6 +27,9 @@ from store.codec import UndecodableError
 from store.errors import NotFoundError
 from store.mutate import mutate
 from store.port import Transport
+
+# Of one object in a status; the fields that differ are all named.
+_MOST_VALUES: Final = 20
 
 
 async def orphans(transport: Transport) -> list[str]:
@@ -185,6 +189,12 @@ def _of_clashes(clashes: Sequence[FieldConflict]) -> tuple[Drift, ...]:
             name=key.name,
             fields=tuple(one.path for one in found),
             managers=tuple(dict.fromkeys(one.owner for one in found if one.owner)),
+            values=tuple(_field_of(one) for one in found[:_MOST_VALUES]),
         )
         for key, found in by_key.items()
     )
+
+
+def _field_of(clash: FieldConflict) -> DriftedField:
+    wanted, actual = show_value(clash.ours), show_value(clash.theirs)
+    return DriftedField(path=clash.path, wanted=wanted, actual=actual)

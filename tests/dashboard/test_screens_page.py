@@ -15,7 +15,7 @@ from machinery.prometheus import render
 from nodeagent.hardware import load
 from reconciler.rollout.revisions import template_hash
 from schemas.deployment import ModelDeployment
-from schemas.gitsource import GitSource, GitSourceSpec
+from schemas.gitsource import Drift, DriftedField, GitSource, GitSourceSpec, GitSourceStatus
 from schemas.meta import Condition, ConditionStatus, ObjectMeta
 from schemas.node import ModelReport, NodeLifeStatus
 from schemas.replica import RankAssignment, Replica, ReplicaSpec
@@ -125,10 +125,25 @@ async def test_a_user_sees_chat_and_its_own_key_alone(browser: Browser) -> None:
 async def test_git_sources_and_the_map_are_shown(browser: Browser, site: Site) -> None:
     spec = GitSourceSpec(repository="https://git.example.com/fleet.git", path="sites")
     source = GitSource(metadata=ObjectMeta(name="fleet", uid="g", generation=1), spec=spec)
-    await site.store.commit([], [codec.put_spec(source)])
+    value = DriftedField(path="spec.replicas", wanted="2", actual=HOSTILE)
+    drift = (
+        Drift(kind="ModelDeployment", name="qwen", fields=("spec.replicas",), values=(value,)),
+        Drift(kind="ModelDeployment", name="old", fields=("spec.priority",)),
+        Drift(kind="NodePool", name="lab", fields=()),
+    )
+    status = Put(
+        key=keys.status_key("GitSource", "fleet"),
+        value=codec.encode(GitSourceStatus(drift=drift)),
+    )
+    await site.store.commit([], [codec.put_spec(source), status])
     async with open_page(browser, site.url) as (page, _):
         await page.goto("/git")
         await expect(page.locator("main")).to_contain_text("https://git.example.com/fleet.git")
+        drifted = page.locator("section li", has_text="ModelDeployment/qwen")
+        await expect(drifted.locator("del")).to_have_text("2")
+        await expect(drifted.locator("ins")).to_have_text(HOSTILE)
+        await expect(page.locator("main")).to_contain_text("ModelDeployment/old: spec.priority")
+        await expect(page.locator("main")).to_contain_text("NodePool/lab: it is gone")
         await check_access(page)
         await page.goto("/map")
         await expect(page.get_by_role("link", name="mac-1")).to_be_visible()

@@ -41,11 +41,18 @@ function Source({ store, source }) {
       <dt>Objects</dt><dd>${source.objects.length ? source.objects.map((one, at) => html`${at ? ", " : ""}<${Named} name=${one} />`) : "none"}</dd>
     </dl>
     ${source.drift.length > 0 && html`<h3>Drift</h3><ul>${source.drift.map((one) => html`<li key=${one.kind + one.name}>
-      ${one.kind}/${one.name}: ${one.fields.join(", ") || "it is gone"} <span class="quiet">${one.managers.join(", ")}</span></li>`)}</ul>`}
+      ${one.kind}/${one.name}: ${driftText(one)} <span class="quiet">${one.managers.join(", ")}</span></li>`)}</ul>`}
     <${Conditions} conditions=${source.conditions} />
     <p class="actions"><${Actions} store=${store} name=${source.name} verbs=${source.isSuspended ? ["unsuspend"] : ["sync", "suspend"]} /></p>
     <${Command} text=${`fleetctl describe gs/${source.name}`} />
   </section>`;
+}
+
+/** The fields that differ, with the value of the repository and the one in the fleet; a release before had the names alone. */
+function driftText({ fields, values }) {
+  if (!fields.length) return "it is gone";
+  const others = fields.slice(values.length);
+  return html`${values.map((field) => html`<code class="field" key=${field.path}>${field.path}: <del>${field.wanted}</del> <ins>${field.actual}</ins></code>`)} ${others.join(", ")}`;
 }
 
 function Named({ name }) {

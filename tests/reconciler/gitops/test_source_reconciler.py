@@ -11,7 +11,7 @@ from insight.edits import with_spec
 from manifests.delete import delete
 from manifests.ownership import record_update
 from schemas.deployment import ModelDeployment
-from schemas.gitsource import Drift, GitSource, GitSourceStatus
+from schemas.gitsource import Drift, DriftedField, GitSource, GitSourceStatus
 from schemas.meta import APPLY_SET, find_condition
 from schemas.pools import NodePool
 from schemas.route import ModelRoute
@@ -312,8 +312,16 @@ async def test_drift_is_only_reported_with_warn(store: Transport, folder: Path) 
     await ready(store, "l", first)
     await scaled(store, "l1", 5)
     await delete(store, "NodePool", "l2", CLOCK)
+    values = (DriftedField(path="spec.priority", wanted="2", actual="5"),)
+    managers = ("fleetctl-edit",)
     wanted = (
-        Drift(kind="NodePool", name="l1", fields=("spec.priority",), managers=("fleetctl-edit",)),
+        Drift(
+            kind="NodePool",
+            name="l1",
+            fields=("spec.priority",),
+            managers=managers,
+            values=values,
+        ),
         Drift(kind="NodePool", name="l2", fields=()),
     )
 
