@@ -243,7 +243,9 @@ async def test_the_life_of_an_engine(
     ours = agent(folder, first_port, sockets=None if is_tcp else short_folder)
     ours.variables = {"OTEL_TRACES_EXPORTER": "none"}
     started = ours.start(order(models_dir), taken=())
-    assert psutil.Process(started.child.record.pid).environ()["OTEL_TRACES_EXPORTER"] == "none"
+    process = psutil.Process(started.child.record.pid)
+    # Before its program is loaded, it has the environment of this process.
+    await until(lambda: process.environ().get("OTEL_TRACES_EXPORTER") == "none")
     path = short_folder / f"{first_port}.sock"
     at = EngineAddress(HOST, first_port) if is_tcp else EngineAddress.at_socket(path)
     assert started.address == at
