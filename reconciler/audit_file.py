@@ -107,12 +107,14 @@ class AuditFile:
             try:
                 if known is None:
                     known = await asyncio.to_thread(written_ids, self.path)
-                found = [one for one in records.items.values() if one.id not in known]
+                # More records may come while these are written.
+                there = tuple(records.items.values())
+                found = [one for one in there if one.id not in known]
                 found.sort(key=lambda one: one.revision)
                 if found:
                     text = b"".join(one.text for one in found)
                     await asyncio.to_thread(append_lines, self.path, text)
-                known = {one.id for one in records.items.values()}
+                known = {one.id for one in there}
                 retries.reset()
             except OSError as error:
                 known = None

@@ -2,7 +2,9 @@
 
 import asyncio
 import json
+import threading
 from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
@@ -84,6 +86,30 @@ async def test_a_file_that_was_renamed_is_begun_anew(
         await scale(memory, 2)
         await has(path, 1)
     assert len(revisions(tmp_path / "audit.1")) == 1
+
+
+async def test_a_change_that_comes_while_another_is_written_is_written_too(
+    memory: MemoryTransport, tmp_path: Path
+) -> None:
+    path, is_free = tmp_path / "audit.jsonl", threading.Event()
+    loop = asyncio.get_running_loop()
+    disk = ThreadPoolExecutor(1)
+    loop.set_default_executor(disk)
+    try:
+        async with following(memory, path):
+            await scale(memory, 1)
+            await has(path, 1)
+            disk.submit(is_free.wait)
+            for replicas in (2, 3):
+                await scale(memory, replicas)
+                for _ in range(50):  # the change is seen, and its line waits for the disk
+                    await asyncio.sleep(0)
+            is_free.set()
+            await has(path, 3)
+    finally:
+        is_free.set()
+        loop.set_default_executor(ThreadPoolExecutor())
+        disk.shutdown()
 
 
 async def test_a_full_disk_delays_lines_and_loses_none(
