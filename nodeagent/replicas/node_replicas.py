@@ -82,14 +82,21 @@ class NodeReplicas:
                 # While the new cache is read, the one before serves.
                 if is_narrow and not await _has_list(cache):
                     task.cancel()  # a role of an earlier release: see docs/operations/security.md
-                    may_be_narrow = False
+                    if self.synced:
+                        await self._looks.wait()
+                    may_be_narrow = self.synced
                     continue
                 await cache.wait_synced()
                 self._take(cache, is_narrow=is_narrow)
                 if watching is not None:
                     watching.cancel()
                 watching = task
-                await (self._until_not_kept() if is_narrow else self._until_kept())
+                if is_narrow:
+                    await self._until_not_kept()
+                elif may_be_narrow:
+                    await self._until_kept()
+                else:
+                    await self._looks.wait()  # the right may be granted later
                 may_be_narrow = True
 
     @property

@@ -201,7 +201,7 @@ async def test_a_stream_that_opens_late_is_waited_for(browser: Browser) -> None:
     await store.commit([], mac("mac-1"))
 
     async def answer_late(route: Route) -> None:
-        await asyncio.sleep(3)
+        await asyncio.sleep(3)  # the lateness itself
         await route.continue_()
 
     async with (

@@ -95,21 +95,35 @@ async def test_without_a_leader_it_goes_on_and_under_one_that_keeps_none_it_watc
             assert not node.cache.is_narrow
 
 
-async def test_a_node_that_may_not_read_its_copies_watches_all() -> None:
-    class RefusingTransport(MemoryTransport):
-        @override
-        async def pages(self, prefix: str) -> AsyncGenerator[Listing]:
-            if prefix == keys.assignment_prefix("a"):
-                raise PermissionDeniedError("permission denied")
-            async for page in super().pages(prefix):
-                yield page
+class RefusingTransport(MemoryTransport):
+    """Refuses the copies of node `a`, and counts what is listed."""
 
-    store = RefusingTransport(CLOCK)
+    def __init__(self) -> None:
+        super().__init__(CLOCK)
+        self.is_refusing = True
+        self.refused = self.lists_of_all = 0
+
+    @override
+    async def pages(self, prefix: str) -> AsyncGenerator[Listing]:
+        if prefix == keys.assignment_prefix("a") and self.is_refusing:
+            self.refused += 1
+            raise PermissionDeniedError("permission denied")
+        self.lists_of_all += prefix == keys.spec_prefix("Replica")
+        async for page in super().pages(prefix):
+            yield page
+
+
+async def test_a_node_that_may_not_read_its_copies_watches_all_until_it_may() -> None:
+    store = RefusingTransport()
     await write(store, replica("mine-0", "a"))
     await store.commit([], [Put(key=keys.ASSIGNMENTS_KEPT, value=b"1")])
     async with watching(store) as node:
         assert node.names == ["mine-0"]
-        assert not node.cache.is_narrow
+        await until(lambda: store.refused > 3)
+        # It asks again with backoff, and what it serves is not read again.
+        assert (node.cache.is_narrow, store.lists_of_all) == (False, 1)
+        store.is_refusing = False
+        await until(lambda: node.cache.is_narrow)
 
 
 async def test_a_copy_without_a_version_is_not_served() -> None:
