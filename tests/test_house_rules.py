@@ -3,16 +3,13 @@
 import ast
 import re
 from collections.abc import Iterator
-from functools import cache
 from pathlib import Path
 
 import pytest
 
+from tests.support.syntax import PRODUCTION, statements, tree
+
 ROOT = Path(__file__).parent.parent
-PRODUCTION = (
-    "schemas", "machinery", "store", "identity", "models", "manifests",
-    "reconciler", "nodeagent", "engine", "gateway", "insight", "dashboard", "fleetctl",
-)  # fmt: skip
 _LINES, _FUNCTION_LINES = 600, 60
 _SUPPRESSIONS_PER_1000 = 1.5
 
@@ -21,19 +18,14 @@ def sources(*folders: str) -> list[Path]:
     return sorted(path for folder in folders for path in (ROOT / folder).rglob("*.py"))
 
 
-def functions(tree: ast.Module) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
-    for node in ast.walk(tree):
+def functions(path: Path) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
+    for node in statements(path):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             yield node
 
 
 def label(path: Path) -> str:
     return str(path.relative_to(ROOT))
-
-
-@cache
-def parsed(path: Path) -> ast.Module:
-    return ast.parse(path.read_text())
 
 
 # One test for a room, not for a file: there are a thousand files, and each worker collects every test.
@@ -47,7 +39,7 @@ def test_no_file_does_several_jobs(room: str) -> None:
         lines = len(path.read_text().splitlines())
         if lines > _LINES:
             wrong.append(f"{label(path)} has {lines} lines; split it by job")
-        if not ast.get_docstring(parsed(path)):
+        if not ast.get_docstring(tree(path)):
             wrong.append(f"{label(path)} does not say its job in its first sentence")
     assert wrong == []
 
@@ -56,7 +48,7 @@ def test_no_file_does_several_jobs(room: str) -> None:
 def test_functions_are_short(room: str) -> None:
     wrong: list[str] = []
     for path in sources(room):
-        for function in functions(parsed(path)):
+        for function in functions(path):
             assert function.end_lineno is not None
             length = function.end_lineno - function.lineno + 1
             if length > _FUNCTION_LINES:
@@ -119,7 +111,7 @@ def test_nobody_else_catches_everything(room: str) -> None:
         f"{label(path)}:{node.lineno}"
         for path in sources(room)
         if label(path) not in MAY_CATCH_ALL
-        for node in ast.walk(parsed(path))
+        for node in statements(path)
         if isinstance(node, ast.ExceptHandler) and catches_all(node)
     ]
     assert wrong == []

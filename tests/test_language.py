@@ -11,11 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.syntax import PRODUCTION, statements
+
 ROOT = Path(__file__).parent.parent
-PRODUCTION = (
-    "schemas", "machinery", "store", "identity", "models", "manifests",
-    "reconciler", "nodeagent", "engine", "gateway", "insight", "dashboard", "fleetctl",
-)  # fmt: skip
 
 # Terms of the field that end in -ing or -ed: a module may have such a name, and no other participle or gerund.
 FIELD_TERMS = frozenset({
@@ -59,12 +57,13 @@ _VENDOR_FILES = frozenset({
 _VENDOR_FOLDERS = ("mlx_lm/", "mlx/", "transformers/", "uvicorn/")
 
 
-def _files(*patterns: str) -> list[Path]:
+@cache
+def _files(*patterns: str) -> tuple[Path, ...]:
     listed = subprocess.run(
         ["git", "ls-files", "--cached", "--others", "--exclude-standard", *patterns],
         cwd=ROOT, capture_output=True, text=True, check=True,
     ).stdout.split()  # fmt: skip
-    return sorted(path for name in listed if (path := ROOT / name).exists())
+    return tuple(sorted(path for name in listed if (path := ROOT / name).exists()))
 
 
 def _name(path: Path) -> str:
@@ -80,12 +79,12 @@ def _production() -> list[Path]:
 
 
 @cache
-def _tree(path: Path) -> ast.Module:
-    return ast.parse(path.read_text())
+def _docstrings(path: Path) -> tuple[tuple[int, str], ...]:
+    return tuple(_found_docstrings(path))
 
 
-def _docstrings(path: Path) -> Iterator[tuple[int, str]]:
-    for node in ast.walk(_tree(path)):
+def _found_docstrings(path: Path) -> Iterator[tuple[int, str]]:
+    for node in statements(path):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             text = ast.get_docstring(node)
             if text:
@@ -127,7 +126,7 @@ def test_packages_are_named_by_nouns() -> None:
 def test_the_same_class_name_is_not_used_everywhere() -> None:
     found: dict[str, list[str]] = defaultdict(list)
     for path in _production():
-        for node in ast.walk(_tree(path)):
+        for node in statements(path):
             if isinstance(node, ast.ClassDef):
                 found[node.name].append(_name(path))
     often = {name: paths for name, paths in found.items() if len(paths) > _SAME_CLASS_NAME}
@@ -242,7 +241,7 @@ def test_lines_of_pages_are_short() -> None:
 def test_no_test_module_imports_another() -> None:
     wrong: list[str] = []
     for path in _files("tests/*.py"):
-        for node in ast.walk(_tree(path)):
+        for node in statements(path):
             if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("tests"):
                 names = [*(node.module or "").split("."), *(alias.name for alias in node.names)]
                 wrong += [

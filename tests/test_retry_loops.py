@@ -5,6 +5,8 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+from tests.support.syntax import tree
+
 ROOT = Path(__file__).parent.parent
 TABLE = ROOT / "docs" / "operations" / "store.md"
 ROOMS = (
@@ -112,7 +114,7 @@ WITHOUT_JITTER = {
 def _modules(rooms: tuple[str, ...]) -> Iterator[tuple[str, ast.Module]]:
     for room in rooms:
         for path in sorted((ROOT / room).rglob("*.py")):
-            yield path.relative_to(ROOT).as_posix(), ast.parse(path.read_text())
+            yield path.relative_to(ROOT).as_posix(), tree(path)
 
 
 def _called(node: ast.AST) -> str:
@@ -126,8 +128,8 @@ def _called(node: ast.AST) -> str:
 def declared_backoffs() -> set[tuple[str, str, str]]:
     """Return file, base and cap of every `Backoff(...)` in the tree."""
     found = set()
-    for name, tree in _modules(LOOPS):
-        for node in ast.walk(tree):
+    for name, module in _modules(LOOPS):
+        for node in ast.walk(module):
             if isinstance(node, ast.Call) and _called(node) == "Backoff":
                 given = {one.arg: ast.literal_eval(one.value) for one in node.keywords}
                 base, cap = given.get("first_s", 0.05), given.get("limit_s", 1.0)
@@ -152,8 +154,8 @@ def test_the_docs_list_every_retry_loop() -> None:
 def test_no_wait_without_backoff_is_unseen() -> None:
     """A `sleep` whose time is no backoff's stands in a file that the table above explains."""
     found = set()
-    for name, tree in _modules(ROOMS):
-        for node in ast.walk(tree):
+    for name, module in _modules(ROOMS):
+        for node in ast.walk(module):
             if isinstance(node, ast.Call) and _called(node) == "sleep":
                 argument = node.args[0]
                 is_backoff = _called(argument) in ("delay_s", "next_delay_s")
@@ -166,8 +168,8 @@ def test_no_wait_without_backoff_is_unseen() -> None:
 def test_every_backoff_is_jittered() -> None:
     """`delay_s` without a jitter makes the processes of a fleet retry at the same moments."""
     wrong = []
-    for name, tree in _modules(ROOMS):
-        for node in ast.walk(tree):
+    for name, module in _modules(ROOMS):
+        for node in ast.walk(module):
             if not isinstance(node, ast.Call) or _called(node) != "delay_s":
                 continue
             if "jitter" not in {one.arg for one in node.keywords}:
