@@ -15,7 +15,6 @@ from dashboard.history.object_recorder import ObjectRecorder
 from dashboard.history.recorder import HistoryRecorder
 from dashboard.history.writer import HistoryWriter
 from dashboard.objectives import ObjectiveMonitor
-from dashboard.registration import DashboardRegistration
 from dashboard.seed_views import SeedViews
 from dashboard.sessions import Sessions
 from dashboard.traffic import EndedRequest, Traffic
@@ -34,6 +33,8 @@ from machinery.process_log import LogRing
 from machinery.version import version
 from machinery.websocket import WebSocketProtocol
 from schemas.records import ApiKey, DashboardLease
+from store import codec, keys
+from store.leases import hold_published
 from store.metrics import MeasuredTransport, StoreMetrics
 from store.port import Transport
 from store.tickets import TicketChecker
@@ -134,20 +135,23 @@ class Dashboard:
             security=settings.security,
         )
         self.server.websocket = WebSocketProtocol
-        self._registration = DashboardRegistration(transport, clock, id_, self._lease)
+        self._transport = transport
+        self._lease_key = keys.named(keys.DASHBOARD_LEASE_PREFIX, id_)
 
     def _known_keys(self) -> Mapping[str, ApiKey] | None:
         known = None if self._keys is None else self._keys.known()
         return None if known is None else known.keys
 
-    def _lease(self) -> DashboardLease:
-        return DashboardLease(
+    def _lease(self) -> bytes:
+        """Return the document by which gateways and fleetctl find this dashboard."""
+        lease = DashboardLease(
             url=self.server.url,
             version=version(),
             asks_for_keys=self._settings.asks_for_keys,
             has_store_password=self._settings.has_store_password,
             tls=self._settings.tls(),
         )
+        return codec.encode(lease)
 
     def _record_requests(self, gateway: str, ended: Sequence[EndedRequest], cursor: str) -> None:
         self.objectives.count(ended)
@@ -181,7 +185,10 @@ class Dashboard:
             group.create_task(self._collect())
             group.create_task(self._updates.run())
             group.create_task(self.objectives.run())
-            group.create_task(self._registration.run())
+            leased = hold_published(
+                self._transport, self._clock, self._lease_key, self._lease, process="dashboard"
+            )
+            group.create_task(leased)
             if self._keys is not None:
                 group.create_task(self._gateways.run())
                 group.create_task(self._keys.run())

@@ -4,20 +4,14 @@ Leading does not depend on it: a leader whose registration the store refuses goe
 """
 
 import hashlib
-import logging
 from collections.abc import Callable
 
 from identity.credentials import TlsReporter, no_report
-from machinery.backoff import Backoff, Retries
 from machinery.clock import Clock
 from schemas.records import ReconcilerLease
 from store import codec, keys
-from store.errors import PermissionDeniedError, StoreError
-from store.leases import LEASE_TTL_S, LeaseSession, keep_published
-from store.port import Put, Transport
-
-log = logging.getLogger(__name__)
-_BACKOFF = Backoff(first_s=0.5, limit_s=4.0)
+from store.leases import hold_published
+from store.port import Transport
 
 
 class ReconcilerRegistration:
@@ -44,21 +38,9 @@ class ReconcilerRegistration:
 
     async def run(self) -> None:
         """Hold a lease forever, replacing a lost one; revoke it at the end."""
-        retries = Retries(_BACKOFF, self._clock)
-        while True:
-            session = LeaseSession(self._transport, self._clock, ttl_s=LEASE_TTL_S)
-            try:
-                await session.open()
-                put = Put(key=self._key, value=self._value(), lease=session.id)
-                await self._transport.commit([], [put])
-                retries.reset()
-                await keep_published(session, self._transport, self._clock, self._key, self._value)
-            except StoreError as error:
-                if retries.failures == 0:
-                    log.warning("reconciler not registered; will retry", extra={"why": str(error)})
-                await retries.wait(is_refused=isinstance(error, PermissionDeniedError))
-            finally:
-                await session.close()
+        await hold_published(
+            self._transport, self._clock, self._key, self._value, process="reconciler"
+        )
 
     def _value(self) -> bytes:
         return codec.encode(self._lease.model_copy(update={"tls": self._tls(), "url": self._url()}))

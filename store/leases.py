@@ -31,6 +31,7 @@ _CAMPAIGN_BACKOFF = Backoff(first_s=0.1, limit_s=2.0)
 # What a lease's value says changes rarely, and an administrator waits for it.
 _PUBLISH_EVERY_S = 0.5
 _PUBLISH_BACKOFF = Backoff(first_s=0.1, limit_s=2.0)
+_REGISTRATION_BACKOFF = Backoff(first_s=0.5, limit_s=4.0)
 # A process that ends does not wait longer for the store: its leases expire by themselves.
 _CLOSE_S = 1.0
 
@@ -152,6 +153,29 @@ async def _publish(
             continue
         retries.reset()
         written = wanted
+
+
+async def hold_published(
+    transport: Transport, clock: Clock, key: str, value: Callable[[], bytes], *, process: str
+) -> None:
+    """Keep the key under a lease forever: replace a lost lease, and revoke it at the end.
+
+    The key follows `value`. `process` names the owner in the log.
+    """
+    retries = Retries(_REGISTRATION_BACKOFF, clock)
+    while True:
+        session = LeaseSession(transport, clock, ttl_s=LEASE_TTL_S)
+        try:
+            await session.open()
+            await transport.commit([], [Put(key=key, value=value(), lease=session.id)])
+            retries.reset()
+            await keep_published(session, transport, clock, key, value)
+        except StoreError as error:
+            if retries.failures == 0:
+                log.warning("%s not registered; will retry", process, extra={"why": str(error)})
+            await retries.wait(is_refused=isinstance(error, PermissionDeniedError))
+        finally:
+            await session.close()
 
 
 class Leadership:

@@ -1,27 +1,17 @@
 """`fleetctl create hubtoken`: stores a token for a model hub. It is read from a file or standard input, never from flags."""
 
-import re
-import sys
-from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import click
-from pydantic import SecretStr, TypeAdapter, ValidationError
+from pydantic import SecretStr, ValidationError
 
 from fleetctl.cli.arguments import reason_option
-from fleetctl.cli.connect import open_store, run, store_options
-from fleetctl.cli.errors import FleetctlError
-from machinery import process_secrets
+from fleetctl.cli.connect import run, store_options
+from fleetctl.fleets import stored_tokens
 from machinery.clock import SystemClock
 from models.hub.model_hub import DEFAULT_ENDPOINT
-from schemas.meta import ObjectName
 from schemas.records import HubToken
-from store import codec, keys
-from store.errors import ConflictError
-from store.port import Delete, ModRevisionGuard, Put
 
-_NAME: Final = TypeAdapter(ObjectName)
-_MAX_BYTES: Final = 500
 _HELP = """Store a token for a model hub, for gated and private repositories.
 
 \b
@@ -53,12 +43,9 @@ def hubtoken(
     name: str, token_file: str | None, endpoint: str, remove: bool, **options: Any
 ) -> None:
     """Store a token for a model hub, for gated and private repositories."""
-    try:
-        _NAME.validate_python(name)
-    except ValidationError as error:
-        raise click.UsageError(f"NAME: {name!r}: {error.errors()[0]['msg']}") from error
+    stored_tokens.check_name(name)
     if remove:
-        run(_remove(name, options))
+        run(stored_tokens.remove_token("hubtoken", name, options))
         click.echo(f"hubtoken/{name} deleted")
         return
     if token_file is None:
@@ -67,7 +54,7 @@ def hubtoken(
         made = HubToken(
             name=name,
             endpoint=endpoint,
-            token=SecretStr(read_token(token_file)),
+            token=SecretStr(stored_tokens.read_token(token_file)),
             created=SystemClock().now(),
         )
     except ValidationError as error:
@@ -75,52 +62,5 @@ def hubtoken(
         raise click.UsageError(
             f"--endpoint: {endpoint[:200]!r} is no address; expected one like {DEFAULT_ENDPOINT}"
         ) from error
-    run(_write(made, options))
+    run(stored_tokens.store_token("hubtoken", made, options))
     click.echo(f"hubtoken/{name} stored for {endpoint}")
-
-
-def read_token(file: str) -> str:
-    """Return the token in a file or on standard input.
-
-    Raises:
-        FleetctlError: the file cannot be read, others may read it, or it has no token.
-
-    """
-    where = "standard input" if file == "-" else file
-    try:
-        raw = (
-            sys.stdin.buffer.read(_MAX_BYTES + 1)
-            if file == "-"
-            else process_secrets.read_secret_file(Path(file).expanduser())
-        )
-    except process_secrets.OpenSecretError as error:
-        raise FleetctlError(str(error)) from error
-    except OSError as error:
-        raise FleetctlError(f"{where} cannot be read: {error.strerror or error}") from error
-    text = raw.decode(errors="replace").strip()
-    if not re.fullmatch(r"[!-~]{1,500}", text):
-        raise FleetctlError(
-            f"{where} holds no token: expected one word of at most {_MAX_BYTES} characters, such as hf_..."
-        )
-    return text
-
-
-async def _write(made: HubToken, options: dict[str, Any]) -> None:
-    key = keys.named(keys.HUB_TOKEN_PREFIX, made.name)
-    async with open_store(options) as transport:
-        before = await transport.get(key)
-        guard = ModRevisionGuard(key=key, mod_revision=before.mod_revision if before else 0)
-        try:
-            await transport.commit([guard], [Put(key=key, value=codec.encode(made))])
-        except ConflictError as error:
-            raise FleetctlError(
-                f"hubtoken/{made.name} was changed by another client; run the command again"
-            ) from error
-
-
-async def _remove(name: str, options: dict[str, Any]) -> None:
-    key = keys.named(keys.HUB_TOKEN_PREFIX, name)
-    async with open_store(options) as transport:
-        if await transport.get(key) is None:
-            raise FleetctlError(f"there is no hubtoken {name}")
-        await transport.commit([], [Delete(key=key)])
