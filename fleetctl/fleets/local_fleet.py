@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
+from typing import Final
 
 import aiohttp
 
@@ -37,6 +38,9 @@ from store.etcd.member.embedded import (
 from store.etcd.member.maintenance import MemberMaintenance
 
 _PORTS_PER_NODE = 100
+
+
+DASHBOARD_PORT: Final = 4003
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,7 +84,7 @@ class LocalFleetSettings:
     """True if the gateway may serve plain HTTP to other machines."""
     join: JoinSettings | None = None
     """None: no other machine reaches the fleet."""
-    dashboard_port: int | None = 4003
+    dashboard_port: int | None = DASHBOARD_PORT
     """Port of the dashboard on the loopback address; 0 lets the system choose, None runs none."""
     is_announced: bool = True
     """True if processes that other machines reach are announced on the local network."""
@@ -245,6 +249,17 @@ def agent_programs(settings: LocalFleetSettings, etcd: str, share: str) -> list[
     ]
 
 
+def why_unusable(host: str, port: int) -> str:
+    """Return why a process cannot listen on the port, in the system's words; "" if it can."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            return error.strerror or str(error)
+    return ""
+
+
 def _agent_ports(settings: LocalFleetSettings) -> Iterator[int]:
     """Yield the ports of the agents' APIs; those of other processes on the same address are left out."""
     taken = {settings.gateway_port, settings.dashboard_port}
@@ -399,7 +414,7 @@ class LocalFleet:
         ]
         self._supervisors = [Supervisor(program, self._clock) for program in started]
         await self._end_leftovers({program.record for program in started})
-        self._check_gateway_port()
+        self._check_ports(say)
         for supervisor in self._supervisors:
             await supervisor.start()
         agents = "a node agent" if settings.nodes == 1 else f"{settings.nodes} node agents"
@@ -444,20 +459,26 @@ class LocalFleet:
                 await processes.end(child, self._clock, grace_s=10.0)
             path.unlink(missing_ok=True)
 
-    def _check_gateway_port(self) -> None:
-        """Refuse an occupied port now; the gateway itself would retry forever."""
-        settings = self._settings
-        if processes.adopt(settings.data_dir.record("gateway")) is not None:
-            return  # the port belongs to our own gateway, which is adopted
-        with socket.socket() as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                probe.bind((settings.host, settings.gateway_port))
-            except OSError as error:
+    def _check_ports(self, say: Say) -> None:
+        """Refuse an occupied port of the gateway, and warn of the dashboard's: both would retry forever.
+
+        A process of an earlier run is adopted with its port.
+        """
+        settings, data_dir = self._settings, self._settings.data_dir
+        if settings.dashboard_port and processes.adopt(data_dir.record("dashboard")) is None:
+            why = why_unusable("127.0.0.1", settings.dashboard_port)
+            if why:
+                say(
+                    f"warning: the dashboard waits for port {settings.dashboard_port}: {why}. Choose another with "
+                    "--dashboard-port (0: any that is free)"
+                )
+        if processes.adopt(data_dir.record("gateway")) is None:
+            why = why_unusable(settings.host, settings.gateway_port)
+            if why:
                 raise FleetctlError(
-                    f"port {settings.gateway_port} on {settings.host} cannot be used for the gateway: "
-                    f"{error.strerror}. Choose another with --port"
-                ) from error
+                    f"port {settings.gateway_port} on {settings.host} cannot be used for the gateway: {why}. "
+                    "Choose another with --port"
+                )
 
     async def _wait_ready(self) -> None:
         """Wait until every node holds its lease, a reconciler leads and the gateway answers."""

@@ -97,9 +97,14 @@ async def _find(transport: Transport) -> tuple[str, DashboardLease]:
         (item.key.removeprefix(keys.DASHBOARD_LEASE_PREFIX), codec.decode(DashboardLease, item))
         for item in (await transport.list(keys.DASHBOARD_LEASE_PREFIX)).items
     ]
+    if not found:
+        raise FleetctlError(
+            "no dashboard is registered. `fleetctl up` starts one; elsewhere run `fleet-dashboard --etcd ADDRESS`"
+        )
     listening = sorted((one for one in found if one[1].url), key=lambda one: one[1].url)
     if not listening:
         raise FleetctlError(
-            "no dashboard is registered. `fleetctl up` starts one; elsewhere run `fleet-dashboard --etcd ADDRESS`"
+            f"dashboard {found[0][0]} is registered, but does not listen yet: it starts, or another process has its "
+            "port (see its log)"
         )
     return next((one for one in listening if "://127.0.0.1:" in one[1].url), listening[0])

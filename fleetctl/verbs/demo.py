@@ -6,7 +6,7 @@ import shlex
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
 import aiohttp
@@ -20,8 +20,9 @@ from fleetctl.cli.connect import data_dir_option, etcd_dir
 from fleetctl.cli.errors import FleetctlError
 from fleetctl.fleets import lifecycle
 from fleetctl.fleets.data_dir import DataDir, FleetRecord
-from fleetctl.fleets.local_fleet import LocalFleetSettings
+from fleetctl.fleets.local_fleet import DASHBOARD_PORT, LocalFleetSettings, why_unusable
 from fleetctl.verbs import local_context
+from fleetctl.verbs.dashboard import find_dashboard
 from machinery.clock import SystemClock
 from machinery.control_characters import make_printable
 from machinery.environment import environment_without_secrets
@@ -34,12 +35,14 @@ from store.etcd.address import EtcdAddress
 from store.etcd.connect import connect
 from store.etcd.member.embedded import QUOTA_BYTES
 from store.etcd.member.sockets import client_socket
+from store.port import Transport
 
 _MODEL = "SmolLM2-135M-Instruct"
 _NAME = "smollm2"
 _QUESTION = "What is the capital of France? Answer in one sentence."
 _AVAILABLE_S = 300.0
 _REPLY_S = 180.0
+_DASHBOARD_S = 30.0
 
 
 @click.command(short_help="Start a fleet of two nodes with a small model, and chat.")
@@ -65,7 +68,7 @@ def demo(data_dir: Path, port: int, once: bool) -> None:
         if not once:
             local_context.enter(folder)
             _print_next_steps(folder, fleet.gateway_url)
-            _fleetctl(folder, "dashboard", "--link")
+            _print_dashboard(folder)
             return
     except BaseException:
         # A fleet that already ran is not stopped because a later step failed.
@@ -133,11 +136,17 @@ def _demo_settings(folder: DataDir, port: int) -> LocalFleetSettings:
         gateway_port=port,
         engine_port=4100,
         agent_port=0,
+        dashboard_port=_dashboard_port(),
         node_grace_s=30.0,
         etcd_binary=None,
         etcd_quota_bytes=QUOTA_BYTES,
         log_level="info",
     )
+
+
+def _dashboard_port() -> int:
+    """Return the usual port of a dashboard, or 0, any free one, where another process has it."""
+    return 0 if why_unusable("127.0.0.1", DASHBOARD_PORT) else DASHBOARD_PORT
 
 
 def _prepare_model(steps: StepReporter, target: Path) -> None:
@@ -195,11 +204,22 @@ def _fleetctl(folder: DataDir, *words: str) -> None:
         raise FleetctlError(f"`fleetctl {' '.join(words)}` failed with exit code {done.returncode}")
 
 
+@asynccontextmanager
+async def _store(folder: DataDir) -> AsyncIterator[Transport]:
+    """Connect to the store of the fleet in the folder. Raises FleetctlError if it fails."""
+    transport = connect(EtcdAddress(socket=client_socket(etcd_dir(folder.path))))
+    try:
+        yield transport
+    except StoreError as error:
+        raise FleetctlError(f"the store failed while waiting: {error}") from error
+    finally:
+        await transport.close()
+
+
 async def _wait_available(folder: DataDir, url: str, step: DemoStep) -> None:
     clock = SystemClock()
     deadline = clock.monotonic() + _AVAILABLE_S
-    transport = connect(EtcdAddress(socket=client_socket(etcd_dir(folder.path))))
-    try:
+    async with _store(folder) as transport:
         while True:
             found = await objects.get(transport, ModelDeployment, _NAME)
             conditions = found.status.conditions if found and found.status else ()
@@ -214,10 +234,6 @@ async def _wait_available(folder: DataDir, url: str, step: DemoStep) -> None:
             if clock.monotonic() >= deadline:
                 raise FleetctlError(f"not Available after {_AVAILABLE_S:.0f} s: {why}")
             await clock.sleep(0.2)
-    except StoreError as error:
-        raise FleetctlError(f"the store failed while waiting: {error}") from error
-    finally:
-        await transport.close()
 
 
 async def _ready_replicas(url: str) -> int:
@@ -286,6 +302,33 @@ def _print_next_steps(folder: DataDir, url: str) -> None:
         f"  curl {url}/v1/chat/completions -H 'content-type: application/json' \\\n"
         f"    -d '{request}'\n\n"
         f"  fleetctl get modeldeployments      # in {Path(sys.executable).parent}\n\n"
-        f"Stop it with: fleetctl down --data-dir {shlex.quote(str(folder.path))}\n\n"
-        "Look at it in a browser with `fleetctl dashboard`, or within a minute here, logged in once:"
+        f"Stop it with: fleetctl down --data-dir {shlex.quote(str(folder.path))}\n"
     )
+
+
+def _print_dashboard(folder: DataDir) -> None:
+    """Print a link to the dashboard. The fleet runs, so a dashboard that does not answer is no failure."""
+    try:
+        asyncio.run(_wait_for_dashboard(folder))
+        click.echo(
+            "Look at it in a browser with `fleetctl dashboard`, or within a minute here, logged in once:"
+        )
+        _fleetctl(folder, "dashboard", "--link")
+    except FleetctlError as error:
+        click.echo(f"The dashboard is not there yet: {error}. Try `fleetctl dashboard` later.")
+
+
+async def _wait_for_dashboard(folder: DataDir) -> None:
+    """Wait until the dashboard listens, which takes seconds on a slow machine. Raises FleetctlError."""
+    clock = SystemClock()
+    deadline = clock.monotonic() + _DASHBOARD_S
+    async with _store(folder) as transport:
+        while True:
+            try:
+                await find_dashboard(transport)
+            except FleetctlError:
+                if clock.monotonic() >= deadline:
+                    raise
+            else:
+                return
+            await clock.sleep(0.2)

@@ -13,7 +13,7 @@ from fleetctl.cli.errors import FleetctlError
 from fleetctl.fleets import lifecycle
 from fleetctl.fleets.data_dir import DataDir
 from fleetctl.fleets.join_material import create_token
-from fleetctl.fleets.local_fleet import JoinSettings, LocalFleetSettings
+from fleetctl.fleets.local_fleet import DASHBOARD_PORT, JoinSettings, LocalFleetSettings
 from fleetctl.fleets.local_trust import open_as_administrator, url_host
 from fleetctl.verbs import local_context
 from identity.token_store import TokenOptions
@@ -112,7 +112,7 @@ _MIN_QUOTA, _MAX_QUOTA = 16 * 2**20, 8 * 2**30
 @click.option(
     "--dashboard-port",
     type=click.IntRange(0, 65535),
-    default=4003,
+    default=DASHBOARD_PORT,
     show_default=True,
     help="Port of the dashboard on 127.0.0.1; 0 chooses a free one.",
 )

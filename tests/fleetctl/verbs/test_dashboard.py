@@ -44,6 +44,9 @@ async def test_the_dashboard_of_this_machine_comes_first() -> None:
     store = MemoryTransport(SystemClock())
     with pytest.raises(FleetctlError, match=r"no dashboard is registered.*fleetctl up"):
         await find_dashboard(store)
+    await store.commit([], [lease("a", "")])
+    with pytest.raises(FleetctlError, match=r"dashboard a is registered.*port"):
+        await find_dashboard(store)
     await store.commit([], [lease("a", "http://10.0.0.5:4003")])
     assert await find_dashboard(store) == "http://10.0.0.5:4003"
     await store.commit([], [lease("b", "http://127.0.0.1:4003")])

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import re
 import signal
 import socket
 import sys
@@ -221,12 +222,16 @@ def test_a_model_of_up_is_found_by_an_agent_and_vice_versa() -> None:
 
 
 @pytest.mark.timeout(180)
-async def test_an_occupied_gateway_port_is_refused(tmp_path: Path) -> None:
+async def test_an_occupied_gateway_port_is_refused_and_one_of_a_dashboard_warned_of(
+    tmp_path: Path,
+) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        done = await up(tmp_path / "data", tmp_path, port)
+        done = await up(tmp_path / "data", tmp_path, port, "--dashboard-port", str(port))
+    said = (tmp_path / "data" / "logs" / "up.log").read_text()
+    assert re.search(rf"dashboard waits for port {port}: .*--dashboard-port", said)
     assert done.code == 1
     assert f"port {port} on 127.0.0.1" in done.err
     assert "--port" in done.err
