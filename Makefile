@@ -158,6 +158,9 @@ bench-fetch: $(TEST_READY)  ## what a fetch between two Macs costs: renewals of 
 bench-gateway: $(TEST_READY)  ## our gateway beside nginx, Caddy, LiteLLM, Portkey, routers of vLLM and SGLang, in five minutes (FULL=1: longer)
 	@$(BIN)/python -m bench.gateway
 
+bench-gateway-path: $(TEST_READY)  ## what a request costs our gateway without sockets: files, calls, bytecodes, hot microseconds, in half a minute
+	@$(BIN)/python -m bench.gateway.request_path
+
 bench-gateway-tls: $(TEST_READY)  ## what TLS costs our gateway: to clients, to engines, both, in five minutes
 	@$(BIN)/python -m bench.gateway.tls
 

@@ -29,6 +29,7 @@ BENCHES = {
     "gateway-faults": "bench.gateway.faults",
     "gateway-faults-real": "bench.gateway.real_faults",
     "gateway-hostile": "bench.gateway.hostile",
+    "gateway-path": "bench.gateway.request_path",
     "gateway-tls": "bench.gateway.tls",
     "manifests": "bench.manifests",
     "nodes": "bench.nodes",

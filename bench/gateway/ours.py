@@ -12,6 +12,7 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Protocol
 
 from bench.gateway.parts import Engine, answers, ask, child, free_port, own_core
 from bench.result import PeerError
@@ -33,7 +34,7 @@ from store.etcd.address import EtcdAddress
 from store.etcd.connect import connect
 from store.etcd.member.binary import locate
 from store.etcd.member.embedded import EmbeddedEtcd
-from store.port import Put
+from store.port import Put, Transport
 
 KEY = "sk-fleet-" + "b" * 43
 _CHATS, _STAYS = 20, 15
@@ -77,7 +78,17 @@ class Traits:
     """Requests that an engine takes at once."""
 
 
-def endpoint(engine: Engine, of: str, traits: Traits) -> Endpoint:
+class Served(Protocol):
+    """An engine that is published."""
+
+    @property
+    def replica(self) -> str: ...
+
+    @property
+    def port(self) -> int: ...
+
+
+def endpoint(engine: Served, of: str, traits: Traits) -> Endpoint:
     spec = EndpointSpec(
         deployment=of,
         replica_uid=engine.replica,
@@ -89,7 +100,7 @@ def endpoint(engine: Engine, of: str, traits: Traits) -> Endpoint:
     return Endpoint(metadata=ObjectMeta(name=engine.replica), spec=spec)
 
 
-def replica(engine: Engine, of: str, traits: Traits) -> Replica:
+def replica(engine: Served, of: str, traits: Traits) -> Replica:
     """Return the replica of the engine, without which its endpoint does not count."""
     proof = MemoryProof(weights_bytes=1, kv_cache_bytes=1, activation_bytes=1, overhead_bytes=1)
     spec = ReplicaSpec(
@@ -106,8 +117,17 @@ def replica(engine: Engine, of: str, traits: Traits) -> Replica:
 
 async def publish(
     address: EtcdAddress,
-    fleet: Mapping[str, Sequence[Engine]],
+    fleet: Mapping[str, Sequence[Served]],
     traits: Traits,
+) -> None:
+    """Declare models, the engines as their endpoints, and a key, in etcd."""
+    transport = connect(address)
+    await declare(transport, fleet, traits)
+    await transport.close()
+
+
+async def declare(
+    transport: Transport, fleet: Mapping[str, Sequence[Served]], traits: Traits
 ) -> None:
     """Declare models, the engines as their endpoints, and a key."""
     digest = hashlib.sha256(KEY.encode()).hexdigest()
@@ -125,9 +145,7 @@ async def publish(
             where = keys.endpoint_key("bench", engine.replica)
             puts.append(Put(key=where, value=codec.encode(endpoint(engine, name, traits))))
             puts.append(codec.put_spec(replica(engine, name, traits)))
-    transport = connect(address)
     await transport.commit([], puts)
-    await transport.close()
 
 
 async def start(
