@@ -2,6 +2,9 @@
 
 uvicorn closes a connection that is idle after a response. It waits forever for the first request, for the rest of a
 request, and for a client that does not read.
+
+A client that ends its sending side may have closed the connection, or may still wait for the answer (`nc -N`): TCP shows
+the difference only when something is written. The machine of one that has closed it resets the connection then.
 """
 
 import asyncio
@@ -24,6 +27,12 @@ from schemas.wire.connections import SERVER_KEEP_ALIVE_S
 _SEND_BUFFER_BYTES = 64 << 10
 # <sys/socket.h> of macOS: the bytes in the send buffer that were not acknowledged.
 _SO_NWRITE = 0x1024
+# Every client skips an interim response of this status, wanted or not (RFC 9110, 15.2); Python's skips no other. Go's
+# takes at most five. A proxy learns from the first that its client is gone, and the engine from the next.
+_INTERIM = b"HTTP/1.1 100 Continue\r\n\r\n"
+_INTERIM_AFTER_S = (0.0, 5.0, 30.0, 120.0)
+# The time between two looks at whether a connection was reset: first a round trip, then twice the last one.
+_RESET_CHECK_S, _RESET_CHECK_MOST_S = 0.01, 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +72,10 @@ class EngineHttpProtocol(BoundedHttpProtocol):
         """Looks again at a client that does not read."""
         self._unsent = 0
         self._stalled_s = 0.0
+        self._interims: list[asyncio.TimerHandle] = []
+        """Write to a client that sends no more."""
+        self._reset_check: asyncio.TimerHandle | None = None
+        """Looks whether it is gone."""
         self.idle_since = 0.0
         """The beginning of the wait for a request, on the loop's clock."""
 
@@ -143,6 +156,37 @@ class EngineHttpProtocol(BoundedHttpProtocol):
             self._wait_for_request()
 
     @override
+    def eof_received(self) -> bool:  # type: ignore[override]  # uvicorn's closes every connection
+        """Return True to answer a client that sends no more; one that is gone resets the connection soon."""
+        cycle = self.cycle
+        is_plain = self.scheme == "http"  # TLS ends in both directions at once
+        if not (is_plain and self.has_request) or cycle.more_body or self.pipeline:
+            return False
+        if cycle.scope["http_version"] != "1.1":  # knows no interim responses
+            return False
+        cycle.keep_alive = False
+        self._interims = [
+            self.loop.call_later(after_s, self._send_interim) for after_s in _INTERIM_AFTER_S
+        ]
+        self._watch_reset(_RESET_CHECK_S)
+        return True
+
+    def _send_interim(self) -> None:
+        if not self.cycle.response_started:  # later, each token does as well
+            self.transport.write(_INTERIM)
+
+    def _watch_reset(self, after_s: float) -> None:
+        self._reset_check = self.loop.call_later(after_s, self._check_reset, after_s)
+
+    def _check_reset(self, waited_s: float) -> None:
+        """Abort the connection if the client has reset it: the loop looks for that only where it reads."""
+        connection = self.transport.get_extra_info("socket")
+        if connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
+            self._abort()
+        else:
+            self._watch_reset(min(2 * waited_s, _RESET_CHECK_MOST_S))
+
+    @override
     def pause_writing(self) -> None:
         self._unsent, self._stalled_s = self._count_unsent(), 0.0
         self._watch_reader()
@@ -181,6 +225,9 @@ class EngineHttpProtocol(BoundedHttpProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._end_step()
         self._forget_reader()
+        for timer in (*self._interims, self._reset_check):
+            if timer is not None:
+                timer.cancel()
         super().connection_lost(exc)
 
 

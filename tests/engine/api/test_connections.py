@@ -1,6 +1,7 @@
 """Connections of an engine: idle ones, unfinished requests, too many of them, and clients that do not read."""
 
 import asyncio
+import http.client
 import json
 import resource
 import socket
@@ -40,6 +41,8 @@ class Streams:
 
     def __init__(self) -> None:
         self.count = 0
+        self.left = 0
+        """Slow requests whose client was gone before the answer."""
 
     async def endless(self, _: Request) -> Response:
         async def pieces() -> AsyncIterator[bytes]:
@@ -52,6 +55,19 @@ class Streams:
                 self.count -= 1
 
         return StreamingResponse(pieces())
+
+    async def slow(self, request: Request) -> Response:
+        """Answer after a second, unless the client leaves before."""
+        self.count += 1
+        try:
+            for _ in range(20):
+                await asyncio.sleep(0.05)
+                if await request.is_disconnected():
+                    self.left += 1
+                    break
+        finally:
+            self.count -= 1
+        return PlainTextResponse("slow")
 
     async def fine(self, request: Request) -> Response:
         return PlainTextResponse(f"fine {len(await request.body())}")
@@ -66,12 +82,13 @@ async def serving(
     routes = [
         Route("/fine", app.fine, methods=["GET", "POST"]),
         Route("/endless", app.endless),
+        Route("/slow", app.slow),
     ]
-    http: Any = partial(EngineHttpProtocol, limits)
+    protocol: Any = partial(EngineHttpProtocol, limits)
     server = SignalServer(
         uvicorn.Config(
             Starlette(routes=routes),
-            http=http,
+            http=protocol,
             ws="none",
             lifespan="off",
             log_config=None,
@@ -108,6 +125,14 @@ async def answer(port: int, sent: bytes) -> bytes:
         return b""
 
 
+async def half_closed(port: int, sent: bytes) -> bytes:
+    """Send, end the sending side as `nc -N` does, and return all that comes until the other side closes."""
+    async with asyncio.timeout(20), connected(port) as (reader, writer):
+        writer.write(sent)
+        writer.write_eof()
+        return await reader.read(-1)
+
+
 POST = b"POST /fine HTTP/1.1\r\nhost: localhost\r\ncontent-length: 9\r\n\r\n"
 
 
@@ -139,6 +164,60 @@ async def test_a_request_that_arrives_slowly_is_answered() -> None:
             writer.write(part)
             await asyncio.sleep(0.4)  # longer than an idle connection may last
         assert b"fine 9" in await reader.readuntil(b"fine 9")
+
+
+async def test_a_client_that_only_stops_sending_gets_its_answer() -> None:
+    """Finding A9: its answer, one interim response that every client skips, and the end of the connection."""
+    streams = Streams()
+    async with serving(LIMITS, streams) as port:
+        received = await half_closed(port, GET.replace(b"fine", b"slow"))
+        interim, _, response = received.partition(b"\r\n\r\n")
+        assert interim == b"HTTP/1.1 100 Continue"
+        assert response.startswith(b"HTTP/1.1 200 OK\r\n")
+        assert response.endswith(b"\r\n\r\nslow")
+        assert await half_closed(port, b"") == b""
+        assert await half_closed(port, POST + b"half") == b""
+    assert (streams.count, streams.left) == (0, 0)
+
+
+async def test_pythons_client_skips_the_interim_response() -> None:
+    def ask(port: int) -> tuple[int, bytes]:
+        client = http.client.HTTPConnection(HOST, port, timeout=20)
+        client.request("GET", "/slow")
+        assert client.sock is not None
+        client.sock.shutdown(socket.SHUT_WR)
+        response = client.getresponse()
+        return response.status, response.read()
+
+    async with serving(LIMITS) as port:
+        assert await asyncio.to_thread(ask, port) == (200, b"slow")
+
+
+@pytest.mark.parametrize("how", [socket.SHUT_RDWR, None])
+async def test_a_client_that_closes_its_connection_is_gone(how: int | None) -> None:
+    """Its machine resets the connection at the interim response, whichever way it was closed."""
+    streams = Streams()
+    async with serving(LIMITS, streams) as port:
+        for _ in range(3):
+            with socket.create_connection((HOST, port)) as client:
+                client.sendall(GET.replace(b"fine", b"slow"))
+                await until(lambda: streams.count == 1, what="the request")
+                if how is not None:
+                    client.shutdown(how)
+            await until(lambda: streams.count == 0, what="the end of the request")
+    assert streams.left == 3
+
+
+async def test_a_stream_goes_on_to_a_client_that_only_stops_sending() -> None:
+    streams = Streams()
+    async with serving(LIMITS, streams) as port:
+        async with connected(port) as (reader, writer):
+            writer.write(GET.replace(b"fine", b"endless"))
+            writer.write_eof()
+            async with asyncio.timeout(20):
+                await reader.readexactly(1 << 20)
+            assert streams.count == 1
+        await until(lambda: streams.count == 0, limit_s=20, what="the end of the stream")
 
 
 async def test_an_idle_connection_makes_room_for_a_new_one() -> None:
@@ -230,6 +309,33 @@ def test_a_crowd_of_idle_connections_does_not_keep_others_out(engine: Engine) ->
         for one in crowd:
             one.close()
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+@pytest.mark.mlx
+def test_an_engine_answers_a_client_that_only_stops_sending(engine: Engine) -> None:
+    gone = engine.stderr.read_text().count('"outcome": "client_gone"')
+    messages = [{"role": "user", "content": "hi"}]
+    fields = {"model": "tiny", "messages": messages, "ignore_eos": True, "max_tokens": 20}
+    body = json.dumps(fields).encode()
+    head = (
+        f"POST /v1/chat/completions HTTP/1.1\r\nhost: {HOST}\r\ncontent-type: application/json\r\n"
+    )
+    sent = f"{head}content-length: {len(body)}\r\n\r\n".encode() + body
+    with socket.create_connection((HOST, engine.port), timeout=60) as client:
+        client.sendall(sent)
+        client.shutdown(socket.SHUT_WR)
+        received = b"".join(iter(lambda: client.recv(65536), b""))
+    interim, _, response = received.partition(b"\r\n\r\n")
+    assert interim == b"HTTP/1.1 100 Continue"
+    assert response.startswith(b"HTTP/1.1 200 OK\r\n")
+    assert json.loads(response.partition(b"\r\n\r\n")[2])["usage"]["completion_tokens"] > 0
+    for _ in range(3):  # these do not wait for an answer
+        with socket.create_connection((HOST, engine.port), timeout=60) as client:
+            client.sendall(sent.replace(b'"max_tokens": 20', b'"max_tokens":999'))
+    eventually(
+        lambda: engine.stderr.read_text().count('"outcome": "client_gone"') == gone + 3,
+        what="the end of the requests of clients that left",
+    )
 
 
 @pytest.mark.mlx
