@@ -24,7 +24,7 @@ from reconciler.placement import memory_proof as placement_memory_proof
 from schemas import duration, quantity, sizes
 from schemas.deployment import ModelDeployment
 from schemas.event import Event
-from schemas.gitsource import GitCommit, GitSource
+from schemas.gitsource import Drift, GitCommit, GitSource
 from schemas.meta import ApiObject, ManagedFieldsEntry, is_true
 from schemas.model_snapshot import ModelSnapshot
 from schemas.node import Node
@@ -303,16 +303,22 @@ def _source_sections(source: GitSource, now: datetime) -> list[str]:
         ("Newest", status.observed_revision or "<none>", "", newest.author, newest.subject),
         ("Applied", status.applied_revision or "<none>", applied, stored.author, stored.subject),
     ]
-    drift = [
-        (f"{one.kind.lower()}/{one.name}", ", ".join(one.fields), ", ".join(one.managers) or "?")
-        for one in status.drift
-    ]
+    drift = [row for one in status.drift for row in _drift_rows(one)]
     inventory = [(one.kind, one.name) for one in status.inventory]
     return [
         table_section("Revisions", ("", "COMMIT", "SINCE", "AUTHOR", "SUBJECT"), rows),
-        table_section("Drift", ("OBJECT", "FIELDS", "CHANGED BY"), drift),
+        table_section("Drift", ("OBJECT", "FIELD", "REPOSITORY", "FLEET", "CHANGED BY"), drift),
         table_section("Inventory", ("KIND", "NAME"), inventory),
     ]
+
+
+def _drift_rows(one: Drift) -> list[tuple[str, str, str, str, str]]:
+    """Return a row for each field that differs; an older reconciler reports fields without their values."""
+    name, managers = f"{one.kind.lower()}/{one.name}", ", ".join(one.managers) or "?"
+    if not one.fields:
+        return [(name, "<whole object>", "declared", "deleted", managers)]
+    values = {field.path: (field.wanted, field.actual) for field in one.values}
+    return [(name, path, *values.get(path, ("?", "?")), managers) for path in one.fields]
 
 
 async def _fetch_section(transport: Transport, deployment: str) -> str:

@@ -4,7 +4,7 @@ import pytest
 
 from machinery.clock import SystemClock
 from schemas.deployment import HubReference, ModelSource
-from schemas.gitsource import Drift, GitSourceStatus, InventoryEntry
+from schemas.gitsource import Drift, DriftedField, GitSourceStatus, InventoryEntry
 from schemas.meta import ObjectMeta
 from schemas.model_snapshot import ModelSnapshot, SnapshotWeights
 from schemas.node import ModelReport, NodeLease, WiredLimit
@@ -80,9 +80,11 @@ async def described(shared_fleet: MemoryFleet, shared_transport: Transport) -> M
             Drift(
                 kind="ModelDeployment",
                 name="qwen",
-                fields=("spec.replicas",),
+                fields=("spec.replicas", "spec.priority"),
                 managers=("fleetctl-scale",),
+                values=(DriftedField(path="spec.replicas", wanted="1", actual="3"),),
             ),
+            Drift(kind="ModelRoute", name="lost", fields=()),
         ),
     )
     group = ShardGroupStatus(members=3, ready_members=1)
@@ -154,7 +156,12 @@ async def test_a_source(described: MemoryFleet) -> None:
         ["Newest", "main@2222"],
         ["Applied", "main@1111"],
     ]
-    assert part(text, "Drift")[1:] == [["modeldeployment/qwen", "spec.replicas", "fleetctl-scale"]]
+    assert part(text, "Drift") == [
+        ["OBJECT", "FIELD", "REPOSITORY", "FLEET", "CHANGED BY"],
+        ["modeldeployment/qwen", "spec.replicas", "1", "3", "fleetctl-scale"],
+        ["modeldeployment/qwen", "spec.priority", "?", "?", "fleetctl-scale"],
+        ["modelroute/lost", "<whole object>", "declared", "deleted", "?"],
+    ]
     assert part(text, "Inventory")[1:] == [["ModelDeployment", "qwen"]]
 
 
