@@ -15,6 +15,7 @@ from dashboard.history.object_recorder import ObjectRecorder
 from dashboard.history.recorder import HistoryRecorder
 from dashboard.history.writer import HistoryWriter
 from dashboard.objectives import ObjectiveMonitor
+from dashboard.saved_keys import SavedKeys
 from dashboard.seed_views import SeedViews
 from dashboard.sessions import Sessions
 from dashboard.traffic import EndedRequest, Traffic
@@ -90,10 +91,17 @@ class Dashboard:
         keyring = Keyring(clock)
         self._gateways = GatewayCounter(transport, clock)
         self._keys: KeyCache | None = None
+        self._saved_keys: SavedKeys | None = None
         if settings.asks_for_keys:
             self._keys = KeyCache(transport, clock, keyring, self._gateways)
+            self._saved_keys = SavedKeys(
+                cache=self._keys,
+                clock=clock,
+                folder=settings.state_dir,
+                max_age_s=settings.history.kept_s,
+            )
         access = AccessControl(keyring, clock, is_on=settings.asks_for_keys)
-        sessions = Sessions(settings.session_secret, clock, self._known_keys)
+        sessions = Sessions(settings.session_secret, clock, self.known_keys)
         self.traffic = Traffic(clock.now().timestamp())
         self.views = SeedViews(self.model, self.traffic, clock, clock.now())
         self.history = _history_writer(settings, clock)
@@ -138,9 +146,9 @@ class Dashboard:
         self._transport = transport
         self._lease_key = keys.named(keys.DASHBOARD_LEASE_PREFIX, id_)
 
-    def _known_keys(self) -> Mapping[str, ApiKey] | None:
-        known = None if self._keys is None else self._keys.known()
-        return None if known is None else known.keys
+    def known_keys(self) -> Mapping[str, ApiKey] | None:
+        """Return the API keys with which logins are checked, by name; None if none are known yet."""
+        return None if self._saved_keys is None else self._saved_keys.known()
 
     def _lease(self) -> bytes:
         """Return the document by which gateways and fleetctl find this dashboard."""
@@ -189,6 +197,7 @@ class Dashboard:
                 self._transport, self._clock, self._lease_key, self._lease, process="dashboard"
             )
             group.create_task(leased)
-            if self._keys is not None:
+            if self._keys is not None and self._saved_keys is not None:
                 group.create_task(self._gateways.run())
                 group.create_task(self._keys.run())
+                group.create_task(self._saved_keys.run())

@@ -496,8 +496,8 @@ def keys_unknown() -> RefusedError:
     """Return the refusal before the keys were read from the store."""
     refusal = Refusal(
         status=503,
-        message="The gateway could not read the fleet's API keys from etcd yet. If this persists, its etcd user may "
-        "lack the right to read them: run `fleetctl init-auth` again.",
+        message="The fleet's API keys could not be read from etcd yet, so no key can be checked. Try again when etcd "
+        "answers. If it does, the etcd user of this process may lack the right to read them: run `fleetctl init-auth` again.",
         type="server_error",
         code="not_synced",
         retry_after_s=2,

@@ -90,6 +90,10 @@ class KeyCache:
         if not self._keys.synced:
             self._keyring.replace(known.keys, known.gateways)
 
+    def silent_s(self) -> float:
+        """Return the seconds since the store stopped to answer; 0.0 while it answers."""
+        return self._keys.broken_s()
+
     async def wait_synced(self) -> None:
         """Wait until the keys were read."""
         await self._keys.wait_synced()
