@@ -9,13 +9,13 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 
 from dashboard.api.action_routes import MAX_TEXT, ActionRoutes
-from dashboard.api.admin_routes import AdminRoutes
 from dashboard.api.change_routes import ChangeRoutes
 from dashboard.api.chat import make_chat
 from dashboard.api.docs_page import add_docs
 from dashboard.api.event_stream import StreamSlots
 from dashboard.api.group_routes import GroupRoutes
 from dashboard.api.history_routes import HistoryRoutes
+from dashboard.api.key_routes import KeyRoutes
 from dashboard.api.log_routes import LogRoutes
 from dashboard.api.login import make_login
 from dashboard.api.metric_routes import MetricRoutes
@@ -29,6 +29,7 @@ from dashboard.api.seed_routes import SeedRoutes
 from dashboard.api.websocket import EventSocket
 from dashboard.assets import Assets
 from dashboard.auth import DashboardAuth, refusal_response
+from dashboard.change_log import ChangeLog
 from dashboard.fleet_model import FleetModel
 from dashboard.history.moments import MomentReader
 from dashboard.history.queries import HistoryReader
@@ -58,6 +59,7 @@ class AppContext:
     """Read for previews of manifests."""
     model: FleetModel
     views: SeedViews
+    changes: ChangeLog
     access: AccessControl
     sessions: Sessions
     tickets: TicketChecker
@@ -105,11 +107,11 @@ def make_app(context: AppContext) -> FastAPI:
     HistoryRoutes(reader, context.views.traffic, clock).add_to(router)
     MomentRoutes(context.model.caches, past, clock).add_to(router)
     GroupRoutes(context.model.caches, past, clock).add_to(router)
-    ChangeRoutes(context.transport, clock).add_to(router)
+    ChangeRoutes(context.changes, clock).add_to(router)
     LogRoutes(context.model.caches, context.transport, context.dialer, clock, context.log).add_to(
         router
     )
-    AdminRoutes(context.model.caches, context.transport, reader, clock).add_to(router)
+    KeyRoutes(context.transport, reader, clock).add_to(router)
     questions = QuestionRoutes(context.model, past, context.transport, clock)
     questions.add_to(router)
     bodies = BodyReader(limit_bytes=2 * MAX_TEXT, limit_s=_BODY_S, at_once=16)

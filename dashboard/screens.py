@@ -44,6 +44,8 @@ LISTS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
             *("macs:state", "replicas:deployment", "gateways:url"),
             *("reconcilers:identity", "dashboards:url"),
         ),
+        "changes": ("changes",),
+        "git": ("gitSources", "conditions::kind=GitSource"),
         "whatif": (f"macs:state,{_MAC_MEMORY}", "models"),
     }
 )
@@ -62,6 +64,7 @@ DETAILS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
             *("groups::name={name}", f"macs:{_MAC_STATE}", "conditions::object={name}"),
             *("events", "replicas"),
         ),
+        "git": ("gitSources::name={name}", "conditions::object={name}"),
         "replicas": ("replicas::name={name}", "conditions::object={name}", "events"),
     }
 )

@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 
 from dashboard.app import AppContext, make_app
+from dashboard.change_log import ChangeLog
 from dashboard.collector import FigureCollector
 from dashboard.energy import ShareCounter
 from dashboard.fleet_model import IN_FLIGHT, FleetModel
@@ -76,6 +77,13 @@ def _history_writer(settings: DashboardSettings, clock: Clock) -> HistoryWriter 
     return HistoryWriter(settings.state_dir, clock, settings.history)
 
 
+def _saved_keys(cache: KeyCache, settings: DashboardSettings, clock: Clock) -> SavedKeys:
+    """Return the keys of the state folder; an older file than the history is not used."""
+    return SavedKeys(
+        cache=cache, clock=clock, folder=settings.state_dir, max_age_s=settings.history.kept_s
+    )
+
+
 class Dashboard:
     """One dashboard process. `run()` is its life."""
 
@@ -94,12 +102,7 @@ class Dashboard:
         self._saved_keys: SavedKeys | None = None
         if settings.asks_for_keys:
             self._keys = KeyCache(transport, clock, keyring, self._gateways)
-            self._saved_keys = SavedKeys(
-                cache=self._keys,
-                clock=clock,
-                folder=settings.state_dir,
-                max_age_s=settings.history.kept_s,
-            )
+            self._saved_keys = _saved_keys(self._keys, settings, clock)
         access = AccessControl(keyring, clock, is_on=settings.asks_for_keys)
         sessions = Sessions(settings.session_secret, clock, self.known_keys)
         self.traffic = Traffic(clock.now().timestamp())
@@ -112,6 +115,7 @@ class Dashboard:
             clock=clock,
             dialer=settings.dialer,
         )
+        self.changes = ChangeLog(transport, self.model, clock)
         self.objectives = ObjectiveMonitor(self.model, clock)
         self.shares = ShareCounter()
         self._collector.on_ended = self._record_requests
@@ -122,6 +126,7 @@ class Dashboard:
             transport=transport,
             model=self.model,
             views=self.views,
+            changes=self.changes,
             access=access,
             sessions=sessions,
             tickets=tickets,
@@ -134,13 +139,9 @@ class Dashboard:
             store_metrics=store_metrics,
         )
         self.app = make_app(context)
+        security = settings.security
         self.server = AdminServer(
-            self.app,
-            clock,
-            settings.address,
-            lambda: None,
-            limits=_LIMITS,
-            security=settings.security,
+            self.app, clock, settings.address, lambda: None, limits=_LIMITS, security=security
         )
         self.server.websocket = WebSocketProtocol
         self._transport = transport
@@ -192,6 +193,7 @@ class Dashboard:
                 group.create_task(objects.run())
             group.create_task(self._collect())
             group.create_task(self._updates.run())
+            group.create_task(self.changes.run())
             group.create_task(self.objectives.run())
             leased = hold_published(
                 self._transport, self._clock, self._lease_key, self._lease, process="dashboard"

@@ -1,4 +1,4 @@
-"""Rows of a fleet's views: Macs, models, replicas, groups, gateways, reconcilers, dashboards, conditions, events. Pure functions of caches.
+"""Rows of a fleet's views: Macs, models, replicas, groups, Git sources, processes, conditions, events. Pure functions of caches.
 
 A row is a JSON object whose `name` is unique within its view. `affected` maps a changed key of the store to the rows
 that it may change, so that a recorder computes those alone.
@@ -16,6 +16,7 @@ from schemas.deployment import (
     ModelDeploymentStatus,
     served_names,
 )
+from schemas.gitsource import GitCommit, GitSource, GitSourceStatus
 from schemas.meta import Condition, ConditionStatus, ObjectMeta, Status, find_condition
 from schemas.node import Node, NodeStatus, Taint, effective_labels
 from schemas.pools import NodePool, in_pool
@@ -32,6 +33,7 @@ VIEWS: Final = (
     "models",
     "replicas",
     "groups",
+    "gitSources",
     "gateways",
     "reconcilers",
     "dashboards",
@@ -44,6 +46,7 @@ _VIEW_OF_KIND: Final = {
     "ModelDeployment": "models",
     "Replica": "replicas",
     "ShardGroup": "groups",
+    "GitSource": "gitSources",
 }
 # Views whose rows are the keys below a prefix, and where those are.
 _OWN_KEYS: Final[Mapping[str, tuple[str, Callable[[FleetCaches], Iterable[str]]]]] = {
@@ -372,6 +375,31 @@ def _group(caches: FleetCaches, name: str) -> Row | None:
     }
 
 
+def _git_source(caches: FleetCaches, name: str) -> Row | None:
+    source = caches.objects.specs.items.get(keys.spec_key("GitSource", name))
+    if not isinstance(source, GitSource):
+        return None
+    found = caches.objects.statuses.items.get(keys.status_key("GitSource", name))
+    status = found if isinstance(found, GitSourceStatus) else GitSourceStatus()
+    newest, applied = status.observed_commit or GitCommit(), status.applied_commit or GitCommit()
+    ready = find_condition(status.conditions, "Ready")
+    return {
+        "name": name,
+        "repository": source.spec.repository,
+        "path": source.spec.path,
+        "isSuspended": source.spec.suspend,
+        "isReady": ready is not None and ready.status is ConditionStatus.TRUE,
+        "reason": "" if ready is None else ready.reason,
+        "observedRevision": status.observed_revision,
+        "observedSubject": newest.subject,
+        "appliedRevision": status.applied_revision,
+        "appliedSubject": applied.subject,
+        "appliedAt": None if status.applied_at is None else status.applied_at.isoformat(),
+        "objects": [f"{one.kind}/{one.name}" for one in status.inventory],
+        "drift": [one.model_dump(mode="json", by_alias=True) for one in status.drift],
+    }
+
+
 def _gateway(caches: FleetCaches, id_: str) -> Row | None:
     lease = caches.gateways.items.get(keys.named(keys.GATEWAY_LEASE_PREFIX, id_))
     if lease is None:
@@ -455,6 +483,7 @@ _MAKERS: Final[Mapping[str, Any]] = {
     "models": _model,
     "replicas": _replica,
     "groups": _group,
+    "gitSources": _git_source,
     "gateways": _gateway,
     "reconcilers": _reconciler,
     "dashboards": _dashboard,

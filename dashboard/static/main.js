@@ -29,9 +29,9 @@ const SCREENS = {
   apply: lazy(() => import("./screens/apply.js"), "Apply"),
   whatif: lazy(() => import("./screens/whatif.js"), "WhatIf"),
 };
-const DETAILS = { macs: Mac, models: Model, groups: lazy(() => import("./screens/groups.js"), "Group"), replicas: Replica };
+const DETAILS = { git: lazy(() => import("./screens/git.js"), "Git"), macs: Mac, models: Model, groups: lazy(() => import("./screens/groups.js"), "Group"), replicas: Replica };
 /** Screens that show nothing without the state of the fleet. */
-const NEEDS_STATE = new Set(["", "map", "macs", "models", "groups", "replicas", "events", "whatif"]);
+const NEEDS_STATE = new Set(["", "map", "macs", "models", "groups", "replicas", "events", "whatif", "git", "changes"]);
 const CommandLine = lazy(() => import("./command_line.js"), "CommandLine");
 const TimeBar = lazy(() => import("./time_bar.js"), "TimeBar");
 /** Path, title, key after `g`, and the role that it needs. */

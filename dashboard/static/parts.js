@@ -3,7 +3,7 @@
 import { html, useEffect, useLayoutEffect, useReducer, useRef, useState } from "./vendor/htm-preact.js";
 import { age, bytes, clock } from "./format.js";
 
-const PAGES = { Node: "macs", ModelDeployment: "models", Replica: "replicas", ShardGroup: "groups" };
+const PAGES = { Node: "macs", ModelDeployment: "models", Replica: "replicas", ShardGroup: "groups", GitSource: "git" };
 const MOST_WHOLE_ROWS = 200;
 const NEAR_PX = 400; // rows so far out of sight are in the document, too
 const USUAL_ROW_PX = 40;

@@ -145,6 +145,16 @@ async def test_git_sources_and_the_map_are_shown(browser: Browser, site: Site) -
         await expect(page.locator("main")).to_contain_text("ModelDeployment/old: spec.priority")
         await expect(page.locator("main")).to_contain_text("NodePool/lab: it is gone")
         await check_access(page)
+        # It comes on the stream: nothing asks for it.
+        asked: list[str] = []
+        page.on("request", lambda request: asked.append(request.url))
+        suspended = source.model_copy(update={"spec": spec.model_copy(update={"suspend": True})})
+        await site.store.commit([], [codec.put_spec(suspended)])
+        await expect(page.locator("h2")).to_contain_text("suspended")
+        assert asked == []
+        await page.goto("/git/fleet")
+        await expect(page.locator("h1")).to_have_text("Git source")
+        await expect(page.locator("h2")).to_contain_text("suspended")
         await page.goto("/map")
         await expect(page.get_by_role("link", name="mac-1")).to_be_visible()
         await check_access(page)

@@ -10,7 +10,9 @@ import pytest
 
 from dashboard.assets import Assets
 from machinery.process_log import JsonFormatter, LogRing
+from manifests.change_log import AuditedTransport, ChangeAuthor
 from schemas.event import Event, EventSpec, ObjectReference
+from schemas.gitsource import Drift, GitSource, GitSourceSpec, GitSourceStatus
 from schemas.meta import Condition, ConditionStatus, ObjectMeta
 from schemas.node import NodeLease
 from schemas.records import DashboardLease, GatewayLease
@@ -137,6 +139,52 @@ async def test_a_stream_sends_what_changes_and_resumes(store: Transport) -> None
         # An id of another run means a snapshot.
         async with running.http.get(f"{url}&since=run0-5") as response:
             assert (await anext(read_events(response))).name == "snapshot"
+
+
+async def test_changes_and_git_sources_come_on_the_stream(store: Transport) -> None:
+    ann = ChangeAuthor(user="ann", manager="fleetctl", command="fleetctl apply", reason="try it")
+    spec = GitSourceSpec(repository="https://git.example.com/fleet.git")
+    source = GitSource(metadata=ObjectMeta(name="home", uid="g"), spec=spec)
+    stale = Condition(
+        type="Ready", status=ConditionStatus.FALSE, reason="FetchFailed", message="no route"
+    )
+    async with running_dashboard(store) as running:
+
+        async def is_known() -> bool:
+            async with running.http.get(f"{running.url}/api/v1/changes") as response:
+                return response.status == 200
+
+        await until_async(is_known, what="the audit log")
+        url = f"{running.url}/api/v1/stream?view=changes,gitSources"
+        async with running.http.get(url) as response, asyncio.timeout(30):
+            events = read_events(response)
+            assert (await anext(events)).data["views"] == {"changes": [], "gitSources": []}
+            await AuditedTransport(store, CLOCK, ann).commit([], [codec.put_spec(source)])
+            seen: dict[str, Any] = {}
+            while set(seen) != {"changes", "gitSources"}:
+                seen.update((await anext(events)).data.get("views", {}))
+            (block,) = seen["changes"]["blocks"]
+            assert (block["user"], block["reason"]) == (["ann"], ["try it"])
+            assert block["objects"][0][0]["name"] == "home"
+            (row,) = seen["gitSources"]["blocks"]
+            assert (row["name"], row["isReady"], row["drift"]) == (["home"], [False], [[]])
+            drifted = GitSourceStatus(
+                observed_revision="main@2",
+                conditions=(stale,),
+                drift=(Drift(kind="ModelDeployment", name="qwen", fields=()),),
+            )
+            key = keys.status_key("GitSource", "home")
+            await store.commit([], [Put(key=key, value=codec.encode(drifted))])
+            while "gitSources" not in (views := (await anext(events)).data.get("views", {})):
+                pass
+            (row,) = views["gitSources"]["blocks"]
+            assert (row["reason"], row["observedRevision"]) == (["FetchFailed"], ["main@2"])
+            assert row["drift"][0][0]["name"] == "qwen"
+        # Others are chosen by the server, from the same records.
+        found = await running.get("/api/v1/changes?kind=GitSource&object=home")
+        assert [one["id"] for one in found["changes"]] == block["name"]
+        assert (await running.get("/api/v1/changes?user=eve"))["changes"] == []
+        assert (await running.get("/api/v1/changes?to=1h"))["total"] == 0
 
 
 async def is_gone(http: aiohttp.ClientSession, url: str) -> bool:

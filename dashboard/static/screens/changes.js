@@ -5,20 +5,14 @@ import { age } from "../format.js";
 import { getJson } from "../fleet_store.js";
 import { Command, Filter, matching, ObjectLink } from "../parts.js";
 
-const POLL_MS = 5_000;
+const MOST = 200;
 
 export function Changes({ store, query }) {
   const about = ["kind", "object"].map((key) => [key, query.get(key)]).filter(([, value]) => value);
-  const chosen = about.map(([key, value]) => `&${key}=${encodeURIComponent(value)}`).join("");
-  const [changes, setChanges] = useState(null);
-  const [problem, setProblem] = useState("");
   const [text, setText] = useState("");
-  useEffect(() => {
-    const read = () => document.hidden || getJson(`/api/v1/changes?limit=200${chosen}`).then((found) => (setChanges(found.changes), setProblem("")), (error) => setProblem(error.message));
-    read();
-    const timer = setInterval(read, POLL_MS);
-    return () => clearInterval(timer);
-  }, []);
+  const newest = store.rows("changes").sort((a, b) => b.revision - a.revision);
+  const [chosen, problem] = useChosen(store, about, newest[0]?.name);
+  const changes = chosen ?? (about.length || store.at ? null : newest);
   const shown = matching(changes ?? [], text);
   return html`
     <h1>Changes</h1>
@@ -39,4 +33,18 @@ export function Changes({ store, query }) {
     </li>`)}</ol>
     <${Command} text="fleetctl changes" />
   `;
+}
+
+/** The changes of one object, or before a moment: the server chooses them, again with each new change. */
+function useChosen(store, about, newest) {
+  const [found, setFound] = useState([null, ""]);
+  const query = new URLSearchParams([...about, ...(store.at ? [["to", store.at]] : [])]).toString();
+  useEffect(() => {
+    if (!query) return setFound([null, ""]);
+    let isOver = false;
+    const take = (value) => isOver || setFound(value);
+    getJson(`/api/v1/changes?limit=${MOST}&${query}`).then(({ changes }) => take([changes, ""]), (error) => take([[], error.message]));
+    return () => (isOver = true);
+  }, [query, newest]);
+  return query ? found : [null, ""];
 }

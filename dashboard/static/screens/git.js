@@ -1,39 +1,29 @@
 /** Git sources: the commit that is applied, the newest one, what stands in the way, and drift. */
 
-import { html, useEffect, useState } from "../vendor/htm-preact.js";
+import { html } from "../vendor/htm-preact.js";
 import { age } from "../format.js";
-import { getJson } from "../fleet_store.js";
 import { Actions } from "../actions.js";
 import { Badge, Command, pathOf } from "../parts.js";
 import { Conditions } from "./object.js";
 
-const POLL_MS = 5_000;
-
-export function Git({ store }) {
-  const [sources, setSources] = useState(null);
-  const [problem, setProblem] = useState("");
-  useEffect(() => {
-    const read = () => document.hidden || getJson("/api/v1/gitsources").then((found) => (setSources(found.sources), setProblem("")), (error) => setProblem(error.message));
-    read();
-    const timer = setInterval(read, POLL_MS);
-    return () => clearInterval(timer);
-  }, []);
+export function Git({ store, name }) {
+  const sources = store.rows("gitSources");
   return html`
-    <h1>Git</h1>
-    ${problem && html`<p class="problem" role="alert">${problem}</p>`}
-    ${sources?.length === 0 && html`<p class="quiet">There is no GitSource. A fleet can follow a repository: <code>fleetctl create gitsource</code></p>`}
-    ${(sources ?? []).map((one) => html`<${Source} key=${one.name} store=${store} source=${one} />`)}
-    ${!sources?.length && html`<${Command} text="fleetctl explain gitsource" />`}
+    ${name && html`<p><a href="/git">Git</a></p>`}
+    <h1>${name ? "Git source" : "Git"}</h1>
+    ${!sources.length && html`<p class="quiet">${name ? "It does not exist. " : "There is no GitSource. "} A fleet can follow a repository: <code>fleetctl create gitsource</code></p>`}
+    ${sources.map((one) => html`<${Source} key=${one.name} store=${store} source=${one} />`)}
+    ${!sources.length && html`<${Command} text="fleetctl explain gitsource" />`}
   `;
 }
 
 function Source({ store, source }) {
-  const ready = source.conditions.find((one) => one.type === "Ready");
+  const conditions = store.rows("conditions").filter((one) => one.kind === "GitSource" && one.object === source.name);
   const isBehind = source.observedRevision !== source.appliedRevision;
   return html`<section class="panel" aria-label=${source.name}>
     <h2>${source.name} ${source.isSuspended
       ? html`<${Badge} tone="idle">suspended<//>`
-      : html`<${Badge} tone=${ready?.status === "True" ? "good" : "bad"}>${ready?.status === "True" ? "in sync" : ready?.reason ?? "unknown"}<//>`}</h2>
+      : html`<${Badge} tone=${source.isReady ? "good" : source.reason ? "bad" : "idle"}>${source.isReady ? "in sync" : source.reason || "not fetched yet"}<//>`}</h2>
     <dl>
       <dt>Repository</dt><dd>${source.repository} ${source.path}</dd>
       <dt>Applied</dt><dd><code>${short(source.appliedRevision)}</code> ${source.appliedSubject} <span class="quiet">${source.appliedAt && `${age(source.appliedAt)} ago`}</span></dd>
@@ -42,7 +32,7 @@ function Source({ store, source }) {
     </dl>
     ${source.drift.length > 0 && html`<h3>Drift</h3><ul>${source.drift.map((one) => html`<li key=${one.kind + one.name}>
       ${one.kind}/${one.name}: ${driftText(one)} <span class="quiet">${one.managers.join(", ")}</span></li>`)}</ul>`}
-    <${Conditions} conditions=${source.conditions} />
+    <${Conditions} conditions=${conditions} />
     <p class="actions"><${Actions} store=${store} name=${source.name} verbs=${source.isSuspended ? ["unsuspend"] : ["sync", "suspend"]} /></p>
     <${Command} text=${`fleetctl describe gs/${source.name}`} />
   </section>`;

@@ -1,4 +1,4 @@
-"""Routes of API keys with their use, and of Git sources."""
+"""Route of API keys with their use."""
 
 from collections import defaultdict
 from dataclasses import dataclass
@@ -10,11 +10,8 @@ from fastapi import APIRouter, Request, Response
 from dashboard.api.routes import json_response
 from dashboard.auth import Visitor
 from dashboard.history.queries import HistoryReader, ReadError, RequestQuery
-from insight.conditions import CURES, Row
-from insight.fleet_caches import FleetCaches
+from insight.conditions import Row
 from machinery.clock import Clock
-from reconciler.listers.caches import BY_KIND
-from schemas.gitsource import GitSource, GitSourceStatus
 from schemas.records import ApiKey, role_includes
 from schemas.wire.errors import Refusal, RefusedError
 from store import codec, keys
@@ -26,18 +23,16 @@ _MOST_REQUESTS: Final = 20_000
 
 
 @dataclass(frozen=True, slots=True)
-class AdminRoutes:
-    """Handlers of `/api/v1/keys` and `/api/v1/gitsources`."""
+class KeyRoutes:
+    """Handler of `/api/v1/keys`."""
 
-    caches: FleetCaches
     transport: Transport
     reader: HistoryReader | None
     clock: Clock
 
     def add_to(self, router: APIRouter) -> None:
-        """Register the routes."""
+        """Register the route."""
         router.add_api_route("/api/v1/keys", self.keys, methods=["GET"])
-        router.add_api_route("/api/v1/gitsources", self.sources, methods=["GET"])
 
     async def keys(self, request: Request) -> Response:
         """List API keys without their hashes, with limits and the use of 24 hours; a lesser role than admin sees its own."""
@@ -84,18 +79,6 @@ class AdminRoutes:
             )
         return use
 
-    async def sources(self) -> Response:
-        """List the Git sources with their commits, conditions, drift and objects."""
-        objects = self.caches.objects
-        rows: list[Row] = []
-        for key, spec in sorted(objects.specs.by_index(BY_KIND, "GitSource").items()):
-            name = keys.kind_and_name(key)[1]
-            found = objects.statuses.items.get(keys.status_key("GitSource", name))
-            if isinstance(spec, GitSource):
-                status = found if isinstance(found, GitSourceStatus) else GitSourceStatus()
-                rows.append(_source_row(spec, status))
-        return json_response({"sources": rows})
-
 
 def _key_row(key: ApiKey, use: list[Row]) -> Row:
     return {
@@ -109,35 +92,6 @@ def _key_row(key: ApiKey, use: list[Row]) -> Row:
         "concurrency": key.concurrency,
         "previous": len(key.previous),
         "use": use,
-    }
-
-
-def _source_row(source: GitSource, status: GitSourceStatus) -> Row:
-    spec = source.spec
-    return {
-        "name": source.name,
-        "repository": spec.repository,
-        "path": spec.path,
-        "isSuspended": spec.suspend,
-        "observedRevision": status.observed_revision,
-        "observedSubject": "" if status.observed_commit is None else status.observed_commit.subject,
-        "appliedRevision": status.applied_revision,
-        "appliedSubject": "" if status.applied_commit is None else status.applied_commit.subject,
-        "appliedAt": _iso(status.applied_at),
-        "objects": [f"{one.kind}/{one.name}" for one in status.inventory],
-        "drift": [one.model_dump(mode="json", by_alias=True) for one in status.drift],
-        "conditions": [
-            {
-                "name": one.type,
-                "type": one.type,
-                "status": one.status.value,
-                "reason": one.reason,
-                "message": one.message,
-                "since": _iso(one.last_transition_time),
-                "isProblem": one.reason in CURES,
-            }
-            for one in status.conditions
-        ],
     }
 
 
