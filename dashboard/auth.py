@@ -5,6 +5,7 @@ the loopback address, too: every user of the machine and every page of its brows
 """
 
 import asyncio
+import logging
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
@@ -25,6 +26,8 @@ from identity.metrics_access import is_local
 from machinery import host_header
 from schemas.records import Role, role_includes
 from schemas.wire.errors import Refusal, RefusedError
+
+log = logging.getLogger(__name__)
 
 PUBLIC_PATHS: Final = frozenset({"/dashboard", "/health/live", "/login", "/logout"})
 """Paths that need no key: they tell nothing of the fleet."""
@@ -136,6 +139,7 @@ class DashboardAuth:
         try:
             visitor = scope.setdefault("state", {})["visitor"] = self.admit(scope)
         except RefusedError as error:
+            _log_refusal(scope, error.refusal)
             await refusal_response(error.refusal)(scope, receive, send_with_headers)
             return
         if visitor is None or not self._access.is_on:
@@ -166,7 +170,9 @@ class DashboardAuth:
             while not (await asyncio.wait({answer}, timeout=_RECHECK_S))[0]:
                 try:
                     self.admit(scope)
-                except RefusedError:
+                except RefusedError as error:
+                    log.info("stream ended with its key or session", extra=_about(scope))
+                    _log_refusal(scope, error.refusal)
                     answer.cancel()
                     return
 
@@ -213,6 +219,18 @@ class DashboardAuth:
         principal = self._access.identify(scope["headers"])
         assert principal is not None
         return Visitor(name=principal.name, role=principal.role)
+
+
+def _about(scope: Scope) -> dict[str, object]:
+    """Return the fields of a log line about a request; never its query, which may have texts of users."""
+    client = scope.get("client")
+    return {"path": scope["path"][:200], "client": "" if client is None else client[0]}
+
+
+def _log_refusal(scope: Scope, refusal: Refusal) -> None:
+    method = scope.get("method", "GET")
+    fields = {"method": method, "status": refusal.status, "reason": refusal.code or ""}
+    log.debug("request refused", extra={**_about(scope), **fields})
 
 
 def _check_page(headers: Mapping[bytes, bytes], host: str, *, is_socket: bool) -> None:

@@ -90,10 +90,12 @@ class FigureCollector:
             while True:
                 wanted = self._gateways()
                 for key in set(tasks) - set(wanted):
+                    log.debug("gateway is gone", extra={"gateway": key[0], "url": key[1]})
                     tasks.pop(key).cancel()
                 self.traffic.forget_gateways(id_ for id_, _ in wanted)
                 for key, lease in wanted.items():
                     if key not in tasks:
+                        log.debug("gateway is followed", extra={"gateway": key[0], "url": key[1]})
                         tasks[key] = group.create_task(self._follow_gateway(session, key[0], lease))
                 await self.clock.sleep(_FEED_S)
 
@@ -118,6 +120,10 @@ class FigureCollector:
                         self.cursors[id_] = found.cursor
                         ended = self.traffic.record_feed(id_, found, self.clock.monotonic())
                         if ended:
+                            log.debug(
+                                "requests ended",
+                                extra={"gateway": id_, "count": len(ended), "cursor": found.cursor},
+                            )
                             self.on_ended(id_, ended, found.cursor)
                         is_full = len(found.requests) >= _FEED_ENTRIES
                         await self.clock.sleep(_NEXT_S if is_full else _FEED_S)
@@ -203,6 +209,8 @@ class FigureCollector:
                     )
                 state.problem = str(error)
                 return
+        if state.problem:
+            log.info("agent shows its metrics again", extra={"node": node})
         state.figures, state.problem = parse_figures(body), ""
         state.seen_s = self.clock.monotonic()
 

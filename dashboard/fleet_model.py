@@ -8,6 +8,7 @@ A reader keeps its place in the log and nothing is queued for it: a slow one see
 """
 
 import asyncio
+import logging
 from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -19,6 +20,8 @@ from insight.conditions import Row
 from insight.fleet_caches import FleetCaches
 from insight.fleet_views import VIEWS, ViewKey
 from machinery.clock import Clock
+
+log = logging.getLogger(__name__)
 
 # State changes are collected for this long before they are shown.
 _BATCH_S: Final = 0.1
@@ -175,6 +178,7 @@ class FleetModel:
         dirty, self._dirty = self._dirty, set()
         self._is_dirty.clear()
         before = self.place
+        log.debug("rows computed", extra={"count": len(dirty)})
         for view, name in sorted(dirty):
             if view == "conditions":
                 self._update_conditions(name)

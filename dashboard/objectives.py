@@ -4,6 +4,7 @@ The error budget of an objective is the share of requests that may miss it. A bu
 above 1 the objective is missed (https://sre.google/workbook/alerting-on-slos/).
 """
 
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -19,6 +20,8 @@ from reconciler.listers.caches import BY_KIND
 from schemas.deployment import ModelDeployment
 from schemas.meta import Condition, ConditionStatus
 from schemas.objectives import Objectives
+
+log = logging.getLogger(__name__)
 
 WINDOWS: Final[Mapping[str, int]] = {"1h": 3600, "24h": 24 * 3600}
 CONDITION: Final = "ObjectivesMet"
@@ -112,6 +115,10 @@ class ObjectiveMonitor:
                 since = {"last_transition_time": old.last_transition_time}
                 self._conditions[name] = one.model_copy(update=since)
             else:
+                log.debug(
+                    "objectives judged",
+                    extra={"deployment": name, "status": one.status.value, "reason": one.reason},
+                )
                 self._conditions[name] = one
         for name in {*before, *self._conditions}:
             found = self._conditions.get(name)

@@ -62,6 +62,7 @@ class SavedKeys:
             # Cleared first: a change during the write leads to another one.
             self._changed.clear()
             await asyncio.to_thread(file.save, self._snapshot())
+            log.debug("API keys saved for a start without etcd")
             await self._wait_until_due()
 
     async def _wait_until_due(self) -> None:

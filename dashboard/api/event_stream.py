@@ -6,6 +6,7 @@ connection lives, and whether the store answers.
 """
 
 import asyncio
+import logging
 import zlib
 from collections import deque
 from collections.abc import AsyncIterator, Iterable, Mapping
@@ -25,6 +26,8 @@ from dashboard.subscription import (
     split_paced,
 )
 from insight.conditions import Row
+
+log = logging.getLogger(__name__)
 
 _IDLE_S: Final = 2.0
 # Figures are sent once a second, and half as often of a large fleet.
@@ -100,8 +103,13 @@ class StateStream:
     async def events(self, since: str, client: str) -> AsyncIterator[bytes]:
         """Yield the changes as events, beginning after the id `since`."""
         is_over = self.slots.enter(client)
+        views = [one.view for one in self.selections]
         try:
             self._place = parse_id(since, self.model.epoch)
+            log.debug(
+                "stream opened",
+                extra={"views": views, "since": since, "resumed": self._place is not None},
+            )
             while not is_over.is_set():
                 if event := self._next():
                     yield event
@@ -111,6 +119,7 @@ class StateStream:
             yield self._event("bye", {"why": "this client opened a further stream"})
         finally:
             self.slots.leave(client, is_over)
+            log.debug("stream closed", extra={"views": views, "displaced": is_over.is_set()})
 
     def _next(self) -> bytes:
         """Return the event that is due; empty if there is none."""
@@ -118,6 +127,11 @@ class StateStream:
         model.note_read(one.view for one in self.selections)
         patch, place = (None, model.place) if self._place is None else model.since(self._place)
         if patch is None:
+            if self._place is not None:
+                log.debug(
+                    "reader is too far behind; it gets a snapshot",
+                    extra={"place": self._place, "newest": place},
+                )
             return self._snapshot()
         now = self._take(patch, place)
         if self._waiting and self._pause_s() <= 0:

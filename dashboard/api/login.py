@@ -55,11 +55,19 @@ class LoginRoutes:
         except RequestRefusedError as error:
             raise RefusedError(Refusal(status=error.status, message=str(error))) from error
         fields = _fields(body)
-        cookie, name, role = (
-            await self._by_ticket(fields["ticket"])
-            if "ticket" in fields
-            else self._by_key(fields.get("key", ""))
-        )
+        way = "ticket" if "ticket" in fields else "key"
+        try:
+            cookie, name, role = (
+                await self._by_ticket(fields["ticket"])
+                if way == "ticket"
+                else self._by_key(fields.get("key", ""))
+            )
+        except RefusedError as error:
+            # As the audit of an address that guesses; the secret itself is in no log.
+            extra = {"client": _address(request), "way": way, "reason": error.refusal.code or ""}
+            log.warning("login refused", extra=extra)
+            raise
+        log.info("login", extra={"user": name, "role": role, "way": way})
         if "key" in fields:
             self.sessions.keep_secret(cookie, fields["key"].strip())
         response = json_response({"name": name, "role": role})
@@ -68,7 +76,7 @@ class LoginRoutes:
 
     def _count(self, request: Request) -> None:
         """Raise RefusedError after too many logins of this address, or of all."""
-        wait_s = self.limit.take("" if request.client is None else request.client.host)
+        wait_s = self.limit.take(_address(request))
         if wait_s:
             message = f"There were too many logins. Try again in {wait_s} s."
             raise RefusedError(Refusal(status=429, message=message, retry_after_s=wait_s))
@@ -98,7 +106,6 @@ class LoginRoutes:
         cookie = self.sessions.make_admin(granted.user)
         session = self.sessions.find(cookie)
         assert session is not None
-        log.info("login by link", extra={"user": session.name})
         return cookie, session.name, session.role
 
     async def logout(self, request: Request) -> Response:
@@ -125,6 +132,10 @@ class LoginRoutes:
             "hasChatKey": bool(self.sessions.secret_of(_cookie_of(request))),
             "canWrite": self.can_write,
         }
+
+
+def _address(request: Request) -> str:
+    return "" if request.client is None else request.client.host
 
 
 def _cookie_of(request: Request) -> str:

@@ -180,6 +180,8 @@ class HistoryWriter:
         self._file.write(work.batch)
         self.used_bytes = self._file.used_bytes
         is_full = self.used_bytes > self.limits.file_bytes
+        fields = {"bytes": self.used_bytes, "is_full": is_full, "by_age": work.by_age}
+        log.debug("history written", extra={**fields, "prunes": work.prune_at_s is not None})
         if work.prune_at_s is not None or is_full:
             at_s = work.batch.at_s if work.prune_at_s is None else work.prune_at_s
             self._file.prune(at_s, by_age=work.by_age)

@@ -8,7 +8,7 @@
 const VIEWS = ["macs", "models", "replicas", "groups", "gitSources", "gateways", "reconcilers", "dashboards", "conditions", "events", "figures", "traffic", "inFlight", "ended", "changes"];
 const HIDDEN_MS = 5_000;
 const SILENT_MS = 15_000; // the server sends a ping every 2 s
-const ANSWER_MS = 30_000; // for one answer; a request that hangs would hold the page up for ever
+export const ANSWER_MS = 30_000; // for one answer; a request that hangs would hold the page up for ever
 const FIRST_PAUSE_MS = 500;
 const LAST_PAUSE_MS = 10_000;
 const POLL_MS = 5_000;

@@ -1,10 +1,11 @@
 /** One ended request over time: its wait, each attempt, the reading of the prompt, the answer. */
 
 import { html } from "./vendor/htm-preact.js";
+import { RequestScores } from "./candidates.js";
 import { span } from "./format.js";
 import { Badge, Command, ObjectLink } from "./parts.js";
 
-export function Waterfall({ request, onClose }) {
+export function Waterfall({ store, request, onClose }) {
   const whole = Math.max(request.latencyMs, 1);
   const steps = stepsOf(request);
   return html`<section class="panel waterfall" aria-label=${`Request ${request.id}`} data-waterfall>
@@ -19,7 +20,9 @@ export function Waterfall({ request, onClose }) {
       </li>`)}
     </ol>
     <p>${span(request.latencyMs)} in all${request.firstTokenMs !== null ? `, first token after ${span(request.firstTokenMs)}` : ""}; ${request.tokens.prompt} tokens in (${request.tokens.cached} cached), ${request.tokens.output} out${rate(request)}</p>
-    <p class="quiet" data-scores>Scores of the candidates are not in the gateway's journal. A gateway with <code>--log-level debug</code> writes them to its log, with the id of the request.</p>
+    ${store.may("operator")
+      ? html`<${RequestScores} key=${request.id} request=${request} />`
+      : html`<p class="quiet">The scores of the candidates are in the gateway's log, which needs the role operator.</p>`}
     <p class="row">
       <a href=${`/logs?of=gateway/${encodeURIComponent(request.gateway)}${request.replica ? `&of=replica/${encodeURIComponent(request.replica)}` : ""}&grep=${encodeURIComponent(request.id)}`}>Logs of this request</a>
     </p>

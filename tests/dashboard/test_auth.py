@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import hashlib
+import logging
 from pathlib import Path
 
 import aiohttp
@@ -19,7 +20,7 @@ from store.memory import MemoryTransport
 from store.port import Delete, Put
 from tests.support.clock import FakeClock
 from tests.support.dashboards import RunningDashboard, running_dashboard
-from tests.support.waiting import until_async
+from tests.support.waiting import until, until_async
 
 CLOCK = SystemClock()
 
@@ -87,6 +88,30 @@ async def test_a_login_makes_a_session_that_ends_with_its_key(memory: MemoryTran
                 return response.status == 401
 
         await until_async(is_over)
+
+
+async def test_logins_refusals_and_streams_are_logged_without_their_secrets(
+    memory: MemoryTransport, caplog: pytest.LogCaptureFixture
+) -> None:
+    await memory.commit([], [put_key("ann", "viewer", "sk-good-secret")])
+    caplog.set_level(logging.DEBUG, "dashboard")
+    async with running_dashboard(memory, asks_for_keys=True) as running:
+        await running.post("/login", {"key": "sk-wrong-secret"}, 401)
+        headers = await running.log_in("sk-good-secret")
+        await running.post("/api/v1/apply", {}, 403, headers=headers)
+        url = f"{running.url}/api/v1/stream?view=macs"
+        async with running.http.get(url, headers=headers) as response:
+            await response.content.readuntil(b"\n\n")
+        await until(lambda: "stream closed" in caplog.messages, what="the end of the stream")
+    by_message = {one.message: vars(one) for one in caplog.records}
+    assert by_message["login refused"]["reason"] == "invalid_api_key"
+    assert (by_message["login"]["user"], by_message["login"]["way"]) == ("ann", "key")
+    refused = by_message["request refused"]
+    assert (refused["path"], refused["status"]) == ("/api/v1/apply", 403)
+    assert by_message["stream opened"]["views"] == ["macs"]
+    written = str([vars(one) for one in caplog.records])
+    for secret in ("sk-wrong-secret", "sk-good-secret", headers["cookie"].partition("=")[2]):
+        assert secret not in written
 
 
 async def log_in(running: RunningDashboard, ticket: str) -> tuple[int, str, str]:

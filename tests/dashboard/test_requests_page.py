@@ -2,8 +2,9 @@
 
 import asyncio
 import contextlib
+import logging
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -12,6 +13,8 @@ import pytest
 from playwright.async_api import Browser, expect
 from playwright.async_api import Error as PlaywrightError
 
+from gateway.server import GatewayLimits
+from machinery.process_log import JsonFormatter, LogRing
 from store.memory import MemoryTransport
 from tests.support.browser import check_access, needs_browser, open_page, running_browser
 from tests.support.dashboards import CLOCK, running_dashboard
@@ -28,6 +31,20 @@ async def browser() -> AsyncIterator[Browser]:
         yield found
 
 
+@contextlib.contextmanager
+def decisions_in(ring: LogRing) -> Iterator[None]:
+    """Write the decisions of gateways into a ring, as a gateway with `--log-level debug` does."""
+    log = logging.getLogger("gateway.forwarding.decision_log")
+    ring.setFormatter(JsonFormatter("gateway"))
+    log.addHandler(ring)
+    log.setLevel(logging.DEBUG)
+    try:
+        yield
+    finally:
+        log.setLevel(logging.NOTSET)
+        log.removeHandler(ring)
+
+
 async def ask_until_cancelled(http: aiohttp.ClientSession, url: str) -> None:
     """Send long requests of one id, one after the other: the page may be slower than an answer."""
     message = {"role": "user", "content": "We hold these truths"}
@@ -42,11 +59,13 @@ async def test_a_request_is_followed_and_cancelled_and_its_routing_explained(
     browser: Browser, tmp_path: Path
 ) -> None:
     world = World(MemoryTransport(CLOCK))
-    with tiny_engine(tmp_path) as engine:
+    with tiny_engine(tmp_path) as engine, decisions_in(ring := LogRing()):
         await world.put(deployment("tiny"))
         await world.put(endpoint("tiny-0", "tiny", f"http://127.0.0.1:{engine.port}", node="mac-1"))
         async with (
-            running_gateway(world.transport) as gateway,
+            running_gateway(
+                world.transport, GatewayLimits(drain_timeout_s=0.0, ring=ring)
+            ) as gateway,
             running_dashboard(world.transport) as dashboard,
             aiohttp.ClientSession() as http,
             open_page(browser, dashboard.url) as (page, _),
@@ -78,6 +97,14 @@ async def test_a_request_is_followed_and_cancelled_and_its_routing_explained(
             await expect(rows.first).to_contain_text("live-1")
             # All of it came on the stream: the page has asked for nothing but the cancellation.
             assert {urlsplit(one).path.rpartition("/")[2] for one in asked} <= {"cancel"}
+            await rows.first.get_by_role("button").click()
+            await page.get_by_role("button", name="Show scores").click()
+            choice = page.locator("[data-scores] section").first
+            await expect(choice).to_contain_text("endpoint chosen: tiny-0 on mac-1")
+            await expect(choice.get_by_role("columnheader", name="queue")).to_be_visible()
+            await expect(choice.locator("tbody tr")).to_contain_text("chosen")
+            await check_access(page)
+            await page.get_by_role("button", name="Close").click()
             await page.get_by_label("Model").fill("none")
             await expect(rows).to_have_count(0)
             refused = await dashboard.post("/api/v1/requests/none/live-1/cancel", {}, 404)

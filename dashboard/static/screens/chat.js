@@ -5,7 +5,8 @@ import { messagesOf, stream } from "../conversation.js";
 import { getJson } from "../fleet_store.js";
 import { span } from "../format.js";
 import { Markdown } from "../markdown.js";
-import { Announced, copyText, lazy, ObjectLink, Table } from "../parts.js";
+import { CandidateTable } from "../candidates.js";
+import { Announced, copyText, lazy } from "../parts.js";
 
 const ClientCode = lazy(() => import("../client_code.js"), "ClientCode");
 const Waterfall = lazy(() => import("../waterfall.js"), "Waterfall");
@@ -188,7 +189,7 @@ function Turn({ store, turn, isLast, onAgain }) {
     ${turn.isOver && html`<p class="turn-buttons">${isLast && html`<button type="button" class="small" onClick=${onAgain}>Ask again</button>`}
       <button type="button" class="small" onClick=${() => copyText(turn.answer)}>Copy answer</button>
       ${turn.id && store.may("viewer") && html`<button type="button" class="small" aria-expanded=${ended !== null} onClick=${() => (ended ? setEnded(null) : open())}>Trace</button>`}</p>`}
-    ${ended && html`<${Waterfall} request=${ended} onClose=${() => setEnded(null)} />`}
+    ${ended && html`<${Waterfall} store=${store} request=${ended} onClose=${() => setEnded(null)} />`}
   </li>`;
 }
 
@@ -217,20 +218,10 @@ function Candidates({ model }) {
     getJson(`/api/v1/explain/route?model=${encodeURIComponent(model)}`).then(setFound, (error) => setProblem(error.message));
   };
   const rows = (found?.backends ?? [{ candidates: found?.candidates ?? [] }]).flatMap((one) => one.candidates ?? []);
-  const parts = [...new Set(rows.flatMap((one) => Object.keys(one.parts ?? one.scores ?? {})))];
-  const columns = [
-    ["Engine", (one) => one.replica ?? one.name],
-    ["Mac", (one) => (one.worker ? html`<${ObjectLink} kind="Node" name=${one.worker} />` : "-")],
-    ["Score", (one) => shown(one.score), "number"],
-    ...parts.map((part) => [part, (one) => shown((one.parts ?? one.scores)[part]), "number"]),
-    ["Under way", (one) => one.inFlight ?? one.running ?? "-", "number"],
-  ];
   return html`<details onToggle=${open}>
     <summary>Routing: which engine the next question gets, and why</summary>
     ${problem && html`<p class="problem">${problem}</p>`}
     ${found && html`<p class="quiet">gateway ${found.gateway}, best first. A session or a cached prompt may lead elsewhere.</p>
-      <${Table} caption="Candidates" columns=${columns} rows=${rows.map((one, at) => ({ ...one, name: `${at}` }))} empty="No engine answers for this model." />`}
+      <${CandidateTable} rows=${rows} empty="No engine answers for this model." />`}
   </details>`;
 }
-
-const shown = (value) => (typeof value === "number" ? Number(value.toFixed(3)) : value ?? "-");

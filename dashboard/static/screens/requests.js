@@ -147,7 +147,7 @@ function Ended({ store }) {
       ${field("slower", "Slower than, ms", { type: "number", min: 0 })}
     </form>
     ${problem && html`<p class="problem" role="status">${problem}</p>`}
-    ${row && html`<${Waterfall} request=${row} onClose=${() => setOpened("")} />`}
+    ${row && html`<${Waterfall} store=${store} request=${row} onClose=${() => setOpened("")} />`}
     <div data-ended><${Table} caption="Requests that ended, the newest first" columns=${columns} rows=${rows ?? []}
       empty=${rows === null ? "Loading…" : query ? "No request matches." : "No request has ended yet."} /></div>
   </section>`;
