@@ -26,6 +26,7 @@ from dashboard.api.question_routes import QuestionRoutes
 from dashboard.api.request_routes import RequestRoutes
 from dashboard.api.routes import StateRoutes
 from dashboard.api.seed_routes import SeedRoutes
+from dashboard.api.usage_routes import UsageRoutes
 from dashboard.api.websocket import EventSocket
 from dashboard.assets import Assets
 from dashboard.auth import DashboardAuth, refusal_response
@@ -116,6 +117,7 @@ def make_app(context: AppContext) -> FastAPI:
     questions.add_to(router)
     bodies = BodyReader(limit_bytes=2 * MAX_TEXT, limit_s=_BODY_S, at_once=16)
     ActionRoutes(questions, bodies, context.transport, clock, context.can_write).add_to(router)
+    UsageRoutes(context.transport, context.dialer, clock).add_to(router)
     SeedRoutes(context.views, clock).add_to(router)
     EventSocket(context.views).add_to(router)
     login = make_login(

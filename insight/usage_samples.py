@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 import msgspec
 
@@ -166,6 +166,21 @@ async def open_collector(
     holders = [*agents, *(f"Gateway/{id_}" for id_ in inventory.gateways)]
     async with issue_tickets(transport, holders) as bearers:
         yield SampleCollector(clock, bearers)
+
+
+SamplePair: TypeAlias = tuple[FleetSample, FleetSample]
+"""Two samples; rates are computed between them."""
+
+
+async def sample_pair(
+    transport: Transport, clock: Clock, dialer: Dialer, *, over_s: float
+) -> SamplePair:
+    """Return two samples of the fleet that are `over_s` seconds apart. Raises StoreError."""
+    inventory = await read_inventory(transport, dialer)
+    async with open_collector(transport, clock, inventory) as collector:
+        before = await collector.sample(inventory)
+        await clock.sleep(over_s)
+        return before, await collector.sample(inventory)
 
 
 @dataclass(slots=True)

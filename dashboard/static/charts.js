@@ -33,9 +33,10 @@ function linePath(values, top) {
 
 /**
  * A chart with axes and a cursor. `times`: seconds; `lines`: [{title, values, kind}], where `kind` names a colour of the
- * style sheet; `format` makes a text of a value. Charts of the same `group` share their cursor.
+ * style sheet; `format` makes a text of a value. `steps`: allowed distances between marks, such as powers of two for bytes.
+ * Charts of the same `group` share their cursor.
  */
-export function Chart({ title, times, lines, format, group = "", top }) {
+export function Chart({ title, times, lines, format, group = "", top, steps }) {
   const host = useRef(null);
   const plot = useRef(null);
   const [at, setAt] = useState(null);
@@ -51,7 +52,7 @@ export function Chart({ title, times, lines, format, group = "", top }) {
     import("./vendor/uplot.js").then(
       ({ default: UPlot }) => {
         if (isOver || !host.current) return;
-        plot.current = new UPlot(optionsOf(host.current, shown, { format, group, top, setAt }), [times, ...shown.map((line) => line.values)], host.current);
+        plot.current = new UPlot(optionsOf(host.current, shown, { format, group, top, steps, setAt }), [times, ...shown.map((line) => line.values)], host.current);
         observer = new ResizeObserver(() => plot.current?.setSize({ width: host.current.clientWidth, height: HEIGHT }));
         observer.observe(host.current);
       },
@@ -107,7 +108,7 @@ export function colorOf(host, name) {
 }
 
 /** Return uPlot's options. Colours are read when it draws, so that a change of theme needs no new chart. */
-function optionsOf(host, lines, { format, group, top, setAt }) {
+function optionsOf(host, lines, { format, group, top, steps, setAt }) {
   const color = (name) => () => colorOf(host, name);
   const axis = { stroke: color("--quiet"), font: "11px system-ui", grid: { stroke: color("--line"), width: 1 }, ticks: { show: false } };
   return {
@@ -119,7 +120,7 @@ function optionsOf(host, lines, { format, group, top, setAt }) {
     scales: { y: { range: (_, __, most) => [0, (top ?? most * 1.1) || 1] } },
     axes: [
       { ...axis, size: 24, space: 70, values: (_, marks) => marks.map((mark) => new Date(mark * 1000).toLocaleTimeString([], { hour: "2-digit", minute: "2-digit", hour12: false })) },
-      { ...axis, size: 56, space: 34, values: (_, marks) => marks.map(format) },
+      { ...axis, size: 56, space: 34, ...(steps ? { incrs: steps } : {}), values: (_, marks) => marks.map(format) },
     ],
     series: [{}, ...lines.map((line) => ({ label: line.title, stroke: color(`--${line.kind}`), width: 1.5, spanGaps: false, points: { show: false } }))],
     hooks: { setCursor: [(plot) => setAt(plot.cursor.idx ?? null)] },

@@ -69,7 +69,7 @@ export function figureText(found) {
     known(found.cpuPercent) && `CPU ${found.cpuPercent} %`,
     known(found.celsius) && `${found.celsius} °C`,
     known(found.watts) && `${found.watts} W`,
-    found.active > 0 && `${found.active} under way`,
+    found.active > 0 && `${found.active} in flight`,
   ].filter(Boolean).join(" · ");
 }
 

@@ -163,8 +163,8 @@ function ControlPlane() {
   if (store.at || store.silentSeconds < SILENT_S) return null;
   if (store.refusal) return html`<div class="banner" data-banner>The control plane refuses this dashboard: ${store.refusal}</div>`;
   return html`<div class="banner" data-banner>
-    The control plane (etcd) has not answered for ${Math.round(store.silentSeconds)} s. Objects are shown as last known. Chat, figures
-    and running models go on; changes and logs have to wait.
+    The control plane (etcd) has not answered for ${Math.round(store.silentSeconds)} s. Objects are shown as last known. Chat, metrics
+    and running models continue; changes and logs are unavailable.
   </div>`;
 }
 

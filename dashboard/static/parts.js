@@ -59,9 +59,10 @@ export function ModelState({ model }) {
 export function MemoryBar({ mac }) {
   const { memoryBytes: total, allocatableBytes: room, promisedBytes: used } = mac;
   if (!total) return html`<span class="quiet">unknown</span>`;
-  const free = Math.max(0, (room ?? 0) - used);
+  const isOffline = mac.state === "offline";
+  const free = isOffline ? 0 : Math.max(0, (room ?? 0) - used);
   const [weights, kv] = [mac.weightsBytes ?? 0, mac.kvBytes ?? 0];
-  const label = `${bytes(used)} promised to models (${bytes(weights)} of weights, ${bytes(kv)} of KV caches), ${bytes(free)} free for models, of ${bytes(total)}`;
+  const label = `${bytes(used)} reserved for models (${bytes(weights)} of weights, ${bytes(kv)} of KV caches), ${bytes(free)} free for models, of ${bytes(total)}`;
   const width = (part) => ({ width: `${(100 * part) / total}%` });
   return html`<span class="memory" title=${label}>
     <span class="bar" role="img" aria-label=${label}>
@@ -70,7 +71,7 @@ export function MemoryBar({ mac }) {
       <span class="process" style=${width(Math.max(0, Math.min(used, total) - weights - kv))}></span>
       <span class="free" style=${width(Math.min(free, total - Math.min(used, total)))}></span>
     </span>
-    <span class="figure">${mac.state === "offline" ? `of ${bytes(total)}` : `${bytes(free)} free`}</span>
+    <span class="figure">${isOffline ? bytes(total) : `${bytes(free)} free`}</span>
   </span>`;
 }
 

@@ -4,7 +4,7 @@ import sys
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol
 
 import click
 import orjson
@@ -24,7 +24,7 @@ from fleetctl.objects.selectors import LabelRequirement
 from fleetctl.output import usage_tables
 from identity.dialer import Dialer
 from insight import usage, usage_samples
-from insight.usage_samples import FleetInventory, FleetSample
+from insight.usage_samples import FleetInventory, FleetSample, SamplePair
 from machinery import environment
 from machinery.backoff import Backoff, Retries
 from machinery.clock import Clock, SystemClock
@@ -77,8 +77,6 @@ def open_screen() -> Iterator[Screen]:
     with Live(console=console, auto_refresh=False, vertical_overflow="ellipsis") as live:
         yield _LiveScreen(live)
 
-
-SamplePair: TypeAlias = tuple[FleetSample, FleetSample]
 
 _MIN_INTERVAL_S = 0.1
 _BACKOFF = Backoff(first_s=0.5, limit_s=4.0)

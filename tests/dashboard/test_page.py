@@ -174,7 +174,7 @@ async def test_a_chat_streams_and_tells_which_mac_answered(browser: Browser, sit
         await page.fill("textarea", "Hi")
         await page.keyboard.press("Enter")
         await expect(page.locator("[data-trace]")).to_contain_text("answered by qwen-0 on mac-1")
-        await page.get_by_role("button", name="Ask again").click()
+        await page.get_by_role("button", name="Regenerate").click()
         await expect(page.locator("[data-answer]")).to_contain_text("Hello")
         await expect(page.locator(".turns > li")).to_have_count(1)
 
@@ -199,7 +199,7 @@ async def test_a_request_is_listed_when_it_has_ended(browser: Browser, site: Sit
         await scores.get_by_role("button", name="Show scores").click()
         await expect(scores).to_contain_text("--log-level debug")
         await check_access(page)
-        await page.get_by_role("tab", name="Figures").click()
+        await page.get_by_role("tab", name="Metrics").click()
         # uPlot draws under the page's policy: no violation, no style in the markup.
         await expect(page.locator(".plot canvas").first).to_be_visible()
         await expect(page.get_by_role("img", name="Requests:")).to_be_visible()
@@ -493,7 +493,7 @@ async def test_markdown_is_nodes_of_the_page_and_two_models_answer_side_by_side(
         await site.gateway.knows("prose", ready=1)
         async with open_page(browser, site.url) as (page, faults):
             await show(page, "/chat?model=prose", "Chat")
-            await page.get_by_role("button", name="Compare two").click()
+            await page.get_by_role("button", name="Compare two models").click()
             await page.get_by_label("Compared with").select_option("qwen")
             await page.fill("textarea", "Hi")
             await page.keyboard.press("Enter")
@@ -512,7 +512,7 @@ async def test_markdown_is_nodes_of_the_page_and_two_models_answer_side_by_side(
             assert await prose.locator("img").count() == 0
             assert await page.evaluate("window.hacked") is None
             await check_access(page)
-            await page.get_by_text("The same from your code").click()
+            await page.get_by_text("Use from code").click()
             await page.get_by_role("button", name="anthropic").click()
             await expect(page.locator("details pre")).to_contain_text("Anthropic(base_url=")
             assert faults.found == []

@@ -57,7 +57,7 @@ async def test_what_if_answers_as_the_question_changes(
     async with open_page(browser, running.url) as (page, _):
         await page.goto("/whatif?model=long")
         await expect(page.locator("[data-answer]")).to_contain_text("1 left without a place")
-        slider = page.get_by_role("slider", name="At once")
+        slider = page.get_by_role("slider", name="Concurrency")
         await slider.focus()
         for _ in range(3):
             await page.keyboard.press("ArrowLeft")
@@ -65,6 +65,6 @@ async def test_what_if_answers_as_the_question_changes(
         await expect(page.locator("[data-answer]")).not_to_contain_text("without a place")
         await page.get_by_label("mac-1", exact=True).check()
         await expect(page.locator("tr", has_text="qwen-0")).to_contain_text("mac-2")
-        await page.get_by_text("A manifest that would be applied").click()
+        await page.get_by_text("Apply a manifest").click()
         await page.get_by_label("Manifest", exact=True).fill("kind: Nothing\n")
         await expect(page.get_by_role("alert")).to_contain_text("line 1")

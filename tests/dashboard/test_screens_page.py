@@ -83,7 +83,7 @@ async def test_a_log_is_followed_filtered_and_paused(browser: Browser, site: Sit
         await expect(page.locator(".chips .problem")).to_have_count(0)
         wrong = await site.dashboard.get(f"/api/v1/logs?of=gateway/{gateway}&since=soon", 400)
         assert wrong["error"]["param"] == "since"
-        await page.get_by_label("Only lines with").fill("no such text")
+        await page.get_by_label("Contains").fill("no such text")
         await expect(page.locator(".log .line")).to_have_count(0)
         assert await page.evaluate("window.hacked") is None
 
@@ -143,7 +143,7 @@ async def test_git_sources_and_the_map_are_shown(browser: Browser, site: Site) -
         await expect(drifted.locator("del")).to_have_text("2")
         await expect(drifted.locator("ins")).to_have_text(HOSTILE)
         await expect(page.locator("main")).to_contain_text("ModelDeployment/old: spec.priority")
-        await expect(page.locator("main")).to_contain_text("NodePool/lab: it is gone")
+        await expect(page.locator("main")).to_contain_text("NodePool/lab: deleted in the fleet")
         await check_access(page)
         # It comes on the stream: nothing asks for it.
         asked: list[str] = []

@@ -17,8 +17,8 @@ export function Changes({ store, query }) {
   return html`
     <h1>Changes</h1>
     ${about.length > 0
-      ? html`<p>Of ${about.map(([, value]) => value).join(" ")} alone. <a href="/changes">All changes</a></p>`
-      : html`<p class="quiet">Writes of people, of Git sources and of this page, for 30 days.</p>`}
+      ? html`<p>Only ${about.map(([, value]) => value).join(" ")}. <a href="/changes">All changes</a></p>`
+      : html`<p class="quiet">Writes by users, Git sources and this page in the last 30 days.</p>`}
     <${Filter} value=${text} onInput=${setText} label="Filter changes" />
     ${problem && html`<p class="problem" role="alert">${problem}</p>`}
     ${changes && !shown.length && html`<p class="quiet">${text ? "No change matches." : "Nothing was changed yet."}</p>`}

@@ -15,7 +15,7 @@ const PROGRESS_MS = 500;
 const PARAMETERS = [
   ["temperature", "Temperature", { min: 0, max: 2, step: 0.1 }],
   ["top_p", "Top p", { min: 0, max: 1, step: 0.05 }],
-  ["max_tokens", "Most tokens", { min: 1, step: 1 }],
+  ["max_tokens", "Max tokens", { min: 1, step: 1 }],
 ];
 
 export function Chat({ store, query }) {
@@ -74,7 +74,7 @@ export function Chat({ store, query }) {
     <div class="row chat-models">
       <label>Model <select value=${names[0]} onChange=${(event) => rename(0, event.target.value)}>${options(names[0])}</select></label>
       ${names.length > 1 && html`<label>Compared with <select value=${names[1]} onChange=${(event) => rename(1, event.target.value)}>${options(names[1])}</select></label>`}
-      <button type="button" onClick=${compare} disabled=${!models.length}>${names.length > 1 ? "One alone" : "Compare two"}</button>
+      <button type="button" onClick=${compare} disabled=${!models.length}>${names.length > 1 ? "Close comparison" : "Compare two models"}</button>
     </div>
     <details class="chat-options"><summary>Settings</summary>
       <div class="chat-settings">
@@ -103,7 +103,7 @@ export function Chat({ store, query }) {
     </form>
     ${store.may("viewer") && html`<${Candidates} model=${names[0]} key=${names[0]} />`}
     <details>
-      <summary>The same from your code</summary>
+      <summary>Use from code</summary>
       <${ClientCode} gateway=${[...store.views.gateways.values()][0]?.url} model=${names[0]} system=${system} />
     </details>
   `;
@@ -144,7 +144,7 @@ function Conversation({ store, model, isTitled, system, parameters, headers, reg
 /** What is said of an answer: that it is under way, and the whole when it is over. */
 function turnText(turn) {
   if (!turn) return "";
-  return turn.isOver ? [turn.answer, turn.problem].filter(Boolean).join(". ") : "The answer is under way";
+  return turn.isOver ? [turn.answer, turn.problem].filter(Boolean).join(". ") : "Generating";
 }
 
 /** Gather changes, and pass them on a few times a second: a long answer is laid out anew by each. */
@@ -186,7 +186,7 @@ function Turn({ store, turn, isLast, onAgain }) {
       ${figures?.rate ? ` · ${figures.rate} tokens/s` : ""}
       ${figures?.output ? ` · ${figures.prompt} tokens in (${figures.cached} cached), ${figures.output} out` : ""}
     </p>`}
-    ${turn.isOver && html`<p class="turn-buttons">${isLast && html`<button type="button" class="small" onClick=${onAgain}>Ask again</button>`}
+    ${turn.isOver && html`<p class="turn-buttons">${isLast && html`<button type="button" class="small" onClick=${onAgain}>Regenerate</button>`}
       <button type="button" class="small" onClick=${() => copyText(turn.answer)}>Copy answer</button>
       ${turn.id && store.may("viewer") && html`<button type="button" class="small" aria-expanded=${ended !== null} onClick=${() => (ended ? setEnded(null) : open())}>Trace</button>`}</p>`}
     ${ended && html`<${Waterfall} store=${store} request=${ended} onClose=${() => setEnded(null)} />`}

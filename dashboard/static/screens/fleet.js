@@ -91,15 +91,15 @@ function Figures({ store, macs }) {
       <${Figure} title="Models" value=${`${summary.models.available} of ${summary.models.total}`} unit="available" note=${`${summary.replicas.ready} of ${summary.replicas.desired} replicas ready`} href="/models" />
       ${isLive && html`
         <${Figure} title="Output" value=${short(now.tokensPerSecond)} unit="tokens/s" note=${last("prompt_tokens_per_second") === null ? "" : `${short(last("prompt_tokens_per_second"))} tokens/s in`} href="/requests">${line("output_tokens_per_second", "Output tokens")}<//>
-        <${Figure} title="Requests" value=${now.active} unit="under way" note=${`${now.queueDepth} waiting, ${short(now.requests24h)} in 24 h`} href="/requests">${line("requests_per_second", "Requests")}<//>
-        <${Figure} title="First token" value=${span(last("first_token_p50") ?? now.avgFirstTokenMs)} unit=${last("first_token_p50") === null ? "" : "p50"} note=${last("first_token_p95") === null ? "" : `p95 ${span(last("first_token_p95"))}`} href="/requests">${line("first_token_p95", "First token, p95")}<//>
+        <${Figure} title="Requests" value=${now.active} unit="in flight" note=${`${now.queueDepth} waiting, ${short(now.requests24h)} in 24 h`} href="/requests">${line("requests_per_second", "Requests")}<//>
+        <${Figure} title="Time to first token" value=${span(last("first_token_p50") ?? now.avgFirstTokenMs)} unit=${last("first_token_p50") === null ? "" : "p50"} note=${last("first_token_p95") === null ? "" : `p95 ${span(last("first_token_p95"))}`} href="/requests">${line("first_token_p95", "First token, p95")}<//>
         <${Figure} title="Errors" value=${last("error_ratio") === null ? "-" : `${short(100 * last("error_ratio"))} %`} unit="" note=${`${short(now.errors24h)} in 24 h`} href="/requests">${line("error_ratio", "Errors")}<//>`}
-      <${Figure} title="Memory for models" value=${freeMemory(macs)} unit="free" href="/map" />
+      <${Figure} title="Memory for models" value=${freeMemory(macs)} unit="free" note=${`of ${bytes(online(macs).reduce((sum, mac) => sum + mac.allocatableBytes, 0))}`} href="/map" />
       ${watts.length > 0 && html`<${Figure} title="Power" value=${short(watts.reduce((sum, one) => sum + one, 0))} unit="W" note=${`of ${count(watts.length, "Mac")}`} href="/map" />`}
     </div>
     ${isLive && html`<${Flow} now=${now} limit=${queueLimit(store.rows("models"))} />`}
     <p class="facts">
-      ${count(summary.gateways, "gateway")}, ${summary.leader ? html`led by <code>${summary.leader}</code>` : "no reconciler leads"}
+      ${count(summary.gateways, "gateway")}, ${summary.leader ? html`leader <code>${summary.leader}</code>` : "no reconciler leads"}
       ${isLive && html`${" · "}recorder up ${duration((Date.now() - Date.parse(now.startedAt)) / 1000)}${" · "}${short(now.outputTokens24h)} tokens out, ${short(now.promptTokens24h)} in within 24 h`}
     </p>`;
 }
@@ -115,8 +115,8 @@ function Flow({ now, limit }) {
     ${limit > 0 && html`<div><span class="title">Queue</span>
       <span class="queue" role="meter" aria-label="Queue" aria-valuemin="0" aria-valuemax=${limit} aria-valuenow=${Math.min(limit, now.queueDepth)} aria-valuetext=${`${now.queueDepth} of ${limit} waiting`}><span class=${tone} style=${{ width: `${100 * share}%` }}></span></span>
       <span class="note">${now.queueDepth} of ${limit}</span></div>`}
-    ${speeds.length > 0 && html`<div><span class="title">Last answers</span>
-      <span class="speeds" role="img" aria-label=${`Tokens per second of the last ${count(speeds.length, "answer")}: ${short(speeds.at(-1))} now, at most ${short(top)}`}>${speeds.map((one, at) => html`<span key=${at} style=${{ height: `${Math.max(6, (100 * one) / top)}%` }}></span>`)}</span>
+    ${speeds.length > 0 && html`<div><span class="title">Last responses</span>
+      <span class="speeds" role="img" aria-label=${`Tokens per second of the last ${count(speeds.length, "response")}: ${short(speeds.at(-1))} now, at most ${short(top)}`}>${speeds.map((one, at) => html`<span key=${at} style=${{ height: `${Math.max(6, (100 * one) / top)}%` }}></span>`)}</span>
       <span class="note">${short(speeds.at(-1))} tokens/s</span></div>`}
   </div>`;
 }
@@ -130,7 +130,7 @@ function queueLimit(models) {
 function Short({ models, summary }) {
   if (!models.length && summary.leader) return null;
   return html`<ul class="problems">
-    ${!summary.leader && html`<li><p><strong>No reconciler leads.</strong> Nothing is placed or replaced; what runs goes on.</p>
+    ${!summary.leader && html`<li><p><strong>No reconciler leads.</strong> Nothing is placed or replaced; running models continue.</p>
       <p class="cure">Start one: <code>fleet-reconciler</code>, or <code>fleetctl up</code></p></li>`}
     ${models.map((one) => html`<li key=${one.name}><p><strong><a href=${`/models/${encodeURIComponent(one.name)}`}>${one.name}</a></strong>${" "}
       ${one.ready} of ${one.desired} replicas ready. ${one.placed < one.desired ? html`<a href=${`/models/${encodeURIComponent(one.name)}?why`}>Why pending?</a>` : one.reason}</p></li>`)}
@@ -146,9 +146,10 @@ function MacCard({ mac }) {
   </li>`;
 }
 
+const online = (macs) => macs.filter((mac) => mac.state !== "offline" && mac.allocatableBytes);
+
 function freeMemory(macs) {
-  const online = macs.filter((mac) => mac.state !== "offline" && mac.allocatableBytes);
-  return bytes(online.reduce((sum, mac) => sum + Math.max(0, mac.allocatableBytes - mac.promisedBytes), 0));
+  return bytes(online(macs).reduce((sum, mac) => sum + Math.max(0, mac.allocatableBytes - mac.promisedBytes), 0));
 }
 
 function newest(events, number) {

@@ -40,7 +40,7 @@ function Source({ store, source }) {
 
 /** The fields that differ, with the value of the repository and the one in the fleet; a release before had the names alone. */
 function driftText({ fields, values }) {
-  if (!fields.length) return "it is gone";
+  if (!fields.length) return "deleted in the fleet";
   const others = fields.slice(values.length);
   return html`${values.map((field) => html`<code class="field" key=${field.path}>${field.path}: <del>${field.wanted}</del> <ins>${field.actual}</ins></code>`)} ${others.join(", ")}`;
 }

@@ -17,7 +17,7 @@ export function Groups({ store }) {
     ["Split", (one) => one.parallelism],
     ["Cables", (one) => (one.lastCheck ? `${one.lastCheck}${one.gbPerSecond ? `, ${one.gbPerSecond} GB/s` : ""}` : "not checked")],
     ["Replicas", (one) => one.replicas.join(", ") || "-"],
-    ["Why", (one) => one.reason, "wide"],
+    ["Reason", (one) => one.reason, "wide"],
   ];
   return html`<h1>Groups</h1>
     <${Table} caption="Shard groups" columns=${columns} rows=${store.rows("groups")} empty="There is no ShardGroup: Macs that are cabled into one larger machine." />
@@ -79,8 +79,8 @@ function Links({ members, links, least, checks }) {
     <h2 id="links">Links</h2>
     <${Table} caption="Cables between the Macs of the group" columns=${columns} rows=${members.map((name) => ({ name }))} empty="No member is known." />
     <p class="quiet">${last
-      ? html`Last check ${age(last.at)} ago: <${Badge} tone=${{ Healthy: "good", Unhealthy: "bad" }[last.outcome] ?? "idle"}>${last.outcome}<//> ${last.gbPerSecond === null ? "" : `${last.gbPerSecond.toFixed(2)} GB/s of the slowest rank; below ${least} GB/s RDMA has a fault`}${last.usualGbPerSecond ? `; usual are ${last.usualGbPerSecond.toFixed(2)}` : ""}. ${last.message}`
-      : `No check was made: spec.fabric has regular ones. Below ${least} GB/s RDMA has a fault.`}</p>
+      ? html`Last check ${age(last.at)} ago: <${Badge} tone=${{ Healthy: "good", Unhealthy: "bad" }[last.outcome] ?? "idle"}>${last.outcome}<//> ${last.gbPerSecond === null ? "" : `${last.gbPerSecond.toFixed(2)} GB/s at the slowest rank (RDMA is faulty below ${least} GB/s)`}${last.usualGbPerSecond ? `; usually ${last.usualGbPerSecond.toFixed(2)} GB/s` : ""}. ${last.message}`
+      : `No check yet: spec.fabric schedules them. RDMA is faulty below ${least} GB/s.`}</p>
     ${checks.length > 1 && html`<details><summary>${checks.length} checks</summary><${Table} caption="Checks of the cables" columns=${CHECKS} rows=${checks} empty="" /></details>`}
   </section>`;
 }
@@ -116,10 +116,10 @@ function Epochs({ epochs }) {
   const columns = [
     ["Epoch", (one) => html`<strong>${one.epoch}</strong> ${one.endedAt === null && html`<${Badge} tone="good">now<//>`}`],
     ["Replica", (one) => html`<${ObjectLink} kind="Replica" name=${one.replica} />`],
-    ["Began", (one) => html`<time datetime=${one.formedAt} title=${one.formedAt}>${age(one.formedAt)} ago</time>`],
-    ["Lasted", (one) => (one.endedAt === null ? "goes on" : age(one.formedAt, Date.parse(one.endedAt)))],
+    ["Started", (one) => html`<time datetime=${one.formedAt} title=${one.formedAt}>${age(one.formedAt)} ago</time>`],
+    ["Duration", (one) => (one.endedAt === null ? "running" : age(one.formedAt, Date.parse(one.endedAt)))],
     ["Macs", (one) => one.macs.join(", ")],
-    ["Why it ended", (one) => [one.reason, one.message].filter(Boolean).join(": ") || (one.endedAt === null ? "" : "replaced"), "wide"],
+    ["End reason", (one) => [one.reason, one.message].filter(Boolean).join(": ") || (one.endedAt === null ? "" : "replaced"), "wide"],
   ];
   return html`<section aria-labelledby="epochs">
     <h2 id="epochs">Epochs <span class="quiet">of the last 24 hours</span></h2>

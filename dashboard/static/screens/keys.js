@@ -29,10 +29,10 @@ export function Keys() {
     ${problem && html`<p class="problem" role="alert">${problem}</p>`}
     ${found?.isOwnOnly && html`<p class="quiet">Your role shows your own key. The role admin shows all.</p>`}
     ${found && html`<${Table} caption="API keys" columns=${columns} rows=${found.keys} empty="There is no API key." />
-      <h2>Use of 24 hours, by model</h2>
-      <${Table} caption="Use by key and model" columns=${USE} rows=${use} empty="No key was used, or this dashboard keeps no history." />`}
-    <h2>Make, rotate, revoke</h2>
-    <p class="quiet">A key is shown once, to who makes it. This process may not write secrets:</p>
+      <h2>Usage by model, 24 h</h2>
+      <${Table} caption="Usage by key and model" columns=${USE} rows=${use} empty="No key was used, or this dashboard keeps no history." />`}
+    <h2>Create, rotate, revoke</h2>
+    <p class="quiet">The dashboard cannot write secrets. fleetctl prints a new key once:</p>
     <${Command} text="fleetctl create apikey NAME --role user" />
     <${Command} text="fleetctl rotate apikey NAME" />
     <${Command} text="fleetctl delete apikey NAME" />
@@ -51,7 +51,7 @@ function limits(key) {
   const parts = [
     key.requestsPerMinute && `${number(key.requestsPerMinute)} requests/min`,
     key.tokensPerMinute && `${number(key.tokensPerMinute)} tokens/min`,
-    key.concurrency && `${key.concurrency} at once`,
+    key.concurrency && `${key.concurrency} concurrent`,
   ];
   return parts.filter(Boolean).join(", ") || "-";
 }

@@ -31,22 +31,22 @@ export function Logs({ store, query }) {
         <option value="">choose a log…</option>
         ${sources.map((one) => html`<option key=${one} value=${one}>${one}</option>`)}
       </select></label>
-      <label>Only lines with <input type="search" data-filter value=${grep} onInput=${(event) => setGrep(event.target.value)} /></label>
+      <label>Contains <input type="search" data-filter value=${grep} onInput=${(event) => setGrep(event.target.value)} /></label>
       <label>Since <select value=${since} onChange=${(event) => (logs.clear(), setSince(event.target.value))}>
         ${AGES.map(([one, title]) => html`<option key=${one} value=${one}>${title}</option>`)}
       </select></label>
-      <label>From level <select value=${level} onChange=${(event) => setLevel(event.target.value)}>
+      <label>Minimum level <select value=${level} onChange=${(event) => setLevel(event.target.value)}>
         ${LEVELS.map((one) => html`<option key=${one} value=${one}>${one}</option>`)}
       </select></label>
       <button type="button" onClick=${() => setFollowing(!isFollowing)}>${isFollowing ? "Pause" : "Follow"}</button>
       <button type="button" onClick=${logs.clear}>Clear</button>
-      <button type="button" onClick=${() => save(shown)} disabled=${!shown.length}>Save</button>
+      <button type="button" onClick=${() => save(shown)} disabled=${!shown.length}>Download</button>
     </div>
     <ul class="chips">${chosen.map((one) => html`<li key=${one}>${one} ${logs.problems[one] && html`<span class="problem">${logs.problems[one]}</span>`}
       <button type="button" class="small" aria-label=${`Close ${one}`} onClick=${() => setChosen(chosen.filter((other) => other !== one))}>×</button></li>`)}</ul>
     ${!chosen.length && html`<p class="quiet">Choose up to ${MOST_LOGS} logs. etcd writes its own on its machine.</p>`}
     ${chosen.length > 0 && html`<${Lines} lines=${shown} isFollowing=${isFollowing} hasSource=${chosen.length > 1} />
-      <p class="quiet">${shown.length} of ${logs.lines.length} lines${logs.dropped ? `; ${logs.dropped} older ones were dropped` : ""}</p>`}
+      <p class="quiet">${shown.length} of ${logs.lines.length} lines${logs.dropped ? `; ${logs.dropped} older lines dropped` : ""}</p>`}
     <${Command} text=${`fleetctl logs -f ${chosen[0] ?? "replica/NAME"}`} />
   `;
 }

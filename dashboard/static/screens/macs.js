@@ -6,6 +6,7 @@ import { Badge, Command, Events, Filter, lazy, MacState, matching, MemoryBar, Ob
 import { Conditions, NotFound, Source } from "./object.js";
 
 const Actions = lazy(() => import("../actions.js"), "Actions");
+const Usage = lazy(() => import("../usage.js"), "Usage");
 const MacCharts = lazy(() => import("../subject_charts.js"), "MacCharts");
 
 export function Macs({ store }) {
@@ -21,13 +22,14 @@ export function Macs({ store }) {
     ...(isMeasured ? [["GPU, requests", (mac) => loadText(store.row("figures", mac.name)), "number"]] : []),
     ["Site", (mac) => mac.site ?? "-"],
     ["Release", (mac) => mac.agentVersion ?? "-"],
-    ["Why", (mac) => mac.reason, "wide"],
+    ["Reason", (mac) => mac.reason, "wide"],
   ];
   const rows = matching(store.rows("macs"), text);
   return html`
     <h1>Macs</h1>
     <${Filter} value=${text} onInput=${setText} label="Filter Macs" />
     <${Table} caption="Macs" columns=${columns} rows=${rows} empty=${text ? "No Mac matches." : "No Mac has joined."} />
+    ${!store.at && html`<${Usage} what="nodes" />`}
     <p><a href="/add">Add a Mac</a></p>
     <${Command} text="fleetctl get nodes" />
   `;
@@ -53,11 +55,11 @@ export function Mac({ store, name }) {
     <dl>
       <dt>Chip</dt><dd>${mac.chip ?? "-"}, ${mac.cpuCores ?? "-"} CPU cores, ${mac.gpuCores ?? "-"} GPU cores</dd>
       <dt>Memory</dt><dd>${bytes(mac.memoryBytes)}, of which ${bytes(mac.allocatableBytes)} for models</dd>
-      <dt>Promised</dt><dd>${bytes(mac.promisedBytes)} by the memory proofs of its replicas</dd>
+      <dt>Reserved</dt><dd>${bytes(mac.promisedBytes)} by the memory proofs of its replicas</dd>
       <dt>Disk</dt><dd>${mac.diskFreeBytes === null ? "-" : `${bytes(mac.diskFreeBytes)} free`}</dd>
       <dt>Deployed models</dt><dd>${mac.modelsOnDisk.length ? html`<ul data-disk>${mac.modelsOnDisk.map((one) => html`<li key=${one.path}><code>${one.path}</code> ${diskText(one)}</li>`)}</ul>` : "none is looked for yet"}</dd>
       <dt>Pools</dt><dd>${mac.pools.join(", ") || "none"}</dd>
-      <dt>Last word</dt><dd data-word>${wordText(mac, store.at)}</dd>
+      <dt>Last heartbeat</dt><dd data-word>${wordText(mac, store.at)}</dd>
       <dt>System</dt><dd><${Version} name="" mac=${mac} column="osVersion" usual=${store.summary?.versions} />, <${Version} name="mlx" mac=${mac} column="mlxVersion" usual=${store.summary?.versions} />,${" "}
         <${Version} name="agent" mac=${mac} column="agentVersion" usual=${store.summary?.versions} /></dd>
       ${mac.taints.length > 0 && html`<dt>Taints</dt><dd>${mac.taints.map((one) => html`<code key=${one.key + one.effect}>${taintText(one)}</code> `)}</dd>`}
@@ -111,7 +113,7 @@ export function Replicas({ replicas, empty }) {
     ["Memory", (one) => bytes(one.memoryBytes), "number"],
     ["Restarts", (one) => one.restarts, "number"],
     ["Log", (one) => html`<a href=${`/logs?of=replica/${encodeURIComponent(one.name)}`} aria-label=${`Log of ${one.name}`}>log</a>`],
-    ["Why", (one) => [one.message, ...one.fetches].filter(Boolean).join("; "), "wide"],
+    ["Reason", (one) => [one.message, ...one.fetches].filter(Boolean).join("; "), "wide"],
   ];
   return html`<${Table} caption="Replicas" columns=${columns} rows=${replicas} empty=${empty} />`;
 }

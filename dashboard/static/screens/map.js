@@ -17,7 +17,7 @@ export function FleetMap({ store }) {
     <h1>Map</h1>
     <p class="legend-line"><${Badge} tone="good">online<//> <${Badge} tone="warning">degraded, draining or cordoned<//> <${Badge} tone="bad">offline<//>
       <span><span class="swatch weights" aria-hidden="true"></span>weights</span> <span><span class="swatch kv" aria-hidden="true"></span>KV caches</span> <span><span class="swatch process" aria-hidden="true"></span>other</span> <span><span class="swatch free-memory" aria-hidden="true"></span>free for models</span>
-      <a href="/macs">The same as a table</a></p>
+      <a href="/macs">Show as a table</a></p>
     ${bySite(macs).map(([site, found]) => html`<section key=${site} aria-label=${site || "no site"}>
       <h2>${site || "Macs"} <span class="quiet">${siteText(found)}</span></h2>
       <${Shown} macs=${found} figures=${store.views.figures} />
@@ -58,7 +58,7 @@ const share = (mac) => (mac.allocatableBytes ? Math.min(1, mac.promisedBytes / m
 
 function Tiles({ macs }) {
   return html`<ul class="tiles">${macs.map((mac) => html`<li key=${mac.name}>
-    <a href=${`/macs/${encodeURIComponent(mac.name)}`} class=${`tile ${tone(mac)}`} title=${`${mac.name}: ${mac.state}, ${bytes(mac.promisedBytes)} promised`}>
+    <a href=${`/macs/${encodeURIComponent(mac.name)}`} class=${`tile ${tone(mac)}`} title=${`${mac.name}: ${mac.state}, ${bytes(mac.promisedBytes)} reserved`}>
       <span class="fill" style=${{ height: `${100 * share(mac)}%` }}></span><span class="tile-name">${mac.name}</span></a>
   </li>`)}</ul>`;
 }
@@ -81,7 +81,7 @@ function Cells({ macs }) {
   return html`<div>
     <canvas ref=${canvas} class="cells" role="img" aria-label=${`${siteText(macs)}. The table of Macs has each of them.`}
       onMouseMove=${(event) => setOver(at(event))} onMouseLeave=${() => setOver(null)} onClick=${open}></canvas>
-    <p class="quiet">${over ? `${over.name}: ${over.state}, ${bytes(over.promisedBytes)} of ${bytes(over.allocatableBytes)} promised` : "Each cell is a Mac, filled as its memory is promised."}</p>
+    <p class="quiet">${over ? `${over.name}: ${over.state}, ${bytes(over.promisedBytes)} of ${bytes(over.allocatableBytes)} reserved` : "Each cell is a Mac, filled as its memory is promised."}</p>
   </div>`;
 }
 

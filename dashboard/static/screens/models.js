@@ -10,6 +10,7 @@ const Actions = lazy(() => import("../actions.js"), "Actions");
 const LogTail = lazy(() => import("../log_lines.js"), "LogTail");
 const ModelCharts = lazy(() => import("../subject_charts.js"), "ModelCharts");
 const Revisions = lazy(() => import("../revisions.js"), "Revisions");
+const Usage = lazy(() => import("../usage.js"), "Usage");
 const VersionTraffic = lazy(() => import("../version_traffic.js"), "VersionTraffic");
 const WhyPending = lazy(() => import("./why.js"), "WhyPending");
 
@@ -18,18 +19,19 @@ export function Models({ store }) {
   const columns = [
     ["Model", (model) => html`<${ObjectLink} kind="ModelDeployment" name=${model.name} />`],
     ["State", (model) => html`<${ModelState} model=${model} />`],
-    ["Names", (model) => model.servedNames.join(", ")],
+    ["Served as", (model) => model.servedNames.join(", ")],
     ["Source", (model) => model.source],
     ["Macs", (model) => model.macs.join(", ") || "-"],
     ["Context", (model) => model.contextLength ?? "-", "number"],
     ["Revision", (model) => model.revision, "number"],
-    ["Why", (model) => model.reason, "wide"],
+    ["Reason", (model) => model.reason, "wide"],
   ];
   const rows = matching(store.rows("models"), text);
   return html`
     <h1>Models</h1>
     <${Filter} value=${text} onInput=${setText} label="Filter models" />
     <${Table} caption="Models" columns=${columns} rows=${rows} empty=${text ? "No model matches." : "Nothing is deployed."} />
+    ${!store.at && html`<${Usage} what="models" />`}
     <${Command} text="fleetctl get modeldeployments" />
   `;
 }
@@ -59,14 +61,14 @@ export function Model({ store, name, query }) {
     </p>
     ${isWhyOpen && html`<section class="panel" aria-label="Placement"><${WhyPending} name=${name} revision=${`${model.placed} ${model.desired} ${model.ready}`} /></section>`}
     ${model.canary && html`<${Canary} canary=${model.canary} />`}
-    ${problems.length > 0 && html`<section aria-labelledby="why"><h2 id="why">Why</h2><${Problems} conditions=${problems} /></section>`}
+    ${problems.length > 0 && html`<section aria-labelledby="why"><h2 id="why">Problems</h2><${Problems} conditions=${problems} /></section>`}
     <dl>
       <dt>Served as</dt><dd>${model.servedNames.join(", ")}</dd>
       <dt>Source</dt><dd>${model.source}</dd>
       <dt>Replicas</dt>
       <dd>${model.desired} wanted, ${model.placed} placed, ${model.ready} ready, ${model.updated} of revision ${model.revision}${model.isPaused ? "; the rollout is paused" : ""}</dd>
       ${model.scaling && html`<dt>Autoscaled</dt><dd>${model.scaling}</dd>`}
-      <dt>Context</dt><dd>${model.contextLength ?? "-"} tokens, ${model.concurrency ?? "-"} requests at once</dd>
+      <dt>Context</dt><dd>${model.contextLength ?? "-"} tokens, ${model.concurrency ?? "-"} concurrent ${model.concurrency === 1 ? "request" : "requests"}</dd>
       <dt>Memory</dt><dd>${bytes(replicas.reduce((sum, one) => sum + one.memoryBytes, 0))} in all</dd>
     </dl>
     ${!store.at && new Set(replicas.map((one) => one.template)).size > 1 && html`<${VersionTraffic} name=${name} servedNames=${model.servedNames} replicas=${replicas} />`}

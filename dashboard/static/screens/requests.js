@@ -19,7 +19,7 @@ const SERIES = [
   ["latency", "Latency", span, "draft"],
   ["error_rate", "Errors", (value) => `${short(100 * value)} %`, "adapter"],
 ];
-const TABS = ["Live", "Ended", "Figures"];
+const TABS = ["Live", "Ended", "Metrics"];
 
 export function Requests({ store, query }) {
   const [tab, setTab] = useState(TABS.find((one) => one.toLowerCase() === query.get("tab")) ?? TABS[0]);
@@ -32,9 +32,9 @@ export function Requests({ store, query }) {
     <h1>Requests</h1>
     ${now && Object.entries(now.gatewaysSilent).map(([id, why]) => html`<p key=${id} class="problem">gateway/${id} is silent, so its requests are missing: ${why}</p>`)}
     ${now && html`<div class="cards">
-      <${Figure} title="Under way" value=${now.active} unit="requests" note=${`${now.queueDepth} waiting`} />
+      <${Figure} title="In flight" value=${now.active} unit="requests" note=${`${now.queueDepth} waiting`} />
       <${Figure} title="Output" value=${short(now.tokensPerSecond)} unit="tokens/s" note="mean of the last minute" />
-      <${Figure} title="First token" value=${span(now.avgFirstTokenMs)} unit="" note="mean of the last minute" />
+      <${Figure} title="Time to first token" value=${span(now.avgFirstTokenMs)} unit="" note="mean of the last minute" />
       <${Figure} title="Requests" value=${short(now.requests24h)} unit="in 24 h" note=${`${short(now.errors24h)} failed`} />
       <${Figure} title="Tokens" value=${short(now.outputTokens24h)} unit="out in 24 h" note=${`${short(now.promptTokens24h)} in`} />
     </div>`}
@@ -43,7 +43,7 @@ export function Requests({ store, query }) {
     </div>
     ${tab === "Live" && html`<${Live} store=${store} waiting=${now?.waitingByModel ?? {}} />`}
     ${tab === "Ended" && html`<${Ended} store=${store} />`}
-    ${tab === "Figures" && html`<${Charts} />`}
+    ${tab === "Metrics" && html`<${Charts} />`}
     <${Command} text="fleetctl routes --last 100" />
   `;
 }
@@ -56,7 +56,7 @@ function Live({ store, waiting }) {
     const timer = setInterval(redraw, AGE_MS);
     return () => clearInterval(timer);
   }, []);
-  if (store.at) return html`<p class="quiet">Requests under way are not recorded. Those that ended are.</p>`;
+  if (store.at) return html`<p class="quiet">Requests in flight are not recorded; ended requests are.</p>`;
   const running = store.rows("inFlight").map((one) => ({ ...one, seconds: Math.max(0, (Date.now() - Date.parse(one.since)) / 1000) })).sort((a, b) => b.seconds - a.seconds);
   const cancel = (one) =>
     postJson(`/api/v1/requests/${encodeURIComponent(one.gateway)}/${encodeURIComponent(one.id)}/cancel`).then(
@@ -64,9 +64,9 @@ function Live({ store, waiting }) {
       (error) => setProblem(error.message),
     );
   const queued = Object.entries(waiting).filter(([, count]) => count > 0);
-  return html`<section aria-label="Under way">
+  return html`<section aria-label="In flight">
     ${queued.length > 0 && html`<ul class="chips" aria-label="Waiting by model">${queued.map(([model, count]) => html`<li key=${model}>${model} <b>${count}</b> waiting</li>`)}</ul>`}
-    <${Table} caption="Requests under way" columns=${runningColumns(store.may("operator") ? cancel : null)} rows=${running} empty="No request is under way." />
+    <${Table} caption="Requests in flight" columns=${runningColumns(store.may("operator") ? cancel : null)} rows=${running} empty="No requests in flight." />
     ${problem && html`<p class="problem" role="alert">${problem}</p>`}
   </section>`;
 }
@@ -134,7 +134,7 @@ function Ended({ store }) {
     ["Mac", (one) => (one.worker ? html`<${ObjectLink} kind="Node" name=${one.worker} />` : "-")],
     ["Outcome", (one) => html`<${Badge} tone=${one.status === "ok" ? "good" : "bad"}>${one.status === "ok" ? "success" : one.status}<//>`],
     ["First token", (one) => span(one.firstTokenMs), "number"],
-    ["Whole", (one) => span(one.latencyMs), "number"],
+    ["Duration", (one) => span(one.latencyMs), "number"],
     ["Tokens", (one) => `${one.tokens.prompt} → ${one.tokens.output}`, "number"],
     ["Key", (one) => one.apiKey ?? "-"],
     ["Request", (one) => html`<code>${one.id}</code>`],

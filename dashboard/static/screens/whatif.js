@@ -22,10 +22,10 @@ export function WhatIf({ store, query }) {
   const toggle = (name) => setLost(lost.includes(name) ? lost.filter((one) => one !== name) : [...lost, name]);
   return html`
     <h1>What if</h1>
-    <p class="quiet">The fleet's own planner answers. Nothing is changed.</p>
+    <p class="quiet">The fleet's planner simulates this. Nothing is changed.</p>
     <div class="columns">
       <section class="panel" aria-labelledby="numbers">
-        <h2 id="numbers">Another size of a model</h2>
+        <h2 id="numbers">Model settings</h2>
         <label>Model <select value=${model} onChange=${(event) => (setModel(event.target.value), setNumbers({}))}>
           <option value="">none</option>
           ${models.map((one) => html`<option key=${one.name} value=${one.name}>${one.name}</option>`)}
@@ -33,27 +33,27 @@ export function WhatIf({ store, query }) {
         ${now && html`<${Sliders} model=${now} numbers=${numbers} onChange=${setNumbers} />`}
       </section>
       <section class="panel" aria-labelledby="macs">
-        <h2 id="macs">Other Macs</h2>
-        <fieldset><legend>Gone</legend>
+        <h2 id="macs">Macs</h2>
+        <fieldset><legend>Removed</legend>
           <div class="checks">${macs.slice(0, MOST_SHOWN).map((mac) => html`<label key=${mac.name} class="check">
             <input type="checkbox" checked=${lost.includes(mac.name)} onChange=${() => toggle(mac.name)} /> ${mac.name}</label>`)}</div>
         </fieldset>
-        <fieldset><legend>New</legend>
+        <fieldset><legend>Added</legend>
           <div class="row">
-            <label>How many <input type="number" min="0" max="100" value=${added.count} onInput=${(event) => setAdded({ ...added, count: Number(event.target.value) || 0 })} /></label>
+            <label>Count <input type="number" min="0" max="100" value=${added.count} onInput=${(event) => setAdded({ ...added, count: Number(event.target.value) || 0 })} /></label>
             <label>Chip <input value=${added.chip} onInput=${(event) => setAdded({ ...added, chip: event.target.value.trim() })} /></label>
             <label>Memory <input value=${added.memory} onInput=${(event) => setAdded({ ...added, memory: event.target.value.trim() })} /></label>
           </div>
         </fieldset>
       </section>
     </div>
-    <details><summary>A manifest that would be applied</summary>
+    <details><summary>Apply a manifest</summary>
       <label><span class="hidden">Manifest</span>
         <textarea class="code" rows="8" spellcheck=${false} value=${manifests} onInput=${(event) => setManifests(event.target.value)} placeholder="apiVersion: fleet/v1alpha1"></textarea>
       </label>
     </details>
     <section aria-labelledby="answer" aria-busy=${isAsking}>
-      <h2 id="answer">Then</h2>
+      <h2 id="answer">Result</h2>
       ${problem && html`<p class="problem" role="alert">${problem}</p>`}
       ${answer?.errors.length > 0 && html`<${ManifestErrors} errors=${answer.errors} />`}
       ${answer && !answer.errors.length && html`<${Answer} answer=${answer} />`}
@@ -76,9 +76,9 @@ function Sliders({ model, numbers, onChange }) {
   return html`
     <${Slider} label="Replicas" min=0 max=${Math.max(8, 2 * model.desired)} value=${replicas} text=${replicas} onInput=${set("replicas")} />
     <${Slider} label="Context" min=9 max=18 value=${Math.log2(context)} text=${`${number(context)} tokens`} onInput=${(value) => set("contextLength")(2 ** value)} />
-    <${Slider} label="At once" min=0 max=8 value=${Math.log2(concurrency)} text=${`${concurrency} requests`} onInput=${(value) => set("concurrency")(2 ** value)} />
+    <${Slider} label="Concurrency" min=0 max=8 value=${Math.log2(concurrency)} text=${`${concurrency} requests`} onInput=${(value) => set("concurrency")(2 ** value)} />
     <${Slider} label="KV cache" min=2 max=4 value=${Math.log2(bits)} text=${`${bits} bits`} onInput=${(value) => set("kvBits")(2 ** value)} />
-    ${Object.keys(numbers).length > 0 && html`<button type="button" class="small" onClick=${() => onChange({})}>As it is now</button>`}
+    ${Object.keys(numbers).length > 0 && html`<button type="button" class="small" onClick=${() => onChange({})}>Reset</button>`}
   `;
 }
 
@@ -99,32 +99,32 @@ function Answer({ answer }) {
     <p class="sentence" data-answer>${answer.sentence}</p>
     <${Announced} text=${answer.sentence} />
     <${PlacementSteps} steps=${answer.steps} />
-    <h3>Memory of the Macs then</h3>
+    <h3>Memory by Mac</h3>
     <${Legend} />
     <ul class="memories">${shown.map((mac) => html`<${MacMemory} key=${mac.name} mac=${mac} scale=${scale} />`)}</ul>
-    ${answer.memory.length > shown.length && html`<p class="quiet">${answer.memory.length - shown.length} more Macs stay as they are.</p>`}
+    ${answer.memory.length > shown.length && html`<p class="quiet">${answer.memory.length - shown.length} more Macs are unchanged.</p>`}
   `;
 }
 
 /** What the planner would do with each replica. */
 export function PlacementSteps({ steps }) {
   const rows = steps.map((one) => ({ ...one, name: one.replica + one.change }));
-  return html`<${Table} caption="What the planner would do" columns=${STEPS} rows=${rows} empty="Every replica stays where it is." />`;
+  return html`<${Table} caption="What the planner would do" columns=${STEPS} rows=${rows} empty="No replica moves." />`;
 }
 
 const WORDS = { New: "new", Replaced: "replaced", ReplacedInPlace: "replaced in place", Kept: "unchanged", Ends: "ends" };
 const macs = (names) => (names.length ? names.map((name, at) => html`${at ? ", " : ""}<${ObjectLink} kind="Node" name=${name} />`) : "-");
 /** The word for a step, and why. */
-export const stepWord = (one) => (one.refusal ? "no place" : WORDS[one.change]);
+export const stepWord = (one) => (one.refusal ? "unplaced" : WORDS[one.change]);
 export const stepReason = (one) => [one.refusal, one.reason, one.waitsFor, one.displaces && `displaces ${one.displaces.join(", ")}`].filter(Boolean).join("; ");
 const STEPS = [
   ["Replica", (one) => one.replica],
   ["Change", (one) => html`<${Badge} tone=${one.refusal ? "bad" : one.change === "Ends" ? "idle" : "good"}>${stepWord(one)}<//>`],
   ["From", (one) => macs(one.from)],
   ["To", (one) => macs(one.to)],
-  ["Need", (one) => bytes(one.memory?.totalBytes), "number"],
+  ["Memory", (one) => bytes(one.memory?.totalBytes), "number"],
   ["Proof", (one) => (one.memory ? proofText(one.memory) : "-"), "wide"],
-  ["Why", stepReason, "wide"],
+  ["Reason", stepReason, "wide"],
 ];
 
 /** Ask the planner after each change of the question, once it rests. */

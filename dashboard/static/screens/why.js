@@ -48,7 +48,7 @@ function columns(scale) {
     ["Need", (one) => amount(one, "need"), "number"],
     ["Has", (one) => amount(one, "have"), "number"],
     ["Memory", (one) => html`<${Proof} one=${one} scale=${scale} />`, "wide"],
-    ["Why", (one) => (one.fits ? scores(one) : one.refusal.message), "wide"],
+    ["Reason", (one) => (one.fits ? scores(one) : one.refusal.message), "wide"],
   ];
 }
 

@@ -1,0 +1,69 @@
+"""Route of the usage of nodes and models: what `fleetctl top` answers, sampled when it is asked for."""
+
+import asyncio
+from dataclasses import dataclass, field
+from typing import Final, Literal
+
+from fastapi import APIRouter, Response
+
+from dashboard.api.routes import json_response
+from dashboard.api.time_parameters import show_time
+from identity.dialer import Dialer
+from insight import usage
+from insight.usage_samples import SamplePair, sample_pair
+from machinery.clock import Clock
+from schemas.wire.errors import Refusal, RefusedError
+from store.errors import StoreError
+from store.port import Transport
+
+_OVER_S: Final = 1.0
+_KEPT_S: Final = 2.0
+"""Clients that ask within this time share the samples: each costs a question to every agent, engine and gateway."""
+_LONGEST_S: Final = 30.0
+
+
+@dataclass(slots=True)
+class UsageRoutes:
+    """Handler of `/api/v1/top`."""
+
+    transport: Transport
+    dialer: Dialer
+    clock: Clock
+    _pair: SamplePair | None = None
+    _lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    def add_to(self, router: APIRouter) -> None:
+        """Register the route."""
+        router.add_api_route("/api/v1/top/{what}", self.top, methods=["GET"])
+
+    async def top(self, what: Literal["nodes", "models"]) -> Response:
+        """Return the usage of nodes or models, as `fleetctl top -o json`; `reasons` says why values are unknown."""
+        async with self._lock:
+            before, now = await self._samples()
+        rows = usage.node_rows(before, now) if what == "nodes" else usage.model_rows(before, now)
+        return json_response(
+            {
+                "at": show_time(self.clock.now().timestamp()),
+                "seconds": round(now.at_s - before.at_s, 3),
+                "items": [usage.row_tree(one) for one in rows],
+                "reasons": now.reasons,
+            }
+        )
+
+    async def _samples(self) -> SamplePair:
+        """Return two samples that are a second apart. Raises RefusedError."""
+        pair = self._pair
+        if pair is not None and self.clock.monotonic() - pair[1].at_s < _KEPT_S:
+            return pair
+        try:
+            async with asyncio.timeout(_LONGEST_S):
+                self._pair = await sample_pair(
+                    self.transport, self.clock, self.dialer, over_s=_OVER_S
+                )
+        except (StoreError, TimeoutError) as error:
+            why = str(error) or f"no answer within {_LONGEST_S:g} s"
+            message = f"Usage needs tickets in etcd, which does not answer: {why}."
+            raise RefusedError(
+                Refusal(status=503, message=message, type="server_error", retry_after_s=2)
+            ) from error
+        return self._pair

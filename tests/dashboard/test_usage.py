@@ -1,0 +1,100 @@
+"""Usage of nodes and models over HTTP: the answer of `fleetctl top`, in the page too."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import orjson
+import pytest
+from aiohttp import web
+from playwright.async_api import expect
+
+from store.etcd.connect import connect
+from store.memory import MemoryTransport
+from tests.support.browser import check_access, needs_browser, open_page, running_browser
+from tests.support.dashboards import CLOCK, running_dashboard
+from tests.support.etcd import running_etcd
+from tests.support.fleetctl_runner import run_fleetctl
+from tests.support.gateway_world import World, deployment, endpoint, running_gateway
+from tests.support.macs import mac
+
+
+@asynccontextmanager
+async def measured_engine() -> AsyncIterator[str]:
+    """Run an engine's /metrics with constant values; yield its URL."""
+
+    async def metrics(_: web.Request) -> web.Response:
+        values = {
+            "generation_tokens_total": 10,
+            "num_sequences_in_flight": 2,
+            "num_requests_waiting": 1,
+            "memory_active_bytes": 3 << 30,
+        }
+        return web.Response(
+            text="".join(f"fleet_engine_{name} {value}\n" for name, value in values.items())
+        )
+
+    app = web.Application()
+    app.router.add_get("/metrics", metrics)
+    runner = web.AppRunner(app, shutdown_timeout=0.1)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    try:
+        yield f"http://127.0.0.1:{runner.addresses[0][1]}"
+    finally:
+        await runner.cleanup()
+
+
+@pytest.mark.etcd
+async def test_the_answer_is_that_of_fleetctl(tmp_path: Path) -> None:
+    async with running_etcd(tmp_path / "etcd") as etcd:
+        store = connect(etcd.address)
+        await store.commit([], [*mac("mac-1"), *mac("mac-2")])
+        async with (
+            measured_engine() as url,
+            running_gateway(store) as gateway,
+            running_dashboard(store) as dashboard,
+        ):
+            qwen = endpoint("qwen-0", "qwen", url, node="mac-1")
+            await World(store).put(deployment("qwen"), qwen)
+            await gateway.knows("qwen", ready=1)
+            for what in ("nodes", "models"):
+                answers = await asyncio.gather(
+                    *(dashboard.get(f"/api/v1/top/{what}") for _ in range(3))
+                )
+                # Clients that ask at once share the samples.
+                assert len({orjson.dumps(one["items"]) for one in answers}) == 1
+                done = await run_fleetctl("top", what, "-o", "json", "--etcd", str(etcd.address))
+                assert done.code == 0, done.err
+                assert answers[0]["items"] == orjson.loads(done.out)["items"]
+                first = answers[0]["items"][0]
+                assert (first["inFlight"], first["queue"]) == (2, 1)
+                told = [line.removeprefix("warning: ") for line in done.err.splitlines()]
+                assert told
+                assert set(told) <= set(answers[0]["reasons"])
+            await dashboard.get("/api/v1/top/pods", 400)
+            await etcd.supervisor.stop()
+            await asyncio.sleep(2.0)
+            refused = await dashboard.get("/api/v1/top/nodes", 503)
+            assert "etcd, which does not answer" in refused["error"]["message"]
+        await store.close()
+
+
+@needs_browser
+@pytest.mark.browser
+async def test_the_page_samples_when_it_is_asked_to() -> None:
+    store = MemoryTransport(CLOCK)
+    await store.commit([], [*mac("mac-1"), *mac("mac-2")])
+    async with (
+        running_dashboard(store) as dashboard,
+        running_browser() as browser,
+        open_page(browser, dashboard.url) as (page, _),
+    ):
+        await page.goto("/macs")
+        await page.get_by_text("Current usage").click()
+        table = page.locator("[data-usage]")
+        await expect(table.get_by_role("link", name="mac-2")).to_be_visible()
+        await expect(table).to_contain_text("?")
+        await expect(table).to_contain_text("unknown values: ")
+        await check_access(page)
