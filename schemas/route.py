@@ -8,7 +8,7 @@ from pydantic import Field, StringConstraints, model_validator
 from schemas.deployment import ServedName
 from schemas.external import ExternalEndpoint
 from schemas.meta import ApiModel, ApiObject, ObjectName, Status
-from schemas.routing import Routing
+from schemas.routing import HealthCheck, Routing
 
 HeaderName = Annotated[
     str, StringConstraints(pattern=r"^[A-Za-z0-9!#$%&'*+.^_`|~-]+$", max_length=100)
@@ -120,6 +120,14 @@ class ModelRouteSpec(ApiModel):
             if twice := next((name for name in names if names.count(name) > 1), None):
                 raise ValueError(f"{label} names {twice} twice; remove one of them")
         return self
+
+    @model_validator(mode="after")
+    def _checks_what_is_its_own(self) -> Self:
+        if self.routing is None or self.external or self.routing.health_check == HealthCheck():
+            return self
+        raise ValueError(
+            "routing.healthCheck of a route is for its external endpoints, and it has none; set it in the ModelDeployment"
+        )
 
     @model_validator(mode="after")
     def _external_matches(self) -> Self:

@@ -99,6 +99,30 @@ class Timeouts(ApiModel):
         return self
 
 
+_INTERVALS, _CHECK_TIMEOUTS = ("1s", "1h"), ("100ms", "1m")
+
+
+class HealthCheck(ApiModel):
+    """Checks of endpoints by gateways, and the failures that eject an endpoint."""
+
+    interval: PositiveFineDuration | None = None
+    """Silence of an endpoint after which it is asked for its health, 1s to 1h. Default: 10s; external endpoints 30s."""
+    timeout: PositiveFineDuration | None = None
+    """Longest wait for the answer to a check, 100ms to 1m. Default: 3s."""
+    unhealthy_threshold: Annotated[int, Field(ge=1, le=100)] = 3
+    """Failures in a row, of requests or checks, that eject an endpoint for a while."""
+
+    @model_validator(mode="after")
+    def _within_bounds(self) -> Self:
+        for name, text, (least, most) in (
+            ("interval", self.interval, _INTERVALS),
+            ("timeout", self.timeout, _CHECK_TIMEOUTS),
+        ):
+            if text is not None and not parse_fine(least) <= parse_fine(text) <= parse_fine(most):
+                raise ValueError(f"{name} is {text}; give {least} to {most}")
+        return self
+
+
 class Hedging(ApiModel):
     """A second endpoint is tried when the first is slow; the first response wins."""
 
@@ -174,6 +198,8 @@ class Routing(ApiModel):
     """Resumption of broken streams on other endpoints."""
     timeouts: Timeouts = Timeouts()
     """Time limits of a request."""
+    health_check: HealthCheck = HealthCheck()
+    """Checks of endpoints. Of a ModelRoute: of its external endpoints; an engine follows its ModelDeployment."""
     hedging: Hedging | None = None
     """A second request beside the one to a slow endpoint. Default: none."""
     queueing: Queueing | None = None

@@ -114,7 +114,7 @@ def test_an_example_has_every_field_of_routing() -> None:
     declared = nodes.plain_value(node)
     complete = Routing.model_validate_json(json.dumps(declared))
     assert json.loads(complete.model_dump_json(by_alias=True)) == declared
-    optional = ("timeouts", "hedging", "queueing", "rate_limit")
+    optional = ("timeouts", "health_check", "hedging", "queueing", "rate_limit")
     assert (
         complete.model_copy(update={name: getattr(Routing(), name) for name in optional})
         == Routing()

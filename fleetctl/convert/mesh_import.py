@@ -28,6 +28,9 @@ _WEIGHTS = {
 _KNOWN = ("discovery", "routing", "tiers")
 _BELOW_MESH = ("role", "failover_timeout", "health_check", "coordinator", "enabled")
 _TAILNETS = (".tailnet", ".ts.net")
+_HEALTH = ("health_check", "health")
+# Bounds of spec.routing.healthCheck in seconds, by the mesh's names, which are those of the fleet.
+_HEALTH_TIMES = {"interval": (1.0, 3600.0), "timeout": (0.1, 60.0)}
 _LISTS = ("nodes", "peers", "hosts", "static")
 
 _REASONS = {
@@ -44,12 +47,6 @@ _REASONS = {
     "discovery.hosts": OmissionReason(text="a gateway learns each engine's port from the store"),
     "discovery.static": OmissionReason(text="a gateway learns each engine's port from the store"),
     "discovery.interface": OmissionReason(text="agents announce themselves on every local network"),
-    "health": OmissionReason(
-        text="a lease of 4 s shows that a Mac is alive, and gateways eject endpoints that fail"
-    ),
-    "health_check": OmissionReason(
-        text="a lease of 4 s shows that a Mac is alive, and gateways eject endpoints that fail"
-    ),
     "coordinator.port": OmissionReason(
         text="set the gateway's port with its flag --port (default 4000)"
     ),
@@ -66,7 +63,7 @@ _REASONS = {
         text="flags of vllm-mlx; the fleet's engines batch and cache without flags"
     ),
     "cloud_fallback": OmissionReason(
-        text="the fleet has no cloud fallback; use one in the client or in a proxy"
+        text="write a ModelRoute with the cloud in spec.external and spec.fallbacks; its key is an externalkey"
     ),
 }
 
@@ -89,6 +86,7 @@ def convert(
     pools = _pools(mesh, name, nodes)
     routing = _routing(mesh)
     places = {name: mesh.find_path("routing", name) for name in ("strategy", "weights")}
+    places["healthCheck"] = next((at for word in _HEALTH if (at := mesh.find_path(word))), None)
     drafts.extend(pools)
     pool_names = [pool.name for pool in pools]
     for part in parts:
@@ -224,6 +222,26 @@ def _routing(mesh: ForeignConfig) -> dict[str, Tree]:
     elif weights is not None:
         for path in weight_paths.values():
             mesh.explain(path, f"strategy {strategy} has no weights")
+    checks = _health_check(mesh)
+    if checks:
+        found["healthCheck"] = checks
+    return found
+
+
+def _health_check(mesh: ForeignConfig) -> dict[str, Tree]:
+    """Return the health checks of endpoints; the file gives times in seconds."""
+    found: dict[str, Tree] = {}
+    for word in _HEALTH:
+        for name, (least, most) in _HEALTH_TIMES.items():
+            seconds = mesh.number(word, name)
+            if seconds is None:
+                continue
+            if not least <= seconds <= most:
+                mesh.refuse((word, name), f"is {seconds:g} s; give {least:g} to {most:g} s")
+            found[name] = manifest_drafts.duration_text(seconds * 1000)
+        threshold = mesh.integer(word, "unhealthy_threshold", least=1)
+        if threshold is not None:
+            found["unhealthyThreshold"] = threshold
     return found
 
 

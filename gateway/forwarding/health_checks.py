@@ -53,6 +53,8 @@ class ProbeSchedule:
     """Times of the last response and the last check of each endpoint. Pure. At most `RATE_PER_S` checks a second."""
 
     _targets: dict[EngineAddress, EngineEndpoint] = field(default_factory=dict)
+    _intervals_s: dict[EngineAddress, float] = field(default_factory=dict)
+    """Silence after which each endpoint is checked."""
     _heard_s: dict[EngineAddress, float] = field(default_factory=dict)
     _checked_s: dict[EngineAddress, float] = field(default_factory=dict)
     _in_progress: set[EngineAddress] = field(default_factory=set)
@@ -62,6 +64,7 @@ class ProbeSchedule:
     def set_endpoints(self, endpoints: Iterable[EngineEndpoint], now_s: float) -> None:
         """Set the current endpoints. A new one counts as heard from, because its agent has just checked it."""
         self._targets = {endpoint.origin: endpoint for endpoint in endpoints}
+        self._intervals_s = {o: _interval_s(endpoint) for o, endpoint in self._targets.items()}
         self._heard_s = {o: self._heard_s.get(o, now_s) for o in self._targets}
         self._checked_s = {o: s for o, s in self._checked_s.items() if o in self._targets}
         self._ejected_s = {o: s for o, s in self._ejected_s.items() if o in self._targets}
@@ -104,7 +107,7 @@ class ProbeSchedule:
             if origin in awaited:
                 if now_s - last_s >= AWAITED_S:
                     urgent.append((last_s, origin))
-            elif now_s - last_s >= (_EXTERNAL_QUIET_S if origin.external else _QUIET_S):
+            elif now_s - last_s >= self._intervals_s[origin]:
                 quiet.append((last_s, origin))
         # The longest ago first, so that the rate limit never starves an endpoint.
         chosen = [*sorted(urgent), *sorted(quiet)][: int(RATE_PER_S * TICK_S)]
@@ -116,6 +119,13 @@ class ProbeSchedule:
     def done(self, origin: EngineAddress) -> None:
         """Record the end of a check."""
         self._in_progress.discard(origin)
+
+
+def _interval_s(endpoint: EngineEndpoint) -> float:
+    declared_s = endpoint.checks.interval_s
+    if declared_s is not None:
+        return declared_s
+    return _EXTERNAL_QUIET_S if endpoint.origin.external else _QUIET_S
 
 
 def _ejected_interval_s(ejected_s: float, draw: float) -> float:
@@ -195,9 +205,11 @@ class HealthChecker:
 
     async def _health(self, endpoint: EngineEndpoint) -> ProbeResult:
         is_open = self._load_tracker.outliers.is_open(endpoint.origin)
+        declared_s = endpoint.checks.timeout_s
+        timeout_s = self.probe_s if declared_s is None else declared_s
         try:
             async with asyncio.timeout(
-                min(_EJECTED_TIMEOUT_S, self.probe_s) if is_open else self.probe_s
+                min(_EJECTED_TIMEOUT_S, timeout_s) if is_open else timeout_s
             ):
                 answer = await self._pool.request(endpoint.origin, _request(endpoint))
                 try:

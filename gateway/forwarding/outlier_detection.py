@@ -1,6 +1,6 @@
 """Passive outlier detection: a circuit breaker for each endpoint that failed, and the set of ejected endpoints.
 
-    closed --3 failures in a row, half of 10 s' requests, or connection refused--> open
+    closed --N failures in a row, half of 10 s' requests, or connection refused--> open
     open --its time is over--> half open: one trial request closes it if answered, else reopens it for longer
     open for silence --sign of life--> open with a trial; for a refused connection --sign of life--> closed
 
@@ -14,12 +14,10 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from gateway.routing.table import EngineEndpoint
+from gateway.routing.table import DEFAULT_CHECKS, EngineEndpoint
 from machinery.clock import NEVER
 from schemas.wire.engine_address import EngineAddress
 
-# In a row. Envoy ejects after 5 and HAProxy after 10; a request here is seconds of GPU work.
-FAILURES = 3
 # Share of failures and the least number of requests in the window; without it one of two is half.
 ERROR_RATE, MIN_REQUESTS = 0.5, 10
 _WINDOW_S = 10.0
@@ -81,9 +79,15 @@ class Breaker:
         self._is_on_trial = False
 
     def record_failure(
-        self, fault: Fault, now_s: float, *, draw: float, pause_s: float = PAUSE_S
+        self,
+        fault: Fault,
+        now_s: float,
+        *,
+        draw: float,
+        pause_s: float = PAUSE_S,
+        limit: int = DEFAULT_CHECKS.failures,
     ) -> bool:
-        """Record a failure; return whether it opened the breaker.
+        """Record a failure; return whether it opened the breaker. `limit`: failures in a row that open it.
 
         `draw`, 0..1, spreads the times of many gateways that saw the same failure. `pause_s`: the
         engine's own request for a pause.
@@ -102,7 +106,7 @@ class Breaker:
             # is gone.
             self._note_missing_sign(fault)
             return False
-        if not (self._is_on_trial or fault == "gone" or self._exceeds_limits()):
+        if not (self._is_on_trial or fault == "gone" or self._exceeds_limits(limit)):
             return False
         self._is_on_trial, self.is_open = False, True
         self._note_missing_sign(fault)
@@ -149,8 +153,8 @@ class Breaker:
             self._failures += 1
             self._in_a_row += 1
 
-    def _exceeds_limits(self) -> bool:
-        if self._in_a_row >= FAILURES:
+    def _exceeds_limits(self, limit: int) -> bool:
+        if self._in_a_row >= limit:
             return True
         return self._requests >= MIN_REQUESTS and self._failures >= ERROR_RATE * self._requests
 
@@ -198,7 +202,13 @@ class OutlierDetector:
         if breaker is None or self._versions[origin] != endpoint.version:
             breaker = self.breakers[origin] = Breaker()
             self._versions[origin] = endpoint.version
-        opened = breaker.record_failure(fault, now_s, draw=self._random.random(), pause_s=pause_s)
+        opened = breaker.record_failure(
+            fault,
+            now_s,
+            draw=self._random.random(),
+            pause_s=pause_s,
+            limit=endpoint.checks.failures,
+        )
         self._refresh(now_s)
         return opened
 

@@ -12,8 +12,9 @@ from types import MappingProxyType
 
 import msgspec
 
+from schemas import duration
 from schemas.replica import EndpointHardware
-from schemas.routing import Routing, ScoreWeights
+from schemas.routing import HealthCheck, Routing, ScoreWeights
 from schemas.wire import headers as wire_headers
 from schemas.wire.engine_address import EngineAddress
 
@@ -34,6 +35,33 @@ class ExternalServer:
     """The model's name there."""
     authorization: bytes = field(default=b"", repr=False)
     """The header line with its key; empty if it gets none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckPolicy:
+    """Health checks of one endpoint, and the failures that eject it."""
+
+    interval_s: float | None = None
+    """Silence after which it is checked; None: the gateway's default."""
+    timeout_s: float | None = None
+    """The longest wait for an answer; None: the gateway's default."""
+    failures: int = HealthCheck().unhealthy_threshold
+    """Failures in a row that eject it."""
+
+
+DEFAULT_CHECKS = CheckPolicy()
+
+
+def check_policy(declared: HealthCheck) -> CheckPolicy:
+    """Return the checks as numbers, in seconds."""
+    if declared == _USUAL.health_check:
+        return DEFAULT_CHECKS
+    interval, timeout = declared.interval, declared.timeout
+    return CheckPolicy(
+        interval_s=None if interval is None else duration.parse_fine(interval),
+        timeout_s=None if timeout is None else duration.parse_fine(timeout),
+        failures=declared.unhealthy_threshold,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,6 +95,7 @@ class EngineEndpoint:
     """Parameters of the model; 0 if the number is not known."""
     external: ExternalServer | None = field(default=None, compare=False)
     """None for engines of the fleet."""
+    checks: CheckPolicy = field(default=DEFAULT_CHECKS, compare=False)
     mark: int = field(default=0, init=False, compare=False)
     """32-bit id for affinity. It does not depend on `version`: an engine keeps its cache when its agent restarts."""
     # Computed once for all requests.

@@ -8,6 +8,7 @@ from types import MappingProxyType
 from typing import TypeAlias
 
 from gateway.routing.table import (
+    DEFAULT_CHECKS,
     DEFAULT_CONCURRENCY,
     BackendBuilder,
     CanarySplit,
@@ -17,6 +18,7 @@ from gateway.routing.table import (
     RoutingTable,
     ServedModel,
     WeightedBackend,
+    check_policy,
 )
 from gateway.state.external_endpoints import (
     ExternalBackends,
@@ -425,7 +427,7 @@ def _by_deployment(endpoints: Iterable[EngineEndpoint], inputs: TableInputs) -> 
 
 
 def _declared(endpoint: EngineEndpoint, inputs: TableInputs) -> EngineEndpoint:
-    """Return the endpoint with what users declare: its site, the model's size tier, and the priority of its Mac."""
+    """Return the endpoint with what users declare: its site, the model's size tier, its checks, its Mac's priority."""
     site = inputs.sites.get(endpoint.node, endpoint.site)
     hardware = endpoint.hardware
     deployment = inputs.deployments.get(endpoint.deployment)
@@ -434,9 +436,13 @@ def _declared(endpoint: EngineEndpoint, inputs: TableInputs) -> EngineEndpoint:
     status = inputs.statuses.get(endpoint.deployment)
     priority = 0 if status is None else status.node_priorities.get(endpoint.node, 0)
     points = _points(hardware) + priority * _POINTS_OF_PRIORITY
-    if (site, is_fit, points) == (endpoint.site, endpoint.is_fit, endpoint.points):
+    checks = (
+        DEFAULT_CHECKS if deployment is None else check_policy(deployment.spec.routing.health_check)
+    )
+    before = (endpoint.site, endpoint.is_fit, endpoint.points, endpoint.checks)
+    if (site, is_fit, points, checks) == before:
         return endpoint
-    return replace(endpoint, site=site, is_fit=is_fit, points=points)
+    return replace(endpoint, site=site, is_fit=is_fit, points=points, checks=checks)
 
 
 def _served(deployments: Mapping[str, ModelDeployment]) -> dict[str, tuple[str, ...]]:

@@ -5,7 +5,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
-from gateway.routing.table import EngineEndpoint, ExternalServer
+from gateway.routing.table import (
+    DEFAULT_CHECKS,
+    EngineEndpoint,
+    ExternalServer,
+    check_policy,
+)
 from schemas.external import ExternalEndpoint, parse_url
 from schemas.records import ExternalKey
 from schemas.route import ModelRoute
@@ -32,7 +37,7 @@ def external_backends(route: ModelRoute, keys: Mapping[str, ExternalKey]) -> Ext
         if reason:
             reasons[declared.name] = reason
         else:
-            usable[declared.name] = _endpoint(route.name, declared, key)
+            usable[declared.name] = _endpoint(route, declared, key)
     return ExternalBackends(usable=usable, reasons=reasons)
 
 
@@ -65,9 +70,11 @@ def _unusable_reason(declared: ExternalEndpoint, key: ExternalKey | None) -> str
     return ""
 
 
-def _endpoint(route: str, declared: ExternalEndpoint, key: ExternalKey | None) -> EngineEndpoint:
-    address = parse_url(declared.url)
-    name = f"{route}/{declared.name}"
+def _endpoint(
+    route: ModelRoute, declared: ExternalEndpoint, key: ExternalKey | None
+) -> EngineEndpoint:
+    address, routing = parse_url(declared.url), route.spec.routing
+    name = f"{route.name}/{declared.name}"
     secret = "" if key is None else key.key.get_secret_value()
     authorities = (declared.authorities or SYSTEM_AUTHORITIES) if address.is_tls else ""
     identity = f"{declared.url}\0{declared.model}\0{secret}\0{authorities}"
@@ -79,6 +86,7 @@ def _endpoint(route: str, declared: ExternalEndpoint, key: ExternalKey | None) -
         names=(declared.model,),
         version=zlib.crc32(identity.encode()),
         concurrency=declared.concurrency,
+        checks=DEFAULT_CHECKS if routing is None else check_policy(routing.health_check),
         external=ExternalServer(
             path=address.path,
             model=declared.model,

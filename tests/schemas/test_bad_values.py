@@ -56,6 +56,12 @@ DEPLOYMENT: list[tuple[str, Tree]] = [
     ("model", {"model": {"path": "qwen", "adapter": "qwen/"}}),
     ("model.draft", {"model": {"path": "qwen", "draft": "small"}}),
     ("routing.rateLimit", {"routing": {"rateLimit": {}}}),
+    ("routing.healthCheck", {"routing": {"healthCheck": {"interval": "999ms"}}}),
+    ("routing.healthCheck", {"routing": {"healthCheck": {"timeout": "61s"}}}),
+    (
+        "routing.healthCheck.unhealthyThreshold",
+        {"routing": {"healthCheck": {"unhealthyThreshold": 0}}},
+    ),
     ("routing.rateLimit.tokensPerMinute", {"routing": {"rateLimit": {"tokensPerMinute": 0}}}),
     ("sharding", {"sharding": "Sometimes"}),
     ("", {"sharding": "pair", "contextLength": 255}),

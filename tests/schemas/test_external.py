@@ -101,6 +101,13 @@ def test_settings_without_a_meaning_are_refused(more: dict[str, Any], why: str) 
             {"backends": [{"external": "out"}], "external": [DECLARED, DECLARED]},
             "external names out twice",
         ),
+        (
+            {
+                "backends": [{"deployment": "m"}],
+                "routing": {"healthCheck": {"interval": "20s"}},
+            },
+            "set it in the ModelDeployment",
+        ),
     ],
 )
 def test_routes_name_what_they_declare(spec: dict[str, Any], why: str) -> None:

@@ -10,6 +10,7 @@ from manifests.load import load_objects
 from manifests.validate import StoreNames, validate
 from schemas.deployment import ModelDeployment
 from schemas.pools import NodePool
+from schemas.routing import HealthCheck
 from schemas.wire.discovery import SERVICE, Announcement, parse, render
 from tests.seeds import literals
 
@@ -47,6 +48,7 @@ def test_the_configuration_of_the_issue(tmp_path: Path) -> None:
     weights = routing.weights
     assert (weights.model_loaded, weights.memory_headroom) == (40, 20)
     assert (weights.queue_depth, weights.prefix_affinity) == (30, 10)
+    assert routing.health_check == HealthCheck(interval="10s", timeout="5s", unhealthy_threshold=3)
     assert deployment.spec.placement.pools == ("mesh",)
     # All other fields are reported by name, with their values.
     for line, text in (
@@ -54,9 +56,6 @@ def test_the_configuration_of_the_issue(tmp_path: Path) -> None:
         (3, "role: auto"),
         (5, "discovery[0].type: mdns"),
         (6, "discovery[1].type: tailscale"),
-        (15, "health_check.interval: 10"),
-        (16, "health_check.timeout: 5"),
-        (17, "health_check.unhealthy_threshold: 3"),
         (19, "coordinator.port: 4000"),
         (20, "coordinator.failover_timeout: 5"),
     ):
@@ -99,6 +98,10 @@ def test_kinds_may_be_words(tmp_path: Path) -> None:
             "mesh.discovery[1]: has the unknown value 'bonjour'",
         ),
         ("mesh: {discovery: [{type: static}]}", "is static and lists no Macs"),
+        (
+            "mesh: {role: auto, health_check: {interval: 0.2}}",
+            "mesh.health_check.interval: is 0.2 s; give 1 to 3600 s",
+        ),
         ("mesh: {discovery: [{type: static, nodes: [{host: 10.0.0.3}]}]}", "Give --nodes"),
     ],
 )

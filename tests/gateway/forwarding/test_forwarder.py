@@ -251,9 +251,9 @@ async def test_an_engine_that_was_stopped_loses_its_requests_to_others(
 ) -> None:
     """Like SIGSTOP: it accepts, and answers neither requests nor health checks."""
     hung = FakeEngine("m-0", gateway_engine_faults.says_nothing, health=None)
-    gateway.gateway.health_checker.probe_s = 0.3
     async with running(hung), running(FakeEngine("m-1", chat)) as good:
-        await serve_deployment(world, gateway, deployment("m"), hung, good)
+        declared = with_routing("m", healthCheck={"timeout": "300ms"})
+        await serve_deployment(world, gateway, declared, hung, good)
         asked = [post_chat(http, gateway, stream=is_streamed) for _ in range(4)]
         found = await asyncio.gather(*asked)
         assert [status for status, _, _ in found] == [200] * 4

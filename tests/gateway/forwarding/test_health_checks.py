@@ -1,5 +1,6 @@
 """The schedule of health checks: silent endpoints only, the most urgent first, at a limited rate."""
 
+from dataclasses import replace
 from itertools import pairwise
 
 from gateway.forwarding.health_checks import (
@@ -8,7 +9,7 @@ from gateway.forwarding.health_checks import (
     TICK_S,
     ProbeSchedule,
 )
-from gateway.routing.table import EngineEndpoint
+from gateway.routing.table import CheckPolicy, EngineEndpoint
 from schemas.wire.engine_address import EngineAddress
 from tests.support.gateway_world import target
 
@@ -38,6 +39,20 @@ def test_answering_endpoints_are_not_checked() -> None:
         assert found == (["m-1"] if second in (10, 20) else [])
         if found:
             rounds.done(other.origin)
+
+
+def test_a_deployment_says_after_which_silence_it_is_checked() -> None:
+    usual, other = fleet(2)
+    often = replace(other, checks=CheckPolicy(interval_s=2.0))
+    rounds = ProbeSchedule()
+    rounds.set_endpoints((usual, often), 0.0)
+    assert asked(rounds, 1.5) == []
+    assert asked(rounds, 2.0) == ["m-1"]
+    rounds.done(often.origin)
+    # The declaration changes, and with it no endpoint starts anew.
+    rounds.set_endpoints((usual, other), 3.0)
+    assert asked(rounds, 9.5) == []
+    assert asked(rounds, 10.0) == ["m-0"]
 
 
 def test_a_running_check_is_not_repeated() -> None:

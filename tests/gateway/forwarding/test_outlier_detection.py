@@ -4,9 +4,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.forwarding.outlier_detection import FAILURES, LONGEST_OPEN_S, PAUSE_S, Breaker, Fault
+from gateway.forwarding.outlier_detection import LONGEST_OPEN_S, PAUSE_S, Breaker, Fault
+from gateway.routing.table import DEFAULT_CHECKS
 
 MIDDLE = 0.5
+FAILURES = DEFAULT_CHECKS.failures
 
 
 def opened(fault: Fault = "bad", *, at_s: float = 0.0) -> Breaker:
@@ -30,6 +32,13 @@ def test_failures_in_a_row_open_it() -> None:
     opens = [breaker.record_failure("bad", 0.0, draw=MIDDLE) for _ in range(FAILURES + 1)]
     assert opens == [False, False, True, False]
     assert breaker.phase(0.5) == "open"
+
+
+def test_a_deployment_says_how_many_failures_open_it() -> None:
+    strict, patient = Breaker(), Breaker()
+    assert strict.record_failure("bad", 0.0, draw=MIDDLE, limit=1)
+    opens = [patient.record_failure("bad", 0.0, draw=MIDDLE, limit=5) for _ in range(5)]
+    assert opens == [False, False, False, False, True]
 
 
 def test_a_success_resets_the_failures_in_a_row() -> None:

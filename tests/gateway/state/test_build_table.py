@@ -7,7 +7,13 @@ from datetime import UTC, datetime
 import pytest
 
 from gateway.routing.selection import ChosenEndpoint, NoReadyEndpoint, choose
-from gateway.routing.table import EndpointHealth, EngineEndpoint, RoutingQuery, RoutingTable
+from gateway.routing.table import (
+    CheckPolicy,
+    EndpointHealth,
+    EngineEndpoint,
+    RoutingQuery,
+    RoutingTable,
+)
 from gateway.state.build_table import (
     ORPHAN_S,
     EndpointMove,
@@ -443,6 +449,30 @@ def test_a_change_leaves_other_models_as_they_are() -> None:
     assert serving(after, "a") == ["a-0", "a-1"]
     assert serving(before, "a") == ["a-0"]
     assert after.models["b"] is before.models["b"]
+
+
+def test_endpoints_have_the_checks_of_their_deployment_and_external_ones_those_of_the_route() -> (
+    None
+):
+    own = ModelDeployment.model_validate_json(
+        '{"metadata": {"name": "a"}, "spec": {"model": {"path": "m"}, "routing": {"healthCheck": '
+        '{"interval": "2s", "timeout": "500ms", "unhealthyThreshold": 1}}}}'
+    )
+    outside = ModelRoute.model_validate_json(
+        '{"metadata": {"name": "r"}, "spec": {"model": "fast", "backends": [{"deployment": "a"}], "fallbacks": ["cloud"], '
+        '"external": [{"name": "cloud", "url": "http://127.0.0.1:1/v1", "model": "m"}], '
+        '"routing": {"healthCheck": {"interval": "5m"}}}}'
+    )
+    inputs = TableInputs(
+        deployments={"a": own},
+        statuses={},
+        routes={"r": outside},
+        leased={"a-0": target("a-0", "a")},
+    )
+    model = build_table(inputs, ()).models["fast"]
+    (engine,), (cloud,) = model.backends[0].leased, model.fallbacks[0].leased
+    assert engine.checks == CheckPolicy(interval_s=2.0, timeout_s=0.5, failures=1)
+    assert cloud.checks == CheckPolicy(interval_s=300.0)
 
 
 def test_a_size_tier_of_ones_own_and_the_priority_of_a_mac_count() -> None:
