@@ -139,8 +139,10 @@ def step_tree(step: ForecastStep) -> dict[str, Tree]:
     if step.memory is not None:
         found["memory"] = memory_proof.proof_tree(step.memory)
     match step.outcome:
-        case Assignment(ranks=ranks):
+        case Assignment(ranks=ranks, form=form):
             found["to"] = [rank.node for rank in ranks]
+            if form is not None:
+                found["group"] = {"name": form.group, "parallelism": form.parallelism}
         case PreemptingAssignment(ranks=ranks, victims=victims):
             found["to"] = [rank.node for rank in ranks]
             found["displaces"] = [victim.replica for victim in victims]

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from hashlib import sha256
-from typing import TypeAlias
+from typing import TypeAlias, assert_never
 from uuid import NAMESPACE_URL, uuid5
 
 from manifests import apply_sets, diff, ownership
@@ -13,7 +13,7 @@ from manifests.errors import ManifestError, ManifestErrors
 from manifests.load import LoadedObject
 from manifests.ownership import FieldConflict, MergedObject
 from manifests.three_way import Force
-from manifests.trees import key_of, object_tree, show_path
+from manifests.trees import Tree, key_of, object_tree, show_path
 from schemas.gitsource import source_of_manager
 from schemas.meta import APPLY_SET, ApiObject, ObjectKey
 from store import codec
@@ -273,6 +273,45 @@ def change_text(change: Change) -> str:
         return ""
     before = change.before if isinstance(change, ConfiguredObject) else None
     return diff.diff_text(before, change.obj)
+
+
+def change_tree(change: Change) -> dict[str, Tree]:
+    """Return a change as a tree: what happens, and each field that differs with both values; null: it is absent."""
+    match change:
+        case CreatedObject(obj=obj):
+            before, done = None, "created"
+        case ConfiguredObject(obj=obj, before=before):
+            done = "configured"
+        case UnchangedObject(obj=obj):
+            before, done = obj, "unchanged"
+        case _:
+            assert_never(change)
+    return {
+        "kind": obj.kind,
+        "name": obj.name,
+        "change": done,
+        "fields": [
+            {"path": one.path, "old": one.old, "new": one.new}
+            for one in diff.diff(before, obj).changes
+        ],
+        "keptByOthers": [
+            {"path": one.path, "value": one.theirs, "manifest": one.ours, "manager": one.writer}
+            for one in change.kept_by_others
+        ],
+        "diff": change_text(change),
+    }
+
+
+def pruned_tree(obj: ApiObject) -> dict[str, Tree]:
+    """Return the deletion of an object that its manifests no longer have, in the form of `change_tree`."""
+    return {
+        "kind": obj.kind,
+        "name": obj.name,
+        "change": "pruned",
+        "fields": [],
+        "keptByOthers": [],
+        "diff": diff.diff_text(obj, None),
+    }
 
 
 def plan_id(changes: Iterable[Change]) -> str:

@@ -108,6 +108,11 @@ def result_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return output(dry_run_option(command))
 
 
+def tree_option(help_text: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Return the option -o of a verb whose text is for people: json or yaml for programs."""
+    return click.option("-o", "--output", type=click.Choice(["json", "yaml"]), help=help_text)
+
+
 def parse_duration(text: str) -> float:
     """Return the seconds of "90", "30s", "5m" or "1h30m".
 

@@ -12,6 +12,7 @@ from fleetctl.cli.terminal import ProgressLine
 from fleetctl.objects import targets
 from fleetctl.objects.targets import Selection
 from machinery.clock import Clock, SystemClock
+from manifests.trees import Tree
 from schemas.gitsource import DIFF_REQUESTED, GitSource, SourcePreview
 from store import objects
 from store.errors import NotFoundError, UnavailableError
@@ -54,6 +55,21 @@ async def request_all(
                 preview = await _request(transport, clock, name, deadline)
                 found.append(NamedPreview(source=name, preview=preview))
         return found
+
+
+def preview_tree(found: NamedPreview) -> dict[str, Tree]:
+    """Return the preview of a source as a tree; the reconciler reports differences as text, not by field."""
+    preview = found.preview
+    return {
+        "source": found.source,
+        "revision": preview.revision,
+        "problem": preview.problem,
+        "omitted": preview.omitted,
+        "changes": [
+            {"kind": one.kind, "name": one.name, "change": one.action, "diff": one.diff}
+            for one in preview.changes
+        ],
+    }
 
 
 async def _request(transport: Transport, clock: Clock, name: str, deadline: float) -> SourcePreview:

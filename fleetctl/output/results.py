@@ -71,6 +71,13 @@ class ResultPrinter:
         click.echo(text, err=self.output in ("yaml", "json"))
 
 
+def tree_text(tree: dict[str, Tree], output: str) -> str:
+    """Return a tree as JSON or YAML, with the end of its last line."""
+    if output == "yaml":
+        return parser.dump(tree)
+    return orjson.dumps(tree, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE).decode()
+
+
 def _without_managed_fields(tree: dict[str, Tree]) -> dict[str, Tree]:
     """Return the object without managedFields, as `fleetctl get -o yaml` shows it."""
     metadata = tree["metadata"]

@@ -8,13 +8,13 @@ from typing import Any
 import click
 
 from fleetctl.cli import terminal
-from fleetctl.cli.arguments import parse_duration, recursive_option, result_options
+from fleetctl.cli.arguments import parse_duration, recursive_option, result_options, tree_option
 from fleetctl.cli.connect import open_store, run, store_options
 from fleetctl.cli.errors import DiffError, FleetctlError
 from fleetctl.cli.kubectl_hints import unsupported_flag
 from fleetctl.objects import git_preview, git_warnings, selectors, targets, writer
 from fleetctl.objects.kind_args import WRITABLE, kind_of
-from fleetctl.output.results import ResultPrinter
+from fleetctl.output.results import ResultPrinter, tree_text
 from machinery.clock import SystemClock
 from manifests import apply as applying
 from manifests import diff as differing
@@ -23,7 +23,8 @@ from manifests.apply import ApplyOptions, ApplyPreview, ApplyResult, PruneError
 from manifests.errors import ApplyError, ManifestErrors
 from manifests.load import LoadedObject, load_objects
 from manifests.ownership import FieldConflict
-from manifests.plan import change_text
+from manifests.plan import change_text, change_tree, pruned_tree
+from manifests.trees import Tree
 from schemas.gitsource import source_of_manager
 from schemas.meta import NAME_PATTERN, ApiObject
 from store.codec import UndecodableError
@@ -268,6 +269,8 @@ _DIFF_HELP = """Show what an apply would change, or the next sync of a GitSource
 For a GitSource, the leading reconciler fetches the newest commit and compares the live objects with it; nothing is
 written, also if the source is suspended.
 
+-o json and -o yaml print each changed field with both values, for programs.
+
 Exit code 0: no changes; 1: changes; more than 1: an error.
 """
 
@@ -276,6 +279,7 @@ Exit code 0: no changes; 1: changes; more than 1: an error.
 @click.argument("words", nargs=-1, metavar="[gs/NAME...]")
 @apply_options
 @click.option("--timeout", default="2m", show_default=True, help="For gs/NAME: time limit.")
+@tree_option("Print the changes for programs.")
 @store_options
 def diff(words: tuple[str, ...], **options: Any) -> None:
     """Show what an apply would change, or the next sync of a GitSource."""
@@ -294,8 +298,15 @@ def diff(words: tuple[str, ...], **options: Any) -> None:
         *(text for text in map(change_text, preview.changes) if text),
         *(differing.diff_text(obj, None) for obj in preview.surplus.doomed),
     ]
-    for text in shown:
-        click.echo(colour_diff(text), nl=False)
+    if options["output"] is not None:
+        trees = [
+            *map(change_tree, preview.changes),
+            *map(pruned_tree, preview.surplus.doomed),
+        ]
+        click.echo(tree_text({"changes": trees}, options["output"]), nl=False)
+    else:
+        for text in shown:
+            click.echo(colour_diff(text), nl=False)
     if shown:
         raise click.exceptions.Exit(1)
 
@@ -311,9 +322,13 @@ def _diff_sources(words: tuple[str, ...], options: dict[str, Any]) -> None:
         previews = run(git_preview.request_all(chosen, parse_duration(options["timeout"]), options))
     except FleetctlError as error:
         raise DiffError(error.message) from error
+    if options["output"] is not None:
+        trees: list[Tree] = [git_preview.preview_tree(found) for found in previews]
+        click.echo(tree_text({"sources": trees}, options["output"]), nl=False)
     for found in previews:
-        for change in found.preview.changes:
-            click.echo(colour_diff(change.diff), nl=False)
+        if options["output"] is None:
+            for change in found.preview.changes:
+                click.echo(colour_diff(change.diff), nl=False)
         if found.preview.omitted:
             click.echo(f"... and {found.preview.omitted} more objects", err=True)
         if found.preview.problem:

@@ -8,18 +8,20 @@ from typing import Any
 
 import click
 
-from fleetctl.cli.arguments import manifests_option, recursive_option
+from fleetctl.cli.arguments import manifests_option, recursive_option, tree_option
 from fleetctl.cli.connect import open_store, run, store_options
 from fleetctl.cli.errors import DiffError, FleetctlError
 from fleetctl.output import printers
+from fleetctl.output.results import tree_text
 from insight import memory_proof
-from insight.mac_blocks import blocks_text
-from insight.plan import forecast_replicas, planned_blocks
+from insight.mac_blocks import MacBlock, blocks_text
+from insight.plan import block_tree, forecast_replicas, planned_blocks, step_tree
 from machinery.clock import SystemClock
 from manifests import apply as applying
 from manifests.errors import ManifestErrors
 from manifests.load import LoadedObject, load_objects
-from manifests.plan import Change, UnchangedObject, change_text
+from manifests.plan import Change, UnchangedObject, change_text, change_tree
+from manifests.trees import Tree
 from models.hub.hub_settings import HubSettings, hub_endpoint_option, hub_settings
 from reconciler import snapshot
 from reconciler.forecast import ForecastKind, ForecastStep
@@ -48,6 +50,8 @@ A model of a hub that the fleet does not know yet is looked up there, without a 
 The memory of a model in a folder is unknown until a node has inspected it. Use --models-dir to inspect models on this
 machine instead; the plan then assumes that every node has the same files.
 
+-o json and -o yaml print the changes field by field, each replica and each Mac that changes, for programs.
+
 Exit code 0: no changes; 1: changes; more than 1: an error.
 """
 
@@ -61,8 +65,15 @@ Exit code 0: no changes; 1: changes; more than 1: an error.
     help="Folder on this machine with the models that no node has inspected yet.",
 )
 @hub_endpoint_option
+@tree_option("Print changes, replicas and Macs for programs.")
 @store_options
-def plan(files: tuple[str, ...], recursive: bool, models_dir: Path | None, **options: Any) -> None:
+def plan(
+    files: tuple[str, ...],
+    recursive: bool,
+    models_dir: Path | None,
+    output: str | None,
+    **options: Any,
+) -> None:
     """Show what an apply would change, and where replicas would be placed. Nothing is written."""
     try:
         loaded = load_objects(files, recursive=recursive, stdin=sys.stdin.buffer)
@@ -71,22 +82,50 @@ def plan(files: tuple[str, ...], recursive: bool, models_dir: Path | None, **opt
         raise DiffError(str(error)) from error
     except FleetctlError as error:
         raise DiffError(error.message) from error
-    for key in seen.unreadable():
-        click.echo(f"warning: {key} cannot be read and is ignored", err=True)
-    shown = [text for text in map(change_text, changes) if text]
-    for text in shown:
-        click.echo(text, nl=False)
     seen.suppose(change.obj for change in changes if not isinstance(change, UnchangedObject))
-    found = run(_ask_hubs(seen, hub_settings(options)))
+    found, failed = run(_ask_hubs(seen, hub_settings(options)))
+    warnings = [f"{key} cannot be read and is ignored" for key in seen.unreadable()] + failed
+    for text in warnings:
+        click.echo(f"warning: {text}", err=True)
     steps, nodes = forecast_replicas(seen, models_dir=models_dir, answers=found)
-    if shown:
-        click.echo()
-    click.echo("\n".join(format_steps(steps)))
     blocks = [block for block in planned_blocks(steps, nodes) if block.has_changed]
-    if blocks:
-        click.echo(f"\nMacs that change, {len(blocks)} of {len(nodes)}:\n\n{blocks_text(blocks)}")
-    if shown:
+    if output is not None:
+        click.echo(tree_text(plan_tree(changes, steps, blocks, warnings), output), nl=False)
+    else:
+        click.echo("\n".join(_plan_parts(changes, steps, blocks, macs=len(nodes))))
+    if any(map(change_text, changes)):
         raise click.exceptions.Exit(1)
+
+
+def _plan_parts(
+    changes: Sequence[Change],
+    steps: Sequence[ForecastStep],
+    blocks: Sequence[MacBlock],
+    *,
+    macs: int,
+) -> list[str]:
+    """Return the texts of a plan: differences, replicas, and the Macs that change. Pure."""
+    differences = "".join(map(change_text, changes))
+    parts = [*([differences] if differences else []), *format_steps(steps)]
+    if blocks:
+        parts.append(f"\nMacs that change, {len(blocks)} of {macs}:\n\n{blocks_text(blocks)}")
+    return parts
+
+
+def plan_tree(
+    changes: Sequence[Change],
+    steps: Sequence[ForecastStep],
+    blocks: Sequence[MacBlock],
+    warnings: Sequence[str],
+) -> dict[str, Tree]:
+    """Return a plan for programs; docs/operations/fleetctl.md describes the fields. Pure."""
+    return {
+        "changes": [change_tree(change) for change in changes],
+        "unplaced": sum(isinstance(step.outcome, Unschedulable) for step in steps),
+        "steps": [step_tree(step) for step in steps],
+        "macs": [block_tree(block) for block in blocks],
+        "warnings": [*warnings],
+    }
 
 
 async def _observe(
@@ -101,15 +140,18 @@ async def _observe(
         return changes, await snapshot.take(transport, clock)
 
 
-async def _ask_hubs(seen: FleetSnapshot, hubs: HubSettings) -> list[ModelSnapshot]:
-    """Return what hubs say of models that the leader has not resolved; warn of those that cannot be had.
+async def _ask_hubs(
+    seen: FleetSnapshot, hubs: HubSettings
+) -> tuple[list[ModelSnapshot], list[str]]:
+    """Return what hubs say of models that the leader has not resolved, and why others are not planned.
 
     They are asked without a token.
     """
     answers: list[ModelSnapshot] = []
+    failed: list[str] = []
     waiting = seen.unresolved()
     if not waiting:
-        return answers
+        return answers, failed
     async with hubs.open() as factory:
         for deployment in waiting:
             source = deployment.spec.model.hub
@@ -120,15 +162,14 @@ async def _ask_hubs(seen: FleetSnapshot, hubs: HubSettings) -> list[ModelSnapsho
                 found = await look_up(hub, deployment, endpoint=endpoint, now=now)
             except LOOKUP_ERRORS as error:
                 reason, why = reason_of(error)
-                click.echo(
-                    f"warning: modeldeployment/{deployment.name} is not planned: {reason}: {why}. "
-                    "The hub was asked without a token",
-                    err=True,
+                failed.append(
+                    f"modeldeployment/{deployment.name} is not planned: {reason}: {why}. "
+                    "The hub was asked without a token"
                 )
                 continue
             seen.suppose_model(found)
             answers.append(found)
-    return answers
+    return answers, failed
 
 
 def format_steps(steps: Sequence[ForecastStep]) -> list[str]:

@@ -305,6 +305,15 @@ async def test_a_preview_shows_the_newest_commit_and_changes_nothing(
     assert shown.code == 1
     assert "-  priority: 1\n+  priority: 2\n" in shown.out
     assert "--- NodePool/seen-b (now)" in shown.out
+    listed = await git.ctl("diff", "gs/seen", "-o", "json")
+    assert listed.code == 1
+    (source,) = json.loads(listed.out)["sources"]
+    assert (source["source"], source["revision"]) == ("seen", f"main@{second}")
+    assert (source["problem"], source["omitted"]) == ("", 0)
+    assert [(one["change"], one["name"]) for one in source["changes"]] == [
+        ("configured", "seen-a"), ("created", "seen-c"), ("pruned", "seen-b"),
+    ]  # fmt: skip
+    assert "".join(one["diff"] for one in source["changes"]) == shown.out
     assert await field(git, "np/seen-a", "spec", "priority") == 1
     assert await field(git, "gs/seen", "status", "appliedRevision") == f"main@{first}"
     repo.commit({"a.yaml": "a: [b"})

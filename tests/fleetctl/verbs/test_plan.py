@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from insight.placement import node_tables
+from manifests.yaml.parser import parse_values
 from reconciler.explain import NodeExplanation
 from schemas import sizes
 from schemas.meta import ObjectMeta
@@ -151,6 +152,67 @@ async def test_plan_shows_differences_and_places_and_writes_nothing(
     assert done.out == diff.out + PLACED + BLOCKS
     assert "-  contextLength: 1024\n+  contextLength: 2048\n" in diff.out
     assert (await shared_transport.status()).revision == before
+
+
+STEP = {"deployment", "replica", "change", "from", "to", "reason", "fetchBytes"}
+"""The fields that every step has."""
+
+
+async def test_a_plan_for_programs(fleet: MemoryFleet) -> None:
+    done = await fleet.ctl("plan", "-f", "-", "-o", "json", stdin=PLANNED.encode())
+    assert (done.code, done.err) == (1, "")
+    tree = json.loads(done.out)
+    assert list(tree) == ["changes", "unplaced", "steps", "macs", "warnings"]
+    qwen, big = tree["changes"]
+    for change in (qwen, big):
+        assert set(change) == {"kind", "name", "change", "fields", "keptByOthers", "diff"}
+    assert [qwen[name] for name in ("kind", "name", "change")] == [
+        "ModelDeployment",
+        "qwen",
+        "configured",
+    ]
+    assert {"path": "spec.contextLength", "old": 1024, "new": 2048} in qwen["fields"]
+    assert "-  contextLength: 1024\n+  contextLength: 2048\n" in qwen["diff"]
+    assert big["change"] == "created"
+    assert {"path": "spec.priority", "old": None, "new": 10} in big["fields"]
+    assert (tree["unplaced"], tree["warnings"]) == (2, [])
+    steps = {step["replica"]: step for step in tree["steps"]}
+    assert list(steps) == ["big-0", "big-1", "big-2", "big-3", "qwen-0", "qwen-1"]
+    assert all(set(step) >= STEP for step in steps.values())
+    placed, refused, replaced = steps["big-0"], steps["big-2"], steps["qwen-0"]
+    assert (placed["change"], placed["to"]) == ("New", ["mac-1"])
+    assert placed["memory"]["totalBytes"] == 14 * 2**30
+    assert refused["to"] == []
+    assert refused["refusal"].startswith("0/6 nodes fit: 3 short of memory")
+    assert [replaced[name] for name in ("change", "from", "to")] == [
+        "Replaced",
+        ["mac-1"],
+        ["mac-1"],
+    ]
+    (first, _) = tree["macs"]
+    assert set(first) == {
+        "node", "chip", "isReady", "offeredBytes", "reservedBytes", "freeBytes", "replicas",
+    }  # fmt: skip
+    assert {"name": "big-0", "bytes": 14 * 2**30, "change": "+", "note": ""} in first["replicas"]
+    again = await fleet.ctl("plan", "-f", "-", "-o", "yaml", stdin=PLANNED.encode())
+    assert again.code == 1
+    assert parse_values(again.out) == [tree]
+    diff = await fleet.ctl("diff", "-f", "-", "-o", "json", stdin=PLANNED.encode())
+    assert (diff.code, json.loads(diff.out)) == (1, {"changes": tree["changes"]})
+
+
+async def test_a_plan_without_changes_for_programs(fleet: MemoryFleet) -> None:
+    printed = (await fleet.ctl("get", "md/qwen", "-o", "yaml")).out.encode()
+    done = await fleet.ctl("plan", "-f", "-", "-o", "json", stdin=printed)
+    assert done.code == 0
+    (change,) = json.loads(done.out)["changes"]
+    # An apply would only become the manager of the fields.
+    assert (change["change"], change["fields"], change["diff"]) == ("configured", [], "")
+    diff = await fleet.ctl("diff", "-f", "-", "-o", "yaml", stdin=printed)
+    assert diff.code == 0
+    assert diff.out.startswith(
+        "changes:\n- kind: ModelDeployment\n  name: qwen\n  change: configured\n"
+    )
 
 
 async def test_plan_without_changes_reports_unplaced_replicas(
