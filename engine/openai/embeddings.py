@@ -116,8 +116,13 @@ async def build_job(
     """
     pooling = processor.ready.pooling
     if pooling is None:
+        kind = (
+            "neither an embedding model nor a cross-encoder"
+            if request.seconds
+            else "not an embedding model"
+        )
         raise errors.invalid(
-            "This model generates text; it is not an embedding model: its folder has no "
+            f"This model generates text; it is {kind}: its folder has no "
             "modules.json and 1_Pooling/config.json of sentence-transformers.",
             param="model",
             code="not_an_embedding_model",

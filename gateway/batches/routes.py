@@ -138,7 +138,7 @@ class BatchRoutes:
         metadata = given.metadata or {}
         if len(metadata) > 16 or any(len(k) > 64 or len(v) > 512 for k, v in metadata.items()):
             raise invalid('"metadata" has at most 16 pairs, of 64 and 512 characters.', "metadata")
-        await self._file(given.input_file_id, request)
+        await self._file(given.input_file_id, request, param="input_file_id")
         running = [one for one in await self._off_loop(store.open_batches) if one.owner == owner]
         if len(running) >= _MAX_OPEN_BATCHES:
             raise RefusedError(errors.too_many_batches(_MAX_OPEN_BATCHES))
@@ -187,8 +187,9 @@ class BatchRoutes:
             raise RefusedError(errors.no_batches())
         return self.store
 
-    async def _file(self, file_id: str, request: Request) -> StoredFile:
-        return _found(await self._off_loop(self._store().file, file_id, _owner(request)), file_id)
+    async def _file(self, file_id: str, request: Request, *, param: str = "id") -> StoredFile:
+        found = await self._off_loop(self._store().file, file_id, _owner(request))
+        return _found(found, file_id, param=param)
 
     async def _off_loop(self, call: Callable[..., _T], *arguments: object) -> _T:
         """Call in a thread.
@@ -217,10 +218,10 @@ def _owner(request: Request) -> str:
     return "" if principal is None else principal.name
 
 
-def _found(found: _T | None, name: str) -> _T:
+def _found(found: _T | None, name: str, *, param: str = "id") -> _T:
     if found is None:
         message = f"There is no '{name[:100]}'; other keys' files and batches are not shown."
-        raise RefusedError(Refusal(status=404, message=message, param="id", code="not_found"))
+        raise RefusedError(Refusal(status=404, message=message, param=param, code="not_found"))
     return found
 
 

@@ -116,3 +116,4 @@ def test_a_text_over_the_context_is_named(own: Engine) -> None:
 def test_a_text_model_has_no_scores(engine: Engine) -> None:
     reply = engine.post("/v1/score", text_1="x", text_2="y")
     assert (reply.status, reply.error["code"]) == (400, "not_an_embedding_model")
+    assert "neither an embedding model nor a cross-encoder" in reply.error["message"]
