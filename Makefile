@@ -197,6 +197,9 @@ bench-scale: $(TEST_READY)  ## still nodes and replicas at three sizes, then hol
 bench-assignments: $(TEST_READY)  ## agents that watch all Replicas beside agents that watch their own copies
 	@$(BIN)/python -m bench.assignments
 
+bench-agent-traffic: $(TEST_READY)  ## bytes between an agent and etcd while nothing changes, in eleven minutes (MINUTES=60: an hour)
+	@$(BIN)/python -m bench.agent_traffic
+
 bench-degradation: $(TEST_READY)  ## a control plane in trouble: starved reconciler, slow etcd, slow disk, 500 agents that flap, in five minutes
 	@$(BIN)/python -m bench.degradation
 

@@ -16,6 +16,7 @@ ROOT = Path(__file__).parent.parent
 # By the name of their target in the Makefile, without `bench-`.
 BENCHES = {
     "apply": "bench.apply",
+    "agent-traffic": "bench.agent_traffic",
     "assignments": "bench.assignments",
     "chaos": "bench.chaos",
     "cli": "bench.cli",

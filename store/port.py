@@ -129,6 +129,8 @@ class Transport(Protocol):
     async def commit(self, guards: Sequence[Guard], operations: Sequence[Operation]) -> int:
         """Apply all operations in one revision if all guards hold; return that revision.
 
+        Without operations it asks whether the guards hold; a member of etcd that lags behind may say so too late.
+
         Raises:
             ConflictError: a guard does not hold; nothing was written.
             UnavailableError: no answer; if `ambiguous`, it may have been written.

@@ -17,9 +17,9 @@ from machinery.clock import Clock
 from schemas.node import NodeLease, NodeStatus
 from schemas.replica import Replica, concerned_nodes
 from store import codec, keys
-from store.errors import PermissionDeniedError, StoreError
+from store.errors import ConflictError, PermissionDeniedError, StoreError
 from store.leases import LEASE_TTL_S, LeaseSession, keep_published
-from store.port import ModRevisionGuard, Put, Transport
+from store.port import KeyValue, ModRevisionGuard, Put, Transport
 
 NOT_RESTORING: Final = ModRevisionGuard(key=keys.RESTORING, mod_revision=0)
 """The guard of every write of an agent to a key that backups contain."""
@@ -47,6 +47,8 @@ async def is_withdrawn(transport: Transport, replica: str, node: str) -> bool:
 log = logging.getLogger(__name__)
 
 _BACKOFF = Backoff(first_s=0.2, limit_s=2.0)
+# How often the status is looked for in the store while it stays the same.
+_CHECK_S: Final = 60.0
 
 
 class NameTakenError(Exception):
@@ -81,6 +83,9 @@ class NodeRegistration:
         self._lease_value = lease
         self._tls = tls
         self._session: LeaseSession | None = None
+        self._stored: KeyValue | None = None
+        """The node's status in the store, as this run has read or written it."""
+        self._checked_at = 0.0
 
     @property
     def lease(self) -> int | None:
@@ -113,7 +118,8 @@ class NodeRegistration:
                 continue
             retries.reset()
             last_error = ""
-            self._session = session
+            # The end of a lease may be that of the store, which another one has replaced.
+            self._session, self._stored = session, None
             log.info("lease held", extra={"lease": session.id})
             on_new_session()
             key = keys.node_lease_key(self._node)
@@ -154,7 +160,7 @@ class NodeRegistration:
             StoreError: the store could not be read.
 
         """
-        current = await self._transport.get(keys.status_key("Node", self._node))
+        current = await self._current()
         if current is None:
             return None
         try:
@@ -162,6 +168,22 @@ class NodeRegistration:
         except codec.UndecodableError:  # of a newer agent, or damaged: describe the node again
             return None
         return status if status.uid == self._lease_value.uid else None
+
+    async def _current(self) -> KeyValue | None:
+        """Return the status in the store. No other process writes it, so it is read once, and again if it has gone."""
+        now = self._clock.monotonic()
+        if self._stored is not None and now - self._checked_at >= _CHECK_S:
+            guard = ModRevisionGuard(key=self._stored.key, mod_revision=self._stored.mod_revision)
+            try:
+                # A user may have deleted the node, which still exists. The answer is short, unlike the status.
+                await self._transport.commit([guard], [])
+                self._checked_at = now
+            except ConflictError:
+                self._stored = None
+        if self._stored is None:
+            self._stored = await self._transport.get(keys.status_key("Node", self._node))
+            self._checked_at = now
+        return self._stored
 
     async def describe(self, status: NodeStatus) -> None:
         """Write the node's status if the store holds another one.
@@ -171,10 +193,13 @@ class NodeRegistration:
             NewerDocumentError: a newer agent wrote it; it must not be overwritten.
 
         """
-        key, value = keys.status_key("Node", self._node), codec.encode(status)
-        current = await self._transport.get(key)
-        # Read each time: a user may have deleted the node, which still exists.
-        if current is None or current.value != value:
-            codec.refuse_newer(NodeStatus, current)
-            guard = ModRevisionGuard(key=key, mod_revision=current.mod_revision if current else 0)
-            await self._transport.commit([guard, NOT_RESTORING], [Put(key=key, value=value)])
+        value, current = codec.encode(status), await self._current()
+        if current is not None and current.value == value:
+            return
+        codec.refuse_newer(NodeStatus, current)
+        key, read = keys.status_key("Node", self._node), current.mod_revision if current else 0
+        guard = ModRevisionGuard(key=key, mod_revision=read)
+        # Until the answer arrives it is not known what is stored.
+        self._stored = None
+        revision = await self._transport.commit([guard, NOT_RESTORING], [Put(key=key, value=value)])
+        self._stored = KeyValue(key, value, revision, revision)

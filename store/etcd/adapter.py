@@ -21,9 +21,10 @@ RENEW_S = 1.0
 CONNECT_S = 1.0
 # Unary calls in flight at once; waiting for a slot does not count against a call's time. Over HTTP each has a connection.
 AT_ONCE = 32
-# Embedded etcd reports progress every 5 s. An external etcd may not: then the watch asks for a report after half of this
-# time, and counts as broken if nothing arrives until its end.
+# A watch counts as broken if nothing is heard of etcd for this long, and etcd does not answer when it is asked.
 IDLE_S = 17.0
+# Followers of a watch hear of etcd at least this often: gateways report a store that is silent for longer than 7 s.
+HEARTBEAT_S = 4.0
 # Between two attempts of one read: the second one goes to another endpoint, or to a fresh connection.
 _RETRY = Backoff(first_s=0.02, limit_s=0.2)
 

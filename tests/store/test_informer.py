@@ -265,10 +265,11 @@ async def test_a_start_before_etcd_waits_for_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.etcd
-async def test_a_frozen_etcd_is_noticed_within_the_idle_limit(tmp_path: Path) -> None:
+@pytest.mark.parametrize("way", ["grpc", "http"])
+async def test_a_frozen_etcd_is_noticed_within_the_idle_limit(tmp_path: Path, way: str) -> None:
     clock = SystemClock()
-    async with TcpEtcd(tmp_path, "--experimental-watch-progress-notify-interval=300ms") as etcd:
-        transport = connect(EtcdAddress(endpoints=(etcd.url,)), idle_s=1.5)
+    async with TcpEtcd(tmp_path) as etcd:
+        transport = connect(EtcdAddress(endpoints=(etcd.url,), transport=way), idle_s=1.5)  # type: ignore[arg-type]
         pid = etcd.supervisor.pid
         assert pid
         batches: list[float] = []
@@ -279,7 +280,7 @@ async def test_a_frozen_etcd_is_noticed_within_the_idle_limit(tmp_path: Path) ->
                 batches.append(clock.monotonic())
 
         async def freezing() -> float:
-            # Progress messages keep an idle watch open for longer than the limit.
+            # Answers to the question whether etcd is there keep an idle watch open for longer than the limit.
             await until(lambda: batches and batches[-1] - batches[0] > 2.0)
             os.kill(pid, signal.SIGSTOP)
             return clock.monotonic()

@@ -16,6 +16,7 @@ from store.memory import MemoryTransport
 from tests.support.clock import FakeClock
 from tests.support.store_faults import FaultyTransport
 from tests.support.store_informers import put, running
+from tests.support.store_metrics import call_counts
 from tests.support.store_tcp_etcd import TcpEtcd
 
 
@@ -95,8 +96,9 @@ async def test_an_idle_watch_that_is_reopened_logs_no_warning(
 @pytest.mark.etcd
 @pytest.mark.parametrize("way", ["grpc", "http"])
 async def test_a_watch_on_a_silent_etcd_stays_open(tmp_path: Path, way: str) -> None:
-    """An etcd of one's own may report no progress: the watch asks for it."""
+    """etcd reports progress every few minutes: the process asks whether it is there."""
     async with TcpEtcd(tmp_path) as etcd:
+        begun = (await call_counts(etcd.url)).begun["Watch"]
         transport = connect(EtcdAddress(endpoints=(etcd.url,), transport=way), idle_s=1.0)  # type: ignore[arg-type]
         async with running(transport, "/r/") as informer:
             await informer.wait_synced()
@@ -104,5 +106,6 @@ async def test_a_watch_on_a_silent_etcd_stays_open(tmp_path: Path, way: str) -> 
             await asyncio.sleep(4)
             assert (informer.staleness_s() or 0) < 1.5
             assert informer.revision <= revision
+            assert (await call_counts(etcd.url)).begun["Watch"] == begun + 1
             await informer.reached(await put(transport, "/r/a", "1"))
         await transport.close()

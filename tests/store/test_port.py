@@ -94,6 +94,15 @@ async def test_one_failed_guard_stops_the_whole_transaction(
     assert [item.key for item in (await transport.list(corner)).items] == [f"{corner}a"]
 
 
+async def test_guards_alone_tell_whether_they_hold(transport: Transport, corner: str) -> None:
+    revision = await put(transport, f"{corner}a")
+    guard = ModRevisionGuard(key=f"{corner}a", mod_revision=revision)
+    assert await transport.commit([guard], []) >= revision
+    await put(transport, f"{corner}a", b"another")
+    with pytest.raises(ConflictError):
+        await transport.commit([guard], [])
+
+
 async def test_a_create_revision_guard_fences(transport: Transport, corner: str) -> None:
     epoch = await put(transport, f"{corner}leader")
     await put(transport, f"{corner}leader", b"renewed")

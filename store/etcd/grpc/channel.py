@@ -173,6 +173,10 @@ _OPTIONS: tuple[tuple[str, int | str], ...] = (
     ("grpc.initial_reconnect_backoff_ms", 50),
     ("grpc.min_reconnect_backoff_ms", int(CONNECT_S * 1000)),
     ("grpc.max_reconnect_backoff_ms", 1000),
+    # Without it grpc pings etcd after nearly every answer, to estimate how much may be on its way: as many bytes as the
+    # renewals of a lease. A fixed window suits pages of a few megabytes.
+    ("grpc.http2.bdp_probe", 0),
+    ("grpc.http2.lookahead_bytes", 4 * 2**20),
     # etcd closes connections that send pings more often than every 5 s.
     ("grpc.keepalive_time_ms", 10_000),
     ("grpc.keepalive_timeout_ms", 5_000),

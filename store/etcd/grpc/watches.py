@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from store.errors import CompactedError, ReplacedError, StoreError, UnavailableError
-from store.etcd.adapter import drop_seen_changes
+from store.etcd.adapter import HEARTBEAT_S, drop_seen_changes
 from store.etcd.error_mapping import is_refusal
 from store.etcd.grpc import wire
 from store.etcd.grpc.channel import GrpcChannel, Stream
@@ -22,8 +22,6 @@ from store.port import KeyChange, WatchBatch
 # The request of a progress report, and the watch id of its answer (clientv3's InvalidWatchID).
 _PROGRESS: Final = pb.WatchRequest(progress_request=pb.WatchProgressRequest())
 _NO_WATCH: Final = -1
-# Followers hear of etcd at least this often: gateways report a store that is silent for longer than 7 s.
-_HEARTBEAT_S: Final = 4.0
 # While other answers of the same etcd arrive, the stream itself is tested this often. 5,000 agents send 83 requests a second.
 _STREAM_TEST_S: Final = 60.0
 # A follower that leaves more changes than this unread is ended, because they are all in memory.
@@ -117,7 +115,7 @@ class _WatchStream:
         self._reader.add_done_callback(self._on_task_end)
         self._answered_at = self._ticked_at = self._loop.time()
         self._asked_at: float | None = None
-        self._tick_s = min(_HEARTBEAT_S, channel.idle_s / 4)
+        self._tick_s = min(HEARTBEAT_S, channel.idle_s / 4)
         self._timer = self._loop.call_later(self._tick_s, self._tick)
         self._has_ended = False
         self.takes_watches = True

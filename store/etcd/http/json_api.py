@@ -8,18 +8,22 @@ fails while etcd is down, its codec costs milliseconds a call, and its streams l
 docs/adr/0002-etcd-client.md and tests/store/etcd/http/test_etcd3_streams.py.
 """
 
+import asyncio
 import io
+import socket
 import ssl
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import assert_never
 
 import aiohttp
 import orjson
+from aiohttp import AddrInfoType
 from etcd3 import AioClient
 
+from machinery.tcp_keepalive import enable_keepalive
 from store.errors import UnauthenticatedError, UnavailableError
-from store.etcd.adapter import AT_ONCE, CALL_S, CONNECT_S, IDLE_S, EndpointCaller
+from store.etcd.adapter import AT_ONCE, CALL_S, CONNECT_S, HEARTBEAT_S, IDLE_S, EndpointCaller
 from store.etcd.address import EtcdAddress
 from store.etcd.authentication import AUTHENTICATE_S, Authentication
 from store.etcd.error_mapping import (
@@ -147,6 +151,9 @@ _MAX_ERROR_BYTES = 2**16
 # The gateway parses about ten megabytes of JSON a second, several times over, before etcd can refuse a large
 # request. A call's time limit is for small requests, and this much is added for each byte.
 _SECONDS_A_BYTE = 1e-6
+# A stream that is silent for longer is opened again: etcd reports its progress every ten minutes or more often. That etcd
+# itself is there is found out by calls, and that the connection is, by the kernel.
+_SILENT_STREAM_S = 1200.0
 
 
 class _Etcd3Client(AioClient):  # type: ignore[misc]  # etcd3-py has no types
@@ -180,11 +187,13 @@ class JsonGateway:
     ) -> None:
         self._address = address
         self._idle_s = idle_s
+        self._heartbeat_s = min(HEARTBEAT_S, idle_s / 4)
         self._caller = EndpointCaller(address, self._authenticate, authentication)
         self._calls: aiohttp.ClientSession | None = None
         self._streams: aiohttp.ClientSession | None = None
         self._tls: ssl.SSLContext | None = None
         self._files = address.file_state()
+        self._heard_at = float("-inf")
 
     async def close(self) -> None:
         await self._caller.close()
@@ -226,7 +235,9 @@ class JsonGateway:
             ) as response:
                 answer = await self._body(response)
                 if response.status == 200:
-                    return loads(answer)
+                    found = loads(answer)
+                    self._heard_at = asyncio.get_running_loop().time()
+                    return found
                 if response.status != 400 and not is_object(answer):
                     raise self._not_etcd(path, response.status)
                 raise error_from_status(*error_of_body(answer))
@@ -297,7 +308,10 @@ class JsonGateway:
                 str(self._address.socket), limit=limit, force_close=force_close
             )
         return aiohttp.TCPConnector(
-            limit=limit, force_close=force_close, ssl=self._current_tls() or True
+            limit=limit,
+            force_close=force_close,
+            ssl=self._current_tls() or True,
+            socket_factory=_kept_alive_socket,
         )
 
     def _current_tls(self) -> ssl.SSLContext | None:
@@ -319,6 +333,7 @@ class JsonGateway:
     async def stream(
         self, path: str, body: Json, headers: dict[str, str]
     ) -> AsyncGenerator[AsyncGenerator[bytes]]:
+        """Open a stream of frames. An empty one says that there was none for a while, and that etcd is there."""
         if self._tls is not None:
             self._current_tls()
         if self._streams is None:
@@ -327,13 +342,17 @@ class JsonGateway:
                 connector=self._connector(limit=0, force_close=True), read_bufsize=2**20
             )
         token = await self._caller.token()
-        timeout = aiohttp.ClientTimeout(total=None, sock_connect=CALL_S, sock_read=self._idle_s)
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=CALL_S, sock_read=_SILENT_STREAM_S)
         turn, route = self._caller.turn, self._route(self._streams, token)
         headers = {"Content-Type": "application/json", **headers}
         try:
-            async with route.call_rpc(
-                path, dumps(body), raw=True, timeout=timeout, headers=headers
-            ) as response:
+            async with AsyncExitStack() as stack:
+                async with asyncio.timeout(self._idle_s):
+                    response = await stack.enter_async_context(
+                        route.call_rpc(
+                            path, dumps(body), raw=True, timeout=timeout, headers=headers
+                        )
+                    )
                 yield self._lines(response)
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             self._caller.rotate(turn)
@@ -359,7 +378,10 @@ class JsonGateway:
             raise UnavailableError(f"watch refused: {text} (code {code})")
         rest: list[bytes] = []
         held = 0
-        async for chunk in response.content.iter_any():
+        while (chunk := await self._chunk(response.content)) != b"":
+            if chunk is None:
+                yield b""
+                continue
             held += len(chunk)
             if b"\n" not in chunk:
                 rest.append(chunk)
@@ -372,6 +394,32 @@ class JsonGateway:
                 if line:
                     yield line
         raise UnavailableError("etcd ended the stream")
+
+    async def _chunk(self, content: aiohttp.StreamReader) -> bytes | None:
+        """Return what comes next, empty at the end; None if nothing comes for a while and etcd is there.
+
+        Raises:
+            UnavailableError: etcd does not answer.
+
+        """
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(self._heartbeat_s):
+                chunk = await content.readany()
+        except TimeoutError:
+            # The answer to any call is a sign of life.
+            if loop.time() - self._heard_at >= self._heartbeat_s:
+                await self.read("/maintenance/status", {}, limit_s=self._idle_s / 4, tries=2)
+            return None
+        self._heard_at = loop.time()
+        return chunk
+
+
+def _kept_alive_socket(address: AddrInfoType) -> socket.socket:
+    family, kind, protocol, *_ = address
+    made = socket.socket(family, kind, protocol)
+    enable_keepalive(made)
+    return made
 
 
 def _payload(raw: bytes) -> bytes | io.BytesIO:

@@ -31,6 +31,8 @@ from store.port import (
 
 # For one page. A user at a terminal waits for two attempts of this.
 _LIST_S = 5.0
+# Signs of life of etcd without an answer to the request of a watch: as many as in the idle time.
+_BEATS_TO_CONFIRM = 4
 
 
 class HttpTransport:
@@ -100,8 +102,16 @@ class HttpTransport:
         }
         # Without the header, a watch on a member that lost its leader would stay open and silent.
         headers = {"Grpc-Metadata-hasleader": "true"}
+        store, beats = "", 0
         async with self._route.stream("/watch", {"create_request": request}, headers) as lines:
             async for line in lines:
+                if not line:  # etcd is there, and has nothing to say
+                    beats += 1
+                    if store:
+                        yield WatchBatch(revision=after_revision, changes=(), store=store)
+                    elif beats == _BEATS_TO_CONFIRM:
+                        raise UnavailableError("etcd did not confirm the watch")
+                    continue
                 frame = json_api.loads(line)
                 if is_refusal(_cancel_reason(frame)):
                     await self._check_access(prefix)
@@ -110,7 +120,7 @@ class HttpTransport:
                     raise ReplacedError("the store was replaced or rolled back")
                 batch = self._batch(frame, after_revision)
                 if batch:
-                    after_revision = max(after_revision, batch.revision)
+                    after_revision, store = max(after_revision, batch.revision), batch.store
                     yield batch
 
     def _batch(self, frame: json_api.Json, after_revision: int) -> WatchBatch | None:

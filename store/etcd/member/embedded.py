@@ -29,6 +29,10 @@ _READY_S = 30.0
 # Fifty thousand objects of 1 KiB with their history take a third of it. `store.etcd.member.maintenance` warns when
 # it runs short.
 QUOTA_BYTES = 512 * 2**20
+# A watch without changes must hear of a revision that the compaction keeps, or it lists again when it breaks. Every 5 s,
+# such reports were nearly all that agents received at rest (docs/adr/0113-rare-progress-reports.md).
+RETENTION = "30m"
+PROGRESS_INTERVAL = "5m"
 
 
 class EmbeddedEtcdError(Exception):
@@ -90,7 +94,7 @@ def command(
         "log-outputs": "stderr",
         "log-level": "warn",
         "auto-compaction-mode": "periodic",
-        "auto-compaction-retention": "30m",
+        "auto-compaction-retention": RETENTION,
         "quota-backend-bytes": str(config.quota_bytes),
         "host-whitelist": "localhost",
     }
@@ -98,10 +102,10 @@ def command(
         flags |= config.listener.flags
     if binary.version >= (3, 6, 0):
         # 3.7 dropped the old name (etcd #19959), and has 10,000 as default for its snapshot count.
-        flags |= {"watch-progress-notify-interval": "5s"}
+        flags |= {"watch-progress-notify-interval": PROGRESS_INTERVAL}
     else:
         flags |= {
-            "experimental-watch-progress-notify-interval": "5s",
+            "experimental-watch-progress-notify-interval": PROGRESS_INTERVAL,
             "snapshot-count": "10000",
             "max-wals": "3",
             "max-snapshots": "3",

@@ -6,14 +6,16 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from typing_extensions import override
 
 from nodeagent.node.registration import NameTakenError, NodeRegistration, is_withdrawn, session_name
 from schemas.node import NodeLease
 from store import codec, keys
 from store.memory import MemoryTransport
-from store.port import Delete, Put
+from store.port import Delete, KeyValue, Put
 from tests.support.assignments import replica, write
 from tests.support.clock import FakeClock
+from tests.support.macs import mac_status
 
 
 async def held_by(uid: str, session: str) -> NodeRegistration:
@@ -62,6 +64,42 @@ async def test_a_name_that_another_version_held_is_taken_when_its_lease_ends() -
     assert before.value == newer.value
     assert after is not None
     assert codec.decode(NodeLease, after).session == "folder/2"
+
+
+class CountingTransport(MemoryTransport):
+    """A store that counts the reads of a status."""
+
+    reads = 0
+
+    @override
+    async def get(self, key: str) -> KeyValue | None:
+        self.reads += key == STATUS_KEY
+        return await super().get(key)
+
+
+STATUS_KEY = keys.status_key("Node", "n")
+
+
+async def test_a_status_is_read_once_and_written_again_after_it_was_deleted() -> None:
+    clock = FakeClock()
+    store = CountingTransport(clock)
+    registration = NodeRegistration(store, clock, node="n", lease=NodeLease(uid="u", session="f/1"))
+    for chip in ("M3", "M4"):
+        status = mac_status("n").model_copy(update={"uid": "u", "chip": chip})
+        for _ in range(100):
+            await registration.describe(status)
+            await clock.advance(10)
+        assert await registration.described() == status
+    assert store.reads == 1
+    found = await store.get(STATUS_KEY)
+    assert found is not None
+    assert found.create_revision < found.mod_revision
+    await store.commit([], [Delete(key=STATUS_KEY)])
+    await clock.advance(60)
+    await registration.describe(status)
+    again = await store.get(STATUS_KEY)
+    assert again is not None
+    assert again.value == found.value
 
 
 @given(

@@ -128,6 +128,26 @@ async def test_a_compacted_watch_leaves_the_others(transport: Transport, tcp: Tc
         assert [change.key for change in await take(staying, 1)] == ["/compact/c"]
 
 
+async def test_a_report_takes_a_quiet_watch_past_a_compaction(tmp_path: Path) -> None:
+    flag = "--experimental-watch-progress-notify-interval=500ms"
+    async with TcpEtcd(tmp_path, flag) as etcd, going("grpc", etcd.address) as transport:
+        start = await put(transport, "/quiet/a")
+        async with aclosing(transport.watch("/quiet/", after_revision=start)) as watch:
+            await anext(watch)
+            last = await put(transport, "/elsewhere")
+            reached = start
+            async with asyncio.timeout(30):
+                while reached < last:
+                    reached = (await anext(watch)).revision
+        maintenance = MaintenanceClient(etcd.address)
+        await maintenance.compact(last)
+        await maintenance.close()
+        async with aclosing(transport.watch("/quiet/", after_revision=reached)) as resumed:
+            await anext(resumed)
+            await put(transport, "/quiet/b")
+            assert [change.key for change in await take(resumed, 1)] == ["/quiet/b"]
+
+
 async def test_a_watch_that_nobody_reads_ends_alone(
     transport: Transport, monkeypatch: pytest.MonkeyPatch
 ) -> None:
