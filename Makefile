@@ -200,6 +200,9 @@ bench-assignments: $(TEST_READY)  ## agents that watch all Replicas beside agent
 bench-agent-traffic: $(TEST_READY)  ## bytes between an agent and etcd while nothing changes, in eleven minutes (MINUTES=60: an hour)
 	@$(BIN)/python -m bench.agent_traffic
 
+bench-deployment-watches: $(TEST_READY)  ## what a changed deployment costs the agents that watch deployments, or records of them
+	@$(BIN)/python -m bench.deployment_watches
+
 bench-degradation: $(TEST_READY)  ## a control plane in trouble: starved reconciler, slow etcd, slow disk, 500 agents that flap, in five minutes
 	@$(BIN)/python -m bench.degradation
 

@@ -23,6 +23,7 @@ from nodeagent.engines.group_launch import rank_of_node
 from nodeagent.replicas.node_replicas import NodeReplicas
 from reconciler.assignments import AssignmentCopies
 from reconciler.listers.caches import decode_spec
+from reconciler.model_uses import ModelUseRecords
 from schemas.deployment import ModelSource
 from schemas.meta import ObjectMeta
 from schemas.replica import MemoryProof, RankAssignment, Replica, ReplicaSpec
@@ -103,13 +104,15 @@ async def keeping_copies(transport: Transport) -> AsyncIterator[None]:
     """Lead and keep copies until the block ends."""
     specs = Informer(transport, keys.SPEC_PREFIX, decode_spec, _CLOCK)
     copies = AssignmentCopies(transport, _CLOCK, specs)
+    records = ModelUseRecords(transport, _CLOCK, specs)
     copies.connect()
+    records.connect()
     election = Election(transport, _CLOCK, key=keys.ELECTION_RECONCILER, ttl_s=60)
     leadership = await election.campaign("bench/1")
     async with asyncio.TaskGroup() as group:
         tasks = [group.create_task(specs.run())]
         await specs.wait_synced()
-        tasks.append(group.create_task(copies.lead(leadership)))
+        tasks += [group.create_task(one.lead(leadership)) for one in (copies, records)]
         yield
         for task in tasks:
             task.cancel()

@@ -22,6 +22,7 @@ BENCHES = {
     "cli": "bench.cli",
     "control-plane": "bench.control_plane",
     "degradation": "bench.degradation",
+    "deployment-watches": "bench.deployment_watches",
     "engine": "bench.engine",
     "engine-sockets": "bench.engine_sockets",
     "engine-start": "bench.engine_start",

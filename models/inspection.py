@@ -13,50 +13,53 @@ from models.model_files import PARTIAL_MARK, ModelUnusableError
 from models.split_options import SplitFailure, SplitInspector, SplitShapes
 from schemas.deployment import ModelDeployment
 from schemas.model_snapshot import ModelSnapshot
+from schemas.model_use import ModelUse
 from schemas.node import AdapterReport, ModelReport
 from schemas.shardgroup import ShardGroup
 
 _NO_HEADERS: Final = "the headers of its weight files are too long to be stored; fetch it with `fleetctl models pull` on the group's Macs"
 
 
-def named_models(deployments: Iterable[ModelDeployment], groups: Iterable[ShardGroup]) -> set[str]:
-    """Return the paths of all models that deployments may use: their own, draft models and fallback models."""
-    deployments = tuple(deployments)
-    sources = [found.spec.model for found in deployments]
-    own = {one.folder for one in sources} | {one.draft.path for one in sources if one.draft}
-    return (own | fallback_models(deployments, groups)) - {""}
-
-
-def named_adapters(deployments: Iterable[ModelDeployment]) -> set[str]:
-    """Return the paths of the adapters of deployments."""
-    return {path for found in deployments for path in found.spec.model.adapter_paths}
-
-
-def split_models(
-    deployments: Iterable[ModelDeployment],
-    groups: Iterable[ShardGroup],
-    snapshots: Iterable[ModelSnapshot] = (),
-) -> set[str]:
-    """Return the paths of the models that may be split over a group; `snapshots` are the commits of hub models."""
-    deployments = tuple(deployments)
-    split = {found.name: found for found in deployments if found.spec.sharding != "Never"}
-    own = {found.spec.model.folder for found in split.values()}
-    own |= {snapshot.folder for snapshot in snapshots if snapshot.deployment in split}
-    return (own | fallback_models(deployments, groups)) - {""}
-
-
-def fallback_models(
-    deployments: Iterable[ModelDeployment], groups: Iterable[ShardGroup]
-) -> set[str]:
-    """Return the paths of the models that deployments may fall back on, on the groups over which they are split."""
-    sharding = {found.spec.sharding for found in deployments}
-    return {
+def model_use(deployment: ModelDeployment, groups: Iterable[ShardGroup]) -> ModelUse:
+    """Return what agents must know of a deployment; `groups` are those of the fleet."""
+    spec, source = deployment.spec, deployment.spec.model
+    is_split = spec.sharding != "Never"
+    fallbacks = {
         one.model
         for group in groups
-        if "Auto" in sharding or group.name in sharding
+        if spec.sharding in ("Auto", group.name)
         for one in group.spec.fallbacks
         if one.model is not None
     }
+    own = {source.folder} if source.folder else set()
+    drafts = {source.draft.path} if source.draft else set()
+    return ModelUse(
+        deployment=deployment.name,
+        models=tuple(sorted(own | drafts | fallbacks)),
+        split_models=tuple(sorted((own if is_split else set()) | fallbacks)),
+        is_split=is_split,
+        adapters=source.adapter_paths,
+        priority=spec.priority,
+        keeps_prompts=spec.kv_cache is not None and spec.kv_cache.disk_bytes is not None,
+    )
+
+
+def named_models(uses: Iterable[ModelUse]) -> set[str]:
+    """Return the paths of all models that deployments may use."""
+    return {path for use in uses for path in use.models}
+
+
+def named_adapters(uses: Iterable[ModelUse]) -> set[str]:
+    """Return the paths of the adapters of deployments."""
+    return {path for use in uses for path in use.adapters}
+
+
+def split_models(uses: Iterable[ModelUse], snapshots: Iterable[ModelSnapshot] = ()) -> set[str]:
+    """Return the paths of the models that may be split over a group; `snapshots` are the commits of hub models."""
+    uses = tuple(uses)
+    split = {use.deployment for use in uses if use.is_split}
+    commits = {snapshot.folder for snapshot in snapshots if snapshot.deployment in split}
+    return ({path for use in uses for path in use.split_models} | commits) - {""}
 
 
 DEFAULT_MODELS_DIR = Path("~/models")

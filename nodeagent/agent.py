@@ -202,7 +202,7 @@ class Agent:
         for found in dependencies.engines.find():
             self._adopt(found)
         self._replicas.on_change(self._replica_changed)
-        dependencies.deployments.on_change(lambda _: self._describer.request())
+        dependencies.uses.on_change(lambda _: self._describer.request())
         try:
             async with asyncio.TaskGroup() as group:
                 references = ReferenceTasks(dependencies.references, group)
@@ -211,10 +211,7 @@ class Agent:
                 if self._upkeep is not None:
                     group.create_task(self._upkeep.run())
                 group.create_task(self._replicas.run())
-                group.create_task(dependencies.deployments.run())
-                if dependencies.groups is not None:
-                    dependencies.groups.on_change(lambda _: self._describer.request())
-                    group.create_task(dependencies.groups.run())
+                group.create_task(dependencies.uses.run())
                 if dependencies.snapshots is not None:
                     dependencies.snapshots.on_change(lambda _: self._describer.request())
                     group.create_task(dependencies.snapshots.run())
@@ -379,6 +376,6 @@ class Agent:
         # Before the cache is synced, an engine without a replica is not yet known to be an orphan.
         await self._replicas.wait_synced()
         # They have the priorities by which engines start.
-        await self._dependencies.deployments.wait_synced()
+        await self._dependencies.uses.wait_synced()
         for name in self._node.engines:
             self._queue.add(name)

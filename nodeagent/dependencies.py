@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Protocol, TypeAlias, TypeVar
+from typing import TypeAlias
 
 from identity.credentials import Credentials
 from identity.dialer import Dialer
@@ -37,6 +37,7 @@ from nodeagent.hardware.metal import MetalPreflight
 from nodeagent.hardware.probe import SystemMachineReader, available_memory_bytes
 from nodeagent.hardware.readings import MachineReader
 from nodeagent.hub_grants import HubGrants
+from nodeagent.kept_copies import ObjectCache
 from nodeagent.model_store.collector import ModelCollector
 from nodeagent.model_store.flags import ModelDiskLimits
 from nodeagent.model_store.missing_bytes import with_missing_bytes
@@ -44,6 +45,7 @@ from nodeagent.model_store.preloads import ModelPreloads, preload_cache
 from nodeagent.model_store.pulls import ModelPulls
 from nodeagent.model_store.quantizations import Quantizations
 from nodeagent.model_store.usage import ModelUsers, read_users
+from nodeagent.model_uses import ModelUses
 from nodeagent.peers.link_limits import LinkLimits
 from nodeagent.peers.model_exchange import ModelExchange
 from nodeagent.peers.peer_prompts import HttpPeerPrompts
@@ -55,12 +57,10 @@ from nodeagent.replicas.model_fetches import ModelFetches
 from nodeagent.replicas.model_parts import ModelParts
 from nodeagent.replicas.node_replicas import NodeReplicas
 from nodeagent.replicas.start_queue import DEFAULT_CONCURRENCY
-from schemas.deployment import ModelDeployment
-from schemas.meta import ApiObject
 from schemas.model_snapshot import ModelSnapshot, PreloadAssignment
+from schemas.model_use import ModelUse
 from schemas.node import AdapterReport, ModelReport, NodeStatus
 from schemas.replica import Replica
-from schemas.shardgroup import ShardGroup
 from store import codec, keys
 from store.errors import StoreError
 from store.events import EventRecorder
@@ -68,9 +68,6 @@ from store.informer import Informer
 from store.leases import LEASE_TTL_S
 from store.model_listings import read_listings
 from store.port import Transport
-
-T_co = TypeVar("T_co", covariant=True)
-Obj = TypeVar("Obj", bound=ApiObject)
 
 ReportModels: TypeAlias = Callable[[set[str]], Awaitable[tuple[ModelReport, ...]]]
 """From models' paths to this node's reports of them, sorted by path."""
@@ -129,27 +126,6 @@ class AgentConfig:
         return self.state_dir / "prefixes"
 
 
-class ObjectCache(Protocol[T_co]):
-    """A cache of objects in the store (`store.informer.Informer` is one)."""
-
-    @property
-    def items(self) -> Mapping[str, T_co]: ...
-
-    @property
-    def synced(self) -> bool: ...
-
-    @property
-    def refusal(self) -> str: ...
-
-    def staleness_s(self) -> float | None: ...
-
-    def on_change(self, handler: Callable[[str], None]) -> None: ...
-
-    async def wait_synced(self) -> None: ...
-
-    async def run(self) -> None: ...
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dependencies:
     """Everything outside one agent that it works with, except the store."""
@@ -161,9 +137,8 @@ class Dependencies:
     report_adapters: ReportAdapters
     replicas: ObjectCache[Replica]
     """Replicas by key: all, or those that concern this node."""
-    deployments: ObjectCache[ModelDeployment]
-    groups: ObjectCache[ShardGroup] | None = None
-    """ShardGroups, for their fallback models; None where no model folder is inspected."""
+    uses: ObjectCache[ModelUse]
+    """What of deployments concerns any Mac, by their names."""
     is_inspecting: Callable[[], bool] = lambda: False
     """True if a model is still being inspected, so that reports should be asked for again soon."""
     readings: MachineReader | None = None
@@ -202,8 +177,7 @@ def real_dependencies(transport: Transport, clock: Clock, config: AgentConfig) -
     """Return the dependencies of an agent on a real machine."""
     config = _with_fleet_hub(config, transport)
     splits = SplitInspector(config.state_dir / "splitting", clock)
-    deployments = _informer(transport, clock, ModelDeployment)
-    groups = _informer(transport, clock, ShardGroup)
+    uses = ModelUses(transport, clock)
     replicas = _assigned_replicas(transport, clock, config)
     snapshots = _snapshots(transport, clock)
     assigned = preload_cache(transport, clock, config.name)
@@ -214,9 +188,7 @@ def real_dependencies(transport: Transport, clock: Clock, config: AgentConfig) -
 
     async def report_models(paths: set[str]) -> tuple[ModelReport, ...]:
         known = {one.folder: one for one in snapshots.items.values()}
-        split = inspection.split_models(
-            deployments.items.values(), groups.items.values(), snapshots.items.values()
-        )
+        split = inspection.split_models(uses.items.values(), snapshots.items.values())
 
         def report() -> tuple[ModelReport, ...]:
             found = inspection.report_models(
@@ -247,13 +219,12 @@ def real_dependencies(transport: Transport, clock: Clock, config: AgentConfig) -
         pulls=_model_pulls(transport, clock, config, fetcher, fetches.exchange),
         quantizations=_quantizations(collector, clock, fetches.exchange),
         limits=_link_limits(transport, clock, config, fetches),
-        prefixes=_prefix_folders(config, deployments, clock),
+        prefixes=_prefix_folders(config, uses, clock),
         collector=collector,
         snapshots=snapshots,
         warmup=_cache_warmup(config, tls, StoredSiblings(transport), fetches.exchange),
         last_assignment=replicas,
-        deployments=deployments,
-        groups=groups,
+        uses=uses,
         is_inspecting=splits.is_inspecting,
         readings=SystemMachineReader(config.models_dir),
         fabric=_fabric_tests(transport, clock, config),
@@ -406,22 +377,12 @@ def _link_limits(
 
 
 def _prefix_folders(
-    config: AgentConfig, deployments: Informer[ModelDeployment], clock: Clock
+    config: AgentConfig, uses: ObjectCache[ModelUse], clock: Clock
 ) -> PrefixFolders:
     """Return the removal of cached prompts that no deployment needs."""
     return PrefixFolders(
         config.prefixes_dir,
-        lambda: deployments.items.values() if deployments.synced else None,
-        clock,
-    )
-
-
-def _informer(transport: Transport, clock: Clock, kind: type[Obj]) -> Informer[Obj]:
-    """Return the cache of all objects of a kind."""
-    return Informer(
-        transport,
-        keys.spec_prefix(kind.__name__),
-        lambda item: codec.decode_object(kind, item),
+        lambda: uses.items.values() if uses.synced else None,
         clock,
     )
 

@@ -178,7 +178,7 @@ class NodeDescriber:
 
     async def run(self, references: ReferenceTasks, api: AgentApi | None) -> None:
         """Inspect deployed models and the machine, and write the status when it changes, forever."""
-        await self._dependencies.deployments.wait_synced()
+        await self._dependencies.uses.wait_synced()
         last_error = ""
         retries = Retries(_STORE_BACKOFF, self._clock)
         while True:
@@ -205,11 +205,10 @@ class NodeDescriber:
 
     async def _describe(self, references: ReferenceTasks, api: AgentApi | None) -> None:
         dependencies = self._dependencies
-        deployments = tuple(dependencies.deployments.items.values())
-        groups = () if dependencies.groups is None else tuple(dependencies.groups.items.values())
-        models = await dependencies.report_models(inspection.named_models(deployments, groups))
+        uses = tuple(dependencies.uses.items.values())
+        models = await dependencies.report_models(inspection.named_models(uses))
         self._node.learn(models)
-        adapters = await dependencies.report_adapters(inspection.named_adapters(deployments))
+        adapters = await dependencies.report_adapters(inspection.named_adapters(uses))
         status = self._config.status.model_copy(update={"models": models, "adapters": adapters})
         status = await self._with_machine_status(status, references)
         if dependencies.fabric is not None:

@@ -133,12 +133,11 @@ def start_request(
     is_wanted = replica.metadata.deletion_timestamp is None and replica.spec.formation is None
     if not is_wanted or (engine is not None and engine.process.child.running()):
         return None
-    key = keys.spec_key("ModelDeployment", replica.spec.deployment)
-    deployment = dependencies.deployments.items.get(key)
+    use = dependencies.uses.items.get(replica.spec.deployment)
     tail = replica.name.rpartition("-")[2]
     return StartRequest(
         replica=replica.name,
-        priority=deployment.spec.priority if deployment is not None else 0,
+        priority=use.priority if use is not None else 0,
         restarts=engine.failures if engine is not None else 0,
         created_at=replica.metadata.creation_timestamp,
         ordinal=int(tail) if tail.isdigit() else 0,

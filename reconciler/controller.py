@@ -27,6 +27,7 @@ from reconciler.listers.lister import Lister
 from reconciler.lookup_problems import LookupProblems
 from reconciler.metrics import ReconcilerMetrics
 from reconciler.model_snapshots import SnapshotController
+from reconciler.model_uses import ModelUseRecords
 from reconciler.nodes.liveness import NodeLiveness
 from reconciler.nodes.node_views import NodeViewCache
 from reconciler.reconcile import LeaderState, Reconciler
@@ -111,6 +112,7 @@ class Controller:
             lag_s=lambda: self.lag_s() or 0.0,
         )
         self._assignments = AssignmentCopies(transport, clock, self._caches.specs)
+        self._uses = ModelUseRecords(transport, clock, self._caches.specs)
         self._lookups = LookupProblems(self._queue.add)
         listings = FleetListings(read=partial(read_listings, transport), errors=(StoreError,))
         self._snapshots = SnapshotController(
@@ -151,6 +153,7 @@ class Controller:
         self._handlers.connect()
         self._snapshots.connect()
         self._assignments.connect()
+        self._uses.connect()
         if self._gitops is not None:
             self._gitops.connect()
         async with asyncio.TaskGroup() as group:
@@ -228,6 +231,7 @@ class Controller:
             group.create_task(ChangeRetention(self._transport, self._clock).run())
             group.create_task(self._snapshots.lead(leadership))
             group.create_task(self._assignments.lead(leadership))
+            group.create_task(self._uses.lead(leadership))
             if self._gitops is not None:
                 group.create_task(self._gitops.lead(leadership))
 

@@ -22,6 +22,9 @@ ENDPOINT_PREFIX = f"{ROOT}/endpoint/"
 ASSIGNMENT_PREFIX = f"{ROOT}/assignment/"
 # Exists while the leader keeps those copies: agents watch all Replicas without it.
 ASSIGNMENTS_KEPT = f"{ROOT}/assignmentskept"
+# What agents must know of each deployment; and the mark that the leader keeps it: agents watch all deployments without it.
+MODEL_USE_PREFIX = f"{ROOT}/modeluse/"
+MODEL_USES_KEPT = f"{ROOT}/modeluseskept"
 # The load of a Mac that gateways cannot see in its answers, by node, under its lease.
 LOAD_PREFIX = f"{ROOT}/load/"
 # Cable tests that a fleetctl or the leader waits for, by group, and the agents' reports about them.
@@ -69,7 +72,7 @@ HUB_GRANT_PREFIX = f"{SECRET_PREFIX}HubGrant/"
 TRANSIENT_PREFIXES = (
     *(LEASE_PREFIX, ENDPOINT_PREFIX, LOAD_PREFIX, EVENT_PREFIX, ELECTION_PREFIX),
     *(FABRIC_TEST_PREFIX, FABRIC_RANK_PREFIX, TICKET_PREFIX, SHARE_PREFIX),
-    *(PRELOAD_PREFIX, ASSIGNMENT_PREFIX, ASSIGNMENTS_KEPT),
+    *(PRELOAD_PREFIX, ASSIGNMENT_PREFIX, ASSIGNMENTS_KEPT, MODEL_USE_PREFIX, MODEL_USES_KEPT),
     *(JOIN_TOKEN_PREFIX, JOIN_REQUEST_PREFIX, JOIN_DECISION_PREFIX),
     *(REQUEST_PREFIX, REFUSED_PREFIX),
     *(HUB_TOKEN_PREFIX, HUB_GRANT_PREFIX, EXTERNAL_KEY_PREFIX),

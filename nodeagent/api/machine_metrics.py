@@ -16,12 +16,12 @@ from machinery.version import version
 from nodeagent.api.blobs import BlobRoutes
 from nodeagent.api.hub_mirror import HubMirrorRoutes
 from nodeagent.api.prompt_routes import PromptRoutes
-from nodeagent.dependencies import ObjectCache
 from nodeagent.doctor.readers import CollectionScope
 from nodeagent.engines import group_launch
 from nodeagent.engines.engine_http import EngineHttp
 from nodeagent.engines.tls import NodeTls
 from nodeagent.hardware.load import LoadReading, LoadSampler, load_tree
+from nodeagent.kept_copies import ObjectCache
 from nodeagent.model_store.collector import ModelCollector
 from nodeagent.model_store.pulls import ModelPulls
 from nodeagent.model_store.quantizations import Quantizations

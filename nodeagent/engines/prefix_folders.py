@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from machinery.clock import Clock
-from schemas.deployment import ModelDeployment
+from schemas.model_use import ModelUse
 
 log = logging.getLogger(__name__)
 
@@ -23,29 +23,25 @@ class PrefixFolders:
     """The folders below one folder of the agent."""
 
     def __init__(
-        self, root: Path, deployments: Callable[[], Iterable[ModelDeployment] | None], clock: Clock
+        self, root: Path, uses: Callable[[], Iterable[ModelUse] | None], clock: Clock
     ) -> None:
-        """`deployments` returns all of the fleet; None while they are not known."""
+        """Prepare. `uses` returns those of all deployments of the fleet; None while they are not known."""
         self._root = root
-        self._deployments = deployments
+        self._uses = uses
         self._clock = clock
 
     async def run(self) -> None:
         """Remove the folders that no deployment needs, forever."""
         while True:
-            known = self._deployments()
+            known = self._uses()
             if known is not None:
                 await asyncio.to_thread(remove_others, self._root, needed_folders(known))
             await self._clock.sleep(_PERIOD_S)
 
 
-def needed_folders(deployments: Iterable[ModelDeployment]) -> set[str]:
-    """Return the names of the folders of these deployments."""
-    return {
-        one.name
-        for one in deployments
-        if one.spec.kv_cache is not None and one.spec.kv_cache.disk_bytes is not None
-    }
+def needed_folders(uses: Iterable[ModelUse]) -> set[str]:
+    """Return the names of the folders that these deployments need."""
+    return {one.deployment for one in uses if one.keeps_prompts}
 
 
 def folder_of(root: Path, deployment: str) -> Path:

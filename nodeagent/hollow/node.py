@@ -1,6 +1,6 @@
 """A hollow Mac: the real agent with simulated engines, and the caches that the agents of one process share.
 
-A real agent watches all deployments by itself. A thousand hollow agents in one process would decode the same documents a
+A real agent watches the uses of models by itself. A thousand hollow agents in one process would decode the same documents a
 thousand times; so they share the cache. Where one store in memory serves a simulated fleet, they share that of replicas,
 too, and each sees the events of its own.
 """
@@ -14,7 +14,7 @@ from typing_extensions import override
 
 from machinery.clock import Clock
 from nodeagent.agent import Agent
-from nodeagent.dependencies import AgentConfig, Dependencies, ObjectCache
+from nodeagent.dependencies import AgentConfig, Dependencies
 from nodeagent.engines.addresses import EngineAddresses
 from nodeagent.hardware.readings import (
     DiskReading,
@@ -32,8 +32,10 @@ from nodeagent.hollow.engines import (
     HollowReferences,
     HollowTiming,
 )
+from nodeagent.kept_copies import ObjectCache
+from nodeagent.model_uses import ModelUses
 from nodeagent.replicas.node_replicas import NodeReplicas
-from schemas.deployment import ModelDeployment
+from schemas.model_use import ModelUse
 from schemas.node import AdapterReport, ModelGeometry, ModelReport, NodeStatus
 from schemas.replica import Replica, concerned_nodes
 from store import codec, keys
@@ -46,7 +48,7 @@ _NODE_INDEX = "node"
 
 
 class SharedCaches:
-    """The caches of replicas and deployments that the agents of one process share. Run `run()` beside them."""
+    """The caches of replicas and of the uses of models that the agents of one process share. Run `run()` beside them."""
 
     def __init__(self, transport: Transport, clock: Clock, *, shares_replicas: bool = True) -> None:
         """`shares_replicas`: False if each agent watches its replicas by itself, as on a real Mac."""
@@ -59,26 +61,21 @@ class SharedCaches:
         )
         self._replicas.index(_NODE_INDEX, concerned_nodes)
         self._replicas.on_change(self._replica_changed)
-        self._deployments = Informer(
-            transport,
-            keys.spec_prefix("ModelDeployment"),
-            lambda item: codec.decode_object(ModelDeployment, item),
-            clock,
-        )
-        self._deployments.on_change(self._deployment_changed)
+        self._uses = ModelUses(transport, clock)
+        self._uses.on_change(self._use_changed)
         self.epochs = HollowEpochs()
         """The epochs in which the ranks of this process find each other."""
         self._assigned: dict[str, tuple[str, ...]] = {}
         """The nodes of each replica at its last event, by key."""
         self._replica_handlers: dict[str, Callable[[str], None]] = {}
-        self._deployment_handlers: dict[str, Callable[[str], None]] = {}
+        self._use_handlers: dict[str, Callable[[str], None]] = {}
 
     async def run(self) -> None:
         """Watch the store, forever."""
         async with asyncio.TaskGroup() as group:
             if self._shares_replicas:
                 group.create_task(self._replicas.run())
-            group.create_task(self._deployments.run())
+            group.create_task(self._uses.run())
 
     def replicas_of(self, node: str, transport: Transport) -> ObjectCache[Replica]:
         """Return the node's cache of replicas; it reads with `transport` if it is not shared."""
@@ -93,11 +90,9 @@ class SharedCaches:
             self._replica_handlers,
         )
 
-    def deployments_of(self, node: str) -> "NodeCache[ModelDeployment]":
-        """Return the node's cache of deployments, which has all of them."""
-        return NodeCache(
-            node, lambda: self._deployments.items, self._deployments, self._deployment_handlers
-        )
+    def uses_of(self, node: str) -> "NodeCache[ModelUse]":
+        """Return the node's cache of the uses of models, which has all of them."""
+        return NodeCache(node, lambda: self._uses.items, self._uses, self._use_handlers)
 
     def _replica_changed(self, key: str) -> None:
         found = self._replicas.items.get(key)
@@ -110,19 +105,19 @@ class SharedCaches:
             if handler is not None:
                 handler(key)
 
-    def _deployment_changed(self, key: str) -> None:
-        for handler in tuple(self._deployment_handlers.values()):
+    def _use_changed(self, key: str) -> None:
+        for handler in tuple(self._use_handlers.values()):
             handler(key)
 
 
 class NodeCache(Generic[T]):
-    """One node's part of a shared cache (`nodeagent.dependencies.ObjectCache`)."""
+    """One node's part of a shared cache (`nodeagent.kept_copies.ObjectCache`)."""
 
     def __init__(
         self,
         node: str,
         items: Callable[[], Mapping[str, T]],
-        cache: Informer[T],
+        cache: ObjectCache[T],
         handlers: dict[str, Callable[[str], None]],
     ) -> None:
         self._node = node
@@ -270,7 +265,7 @@ class HollowMac:
             report_models=self._report,
             report_adapters=self._report_adapters,
             replicas=caches.replicas_of(self.name, transport),
-            deployments=caches.deployments_of(self.name),
+            uses=caches.uses_of(self.name),
             readings=self.readings,
         )
 

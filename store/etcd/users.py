@@ -229,6 +229,9 @@ def _reconciler() -> list[Permission]:
         # Each agent's copies of its Replicas, and the mark that they are kept.
         prefix_permission(keys.ASSIGNMENT_PREFIX, Right.READWRITE),
         prefix_permission(keys.ASSIGNMENTS_KEPT, Right.READWRITE),
+        # What agents must know of each deployment, and its mark.
+        prefix_permission(keys.MODEL_USE_PREFIX, Right.READWRITE),
+        prefix_permission(keys.MODEL_USES_KEPT, Right.READWRITE),
         prefix_permission(keys.SHARE_PREFIX, Right.READ),
         *(prefix_permission(keys.status_prefix(kind), Right.READWRITE) for kind in judged),
         # The reports about a replica are deleted with the replica.
@@ -341,6 +344,8 @@ def _agent(node: str) -> list[Permission]:
         # A watch on a key is a watch on everything that begins with it.
         prefix_permission(keys.assignment_prefix(node), Right.READ),
         prefix_permission(keys.ASSIGNMENTS_KEPT, Right.READ),
+        prefix_permission(keys.MODEL_USE_PREFIX, Right.READ),
+        prefix_permission(keys.MODEL_USES_KEPT, Right.READ),
         key_permission(keys.ELECTION_RECONCILER, Right.READ),
         # While a backup is restored, missing objects do not count as deleted.
         key_permission(keys.RESTORING, Right.READ),

@@ -2,7 +2,8 @@
 
 import pytest
 
-from models.inspection import fallback_models, named_adapters, named_models, split_models
+from models.inspection import model_use, named_adapters, named_models, split_models
+from schemas.deployment import DraftModel, ModelDeployment
 from schemas.meta import ObjectMeta
 from schemas.shardgroup import Fallback, GroupMember, ShardGroup, ShardGroupSpec
 from tests.support.fleets import deployment
@@ -16,32 +17,36 @@ def group(name: str, *models: str) -> ShardGroup:
     return ShardGroup(metadata=ObjectMeta(name=name), spec=spec)
 
 
+def declared(**spec: object) -> ModelDeployment:
+    made = deployment()
+    return made.model_copy(update={"spec": made.spec.model_copy(update=spec)})
+
+
 @pytest.mark.parametrize(
     ("sharding", "wanted"),
     [("Never", set()), ("pair", {"small"}), ("Auto", {"small", "tiny"}), ("other", set())],
 )
 def test_fallbacks_of_the_groups_that_are_used(sharding: str, wanted: set[str]) -> None:
-    made = deployment()
-    made = made.model_copy(update={"spec": made.spec.model_copy(update={"sharding": sharding})})
     groups = [group("pair", "small"), group("trio", "tiny")]
-    assert fallback_models([made], groups) == wanted
+    use = model_use(declared(sharding=sharding), groups)
+    own = deployment().spec.model.path
+    assert set(use.models) == {own, *wanted}
+    assert set(use.split_models) == ({own, *wanted} if sharding != "Never" else set())
+    assert use.is_split == (sharding != "Never")
 
 
 def test_named_models_are_own_draft_and_fallback_models() -> None:
-    made = deployment()
-    spec = made.spec.model_copy(update={"sharding": "Auto"})
-    found = named_models([made.model_copy(update={"spec": spec})], [group("pair", "small")])
-    assert found == {made.spec.model.path, "small"}
+    model = deployment().spec.model.model_copy(update={"draft": DraftModel(path="draft")})
+    use = model_use(declared(sharding="Auto", model=model), [group("pair", "small")])
+    assert named_models([use]) == {model.path, "draft", "small"}
+    assert split_models([use]) == {model.path, "small"}
 
 
 def test_models_that_are_never_split_are_left_out() -> None:
-    made = deployment()
-    spec = made.spec.model_copy(update={"sharding": "Never"})
-    assert split_models([made.model_copy(update={"spec": spec})], [group("pair", "small")]) == set()
+    assert split_models([model_use(declared(sharding="Never"), [group("pair", "small")])]) == set()
 
 
 def test_adapters_that_deployments_name() -> None:
-    made = deployment()
-    model = made.spec.model.model_copy(update={"adapter": "lora"})
-    spec = made.spec.model_copy(update={"model": model})
-    assert named_adapters([made, made.model_copy(update={"spec": spec})]) == {"lora"}
+    model = deployment().spec.model.model_copy(update={"adapter": "lora"})
+    uses = [model_use(declared(), ()), model_use(declared(model=model), ())]
+    assert named_adapters(uses) == {"lora"}

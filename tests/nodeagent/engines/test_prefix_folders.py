@@ -4,21 +4,22 @@ import asyncio
 from pathlib import Path
 
 from machinery.clock import SystemClock
+from models.inspection import model_use
 from nodeagent.engines.prefix_folders import PrefixFolders, needed_folders, remove_others
-from schemas.deployment import ModelDeployment
 from schemas.kv_cache import KvCache
+from schemas.model_use import ModelUse
 from tests.support.fleets import deployment
 from tests.support.waiting import until
 
 
-def with_disk(name: str) -> ModelDeployment:
+def with_disk(name: str) -> ModelUse:
     plain = deployment(name=name)
     spec = plain.spec.model_copy(update={"kv_cache": KvCache(disk_bytes="1Gi")})
-    return plain.model_copy(update={"spec": spec})
+    return model_use(plain.model_copy(update={"spec": spec}), ())
 
 
 def test_a_deployment_with_disk_bytes_needs_its_folder() -> None:
-    assert needed_folders([with_disk("a"), deployment(name="b")]) == {"a"}
+    assert needed_folders([with_disk("a"), model_use(deployment(name="b"), ())]) == {"a"}
 
 
 def test_other_folders_are_removed_and_links_are_not_followed(tmp_path: Path) -> None:

@@ -1,0 +1,185 @@
+"""What agents know of deployments: short records while a leader keeps them, the deployments themselves else."""
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+from typing_extensions import override
+
+from machinery.backoff import Backoff
+from machinery.clock import SystemClock
+from models.inspection import model_use
+from nodeagent.model_uses import ModelUses
+from reconciler.listers.caches import decode_spec
+from reconciler.model_uses import ModelUseRecords
+from schemas.deployment import ModelDeployment
+from schemas.meta import ApiObject, ObjectMeta
+from schemas.shardgroup import Fallback, GroupMember, ShardGroup, ShardGroupSpec
+from store import codec, keys
+from store.errors import PermissionDeniedError
+from store.informer import Informer
+from store.leases import Election
+from store.memory import MemoryTransport
+from store.port import Delete, Listing, Put
+from tests.support.fleets import deployment
+from tests.support.waiting import until, until_async
+
+CLOCK = SystemClock()
+LOOK = Backoff(first_s=0.05, limit_s=0.1)
+
+
+def declared(name: str, **spec: object) -> ModelDeployment:
+    made = deployment(name=name)
+    return made.model_copy(update={"spec": made.spec.model_copy(update=spec)})
+
+
+def group(*models: str) -> ShardGroup:
+    spec = ShardGroupSpec(
+        members=(GroupMember(node="a"), GroupMember(node="b")),
+        fallbacks=tuple(Fallback(model=model) for model in models),
+    )
+    return ShardGroup(metadata=ObjectMeta(name="pair", uid="pair"), spec=spec)
+
+
+async def write(store: MemoryTransport, *objects: ApiObject) -> None:
+    await store.commit([], [codec.put_spec(one) for one in objects])
+
+
+@asynccontextmanager
+async def leading(store: MemoryTransport) -> AsyncIterator[None]:
+    """Lead, and keep the records, until the block ends."""
+    specs = Informer(store, keys.SPEC_PREFIX, decode_spec, CLOCK)
+    records = ModelUseRecords(store, CLOCK, specs)
+    records.connect()
+    election = Election(store, CLOCK, key=keys.ELECTION_RECONCILER, ttl_s=60)
+    leadership = await election.campaign("host/1 0.1.0")
+    async with asyncio.TaskGroup() as tasks:
+        running = [tasks.create_task(specs.run())]
+        await specs.wait_synced()
+        running.append(tasks.create_task(records.lead(leadership)))
+        try:
+            yield
+        finally:
+            for task in running:
+                task.cancel()
+    await leadership.resign()
+
+
+@asynccontextmanager
+async def watching(store: MemoryTransport) -> AsyncIterator[tuple[ModelUses, list[str]]]:
+    """Run an agent's cache; yield it and the names that its handler was told."""
+    cache, told = ModelUses(store, CLOCK, look=LOOK), []
+    cache.on_change(told.append)
+    async with asyncio.TaskGroup() as tasks:
+        task = tasks.create_task(cache.run())
+        await cache.wait_synced()
+        yield cache, told
+        task.cancel()
+
+
+async def records_of(store: MemoryTransport) -> dict[str, int]:
+    """Return the revision of each record, by its deployment."""
+    found = await store.list(keys.MODEL_USE_PREFIX)
+    return {one.key.removeprefix(keys.MODEL_USE_PREFIX): one.mod_revision for one in found.items}
+
+
+async def until_marked(store: MemoryTransport) -> None:
+    await until_async(lambda: store.get(keys.MODEL_USES_KEPT))
+
+
+async def test_a_change_that_concerns_no_mac_reaches_no_agent() -> None:
+    store = MemoryTransport(CLOCK)
+    await write(store, declared("a"), declared("b"))
+    async with leading(store):
+        await until_marked(store)
+        async with watching(store) as (cache, told):
+            assert cache.is_narrow
+            assert cache.items == {n: model_use(declared(n), ()) for n in ("a", "b")}
+            before = await records_of(store)
+            told.clear()
+            await write(store, declared("a", replicas=7, served_names=("x",)))
+            await write(store, declared("b", priority=5))
+            await until(lambda: told == ["b"])
+            assert cache.items["b"].priority == 5
+            after = await records_of(store)
+            assert after["a"] == before["a"]
+            assert after["b"] > before["b"]
+
+
+async def test_records_follow_groups_and_deletions() -> None:
+    store = MemoryTransport(CLOCK)
+    await write(store, declared("a"), declared("b", sharding="pair"), declared("c"))
+    async with leading(store):
+        await until_marked(store)
+        async with watching(store) as (cache, told):
+            told.clear()
+            await write(store, group("small"))
+            await until(lambda: told == ["b"])
+            assert "small" in cache.items["b"].models
+            await store.commit([], [Delete(key=keys.spec_key("ModelDeployment", "c"))])
+            await until(lambda: sorted(cache.items) == ["a", "b"])
+
+
+async def test_a_new_leader_corrects_what_is_wrong_and_writes_nothing_else() -> None:
+    store = MemoryTransport(CLOCK)
+    await write(store, declared("a"), declared("b"))
+    async with leading(store):
+        await until_marked(store)
+    before = await records_of(store)
+    gone = keys.named(keys.MODEL_USE_PREFIX, "gone")
+    await store.commit([], [Put(key=gone, value=b"{}")])
+    await write(store, declared("b", priority=1))
+    async with leading(store):
+        await until_marked(store)
+        after = await records_of(store)
+    assert after["a"] == before["a"]
+    assert after["b"] > before["b"]
+    assert "gone" not in after
+
+
+async def test_under_a_leader_of_an_earlier_release_all_deployments_are_watched() -> None:
+    store = MemoryTransport(CLOCK)
+    await write(store, declared("a", sharding="Auto"), group("small"))
+    wanted = model_use(declared("a", sharding="Auto"), [group("small")])
+    async with watching(store) as (cache, _):
+        assert not cache.is_narrow
+        assert cache.items == {"a": wanted}
+        async with leading(store):
+            await until(lambda: cache.is_narrow)
+            assert cache.items == {"a": wanted}
+        # Nobody leads: nothing changes. Then a process leads that writes no records.
+        assert cache.is_narrow
+        await store.commit([], [Put(key=keys.ELECTION_RECONCILER, value=b"host/2 0.0.9")])
+        await write(store, declared("late"))
+        await until(lambda: not cache.is_narrow and sorted(cache.items) == ["a", "late"])
+
+
+class RefusingTransport(MemoryTransport):
+    """Refuses to write or read records, as the roles of an earlier release do."""
+
+    refused = 0
+
+    @override
+    async def pages(self, prefix: str) -> AsyncGenerator[Listing]:
+        if prefix == keys.MODEL_USE_PREFIX:
+            self.refused += 1
+            raise PermissionDeniedError("permission denied")
+        async for page in super().pages(prefix):
+            yield page
+
+
+@pytest.mark.parametrize("is_marked", [False, True])
+async def test_roles_without_the_right_leave_agents_with_all_deployments(
+    *, is_marked: bool
+) -> None:
+    store = RefusingTransport(CLOCK)
+    await write(store, declared("a"))
+    if is_marked:
+        await store.commit([], [Put(key=keys.MODEL_USES_KEPT, value=b"1")])
+    async with leading(store), watching(store) as (cache, _):
+        await until(lambda: store.refused > 0)
+        assert not cache.is_narrow
+        assert sorted(cache.items) == ["a"]
+        await write(store, declared("b"))
+        await until(lambda: sorted(cache.items) == ["a", "b"])
