@@ -69,7 +69,8 @@ async def leading(store: MemoryTransport) -> AsyncIterator[None]:
 @asynccontextmanager
 async def watching(store: MemoryTransport) -> AsyncIterator[tuple[ModelUses, list[str]]]:
     """Run an agent's cache; yield it and the names that its handler was told."""
-    cache, told = ModelUses(store, CLOCK, look=LOOK), []
+    told: list[str] = []
+    cache = ModelUses(store, CLOCK, look=LOOK)
     cache.on_change(told.append)
     async with asyncio.TaskGroup() as tasks:
         task = tasks.create_task(cache.run())
@@ -143,13 +144,13 @@ async def test_under_a_leader_of_an_earlier_release_all_deployments_are_watched(
     await write(store, declared("a", sharding="Auto"), group("small"))
     wanted = model_use(declared("a", sharding="Auto"), [group("small")])
     async with watching(store) as (cache, _):
-        assert not cache.is_narrow
+        await until(lambda: not cache.is_narrow)
         assert cache.items == {"a": wanted}
         async with leading(store):
             await until(lambda: cache.is_narrow)
             assert cache.items == {"a": wanted}
         # Nobody leads: nothing changes. Then a process leads that writes no records.
-        assert cache.is_narrow
+        await until(lambda: cache.is_narrow)
         await store.commit([], [Put(key=keys.ELECTION_RECONCILER, value=b"host/2 0.0.9")])
         await write(store, declared("late"))
         await until(lambda: not cache.is_narrow and sorted(cache.items) == ["a", "late"])
