@@ -191,7 +191,7 @@ async def apply(
     """
     prospect = await preview(transport, loaded, clock, options)
     changes, doomed = prospect.changes, prospect.surplus.doomed
-    if options.expected_plan not in ("", plan.plan_id(changes)):
+    if options.expected_plan and options.expected_plan != plan.plan_id(changes):
         due = tuple(key_of(one.obj) for one in changes)
         raise PlanChangedError("the fleet changed after the preview", written=(), missing=due)
     kept = tuple(one for change in changes for one in change.kept_by_others)
@@ -334,8 +334,7 @@ class _ApplyRun:
         """Write all in one transaction; return the error if it may not have been applied."""
         guards = [codec.unchanged_guard(write.obj) for write in writes]
         try:
-            puts = [codec.put_spec(write.obj) for write in writes]
-            revision = await self._transport.commit(guards, puts)
+            revision = await self._transport.commit(guards, [write.put for write in writes])
         except FencedError:
             raise
         except (ConflictError, UnavailableError) as error:

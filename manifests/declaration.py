@@ -19,11 +19,21 @@ def applied_fields(obj: ApiObject) -> Fields:
     Lists are compared as a whole, so their items include defaults. Annotations below `fleet/` are left out: manifests
     do not set them.
     """
-    full = _dumped(obj)
     meta = obj.metadata
-    spec = _explicit_fields(spec_of(obj), full["spec"]) if "spec" in obj.model_fields_set else {}
+    declared = spec_of(obj) if "spec" in obj.model_fields_set else None
+    spec = _given_fields(declared) if isinstance(declared, BaseModel) else {}
     annotations: Fields = dict(_user_annotations(meta.annotations))
     return {"metadata": {"labels": dict(meta.labels), "annotations": annotations}, "spec": spec}
+
+
+def _given_fields(spec: BaseModel) -> Tree:
+    raw = spec.model_dump_json(by_alias=True, exclude_unset=True)
+    if "[{" in raw:  # a list of mappings, or a text with these signs
+        return _explicit_fields(
+            spec, spec.model_dump(mode="json", by_alias=True, exclude_none=True)
+        )
+    tree: Tree = json.loads(raw)
+    return tree
 
 
 def _explicit_fields(value: object, full: Tree) -> Tree:

@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from manifests.trees import Path, Tree, declared_tree, show_path, spec_of
 from manifests.yaml import core_schema
-from schemas.meta import FLEET_ANNOTATIONS, ApiObject, ObjectMeta
+from schemas.meta import FLEET_ANNOTATIONS, ApiObject, ManagedFieldsEntry, ObjectMeta
 
 Obj = TypeVar("Obj", bound=ApiObject)
 
@@ -99,7 +99,9 @@ def _lines(obj: ApiObject | None) -> list[str]:
     return core_schema.dump(declared_tree(obj)).splitlines(keepends=True) if obj is not None else []
 
 
-def new_object(desired: Obj, *, now: datetime, uid: str) -> Obj:
+def new_object(
+    desired: Obj, *, now: datetime, uid: str, entries: tuple[ManagedFieldsEntry, ...] = ()
+) -> Obj:
     """Return a new object for its first write: the declared fields, and the metadata that the fleet sets."""
     theirs = desired.metadata
     metadata = ObjectMeta(
@@ -109,8 +111,9 @@ def new_object(desired: Obj, *, now: datetime, uid: str) -> Obj:
         uid=uid,
         generation=1,
         creation_timestamp=now,
+        managed_fields=entries,
     )
-    return without_status(desired.model_copy(update={"metadata": metadata}))
+    return without_status(desired, metadata)
 
 
 def _with_kept_annotations(before: ApiObject, after: Obj) -> Obj:
@@ -120,10 +123,11 @@ def _with_kept_annotations(before: ApiObject, after: Obj) -> Obj:
     return after.model_copy(update={"metadata": metadata})
 
 
-def without_status(obj: Obj) -> Obj:
-    """Return the object without a status; some kinds have none."""
+def without_status(obj: Obj, metadata: ObjectMeta | None = None) -> Obj:
+    """Return the object without a status (some kinds have none), and with other metadata if they are given."""
     has_one = "status" in type(obj).model_fields
-    return obj.model_copy(update={"status": None}) if has_one else obj
+    update = {"metadata": metadata or obj.metadata, **({"status": None} if has_one else {})}
+    return obj.model_copy(update=update)
 
 
 def _changes(path: Path, old: Tree, new: Tree) -> Iterator[FieldChange]:

@@ -12,7 +12,7 @@ from functools import cache, partial
 from typing import BinaryIO, TypeVar
 
 from pydantic import ValidationError
-from pydantic_core import ErrorDetails
+from pydantic_core import ErrorDetails, PydanticSerializationError, to_json
 
 from machinery.gc_pause import pause_collection
 from manifests import overlay, sources, suggestions, validation_errors
@@ -125,8 +125,8 @@ def read_model(document: Document, model: type[Model]) -> Model:
         message = f"expected a mapping, got {suggestions.describe_node(document.root)}"
         raise ManifestErrors([document.problem((), message)])
     try:
-        tree = json.dumps(nodes.plain_value(document.root))
-        return model.model_validate_json(tree, by_alias=True, by_name=False)
+        tree = nodes.plain_value(document.root)
+        return model.model_validate_json(_json(tree), by_alias=True, by_name=False)
     except ValidationError as error:
         details = validation_errors.relevant_errors(error, document.root)
         raise ManifestErrors([_manifest_error(document, d, model) for d in details]) from error
@@ -241,13 +241,21 @@ def _object(document: Document) -> ApiObject | list[ManifestError]:
     tree, owned = _without_fleet_owned(document, declared)
     problems.extend(owned)
     try:
-        found = kind.type.model_validate_json(json.dumps(tree), by_alias=True, by_name=False)
+        found = kind.type.model_validate_json(_json(tree), by_alias=True, by_name=False)
     except ValidationError as error:
         details = validation_errors.relevant_errors(error, document.root)
         # apiVersion was checked above, with a better message
         rest = [d for d in details if d["loc"] != ("apiVersion",)]
         return [*problems, *(_manifest_error(document, d, kind.type) for d in rest)]
     return problems or found
+
+
+def _json(tree: object) -> str | bytes:
+    """Return the JSON that pydantic checks: strict models refuse the lists of Python where a field has a tuple."""
+    try:
+        return to_json(tree)
+    except PydanticSerializationError:  # half of a pair of surrogates, which pydantic then reports
+        return json.dumps(tree)
 
 
 def _version_problems(document: Document) -> list[ManifestError]:

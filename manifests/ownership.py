@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Final, TypeVar
 
+import orjson
 from pydantic import ValidationError
 
 from manifests import declaration, diff, three_way, trees
@@ -124,8 +125,9 @@ def merge_manifest(
     """
     ours = declaration.applied_fields(loaded.obj)
     if existing is None:
-        new = diff.new_object(loaded.obj, now=now, uid=uid)
-        return MergedObject(obj=with_managed_fields(new, (apply_entry(manager, ours, now),)))
+        own_entry = apply_entry(manager, ours, now)
+        made = diff.new_object(loaded.obj, now=now, uid=uid, entries=(own_entry,))
+        return MergedObject(obj=made)
     entries = existing.metadata.managed_fields
     own = _apply_entry_of(entries, manager)
     owned, in_git = _split_by_git(ours, entries, manager)
@@ -338,7 +340,9 @@ def release_fields(
 
 def apply_entry(manager: str, applied: Fields, now: datetime) -> ManagedFieldsEntry:
     """Return the Apply entry of a manager whose manifest has these fields."""
-    text = _json_text(three_way.abbreviate(applied))
+    text = _json_text(applied)
+    if "\\" in text or any(len(part) > three_way.LONG for part in text.split('"')):
+        text = _json_text(three_way.abbreviate(applied))
     return ManagedFieldsEntry(manager=manager, operation="Apply", time=now, applied=text)
 
 
@@ -369,7 +373,10 @@ def _without_paths(entry: ManagedFieldsEntry, paths: tuple[Path, ...]) -> Manage
 
 
 def _json_text(tree: Tree) -> str:
-    return json.dumps(tree, ensure_ascii=False, separators=(",", ":"), sort_keys=True)
+    try:
+        return orjson.dumps(tree, option=orjson.OPT_SORT_KEYS).decode()
+    except TypeError:  # an integer beyond 64 bits
+        return json.dumps(tree, ensure_ascii=False, separators=(",", ":"), sort_keys=True)
 
 
 def _merged_object(existing: Obj, result: three_way.MergeResult) -> Obj | ValidationError:

@@ -17,7 +17,7 @@ from manifests.trees import Tree, key_of, object_tree, show_path
 from schemas.gitsource import source_of_manager
 from schemas.meta import APPLY_SET, ApiObject, ObjectKey
 from store import codec
-from store.port import MAX_OPERATIONS
+from store.port import MAX_OPERATIONS, Put
 
 # Objects that others refer to come first, so that a reader never sees a reference without its object.
 ORDER = ("NodePool", "ShardGroup", "Node", "ModelDeployment", "ModelRoute", "GitSource")
@@ -59,6 +59,8 @@ class CreatedObject:
 
     obj: ApiObject
     """The object to write."""
+    put: Put
+    """The operation that writes it."""
     kept_by_others: tuple[FieldConflict, ...] = ()
 
 
@@ -68,6 +70,8 @@ class ConfiguredObject:
 
     obj: ApiObject
     """The object to write."""
+    put: Put
+    """The operation that writes it."""
     before: ApiObject
     kept_by_others: tuple[FieldConflict, ...] = ()
     """Fields that keep another writer's value."""
@@ -125,7 +129,7 @@ def plan_changes(
         change = _change(before, merged, how.apply_set)
         changes.append(change)
         if not isinstance(change, UnchangedObject):
-            problems.extend(_too_large(item, change.obj))
+            problems.extend(_too_large(item, change))
     if problems:
         raise ManifestErrors(problems)
     return changes
@@ -136,10 +140,11 @@ def _change(before: ApiObject | None, merged: MergedObject, apply_set: str) -> C
     if apply_set or before is None:
         obj = apply_sets.assign_to_set(obj, apply_set)
     if before is None:
-        return CreatedObject(obj=obj)
+        return CreatedObject(obj=obj, put=codec.put_spec(obj))
     if obj is before:
         return UnchangedObject(obj=before, kept_by_others=merged.kept_by_others)
-    return ConfiguredObject(obj=obj, before=before, kept_by_others=merged.kept_by_others)
+    put = codec.put_spec(obj)
+    return ConfiguredObject(obj=obj, put=put, before=before, kept_by_others=merged.kept_by_others)
 
 
 def _conflict(item: LoadedObject, one: FieldConflict, how: ApplyMode) -> ManifestError:
@@ -169,8 +174,8 @@ def _conflict_hint(item: LoadedObject, one: FieldConflict, how: ApplyMode) -> st
     )
 
 
-def _too_large(item: LoadedObject, obj: ApiObject) -> Iterator[ManifestError]:
-    size = stored_bytes(obj)
+def _too_large(item: LoadedObject, write: Write) -> Iterator[ManifestError]:
+    size = _stored_bytes(write.put)
     if size > MAX_BYTES:
         message = f"takes {size:,} bytes in the store; at most {MAX_BYTES:,} are allowed"
         yield item.document.problem((), message, "Shorten its annotations")
@@ -252,7 +257,7 @@ def _transactions(writes: Iterable[Write]) -> list[list[Write]]:
     found: list[list[Write]] = []
     total = 0
     for write in writes:
-        size = stored_bytes(write.obj)
+        size = _stored_bytes(write.put)
         if not found or len(found[-1]) >= MAX_OBJECTS or total + size > MAX_BYTES:
             found.append([])
             total = 0
@@ -261,9 +266,8 @@ def _transactions(writes: Iterable[Write]) -> list[list[Write]]:
     return found
 
 
-def stored_bytes(obj: ApiObject) -> int:
-    """Return the bytes of writing the object: its document, and its key in put and guard."""
-    put = codec.put_spec(obj)
+def _stored_bytes(put: Put) -> int:
+    """Return the bytes of writing an object: its document, and its key in put and guard."""
     return len(put.value) + 2 * len(put.key)
 
 

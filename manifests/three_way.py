@@ -19,7 +19,7 @@ from manifests.trees import (
 )
 
 # Longer texts are stored as a hash: a base is only compared, and must not double the size of an annotation.
-_LONG = 256
+LONG = 256
 
 Force: TypeAlias = bool | Literal["drift"]
 """The value that wins where others wrote the same fields. False: theirs. True: the manifest's. "drift": the manifest's,
@@ -222,6 +222,6 @@ def abbreviate(tree: Tree) -> Tree:
     """Return the tree as a base is stored: long texts as their hash."""
     if isinstance(tree, dict):
         return {key: abbreviate(value) for key, value in tree.items()}
-    if isinstance(tree, str) and len(tree) > _LONG:
+    if isinstance(tree, str) and len(tree) > LONG:
         return f"sha256:{sha256(tree.encode()).hexdigest()}"
     return tree

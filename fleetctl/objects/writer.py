@@ -351,7 +351,7 @@ async def _create_batch(transport: Transport, batch: Sequence[Write]) -> list[Ap
     created = [write.obj for write in batch]
     try:
         guards = [codec.unchanged_guard(obj) for obj in created]
-        revision = await transport.commit(guards, [codec.put_spec(obj) for obj in created])
+        revision = await transport.commit(guards, [write.put for write in batch])
     except ConflictError as error:
         names = [
             f"{obj.kind.lower()}/{obj.name}" for obj in created if await _read_again(transport, obj)

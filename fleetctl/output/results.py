@@ -1,5 +1,6 @@
 """Prints the result of verbs that change objects: a status line, or the object in the format of -o."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
@@ -40,26 +41,23 @@ class ResultPrinter:
 
     def print_object(self, obj: ApiObject, done: str) -> None:
         """Print one object, or `nodepool/a patched (dry run)`."""
-        self.print_tree(hide_secrets(object_tree(obj)), f"{obj.kind.lower()}/{obj.name}", done)
+        self._print(lambda: hide_secrets(object_tree(obj)), obj, done)
 
     def print_declared(self, obj: ApiObject, done: str) -> None:
         """Print an object of a manifest that was not written: the fields of the manifest, without defaults."""
-        tree: dict[str, Tree] = orjson.loads(
-            obj.model_dump_json(by_alias=True, exclude_none=True, exclude_unset=True)
-        )
-        whole = {"apiVersion": obj.api_version, "kind": obj.kind, **tree}
-        self.print_tree(whole, f"{obj.kind.lower()}/{obj.name}", done)
+        self._print(lambda: _given_tree(obj), obj, done)
 
-    def print_tree(self, tree: dict[str, Tree], name: str, done: str) -> None:
-        """Print one object that is a tree."""
+    def _print(self, tree: Callable[[], dict[str, Tree]], obj: ApiObject, done: str) -> None:
+        """Print one object; ten thousand status lines need no trees."""
+        name = f"{obj.kind.lower()}/{obj.name}"
         match self.output:
             case "name":
                 click.echo(name)
             case "yaml":
-                text = parser.dump(_without_managed_fields(tree))
+                text = parser.dump(_without_managed_fields(tree()))
                 click.echo(("---\n" if self.count else "") + text, nl=False)
             case "json":
-                raw = orjson.dumps(_without_managed_fields(tree), option=orjson.OPT_INDENT_2)
+                raw = orjson.dumps(_without_managed_fields(tree()), option=orjson.OPT_INDENT_2)
                 click.echo(raw.decode())
             case _:
                 click.echo(f"{name} {done}{self.suffix}")
@@ -76,6 +74,14 @@ def tree_text(tree: dict[str, Tree], output: str) -> str:
     if output == "yaml":
         return parser.dump(tree)
     return orjson.dumps(tree, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE).decode()
+
+
+def _given_tree(obj: ApiObject) -> dict[str, Tree]:
+    """Return the fields that a manifest gives."""
+    tree: dict[str, Tree] = orjson.loads(
+        obj.model_dump_json(by_alias=True, exclude_none=True, exclude_unset=True)
+    )
+    return {"apiVersion": obj.api_version, "kind": obj.kind, **tree}
 
 
 def _without_managed_fields(tree: dict[str, Tree]) -> dict[str, Tree]:

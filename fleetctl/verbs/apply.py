@@ -16,6 +16,7 @@ from fleetctl.objects import git_preview, git_warnings, selectors, targets, writ
 from fleetctl.objects.kind_args import WRITABLE, kind_of
 from fleetctl.output.results import ResultPrinter, tree_text
 from machinery.clock import SystemClock
+from machinery.gc_pause import pause_collection
 from manifests import apply as applying
 from manifests import diff as differing
 from manifests import ownership
@@ -129,6 +130,12 @@ def apply(words: tuple[str, ...], **options: Any) -> None:
         raise click.UsageError("give manifests with -f; names are for --release")
     _require_files(options)
     mode = _parse_options(options)
+    with pause_collection():  # ten thousand manifests live until the command ends
+        _apply_files(mode, options)
+
+
+def _apply_files(mode: ApplyOptions, options: dict[str, Any]) -> None:
+    """Apply the files, and print what was done."""
     results = ResultPrinter.of(options)
     try:
         loaded = _load(options)
@@ -287,6 +294,14 @@ def diff(words: tuple[str, ...], **options: Any) -> None:
         _diff_sources(words, options)
         return
     _require_files(options)
+    with pause_collection():  # ten thousand manifests live until the command ends
+        differs = _print_differences(options)
+    if differs:
+        raise click.exceptions.Exit(1)
+
+
+def _print_differences(options: dict[str, Any]) -> bool:
+    """Print what an apply would change; return whether that is anything."""
     try:
         preview = run(_preview(_load(options), _parse_options(options), options))
     except ManifestErrors as error:
@@ -307,8 +322,7 @@ def diff(words: tuple[str, ...], **options: Any) -> None:
     else:
         for text in shown:
             click.echo(colour_diff(text), nl=False)
-    if shown:
-        raise click.exceptions.Exit(1)
+    return bool(shown)
 
 
 def _diff_sources(words: tuple[str, ...], options: dict[str, Any]) -> None:

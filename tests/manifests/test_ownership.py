@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from manifests import declaration, ownership, three_way
 from manifests.documents import Document
@@ -426,6 +426,30 @@ def in_turn(*manifest: ApiObject) -> ApiObject:
         there = merged.obj
     assert there is not None
     return there
+
+
+def given_part(value: object, full: Any) -> Any:
+    """Return the fields of a dumped value that were given; `full` is the dump with defaults, without None."""
+    if isinstance(value, BaseModel) and isinstance(full, dict):
+        names = {
+            (field.alias or name): name
+            for name, field in type(value).model_fields.items()
+            if name in value.model_fields_set
+        }
+        return {key: given_part(getattr(value, name), full.get(key)) for key, name in names.items()}
+    if isinstance(value, dict) and isinstance(full, dict):
+        return {key: given_part(one, full.get(key)) for key, one in value.items()}
+    return full
+
+
+@every_kind
+@many
+@given(data=st.data())
+def test_applied_fields_are_those_given(kind: Kind, data: st.DataObject) -> None:
+    obj = data.draw(manifests(kind))
+    full = obj.model_dump(mode="json", by_alias=True, exclude_none=True)
+    expected = given_part(spec_of(obj), full["spec"]) if "spec" in obj.model_fields_set else {}
+    assert declaration.applied_fields(obj)["spec"] == expected
 
 
 def content(obj: ApiObject) -> tuple[object, ...]:

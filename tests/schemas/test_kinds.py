@@ -38,6 +38,21 @@ def test_an_object_survives_a_round_trip_through_the_store(kind: Kind, data: st.
         assert joined.model_copy(update={"metadata": obj.metadata}) == obj
 
 
+@every_kind
+@settings(max_examples=samples(10), suppress_health_check=[HealthCheck.too_slow])
+@given(data=st.data())
+def test_a_copy_is_that_of_pydantic(kind: Kind, data: st.DataObject) -> None:
+    obj, other = data.draw(objects(kind.type)), data.draw(objects(kind.type))
+    before, fields = dict(vars(obj)), set(obj.model_fields_set)
+    for update in (None, {"metadata": vars(other)["metadata"]}, {"spec": vars(other).get("spec")}):
+        made, expected = obj.model_copy(update=update), BaseModel.model_copy(obj, update=update)
+        assert type(made) is type(obj)
+        assert made == expected
+        assert made.model_fields_set == expected.model_fields_set
+        assert made.model_dump_json() == expected.model_dump_json()
+    assert (vars(obj), obj.model_fields_set) == (before, fields)
+
+
 def trees(node: Any) -> list[dict[str, Any]]:
     """Return every JSON object schema inside, except maps with free keys."""
     if isinstance(node, list):
