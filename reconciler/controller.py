@@ -30,6 +30,7 @@ from reconciler.model_snapshots import SnapshotController
 from reconciler.model_uses import ModelUseRecords
 from reconciler.nodes.liveness import NodeLiveness
 from reconciler.nodes.node_views import NodeViewCache
+from reconciler.own_writes import OwnWrites
 from reconciler.reconcile import LeaderState, Reconciler
 from reconciler.rollout.canary import CanaryBaselines
 from schemas.event import ObjectReference
@@ -99,12 +100,15 @@ class Controller:
         self._transport = transport
         self._clock = clock
         self._identity = identity
-        self._caches = make_caches(transport, clock)
+        self._own_writes = OwnWrites()
+        self._caches = make_caches(transport, clock, self._own_writes)
         self._lister = Lister(self._caches)
         self._liveness = NodeLiveness(grace_s)
         self._recorder = EventRecorder(transport, clock, source="reconciler")
         self._queue: WorkQueue[ObjectKey] = WorkQueue(clock)
-        self._handlers = EventHandlers(self._lister, self._liveness, self._queue, clock)
+        self._handlers = EventHandlers(
+            self._lister, self._liveness, self._queue, clock, own_writes=self._own_writes
+        )
         self.metrics = ReconcilerMetrics(clock)
         self.metrics.bind(
             queue_depth=lambda: len(self._queue),
@@ -182,7 +186,13 @@ class Controller:
                 await leadership.resign()
 
     async def _lead(self, leadership: Leadership) -> None:
-        executor = Executor(self._transport, self._clock, lambda: leadership.guard, self.metrics)
+        executor = Executor(
+            self._transport,
+            self._clock,
+            lambda: leadership.guard,
+            self.metrics,
+            own_writes=self._own_writes,
+        )
         demand = DemandScraper(
             self._transport,
             self._clock,

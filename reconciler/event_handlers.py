@@ -6,12 +6,14 @@ thousand nodes that report at the same time cost one pass over the fleet, not a 
 
 import asyncio
 from collections.abc import Callable, Iterable
+from functools import partial
 
 from machinery.clock import Clock
 from machinery.control_loop import WorkQueue
 from reconciler.listers.caches import object_key
 from reconciler.listers.lister import Lister
 from reconciler.nodes.liveness import NodeLiveness
+from reconciler.own_writes import OwnWrites
 from schemas.meta import ObjectKey
 from store import keys
 
@@ -22,8 +24,15 @@ class EventHandlers:
     """Fills the queue. Call `connect()` once, then `run()`."""
 
     def __init__(
-        self, lister: Lister, liveness: NodeLiveness, queue: WorkQueue[ObjectKey], clock: Clock
+        self,
+        lister: Lister,
+        liveness: NodeLiveness,
+        queue: WorkQueue[ObjectKey],
+        clock: Clock,
+        *,
+        own_writes: OwnWrites | None = None,
     ) -> None:
+        self._own_writes = own_writes or OwnWrites()
         self._lister = lister
         self._liveness = liveness
         self._queue = queue
@@ -94,7 +103,7 @@ class EventHandlers:
             return
         kind, name = found
         if kind in ("Replica", "Revision"):
-            self._queue_deployments([deployment_name_of(name)])
+            self._queue_unless_own(deployment_name_of(name), self._lister.caches.specs.version(key))
         else:
             self._queue.add(found)
         if kind == "Node":
@@ -112,8 +121,10 @@ class EventHandlers:
             self._on_node(found.name)
         # The reconciler writes the other statuses. But a write whose answer was lost may arrive late and replace a
         # newer one, and people may write by hand: so the object is reconciled again.
-        elif found.kind == "Replica":
-            self._queue_deployments([deployment_name_of(found.name)])
+        elif found.kind in ("Replica", "ModelDeployment"):
+            is_replica = found.kind == "Replica"
+            name = deployment_name_of(found.name) if is_replica else found.name
+            self._queue_unless_own(name, self._lister.caches.statuses.version(key))
         else:
             self._queue.add(found)
 
@@ -179,6 +190,10 @@ class EventHandlers:
     def _queue_kind(self, kind: str) -> None:
         for found in self._lister.of_kind(kind):
             self._queue.add(ObjectKey(kind, found.name))
+
+    def _queue_unless_own(self, name: str, revision: int) -> None:
+        """Queue a deployment because of a change, unless its own reconcile made that change."""
+        self._own_writes.report(revision, name, partial(self._queue_deployments, [name]))
 
     def _queue_deployments(self, names: Iterable[str]) -> None:
         for name in names:

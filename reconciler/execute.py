@@ -7,9 +7,11 @@ from contextlib import aclosing
 from machinery.clock import Clock
 from reconciler.actions import Action
 from reconciler.metrics import ReconcilerMetrics
+from reconciler.own_writes import OwnWrites
 from reconciler.writes import (
     GuardedWrite,
     WriteContext,
+    documents_of,
     guards_of,
     make_write,
     operations_of,
@@ -42,8 +44,11 @@ class Executor:
         clock: Clock,
         fence: Callable[[], Guard],
         metrics: ReconcilerMetrics | None = None,
+        *,
+        own_writes: OwnWrites | None = None,
     ) -> None:
         """Write with the clock's time. Secrets are drawn here, never in a plan."""
+        self._own_writes = own_writes or OwnWrites()
         self._transport = transport
         self._metrics = metrics or ReconcilerMetrics(clock)
         self._clock = clock
@@ -87,12 +92,17 @@ class Executor:
         actions: Sequence[Action],
         deployment: ModelDeployment | None,
         replicas: Mapping[str, Replica],
+        *,
+        owner: str = "",
     ) -> AsyncGenerator[tuple[Sequence[Action], int]]:
-        """Execute a plan, many actions in one transaction; yield the done actions and their revision."""
+        """Execute a plan, many actions in one transaction; yield the done actions and their revision.
+
+        `owner` is the deployment whose reconcile these writes are no news for (`OwnWrites`).
+        """
         stamp = self._stamp()
         writes = [make_write(action, deployment, replicas, stamp) for action in actions]
         done = 0
-        async with aclosing(self._in_batches(writes)) as batched:
+        async with aclosing(self._in_batches(writes, owner)) as batched:
             async for number, revision in batched:
                 for action in actions[done : done + number]:
                     self._metrics.actions.add(type(action).__name__)
@@ -104,18 +114,24 @@ class Executor:
             now=self._clock.now(), secret=lambda: secrets.token_urlsafe(_SECRET_BYTES)
         )
 
-    async def write_status(self, key: ObjectKey, status: Status, *, version: int) -> int:
-        """Write a status if its object has not changed since; return the revision."""
-        return await self._commit((status_write(key, status, version=version),))
+    async def write_status(
+        self, key: ObjectKey, status: Status, *, version: int, owner: str = ""
+    ) -> int:
+        """Write a status if its object has not changed since; return the revision. `owner`: as for `do_all`."""
+        return await self._commit((status_write(key, status, version=version),), owner)
 
-    async def write_statuses(self, found: Iterable[tuple[ObjectKey, Status, int]]) -> None:
-        """Write statuses, each with the version of the object that it was computed from."""
+    async def write_statuses(
+        self, found: Iterable[tuple[ObjectKey, Status, int]], *, owner: str = ""
+    ) -> None:
+        """Write statuses, each with the version of the object that it was computed from. `owner`: as for `do_all`."""
         writes = [status_write(key, status, version=version) for key, status, version in found]
-        async with aclosing(self._in_batches(writes)) as batched:
+        async with aclosing(self._in_batches(writes, owner)) as batched:
             async for _ in batched:
                 pass
 
-    async def _in_batches(self, writes: Iterable[GuardedWrite]) -> AsyncGenerator[tuple[int, int]]:
+    async def _in_batches(
+        self, writes: Iterable[GuardedWrite], owner: str
+    ) -> AsyncGenerator[tuple[int, int]]:
         """Commit the writes in order; yield the number of writes in each transaction and its revision.
 
         A refused batch is committed write by write until the refused one: the writes before it must not wait for one
@@ -123,30 +139,35 @@ class Executor:
         """
         for batch in split_into_batches(writes, shared=_SHARED):
             try:
-                revision = await self._commit(batch)
+                revision = await self._commit(batch, owner)
             except ConflictError:
                 if len(batch) == 1:
                     raise
                 for write in batch:
-                    yield 1, await self._commit((write,))
+                    yield 1, await self._commit((write,), owner)
             else:
                 yield len(batch), revision
 
-    async def _write(self, guards: Sequence[Guard], operations: Sequence[Operation]) -> int:
-        with self._metrics.writing():
-            return await self._transport.commit(guards, operations)
+    async def _write(
+        self, guards: Sequence[Guard], operations: Sequence[Operation], owner: str = ""
+    ) -> int:
+        with self._metrics.writing(), self._own_writes.writing(owner) as note:
+            revision = await self._transport.commit(guards, operations)
+            note(revision)
+            return revision
 
-    async def _commit(self, batch: Sequence[GuardedWrite]) -> int:
+    async def _commit(self, batch: Sequence[GuardedWrite], owner: str = "") -> int:
         guards, operations = [self._fence(), *guards_of(batch)], operations_of(batch)
+        self._own_writes.expect(documents_of(batch))
         if not any(write.is_assignment for write in batch):
-            return await self._write(guards, operations)
+            return await self._write(guards, operations, owner)
         ledger, self._ledger = self._ledger, None  # known again when the answer arrives
         if ledger is None:
             raise ConflictError("an assignment that the plan did not count may have been written")
         guards.append(ModRevisionGuard(key=ledger.key, mod_revision=ledger.mod_revision))
         entry = Put(key=ledger.key, value=ledger.value, lease=ledger.lease)
         try:
-            self._assigned_at = await self._write(guards, [*operations, entry])
+            self._assigned_at = await self._write(guards, [*operations, entry], owner)
         except ConflictError:
             if len(batch) > 1:
                 self._ledger = ledger  # refused for certain: nothing of it can happen late

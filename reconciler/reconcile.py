@@ -115,16 +115,20 @@ class DeploymentReconciler:
         observed = self._observe(key.name, scaling)
         decided = plan(observed, self._table)
         _log_decisions(key, decided, scaling)
+        owner = _owner_of_writes(observed)
+        await self._execute(decided, observed, owner)
+        if decided.actions:
+            observed = self._observe(key.name, scaling)
+            # What remains to be done: the changes that were made just now queue nothing.
+            decided = plan(observed, self._table)
         if decided.unschedulable or decided.stuck:
             self._state.waiting_for_room.add(key.name)
         else:
             self._state.waiting_for_room.discard(key.name)
-        await self._execute(decided, observed)
-        if decided.actions:
-            observed = self._observe(key.name, scaling)
-        await self._write_replica_statuses(observed)
+        await self._write_replica_statuses(observed, owner)
         after_s = soonest_s(
-            decided.requeue_after_s, scaling.requeue_after_s if scaling is not None else None
+            0.0 if decided.actions else decided.requeue_after_s,
+            scaling.requeue_after_s if scaling is not None else None,
         )
         if observed.deployment is not None and not observed.is_ending:
             status_after_s = await self._write_status(key, observed.deployment, observed, decided)
@@ -186,9 +190,9 @@ class DeploymentReconciler:
             return status.resolved_condition("Resolving", f"the hub is asked for {label}")
         return status.resolved_condition(problem.reason, problem.message)
 
-    async def _execute(self, decided: DeploymentPlan, observed: DeploymentView) -> None:
+    async def _execute(self, decided: DeploymentPlan, observed: DeploymentView, owner: str) -> None:
         replicas = {r.name: r.replica for r in observed.replicas} | self._victims(decided.actions)
-        work = self._executor.do_all(decided.actions, observed.deployment, replicas)
+        work = self._executor.do_all(decided.actions, observed.deployment, replicas, owner=owner)
         async with aclosing(work) as steps:
             async for done, revision in steps:
                 for action in done:
@@ -206,7 +210,7 @@ class DeploymentReconciler:
         """Wait until the cache shows a write of this or the previous leader: the next plan must count it."""
         await wait_for_revision(self._lister.caches.specs, revision)
 
-    async def _write_replica_statuses(self, observed: DeploymentView) -> None:
+    async def _write_replica_statuses(self, observed: DeploymentView, owner: str) -> None:
         changed: list[tuple[ObjectKey, Status, int]] = []
         for view in observed.replicas:
             key = ObjectKey("Replica", view.name)
@@ -216,7 +220,7 @@ class DeploymentReconciler:
             if old != new and not self._lister.is_newer(key):
                 changed.append((key, new, view.version))
                 await self._events.record_replica_status(view.name, observed, old, new)
-        await self._executor.write_statuses(changed)
+        await self._executor.write_statuses(changed, owner=owner)
 
     async def _write_status(
         self,
@@ -244,9 +248,10 @@ class DeploymentReconciler:
         if old == new or self._lister.is_newer(key):
             return after_s
         version = self._lister.spec_version(key)
-        revision = await self._executor.write_status(key, new, version=version)
+        owner = _owner_of_writes(observed)
+        revision = await self._executor.write_status(key, new, version=version, owner=owner)
         await self._events.record_status(deployment, old, new, unschedulable)
-        if _planning_inputs(old) != _planning_inputs(new):
+        if _planning_inputs(old, deployment) != _planning_inputs(new, deployment):
             # The next plan depends on this status.
             await wait_for_revision(self._lister.caches.statuses, revision)
             return 0.0
@@ -284,11 +289,24 @@ class DeploymentReconciler:
         return found, after_s, count_text(canary, found, measured) if is_same_step else ""
 
 
-def _planning_inputs(found: ModelDeploymentStatus | None) -> tuple[object, ...]:
+def _owner_of_writes(observed: DeploymentView) -> str:
+    """Return the deployment if its reconcile need not run again because of its own writes; empty if it must.
+
+    The next plan for a shard group reads the state of its epoch from the statuses of its replicas.
+    """
+    has_epochs = any(one.replica.spec.formation is not None for one in observed.replicas)
+    return "" if observed.groups or has_epochs else observed.name
+
+
+def _planning_inputs(
+    found: ModelDeploymentStatus | None, deployment: ModelDeployment
+) -> tuple[object, ...]:
     """Return the fields of a status that later plans depend on."""
     if found is None:
         return (None, "", 0)
-    return (found.canary, found.stable_template, found.desired_replicas)
+    # Without an autoscaler the number is that of the spec.
+    desired = 0 if deployment.spec.autoscaling is None else found.desired_replicas
+    return (found.canary, found.stable_template, desired)
 
 
 class NodeReconciler:

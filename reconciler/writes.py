@@ -35,7 +35,15 @@ from schemas.deployment import (
     hub_names,
 )
 from schemas.formation import Formation
-from schemas.meta import CHANGE_CAUSE, ENDED_BECAUSE, ObjectKey, ObjectMeta, OwnerReference, Status
+from schemas.meta import (
+    CHANGE_CAUSE,
+    ENDED_BECAUSE,
+    ApiModel,
+    ObjectKey,
+    ObjectMeta,
+    OwnerReference,
+    Status,
+)
 from schemas.model_snapshot import PreloadAssignment
 from schemas.replica import LeavingRank, RankAssignment, Replica, ReplicaSpec
 from store import codec, keys
@@ -53,6 +61,8 @@ class GuardedWrite:
     operations: tuple[Operation, ...]
     is_assignment: bool = False
     """True if it assigns a rank to a node."""
+    made_of: ApiModel | None = None
+    """The model that the first operation is the document of, if it is known as the caches will hold it."""
 
 
 def split_into_batches(
@@ -64,11 +74,19 @@ def split_into_batches(
     because the store refuses that. A write that is too large alone is a batch of its own.
     """
     batch: list[GuardedWrite] = []
+    guards, keys_written, size = set[Guard](), set[str](), 0
     for write in writes:
-        if batch and not _fits([*batch, write], shared):
+        own_keys = {one.key for one in write.operations}
+        own_size = sum(len(one.value) for one in write.operations if isinstance(one, Put))
+        most = len(guards.union(write.guards)) + len(keys_written) + len(own_keys) + shared
+        fits = most <= MAX_OPERATIONS and size + own_size <= _MOST_BYTES
+        if batch and not (fits and own_keys.isdisjoint(keys_written)):
             yield tuple(batch)
-            batch = []
+            batch, guards, keys_written, size = [], set(), set(), 0
         batch.append(write)
+        guards.update(write.guards)
+        keys_written |= own_keys
+        size += own_size
     if batch:
         yield tuple(batch)
 
@@ -82,14 +100,14 @@ def operations_of(batch: Iterable[GuardedWrite]) -> tuple[Operation, ...]:
     return tuple(operation for write in batch for operation in write.operations)
 
 
-def _fits(batch: Sequence[GuardedWrite], shared: int) -> bool:
-    operations = operations_of(batch)
-    size = sum(len(one.value) for one in operations if isinstance(one, Put))
-    return (
-        len(guards_of(batch)) + len(operations) + shared <= MAX_OPERATIONS
-        and size <= _MOST_BYTES
-        and len({one.key for one in operations}) == len(operations)
-    )
+def documents_of(batch: Iterable[GuardedWrite]) -> dict[str, tuple[bytes, ApiModel]]:
+    """Return the documents of a batch by key, with the models that they were made of."""
+    return {
+        first.key: (first.value, write.made_of)
+        for write in batch
+        for first in write.operations[:1]
+        if write.made_of is not None and isinstance(first, Put)
+    }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,6 +190,7 @@ def status_write(key: ObjectKey, status: Status, *, version: int) -> GuardedWrit
     return GuardedWrite(
         guards=(ModRevisionGuard(key=keys.spec_key(*key), mod_revision=version),),
         operations=(Put(key=keys.status_key(*key), value=codec.encode(status)),),
+        made_of=status,
     )
 
 
@@ -210,6 +229,7 @@ def _assign(
         ),
         operations=(codec.put_spec(replica), *stale),
         is_assignment=True,
+        made_of=replica,
     )
 
 

@@ -3,15 +3,15 @@
 import asyncio
 import hashlib
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal
 
 from machinery.clock import Clock
 from schemas.event import Event, EventSpec, ObjectReference
 from schemas.meta import ObjectMeta
 from store import codec, keys
-from store.errors import LeaseLostError, StoreError, UnavailableError
-from store.port import ModRevisionGuard, Put, Transport
+from store.errors import ConflictError, LeaseLostError, StoreError, UnavailableError
+from store.port import KeyValue, ModRevisionGuard, Put, Transport
 
 log = logging.getLogger(__name__)
 
@@ -25,6 +25,8 @@ _NAME_LENGTH = 100
 _AT_ONCE = 60
 # Further events are dropped: the store is unavailable, and newer events matter more.
 _MOST_WAITING = 10_000
+# Names of events, of which each takes 250 bytes.
+_MOST_REMEMBERED = 10_000
 
 
 class EventRecorder:
@@ -42,6 +44,8 @@ class EventRecorder:
         self._waiting: list[Event] = []
         self._pending = asyncio.Event()
         self._is_running = False
+        self._written: set[str] = set()
+        """Names of events that this process has written."""
 
     async def run(self) -> None:
         """Write recorded events until cancelled; events that still wait then are lost."""
@@ -105,12 +109,35 @@ class EventRecorder:
                 await self._try([event])
 
     async def _write(self, events: Sequence[Event]) -> None:
-        found = [keys.event_key(self._source, event.name) for event in events]
-        before = await asyncio.gather(*(self._transport.get(key) for key in found))
+        """Write the events in one transaction; those that this process has not written yet are taken to be new.
+
+        Most are: reading each before cost more than all of the write.
+        """
+        found = {event.name: keys.event_key(self._source, event.name) for event in events}
+        try:
+            await self._commit(events, await self._read(found.keys() & self._written, found))
+        except ConflictError:  # an earlier process recorded one of them
+            await self._commit(events, await self._read(found, found))
+        if len(self._written) >= _MOST_REMEMBERED:
+            self._written.clear()
+        self._written.update(found)
+
+    async def _read(
+        self, names: Iterable[str], found: Mapping[str, str]
+    ) -> dict[str, KeyValue | None]:
+        names = list(names)
+        items = await asyncio.gather(*(self._transport.get(found[name]) for name in names))
+        return dict(zip(names, items, strict=True))
+
+    async def _commit(self, events: Sequence[Event], before: Mapping[str, KeyValue | None]) -> None:
         lease = await self._current_lease()
         guards, puts = [], []
-        for key, event, there in zip(found, events, before, strict=True):
-            merged = event
+        for event in events:
+            key, there, merged = (
+                keys.event_key(self._source, event.name),
+                before.get(event.name),
+                event,
+            )
             if there is not None:
                 seen = codec.decode(Event, there).spec
                 merged = _repeated(event, seen.count, seen)

@@ -7,6 +7,7 @@ from itertools import islice
 from typing import Any
 
 from machinery.clock import Clock
+from reconciler.own_writes import OwnWrites
 from schemas import kinds
 from schemas.deployment import ModelDeployment, Revision
 from schemas.meta import ApiObject, ObjectKey, Status
@@ -141,16 +142,28 @@ def object_key(key: str) -> ObjectKey | None:
         return None
 
 
-def make_caches(transport: Transport, clock: Clock) -> Caches:
-    """Return the caches; their informers do not run yet."""
-    specs = Informer(transport, keys.SPEC_PREFIX, decode_spec, clock)
+def make_caches(transport: Transport, clock: Clock, own_writes: OwnWrites | None = None) -> Caches:
+    """Return the caches; their informers do not run yet. What this process writes itself is not decoded."""
+    own = own_writes or OwnWrites()
+
+    def spec_of_item(item: KeyValue) -> ApiObject:
+        found = own.take(item)
+        if isinstance(found, ApiObject):
+            return codec.with_version(found, item.mod_revision)
+        return decode_spec(item)
+
+    def status_of_item(item: KeyValue) -> Status:
+        found = own.take(item)
+        return found if isinstance(found, Status) else decode_status(item)
+
+    specs = Informer(transport, keys.SPEC_PREFIX, spec_of_item, clock)
     specs.index(BY_KIND, lambda found: (found.kind,))
     specs.index(BY_DEPLOYMENT, _deployment_of)
     specs.index(BY_NODE, _nodes_of)
     specs.index(REVISIONS, _revised_deployment)
     specs.index(BY_PRIORITY, _priority_of)
     specs.index(BY_RULE, _rules_of)
-    statuses = Informer(transport, keys.STATUS_PREFIX, decode_status, clock)
+    statuses = Informer(transport, keys.STATUS_PREFIX, status_of_item, clock)
     statuses.index(BY_KIND, _kind_of_status)
     statuses.index(BY_HARDWARE, _hardware_of)
     leases = Informer(

@@ -227,12 +227,16 @@ class Lister:
 
     def ranks(self, replica: Replica) -> tuple[RankStatus | None, ...]:
         """Return the report on each rank in the current epoch; None for a rank without one."""
-        epoch = _epoch_number(replica)
-        reports = (
-            self.report(replica, rank.node, number)
+        epoch, meta, reports = _epoch_number(replica), replica.metadata, self.caches.ranks.items
+        # Not by `report`: this runs for every replica of the fleet when a leader starts.
+        found = [
+            reports.get(keys.rank_key(rank.node, meta.name, number))
             for number, rank in enumerate(replica.spec.ranks)
+        ]
+        return tuple(
+            one if one and one.replica_uid == meta.uid and one.epoch == epoch else None
+            for one in found
         )
-        return tuple(one if one is not None and one.epoch == epoch else None for one in reports)
 
     def peaks(self, replica: Replica) -> tuple[int, ...]:
         """Return the peak memory of each rank in its current epoch, in bytes; 0 if unknown."""

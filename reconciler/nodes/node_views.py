@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from machinery.gc_pause import pause_collection
 from reconciler.listers.caches import object_key
 from reconciler.listers.lister import GroupReservations, Lister
 from reconciler.nodes.liveness import Flapping, Now
@@ -128,8 +129,13 @@ class NodeViewCache:
         if changed is not None and not changed and self._contexts.is_current(now):
             return self._table
         self._place = None  # until this is done: after a failure, everything is read again
-        names = self._reset(lister) if changed is None else self._nodes_of_keys(lister, changed)
-        self._read(lister, names | self._nodes_of_context(lister, names, now))
+        if changed is not None:
+            names = self._nodes_of_keys(lister, changed)
+            self._read(lister, names | self._nodes_of_context(lister, names, now))
+        else:
+            with pause_collection():  # tens of thousands of objects, which stay
+                names = self._reset(lister)
+                self._read(lister, names | self._nodes_of_context(lister, names, now))
         self._place = place
         return self._table
 
@@ -297,7 +303,7 @@ class NodeViewCache:
         self, lister: Lister, replica: Replica
     ) -> tuple[tuple[str, Allocation], ...]:
         """Return the replica's allocations by node."""
-        owner = lister.deployment(replica.spec.deployment)
+        owner = lister.declared(replica.spec.deployment)
         # A replica without a deployment will end, and has the lowest priority.
         priority = owner.spec.priority if owner is not None else 0
         peaks = lister.peaks(replica)
@@ -318,25 +324,26 @@ def _allocate(
     replica: Replica, priority: int, peaks: Sequence[int], version: int
 ) -> tuple[tuple[str, Allocation], ...]:
     # A peak above the proof counts. A peak below it does not: the engine may still grow.
+    spec = replica.spec
     sizes = {
         rank.node: max(rank.memory.total_bytes, peak)
-        for rank, peak in zip(replica.spec.ranks, peaks, strict=True)
+        for rank, peak in zip(spec.ranks, peaks, strict=True)
     }
     # On one node a rank of an earlier epoch ends before the next one starts, so the larger counts.
-    for left in replica.spec.leaving:
+    for left in spec.leaving:
         sizes[left.node] = max(left.memory_bytes, sizes.get(left.node, 0))
     return tuple(
         (
             node,
             Allocation(
                 replica=replica.name,
-                deployment=replica.spec.deployment,
+                deployment=spec.deployment,
                 bytes=size,
                 priority=priority,
                 version=version,
                 is_ending=replica.metadata.deletion_timestamp is not None,
                 nodes=tuple(sizes) if len(sizes) > 1 else (),
-                model=replica.spec.model.folder,
+                model=spec.model.folder,
             ),
         )
         for node, size in sizes.items()

@@ -1,8 +1,9 @@
 """Revisions of a deployment: the versions that replicas run, their hashes and change causes, and their limit. Pure."""
 
 import hashlib
-from collections.abc import Iterable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator
+from functools import wraps
+from typing import Any, Final, TypeVar
 
 import orjson
 
@@ -10,6 +11,9 @@ from reconciler.actions import RemoveRevision, SaveRevision
 from reconciler.views import DeploymentView
 from schemas.deployment import ModelDeployment, Revision, RevisionTemplate
 from schemas.meta import CHANGE_CAUSE, RESTARTED_AT, ObjectName
+
+Given, Found = TypeVar("Given"), TypeVar("Found")
+_REMEMBERED: Final = 64
 
 
 def change_cause(
@@ -77,6 +81,28 @@ def _shown(value: Any) -> str:
     return "none" if value is None else str(value)
 
 
+def _remembered(function: Callable[[Given], Found]) -> Callable[[Given], Found]:
+    """Return the pure function with its last results remembered, by the identity of the argument, which is frozen.
+
+    One reconcile needs the version of its deployment a dozen times.
+    """
+    last: dict[int, tuple[Given, Found]] = {}
+
+    @wraps(function)
+    def remembered(given: Given) -> Found:
+        there = last.get(id(given))
+        if there is not None and there[0] is given:
+            return there[1]
+        found = function(given)
+        if len(last) >= _REMEMBERED:
+            last.clear()
+        last[id(given)] = given, found
+        return found
+
+    return remembered
+
+
+@_remembered
 def content_of(deployment: ModelDeployment) -> RevisionTemplate:
     """Return everything that the deployment's engines are started with."""
     spec = deployment.spec
@@ -96,6 +122,7 @@ def content_of(deployment: ModelDeployment) -> RevisionTemplate:
     )
 
 
+@_remembered
 def digest(content: RevisionTemplate) -> str:
     """Return the hash that names a version on replicas and endpoints.
 
