@@ -10,12 +10,13 @@ from typing import Annotated, Any, Literal, TypeAlias
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
 
 from engine.openai import messages, parameters
+from engine.vision.image_reader import NO_IMAGES
 from schemas.wire import errors
 
 Json: TypeAlias = dict[str, Any]
 
 _STRICT = ConfigDict(strict=True, extra="forbid")
-_PART_TYPES = ("input_text", "output_text", "refusal")
+_PART_TYPES = ("input_text", "output_text", "refusal", "input_image")
 Status: TypeAlias = Literal["in_progress", "completed", "incomplete"]
 
 
@@ -45,6 +46,18 @@ class InputText(BaseModel):
 
     type: Literal["input_text"]
     text: str
+
+
+class InputImage(BaseModel):
+    """An image, in the URL itself."""
+
+    model_config = _STRICT
+
+    type: Literal["input_image"]
+    image_url: Annotated[str, Field(min_length=1)]
+    detail: Literal["auto", "low", "high", "original"] | None = None
+    """OpenAI's price classes; the model's own preprocessing chooses the size."""
+    file_id: None = None
 
 
 class OutputText(BaseModel):
@@ -78,8 +91,13 @@ class ReasoningText(BaseModel):
 
 Part: TypeAlias = Annotated[
     Annotated[InputText, Tag("a input_text")]
+    | Annotated[InputImage, Tag("a input_image")]
     | Annotated[OutputText, Tag("a output_text")]
     | Annotated[RefusalText, Tag("a refusal")],
+    type_discriminator(),
+]
+ResultPart: TypeAlias = Annotated[
+    Annotated[InputText, Tag("a input_text")] | Annotated[InputImage, Tag("a input_image")],
     type_discriminator(),
 ]
 
@@ -116,7 +134,7 @@ class ResultItem(BaseModel):
 
     type: Literal["function_call_output"]
     call_id: str
-    output: str | list[InputText]
+    output: str | list[ResultPart]
     id: str | None = None
     status: Status | None = None
 
@@ -141,9 +159,11 @@ Item: TypeAlias = Annotated[
     type_discriminator("message"),
 ]
 _ITEM_TYPES = ("message", "function_call", "function_call_output", "reasoning")
+# The field of an item that holds its text and images.
+_CONTENT_FIELDS = {"message": "content", "function_call_output": "output"}
 
 
-def normalize(items: object) -> object:
+def normalize(items: object, *, sees_images: bool = False) -> object:
     """Return items without null fields; refuse unsupported types with a clearer message than pydantic's.
 
     Raises:
@@ -161,7 +181,7 @@ def normalize(items: object) -> object:
                 param=f"input[{at}].type",
             )
         if isinstance(item, dict):
-            _check(item, f"input[{at}]")
+            _check(item, f"input[{at}]", sees_images=sees_images)
     # Clients send back earlier output with all fields that they know, null where unset.
     return [
         {name: value for name, value in item.items() if value is not None}
@@ -171,22 +191,36 @@ def normalize(items: object) -> object:
     ]
 
 
-def _check(item: Json, where: str) -> None:
+def _check(item: Json, where: str, *, sees_images: bool) -> None:
     if item.get("encrypted_content") is not None:
         raise errors.invalid(
             "This engine does not encrypt reasoning; leave 'encrypted_content' out.",
             param=f"{where}.encrypted_content",
         )
-    if item.get("type", "message") != "message":
-        return
-    content = item.get("content")
+    name = _CONTENT_FIELDS.get(str(item.get("type", "message")), "")
+    content = item.get(name)
     for at, part in enumerate(content if isinstance(content, list) else ()):
-        kind = part.get("type") if isinstance(part, dict) else None
-        if isinstance(kind, str) and kind not in _PART_TYPES:
+        if isinstance(part, dict):
+            _check_part(part, f"{where}.{name}[{at}]", sees_images=sees_images)
+
+
+def _check_part(part: Json, where: str, *, sees_images: bool) -> None:
+    kind = part.get("type")
+    if kind == "input_image":
+        if not sees_images:
+            raise errors.invalid(NO_IMAGES, param=f"{where}.type")
+        if part.get("file_id") is not None or part.get("image_url") is None:
             raise errors.invalid(
-                f"This model accepts text only; a part of type '{kind[:50]}' is not supported.",
-                param=f"{where}.content[{at}].type",
+                "This engine does not store files; send the image itself in 'image_url', as "
+                "data:image/png;base64,...",
+                param=f"{where}.{'image_url' if part.get('file_id') is None else 'file_id'}",
             )
+    elif isinstance(kind, str) and kind not in _PART_TYPES:
+        taken = "text and images ('input_image')" if sees_images else "text only"
+        raise errors.invalid(
+            f"This model accepts {taken}; a part of type '{kind[:50]}' is not supported.",
+            param=f"{where}.type",
+        )
 
 
 @dataclass(slots=True)
@@ -197,6 +231,8 @@ class ItemOrigin:
     """Index of the first item; None if the message came from no item."""
     calls: list[int] = field(default_factory=list)
     """Indexes of its calls."""
+    content: str = "content"
+    """The field of the item that is the message's content."""
 
 
 @dataclass(slots=True)
@@ -244,12 +280,13 @@ def to_chat(request_input: str | Sequence[Item], instructions: str | None) -> Ch
             turn.setdefault("tool_calls", []).append(_tool_call(item))
             chat.origins[-1].calls.append(at)
         elif isinstance(item, MessageItem):
-            message = chat.add({"role": item.role, "content": _text(item.content)}, at)
+            message = chat.add({"role": item.role, "content": _content(item.content)}, at)
             turn = message if is_assistant else None
         else:
             turn = None
-            content = _text(item.output)
+            content = _content(item.output)
             chat.add({"role": "tool", "tool_call_id": item.call_id, "content": content}, at)
+            chat.origins[-1].content = "output"
         if reasoning is not None and turn is not None:
             turn["reasoning_content"] = reasoning
             reasoning = None
@@ -270,7 +307,21 @@ def _tool_call(item: CallItem) -> Json:
     return {"id": item.call_id, "type": "function", "function": function}
 
 
-def _text(content: str | Sequence[InputText | OutputText | RefusalText]) -> str:
+def _content(
+    content: str | Sequence[InputText | InputImage | OutputText | RefusalText],
+) -> str | list[Json]:
+    """Return a text, or a chat's parts if there are images."""
     if isinstance(content, str):
         return content
-    return "".join(part.refusal if isinstance(part, RefusalText) else part.text for part in content)
+    if any(isinstance(part, InputImage) for part in content):
+        return [_chat_part(part) for part in content]
+    return "".join(_chat_part(part)["text"] for part in content)
+
+
+def _chat_part(part: InputText | InputImage | OutputText | RefusalText) -> Json:
+    if isinstance(part, InputImage):
+        return {"type": "image_url", "image_url": {"url": part.image_url}}
+    return {
+        "type": "text",
+        "text": part.refusal if isinstance(part, RefusalText) else part.text,
+    }

@@ -224,7 +224,7 @@ def parse(
     fields = request_body.read_object(raw)
     resumed = fields.pop(RESUME_FIELD, None) if is_resumable else None
     ignored = accepted_parameters().check(fields, refuses_unknown=policy.refuses_unknown)
-    fields["input"] = input_items.normalize(fields.get("input"))
+    fields["input"] = input_items.normalize(fields.get("input"), sees_images=policy.sees_images)
     _check_tools(fields)
     body = request_body.validate(ResponsesBody, fields)
     if body.stream_options is not None and not body.stream:
@@ -351,14 +351,17 @@ _PARAM_RENAMES = (
     (re.compile(r"^verbosity$"), "text.verbosity"),
     (re.compile(r"^max_(completion_)?tokens$"), "max_output_tokens"),
     (re.compile(r"\.tool_call_id$"), ".call_id"),
+    (re.compile(r"\.image_url\.url$"), ".image_url"),
 )
-_MESSAGE_PATH = re.compile(r"^messages(?:\[(\d+)\])?(?:\.tool_calls\[(\d+)\](?:\.function)?)?")
+_MESSAGE_PATH = re.compile(
+    r"^messages(?:\[(\d+)\])?(?:\.tool_calls\[(\d+)\](?:\.function)?)?(\.content)?"
+)
 
 
 def _rename_params(refusal: Refusal, origins: Sequence[ItemOrigin]) -> Refusal:
     if refusal.param is None:
         return refusal
-    param = _MESSAGE_PATH.sub(lambda match: _input_path(match[1], match[2], origins), refusal.param)
+    param = _MESSAGE_PATH.sub(lambda match: _input_path(match, origins), refusal.param)
     param = _renamed(param)
     message = refusal.message.replace(f"'{refusal.param}'", f"'{param}'")
     return dataclasses.replace(refusal, param=param, message=message)
@@ -370,7 +373,10 @@ def _renamed(param: str) -> str:
     return param
 
 
-def _input_path(message: str | None, call: str | None, origins: Sequence[ItemOrigin]) -> str:
+def _input_path(match: re.Match[str], origins: Sequence[ItemOrigin]) -> str:
+    message, call, content = match.groups()
     origin = ItemOrigin(None) if message is None else origins[int(message)]
     item = origin.item if call is None else origin.calls[int(call)]
-    return "input" if item is None else f"input[{item}]"
+    if item is None:
+        return f"input{content or ''}"
+    return f"input[{item}]" if content is None else f"input[{item}].{origin.content}"

@@ -197,6 +197,56 @@ def test_images_and_texts_over_http(engine: Engine) -> None:
     assert other.json["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
 
 
+def respond(engine: Engine, *items: Any) -> Any:
+    fields = {"input": list(items), "max_output_tokens": 8, "temperature": 0}
+    return engine.post("/v1/responses", **fields)
+
+
+def input_image(url: str, **fields: Any) -> dict[str, Any]:
+    return {"type": "input_image", "image_url": url, **fields}
+
+
+INPUT_TEXT = {"type": "input_text", "text": "what is this"}
+
+
+def test_responses_see_the_images_that_chats_see(engine: Engine) -> None:
+    chat = ask(engine, image(BLUE), TEXT).json
+    item = {"role": "user", "content": [input_image(BLUE, detail="auto"), INPUT_TEXT]}
+    reply = respond(engine, item)
+    assert reply.status == 200, reply.raw
+    usage = reply.json["usage"]
+    assert usage["input_tokens"] == chat["usage"]["prompt_tokens"]
+    assert usage["input_tokens_details"]["cached_tokens"] > 20
+    texts = [part["text"] for one in reply.json["output"] for part in one.get("content", ())]
+    message = chat["choices"][0]["message"]
+    assert "".join(texts) == (message.get("reasoning_content") or "") + (message["content"] or "")
+    call = {"type": "function_call", "call_id": "c1", "name": "look", "arguments": "{}"}
+    shown = {"type": "function_call_output", "call_id": "c1", "output": [input_image(RED)]}
+    question = {"role": "user", "content": "look"}
+    result = respond(engine, question, call, shown)
+    assert "its chat template knows none in this role" in result.error["message"]
+
+
+def test_responses_name_the_image_that_they_refuse(engine: Engine) -> None:
+    remote = input_image("https://example.com/a.png")
+    refused = [
+        ({"role": "user", "content": [INPUT_TEXT, remote]}, "input[0].content[1].image_url"),
+        (
+            {"role": "user", "content": [input_image(RED, file_id="f")]},
+            "input[0].content[0].file_id",
+        ),
+        ({"role": "user", "content": [{"type": "input_image"}]}, "input[0].content[0].image_url"),
+        ({"role": "user", "content": [{"type": "input_audio"}]}, "input[0].content[0].type"),
+    ]
+    for item, param in refused:
+        reply = respond(engine, item)
+        assert (reply.status, reply.error["param"]) == (400, param)
+    call = {"type": "function_call", "call_id": "c1", "name": "look", "arguments": "{}"}
+    shown = {"type": "function_call_output", "call_id": "c1", "output": [INPUT_TEXT, remote]}
+    reply = respond(engine, {"role": "user", "content": "look"}, call, shown)
+    assert (reply.status, reply.error["param"]) == (400, "input[2].output[1].image_url")
+
+
 @pytest.mark.parametrize(
     ("url", "words"),
     [

@@ -8,7 +8,7 @@ import pytest
 from pydantic import BaseModel
 
 from engine.openai import request_body, responses
-from engine.openai.request_body import Conversation
+from engine.openai.request_body import Conversation, RequestPolicy
 from engine.openai.responses import ResponsesRequest
 from schemas.wire.errors import Refusal, RefusedError
 from tests.support.engine_process import Engine, eventually
@@ -84,6 +84,24 @@ def test_items_of_one_turn_become_one_message() -> None:
     ]
     assert [turn["content"] for turn in turns[3:]] == ["none", "sun", "no", "so?"]
     assert turns[3]["name"] == "weather"
+
+
+def test_images_of_messages_and_results_become_parts_of_a_chat() -> None:
+    image = {"type": "input_image", "image_url": "data:image/png;base64,AAAA", "detail": "high"}
+    text = {"type": "input_text", "text": "sun"}
+    items = [
+        {"role": "user", "content": [text, image]},
+        {"type": "function_call", "call_id": "c1", "name": "look", "arguments": "{}"},
+        {"type": "function_call_output", "call_id": "c1", "output": [image, text]},
+    ]
+    body = json.dumps({"model": "m", "input": items}).encode()
+    user, _, result = messages(responses.parse(body, policy=RequestPolicy(sees_images=True)))
+    assert [part["type"] for part in user["content"]] == ["text", "image"]
+    assert [part["type"] for part in result["content"]] == ["image", "text"]
+    with pytest.raises(RefusedError) as caught:
+        responses.parse(body)
+    assert caught.value.refusal.param == "input[0].content[1].type"
+    assert "spec.model.vision" in caught.value.refusal.message
 
 
 REFUSED: list[tuple[str, dict[str, Any]]] = [

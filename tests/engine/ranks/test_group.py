@@ -5,6 +5,7 @@ import signal
 import socket
 import threading
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
@@ -116,6 +117,33 @@ def test_an_idle_group_does_not_spin(pair: list[Engine]) -> None:
     before = [one.cpu_times().user for one in found]
     psutil.cpu_percent(1.0)
     assert all(one.cpu_times().user - was < 0.5 for one, was in zip(found, before, strict=True))
+
+
+@pytest.mark.ci
+def test_jobs_give_up_their_memory_on_all_ranks(fork: Start, make: Make, tmp_path: Path) -> None:
+    """The prefix cache takes what the proof leaves, so that requests get the memory of `kv_tokens` and no more."""
+    room = {"context_length": 1024, "kv_tokens": 2560, "prefix_cache_bytes": 1 << 40}
+    ranks = form(fork, make(), tmp_path, 2, **room)
+    text = "of the people, by the people " * 8
+    fields: list[dict[str, Any]] = [
+        {"temperature": 0},
+        {"temperature": 1, "seed": 3, "repetition_penalty": 1.2},
+        {"temperature": 0, "guided_grammar": 'start: item*\nitem: "(" item* ")" | /[a-z]/'},
+    ]
+    asked = [{"max_tokens": 600, "min_tokens": 600, "ignore_eos": True} | one for one in fields]
+    wanted = [ranks[0].chat(text, **one).json["choices"] for one in asked]
+    assert preemptions(ranks[0]) == 0
+    with ThreadPoolExecutor(len(asked)) as pool:
+        replies = list(pool.map(lambda one: ranks[0].chat(text, **one), asked))
+    assert [reply.json["choices"] for reply in replies] == wanted
+    assert preemptions(ranks[0]) > 0
+    assert end(ranks) == [0, 0]
+
+
+def preemptions(rank: Engine) -> int:
+    lines = rank.request("GET", "/metrics").raw.decode().splitlines()
+    (found,) = [one for one in lines if one.startswith("fleet_engine_preemptions_total ")]
+    return int(float(found.split()[1]))
 
 
 @pytest.mark.ci
