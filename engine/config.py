@@ -69,6 +69,8 @@ class EngineConfig:
     """Bits (4 or 8) of a number in the KV cache; None keeps the model's own. Excludes `kv_window`."""
     kv_window: int | None = None
     """Most tokens that every layer looks back; None leaves this to the model."""
+    kv_keep: int = 0
+    """First tokens of a request that the window keeps, as a part of it."""
     prefix_cache_bytes: int | None = None
     """Memory of the prefix cache that the memory proof has counted; None for memory that requests leave free."""
     prefix_disk_bytes: int = 0
@@ -91,3 +93,8 @@ class EngineConfig:
     """Number of tokens that it proposes at once."""
     group: GroupConfig | None = None
     """None if this process has the whole model."""
+
+    @property
+    def window_setting(self) -> str | int | None:
+        """The window, as it is named in fingerprints of the model with its settings."""
+        return f"{self.kv_window} after {self.kv_keep}" if self.kv_keep else self.kv_window

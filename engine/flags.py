@@ -55,6 +55,7 @@ def parse(arguments: Sequence[str] | None, *, read_secret: Callable[[], str] = s
         kv_tokens=flags.kv_tokens,
         kv_bits=flags.kv_bits,
         kv_window=flags.kv_window,
+        kv_keep=_or(flags.kv_keep, 0),
         prefix_cache_bytes=flags.prefix_cache_bytes,
         prefix_disk_bytes=_or(flags.prefix_disk_bytes, 0),
         prefix_disk_dir=flags.prefix_disk_dir

@@ -137,7 +137,7 @@ class ModelRank:
 
     def _loaded_message(self, rank: int) -> LoadedMessage:
         config, budget = self.config, self.memory.budget
-        settings = (config.kv_bits, config.kv_window)
+        settings = (config.kv_bits, config.window_setting)
         full = full_bytes(budget.footprint, budget.load)
         return LoadedMessage(
             rank=rank,
@@ -171,7 +171,7 @@ def make_executor(
     `prefix_bytes` is the limit of its prefix cache; `token_bytes` is the size of a token there, None for the real size.
     `by_rows` says that the caches of a batch may be kept row by row.
     """
-    options = KvOptions(bits=config.kv_bits, window=config.kv_window)
+    options = KvOptions(bits=config.kv_bits, window=config.kv_window, keep=config.kv_keep)
     proposer: TokenProposer | None = None
     if config.ngram_tokens:
         proposer = NgramProposer(count=config.ngram_tokens)

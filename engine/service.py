@@ -150,7 +150,7 @@ class Service:
         if next_state(self.state, EngineEvent.LOADED) is None:
             return
         config = self.config
-        settings = (config.kv_bits, config.kv_window, config.adapter and config.adapter.name)
+        settings = (config.kv_bits, config.window_setting, config.adapter and config.adapter.name)
         self._processor = InputProcessor(
             ready=model,
             context_length=config.context_length,

@@ -239,13 +239,28 @@ def activation_bytes(geometry: ModelGeometry, load: ServingLoad) -> int:
     width = _HIDDEN_COPIES * geometry.hidden_size + _FFN_COPIES * ffn
     rows = load.concurrency * (1 + load.draft_tokens)
     logits = _LOGIT_COPIES * rows * geometry.vocab_size * _LOGIT_BYTES
-    return tokens * (width * geometry.kv_element_bytes + _score_bytes(geometry, load)) + logits
+    each = width * geometry.kv_element_bytes + _score_bytes(geometry, load)
+    return tokens * each + logits + _unpacked_bytes(geometry, load)
+
+
+def _unpacked_bytes(geometry: ModelGeometry, load: ServingLoad) -> int:
+    """Return the bytes of one layer's keys and values, which are unpacked from a quantized cache to read prompts.
+
+    Several prompts may be read together, and all requests have no more than `all_tokens`.
+    """
+    if load.kv_bits is None:
+        return 0
+    widths = [
+        -(-group.kv_heads // load.ranks) * (group.head_dim + group.value_dim)
+        for group in layer_groups(geometry)
+        if group.kind == "Full"
+    ]
+    return max(widths, default=0) * geometry.kv_element_bytes * load.all_tokens
 
 
 def _score_bytes(geometry: ModelGeometry, load: ServingLoad) -> int:
     """Return the bytes of one token's attention scores, which exist only without a fused attention kernel."""
-    # mlx-lm has no fused kernel for a quantized cache (quantized_scaled_dot_product_attention).
-    if geometry.is_attention_fused and load.kv_bits is None:
+    if geometry.is_attention_fused:
         return 0
     heads = -(-geometry.heads // load.ranks)
     lookback = max(

@@ -349,6 +349,7 @@ def engine_order(replica: Replica, models_dir: Path, rank: int = 0) -> EngineOrd
         kv_tokens=kv_cache.tokens,
         kv_bits=kv_cache.bits,
         kv_window=kv_cache.window,
+        kv_keep=kv_cache.keep,
         prefix_cache_bytes=None
         if kv_cache.prefix_bytes is None
         else quantity.parse(kv_cache.prefix_bytes),

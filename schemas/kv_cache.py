@@ -18,6 +18,8 @@ class KvCache(ApiModel):
     """Bits of a number in the cache. Default: as the model computes them (16 bits on a Mac)."""
     window: Annotated[int, Field(ge=16, le=16_777_216)] | None = None
     """Tokens that the model attends to at most; older ones are dropped. Default: all."""
+    keep: Annotated[int, Field(ge=1, le=65_536)] | None = None
+    """Tokens at the beginning of a request that the window keeps; they count towards it. Needs window. Default: none."""
     prefix_bytes: Quantity | None = None
     """Memory for cached prompts, such as "4Gi", on top of what requests need; "0" caches none.
     Default: prompts are cached in the part of the KV cache that running requests do not use."""
@@ -34,5 +36,10 @@ class KvCache(ApiModel):
         if self.bits is not None and self.window is not None:
             raise ValueError(
                 "has bits and window, and a sliding cache cannot be quantized; remove one of them"
+            )
+        if self.keep is not None and (self.window is None or 2 * self.keep > self.window):
+            raise ValueError(
+                f"has keep: {self.keep}, the first tokens that a window keeps, which must be at most half of window; "
+                + ("add window" if self.window is None else f"window is {self.window}")
             )
         return self

@@ -10,6 +10,7 @@ from engine.batch import logprobs
 from engine.batch.step_plan import PromptChunk
 from engine.cache.batch_caches import merge_caches
 from engine.cache.interface import LayerCache, PrefixCache
+from engine.cache.window_kv import KeepingKVCache
 from engine.jobs import Job, TokenLogprobs
 from engine.model.adapter_bank import AdapterBank
 from engine.vision.vision_model import VisionModel
@@ -96,12 +97,14 @@ class PrefillStage:
         for prompt in prompts:
             del self._prompts[prompt.job.id]
         computed = sum(len(prompt.tokens) - prompt.position for prompt in prompts)
+        is_alone = len(prompts) == 1 or any(
+            isinstance(cache, KeepingKVCache) for cache in prompts[0].caches
+        )
         for prompt in prompts:
-            if prompt.job.has_prompt_logprobs:
+            if is_alone or prompt.job.has_prompt_logprobs:
                 self._read_one(prompt, len(prompt.tokens) - prompt.position)
-        if len(prompts) == 1:
-            self._read_one(prompts[0], len(prompts[0].tokens) - prompts[0].position)
-            caches = merge_caches([prompts[0].caches], by_rows=self._by_rows)
+        if is_alone:
+            caches = merge_caches([one.caches for one in prompts], by_rows=self._by_rows)
         else:
             caches = self._read_together(prompts)
         return PrefilledPrompts(prompts=tuple(prompts), caches=caches), computed

@@ -11,12 +11,14 @@ from engine.cache.interface import LayerCache
 from engine.cache.quantized_kv import BatchQuantizedKVCache, QuantizedCache
 from engine.cache.row_caches import RowsKVCache
 from engine.cache.stepped_kv import BatchSteppedKVCache, SteppedKVCache
+from engine.cache.window_kv import KeepingKVCache
 
 
 def merge_caches(caches: Sequence[Sequence[LayerCache]], *, by_rows: bool) -> list[LayerCache]:
     """Make one batch of the caches of several sequences, and take them over.
 
-    `by_rows` keeps plain and quantized layers row by row; rotating and recurrent ones are always merged.
+    `by_rows` keeps plain and quantized layers row by row, and windows that keep their first tokens; rotating and
+    recurrent layers are always merged.
     """
     return [_merge_layer(layer, by_rows=by_rows) for layer in zip(*caches, strict=True)]
 
@@ -84,7 +86,7 @@ class BatchCaches:
     def _pad(self) -> None:
         """Merge the rows, one layer after the other: two copies of all layers might not fit."""
         for at, cache in enumerate(self.layers):
-            if isinstance(cache, RowsKVCache):
+            if isinstance(cache, RowsKVCache) and cache.can_pad:
                 self.layers[at] = cache.rows[0].merge(cache.rows)
                 del cache
                 mx.eval(self.layers[at].state)
@@ -105,6 +107,6 @@ class BatchCaches:
 
 
 def _merge_layer(layer: Sequence[LayerCache], *, by_rows: bool) -> Any:
-    if by_rows and isinstance(layer[0], SteppedKVCache | QuantizedCache):
+    if by_rows and isinstance(layer[0], SteppedKVCache | QuantizedCache | KeepingKVCache):
         return RowsKVCache(layer)
     return layer[0].merge(list(layer))

@@ -12,12 +12,14 @@ BLOCK_TOKENS = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KvOptions:
-    """A deployment's options for keys and values. The two exclude each other."""
+    """A deployment's options for keys and values. Bits and window exclude each other."""
 
     bits: int | None = None
     """Bits a number; None keeps numbers as the model computes them."""
     window: int | None = None
     """Most tokens that layers look back; None leaves this to the model."""
+    keep: int = 0
+    """First tokens of a sequence that a window keeps, as a part of it."""
 
 
 @dataclass(slots=True)

@@ -23,12 +23,12 @@ from mlx_lm.models.cache import (
 from engine.cache.batch_caches import merge_caches
 from engine.cache.interface import KvOptions, LayerCache
 from engine.cache.quantized_kv import BITS, QuantizedCache
-from engine.cache.row_caches import RowsKVCache
+from engine.cache.row_caches import RowsKVCache, hook_attention
 from engine.cache.stepped_kv import SteppedKVCache
+from engine.cache.window_kv import KeepingKVCache
 from models.footprint import CACHE_STEP, KvFootprint
 
-# With a smaller window a model cannot finish a sentence. No tokens before the window are kept: batching drops mlx-lm's
-# `keep` (BatchRotatingKVCache.merge), and an answer must not depend on the other sequences of a batch.
+# With a smaller window a model cannot finish a sentence.
 _SMALLEST_WINDOW = 16
 
 
@@ -70,6 +70,11 @@ def try_model(model: Any, options: KvOptions) -> str:
         if options == KvOptions():
             raise
         raise ValueError(f"this model cannot use {_option_name(options)}: {error}") from error
+    if options.keep and not can_hold_rows(model, options):
+        raise ValueError(
+            "this model cannot use kvCache.keep: its layers share arrays between requests, which cannot keep the first "
+            "tokens of each; leave keep out"
+        )
     return ", ".join(f"{count} x {kind}" for kind, count in count_kinds(caches).items())
 
 
@@ -82,7 +87,7 @@ def can_hold_rows(model: Any, options: KvOptions) -> bool:
     if not any(isinstance(cache, RowsKVCache) for cache in caches):
         return False
     try:
-        for tokens in (2, 1):
+        for tokens in (1,) if options.keep else (2, 1):  # such prompts are read one by one
             model(mx.zeros((2, tokens), dtype=mx.int32), cache=caches)
     except (AttributeError, IndexError, RuntimeError, TypeError, ValueError):
         # Latent attention and sinks use keys and values themselves.
@@ -107,19 +112,27 @@ def _check_options(options: KvOptions) -> None:
         raise ValueError(
             f"kvCache.window must be at least {_SMALLEST_WINDOW}, not {options.window}"
         )
+    if not 0 <= 2 * options.keep <= (options.window or 0):
+        raise ValueError(
+            f"kvCache.keep must be at most half of kvCache.window, not {options.keep} of {options.window}"
+        )
 
 
 def _cache_factory(options: KvOptions) -> Callable[[], LayerCache]:
     if options.bits is not None:
         bits = options.bits
+        hook_attention()
         return lambda: QuantizedCache(bits)
     if options.window is None:
         return SteppedKVCache
-    rotating: Callable[..., LayerCache] = RotatingKVCache  # mlx-lm ships no types
-    return lambda: rotating(max_size=options.window)
+    # mlx-lm ships no types
+    rotating: Callable[..., LayerCache] = KeepingKVCache if options.keep else RotatingKVCache
+    return lambda: rotating(max_size=options.window, keep=options.keep)
 
 
 def _option_name(options: KvOptions) -> str:
+    if options.keep:
+        return "kvCache.keep"
     return "kvCache.window" if options.bits is None else f"kvCache.bits {options.bits}"
 
 

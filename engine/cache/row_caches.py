@@ -26,10 +26,15 @@ from engine.cache.quantized_kv import (
     slice_tokens,
 )
 from engine.cache.stepped_kv import BatchSteppedKVCache, SteppedKVCache
+from engine.cache.window_kv import KeepingKVCache
 from models.footprint import round_up
 
 Array: TypeAlias = Any  # mlx ships no types
-# One sequence's keys and values of one layer: a SteppedKVCache or a QuantizedCache.
+# From this many new tokens a row on, packed keys and values are unpacked for the layer, and attention uses the kernel of
+# plain ones: scores of a piece of a prompt would take more memory than a layer's keys and values (models/footprint.py).
+# Fewer tokens read the packed numbers, of which there are fewer.
+_UNPACK_FROM = 32
+# One sequence's keys and values of one layer: a SteppedKVCache, a QuantizedCache or a KeepingKVCache.
 RowCache: TypeAlias = Any
 
 
@@ -44,13 +49,13 @@ class RowAttention:
     """Computes attention row by row for `RowValues`, and as mlx-lm does for everything else."""
 
     def __init__(self, quantized: Callable[..., Array]) -> None:
-        """`quantized` is mlx-lm's attention over packed keys and values."""
+        """`quantized` is mlx-lm's attention over packed keys and values, which stores all scores."""
         self._quantized = quantized
 
     def __call__(self, queries: Array, q_keys: Any, q_values: Any, **options: Any) -> Array:
         """Return the attention; the names of the arguments are those of mlx-lm's function."""
         if not isinstance(q_keys, RowValues):
-            return self._quantized(queries, q_keys, q_values, **options)
+            return self._attend_packed(queries, q_keys, q_values, **options)
         scale, mask = options["scale"], options["mask"]
         found = [
             self._attend(one, *row, scale=scale, mask=mask)
@@ -63,12 +68,21 @@ class RowAttention:
     ) -> Array:
         if isinstance(cache, QuantizedCache):
             packing = {"group_size": cache.group_size, "bits": cache.bits}
-            return self._quantized(queries, keys, values, scale=scale, mask=mask, **packing)
+            return self._attend_packed(queries, keys, values, scale=scale, mask=mask, **packing)
         return mx.fast.scaled_dot_product_attention(queries, keys, values, scale=scale, mask=mask)
+
+    def _attend_packed(
+        self, queries: Array, keys: Any, values: Any, *, scale: float, mask: Any, **packing: int
+    ) -> Array:
+        if queries.shape[2] < _UNPACK_FROM:
+            return self._quantized(queries, keys, values, scale=scale, mask=mask, **packing)
+        unpack: Callable[..., Array] = mx.dequantize
+        plain = [unpack(*packed, **packing) for packed in (keys, values)]
+        return mx.fast.scaled_dot_product_attention(queries, *plain, scale=scale, mask=mask)
 
 
 def hook_attention() -> None:
-    """Let the attention of mlx-lm, and of mlx-vlm if it is loaded, take `RowValues`; a second call does nothing."""
+    """Replace the attention of mlx-lm over packed caches, and of mlx-vlm if it is loaded; a second call does nothing."""
     loaded: tuple[Any, ...] = (base, sys.modules.get("mlx_vlm.models.base"))
     for module in loaded:
         theirs = getattr(module, "quantized_scaled_dot_product_attention", None)
@@ -115,6 +129,11 @@ class RowsKVCache:
     def group_size(self) -> int:
         """Numbers that share a scale; 0 for plain caches."""
         return getattr(self.rows[0], "group_size", 0)
+
+    @property
+    def can_pad(self) -> bool:
+        """True if the rows can become one padded array, and prompts can be read together with padding."""
+        return not isinstance(self.rows[0], KeepingKVCache)
 
     @property
     def offset(self) -> Array:
@@ -175,8 +194,8 @@ class RowsKVCache:
         self._right_padding = self._positions = None
 
     def is_trimmable(self) -> bool:
-        """Return True: the last tokens of a row can be dropped."""
-        return True
+        """Return whether the last tokens of each row can be dropped."""
+        return all(row.is_trimmable() for row in self.rows)
 
     def trim(self, n: int) -> int:
         """Drop the last `n` tokens of each row."""
@@ -202,6 +221,8 @@ class RowsKVCache:
             # New array objects: an assignment to a part of an array changes the object.
             if isinstance(row, QuantizedCache):
                 alone.keys, alone.values = slice_tokens(row, row.offset)
+            elif isinstance(row, KeepingKVCache):
+                alone.keys, alone.values = mx.array(row.keys), mx.array(row.values)
             else:
                 alone.keys = row.keys[..., : row.offset, :]
                 alone.values = row.values[..., : row.offset, :]

@@ -143,7 +143,7 @@ def plan_budget(
         images=0 if config.vision is None else config.vision.max_images,
     )
     (model, facts), *drafts = models
-    options = KvOptions(bits=config.kv_bits, window=config.kv_window)
+    options = KvOptions(bits=config.kv_bits, window=config.kv_window, keep=config.kv_keep)
     try:
         kinds = layer_caches.try_model(model, options)
     except ValueError as error:

@@ -47,7 +47,7 @@ def name_model(config: EngineConfig) -> str:
     folders = [config.model_dir, *([config.adapter] if config.adapter else [])]
     found = hashlib.blake2b(digest_size=32)
     for folder in folders:
-        _add_folder(folder, (config.kv_bits, config.kv_window), found)
+        _add_folder(folder, (config.kv_bits, config.window_setting), found)
     return found.hexdigest()
 
 

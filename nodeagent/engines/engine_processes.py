@@ -57,6 +57,7 @@ class EngineOrder:
     kv_tokens: int | None = None
     kv_bits: int | None = None
     kv_window: int | None = None
+    kv_keep: int | None = None
     prefix_cache_bytes: int | None = None
     prefix_disk_bytes: int | None = None
     deployment: str = ""
@@ -164,6 +165,7 @@ def flags_of(
         kv_tokens=order.kv_tokens,
         kv_bits=order.kv_bits,
         kv_window=order.kv_window,
+        kv_keep=order.kv_keep,
         prefix_cache_bytes=order.prefix_cache_bytes,
         prefix_disk_bytes=order.prefix_disk_bytes,
         prefix_disk_dir=prefix_folders.folder_of(prefixes, order.deployment)

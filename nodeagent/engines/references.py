@@ -55,6 +55,7 @@ def reference_command(order: EngineOrder) -> list[str]:
         context_length=order.context_length,
         kv_bits=order.kv_bits,
         kv_window=order.kv_window,
+        kv_keep=order.kv_keep,
         adapter=order.adapter,
     )
     return [sys.executable, "-m", engine_flags.GOLDEN_MODULE, *flags]
@@ -82,7 +83,9 @@ class GoldenReferences:
         return answer
 
     def _path(self, order: EngineOrder) -> Path:
-        settings = (order.kv_bits, order.kv_window, order.adapter and order.adapter.name)
+        # As engines name it (engine/config.py).
+        window = f"{order.kv_window} after {order.kv_keep}" if order.kv_keep else order.kv_window
+        settings = (order.kv_bits, window, order.adapter and order.adapter.name)
         try:
             return self._answers / f"{fingerprint.compute(order.model_dir, settings)}.json"
         except ImportError as error:

@@ -230,21 +230,19 @@ class EngineFlags:
     )
     kv_bits: int | None = field(
         default=None,
-        metadata=_flag(
-            "--kv-bits", int, "bits of a number in the KV cache; default: as is", choices=(4, 8)
-        ),
+        metadata=_flag("--kv-bits", int, "bits of a number in the KV cache", choices=(4, 8)),
     )
     kv_window: int | None = field(
         default=None,
-        metadata=_flag(
-            "--kv-window", _at_least(16), "tokens kept in the KV cache; default: the model's own"
-        ),
+        metadata=_flag("--kv-window", _at_least(16), "tokens kept in the KV cache"),
+    )
+    kv_keep: int | None = field(
+        default=None,
+        metadata=_flag("--kv-keep", _at_least(1), "first tokens that --kv-window keeps"),
     )
     prefix_cache_bytes: int | None = field(
         default=None,
-        metadata=_flag(
-            "--prefix-cache-bytes", _at_least(0), "memory of the prefix cache; default: free memory"
-        ),
+        metadata=_flag("--prefix-cache-bytes", _at_least(0), "memory of the prefix cache"),
     )
     prefix_disk_bytes: int | None = field(
         default=None,
@@ -411,6 +409,8 @@ class EngineFlags:
                 return "--kv-window cannot be combined with --kv-bits: a rotating cache is never quantized"
             if self.kv_window >= self.context_length:
                 return "--kv-window must be less than --context-length"
+        if self.kv_keep is not None and 2 * self.kv_keep > (self.kv_window or 0):
+            return "--kv-keep must be at most half of --kv-window"
         if self.kv_tokens is not None and self.kv_tokens < self.context_length:
             return "--kv-tokens must be at least --context-length: one request may need all of it"
         return self._vision_conflict() or self._guess_conflict() or self._adapter_conflict()

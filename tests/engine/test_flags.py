@@ -95,7 +95,8 @@ def test_every_flag_reaches_the_configuration() -> None:
     assert (config.prefix_disk_bytes, config.prefix_disk_dir) == (9, Path("/d"))
     assert (config.memory_limit_bytes, config.adapter) == (1000, Path("/m/law"))
     assert (config.draft_model, config.draft_tokens) == (Path("/m/small"), 5)
-    assert parse([*LEAST.to_argv(), "--kv-window", "32"]).kv_window == 32
+    windowed = parse([*LEAST.to_argv(), "--kv-window", "32", "--kv-keep", "4"])
+    assert (windowed.kv_window, windowed.kv_keep) == (32, 4)
 
 
 @pytest.mark.parametrize(

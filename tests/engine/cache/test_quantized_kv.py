@@ -36,6 +36,29 @@ def greedy(model: Any, caches: list[Any], prompt: list[int], count: int) -> list
     return found
 
 
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("count", [1, 31, 32, 90])
+@pytest.mark.parametrize("kind", ["causal", "array", "none"])
+def test_attention_over_unpacked_numbers_is_that_of_mlx_lm(
+    bits: int, count: int, kind: str
+) -> None:
+    """Pieces of prompts are read with the kernel of plain caches, which stores no scores."""
+    base, rows = Late("mlx_lm.models.base"), Late("engine.cache.row_caches")
+    rows.hook_attention()
+    hooked = base.quantized_scaled_dot_product_attention
+    mx.random.seed(bits)
+    keys, values = (
+        mx.quantize(mx.random.normal((2, 2, 120, 64)), group_size=64, bits=bits) for _ in range(2)
+    )
+    queries = mx.random.normal((2, 4, count, 64))
+    at = mx.arange(120)
+    masks = {"causal": "causal", "none": None, "array": at[None] >= at[:count, None] + 5}
+    options = {"scale": 0.125, "mask": masks[kind], "group_size": 64, "bits": bits}
+    ours = hooked(mx.array(queries), keys, values, **options)
+    theirs_ = hooked._quantized(mx.array(queries), keys, values, **options)
+    assert mx.allclose(ours, theirs_, atol=1e-4).item()
+
+
 class Batch:
     """Rows that decode together: a minimal batch."""
 

@@ -55,6 +55,7 @@ def limits_as_before() -> Iterator[None]:
         {},
         {"kv_bits": 8},
         {"kv_window": 300},
+        {"kv_window": 300, "kv_keep": 4},
         {"prefix_cache_bytes": 3 << 20},
         {"draft_model": Path("draft")},
         {"concurrency": 1, "context_length": 300},

@@ -130,8 +130,10 @@ def test_jobs_give_up_their_memory_on_all_ranks(fork: Start, make: Make, tmp_pat
         {"temperature": 1, "seed": 3, "repetition_penalty": 1.2},
         {"temperature": 0, "guided_grammar": 'start: item*\nitem: "(" item* ")" | /[a-z]/'},
     ]
-    asked = [{"max_tokens": 600, "min_tokens": 600, "ignore_eos": True} | one for one in fields]
-    wanted = [ranks[0].chat(text, **one).json["choices"] for one in asked]
+    asked = [{"max_tokens": 600, "min_tokens": 600} | one for one in fields]
+    alone_ = [ranks[0].chat(text, **one) for one in asked]
+    assert [reply.status for reply in alone_] == [200] * 3, [reply.raw for reply in alone_]
+    wanted = [reply.json["choices"] for reply in alone_]
     assert preemptions(ranks[0]) == 0
     with ThreadPoolExecutor(len(asked)) as pool:
         replies = list(pool.map(lambda one: ranks[0].chat(text, **one), asked))

@@ -234,6 +234,23 @@ async def test_a_correction_is_recorded_once_per_step() -> None:
     assert sorted(e.message[:22] for e in events) == [f"qwen-0 used {n}.0 GiB on" for n in (2, 3)]
 
 
+def test_bits_save_memory_for_a_single_request_and_count_with_shared_tokens() -> None:
+    shape = geometry(layers=28, kv_heads=4, vocab=152_064).model_copy(
+        update={"hidden_size": 3584, "ffn_size": 18_944, "heads": 28, "is_attention_fused": True}
+    )
+
+    def need(concurrency: int, *, bits: int | None, tokens: int | None = None) -> int:
+        extras = ProofExtras(kv_bits=bits, kv_tokens=tokens)
+        found = prove(shape, context_length=32_768, concurrency=concurrency, extras=extras)
+        return found.kv_cache_bytes + found.activation_bytes
+
+    for concurrency in (1, 2, 8):
+        plain, packed = (need(concurrency, bits=bits) for bits in (None, 4))
+        assert packed < 0.6 * plain
+    # One layer of sixteen bits is unpacked for the tokens that requests have together.
+    assert need(8, bits=4, tokens=65_536) - need(2, bits=4) < 8 * 2 * 4 * 152_064
+
+
 def test_images_need_memory_by_their_pixels_and_their_number() -> None:
     shape = geometry(layers=28, kv_heads=2, vocab=151_936).model_copy(
         update={"hidden_size": 1536, "ffn_size": 8960, "heads": 12, "is_attention_fused": True}

@@ -125,6 +125,8 @@ PIPELINE = "--parallelism Pipeline"
         ("--kv-tokens 63", "--kv-tokens must be at least --context-length"),
         ("--kv-window 15", "argument --kv-window: 15 is less than 16"),
         ("--kv-window 64", "--kv-window must be less than --context-length"),
+        ("--kv-keep 4", "--kv-keep must be at most half of --kv-window"),
+        ("--kv-window 32 --kv-keep 17", "--kv-keep must be at most half of --kv-window"),
         ("--kv-window 32 --kv-bits 8", "--kv-window cannot be combined with --kv-bits"),
         ("--kv-window 32 --draft-model d", "--kv-window cannot be combined with --draft-model"),
         ("--kv-window 32 --ngram-tokens 4", "--kv-window cannot be combined with --ngram-tokens"),
