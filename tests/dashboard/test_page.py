@@ -268,7 +268,7 @@ async def test_the_keyboard_alone_suffices(browser: Browser, site: Site) -> None
         await expect(page.locator("tbody tr:focus-within")).to_contain_text("mac-2")
         await page.keyboard.press("k")
         await page.keyboard.press("d")
-        await expect(page.locator("main")).to_contain_text("Of Node mac-1 alone")
+        await expect(page.locator("main")).to_contain_text("Only Node mac-1")
         await page.go_back()
         await expect(page.locator("h1")).to_have_text("Macs")
         await page.keyboard.press("/")

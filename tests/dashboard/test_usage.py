@@ -10,10 +10,13 @@ import pytest
 from aiohttp import web
 from playwright.async_api import expect
 
+from dashboard.energy import NO_POWER
+from schemas.objectives import Objectives
+from store import codec
 from store.etcd.connect import connect
 from store.memory import MemoryTransport
 from tests.support.browser import check_access, needs_browser, open_page, running_browser
-from tests.support.dashboards import CLOCK, running_dashboard
+from tests.support.dashboards import CLOCK, ended, running_dashboard
 from tests.support.etcd import running_etcd
 from tests.support.fleetctl_runner import run_fleetctl
 from tests.support.gateway_world import World, deployment, endpoint, running_gateway
@@ -83,11 +86,15 @@ async def test_the_answer_is_that_of_fleetctl(tmp_path: Path) -> None:
 
 @needs_browser
 @pytest.mark.browser
-async def test_the_page_samples_when_it_is_asked_to() -> None:
+async def test_the_page_shows_usage_objectives_and_energy(tmp_path: Path) -> None:
     store = MemoryTransport(CLOCK)
-    await store.commit([], [*mac("mac-1"), *mac("mac-2")])
+    qwen = deployment("qwen")
+    objectives = Objectives(availability_percent=99)
+    spec = qwen.spec.model_copy(update={"objectives": objectives})
+    declared = codec.put_spec(qwen.model_copy(update={"spec": spec}))
+    await store.commit([], [*mac("mac-1"), *mac("mac-2"), declared])
     async with (
-        running_dashboard(store) as dashboard,
+        running_dashboard(store, state_dir=tmp_path) as dashboard,
         running_browser() as browser,
         open_page(browser, dashboard.url) as (page, _),
     ):
@@ -98,3 +105,16 @@ async def test_the_page_samples_when_it_is_asked_to() -> None:
         await expect(table).to_contain_text("?")
         await expect(table).to_contain_text("unknown values: ")
         await check_access(page)
+        dashboard.dashboard.objectives.count(
+            [ended(n, outcome="failed" if n < 30 else "ok") for n in range(60)]
+        )
+        await page.goto("/models/qwen")
+        shown = page.locator("[data-objectives] tbody tr").first
+        await expect(shown).to_contain_text("Availability")
+        await expect(shown.locator("td")).to_have_text(
+            ["Availability", "1h", "99 %", "50 %", "■ 50", "60"]
+        )
+        await expect(page.locator("main dl")).to_contain_text(NO_POWER)
+        await check_access(page)
+        await page.goto("/macs/mac-1")
+        await expect(page.locator("main dl")).to_contain_text(NO_POWER)

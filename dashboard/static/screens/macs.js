@@ -6,6 +6,7 @@ import { Badge, Command, Events, Filter, lazy, MacState, matching, MemoryBar, Ob
 import { Conditions, NotFound, Source } from "./object.js";
 
 const Actions = lazy(() => import("../actions.js"), "Actions");
+const Energy = lazy(() => import("../service_levels.js"), "Energy");
 const Usage = lazy(() => import("../usage.js"), "Usage");
 const MacCharts = lazy(() => import("../subject_charts.js"), "MacCharts");
 
@@ -65,6 +66,7 @@ export function Mac({ store, name }) {
       ${mac.taints.length > 0 && html`<dt>Taints</dt><dd>${mac.taints.map((one) => html`<code key=${one.key + one.effect}>${taintText(one)}</code> `)}</dd>`}
       ${mac.site && html`<dt>Site</dt><dd>${mac.site}</dd>`}
       ${figureText(figures) && html`<dt>Now</dt><dd>${figureText(figures)}</dd>`}
+      ${!store.at && html`<dt>Energy</dt><dd><${Energy} subject=${`node/${name}`} /></dd>`}
       <dt>Address</dt><dd>${mac.address ?? "-"} (${mac.hostname ?? "-"})</dd>
     </dl>
     <${MacCharts} name=${name} at=${store.at} />

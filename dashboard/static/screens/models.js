@@ -9,6 +9,8 @@ import { Conditions, NotFound, Source } from "./object.js";
 const Actions = lazy(() => import("../actions.js"), "Actions");
 const LogTail = lazy(() => import("../log_lines.js"), "LogTail");
 const ModelCharts = lazy(() => import("../subject_charts.js"), "ModelCharts");
+const Energy = lazy(() => import("../service_levels.js"), "Energy");
+const Objectives = lazy(() => import("../service_levels.js"), "Objectives");
 const Revisions = lazy(() => import("../revisions.js"), "Revisions");
 const Usage = lazy(() => import("../usage.js"), "Usage");
 const VersionTraffic = lazy(() => import("../version_traffic.js"), "VersionTraffic");
@@ -70,7 +72,9 @@ export function Model({ store, name, query }) {
       ${model.scaling && html`<dt>Autoscaled</dt><dd>${model.scaling}</dd>`}
       <dt>Context</dt><dd>${model.contextLength ?? "-"} tokens, ${model.concurrency ?? "-"} concurrent ${model.concurrency === 1 ? "request" : "requests"}</dd>
       <dt>Memory</dt><dd>${bytes(replicas.reduce((sum, one) => sum + one.memoryBytes, 0))} in all</dd>
+      ${!store.at && html`<dt>Energy</dt><dd><${Energy} subject=${`model/${name}`} /></dd>`}
     </dl>
+    ${!store.at && html`<${Objectives} name=${name} />`}
     ${!store.at && new Set(replicas.map((one) => one.template)).size > 1 && html`<${VersionTraffic} name=${name} servedNames=${model.servedNames} replicas=${replicas} />`}
     <${ModelCharts} name=${name} at=${store.at} />
     <h2>Replicas</h2>
