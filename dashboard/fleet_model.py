@@ -40,8 +40,10 @@ ENDED: Final = "ended"
 """The view of the requests that ended last."""
 CHANGES: Final = "changes"
 """The view of the newest records of the audit log."""
-LIVE_VIEWS: Final = (FIGURES, TRAFFIC, IN_FLIGHT, ENDED, CHANGES)
-"""Views without objects in the store: they have no earlier moments, and their changes are sent at a pace."""
+JOIN_REQUESTS: Final = "joinRequests"
+"""The view of machines that wait for an approval."""
+LIVE_VIEWS: Final = (FIGURES, TRAFFIC, IN_FLIGHT, ENDED, CHANGES, JOIN_REQUESTS)
+"""Views without declared objects: they have no earlier moments, and their changes are sent at a pace."""
 # A view is read while a client has asked for it within this time; a page that polls asks every 5 s.
 _READ_S: Final = 8.0
 

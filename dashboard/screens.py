@@ -39,7 +39,7 @@ LISTS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
         "groups": ("groups",),
         "events": ("events",),
         "requests": ("traffic", "inFlight", "ended"),
-        "add": ("macs:state,isCordoned,isDraining,chip,memoryBytes,agentVersion",),
+        "add": ("macs:state,isCordoned,isDraining,chip,memoryBytes,agentVersion", "joinRequests"),
         "logs": (
             *("macs:state", "replicas:deployment", "gateways:url"),
             *("reconcilers:identity", "dashboards:url"),

@@ -15,6 +15,7 @@ from dashboard.history.database import HistoryLimits
 from dashboard.history.object_recorder import ObjectRecorder
 from dashboard.history.recorder import HistoryRecorder
 from dashboard.history.writer import HistoryWriter
+from dashboard.join_requests import JoinRequests
 from dashboard.objectives import ObjectiveMonitor
 from dashboard.saved_keys import SavedKeys
 from dashboard.seed_views import SeedViews
@@ -116,6 +117,7 @@ class Dashboard:
             dialer=settings.dialer,
         )
         self.changes = ChangeLog(transport, self.model, clock)
+        self._joins = JoinRequests(transport, self.model, clock)
         self.objectives = ObjectiveMonitor(self.model, clock)
         self.shares = ShareCounter()
         self._collector.on_ended = self._record_requests
@@ -194,6 +196,7 @@ class Dashboard:
             group.create_task(self._collect())
             group.create_task(self._updates.run())
             group.create_task(self.changes.run())
+            group.create_task(self._joins.run())
             group.create_task(self.objectives.run())
             leased = hold_published(
                 self._transport, self._clock, self._lease_key, self._lease, process="dashboard"

@@ -33,6 +33,8 @@ PERIODS = {
     "dashboard/fleet_model.py": "collects changes before it shows them",
     "dashboard/collector.py": "asks gateways every second and agents every ten seconds",
     "dashboard/history/object_recorder.py": "looks for due changes every second",
+    "dashboard/join_requests.py": "collects changes before it shows them",
+    "insight/usage_samples.py": "lets time pass between two samples",
     "dashboard/objectives.py": "judges objectives twice a minute",
     "dashboard/history/recorder.py": "samples every ten seconds",
     "dashboard/history/writer.py": "hands over batches every two seconds",

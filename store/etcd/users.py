@@ -291,6 +291,7 @@ def _dashboard() -> list[Permission]:
         keys.LOAD_PREFIX,
         *(keys.SNAPSHOT_PREFIX, keys.PRELOAD_PREFIX, keys.SHARE_PREFIX, keys.APPLY_SET_PREFIX),
         *(keys.FABRIC_TEST_PREFIX, keys.FABRIC_RANK_PREFIX, keys.TRUST_PREFIX, keys.CHANGE_PREFIX),
+        keys.JOIN_REQUEST_PREFIX,
         # Hashes of keys, not the keys.
         keys.API_KEY_PREFIX,
     )

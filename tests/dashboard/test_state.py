@@ -16,6 +16,7 @@ from schemas.gitsource import Drift, GitSource, GitSourceSpec, GitSourceStatus
 from schemas.meta import Condition, ConditionStatus, ObjectMeta
 from schemas.node import NodeLease
 from schemas.records import DashboardLease, GatewayLease
+from schemas.trust import PendingJoin
 from store import codec, keys
 from store.port import Delete, Put, Transport
 from tests.support.dashboards import CLOCK, read_events, running_dashboard
@@ -185,6 +186,40 @@ async def test_changes_and_git_sources_come_on_the_stream(store: Transport) -> N
         assert [one["id"] for one in found["changes"]] == block["name"]
         assert (await running.get("/api/v1/changes?user=eve"))["changes"] == []
         assert (await running.get("/api/v1/changes?to=1h"))["total"] == 0
+
+
+async def test_machines_that_wait_for_an_approval_are_shown(store: Transport) -> None:
+    waiting = PendingJoin(
+        id="abcdefghijklmnop",
+        name="mini-9",
+        request="a request for a certificate",
+        key_hash="0" * 64,
+        hardware_uuid="11111111-2222-3333-4444-555555555555",
+        source="192.0.2.7",
+        memory_bytes=GIB,
+        created=CLOCK.now(),
+    )
+    key = keys.named(keys.JOIN_REQUEST_PREFIX, waiting.id)
+    async with running_dashboard(store) as running:
+        await store.commit([], [Put(key=key, value=codec.encode(waiting))])
+
+        async def shown() -> list[Any]:
+            found = await running.get("/api/v1/snapshot?view=joinRequests")
+            return list(found["views"]["joinRequests"])
+
+        async def is_shown() -> bool:
+            return bool(await shown())
+
+        await until_async(is_shown, what="the machine that waits")
+        (row,) = await shown()
+        assert (row["node"], row["source"], row["isApproved"]) == ("mini-9", "192.0.2.7", False)
+        assert not {"request", "keyHash", "hardwareUuid"} & set(row)
+        await store.commit([], [Delete(key=key)])
+
+        async def is_over() -> bool:
+            return not await shown()
+
+        await until_async(is_over, what="the end of its request")
 
 
 async def is_gone(http: aiohttp.ClientSession, url: str) -> bool:

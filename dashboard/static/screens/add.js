@@ -1,7 +1,7 @@
 /** How another Mac joins, and those that are there. */
 
 import { html } from "../vendor/htm-preact.js";
-import { bytes } from "../format.js";
+import { age, bytes } from "../format.js";
 import { Command, MacState, ObjectLink, Table } from "../parts.js";
 
 const COLUMNS = [
@@ -10,6 +10,15 @@ const COLUMNS = [
   ["Chip", (mac) => mac.chip ?? "its agent has not reported yet"],
   ["Memory", (mac) => bytes(mac.memoryBytes), "number"],
   ["Release", (mac) => mac.agentVersion ?? "-"],
+];
+
+const WAITING = [
+  ["Mac", (one) => one.node],
+  ["Chip", (one) => one.chip || "-"],
+  ["Memory", (one) => (one.memoryBytes ? bytes(one.memoryBytes) : "-"), "number"],
+  ["From", (one) => one.source],
+  ["Age", (one) => age(one.created)],
+  ["Approve", (one) => (one.isApproved ? "approved" : html`<${Command} text=${`fleetctl approve ${one.node}`} />`), "wide"],
 ];
 
 export function AddMac({ store }) {
@@ -24,6 +33,8 @@ export function AddMac({ store }) {
     </ol>
     <p class="quiet">A fleet that runs on this machine alone accepts other Macs after <code>fleetctl up --join ADDRESS</code>.
       One that ran <code>fleetctl join HOST:4002</code> without a token waits for <code>fleetctl approve NAME</code>.</p>
+    <h2>Waiting for approval</h2>
+    <${Table} caption="Waiting for approval" columns=${WAITING} rows=${store.rows("joinRequests")} empty="No machine asks to join without a token." />
     <h2>Macs of this fleet</h2>
     <${Table} caption="Macs of this fleet" columns=${COLUMNS} rows=${store.rows("macs")} empty="No Mac has joined yet." />
   `;
