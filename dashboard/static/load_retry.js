@@ -1,7 +1,7 @@
 /** Loads the page again when one of its modules does not arrive: without all of them, none runs. */
 
 (() => {
-  const SLOW_MS = 20_000;
+  const SLOW_MS = 10_000;
   const MOST_DOUBLINGS = 3;
   const PAUSE_MS = 2_000;
   const tries = Number(sessionStorage.getItem("loads")) || 0; // main.js forgets them

@@ -42,7 +42,7 @@ export function Energy({ subject }) {
     energy.joulesPerRequest !== null && `${short(energy.joulesPerRequest)} J per request`,
     energy.joulesPer1000Tokens !== null && `${short(energy.joulesPer1000Tokens)} J per 1,000 tokens`,
   ];
-  return html`<span data-energy>${parts.filter(Boolean).join(", ")}</span>`;
+  return html`<span data-energy>${parts.filter(Boolean).join(", ")}${energy.reason && html` <span class="quiet">${energy.reason}</span>`}</span>`;
 }
 
 function withUnit(value, { objective }) {

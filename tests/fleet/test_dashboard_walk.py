@@ -151,7 +151,7 @@ async def ask_why_and_what_if(page: Page) -> None:
     await page.locator(".actions").get_by_role("link", name="What if").click()
     await expect(page.locator("tr", has_text="huge-0")).to_contain_text("unplaced")
     await page.get_by_label("Memory", exact=True).fill("256Gi")
-    await page.get_by_label("How many").fill("1")
+    await page.get_by_label("Count").fill("1")
     await expect(page.locator("tr", has_text="huge-0")).to_contain_text("new")
     await expect(page.locator("tr", has_text="huge-0")).not_to_contain_text("unplaced")
 

@@ -17,6 +17,7 @@ from schemas.formation import Formation
 from schemas.gitsource import GitCommit, GitSource, GitSourceSpec, GitSourceStatus, InventoryEntry
 from schemas.meta import Condition, ConditionStatus, ObjectMeta
 from schemas.node import Node, NodeFabric, NodeSpec, ThunderboltPort
+from schemas.records import ApiKey, Role
 from schemas.replica import MemoryProof, RankAssignment, Replica, ReplicaSpec
 from schemas.shardgroup import (
     FabricCheck,
@@ -25,6 +26,7 @@ from schemas.shardgroup import (
     ShardGroupSpec,
     ShardGroupStatus,
 )
+from schemas.trust import PendingJoin
 from store import codec, keys
 from store.memory import MemoryTransport
 from store.port import Put, Transport
@@ -45,6 +47,11 @@ _MACS = (
     ("mini-2", 64, "Apple M4 Pro", "lisbon"),
     ("mini-3", 48, "Apple M4 Pro", "lisbon"),
     ("book-anna", 36, "Apple M4 Max", "lisbon"),
+)
+_KEYS: tuple[tuple[str, Role, int | None], ...] = (
+    ("ann", "admin", None),
+    ("ci", "user", 600),
+    ("grafana", "viewer", None),
 )
 _HOT = Condition(
     type="ThermalPressure",
@@ -102,6 +109,7 @@ async def put_showcase(store: Transport) -> None:
     await _put_group(store)
     await _put_git(store)
     await _put_events(store)
+    await _put_people(store)
 
 
 def _fabric(name: str) -> NodeFabric:
@@ -206,6 +214,35 @@ async def _put_git(store: Transport) -> None:
     )
     key = keys.status_key("GitSource", "fleet")
     await store.commit([], [codec.put_spec(source), Put(key=key, value=codec.encode(status))])
+
+
+async def _put_people(store: Transport) -> None:
+    """Write API keys, and a machine that asks to join."""
+    now = CLOCK.now()
+    for number, (name, role, limit) in enumerate(_KEYS):
+        key = ApiKey(
+            name=name,
+            hash=f"{number:064x}",
+            created=now - timedelta(days=20 * number + 3),
+            role=role,
+            requests_per_minute=limit,
+        )
+        await store.commit(
+            [], [Put(key=keys.named(keys.API_KEY_PREFIX, name), value=codec.encode(key))]
+        )
+    waiting = PendingJoin(
+        id="abcdefghijklmnop",
+        name="mini-4",
+        request="a request for a certificate",
+        key_hash="0" * 64,
+        hardware_uuid="11111111-2222-3333-4444-555555555555",
+        source="192.0.2.14",
+        chip="Apple M4 Pro",
+        memory_bytes=64 * GIB,
+        created=now - timedelta(minutes=2),
+    )
+    key = keys.named(keys.JOIN_REQUEST_PREFIX, waiting.id)
+    await store.commit([], [Put(key=key, value=codec.encode(waiting))])
 
 
 async def _put_events(store: Transport) -> None:
