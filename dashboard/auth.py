@@ -229,7 +229,7 @@ def _about(scope: Scope) -> dict[str, object]:
 
 def _log_refusal(scope: Scope, refusal: Refusal) -> None:
     method = scope.get("method", "GET")
-    fields = {"method": method, "status": refusal.status, "reason": refusal.code or ""}
+    fields = {"method": method, "status": refusal.status, "refusal": refusal.code or ""}
     log.debug("request refused", extra={**_about(scope), **fields})
 
 

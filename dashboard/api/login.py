@@ -64,7 +64,7 @@ class LoginRoutes:
             )
         except RefusedError as error:
             # As the audit of an address that guesses; the secret itself is in no log.
-            extra = {"client": _address(request), "way": way, "reason": error.refusal.code or ""}
+            extra = {"client": _address(request), "way": way, "refusal": error.refusal.code or ""}
             log.warning("login refused", extra=extra)
             raise
         log.info("login", extra={"user": name, "role": role, "way": way})

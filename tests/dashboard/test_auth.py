@@ -104,7 +104,7 @@ async def test_logins_refusals_and_streams_are_logged_without_their_secrets(
             await response.content.readuntil(b"\n\n")
         await until(lambda: "stream closed" in caplog.messages, what="the end of the stream")
     by_message = {one.message: vars(one) for one in caplog.records}
-    assert by_message["login refused"]["reason"] == "invalid_api_key"
+    assert by_message["login refused"]["refusal"] == "invalid_api_key"
     assert (by_message["login"]["user"], by_message["login"]["way"]) == ("ann", "key")
     refused = by_message["request refused"]
     assert (refused["path"], refused["status"]) == ("/api/v1/apply", 403)

@@ -118,7 +118,7 @@ const macs = (names) => (names.length ? names.map((name, at) => html`${at ? ", "
 export const stepWord = (one) => (one.refusal ? "unplaced" : WORDS[one.change]);
 export const stepReason = (one) => [one.refusal, one.reason, one.waitsFor, one.displaces && `displaces ${one.displaces.join(", ")}`].filter(Boolean).join("; ");
 const STEPS = [
-  ["Replica", (one) => one.replica],
+  ["Replica", (one) => one.replica, "figure"],
   ["Change", (one) => html`<${Badge} tone=${one.refusal ? "bad" : one.change === "Ends" ? "idle" : "good"}>${stepWord(one)}<//>`],
   ["From", (one) => macs(one.from)],
   ["To", (one) => macs(one.to)],
