@@ -14,7 +14,9 @@ from dashboard.traffic import EndedRequest
 from insight.conditions import Row
 
 UNKNOWN: Final = math.nan
-NO_POWER: Final = "power is unknown: install macmon on each Mac (`brew install macmon`), and its agent reports it"
+NO_POWER: Final = (
+    "power is unknown: install macmon on each Mac (`brew install macmon`), and its agent reports it"
+)
 ENERGY_METRICS: Final[Mapping[str, tuple[str, str, str]]] = {
     "node": ("power_watts", "requests_per_second", "output_tokens_per_second"),
     "model": ("power_watts", "powered_requests_per_second", "powered_tokens_per_second"),

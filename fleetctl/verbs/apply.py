@@ -314,7 +314,7 @@ def _print_differences(options: dict[str, Any]) -> bool:
         *(differing.diff_text(obj, None) for obj in preview.surplus.doomed),
     ]
     if options["output"] is not None:
-        trees = [
+        trees: list[Tree] = [
             *map(change_tree, preview.changes),
             *map(pruned_tree, preview.surplus.doomed),
         ]

@@ -12,7 +12,8 @@ from reconciler.views import DeploymentView
 from schemas.deployment import ModelDeployment, Revision, RevisionTemplate
 from schemas.meta import CHANGE_CAUSE, RESTARTED_AT, ObjectName
 
-Given, Found = TypeVar("Given"), TypeVar("Found")
+Given = TypeVar("Given")
+Found = TypeVar("Found")
 _REMEMBERED: Final = 64
 
 

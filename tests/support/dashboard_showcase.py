@@ -241,8 +241,8 @@ async def _put_people(store: Transport) -> None:
         memory_bytes=64 * GIB,
         created=now - timedelta(minutes=2),
     )
-    key = keys.named(keys.JOIN_REQUEST_PREFIX, waiting.id)
-    await store.commit([], [Put(key=key, value=codec.encode(waiting))])
+    request_key = keys.named(keys.JOIN_REQUEST_PREFIX, waiting.id)
+    await store.commit([], [Put(key=request_key, value=codec.encode(waiting))])
 
 
 async def _put_events(store: Transport) -> None:

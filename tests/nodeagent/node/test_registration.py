@@ -84,8 +84,9 @@ async def test_a_status_is_read_once_and_written_again_after_it_was_deleted() ->
     clock = FakeClock()
     store = CountingTransport(clock)
     registration = NodeRegistration(store, clock, node="n", lease=NodeLease(uid="u", session="f/1"))
+    status = mac_status("n")
     for chip in ("M3", "M4"):
-        status = mac_status("n").model_copy(update={"uid": "u", "chip": chip})
+        status = status.model_copy(update={"uid": "u", "chip": chip})
         for _ in range(100):
             await registration.describe(status)
             await clock.advance(10)
