@@ -85,7 +85,12 @@ class Agent:
         credentials = config.credentials
         tls = no_report if credentials is None else credentials.report
         self._registration = NodeRegistration(
-            transport, clock, node=config.name, lease=lease, tls=tls
+            transport,
+            clock,
+            node=config.name,
+            lease=lease,
+            tls=tls,
+            check_s=6 * config.inspect_every_s,
         )
         # While etcd is unreachable every reconcile fails at its end; engines must be tended all the same.
         self._queue: WorkQueue[str] = WorkQueue(clock, Backoff(first_s=0.05, limit_s=1.0))

@@ -47,7 +47,6 @@ async def is_withdrawn(transport: Transport, replica: str, node: str) -> bool:
 log = logging.getLogger(__name__)
 
 _BACKOFF = Backoff(first_s=0.2, limit_s=2.0)
-# How often the status is looked for in the store while it stays the same.
 _CHECK_S: Final = 60.0
 
 
@@ -75,13 +74,18 @@ class NodeRegistration:
         node: str,
         lease: NodeLease,
         tls: TlsReporter = no_report,
+        check_s: float = _CHECK_S,
     ) -> None:
-        """`tls` reports the TLS of this process; the lease follows it."""
+        """Prepare. `tls` reports the TLS of this process; the lease follows it.
+
+        `check_s`: how often the status is looked for in the store while it stays the same.
+        """
         self._transport = transport
         self._clock = clock
         self._node = node
         self._lease_value = lease
         self._tls = tls
+        self._check_s = check_s
         self._session: LeaseSession | None = None
         self._stored: KeyValue | None = None
         """The node's status in the store, as this run has read or written it."""
@@ -172,7 +176,7 @@ class NodeRegistration:
     async def _current(self) -> KeyValue | None:
         """Return the status in the store. No other process writes it, so it is read once, and again if it has gone."""
         now = self._clock.monotonic()
-        if self._stored is not None and now - self._checked_at >= _CHECK_S:
+        if self._stored is not None and now - self._checked_at >= self._check_s:
             guard = ModRevisionGuard(key=self._stored.key, mod_revision=self._stored.mod_revision)
             try:
                 # A user may have deleted the node, which still exists. The answer is short, unlike the status.
