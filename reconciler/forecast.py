@@ -22,7 +22,7 @@ from reconciler.views import DeploymentView, ReplicaView
 from schemas.deployment import ModelDeployment, with_content
 from schemas.replica import MemoryProof
 
-_PARTS: Final = tuple(MemoryProof.model_fields)
+_PARTS: Final = tuple(name for name in MemoryProof.model_fields if name.endswith("_bytes"))
 
 
 class ForecastKind(StrEnum):
@@ -212,4 +212,4 @@ def _memory(outcome: PlacementOutcome) -> MemoryProof | None:
     if not others:
         return first
     sizes = {name: sum(getattr(one, name) for one in (first, *others)) for name in _PARTS}
-    return MemoryProof.model_validate(sizes | {"concurrency": first.concurrency})
+    return first.model_copy(update=sizes)

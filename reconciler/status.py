@@ -88,13 +88,15 @@ def deployment_status(
         conditions.append(preempted)
     generation = deployment.metadata.generation
     refusals = unschedulable.refusals if unschedulable is not None else ()
+    concurrency, limit = _least_concurrency(placed)
     return ModelDeploymentStatus(
         observed_generation=generation,
         replicas=len(placed),
         desired_replicas=observed.desired_replicas,
         updated_replicas=progress.updated_replicas,
         ready_replicas=len(ready),
-        concurrency=min((r.replica.spec.concurrency for r in placed), default=0),
+        concurrency=concurrency,
+        concurrency_limit=limit,
         preload=observed.preload,
         revision=progress.revision,
         template=progress.template,
@@ -111,6 +113,14 @@ def deployment_status(
         },
         conditions=stamp_conditions(old, conditions, generation=generation, now=now),
     )
+
+
+def _least_concurrency(placed: Sequence[ReplicaView]) -> tuple[int, str]:
+    """Return the requests at once of the replica that takes the fewest, and what limits them there."""
+    if not placed:
+        return 0, ""
+    spec = min((one.replica.spec for one in placed), key=lambda spec: spec.concurrency)
+    return spec.concurrency, spec.ranks[0].memory.concurrency_limit
 
 
 def scaling_condition(decided: ScalingDecision) -> Condition:

@@ -484,6 +484,8 @@ class ModelDeploymentStatus(Status):
     """Replicas that answer."""
     concurrency: int = 0
     """Requests that one replica works on at once, the fewest of all replicas; 0 while none is placed."""
+    concurrency_limit: str = ""
+    """With concurrency: Auto, what keeps that number from being higher, as in the memory proof of a replica."""
     preload: PreloadStatus | None = None
     """The nodes of spec.preload; None without it."""
     refusals: tuple[NodeRefusal, ...] = ()

@@ -30,6 +30,9 @@ class MemoryProof(ApiModel):
     concurrency: int = 0
     """Requests at the same time that it counts: spec.concurrency, or with Auto what the Mac's hardware allows. 0 in the
     proofs of an older release."""
+    concurrency_limit: str = ""
+    """With Auto, what keeps the number from being higher: MemoryBandwidth, GPUCores or Memory of the Mac; Most (64);
+    Least (4, which cost hardly more than one); UnknownHardware; StatedMemory (spec.resources.memory is for 4)."""
 
     @property
     def overridden(self) -> bool:

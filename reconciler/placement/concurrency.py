@@ -6,7 +6,7 @@ lowers it to what the Mac holds (memory_proof.py). Why these numbers: docs/adr/0
 """
 
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from schemas.quantity import DEFAULT_CONCURRENCY
 
@@ -34,17 +34,30 @@ class DecodeCost:
     """0 if unknown."""
 
 
-def requests_at_pace(cost: DecodeCost, *, bandwidth_gbps: float, gpu_cores: int) -> int:
+class Pace(NamedTuple):
+    """Requests at once, and what keeps the number from being higher, as in MemoryProof.concurrency_limit."""
+
+    requests: int
+    limit: str
+
+
+def requests_at_pace(cost: DecodeCost, *, bandwidth_gbps: float, gpu_cores: int) -> Pace:
     """Return how many requests keep ten tokens per second each, from DEFAULT_CONCURRENCY to MOST.
 
     At least the default, because a step for four requests costs hardly more than one. A part of the hardware that is
     not known (0) does not limit; if neither is known, the answer is the default.
     """
-    limits: list[float] = []
+    limits: list[tuple[float, str]] = []
     if bandwidth_gbps > 0:
         readable = bandwidth_gbps * 1e9 * _BANDWIDTH_SHARE / _LEAST_TOKENS_PER_S
-        limits.append((readable - cost.weights_bytes) / max(1, cost.request_bytes))
+        readers = (readable - cost.weights_bytes) / max(1, cost.request_bytes)
+        limits.append((readers, "MemoryBandwidth"))
     if gpu_cores > 0 and cost.parameters > 0:
         needed = _FLOPS_PER_PARAMETER * cost.parameters * _LEAST_TOKENS_PER_S
-        limits.append(gpu_cores * _FLOPS_PER_CORE / needed)
-    return max(DEFAULT_CONCURRENCY, int(min(*limits, MOST))) if limits else DEFAULT_CONCURRENCY
+        limits.append((gpu_cores * _FLOPS_PER_CORE / needed, "GPUCores"))
+    if not limits:
+        return Pace(DEFAULT_CONCURRENCY, "UnknownHardware")
+    requests, limit = min(*limits, (float(MOST), "Most"))
+    if requests < DEFAULT_CONCURRENCY:
+        return Pace(DEFAULT_CONCURRENCY, "Least")
+    return Pace(int(requests), limit)

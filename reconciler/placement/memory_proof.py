@@ -23,6 +23,16 @@ from schemas.vision import Vision
 _PROCESS_BYTES = 768 * 2**20
 
 
+_LIMITS: Final = {
+    "MemoryBandwidth": "the Mac's memory bandwidth",
+    "GPUCores": "the Mac's GPU cores",
+    "Memory": "the Mac's memory",
+    "Most": "the limit of 64",
+    "Least": "the least number",
+    "UnknownHardware": "the default for unknown hardware",
+}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProofExtras:
     """Options of a deployment that take memory besides model, caches and activations."""
@@ -154,7 +164,7 @@ def proof_of(request: PlacementRequest, node: NodeView) -> MemoryProof:
         return proof(asked)
     if request.override_bytes:
         # The size was stated for the requests that a deployment has by default.
-        return proof(DEFAULT_CONCURRENCY)
+        return _with_limit(proof(DEFAULT_CONCURRENCY), "StatedMemory")
     # With kvCache.tokens the requests share their caches; one alone may still have the whole context.
     alone = replace(extras, kv_tokens=None)
     load = engine_load(request.spec.context_length, 1, ranks=1, extras=alone)
@@ -163,8 +173,13 @@ def proof_of(request: PlacementRequest, node: NodeView) -> MemoryProof:
         request_bytes=footprint.cache_bytes(geometry, load),
         parameters=geometry.parameters,
     )
-    most = requests_at_pace(cost, bandwidth_gbps=node.bandwidth_gbps, gpu_cores=node.gpu_cores)
-    return _largest_within(proof, most, node.allocatable_bytes)
+    pace = requests_at_pace(cost, bandwidth_gbps=node.bandwidth_gbps, gpu_cores=node.gpu_cores)
+    found = _largest_within(proof, pace.requests, node.allocatable_bytes)
+    return _with_limit(found, pace.limit if found.concurrency == pace.requests else "Memory")
+
+
+def _with_limit(proof: MemoryProof, limit: str) -> MemoryProof:
+    return proof.model_copy(update={"concurrency_limit": limit})
 
 
 def _largest_within(
@@ -193,7 +208,8 @@ def describe_proof(proof: MemoryProof, spec: ModelDeploymentSpec) -> str:
     if proof.overridden:
         return "set by spec.resources.memory"
     requests = proof.concurrency or spec.concurrency
-    source = ", requests by the Mac's hardware" if spec.concurrency == "Auto" else ""
+    limit = _LIMITS.get(proof.concurrency_limit, "the Mac's hardware")
+    source = f", requests by {limit}" if spec.concurrency == "Auto" else ""
     show, kv_cache = quantity.show, spec.kv_cache or KvCache()
     form = f" in {kv_cache.bits} bits" if kv_cache.bits is not None else ""
     form = f" in a window of {kv_cache.window}" if kv_cache.window is not None else form

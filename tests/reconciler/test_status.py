@@ -69,6 +69,17 @@ def test_all_is_well() -> None:
     assert made.concurrency == replica(0).replica.spec.concurrency > 0
 
 
+def test_the_replica_with_the_fewest_requests_tells_what_limits_them() -> None:
+    view = replica(0)
+    spec = view.replica.spec
+    memory = spec.ranks[0].memory.model_copy(update={"concurrency_limit": "GPUCores"})
+    ranks = (spec.ranks[0].model_copy(update={"memory": memory}),)
+    fewer = spec.model_copy(update={"concurrency": spec.concurrency - 1, "ranks": ranks})
+    slow = replace(view, replica=view.replica.model_copy(update={"spec": fewer}))
+    made = of_deployment(replica(1), slow)
+    assert (made.concurrency, made.concurrency_limit) == (spec.concurrency - 1, "GPUCores")
+
+
 @pytest.mark.parametrize(
     ("count", "message"),
     [

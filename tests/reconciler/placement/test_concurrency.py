@@ -57,22 +57,24 @@ def mac(memory_gib: float, bandwidth_gbps: float, gpu_cores: int) -> NodeView:
 
 
 @pytest.mark.parametrize(
-    ("memory_gib", "bandwidth_gbps", "gpu_cores", "expected"),
+    ("memory_gib", "bandwidth_gbps", "gpu_cores", "expected", "limit"),
     [
-        pytest.param(7.5, 68.25, 7, 3, id="m1-10-gb-fewer-fit"),
-        pytest.param(10.7, 120, 10, 4, id="m4-16-gb"),
-        pytest.param(17.1, 273, 20, 5, id="m4-pro-24-gb-memory-decides"),
-        pytest.param(36, 273, 20, 21, id="m4-pro-48-gb-gpu-decides"),
-        pytest.param(72, 400, 40, 38, id="m3-max-96-gb-bandwidth-decides"),
-        pytest.param(140, 800, 60, 64, id="m2-ultra-192-gb-the-most"),
-        pytest.param(140, 0, 0, 4, id="unknown-hardware"),
-        pytest.param(4, 273, 20, 1, id="not-even-one-fits"),
+        pytest.param(7.5, 68.25, 7, 3, "Memory", id="m1-10-gb-fewer-fit"),
+        pytest.param(10.7, 120, 10, 4, "Memory", id="m4-16-gb"),
+        pytest.param(17.1, 273, 20, 5, "Memory", id="m4-pro-24-gb"),
+        pytest.param(36, 273, 20, 21, "GPUCores", id="m4-pro-48-gb"),
+        pytest.param(72, 400, 40, 38, "MemoryBandwidth", id="m3-max-96-gb"),
+        pytest.param(140, 800, 60, 64, "Most", id="m2-ultra-192-gb"),
+        pytest.param(24, 60, 7, 4, "Least", id="slow-with-room"),
+        pytest.param(140, 0, 0, 4, "UnknownHardware", id="unknown-hardware"),
+        pytest.param(4, 273, 20, 1, "Memory", id="not-even-one-fits"),
     ],
 )
 def test_known_macs(
-    memory_gib: float, bandwidth_gbps: float, gpu_cores: int, expected: int
+    memory_gib: float, bandwidth_gbps: float, gpu_cores: int, expected: int, limit: str
 ) -> None:
-    assert proof_of(request(), mac(memory_gib, bandwidth_gbps, gpu_cores)).concurrency == expected
+    proof = proof_of(request(), mac(memory_gib, bandwidth_gbps, gpu_cores))
+    assert (proof.concurrency, proof.concurrency_limit) == (expected, limit)
 
 
 def test_longer_contexts_and_quantized_caches_count() -> None:
@@ -94,7 +96,7 @@ def test_the_answer_is_within_its_bounds(
     cost = DecodeCost(weights_bytes=weights, request_bytes=each, parameters=parameters)
     found = requests_at_pace(cost, bandwidth_gbps=bandwidth, gpu_cores=cores)
     more = requests_at_pace(cost, bandwidth_gbps=2 * bandwidth, gpu_cores=2 * cores)
-    assert DEFAULT_CONCURRENCY <= found <= more <= MOST
+    assert DEFAULT_CONCURRENCY <= found.requests <= more.requests <= MOST
 
 
 def test_more_than_the_default_leave_half_of_the_mac_to_other_models() -> None:
@@ -113,7 +115,7 @@ def test_a_stated_size_is_for_the_default() -> None:
 def test_the_proof_says_where_the_number_comes_from() -> None:
     asked = request()
     text = describe_proof(proof_of(asked, mac(72, 400, 40)), asked.spec)
-    assert "for 38 x 4096 tokens, requests by the Mac's hardware" in text
+    assert "for 38 x 4096 tokens, requests by the Mac's memory bandwidth" in text
 
 
 def test_the_replica_has_the_number_of_its_mac() -> None:
