@@ -77,6 +77,8 @@ class Job:
     """The LoRA adapter to use, by the name of its content; empty for the model alone."""
     images: tuple[ImageInput, ...] = ()
     """The images of the prompt, in the order of the tokens that stand for them."""
+    request_id: str = ""
+    """The ID of its request, for the log."""
     emitted: tuple[int, ...] = ()
     """Tokens that another process generated for this job before it died; the next token continues them."""
 

@@ -187,6 +187,12 @@ class RequestLog:
         if record is not None:
             record.arrival = arrival
 
+    @property
+    def current_id(self) -> str:
+        """The ID of the current request; "" outside of one."""
+        record = self._current.get(None)
+        return "" if record is None else record.id
+
     def current_arrival(self) -> Arrival | None:
         """Return the place of the current request."""
         record = self._current.get(None)

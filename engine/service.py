@@ -4,6 +4,7 @@ Everything here runs on the event loop; `LoopListener` passes the worker's repor
 """
 
 import asyncio
+import dataclasses
 import gc
 import logging
 import random
@@ -19,7 +20,7 @@ from engine.gauges import Gauges
 from engine.input_workers.fork_server import WorkerModel
 from engine.input_workers.pool import InputWorkers
 from engine.input_workers.wire import WorkerLimits
-from engine.jobs import EmbedJob, WorkerEvent
+from engine.jobs import EmbedJob, Job, WorkerEvent
 from engine.lifecycle import EngineEvent, EngineState, initial_state, next_state
 from engine.memory import budget
 from engine.metrics import EngineMetrics, MetricSources, Throughput
@@ -338,7 +339,13 @@ class Service:
             RefusedError: all slots and the queue are full, or the request was cancelled meanwhile.
 
         """
-        ticket = self.admission.enter(jobs, self.request_log.current_arrival())
+        named = [
+            dataclasses.replace(job, request_id=self.request_log.current_id)
+            if isinstance(job, Job)
+            else job
+            for job in jobs
+        ]
+        ticket = self.admission.enter(named, self.request_log.current_arrival())
         cancellation = self.request_log.attach_ticket(ticket, model=model)
         if cancellation is not None:
             self.admission.refuse(ticket, cancellation)

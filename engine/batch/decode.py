@@ -5,6 +5,7 @@ Only rows whose choice depends on their last token (grammars, penalties) wait fo
 with the pass.
 """
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
@@ -27,6 +28,8 @@ from models.footprint import CACHE_STEP
 
 Array: TypeAlias = Any  # mlx ships no types
 Model: TypeAlias = Any
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -163,6 +166,9 @@ class DecodeStage:
         self._tokens: Array = None  # shape (rows,): the input of the next pass
         self._sampling = SamplingColumns.of(())
         self._logprobs: BatchLogprobs | None = None
+        self._guessed_job: int | None = (
+            None  # the job for which tokens are guessed, as it was logged
+        )
 
     @property
     def nbytes(self) -> int:
@@ -228,14 +234,31 @@ class DecodeStage:
             self._vision.select([row.job for row in self.rows])
         proposer = self._proposer
         self._caches.arrange([row.length for row in self.rows])
+        if proposer is not None and len(self.rows) > 1:
+            self._note_guesses(proposer, None)
         if proposer is not None and len(self.rows) == 1 and not self.rows[0].waits_for_tokens:
             row = self.rows[0]
-            if proposer.is_promising(row.sequence, row.room):
+            is_promising = proposer.is_promising(row.sequence, row.room)
+            self._note_guesses(proposer, row if is_promising else None)
+            if is_promising:
                 return self._step_speculative(proposer, row)
             outputs = self._step_plain()
             proposer.note_step(0, accepted=0, has_waited=bool(outputs))
             return outputs
         return self._step_plain()
+
+    def _note_guesses(self, proposer: TokenProposer, row: DecodeRow | None) -> None:
+        """Log when guesses begin and end to pay."""
+        job_id = None if row is None else row.job.id
+        if job_id == self._guessed_job or not log.isEnabledFor(logging.DEBUG):
+            return
+        self._guessed_job = job_id
+        fields = {
+            "request_id": self.rows[0].job.request_id if row is None else row.job.request_id,
+            "draft_tokens": proposer.proposed_tokens,
+            "draft_accepted_tokens": proposer.accepted_tokens,
+        }
+        log.debug("guesses begin" if row is not None else "guesses end", extra=fields)
 
     def _step_plain(self) -> list[TokenOutput]:
         """Start one more token for every row; return the tokens that were not read yet."""

@@ -11,6 +11,7 @@ from typing import Protocol
 
 import mlx.core as mx
 
+from engine.batch.decision_log import DecisionLog
 from engine.batch.embedder import Embedder
 from engine.batch.executor import StepExecutor, update_gauges
 from engine.batch.scheduler import Scheduler, StepSpeed
@@ -54,6 +55,7 @@ class BatchLoop:
     """The other ranks of the group; None for a single rank."""
     speed: StepSpeed = field(default_factory=StepSpeed)
     _scheduler: Scheduler = field(init=False)
+    _decisions: DecisionLog = field(init=False)
     _joins: list[Job] = field(default_factory=list)
     _leaves: list[int] = field(default_factory=list)
     _stalled_s: float = 0.0
@@ -64,6 +66,7 @@ class BatchLoop:
     def __post_init__(self) -> None:
         """Create the scheduler and publish the memory limit."""
         self._scheduler = Scheduler(match=self.executor.prefix.match, memory=self.memory)
+        self._decisions = DecisionLog(memory=self.memory, prefix=self.executor.prefix.stats)
         budget = self.memory.budget
         self.gauges.limit_bytes = budget.limit_bytes
         self.gauges.kv_limit_bytes = budget.kv_bytes
@@ -93,6 +96,7 @@ class BatchLoop:
     def step(self) -> Iterator[list[WorkerEvent]]:
         """Make at most one token per job and read a piece of a prompt; yield events as soon as they are known."""
         plan = self._plan()
+        self._decisions.note_plan(plan, self._scheduler.waiting, self.executor.jobs)
         if self.peers is not None:
             self.peers.send_plan(plan)
         yield self._change(plan)
@@ -210,6 +214,8 @@ class BatchLoop:
             log.exception("cannot add a prompt to the generating jobs; all of them are lost")
             return [*self._fail(ids, error), *self._fail_generating(error)]
         seconds = self.clock.monotonic() - start_s
+        if finished is not None:
+            self._decisions.note_prompts(finished, seconds)
         self._stalled_s += seconds
         self._has_begun = self._has_begun or finished is not None
         pace = computed / (self.speed.prefill_tokens_per_s * seconds) if seconds > 0 else 1.0
@@ -241,6 +247,7 @@ class BatchLoop:
     def _update_gauges(self) -> None:
         gauges = self.gauges
         update_gauges(gauges, self.executor)
+        self._decisions.note_prefix(self.executor.prefix.stats)
         gauges.kv_bytes = self.memory.promised_bytes
         gauges.preemptions = self.memory.preemptions
         if self.executor.proposer is not None:

@@ -181,6 +181,7 @@ class BlockFiles:
             size = self._write_file(block)
             self.stats.written += 1
             self.stats.nbytes += size
+            log.debug("block written to disk", extra={"bytes": size})
             self._uncounted += size
             self._has_failed = False
             if (
@@ -218,7 +219,7 @@ class BlockFiles:
             if entry.name.endswith(_SUFFIX) or f"{_SUFFIX}." in entry.name:
                 found.append((status.st_mtime_ns, status.st_size, entry.name))
         found.sort(reverse=True)
-        total = 0
+        total, evicted = 0, self.stats.evicted
         known = set()
         for _, size, name in found:
             if total + size > self._limit_bytes:
@@ -229,6 +230,9 @@ class BlockFiles:
                 total += size
                 if name.endswith(_SUFFIX):
                     known.add(name.removesuffix(_SUFFIX))
+        if self.stats.evicted > evicted:
+            fields = {"bytes": total, "limit_bytes": self._limit_bytes, "blocks": len(known)}
+            log.debug("blocks on disk counted, and the oldest deleted", extra=fields)
         self._known |= known
         self.stats.nbytes = total
         self._uncounted = 0

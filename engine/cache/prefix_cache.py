@@ -3,6 +3,7 @@
 block_tree.py finds and evicts blocks without mlx; layer_copies.py copies their values.
 """
 
+import logging
 from collections.abc import Callable, Sequence
 from itertools import islice
 
@@ -21,6 +22,8 @@ from engine.cache.copy_plan import BlockCopy, plan_copies
 from engine.cache.disk_blocks import BlockDisk
 from engine.cache.interface import BLOCK_TOKENS, DiskCacheStats, LayerCache, PrefixCacheStats
 from engine.cache.layer_copies import BlockPacking, CacheRows
+
+log = logging.getLogger(__name__)
 
 
 class BlockPrefixCache:
@@ -185,6 +188,7 @@ class BlockPrefixCache:
                 part = data[start : start + size * TOKEN_BYTES]
                 path.append(self._blocks.add(path[-1] if path else root, part, block, weight))
             self._blocks.touch(path, len(path) * size)
+            log.debug("prefix read from disk", extra={"blocks": fitting, "tokens": fitting * size})
         if path:
             disk.files.touch(keys[: len(path)])
 
@@ -195,6 +199,8 @@ class BlockPrefixCache:
         keys = disk.keys(salt, data, self._blocks.rules.block)
         held = {key: node.own for node, key in zip(path, keys, strict=False) if node.key}
         missing = [(k, own) for k, own in held.items() if own and not disk.files.is_known(k)]
+        if missing:
+            log.debug("prefix on its way to the disk", extra={"blocks": len(missing)})
         if missing and all(disk.offer(key, self._packings[0], own.value) for key, own in missing):
             # A block is of no use without those before it, so they must not be older.
             disk.files.touch(list(held))
