@@ -24,18 +24,18 @@ from gateway.http import idempotency
 from gateway.http.handler_options import HandlerOptions
 from gateway.http.idempotency import IdempotencyTable
 from gateway.http.request_context import (
+    HeadReader,
     RequestContext,
     RequestHandler,
     header_lines,
     outcome_of,
 )
-from gateway.http.request_head import HeadReader
 from gateway.request import HttpRequest, InferenceRequest
 from gateway.routing.default_model import choose_default
 from gateway.routing.table import EngineEndpoint
 from gateway.telemetry.recorder import RequestRecorder
-from gateway.upstream.connection import BrokenResponseError, Headers
-from gateway.upstream.response_head import list_lines
+from gateway.upstream.call import BrokenResponseError, Headers
+from gateway.upstream.connection import list_lines
 from machinery.http_server import REQUEST_ID
 from schemas.wire import headers as wire_headers
 from schemas.wire.errors import (
@@ -172,11 +172,12 @@ class InferenceHandler(RequestHandler):
                 if limiter.is_limited:
                     self._admit(context, (limiter,))
                 else:
-                    limiter.enter()
+                    limiter.in_flight += 1
+                    limiter.requests_used += 1
                     context.limiters = (limiter,)
             context.is_admitted = True
             if self._awaits_store and self._is_unsynced():
-                context.task = asyncio.get_running_loop().create_task(self._start_synced(context))
+                self.run(context, self._start_synced(context))
                 return
             self._forward(context)
         except RefusedError as error:
@@ -211,26 +212,21 @@ class InferenceHandler(RequestHandler):
         """Wait for the first routing table, then forward the request, or refuse it."""
         table_cache = self._forwarder.table_cache
         until_s = context.began_s + self._store_wait_s
-        try:
-            while not table_cache.is_synced and (left_s := until_s - self.clock.monotonic()) > 0:
-                await table_cache.changed(within_s=left_s)
-            context.task = None  # from here on as without the wait
-            self._forward(context)
-        except RefusedError as error:
-            self._refuse(context, error.refusal)
-        except asyncio.CancelledError:
-            self._end_cancelled(context)
-        except Exception as error:  # noqa: BLE001 - the client still gets an answer
-            self.fail(context, error)
+        while not table_cache.is_synced and (left_s := until_s - self.clock.monotonic()) > 0:
+            await table_cache.changed(within_s=left_s)
+        context.task = None  # from here on as without the wait
+        self._forward(context)
 
     @override
     def on_result(self, context: RequestContext, result: ForwardResult) -> None:
         try:
-            if isinstance(result, WholeResponse):
+            if type(result) is WholeResponse and not context.response.status:
                 self._send_whole(result, context)
             elif isinstance(result, EngineStream):
                 self._begin_stream(result, context)
                 return
+            elif isinstance(result, WholeResponse):
+                self.break_off(context, errors.engine_refusal(result.status, result.body))
             else:
                 self.break_off(context, result)
         except Exception as error:  # noqa: BLE001 - the client still gets an answer
@@ -240,23 +236,29 @@ class InferenceHandler(RequestHandler):
 
     @override
     def wait_for(self, context: RequestContext, result: Coroutine[Any, Any, ForwardResult]) -> None:
-        context.task = asyncio.get_running_loop().create_task(self._wait(context, result))
+        self.run(context, self._wait(context, result))
 
-    async def _wait(
-        self, context: RequestContext, result: Coroutine[Any, Any, ForwardResult]
-    ) -> None:
-        """Await the result of a request; only its client's leaving and `cut_off` cancel the wait."""
+    def run(self, context: RequestContext, work: Coroutine[Any, Any, None]) -> None:
+        """Do what a request waits for, in a task."""
+        context.task = asyncio.get_running_loop().create_task(self._guarded(context, work))
+
+    async def _guarded(self, context: RequestContext, work: Coroutine[Any, Any, None]) -> None:
+        """Await work; only the leaving of the request's client and `cut_off` cancel it."""
         try:
-            found = await result
+            await work
         except RefusedError as error:
             self._refuse(context, error.refusal)
         except asyncio.CancelledError:
             self._end_cancelled(context)
         except Exception as error:  # noqa: BLE001 - the client still gets an answer
             self.fail(context, error)
-        else:
-            context.task = None
-            self.on_result(context, found)
+
+    async def _wait(
+        self, context: RequestContext, result: Coroutine[Any, Any, ForwardResult]
+    ) -> None:
+        found = await result
+        context.task = None
+        self.on_result(context, found)
 
     async def search(
         self, context: RequestContext, stream: "ClientStream", *, is_suspended: bool = False
@@ -265,18 +267,14 @@ class InferenceHandler(RequestHandler):
 
         A suspended stream first waits until its client reads.
         """
+        if is_suspended:
+            await context.response.drained()
         try:
-            if is_suspended:
-                await context.response.drained()
             while not await stream.source.find_next():
                 if stream.write(WAITING):
                     await context.response.drained()
         except BrokenResponseError as error:
             stream.on_stream_broken(error)
-        except asyncio.CancelledError:
-            self._end_cancelled(context)
-        except Exception as error:  # noqa: BLE001 - the client still gets an answer
-            self.fail(context, error)
         else:
             context.task = None
             stream.attach()
@@ -290,7 +288,7 @@ class InferenceHandler(RequestHandler):
 
     def _refuse(self, context: RequestContext, refusal: Refusal) -> None:
         self._record_model(context)
-        self._send_refusal(context, _translator(context), refusal)
+        self.break_off(context, refusal)
         self.finish(context)
 
     def fail(self, context: RequestContext, error: Exception) -> None:
@@ -384,8 +382,12 @@ class InferenceHandler(RequestHandler):
         if state.admission is not None:
             self._forwarder.leave(state)
         for limiter in context.limiters:
-            prompt, _, output = state.usage
-            limiter.leave(prompt + output, self.clock)
+            tokens = state.usage[0] + state.usage[2]
+            if limiter.tokens is None:
+                limiter.in_flight -= 1
+                limiter.tokens_used += tokens
+            else:
+                limiter.leave(tokens, self.clock)
         self._recorder.record(context)
         context.release()
 
@@ -427,10 +429,7 @@ class InferenceHandler(RequestHandler):
         return True
 
     def _send_whole(self, result: WholeResponse, context: RequestContext) -> None:
-        response, status, body = context.response, result.status, result.body
-        if response.status:
-            self.break_off(context, errors.engine_refusal(status, body))
-            return
+        status, body = result.status, result.body
         context.outcome = "ok" if status < 400 else outcome_of(status)
         if context.translator is None:
             head = _header_block(result.passed, result.endpoint, context)
@@ -440,7 +439,7 @@ class InferenceHandler(RequestHandler):
             head = header_lines(headers)
         if context.kept_answer is not None:
             self.idempotency.complete(context.kept_answer, status, head, body)
-        response.whole(status, head, body)
+        context.response.whole(status, head, body)
 
     def _begin_stream(self, source: EngineStream, context: RequestContext) -> None:
         """Pass the stream of an engine through, event by event."""
@@ -549,14 +548,12 @@ class ClientStream(StreamReceiver):
 
     @override
     def on_engine_died(self) -> None:
-        context = self._context
-        context.task = asyncio.get_running_loop().create_task(self._handler.search(context, self))
+        self._handler.run(self._context, self._handler.search(self._context, self))
 
     @override
     def on_suspended(self) -> None:
-        context = self._context
-        search = self._handler.search(context, self, is_suspended=True)
-        context.task = asyncio.get_running_loop().create_task(search)
+        search = self._handler.search(self._context, self, is_suspended=True)
+        self._handler.run(self._context, search)
 
 
 def _translator(context: RequestContext) -> ResponseTranslator | None:

@@ -1,9 +1,9 @@
-"""What one request costs our gateway without sockets: files, calls, bytecodes, and microseconds of hot code.
+"""Cost of one request in our gateway without sockets: files, calls, bytecodes, and microseconds of hot code.
 
 The counts depend on no other load of the machine. A whole gateway runs in this process, with its table and its key from a
 store in memory; only the transports of its connections are replaced by ones that hand the bytes over at once.
 
-`python -m bench.gateway.request_path [--files]`; the flag lists the files and functions that a whole answer passes.
+`python -m bench.gateway.request_path [CASE]`: of a case that is named, the files and functions that it passes are listed.
 """
 
 import asyncio
@@ -274,14 +274,18 @@ def _is_ours(code: CodeType) -> bool:
     return name.startswith(_ROOT) and not name.startswith(_BENCH)
 
 
+def _name(code: CodeType) -> str:
+    return f"{code.co_filename[len(_ROOT) + 1 :]} {code.co_qualname}"
+
+
 @dataclass(frozen=True)
 class Counts:
-    """What was executed in one request, on average."""
+    """Counts of one request, on average."""
 
     python_calls: Counter[str]
     """By file and function."""
     c_calls: int
-    bytecodes: int
+    bytecodes: Counter[str]
 
     @property
     def files(self) -> set[str]:
@@ -291,23 +295,23 @@ class Counts:
 def _counted(run: Callable[[], object]) -> Counts:
     """Count what a call executes: the interpreter's own hooks, first for calls, then for bytecodes."""
     python: Counter[str] = Counter()
-    c_calls = bytecodes = 0
+    bytecodes: Counter[str] = Counter()
+    c_calls = 0
 
     def profile(frame: FrameType, event: str, _: object) -> None:
         nonlocal c_calls
         if _is_ours(frame.f_code):
             if event == "call":
-                where = frame.f_code.co_filename[len(_ROOT) + 1 :]
-                python[f"{where} {frame.f_code.co_qualname}"] += 1
+                python[_name(frame.f_code)] += 1
             elif event == "c_call":
                 c_calls += 1
 
     def trace(frame: FrameType, event: str, _: object) -> Any:
-        nonlocal bytecodes
         if not _is_ours(frame.f_code):
             return None
         frame.f_trace_opcodes, frame.f_trace_lines = True, False
-        bytecodes += event == "opcode"
+        if event == "opcode":
+            bytecodes[_name(frame.f_code)] += 1
         return trace
 
     sys.setprofile(profile)
@@ -355,22 +359,23 @@ async def _measure(case: Case, *, lists: bool) -> dict[str, float]:
     state.cancel()
     if lists:
         for name, count in sorted(counts.python_calls.items()):
-            print(f"{count / _COUNTED:8.2f}  {name}")
+            bytecodes = counts.bytecodes[name] / _COUNTED
+            print(f"{count / _COUNTED:8.2f} calls {bytecodes:7.1f} bytecodes  {name}")
     return {
         "files": len(counts.files),
         "python_calls": round(counts.python_calls.total() / _COUNTED, 1),
         "c_calls": round(counts.c_calls / _COUNTED, 1),
-        "bytecodes": round(counts.bytecodes / _COUNTED),
+        "bytecodes": round(counts.bytecodes.total() / _COUNTED),
         "hot_us": round(statistics.quantiles(times, n=10)[0], 1),
     }
 
 
 def main() -> None:
-    lists = "--files" in arguments()
+    listed = arguments()
     found: dict[str, dict[str, float]] = {}
     for case in CASES:
         with asyncio.Runner(loop_factory=Loop) as runner:
-            found[case.name] = runner.run(_measure(case, lists=lists and case is CASES[0]))
+            found[case.name] = runner.run(_measure(case, lists=case.name in listed))
         line = ", ".join(f"{value:g} {name}" for name, value in found[case.name].items())
         print(f"{case.name}: {line}", flush=True)
     finish("gateway-path", found, {"events_of_stream": _EVENTS})

@@ -18,7 +18,7 @@ from gateway.auth.access_control import principal_of
 from gateway.http.request_context import RequestContext
 from gateway.routing.table import EngineEndpoint
 from gateway.telemetry.request_journal import truncate
-from gateway.upstream.connection import BrokenResponseError, UnreachableError
+from gateway.upstream.call import BrokenResponseError, UnreachableError
 from gateway.upstream.connection_pool import ConnectionPool
 from machinery.clock import Clock
 from schemas.wire import in_flight

@@ -11,7 +11,7 @@ import orjson
 
 from gateway.auth.rate_limits import Rates, openai_headers
 from gateway.request import HttpRequest, InferenceRequest
-from gateway.upstream.connection import Headers
+from gateway.upstream.call import Headers
 from schemas.wire import headers as wire_headers
 from schemas.wire.errors import Refusal, RefusedError, invalid
 

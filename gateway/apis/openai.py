@@ -9,7 +9,7 @@ from typing_extensions import override
 
 from gateway.apis.adapter import NO_MODEL, ApiAdapter, ModelMissingError, ResponseTranslator
 from gateway.request import HttpRequest, InferenceRequest
-from gateway.upstream.connection import Headers
+from gateway.upstream.call import Headers
 from machinery.clock import NEVER
 from schemas.wire import headers as wire_headers
 from schemas.wire.errors import Refusal, RefusedError, invalid
@@ -122,7 +122,7 @@ class OpenAiAdapter(ApiAdapter):
             choices=_number(bytes(head.n)) if head.n else 1,
             timeout_s=http_request.timeout_s() if _TIMEOUT in fields else NEVER,
             session=_session(head, http_request) if has_session else "",
-            prompt=bytes(head.messages or head.prompt or head.input) if is_generation else b"",
+            prompt=(head.messages or head.prompt or head.input) if is_generation else b"",
             cache_key=head.prompt_cache_key if isinstance(head.prompt_cache_key, str) else "",
             cache_salt=head.cache_salt if isinstance(head.cache_salt, str) else "",
         )

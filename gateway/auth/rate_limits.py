@@ -126,7 +126,10 @@ def _part(rate: float | None, part: float) -> float | None:
 
 
 class RateLimiter:
-    """Limits and usage of one key, client or model. `check` then `enter` a request; `leave` must follow."""
+    """Limits and usage of one key, client or model. `check` then `enter` a request; `leave` must follow.
+
+    Of a key without limits the handler changes the counts itself, which is all that both would do.
+    """
 
     __slots__ = (
         "concurrency",

@@ -23,10 +23,9 @@ from gateway.metrics.version_metrics import VersionMetrics
 from gateway.request import InferenceRequest
 from gateway.routing.table import EngineEndpoint
 from gateway.state.table_cache import TableCache
-from gateway.upstream import request_encoder
-from gateway.upstream.connection import BrokenResponseError, UnreachableError, UpstreamError
-from gateway.upstream.connection_pool import Upstream
-from gateway.upstream.response_head import UNTIL_CLOSE, ResponseHead
+from gateway.upstream.call import BrokenResponseError, UnreachableError, Upstream, UpstreamError
+from gateway.upstream.connection import UNTIL_CLOSE, ResponseHead
+from gateway.upstream.request_encoder import REQUEST, encode_external, rename_model
 from machinery.clock import NEVER, Clock
 from schemas.wire import headers
 
@@ -95,13 +94,37 @@ class EngineAttempt(InFlight, kw_only=True):
 
     @override
     def on_whole(self, head: ResponseHead, body: bytes) -> bool:
-        self.on_head(head)
-        if not self._is_invalid:
-            if self._is_streamed:
-                self.on_end(body, is_surplus=False)
-            else:
-                self._end_whole(head, body)
-        return not self._is_invalid
+        if self._head is None:
+            self.on_head(head)
+            if self._is_invalid:
+                return False
+        if self._is_streamed:
+            self.on_end(body, is_surplus=False)
+            return not self._is_invalid
+        # A truncated body whose head declares it complete. Two bytes tell, without parsing.
+        if not (body.startswith(b"{") and body.rstrip().endswith(b"}")) and _is_json(head):
+            self._fail("the response is not a JSON object")
+            return False
+        endpoint, status, tracker, runner = (
+            self.endpoint,
+            head.status,
+            self.load_tracker,
+            self.runner,
+        )
+        now_s = runner.clock.monotonic()
+        # As `close`, of a call that its connection has released.
+        self.is_closed = self.is_counted = True
+        tracker.end(endpoint)
+        if status < 400:
+            self.state.usage = self.version.record_response(status, body, now_s - self.sent_s)
+        else:
+            self._record_error_status(head, body, now_s)
+        if tracker.outliers.breakers and status not in RETRYABLE_STATUSES:
+            tracker.outliers.record_success(endpoint, self.sent_s, now_s)
+        if self.is_trial:
+            self._end_trial()
+        self.owner.on_result(self, WholeResponse(endpoint, status, head.passed, body, now_s))
+        return True
 
     @override
     def on_head(self, head: ResponseHead) -> None:
@@ -143,7 +166,7 @@ class EngineAttempt(InFlight, kw_only=True):
             if is_surplus and self._head.length != UNTIL_CLOSE:
                 self._fail("the response is longer than its content-length")
             else:
-                self._end_whole(self._head, b"".join((*self._parts, data)))
+                self.on_whole(self._head, b"".join((*self._parts, data)))
             return
         if data:
             self.on_body(data)
@@ -211,27 +234,6 @@ class EngineAttempt(InFlight, kw_only=True):
         )
         self.owner.on_result(self, self.stream)
 
-    def _end_whole(self, head: ResponseHead, body: bytes) -> None:
-        """Check and record a complete response that is not streamed."""
-        # A truncated body whose head declares it complete. Two bytes tell, without parsing.
-        if not (body.startswith(b"{") and body.rstrip().endswith(b"}")) and _is_json(head):
-            self._fail("the response is not a JSON object")
-            return
-        endpoint, status, tracker = self.endpoint, head.status, self.load_tracker
-        now_s = self.runner.clock.monotonic()
-        # As `close`, of a call that its connection has released.
-        self.is_closed = self.is_counted = True
-        tracker.end(endpoint)
-        if status < 400:
-            self.state.usage = self.version.record_response(status, body, now_s - self.sent_s)
-        else:
-            self._record_error_status(head, body, now_s)
-        if tracker.outliers.breakers and status not in RETRYABLE_STATUSES:
-            tracker.outliers.record_success(endpoint, self.sent_s, now_s)
-        if self.is_trial:
-            self._end_trial()
-        self.owner.on_result(self, WholeResponse(endpoint, status, head.passed, body, now_s))
-
     def _record_error_status(self, head: ResponseHead, body: bytes, now_s: float) -> None:
         """Record a complete response with an error, which may be the engine's fault."""
         status = head.status
@@ -293,11 +295,9 @@ class AttemptRunner:
         now_s, tracker, terms = self.clock.monotonic(), self.load_tracker, state.terms
         policy, deadline, outliers = terms.policy, terms.deadline, tracker.outliers
         if endpoint.external is None:
-            raw = request_encoder.encode_request(
-                request, endpoint, _attempt_lines(request, endpoint, state, now_s)
-            )
+            raw = encode_request(request, endpoint, state, now_s)
         else:
-            raw = request_encoder.encode_external(request, endpoint, endpoint.external)
+            raw = encode_external(request, endpoint, endpoint.external)
         until_s = deadline.at_s
         if request.is_streamed and policy.first_token_s < NEVER:
             until_s = min(until_s, now_s + policy.first_token_s)
@@ -309,7 +309,10 @@ class AttemptRunner:
             endpoint=endpoint,
             sent_s=now_s,
             load_tracker=tracker,
-            version=self.versions.of(endpoint),
+            version=(
+                self.versions.found.get((endpoint.deployment, endpoint.template))
+                or self.versions.of(endpoint)
+            ),
             deadline=deadline,
             runner=self,
             request=request,
@@ -385,20 +388,24 @@ def is_timeout(result: EngineStream | WholeResponse, state: RetryState) -> bool:
     return response_summary.is_timeout(result.body)
 
 
-def _attempt_lines(
+def encode_request(
     request: InferenceRequest, endpoint: EngineEndpoint, state: RetryState, now_s: float
 ) -> bytes:
-    """Return the header lines of this attempt only."""
+    """Return the HTTP request for an engine, with the header lines of this attempt only."""
     lines = b"" if state.trace is None else state.trace.attempt(endpoint.replica, endpoint.node)
-    terms = state.terms
+    terms, body = state.terms, request.body
     if request.is_resumable and terms.policy.resumptions:
         lines += _RESUMABLE_LINE
     if request.key_salt:
         lines += _SALT_LINE % request.key_salt
-    if terms.deadline.at_s == NEVER:
-        return lines
-    # The engine enforces the deadline too, so that an abandoned request frees its slot.
-    return lines + _TIMEOUT_LINE % max(0.001, terms.deadline.at_s - now_s)
+    if terms.deadline.at_s < NEVER:
+        # The engine enforces the deadline too, so that an abandoned request frees its slot.
+        lines += _TIMEOUT_LINE % max(0.001, terms.deadline.at_s - now_s)
+    if request.model not in endpoint.names and endpoint.names:
+        # The engine does not know a route's name, or a served name younger than itself.
+        body = rename_model(body, request.model, endpoint.names[0])
+    path, host = request.path.encode("ascii"), endpoint.host
+    return REQUEST % (path, host, len(body), request.request_id, lines, body)
 
 
 def _is_json(head: ResponseHead) -> bool:

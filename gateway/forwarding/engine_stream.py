@@ -8,10 +8,9 @@ from gateway.forwarding.policy import NO_DEADLINE, Deadline
 from gateway.forwarding.resume_log import LARGEST, ResumeLog
 from gateway.forwarding.router import LoadTracker
 from gateway.metrics import response_summary
-from gateway.metrics.response_summary import TokenCounts, parse_usage
-from gateway.metrics.version_metrics import VersionCounts
+from gateway.metrics.response_summary import TokenCounts, VersionCounts, parse_usage
 from gateway.routing.table import EngineEndpoint
-from gateway.upstream.connection import BrokenResponseError, EngineCall, SuspendedError
+from gateway.upstream.call import BrokenResponseError, EngineCall, SuspendedError
 from machinery.clock import NEVER, Clock
 from schemas.wire.errors import ErrorBody
 from schemas.wire.streams import DONE

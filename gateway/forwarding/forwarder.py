@@ -39,8 +39,8 @@ from gateway.forwarding.router import Router
 from gateway.request import InferenceRequest
 from gateway.routing.selection import ChosenEndpoint, NoReadyEndpoint, UnknownModel
 from gateway.routing.table import EngineEndpoint, ServedModel
-from gateway.upstream.connection import BrokenResponseError, UnreachableError, UpstreamError
-from gateway.upstream.response_head import list_lines
+from gateway.upstream.call import BrokenResponseError, UnreachableError, UpstreamError
+from gateway.upstream.connection import list_lines
 from machinery.clock import NEVER
 from schemas.wire import headers
 from schemas.wire.errors import Refusal
@@ -145,13 +145,17 @@ class Forwarder(AttemptOwner):
         if model is None:
             client.wait_for(self._forward(request, state, client))
             return
-        model_state = self._model_states.of(model)
-        policy = model_state.policy
+        model_state = self._model_states.found.get(request.model)
+        if model_state is None or model_state.routing is not model.routing:
+            model_state = self._model_states.of(model)
+        policy, retries = model_state.policy, model_state.retries
         if request.timeout_s == NEVER == policy.request_s:
             terms = state.terms = model_state.terms
         else:
             terms = state.terms = _terms_until(request, model_state, now_s)
-        model_state.retries.count(now_s)
+        if now_s >= retries.second + 1:
+            retries.advance(int(now_s))
+        retries.requests += 1
         if policy.hedge_after_s < NEVER:
             model_state.hedges.count(now_s)
             client.wait_for(self._forward(request, state, client))

@@ -16,9 +16,8 @@ from typing import Literal, TypeAlias
 from gateway.forwarding.attempt import AttemptRunner
 from gateway.forwarding.model_state import ModelStates
 from gateway.routing.table import EngineEndpoint, RoutingTable
-from gateway.upstream.connection import BrokenResponseError, UnreachableError
+from gateway.upstream.call import BrokenResponseError, Exchange, UnreachableError
 from gateway.upstream.connection_pool import ConnectionPool
-from gateway.upstream.exchange import Exchange
 from schemas.wire import headers
 from schemas.wire.engine_address import EngineAddress
 

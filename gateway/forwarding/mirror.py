@@ -16,7 +16,7 @@ from gateway.forwarding.forwarder import Forwarder
 from gateway.forwarding.retry_state import ForwardClient, ForwardResult, RetryState
 from gateway.request import InferenceRequest
 from gateway.routing.table import ServedModel
-from gateway.upstream.connection import BrokenResponseError
+from gateway.upstream.call import BrokenResponseError
 from schemas.wire.errors import RefusedError
 
 MAX_RUNNING: Final = 32

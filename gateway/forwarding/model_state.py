@@ -34,39 +34,44 @@ class RetryBudget:
     percent: float
     floor: int = FLOOR
     """Retries allowed in any ten seconds, however few requests there are."""
-    _second: int = 0
+    second: int = 0
+    """The current second, by the gateway's clock."""
+    requests: int = 0
+    """Requests of the current second. The forwarder counts them here, after `advance`."""
     _requests: list[int] = field(default_factory=lambda: [0] * WINDOW_S)
     _retries: list[int] = field(default_factory=lambda: [0] * WINDOW_S)
     _requests_sum: int = 0
+    """Requests of the seconds before."""
     _retries_sum: int = 0
 
     def count(self, now_s: float) -> None:
         """Count a request."""
-        second = int(now_s)
-        if second != self._second:
-            self._advance(second)
-        self._requests[second % WINDOW_S] += 1
-        self._requests_sum += 1
+        self.advance(int(now_s))
+        self.requests += 1
 
     def spend(self, now_s: float) -> bool:
         """Take one retry from the budget; return False if it is used up."""
-        second = int(now_s)
-        if second != self._second:
-            self._advance(second)
-        if self._retries_sum >= self.floor + self._requests_sum * self.percent // 100:
+        self.advance(int(now_s))
+        requests = self._requests_sum + self.requests
+        if self._retries_sum >= self.floor + requests * self.percent // 100:
             return False
-        self._retries[second % WINDOW_S] += 1
+        self._retries[self.second % WINDOW_S] += 1
         self._retries_sum += 1
         return True
 
-    def _advance(self, second: int) -> None:
-        """Drop the seconds that left the window."""
-        for old in range(max(self._second + 1, second - WINDOW_S + 1), second + 1):
+    def advance(self, second: int) -> None:
+        """Begin a new second, and drop those that left the window. Nothing happens if it has begun."""
+        if second <= self.second:
+            return
+        self._requests[self.second % WINDOW_S] = self.requests
+        self._requests_sum += self.requests
+        self.requests = 0
+        for old in range(max(self.second + 1, second - WINDOW_S + 1), second + 1):
             slot = old % WINDOW_S
             self._requests_sum -= self._requests[slot]
             self._retries_sum -= self._retries[slot]
             self._requests[slot] = self._retries[slot] = 0
-        self._second = max(second, self._second)
+        self.second = second
 
 
 @dataclass(slots=True, eq=False)
@@ -112,21 +117,22 @@ class ModelStates:
         self._recovery_s = recovery_s
         self._clock = clock
         self._silence_s = silence_s
-        self._found: dict[str, ModelState] = {}
+        self.found: dict[str, ModelState] = {}
+        """By the model's name; their settings may be out of date, unlike what `of` returns."""
 
     def of(self, model: ServedModel) -> ModelState:
         """Return the state of the model with its current settings."""
-        found = self._found.get(model.name)
+        found = self.found.get(model.name)
         if found is not None and found.routing is model.routing:
             return found
         if found is None:
-            found = self._found[model.name] = ModelState(model.routing, DEFAULT_POLICY)
+            found = self.found[model.name] = ModelState(model.routing, DEFAULT_POLICY)
         self._renew(model, found)
         return found
 
     def update(self, models: Mapping[str, ServedModel]) -> None:
         """Apply new settings, and drop models that are gone."""
-        for name, model_state in tuple(self._found.items()):
+        for name, model_state in tuple(self.found.items()):
             model = models.get(name)
             if model is not None:
                 if model.start_s and model.start_s != model_state.start_s:
@@ -134,13 +140,13 @@ class ModelStates:
                 else:
                     self.of(model)
             elif model_state.limiter is None or model_state.limiter.is_empty:
-                del self._found[name]
+                del self.found[name]
 
     def waiting(self) -> dict[str, int]:
         """Return the number of requests that wait for a slot, for models with a queue."""
         return {
             name: model_state.limiter.waiting
-            for name, model_state in self._found.items()
+            for name, model_state in self.found.items()
             if model_state.limiter is not None
         }
 

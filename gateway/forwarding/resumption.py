@@ -19,7 +19,7 @@ from gateway.metrics.gateway_metrics import GatewayMetrics
 from gateway.request import InferenceRequest
 from gateway.routing.selection import ChosenEndpoint
 from gateway.routing.table import EngineEndpoint
-from gateway.upstream.connection import BrokenResponseError, SuspendedError, UnreachableError
+from gateway.upstream.call import BrokenResponseError, SuspendedError, UnreachableError
 from machinery.backoff import Backoff
 from machinery.clock import NEVER, Clock
 

@@ -27,7 +27,7 @@ from gateway.http.request_context import (
     ResponseWriter,
 )
 from gateway.request import HttpRequest, RawHeaders
-from gateway.upstream.response_head import list_lines
+from gateway.upstream.connection import list_lines
 from machinery import websocket_frames as frames
 from schemas.wire.errors import Refusal, invalid
 

@@ -4,7 +4,6 @@ uvicorn serves all other paths. See docs/adr/0020-the-hot-path.md.
 """
 
 import asyncio
-from collections import deque
 from typing import Any, Final, TypeAlias
 
 import httptools
@@ -51,6 +50,19 @@ class ClientProtocol(RequestFramer, ResponseOwner):
     pipelined requests are answered in their order; uvicorn's `pipeline` stays empty.
     """
 
+    __slots__ = (
+        "_body_memory",
+        "_counted_address",
+        "_final_refusal",
+        "_handler",
+        "_is_tls",
+        "_latest",
+        "_queue",
+        "_serving",
+        "_socket",
+        "_unsent_bytes",
+    )
+
     def __init__(
         self,
         handler: RequestHandler,
@@ -65,7 +77,7 @@ class ClientProtocol(RequestFramer, ResponseOwner):
         """The request whose bytes arrive, or arrived last; None while the connection is idle."""
         self._serving: RequestContext | None = None
         """The last request to a model that was started."""
-        self._queue: deque[tuple[ModelOrAsgiRequest, Any]] = deque()
+        self._queue: list[tuple[ModelOrAsgiRequest, Any]] = []
         """Pipelined requests and their ASGI application, in the order of arrival."""
         self._final_refusal: Refusal | None = None
         """Sent after the responses that are in progress."""
@@ -78,6 +90,22 @@ class ClientProtocol(RequestFramer, ResponseOwner):
         self._is_tls = False
         self._socket: chat_socket.ChatSocket | None = None
         """Serves the connection since its upgrade to a WebSocket."""
+
+    @override
+    def data_received(self, data: bytes) -> None:
+        if not self.is_idle or self.has_begun or self.ignores_input:
+            super().data_received(data)
+            return
+        http_request = self.heads.read(data)
+        if http_request is None:
+            self.feed_parser(data)
+            return
+        size = http_request.size
+        # Nearly always all of the request arrives in one read, and nothing else.
+        if len(data) == size + http_request.length:
+            self.on_usual_request(http_request, data[size:])
+        elif rest := self.feed_usual(http_request, data):
+            self.feed_parser(rest)
 
     @override
     def on_request_head(self) -> None:
@@ -144,9 +172,15 @@ class ClientProtocol(RequestFramer, ResponseOwner):
 
     @override
     def on_usual_request(self, http_request: HttpRequest, body: bytes) -> None:
-        handler = self._handler
+        handler, common = self._handler, self.server_state.default_headers
+        # uvicorn makes a new list, with a new date, every second.
+        if common is not handler.common_headers:
+            handler.set_common_headers(common)
+        response = ResponseWriter(
+            self.transport, self.flow, self, handler.common_lines, not handler.is_stopping
+        )
         adapter = handler.adapters[http_request.path.encode()]
-        context = RequestContext(handler, http_request, self._new_usual_response(), adapter)
+        context = RequestContext(handler, http_request, response, adapter)
         context.is_current, context.more_body = True, False
         self._latest = self._serving = context
         self.is_idle, self.deadline_s = False, NEVER
@@ -270,7 +304,7 @@ class ClientProtocol(RequestFramer, ResponseOwner):
     def _start_next(self) -> None:
         if self.transport.is_closing():
             return
-        request, app = self._queue.popleft()
+        request, app = self._queue.pop(0)
         if not isinstance(request, RequestContext):
             super()._start_asgi_task(request, app)
             return

@@ -4,23 +4,26 @@ Usual requests to models are read by `HeadReader`, all other input by llhttp.
 """
 
 import asyncio
-from typing import Any, Protocol
+from collections import deque
+from typing import Any, Final, Protocol
 
 import httptools
 from typing_extensions import override
 from uvicorn import Config
+from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
 from gateway import errors
-from gateway.http.request_context import header_lines
-from gateway.http.request_head import HeadReader
+from gateway.http.request_context import HeadReader, header_lines
 from gateway.request import HttpRequest, RawHeaders
 from machinery.clock import NEVER, Clock
 from machinery.http_server import MAX_HEAD_BYTES, SSL_OBJECT
 from schemas.wire.errors import Refusal
 
 HEADERS_LIMIT = 100
+# uvicorn's queue of requests, which is not used.
+_NO_PIPELINE: Final = deque[Any]()
 # The longest time that a client may take to send a request. The largest body then needs 140 kB/s.
 REQUEST_S = 60.0
 
@@ -53,11 +56,54 @@ class RequestReceiver(Protocol):
         ...
 
 
+class ConnectionFlow(FlowControl):
+    """uvicorn's flow control, without an event as long as nothing waits for the client to read."""
+
+    def __init__(self, transport: asyncio.Transport) -> None:
+        self._transport = transport
+        self.read_paused = self.write_paused = False
+        self._readable: asyncio.Event | None = None
+
+    @override
+    async def drain(self) -> None:
+        if self.write_paused:
+            if self._readable is None:
+                self._readable = asyncio.Event()
+            await self._readable.wait()
+
+    @override
+    def pause_writing(self) -> None:
+        self.write_paused = True
+
+    @override
+    def resume_writing(self) -> None:
+        self.write_paused = False
+        if self._readable is not None:
+            self._readable.set()
+            self._readable = None
+
+
 class RequestFramer(HttpToolsProtocol, RequestReceiver):
     """One client connection: where its requests begin and end, and whether they keep the limits.
 
-    Usual requests to models are read by `HeadReader`. llhttp reads all other input.
+    Usual requests to models are read by `HeadReader`. llhttp reads all other input. What only a few connections need is
+    made when it is needed: there may be many thousands.
     """
+
+    # With more than 30 attributes in its dict, an object would not share the names with others.
+    __slots__ = (
+        "_parser",
+        "clock",
+        "deadline_s",
+        "has_begun",
+        "head_bytes",
+        "heads",
+        "ignores_input",
+        "is_idle",
+        "is_in_head",
+        "is_in_trailer",
+        "missing_body",
+    )
 
     def __init__(
         self,
@@ -68,7 +114,9 @@ class RequestFramer(HttpToolsProtocol, RequestReceiver):
         app_state: dict[str, Any],
         _loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
+        self._parser: httptools.HttpRequestParser | None = None
         super().__init__(config, server_state, app_state, _loop)
+        self._parser, self.pipeline = None, _NO_PIPELINE
         self.clock = clock
         self.heads = heads
         self.missing_body = 0
@@ -88,25 +136,34 @@ class RequestFramer(HttpToolsProtocol, RequestReceiver):
         self.deadline_s = clock.monotonic() + REQUEST_S
         """Time by which the client must complete its request; infinite while the client waits for us."""
 
+    @property
+    @override
+    def parser(self) -> httptools.HttpRequestParser:
+        """llhttp; made for the first request that it reads."""
+        if self._parser is None:
+            self._parser = httptools.HttpRequestParser(self)
+            self._parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn
+        return self._parser
+
+    @parser.setter
+    def parser(self, parser: httptools.HttpRequestParser | None) -> None:
+        self._parser = parser
+
+    @override
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
+        super().connection_made(transport)
+        self.flow = ConnectionFlow(transport)
+
     @override
     def data_received(self, data: bytes) -> None:
         if self.ignores_input:
             return
         if self.missing_body:
             data = self._feed_body(data)
-        elif self.is_idle and not self.has_begun:
-            http_request = self.heads.read(data)
-            if http_request is not None:
-                size = http_request.size
-                # Nearly always all of the request arrives in one read, and nothing else.
-                if len(data) == size + http_request.length:
-                    self.on_usual_request(http_request, data[size:])
-                    return
-                data = self._feed_usual(http_request, data)
         if data:
-            self._feed_parser(data)
+            self.feed_parser(data)
 
-    def _feed_usual(self, http_request: HttpRequest, data: bytes) -> bytes:
+    def feed_usual(self, http_request: HttpRequest, data: bytes) -> bytes:
         """Take a usual request with a part of its body, or with more than that; return what follows it."""
         size = http_request.size
         end = size + http_request.length
@@ -135,7 +192,7 @@ class RequestFramer(HttpToolsProtocol, RequestReceiver):
             self.on_message_complete()
         return rest
 
-    def _feed_parser(self, data: bytes) -> None:
+    def feed_parser(self, data: bytes) -> None:
         """Feed all other input to llhttp."""
         if is_head := self.is_in_head or self.is_in_trailer:
             self.head_bytes += len(data)
@@ -180,7 +237,7 @@ class RequestFramer(HttpToolsProtocol, RequestReceiver):
                 version.encode(),
                 header_lines(kept),
             )
-            self.parser = httptools.HttpRequestParser(self)
+            self.parser = None
             self.parser.feed_data(head)
             try:
                 self.parser.feed_data(rest)

@@ -136,11 +136,11 @@ class ReplicaMetrics:
 
     __slots__ = (
         "_model",
-        "_outcomes",
         "_replica",
         "_served",
         "cached",
         "first_token",
+        "outcomes",
         "output",
         "per_token",
         "prompt",
@@ -155,19 +155,14 @@ class ReplicaMetrics:
         self.prompt = served.prompt.child(model, replica)
         self.cached = served.cached.child(model, replica)
         self.output = served.output.child(model, replica)
-        self._outcomes: dict[str, tuple[CounterValue, HistogramValue]] = {}
+        self.outcomes: dict[str, tuple[CounterValue, HistogramValue]] = {}
 
-    def count(self, outcome: str, seconds: float) -> None:
-        """Count a finished request."""
-        found = self._outcomes.get(outcome)
-        if found is None:
-            requests = self._served.requests.child(self._model, outcome)
-            whole = self._served.whole.child(self._model, self._replica, outcome)
-            found = self._outcomes[outcome] = (requests, whole)
-        requests, whole = found
-        requests.count += 1
-        whole.counts[bisect_left(whole.bounds, seconds)] += 1
-        whole.total_s += seconds
+    def of(self, outcome: str) -> tuple[CounterValue, HistogramValue]:
+        """Return the number of requests with an outcome, and their durations, at their first request."""
+        requests = self._served.requests.child(self._model, outcome)
+        whole = self._served.whole.child(self._model, self._replica, outcome)
+        found = self.outcomes[outcome] = (requests, whole)
+        return found
 
 
 class RequestMetrics:
@@ -214,19 +209,20 @@ class RequestMetrics:
         self._found: dict[tuple[str, str], ReplicaMetrics] = {}
 
     def of(self, model: str, replica: str) -> ReplicaMetrics:
-        """Return the metrics of a model at one replica."""
-        key = (model, replica)
-        found = self._found.get(key)
-        if found is None:
-            found = self._found[key] = ReplicaMetrics(self, model, replica)
+        """Return the metrics of a model at one replica, at its first request."""
+        found = self._found[model, replica] = ReplicaMetrics(self, model, replica)
         return found
 
     def count(self, model: str, request: FinishedRequest) -> None:
         """Count a finished request."""
         endpoint, outcome, output = request.served_by, request.outcome, request.output_tokens
         whole_s, first_s, queued_s = request.whole_s, request.first_s, request.queued_s
-        metrics = self.of(model, "" if endpoint is None else endpoint.replica)
-        metrics.count(outcome, whole_s)
+        replica = "" if endpoint is None else endpoint.replica
+        metrics = self._found.get((model, replica)) or self.of(model, replica)
+        requests, whole = metrics.outcomes.get(outcome) or metrics.of(outcome)
+        requests.count += 1
+        whole.counts[bisect_left(whole.bounds, whole_s)] += 1
+        whole.total_s += whole_s
         if queued_s:
             metrics.queue.observe(queued_s)
         else:

@@ -1,15 +1,18 @@
-"""Facts about an engine's response that are found without parsing it: its end and its token counts. Pure.
+"""Facts about engines' responses that are found without parsing them, and their counts by version. Pure.
 
 An engine that cannot continue sends an error event and no [DONE].
 """
 
 import re
+from bisect import bisect_left
+from dataclasses import dataclass, field
 from typing import Annotated, TypeAlias
 
 import msgspec
 import orjson
 
 from schemas.wire import streams
+from schemas.wire.metrics import FIRST_TOKEN_BOUNDS_S
 
 _DONE = streams.DONE.rstrip()
 # Streams of /v1/responses have no [DONE]. Event data has no line breaks, so no text can imitate
@@ -91,15 +94,15 @@ def parse_usage(body: bytes) -> TokenCounts | None:
 
     Quotes in texts are escaped, so no text can imitate the field.
     """
-    found = _OURS.search(body, max(0, len(body) - _TAIL))
-    if found is not None and not body.startswith(_RESPONSES):
-        prompt, output, cached = found.groups(b"0")
-        return int(prompt), int(cached), int(output)
     if body.startswith(_RESPONSES):
         return _of_response(body)
-    at = body.rfind(_USAGE, max(0, len(body) - _TAIL))
+    at = body.rfind(_USAGE, -_TAIL)
     if at < 0:
         return None
+    found = _OURS.match(body, at)
+    if found is not None:
+        prompt, output, cached = found.groups(b"0")
+        return int(prompt), int(cached), int(output)
     matches = [pattern.search(body, at) for pattern in (_PROMPT, _CACHED, _OUTPUT)]
     if matches[0] is None and matches[2] is None:
         return None
@@ -123,3 +126,64 @@ def _of_response(body: bytes) -> TokenCounts | None:
     if found is None:
         return None
     return found.input_tokens, found.input_tokens_details.cached_tokens, found.output_tokens
+
+
+@dataclass(slots=True)
+class VersionCounts:
+    """Counts of one version since the gateway started."""
+
+    ok: int = 0
+    error: int = 0
+    """A 5xx response, no connection, or an incomplete response."""
+    refused: int = 0
+    """4xx: the request was invalid, or there was no room."""
+    client_gone: int = 0
+    """The client left, or its own timeout (x-request-timeout) passed."""
+    first_tokens: list[int] = field(default_factory=lambda: [0] * (len(FIRST_TOKEN_BOUNDS_S) + 1))
+    first_token_s: float = 0.0
+    tokens: int = 0
+    token_s: float = 0.0
+
+    def outcomes(self) -> tuple[int, int, int, int]:
+        """Return the counts in the order of `VERSION_OUTCOMES`."""
+        return self.ok, self.error, self.refused, self.client_gone
+
+    def record_response(self, status: int, body: bytes, seconds: float) -> TokenCounts:
+        """Count a response that was not streamed; return its token counts."""
+        if status >= 400:
+            if status >= 500:
+                self.error += 1
+            else:
+                self.refused += 1
+            return 0, 0, 0
+        self.ok += 1
+        found = parse_usage(body)
+        if found is None:
+            return 0, 0, 0
+        if found[2] and seconds > 0:
+            self.tokens += found[2]
+            self.token_s += seconds
+        return found
+
+    def record_first_token(self, seconds: float) -> None:
+        """Count the first event of a stream."""
+        self.first_tokens[bisect_left(FIRST_TOKEN_BOUNDS_S, seconds)] += 1
+        self.first_token_s += seconds
+
+    def record_stream(self, lines: int, last: bytes, seconds: float) -> None:
+        """Count a complete stream.
+
+        `lines` lines, two for each event, followed the first event within `seconds`; `last` is the
+        last piece. The tokens are those of `usage` if the client asked for it. Else they are the
+        events, without the finish reason and [DONE].
+        """
+        self.ok += 1
+        events = lines // 2
+        if events:
+            found = parse_usage(last)
+            self._generated(events - 2 if found is None else found[2] - 1, seconds)
+
+    def _generated(self, tokens: int, seconds: float) -> None:
+        if tokens > 0 and seconds > 0:
+            self.tokens += tokens
+            self.token_s += seconds

@@ -16,6 +16,9 @@ from gateway.routing.table import EngineEndpoint, RoutingQuery, ServedModel
 _WAYS = 8
 _WAY_SHIFT = 61
 """The upper bits of a key select the way of its set that is checked first; mostly the key is there."""
+_FIRST_SETS_LOG2 = 8
+# Sets that are divided last in a round have twice as many on average; of eight, more would be full now and then.
+_ENTRIES_A_SET = 1
 _TICKS = 8
 """Ticks per second; 32 bits of them are 17 years."""
 # Processing a shorter prompt again (some 128 tokens) is faster than looking it up.
@@ -42,22 +45,37 @@ class BoundedMap:
 
     Built like a CPU cache: each set has eight ways of 16 bytes. A Python dict takes 140 bytes for
     an entry, and growing one with half a million entries stops the process for tens of
-    milliseconds. This map never grows, and unused pages take no memory.
+    milliseconds. This map grows by one set at a time, as in linear hashing (Litwin 1980): keys are
+    random, so without it ten thousand of them would touch nearly all pages. Unused pages take no memory.
     """
 
     def __init__(self, sets_log2: int) -> None:
-        """`sets_log2`: 18 means two million entries, 32 MB when full."""
+        """`sets_log2`: of the largest size; 18 means two million entries, 32 MB when full."""
         size = _WAYS * 8 << sets_log2
         flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
         self._keys = memoryview(mmap.mmap(-1, size, flags=flags)).cast("Q")
         # The upper half is the time in ticks, the lower half the mark, so the smallest value is the
         # oldest.
         self._values = memoryview(mmap.mmap(-1, size, flags=flags)).cast("Q")
-        self._mask = (1 << sets_log2) - 1
+        self._mask = (1 << min(sets_log2, _FIRST_SETS_LOG2)) - 1
+        """Selects the set of a key that is not yet divided."""
+        self._divided = 0
+        """Sets below it are divided in this round: one more bit of a key selects between both parts."""
+        self._limit = 1 << sets_log2
+        self._entries = 0
+        """Counted while the map may grow."""
+
+    @property
+    def sets(self) -> int:
+        """The present number of sets."""
+        return self._mask + 1 + self._divided
 
     def get(self, key: int, not_before_s: float) -> int:
         """Return the mark of the key; 0 if it is missing or older than that time."""
-        base = (key & self._mask) * _WAYS
+        base = key & self._mask
+        if base < self._divided:
+            base = key & (2 * self._mask + 1)
+        base *= _WAYS
         place = base + (key >> _WAY_SHIFT)
         if self._keys[place] != key:
             ways = self._keys[base : base + _WAYS].tolist()
@@ -69,12 +87,35 @@ class BoundedMap:
 
     def put(self, key: int, mark: int, when_s: float) -> None:
         """Store the mark; the smallest `when_s` is replaced first."""
-        base = (key & self._mask) * _WAYS
+        base = key & self._mask
+        if base < self._divided:
+            base = key & (2 * self._mask + 1)
+        base *= _WAYS
         place = base + (key >> _WAY_SHIFT)
-        if self._keys[place] != key:
-            place = base + self._way(base, key)
-            self._keys[place] = key
-        self._values[place] = int(when_s * _TICKS) << 32 | mark
+        value = int(when_s * _TICKS) << 32 | mark
+        if self._keys[place] == key:
+            self._values[place] = value
+            return
+        place = base + self._way(base, key)
+        is_more = not self._keys[place]
+        self._keys[place], self._values[place] = key, value
+        if is_more:
+            self._entries += 1
+            sets = self.sets
+            if self._entries > _ENTRIES_A_SET * sets and sets < self._limit:
+                self._divide()
+
+    def _divide(self) -> None:
+        """Divide the next set: its keys with one more bit move to a new set, each to the same way."""
+        size, first = self._mask + 1, self._divided * _WAYS
+        keys, values, moved = self._keys, self._values, size * _WAYS
+        for place in range(first, first + _WAYS):
+            if keys[place] & size:
+                keys[place + moved], values[place + moved] = keys[place], values[place]
+                keys[place] = values[place] = 0
+        self._divided += 1
+        if self._divided == size:
+            self._mask, self._divided = 2 * size - 1, 0
 
     def _way(self, base: int, key: int) -> int:
         """Return the way that holds the key, or that it may take."""
@@ -108,28 +149,28 @@ class AffinityMemory:
         self, request: InferenceRequest, model: ServedModel, query: RoutingQuery, now_s: float
     ) -> None:
         """Fill in the affinity fields of the query."""
-        has_choice = not model.has_one_endpoint
+        has_choice, prompt, salt = (
+            not model.has_one_endpoint,
+            bytes(request.prompt),
+            request.key_salt,
+        )
         if model.session_s:
-            query.session = request.session
+            session = query.session = request.session
             opening, goes_on = b"", True
-            if has_choice and not request.session:
-                opening, goes_on = opening_of(request.prompt)
-            if name := request.session or opening:
-                key = hash((request.model, name, request.key_salt)) & _64_BITS or 1
+            if has_choice and not session:
+                opening, goes_on = opening_of(prompt)
+            if name := session or opening:
+                key = hash((request.model, name, salt)) & _64_BITS or 1
                 query.session_key = key
                 # Many conversations begin alike; only one with an answer has an endpoint.
                 if goes_on:
                     query.sticky_mark = self._sessions.get(key, now_s)
-        if has_choice and model.is_prefix_aware:
-            self._recall_blocks(request, query)
-
-    def _recall_blocks(self, request: InferenceRequest, query: RoutingQuery) -> None:
-        prompt, cache_key = request.prompt, request.cache_key
-        size = len(prompt)
-        if size < FIRST_BLOCK and not cache_key:
+        size, cache_key = len(prompt), request.cache_key
+        if not (has_choice and model.is_prefix_aware and (size >= FIRST_BLOCK or cache_key)):
             return
-        scope = (request.model, cache_key, request.cache_salt, request.key_salt)
-        query.blocks = blocks = blocks_of(prompt, scope)
+        query.blocks = blocks = blocks_of(
+            prompt, (request.model, cache_key, request.cache_salt, salt)
+        )
         if not cache_key:
             del blocks[0]
         get = self._blocks.get
@@ -148,10 +189,12 @@ class AffinityMemory:
         self, query: RoutingQuery, model: ServedModel, endpoint: EngineEndpoint, now_s: float
     ) -> None:
         """Remember the endpoint for the query's session and prompt."""
+        mark = endpoint.mark
         if query.session_key:
-            self._sessions.put(query.session_key, endpoint.mark, now_s + model.session_s)
+            self._sessions.put(query.session_key, mark, now_s + model.session_s)
+        put = self._blocks.put
         for _, key in query.blocks:
-            self._blocks.put(key, endpoint.mark, now_s)
+            put(key, mark, now_s)
 
 
 def opening_of(prompt: bytes) -> tuple[bytes, bool]:

@@ -99,27 +99,28 @@ class RateSeries:
 
     def add(self, entry: FinishedRequest) -> None:
         """Count a finished request."""
-        whole_s = entry.whole_s
-        step = int(entry.time_s + whole_s) // STEP_S
-        if step != self._step:
-            self._move(step)
-        now = self._now
-        now[_REQUESTS] += 1.0
-        now[_WHOLE_S] += whole_s
-        now[_OUTPUT] += entry.output_tokens
-        now[_PROMPT] += entry.prompt_tokens
-        if entry.first_s:
-            now[_STREAMS] += 1.0
-            now[_FIRST_S] += entry.first_s
-        if entry.queued_s:
-            now[_QUEUED_S] += entry.queued_s
-        if entry.outcome != "ok" and entry.outcome in REQUEST_ERRORS:
-            now[_ERRORS] += 1.0
+        self.extend((entry,))
 
     def extend(self, entries: Iterable[FinishedRequest]) -> None:
         """Count finished requests."""
+        now = self._now
         for entry in entries:
-            self.add(entry)
+            whole_s, first_s, queued_s = entry.whole_s, entry.first_s, entry.queued_s
+            step = int(entry.time_s + whole_s) // STEP_S
+            if step != self._step:
+                self._move(step)
+                now = self._now
+            now[_REQUESTS] += 1.0
+            now[_WHOLE_S] += whole_s
+            now[_OUTPUT] += entry.output_tokens
+            now[_PROMPT] += entry.prompt_tokens
+            if first_s:
+                now[_STREAMS] += 1.0
+                now[_FIRST_S] += first_s
+            if queued_s:
+                now[_QUEUED_S] += queued_s
+            if entry.outcome != "ok" and entry.outcome in REQUEST_ERRORS:
+                now[_ERRORS] += 1.0
 
     def add_totals(self, begin_s: int, seconds: int, totals: Sequence[float]) -> None:
         """Add the sums of an interval, in the order of IntervalSums, spread evenly over its steps.

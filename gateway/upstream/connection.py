@@ -1,131 +1,231 @@
 """One HTTP/1.1 connection to an engine: it parses the responses and hands them to the call that it carries.
 
-No task and no future: each read of the socket calls the receiver of the response directly.
+No task and no future: each read of the socket calls the receiver of the response directly. Heads are read line by line:
+nearly every line was seen before. The parser takes a strict part of HTTP/1.1. A head that says two things about the length
+of its body is refused: what follows could be taken for the response to another request.
 """
 
 import asyncio
+import re
+from collections import defaultdict
 from collections.abc import Callable
-from typing import TypeAlias, cast
+from typing import TypeVar, cast
 
 import msgspec
 from typing_extensions import override
 
-from gateway.upstream.response_head import (
-    CHUNK_BEGINNING,
-    CHUNK_BEGINNINGS,
-    CHUNK_SIZES,
-    UNTIL_CLOSE,
-    InvalidResponseError,
-    ResponseHead,
-    parse_head,
-)
+from gateway.upstream.call import BrokenResponseError, EngineCall
 from machinery.clock import NEVER, Clock
 from machinery.http_server import MAX_HEAD_BYTES
+from schemas.wire import headers as wire_headers
+from schemas.wire.connections import POOL_IDLE_S
 from schemas.wire.engine_address import EngineAddress
 
-Headers: TypeAlias = list[tuple[bytes, bytes]]
+_V = TypeVar("_V")
+# Lines and sizes that are remembered. A longer line is unlikely to come again.
+_MOST_SEEN = 4096
+_LONGEST_SEEN = 256
+_STATUS_LINE = re.compile(rb"HTTP/1\.([01]) ([1-9]\d\d)(?: [\t\x20-\x7e\x80-\xff]*)?")
+_HEADER_LINE = re.compile(
+    rb"([!#$%&'*+\-.^_`|~0-9A-Za-z]+):[ \t]*"
+    rb"((?:[\x21-\x7e\x80-\xff](?:[\t\x20-\x7e\x80-\xff]*[\x21-\x7e\x80-\xff])?)?)[ \t]*"
+)
+_CHUNK_SIZE = re.compile(rb"([0-9A-Fa-f]{1,8})(?:[ \t]*;[\t\x20-\x7e\x80-\xff]*)?")
+_LENGTH = re.compile(rb"\d{1,15}")
+_PASSED_NAMES = frozenset(name.encode() for name in wire_headers.ENGINE_RESPONSE_HEADERS)
+_BODILESS = frozenset({204, 304})
+_CONTENT_LENGTH, _TRANSFER_ENCODING = b"content-length", b"transfer-encoding"
+_CONNECTION = b"connection"
+# Names that must not come twice.
+_SINGLE = frozenset({_CONTENT_LENGTH, _TRANSFER_ENCODING})
 _BEGINNING = b"HTTP/1."
 # A chunk's size with its extensions. Engines send no extensions.
 _LONGEST_SIZE_LINE = 1024
-_CR, _LF = b"\r\n"
+_LINE_END = b"\r\n"
 _SWITCHING = 101
 _MOST_TRAILERS = 100
 # What the next bytes of a connection belong to.
-_IDLE, _HEAD, _LENGTH, _CHUNKS, _UNTIL_CLOSE = range(5)
+_IDLE, _HEAD, _SIZED, _CHUNKS, _UNTIL_CLOSE = range(5)
+SHORT_LIMIT_S = 5.0
+"""Requests with a shorter time limit are checked more often than once a second."""
+UNTIL_CLOSE = -1
+"""The length of a body that ends with its connection."""
 
 
-class BrokenResponseError(Exception):
-    """The connection ended before the response was complete."""
-
-    def __init__(self, message: str, *, had_bytes: bool, is_silence: bool = False) -> None:
-        super().__init__(message)
-        self.had_bytes = had_bytes
-        """True if any byte of the response had arrived."""
-        self.is_silence = is_silence
-        """True if the engine was given up after too long a silence."""
+class InvalidResponseError(Exception):
+    """The input is not a valid HTTP/1.1 response."""
 
 
-class SuspendedError(BrokenResponseError):
-    """The gateway gave the response up, to continue it later: its client reads too slowly while others wait."""
+class ResponseHead(msgspec.Struct):
+    """The head of one response."""
+
+    status: int
+    fields: dict[bytes, bytes]
+    """The last value of each header, by its name in lower case."""
+    passed: bytes
+    """The header lines that clients get."""
+    length: int
+    """The length of the body; UNTIL_CLOSE also stands for chunks."""
+    is_chunked: bool
+    keeps_alive: bool
+    """True if the engine keeps the connection open."""
 
 
-class UnreachableError(Exception):
-    """The engine accepted no connection, so it has not seen the request."""
+class SeenLines(dict[bytes, _V]):
+    """Values of lines that were read before; a new line is read by `read`. Bounded."""
 
-    def __init__(
-        self, message: str, *, is_timeout: bool = False, is_own_fault: bool = False
-    ) -> None:
-        super().__init__(message)
-        self.is_timeout = is_timeout
-        """True if the connection was not refused but timed out: the engine may be there and hang."""
-        self.is_own_fault = is_own_fault
-        """True if the gateway could not open a connection: it says nothing about the engine."""
+    def __init__(self, read: Callable[[bytes], _V]) -> None:
+        super().__init__()
+        self._read = read
+
+    def __missing__(self, line: bytes) -> _V:
+        """Return the value of a new line.
+
+        Raises:
+            InvalidResponseError: the line is not valid.
+
+        """
+        found = self._read(line)
+        if len(line) <= _LONGEST_SEEN:
+            if len(self) >= _MOST_SEEN:
+                self.clear()
+            self[line] = found
+        return found
 
 
-UpstreamError: TypeAlias = UnreachableError | BrokenResponseError
+def _read_status_line(line: bytes) -> tuple[int, bool]:
+    """Return the status, and whether the version keeps connections open by default."""
+    match = _STATUS_LINE.fullmatch(line)
+    if match is None:
+        raise InvalidResponseError("no status line")
+    return int(match[2]), match[1] == b"1"
 
 
-class EngineCall(msgspec.Struct, eq=False, kw_only=True):
-    """One request to an engine. Subclasses receive the response: its head, parts of its body, then its end or an error."""
+def _read_header_line(line: bytes) -> tuple[bytes, bytes]:
+    """Return the name in lower case, and the value."""
+    match = _HEADER_LINE.fullmatch(line)
+    if match is None:
+        raise InvalidResponseError("an invalid header")
+    name, value = match[1].lower(), match[2]
+    if name == _CONTENT_LENGTH and not _LENGTH.fullmatch(value):
+        raise InvalidResponseError("an invalid content-length")
+    if name == _TRANSFER_ENCODING and value.lower() != b"chunked":
+        raise InvalidResponseError("an unknown transfer-encoding")
+    if name == _CONNECTION:
+        value = value.lower()
+    return name, value
 
-    origin: EngineAddress
-    raw: bytes
-    """The complete HTTP request."""
-    silence_s: float
-    """The engine is given up after so long without a byte."""
-    until_s: float
-    """The engine is given up at this time, by the clock; may be changed."""
-    connection: "Connection | None" = None
-    """The connection that carries the call; None before, and once the response is complete."""
-    dialing: asyncio.Task[None] | None = None
-    """The task that opens a connection for the call."""
-    receive: Callable[[bytes], None] | None = None
-    """Receives parts of the body in place of `on_body`, once there is something that does nothing else."""
 
-    def on_whole(self, head: ResponseHead, body: bytes) -> bool:
-        """Receive a complete response; return False if it is not valid, so that its connection is not used again."""
+def _passed_line(line: bytes) -> bytes:
+    """Return the line for clients; empty if they do not get it."""
+    name, value = _HEADERS[line]
+    return b"%b: %b\r\n" % (name, value) if name in _PASSED_NAMES else b""
+
+
+def _read_chunk_size(line: bytes) -> int:
+    match = _CHUNK_SIZE.fullmatch(line)
+    if match is None:
+        raise InvalidResponseError("an invalid chunk size")
+    return int(match[1], 16)
+
+
+_STATUS_LINES = SeenLines(_read_status_line)
+_HEADERS = SeenLines(_read_header_line)
+_PASSED_LINES = SeenLines(_passed_line)
+_read_header, _read_passed = _HEADERS.__getitem__, _PASSED_LINES.__getitem__
+_CHUNK_SIZES = SeenLines(_read_chunk_size)
+"""The size of a chunk by the line before it."""
+
+
+def _read_chunk_beginning(data: bytes) -> tuple[int, int]:
+    """Return where a chunk's content begins and where the chunk ends, if its first bytes tell; (0, 0) if not."""
+    at = data.find(b"\r\n")
+    match = _CHUNK_SIZE.fullmatch(data[:at]) if at > 0 else None
+    size = 0 if match is None else int(match[1], 16)
+    return (at + 2, at + size + 4) if size else (0, 0)
+
+
+_CHUNK_BEGINNING = 5
+_CHUNK_BEGINNINGS = SeenLines(_read_chunk_beginning)
+"""Begin of a chunk's content and end of the chunk, by its first _CHUNK_BEGINNING bytes: most have up to 3 digits."""
+
+
+def parse_head(data: bytes) -> ResponseHead:
+    """Return the head in these bytes, given without the empty line at its end.
+
+    Raises:
+        InvalidResponseError: it is not a valid head.
+
+    """
+    first, *lines = data.split(b"\r\n")
+    status, keeps_alive = _STATUS_LINES[first]
+    fields = dict(map(_read_header, lines))
+    passed = b"".join(map(_read_passed, lines))
+    if len(fields) < len(lines):
+        names = [_read_header(line)[0] for line in lines]
+        for name in _SINGLE & fields.keys():
+            if names.count(name) > 1:
+                raise InvalidResponseError(f"more than one {name.decode('ascii')}")
+    if b"close" in fields.get(_CONNECTION, b""):
+        keeps_alive = False
+    is_chunked, text = _TRANSFER_ENCODING in fields, fields.get(_CONTENT_LENGTH)
+    length = UNTIL_CLOSE if text is None else int(text)
+    if status in _BODILESS:
+        length, is_chunked = 0, False
+    elif is_chunked and text is not None:
+        raise InvalidResponseError("a content-length together with chunks")
+    return ResponseHead(status, fields, passed, length, is_chunked, keeps_alive)
+
+
+def list_lines(passed: bytes) -> list[tuple[bytes, bytes]]:
+    """Return header lines as pairs of name and value."""
+    pairs = (line.partition(b": ") for line in passed.split(b"\r\n")[:-1])
+    return [(name, value) for name, _, value in pairs]
+
+
+class KeptConnections:
+    """The open connections to engines, which carry one call after another. Subclasses open them, and see them end."""
+
+    def __init__(self, clock: Clock) -> None:
+        self.idle: defaultdict[EngineAddress, list[Connection]] = defaultdict(list)
+        """Connections without a call; the last one is used first."""
+        self._now = clock.monotonic
+
+    def send(self, call: EngineCall) -> None:
+        """Send a request; its response, or the reason why there is none, goes to the call.
+
+        Time limits are held to the second, or to 50 ms if they are less than 5 s ahead.
+        """
+        now_s, origin = self._now(), call.origin
+        idle = self.idle.get(origin)
+        while idle:
+            connection = idle.pop()
+            if connection.is_usable and connection.idle_since >= now_s - POOL_IDLE_S:
+                if not idle and origin.node:
+                    self.on_last_taken(origin)
+                if call.silence_s < SHORT_LIMIT_S or call.until_s < now_s + SHORT_LIMIT_S:
+                    self.watch(connection)
+                connection.start(call, now_s)
+                return
+            connection.cut()
+        if origin.node:
+            self.on_last_taken(origin)
+        self.dial(call)
+
+    def dial(self, call: EngineCall) -> None:
+        """Open a connection for a call."""
         raise NotImplementedError
 
-    def on_head(self, head: ResponseHead) -> None:
-        """Receive the head."""
+    def watch(self, connection: "Connection") -> None:
+        """Check a connection's time limits more often than once a second."""
         raise NotImplementedError
 
-    def on_body(self, data: bytes) -> None:
-        """Receive a part of the body after which more follows."""
+    def on_last_taken(self, origin: EngineAddress) -> None:
+        """Handle that no idle connection to an engine of the fleet with TLS is left."""
         raise NotImplementedError
 
-    def on_end(self, data: bytes, *, is_surplus: bool) -> None:
-        """Receive the last part of the body, which may be empty. `is_surplus`: more came than the head declares."""
-        raise NotImplementedError
-
-    def on_error(self, error: UpstreamError) -> None:
-        """Receive the reason for which no more of the response comes."""
-        raise NotImplementedError
-
-    def cancel(self) -> None:
-        """Give the call up: nothing is received any more, and the engine sees a closed connection."""
-        if self.dialing is not None:
-            self.dialing.cancel()
-            self.dialing = None
-        if self.connection is not None:
-            self.connection.drop(self)
-
-    def pause(self) -> None:
-        """Read no more for now, because the client reads too slowly."""
-        if self.connection is not None:
-            self.connection.pause()
-
-    def resume(self) -> None:
-        """Read again."""
-        if self.connection is not None:
-            self.connection.resume()
-
-
-class ConnectionOwner:
-    """Owner of connections: told of their ends."""
-
-    def settle(self, connection: "Connection") -> None:
-        """Take back a connection that became idle, or forget one that is gone."""
+    def on_proven(self, connection: "Connection") -> None:
+        """Handle the first bytes of a connection: the engine has accepted it."""
         raise NotImplementedError
 
     def on_broken(
@@ -134,11 +234,15 @@ class ConnectionOwner:
         """Handle a call whose response is missing or incomplete."""
         raise NotImplementedError
 
+    def forget(self, connection: "Connection") -> None:
+        """Handle the end of a connection."""
+        raise NotImplementedError
+
 
 class Connection(asyncio.Protocol):
-    """One connection. Its owner is told when it becomes idle, when it is gone, and of each call that breaks."""
+    """One connection. Its owner is told of its first bytes, its end, and of each call that breaks."""
 
-    def __init__(self, clock: Clock, origin: EngineAddress, owner: ConnectionOwner) -> None:
+    def __init__(self, clock: Clock, origin: EngineAddress, owner: KeptConnections) -> None:
         self.origin = origin
         self.is_usable = False
         self.idle_since = NEVER
@@ -251,11 +355,12 @@ class Connection(asyncio.Protocol):
     @override
     def data_received(self, data: bytes) -> None:
         self.has_received = True
-        call, expects = self._call, self._expects
+        call = self._call
         if call is None:
             # Input without a request must not become the response of the next one.
             self.cut()
             return
+        expects = self._expects
         try:
             if expects == _HEAD:
                 self._feed_head(call, data)
@@ -265,8 +370,8 @@ class Connection(asyncio.Protocol):
             if expects == _CHUNKS:
                 if not self._is_within_chunk:
                     # Nearly always exactly one chunk arrives.
-                    begin, end = CHUNK_BEGINNINGS[data[:CHUNK_BEGINNING]]
-                    if end == len(data) and data[-1] == _LF and data[-2] == _CR:
+                    begin, end = _CHUNK_BEGINNINGS[data[:_CHUNK_BEGINNING]]
+                    if end == len(data) and data[-2:] == _LINE_END:
                         (call.receive or call.on_body)(data[begin:-2])
                         return
                 self._feed_chunks(call, data)
@@ -292,11 +397,14 @@ class Connection(asyncio.Protocol):
         self.end = "the connection was lost" if exc is None else f"the connection was lost: {exc}"
         if self._call is not None:
             self._break(self.end)
-        self._owner.settle(self)
+        self._owner.forget(self)
 
     def _feed_head(self, call: EngineCall, data: bytes) -> None:
         """Read the head, and what follows it."""
-        self.is_proven = self._has_bytes = True
+        self._has_bytes = True
+        if not self.is_proven:
+            self.is_proven = True
+            self._owner.on_proven(self)
         if self._rest:
             data, self._rest = self._rest + data, b""
         while True:
@@ -311,26 +419,22 @@ class Connection(asyncio.Protocol):
                 break
             if head.status == _SWITCHING:
                 raise InvalidResponseError("an upgrade that was not asked for")
-        if head.length == len(data):
-            self._end_whole(
-                call, head, data
-            )  # nearly always all of a whole response arrives at once
+        if head.length != len(data):
+            self.silent_since, self._keeps_alive = self._now(), head.keeps_alive
+            call.raw = b""  # never sent again, and streams live long
+            call.on_head(head)
+            if self._call is call:
+                self._begin_body(call, head, data)
             return
-        self.silent_since, self._keeps_alive = self._now(), head.keeps_alive
-        call.on_head(head)
-        if self._call is call:
-            self._begin_body(call, head, data)
-
-    def _end_whole(self, call: EngineCall, head: ResponseHead, body: bytes) -> None:
-        """Hand over a complete response."""
+        # Nearly always all of a whole response arrives at once.
         call.connection = self._call = None
         self._expects, self.silent_since = _IDLE, NEVER
-        if not call.on_whole(head, body) or not head.keeps_alive or self._transport is None:
+        if call.on_whole(head, data) and head.keeps_alive and self._transport is not None:
+            self.is_usable = self.is_reused = True
+            self.idle_since = self._now()
+            self._owner.idle[self.origin].append(self)
+        else:
             self.cut()
-            return
-        self.is_usable = self.is_reused = True
-        self.idle_since = self._now()
-        self._owner.settle(self)
 
     def _begin_body(self, call: EngineCall, head: ResponseHead, data: bytes) -> None:
         """Read what came with the head."""
@@ -340,7 +444,7 @@ class Connection(asyncio.Protocol):
             if data:
                 self._feed_chunks(call, data)
             return
-        self._expects = _UNTIL_CLOSE if head.length == UNTIL_CLOSE else _LENGTH
+        self._expects = _UNTIL_CLOSE if head.length == UNTIL_CLOSE else _SIZED
         self._left = head.length
         if data or not head.length:
             self._feed_body(call, data)
@@ -412,7 +516,7 @@ class Connection(asyncio.Protocol):
                 self._count_trailer()
                 at = end + 2
                 continue
-            count = CHUNK_SIZES[data[at:end]]
+            count = _CHUNK_SIZES[data[at:end]]
             begin, at = end + 2, end + count + 4
             if not count:
                 self._trailer_lines, at = 1, begin
@@ -462,7 +566,7 @@ class Connection(asyncio.Protocol):
             self.silent_since = NEVER
         self.is_usable = self.is_reused = True
         self.idle_since = self._now()
-        self._owner.settle(self)
+        self._owner.idle[self.origin].append(self)
 
     def _break(self, why: str, *, is_silence: bool = False) -> None:
         """End the call with an error."""

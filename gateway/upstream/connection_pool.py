@@ -13,18 +13,11 @@ import ssl
 import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Protocol
 
 from typing_extensions import override
 
-from gateway.upstream.connection import (
-    BrokenResponseError,
-    Connection,
-    ConnectionOwner,
-    EngineCall,
-    UnreachableError,
-)
-from gateway.upstream.exchange import Exchange
+from gateway.upstream.call import BrokenResponseError, EngineCall, Exchange, UnreachableError
+from gateway.upstream.connection import SHORT_LIMIT_S, Connection, KeptConnections
 from gateway.upstream.tls import (
     REFUSED,
     EngineTls,
@@ -42,8 +35,6 @@ from schemas.wire.engine_address import EngineAddress
 # A lost SYN is sent again after 1 s; a sleeping or missing Mac never answers.
 _CONNECT_S = 2.0
 _SWEEP_S = 1.0
-# Requests with a shorter time limit are checked more often than once a second.
-_SHORT_LIMIT_S = 5.0
 _SHORT_SWEEP_S = 0.05
 # No file descriptor is left, in the process or in the system.
 _NO_FILES = frozenset({errno.EMFILE, errno.ENFILE})
@@ -61,22 +52,12 @@ _QUEUE_BACKOFF = Backoff(first_s=0.005, limit_s=0.02)
 _QUEUE_TRIES = 6
 
 
-class Upstream(Protocol):
-    """Sends requests to engines."""
-
-    def send(self, call: EngineCall) -> None:
-        """Send a request; its response, or the reason why there is none, goes to the call.
-
-        Time limits are held to the second, or to 50 ms if they are less than 5 s ahead.
-        """
-        ...
-
-
-class ConnectionPool(ConnectionOwner):
-    """Sends calls over kept-alive connections. `run()` must run for its time limits to hold."""
+class ConnectionPool(KeptConnections):
+    """Opens the connections, and ends idle and silent ones. `run()` must run for its time limits to hold."""
 
     def __init__(self, clock: Clock, *, silence_s: float, tls: EngineTls | None = None) -> None:
         """`tls`: the gateway's identity; None: engines with TLS are unreachable."""
+        super().__init__(clock)
         self._clock = clock
         self._silence_s = silence_s
         self._tls = tls
@@ -88,7 +69,6 @@ class ConnectionPool(ConnectionOwner):
         self._spares: dict[EngineAddress, None] = {}
         """Those that need a spare connection."""
         self._needs_spares = asyncio.Event()
-        self._idle: dict[EngineAddress, list[Connection]] = {}
         self.open: set[Connection] = set()
         """All connections, idle ones included."""
         self._short_limits: set[Connection] = set()
@@ -97,13 +77,23 @@ class ConnectionPool(ConnectionOwner):
         self.make_room: Callable[[], bool] = lambda: False
         """Frees file descriptors; returns False if it cannot."""
 
-    def send(self, call: EngineCall) -> None:
-        now_s = self._clock.monotonic()
-        connection = self._reused(call.origin, now_s)
-        if connection is None:
-            call.dialing = asyncio.get_running_loop().create_task(self._dial(call))
-        else:
-            self._start(connection, call, now_s)
+    @override
+    def dial(self, call: EngineCall) -> None:
+        call.dialing = asyncio.get_running_loop().create_task(self._dial(call))
+
+    @override
+    def watch(self, connection: Connection) -> None:
+        self._short_limits.add(connection)
+        self._has_short_limits.set()
+
+    @override
+    def on_last_taken(self, origin: EngineAddress) -> None:
+        if origin in self._known:
+            self._want_spare(origin)
+
+    @override
+    def on_proven(self, connection: Connection) -> None:
+        self._failing.pop(connection.origin, None)
 
     async def request(
         self,
@@ -142,12 +132,9 @@ class ConnectionPool(ConnectionOwner):
         call.dialing = None
         if not connection.is_gone:
             self.open.add(connection)
-        self._start(connection, call, self._clock.monotonic())
-
-    def _start(self, connection: Connection, call: EngineCall, now_s: float) -> None:
-        if call.silence_s < _SHORT_LIMIT_S or call.until_s < now_s + _SHORT_LIMIT_S:
-            self._short_limits.add(connection)
-            self._has_short_limits.set()
+        now_s = self._clock.monotonic()
+        if call.silence_s < SHORT_LIMIT_S or call.until_s < now_s + SHORT_LIMIT_S:
+            self.watch(connection)
         connection.start(call, now_s)
 
     @override
@@ -215,7 +202,7 @@ class ConnectionPool(ConnectionOwner):
                     )
 
     async def _open_spare(self, origin: EngineAddress) -> None:
-        if origin not in self._known or self._idle.get(origin):
+        if origin not in self._known or self.idle.get(origin):
             return
         try:
             connection = await self._connect(origin, _CONNECT_S)
@@ -272,19 +259,6 @@ class ConnectionPool(ConnectionOwner):
         """Close every connection."""
         for connection in list(self.open):
             connection.cut()
-
-    def _reused(self, origin: EngineAddress, now_s: float) -> Connection | None:
-        idle = self._idle.get(origin)
-        while idle:
-            connection = idle.pop()
-            if connection.is_usable and connection.idle_since >= now_s - POOL_IDLE_S:
-                if not idle and self._known and origin in self._known:
-                    self._want_spare(origin)
-                return connection
-            connection.cut()
-        if origin in self._known:
-            self._want_spare(origin)
-        return None
 
     def _connect_s(self, silence_s: float, until_s: float) -> float:
         """Return the time limit of a new connection, which never exceeds that of its request."""
@@ -374,24 +348,15 @@ class ConnectionPool(ConnectionOwner):
         )
 
     @override
-    def settle(self, connection: Connection) -> None:
-        if connection.is_usable:
-            if self._failing and connection.is_proven:
-                self._failing.pop(connection.origin, None)
-            idle = self._idle.get(connection.origin)
-            if idle is None:
-                self._idle[connection.origin] = [connection]
-            else:
-                idle.append(connection)
-            return
-        if connection.is_gone and not connection.is_cut and self._is_refusal(connection):
+    def forget(self, connection: Connection) -> None:
+        if not connection.is_cut and self._is_refusal(connection):
             self._record_refusal(connection, connection.end)
         self.open.discard(connection)
-        idle = self._idle.get(connection.origin, [])
+        idle = self.idle.get(connection.origin, [])
         if connection in idle:
             idle.remove(connection)
         if not idle:
-            self._idle.pop(connection.origin, None)
+            self.idle.pop(connection.origin, None)
 
 
 def _fail_if_late(connection: Connection, now_s: float) -> bool:
@@ -409,7 +374,7 @@ def _has_short_limit(connection: Connection, now_s: float) -> bool:
     """Return whether a request is in progress that needs the frequent check."""
     if connection.is_usable or connection.is_gone:
         return False
-    return connection.silence_s < _SHORT_LIMIT_S or connection.until_s < now_s + _SHORT_LIMIT_S
+    return connection.silence_s < SHORT_LIMIT_S or connection.until_s < now_s + SHORT_LIMIT_S
 
 
 def _enable_keepalive(sock: socket.socket) -> None:

@@ -20,11 +20,12 @@ from schemas.wire.errors import Refusal, RefusedError, invalid
 
 _TRACE_PARENT = wire_headers.TRACE_PARENT.encode()
 _TRACE_STATE = wire_headers.TRACE_STATE.encode()
-_REQUEST = (
+REQUEST = (
     b"POST %b HTTP/1.1\r\nhost: %b\r\ncontent-type: application/json\r\ncontent-length: %d\r\n"
     + wire_headers.REQUEST_ID.encode()
     + b": %b\r\n%b\r\n%b"
 )
+"""The HTTP request: its path, host, length of the body, request id, further header lines, and body."""
 _MODEL_MEMBER = re.compile(rb'"model"\s*:\s*("(?:[^"\\]|\\.)*")')
 _FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
@@ -81,25 +82,6 @@ def trace_lines(parent: bytes, state: bytes) -> bytes:
     return lines + b"%b: %b\r\n" % (_TRACE_STATE, state) if state else lines
 
 
-def encode_request(request: InferenceRequest, endpoint: EngineEndpoint, more: bytes = b"") -> bytes:
-    """Return the HTTP request for the engine.
-
-    `more`: further header lines, each with its line end.
-    """
-    body = request.body
-    if request.model not in endpoint.names and endpoint.names:
-        # The engine does not know a route's name, or a served name younger than itself.
-        body = rename_model(body, request.model, endpoint.names[0])
-    return _REQUEST % (
-        request.path.encode("ascii"),
-        endpoint.host,
-        len(body),
-        request.request_id,
-        more,
-        body,
-    )
-
-
 def encode_external(
     request: InferenceRequest, endpoint: EngineEndpoint, server: ExternalServer
 ) -> bytes:
@@ -123,7 +105,7 @@ def encode_external(
     )
     body = msgspec.json.encode(fields)
     path = server.path + request.path.removeprefix("/v1")
-    return _REQUEST % (
+    return REQUEST % (
         path.encode("ascii"),
         endpoint.host,
         len(body),

@@ -13,7 +13,7 @@ from gateway.apis.anthropic.response_translator import (
 )
 from gateway.auth.rate_limits import Rates, anthropic_headers
 from gateway.request import HttpRequest, InferenceRequest
-from gateway.upstream.connection import Headers
+from gateway.upstream.call import Headers
 
 MESSAGES, COUNT = "/v1/messages", "/v1/messages/count_tokens"
 PATHS = (MESSAGES, COUNT)

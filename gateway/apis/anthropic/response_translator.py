@@ -20,7 +20,7 @@ from gateway.apis.openai_response import (
     ToolCallPiece,
 )
 from gateway.routing.table import ServedModel
-from gateway.upstream.connection import Headers
+from gateway.upstream.call import Headers
 from schemas.wire import headers as wire_headers
 from schemas.wire.errors import Refusal, RefusedError, invalid
 

@@ -27,7 +27,7 @@ from gateway.apis.openai_response import (
     ToolCallAssembler,
 )
 from gateway.routing.table import ServedModel
-from gateway.upstream.connection import Headers
+from gateway.upstream.call import Headers
 from machinery.clock import Clock
 from schemas.wire.errors import Refusal
 

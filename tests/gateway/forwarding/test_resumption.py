@@ -30,9 +30,8 @@ from gateway.metrics.version_metrics import VersionMetrics
 from gateway.request import InferenceRequest
 from gateway.state.build_table import TableInputs, build_table
 from gateway.state.table_cache import TableCache
-from gateway.upstream.connection import BrokenResponseError, EngineCall, UnreachableError
-from gateway.upstream.connection_pool import Upstream
-from gateway.upstream.response_head import parse_head
+from gateway.upstream.call import BrokenResponseError, EngineCall, UnreachableError, Upstream
+from gateway.upstream.connection import parse_head
 from machinery.clock import SystemClock
 from store.memory import MemoryTransport
 from tests.support.gateway_resume_engine import (

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.http.request_head import HeadReader
+from gateway.http.request_context import HeadReader
 
 PATH = b"/v1/chat/completions"
 FIRST = b"POST /v1/chat/completions HTTP/1.1"

@@ -5,7 +5,8 @@ import asyncio
 import aiohttp
 import pytest
 
-from gateway.metrics.version_metrics import VersionCounts, VersionMetrics
+from gateway.metrics.response_summary import VersionCounts
+from gateway.metrics.version_metrics import VersionMetrics
 from gateway.routing.table import EngineEndpoint
 from store import keys
 from tests.support.gateway_calls import CHAT, usage_event, version_counts

@@ -1,6 +1,7 @@
 """Affinity: the bounded map, conversations, and beginnings of prompts."""
 
 import json
+import random
 from itertools import pairwise
 from typing import Any
 
@@ -191,6 +192,24 @@ def test_blocks_are_few_and_equal_for_equal_beginnings(
 
 
 keys = st.integers(1, 2**64 - 1)
+
+
+def test_a_map_grows_by_its_entries_and_keeps_them() -> None:
+    cells, entropy = BoundedMap(14), random.Random(1)
+    keys = [entropy.getrandbits(64) or 1 for _ in range(10_000)]
+    sizes = []
+    for number, key in enumerate(keys, 1):
+        cells.put(key, number, 1.0)
+        sizes.append(cells.sets)
+    found = [cells.get(key, 0.0) for key in keys]
+    assert [one for one in found if one] == [n for n, one in enumerate(found, 1) if one]
+    assert found.count(0) < 10, "a full set replaces its oldest entry"
+    assert sizes[0] == 256
+    assert sizes == sorted(sizes)
+    assert 9_900 <= sizes[-1] <= 10_000
+    for key in (entropy.getrandbits(64) or 1 for _ in range(100_000)):
+        cells.put(key, 7, 2.0)
+    assert cells.sets == 1 << 14, "never larger"
 
 
 @given(st.lists(st.tuples(keys, st.integers(1, 2**32 - 1)), max_size=60))

@@ -12,7 +12,7 @@ import pytest
 import uvloop
 from typing_extensions import override
 
-from gateway.upstream.connection import BrokenResponseError, UnreachableError
+from gateway.upstream.call import BrokenResponseError, UnreachableError
 from gateway.upstream.connection_pool import ConnectionPool
 from machinery.clock import SystemClock
 from schemas.wire.engine_address import EngineAddress

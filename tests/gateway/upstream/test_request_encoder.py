@@ -8,7 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.apis.openai import OpenAiAdapter
+from gateway.forwarding.attempt import encode_request
 from gateway.forwarding.engine_stream import split_events
+from gateway.forwarding.retry_state import RetryState
 from gateway.request import HttpRequest, InferenceRequest
 from gateway.upstream import request_encoder
 from schemas.wire.errors import RefusedError
@@ -42,7 +44,7 @@ def test_bodies_without_a_model_are_refused(body: bytes, param: str | None) -> N
 def test_the_body_goes_to_the_engine_as_it_came() -> None:
     body = b'{ "model" :"m",  "temperature": 1.10, "seed": 18446744073709551615 }'
     ask = InferenceRequest(path="/v1/completions", model="m", body=body, request_id=b"r-1")
-    head, _, sent = request_encoder.encode_request(ask, target("m-0")).partition(b"\r\n\r\n")
+    head, _, sent = encode_request(ask, target("m-0"), RetryState(), 0.0).partition(b"\r\n\r\n")
     assert sent == body
     assert head.startswith(b"POST /v1/completions HTTP/1.1\r\nhost: 127.0.0.1:1\r\n")
     assert b"x-request-id: r-1" in head

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.upstream.connection import UnreachableError
+from gateway.upstream.call import UnreachableError
 from gateway.upstream.connection_pool import ConnectionPool
 from gateway.upstream.tls import EngineTls
 from identity.credentials import Credentials

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.routing.plan import RoutePlan
+from gateway.forwarding.router import RoutePlan
 from gateway.routing.selection import ChosenEndpoint, choose
 from gateway.routing.table import (
     BackendBuilder,

@@ -1,0 +1,221 @@
+"""Calls to engines: one request, the receiver of its response, and the errors that end it.
+
+An `Exchange` is a call whose reader waits, for health checks. Requests of clients need no waiting.
+"""
+
+import asyncio
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Protocol, TypeAlias
+
+import msgspec
+from typing_extensions import override
+
+from schemas.wire.engine_address import EngineAddress
+
+if TYPE_CHECKING:  # it carries calls
+    from gateway.upstream.connection import Connection, ResponseHead
+
+Headers: TypeAlias = list[tuple[bytes, bytes]]
+# The limit of unread bytes before the engine is paused.
+_BUFFER_LIMIT = 256 << 10
+
+
+class BrokenResponseError(Exception):
+    """The connection ended before the response was complete."""
+
+    def __init__(self, message: str, *, had_bytes: bool, is_silence: bool = False) -> None:
+        super().__init__(message)
+        self.had_bytes = had_bytes
+        """True if any byte of the response had arrived."""
+        self.is_silence = is_silence
+        """True if the engine was given up after too long a silence."""
+
+
+class SuspendedError(BrokenResponseError):
+    """The gateway gave the response up, to continue it later: its client reads too slowly while others wait."""
+
+
+class UnreachableError(Exception):
+    """The engine accepted no connection, so it has not seen the request."""
+
+    def __init__(
+        self, message: str, *, is_timeout: bool = False, is_own_fault: bool = False
+    ) -> None:
+        super().__init__(message)
+        self.is_timeout = is_timeout
+        """True if the connection was not refused but timed out: the engine may be there and hang."""
+        self.is_own_fault = is_own_fault
+        """True if the gateway could not open a connection: it says nothing about the engine."""
+
+
+UpstreamError: TypeAlias = UnreachableError | BrokenResponseError
+
+
+class EngineCall(msgspec.Struct, eq=False, kw_only=True):
+    """One request to an engine. Subclasses receive the response: its head, parts of its body, then its end or an error."""
+
+    origin: EngineAddress
+    raw: bytes
+    """The complete HTTP request; empty once a part of the response has arrived."""
+    silence_s: float
+    """The engine is given up after so long without a byte."""
+    until_s: float
+    """The engine is given up at this time, by the clock; may be changed."""
+    connection: "Connection | None" = None
+    """The connection that carries the call; None before, and once the response is complete."""
+    dialing: asyncio.Task[None] | None = None
+    """The task that opens a connection for the call."""
+    receive: Callable[[bytes], None] | None = None
+    """Receives parts of the body in place of `on_body`, once there is something that does nothing else."""
+
+    def on_whole(self, head: "ResponseHead", body: bytes) -> bool:
+        """Receive a complete response; return False if it is not valid, so that its connection is not used again."""
+        raise NotImplementedError
+
+    def on_head(self, head: "ResponseHead") -> None:
+        """Receive the head."""
+        raise NotImplementedError
+
+    def on_body(self, data: bytes) -> None:
+        """Receive a part of the body after which more follows."""
+        raise NotImplementedError
+
+    def on_end(self, data: bytes, *, is_surplus: bool) -> None:
+        """Receive the last part of the body, which may be empty. `is_surplus`: more came than the head declares."""
+        raise NotImplementedError
+
+    def on_error(self, error: UpstreamError) -> None:
+        """Receive the reason for which no more of the response comes."""
+        raise NotImplementedError
+
+    def cancel(self) -> None:
+        """Give the call up: nothing is received any more, and the engine sees a closed connection."""
+        if self.dialing is not None:
+            self.dialing.cancel()
+            self.dialing = None
+        if self.connection is not None:
+            self.connection.drop(self)
+
+    def pause(self) -> None:
+        """Read no more for now, because the client reads too slowly."""
+        if self.connection is not None:
+            self.connection.pause()
+
+    def resume(self) -> None:
+        """Read again."""
+        if self.connection is not None:
+            self.connection.resume()
+
+
+class Upstream(Protocol):
+    """Sends requests to engines."""
+
+    def send(self, call: EngineCall) -> None:
+        """Send a request; its response, or the reason why there is none, goes to the call."""
+        ...
+
+
+class Exchange(EngineCall, kw_only=True):
+    """One request and its response, read piece by piece."""
+
+    _change: asyncio.Event = msgspec.field(default_factory=asyncio.Event)
+    _head: "ResponseHead | None" = None
+    _pieces: list[bytes] = msgspec.field(default_factory=list)
+    _buffered: int = 0
+    _is_complete: bool = False
+    _error: UpstreamError | None = None
+
+    @property
+    def status(self) -> int:
+        return 0 if self._head is None else self._head.status
+
+    @property
+    def fields(self) -> dict[bytes, bytes]:
+        """The last value of each header, by its name in lower case."""
+        return {} if self._head is None else self._head.fields
+
+    async def wait_head(self) -> None:
+        """Wait for the head of the response.
+
+        Raises:
+            UnreachableError: the engine accepts no connection.
+            BrokenResponseError: the connection ended before the head had arrived.
+
+        """
+        while self._head is None:
+            await self._changed()
+
+    async def read(self) -> bytes:
+        """Return the bytes that arrived since the last call; empty at the end.
+
+        Raises:
+            BrokenResponseError: the connection ended before the response was complete.
+
+        """
+        while not self._pieces:
+            if self._is_complete:
+                return b""
+            await self._changed()
+        data = b"".join(self._pieces)
+        self._pieces.clear()
+        self._buffered = 0
+        self.resume()
+        return data
+
+    async def read_all(self, limit: int) -> bytes:
+        """Return the rest of the body.
+
+        Raises:
+            BrokenResponseError: the response is incomplete, or larger than `limit` bytes.
+
+        """
+        parts = bytearray()
+        while piece := await self.read():
+            parts += piece
+            if len(parts) > limit:
+                why = f"the response is larger than {limit} bytes"
+                raise BrokenResponseError(why, had_bytes=True)
+        return bytes(parts)
+
+    def close(self) -> None:
+        """Release the response; if it has not arrived to its end, the connection is closed."""
+        self.cancel()
+
+    async def _changed(self) -> None:
+        if self._error is not None:
+            raise self._error
+        self._change.clear()
+        await self._change.wait()
+
+    def _add(self, data: bytes) -> None:
+        if data:
+            self._pieces.append(data)
+            self._buffered += len(data)
+            if self._buffered >= _BUFFER_LIMIT:
+                self.pause()
+        self._change.set()
+
+    @override
+    def on_whole(self, head: "ResponseHead", body: bytes) -> bool:
+        self.on_head(head)
+        self.on_end(body, is_surplus=False)
+        return True
+
+    @override
+    def on_head(self, head: "ResponseHead") -> None:
+        self._head = head
+        self._change.set()
+
+    @override
+    def on_body(self, data: bytes) -> None:
+        self._add(data)
+
+    @override
+    def on_end(self, data: bytes, *, is_surplus: bool) -> None:
+        self._is_complete = True
+        self._add(data)
+
+    @override
+    def on_error(self, error: UpstreamError) -> None:
+        self._error = error
+        self._change.set()
