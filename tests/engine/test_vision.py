@@ -198,7 +198,7 @@ def test_images_and_texts_over_http(engine: Engine) -> None:
 
 
 def respond(engine: Engine, *items: Any) -> Any:
-    fields = {"input": list(items), "max_output_tokens": 8, "temperature": 0}
+    fields: dict[str, Any] = {"input": list(items), "max_output_tokens": 8, "temperature": 0}
     return engine.post("/v1/responses", **fields)
 
 
