@@ -136,8 +136,7 @@ class RequestFramer(HttpToolsProtocol, RequestReceiver):
         self.deadline_s = clock.monotonic() + REQUEST_S
         """Time by which the client must complete its request; infinite while the client waits for us."""
 
-    @property
-    @override
+    @property  # type: ignore[explicit-override]  # mypy does not see @override on a property with a setter
     def parser(self) -> httptools.HttpRequestParser:
         """llhttp; made for the first request that it reads."""
         if self._parser is None:
