@@ -138,7 +138,7 @@ class Dependencies:
     replicas: ObjectCache[Replica]
     """Replicas by key: all, or those that concern this node."""
     uses: ObjectCache[ModelUse]
-    """What of deployments concerns any Mac, by their names."""
+    """The uses of models by deployments, by the deployments' names."""
     is_inspecting: Callable[[], bool] = lambda: False
     """True if a model is still being inspected, so that reports should be asked for again soon."""
     readings: MachineReader | None = None

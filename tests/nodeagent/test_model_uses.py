@@ -1,4 +1,4 @@
-"""What agents know of deployments: short records while a leader keeps them, the deployments themselves else."""
+"""The uses of models that agents know: short records while a leader keeps them, else from deployments themselves."""
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
