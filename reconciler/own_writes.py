@@ -15,7 +15,7 @@ class OwnWrites:
     """The revisions that the reconcile of a deployment wrote, each with the name of the deployment.
 
     Such a reconcile has planned and computed statuses after its writes, so it need not run again because of them. A write
-    whose answer is lost is never an own one: nobody knows what it did.
+    whose answer is lost is never an own one: it may have been made, or may be made later.
     """
 
     def __init__(self) -> None:
@@ -38,7 +38,7 @@ class OwnWrites:
 
     @contextmanager
     def writing(self, deployment: str) -> Iterator[Callable[[int], None]]:
-        """Make a write; call what this yields with its revision. An empty name: it is nobody's own."""
+        """Make a write; call what this yields with its revision. With an empty name it is no own write."""
         self._is_writing = True
         try:
             yield lambda revision: self._note(revision, deployment)
