@@ -16,7 +16,7 @@ from engine.memory.pressure import MemoryPressure, MemoryReading, PressureLevel
 from models.footprint import CACHE_STEP
 
 # New tokens for which a job gets memory when it joins, and how many more when it has fewer than a step left.
-_FIRST_TOKENS, _MORE_TOKENS = 2 * CACHE_STEP, 2 * CACHE_STEP
+_FIRST_TOKENS, _MORE_TOKENS = 2 * CACHE_STEP, CACHE_STEP
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

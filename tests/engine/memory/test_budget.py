@@ -202,7 +202,7 @@ def test_a_job_gets_memory_as_it_needs_it_and_the_youngest_gives_up() -> None:
     assert not memory.may_join(job(3, 1500))
     assert memory.grow({0: 100, 1: 261, 2: 7}) == ()
     assert memory.promised_bytes == 9 * 256 * 1024
-    assert memory.grow({0: 262, 1: 262, 2: 8}) == (2,)
+    assert memory.grow({0: 513, 1: 513, 2: 8}) == (2,)
     assert memory.promised_bytes == 8 * 256 * 1024
     assert memory.preemptions == 1
     assert not memory.may_join(job(2, 1500))  # it now gets all six steps at once

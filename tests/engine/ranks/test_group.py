@@ -7,6 +7,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -124,19 +125,19 @@ def test_jobs_give_up_their_memory_on_all_ranks(fork: Start, make: Make, tmp_pat
     """The prefix cache takes what the proof leaves, so that requests get the memory of `kv_tokens` and no more."""
     room = {"context_length": 1024, "kv_tokens": 2560, "prefix_cache_bytes": 1 << 40}
     ranks = form(fork, make(), tmp_path, 2, **room)
-    text = "of the people, by the people " * 8
-    fields: list[dict[str, Any]] = [
-        {"temperature": 0},
-        {"temperature": 1, "seed": 3, "repetition_penalty": 1.2},
-        {"temperature": 0, "guided_grammar": 'start: item*\nitem: "(" item* ")" | /[a-z]/'},
+    fields: dict[str, Any] = {"prompt": [*range(20, 270)], "max_tokens": 520}
+    asked: list[dict[str, Any]] = [
+        {"temperature": 0, "min_tokens": 520},
+        {"temperature": 1, "min_tokens": 520, "seed": 3, "repetition_penalty": 1.2},
+        {"temperature": 0, "guided_regex": "([a-z]|[0-9]){900}"},
     ]
-    asked = [{"max_tokens": 600, "min_tokens": 600} | one for one in fields]
-    alone_ = [ranks[0].chat(text, **one) for one in asked]
+    alone_ = [ranks[0].post("/v1/completions", **fields | one) for one in asked]
     assert [reply.status for reply in alone_] == [200] * 3, [reply.raw for reply in alone_]
     wanted = [reply.json["choices"] for reply in alone_]
     assert preemptions(ranks[0]) == 0
     with ThreadPoolExecutor(len(asked)) as pool:
-        replies = list(pool.map(lambda one: ranks[0].chat(text, **one), asked))
+        ask = partial(ranks[0].post, "/v1/completions")
+        replies = list(pool.map(lambda one: ask(**fields | one), asked))
     assert [reply.json["choices"] for reply in replies] == wanted
     assert preemptions(ranks[0]) > 0
     assert end(ranks) == [0, 0]
