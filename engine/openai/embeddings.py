@@ -118,7 +118,7 @@ async def build_job(
     if pooling is None:
         kind = (
             "neither an embedding model nor a cross-encoder"
-            if request.seconds
+            if request.paths  # of /v1/rerank and /v1/score
             else "not an embedding model"
         )
         raise errors.invalid(
