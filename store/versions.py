@@ -82,18 +82,19 @@ HISTORIES: Mapping[str, VersionHistory] = {
     "ApiKey": VersionHistory(current=2, steps={1: _role_for_admin}),
     # rateLimit and cacheSharing in its routing; hub in its model; performance; objectives; ngram in its model;
     # thresholds in placement.tier, nodePriorities in its status; vision; concurrency may be Auto, and
-    # tokens in kvCache
-    "ModelDeployment": _fields_added(8),
-    "ModelDeploymentStatus": _fields_added(2),  # nodePriorities; concurrency
+    # tokens in kvCache; healthCheck in its routing, and keep in kvCache
+    "ModelDeployment": _fields_added(9),
+    # nodePriorities; concurrency; concurrencyLimit
+    "ModelDeploymentStatus": _fields_added(3),
     # hub in its model; fetches in its status; performance; ngram in its model; vision; concurrency in its proofs,
-    # and tokens in kvCache
-    "Replica": _fields_added(6),
+    # and tokens in kvCache; concurrencyLimit in its proofs, and keep in kvCache
+    "Replica": _fields_added(7),
     "ReplicaStatus": _fields_added(1),  # fetches
     "RankStatus": _fields_added(1),  # fetch
-    "Revision": _fields_added(
-        5
-    ),  # hub in its model; performance; ngram in its model; vision; concurrency may be Auto
-    "ModelRoute": _fields_added(3),  # rateLimit and cacheSharing in its routing; external; mirror
+    # hub in its model; performance; ngram in its model; vision; concurrency may be Auto; keep in kvCache
+    "Revision": _fields_added(6),
+    # rateLimit and cacheSharing in its routing; external; mirror; healthCheck in its routing
+    "ModelRoute": _fields_added(4),
     "Endpoint": _fields_added(1),  # startSeconds
     "Node": _fields_added(
         2

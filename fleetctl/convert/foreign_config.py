@@ -6,6 +6,7 @@ Pure. `ForeignConfig` records which values were read; `omission_lines` reports a
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 from fleetctl.support_bundle import redaction
@@ -15,6 +16,7 @@ from manifests.errors import ManifestError, ManifestErrors
 from manifests.trees import Path, show_path
 from manifests.yaml import comments, nodes, parser
 from manifests.yaml.nodes import YamlNode
+from schemas import duration
 
 # Comments end up in repositories, so values of keys that look secret are never copied into one.
 _SECRET = re.compile(
@@ -204,6 +206,15 @@ class ForeignConfig:
             )
             return None
         return found
+
+    def seconds(self, *path: str | int) -> float | None:
+        """Return the seconds at the path: a number, or a duration such as 10s or 500ms."""
+        node = self._scalar(path)
+        if node is None or isinstance(node.content, bool):
+            return self.number(*path)
+        with suppress(ValueError):
+            return duration.parse_fine(node.text)
+        return self.number(*path)
 
     def integer(self, *path: str | int, least: int = 0) -> int | None:
         """Return the integer at the path."""

@@ -31,6 +31,7 @@ _TAILNETS = (".tailnet", ".ts.net")
 _HEALTH = ("health_check", "health")
 # Bounds of spec.routing.healthCheck in seconds, by the mesh's names, which are those of the fleet.
 _HEALTH_TIMES = {"interval": (1.0, 3600.0), "timeout": (0.1, 60.0)}
+_HEALTH_THRESHOLDS = ("unhealthy_threshold", "failures")
 _LISTS = ("nodes", "peers", "hosts", "static")
 
 _REASONS = {
@@ -229,19 +230,20 @@ def _routing(mesh: ForeignConfig) -> dict[str, Tree]:
 
 
 def _health_check(mesh: ForeignConfig) -> dict[str, Tree]:
-    """Return the health checks of endpoints; the file gives times in seconds."""
+    """Return the health checks of endpoints; the file gives times in seconds, or as durations."""
     found: dict[str, Tree] = {}
     for word in _HEALTH:
         for name, (least, most) in _HEALTH_TIMES.items():
-            seconds = mesh.number(word, name)
+            seconds = mesh.seconds(word, name)
             if seconds is None:
                 continue
             if not least <= seconds <= most:
                 mesh.refuse((word, name), f"is {seconds:g} s; give {least:g} to {most:g} s")
             found[name] = manifest_drafts.duration_text(seconds * 1000)
-        threshold = mesh.integer(word, "unhealthy_threshold", least=1)
-        if threshold is not None:
-            found["unhealthyThreshold"] = threshold
+        for name in _HEALTH_THRESHOLDS:
+            threshold = mesh.integer(word, name, least=1)
+            if threshold is not None:
+                found["unhealthyThreshold"] = threshold
     return found
 
 

@@ -78,7 +78,7 @@ async def test_phases_are_below_the_gateways_attempt_and_a_collector_that_hangs_
         check_tree(collector, usage["prompt_tokens"])
         lines = [json.loads(one) for one in engine.stderr.read_text().splitlines() if one[0] == "{"]
         about = [one["message"] for one in lines if one.get("request_id") == "mine"]
-        assert about == ["request has a slot", "request"]
+        assert about == ["request has a slot", "request begins to generate", "request"]
         # What is not sampled is not recorded.
         count = len(collector.spans)
         await asyncio.to_thread(engine.chat, headers=UNSAMPLED, max_tokens=1)

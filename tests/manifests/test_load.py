@@ -293,6 +293,8 @@ def test_dumped_fields_are_in_kubectls_order() -> None:
         "      maxResumptions: 3\n"
         "      maxTokens: 65536\n"
         "    timeouts: {}\n"
+        "    healthCheck:\n"
+        "      unhealthyThreshold: 3\n"
         "  unknownParameters: Warn\n"
         "  performance: OnRequest\n"
     )

@@ -25,8 +25,8 @@ from tests.support.store_faults import FaultyTransport
 
 OUTAGE_S = 60
 RECOVERY_S = 10
-# etcd reports the progress of each watch every 5 s.
-REPORTS = OUTAGE_S // 5
+# A watch that breaks is opened again after 1 to 2 s, 1.5 s on average.
+RETRIES = OUTAGE_S * 2 // 3
 
 
 class CountingTransport(FaultyTransport):
@@ -178,7 +178,7 @@ def test_an_outage_of_a_minute_heals_within_seconds_and_without_more_load(
     async def test(peer: Peer) -> None:
         clock, store = peer.clock, peer.store
         await clock.sleep(OUTAGE_S)
-        quiet = store.asked_since(clock.monotonic() - OUTAGE_S) + REPORTS * peer.watches
+        quiet = store.asked_since(clock.monotonic() - OUTAGE_S)
         store.leave()
         await clock.sleep(OUTAGE_S)
         during = store.asked_since(clock.monotonic() - OUTAGE_S)
@@ -187,10 +187,11 @@ def test_an_outage_of_a_minute_heals_within_seconds_and_without_more_load(
         async with asyncio.timeout(RECOVERY_S):
             assert await peer.is_well()
         await clock.sleep(healed_at + OUTAGE_S - clock.monotonic())
-        after = store.asked_since(healed_at) + REPORTS * peer.watches
+        after = store.asked_since(healed_at)
         print(f"quiet {quiet}, during {during}, after {after} requests a minute")
-        assert during < 2 * quiet
-        assert after < 2 * quiet
+        most = 2 * quiet + RETRIES * peer.watches
+        assert during <= most
+        assert after <= most
 
     in_virtual_time(loop, test)
 

@@ -14,6 +14,7 @@ from schemas.change import ChangeRecord
 from schemas.fabrictest import FabricRank
 from schemas.meta import ApiModel, ObjectMeta
 from schemas.model_snapshot import ModelSnapshot, PreloadAssignment
+from schemas.model_use import ModelUse
 from schemas.node import NodeLease, NodeLifeStatus, NodeLoad
 from schemas.records import (
     ApiKey,
@@ -88,7 +89,7 @@ def written(model: ApiModel, version: int | None) -> bytes:
 def test_a_document_begins_with_its_version() -> None:
     assert codec.encode(NOW, THING).startswith(b'{"storedVersion":3,"metadata":')
     assert codec.encode(NOW).startswith(b'{"storedVersion":1,"metadata":')
-    assert codec.encode_spec(deployment()).startswith(b'{"storedVersion":9,"apiVersion":')
+    assert codec.encode_spec(deployment()).startswith(b'{"storedVersion":10,"apiVersion":')
     assert versions.stamp_version(b"{}", 2) == b'{"storedVersion":2}'
 
 
@@ -245,7 +246,7 @@ def stored() -> dict[str, type[ApiModel]]:
         ModelOffer,
         FetchClaim,
     ]
-    found += [PreloadAssignment, DashboardLease, ChangeRecord, NodeLoad]
+    found += [PreloadAssignment, DashboardLease, ChangeRecord, NodeLoad, ModelUse]
     for kind in kinds.KINDS:
         status = codec.status_type(kind.type)
         found += [kind.type] if status is None else [kind.type, status]
@@ -274,6 +275,7 @@ def shape(model: type[ApiModel]) -> str:
 
 # The shape of each document at its current version.
 SHAPES: dict[str, tuple[int, str]] = {
+    "ModelUse": (1, "b4fb976d37d2"),
     "NodeLoad": (1, "8cf2d3d8c831"),
     "ModelSnapshot": (1, "caa6a82fe6ac"),
     "ExternalKey": (1, "dea8bf1bea77"),
@@ -286,7 +288,7 @@ SHAPES: dict[str, tuple[int, str]] = {
     "FabricTest": (1, "6c1f69fbdd8b"),
     "FabricRank": (1, "5e927d2c4f71"),
     "ApiKey": (2, "e3951ec66d0a"),
-    "Revision": (6, "db0056c5ab2f"),
+    "Revision": (7, "0a1a183a2fcd"),
     "NodeLifeStatus": (1, "b8f5719a979b"),
     "GatewayLease": (3, "2dd91f35dbd9"),
     "DashboardLease": (2, "2b97a1534a4b"),
@@ -296,17 +298,17 @@ SHAPES: dict[str, tuple[int, str]] = {
     "JoinDecision": (1, "8242e0d1c4ab"),
     "JoinTokenRecord": (1, "76a13dc09e81"),
     "RankStatus": (2, "13694bcb84dc"),
-    "ModelDeployment": (9, "677e3f58e5d6"),
-    "ModelDeploymentStatus": (3, "f86ecae771ee"),
+    "ModelDeployment": (10, "cf5c3873d2f1"),
+    "ModelDeploymentStatus": (4, "61cbe9b256b6"),
     "NodePool": (2, "de4a600939f6"),
     "NodePoolStatus": (1, "b6d47a333cc2"),
     "ShardGroup": (3, "0303f7c802b7"),
     "ShardGroupStatus": (2, "1e033c3be985"),
-    "ModelRoute": (4, "fb79e781007d"),
+    "ModelRoute": (5, "e77118ac8229"),
     "ModelRouteStatus": (1, "b8f5719a979b"),
     "Node": (3, "23fd8350f189"),
     "NodeStatus": (3, "58cd5cfe0d49"),
-    "Replica": (7, "6c7390bd0e82"),
+    "Replica": (8, "c9be19ad62ac"),
     "ReplicaStatus": (2, "27c38a9c9209"),
     "Endpoint": (2, "185a5161288e"),
     "Event": (1, "b77b443a401d"),
