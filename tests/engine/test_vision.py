@@ -37,6 +37,8 @@ def data_url(color: tuple[int, int, int], width: int = 200, height: int = 120) -
 
 
 RED, BLUE, WIDE = data_url((255, 0, 0)), data_url((0, 0, 255)), data_url((20, 250, 90), 420, 300)
+# Of one test alone: a prompt that another test has sent is cached.
+GREEN = data_url((0, 255, 0))
 
 
 @pytest.fixture(scope="module", params=ARCHITECTURES)
@@ -193,7 +195,7 @@ def test_images_and_texts_over_http(engine: Engine) -> None:
     assert ask(engine, image(RED), TEXT).json["choices"] == red.json["choices"]
     again = ask(engine, image(RED), TEXT).json["usage"]
     assert again["prompt_tokens_details"]["cached_tokens"] > 20
-    other = ask(engine, image(BLUE), TEXT, logprobs=True)
+    other = ask(engine, image(GREEN), TEXT, logprobs=True)
     assert other.json["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
 
 
