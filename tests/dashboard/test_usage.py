@@ -21,6 +21,7 @@ from tests.support.etcd import running_etcd
 from tests.support.fleetctl_runner import run_fleetctl
 from tests.support.gateway_world import World, deployment, endpoint, running_gateway
 from tests.support.macs import mac
+from tests.support.waiting import until_async
 
 
 @asynccontextmanager
@@ -78,7 +79,13 @@ async def test_the_answer_is_that_of_fleetctl(tmp_path: Path) -> None:
                 assert set(told) <= set(answers[0]["reasons"])
             await dashboard.get("/api/v1/top/pods", 400)
             await etcd.supervisor.stop()
-            await asyncio.sleep(2.0)
+
+            async def is_asked_again() -> bool:
+                async with dashboard.http.get(f"{dashboard.url}/api/v1/top/nodes") as response:
+                    return response.status == 503
+
+            # Until then, clients get the samples of a moment before.
+            await until_async(is_asked_again, limit_s=40, what="a refusal")
             refused = await dashboard.get("/api/v1/top/nodes", 503)
             assert "etcd, which does not answer" in refused["error"]["message"]
         await store.close()

@@ -61,7 +61,7 @@ class Streams:
         self.count += 1
         try:
             for _ in range(20):
-                await asyncio.sleep(0.05)
+                await asyncio.sleep(0.05)  # the work of a slow answer
                 if await request.is_disconnected():
                     self.left += 1
                     break
