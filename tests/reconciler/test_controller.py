@@ -286,10 +286,11 @@ async def test_each_agent_gets_copies_of_its_own_replicas_from_every_leader(
             return all(len(one.items) == 1 and one.is_narrow for one in caches.values())
 
         async with running(store, "a", "b"):
-            await apply(store, deployment(replicas=2))
+            # The node that registers first has room for one: the other waits for the other node.
+            await apply(store, deployment(replicas=2, memory="5Gi"))
             await until(have_one_each, what="each has its own")
         async with running(store, "a", "b"):
-            await apply(store, deployment(replicas=0))
+            await apply(store, deployment(replicas=0, memory="5Gi"))
             await until(lambda: not any(one.items for one in caches.values()), what="none is left")
         for task in following:
             task.cancel()

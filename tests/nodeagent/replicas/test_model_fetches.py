@@ -105,8 +105,10 @@ async def test_a_model_is_fetched_once_for_two_replicas_and_counted(tmp_path: Pa
         fetched = sum(
             path.stat().st_size for path in (tmp_path / FOLDER).rglob("*") if path.is_file()
         )
+        # Its files are in place a moment before the fetch ends and is counted.
+        ended = "fleet_model_fetch_duration_seconds_count 1"
+        await until(lambda: ended in metrics(fetches), what="the fetch ends")
         assert f'fleet_model_fetch_bytes_total{{repo="{REPO}"}} {fetched}' in metrics(fetches)
-        assert "fleet_model_fetch_duration_seconds_count 1" in metrics(fetches)
         present = await fetches.observe(first)
         assert present is not None
         assert "of it from 127.0.0.1" in present.message
