@@ -194,21 +194,24 @@ def _ignore_signals() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _reach_stores() -> Iterator[None]:
-    """Make the addresses of stores in memory lead to them; all other addresses lead to etcd."""
+    """Make the addresses of stores in memory lead to them; all other addresses lead to etcd.
+
+    What `connect` calls is replaced, and not `connect` itself: verbs that were imported before hold on to that.
+    """
     adapters = importlib.import_module("store.etcd.connect")
     readers = importlib.import_module("store.etcd.sync_reader")
-    connect, reader = adapters.connect, readers.SyncReader
+    adapter, reader = adapters._adapter, readers.SyncReader
 
-    def connect_memory(address: EtcdAddress, **options: Any) -> Any:
+    def memory_adapter(address: EtcdAddress, *options: Any) -> Any:
         found = _stores.get(str(address))
-        return connect(address, **options) if found is None else found
+        return adapter(address, *options) if found is None else found
 
     def read_memory(address: EtcdAddress, clock: Any) -> Any:
         found = _stores.get(str(address))
         return reader(address, clock) if found is None else _SyncReader(found)
 
     with (
-        _replaced(adapters, "connect", connect_memory),
+        _replaced(adapters, "_adapter", memory_adapter),
         _replaced(readers, "SyncReader", read_memory),
     ):
         yield
