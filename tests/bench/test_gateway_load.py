@@ -6,7 +6,7 @@ from dataclasses import replace
 from bench.gateway import loading
 from bench.gateway.loading import Load
 from bench.gateway.parts import Programs
-from tests.support.ports import free_port
+from tests.support.tcp_server import tcp_server
 
 
 async def _heads_and_bodies(programs: Programs, load: Load, count: int) -> list[tuple[str, str]]:
@@ -21,12 +21,12 @@ async def _heads_and_bodies(programs: Programs, load: Load, count: int) -> list[
             found.append((head, (await reader.readexactly(length)).decode()))
             writer.write(b"HTTP/1.1 503 Busy\r\ncontent-length: 0\r\n\r\n")
         is_done.set()
-        writer.close()
 
-    port = free_port()
-    server = await asyncio.start_server(serve, "127.0.0.1", port)
-    running = loading.running(programs, replace(load, port=port))
-    async with server, asyncio.timeout(60), running:
+    async with (
+        tcp_server(serve) as port,
+        asyncio.timeout(60),
+        loading.running(programs, replace(load, port=port)),
+    ):
         await is_done.wait()
     return found
 

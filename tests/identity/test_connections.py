@@ -15,6 +15,7 @@ from identity.names import Role
 from identity.peers import PeerError, peer_of
 from machinery.clock import SystemClock
 from tests.support.identities import TestAuthority, now
+from tests.support.tcp_server import tcp_server
 
 NODES, GATEWAYS = frozenset({Role.NODE}), frozenset({Role.GATEWAY})
 
@@ -43,11 +44,8 @@ class Server:
             peer = peer_of(writer.get_extra_info("ssl_object"))
             await reader.readline()
             writer.write(f"{peer and peer.identity.uri}\n".encode())
-            writer.close()
 
-        server = await asyncio.start_server(serve, "127.0.0.1", 0, ssl=self.peers.context)
-        async with server:
-            self.port = server.sockets[0].getsockname()[1]
+        async with tcp_server(serve, context=self.peers.context) as self.port:
             yield self
 
 

@@ -2,13 +2,14 @@
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 
 import pytest
 
 from insight import process_client
 from insight.errors import ProcessError, ProcessRefusedError, ProcessUnreachableError
 from insight.process_client import ProcessAddress
+from tests.support.tcp_server import tcp_server
 
 OK = b"HTTP/1.1 200 OK\r\n"
 CHUNKED = OK + b"transfer-encoding: chunked\r\n\r\n"
@@ -17,26 +18,16 @@ CHUNKED = OK + b"transfer-encoding: chunked\r\n\r\n"
 @asynccontextmanager
 async def serve(answer: bytes, *, stays: bool = False) -> AsyncIterator[ProcessAddress]:
     """Run a server that sends this response to every request, and then closes the connection unless `stays`."""
-    ended = asyncio.Event()
 
     async def answered(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with suppress(ConnectionError):
-            await reader.readuntil(b"\r\n\r\n")
-            writer.write(answer)
-            await writer.drain()
-            if stays:
-                await ended.wait()
-            writer.close()
-            await writer.wait_closed()
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(answer)
+        await writer.drain()
+        if stays:
+            await asyncio.Event().wait()
 
-    server = await asyncio.start_server(answered, "127.0.0.1", 0)
-    port = server.sockets[0].getsockname()[1]
-    try:
+    async with tcp_server(answered) as port:
         yield ProcessAddress(label="node/mac-1", key="Node/mac-1", url=f"http://127.0.0.1:{port}")
-    finally:
-        ended.set()
-        server.close()
-        await server.wait_closed()
 
 
 @pytest.mark.parametrize(

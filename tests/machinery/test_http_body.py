@@ -7,6 +7,7 @@ import aiohttp
 import pytest
 
 from machinery.http_body import BodyTooLargeError, read_limited
+from tests.support.tcp_server import tcp_server
 
 
 async def answer(*pieces: bytes) -> bytes:
@@ -19,15 +20,13 @@ async def answer(*pieces: bytes) -> bytes:
             await writer.drain()
             await asyncio.sleep(0.02)
             writer.write(piece)
-        writer.close()
 
-    server = await asyncio.start_server(serve, "127.0.0.1", 0)
-    url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/"
-    try:
-        async with aiohttp.ClientSession() as session, session.get(url) as response:
-            return await read_limited(response.content.iter_any(), 12)
-    finally:
-        server.close()
+    async with (
+        tcp_server(serve) as port,
+        aiohttp.ClientSession() as session,
+        session.get(f"http://127.0.0.1:{port}/") as response,
+    ):
+        return await read_limited(response.content.iter_any(), 12)
 
 
 async def test_a_body_in_pieces_is_read_whole() -> None:

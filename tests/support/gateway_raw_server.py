@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
 from schemas.wire.engine_address import EngineAddress
+from tests.support.tcp_server import tcp_server
 
 Answering = Callable[[asyncio.StreamWriter], Awaitable[object]]
 REQUEST = b"POST / HTTP/1.1\r\ncontent-length: 0\r\n\r\n"
@@ -37,20 +38,13 @@ class Server:
                     await answer(writer)
         except (ConnectionError, asyncio.IncompleteReadError):
             self.ended += 1
-        finally:
-            writer.close()
 
 
 @asynccontextmanager
 async def serving(*answers: Answering | bytes) -> AsyncIterator[tuple[Server, EngineAddress]]:
     server = Server(*answers)
-    listening = await asyncio.start_server(server.serve, "127.0.0.1", 0)
-    try:
-        yield server, EngineAddress("127.0.0.1", listening.sockets[0].getsockname()[1])
-    finally:
-        listening.close()
-        for writer in server.writers:
-            writer.transport.abort()
+    async with tcp_server(server.serve) as port:
+        yield server, EngineAddress("127.0.0.1", port)
 
 
 def in_steps(data: bytes, size: int) -> Answering:

@@ -5,6 +5,8 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
+from tests.support.tcp_server import tcp_server
+
 _ANSWER = b'{"id":"c","object":"chat.completion","created":1,"model":"m","choices":[]}'
 _HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: %b\r\n"
 _EVENT = b'data: {"choices":[{"index":0,"delta":{"content":"%b"}}]}\n\n' % (b"x" * 4000)
@@ -35,7 +37,6 @@ class Recorder:
     streamed_bytes: int = 0
     streaming: int = 0
     """The number of endless streams being read."""
-    _writers: set[asyncio.StreamWriter] = field(default_factory=set)
 
     def clear(self) -> None:
         self.requests.clear()
@@ -43,7 +44,6 @@ class Recorder:
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.connections += 1
-        self._writers.add(writer)
         try:
             while True:
                 head = await reader.readuntil(b"\r\n\r\n")
@@ -53,11 +53,6 @@ class Recorder:
                 await (self._endless(writer) if ENDLESS in body else self._answer(writer, body))
         except asyncio.IncompleteReadError as error:
             self.leftover += error.partial
-        except (ConnectionError, asyncio.CancelledError):
-            pass  # the gateway or the test closed it
-        finally:
-            self._writers.discard(writer)
-            writer.close()
 
     async def _answer(self, writer: asyncio.StreamWriter, body: bytes) -> None:
         if b'"stream":true' in body:
@@ -79,10 +74,6 @@ class Recorder:
         finally:
             self.streaming -= 1
 
-    def close(self) -> None:
-        for writer in tuple(self._writers):
-            writer.transport.abort()
-
 
 def _length(head: bytes) -> int:
     for line in head.lower().split(b"\r\n"):
@@ -99,11 +90,6 @@ def _framed(data: bytes) -> bytes:
 @asynccontextmanager
 async def recording() -> AsyncIterator[Recorder]:
     recorder = Recorder()
-    servers = [await asyncio.start_server(recorder.serve, "127.0.0.1", 0) for _ in range(2)]
-    recorder.ports = tuple(server.sockets[0].getsockname()[1] for server in servers)
-    try:
+    async with tcp_server(recorder.serve) as first, tcp_server(recorder.serve) as second:
+        recorder.ports = (first, second)
         yield recorder
-    finally:
-        for server in servers:
-            server.close()
-        recorder.close()

@@ -18,6 +18,7 @@ from machinery.mdns import ServiceRecord
 from schemas.wire.discovery import Announcement, render
 from tests.support.join import JoinStand
 from tests.support.ports import free_port
+from tests.support.tcp_server import tcp_server
 
 
 @dataclass(frozen=True)
@@ -109,15 +110,12 @@ async def test_several_fleets_without_a_token_are_listed(tmp_path: Path) -> None
 async def test_a_flood_of_announcements_is_tried_in_part_only() -> None:
     tried = 0
 
-    async def answer(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def answer(_reader: asyncio.StreamReader, _: asyncio.StreamWriter) -> None:
         nonlocal tried
         tried += 1
-        writer.close()
 
-    server = await asyncio.start_server(answer, "127.0.0.1", 0)
-    port = server.sockets[0].getsockname()[1]
-    flood = Given(tuple(heard(JoinAddress(f"127.0.0.{n}", port)) for n in range(1, 250)))
-    async with server:
+    async with tcp_server(answer) as port:
+        flood = Given(tuple(heard(JoinAddress(f"127.0.0.{n}", port)) for n in range(1, 250)))
         with pytest.raises(FleetctlError, match="no fleet was found"):
             await search(None, flood).find(limit_s=1)
     assert tried <= 2 * MAX_TRIED

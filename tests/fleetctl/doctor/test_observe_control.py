@@ -18,7 +18,7 @@ from tests.support.clock import FakeClock
 from tests.support.fleet import Fleet, fleetctl
 from tests.support.gateway_world import endpoint
 from tests.support.nodeagent_plans import wanted
-from tests.support.ports import free_port
+from tests.support.tcp_server import tcp_server
 
 STOLEN = keys.endpoint_key("mac-2", "qwen-0")
 
@@ -135,10 +135,9 @@ async def test_a_quota_in_a_later_piece_of_the_metrics_is_found() -> None:
         await asyncio.sleep(0.2)
         writer.write(body[1])
         await writer.drain()
-        writer.close()
 
-    async with await asyncio.start_server(serve, "127.0.0.1", free_port()) as server:
-        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    async with tcp_server(serve) as port:
+        url = f"http://127.0.0.1:{port}"
         address = EtcdAddress(endpoints=(url,))
         assert await observe_control.fetch_quota(address, url) == 512 * 2**20
 

@@ -24,6 +24,7 @@ from store.memory import MemoryTransport
 from store.port import Put
 from tests.support.agent_api import NODE, STATUS, serving
 from tests.support.identities import TestAuthority, now
+from tests.support.tcp_server import tcp_server
 
 
 @dataclass
@@ -49,8 +50,7 @@ class Recorder:
             far_reader, far_writer = await asyncio.open_connection("127.0.0.1", port)
             await asyncio.gather(copy(reader, far_writer), copy(far_reader, writer))
 
-        async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
-            self.port = server.sockets[0].getsockname()[1]
+        async with tcp_server(serve) as self.port:
             yield self
 
 

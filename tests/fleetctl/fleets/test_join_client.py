@@ -1,7 +1,6 @@
 """The client of a join port on real sockets: every stand-in for the fleet records what it gets, and never gets the secret."""
 
 import asyncio
-import contextlib
 import json
 import ssl
 from collections.abc import AsyncIterator, Callable
@@ -26,6 +25,7 @@ from tests.support.identities import TestAuthority, now
 from tests.support.join import JoinStand, join_body, machine
 from tests.support.ports import free_port
 from tests.support.store_tls import running_tls_etcd
+from tests.support.tcp_server import tcp_server
 
 CLOCK = SystemClock()
 NOT_SENT = "The token's secret was not sent"
@@ -73,16 +73,13 @@ class StandIn:
         path = head.split(b" ")[1].decode() if head.count(b" ") > 1 else ""
         if path:
             writer.write(self._answer(path))
-        with contextlib.suppress(ConnectionError):
-            while more := await reader.read(1 << 16):
-                self.received += more
-        writer.close()
+        while more := await reader.read(1 << 16):
+            self.received += more
 
     @asynccontextmanager
     async def listen(self) -> AsyncIterator[JoinAddress]:
-        server = await asyncio.start_server(self.handle, "127.0.0.1", 0, ssl=self._context)
-        async with server:
-            yield JoinAddress("127.0.0.1", server.sockets[0].getsockname()[1])
+        async with tcp_server(self.handle, context=self._context) as port:
+            yield JoinAddress("127.0.0.1", port)
 
 
 def http(document: object, status: str = "200 OK", more: str = "") -> bytes:
@@ -192,9 +189,8 @@ async def test_a_proxy_that_passes_the_authorities_through_gets_no_secret(
             there = await asyncio.open_connection(target.host, target.port)
             await asyncio.gather(_pipe(reader, there[1]), _pipe(there[0], writer))
 
-        proxy = await asyncio.start_server(relay, "127.0.0.1", 0)
-        async with proxy:
-            where = JoinAddress("127.0.0.1", proxy.sockets[0].getsockname()[1])
+        async with tcp_server(relay) as port:
+            where = JoinAddress("127.0.0.1", port)
             with pytest.raises(FleetctlError, match="did not prove that it belongs") as caught:
                 await attempt(token, where)
     assert NOT_SENT in caught.value.message
@@ -202,11 +198,14 @@ async def test_a_proxy_that_passes_the_authorities_through_gets_no_secret(
 
 
 async def _pipe(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    with contextlib.suppress(ConnectionError):
+    try:
         while piece := await reader.read(1 << 16):
             writer.write(piece)
             await writer.drain()
-    writer.close()
+    except ConnectionError:
+        pass
+    finally:
+        writer.close()
 
 
 @pytest.mark.parametrize("role", [Role.NODE, Role.GATEWAY, Role.ADMIN])

@@ -24,6 +24,7 @@ from tests.support.gateway_engine_scripts import chat
 from tests.support.gateway_fake_engine import Call, FakeEngine, running
 from tests.support.gateway_world import World, published, running_gateway
 from tests.support.store_certificates import Authority
+from tests.support.tcp_server import tcp_server
 from tests.support.waiting import until
 
 
@@ -190,57 +191,42 @@ BUSY = 'fleet_gateway_deployment_in_flight{deployment="m"} 5\n'
 )
 async def test_a_gateway_with_a_bad_answer_is_silent_and_disturbs_no_other(answer: Answer) -> None:
     async def serve(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        try:
-            await answer(writer)
-        except ConnectionError:
-            pass
-        finally:
-            writer.close()
+        await answer(writer)
 
     transport = MemoryTransport(SystemClock())
-    liar = await asyncio.start_server(serve, "127.0.0.1", 0)
-    port = liar.sockets[0].getsockname()[1]
-    await register(transport, "liar", port)
-    async with (
-        running_gateway(transport),
-        watching(transport, {"m"}, []) as watch,
-    ):
-        found = await says(watch, lambda d: bool(d.silent), "a silent gateway")
-        assert found == Demand(silent=(f"http://127.0.0.1:{port}",))
-        liar.close()
+    async with tcp_server(serve) as port:
+        await register(transport, "liar", port)
+        async with running_gateway(transport), watching(transport, {"m"}, []) as watch:
+            found = await says(watch, lambda d: bool(d.silent), "a silent gateway")
+            assert found == Demand(silent=(f"http://127.0.0.1:{port}",))
 
 
 async def test_a_gateway_with_nonsense_counts_without_it() -> None:
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
         await plain("{}}{\x00 NaN\n" * 10 + BUSY + "fleet_gateway_deployment_in_flight{")(writer)
-        writer.close()
 
     transport = MemoryTransport(SystemClock())
-    liar = await asyncio.start_server(serve, "127.0.0.1", 0)
-    await register(transport, "liar", liar.sockets[0].getsockname()[1])
-    async with watching(transport, {"m"}, []) as watch:
-        found = await says(watch, lambda d: d.is_complete)
-        assert found == Demand(in_flight=5, is_complete=True)
-        liar.close()
+    async with tcp_server(serve) as port:
+        await register(transport, "liar", port)
+        async with watching(transport, {"m"}, []) as watch:
+            found = await says(watch, lambda d: d.is_complete)
+            assert found == Demand(in_flight=5, is_complete=True)
 
 
 async def test_without_needed_deployments_no_gateway_is_scraped() -> None:
     asked = asyncio.Event()
 
-    async def serve(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def serve(_reader: asyncio.StreamReader, _: asyncio.StreamWriter) -> None:
         asked.set()
-        writer.close()
 
     transport = MemoryTransport(SystemClock())
-    server = await asyncio.start_server(serve, "127.0.0.1", 0)
-    await register(transport, "g", server.sockets[0].getsockname()[1])
     needed: set[str] = set()
-    async with watching(transport, needed, []) as watch:
+    async with tcp_server(serve) as port, watching(transport, needed, []) as watch:
+        await register(transport, "g", port)
         await asyncio.sleep(0.2)
         assert not asked.is_set()
         assert watch.demand("m") is None
         needed.add("m")
         async with asyncio.timeout(30):
             await asked.wait()
-        server.close()

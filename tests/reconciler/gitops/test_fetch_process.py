@@ -15,6 +15,7 @@ from reconciler.gitops.fetch_process.errors import FetchError
 from reconciler.gitops.fetch_process.repository import commit_of
 from tests.support.gitrepo import Link, Module, Repository, pool
 from tests.support.reconciler_fetch import fetched, message, reason
+from tests.support.tcp_server import tcp_server
 
 
 @pytest.mark.parametrize(
@@ -109,10 +110,8 @@ def test_a_tree_that_repeats_itself_is_counted(tmp_path: Path) -> None:
 
 async def test_a_pack_bomb_ends_only_the_process(tmp_path: Path) -> None:
     """A delta that copies sixteen megabytes of zeros 256 times: four gigabytes in seventeen kilobytes."""
-    server = await asyncio.start_server(_serve_bomb, "127.0.0.1", 0)
-    port = server.sockets[0].getsockname()[1]
-    found = await fetched(f"git://127.0.0.1:{port}/fleet.git", tmp_path / "cache")
-    server.close()
+    async with tcp_server(_serve_bomb) as port:
+        found = await fetched(f"git://127.0.0.1:{port}/fleet.git", tmp_path / "cache")
     assert reason(found) == "TooLarge", message(found)
 
 
@@ -126,7 +125,6 @@ async def _serve_bomb(reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     writer.write(_line(b"shallow " + _SHA) + b"0000" + _line(b"NAK\n"))
     writer.write(_bomb())
     await writer.drain()
-    writer.close()
 
 
 def _line(text: bytes) -> bytes:

@@ -14,6 +14,7 @@ from tests.support.gitrepo import Repository, pool
 from tests.support.ports import free_port
 from tests.support.reconciler_fetch import fetched, message, reason
 from tests.support.reconciler_git_servers import Keys, over_http, over_ssh, over_tcp
+from tests.support.tcp_server import tcp_server
 
 
 async def test_over_tcp_only_new_commits_are_fetched(tmp_path: Path) -> None:
@@ -128,16 +129,11 @@ async def test_no_server(tmp_path: Path) -> None:
 
 
 async def test_a_silent_server_times_out(tmp_path: Path) -> None:
-    async def silent(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        try:
-            await asyncio.sleep(60)
-        finally:
-            writer.close()
+    async def silent(_reader: asyncio.StreamReader, _: asyncio.StreamWriter) -> None:
+        await asyncio.sleep(60)
 
-    server = await asyncio.start_server(silent, "127.0.0.1", 0)
-    port = server.sockets[0].getsockname()[1]
-    url = f"git://127.0.0.1:{port}/fleet.git"
-    found = await fetched(url, tmp_path / "cache", timeout_s=3.0)
-    server.close()
+    async with tcp_server(silent) as port:
+        url = f"git://127.0.0.1:{port}/fleet.git"
+        found = await fetched(url, tmp_path / "cache", timeout_s=3.0)
     assert reason(found) == "TimedOut"
     assert message(found) == f"{url} did not answer within 3 s (spec.timeout)"

@@ -18,6 +18,7 @@ from tests.support.store_binaries import BINARIES
 from tests.support.store_guarded_etcd import guard
 from tests.support.store_tcp_etcd import TcpEtcd
 from tests.support.store_tls import TlsEtcd, running_tls_etcd
+from tests.support.tcp_server import tcp_server
 
 pytestmark = pytest.mark.etcd
 
@@ -134,12 +135,14 @@ async def test_an_expired_server_certificate_is_named(secured: TlsEtcd, way: str
     old = secured.ours.issue("old-server", is_expired=True)
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     context.load_cert_chain(old.certificate, old.key)
-    server = await asyncio.start_server(lambda _, w: w.close(), "127.0.0.1", 0, ssl=context)
-    port = server.sockets[0].getsockname()[1]
-    said = await refusal(
-        by(way, replace(secured.address, endpoints=(f"https://127.0.0.1:{port}",)))
-    )
-    server.close()
+
+    async def close(_reader: asyncio.StreamReader, _: asyncio.StreamWriter) -> None:
+        return
+
+    async with tcp_server(close, context=context) as port:
+        said = await refusal(
+            by(way, replace(secured.address, endpoints=(f"https://127.0.0.1:{port}",)))
+        )
     assert "expired or not yet valid" in said
 
 
@@ -153,14 +156,12 @@ async def test_a_server_without_tls_is_named(secured: TlsEtcd, way: str, tmp_pat
 async def test_a_server_that_never_completes_the_handshake_times_out(
     secured: TlsEtcd, way: str
 ) -> None:
-    async def mute(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def mute(reader: asyncio.StreamReader, _: asyncio.StreamWriter) -> None:
         await reader.read()
-        writer.close()
 
-    server = await asyncio.start_server(mute, "127.0.0.1", 0)
-    url = f"https://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-    said = await refusal(by(way, replace(secured.address, endpoints=(url,))))
-    server.close()
+    async with tcp_server(mute) as port:
+        url = f"https://127.0.0.1:{port}"
+        said = await refusal(by(way, replace(secured.address, endpoints=(url,))))
     assert url in said
 
 

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import aclosing, asynccontextmanager, suppress
+from contextlib import aclosing, asynccontextmanager, closing, suppress
 from dataclasses import replace
 
 import pytest
@@ -30,6 +30,7 @@ from store.etcd.member.embedded import EmbeddedEtcd
 from store.port import CreateRevisionGuard, Delete, ModRevisionGuard, Put
 from tests.support.ports import free_port
 from tests.support.store_tcp_etcd import TcpEtcd
+from tests.support.tcp_server import tcp_server
 
 PUT = [Put(key="/route/a", value=b"1")]
 
@@ -51,17 +52,8 @@ Answer = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 async def serving(answer: Answer) -> AsyncIterator[str]:
     """Run a server with this behaviour for each connection."""
 
-    async def guarded(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        try:
-            await answer(reader, writer)
-        finally:
-            writer.close()
-
-    server = await asyncio.start_server(guarded, "127.0.0.1", 0)
-    try:
-        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-    finally:
-        server.close()
+    async with tcp_server(answer) as port:
+        yield f"http://127.0.0.1:{port}"
 
 
 def saying(status: str, body: bytes) -> Answer:
@@ -151,11 +143,10 @@ async def test_a_watch_that_etcd_does_not_confirm_ends(shared_etcd: EmbeddedEtcd
             await reader.read()
             return
         there = await asyncio.open_unix_connection(shared_etcd.address.socket)
-        there[1].write(head.replace(b"keep-alive", b"close"))
-        there[1].write(await reader.read(2**16))
-        writer.write(await there[0].read(2**16))
-        there[1].close()
-        writer.close()
+        with closing(there[1]):
+            there[1].write(head.replace(b"keep-alive", b"close"))
+            there[1].write(await reader.read(2**16))
+            writer.write(await there[0].read(2**16))
 
     async with serving(hold_back) as url:
         transport = HttpTransport(EtcdAddress(endpoints=(url,)), idle_s=1.0)
