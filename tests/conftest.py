@@ -1,5 +1,6 @@
 """Fixtures and settings of every test: sampling profiles, models for whole fleets, the order of files."""
 
+import gc
 import os
 import signal
 from collections.abc import Generator, Iterator
@@ -53,6 +54,17 @@ def pytest_make_collect_report(collector: pytest.Collector) -> Generator[None, o
 
 def pytest_collection_finish() -> None:
     collection.end()
+    # What was imported and collected stays to the end; the collector need not look at it again and again.
+    gc.collect()
+    gc.freeze()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def garbage_of_a_file() -> Iterator[None]:
+    """Collect garbage when a file ends: a socket that it left open fails it, and not a file that runs later."""
+    yield
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session", autouse=True)
