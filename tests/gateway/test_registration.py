@@ -161,7 +161,7 @@ async def test_processes_on_a_real_etcd(tmp_path: Path) -> None:
                 urls = {f"http://127.0.0.1:{ports[0]}", f"http://gate.lan:{ports[1]}"}
                 return set(await registered(transport)) == urls
 
-            await until_async(both, what="both registrations", limit_s=20)
+            await until_async(both, what="both registrations", limit_s=60)
             killed.kill()
             told.send_signal(signal.SIGTERM)
             # A stopped gateway removes its key; a killed one loses it with the lease.
@@ -171,7 +171,7 @@ async def test_processes_on_a_real_etcd(tmp_path: Path) -> None:
             async def none() -> bool:
                 return not await registered(transport)
 
-            await until_async(none, what="the killed one's key being gone", limit_s=12)
+            await until_async(none, what="the killed one's key being gone", limit_s=30)
         await transport.close()
 
 

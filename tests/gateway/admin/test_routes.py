@@ -23,8 +23,8 @@ from tests.support.gateway_calls import (
     send_chats,
     streams_three_tokens,
 )
-from tests.support.gateway_engine_scripts import chat, refuses, slow
-from tests.support.gateway_fake_engine import FakeEngine, running
+from tests.support.gateway_engine_scripts import chat, refuses
+from tests.support.gateway_fake_engine import Call, FakeEngine, running
 from tests.support.gateway_world import Running, World, deployment, endpoint, running_gateway
 from tests.support.waiting import until
 
@@ -201,12 +201,17 @@ async def test_models_are_not_loaded_by_hand(
 
 
 async def test_the_queue(world: World, gateway: Running, http: aiohttp.ClientSession) -> None:
-    async with running(FakeEngine("m-0", slow(0.3))) as engine, asyncio.TaskGroup() as group:
+    seen = asyncio.Event()
+
+    async def answer_later(call: Call) -> None:
+        await seen.wait()
+        await chat(call)
+
+    async with running(FakeEngine("m-0", answer_later)) as engine, asyncio.TaskGroup() as group:
         await world.serve("m", engine)
         await gateway.knows("m", ready=1)
         group.create_task(send_chats(http, gateway, 1))
-        while not engine.calls:  # noqa: ASYNC110 - the engine has no event for it
-            await asyncio.sleep(0.01)
+        await until(lambda: engine.calls, what="a request at the engine")
         busy = await get(http, gateway, "/queue")
         assert busy == {
             "queueDepth": 0,
@@ -216,6 +221,7 @@ async def test_the_queue(world: World, gateway: Running, http: aiohttp.ClientSes
         }
         worker = await get(http, gateway, "/api/cluster/workers/mac-1")
         assert worker["activeRequests"] == 1
+        seen.set()
 
 
 async def test_what_is_known_of_models(

@@ -502,15 +502,15 @@ async def test_a_slow_engine_gets_a_rival(
         status, _, response = await post_chat(http, gateway)
         assert (status, response.headers["x-fleet-replica"]) == (200, "m-1")
         await until(lambda: late.abandoned, what="the loser being cut")
-        # So few requests allow one in ten seconds.
+        text = await metrics_text(http, gateway)
+        assert 'hedges_total{outcome="asked"} 1' in text
+        assert 'hedges_total{outcome="won"} 1' in text
+        # So few requests allow one rival in ten seconds: this one waits for the engine that is asked first.
         async with asyncio.TaskGroup() as group:
             waiting = group.create_task(post_chat(http, gateway, stream=True))
             await until(lambda: len(late.calls) == 2, what="the second being asked")
             await late.kill()
         assert b"m-1" in waiting.result()[1]
-        text = await metrics_text(http, gateway)
-        assert 'hedges_total{outcome="asked"} 1' in text
-        assert 'hedges_total{outcome="won"} 1' in text
         assert gateway.gateway.load_tracker.total() == 0
 
 

@@ -17,7 +17,7 @@ from tests.support.gateway_calls import CHAT, send_chats, streams_three_tokens
 from tests.support.gateway_engine_scripts import chat, dies_at_once
 from tests.support.gateway_fake_engine import FakeEngine, running
 from tests.support.gateway_world import Running, World, target
-from tests.support.waiting import until
+from tests.support.waiting import until, until_async
 
 DOCS = Path(__file__).parents[3] / "docs" / "operations" / "gateway.md"
 SAMPLE = re.compile(r'([a-z0-9_]+)(\{[a-z_]+="[^"]*"(,[a-z_]+="[^"]*")*\})? [0-9.e+-]+(inf)?')
@@ -126,10 +126,13 @@ async def test_what_is_gone_is_not_shown_for_ever(
         await world.delete(keys.endpoint_key("mac-1", "m-0"), keys.spec_key("ModelDeployment", "m"))
         table = gateway.gateway.table_cache
         await until(lambda: "m" not in table.table.models, what="the model to be gone")
-        recorder.sweep(recorder.sweep(before))
-        text = await shown(http, gateway)
-        assert 'replica="m-0"' not in text
-        assert 'fleet_gateway_requests_total{model="m"' not in text
+
+        async def is_gone() -> bool:
+            recorder.sweep(recorder.sweep(before))
+            text = await shown(http, gateway)
+            return 'replica="m-0"' not in text and 'requests_total{model="m"' not in text
+
+        await until_async(is_gone, what="the metrics to be gone")
 
 
 def test_a_child_that_was_dropped_is_counted_anew() -> None:
