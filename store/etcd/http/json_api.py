@@ -353,7 +353,7 @@ class JsonGateway:
                             path, dumps(body), raw=True, timeout=timeout, headers=headers
                         )
                     )
-                yield self._lines(response)
+                yield self._lines(response, turn)
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             self._caller.rotate(turn)
             raise self._unreachable(error, self._idle_s) from error
@@ -364,8 +364,8 @@ class JsonGateway:
             self._caller.rotate(turn)
             raise
 
-    async def _lines(self, response: aiohttp.ClientResponse) -> AsyncGenerator[bytes]:
-        """Yield frames, which are separated by newlines and may share or span chunks.
+    async def _lines(self, response: aiohttp.ClientResponse, turn: int) -> AsyncGenerator[bytes]:
+        """Yield frames, which are separated by newlines and may share or span chunks. `turn`: of the stream's endpoint.
 
         Raises:
             StoreError: the server refused or ended the stream, or a frame is too large.
@@ -378,7 +378,7 @@ class JsonGateway:
             raise UnavailableError(f"watch refused: {text} (code {code})")
         rest: list[bytes] = []
         held = 0
-        while (chunk := await self._chunk(response.content)) != b"":
+        while (chunk := await self._chunk(response.content, turn)) != b"":
             if chunk is None:
                 yield b""
                 continue
@@ -395,11 +395,11 @@ class JsonGateway:
                     yield line
         raise UnavailableError("etcd ended the stream")
 
-    async def _chunk(self, content: aiohttp.StreamReader) -> bytes | None:
+    async def _chunk(self, content: aiohttp.StreamReader, turn: int) -> bytes | None:
         """Return what comes next, empty at the end; None if nothing comes for a while and etcd is there.
 
         Raises:
-            UnavailableError: etcd does not answer.
+            UnavailableError: etcd does not answer, or not at the endpoint of the stream.
 
         """
         loop = asyncio.get_running_loop()
@@ -410,6 +410,9 @@ class JsonGateway:
             # The answer to any call is a sign of life.
             if loop.time() - self._heard_at >= self._heartbeat_s:
                 await self.read("/maintenance/status", {}, limit_s=self._idle_s / 4, tries=2)
+            if self._caller.turn != turn:
+                # A frozen member keeps its connections: that another one answers says nothing of this stream.
+                raise UnavailableError("etcd failed at the endpoint of the watch") from None
             return None
         self._heard_at = loop.time()
         return chunk

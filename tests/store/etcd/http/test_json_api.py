@@ -1,7 +1,7 @@
 """Tests of `store.etcd.http.json_api`: answers of every build of etcd, dead members, and servers that are not etcd."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import aclosing, asynccontextmanager, closing, suppress
 from dataclasses import replace
 
@@ -27,7 +27,7 @@ from store.etcd.http import json_api
 from store.etcd.http.json_api import JsonGateway
 from store.etcd.http.transport import HttpTransport
 from store.etcd.member.embedded import EmbeddedEtcd
-from store.port import CreateRevisionGuard, Delete, ModRevisionGuard, Put
+from store.port import CreateRevisionGuard, Delete, ModRevisionGuard, Put, WatchBatch
 from tests.support.ports import free_port
 from tests.support.store_tcp_etcd import TcpEtcd
 from tests.support.tcp_server import tcp_server
@@ -153,6 +153,50 @@ async def test_a_watch_that_etcd_does_not_confirm_ends(shared_etcd: EmbeddedEtcd
         with pytest.raises(UnavailableError):
             async with asyncio.timeout(30):
                 await anext(transport.watch("/a", after_revision=0))
+        await transport.close()
+
+
+@pytest.mark.etcd
+async def test_a_watch_leaves_a_frozen_member_for_another(tcp: TcpEtcd) -> None:
+    """Its connections stay, and calls are answered by the other one."""
+    is_frozen = asyncio.Event()
+    port = int(tcp.url.rpartition(":")[2])
+
+    async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(ConnectionError):
+            while data := await reader.read(2**16):
+                if is_frozen.is_set():
+                    await asyncio.Event().wait()
+                writer.write(data)
+
+    async def relay(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        there = await asyncio.open_connection("127.0.0.1", port)
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(pump(reader, there[1]))
+                group.create_task(pump(there[0], writer))
+        finally:
+            there[1].close()
+
+    async def follow(watch: AsyncGenerator[WatchBatch]) -> WatchBatch:
+        """Return the first batch with a change; others say that etcd is there."""
+        async with asyncio.timeout(30):
+            while not (batch := await anext(watch)).changes:
+                pass
+        return batch
+
+    async with serving(relay) as member:
+        transport = HttpTransport(EtcdAddress(endpoints=(member, tcp.url)), idle_s=1.0)
+        revision = await transport.commit([], PUT)
+        async with aclosing(transport.watch("/route/", after_revision=revision)) as watch:
+            await anext(watch)
+            is_frozen.set()
+            with pytest.raises(UnavailableError, match="endpoint of the watch"):
+                await follow(watch)
+        async with aclosing(transport.watch("/route/", after_revision=revision)) as watch:
+            await anext(watch)
+            await transport.commit([], PUT)
+            assert [change.key for change in (await follow(watch)).changes] == ["/route/a"]
         await transport.close()
 
 
