@@ -38,8 +38,7 @@ class UsageRoutes:
 
     async def top(self, what: Literal["nodes", "models"]) -> Response:
         """Return the usage of nodes or models, as `fleetctl top -o json`; `reasons` says why values are unknown."""
-        async with self._lock:
-            before, now = await self._samples()
+        before, now = await self._samples()
         rows = usage.node_rows(before, now) if what == "nodes" else usage.model_rows(before, now)
         return json_response(
             {
@@ -52,18 +51,19 @@ class UsageRoutes:
 
     async def _samples(self) -> SamplePair:
         """Return two samples that are a second apart. Raises RefusedError."""
-        pair = self._pair
-        if pair is not None and self.clock.monotonic() - pair[1].at_s < _KEPT_S:
-            return pair
         try:
-            async with asyncio.timeout(_LONGEST_S):
-                self._pair = await sample_pair(
-                    self.transport, self.clock, self.dialer, over_s=_OVER_S
-                )
+            # The wait for the samples of another client counts, too.
+            async with asyncio.timeout(_LONGEST_S), self._lock:
+                pair = self._pair
+                if pair is None or self.clock.monotonic() - pair[1].at_s >= _KEPT_S:
+                    pair = await sample_pair(
+                        self.transport, self.clock, self.dialer, over_s=_OVER_S
+                    )
+                    self._pair = pair
+                return pair
         except (StoreError, TimeoutError) as error:
             why = str(error) or f"no answer within {_LONGEST_S:g} s"
             message = f"Usage needs tickets in etcd, which does not answer: {why}."
             raise RefusedError(
                 Refusal(status=503, message=message, type="server_error", retry_after_s=2)
             ) from error
-        return self._pair
