@@ -7,6 +7,7 @@ of its body is refused: what follows could be taken for the response to another 
 
 import asyncio
 import re
+from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Callable
 from typing import TypeVar, cast
@@ -183,7 +184,7 @@ def list_lines(passed: bytes) -> list[tuple[bytes, bytes]]:
     return [(name, value) for name, _, value in pairs]
 
 
-class KeptConnections:
+class KeptConnections(ABC):
     """The open connections to engines, which carry one call after another. Subclasses open them, and see them end."""
 
     def __init__(self, clock: Clock) -> None:
@@ -212,31 +213,31 @@ class KeptConnections:
             self.on_last_taken(origin)
         self.dial(call)
 
+    @abstractmethod
     def dial(self, call: EngineCall) -> None:
         """Open a connection for a call."""
-        raise NotImplementedError
 
+    @abstractmethod
     def watch(self, connection: "Connection") -> None:
         """Check a connection's time limits more often than once a second."""
-        raise NotImplementedError
 
+    @abstractmethod
     def on_last_taken(self, origin: EngineAddress) -> None:
         """Handle that no idle connection to an engine of the fleet with TLS is left."""
-        raise NotImplementedError
 
+    @abstractmethod
     def on_proven(self, connection: "Connection") -> None:
         """Handle the first bytes of a connection: the engine has accepted it."""
-        raise NotImplementedError
 
+    @abstractmethod
     def on_broken(
         self, connection: "Connection", call: EngineCall, error: BrokenResponseError
     ) -> None:
         """Handle a call whose response is missing or incomplete."""
-        raise NotImplementedError
 
+    @abstractmethod
     def forget(self, connection: "Connection") -> None:
         """Handle the end of a connection."""
-        raise NotImplementedError
 
 
 class Connection(asyncio.Protocol):
