@@ -76,7 +76,8 @@ function list(token, depth) {
 }
 
 function table(token, depth) {
-  const cell = (one, tag, key) => html`<${tag} key=${key} class=${one.align === "right" ? "number" : ""}>${nodes(one.tokens, depth)}<//>`;
+  // In a narrow place the rows are cards, and each cell shows the title of its column.
+  const cell = (one, tag, at) => html`<${tag} key=${at} data-title=${token.header[at]?.text} class=${one.align === "right" ? "number" : ""}>${nodes(one.tokens, depth)}<//>`;
   return html`<table><thead><tr>${token.header.map((one, at) => cell(one, "th", at))}</tr></thead>
     <tbody>${token.rows.map((row, at) => html`<tr key=${at}>${row.map((one, column) => cell(one, "td", column))}</tr>`)}</tbody></table>`;
 }

@@ -36,7 +36,7 @@ export function Energy({ subject }) {
   const [found] = usePolled(() => getJson(`/api/v1/energy?subject=${encodeURIComponent(subject)}&from=24h`), EVERY_MS);
   const energy = found?.energy[0];
   if (!energy) return html`<span class="quiet">-</span>`;
-  if (energy.joules === null) return html`<span class="quiet">${energy.reason}</span>`;
+  if (energy.joules === null) return html`<span class="quiet">${withCode(energy.reason)}</span>`;
   const parts = [
     `${short(energy.joules / 3600)} Wh in 24 h`,
     energy.joulesPerRequest !== null && `${short(energy.joulesPerRequest)} J per request`,
@@ -44,6 +44,9 @@ export function Energy({ subject }) {
   ];
   return html`<span data-energy>${parts.filter(Boolean).join(", ")}${energy.reason && html` <span class="quiet">${energy.reason}</span>`}</span>`;
 }
+
+/** A sentence of the server, with its commands as code. */
+const withCode = (text) => text.split("`").map((part, at) => (at % 2 ? html`<code key=${at}>${part}</code>` : part));
 
 function withUnit(value, { objective }) {
   return value === null ? html`<span class="quiet">too few requests</span>` : `${short(value)} ${TITLES[objective]?.[1] ?? ""}`;

@@ -79,7 +79,7 @@ function Links({ members, links, least, checks }) {
     <h2 id="links">Links</h2>
     <${Table} caption="Cables between the Macs of the group" columns=${columns} rows=${members.map((name) => ({ name }))} empty="No member is known." />
     <p class="quiet">${last
-      ? html`Last check ${age(last.at)} ago: <${Badge} tone=${{ Healthy: "good", Unhealthy: "bad" }[last.outcome] ?? "idle"}>${last.outcome}<//> ${last.gbPerSecond === null ? "" : `${last.gbPerSecond.toFixed(2)} GB/s at the slowest rank (RDMA is faulty below ${least} GB/s)`}${last.usualGbPerSecond ? `; usually ${last.usualGbPerSecond.toFixed(2)} GB/s` : ""}. ${last.message}`
+      ? html`Last check ${age(last.at)} ago: <${Badge} tone=${{ Healthy: "good", Unhealthy: "bad" }[last.outcome] ?? "idle"}>${last.outcome}<//> ${last.gbPerSecond === null ? "" : `${last.gbPerSecond.toFixed(2)} GB/s at the slowest rank (RDMA is faulty below ${least} GB/s)`}${last.usualGbPerSecond ? `; usually ${last.usualGbPerSecond.toFixed(2)} GB/s` : ""}${last.message && `; ${last.message}`}`
       : `No check yet: spec.fabric schedules them. RDMA is faulty below ${least} GB/s.`}</p>
     ${checks.length > 1 && html`<details><summary>${checks.length} checks</summary><${Table} caption="Checks of the cables" columns=${CHECKS} rows=${checks} empty="" /></details>`}
   </section>`;

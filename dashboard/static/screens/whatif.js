@@ -41,7 +41,7 @@ export function WhatIf({ store, query }) {
         <fieldset><legend>Added</legend>
           <div class="row">
             <label>Count <input type="number" min="0" max="100" value=${added.count} onInput=${(event) => setAdded({ ...added, count: Number(event.target.value) || 0 })} /></label>
-            <label>Chip <input value=${added.chip} onInput=${(event) => setAdded({ ...added, chip: event.target.value.trim() })} /></label>
+            <label>Chip <input class="long" value=${added.chip} onInput=${(event) => setAdded({ ...added, chip: event.target.value.trim() })} /></label>
             <label>Memory <input value=${added.memory} onInput=${(event) => setAdded({ ...added, memory: event.target.value.trim() })} /></label>
           </div>
         </fieldset>
