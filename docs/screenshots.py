@@ -30,7 +30,7 @@ SCREENS: Final = {
     "group": "/groups/studios",
     "requests": "/requests",
     "ended": "/requests?tab=ended",
-    "figures": "/requests?tab=figures",
+    "metrics": "/requests?tab=metrics",
     "chat": "/chat",
     "whatif": "/whatif?model=long&kvBits=4&lost=studio-3",
     "apply": "/apply",

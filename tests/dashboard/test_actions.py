@@ -83,8 +83,8 @@ async def test_all_errors_have_their_line_and_field(running: RunningDashboard) -
     wrong = MANIFEST.replace("replicas: 1", "replicas: -1").replace("concurrency", "concurency")
     found = await running.post("/api/v1/check", {"manifests": wrong})
     assert [(one["line"], one["path"]) for one in found["errors"]] == [
-        (4, "spec.replicas"),
-        (4, "spec.concurency"),
+        (8, "spec.replicas"),
+        (10, "spec.concurency"),
     ]
     assert any("concurrency" in one["hint"] + one["message"] for one in found["errors"])
     found = await running.post("/api/v1/check", {"manifests": "a: [\n"})

@@ -2,9 +2,8 @@
 
 import asyncio
 import contextlib
-import logging
 import re
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -14,13 +13,19 @@ from playwright.async_api import Browser, expect
 from playwright.async_api import Error as PlaywrightError
 
 from gateway.server import GatewayLimits
-from machinery.process_log import JsonFormatter, LogRing
+from machinery.process_log import LogRing
 from store.memory import MemoryTransport
 from tests.support.browser import check_access, needs_browser, open_page, running_browser
 from tests.support.dashboards import CLOCK, running_dashboard
 from tests.support.gateway_calls import CHAT
 from tests.support.gateway_real_engine import tiny_engine
-from tests.support.gateway_world import World, deployment, endpoint, running_gateway
+from tests.support.gateway_world import (
+    World,
+    decisions_in,
+    deployment,
+    endpoint,
+    running_gateway,
+)
 
 pytestmark = [needs_browser, pytest.mark.browser, pytest.mark.mlx, pytest.mark.timeout(240)]
 
@@ -29,20 +34,6 @@ pytestmark = [needs_browser, pytest.mark.browser, pytest.mark.mlx, pytest.mark.t
 async def browser() -> AsyncIterator[Browser]:
     async with running_browser() as found:
         yield found
-
-
-@contextlib.contextmanager
-def decisions_in(ring: LogRing) -> Iterator[None]:
-    """Write the decisions of gateways into a ring, as a gateway with `--log-level debug` does."""
-    log = logging.getLogger("gateway.forwarding.decision_log")
-    ring.setFormatter(JsonFormatter("gateway"))
-    log.addHandler(ring)
-    log.setLevel(logging.DEBUG)
-    try:
-        yield
-    finally:
-        log.setLevel(logging.NOTSET)
-        log.removeHandler(ring)
 
 
 async def ask_until_cancelled(http: aiohttp.ClientSession, url: str) -> None:

@@ -18,8 +18,14 @@ MACS = (("mac-1", 24, "Apple M4"), ("mac-2", 16, "Apple M4 Pro"), ("mac-3", 8, "
 MANIFEST = """\
 apiVersion: fleet/v1alpha1
 kind: ModelDeployment
-metadata: {name: small}
-spec: {model: {path: qwen}, replicas: 1, contextLength: 2048, concurrency: 1}
+metadata:
+  name: small
+spec:
+  model:
+    path: qwen
+  replicas: 1
+  contextLength: 2048
+  concurrency: 1
 """
 
 

@@ -10,6 +10,8 @@ from pathlib import Path
 import orjson
 
 from dashboard.history.records import COLUMNS, FINE_S, Sample
+from gateway.server import GatewayLimits
+from machinery.process_log import LogRing
 from manifests.change_log import AuditedTransport, ChangeAuthor
 from schemas.deployment import ModelDeploymentStatus
 from schemas.event import Event, EventSpec, ObjectReference
@@ -36,7 +38,14 @@ from tests.support.fleetctl_manifests import put_replica
 from tests.support.fleets import GIB, deployment, revision
 from tests.support.gateway_engine_scripts import DONE, delta
 from tests.support.gateway_fake_engine import Call, FakeEngine, running
-from tests.support.gateway_world import World, running_gateway
+from tests.support.gateway_world import (
+    Running,
+    World,
+    decisions_in,
+    endpoint,
+    running_gateway,
+)
+from tests.support.gateway_world import deployment as gateway_deployment
 from tests.support.reconciler_agents import node_status, put_lease, put_node
 
 _MACS = (
@@ -130,6 +139,21 @@ def _fabric(name: str) -> NodeFabric:
     return NodeFabric(ports=ports, thunderbolt=5)
 
 
+def _available(replicas: int, *, revision: int = 1) -> ModelDeploymentStatus:
+    """Return the status of a deployment whose replicas are all ready."""
+    return ModelDeploymentStatus(
+        observed_generation=1,
+        desired_replicas=replicas,
+        replicas=replicas,
+        ready_replicas=replicas,
+        updated_replicas=replicas,
+        revision=revision,
+        conditions=(
+            Condition(type="Available", status=ConditionStatus.TRUE, reason="MinimumAvailable"),
+        ),
+    )
+
+
 async def _put_models(store: Transport) -> None:
     for name, size, macs in (
         ("llama-70b", 40, ("studio-1", "studio-2")),
@@ -144,17 +168,6 @@ async def _put_models(store: Transport) -> None:
             overhead_bytes=GIB * 3 // 4,
         )
         replicas = [put_replica(owner, at, mac, memory=proof) for at, mac in enumerate(macs)]
-        status = ModelDeploymentStatus(
-            observed_generation=1,
-            desired_replicas=2,
-            replicas=2,
-            ready_replicas=2,
-            updated_replicas=2,
-            revision=2,
-            conditions=(
-                Condition(type="Available", status=ConditionStatus.TRUE, reason="MinimumAvailable"),
-            ),
-        )
         key = keys.status_key("ModelDeployment", name)
         revisions = [codec.put_spec(revision(old, 1)), codec.put_spec(revision(owner, 2))]
         await store.commit(
@@ -163,7 +176,7 @@ async def _put_models(store: Transport) -> None:
                 codec.put_spec(owner),
                 *replicas,
                 *revisions,
-                Put(key=key, value=codec.encode(status)),
+                Put(key=key, value=codec.encode(_available(2, revision=2))),
             ],
         )
     long = pending()
@@ -371,22 +384,35 @@ async def running_showcase(folder: Path) -> AsyncIterator[RunningDashboard]:
     """Run a dashboard with a history over the fleet, a gateway, and an engine that answers as `chat`."""
     store = MemoryTransport(CLOCK)
     await put_showcase(store)
-    async with (
-        running_gateway(store) as gateway,
-        running(FakeEngine("chat-0", _answer)) as engine,
-    ):
-        await World(store).serve("chat", engine)
-        await gateway.knows("chat", ready=1)
-        async with running_dashboard(store, can_write=True, state_dir=folder) as found:
-            history = found.dashboard.history
-            assert history is not None
-            await history.opened()
-            now_s = int(CLOCK.now().timestamp()) // FINE_S * FINE_S
-            for back in range(_HOUR_STEPS - 1, 0, -1):
-                history.add_samples(list(_measured(now_s - back * FINE_S)))
-                await asyncio.sleep(0.02)
-            await put_epoch(store, 1)
-            await asyncio.sleep(_BETWEEN_S)
-            await put_epoch(store, 2)
-            await _ask(found)
+    with decisions_in(ring := LogRing()):
+        async with (
+            running_gateway(store, GatewayLimits(drain_timeout_s=0.0, ring=ring)) as gateway,
+            running(FakeEngine("chat-0", _answer)) as engine,
+            _showing(store, folder, gateway, engine) as found,
+        ):
             yield found
+
+
+@asynccontextmanager
+async def _showing(
+    store: Transport, folder: Path, gateway: Running, engine: FakeEngine
+) -> AsyncIterator[RunningDashboard]:
+    """Serve `chat` with the engine, and run the dashboard."""
+    url = f"http://127.0.0.1:{engine.port}"
+    served = endpoint("chat-0", "chat", url, node="studio-2")
+    await World(store).put(gateway_deployment("chat"), served)
+    await World(store).put_status("chat", _available(1))
+    await gateway.knows("chat", ready=1)
+    async with running_dashboard(store, can_write=True, state_dir=folder) as found:
+        history = found.dashboard.history
+        assert history is not None
+        await history.opened()
+        now_s = int(CLOCK.now().timestamp()) // FINE_S * FINE_S
+        for back in range(_HOUR_STEPS - 1, 0, -1):
+            history.add_samples(list(_measured(now_s - back * FINE_S)))
+            await asyncio.sleep(0.02)
+        await put_epoch(store, 1)
+        await asyncio.sleep(_BETWEEN_S)
+        await put_epoch(store, 2)
+        await _ask(found)
+        yield found

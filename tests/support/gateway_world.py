@@ -1,9 +1,10 @@
 """Small fleets for tests: objects, a store that holds them, and a gateway that really listens."""
 
 import asyncio
+import logging
 import random
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 
 from typing_extensions import override
@@ -13,6 +14,7 @@ from gateway.server import Gateway, GatewayLimits
 from gateway.telemetry.recorder import Tracer
 from machinery.clock import Clock, SystemClock
 from machinery.http_server import listen
+from machinery.process_log import JsonFormatter, LogRing
 from schemas.deployment import (
     ModelDeployment,
     ModelDeploymentSpec,
@@ -158,6 +160,20 @@ class Running:
     async def knows_keys(self) -> None:
         """Wait until it has read the keys; before, it refuses every request with 503."""
         await until(lambda: self.gateway.fleet_state.keyring.is_known, what="the keys")
+
+
+@contextmanager
+def decisions_in(ring: LogRing) -> Iterator[None]:
+    """Write the decisions of gateways into a ring, as a gateway with `--log-level debug` does."""
+    log = logging.getLogger("gateway.forwarding.decision_log")
+    ring.setFormatter(JsonFormatter("gateway"))
+    log.addHandler(ring)
+    log.setLevel(logging.DEBUG)
+    try:
+        yield
+    finally:
+        log.setLevel(logging.NOTSET)
+        log.removeHandler(ring)
 
 
 @asynccontextmanager
