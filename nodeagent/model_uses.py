@@ -63,7 +63,8 @@ class DeclaredUses:
         self._items: dict[str, ModelUse] = {}
         self._handlers: list[Callable[[str], None]] = []
         self._deployments.on_change(self._changed)
-        self._groups.on_change(lambda _: self._all_changed())
+        self._groups_changed = asyncio.Event()
+        self._groups.on_change(lambda _: self._groups_changed.set())
 
     @property
     def items(self) -> Mapping[str, ModelUse]:
@@ -88,16 +89,23 @@ class DeclaredUses:
     async def wait_synced(self) -> None:
         await self._deployments.wait_synced()
         await self._groups.wait_synced()
+        self._apply_groups()
 
     async def run(self) -> None:
         """Keep the cache in sync until cancelled."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self._deployments.run())
             group.create_task(self._groups.run())
+            while True:
+                await self._groups_changed.wait()
+                self._apply_groups()
 
-    def _all_changed(self) -> None:
-        for key in list(self._deployments.items):
-            self._changed(key)
+    def _apply_groups(self) -> None:
+        """Compute the uses again if groups have changed; once for all groups of a list."""
+        if self._groups_changed.is_set():
+            self._groups_changed.clear()
+            for key in list(self._deployments.items):
+                self._changed(key)
 
     def _changed(self, key: str) -> None:
         name, found = key.removeprefix(_DEPLOYMENTS), self._deployments.items.get(key)

@@ -10,7 +10,7 @@ from typing_extensions import override
 from machinery.backoff import Backoff
 from machinery.clock import SystemClock
 from models.inspection import model_use
-from nodeagent.model_uses import ModelUses
+from nodeagent.model_uses import DeclaredUses, ModelUses
 from reconciler.listers.caches import decode_spec
 from reconciler.model_uses import ModelUseRecords
 from schemas.deployment import ModelDeployment
@@ -34,12 +34,12 @@ def declared(name: str, **spec: object) -> ModelDeployment:
     return made.model_copy(update={"spec": made.spec.model_copy(update=spec)})
 
 
-def group(*models: str) -> ShardGroup:
+def group(*models: str, name: str = "pair") -> ShardGroup:
     spec = ShardGroupSpec(
         members=(GroupMember(node="a"), GroupMember(node="b")),
         fallbacks=tuple(Fallback(model=model) for model in models),
     )
-    return ShardGroup(metadata=ObjectMeta(name="pair", uid="pair"), spec=spec)
+    return ShardGroup(metadata=ObjectMeta(name=name, uid=name), spec=spec)
 
 
 async def write(store: MemoryTransport, *objects: ApiObject) -> None:
@@ -154,6 +154,22 @@ async def test_under_a_leader_of_an_earlier_release_all_deployments_are_watched(
         await store.commit([], [Put(key=keys.ELECTION_RECONCILER, value=b"host/2 0.0.9")])
         await write(store, declared("late"))
         await until(lambda: not cache.is_narrow and sorted(cache.items) == ["a", "late"])
+
+
+async def test_a_list_of_groups_computes_each_use_once_more() -> None:
+    store = MemoryTransport(CLOCK)
+    names = [f"m-{number}" for number in range(20)]
+    await write(store, *(declared(name, sharding="Auto") for name in names))
+    await write(store, *(group(f"small-{n}", name=f"pair-{n}") for n in range(20)))
+    uses, told = DeclaredUses(store, CLOCK), list[str]()
+    uses.on_change(told.append)
+    async with asyncio.TaskGroup() as tasks:
+        task = tasks.create_task(uses.run())
+        await uses.wait_synced()
+        assert sorted(uses.items) == sorted(names)
+        assert all(len(one.split_models) == 21 for one in uses.items.values())
+        assert len(told) <= 2 * len(names)
+        task.cancel()
 
 
 class RefusingTransport(MemoryTransport):
