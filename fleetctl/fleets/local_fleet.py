@@ -251,12 +251,11 @@ def agent_programs(settings: LocalFleetSettings, etcd: str, share: str) -> list[
 
 def why_unusable(host: str, port: int) -> str:
     """Return why a process cannot listen on the port, in the system's words; "" if it can."""
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, port))
-        except OSError as error:
-            return error.strerror or str(error)
+    try:
+        family, *_ = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        socket.create_server((host, port), family=family).close()
+    except OSError as error:
+        return error.strerror or str(error)
     return ""
 
 

@@ -1,5 +1,6 @@
 """Command lines of the processes of a local fleet."""
 
+import socket
 import tempfile
 from dataclasses import replace
 from pathlib import Path
@@ -9,6 +10,15 @@ import pytest
 from fleetctl.fleets import local_fleet
 from fleetctl.fleets.data_dir import DataDir
 from fleetctl.fleets.local_fleet import JoinSettings, LocalFleetSettings
+
+
+def has_ipv6() -> bool:
+    """Return whether this machine has the loopback address of IPv6."""
+    try:
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+    except OSError:
+        return False
+    return True
 
 
 def order(nodes: int) -> LocalFleetSettings:
@@ -26,6 +36,18 @@ def order(nodes: int) -> LocalFleetSettings:
         etcd_quota_bytes=2**30,
         log_level="info",
     )
+
+
+@pytest.mark.parametrize(
+    "host",
+    ["127.0.0.1", pytest.param("::1", marks=pytest.mark.skipif(not has_ipv6(), reason="no IPv6"))],
+)
+def test_a_port_is_unusable_while_another_process_listens_on_it(host: str) -> None:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.create_server((host, 0), family=family) as taken:
+        port = taken.getsockname()[1]
+        assert "in use" in local_fleet.why_unusable(host, port).lower()
+    assert local_fleet.why_unusable(host, 0) == ""
 
 
 @pytest.mark.parametrize(("nodes", "is_part"), [(1, False), (2, True)])
