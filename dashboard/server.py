@@ -198,9 +198,7 @@ class Dashboard:
             group.create_task(self.changes.run())
             group.create_task(self._joins.run())
             group.create_task(self.objectives.run())
-            leased = hold_published(
-                self._transport, self._clock, self._lease_key, self._lease, process="dashboard"
-            )
+            leased = hold_published(self._transport, self._clock, self._lease_key, self._lease)
             group.create_task(leased)
             if self._keys is not None and self._saved_keys is not None:
                 group.create_task(self._gateways.run())

@@ -38,9 +38,7 @@ class ReconcilerRegistration:
 
     async def run(self) -> None:
         """Hold a lease forever, replacing a lost one; revoke it at the end."""
-        await hold_published(
-            self._transport, self._clock, self._key, self._value, process="reconciler"
-        )
+        await hold_published(self._transport, self._clock, self._key, self._value)
 
     def _value(self) -> bytes:
         return codec.encode(self._lease.model_copy(update={"tls": self._tls(), "url": self._url()}))

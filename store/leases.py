@@ -156,11 +156,11 @@ async def _publish(
 
 
 async def hold_published(
-    transport: Transport, clock: Clock, key: str, value: Callable[[], bytes], *, process: str
+    transport: Transport, clock: Clock, key: str, value: Callable[[], bytes]
 ) -> None:
     """Keep the key under a lease forever: replace a lost lease, and revoke it at the end.
 
-    The key follows `value`. `process` names the owner in the log.
+    The key follows `value`.
     """
     retries = Retries(_REGISTRATION_BACKOFF, clock)
     while True:
@@ -172,7 +172,7 @@ async def hold_published(
             await keep_published(session, transport, clock, key, value)
         except StoreError as error:
             if retries.failures == 0:
-                log.warning("%s not registered; will retry", process, extra={"why": str(error)})
+                log.warning("not registered; will retry", extra={"why": str(error)})
             await retries.wait(is_refused=isinstance(error, PermissionDeniedError))
         finally:
             await session.close()

@@ -23,7 +23,7 @@ from schemas.wire.errors import Refusal
 
 HEADERS_LIMIT = 100
 # uvicorn's queue of requests, which is not used.
-_NO_PIPELINE: Final = deque[Any]()
+_NO_PIPELINE: Final = deque[Any](maxlen=0)
 # The longest time that a client may take to send a request. The largest body then needs 140 kB/s.
 REQUEST_S = 60.0
 

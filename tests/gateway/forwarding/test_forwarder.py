@@ -252,7 +252,7 @@ async def test_an_engine_that_was_stopped_loses_its_requests_to_others(
     """Like SIGSTOP: it accepts, and answers neither requests nor health checks."""
     hung = FakeEngine("m-0", gateway_engine_faults.says_nothing, health=None)
     async with running(hung), running(FakeEngine("m-1", chat)) as good:
-        declared = with_routing("m", healthCheck={"timeout": "300ms"})
+        declared = with_routing("m", healthCheck={"timeout": "1s"})
         await serve_deployment(world, gateway, declared, hung, good)
         asked = [post_chat(http, gateway, stream=is_streamed) for _ in range(4)]
         found = await asyncio.gather(*asked)
