@@ -1,6 +1,6 @@
 """Tables of plain text, aligned in terminal cells. Pure."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import chain, zip_longest
 
 # As kubectl (k8s.io/cli-runtime, pkg/printers/tabwriter.go): columns of at least 3 characters, 3 spaces between.
@@ -11,8 +11,11 @@ def widths(
     rows: Sequence[Sequence[str]], titles: Sequence[str] = (), before: Sequence[int] = ()
 ) -> tuple[int, ...]:
     """Return the widths of the columns in terminal cells, at least `before`."""
-    lines = [[_width(cell) for cell in row] for row in (titles, *rows)]
-    return tuple(max(_MIN_WIDTH, *found) for found in zip_longest(before, *lines, fillvalue=0))
+    lines = (titles, *rows)
+    measure = len if _is_plain(lines) else _width
+    cells = zip_longest(*lines, fillvalue="")
+    found = [max(map(measure, column)) for column in cells]
+    return tuple(max(_MIN_WIDTH, *pair) for pair in zip_longest(before, found, fillvalue=0))
 
 
 def align_columns(
@@ -32,15 +35,18 @@ def align_plain_columns(
     """
     wide = widths(rows, titles, least)
     lines = [titles, *rows] if titles else rows
-    if all(cell.isascii() and "\n" not in cell for line in lines for cell in line):
-        return "\n".join(_line(line, wide) for line in lines)
-    return _align_wide(lines, wide)
+    if not _is_plain(lines):
+        return _align_wide(lines, wide)
+    template = "".join(f"%-{width + _GAP}s" for width in wide)
+    if any(len(line) != len(wide) for line in lines):
+        lines = [(*line, *[""] * (len(wide) - len(line))) for line in lines]
+    return "\n".join([(template % tuple(line)).rstrip() for line in lines])
 
 
-def _line(row: Sequence[str], wide: Sequence[int]) -> str:
-    return "".join(
-        cell.ljust(width + _GAP) for cell, width in zip(row, wide, strict=False)
-    ).rstrip()
+def _is_plain(lines: Iterable[Sequence[str]]) -> bool:
+    """Return whether each letter is a column wide, and no cell has several lines."""
+    letters = "".join(chain.from_iterable(lines))
+    return letters.isascii() and "\n" not in letters
 
 
 def _align_wide(lines: Sequence[Sequence[str]], wide: Sequence[int]) -> str:

@@ -5,14 +5,15 @@ come from `store.objects`; `tests/store/test_objects.py` compares the two. Funct
 """
 
 import json
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
+from itertools import chain
 from typing import Any, TypeAlias
 
 from machinery.gc_pause import pause_collection
-from store import keys, versions
+from store import keys, reads, versions
 from store.errors import NewerDocumentError, UndecodableError
-from store.reads import KeyValue, StoreReader
+from store.reads import KeyValue, Listing, StoreReader
 
 # As `fleetctl get -o json` prints it: camelCase, without the stored version.
 Tree: TypeAlias = dict[str, Any]
@@ -50,27 +51,32 @@ async def list_all(store: StoreReader, kind: str) -> list[Tree]:
         return await _nodes(store)
     if kind == "ApiKey":
         return await _api_keys(store)
-    # One list after the other, and none is kept: the values of tens of thousands are as large as their trees.
+    # Page after page, and none is kept: the values of tens of thousands are as large as their trees.
     prefix = _LEASED_PREFIXES.get(kind) or keys.spec_prefix(kind)
-    found = _decode_all((await store.list(prefix)).items, kind, of_item)
+    pages = await reads.collect_converted(
+        lambda: store.pages(prefix), lambda page: _decode_all(page.items, kind, of_item)
+    )
+    found = list(chain.from_iterable(pages))
     if kind not in _KINDS_WITHOUT_STATUS:
-        statuses = await _statuses(store, kind, {name_of(tree) for tree in found})
-        found = [
-            {**tree, "status": statuses[name]} if (name := name_of(tree)) in statuses else tree
-            for tree in found
-        ]
+        await _add_statuses(store, kind, {name_of(tree): tree for tree in found})
     found.sort(key=name_of)
     if kind == "Event":
         found.sort(key=_last_seen)
     return found
 
 
-async def _statuses(store: StoreReader, kind: str, names: Container[str]) -> dict[str, Tree]:
-    """Return the statuses of these objects by name; raises as `list_all` does."""
-    items = (await store.list(keys.status_prefix(kind))).items
-    items = tuple([item for item in items if keys.kind_and_name(item.key)[1] in names])
-    trees = _decode_all(items, f"{kind}Status", decode)
-    return {keys.kind_and_name(item.key)[1]: tree for item, tree in zip(items, trees, strict=True)}
+async def _add_statuses(store: StoreReader, kind: str, trees: Mapping[str, Tree]) -> None:
+    """Give these objects, by name, their statuses; raises as `list_all` does."""
+
+    def statuses(page: Listing) -> list[tuple[str, Tree]]:
+        named = [(keys.kind_and_name(item.key)[1], item) for item in page.items]
+        wanted = [(name, item) for name, item in named if name in trees]
+        found = _decode_all([item for _, item in wanted], f"{kind}Status", decode)
+        return [(name, tree) for (name, _), tree in zip(wanted, found, strict=True)]
+
+    pages = await reads.collect_converted(lambda: store.pages(keys.status_prefix(kind)), statuses)
+    for name, status in chain.from_iterable(pages):
+        trees[name]["status"] = status
 
 
 async def get(store: StoreReader, kind: str, name: str) -> Tree | None:

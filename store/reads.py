@@ -5,9 +5,11 @@ Apart from `store.port`, because it imports in a tenth of the time, which `store
 
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, TypeVar
 
 from store.errors import CompactedError, ReplacedError
+
+T = TypeVar("T")
 
 
 class KeyValue(NamedTuple):
@@ -40,13 +42,18 @@ class StoreReader(Protocol):
         """Return every key that begins with `prefix`; see `Transport`."""
         ...
 
+    def pages(self, prefix: str) -> AsyncGenerator[Listing]:
+        """Yield the same in pages; see `Transport`."""
+        ...
+
 
 # Keys in the first page, as client-go's reflector requests.
 PAGE = 500
 # etcd before 3.5 walks all following keys for every page, so many small pages are expensive: 50,000 keys in pages of
-# 500 cost four times as much as in pages of 5,000. Later pages are sized by the first one's values.
+# 500 cost four times as much as in pages of 5,000. Later pages are sized by the first one's values: a reader holds a page
+# five times while it is decoded, and pages of 4 MiB cost etcd as much as those of 1 MiB.
 _LARGEST_PAGE = 5_000
-_PAGE_BYTES = 4 * 2**20
+_PAGE_BYTES = 2**20
 # A history that is compacted during a list four times in a row means a store in trouble.
 _ATTEMPTS = 4
 
@@ -89,7 +96,7 @@ async def pages(prefix: str, fetch: FetchPage) -> AsyncGenerator[Listing]:
 
 
 def _next_limit(items: tuple[KeyValue, ...]) -> int:
-    """Return the number of keys of this size that make a page of 4 MiB; at least a hundred."""
+    """Return the number of keys of this size that make a page of 1 MiB; at least a hundred."""
     mean = sum(len(item.value) for item in items) // len(items) + 1
     return max(100, min(_LARGEST_PAGE, _PAGE_BYTES // mean))
 
@@ -102,20 +109,23 @@ async def collect(read: Callable[[], AsyncGenerator[Listing]]) -> Listing:
         StoreError: raised by reading.
 
     """
+    items: list[KeyValue] = []
+    revision, store = 0, ""
+    for page in await collect_converted(read, lambda page: page):
+        revision, store = page.revision, page.store
+        items.extend(page.items)
+    return Listing(revision=revision, items=tuple(items), store=store)
+
+
+async def collect_converted(
+    read: Callable[[], AsyncGenerator[Listing]], convert: Callable[[Listing], T]
+) -> list[T]:
+    """Return what `convert` makes of each page, so that no two pages need be in memory; raises as `collect` does."""
     for attempt in range(1, _ATTEMPTS + 1):
         try:
-            return await _collect_once(read)
+            async with aclosing(read()) as listings:
+                return [convert(page) async for page in listings]
         except CompactedError:
             if attempt == _ATTEMPTS:
                 raise
     raise AssertionError("unreachable")
-
-
-async def _collect_once(read: Callable[[], AsyncGenerator[Listing]]) -> Listing:
-    items: list[KeyValue] = []
-    revision, store = 0, ""
-    async with aclosing(read()) as listings:
-        async for page in listings:
-            revision, store = page.revision, page.store
-            items.extend(page.items)
-    return Listing(revision=revision, items=tuple(items), store=store)

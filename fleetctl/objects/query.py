@@ -129,7 +129,8 @@ async def fetch(store: StoreReader, clock: Clock, query: ObjectQuery) -> QueryRe
     candidates: list[Tree] = []
     for target in query.targets:
         found, unknown = await _fetch_kind(store, target)
-        found = [with_selectable_labels(object_trees.hide_secrets(tree)) for tree in found]
+        for at, tree in enumerate(found):  # one by one: two lists of 20,000 trees take 10 MiB more
+            found[at] = with_selectable_labels(object_trees.hide_secrets(tree))
         groups.append(KindGroup(kind=target.kind, trees=_select(found, query)))
         candidates += found
         missing += unknown

@@ -384,7 +384,7 @@ def _memory(replica: Tree, _: TableContext) -> str:
 
 def _proven_bytes(proof: Tree) -> int:
     """Return the bytes of a rank, computed as in schemas.replica.MemoryProof.total_bytes."""
-    return int(proof.get("overrideBytes") or sum(proof.get(part) or 0 for part in _PROOF))
+    return int(proof.get("overrideBytes") or sum([proof.get(part) or 0 for part in _PROOF]))
 
 
 def _formation(replica: Tree, _: TableContext) -> str:

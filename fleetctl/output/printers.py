@@ -20,6 +20,7 @@ align_plain_columns = text_table.align_plain_columns
 COLUMNS: dict[str, Columns] = {**columns.DECLARED_COLUMNS, **columns.OBSERVED_COLUMNS}
 
 _INVALID = "<invalid>"
+_INVALID_DOCUMENT = (AttributeError, KeyError, TypeError, ValueError)
 
 
 class TableOptions(NamedTuple):
@@ -62,7 +63,10 @@ def rows(
     trees: Sequence[Tree], context: TableContext, options: TableOptions
 ) -> list[tuple[str, ...]]:
     """Return one row of cells for each object."""
-    return [_row(tree, context, options) for tree in trees]
+    if not trees:
+        return []
+    columns = _columns(trees[0]["kind"], options)
+    return [_row(tree, columns, context, options) for tree in trees]
 
 
 def stable_text(tree: Tree, context: TableContext, options: TableOptions) -> str:
@@ -77,8 +81,16 @@ def _columns(kind: str, options: TableOptions) -> list[Column]:
     return [column._replace(cell=column.wide_cell or column.cell) for column in COLUMNS[kind]]
 
 
-def _row(tree: Tree, context: TableContext, options: TableOptions) -> tuple[str, ...]:
-    found = [_cell(column, tree, context) for column in _columns(tree["kind"], options)]
+def _row(
+    tree: Tree, columns: Sequence[Column], context: TableContext, options: TableOptions
+) -> tuple[str, ...]:
+    try:
+        found = [column.cell(tree, context) for column in columns]
+        is_plain = "".join(found).isprintable()
+    except _INVALID_DOCUMENT:
+        is_plain = False
+    if not is_plain:
+        found = [_cell(column, tree, context) for column in columns]
     if options.has_kind:
         found[0] = f"{tree['kind'].lower()}/{found[0]}"
     return (*found, *_label_cells(tree, options))
@@ -88,7 +100,7 @@ def _cell(column: Column, tree: Tree, context: TableContext) -> str:
     """Return a cell as one line; an invalid document must not hide the other objects."""
     try:
         found = column.cell(tree, context)
-    except (AttributeError, KeyError, TypeError, ValueError):
+    except _INVALID_DOCUMENT:
         return _INVALID
     if found.isprintable():
         return found

@@ -12,7 +12,7 @@ from store.reads import KeyValue
 Json = dict[str, Any]
 
 MAX_ANSWER_BYTES = 2**28
-"""The largest answer that is read: many times the pages that the fleet requests, 4 MiB of values each."""
+"""The largest answer that is read: many times the pages that the fleet requests, 1 MiB of values each."""
 
 
 def not_etcd_error(answer: object) -> UnavailableError:

@@ -8,13 +8,13 @@ through `store.etcd.connect`, which knows more transports and explains errors to
 import json
 import socket
 from collections.abc import AsyncGenerator, Callable, Coroutine
-from contextlib import suppress
+from contextlib import aclosing, suppress
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from urllib.parse import urlsplit
 
 from machinery.clock import Clock
 from store import reads
-from store.errors import AuthOffError, SlowStoreError, UnavailableError
+from store.errors import AuthOffError, LongListError, SlowStoreError, UnavailableError
 from store.etcd.address import EtcdAddress
 from store.etcd.error_mapping import error_from_status, slow_error
 from store.etcd.json_values import (
@@ -226,9 +226,13 @@ class SyncReader:
     Its methods are coroutines, as the protocol requires, but never wait for an event loop: `run_sync` runs them.
     """
 
-    def __init__(self, address: EtcdAddress, clock: Clock) -> None:
+    def __init__(
+        self, address: EtcdAddress, clock: Clock, *, longest_list: int | None = None
+    ) -> None:
+        """`longest_list` is the number of keys beyond which `list` raises `LongListError` after the first page."""
         self._address = address
         self._clock = clock
+        self._longest_list = longest_list
         self._urls = [url.rstrip("/") for url in address.endpoints] or [""]
         self._connection: HttpConnection | None = None
         self._token: str | None = None
@@ -241,19 +245,19 @@ class SyncReader:
         return self._inside(key_value(found[0])) if found else None
 
     async def list(self, prefix: str) -> Listing:
-        """Return every key that begins with `prefix`, all as of one revision."""
-        found = await reads.collect(lambda: self._pages(self._address.prefix + prefix))
-        items = tuple([self._inside(item) for item in found.items])
-        return Listing(revision=found.revision, items=items, store=found.store)
+        """Return every key that begins with `prefix`, all as of one revision.
 
-    def close(self) -> None:
-        """Close the connection."""
-        if self._connection is not None:
-            self._connection.close()
-            self._connection = None
+        Raises:
+            LongListError: there are more than `longest_list`.
+            StoreError: no answer.
 
-    def _pages(self, prefix: str) -> AsyncGenerator[Listing]:
-        range_end = b64(prefix_end(prefix))
+        """
+        return await reads.collect(lambda: self.pages(prefix))
+
+    def pages(self, prefix: str) -> AsyncGenerator[Listing]:
+        """Yield the same in pages, all as of the first page's revision; raises as `list` does."""
+        start = self._address.prefix + prefix
+        range_end = b64(prefix_end(start))
 
         async def fetch(*, start: str, revision: int, limit: int) -> reads.Page:
             body = {
@@ -263,17 +267,32 @@ class SyncReader:
                 "revision": str(revision),
             }
             answer = self._call("/kv/range", body, _LIST_S)
+            if self._longest_list is not None and int(answer.get("count", 0)) > self._longest_list:
+                raise LongListError(f"more than {self._longest_list} keys")
             return reads.Page(
-                items=tuple(key_value(tree) for tree in answer.get("kvs", ())),
+                items=tuple([key_value(tree) for tree in answer.get("kvs", ())]),
                 revision=int(field_at(answer, "header", "revision")),
                 store=str(field_at(answer, "header", "cluster_id")),
                 more=bool(answer.get("more")),
             )
 
-        return reads.pages(prefix, fetch)
+        return self._inside_pages(reads.pages(start, fetch))
+
+    def close(self) -> None:
+        """Close the connection."""
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+    async def _inside_pages(self, pages: AsyncGenerator[Listing]) -> AsyncGenerator[Listing]:
+        async with aclosing(pages):
+            async for page in pages:
+                items = tuple([self._inside(item) for item in page.items])
+                yield Listing(revision=page.revision, items=items, store=page.store)
 
     def _inside(self, item: KeyValue) -> KeyValue:
-        return item._replace(key=item.key.removeprefix(self._address.prefix))
+        prefix = self._address.prefix
+        return item._replace(key=item.key.removeprefix(prefix)) if prefix else item
 
     def _call(self, path: str, body: Json, limit_s: float) -> Json:
         """Return the answer of the first member that answers.

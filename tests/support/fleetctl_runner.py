@@ -206,9 +206,9 @@ def _reach_stores() -> Iterator[None]:
         found = _stores.get(str(address))
         return adapter(address, *options) if found is None else found
 
-    def read_memory(address: EtcdAddress, clock: Any) -> Any:
+    def read_memory(address: EtcdAddress, clock: Any, **options: Any) -> Any:
         found = _stores.get(str(address))
-        return reader(address, clock) if found is None else _SyncReader(found)
+        return reader(address, clock, **options) if found is None else _SyncReader(found)
 
     with (
         _replaced(adapters, "_adapter", memory_adapter),
@@ -307,6 +307,9 @@ class _SyncReader:
 
     async def list(self, prefix: str) -> Listing:
         return self._store.list_and_wait(prefix)
+
+    async def pages(self, prefix: str) -> AsyncGenerator[Listing]:
+        yield self._store.list_and_wait(prefix)
 
     def close(self) -> None:
         return

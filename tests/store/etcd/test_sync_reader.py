@@ -13,7 +13,13 @@ import pytest
 
 from machinery.clock import SystemClock
 from store import namespace
-from store.errors import PermissionDeniedError, SlowStoreError, StoreError, UnavailableError
+from store.errors import (
+    LongListError,
+    PermissionDeniedError,
+    SlowStoreError,
+    StoreError,
+    UnavailableError,
+)
 from store.etcd import sync_reader
 from store.etcd.address import EtcdAddress
 from store.etcd.connect import connect
@@ -81,6 +87,27 @@ async def test_it_reads_the_same_as_the_other_adapters(
     assert found[0] == await transport.get(f"{corner}long")
     assert found[1] is None
     assert found[2].value == b"x" * 7
+
+
+@pytest.mark.etcd
+async def test_a_long_list_is_refused_after_its_first_page(
+    shared_etcd: EmbeddedEtcd, transport: Transport, corner: str
+) -> None:
+    """For `fleetctl.cli.connect.read_once`, which then reads it over gRPC."""
+    for first in range(0, 600, 100):
+        keys = [f"{corner}{n:04}" for n in range(first, first + 100)]
+        await transport.commit([], [Put(key=key, value=b"1") for key in keys])
+
+    def read_list(longest: int) -> int:
+        store = SyncReader(shared_etcd.address, SystemClock(), longest_list=longest)
+        try:
+            return len(run_sync(store.list(corner)).items)
+        finally:
+            store.close()
+
+    assert await asyncio.to_thread(read_list, 600) == 600
+    with pytest.raises(LongListError):
+        await asyncio.to_thread(read_list, 599)
 
 
 @pytest.mark.etcd
