@@ -64,6 +64,7 @@ class ObjectCache(Generic[T]):
     def __init__(self, decode: Callable[[KeyValue], T]) -> None:
         self._decode = decode
         self._items: dict[str, T] = {}
+        self._shown = MappingProxyType(self._items)
         self._versions: dict[str, int] = {}
         self._last_good: dict[str, int] = {}
         self._indexes: dict[str, Index[T]] = {}
@@ -75,7 +76,7 @@ class ObjectCache(Generic[T]):
     @property
     def items(self) -> Mapping[str, T]:
         """The objects by key; the last good value where the current one cannot be decoded."""
-        return MappingProxyType(self._items)
+        return self._shown
 
     def version(self, key: str) -> int:
         """Return the mod_revision of a cached value; 0 if there is none.

@@ -84,16 +84,21 @@ def _columns(kind: str, options: TableOptions) -> list[Column]:
 def _row(
     tree: Tree, columns: Sequence[Column], context: TableContext, options: TableOptions
 ) -> tuple[str, ...]:
-    try:
-        found = [column.cell(tree, context) for column in columns]
-        is_plain = "".join(found).isprintable()
-    except _INVALID_DOCUMENT:
-        is_plain = False
-    if not is_plain:
+    found = _plain_cells(tree, columns, context)
+    if found is None:
         found = [_cell(column, tree, context) for column in columns]
     if options.has_kind:
         found[0] = f"{tree['kind'].lower()}/{found[0]}"
     return (*found, *_label_cells(tree, options))
+
+
+def _plain_cells(tree: Tree, columns: Sequence[Column], context: TableContext) -> list[str] | None:
+    """Return the cells of a valid document without control characters, as nearly all are; None for any other."""
+    try:
+        found = [column.cell(tree, context) for column in columns]
+    except _INVALID_DOCUMENT:
+        return None
+    return found if "".join(found).isprintable() else None
 
 
 def _cell(column: Column, tree: Tree, context: TableContext) -> str:

@@ -234,14 +234,16 @@ class Lister:
             for number, rank in enumerate(replica.spec.ranks)
         ]
         return tuple(
-            one if one and one.replica_uid == meta.uid and one.epoch == epoch else None
-            for one in found
+            [
+                one if one and one.replica_uid == meta.uid and one.epoch == epoch else None
+                for one in found
+            ]
         )
 
     def peaks(self, replica: Replica) -> tuple[int, ...]:
         """Return the peak memory of each rank in its current epoch, in bytes; 0 if unknown."""
         # A rank of another epoch may have had another share of the model.
-        return tuple(0 if one is None else one.peak_bytes for one in self.ranks(replica))
+        return tuple([0 if one is None else one.peak_bytes for one in self.ranks(replica)])
 
     def is_serving(self, replica: Replica) -> bool:
         """Return whether the replica has an endpoint; with several ranks, one of its current epoch."""

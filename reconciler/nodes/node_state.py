@@ -7,6 +7,7 @@ A hold keeps new replicas away; only the holds in `_REASONS_TO_LEAVE` move repli
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from functools import lru_cache
 from typing import Final
 
 from reconciler.nodes.liveness import Flapping
@@ -129,10 +130,13 @@ def _age(node: Node) -> tuple[bool, float, str]:
 
 def agent_skew(status: NodeStatus, version: str) -> str:
     """Describe the difference between the agent's and the reconciler's version; empty if they are compatible."""
+    return _version_skew(status.agent_version, version)
+
+
+@lru_cache  # a fleet has few versions at a time
+def _version_skew(agent_version: str, version: str) -> str:
     return skew_text(
-        VersionedPart(
-            label="its agent", version=status.agent_version, upgrade="its fleet-nodeagent"
-        ),
+        VersionedPart(label="its agent", version=agent_version, upgrade="its fleet-nodeagent"),
         VersionedPart(label="the reconciler", version=version),
     )
 
