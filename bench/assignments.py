@@ -21,9 +21,9 @@ from bench.result import arguments, finish, sized
 from machinery.clock import SystemClock
 from nodeagent.engines.group_launch import rank_of_node
 from nodeagent.replicas.node_replicas import NodeReplicas
-from reconciler.assignments import AssignmentCopies
+from reconciler.assignments import assignment_keeper
 from reconciler.listers.caches import decode_spec
-from reconciler.model_uses import ModelUseRecords
+from reconciler.model_uses import model_use_keeper
 from schemas.deployment import ModelSource
 from schemas.meta import ObjectMeta
 from schemas.replica import MemoryProof, RankAssignment, Replica, ReplicaSpec
@@ -103,8 +103,8 @@ def _have(caches: list[tuple[str, NodeReplicas]], count: int, *, is_narrow: bool
 async def keeping_copies(transport: Transport) -> AsyncIterator[None]:
     """Lead and keep copies until the block ends."""
     specs = Informer(transport, keys.SPEC_PREFIX, decode_spec, _CLOCK)
-    copies = AssignmentCopies(transport, _CLOCK, specs)
-    records = ModelUseRecords(transport, _CLOCK, specs)
+    copies = assignment_keeper(transport, _CLOCK, specs)
+    records = model_use_keeper(transport, _CLOCK, specs)
     copies.connect()
     records.connect()
     election = Election(transport, _CLOCK, key=keys.ELECTION_RECONCILER, ttl_s=60)

@@ -4,26 +4,26 @@ An agent needs its own Replicas only. If it watched all of them, etcd would send
 docs/adr/0105-assignments-below-their-node.md has the measurement and the rules.
 """
 
-import asyncio
-import logging
 from collections.abc import Iterable, Iterator
 from contextlib import aclosing
 from typing import Final, NamedTuple
 
-from machinery.backoff import Backoff, Retries
 from machinery.clock import Clock
+from reconciler.kept_records import RecordKeeper, RecordLabels
 from reconciler.writes import GuardedWrite, guards_of, operations_of, split_into_batches
 from schemas.meta import ApiObject
 from schemas.replica import Replica, concerned_nodes
 from store import codec, keys
-from store.errors import ConflictError, PermissionDeniedError, StoreError
+from store.errors import ConflictError
 from store.informer import Informer
 from store.leases import Leadership
 from store.port import Delete, ModRevisionGuard, Put, Transport
 
-log = logging.getLogger(__name__)
-
-_BACKOFF: Final = Backoff(first_s=0.05, limit_s=5.0)
+_LABELS: Final = RecordLabels(
+    refused="copies of replicas for agents are not written, so agents watch all replicas",
+    waits="copies of replicas for agents wait",
+    kept_key=keys.ASSIGNMENTS_KEPT,
+)
 # The fence.
 _SHARED: Final = 1
 _REPLICAS: Final = keys.spec_prefix("Replica")
@@ -57,71 +57,20 @@ class _Due(NamedTuple):
 
 
 class AssignmentCopies:
-    """Keeps the copies. `connect()` once; `lead()` while this process leads."""
+    """Which copies there should be, and their writing: a `RecordSource` by the names of Replicas."""
 
-    def __init__(self, transport: Transport, clock: Clock, specs: Informer[ApiObject]) -> None:
+    def __init__(self, transport: Transport, specs: Informer[ApiObject]) -> None:
         """`specs` holds all Replicas."""
         self._transport = transport
         self._specs = specs
-        self._retries = Retries(_BACKOFF, clock)
-        self._due: set[str] = set()
-        """The names of Replicas that may have changed since their copies were written."""
-        self._noted = asyncio.Event()
-        self._is_leading = False
         self._copies: dict[str, Copies] = {}
 
-    def connect(self) -> None:
-        """Follow changes of the cache."""
-        self._specs.on_change(self._note)
+    def names_of(self, key: str) -> tuple[str, ...]:
+        """Return the Replica under a spec key."""
+        return (key.removeprefix(_REPLICAS),) if key.startswith(_REPLICAS) else ()
 
-    def _note(self, key: str) -> None:
-        if self._is_leading and key.startswith(_REPLICAS):
-            self._due.add(key.removeprefix(_REPLICAS))
-            self._noted.set()
-
-    async def lead(self, leadership: Leadership) -> None:
-        """Write copies of what changes, forever; once all are right, mark them as kept while the leadership lasts."""
-        self._is_leading = True
-        try:
-            await self._keep(leadership)
-        finally:
-            self._is_leading = False
-
-    async def _keep(self, leadership: Leadership) -> None:
-        is_read = is_marked = False
-        while True:
-            self._noted.clear()
-            try:
-                if not is_read:
-                    await self._read()
-                    is_read = True
-                await self._write(leadership)
-                if not is_marked:
-                    await self._mark(leadership)
-                    is_marked = True
-            except StoreError as error:
-                is_refused = isinstance(error, PermissionDeniedError)
-                self._complain(error, is_refused=is_refused)
-                await self._retries.wait(is_refused=is_refused)
-                continue
-            self._retries.reset()
-            await self._noted.wait()
-
-    def _complain(self, error: StoreError, *, is_refused: bool) -> None:
-        is_news = is_refused and self._retries.failures == 0
-        log.log(
-            logging.WARNING if is_news else logging.INFO,
-            "copies of replicas for agents are not written, so agents watch all replicas"
-            if is_refused
-            else "copies of replicas for agents wait",
-            extra={
-                "why": str(error),
-                **({"do": "fleetctl init-auth --prepare"} if is_refused else {}),
-            },
-        )
-
-    async def _read(self) -> None:
-        """Read which copies there are; everything is due."""
+    async def read(self) -> set[str]:
+        """Read which copies there are; return the names of all Replicas, and of those that have copies."""
         found: dict[str, Copies] = {}
         async with aclosing(self._transport.pages(keys.ASSIGNMENT_PREFIX)) as pages:
             async for page in pages:
@@ -131,25 +80,21 @@ class AssignmentCopies:
                     oldest = min(one.revision, item.mod_revision)
                     found[name] = Copies(oldest, one.nodes | {node})
         self._copies = found
-        self._due.update(found)
-        self._due.update(
+        there = {
             key.removeprefix(_REPLICAS) for key in self._specs.items if key.startswith(_REPLICAS)
-        )
+        }
+        return there.union(found)
 
-    async def _write(self, leadership: Leadership) -> None:
-        """Write what is due, many Replicas in one transaction. Raises StoreError; what failed stays due."""
-        due, self._due = self._due, set()
-        todo = list(self._due_writes(due))
-        failed: StoreError | None = None
+    async def write(self, leadership: Leadership, names: Iterable[str]) -> None:
+        """Write the copies that are wrong, many Replicas in one transaction; raises StoreError after the last."""
+        todo = list(self._due_writes(names))
+        failed: ConflictError | None = None
         for batch in split_into_batches((write.write for write in todo), shared=_SHARED):
-            names, todo = todo[: len(batch)], todo[len(batch) :]
+            part, todo = todo[: len(batch)], todo[len(batch) :]
             try:
-                if failed is None or isinstance(failed, ConflictError):
-                    await self._commit(leadership, names)
-                    continue
-            except StoreError as error:
+                await self._commit(leadership, part)
+            except ConflictError as error:
                 failed = error
-            self._due.update(one.name for one in names if not self._is_current(one.name))
         if failed is not None:
             raise failed
 
@@ -215,7 +160,9 @@ class AssignmentCopies:
             )
             yield _Due(name, nodes, write)
 
-    async def _mark(self, leadership: Leadership) -> None:
-        """Say that all copies are kept; the mark ends with the leadership."""
-        put = Put(key=keys.ASSIGNMENTS_KEPT, value=b"1", lease=leadership.lease)
-        await self._transport.commit([leadership.guard], [put])
+
+def assignment_keeper(
+    transport: Transport, clock: Clock, specs: Informer[ApiObject]
+) -> RecordKeeper:
+    """Return the keeper of the copies; `specs` holds all Replicas."""
+    return RecordKeeper(transport, clock, specs, AssignmentCopies(transport, specs), _LABELS)

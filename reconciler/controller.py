@@ -13,7 +13,7 @@ from machinery.control_loop import AuthorityLostError, Requeue, WorkQueue, run_l
 from machinery.version import version
 from models.hub.fleet_hub import FleetListings
 from models.hub.hub_settings import HubSettings
-from reconciler.assignments import AssignmentCopies
+from reconciler.assignments import assignment_keeper
 from reconciler.autoscaling.autoscaler import Autoscaler
 from reconciler.change_retention import ChangeRetention
 from reconciler.demand.scraper import DemandScraper
@@ -27,7 +27,7 @@ from reconciler.listers.lister import Lister
 from reconciler.lookup_problems import LookupProblems
 from reconciler.metrics import ReconcilerMetrics
 from reconciler.model_snapshots import SnapshotController
-from reconciler.model_uses import ModelUseRecords
+from reconciler.model_uses import model_use_keeper
 from reconciler.nodes.liveness import NodeLiveness
 from reconciler.nodes.node_views import NodeViewCache
 from reconciler.own_writes import OwnWrites
@@ -115,8 +115,8 @@ class Controller:
             statuses=lambda: self._caches.statuses.items,
             lag_s=lambda: self.lag_s() or 0.0,
         )
-        self._assignments = AssignmentCopies(transport, clock, self._caches.specs)
-        self._uses = ModelUseRecords(transport, clock, self._caches.specs)
+        self._assignments = assignment_keeper(transport, clock, self._caches.specs)
+        self._uses = model_use_keeper(transport, clock, self._caches.specs)
         self._lookups = LookupProblems(self._queue.add)
         listings = FleetListings(read=partial(read_listings, transport), errors=(StoreError,))
         self._snapshots = SnapshotController(

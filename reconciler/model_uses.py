@@ -4,59 +4,49 @@ If agents watched deployments, each scaling, label and rollout would go to every
 docs/adr/0114-short-records-of-deployments.md has the measurement and the rules.
 """
 
-import asyncio
-import logging
+from collections.abc import Iterable
 from contextlib import aclosing
 from typing import Final
 
-from machinery.backoff import Backoff, Retries
 from machinery.clock import Clock
 from models.inspection import model_use
+from reconciler.kept_records import RecordKeeper, RecordLabels
 from schemas.deployment import ModelDeployment
 from schemas.meta import ApiObject
 from schemas.shardgroup import ShardGroup
 from store import codec, keys
-from store.errors import PermissionDeniedError, StoreError
 from store.informer import Informer
 from store.leases import Leadership
 from store.port import Delete, Operation, Put, Transport
 
-log = logging.getLogger(__name__)
-
-_BACKOFF: Final = Backoff(first_s=0.05, limit_s=5.0)
+_LABELS: Final = RecordLabels(
+    refused="records of deployments for agents are not written, so agents watch all deployments",
+    waits="records of deployments for agents wait",
+    kept_key=keys.MODEL_USES_KEPT,
+)
 _BATCH: Final = 100
 _DEPLOYMENTS: Final = keys.spec_prefix("ModelDeployment")
 _GROUPS: Final = keys.spec_prefix("ShardGroup")
 
 
-class ModelUseRecords:
-    """Keeps the records. `connect()` once; `lead()` while this process leads."""
+# Of a record that a write without an answer may have changed.
+_UNKNOWN: Final = b""
 
-    def __init__(self, transport: Transport, clock: Clock, specs: Informer[ApiObject]) -> None:
+
+class ModelUseRecords:
+    """Which records there should be, and their writing: a `RecordSource` by the names of deployments."""
+
+    def __init__(self, transport: Transport, specs: Informer[ApiObject]) -> None:
         """`specs` holds all ModelDeployments and ShardGroups."""
         self._transport = transport
         self._specs = specs
-        self._retries = Retries(_BACKOFF, clock)
-        self._due: set[str] = set()
-        """The names of deployments whose record may be wrong."""
-        self._noted = asyncio.Event()
-        self._is_leading = False
         self._written: dict[str, bytes] = {}
 
-    def connect(self) -> None:
-        """Follow changes of the cache."""
-        self._specs.on_change(self._note)
-
-    def _note(self, key: str) -> None:
-        if not self._is_leading:
-            return
+    def names_of(self, key: str) -> set[str]:
+        """Return the deployments whose record a ModelDeployment or a ShardGroup has a part in."""
         if key.startswith(_DEPLOYMENTS):
-            self._due.add(key.removeprefix(_DEPLOYMENTS))
-        elif key.startswith(_GROUPS):
-            self._due.update(self._names())
-        else:
-            return
-        self._noted.set()
+            return {key.removeprefix(_DEPLOYMENTS)}
+        return self._names() if key.startswith(_GROUPS) else set()
 
     def _names(self) -> set[str]:
         return {
@@ -65,68 +55,25 @@ class ModelUseRecords:
             if key.startswith(_DEPLOYMENTS)
         }
 
-    async def lead(self, leadership: Leadership) -> None:
-        """Write what changes, forever; once all is right, mark it as kept while the leadership lasts."""
-        self._is_leading = True
-        try:
-            await self._keep(leadership)
-        finally:
-            self._is_leading = False
-
-    async def _keep(self, leadership: Leadership) -> None:
-        is_read = is_marked = False
-        while True:
-            self._noted.clear()
-            try:
-                if not is_read:
-                    await self._read()
-                    is_read = True
-                await self._write(leadership)
-                if not is_marked:
-                    put = Put(key=keys.MODEL_USES_KEPT, value=b"1", lease=leadership.lease)
-                    await self._transport.commit([leadership.guard], [put])
-                    is_marked = True
-            except StoreError as error:
-                is_refused = isinstance(error, PermissionDeniedError)
-                self._complain(error, is_refused=is_refused)
-                is_read = False  # what failed may have been written
-                await self._retries.wait(is_refused=is_refused)
-                continue
-            self._retries.reset()
-            await self._noted.wait()
-
-    def _complain(self, error: StoreError, *, is_refused: bool) -> None:
-        is_news = is_refused and self._retries.failures == 0
-        log.log(
-            logging.WARNING if is_news else logging.INFO,
-            "records of deployments for agents are not written, so agents watch all deployments"
-            if is_refused
-            else "records of deployments for agents wait",
-            extra={
-                "why": str(error),
-                **({"do": "fleetctl init-auth --prepare"} if is_refused else {}),
-            },
-        )
-
-    async def _read(self) -> None:
-        """Read which records there are; all are due."""
+    async def read(self) -> set[str]:
+        """Read which records there are; return their names, and those of all deployments."""
         found: dict[str, bytes] = {}
         async with aclosing(self._transport.pages(keys.MODEL_USE_PREFIX)) as pages:
             async for page in pages:
                 for item in page.items:
                     found[item.key.removeprefix(keys.MODEL_USE_PREFIX)] = item.value
         self._written = found
-        self._due.update(found, self._names())
+        return self._names().union(found)
 
-    async def _write(self, leadership: Leadership) -> None:
-        """Write the records that are due and differ, many in one transaction. Raises StoreError."""
-        due, self._due = self._due, set()
+    async def write(self, leadership: Leadership, names: Iterable[str]) -> None:
+        """Write the records that differ, many in one transaction; raises StoreError."""
         groups = [one for one in self._specs.items.values() if isinstance(one, ShardGroup)]
-        wanted = {name: self._wanted(name, groups) for name in sorted(due)}
+        wanted = {name: self._wanted(name, groups) for name in sorted(names)}
         changed = [name for name, value in wanted.items() if self._written.get(name) != value]
         for first in range(0, len(changed), _BATCH):
             batch = changed[first : first + _BATCH]
             operations = [_operation(name, wanted[name]) for name in batch]
+            self._written.update(dict.fromkeys(batch, _UNKNOWN))  # until the answer arrives
             await self._transport.commit([leadership.guard], operations)
             for name in batch:
                 value = wanted[name]
@@ -149,3 +96,10 @@ class ModelUseRecords:
 def _operation(name: str, value: bytes | None) -> Operation:
     key = keys.named(keys.MODEL_USE_PREFIX, name)
     return Delete(key=key) if value is None else Put(key=key, value=value)
+
+
+def model_use_keeper(
+    transport: Transport, clock: Clock, specs: Informer[ApiObject]
+) -> RecordKeeper:
+    """Return the keeper of the records; `specs` holds all ModelDeployments and ShardGroups."""
+    return RecordKeeper(transport, clock, specs, ModelUseRecords(transport, specs), _LABELS)

@@ -12,7 +12,7 @@ from machinery.clock import SystemClock
 from models.inspection import model_use
 from nodeagent.model_uses import DeclaredUses, ModelUses
 from reconciler.listers.caches import decode_spec
-from reconciler.model_uses import ModelUseRecords
+from reconciler.model_uses import model_use_keeper
 from schemas.deployment import ModelDeployment
 from schemas.meta import ApiObject, ObjectMeta
 from schemas.shardgroup import Fallback, GroupMember, ShardGroup, ShardGroupSpec
@@ -50,7 +50,7 @@ async def write(store: MemoryTransport, *objects: ApiObject) -> None:
 async def leading(store: MemoryTransport) -> AsyncIterator[None]:
     """Lead, and keep the records, until the block ends."""
     specs = Informer(store, keys.SPEC_PREFIX, decode_spec, CLOCK)
-    records = ModelUseRecords(store, CLOCK, specs)
+    records = model_use_keeper(store, CLOCK, specs)
     records.connect()
     election = Election(store, CLOCK, key=keys.ELECTION_RECONCILER, ttl_s=60)
     leadership = await election.campaign("host/1 0.1.0")

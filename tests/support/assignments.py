@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from machinery.clock import SystemClock
-from reconciler.assignments import AssignmentCopies
+from reconciler.assignments import assignment_keeper
 from reconciler.listers.caches import decode_spec
 from schemas.replica import LeavingRank, RankAssignment, Replica
 from store import codec, keys
@@ -32,7 +32,7 @@ def replica(name: str, *nodes: str, leaving: tuple[str, ...] = ()) -> Replica:
 async def leading(store: Transport) -> AsyncIterator[Leadership]:
     """Lead, and keep the copies, until the block ends."""
     specs = Informer(store, keys.SPEC_PREFIX, decode_spec, CLOCK)
-    copies = AssignmentCopies(store, CLOCK, specs)
+    copies = assignment_keeper(store, CLOCK, specs)
     copies.connect()
     election = Election(store, CLOCK, key=keys.ELECTION_RECONCILER, ttl_s=60)
     leadership = await election.campaign("host/1 0.1.0")
