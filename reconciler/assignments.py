@@ -57,7 +57,7 @@ class _Due(NamedTuple):
 
 
 class AssignmentCopies:
-    """Which copies there should be, and their writing: a `RecordSource` by the names of Replicas."""
+    """A `RecordSource` by the names of Replicas: compares and writes the copies."""
 
     def __init__(self, transport: Transport, specs: Informer[ApiObject]) -> None:
         """`specs` holds all Replicas."""

@@ -23,7 +23,7 @@ _BACKOFF: Final = Backoff(first_s=0.05, limit_s=5.0)
 
 
 class RecordSource(Protocol):
-    """One kind of records: which there should be, and how they are written. Records have names."""
+    """Tells which records of one kind there should be, and writes them. Records have names."""
 
     def names_of(self, key: str) -> Collection[str]:
         """Return the names of the records that the object under a spec key has a part in."""
@@ -40,7 +40,7 @@ class RecordSource(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordLabels:
-    """What the log says of one kind of records, and the key that says that they are kept."""
+    """Log messages about one kind of records, and the key that marks them as kept."""
 
     refused: str
     """The store does not allow this process to write them."""

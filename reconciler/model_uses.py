@@ -34,7 +34,7 @@ _UNKNOWN: Final = b""
 
 
 class ModelUseRecords:
-    """Which records there should be, and their writing: a `RecordSource` by the names of deployments."""
+    """A `RecordSource` by the names of deployments: compares and writes the short records."""
 
     def __init__(self, transport: Transport, specs: Informer[ApiObject]) -> None:
         """`specs` holds all ModelDeployments and ShardGroups."""
