@@ -524,8 +524,8 @@ class ClientStream(StreamReceiver):
             self._handler.fail(self._context, error)
 
     @override
-    def sender(self) -> Callable[[bytes], object] | None:
-        return self._response.sender() if self._translator is None else None
+    def chunk_writer(self) -> Callable[[bytes], object] | None:
+        return self._response.chunk_writer() if self._translator is None else None
 
     @override
     def on_stream_end(self) -> None:

@@ -13,6 +13,7 @@ import msgspec
 import orjson
 from typing_extensions import override
 
+from machinery.http_chunks import CHUNK_END, SIZE_LINES
 from schemas.wire import streams
 from schemas.wire.streams import DONE, END
 
@@ -169,9 +170,9 @@ class ResumeLog:
         return self._take_each(events)
 
     def relay(
-        self, stream: RelayedStream, send: Callable[[bytes], object]
+        self, stream: RelayedStream, write: Callable[[bytes], object]
     ) -> Callable[[bytes], None]:
-        """Return a function that does for one chunk what `take` does and sends it; `stream` is fed with all else."""
+        """Return a function that does for one event what `take` does and writes it; `stream` is fed with all else."""
         # As in `take`, with the cheapest steps that there are: this runs for every token.
         recent = self._recent
 
@@ -189,7 +190,7 @@ class ResumeLog:
                 if len(recent) == _RECENT:
                     self._settle()
                 stream.last = event
-                send(event)
+                write(b"".join((SIZE_LINES[len(event)], event, CHUNK_END)))
             else:
                 stream.feed(events)
 
@@ -317,7 +318,7 @@ class NumberedResumeLog(ResumeLog):
 
     @override
     def relay(
-        self, stream: RelayedStream, send: Callable[[bytes], object]
+        self, stream: RelayedStream, write: Callable[[bytes], object]
     ) -> Callable[[bytes], None]:
         return stream.feed  # several events belong to a comment
 

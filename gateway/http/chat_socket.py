@@ -99,7 +99,7 @@ class FrameResponse(ResponseWriter):
         return self.flow.write_paused
 
     @override
-    def sender(self) -> None:
+    def chunk_writer(self) -> None:
         return None  # events are sent as messages
 
     @override

@@ -26,6 +26,7 @@ from gateway.request import HttpRequest, InferenceRequest, RawHeaders
 from gateway.routing.table import ServedModel
 from gateway.upstream.call import Headers
 from machinery.clock import NEVER, Clock
+from machinery.http_chunks import CHUNK_END, SIZE_LINES
 from schemas.wire import headers
 from schemas.wire.errors import CANCELLED_STATUS, Refusal
 
@@ -57,9 +58,6 @@ _AUTHORIZATION = b"authorization"
 _BEARERS = (b"Authorization: Bearer ", b"authorization: Bearer ")
 _BEARER_SIZE, _SCHEME_AT = len(_BEARERS[0]), len(b"Authorization: ")
 _TOKEN = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-._~+/="
-# Lines with the sizes of chunks.
-_MOST_SIZES = 1024
-_SIZE_LINES = tuple(b"%x\r\n" % size for size in range(_MOST_SIZES))
 _CLOSE_LINE = b"connection: close\r\n"
 _REQUEST_ID = headers.REQUEST_ID.encode()
 _STREAM_HEADERS = (
@@ -214,24 +212,17 @@ class ResponseWriter(msgspec.Struct, eq=False):
             return False
         # Framed here without a coroutine, because this runs for each event.
         if not self.is_http_10:
-            data = b"%x\r\n%b\r\n" % (len(data), data)
+            data = b"".join((SIZE_LINES[len(data)], data, CHUNK_END))
         if self._head:
             data, self._head = self._head + data, b""
         self.transport.write(data)
         return self.flow.write_paused
 
-    def sender(self) -> Callable[[bytes], object] | None:
-        """Return `piece` in fewer steps, for an open response whose head is sent; None if it is not as usual."""
+    def chunk_writer(self) -> Callable[[bytes], object] | None:
+        """Return the function that sends chunks of an open response whose head is sent; None if it takes no chunks."""
         if self.is_http_10 or self._head or self.is_gone or not self.status:
             return None
-        write = self.transport.write
-
-        def send(data: bytes) -> None:
-            size = len(data)
-            line = _SIZE_LINES[size] if size < _MOST_SIZES else b"%x\r\n" % size
-            write(b"".join((line, data, b"\r\n")))
-
-        return send
+        return self.transport.write
 
     async def drained(self) -> None:
         """Wait until the client reads again."""
@@ -254,7 +245,7 @@ class ResponseWriter(msgspec.Struct, eq=False):
         self.transport.abort()
 
     def _framed(self, data: bytes) -> bytes:
-        return data if self.is_http_10 else b"%x\r\n%b\r\n" % (len(data), data)
+        return data if self.is_http_10 else b"".join((SIZE_LINES[len(data)], data, CHUNK_END))
 
     def _begun(self, status: int, head: bytes) -> bytes:
         return STATUS_LINE[status] + self.common + head + (b"" if self.keep_alive else _CLOSE_LINE)

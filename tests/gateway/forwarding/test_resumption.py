@@ -94,6 +94,14 @@ class Cut(Upstream):
             call.on_end(b"", is_surplus=False)
 
 
+def content(chunk: bytes) -> bytes:
+    """Return the content of one HTTP/1.1 chunk."""
+    line, _, rest = chunk.partition(b"\r\n")
+    assert rest.endswith(b"\r\n")
+    assert int(line, 16) == len(rest) - 2
+    return rest[:-2]
+
+
 class Reader(StreamReceiver):
     """Reads a stream, and has it continued, as the handler does."""
 
@@ -114,8 +122,8 @@ class Reader(StreamReceiver):
         self._arrived.put_nowait(events)
 
     @override
-    def sender(self) -> Callable[[bytes], object]:
-        return self._arrived.put_nowait
+    def chunk_writer(self) -> Callable[[bytes], object]:
+        return lambda chunk: self._arrived.put_nowait(content(chunk))
 
     @override
     def on_stream_end(self) -> None:
@@ -303,7 +311,7 @@ def test_what_is_relayed_is_what_would_be_taken(data: st.DataObject) -> None:
     pieces = data.draw(st.permutations(pieces)) if data.draw(st.booleans()) else pieces
     limit = data.draw(st.sampled_from([0, 1000]))
     relayed, taken = Relayed(ResumeLog(limit)), ResumeLog(limit)
-    relay = relayed.resume_log.relay(relayed, relayed.sent.append)
+    relay = relayed.resume_log.relay(relayed, lambda chunk: relayed.sent.append(content(chunk)))
     taken_pieces: list[bytes] = []
     for piece in pieces:
         if taken.fault is not None:
