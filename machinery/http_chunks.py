@@ -2,15 +2,12 @@
 
 from typing import Final
 
-from typing_extensions import override
-
 _MOST_KEPT: Final = 1024
 
 
 class _SizeLines(dict[int, bytes]):
     """The line before a chunk, by the chunk's size. Those of small chunks, such as tokens, are made once."""
 
-    @override
     def __missing__(self, size: int) -> bytes:
         return b"%x\r\n" % size
 

@@ -187,7 +187,7 @@ class Forwarder(AttemptOwner):
             # As `_record_result` and `_accept` do, in fewer steps.
             endpoint = result.endpoint
             self._answered.count += 1
-            state.attempts.append(Attempt(endpoint, "answered", attempt.sent_s, result.ended_s))
+            state.attempts += (Attempt(endpoint, "answered", attempt.sent_s, result.ended_s),)
             state.served_by = endpoint
             client.on_result(result)
         elif self._record_result(attempt, result):
@@ -510,7 +510,7 @@ class Forwarder(AttemptOwner):
         self.metrics.attempts.add(outcome)
         ended_s = self.clock.monotonic()
         done = Attempt(attempt.endpoint, outcome, attempt.sent_s, ended_s, why)
-        attempt.state.attempts.append(done)
+        attempt.state.attempts += (done,)
 
     def _record_failed(
         self, attempt: EngineAttempt, outcome: str, why: str, rejection: WholeResponse | None

@@ -49,8 +49,8 @@ class ForwardClient(ClientWait, Protocol):
         ...
 
 
-class Attempt(msgspec.Struct, frozen=True):
-    """One finished attempt at an endpoint."""
+class Attempt(msgspec.Struct, frozen=True, gc=False):
+    """One finished attempt at an endpoint. The garbage collector need not know it: it is in no cycle."""
 
     endpoint: EngineEndpoint
     outcome: str
@@ -142,7 +142,7 @@ class RetryState(msgspec.Struct, eq=False):
     """Random number, 0..1, for all choices of endpoints; negative before the first."""
     started: int = 0
     """The number of attempts, running ones included."""
-    attempts: list[Attempt] = msgspec.field(default_factory=list)
+    attempts: tuple[Attempt, ...] = ()
     """Finished attempts in the order of their end."""
     served_by: EngineEndpoint | None = None
     """The endpoint that answered, or that worked on the request at its deadline."""
@@ -184,8 +184,10 @@ class RetryState(msgspec.Struct, eq=False):
 
     def record_broken(self, endpoint: EngineEndpoint, outcome: str, why: str) -> None:
         """Record that an engine failed after it had begun to answer."""
-        for at in reversed(range(len(self.attempts))):
-            one = self.attempts[at]
+        found = self.attempts
+        for at in reversed(range(len(found))):
+            one = found[at]
             if one.endpoint == endpoint and one.outcome in STARTED_OUTCOMES:
-                self.attempts[at] = msgspec.structs.replace(one, outcome=outcome, why=why)
+                broken = msgspec.structs.replace(one, outcome=outcome, why=why)
+                self.attempts = (*found[:at], broken, *found[at + 1 :])
                 return

@@ -5,7 +5,6 @@ The cost of a request must not depend on earlier ones.
 
 import asyncio
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Protocol
 
 from gateway.http.request_context import RequestContext
@@ -31,10 +30,6 @@ _COUNT_INTERVAL_S, _SLICE = 0.1, 100
 _LONGEST_NAME = 200
 _TRACE_PARENT = wire_headers.TRACE_PARENT.encode()
 _NOT_OF_THE_TABLE = ("", "unknown")
-
-
-# As `JournalEntry(...)`, without the call in Python that checks the number of values.
-_new_entry = partial(tuple.__new__, JournalEntry)
 
 
 class Tracer(Protocol):
@@ -125,26 +120,28 @@ class RequestRecorder:
                 name = truncate(request.model)
             if request.session:
                 session = _session_label(request.session)
-        entry = _new_entry(
-            (
-                self._epoch_s + began_s,
-                http_request.request_id,
-                http_request.path,
-                name,
-                "" if principal is None else principal.name,
-                session,
-                context.response.is_streamed,
-                context.response.status,
-                context.outcome,
-                "" if model_state is None else model_state.routing.strategy,
-                state.served_by,
-                state.attempts,
-                state.resumptions,
-                0.0 if state.admission is None else state.admission.queued_s,
-                first_s - began_s if first_s else 0.0,
-                now_s - began_s,
-                *state.usage,
-            )
+        prompt_tokens, cached_tokens, output_tokens = state.usage
+        # By place: names would take longer.
+        entry = JournalEntry(
+            self._epoch_s + began_s,
+            http_request.request_id,
+            http_request.path,
+            name,
+            "" if principal is None else principal.name,
+            session,
+            context.response.is_streamed,
+            context.response.status,
+            context.outcome,
+            "" if model_state is None else model_state.routing.strategy,
+            state.served_by,
+            state.attempts,
+            state.resumptions,
+            0.0 if state.admission is None else state.admission.queued_s,
+            first_s - began_s if first_s else 0.0,
+            now_s - began_s,
+            prompt_tokens,
+            cached_tokens,
+            output_tokens,
         )
         self._uncounted.append((model, context.is_identified, entry))
         if self.tracer is not None:

@@ -17,6 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
+import msgspec
 import orjson
 
 from gateway.forwarding.retry_state import Attempt
@@ -40,7 +41,7 @@ _SLICE: Final = 400
 _LEAST_BYTES: Final = 256 << 10
 _LONGEST_LINE: Final = 64 << 10
 _REQUEST_ID, _SESSION, _SERVED_BY, _ATTEMPTS = map(
-    JournalEntry._fields.index, ("request_id", "session", "served_by", "attempts")
+    JournalEntry.__struct_fields__.index, ("request_id", "session", "served_by", "attempts")
 )
 METRIC: Final = "fleet_gateway_journal_unsaved_total"
 
@@ -179,7 +180,7 @@ def _encode(
     entry: JournalEntry, endpoints: Sequence[EngineEndpoint], encoded: list[object]
 ) -> bytes:
     """Return the line of an entry whose endpoints are these."""
-    values: list[object] = [*entry, encoded]
+    values: list[object] = [*msgspec.structs.astuple(entry), encoded]
     values[_REQUEST_ID] = entry.request_id.decode("ascii")
     if entry.session:
         values[_SESSION] = session_digest(entry.session)
@@ -213,10 +214,10 @@ def decode_entry(line: bytes) -> JournalEntry | None:
         values[_REQUEST_ID] = values[_REQUEST_ID].encode("ascii")
         values[_SESSION] = SessionDigest(values[_SESSION])
         values[_SERVED_BY] = None if served_by is None else endpoints[served_by]
-        values[_ATTEMPTS] = [
+        values[_ATTEMPTS] = tuple(
             Attempt(endpoints[at], str(outcome), float(began_s), float(ended_s), str(why))
             for at, outcome, began_s, ended_s, why in values[_ATTEMPTS]
-        ]
+        )
         entry = JournalEntry(*values)
     except (ValueError, KeyError, TypeError, IndexError, AttributeError):
         return None

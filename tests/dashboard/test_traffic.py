@@ -7,6 +7,7 @@ from typing import Any
 
 import aiohttp
 import jsonschema
+import msgspec
 import orjson
 import pytest
 from aiohttp import web
@@ -255,7 +256,10 @@ async def test_thousands_of_requests_in_a_second_are_all_counted(memory: MemoryT
                 *(at_s, b"", "/v1/chat/completions", "m", "", "", False, 200, "ok", "", None, ()),
                 *(0, 0.0, 0.0, 0.1, 3, 0, 2),
             )
-            return [plain._replace(request_id=b"r-%d" % n) for n in range(first, first + count)]
+            return [
+                msgspec.structs.replace(plain, request_id=b"r-%d" % n)
+                for n in range(first, first + count)
+            ]
 
         async def total(count: int) -> None:
             async def is_counted() -> bool:

@@ -244,7 +244,7 @@ def test_sums_are_those_of_the_last_day(ends: list[tuple[int, bool]]) -> None:
     ends.sort()
     for time_s, is_ok in ends:
         outcome = "ok" if is_ok else "failed"
-        series.add(entry(outcome=outcome)._replace(time_s=float(time_s), whole_s=0.0))
+        series.add(entry(outcome=outcome, time_s=float(time_s), whole_s=0.0))
     now_s = ends[-1][0] if ends else 0
     for duration_s in (60, 3600, 24 * 3600):
         steps = min(STEPS - 1, duration_s // STEP_S)
@@ -263,7 +263,7 @@ def test_sums_are_those_of_the_last_day(ends: list[tuple[int, bool]]) -> None:
 def test_rates_are_per_second_and_means_are_of_what_there_was() -> None:
     series = RateSeries()
     for number in range(20):
-        series.add(entry(number)._replace(time_s=1000.0, whole_s=2.0))
+        series.add(entry(number, time_s=1000.0, whole_s=2.0))
     ((_, sums),) = series.points(1010.0, 10, 1)
     values = {name: read(sums) for name, (_, read) in SERIES_METRICS.items()}
     assert values["rps"] == 2.0
