@@ -5,6 +5,7 @@ cached. Only hashes are stored, salted by this process (Python's SipHash).
 """
 
 import mmap
+import sys
 from collections.abc import Hashable
 from typing import Any
 
@@ -63,7 +64,8 @@ class BoundedMap:
         """Sets below it are divided in this round: one more bit of a key selects between both parts."""
         self._limit = 1 << sets_log2
         self._entries = 0
-        """Counted while the map may grow."""
+        self._room = _ENTRIES_A_SET * self.sets if self.sets < self._limit else sys.maxsize
+        """With more entries, the map grows by one set."""
 
     @property
     def sets(self) -> int:
@@ -101,21 +103,23 @@ class BoundedMap:
         self._keys[place], self._values[place] = key, value
         if is_more:
             self._entries += 1
-            sets = self.sets
-            if self._entries > _ENTRIES_A_SET * sets and sets < self._limit:
+            if self._entries > self._room:
                 self._divide()
 
     def _divide(self) -> None:
         """Divide the next set: its keys with one more bit move to a new set, each to the same way."""
         size, first = self._mask + 1, self._divided * _WAYS
         keys, values, moved = self._keys, self._values, size * _WAYS
-        for place in range(first, first + _WAYS):
-            if keys[place] & size:
-                keys[place + moved], values[place + moved] = keys[place], values[place]
+        for place, key in enumerate(keys[first : first + _WAYS].tolist(), first):
+            if key & size:
+                keys[place + moved], values[place + moved] = key, values[place]
                 keys[place] = values[place] = 0
         self._divided += 1
+        self._room += _ENTRIES_A_SET
         if self._divided == size:
             self._mask, self._divided = 2 * size - 1, 0
+            if 2 * size == self._limit:
+                self._room = sys.maxsize
 
     def _way(self, base: int, key: int) -> int:
         """Return the way that holds the key, or that it may take."""
