@@ -18,7 +18,7 @@ import socket
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from types import FrameType
 from typing import Any, Final, NamedTuple, NoReturn, Protocol, TypeAlias, cast
 
@@ -84,6 +84,7 @@ def listen(host: str, port: int) -> socket.socket:
     return socket.create_server((host, port), family=family, backlog=_LISTEN_BACKLOG)
 
 
+@lru_cache(maxsize=1024)  # each new connection asks
 def is_loopback(address: str) -> bool:
     """Return whether only this machine can connect to an IP address, or can have it as its own."""
     return ipaddress.ip_address(address.partition("%")[0]).is_loopback
