@@ -5,8 +5,8 @@ applies and deletes objects. Every two or three seconds one process is killed (k
 killed process starts again a second later, an engine by its agent. All requests are greedy, and every text is compared with
 what an undisturbed engine answers. At the end the faults stop, and all must converge.
 
-A failed request is `gateway` if the gateway was down or stopped while it ran, and `no engine` if no engine served for as
-long as requests wait. Any other failure is `unexplained`. The last line is JSON; the exit code is 1 if a text was wrong, an
+A failed request is `held by the gateway` if the gateway was down or stopped while it ran, `refused` if it was not even
+connected then, and `no engine` if no engine served for as long as requests wait. Any other failure is `unexplained`. The last line is JSON; the exit code is 1 if a text was wrong, an
 acknowledged write was lost, a failure is unexplained, or the fleet did not converge.
 """
 
@@ -51,6 +51,7 @@ _GATEWAY_STARTS_S = 60.0
 _SAMPLE_S = 0.25
 _LAST_REQUESTS = 12
 ENGINES, ETCD, GATEWAY = "engines", "etcd", "gateway"
+HELD, REFUSED = "held by the gateway", "refused"
 _OTHERS = (
     *(f"node-{n}" for n in range(1, _NODES + 1)),
     "reconciler",
@@ -75,7 +76,7 @@ class Timeline:
         if any(
             begin <= request.ended_s and request.began_s <= end for begin, end in self.gateway_down
         ):
-            return "gateway"
+            return REFUSED if request.is_refused else HELD
         if not any(request.ended_s - _PATIENCE_S <= at <= request.ended_s for at in self.served):
             return "no engine"
         return ""
@@ -319,6 +320,7 @@ class End:
 def report(chaos: Chaos, clients: Clients, writer: Writer, end: End) -> int:
     """Print what happened; return the exit code."""
     counts, unexplained = judged(clients.done, chaos.timeline)
+    right = [one for one in clients.done if one.is_right]
     print(tabulate(sorted(chaos.faults.items()), headers=["fault", "times"]))
     print(tabulate(counts.most_common(), headers=["requests", "number"]))
     for one in unexplained[:20]:
@@ -334,7 +336,9 @@ def report(chaos: Chaos, clients: Clients, writer: Writer, end: End) -> int:
         },
         {
             "faults": sum(chaos.faults.values()),
-            "of_gateway": counts["gateway"],
+            "held_by_gateway": counts[HELD],
+            "refused_without_gateway": counts[REFUSED],
+            "slowest_right_s": round(max((one.lasted_s for one in right), default=0.0), 1),
             "without_engine": counts["no engine"],
             "writes_acknowledged": writer.acknowledged,
             "writes_lost": len(end.lost),

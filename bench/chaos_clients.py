@@ -64,6 +64,13 @@ class Request:
     is_right: bool | None = None
     """True if the text is that of the undisturbed engine; None if the request failed."""
     failure: str = ""
+    is_refused: bool = False
+    """True if there was no connection."""
+
+    @property
+    def lasted_s(self) -> float:
+        """The time until its end."""
+        return self.ended_s - self.began_s
 
 
 class Clients:
@@ -107,6 +114,7 @@ class Clients:
                 else:
                     text = (await response.json())["choices"][0]["message"]["content"]
         except (aiohttp.ClientError, TimeoutError, ValueError) as error:
+            request.is_refused = isinstance(error, aiohttp.ClientConnectorError)
             request.failure = f"{type(error).__name__}: {error}"
         request.ended_s = time.monotonic()
         expected = self._references.texts[number]
