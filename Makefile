@@ -167,7 +167,7 @@ bench-gateway-tls: $(TEST_READY)  ## what TLS costs our gateway: to clients, to 
 bench-gateway-faults: $(TEST_READY)  ## engines killed, stopped, drained and gone mad under load, in five minutes
 	@$(BIN)/python -m bench.gateway.faults
 
-bench-gateway-faults-real: $(TEST_READY)  ## real engines of a real fleet killed, stopped, drained and replaced under load (SECONDS=60: longer, and more)
+bench-gateway-faults-real: $(TEST_READY)  ## real engines of a real fleet killed, stopped, drained and replaced under load (SECONDS=60: each for a minute, in half an hour)
 	@$(BIN)/python -m bench.gateway.real_faults
 
 bench-gateway-hostile: $(TEST_READY)  ## hostile clients: the gateway's memory, and what others notice
