@@ -59,6 +59,7 @@ def test_models_lists_adapters_with_their_parent(multi: Engine) -> None:
     assert multi.health().json["models"] == list(listed)
 
 
+@pytest.mark.ci
 def test_requests_choose_and_answers_equal_those_of_one_adapter(
     multi: Engine, engine: Engine, folders: dict[str, Path], tiny: Path, start: Start
 ) -> None:

@@ -57,6 +57,7 @@ def secrets_of_children(engine: Engine) -> list[str]:
     return [name for child in children for name in child.environ() if name.startswith("OTEL_")]
 
 
+@pytest.mark.ci
 async def test_phases_are_below_the_gateways_attempt_and_a_collector_that_hangs_delays_nothing(
     start_process: Start, tiny: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

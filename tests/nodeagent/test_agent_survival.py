@@ -110,6 +110,7 @@ async def first_change(watch: AsyncGenerator[WatchBatch]) -> KeyChange:
     raise AssertionError("the watch ended")
 
 
+@pytest.mark.ci
 async def test_a_frozen_agent_loses_its_endpoints_and_gets_them_back(
     desk: Desk, agent: AgentProcess, serving: Replica
 ) -> None:

@@ -82,6 +82,7 @@ async def test_a_moment_shows_the_fleet_as_it_was(store: Transport, tmp_path: Pa
         assert {"path": "spec.replicas", "old": 1, "new": 3} in latest["fields"]  # type: ignore[operator]
 
 
+@pytest.mark.ci
 @pytest.mark.etcd
 async def test_what_changed_while_no_recorder_ran_is_found(
     store: Transport, tmp_path: Path

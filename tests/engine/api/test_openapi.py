@@ -206,6 +206,7 @@ def memory(engine: Engine) -> tuple[int, int]:
     return psutil.Process(engine.process.pid).memory_info().rss, active
 
 
+@pytest.mark.ci
 def test_random_requests(own: Engine, requests: list[FuzzRequest]) -> None:
     expected = own.chat(max_tokens=30).json["choices"]
     with ThreadPoolExecutor(6) as pool:

@@ -46,6 +46,7 @@ def run_short_of_memory(batch: Any, jobs: list[Job], *, steps: int) -> dict[int,
     return {number: tokens(made) for number, made in found.items()}
 
 
+@pytest.mark.ci
 def test_grammars_and_penalties_go_on_where_they_were(new: NewBatch) -> None:
     grammar = {"grammar": NESTED, "min_tokens": LONG}
     jobs = [
@@ -70,6 +71,7 @@ def test_a_grammar_that_ends_after_a_pause_ends_its_job(new: NewBatch) -> None:
     assert found[1] == wanted
 
 
+@pytest.mark.ci
 def test_each_job_continues_with_its_adapter(tiny: Path, tmp_path: Path) -> None:
     folders = {
         "law": make_adapter(tmp_path / "law", tiny),
@@ -85,6 +87,7 @@ def test_each_job_continues_with_its_adapter(tiny: Path, tmp_path: Path) -> None
     assert run_short_of_memory(new_batch(loaded, tiny), jobs, steps=9) == wanted
 
 
+@pytest.mark.ci
 def test_quantized_rows_continue(tmp_path: Path) -> None:
     wide = module("tests.support.tiny_model").make(tmp_path / "wide", hidden=128)
     loaded = load_once(wide)
@@ -93,6 +96,7 @@ def test_quantized_rows_continue(tmp_path: Path) -> None:
     assert run_short_of_memory(new_batch(loaded, wide, kv_bits=4), jobs, steps=9) == wanted
 
 
+@pytest.mark.ci
 def test_windows_with_first_tokens_are_alike_together_and_from_the_prefix_cache(
     new: NewBatch,
 ) -> None:

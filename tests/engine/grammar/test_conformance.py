@@ -59,6 +59,7 @@ def generate(loaded: Any, outputs: list[Output], budget: int, *, seed: int) -> N
             cache.keys, cache.values = cache.keys[mx.array(keep)], cache.values[mx.array(keep)]
 
 
+@pytest.mark.ci
 def test_every_complete_output_parses_and_validates(loaded: Any, grammars: Any) -> None:
     outputs: list[Output] = []
     for number in range(_COUNT):

@@ -163,6 +163,7 @@ def test_tensor(fork: Start, make: Make, tmp_path: Path, flags: tuple[str, ...],
     assert end(ranks) == [0] * size
 
 
+@pytest.mark.ci
 def test_pipeline_with_an_uneven_split(fork: Start, make: Make, tmp_path: Path) -> None:
     model = make(*FOUR_LAYERS)
     ranks = form(fork, model, tmp_path, 2, parallelism="Pipeline", layers="3,1")

@@ -209,6 +209,7 @@ async def test_an_invalid_file_is_refused_before_any_change(tmp_path: Path) -> N
         assert not (tmp_path / "data").exists()
 
 
+@pytest.mark.ci
 async def test_an_existing_store_is_moved_aside_and_watchers_notice(tmp_path: Path) -> None:
     data, file = tmp_path / "data", write(tmp_path / "file", 3)
     transport = connect(EtcdAddress(socket=client_socket(data / "etcd")))

@@ -107,6 +107,7 @@ async def test_a_mac_is_drained_restarted_and_serves_again(
     assert not node.spec.draining
 
 
+@pytest.mark.ci
 async def test_a_mac_that_still_needs_a_restart_stays_drained(
     shared: Fleet, transport: Transport, mac: SshServer
 ) -> None:

@@ -151,6 +151,7 @@ async def test_plain_engines_keep_the_fleet_from_strict(secured: MemoryFleet) ->
             assert "ready: fleetctl secure --mode strict" in status.out, url
 
 
+@pytest.mark.ci
 async def test_the_mode_moves_step_by_step_in_both_directions(secured: MemoryFleet) -> None:
     async with following(secured) as seen:
         for wanted in (TlsMode.STRICT, TlsMode.PERMISSIVE):

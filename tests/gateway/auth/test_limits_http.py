@@ -220,6 +220,7 @@ async def test_nothing_is_said_of_limits_that_are_not_set(
         assert not [name for name in headers if "ratelimit" in name.lower()]
 
 
+@pytest.mark.ci
 async def test_gateways_share_the_rate_of_a_model_also_while_the_store_is_away(
     world: World, engine: FakeEngine, http: aiohttp.ClientSession, tmp_path: Path
 ) -> None:

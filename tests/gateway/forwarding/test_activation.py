@@ -170,6 +170,7 @@ async def test_a_deployment_whose_replicas_all_start_again_is_waited_for(
             response.release()
 
 
+@pytest.mark.ci
 async def test_after_the_wait_the_client_learns_what_the_replicas_report(
     world: World, http: aiohttp.ClientSession
 ) -> None:
@@ -277,6 +278,7 @@ async def test_a_replica_that_just_went_is_waited_for_again(
             response.release()
 
 
+@pytest.mark.ci
 async def test_a_request_that_an_engine_died_of_does_not_wait(
     world: World, http: aiohttp.ClientSession
 ) -> None:

@@ -305,6 +305,7 @@ async def test_a_stream_that_waits_for_its_turn_hears_from_us(
         assert (first.result()[0], whole.result()[0]) == (200, 200)
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(
     ("script", "code"),
     [

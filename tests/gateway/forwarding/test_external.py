@@ -95,6 +95,7 @@ async def test_https_with_the_fleets_key_and_an_authority_of_its_own(
         assert (status, b"far-0" in raw) == (200, True)
 
 
+@pytest.mark.ci
 async def test_a_server_that_cannot_prove_its_name_gets_nothing(
     world: World, gateway: Running, http: aiohttp.ClientSession, tmp_path: Path
 ) -> None:

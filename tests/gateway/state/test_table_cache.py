@@ -153,6 +153,7 @@ async def test_an_agent_speaks_for_its_own_node_only(
         ]
 
 
+@pytest.mark.ci
 async def test_a_live_engine_serves_without_its_agent(
     world: World, http: aiohttp.ClientSession
 ) -> None:

@@ -49,6 +49,7 @@ async def stir(tcp: TcpEtcd, crowd: Crowd, way: str, corner: str, rounds: int) -
             await SystemClock().sleep(dice.uniform(0, 0.1))
 
 
+@pytest.mark.ci
 async def test_compaction_during_every_watch_loses_nothing(
     way: str, tcp: TcpEtcd, corner: str
 ) -> None:

@@ -25,6 +25,7 @@ async def tcp(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[TcpEtcd
         yield etcd
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("way", WAYS)
 async def test_network_faults_lose_nothing(way: str, tcp: TcpEtcd) -> None:
     count = _SEEDS if way == DEFAULT else _SEEDS_OF_OTHER_WAYS

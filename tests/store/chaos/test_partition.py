@@ -102,6 +102,7 @@ async def test_a_partitioned_client_loses_nothing(way: str, divided: Divided, co
         await divide(load, divided, leaders=False, what="from_all")
 
 
+@pytest.mark.ci
 async def test_a_lagging_member_is_not_taken_for_another_store(
     way: str, divided: Divided, corner: str
 ) -> None:

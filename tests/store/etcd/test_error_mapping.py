@@ -39,6 +39,7 @@ async def etcd(tmp_path: Path) -> AsyncIterator[TcpEtcd]:
         yield found
 
 
+@pytest.mark.ci
 @pytest.mark.etcd
 @pytest.mark.parametrize("way", ["grpc", "http"])
 async def test_a_frozen_etcd_is_there_but_slow(etcd: TcpEtcd, way: str) -> None:

@@ -96,6 +96,7 @@ async def joined(cluster: Cluster, name: str, folder: Path) -> Member:
     return member
 
 
+@pytest.mark.ci
 @needs_peers
 @pytest.mark.etcd
 @pytest.mark.timeout(180)
