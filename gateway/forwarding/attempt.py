@@ -50,7 +50,7 @@ _EXTERNAL_FAULTS: Mapping[int, str] = {
     ),
 }
 
-_TIMEOUT_STATUS = 504
+_TIMEOUT_STATUS, _UNAVAILABLE_STATUS = 504, 503
 _REPLICA = headers.REPLICA.encode()
 _IN_FLIGHT, _MEMORY_FREE = headers.IN_FLIGHT.encode(), headers.MEMORY_FREE.encode()
 _RETRY_AFTER = headers.RETRY_AFTER.encode()
@@ -244,6 +244,8 @@ class EngineAttempt(InFlight, kw_only=True):
             self.version.record_response(status, body, now_s - self.sent_s)
         if status in RETRYABLE_STATUSES and now_s < self.deadline.at_s and not is_late:
             fault: Fault = "full" if status in (429, 503) else "bad"
+            if is_loading(self.endpoint, status, body):
+                fault = "gone"
             self.runner.blame(self.endpoint, fault, pause_s=_pause_s(head.fields))
 
 
@@ -375,6 +377,15 @@ class AttemptRunner:
         outcome = "timed_out" if is_late else "interrupted"
         self.metrics.attempts.add(outcome)
         return outcome
+
+
+def is_loading(endpoint: EngineEndpoint, status: int, body: bytes) -> bool:
+    """Return whether the engine was started again where it is still published, and has not loaded its model yet.
+
+    It is as one that accepts no connection yet: it has not seen the request.
+    """
+    is_full = status == _UNAVAILABLE_STATUS and endpoint.external is None
+    return is_full and response_summary.is_loading(body)
 
 
 def is_timeout(result: EngineStream | WholeResponse, state: RetryState) -> bool:

@@ -21,6 +21,7 @@ from gateway.forwarding.attempt import (
     AttemptRunner,
     AttemptWaiter,
     EngineAttempt,
+    is_loading,
     is_timeout,
 )
 from gateway.forwarding.engine_stream import EngineStream
@@ -479,6 +480,10 @@ class Forwarder(AttemptOwner):
         if is_timeout(result, state):
             self._record_late(attempt)
             self._record_failed(attempt, "timed_out", "", None)
+        elif isinstance(result, WholeResponse) and is_loading(
+            attempt.endpoint, result.status, result.body
+        ):
+            self._record_error(attempt, UnreachableError("it loads its model"))
         else:
             self._record_attempt(attempt, "turned_away", "")
             rejection = result if isinstance(result, WholeResponse) else None

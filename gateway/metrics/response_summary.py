@@ -20,6 +20,7 @@ _DONE = streams.DONE.rstrip()
 _RESPONDED = (b"event: response.completed\n", b"event: response.incomplete\n")
 # Quotes in texts are escaped.
 _TIMEOUT = b'"request_timeout"'
+_LOADING = b'"loading"'
 _LONGEST = 300
 TokenCounts: TypeAlias = tuple[int, int, int]
 """Tokens of the prompt, its cached part, and the answer."""
@@ -53,6 +54,11 @@ def is_response_end(last: bytes) -> bool:
 def is_timeout(last: bytes) -> bool:
     """Return whether a response, or a stream's last piece, reports that the request's own deadline has passed."""
     return _TIMEOUT in last
+
+
+def is_loading(body: bytes) -> bool:
+    """Return whether a 503 says that the engine has not loaded its model yet."""
+    return _LOADING in body
 
 
 def stream_error(last: bytes) -> str:

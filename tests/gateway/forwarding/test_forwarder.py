@@ -158,6 +158,30 @@ async def test_a_request_waits_for_an_engine_that_is_being_restarted(
         assert asking.result()[0] == 200
 
 
+async def test_requests_wait_for_engines_that_load_where_they_are_published_still(
+    world: World, http: aiohttp.ClientSession
+) -> None:
+    """An engine that was killed listens again before its agent reports that it is not ready."""
+    limits = GatewayLimits(resume_timeout_s=30.0, drain_timeout_s=0)
+    async with (
+        running(FakeEngine("m-0", chat)) as engine,
+        running_gateway(world.transport, limits) as gateway,
+    ):
+        await world.serve("m", engine)
+        await gateway.knows("m", ready=1)
+        engine.script, engine.health = gateway_engine_scripts.refuses(503, "loading"), 503
+        async with asyncio.TaskGroup() as group:
+            asking = [group.create_task(post_chat(http, gateway)) for _ in range(4)]
+            probes = engine.probes
+            await until(lambda: len(engine.calls) >= 4, what="all requests")
+            await until(lambda: engine.probes > probes + 2, what="health checks")
+            assert not any(one.done() for one in asking), "they wait"
+            engine.script, engine.health = chat, 200
+        assert [one.result()[0] for one in asking] == [200] * 4
+        # Nobody was sent there again before a health check was answered.
+        assert len(engine.calls) == 8
+
+
 async def test_a_silent_engine_is_given_up(world: World, http: aiohttp.ClientSession) -> None:
     limits = GatewayLimits(request_timeout_s=0.1, drain_timeout_s=0)
     async with (
