@@ -7,8 +7,9 @@ a word. Needs root on Linux; `available()` tells. Everything made here bears our
 
 import os
 import random
+import re
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -152,6 +153,42 @@ class Networks:
         for member in self._members:
             _limit(("ip", "netns", "exec", self._namespace(member)), "p0", bytes_per_s)
             _limit((), self._link("p", member), bytes_per_s)
+
+    @contextmanager
+    def packet_loss(self, percent: int) -> Iterator[Callable[[], int]]:
+        """Drop so many of the packets that members receive; the function returns the number of dropped ones.
+
+        Done by nftables, because the kernel of a small virtual machine often has no netem.
+        """
+        rule = f"meta l4proto tcp numgen random mod 100 < {percent} counter drop"
+        table = f"table inet {self._own} {{ chain i {{ type filter hook input priority 0; {rule}\n}}\n}}\n"
+        for member in self._members:
+            self._nft(member, table)
+        try:
+            yield lambda: sum(self._dropped(member) for member in self._members)
+        finally:
+            for member in self._members:
+                self._nft(member, f"delete table inet {self._own}")
+
+    def _dropped(self, member: int) -> int:
+        found = re.search(
+            r"counter packets (\d+)", self._nft(member, f"list table inet {self._own}")
+        )
+        assert found is not None
+        return int(found[1])
+
+    def _nft(self, member: int, text: str) -> str:
+        done = subprocess.run(
+            ("ip", "netns", "exec", self._namespace(member), "nft", "-f", "-"),
+            input=text,
+            capture_output=True,
+            text=True,
+            timeout=10,
+            check=False,
+        )
+        if done.returncode:
+            raise NoNamespaceError(done.stderr.strip())
+        return done.stdout
 
     def drop_multicast(self) -> None:
         """Let the network of the clients carry no multicast between members, as some access points do."""

@@ -4,6 +4,7 @@ Where no namespaces can be made (no root, no Linux), a frozen member stands for 
 """
 
 import asyncio
+import shutil
 from collections.abc import AsyncIterator
 from contextlib import ExitStack, aclosing, asynccontextmanager
 from dataclasses import dataclass
@@ -139,3 +140,16 @@ async def test_a_lagging_member_is_not_taken_for_another_store(
                 if batch.changes:
                     assert [c.mod_revision for c in batch.changes] == [revision]
                     break
+
+
+@pytest.mark.full
+async def test_a_link_that_loses_packets_loses_no_write_and_no_lease(
+    way: str, divided: Divided, corner: str
+) -> None:
+    if divided.networks is None or shutil.which("nft") is None:
+        pytest.skip("needs network namespaces, and nftables")
+    await divided.cluster.serves()
+    async with loaded(way, divided.cluster, corner) as load, load.leases():
+        with divided.networks.packet_loss(1) as dropped:
+            while dropped() < 20 or not all(writer.done for writer in load.writers):
+                await load.goes_on()
