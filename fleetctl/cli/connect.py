@@ -293,7 +293,7 @@ def read_once(options: dict[str, Any], main: Callable[[StoreReader], Coroutine[A
     """Return the result of `main`, which only reads and may be called twice.
 
     The synchronous reader needs etcd's JSON gateway and reports few details. When it fails, the read is repeated over
-    gRPC with retries, and the errors of that attempt are shown. So are long lists, which cost etcd a fifth over gRPC.
+    gRPC with retries, and the errors of that attempt are shown. So are long lists, which cost etcd a third over gRPC.
 
     Raises:
         FleetctlError: the error of `main`, or of the store.
