@@ -6,24 +6,17 @@ takes a minute; its last line is one JSON object, ratios first.
 """
 
 import asyncio
-import json
-import statistics
-import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack
 from pathlib import Path
 
-import psutil
-
+from bench import agent_caches
+from bench.agent_caches import AgentCaches, cpu_s, keeping_copies, running
 from bench.result import arguments, finish, sized
 from machinery.clock import SystemClock
 from nodeagent.engines.group_launch import rank_of_node
 from nodeagent.replicas.node_replicas import NodeReplicas
-from reconciler.assignments import assignment_keeper
-from reconciler.listers.caches import decode_spec
-from reconciler.model_uses import model_use_keeper
 from schemas.deployment import ModelSource
 from schemas.meta import ObjectMeta
 from schemas.replica import MemoryProof, RankAssignment, Replica, ReplicaSpec
@@ -32,8 +25,6 @@ from store.etcd.address import EtcdAddress
 from store.etcd.connect import connect
 from store.etcd.member.binary import locate
 from store.etcd.member.embedded import EmbeddedEtcd
-from store.informer import Informer
-from store.leases import Election
 from store.port import Delete, Transport
 
 AGENTS = sized(250, smoke=4)
@@ -41,7 +32,7 @@ REPLICAS = sized(500, smoke=8)
 ROUNDS = sized(3, smoke=1)
 # As many Replicas in a transaction as the reconciler writes.
 _BATCH = 30
-_LIMIT_S = 120.0
+_MODULE = "bench.assignments"
 _CLOCK = SystemClock()
 
 
@@ -65,25 +56,17 @@ def replica(number: int) -> Replica:
 
 
 async def agents(address: EtcdAddress) -> None:
-    """Run the caches of all nodes; answer each line on stdin, a number of Replicas, once they all are where they belong."""
+    """Run the caches of all nodes; answer once their Replicas are where they belong."""
     async with AsyncExitStack() as stack:
         caches: list[tuple[str, NodeReplicas]] = []
         for number in range(AGENTS):
             transport = connect(address)
             stack.push_async_callback(transport.close)
             caches.append((f"node-{number}", NodeReplicas(transport, _CLOCK, f"node-{number}")))
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(cache.run()) for _, cache in caches]
-            for _, cache in caches:
-                await cache.wait_synced()
-            print("{}", flush=True)
-            while line := await asyncio.to_thread(sys.stdin.readline):
-                count, is_narrow = json.loads(line)
-                while not _have(caches, count, is_narrow=is_narrow):
-                    await asyncio.sleep(0.02)
-                print(json.dumps({"cpu": time.process_time()}), flush=True)
-            for task in tasks:
-                task.cancel()
+        await agent_caches.serve(
+            [cache for _, cache in caches],
+            lambda count, is_narrow: _have(caches, count, is_narrow=is_narrow),
+        )
 
 
 def _have(caches: list[tuple[str, NodeReplicas]], count: int, *, is_narrow: bool) -> bool:
@@ -99,55 +82,15 @@ def _have(caches: list[tuple[str, NodeReplicas]], count: int, *, is_narrow: bool
     return sum(rank_of_node(one, name) is not None for one in cache.items.values()) == wanted
 
 
-@asynccontextmanager
-async def keeping_copies(transport: Transport) -> AsyncIterator[None]:
-    """Lead and keep copies until the block ends."""
-    specs = Informer(transport, keys.SPEC_PREFIX, decode_spec, _CLOCK)
-    copies = assignment_keeper(transport, _CLOCK, specs)
-    records = model_use_keeper(transport, _CLOCK, specs)
-    copies.connect()
-    records.connect()
-    election = Election(transport, _CLOCK, key=keys.ELECTION_RECONCILER, ttl_s=60)
-    leadership = await election.campaign("bench/1")
-    async with asyncio.TaskGroup() as group:
-        tasks = [group.create_task(specs.run())]
-        await specs.wait_synced()
-        tasks += [group.create_task(one.lead(leadership)) for one in (copies, records)]
-        yield
-        for task in tasks:
-            task.cancel()
-    await leadership.resign()
-
-
-class Agents:
-    """The process of the agents' caches."""
-
-    def __init__(self, process: asyncio.subprocess.Process) -> None:
-        self._process = process
-
-    async def answer(self) -> dict[str, float]:
-        """Return what it says next."""
-        assert self._process.stdout is not None
-        async with asyncio.timeout(_LIMIT_S):
-            found: dict[str, float] = json.loads(await self._process.stdout.readline())
-        return found
-
-    async def have(self, count: int, *, is_narrow: bool) -> float:
-        """Wait until each cache has what it should; return the CPU seconds of the process so far."""
-        assert self._process.stdin is not None
-        self._process.stdin.write(f"{json.dumps([count, is_narrow])}\n".encode())
-        return (await self.answer())["cpu"]
-
-
 async def written(
-    transport: Transport, crowd: Agents, etcd: int, *, is_narrow: bool
+    transport: Transport, crowd: AgentCaches, etcd: int, *, is_narrow: bool
 ) -> dict[str, float]:
     """Write all Replicas; return the milliseconds of CPU for each, and the seconds until every agent had its own."""
     await crowd.have(0, is_narrow=is_narrow)
     agents_s, leader_s, etcd_s = (
         await crowd.have(0, is_narrow=is_narrow),
         time.process_time(),
-        _cpu_s(etcd),
+        cpu_s(etcd),
     )
     began_s = time.monotonic()
     for first in range(0, REPLICAS, _BATCH):
@@ -156,7 +99,7 @@ async def written(
     agents_s = await crowd.have(REPLICAS, is_narrow=is_narrow) - agents_s
     took_s = time.monotonic() - began_s
     spent = {
-        "etcd_ms": _cpu_s(etcd) - etcd_s,
+        "etcd_ms": cpu_s(etcd) - etcd_s,
         "agents_ms": agents_s,
         "leader_ms": time.process_time() - leader_s,
     }
@@ -165,28 +108,6 @@ async def written(
         gone = [Delete(key=keys.spec_key("Replica", f"model-{number}")) for number in batch]
         await transport.commit([], gone)
     return {**{name: 1000 * one / REPLICAS for name, one in spent.items()}, "seconds": took_s}
-
-
-def _cpu_s(pid: int) -> float:
-    times = psutil.Process(pid).cpu_times()
-    return times.user + times.system
-
-
-@asynccontextmanager
-async def running_agents(etcd: EmbeddedEtcd) -> AsyncIterator[Agents]:
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "bench.assignments", *sys.argv[1:], str(etcd.address.socket)),
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
-    )
-    crowd = Agents(process)
-    try:
-        await crowd.answer()
-        yield crowd
-    finally:
-        assert process.stdin is not None
-        process.stdin.close()
-        await process.wait()
 
 
 async def measure(folder: Path) -> dict[str, dict[str, float]]:
@@ -198,18 +119,15 @@ async def measure(folder: Path) -> dict[str, dict[str, float]]:
     rounds: dict[str, list[dict[str, float]]] = {"all": [], "own": []}
     try:
         for _ in range(ROUNDS):
-            async with running_agents(etcd) as crowd:
+            async with running(_MODULE, etcd) as crowd:
                 rounds["all"].append(await written(transport, crowd, pid, is_narrow=False))
-            async with keeping_copies(transport), running_agents(etcd) as crowd:
+            async with keeping_copies(transport), running(_MODULE, etcd) as crowd:
                 rounds["own"].append(await written(transport, crowd, pid, is_narrow=True))
                 await crowd.have(0, is_narrow=True)
     finally:
         await transport.close()
         await etcd.supervisor.stop()
-    return {
-        way: {name: statistics.median(one[name] for one in found) for name in found[0]}
-        for way, found in rounds.items()
-    }
+    return agent_caches.medians(rounds)
 
 
 def main() -> None:
@@ -219,8 +137,6 @@ def main() -> None:
         return
     with tempfile.TemporaryDirectory() as folder:
         found = asyncio.run(measure(Path(folder)))
-    for way, figures in found.items():
-        print(way, {name: round(one, 2) for name, one in figures.items()}, flush=True)
     every, own = found["all"], found["own"]
     ratios = {
         f"{name.removesuffix('_ms')}_cpu_of_all": round(own[name] / max(every[name], 0.001), 3)

@@ -7,18 +7,12 @@ line is one JSON object, ratios first.
 """
 
 import asyncio
-import json
-import statistics
-import sys
 import tempfile
-import time
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack
 from pathlib import Path
 
-import psutil
-
-from bench.assignments import keeping_copies
+from bench import agent_caches
+from bench.agent_caches import AgentCaches, cpu_s, keeping_copies, running
 from bench.result import arguments, finish, sized
 from machinery.clock import SystemClock
 from nodeagent.model_uses import ModelUses
@@ -35,7 +29,7 @@ AGENTS = sized(100, smoke=4)
 DEPLOYMENTS = sized(100, smoke=8)
 CHANGES = sized(20, smoke=4)
 ROUNDS = sized(3, smoke=1)
-_LIMIT_S = 120.0
+_MODULE = "bench.deployment_watches"
 _CLOCK = SystemClock()
 
 
@@ -53,69 +47,23 @@ def deployment(number: int, change: int, *, model: str = "") -> ModelDeployment:
 
 
 async def agents(address: EtcdAddress) -> None:
-    """Run the caches of all agents; answer each line on stdin, the model that the first deployment names, once all know."""
+    """Run the caches of all agents; answer once all know the model that the first deployment names."""
     async with AsyncExitStack() as stack:
         caches: list[ModelUses] = []
         for _ in range(AGENTS):
             # All share one processor, which other work may need.
-            transport = connect(address, idle_s=_LIMIT_S)
+            transport = connect(address, idle_s=agent_caches.LIMIT_S)
             stack.push_async_callback(transport.close)
             caches.append(ModelUses(transport, _CLOCK))
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(cache.run()) for cache in caches]
-            for cache in caches:
-                await cache.wait_synced()
-            print("{}", flush=True)
-            while line := await asyncio.to_thread(sys.stdin.readline):
-                model, is_narrow = json.loads(line)
-                while not all(_knows(cache, model, is_narrow=is_narrow) for cache in caches):
-                    await asyncio.sleep(0.02)
-                print(json.dumps({"cpu": time.process_time()}), flush=True)
-            for task in tasks:
-                task.cancel()
+        await agent_caches.serve(
+            caches,
+            lambda model, is_narrow: all(_knows(one, model, is_narrow=is_narrow) for one in caches),
+        )
 
 
 def _knows(cache: ModelUses, model: str, *, is_narrow: bool) -> bool:
     found = cache.items.get("model-0000")
     return cache.is_narrow is is_narrow and found is not None and model in found.models
-
-
-class Agents:
-    """The process of the agents' caches."""
-
-    def __init__(self, process: asyncio.subprocess.Process) -> None:
-        self._process = process
-
-    async def answer(self) -> dict[str, float]:
-        """Return what it says next."""
-        assert self._process.stdout is not None
-        async with asyncio.timeout(_LIMIT_S):
-            found: dict[str, float] = json.loads(await self._process.stdout.readline())
-        return found
-
-    async def know(self, model: str, *, is_narrow: bool) -> float:
-        """Wait until each cache knows that the first deployment names the model; return the process's CPU seconds."""
-        assert self._process.stdin is not None
-        self._process.stdin.write(f"{json.dumps([model, is_narrow])}\n".encode())
-        return (await self.answer())["cpu"]
-
-
-@asynccontextmanager
-async def running_agents(etcd: EmbeddedEtcd) -> AsyncIterator[Agents]:
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "bench.deployment_watches", *sys.argv[1:]),
-        str(etcd.address.socket),
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
-    )
-    crowd = Agents(process)
-    try:
-        await crowd.answer()
-        yield crowd
-    finally:
-        assert process.stdin is not None
-        process.stdin.close()
-        await process.wait()
 
 
 async def sent_bytes(etcd: EmbeddedEtcd) -> float:
@@ -147,28 +95,25 @@ class Bench:
         await self._transport.commit([], [codec.put_spec(changed)])
         return model
 
-    async def cost(self, crowd: Agents, *, names_models: bool, is_narrow: bool) -> dict[str, float]:
+    async def cost(
+        self, crowd: AgentCaches, *, names_models: bool, is_narrow: bool
+    ) -> dict[str, float]:
         """Return the bytes that etcd sends, and the milliseconds of CPU, for each change."""
         pid = self._etcd.supervisor.pid
         assert pid is not None
-        start = await crowd.know(await self.change(names_a_model=True), is_narrow=is_narrow)
-        sent, etcd_s = await sent_bytes(self._etcd), _cpu_s(pid)
+        start = await crowd.have(await self.change(names_a_model=True), is_narrow=is_narrow)
+        sent, etcd_s = await sent_bytes(self._etcd), cpu_s(pid)
         for _ in range(CHANGES - 1):
             model = await self.change(names_a_model=names_models)
             if names_models:
-                await crowd.know(model, is_narrow=is_narrow)
+                await crowd.have(model, is_narrow=is_narrow)
         # So that the agents have seen the others, too.
-        end = await crowd.know(await self.change(names_a_model=True), is_narrow=is_narrow)
+        end = await crowd.have(await self.change(names_a_model=True), is_narrow=is_narrow)
         return {
             "bytes": (await sent_bytes(self._etcd) - sent) / CHANGES,
-            "etcd_ms": 1000 * (_cpu_s(pid) - etcd_s) / CHANGES,
+            "etcd_ms": 1000 * (cpu_s(pid) - etcd_s) / CHANGES,
             "agents_ms": 1000 * (end - start) / CHANGES,
         }
-
-
-def _cpu_s(pid: int) -> float:
-    times = psutil.Process(pid).cpu_times()
-    return times.user + times.system
 
 
 async def measure(folder: Path) -> dict[str, dict[str, float]]:
@@ -187,7 +132,7 @@ async def measure(folder: Path) -> dict[str, dict[str, float]]:
                 async with AsyncExitStack() as stack:
                     if way == "records":
                         await stack.enter_async_context(keeping_copies(transport))
-                    crowd = await stack.enter_async_context(running_agents(etcd))
+                    crowd = await stack.enter_async_context(running(_MODULE, etcd))
                     for kind in ("scaled", "another_model"):
                         cost = await bench.cost(
                             crowd, names_models=kind == "another_model", is_narrow=way == "records"
@@ -196,10 +141,7 @@ async def measure(folder: Path) -> dict[str, dict[str, float]]:
     finally:
         await transport.close()
         await etcd.supervisor.stop()
-    return {
-        way: {name: statistics.median(one[name] for one in found) for name in found[0]}
-        for way, found in rounds.items()
-    }
+    return agent_caches.medians(rounds)
 
 
 def main() -> None:
@@ -209,8 +151,6 @@ def main() -> None:
         return
     with tempfile.TemporaryDirectory() as folder:
         found = asyncio.run(measure(Path(folder)))
-    for way, figures in found.items():
-        print(way, {name: round(one, 2) for name, one in figures.items()}, flush=True)
     ratios = {
         f"{kind}_{name}_of_all": round(
             found[f"{kind}_records"][name] / max(found[f"{kind}_all"][name], 0.001), 3
