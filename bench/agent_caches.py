@@ -1,4 +1,4 @@
-"""What the benches of agents' watches share: a leader, and the caches of many agents in a process of their own.
+"""A leader, and the caches of many agents in a process of their own, for the benches of agents' watches.
 
 The parent writes a line to the process's standard input, what it waits for and whether the caches read copies or the
 whole fleet's objects; the process answers with the CPU seconds that it has used so far, once that is so.
@@ -31,7 +31,7 @@ _CLOCK = SystemClock()
 
 
 async def serve(caches: Sequence[ObjectCache[Any]], have: Callable[[Any, bool], bool]) -> None:
-    """Be the process of the caches: run them, and answer each line once `have` is true of it."""
+    """Run the caches; answer each line on standard input once `have` is true of it."""
     async with asyncio.TaskGroup() as group:
         tasks = [group.create_task(cache.run()) for cache in caches]
         for cache in caches:

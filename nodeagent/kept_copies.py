@@ -46,19 +46,11 @@ class ObjectCache(Protocol[T_co]):
     async def run(self) -> None: ...
 
 
-class RenamedCache(Generic[T]):
-    """A cache (`ObjectCache`) with the objects of an informer under other keys."""
+class CacheView(Generic[T]):
+    """The state of another cache; subclasses are an `ObjectCache` with its objects in their own way."""
 
-    def __init__(self, cache: Informer[T], rename: Callable[[str], str]) -> None:
+    def __init__(self, cache: ObjectCache[T]) -> None:
         self._cache = cache
-        self._rename = rename
-        self._items: dict[str, T] = {}
-        self._handlers: list[Callable[[str], None]] = []
-        cache.on_change(self._changed)
-
-    @property
-    def items(self) -> Mapping[str, T]:
-        return self._items
 
     @property
     def synced(self) -> bool:
@@ -71,11 +63,26 @@ class RenamedCache(Generic[T]):
     def staleness_s(self) -> float | None:
         return self._cache.staleness_s()
 
-    def on_change(self, handler: Callable[[str], None]) -> None:
-        self._handlers.append(handler)
-
     async def wait_synced(self) -> None:
         await self._cache.wait_synced()
+
+
+class RenamedCache(CacheView[T]):
+    """A cache (`ObjectCache`) with the objects of an informer under other keys."""
+
+    def __init__(self, cache: Informer[T], rename: Callable[[str], str]) -> None:
+        super().__init__(cache)
+        self._rename = rename
+        self._items: dict[str, T] = {}
+        self._handlers: list[Callable[[str], None]] = []
+        cache.on_change(self._changed)
+
+    @property
+    def items(self) -> Mapping[str, T]:
+        return self._items
+
+    def on_change(self, handler: Callable[[str], None]) -> None:
+        self._handlers.append(handler)
 
     async def run(self) -> None:
         """Keep the cache in sync until cancelled."""

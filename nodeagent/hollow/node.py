@@ -8,7 +8,7 @@ too, and each sees the events of its own.
 import asyncio
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Generic, TypeVar
+from typing import TypeVar
 
 from typing_extensions import override
 
@@ -32,7 +32,7 @@ from nodeagent.hollow.engines import (
     HollowReferences,
     HollowTiming,
 )
-from nodeagent.kept_copies import ObjectCache
+from nodeagent.kept_copies import CacheView, ObjectCache
 from nodeagent.model_uses import ModelUses
 from nodeagent.replicas.node_replicas import NodeReplicas
 from schemas.model_use import ModelUse
@@ -110,7 +110,7 @@ class SharedCaches:
             handler(key)
 
 
-class NodeCache(Generic[T]):
+class NodeCache(CacheView[T]):
     """One node's part of a shared cache (`nodeagent.kept_copies.ObjectCache`)."""
 
     def __init__(
@@ -120,31 +120,17 @@ class NodeCache(Generic[T]):
         cache: ObjectCache[T],
         handlers: dict[str, Callable[[str], None]],
     ) -> None:
+        super().__init__(cache)
         self._node = node
         self._items = items
-        self._cache = cache
         self._handlers = handlers
 
     @property
     def items(self) -> Mapping[str, T]:
         return self._items()
 
-    @property
-    def synced(self) -> bool:
-        return self._cache.synced
-
-    @property
-    def refusal(self) -> str:
-        return self._cache.refusal
-
-    def staleness_s(self) -> float | None:
-        return self._cache.staleness_s()
-
     def on_change(self, handler: Callable[[str], None]) -> None:
         self._handlers[self._node] = handler
-
-    async def wait_synced(self) -> None:
-        await self._cache.wait_synced()
 
     async def run(self) -> None:
         """Wait to be cancelled: SharedCaches runs the cache. A later agent of the node may have replaced the handler."""
