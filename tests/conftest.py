@@ -54,9 +54,6 @@ def pytest_make_collect_report(collector: pytest.Collector) -> Generator[None, o
 
 def pytest_collection_finish() -> None:
     collection.end()
-    # What was imported and collected stays to the end; the collector need not look at it again and again.
-    gc.collect()
-    gc.freeze()
 
 
 @pytest.fixture(scope="module", autouse=True)
