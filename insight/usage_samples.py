@@ -14,7 +14,7 @@ from insight.errors import ProcessError, ProcessRefusedError
 from insight.process_client import ProcessAddress
 from insight.tickets import issue_tickets
 from machinery.clock import Clock
-from nodeagent.api import machine_metrics
+from nodeagent.engines import engine_metrics
 from reconciler.demand import gateway_metrics
 from reconciler.demand.gateway_metrics import GatewaySample
 from schemas.records import GatewayLease
@@ -282,7 +282,7 @@ class SampleCollector:
             name, url = object_trees.name_of(one), str(field_at(one, "spec", "url"))
             address = ProcessAddress(label=f"replica/{name}", key="", url=url)
             try:
-                metrics = machine_metrics.parse_engine_metrics(
+                metrics = engine_metrics.parse_engine_metrics(
                     (await self._fetch(address, "/metrics")).decode()
                 )
                 samples.append(

@@ -11,13 +11,13 @@ import psutil
 
 from machinery.clock import Clock
 from machinery.process_log import LogRing
-from machinery.prometheus import BuildInfo, Gauge, LabelledGauge, MetricFamily, parse_samples
+from machinery.prometheus import BuildInfo, Gauge, LabelledGauge, MetricFamily
 from machinery.version import version
 from nodeagent.api.blobs import BlobRoutes
 from nodeagent.api.hub_mirror import HubMirrorRoutes
 from nodeagent.api.prompt_routes import PromptRoutes
 from nodeagent.doctor.readers import CollectionScope
-from nodeagent.engines import group_launch
+from nodeagent.engines import engine_metrics, group_launch
 from nodeagent.engines.engine_http import EngineHttp
 from nodeagent.engines.tls import NodeTls
 from nodeagent.hardware.load import LoadReading, LoadSampler, load_tree
@@ -28,7 +28,6 @@ from nodeagent.model_store.quantizations import Quantizations
 from nodeagent.replicas.engine_tracker import EngineTracker
 from schemas.node import NodeStatus
 from schemas.replica import Replica
-from schemas.wire import metrics
 from schemas.wire.engine_address import EngineAddress
 from schemas.wire.health import StoreView
 from store import keys
@@ -91,18 +90,6 @@ Json: TypeAlias = dict[str, Any]
 
 _ENGINE_TIMEOUT_S = 2.0
 _MAX_RESPONSE_BYTES = 1 << 20
-# The metrics of an engine that /v1/vitals includes, with their names there.
-_FORWARDED = {
-    metrics.ENGINE_SEQUENCES_IN_FLIGHT: "inFlight",
-    metrics.ENGINE_REQUESTS_WAITING: "waiting",
-    metrics.ENGINE_DECODE_TOKENS_PER_SECOND: "tokensPerSecond",
-    metrics.ENGINE_PREFILL_TOKENS_PER_SECOND: "promptTokensPerSecond",
-    metrics.ENGINE_GENERATION_TOKENS: "tokens",
-    metrics.ENGINE_PREFILL_TOKENS: "promptTokens",
-    metrics.ENGINE_MEMORY_ACTIVE_BYTES: "activeBytes",
-    metrics.ENGINE_MEMORY_LIMIT_BYTES: "limitBytes",
-    metrics.ENGINE_PREFIX_CACHE_BYTES: "prefixCacheBytes",
-}
 
 
 async def machine_vitals(view: AgentView) -> Json:
@@ -143,11 +130,11 @@ async def _rank_vitals(
 ) -> Json:
     seen, process = engine.view(view.clock), engine.process
     pid = process.child.record.pid if seen.is_running else None
-    engine_metrics: Json = dict.fromkeys(_FORWARDED.values())
+    figures: Json = dict.fromkeys(engine_metrics.FORWARDED.values())
     why = "" if seen.is_running else "its engine is not running"
     if seen.is_running:
         try:
-            engine_metrics |= await _fetch_metrics(http, process.address)
+            figures |= await _fetch_metrics(http, process.address)
         except (aiohttp.ClientError, OSError, TimeoutError, ValueError) as error:
             why = f"its engine does not answer: {str(error) or 'no answer in time'}"
     rss_bytes, born = await asyncio.to_thread(_process_memory, pid)
@@ -166,7 +153,7 @@ async def _rank_vitals(
         "provenBytes": process.memory_bytes,
         "rssBytes": rss_bytes,
         "peakBytes": seen.peak_bytes,
-        **engine_metrics,
+        **figures,
         "why": why,
     }
 
@@ -176,21 +163,7 @@ async def _fetch_metrics(http: EngineHttp, address: EngineAddress) -> Mapping[st
     raw = await http.get(
         address, "/metrics", limit_s=_ENGINE_TIMEOUT_S, max_bytes=_MAX_RESPONSE_BYTES
     )
-    return parse_engine_metrics(raw.decode())
-
-
-def parse_engine_metrics(text: str) -> dict[str, float]:
-    """Return the forwarded metrics in an engine's Prometheus text, by their names in /v1/vitals. Pure.
-
-    Raises:
-        ValueError: a value is not a number.
-
-    """
-    found = {}
-    for sample in parse_samples(text, _FORWARDED):
-        number = float(sample.value)
-        found[_FORWARDED[sample.name]] = int(number) if number.is_integer() else number
-    return found
+    return engine_metrics.parse_engine_metrics(raw.decode())
 
 
 def _process_memory(pid: int | None) -> tuple[int | None, float | None]:
