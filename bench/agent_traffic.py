@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from bench.assignments import keeping_copies
+from bench.agent_caches import keeping_copies
 from bench.result import finish, sized
 from machinery.clock import SystemClock
 from store import keys
