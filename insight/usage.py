@@ -72,6 +72,26 @@ def model_rows(before: FleetSample, now: FleetSample) -> list[ModelRow]:
     return [_model(one, before, now) for one in sorted(now.deployments, key=lambda one: one.name)]
 
 
+def node_reasons(now: FleetSample) -> tuple[str, ...]:
+    """Return why values of `node_rows` are unknown, one sentence each; nothing about gateways, which no row counts."""
+    return tuple(sorted(reason for found in now.node_reasons.values() for reason in found))
+
+
+def model_reasons(now: FleetSample) -> tuple[str, ...]:
+    """Return why values of `model_rows` are unknown: those of gateways, and those of nodes with replicas of these models."""
+    models = {one.name for one in now.deployments}
+    places = {
+        node
+        for placed in now.replicas.values()
+        if placed.deployment in models
+        for node in placed.nodes
+    }
+    gone = places - {node.name for node in now.nodes}
+    found = [reason for node in places for reason in now.node_reasons.get(node, ())]
+    found += [f"node/{name}: it has replicas, but it is not in the fleet any more" for name in gone]
+    return tuple(sorted((*found, *now.gateway_reasons)))
+
+
 def _node(node: NodeSample, before: FleetSample, now: FleetSample) -> NodeRow:
     memory, known = node.memory, node.is_complete
     # Only rank 0 counts requests; the other ranks of a replica report the same ones.

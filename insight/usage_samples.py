@@ -101,8 +101,10 @@ class FleetSample:
     gateways: Mapping[str, GatewaySample] = field(default_factory=dict)
     """Samples of the gateways that answered, by id."""
     has_all_gateways: bool = True
-    reasons: tuple[str, ...] = ()
-    """Reasons for unknown values, one sentence each."""
+    node_reasons: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Reasons for unknown values by the node that they are about, one sentence each."""
+    gateway_reasons: tuple[str, ...] = ()
+    """Reasons why gateways did not answer, one sentence each."""
 
     def ranks(self) -> dict[tuple[str, int], RankSample]:
         """Return the samples of all ranks, by replica name and rank."""
@@ -195,15 +197,23 @@ class SampleCollector:
 
     async def sample(self, inventory: FleetInventory) -> FleetSample:
         """Return a sample of the fleet."""
-        reasons: list[str] = []
+        node_reasons: dict[str, list[str]] = {}
+        gateway_reasons: list[str] = []
         agents = inventory.agents()
         async with asyncio.TaskGroup() as group:
             nodes = [
-                group.create_task(self._node(node, inventory, agents, reasons))
+                group.create_task(
+                    self._node(
+                        node,
+                        inventory,
+                        agents,
+                        node_reasons.setdefault(object_trees.name_of(node), []),
+                    )
+                )
                 for node in inventory.nodes
             ]
             samples = {
-                id_: group.create_task(self._gateway(id_, lease, inventory, reasons))
+                id_: group.create_task(self._gateway(id_, lease, inventory, gateway_reasons))
                 for id_, lease in inventory.gateways.items()
             }
         results = {id_: task.result() for id_, task in samples.items()}
@@ -215,7 +225,8 @@ class SampleCollector:
             replicas=inventory.replicas,
             gateways=answered,
             has_all_gateways=len(answered) == len(inventory.gateways),
-            reasons=tuple(sorted(reasons)),
+            node_reasons={name: tuple(sorted(found)) for name, found in node_reasons.items()},
+            gateway_reasons=tuple(sorted(gateway_reasons)),
         )
 
     async def _node(

@@ -1,6 +1,7 @@
 """Route of the usage of nodes and models: what `fleetctl top` answers, sampled when it is asked for."""
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
@@ -10,6 +11,7 @@ from dashboard.api.routes import json_response
 from dashboard.api.time_parameters import show_time
 from identity.dialer import Dialer
 from insight import usage
+from insight.usage import UsageRow
 from insight.usage_samples import SamplePair, sample_pair
 from machinery.clock import Clock
 from schemas.wire.errors import Refusal, RefusedError
@@ -39,13 +41,17 @@ class UsageRoutes:
     async def top(self, what: Literal["nodes", "models"]) -> Response:
         """Return the usage of nodes or models, as `fleetctl top -o json`; `reasons` says why values are unknown."""
         before, now = await self._samples()
-        rows = usage.node_rows(before, now) if what == "nodes" else usage.model_rows(before, now)
+        rows: Sequence[UsageRow]
+        if what == "nodes":
+            rows, reasons = usage.node_rows(before, now), usage.node_reasons(now)
+        else:
+            rows, reasons = usage.model_rows(before, now), usage.model_reasons(now)
         return json_response(
             {
                 "at": show_time(self.clock.now().timestamp()),
                 "seconds": round(now.at_s - before.at_s, 3),
                 "items": [usage.row_tree(one) for one in rows],
-                "reasons": now.reasons,
+                "reasons": reasons,
             }
         )
 

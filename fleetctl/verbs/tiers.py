@@ -118,7 +118,7 @@ async def _read(
             async with aclosing(sample_pairs(transport, SystemClock(), query)) as pairs:
                 pair = await anext(pairs)
             speeds = {one.name: one.tokens_per_second for one in usage.model_rows(*pair)}
-            reasons = pair[1].reasons
+            reasons = usage.model_reasons(pair[1])
     rows = [
         TierRow(
             tier=one,

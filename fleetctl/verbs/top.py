@@ -120,6 +120,10 @@ class TopQuery:
         models = usage.sort_rows(usage.model_rows(*pair), self.orders, self.order)
         return self._text(models, usage_tables.model_table)
 
+    def reasons(self, now: FleetSample) -> tuple[str, ...]:
+        """Return why values of these rows are unknown."""
+        return usage.node_reasons(now) if self.is_nodes else usage.model_reasons(now)
+
     def _text(self, rows: Sequence[Any], table: Callable[..., str]) -> str:
         if not self.is_json:
             return table(rows, headers=self.headers)
@@ -205,7 +209,7 @@ def _print_pair(query: TopQuery, pair: SamplePair) -> None:
         click.echo(f"no {'nodes' if query.is_nodes else 'models'} found", err=True)
         return
     click.echo(query.rows(pair))
-    for reason in now.reasons:
+    for reason in query.reasons(now):
         click.echo(f"warning: {reason}", err=True)
 
 
@@ -222,7 +226,7 @@ async def _print_live(query: TopQuery, options: dict[str, Any]) -> None:
                             is_first = False
                             retries.reset()
                             # With -o json, print objects only.
-                            shown = () if query.is_json else pair[1].reasons
+                            shown = () if query.is_json else query.reasons(pair[1])
                             reasons = (f"! {reason}" for reason in shown)
                             screen.show("\n".join((query.rows(pair), *reasons)))
                 except UnavailableError as error:

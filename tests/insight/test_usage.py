@@ -112,6 +112,22 @@ def test_a_restarted_engine_counts_from_zero() -> None:
     assert usage.node_rows(BEFORE, again)[0].tokens_per_second == Figure(value=15.0)
 
 
+def test_reasons_are_those_of_the_rows() -> None:
+    told = {"mac-1": ("mac-1 is silent",), "mac-2": ("mac-2 is old",), "mac-3": ("mac-3 is gone",)}
+    seen = replace(NOW, node_reasons=told, gateway_reasons=("a gateway is silent",))
+    assert usage.node_reasons(seen) == ("mac-1 is silent", "mac-2 is old", "mac-3 is gone")
+    # No replica runs on mac-3.
+    both = ("a gateway is silent", "mac-1 is silent", "mac-2 is old")
+    assert usage.model_reasons(seen) == both
+    one = replace(seen, deployments=NOW.deployments[:1])
+    assert usage.model_reasons(one) == both[:2]
+    lost = replace(seen, nodes=NOW.nodes[:1], node_reasons={}, gateway_reasons=())
+    assert usage.model_reasons(lost) == (
+        "node/mac-2: it has replicas, but it is not in the fleet any more",
+    )
+    assert usage.node_reasons(lost) == ()
+
+
 def test_order() -> None:
     rows = usage.node_rows(BEFORE, NOW)
     assert [r.name for r in usage.sort_rows(rows[::-1], usage.NODE_ORDERS, "name")] == [
