@@ -1,6 +1,7 @@
-"""Logs of the fleet's processes: which process has each, and how it is addressed. Both doors read them with tickets."""
+"""Logs of the fleet's processes: which process has each, how it is addressed and read, and which lines are wanted."""
 
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import Final, Literal, TypeAlias
 
@@ -25,7 +26,8 @@ LEASED_HOLDERS: Final[Mapping[str, LogHolder]] = {
 }
 """The processes with an id and a log of their own, by the word that names them."""
 
-
+# Longer lines are passed on in parts.
+_MAX_LINE_BYTES: Final = 1 << 20
 _NAMING_FIELDS: Final = (
     *("key", "deployment", "replica", "group", "source", "model"),
     *("node", "nodes", "gateway", "request_id", "trace_id", "user"),
@@ -45,6 +47,68 @@ def is_about(line: bytes, name: str) -> bool:
         return False
     named = [part for one in _NAMING_FIELDS for part in str(fields.get(one, "")).split(",")]
     return any(name in (part, part.rpartition("/")[2]) for part in named)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogRange:
+    """The part of a log that its process sends."""
+
+    tail: int | None = None
+    """The number of lines from the end; None for all."""
+    since: str = ""
+    """Maximum age of the lines, such as 5m; "" for any."""
+    is_followed: bool = False
+    """True to continue with new lines."""
+
+    def params(self) -> dict[str, str]:
+        """Return the query parameters."""
+        return {
+            **({} if self.tail is None else {"tail": str(self.tail)}),
+            **({"since": self.since} if self.since else {}),
+            **({"follow": "true"} if self.is_followed else {}),
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LineFilter:
+    """Selects lines of a log by what they say."""
+
+    text: str = ""
+    """Text that lines contain, in any case of letters."""
+    about: str = ""
+    """An object, a node, a request or a trace that lines name."""
+
+    @property
+    def keeps_all(self) -> bool:
+        """True if no line is left out."""
+        return not (self.text or self.about)
+
+    def keeps(self, line: bytes) -> bool:
+        """Return whether a line is wanted."""
+        if self.text and self.text.lower() not in line.decode(errors="replace").lower():
+            return False
+        return not self.about or is_about(line, self.about)
+
+
+@dataclass(slots=True)
+class LineReader:
+    """Splits a log that arrives in pieces into lines, and keeps the wanted ones. Pure but for its state."""
+
+    wanted: LineFilter = field(default_factory=LineFilter)
+    max_line_bytes: int = _MAX_LINE_BYTES
+    _rest: bytes = b""
+
+    def add(self, piece: bytes) -> list[bytes]:
+        """Return the wanted lines that the next piece of the log completes, without their ends."""
+        *whole, self._rest = (self._rest + piece).split(b"\n")
+        if len(self._rest) > self.max_line_bytes:
+            whole, self._rest = [*whole, self._rest], b""
+        return [line for line in whole if self.wanted.keeps(line)]
+
+    def end(self) -> list[bytes]:
+        """Return the unterminated last line, if there is one and it is wanted."""
+        rest, self._rest = self._rest, b""
+        return [rest] if rest and self.wanted.keeps(rest) else []
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,6 +161,14 @@ def engine_log(replica: Replica, rank: int = 0, *, is_previous: bool = False) ->
     )
 
 
+def open_log(
+    address: ProcessAddress, source: LogSource, part: LogRange, *, bearer: str
+) -> AbstractAsyncContextManager[AsyncIterator[bytes]]:
+    """Open a log at its process with a ticket of the store; yields its bytes in pieces. Raises as `open_stream` does."""
+    params = {**source.params, **part.params()}
+    return process_client.open_stream(address, source.path, bearer=bearer, params=params)
+
+
 async def read_address(
     transport: Transport, holder: LogHolder, name: str, dialer: Dialer | None
 ) -> ProcessAddress:
@@ -110,7 +182,8 @@ def known_source(caches: FleetCaches, text: str, *, is_previous: bool = False) -
     """Return the log that `node/NAME`, `replica/NAME[/RANK]`, `gateway/ID`, `reconciler/ID` or `dashboard/ID` names.
 
     Raises:
-        ProcessError: it names no log, or a replica that is not known.
+        ValueError: it names no log.
+        ProcessError: it names a replica, or a rank, that is not known.
 
     """
     word, _, name = text.partition("/")
@@ -120,11 +193,12 @@ def known_source(caches: FleetCaches, text: str, *, is_previous: bool = False) -
         return agent_log(name)
     if word == "replica" and name:
         name, _, number = name.partition("/")
+        if number and not (number.isdecimal() and number.isascii() and len(number) < 6):
+            raise ValueError(f"'{text[:100]}': expected the number of a rank after the second '/'")
         found = caches.objects.specs.items.get(keys.spec_key("Replica", name))
         if not isinstance(found, Replica):
             raise ProcessError(f"there is no replica {name[:200]}, or not any more")
-        rank = int(number) if number.isdecimal() and len(number) < 6 else 0
-        return engine_log(found, rank, is_previous=is_previous)
+        return engine_log(found, int(number or 0), is_previous=is_previous)
     words = ", ".join(f"{one}/ID" for one in LEASED_HOLDERS)
     raise ValueError(f"'{text[:100]}' is not node/NAME, replica/NAME, {words}")
 

@@ -12,9 +12,10 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from identity.dialer import Dialer
 from identity.log_access import LogAccess, LogQuery, log_path
-from insight import logs, process_client
+from insight import logs
 from insight.errors import ProcessError
 from insight.fleet_caches import FleetCaches
+from insight.logs import LineFilter, LineReader, LogRange, LogSource
 from insight.process_client import ProcessAddress
 from insight.tickets import issue_ticket
 from machinery.clock import Clock
@@ -50,40 +51,25 @@ class PageLogQuery(BaseModel):
 
 
 @dataclass(slots=True)
-class LineFilter:
-    """Keeps the lines with a text, so many a second; the others are counted. Pure but for its state."""
+class PageLines:
+    """Passes on the wanted lines of a log, so many a second; the others are counted. Pure but for its state."""
 
-    text: str
-    about: str = ""
-    """The name of an object, a node, a request or a trace that lines must have."""
+    lines: LineReader
     most: int = _LINES_PER_SECOND
-    _rest: bytes = b""
     _second: int = 0
     _shown: int = 0
     _left_out: int = 0
 
     def add(self, piece: bytes, now_s: float) -> bytes:
         """Return the lines of a piece of the log that are shown."""
-        *whole, self._rest = (self._rest + piece).split(b"\n")
-        if len(self._rest) > _MAX_LINE:
-            whole, self._rest = [*whole, self._rest], b""
-        wanted = self.text.lower().encode()
         found: list[bytes] = []
-        for line in whole:
-            if self.about and not logs.is_about(line, self.about):
-                continue
-            if wanted and wanted not in line.lower():
-                continue
-            found += self._take(line[:_MAX_LINE], int(now_s))
+        for line in self.lines.add(piece):
+            found += self._take(line, int(now_s))
         return b"".join(line + b"\n" for line in found)
 
     def end(self) -> bytes:
         """Return an unterminated last line, and what was left out."""
-        rest, self._rest = self._rest, b""
-        is_shown = rest and self.text.lower().encode() in rest.lower()
-        if self.about:
-            is_shown = is_shown and logs.is_about(rest, self.about)
-        return (rest + b"\n" if is_shown else b"") + self._note()
+        return b"".join(line + b"\n" for line in self.lines.end()) + self._note()
 
     def _take(self, line: bytes, second: int) -> list[bytes]:
         note: list[bytes] = []
@@ -145,22 +131,17 @@ class LogRoutes:
         except ProcessError as error:
             message = f"{str(error)[:1].upper()}{str(error)[1:]}."
             raise RefusedError(Refusal(status=404, message=message)) from error
-        params = {
-            **source.params,
-            "tail": str(query.tail),
-            "follow": str(query.follow).lower(),
-        }
-        if query.since:
-            params["since"] = query.since
+        part = LogRange(tail=query.tail, since=query.since, is_followed=query.follow)
         stack = contextlib.AsyncExitStack()
         try:
-            pieces = await self._open(stack, address, source.path, params)
+            pieces = await self._open(stack, address, source, part)
         except BaseException:
             # There is no response whose end would close the connection; the client may have left, too.
             await stack.aclose()
             raise
+        wanted = LineFilter(text=query.grep, about=query.about)
         return StreamingResponse(
-            self._lines(stack, pieces, LineFilter(query.grep, query.about)),
+            self._lines(stack, pieces, PageLines(LineReader(wanted, _MAX_LINE))),
             media_type="text/plain; charset=utf-8",
             headers={"x-accel-buffering": "no"},
         )
@@ -169,14 +150,14 @@ class LogRoutes:
         self,
         stack: contextlib.AsyncExitStack,
         address: ProcessAddress,
-        path: str,
-        params: dict[str, str],
+        source: LogSource,
+        part: LogRange,
     ) -> AsyncIterator[bytes]:
         """Ask the process; what it holds is closed with the stack. Raises RefusedError."""
         try:
             bearer = await stack.enter_async_context(issue_ticket(self.transport, address.key))
             return await stack.enter_async_context(
-                process_client.open_stream(address, path, bearer=bearer, params=params)
+                logs.open_log(address, source, part, bearer=bearer)
             )
         except StoreError as error:
             message = f"A log needs a ticket in the store, which does not answer: {error}."
@@ -185,7 +166,7 @@ class LogRoutes:
             raise RefusedError(Refusal(status=502, message=f"{error}.")) from error
 
     async def _lines(
-        self, stack: contextlib.AsyncExitStack, pieces: AsyncIterator[bytes], lines: LineFilter
+        self, stack: contextlib.AsyncExitStack, pieces: AsyncIterator[bytes], lines: PageLines
     ) -> AsyncIterator[bytes]:
         self.open += 1
         try:

@@ -18,7 +18,7 @@ from identity.dialer import Dialer
 from insight import logs as logs_of_fleet
 from insight import process_client
 from insight.errors import ProcessError
-from insight.logs import LogHolder, LogSource
+from insight.logs import LineFilter, LineReader, LogHolder, LogRange, LogSource
 from insight.process_client import ProcessAddress
 from insight.tickets import issue_ticket
 from machinery.process_log import time_text
@@ -159,50 +159,40 @@ async def _no_replicas_text(transport: Transport, name: str) -> str:
     return f"modeldeployment/{name} has no replicas; `fleetctl describe md {name}` shows the reason"
 
 
-# Longer lines are printed in parts.
-_MAX_LINE_BYTES = 1 << 20
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogDisplay:
     """Request parameters and format of the output."""
 
-    params: dict[str, str]
-    """Query parameters of each log request."""
+    part: LogRange
+    """The part of each log that is printed."""
     has_prefix: bool
     has_times: bool
-    about: str
-    """The name that lines must have; "" for all lines."""
+    wanted: LineFilter
     max_followed: int | None
     """Maximum number of followed logs; None if logs are not followed."""
 
 
 class LinePrefixer:
-    """Splits a log into lines, leaves out those about others, and puts prefix and time in front of each. Pure."""
+    """Puts prefix and time in front of each wanted line of a log. Pure but for its state."""
 
     def __init__(self, display: LogDisplay, label: str) -> None:
         self._prefix = f"[{label}] ".encode() if display.has_prefix else b""
         self._has_times = display.has_times
-        self._about = display.about
-        self._rest = b""
+        self._lines = LineReader(display.wanted)
+        self._is_raw = display.wanted.keeps_all and not self._prefix and not self._has_times
         self._time = b""
 
     def add(self, piece: bytes) -> bytes:
         """Return the output for the next piece of the log."""
-        if not self._prefix and not self._has_times and not self._about:
+        if self._is_raw:
             return piece
-        *whole, self._rest = (self._rest + piece).split(b"\n")
-        if len(self._rest) > _MAX_LINE_BYTES:
-            whole, self._rest = [*whole, self._rest], b""
-        return b"".join(self._format(line) for line in whole)
+        return b"".join(self._format(line) for line in self._lines.add(piece))
 
     def end(self) -> bytes:
         """Return the output for an unterminated last line."""
-        return self._format(self._rest) if self._rest else b""
+        return b"".join(self._format(line) for line in self._lines.end())
 
     def _format(self, line: bytes) -> bytes:
-        if self._about and not logs_of_fleet.is_about(line, self._about):
-            return b""
         if not self._has_times:
             return self._prefix + line + b"\n"
         stamp = time_text(line)
@@ -302,12 +292,9 @@ async def _print_log(access: _ProcessAccess, source: LogSource, display: LogDisp
     if isinstance(found, ProcessError):
         raise found
     address, bearer = found
-    params = {**source.params, **display.params}
     lines = LinePrefixer(display, source.label)
     out = sys.stdout.buffer
-    async with process_client.open_stream(
-        address, source.path, bearer=bearer, params=params
-    ) as pieces:
+    async with logs_of_fleet.open_log(address, source, display.part, bearer=bearer) as pieces:
         async for piece in pieces:
             await _write_async(out, lines.add(piece))
     await _write_async(out, lines.end())
@@ -337,6 +324,7 @@ _HELP = """Print the log of an engine or another process.
   fleetctl logs gateway/9f3a                a gateway (the id is optional if there is only one)
   fleetctl logs reconciler                  a reconciler; `fleetctl logs dashboard` for a dashboard
   fleetctl logs reconciler --about qwen     its lines about one object, node, request or trace
+  fleetctl logs node/mac-1 --grep warning   its lines with a text
 
 The agent of the Mac serves the log over HTTP, so this machine must reach the Mac's address. Agents, gateways,
 reconcilers and dashboards keep the last MiB of their own log in memory, since their start. Logs of engines are files on
@@ -381,6 +369,12 @@ def _since(_: click.Context, __: click.Parameter, value: str) -> str:
     default="",
     help="Only lines about an object, a node, a request id or a trace id; --tail counts lines before this.",
 )
+@click.option(
+    "--grep",
+    metavar="TEXT",
+    default="",
+    help="Only lines with this text, in any case of letters; --tail counts lines before this.",
+)
 @click.option("--timestamps", is_flag=True, help="Start each line with its time.")
 @click.option("--prefix", is_flag=True, help="Start each line with its source.")
 @click.option("-l", "--selector", default="", help="Replicas with these labels: k=v,k!=v,k,!k.")
@@ -406,14 +400,14 @@ def logs(what: str | None, **options: Any) -> None:
     if tail is None and options["selector"]:
         tail = 10
     display = LogDisplay(
-        params={
-            **({} if tail in (None, -1) else {"tail": str(tail)}),
-            **({"since": options["since"]} if options["since"] else {}),
-            **({"follow": "true"} if options["follow"] else {}),
-        },
+        part=LogRange(
+            tail=None if tail == -1 else tail,
+            since=options["since"],
+            is_followed=options["follow"],
+        ),
         has_prefix=options["prefix"] or is_many,
         has_times=options["timestamps"],
-        about=options["about"],
+        wanted=LineFilter(text=options["grep"], about=options["about"]),
         max_followed=options["max_log_requests"] if options["follow"] else None,
     )
     run(_logs(selection, display, options))

@@ -10,7 +10,8 @@ import pytest
 from aiohttp import web
 from playwright.async_api import Browser, Page, expect
 
-from dashboard.api.log_routes import LineFilter
+from dashboard.api.log_routes import PageLines
+from insight.logs import LineFilter, LineReader
 from machinery.prometheus import render
 from nodeagent.hardware import load
 from reconciler.rollout.revisions import template_hash
@@ -53,7 +54,7 @@ async def site() -> AsyncIterator[Site]:
 
 
 def test_lines_are_filtered_and_cut_where_they_are_too_many() -> None:
-    lines = LineFilter("B", most=2)
+    lines = PageLines(LineReader(LineFilter(text="B")), most=2)
     assert lines.add(b"abc\nxyz\nb", 1.0) == b"abc\n"
     assert lines.add(b"b\nbbb\nbbbb\nbbbbb\n", 1.5) == b"bb\n"
     shown = lines.add(b"b after\n", 2.0)
@@ -83,6 +84,8 @@ async def test_a_log_is_followed_filtered_and_paused(browser: Browser, site: Sit
         await expect(page.locator(".chips .problem")).to_have_count(0)
         wrong = await site.dashboard.get(f"/api/v1/logs?of=gateway/{gateway}&since=soon", 400)
         assert wrong["error"]["param"] == "since"
+        wrong = await site.dashboard.get("/api/v1/logs?of=node/", 400)
+        assert "is not node/NAME" in wrong["error"]["message"]
         await page.get_by_label("Contains").fill("no such text")
         await expect(page.locator(".log .line")).to_have_count(0)
         assert await page.evaluate("window.hacked") is None

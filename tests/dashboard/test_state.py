@@ -307,6 +307,11 @@ async def test_the_log_of_a_dashboard_is_read_through_it(store: Transport) -> No
 
         assert json.loads(await read("mac-1"))["message"] == "something"
         assert await read("mac-2") == ""
-        for wrong, status in (("dashboard/none", 404), ("reconciler/none", 404), ("etcd/1", 400)):
+        for wrong, status in (
+            ("dashboard/none", 404),
+            ("etcd/1", 400),
+            ("replica/none/1", 404),
+            ("replica/none/x", 400),
+        ):
             await running.get(f"/api/v1/logs?of={wrong}", status=status)
         await running.get("/v1/logs/dashboard", status=401)

@@ -147,6 +147,16 @@ async def test_timestamps_and_prefixes(fleet: Fleet) -> None:
         assert json.loads(text)["time"] == stamp
 
 
+async def test_only_lines_with_a_text(fleet: Fleet) -> None:
+    # Its reading is a line itself.
+    await logs(fleet, "node/mac-1", "--tail", "1")
+    done = await logs(fleet, "node/mac-1", "--grep", "A LOG is read")
+    assert done.code == 0
+    assert {json.loads(line)["message"] for line in done.out.splitlines()} == {"a log is read"}
+    none = await logs(fleet, "node/mac-1", "--grep", "no line has this text")
+    assert (none.code, none.out) == (0, "")
+
+
 async def test_one_replica_of_a_deployment_or_all(fleet: Fleet) -> None:
     one = await logs(fleet, "deploy/bad", "--tail", "1")
     assert one.err == "Found 2 replicas, using replica/bad-0\n"
