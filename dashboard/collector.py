@@ -15,7 +15,14 @@ from typing import Final
 import aiohttp
 import msgspec
 
-from dashboard.traffic import AgentState, EndedRequest, GatewayFeed, Traffic
+from dashboard.traffic import (
+    AgentState,
+    EndedRequest,
+    GatewayFeed,
+    GatewayState,
+    Traffic,
+    on_own_clock,
+)
 from identity.dialer import Dial, Dialer, UntrustedAddressError
 from insight.fleet_caches import FleetCaches
 from insight.tickets import issue_ticket
@@ -118,6 +125,7 @@ class FigureCollector:
                         found = await self._feed(session, lease.url, dial, bearer, id_)
                         retries.reset()
                         self.cursors[id_] = found.cursor
+                        found = self._on_own_clock(id_, found)
                         ended = self.traffic.record_feed(id_, found, self.clock.monotonic())
                         if ended:
                             log.debug(
@@ -168,6 +176,26 @@ class FigureCollector:
         if found.gateway != id_:
             raise CollectorError(f"another gateway ({found.gateway[:60]}) answers at {url}")
         return found
+
+    def _on_own_clock(self, id_: str, found: GatewayFeed) -> GatewayFeed:
+        """Return an answer with times of this machine's clock."""
+        now_s, elapsed_s = self.clock.now().timestamp(), self.clock.elapsed()
+        self.traffic.series.set_back(now_s)
+        state = self.traffic.gateways.setdefault(id_, GatewayState())
+        # After a gap, the oldest request may be from before the last answer.
+        read_s = state.read_s if found.is_complete else float("-inf")
+        if len(found.requests) < _FEED_ENTRIES:
+            state.read_s = elapsed_s
+        if not found.requests:
+            return found
+        ended, is_wrong = on_own_clock(found.requests, now_s - (elapsed_s - read_s), now_s)
+        if is_wrong and not state.is_clock_wrong:
+            log.warning(
+                "gateway has another time; its requests count as ended when they are read",
+                extra={"gateway": id_, "ended": found.requests[-1].time.isoformat()},
+            )
+        state.is_clock_wrong = is_wrong
+        return msgspec.structs.replace(found, requests=ended)
 
     async def _follow_agents(self, session: aiohttp.ClientSession) -> None:
         """Read the metrics of all agents every ten seconds, forever."""

@@ -153,10 +153,11 @@ class ObjectiveMonitor:
                 yield one.name, one.spec.objectives
 
     def _of_window(self, name: str, seconds: int) -> RequestSums:
-        begin_s = self.clock.now().timestamp() - seconds
+        now_s = self.clock.now().timestamp()
         total = RequestSums()
         for at_s, sums in self._sums.get(name, {}).items():
-            if at_s > begin_s - BUDGET_STEP_S:
+            # Steps after now are those of a clock that was set back.
+            if now_s - seconds - BUDGET_STEP_S < at_s <= now_s:
                 total.add(sums)
         return total
 

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from typing import Any, Final
+from typing import Annotated, Any, Final, TypeAlias
 
 import msgspec
 
@@ -21,40 +21,51 @@ _EVENTS: Final = 4096
 GATEWAY_FRESH_S: Final = 5.0
 AGENT_FRESH_S: Final = 30.0
 DAY_S: Final = 24 * 3600.0
+# Differences of times that are no wrong clock: those of two machines, and a busy gateway's delay.
+_AHEAD_S: Final = 2.0
+_BEHIND_S: Final = 30.0
+
+
+# No figure of a request is larger or below zero. A gateway that says otherwise is not believed: sums are kept for a day.
+Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=10**12)]
+Milliseconds: TypeAlias = Annotated[float, msgspec.Meta(ge=0, le=30 * DAY_S * 1000)]
+Seconds: TypeAlias = Annotated[float, msgspec.Meta(ge=0, le=10**10)]
+Text: TypeAlias = Annotated[str, msgspec.Meta(max_length=1000)]
+Instant: TypeAlias = Annotated[datetime, msgspec.Meta(tz=True)]
 
 
 class EndedTokens(msgspec.Struct, frozen=True):
     """Tokens of one request."""
 
-    prompt: int = 0
-    cached: int = 0
-    output: int = 0
+    prompt: Count = 0
+    cached: Count = 0
+    output: Count = 0
 
 
 class EndedRequest(msgspec.Struct, frozen=True, rename="camel"):
     """One ended request, as a gateway's feed and journal have it."""
 
-    time: datetime
-    id: str
-    gateway: str
-    model: str
-    outcome: str = msgspec.field(name="status")
-    latency_ms: float = 0.0
+    time: Instant
+    id: Text
+    gateway: Text
+    model: Text
+    outcome: Text = msgspec.field(name="status")
+    latency_ms: Milliseconds = 0.0
     tokens: EndedTokens = EndedTokens()
-    queue_ms: float = 0.0
-    first_token_ms: float | None = None
-    worker: str | None = None
-    replica: str | None = None
-    deployment: str | None = None
-    api_key: str | None = None
-    path: str = ""
-    http_status: int | None = None
-    strategy: str | None = None
+    queue_ms: Milliseconds = 0.0
+    first_token_ms: Milliseconds | None = None
+    worker: Text | None = None
+    replica: Text | None = None
+    deployment: Text | None = None
+    api_key: Text | None = None
+    path: Text = ""
+    http_status: Count | None = None
+    strategy: Text | None = None
     streamed: bool = False
-    resumptions: int = 0
+    resumptions: Count = 0
     attempts: list[dict[str, Any]] = []
-    endpoint: str | None = None
-    session: str | None = None
+    endpoint: Text | None = None
+    session: Text | None = None
 
     @property
     def time_s(self) -> float:
@@ -90,19 +101,19 @@ class EndedRequest(msgspec.Struct, frozen=True, rename="camel"):
 class RunningRequest(msgspec.Struct, frozen=True, rename="camel"):
     """One request under way."""
 
-    id: str
-    model: str
-    phase: str
-    seconds: float
-    worker: str | None = None
-    replica: str | None = None
-    api_key: str | None = None
-    resumptions: int = 0
-    prompt_tokens: int | None = None
+    id: Text
+    model: Text
+    phase: Text
+    seconds: Seconds
+    worker: Text | None = None
+    replica: Text | None = None
+    api_key: Text | None = None
+    resumptions: Count = 0
+    prompt_tokens: Count | None = None
     """Tokens of its prompt; None if its engine was not asked."""
-    prefilled_tokens: int | None = None
+    prefilled_tokens: Count | None = None
     """Tokens of the prompt that were read."""
-    tokens: int | None = None
+    tokens: Count | None = None
     """Tokens that were generated."""
 
 
@@ -114,11 +125,29 @@ class GatewayFeed(msgspec.Struct, frozen=True, rename="camel"):
     is_complete: bool
     requests: list[EndedRequest]
     running: list[RunningRequest]
-    queue_depth: int = 0
-    active: int = 0
-    waiting_by_model: dict[str, int] = {}
-    active_by_deployment: dict[str, int] = {}
-    uptime_seconds: float = 0.0
+    queue_depth: Count = 0
+    active: Count = 0
+    waiting_by_model: dict[str, Count] = {}
+    active_by_deployment: dict[str, Count] = {}
+    uptime_seconds: Seconds = 0.0
+
+
+def on_own_clock(
+    ended: Sequence[EndedRequest], begin_s: float, now_s: float
+) -> tuple[list[EndedRequest], bool]:
+    """Return ended requests with times of the recorder's clock, and whether the gateway's clock is another.
+
+    What is new in an answer ended after the answer before, and not in the future. A request that says otherwise counts
+    as ended now: a gateway with a wrong clock must not move the figures of the whole fleet.
+    """
+    begin_s, end_s = begin_s - _BEHIND_S, now_s + _AHEAD_S
+    found = [
+        one
+        if begin_s <= one.time_s + one.whole_s <= end_s
+        else msgspec.structs.replace(one, time=datetime.fromtimestamp(now_s - one.whole_s, tz=UTC))
+        for one in ended
+    ]
+    return found, any(new is not old for new, old in zip(found, ended, strict=True))
 
 
 @dataclass(slots=True)
@@ -131,6 +160,10 @@ class GatewayState:
     """The reason why nothing is known now; empty if it answers."""
     missed: int = 0
     """The number of gaps between two answers."""
+    read_s: float = float("-inf")
+    """Time of the last answer with all that had ended, by a clock that never jumps."""
+    is_clock_wrong: bool = False
+    """True if the last requests had times that cannot be, by this machine's clock."""
 
 
 @dataclass(slots=True)

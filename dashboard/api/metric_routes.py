@@ -66,7 +66,9 @@ class MetricRoutes:
     def _own(self) -> Iterator[Gauge]:
         traffic, process = self.views.traffic, self.process
         silent = sum(1 for state in traffic.gateways.values() if state.problem)
+        wrong = sum(state.is_clock_wrong for state in traffic.gateways.values())
         for name, help_, value in (
+            ("fleet_dashboard_gateways_clock_wrong", "Gateways whose clock is another.", wrong),
             ("fleet_dashboard_streams", "Open streams of pages and programs.", self.slots.count),
             ("fleet_dashboard_gateways_silent", "Gateways that do not show requests.", silent),
             ("fleet_dashboard_synced", "Whether the fleet is known.", int(self.model.is_ready)),

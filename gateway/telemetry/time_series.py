@@ -15,6 +15,8 @@ STEP_S = 10
 STEPS = 24 * 3600 // STEP_S
 _REQUESTS, _ERRORS, _WHOLE_S, _STREAMS, _FIRST_S, _PROMPT, _OUTPUT, _QUEUED_S = range(8)
 _WIDTH = 8
+# Steps by which clocks of machines may differ.
+_AHEAD = 6
 
 
 class FinishedRequest(Protocol):
@@ -92,8 +94,10 @@ class RateSeries:
 
     def __init__(self) -> None:
         self._numbers = array("d", bytes(8 * STEPS * _WIDTH))
-        self._step = -1
+        self._last = -1
         """The latest step with data, counted from 1970."""
+        self._step = -1
+        """The step that is added to."""
         self._now = [0.0] * _WIDTH
         """Its sums; adding to an array would take twice as long."""
 
@@ -102,7 +106,7 @@ class RateSeries:
         self.extend((entry,))
 
     def extend(self, entries: Iterable[FinishedRequest]) -> None:
-        """Count finished requests."""
+        """Count finished requests, each for the step in which it ended; nothing that ended before all steps."""
         now = self._now
         for entry in entries:
             whole_s, first_s, queued_s = entry.whole_s, entry.first_s, entry.queued_s
@@ -172,24 +176,39 @@ class RateSeries:
     def _parts(self, begin: int, end: int) -> tuple[tuple[int, int], ...]:
         """Return the ranges of the array that hold the steps from `begin` up to `end`."""
         # Later steps do not exist yet, and earlier ones are overwritten.
-        first, after = max(begin, self._step - STEPS + 1, 0), min(end, self._step + 1)
+        first, after = max(begin, self._last - STEPS + 1, 0), min(end, self._last + 1)
         if first >= after:
             return ()
         low, high = first % STEPS * _WIDTH, ((after - 1) % STEPS + 1) * _WIDTH
         return ((low, high),) if low < high else ((low, STEPS * _WIDTH), (0, high))
 
     def _move(self, step: int) -> None:
-        """Advance to another step; if the clock was set back, time counts for the latest step."""
-        if step < self._step:
-            return
+        """Add to another step from now on: a new one, or one that is kept."""
         self._store()
-        if self._step < 0 or step - self._step >= STEPS:
+        if self._last < 0 or step - self._last >= STEPS:
             self._numbers = array("d", bytes(8 * STEPS * _WIDTH))
         else:
-            for fresh in range(self._step + 1, step + 1):
-                base = fresh % STEPS * _WIDTH
-                self._numbers[base : base + _WIDTH] = array("d", bytes(8 * _WIDTH))
-        self._step, self._now = step, [0.0] * _WIDTH
+            self._clear(self._last + 1, step + 1)
+        self._last = max(self._last, step)
+        if step <= self._last - STEPS or step < 0:
+            self._step, self._now = -1, [0.0] * _WIDTH
+            return
+        base = step % STEPS * _WIDTH
+        self._step, self._now = step, self._numbers[base : base + _WIDTH].tolist()
+
+    def set_back(self, time_s: float) -> None:
+        """Forget the steps after a time if they are more than a minute after it: the clock was set back."""
+        step = int(time_s) // STEP_S
+        if self._last - step <= _AHEAD:
+            return
+        self._store()
+        self._clear(max(step + 1, self._last - STEPS + 1), self._last + 1)
+        self._step, self._now, self._last = -1, [0.0] * _WIDTH, step
+
+    def _clear(self, begin: int, end: int) -> None:
+        for step in range(begin, end):
+            base = step % STEPS * _WIDTH
+            self._numbers[base : base + _WIDTH] = array("d", bytes(8 * _WIDTH))
 
     def _store(self) -> None:
         if self._step >= 0:

@@ -3,6 +3,8 @@
 import asyncio
 import operator
 from collections import Counter
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -12,6 +14,7 @@ import orjson
 import pytest
 from aiohttp import web
 
+from dashboard.traffic import EndedRequest, on_own_clock
 from gateway.telemetry.request_journal import JournalEntry
 from machinery.version import version
 from schemas.meta import ObjectMeta
@@ -20,7 +23,13 @@ from schemas.records import GatewayLease
 from store import codec, keys
 from store.memory import MemoryTransport
 from store.port import Delete, Put
-from tests.support.dashboards import CLOCK, RunningDashboard, read_events, running_dashboard
+from tests.support.dashboards import (
+    CLOCK,
+    RunningDashboard,
+    ended,
+    read_events,
+    running_dashboard,
+)
 from tests.support.gateway_calls import send_chats
 from tests.support.gateway_engine_scripts import chat
 from tests.support.gateway_fake_engine import FakeEngine, running
@@ -320,6 +329,115 @@ async def test_a_gateway_that_hangs_or_lies_is_named_and_delays_no_other(
     finally:
         await liar.cleanup()
         await sleeper.cleanup()
+
+
+def lies() -> dict[str, tuple[dict[str, Any], str]]:
+    """Return what gateways say of one request, and the word by which each is refused; "" if its time is mended."""
+    year = timedelta(days=365)
+    return {
+        "endless": ({"latencyMs": 1e308}, "latencyMs"),
+        "backwards": ({"latencyMs": -1e308}, "latencyMs"),
+        "huge": ({"tokens": {"output": 10**30}}, "tokens.output"),
+        "negative": ({"tokens": {"prompt": -5}}, "tokens.prompt"),
+        "zoneless": ({"time": "0001-01-01T00:00:00"}, "time"),
+        "wordy": ({"model": "m" * 100_000}, "model"),
+        "future": ({"time": (CLOCK.now() + year).isoformat()}, ""),
+        "last": ({"time": "9999-12-31T23:59:59Z"}, ""),
+    }
+
+
+async def test_wrong_figures_and_clocks_of_gateways_change_no_figure_of_others(
+    memory: MemoryTransport, tmp_path: Path
+) -> None:
+    """Each of them is valid JSON of the right types."""
+    cases = lies()
+    app = web.Application()
+    ports: dict[int, str] = {}
+
+    async def lie(request: web.Request) -> web.Response:
+        assert request.url.port is not None
+        name = ports[request.url.port]
+        one = {
+            "time": CLOCK.now().isoformat(),
+            "id": name,
+            "gateway": name,
+            "model": "m",
+            "status": "ok",
+            "latencyMs": 100.0,
+            "tokens": {"prompt": 1, "output": 0},
+            **cases[name][0],
+        }
+        told = [] if request.query["after"] else [one]
+        body = {"gateway": name, "cursor": "1", "isComplete": True, "requests": told, "running": []}
+        return web.json_response(body)
+
+    app.router.add_get("/api/dashboard/feed", lie)
+    runner = web.AppRunner(app, shutdown_timeout=0.1)
+    await runner.setup()
+    puts: list[Put] = []
+    for name in cases:
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        port = runner.addresses[-1][1]
+        ports[port] = name
+        puts.append(put_gateway(name, f"http://127.0.0.1:{port}"))
+    refused = {name: word for name, (_, word) in cases.items() if word}
+    try:
+        async with (
+            running(FakeEngine("m-0", chat)) as engine,
+            running_gateway(memory) as gateway,
+            running_dashboard(memory, state_dir=tmp_path) as dashboard,
+        ):
+            await memory.commit([], puts)
+
+            async def are_refused() -> dict[str, str] | None:
+                found: dict[str, str] = (await dashboard.get("/queue"))["gatewaysSilent"]
+                return found if len(found) == len(refused) else None
+
+            found = await until_async(are_refused, limit_s=30, what="a reason for each")
+            for name, word in refused.items():
+                assert word in found[name]
+            await World(memory).serve("m", engine)
+            await gateway.knows("m", ready=1)
+            await send_chats(dashboard.http, gateway, 3)
+            mended = len(cases) - len(refused)
+            await finished(dashboard, 3 + mended)
+            overview = await dashboard.get("/api/dashboard/overview")
+            # Those of the future ended when they were read.
+            assert overview["requests"]["total24h"] == 3 + mended
+            assert overview["latency"]["current"] > 0
+            newest = await dashboard.get("/api/dashboard/requests")
+            now_ms = CLOCK.now().timestamp() * 1000
+            assert all(one["timestamp"] <= now_ms for one in newest)
+            async with dashboard.http.get(f"{dashboard.url}/metrics") as response:
+                shown = (await response.text()).splitlines()
+            assert f"fleet_dashboard_gateways_clock_wrong {mended}" in shown
+
+            async def are_written() -> bool:
+                rows = (await dashboard.get("/api/v1/requests"))["requests"]
+                return len(rows) == 3 + mended
+
+            await until_async(are_written, limit_s=30, what="the requests in the history")
+            assert (await dashboard.get("/health"))["history"]["status"] == "ok"
+    finally:
+        await runner.cleanup()
+
+
+def test_times_are_those_of_the_own_clock() -> None:
+    now_s = CLOCK.now().timestamp()
+
+    def at(end_s: float) -> EndedRequest:
+        one = ended(1)
+        began = datetime.fromtimestamp(end_s - one.whole_s, tz=UTC)
+        return msgspec.structs.replace(one, time=began)
+
+    right = [at(now_s - 29), at(now_s - 1), at(now_s + 1)]
+    assert on_own_clock(right, now_s - 1, now_s) == (right, False)
+    wrong = [at(now_s + 3600), at(now_s - 3600), at(now_s)]
+    found, is_wrong = on_own_clock(wrong, now_s - 1, now_s)
+    assert is_wrong
+    assert [round(one.time_s + one.whole_s - now_s) for one in found] == [0, 0, 0]
+    # After an hour in which nothing was read, what is an hour old is right.
+    assert on_own_clock(wrong[1:], now_s - 3600, now_s) == (wrong[1:], False)
 
 
 async def test_unknown_words_are_refused_with_the_known_ones(memory: MemoryTransport) -> None:

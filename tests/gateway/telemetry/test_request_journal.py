@@ -241,11 +241,10 @@ requests = st.lists(st.tuples(st.integers(0, 3 * 24 * 3600), st.booleans()), max
 def test_sums_are_those_of_the_last_day(ends: list[tuple[int, bool]]) -> None:
     """The sums are those of the steps that are kept, whatever came when."""
     series = RateSeries()
-    ends.sort()
     for time_s, is_ok in ends:
         outcome = "ok" if is_ok else "failed"
         series.add(entry(outcome=outcome, time_s=float(time_s), whole_s=0.0))
-    now_s = ends[-1][0] if ends else 0
+    now_s = max((time_s for time_s, _ in ends), default=0)
     for duration_s in (60, 3600, 24 * 3600):
         steps = min(STEPS - 1, duration_s // STEP_S)
         first = (now_s // STEP_S - steps) * STEP_S
@@ -258,6 +257,36 @@ def test_sums_are_those_of_the_last_day(ends: list[tuple[int, bool]]) -> None:
         # The current step is not drawn.
         drawn = [one for one in ends if first <= one[0] < now_s // STEP_S * STEP_S]
         assert sum(sums.requests for _, sums in points) == len(drawn)
+
+
+@settings(max_examples=samples(40))
+@given(requests, st.integers(0, 3 * 24 * 3600), requests)
+def test_a_clock_that_was_set_back(
+    before: list[tuple[int, bool]], now_s: int, after: list[tuple[int, bool]]
+) -> None:
+    """Steps of the time that comes again are counted once, and none of a far future is."""
+    series = RateSeries()
+    for time_s, _ in before:
+        series.add(entry(time_s=float(time_s), whole_s=0.0))
+    series.set_back(now_s)
+    later = [(time_s, is_ok) for time_s, is_ok in after if time_s >= now_s]
+    for time_s, _ in later:
+        series.add(entry(time_s=float(time_s), whole_s=0.0))
+    latest_s = max([now_s, *(time_s for time_s, _ in later)])
+    newest_before_s = max((time_s for time_s, _ in before), default=0)
+    is_set_back = newest_before_s // STEP_S - now_s // STEP_S > 6
+    kept = [
+        time_s
+        for time_s, _ in before
+        # What was overwritten before the clock was set back stays lost.
+        if time_s // STEP_S > newest_before_s // STEP_S - STEPS
+        and (not is_set_back or time_s // STEP_S <= now_s // STEP_S)
+    ]
+    if not is_set_back:
+        latest_s = max(latest_s, newest_before_s)
+    first_s = (latest_s // STEP_S - STEPS + 1) * STEP_S
+    expected = sum(time_s >= first_s for time_s in (*kept, *(time_s for time_s, _ in later)))
+    assert series.over(latest_s, 24 * 3600).requests == expected
 
 
 def test_rates_are_per_second_and_means_are_of_what_there_was() -> None:
