@@ -3,15 +3,14 @@
 Names, units and nesting are fixed by those shapes: milliseconds, camelCase, `workers` for Macs. Unknown values are null.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
-from types import MappingProxyType
 from typing import Final, TypeAlias
 from urllib.parse import urlsplit
 
 from dashboard.fleet_model import FleetModel
 from dashboard.traffic import DAY_S, EndedRequest, Traffic, milliseconds, public_status
+from gateway.admin.query_words import series_metric
 from gateway.telemetry.time_series import SERIES_METRICS
 from insight.conditions import Row
 from machinery.clock import Clock
@@ -23,24 +22,8 @@ _RECENT_S: Final = 60.0
 _GIB: Final = 1 << 30
 _GENERATIONS: Final = 40
 MOST_POINTS: Final = 360
-# The seeds' names of figures that gateways call otherwise, and units in their words.
-METRIC_ALIASES: Final[Mapping[str, str]] = MappingProxyType(
-    {
-        "throughput": "tokens_per_second",
-        "requests": "rps",
-        "errors": "error_rate",
-        "latencyMs": "latency",
-        "ttft": "first_token",
-    }
-)
+# Units in the words of the seeds.
 _UNITS: Final = {"tokens/s": "tokens/sec", "requests/s": "requests/sec"}
-OUTCOME_ALIASES: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
-    {
-        "success": ("ok",),
-        "error": ("unavailable", "failed", "interrupted"),
-        "cancelled": ("client_gone", "cancelled"),
-    }
-)
 
 
 @dataclass(slots=True)
@@ -174,7 +157,7 @@ class SeedViews:
 
     def timeseries(self, metric: str, duration_s: int) -> Json:
         """Return one figure over time, in at most 360 points; null where nothing was measured."""
-        unit, value = SERIES_METRICS[METRIC_ALIASES.get(metric, metric)]
+        unit, value = series_metric(metric)
         points = self.traffic.series.points(self.clock.now().timestamp(), duration_s, MOST_POINTS)
         seen = ((at_s, self.traffic.measured(at_s, sums)) for at_s, sums in points)
         return {

@@ -10,7 +10,6 @@ from fastapi import APIRouter, Query, Response
 
 from dashboard.api.past import no_history, unreadable
 from dashboard.api.routes import json_response
-from dashboard.api.seed_routes import parse_outcomes
 from dashboard.api.time_parameters import parse_range, show_time
 from dashboard.energy import ENERGY_METRICS, energy_row
 from dashboard.history.queries import (
@@ -23,6 +22,7 @@ from dashboard.history.queries import (
 )
 from dashboard.history.records import COLUMNS, metrics_of
 from dashboard.traffic import Traffic
+from gateway.admin.query_words import parse_outcomes
 from insight.conditions import Row
 from machinery.clock import Clock
 from schemas import duration as durations

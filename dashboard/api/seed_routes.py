@@ -9,12 +9,9 @@ from fastapi import APIRouter, Query, Response
 from fastapi.responses import StreamingResponse
 
 from dashboard.api.routes import json_response
-from dashboard.seed_views import METRIC_ALIASES, OUTCOME_ALIASES, SeedViews
-from gateway.telemetry.time_series import SERIES_METRICS, STEP_S
+from dashboard.seed_views import SeedViews
+from gateway.admin.query_words import parse_kept_duration, parse_outcomes
 from machinery.clock import Clock
-from schemas import duration as durations
-from schemas.wire.errors import invalid
-from schemas.wire.metrics import REQUEST_OUTCOMES
 
 _DAY_S: Final = 24 * 3600
 _STREAM_S: Final = 2.0
@@ -55,10 +52,7 @@ class SeedRoutes:
         duration: Annotated[str, Query(max_length=20)] = "1h",
     ) -> Response:
         """Return one figure over time; null where nothing was measured."""
-        if METRIC_ALIASES.get(metric, metric) not in SERIES_METRICS:
-            known = ", ".join([*METRIC_ALIASES, *SERIES_METRICS])
-            raise invalid(f"There is no metric '{metric}'; there are {known}.", "metric")
-        return json_response(self.views.timeseries(metric, _seconds(duration)))
+        return json_response(self.views.timeseries(metric, parse_kept_duration(duration)))
 
     async def requests(
         self,
@@ -94,31 +88,3 @@ class SeedRoutes:
         while True:
             yield b"data: %s\n\n" % orjson.dumps(self.views.snapshot())
             await self.clock.sleep(_STREAM_S)
-
-
-def parse_outcomes(text: str) -> frozenset[str]:
-    """Return the outcomes that a query names, in the words of gateways or of the seeds.
-
-    Raises:
-        RefusedError: a word is unknown.
-
-    """
-    found: set[str] = set()
-    for word in filter(None, text.split(",")):
-        if word not in OUTCOME_ALIASES and word not in REQUEST_OUTCOMES:
-            known = ", ".join([*OUTCOME_ALIASES, *REQUEST_OUTCOMES])
-            raise invalid(f"No request ends as '{word[:50]}'; they end as {known}.", "status")
-        found.update(OUTCOME_ALIASES.get(word, (word,)))
-    return frozenset(found)
-
-
-def _seconds(text: str) -> int:
-    try:
-        seconds = durations.parse(text)
-    except ValueError as error:
-        raise invalid(f"{error}.", "duration") from None
-    if not STEP_S <= seconds <= _DAY_S:
-        raise invalid(
-            f"'{text}' is not between {STEP_S}s and 24h, which is what is kept.", "duration"
-        )
-    return seconds

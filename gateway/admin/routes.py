@@ -14,16 +14,15 @@ from fastapi import APIRouter, Query, Request, Response
 
 from gateway import errors
 from gateway.admin import dashboard
-from gateway.admin.admin_context import DAY_S, AdminContext, endpoints_of
+from gateway.admin.admin_context import AdminContext, endpoints_of
+from gateway.admin.query_words import parse_kept_duration, parse_outcomes, series_metric
 from gateway.auth.access_control import can_see, principal_of
 from gateway.routing.selection import idle_models, nearest
 from gateway.routing.table import ServedModel
 from gateway.telemetry import request_journal
-from gateway.telemetry.time_series import SERIES_METRICS, STEP_S
-from schemas import duration
+from gateway.telemetry.time_series import STEP_S
 from schemas.deployment import ModelDeployment
-from schemas.wire.errors import Refusal, RefusedError, invalid
-from schemas.wire.metrics import REQUEST_OUTCOMES
+from schemas.wire.errors import Refusal, RefusedError
 
 Json: TypeAlias = dict[str, object]
 _MOST_REQUESTS = 1000
@@ -154,11 +153,8 @@ class AdminRoutes:
         self, metric: str = "rps", duration: Annotated[str, Query(max_length=20)] = "1h"
     ) -> Response:
         """Return one figure over time; null where there was nothing to measure."""
-        if metric not in SERIES_METRICS:
-            known = ", ".join(SERIES_METRICS)
-            raise invalid(f"There is no metric '{metric[:50]}'; there are {known}.", "metric")
-        unit, value = SERIES_METRICS[metric]
-        now_s, length_s = self.context.clock.now().timestamp(), _seconds(duration)
+        unit, value = series_metric(metric)
+        now_s, length_s = self.context.clock.now().timestamp(), parse_kept_duration(duration)
         recorder = self.context.recorder
         points = recorder.series.points(now_s, length_s, _MOST_POINTS)
         seen = ((at_s, sums.since(at_s, recorder.since_s)) for at_s, sums in points)
@@ -183,10 +179,7 @@ class AdminRoutes:
         node: str = "",
     ) -> Response:
         """Return the last requests, newest first. `status`: outcomes, separated by commas."""
-        outcomes = frozenset(filter(None, status.split(",")))
-        if strange := sorted(outcomes.difference(REQUEST_OUTCOMES)):
-            known = ", ".join(REQUEST_OUTCOMES)
-            raise invalid(f"No request ends as '{strange[0][:50]}'; they end as {known}.", "status")
+        outcomes = parse_outcomes(status)
         kept = self.context.recorder.journal
         found = kept.last(limit, outcomes=outcomes, model=model, node=node)
         return _json(
@@ -212,18 +205,6 @@ class AdminRoutes:
                 code="declared_not_commanded",
             )
         )
-
-
-def _seconds(text: str) -> int:
-    try:
-        seconds = duration.parse(text)
-    except ValueError as error:
-        raise invalid(f"{error}.", "duration") from None
-    if not STEP_S <= seconds <= DAY_S:
-        raise invalid(
-            f"'{text}' is not between {STEP_S}s and 24h, which is what is kept.", "duration"
-        )
-    return seconds
 
 
 def _time(seconds: float) -> str:

@@ -158,6 +158,11 @@ async def test_cards_graphs_and_the_request_log(
         assert [one["status"] for one in only["requests"]] == ["ok", "ok"]
         graph = await get(http, gateway, "/api/dashboard/metrics/timeseries?metric=latency")
         assert (graph["unit"], graph["stepSeconds"], len(graph["points"])) == ("ms", 10, 360)
+        # The words of older dashboards mean the same.
+        seed = await get(http, gateway, "/api/dashboard/requests?status=success&model=m")
+        assert seed == only
+        speed = await get(http, gateway, "/api/dashboard/metrics/timeseries?metric=throughput")
+        assert (speed["metric"], speed["unit"]) == ("throughput", "tokens/s")
         day = await get(http, gateway, "/api/dashboard/metrics/timeseries?metric=rps&duration=24h")
         assert len(day["points"]) <= 360
         shot = await get(http, gateway, "/metrics/snapshot")
@@ -168,9 +173,9 @@ async def test_cards_graphs_and_the_request_log(
 @pytest.mark.parametrize(
     ("path", "says"),
     [
-        ("/api/dashboard/requests?status=bad", "they end as ok, refused"),
+        ("/api/dashboard/requests?status=bad", "they end as success, error, cancelled, ok"),
         ("/api/dashboard/requests?limit=0", "limit"),
-        ("/api/dashboard/metrics/timeseries?metric=x", "there are rps, latency"),
+        ("/api/dashboard/metrics/timeseries?metric=x", "there are throughput, requests"),
         ("/api/dashboard/metrics/timeseries?duration=1y", "1h30m or 90s"),
         ("/api/dashboard/metrics/timeseries?duration=48h", "between 10s and 24h"),
     ],
