@@ -286,14 +286,14 @@ class Counts:
     """By file and function."""
     c_calls: int
     bytecodes: Counter[str]
+    files: set[str]
+    """The files that a request passes until it is answered."""
+    files_later: set[str]
+    """The further files that only count it afterwards, in slices."""
 
-    @property
-    def files(self) -> set[str]:
-        return {name.partition(" ")[0] for name in self.python_calls}
 
-
-def _counted(run: Callable[[], object]) -> Counts:
-    """Count what a call executes: the interpreter's own hooks, first for calls, then for bytecodes."""
+def _counted(answer: Callable[[], object], count_later: Callable[[], object]) -> Counts:
+    """Count what both calls execute: the interpreter's own hooks, first for calls, then for bytecodes."""
     python: Counter[str] = Counter()
     bytecodes: Counter[str] = Counter()
     c_calls = 0
@@ -315,12 +315,19 @@ def _counted(run: Callable[[], object]) -> Counts:
         return trace
 
     sys.setprofile(profile)
-    run()
+    answer()
+    files = _files(python)
+    count_later()
     sys.setprofile(None)
     sys.settrace(trace)
-    run()
+    answer()
+    count_later()
     sys.settrace(None)
-    return Counts(python, c_calls, bytecodes)
+    return Counts(python, c_calls, bytecodes, files, _files(python) - files)
+
+
+def _files(calls: Counter[str]) -> set[str]:
+    return {name.partition(" ")[0] for name in calls}
 
 
 async def _synced(gateway: Gateway) -> None:
@@ -345,11 +352,7 @@ async def _measure(case: Case, *, lists: bool) -> dict[str, float]:
     client.ask_hot(_WARM)
     gateway.recorder.count()
 
-    def run() -> None:
-        client.ask_hot(_COUNTED)
-        gateway.recorder.count()
-
-    counts = _counted(run)
+    counts = _counted(lambda: client.ask_hot(_COUNTED), gateway.recorder.count)
     await asyncio.sleep(1.1)  # for a sign of life of the store
     gc.collect()
     gc.freeze()
@@ -363,6 +366,7 @@ async def _measure(case: Case, *, lists: bool) -> dict[str, float]:
             print(f"{count / _COUNTED:8.2f} calls {bytecodes:7.1f} bytecodes  {name}")
     return {
         "files": len(counts.files),
+        "files_later": len(counts.files_later),
         "python_calls": round(counts.python_calls.total() / _COUNTED, 1),
         "c_calls": round(counts.c_calls / _COUNTED, 1),
         "bytecodes": round(counts.bytecodes.total() / _COUNTED),
