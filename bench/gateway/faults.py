@@ -30,7 +30,6 @@ from schemas.routing import Timeouts
 
 _OPTIONS = ("delay_us=50000", "pace_us=10000", f"tokens={loading.TOKENS}")
 _BEFORE_S = 0.7
-_AFTER_S = 1.2
 _FAULTS = sized(FAULTS, smoke=FAULTS[:2])
 _CONNECTIONS = sized((16, 64), smoke=(4,))
 _SETTLE_S = 15.0
@@ -49,7 +48,7 @@ class Setting:
 
 async def under_load(programs: Programs, setting: Setting, count: int, fault: Fault) -> Outcome:
     """Load the gateway with both kinds of requests, and have one engine fail meanwhile."""
-    seconds = _BEFORE_S + fault.lasts_s + _AFTER_S
+    seconds = _BEFORE_S + fault.lasts_s + fault.load_after_s
     whole, stream = (
         Load(
             port=setting.peer.port,

@@ -20,6 +20,8 @@ class Fault:
     lasts_s: float
     act: Callable[[Engine], Awaitable[float | None]]
     """Do it and undo it; returns the seconds from then to the engine's next request, None if nothing was done."""
+    load_after_s: float = 1.2
+    """How long the load goes on after the fault."""
 
 
 def is_used(engine: Engine, before: float) -> bool:
@@ -89,7 +91,8 @@ FAULTS = (
     Fault("kill", 1.0, _kill),
     Fault("stop", 2.5, _stop),
     Fault("drain", 1.2, _drain),
-    Fault("blackhole", 2.5, _mad("blackhole", 2.5)),
+    # Health checks are answered meanwhile, so one request is tried during the fault, and the next 1.5 to 2.5 s later.
+    Fault("blackhole", 2.5, _mad("blackhole", 2.5), load_after_s=4.0),
     Fault("garbage", 0.8, _mad("garbage", 0.8)),
     Fault("half", 0.8, _mad("half", 0.8)),
     Fault("length", 0.8, _mad("length", 0.8)),

@@ -93,6 +93,10 @@ class Breaker:
         engine's own request for a pause.
         """
         self.failed_s = now_s
+        if self.is_open and not self._is_on_trial and fault != "full":
+            # Requests sent before the breaker opened add no failure and no pause, but may show that the engine is gone.
+            self._note_missing_sign(fault)
+            return False
         pause_s = min(max(pause_s, PAUSE_S), _LONGEST_PAUSE_S)
         self._until_s = max(self._until_s, now_s + pause_s)
         if fault == "full":
@@ -101,11 +105,6 @@ class Breaker:
             )
             return False
         self._count(now_s, is_failure=True)
-        if self.is_open and not self._is_on_trial:
-            # Requests sent before the breaker opened add no failure, but may show that the engine
-            # is gone.
-            self._note_missing_sign(fault)
-            return False
         if not (self._is_on_trial or fault == "gone" or self._exceeds_limits(limit)):
             return False
         self._is_on_trial, self.is_open = False, True

@@ -68,6 +68,16 @@ def test_a_full_endpoint_is_avoided_for_its_retry_after_and_never_ejected() -> N
     assert not breaker.is_avoided(20.0)
 
 
+def test_requests_that_fail_after_the_breaker_opened_delay_no_trial() -> None:
+    breaker = opened("silent")
+    for failed_s in (0.5, 0.9):
+        assert not breaker.record_failure("silent", failed_s, draw=MIDDLE)
+    breaker.record_alive()
+    assert breaker.is_avoided(0.9)
+    assert not breaker.is_avoided(1.0)
+    assert breaker.begin_trial(1.0)
+
+
 def test_half_open_lets_one_request_through() -> None:
     breaker = opened()
     assert not breaker.begin_trial(0.5)  # as the last resort
