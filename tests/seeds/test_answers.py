@@ -143,7 +143,8 @@ async def test_the_request_of_the_ring_server(site: Site) -> None:
     # The document's two lines of output.
     assert isinstance(data["choices"][0]["message"]["content"], str)
     assert data["performance"]["decode_tokens_per_s"] > 0
-    assert data["usage"]["completion_tokens"] == 100
+    made, finish = data["usage"]["completion_tokens"], data["choices"][0]["finish_reason"]
+    assert made == 100 if finish == "length" else 0 < made < 100
 
 
 @pytest.mark.parametrize("path", ["/", "/health", "/health/live", "/model/info"])

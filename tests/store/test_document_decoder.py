@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
@@ -15,6 +15,7 @@ from schemas.replica import RankStatus
 from store import codec
 from store.document_decoder import DocumentDecoder
 from tests.support.fleets import deployment
+from tests.support.sampling import samples
 from tests.support.schemas_strategies import objects
 
 STATUSES = [found for kind in kinds.KINDS if (found := codec.status_type(kind.type)) is not None]
@@ -53,6 +54,7 @@ def same(ours: object, pydantics: object) -> bool:
 
 
 @pytest.mark.parametrize("model", MODELS)
+@settings(max_examples=samples(100, quick=8))
 @given(data=st.data())
 def test_it_makes_what_pydantic_makes(model: type[ApiModel], data: st.DataObject) -> None:
     obj = data.draw(objects(model))
