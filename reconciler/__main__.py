@@ -38,6 +38,7 @@ from identity.upkeep import IdentityUpkeep
 from machinery import process_log as house_logging
 from machinery.clock import Clock, SystemClock
 from machinery.environment import drop_secrets
+from machinery.gc_pause import collect_rarely
 from machinery.http_server import ServerSecurity
 from machinery.log_flags import log_options, usable_file
 from machinery.process_log import LogFormat, LogLevel, LogRing
@@ -156,6 +157,7 @@ def main(
 ) -> None:
     """Decide which Mac runs which replica. Run any number of reconcilers: one leads."""
     disable_core_dumps()
+    collect_rarely()
     ring = LogRing()
     house_logging.setup(
         "reconciler", log_level, log_format=log_format, ring=ring, file=options["log_file"]

@@ -122,12 +122,17 @@ class Executor:
 
     async def write_statuses(
         self, found: Iterable[tuple[ObjectKey, Status, int]], *, owner: str = ""
-    ) -> None:
-        """Write statuses, each with the version of the object that it was computed from. `owner`: as for `do_all`."""
+    ) -> int:
+        """Write statuses, each with the version of the object that it was computed from; return the last revision.
+
+        `owner`: as for `do_all`. Without any statuses the revision is 0.
+        """
         writes = [status_write(key, status, version=version) for key, status, version in found]
+        last = 0
         async with aclosing(self._in_batches(writes, owner)) as batched:
-            async for _ in batched:
-                pass
+            async for _, revision in batched:
+                last = revision
+        return last
 
     async def _in_batches(
         self, writes: Iterable[GuardedWrite], owner: str

@@ -20,6 +20,8 @@ from store.port import Put, Transport
 log = logging.getLogger(__name__)
 
 _BACKOFF: Final = Backoff(first_s=0.05, limit_s=5.0)
+# Between the starts of two writes: what changes meanwhile shares a transaction, which costs more than what is in it.
+_PAUSE_S: Final = 0.05
 
 
 class RecordSource(Protocol):
@@ -63,6 +65,7 @@ class RecordKeeper:
     ) -> None:
         """`specs` holds all objects that records are derived from."""
         self._transport = transport
+        self._clock = clock
         self._specs = specs
         self._source = source
         self._labels = labels
@@ -94,6 +97,7 @@ class RecordKeeper:
         is_read = is_marked = False
         while True:
             self._noted.clear()
+            pause_ends = self._clock.monotonic() + _PAUSE_S
             try:
                 if not is_read:
                     self._due.update(await self._source.read())
@@ -109,6 +113,9 @@ class RecordKeeper:
                 continue
             self._retries.reset()
             await self._noted.wait()
+            pause_s = pause_ends - self._clock.monotonic()
+            if pause_s > 0:
+                await self._clock.sleep(pause_s)
 
     async def _write(self, leadership: Leadership) -> None:
         due, self._due = self._due, set()

@@ -125,17 +125,15 @@ class DeploymentReconciler:
             self._state.waiting_for_room.add(key.name)
         else:
             self._state.waiting_for_room.discard(key.name)
-        await self._write_replica_statuses(observed, owner)
         after_s = soonest_s(
             0.0 if decided.actions else decided.requeue_after_s,
             scaling.requeue_after_s if scaling is not None else None,
         )
-        if observed.deployment is not None and not observed.is_ending:
-            status_after_s = await self._write_status(key, observed.deployment, observed, decided)
-            after_s = soonest_s(after_s, status_after_s)
-        else:
+        if observed.deployment is None or observed.is_ending:
             self._state.autoscaler.forget(key.name)
             self._state.baselines.forget(key.name)
+        status_after_s = await self._write_statuses(key, observed, decided)
+        after_s = soonest_s(after_s, status_after_s)
         return None if after_s is None else Requeue(after_s=after_s)
 
     def _scaling(self, name: str) -> ScalingDecision | None:
@@ -210,7 +208,33 @@ class DeploymentReconciler:
         """Wait until the cache shows a write of this or the previous leader: the next plan must count it."""
         await wait_for_revision(self._lister.caches.specs, revision)
 
-    async def _write_replica_statuses(self, observed: DeploymentView, owner: str) -> None:
+    async def _write_statuses(
+        self, key: ObjectKey, observed: DeploymentView, decided: DeploymentPlan
+    ) -> float | None:
+        """Write the statuses that changed, of replicas and deployment; return the seconds until the next reconcile."""
+        owner, changed = _owner_of_writes(observed), await self._replica_statuses(observed)
+        if observed.deployment is None or observed.is_ending:
+            await self._executor.write_statuses(changed, owner=owner)
+            return None
+        deployment, old = observed.deployment, self._lister.deployment_status(key.name)
+        new, after_s = self._deployment_status(deployment, observed, decided, old)
+        if old == new or self._lister.is_newer(key):
+            await self._executor.write_statuses(changed, owner=owner)
+            return after_s
+        version = self._lister.spec_version(key)
+        # Together: a transaction costs more than what is in it.
+        revision = await self._executor.write_statuses([*changed, (key, new, version)], owner=owner)
+        await self._events.record_status(deployment, old, new, decided.unschedulable)
+        if _planning_inputs(old, deployment) != _planning_inputs(new, deployment):
+            # The next plan depends on this status.
+            await wait_for_revision(self._lister.caches.statuses, revision)
+            return 0.0
+        return after_s
+
+    async def _replica_statuses(
+        self, observed: DeploymentView
+    ) -> list[tuple[ObjectKey, Status, int]]:
+        """Return the statuses of replicas that changed, with the versions of the replicas; record their events."""
         changed: list[tuple[ObjectKey, Status, int]] = []
         for view in observed.replicas:
             key = ObjectKey("Replica", view.name)
@@ -220,17 +244,17 @@ class DeploymentReconciler:
             if old != new and not self._lister.is_newer(key):
                 changed.append((key, new, view.version))
                 await self._events.record_replica_status(view.name, observed, old, new)
-        await self._executor.write_statuses(changed, owner=owner)
+        return changed
 
-    async def _write_status(
+    def _deployment_status(
         self,
-        key: ObjectKey,
         deployment: ModelDeployment,
         observed: DeploymentView,
         decided: DeploymentPlan,
-    ) -> float | None:
-        """Write the deployment's status; return the seconds until the next reconcile."""
-        now, old = self._clock.now(), self._lister.deployment_status(key.name)
+        old: ModelDeploymentStatus | None,
+    ) -> tuple[ModelDeploymentStatus, float | None]:
+        """Return the deployment's status, and the seconds until it may change by itself."""
+        now = self._clock.now()
         preload = preload_status(observed, self._table)
         if preload is not None:
             observed = replace(observed, preload=preload[0], preloaded=preload[1])
@@ -241,21 +265,13 @@ class DeploymentReconciler:
             deployment, observed, obstacle, canary=canary, old=old, now=now
         )
         rollout = progress.with_count(rollout, count)
+        # A status is about the nodes of its replicas: going through all nodes took longer than the rest.
+        own = sorted({name for one in observed.replicas for name in one.nodes})
+        observed = replace(observed, nodes=tuple(self._table.named(own)))
         new = status.deployment_status(
             deployment, observed, unschedulable, rollout, old=old, now=now
         )
-        after_s = soonest_s(canary_after_s, rollout.requeue_after_s)
-        if old == new or self._lister.is_newer(key):
-            return after_s
-        version = self._lister.spec_version(key)
-        owner = _owner_of_writes(observed)
-        revision = await self._executor.write_status(key, new, version=version, owner=owner)
-        await self._events.record_status(deployment, old, new, unschedulable)
-        if _planning_inputs(old, deployment) != _planning_inputs(new, deployment):
-            # The next plan depends on this status.
-            await wait_for_revision(self._lister.caches.statuses, revision)
-            return 0.0
-        return after_s
+        return new, soonest_s(canary_after_s, rollout.requeue_after_s)
 
     def _advance_canary(
         self, deployment: ModelDeployment, observed: DeploymentView

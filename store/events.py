@@ -23,6 +23,8 @@ _NAME_LENGTH = 100
 
 # etcd takes 128 guards and operations at once; an event needs one of each.
 _AT_ONCE = 60
+# Between two writes: events that come meanwhile share a transaction, and other writes go before.
+_PAUSE_S = 0.2
 # Further events are dropped: the store is unavailable, and newer events matter more.
 _MOST_WAITING = 10_000
 # Names of events, of which each takes 250 bytes.
@@ -32,7 +34,7 @@ _MOST_REMEMBERED = 10_000
 class EventRecorder:
     """Records events of one source. A lost event is logged and is not a failure.
 
-    While `run()` runs, `record` does not wait: events are written shortly after, in batches.
+    While `run()` runs, `record` does not wait: events are written shortly after, in batches; the first one at once.
     """
 
     def __init__(self, transport: Transport, clock: Clock, *, source: str) -> None:
@@ -57,6 +59,7 @@ class EventRecorder:
                 while self._waiting:
                     events, self._waiting = self._waiting[:_AT_ONCE], self._waiting[_AT_ONCE:]
                     await self._try(events)
+                await self._clock.sleep(_PAUSE_S)
         finally:
             self._is_running = False
 

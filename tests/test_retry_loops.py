@@ -100,6 +100,8 @@ PERIODS = {
     "reconciler/fabric/checker.py": "looks which checks are due, and whether a replica came",
     "reconciler/fabric/runs.py": "polls the progress of a test",
     "reconciler/join/port.py": "answers every refused token after the same time",
+    "reconciler/kept_records.py": "collects changes before it writes them",
+    "store/events.py": "collects events before it writes them",
     "reconciler/change_retention.py": "removes old records once an hour",
     "store/etcd/authentication.py": "waits for the end of its backoff",
     "store/etcd/member/embedded.py": "polls the start of its own etcd",
