@@ -45,6 +45,9 @@ from store.port import Transport
 
 log = logging.getLogger(__name__)
 
+# One plans and acts at a time (`Reconciler`); the others wait for the store to take their statuses.
+_WORKERS = 3
+
 
 class Leftover(NamedTuple):
     """A stored document, and the key of its object, which does not exist."""
@@ -233,7 +236,10 @@ class Controller:
         self._handlers.queue_everything()
         async with asyncio.TaskGroup() as group:
             group.create_task(keep())
-            group.create_task(run_loop(self._queue, reconcile_as_leader, transient=(StoreError,)))
+            for _ in range(_WORKERS):
+                group.create_task(
+                    run_loop(self._queue, reconcile_as_leader, transient=(StoreError,))
+                )
             group.create_task(self._record_node_events())
             group.create_task(demand.run())
             group.create_task(fabric.run())

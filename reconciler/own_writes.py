@@ -20,7 +20,8 @@ class OwnWrites:
 
     def __init__(self) -> None:
         self._owners: dict[int, str] = {}
-        self._is_writing = False
+        self._writing = 0
+        """The number of writes that wait for their answer."""
         self._expected: dict[str, tuple[bytes, ApiModel]] = {}
         self._undecided: list[tuple[int, str, Callable[[], None]]] = []
 
@@ -31,7 +32,7 @@ class OwnWrites:
         """
         if self._owners.get(revision) == deployment:
             return
-        if self._is_writing:
+        if self._writing:
             self._undecided.append((revision, deployment, notify))
         else:
             notify()
@@ -39,11 +40,11 @@ class OwnWrites:
     @contextmanager
     def writing(self, deployment: str) -> Iterator[Callable[[int], None]]:
         """Make a write; call what this yields with its revision. With an empty name it is no own write."""
-        self._is_writing = True
+        self._writing += 1
         try:
             yield lambda revision: self._note(revision, deployment)
         finally:
-            self._is_writing = False
+            self._writing -= 1
             undecided, self._undecided = self._undecided, []
             for one in undecided:
                 self.report(*one)

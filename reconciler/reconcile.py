@@ -1,5 +1,6 @@
 """Reconciles one object at a time: observe, plan, execute, status. The control loop calls it with keys."""
 
+import asyncio
 import logging
 from collections.abc import Iterable
 from contextlib import aclosing
@@ -22,7 +23,7 @@ from reconciler.nodes.liveness import NodeLiveness, Now
 from reconciler.nodes.node_state import NodeContext, evaluate_node
 from reconciler.nodes.node_views import NodeContextCache, NodeViewCache
 from reconciler.observe import observe, soonest_s
-from reconciler.placement.refusals import summary_line
+from reconciler.placement.refusals import Unschedulable, summary_line
 from reconciler.placement.table import NodeTable
 from reconciler.plan import DeploymentPlan, plan
 from reconciler.preload import preload_status
@@ -89,6 +90,23 @@ class LeaderState:
         return Now(time=wall, flapping=self.liveness.flapping(now, wall), lost=lost)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StatusChanges:
+    """The statuses that a reconcile of a deployment has to write."""
+
+    key: ObjectKey
+    owner: str
+    """The deployment whose reconcile these writes are no news for (`OwnWrites`)."""
+    writes: tuple[tuple[ObjectKey, Status, int], ...]
+    """Statuses, each with the version of the object that it was computed from."""
+    deployment: ModelDeployment | None = None
+    """The deployment if its own status, the last of the writes, changed."""
+    old: ModelDeploymentStatus | None = None
+    new: ModelDeploymentStatus | None = None
+    unschedulable: Unschedulable | None = None
+    requeue_after_s: float | None = None
+
+
 class DeploymentReconciler:
     """Moves one deployment towards its spec. Needs leadership."""
 
@@ -108,15 +126,14 @@ class DeploymentReconciler:
         self._report_grace = ReportGrace()
         self._table = NodeTable(())
 
-    async def reconcile(self, key: ObjectKey) -> Requeue | None:
-        """Reconcile one deployment, which may be gone while replicas of it are left."""
+    async def converge(self, key: ObjectKey) -> StatusChanges:
+        """Plan and act for one deployment, which may be gone while replicas of it are left; return what to report."""
         await self._wait_for_specs(await self._executor.last_assignment())
         scaling = self._scaling(key.name)
         observed = self._observe(key.name, scaling)
         decided = plan(observed, self._table)
         _log_decisions(key, decided, scaling)
-        owner = _owner_of_writes(observed)
-        await self._execute(decided, observed, owner)
+        await self._execute(decided, observed, _owner_of_writes(observed))
         if decided.actions:
             observed = self._observe(key.name, scaling)
             # What remains to be done: the changes that were made just now queue nothing.
@@ -125,15 +142,27 @@ class DeploymentReconciler:
             self._state.waiting_for_room.add(key.name)
         else:
             self._state.waiting_for_room.discard(key.name)
+        if observed.deployment is None or observed.is_ending:
+            self._state.autoscaler.forget(key.name)
+            self._state.baselines.forget(key.name)
         after_s = soonest_s(
             0.0 if decided.actions else decided.requeue_after_s,
             scaling.requeue_after_s if scaling is not None else None,
         )
-        if observed.deployment is None or observed.is_ending:
-            self._state.autoscaler.forget(key.name)
-            self._state.baselines.forget(key.name)
-        status_after_s = await self._write_statuses(key, observed, decided)
-        after_s = soonest_s(after_s, status_after_s)
+        return await self._status_changes(key, observed, decided, after_s)
+
+    async def report(self, changes: StatusChanges) -> Requeue | None:
+        """Write the statuses; return when to reconcile the deployment again though nothing changes."""
+        # Together: a transaction costs more than what is in it.
+        revision = await self._executor.write_statuses(changes.writes, owner=changes.owner)
+        after_s, old, new = changes.requeue_after_s, changes.old, changes.new
+        if changes.deployment is not None and new is not None:
+            await self._events.record_status(changes.deployment, old, new, changes.unschedulable)
+            before = _planning_inputs(old, changes.deployment)
+            if before != _planning_inputs(new, changes.deployment):
+                # The next plan depends on this status.
+                await wait_for_revision(self._lister.caches.statuses, revision)
+                after_s = 0.0
         return None if after_s is None else Requeue(after_s=after_s)
 
     def _scaling(self, name: str) -> ScalingDecision | None:
@@ -208,28 +237,36 @@ class DeploymentReconciler:
         """Wait until the cache shows a write of this or the previous leader: the next plan must count it."""
         await wait_for_revision(self._lister.caches.specs, revision)
 
-    async def _write_statuses(
-        self, key: ObjectKey, observed: DeploymentView, decided: DeploymentPlan
-    ) -> float | None:
-        """Write the statuses that changed, of replicas and deployment; return the seconds until the next reconcile."""
-        owner, changed = _owner_of_writes(observed), await self._replica_statuses(observed)
+    async def _status_changes(
+        self,
+        key: ObjectKey,
+        observed: DeploymentView,
+        decided: DeploymentPlan,
+        after_s: float | None,
+    ) -> StatusChanges:
+        """Return the statuses that changed, of replicas and of the deployment; record events of the replicas."""
+        replicas = tuple(await self._replica_statuses(observed))
+        changes = StatusChanges(
+            key=key,
+            owner=_owner_of_writes(observed),
+            writes=replicas,
+            requeue_after_s=after_s,
+        )
         if observed.deployment is None or observed.is_ending:
-            await self._executor.write_statuses(changed, owner=owner)
-            return None
+            return changes
         deployment, old = observed.deployment, self._lister.deployment_status(key.name)
-        new, after_s = self._deployment_status(deployment, observed, decided, old)
+        new, status_after_s = self._deployment_status(deployment, observed, decided, old)
+        changes = replace(changes, requeue_after_s=soonest_s(after_s, status_after_s))
         if old == new or self._lister.is_newer(key):
-            await self._executor.write_statuses(changed, owner=owner)
-            return after_s
-        version = self._lister.spec_version(key)
-        # Together: a transaction costs more than what is in it.
-        revision = await self._executor.write_statuses([*changed, (key, new, version)], owner=owner)
-        await self._events.record_status(deployment, old, new, decided.unschedulable)
-        if _planning_inputs(old, deployment) != _planning_inputs(new, deployment):
-            # The next plan depends on this status.
-            await wait_for_revision(self._lister.caches.statuses, revision)
-            return 0.0
-        return after_s
+            return changes
+        return replace(
+            changes,
+            writes=(*replicas, (key, new, self._lister.spec_version(key))),
+            deployment=deployment,
+            old=old,
+            new=new,
+            unschedulable=decided.unschedulable,
+        )
 
     async def _replica_statuses(
         self, observed: DeploymentView
@@ -411,7 +448,11 @@ class NodeReconciler:
 
 
 class Reconciler:
-    """Reconciles an object of any kind. Needs leadership."""
+    """Reconciles an object of any kind. Needs leadership.
+
+    One object at a time is planned and acted for. While the store takes the statuses of a deployment, which no other
+    plan depends on, the next object has its turn.
+    """
 
     def __init__(
         self,
@@ -429,19 +470,22 @@ class Reconciler:
         events = DeploymentEvents(lister, recorder)
         self._deployments = DeploymentReconciler(lister, state, executor, events, clock)
         self._nodes = NodeReconciler(lister, state, executor, recorder, clock)
+        self._turn = asyncio.Lock()
 
     async def reconcile(self, key: ObjectKey) -> Requeue | None:
         """Reconcile one object; return when to do it again though nothing changes."""
-        if not self._lister.is_readable(key):
-            return None  # the informer logged it; acting on an old version could undo an edit
-        if key.kind == "ModelDeployment":
-            return await self._deployments.reconcile(key)
-        if key.kind == "Node":
-            return await self._nodes.reconcile(key)
-        found = self._lister.spec(key)
-        if found is not None:
-            await self._write_status(key, found)
-        return None
+        async with self._turn:
+            if not self._lister.is_readable(key):
+                return None  # the informer logged it; acting on an old version could undo an edit
+            if key.kind == "Node":
+                return await self._nodes.reconcile(key)
+            if key.kind != "ModelDeployment":
+                found = self._lister.spec(key)
+                if found is not None:
+                    await self._write_status(key, found)
+                return None
+            changes = await self._deployments.converge(key)
+        return await self._deployments.report(changes)
 
     async def _write_status(self, key: ObjectKey, found: ApiObject) -> None:
         old, new = self._lister.status(key), self._status_of(key, found)

@@ -45,6 +45,19 @@ def test_a_watch_may_be_faster_than_the_answer(own: OwnWrites) -> None:
     assert heard == ["of others"]
 
 
+def test_two_writes_may_be_made_at_once(own: OwnWrites) -> None:
+    heard: list[str] = []
+    with own.writing("qwen") as note:
+        with own.writing("llama") as note_other:
+            own.report(7, "qwen", lambda: heard.append("own"))
+            own.report(6, "qwen", lambda: heard.append("of others"))
+            note_other(8)
+        own.report(8, "llama", lambda: heard.append("own, too"))
+        assert heard == []
+        note(7)
+    assert heard == ["of others"]
+
+
 def test_a_write_without_answer_is_news(own: OwnWrites) -> None:
     heard: list[str] = []
     with suppress(TimeoutError), own.writing("qwen"):
