@@ -7,7 +7,7 @@ nonsense delays no other, and is reported with its reason.
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
 from math import isfinite
 from typing import Final
@@ -52,6 +52,7 @@ _FEED_BYTES: Final = 8 << 20
 _METRICS_BYTES: Final = 1 << 20
 # A client that may register gateways could register millions.
 _MOST_GATEWAYS: Final = 200
+_MOST_CURSORS: Final = 4 * _MOST_GATEWAYS
 _AGENTS_AT_ONCE: Final = 50
 _MOST_FIGURES: Final = 500
 _BACKOFF: Final = Backoff(first_s=1.0, limit_s=10.0)
@@ -71,12 +72,13 @@ class FigureCollector:
     traffic: Traffic
     clock: Clock
     dialer: Dialer
-    on_ended: Callable[[str, list[EndedRequest], str], None] = lambda *_: None
-    """Called with a gateway, its requests that ended, and the cursor after the last of them."""
+    on_ended: Callable[[list[EndedRequest], Mapping[str, str]], None] = lambda *_: None
+    """Called with requests of a gateway that ended, and what `cursors` has of it since then."""
     wants_progress: Callable[[], bool] = lambda: False
     """Returns whether a page shows requests in flight: their engines are asked then, too."""
     cursors: dict[str, str] = field(default_factory=dict)
-    """The last entry that was read from each gateway."""
+    """The place up to which each gateway was read, by its id and by its URL: without a certificate, a gateway that
+    starts again has another id."""
     _feed_decoder: msgspec.json.Decoder[GatewayFeed] = field(
         default_factory=lambda: msgspec.json.Decoder(GatewayFeed)
     )
@@ -124,7 +126,12 @@ class FigureCollector:
                     while True:
                         found = await self._feed(session, lease.url, dial, bearer, id_)
                         retries.reset()
-                        self.cursors[id_] = found.cursor
+                        places = self._remember(found.cursor, id_, lease.url)
+                        if not found.is_complete:
+                            log.warning(
+                                "gateway has forgotten requests before they were read",
+                                extra={"gateway": id_, "lost": found.lost or "unknown"},
+                            )
                         found = self._on_own_clock(id_, found)
                         ended = self.traffic.record_feed(id_, found, self.clock.monotonic())
                         if ended:
@@ -132,7 +139,7 @@ class FigureCollector:
                                 "requests ended",
                                 extra={"gateway": id_, "count": len(ended), "cursor": found.cursor},
                             )
-                            self.on_ended(id_, ended, found.cursor)
+                            self.on_ended(ended, places)
                         is_full = len(found.requests) >= _FEED_ENTRIES
                         await self.clock.sleep(_NEXT_S if is_full else _FEED_S)
             except (CollectorError, UntrustedAddressError, StoreError) as error:
@@ -143,6 +150,15 @@ class FigureCollector:
                     )
                 self.traffic.record_silence(id_, str(error))
             await retries.wait()
+
+    def _remember(self, cursor: str, *names: str) -> Mapping[str, str]:
+        """Keep the place up to which a gateway was read; return what was kept."""
+        for name in names:
+            self.cursors.pop(name, None)
+            self.cursors[name] = cursor
+        while len(self.cursors) > _MOST_CURSORS:
+            del self.cursors[next(iter(self.cursors))]
+        return dict.fromkeys(names, cursor)
 
     @contextlib.asynccontextmanager
     async def _ticket(self, id_: str, lease: GatewayLease, dial: Dial) -> AsyncIterator[str]:
@@ -157,6 +173,7 @@ class FigureCollector:
         self, session: aiohttp.ClientSession, url: str, dial: Dial, bearer: str, id_: str
     ) -> GatewayFeed:
         headers = {"authorization": f"Bearer {bearer}"} if bearer else {}
+        after = self.cursors.get(id_) or self.cursors.get(url, "")
         body = await _get(
             session,
             f"{url.rstrip('/')}/api/dashboard/feed",
@@ -164,7 +181,7 @@ class FigureCollector:
             limit=_FEED_BYTES,
             headers=headers,
             params={
-                "after": self.cursors.get(id_, ""),
+                "after": after,
                 "limit": str(_FEED_ENTRIES),
                 **({"progress": "true"} if self.wants_progress() else {}),
             },
@@ -175,7 +192,8 @@ class FigureCollector:
             raise CollectorError(f"its answer cannot be read: {str(error)[:200]}") from error
         if found.gateway != id_:
             raise CollectorError(f"another gateway ({found.gateway[:60]}) answers at {url}")
-        return found
+        # Gateways of earlier releases say otherwise to a reader that has read nothing yet.
+        return found if after else msgspec.structs.replace(found, is_complete=True, lost=0)
 
     def _on_own_clock(self, id_: str, found: GatewayFeed) -> GatewayFeed:
         """Return an answer with times of this machine's clock."""

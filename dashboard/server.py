@@ -164,11 +164,11 @@ class Dashboard:
         )
         return codec.encode(lease)
 
-    def _record_requests(self, gateway: str, ended: Sequence[EndedRequest], cursor: str) -> None:
+    def _record_requests(self, ended: Sequence[EndedRequest], cursors: Mapping[str, str]) -> None:
         self.objectives.count(ended)
         self.shares.count(ended)
         if self.history is not None:
-            self.history.add_requests(gateway, ended, cursor)
+            self.history.add_requests(ended, cursors)
 
     async def _collect(self) -> None:
         """Take what an earlier run recorded, then gather figures forever."""

@@ -123,6 +123,7 @@ class GatewayFeed(msgspec.Struct, frozen=True, rename="camel"):
     gateway: str
     cursor: str
     is_complete: bool
+    """False if requests that ended after the cursor of the question are gone."""
     requests: list[EndedRequest]
     running: list[RunningRequest]
     queue_depth: Count = 0
@@ -130,6 +131,8 @@ class GatewayFeed(msgspec.Struct, frozen=True, rename="camel"):
     waiting_by_model: dict[str, Count] = {}
     active_by_deployment: dict[str, Count] = {}
     uptime_seconds: Seconds = 0.0
+    lost: Count = 0
+    """The number of requests that are gone; 0 if it is unknown."""
 
 
 def on_own_clock(
@@ -158,8 +161,6 @@ class GatewayState:
     seen_s: float = float("-inf")
     problem: str = ""
     """The reason why nothing is known now; empty if it answers."""
-    missed: int = 0
-    """The number of gaps between two answers."""
     read_s: float = float("-inf")
     """Time of the last answer with all that had ended, by a clock that never jumps."""
     is_clock_wrong: bool = False
@@ -228,6 +229,12 @@ class Traffic:
         self.gateways: dict[str, GatewayState] = {}
         self.agents: dict[str, AgentState] = {}
         self.macs: dict[str, MacSums] = {}
+        self.read = 0
+        """The number of requests that gateways showed."""
+        self.gaps = 0
+        """The number of answers in which requests were missing."""
+        self.lost = 0
+        """The number of requests that were missing, as far as gateways know it."""
         self._events: deque[TrafficEvent] = deque(maxlen=_EVENTS)
         self._advanced = asyncio.Event()
         self.place = 0
@@ -238,8 +245,10 @@ class Traffic:
         state = self.gateways.setdefault(id_, GatewayState())
         known = {one.id for one in state.feed.running} if state.feed is not None else set()
         first = state.feed is None
-        state.missed += not found.is_complete and not first
         state.feed, state.seen_s, state.problem = found, now_s, ""
+        self.read += len(found.requests)
+        self.gaps += not found.is_complete
+        self.lost += found.lost
         self.record_ended(found.requests)
         if not first:
             for one in found.running:

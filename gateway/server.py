@@ -245,7 +245,7 @@ class Gateway:
         self.registration = _registration(transport, clock, limits, id_=id_, url=url)
         self._upkeep = _upkeep(transport, clock, limits, url)
         self._holder = make_holder(transport, clock, limits.floating, instance)
-        self.recorder = self._recorder(id_, model_states, tracer)
+        self.recorder = self._recorder(id_, instance, model_states, tracer)
         self.fleet_state.access.on_refusal(self.metrics.limited.add)
         router = Router(
             table_cache=self.table_cache,
@@ -365,15 +365,15 @@ class Gateway:
         )
 
     def _recorder(
-        self, id_: str, model_states: ModelStates, tracer: Tracer | None
+        self, id_: str, run: str, model_states: ModelStates, tracer: Tracer | None
     ) -> RequestRecorder:
-        """Return the recorder of finished requests."""
+        """Return the recorder of finished requests; `run` names this run of the gateway."""
         file = (
             JournalWriter(self._limits.journal_file, self._clock, gateway=id_)
             if self._limits.journal_file
             else None
         )
-        journal = RequestJournal(self._limits.journal_size)
+        journal = RequestJournal(self._limits.journal_size, run)
         self._saved_journal = self._restore(journal)
         process = ProcessMetrics(
             self._clock,

@@ -77,12 +77,13 @@ class MetricRoutes:
             ("process_start_time_seconds", "Start, in Unix time.", process.create_time()),
         ):
             yield Gauge(name, help_, partial(float, value))
-        missed, help_ = (
-            sum(state.missed for state in traffic.gateways.values()),
-            "Answers of gateways in which requests were missing: they had forgotten them.",
-        )
-        name = "fleet_dashboard_feed_gaps_total"
-        yield Gauge(name, help_, partial(float, missed), "counter")
+        for name, help_, value in (
+            ("requests", "Ended requests that were read from gateways.", traffic.read),
+            ("gaps", "Answers of gateways that had forgotten requests.", traffic.gaps),
+            ("lost", "Requests that gateways had forgotten, as far as they know.", traffic.lost),
+        ):
+            full_name = f"fleet_dashboard_feed_{name}_total"
+            yield Gauge(full_name, help_, partial(float, value), "counter")
         cpu = process.cpu_times()
         help_ = "CPU time, user and system."
         yield Gauge("process_cpu_seconds_total", help_, lambda: cpu.user + cpu.system, "counter")

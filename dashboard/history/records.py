@@ -254,7 +254,7 @@ class Batch:
     samples: list[Sample] = field(default_factory=list)
     requests: list[EndedRequest] = field(default_factory=list)
     cursors: dict[str, str] = field(default_factory=dict)
-    """The place in the feed of each gateway up to which `requests` go."""
+    """The place in the feed of each gateway up to which `requests` go, by its id and by its URL."""
     revisions: list[KeyRevision] = field(default_factory=list)
 
     def __bool__(self) -> bool:

@@ -7,7 +7,7 @@ counted, and `problem` says why.
 import asyncio
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -83,10 +83,10 @@ class HistoryWriter:
         waiting += samples
         self._drop(waiting, _MOST_SAMPLES)
 
-    def add_requests(self, gateway: str, ended: Sequence[EndedRequest], cursor: str) -> None:
-        """Write ended requests of a gateway soon; with them the cursor after the last of them."""
+    def add_requests(self, ended: Sequence[EndedRequest], cursors: Mapping[str, str]) -> None:
+        """Write ended requests of a gateway soon; with them its cursors after the last of them."""
         self._waiting.requests += ended
-        self._waiting.cursors[gateway] = cursor
+        self._waiting.cursors |= cursors
         self._drop(self._waiting.requests, _MOST_REQUESTS)
 
     def add_revisions(self, revisions: Sequence[KeyRevision]) -> None:

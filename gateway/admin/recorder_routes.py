@@ -14,7 +14,6 @@ from gateway.admin import dashboard, in_flight
 from gateway.admin.admin_context import AdminContext
 from gateway.admin.in_flight import InFlightSource
 from gateway.telemetry.request_journal import render_entries
-from gateway.telemetry.saved_journal import cursor_of
 from identity.names import Role
 from identity.peers import peer_of
 from machinery.http_server import SSL_OBJECT
@@ -44,25 +43,24 @@ class FeedRoute:
         *,
         progress: bool = False,
     ) -> Response:
-        """Return what ended since the entry `after`, oldest first, and what is under way; for recorders of the fleet.
+        """Return what ended since the cursor `after`, oldest first, and what is under way; for recorders of the fleet.
 
-        `progress`: engines are asked how far they are, too.
+        `progress`: engines are asked how far they are, too. `lost` is the number of requests that ended after the
+        cursor and are gone; if `isComplete` is false and `lost` is 0, their number is unknown.
         """
         await self._check(request, authorization)
         context = self.context
-        ended, is_complete = context.recorder.journal.page_after(after, limit)
-        if not (after and is_complete):
-            # The recorder may have counted what this gateway's journal has from before its start.
-            ended = [one for one in ended if one.time_s >= context.recorder.since_s]
+        page = context.recorder.journal.page_after(after, limit)
         running = sorted(self.source.running(), key=lambda one: one.began_s)[:_MOST_RUNNING]
         pool = self.source.pool if progress else None
         described = await in_flight.describe_all(running, pool, context.clock)
         body = {
             "gateway": context.id,
             "uptimeSeconds": round(context.uptime_s(), 1),
-            "cursor": cursor_of(ended[-1]) if ended else after,
-            "isComplete": is_complete,
-            "requests": render_entries(ended, context.id),
+            "cursor": page.cursor,
+            "isComplete": page.lost == 0,
+            "lost": page.lost or 0,
+            "requests": render_entries(page.entries, context.id),
             "running": described,
             **dashboard.queue(context),
         }

@@ -19,8 +19,7 @@ from gateway.admin.admin_context import AdminContext
 from gateway.admin.candidates import CANDIDATES_PATH, CandidateRoute
 from gateway.admin.in_flight import InFlightRoutes, InFlightSource, endpoint_of, phase_of
 from gateway.http.request_context import RequestContext
-from gateway.telemetry.request_journal import render_entries
-from gateway.telemetry.saved_journal import cursor_of
+from gateway.telemetry.request_journal import cursor_of, render_entries
 from schemas.wire.errors import Refusal, RefusedError
 
 STREAM_PATH: Final = "/api/requests/stream"

@@ -5,8 +5,10 @@ An entry is recorded with the fewest possible steps and rendered only when it is
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from hashlib import blake2b
+from itertools import islice
 from pathlib import Path
 from typing import TypeAlias
 
@@ -69,18 +71,51 @@ class JournalEntry(msgspec.Struct, frozen=True, gc=False):
     output_tokens: int
 
 
+@dataclass(frozen=True, slots=True)
+class JournalPage:
+    """Entries for a reader that comes back for more."""
+
+    entries: Sequence[JournalEntry]
+    """Oldest first."""
+    cursor: str
+    """The place after them."""
+    lost: int | None
+    """The number of entries that the journal dropped before the reader had them; None: unknown."""
+
+
+def cursor_of(entry: JournalEntry) -> str:
+    """Return the name of an entry, for `RequestJournal.after`."""
+    return f"{entry.time_s!r}~{entry.request_id.decode('ascii')}"
+
+
 class RequestJournal:
     """The last requests."""
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, run: str = "") -> None:
+        """`run` names this run of the gateway; it has no colon and no tilde."""
         self._entries: deque[JournalEntry] = deque(maxlen=size)
-        self.add = self._entries.append
-        """Record a finished request."""
-        self.extend = self._entries.extend
-        """Record finished requests, oldest first."""
+        self._run = run
+        self._count = 0
+        """The number of entries so far, with those that were dropped."""
+        self._restored = 0
 
     def __len__(self) -> int:
         return len(self._entries)
+
+    def add(self, entry: JournalEntry) -> None:
+        """Record a finished request."""
+        self._entries.append(entry)
+        self._count += 1
+
+    def extend(self, entries: Sequence[JournalEntry]) -> None:
+        """Record finished requests, oldest first."""
+        self._entries.extend(entries)
+        self._count += len(entries)
+
+    def restore(self, entries: Sequence[JournalEntry]) -> None:
+        """Fill the empty journal with entries of an earlier run, oldest first."""
+        self.extend(entries)
+        self._restored = self._count
 
     def last(
         self,
@@ -107,26 +142,50 @@ class RequestJournal:
         The second value is False if entries between are missing: the cursor is unknown, or there are more.
         `TIME~ID` names an entry; an empty cursor names the beginning.
         """
+        behind = self._behind(cursor)
+        is_known, behind = behind is not None, len(self._entries) if behind is None else behind
+        found = list(islice(reversed(self._entries), min(count, behind)))[::-1]
+        return found, (is_known or not cursor) and behind <= count
+
+    def page_after(self, cursor: str, count: int) -> JournalPage:
+        """Return the oldest `count` entries after the place that a cursor names, for a reader that comes back for more.
+
+        `RUN:PLACE~TIME~ID` names a place by the number of entries before it, and the last of those, by which the next
+        run of the gateway finds it among what it restored. Without a cursor, or with one that is unknown, the entries
+        are those of this run: the reader may have those that were restored.
+        """
+        place, lost = self._place_after(cursor)
+        oldest = self._count - len(self._entries)
+        if place < oldest:
+            lost = oldest - place if cursor and lost is not None else lost
+            place = oldest
+        behind = self._count - place
+        # From the newer end: that is where readers are.
+        found = list(islice(reversed(self._entries), max(0, behind - count), behind))[::-1]
+        place += len(found)
+        last = found or (self._entries if place == self._count else ())
+        name = f"~{cursor_of(last[-1])}" if last else ""
+        return JournalPage(found, f"{self._run}:{place}{name}", lost)
+
+    def _place_after(self, cursor: str) -> tuple[int, int | None]:
+        """Return the place that a cursor names, and 0; if that is unknown, the first of this run, and None."""
+        head, _, name = cursor.partition("~")
+        run, colon, number = head.rpartition(":")
+        if colon and run == self._run and number.isdecimal() and int(number) <= self._count:
+            return int(number), 0
+        behind = self._behind(name if colon else cursor)
+        if behind is not None:
+            return self._count - behind, 0
+        return self._restored, None if cursor else 0
+
+    def _behind(self, cursor: str) -> int | None:
+        """Return the number of entries after the one that `TIME~ID` names; None if it is unknown."""
         time, _, name = cursor.partition("~")
         id_ = name.encode("utf-8", "replace")
-        found: list[JournalEntry] = []
-        for entry in reversed(self._entries):
+        for behind, entry in enumerate(reversed(self._entries) if name else ()):
             if entry.request_id == id_ and repr(entry.time_s) == time:
-                return found[::-1], True
-            if len(found) >= count:
-                return found[::-1], False
-            found.append(entry)
-        return found[::-1], not cursor
-
-    def page_after(self, cursor: str, count: int) -> tuple[list[JournalEntry], bool]:
-        """Return the oldest `count` entries after the one that a cursor names, for a reader that comes back for more.
-
-        Without a cursor, or with one that is unknown, they are the latest; the second value is as that of `after`.
-        """
-        if not cursor:
-            return self.after(cursor, count)
-        found, is_complete = self.after(cursor, len(self._entries))
-        return (found[:count] if is_complete else found[-count:]), is_complete
+                return behind
+        return None
 
 
 def nodes_of(entry: JournalEntry) -> Iterator[str]:

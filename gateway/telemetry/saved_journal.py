@@ -46,11 +46,6 @@ _REQUEST_ID, _SESSION, _SERVED_BY, _ATTEMPTS = map(
 METRIC: Final = "fleet_gateway_journal_unsaved_total"
 
 
-def cursor_of(entry: JournalEntry) -> str:
-    """Return the name of an entry, for `RequestJournal.after`."""
-    return f"{entry.time_s!r}~{entry.request_id.decode('ascii')}"
-
-
 class SavedJournal:
     """Restores a journal from its files, and keeps them up to date."""
 
@@ -96,10 +91,8 @@ class SavedJournal:
                 else:
                     damaged += bool(line)
             self._file.is_torn = bool(raw) and not raw.endswith(b"\n")
-        for entry in entries[-self._size :]:
-            self._journal.add(entry)
-        if entries:
-            self._cursor = cursor_of(entries[-1])
+        self._journal.restore(entries[-self._size :])
+        self._cursor = self._journal.page_after("", 0).cursor
         if damaged:
             log.warning(
                 "lines of the saved journal were skipped",
@@ -143,13 +136,10 @@ class SavedJournal:
 
     def _take(self) -> None:
         """Hand the entries that ended since the last call to the thread."""
-        found, is_complete = self._journal.after(self._cursor, self._size)
-        if not found:
-            return
-        if not is_complete:  # the journal has dropped some; how many is unknown
-            self._not_queued += 1
-        self._cursor = cursor_of(found[-1])
-        self._file.put(found)
+        page = self._journal.page_after(self._cursor, self._size)
+        self._cursor = page.cursor
+        self._not_queued += page.lost or 0
+        self._file.put(page.entries)
 
 
 def encode_entries(entries: Sequence[JournalEntry]) -> bytes:

@@ -132,11 +132,12 @@ class DashboardProcess:
     http: aiohttp.ClientSession
     url: str
     process: asyncio.subprocess.Process | None = None
+    program: tuple[str, ...] = ("-m", "dashboard")
 
     async def start(self) -> None:
         """Start it, and wait for the state of the fleet."""
         self.process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "dashboard", *self.words), stderr=asyncio.subprocess.DEVNULL
+            *(sys.executable, *self.program, *self.words), stderr=asyncio.subprocess.DEVNULL
         )
         await until_async(self._is_ready, limit_s=60, what="the dashboard")
 
@@ -146,6 +147,17 @@ class DashboardProcess:
         if sys.platform == "linux":
             limit = (most_bytes, resource.RLIM_INFINITY)
             resource.prlimit(self.process.pid, resource.RLIMIT_FSIZE, limit)
+
+    def send(self, number: int) -> None:
+        """Send a signal."""
+        assert self.process is not None
+        self.process.send_signal(number)
+
+    async def metric(self, name: str) -> float:
+        """Return the value of one of its own metrics."""
+        async with self.http.get(f"{self.url}/metrics") as response:
+            lines = (await response.text()).splitlines()
+        return float(next(one.split()[1] for one in lines if one.split()[0] == name))
 
     async def _is_ready(self) -> bool:
         try:

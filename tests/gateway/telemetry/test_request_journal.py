@@ -76,6 +76,54 @@ def test_a_node_that_failed_is_found_too() -> None:
     assert len(journal.last(1, node="mac-1")) == 1
 
 
+@given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 4)), max_size=20))
+@settings(max_examples=samples(500, quick=30))
+def test_a_reader_gets_each_entry_once_or_learns_that_it_is_lost(
+    turns: list[tuple[int, int]],
+) -> None:
+    journal, total, cursor = RequestJournal(7, "run"), 0, ""
+    read: list[bytes] = []
+    lost = 0
+    # At the end it reads the rest.
+    for added, count in [(0, 0), *turns, (0, 7)]:
+        journal.extend([entry(total + number) for number in range(added)])
+        total += added
+        page = journal.page_after(cursor, count)
+        cursor = page.cursor
+        assert len(page.entries) <= count
+        assert page.lost is not None
+        lost += page.lost
+        read += [one.request_id for one in page.entries]
+    assert len(read) + lost == total
+    assert read == sorted(set(read), key=lambda one: int(one[2:]))
+    assert journal.page_after(cursor, 7).entries == []
+
+
+@pytest.mark.parametrize(
+    ("cursor", "expected", "lost"),
+    [
+        pytest.param("", [4, 5], 0, id="a-new-reader-has-what-was-restored"),
+        pytest.param("first:9~1002.0~r-2", [3, 4], 0, id="a-place-of-the-earlier-run"),
+        pytest.param("1002.0~r-2", [3, 4], 0, id="as-earlier-releases-wrote-it"),
+        pytest.param("first:9~1009.0~r-9", [4, 5], None, id="an-entry-that-was-not-saved"),
+        pytest.param("second:4~1003.0~r-3", [4, 5], 0, id="its-own-place"),
+        pytest.param("second:5", [5], 0, id="without-an-entry"),
+        pytest.param("second:0~", [1, 2], 1, id="dropped-since"),
+        pytest.param("second:99~1009.0~r-9", [4, 5], None, id="a-place-that-is-not-there-yet"),
+        pytest.param("second:-1", [4, 5], None, id="no-place"),
+        pytest.param("~", [4, 5], None, id="nonsense"),
+    ],
+)
+def test_places_of_readers(cursor: str, expected: list[int], lost: int | None) -> None:
+    """Four entries were restored, and one of them was dropped for the sixth."""
+    journal = RequestJournal(5, "second")
+    journal.restore([entry(number) for number in range(4)])
+    journal.extend([entry(number) for number in (4, 5)])
+    page = journal.page_after(cursor, 2)
+    assert [int(one.request_id[2:]) for one in page.entries] == expected
+    assert page.lost == lost
+
+
 def test_what_is_shown_of_a_request() -> None:
     (tree,) = render_entries([entry(session="somebody@example.com", key="team")], "g1")
     assert tree["id"] == "r-1"

@@ -1,0 +1,239 @@
+"""Figures of a recorder that stood still, and of a gateway that was killed: real processes."""
+
+import asyncio
+import math
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from store.etcd.connect import connect
+from tests.support.dashboards import DashboardProcess, dashboard_process
+from tests.support.etcd import running_etcd
+from tests.support.gateway_calls import CHAT
+from tests.support.gateway_engine_scripts import DONE, delta
+from tests.support.gateway_fake_engine import Call, FakeEngine, running
+from tests.support.gateway_world import World
+from tests.support.ports import free_port
+from tests.support.waiting import until_async
+
+pytestmark = [pytest.mark.etcd, pytest.mark.ci]
+SERIES = "/api/v1/series?subject=fleet&from=10m&step=10s&metric="
+
+
+@dataclass(slots=True)
+class GatewayProcess:
+    """The process `fleet-gateway`, which a test kills and starts again at the same port."""
+
+    words: tuple[str, ...]
+    url: str
+    http: aiohttp.ClientSession
+    process: asyncio.subprocess.Process | None = None
+
+    async def start(self) -> None:
+        """Start it, and wait for its model."""
+        self.process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "gateway", *self.words), stderr=subprocess.DEVNULL
+        )
+
+        async def serves() -> bool:
+            try:
+                async with self.http.get(f"{self.url}/v1/models") as response:
+                    found = (await response.json()).get("data", ())
+                    return [one["id"] for one in found] == ["m"]
+            except aiohttp.ClientError:
+                return False
+
+        await until_async(serves, limit_s=60, what="the gateway")
+
+    async def kill(self) -> None:
+        if self.process is not None and self.process.returncode is None:
+            self.process.kill()
+            await self.process.wait()
+
+    async def chats(self, count: int) -> None:
+        """Send so many streams, eight at a time."""
+        left = iter(range(count))
+
+        async def some() -> None:
+            for _ in left:
+                body = {"model": "m", "messages": [], "stream": True}
+                async with self.http.post(self.url + CHAT, json=body) as response:
+                    assert response.status == 200
+                    await response.read()
+
+        async with asyncio.TaskGroup() as group:
+            for _ in range(8):
+                group.create_task(some())
+
+
+@dataclass(frozen=True, slots=True)
+class Scene:
+    """A gateway that serves, and a recorder that is not started yet."""
+
+    gateway: GatewayProcess
+    recorder: DashboardProcess
+
+    async def total(self) -> int:
+        overview = await self.recorder.get("/api/dashboard/overview")
+        return int(overview["requests"]["total24h"])
+
+    async def counted(self, count: int) -> None:
+        async def is_counted() -> bool:
+            return await self.total() >= count
+
+        await until_async(is_counted, limit_s=60, what=f"{count} requests")
+        assert await self.total() == count
+
+    async def recorded(self, count: int) -> list[dict[str, Any]]:
+        """Wait until so many requests are in the file; return them."""
+        found: list[dict[str, Any]] = []
+
+        async def are_there() -> bool:
+            nonlocal found
+            found = (await self.recorder.get("/api/v1/requests?limit=1000"))["requests"]
+            return len(found) >= count
+
+        await until_async(are_there, limit_s=60, what=f"{count} requests in the history")
+        assert len(found) == len({one["id"] for one in found}) == count
+        return found
+
+
+async def stream(call: Call) -> None:
+    """Stream two tokens; some prompts take longer than others."""
+    await call.begin_stream()
+    await asyncio.sleep(0.003 * (len(call.engine.calls) % 7))
+    for word in ("one", " two"):
+        await call.chunk(delta(word))
+    await call.chunk(DONE)
+    await call.send(b"0\r\n\r\n")
+
+
+@asynccontextmanager
+async def scene(folder: Path, *flags: str) -> AsyncIterator[Scene]:
+    async with (
+        running_etcd(folder / "etcd") as etcd,
+        running(FakeEngine("m-0", stream)) as engine,
+        dashboard_process(str(etcd.address), folder / "recorder") as recorder,
+    ):
+        store = connect(etcd.address)
+        await World(store).serve("m", engine)
+        await store.close()
+        port = free_port()
+        words = ("--port", str(port), "--etcd", str(etcd.address), *flags)
+        state = ("--state-dir", str(folder / "gateway"))
+        url = f"http://127.0.0.1:{port}"
+        gateway = GatewayProcess((*words, *state), url, recorder.http)
+        try:
+            await gateway.start()
+            yield Scene(gateway, recorder)
+        finally:
+            await gateway.kill()
+
+
+async def test_a_recorder_that_stood_still_reads_on(tmp_path: Path) -> None:
+    """A gateway remembers 1,500 here; an answer has a thousand."""
+    async with scene(tmp_path, "--journal-size", "1500") as it:
+        gateway, recorder = it.gateway, it.recorder
+        await recorder.start()
+
+        async def is_known() -> bool:
+            return (tmp_path / "recorder").exists() and not await recorder.metric(
+                "fleet_dashboard_gateways_silent"
+            )
+
+        await until_async(is_known)
+        await gateway.chats(1)
+        await it.counted(1)
+        recorder.send(signal.SIGSTOP)
+        await gateway.chats(1200)
+        recorder.send(signal.SIGCONT)
+        await it.counted(1201)
+        assert await recorder.metric("fleet_dashboard_feed_gaps_total") == 0
+        recorder.send(signal.SIGSTOP)
+        await gateway.chats(1700)
+        recorder.send(signal.SIGCONT)
+        # It has all that the gateway still has, and knows the number of the others.
+        await it.counted(1201 + 1500)
+        assert await recorder.metric("fleet_dashboard_feed_requests_total") == 1201 + 1500
+        assert await recorder.metric("fleet_dashboard_feed_gaps_total") == 1
+        assert await recorder.metric("fleet_dashboard_feed_lost_total") == 200
+
+
+def exact_quantile(values: Sequence[float], share: float) -> float:
+    return sorted(values)[math.ceil(len(values) * share) - 1]
+
+
+async def check_figures(it: Scene, rows: Sequence[dict[str, Any]]) -> None:
+    """Check rates, means and percentiles over time against the requests themselves."""
+    names = ("requests_per_second", "latency_mean", "first_token_p95", "error_ratio")
+
+    async def all_are_counted() -> Any:
+        found = await it.recorder.get(SERIES + ",".join(names))
+        rates = found["metrics"]["requests_per_second"]["mean"]
+        return found if abs(sum(one * 10 for one in rates if one) - len(rows)) < 0.01 else None
+
+    # Requests count for the step in which they ended, which is known once it was sampled.
+    found = await until_async(all_are_counted, limit_s=60, what="the rates of all requests")
+    rates, means, firsts, errors = (found["metrics"][name]["mean"] for name in names)
+    counts = [round((one or 0.0) * 10) for one in rates]
+    mean_ms = sum(m * n for m, n in zip(means, counts, strict=True) if n) / len(rows)
+    assert mean_ms == pytest.approx(sum(one["latencyMs"] for one in rows) / len(rows), rel=1e-3)
+    assert not any(errors[place] for place, count in enumerate(counts) if count)
+    # A step that had no requests has no latency, rather than zero.
+    assert all(means[place] is None for place, count in enumerate(counts) if not count)
+    exact = exact_quantile([one["firstTokenMs"] for one in rows], 0.95)
+    # Bounds of the histogram of first tokens, in milliseconds.
+    bounds = (1, 5, 10, 20, 40, 60, 80, 100, 250, 500, 750, 1000, 2500, 5000, 7500, 10_000)
+    ends = next((a, b) for a, b in zip((0, *bounds), bounds, strict=False) if a < exact <= b)
+    assert max(one for one in firsts if one is not None) >= ends[0]
+    assert min(one for one in firsts if one is not None) <= ends[1]
+
+
+async def test_a_gateways_kill_9_makes_no_figure_wrong(tmp_path: Path) -> None:
+    """Requests that ended before the kill, and that no recorder had read, are read from its successor."""
+    async with scene(tmp_path) as it:
+        gateway, recorder = it.gateway, it.recorder
+        await recorder.start()
+        await gateway.chats(20)
+        await it.counted(20)
+        recorder.send(signal.SIGSTOP)
+        await gateway.chats(7)
+        saved = tmp_path / "gateway" / "requests.jsonl"
+
+        async def are_saved() -> bool:
+            return saved.read_bytes().count(b"\n") == 27
+
+        await until_async(are_saved, what="the journal on disk")
+        await gateway.kill()
+        recorder.send(signal.SIGCONT)
+
+        async def is_reported() -> bool:
+            return bool((await recorder.get("/queue"))["gatewaysSilent"])
+
+        await until_async(is_reported, what="a silent gateway")
+        assert await it.total() == 20
+        await gateway.start()
+        await gateway.chats(5)
+        await it.counted(32)
+        rows = await it.recorded(32)
+        assert {one["status"] for one in rows} == {"ok"}
+        assert await recorder.metric("fleet_dashboard_feed_gaps_total") == 0
+        await check_figures(it, rows)
+        # Twice, and with the recorder killed as well.
+        await recorder.end(signal.SIGKILL)
+        await gateway.kill()
+        await gateway.start()
+        await gateway.chats(3)
+        await recorder.start()
+        await it.counted(35)
+        await check_figures(it, await it.recorded(35))
+        workers = await recorder.get("/api/dashboard/workers")
+        assert [one["metrics"]["totalRequests"] for one in workers] in ([35], [])
