@@ -135,11 +135,11 @@ def changes(batches: dict[bool, Batch]) -> dict[str, float]:
     return {name: statistics.median(times) for name, times in found.items()}
 
 
-def concurrency(*, by_rows: bool) -> dict[str, float]:
+def concurrency(*, by_rows: bool, are_full: bool) -> dict[str, float]:
     """Return how many requests of mixed lengths run at once in the memory of four full contexts, while others wait.
 
-    Half of each is its prompt, and all of them use all of their `max_tokens`: the worst case for memory that is given
-    as it is needed.
+    Half of each is its prompt. With `are_full` all of them use all of their `max_tokens`: the worst case for memory that
+    is given as it is needed. Otherwise answers of every share of `max_tokens` are equally frequent.
     """
     memory = MemoryGuard(
         budget=MemoryBudget(
@@ -162,23 +162,33 @@ def concurrency(*, by_rows: bool) -> dict[str, float]:
         waiting.append(Job(id=number, prompt=prompt, max_tokens=more, sampling=_GREEDY))
     running: dict[int, tuple[Job, int]] = {}
     counts: list[int] = []
+    held: list[int] = []
+    read_again = 0
     while waiting:
-        for stopped in memory.grow({at: tokens for at, (_, tokens) in running.items()}):
+        for stopped in memory.grow({at: tokens + 16 for at, (_, tokens) in running.items()}):
             job, tokens = running.pop(stopped)
             made = tokens - len(job.prompt)
             waiting.insert(0, dataclasses.replace(job, emitted=(1,) * made))
+            read_again += tokens
         while waiting and memory.may_join(waiting[0]):
             job = waiting.pop(0)
             memory.reserve(job)
             running[job.id] = job, len(job.prompt) + len(job.emitted)
         counts.append(len(running))
+        held.append(sum(tokens for _, tokens in running.values()))
         for at, (job, tokens) in list(running.items()):
             running[at] = job, tokens + 16
-            if tokens + 16 >= len(job.prompt) + job.max_tokens:
+            share = 1.0 if are_full else (at * 7 + at // 16 * 5) % 16 / 16
+            if tokens + 16 >= len(job.prompt) + share * job.max_tokens:
                 memory.release(at)
                 del running[at]
-    mean = round(statistics.mean(counts), 1)
-    return {"mean": mean, "most": max(counts), "stopped": memory.preemptions}
+    return {
+        "mean": round(statistics.mean(counts), 1),
+        "most": max(counts),
+        "stopped": memory.preemptions,
+        "read_again": read_again,
+        "full": round(statistics.mean(held) / memory.budget.kv_bytes, 2),
+    }
 
 
 def main() -> None:
@@ -200,10 +210,11 @@ def main() -> None:
                 compared["mixed_16_memory"] = round(held[False] / held[True], 2)
                 figures["changes"] = {k: round(v, 1) for k, v in changes(batches).items()}
             print(f"{name}: {figures[name]}", flush=True)
-    padded, rows = concurrency(by_rows=False), concurrency(by_rows=True)
-    compared["concurrent_mean"] = round(rows["mean"] / padded["mean"], 2)
-    compared["concurrent_most"] = round(rows["most"] / padded["most"], 2)
-    figures["concurrent"] = {"padded": padded, "rows": rows, "full_contexts": _CONTEXTS}
+    for name, are_full in (("concurrent", True), ("early_ends", False)):
+        padded, rows = (concurrency(by_rows=one, are_full=are_full) for one in (False, True))
+        compared[f"{name}_mean"] = round(rows["mean"] / padded["mean"], 2)
+        compared[f"{name}_most"] = round(rows["most"] / padded["most"], 2)
+        figures[name] = {"padded": padded, "rows": rows, "full_contexts": _CONTEXTS}
     finish("rows", compared, {**figures, "rounds": _ROUNDS, "steps": _STEPS, "smoke": SMOKE})
 
 

@@ -12,11 +12,25 @@ from schemas.node import LayerGroup, ModelGeometry
 
 CACHE_STEP: Final = 256
 """KV caches grow by this many tokens (mlx_lm/models/cache.py; engine/cache/stepped_kv.py, engine/cache/quantized_kv.py)."""
+ROW_STEP: Final = 64
+"""Memory of a row with caches of its own is counted, and given to it, in steps of this many tokens."""
 
 
-def round_up(tokens: int) -> int:
-    """Return the tokens that a cache for this many allocates: whole steps."""
-    return -(-tokens // CACHE_STEP) * CACHE_STEP
+def round_up(tokens: int, step: int = CACHE_STEP) -> int:
+    """Return the least number of whole steps that hold this many tokens."""
+    return -(-tokens // step) * step
+
+
+def cache_slots(tokens: int, reserved: int | None) -> int:
+    """Return the tokens for which a cache that must hold `tokens` allocates memory.
+
+    It grows by whole steps of 256 tokens as far as `reserved` allows, the tokens for which it has memory, and by the
+    small steps of rows beyond that. Without `reserved` there is memory for whole steps.
+    """
+    whole = round_up(tokens)
+    if reserved is None:
+        return whole
+    return max(round_up(tokens, ROW_STEP), min(whole, round_up(reserved, ROW_STEP)))
 
 
 # Arrays of a token's width that are alive at once while a layer is computed.
@@ -89,25 +103,28 @@ class KvFootprint:
         )
 
     def sequence_bytes(self, tokens: int) -> int:
-        """Return the bytes of one sequence at most, in whole steps as in `cache_bytes`.
+        """Return the bytes of one sequence at most: whole steps, those of rows if a batch keeps rows apart.
 
         mlx-lm's rotating caches grow by a step from the length at which they are full; until the window is reached
         they hold up to 255 tokens more than `cache_bytes` counts.
         """
-        return self.token_bytes * round_up(tokens) + self._fixed_bytes(tokens)
+        return self.token_bytes * self._slots(tokens) + self._fixed_bytes(tokens)
 
     def batch_bytes(self, lengths: Collection[int]) -> int:
         """Return the most bytes of sequences of these lengths together."""
         longest = max(lengths, default=0)
         if not self.by_rows:
             return len(lengths) * self.sequence_bytes(longest)
-        tokens = sum(map(round_up, lengths))
+        tokens = sum(map(self._slots, lengths))
         return self.token_bytes * tokens + len(lengths) * self._fixed_bytes(longest)
 
     def load_bytes(self, load: ServingLoad) -> int:
         """Return the bytes of the caches of all requests of a load."""
         fixed = self._fixed_bytes(load.context_length + load.draft_tokens)
         return self.token_bytes * load.all_tokens + load.concurrency * fixed
+
+    def _slots(self, tokens: int) -> int:
+        return round_up(tokens, ROW_STEP if self.by_rows else CACHE_STEP)
 
     def _fixed_bytes(self, tokens: int) -> int:
         """Return the bytes of a sequence's states and rotating layers, beside others of at most `tokens` tokens."""

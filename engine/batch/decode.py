@@ -24,7 +24,6 @@ from engine.grammar.interface import GrammarCompiler, GrammarMatcher
 from engine.jobs import FinishReason, Job, TokenLogprobs, TokenOutput
 from engine.model.adapter_bank import AdapterBank
 from engine.vision.vision_model import VisionModel
-from models.footprint import CACHE_STEP
 
 Array: TypeAlias = Any  # mlx ships no types
 Model: TypeAlias = Any
@@ -47,6 +46,8 @@ class DecodeRow:
     """New tokens that were read, those of `job.emitted` included."""
     chosen: int = 0
     """Number of tokens chosen on the device, read or not: the index of the next one."""
+    reserved: int | None = None
+    """Tokens for which its caches have memory; None: all that it may have."""
 
     @classmethod
     def of(
@@ -56,6 +57,7 @@ class DecodeRow:
         cached_tokens: int,
         grammars: GrammarCompiler | None,
         prompt_logprobs: tuple[TokenLogprobs, ...] | None = None,
+        reserved: int | None = None,
     ) -> "DecodeRow":
         """Return the row of a job whose prompt was read, with the tokens that another process made for it."""
         matcher = None
@@ -68,6 +70,7 @@ class DecodeRow:
             matcher=matcher,
             penalties=PenaltyState(job) if needs_penalties(job) else None,
             prompt_logprobs=prompt_logprobs,
+            reserved=reserved,
         )
         for token in job.emitted:
             row._append(token)
@@ -96,9 +99,9 @@ class DecodeRow:
 
     @property
     def length(self) -> RowLength:
-        """The tokens after the next step, and those for which the memory guard has reserved memory at least."""
-        tokens, most = self.fed + 1, len(self.job.prompt) + self.job.max_tokens
-        return RowLength(tokens, min(tokens + CACHE_STEP, most))
+        """The tokens after the next step, and those for which there is memory."""
+        most = len(self.job.prompt) + self.job.max_tokens
+        return RowLength(self.fed + 1, most if self.reserved is None else self.reserved)
 
     @property
     def room(self) -> int:

@@ -47,6 +47,8 @@ class StepExecutor:
     decode_stage: DecodeStage = field(init=False)
     prefill_stage: PrefillStage = field(init=False)
     jobs: dict[int, Job] = field(default_factory=dict)
+    _reserved: dict[int, int] = field(default_factory=dict)
+    """The tokens for which the caches of each job have memory; empty if memory is not given by rows."""
     _preempted: set[int] = field(default_factory=set)
     """Jobs that were stopped once; what was cached of their prompts is reported already."""
 
@@ -55,7 +57,12 @@ class StepExecutor:
         self.compiling = BackgroundGrammars(self.grammars)
         self.decode_stage = self._new_decode_stage()
         self.prefill_stage = PrefillStage(
-            self.model, self.prefix, self.adapters, self.vision, by_rows=self.by_rows
+            self.model,
+            self.prefix,
+            self.adapters,
+            self.vision,
+            by_rows=self.by_rows,
+            reserved=self._reserved,
         )
 
     @property
@@ -80,6 +87,7 @@ class StepExecutor:
         self.free_memory(plan)
         self.join(plan.joins)
         self.leave(plan.leaves)
+        self.reserve(plan.reserves)
         outputs: list[TokenOutput] = []
         if plan.decodes:
             outputs += self.decode(reads_on=bool(plan.chunks), preempts=plan.preempts)
@@ -104,6 +112,13 @@ class StepExecutor:
         self.prefill_stage.leave(job_ids)
         self.decode_stage.leave(job_ids)
         self._forget(job_ids)
+
+    def reserve(self, reserves: Sequence[tuple[int, int]]) -> None:
+        """Let the caches of jobs grow up to these numbers of tokens."""
+        self._reserved.update(reserves)
+        if reserves:
+            for row in self.decode_stage.rows:
+                row.reserved = self._reserved.get(row.job.id)
 
     def drop(self, job_ids: Sequence[int]) -> None:
         """Remove jobs whose caches cannot be trusted. If one of them generates, drop all generating rows."""
@@ -130,6 +145,8 @@ class StepExecutor:
         """Free what is held for jobs beside their caches."""
         self.compiling.drop(job_ids)
         self._preempted.difference_update(job_ids)
+        for job_id in job_ids:
+            self._reserved.pop(job_id, None)
         if self.vision is not None:
             self.vision.forget(job_ids)
 
@@ -178,6 +195,7 @@ class StepExecutor:
                 cached_tokens=0 if prompt.job.id in self._preempted else prompt.cached_tokens,
                 prompt_logprobs=tuple(prompt.scores) if prompt.job.has_prompt_logprobs else None,
                 grammars=self.grammars,
+                reserved=self._reserved.get(prompt.job.id),
             )
             for prompt in finished.prompts
         ]

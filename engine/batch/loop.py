@@ -148,6 +148,7 @@ class BatchLoop:
             leaves=leaves,
             decodes=running > 0 and is_due,
             preempts=preempts,
+            reserves=self.memory.take_reserves(),
             chunks=chunks,
             prefix_bytes=advice.prefix_limit_bytes if is_too_large else None,
             clears=advice.clear_buffers,
@@ -162,6 +163,7 @@ class BatchLoop:
         self.executor.free_memory(plan)
         try:
             self.executor.leave(plan.leaves)
+            self.executor.reserve(plan.reserves)
         except Exception as error:
             # Removing a row from the caches runs on the device and can fail like a step.
             log.exception("cannot remove jobs from the batch; all generating jobs are lost")

@@ -1,14 +1,15 @@
 """Prefill: reads prompts piece by piece, each into caches of its own. Worker thread only."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, TypeAlias
 
 import mlx.core as mx
 
 from engine.batch import logprobs
 from engine.batch.step_plan import PromptChunk
-from engine.cache.batch_caches import merge_caches
+from engine.cache.batch_caches import merge_caches, set_reserved
 from engine.cache.interface import LayerCache, PrefixCache
 from engine.cache.window_kv import KeepingKVCache
 from engine.jobs import Job, TokenLogprobs
@@ -65,8 +66,13 @@ class PrefillStage:
         vision: VisionModel | None = None,
         *,
         by_rows: bool = False,
+        reserved: Mapping[int, int] = MappingProxyType({}),
     ) -> None:
-        """`vision` is the model, if it sees images; `by_rows` says that its caches may be `RowsKVCache`."""
+        """`vision` is the model, if it sees images; `by_rows` says that its caches may be `RowsKVCache`.
+
+        `reserved` are the tokens for which the caches of a job have memory; the caller changes them.
+        """
+        self._reserved = reserved
         self._by_rows = by_rows
         self._model = model
         self._vision = vision
@@ -123,6 +129,7 @@ class PrefillStage:
             # Logits of cached tokens are not kept.
             wanted = () if job.has_prompt_logprobs else job.prompt + job.emitted
             caches, cached_tokens = self._prefix.fetch(wanted, job.cache_salt)
+            set_reserved(caches, self._reserved.get(job.id))
             found = PrefillPrompt(
                 job=job,
                 caches=caches,

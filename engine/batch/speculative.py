@@ -11,10 +11,12 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias
 
 import mlx.core as mx
-from mlx_lm.models.cache import make_prompt_cache, trim_prompt_cache
+from mlx_lm.models.cache import trim_prompt_cache
 
 from engine.batch.step_plan import LARGEST_CHUNK
-from engine.cache.interface import LayerCache
+from engine.cache.batch_caches import set_reserved
+from engine.cache.interface import KvOptions, LayerCache
+from engine.cache.layer_caches import make_caches
 
 Model: TypeAlias = Any  # mlx ships no types
 
@@ -109,7 +111,8 @@ class DraftProposer:
         if known:
             trim_prompt_cache(self._caches, len(self._read) - known)
         else:
-            self._caches = make_prompt_cache(self.model)
+            self._caches = make_caches(self.model, KvOptions())
+            set_reserved(self._caches, 0)  # the memory of a row counts both models in small steps
         for start in range(known, len(target), LARGEST_CHUNK):
             self.model(mx.array([target[start : start + LARGEST_CHUNK]]), cache=self._caches)
             mx.eval([cache.state for cache in self._caches])

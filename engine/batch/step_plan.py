@@ -38,6 +38,8 @@ class StepPlan:
     """True if every generating sequence makes one more token (or several, with a draft model)."""
     preempts: tuple[int, ...] = ()
     """Generating jobs that give up their memory before that token; they are read again later, with what they made."""
+    reserves: tuple[tuple[int, int], ...] = ()
+    """(job, tokens for which its caches have memory from now on), where that has changed and rows are kept apart."""
     chunks: tuple[PromptChunk, ...] = ()
     """Prompt pieces to read together. There are several only if each one ends its prompt."""
     prefix_bytes: int | None = None

@@ -14,6 +14,13 @@ from engine.cache.stepped_kv import BatchSteppedKVCache, SteppedKVCache
 from engine.cache.window_kv import KeepingKVCache
 
 
+def set_reserved(caches: Sequence[LayerCache], tokens: int | None) -> None:
+    """Tell the layer caches of one sequence for how many tokens memory is reserved; those that rotate ignore it."""
+    for cache in caches:
+        if isinstance(cache, SteppedKVCache | QuantizedCache):
+            cache.reserved = tokens
+
+
 def merge_caches(caches: Sequence[Sequence[LayerCache]], *, by_rows: bool) -> list[LayerCache]:
     """Make one batch of the caches of several sequences, and take them over.
 
@@ -31,6 +38,10 @@ class BatchCaches:
         self._by_rows = by_rows
         self._is_padded = not by_rows
         self._steps = 0
+        self._promised: tuple[int, ...] = ()
+        """The tokens that the rows' caches were told to have memory for."""
+        self._width = 0
+        """Tokens of each row in padded arrays of which rows were removed; their memory is what it was."""
         self.layers: list[LayerCache] = []
 
     @property
@@ -58,10 +69,11 @@ class BatchCaches:
 
     def keep(self, rows: Sequence[int]) -> None:
         """Remove all rows but these."""
-        self._steps = 0
+        self._steps, self._promised = 0, ()
         if not rows:
             self.layers, self._is_padded = [], not self._by_rows
             return
+        self._width = max((_slots(cache) for cache in self.layers), default=0)
         index = mx.array(list(rows))
         for cache in self.layers:
             cache.filter(list(rows) if isinstance(cache, RowsKVCache) else index)
@@ -72,16 +84,31 @@ class BatchCaches:
             cache.trim(count)
 
     def arrange(self, rows: Sequence[RowLength]) -> None:
-        """Choose the layout for the next step."""
+        """Choose the layout for the next step, which takes no more memory than is reserved for the rows."""
         if not self._by_rows:
             return
         if self._is_padded:
             if not batch_layout.is_padding_cheap(rows):
                 self._split()
-            return
-        if batch_layout.should_pad(rows, steps=self._steps):
-            self._pad()
-        self._steps += 1
+        else:
+            if batch_layout.should_pad(rows, steps=self._steps):
+                self._pad()
+            self._steps += 1
+        promised = tuple(row.promised for row in rows)
+        if promised != self._promised:
+            self._promised = promised
+            self._reserve(rows)
+
+    def _reserve(self, rows: Sequence[RowLength]) -> None:
+        for cache in self.layers:
+            if isinstance(cache, RowsKVCache):
+                for row, length in zip(cache.rows, rows, strict=True):
+                    set_reserved([row], length.promised)
+            elif isinstance(cache, BatchSteppedKVCache | BatchQuantizedKVCache):
+                cache.reserved = batch_layout.padded_slots(rows)
+                if self._width > cache.reserved:
+                    _drop_room(cache)
+        self._width = 0
 
     def _pad(self) -> None:
         """Merge the rows, one layer after the other: two copies of all layers might not fit."""
@@ -90,11 +117,11 @@ class BatchCaches:
                 self.layers[at] = cache.rows[0].merge(cache.rows)
                 del cache
                 mx.eval(self.layers[at].state)
-        self._is_padded = True
+        self._is_padded, self._promised = True, ()
 
     def _split(self) -> None:
         """Give each row a cache of its own. The next pass copies the rows, layer by layer."""
-        self._steps = 0
+        self._steps, self._promised, self._width = 0, (), 0
         if not (self._by_rows and self._is_padded):
             return
         self.layers = [
@@ -110,3 +137,16 @@ def _merge_layer(layer: Sequence[LayerCache], *, by_rows: bool) -> Any:
     if by_rows and isinstance(layer[0], SteppedKVCache | QuantizedCache | KeepingKVCache):
         return RowsKVCache(layer)
     return layer[0].merge(list(layer))
+
+
+def _slots(cache: LayerCache) -> int:
+    """Return the tokens that each row of a padded cache has memory for; 0 for caches of other kinds."""
+    if cache.empty() or not isinstance(cache, BatchSteppedKVCache | BatchQuantizedKVCache):
+        return 0
+    keys = cache.keys[0] if isinstance(cache, BatchQuantizedKVCache) else cache.keys
+    return int(keys.shape[2])
+
+
+def _drop_room(cache: BatchSteppedKVCache | BatchQuantizedKVCache) -> None:
+    """Leave no room for later tokens: the next one copies the array into one of the right size."""
+    cache.keys, cache.values = cache.keys_and_values()

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from models.footprint import round_up
+from models.footprint import ROW_STEP, round_up
 
 _MOST_PADDING: Final = 0.2
 # What the kernels of one more row cost a layer, in tokens of a row: measured on two CPU cores (ADR 0083). A GPU reads a
@@ -42,7 +42,13 @@ def is_padding_cheap(rows: Sequence[RowLength]) -> bool:
     padding = longest - sum(row.tokens for row in rows) / len(rows)
     if padding > max(_MOST_PADDING * longest, _ROW_COST):
         return False
-    return len(rows) * round_up(longest) <= sum(round_up(row.promised) for row in rows)
+    return round_up(longest, ROW_STEP) <= padded_slots(rows)
+
+
+def padded_slots(rows: Sequence[RowLength]) -> int:
+    """Return the tokens that each row of a padded array may have in the memory of all rows."""
+    slots = sum(round_up(row.promised, ROW_STEP) for row in rows) // len(rows)
+    return slots - slots % ROW_STEP
 
 
 def should_pad(rows: Sequence[RowLength], *, steps: int) -> bool:

@@ -13,7 +13,7 @@ import mlx.core as mx
 from mlx_lm.models.cache import BatchKVCache, QuantizedKVCache, dynamic_roll
 from typing_extensions import override
 
-from models.footprint import CACHE_STEP
+from models.footprint import cache_slots
 
 Array: TypeAlias = Any  # mlx ships no types
 # Packed numbers, scales and biases as mx.quantize returns them, each of shape (rows, heads, tokens, numbers a token).
@@ -79,14 +79,14 @@ def common_packing(caches: Sequence[Any]) -> tuple[int, int]:
 def append_tokens(cache: Any, keys: Array, values: Array, *, at: int) -> None:
     """Pack keys and values and write them from token `at` on.
 
-    The cache grows to a multiple of CACHE_STEP (see stepped_kv.py).
+    The cache grows in steps, as far as it has memory (see stepped_kv.py).
     """
     tokens = keys.shape[2]
     new: list[Array] = []
     for array in (keys, values):
         new += mx.quantize(array, group_size=cache.group_size, bits=cache.bits)
     if cache.keys is None or at + tokens > cache.keys[0].shape[2]:
-        more = -(-(at + tokens) // CACHE_STEP) * CACHE_STEP - at
+        more = cache_slots(at + tokens, cache.reserved) - at
         grown = [mx.zeros((*part.shape[:2], more, part.shape[3]), part.dtype) for part in new]
         if cache.keys is not None:
             held = [part[..., :at, :] for part in cache_arrays(cache)]
@@ -124,6 +124,8 @@ class QuantizedCache(QuantizedKVCache):
 
     keys: Any  # Packed, or None before the first token
     values: Any
+    reserved: int | None = None
+    """Tokens for which there is memory; None: whole steps of 256."""
 
     def __init__(self, bits: int) -> None:
         super().__init__(group_size=GROUP_SIZES[0], bits=bits)
@@ -165,6 +167,8 @@ class BatchQuantizedKVCache(BatchKVCache):
     values: Any
     left_padding: Any  # integer arrays, one number a row
     offset: Any
+    reserved: int | None = None
+    """Tokens of each row, padding included, for which there is memory; None: whole steps of 256."""
     _idx: int
     _right_padding: Any
 

@@ -27,7 +27,7 @@ from engine.cache.quantized_kv import (
 )
 from engine.cache.stepped_kv import BatchSteppedKVCache, SteppedKVCache
 from engine.cache.window_kv import KeepingKVCache
-from models.footprint import round_up
+from models.footprint import cache_slots
 
 Array: TypeAlias = Any  # mlx ships no types
 # From this many new tokens a row on, packed keys and values are unpacked for the layer, and attention uses the kernel of
@@ -248,7 +248,7 @@ def _split(array: Array) -> list[Array]:
 
 def _release_room(row: RowCache) -> None:
     """Free the steps that padding took beyond what the row's tokens take."""
-    slots = round_up(row.offset)
+    slots = cache_slots(row.offset, row.reserved)
     held = cache_arrays(row) if isinstance(row, QuantizedCache) else [row.keys, row.values]
     if held[0] is None or held[0].shape[2] <= slots:
         return

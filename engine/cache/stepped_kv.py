@@ -1,7 +1,8 @@
-"""Plain KV caches of mlx-lm whose size is always a multiple of 256 tokens.
+"""Plain KV caches of mlx-lm whose size is always a whole number of steps.
 
 mlx-lm's own caches add 256 tokens to the length at which they are full, so 64 sequences of 512 tokens may hold 1.5
-times the bytes of the memory proof. The proof rounds up to whole steps (models/footprint.py), and so do these caches.
+times the bytes of the memory proof. The proof rounds up to whole steps, and so do these caches: to 256 tokens, or less
+if the memory guard has reserved less for a sequence (`cache_slots` of models/footprint.py).
 """
 
 from collections.abc import Callable, Sequence
@@ -11,7 +12,7 @@ import mlx.core as mx
 from mlx_lm.models.cache import BatchKVCache, KVCache
 from typing_extensions import override
 
-from models.footprint import CACHE_STEP
+from models.footprint import cache_slots
 
 Array: TypeAlias = Any  # mlx ships no types
 
@@ -21,6 +22,8 @@ class SteppedKVCache(KVCache):
 
     keys: Any
     values: Any
+    reserved: int | None = None
+    """Tokens for which there is memory; None: whole steps of 256."""
 
     @override
     def update_and_fetch(self, keys: Array, values: Array) -> tuple[Array, Array]:
@@ -43,6 +46,8 @@ class BatchSteppedKVCache(BatchKVCache):
     values: Any
     left_padding: Any
     offset: Any
+    reserved: int | None = None
+    """Tokens of each row, padding included, for which there is memory; None: whole steps of 256."""
     _idx: int
 
     @override
@@ -78,19 +83,20 @@ class BatchSteppedKVCache(BatchKVCache):
 
 
 def _append(cache: Any, keys: Array, values: Array, *, at: int) -> None:
-    """Write keys and values from token `at` on; grow the cache to the next whole step if there is no room."""
+    """Write keys and values from token `at` on; grow the cache if there is no room."""
     end = at + keys.shape[2]
     if cache.keys is None or end > cache.keys.shape[2]:
+        slots = cache_slots(end, cache.reserved)
         cache.keys, cache.values = (
-            _grow(held, new, at) for held, new in ((cache.keys, keys), (cache.values, values))
+            _grow(held, new, at, slots)
+            for held, new in ((cache.keys, keys), (cache.values, values))
         )
     # An ellipsis takes twice the time: 16 rows of 32 layers do this 1,024 times for each token.
     cache.keys[:, :, at:end] = keys
     cache.values[:, :, at:end] = values
 
 
-def _grow(held: Array | None, new: Array, at: int) -> Array:
-    rows, heads, tokens, size = new.shape
-    slots = -(-(at + tokens) // CACHE_STEP) * CACHE_STEP
+def _grow(held: Array | None, new: Array, at: int, slots: int) -> Array:
+    rows, heads, _, size = new.shape
     room = mx.zeros((rows, heads, slots - at, size), new.dtype)
     return room if held is None else mx.concatenate([held[..., :at, :], room], axis=2)

@@ -21,7 +21,7 @@ def test_memory_that_requests_wait_for_and_give_up(
     new: NewBatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     batch = new(prefix_cache_bytes=1 << 20)
-    room = 6 * 256 * batch.memory.budget.footprint.token_bytes
+    room = 4 * 256 * batch.memory.budget.footprint.token_bytes
     batch.memory.budget = dataclasses.replace(batch.memory.budget, kv_bytes=room)
     prompts = [[(5 * at * (n + 1) + n) % 480 + 10 for at in range(250)] for n in range(3)]
     jobs = [job(n, prompts[n], max_tokens=520, request_id=f"request-{n}") for n in range(3)]

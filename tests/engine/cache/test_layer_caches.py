@@ -1,16 +1,18 @@
 """Measured cache footprints compared with the bytes that mlx-lm allocates and with the memory proof."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from engine.cache.interface import KvOptions
 from models import footprint
-from models.footprint import CACHE_STEP, ServingLoad
+from models.footprint import CACHE_STEP, ROW_STEP, KvFootprint, ServingLoad
 from tests.support import model_geometries as proof
 from tests.support.mlx_models import BASE, GEMMA, MAMBA, Late, build
 
 mx: Any = Late("mlx.core")
+batch_caches: Any = Late("engine.cache.batch_caches")
 layer_caches: Any = Late("engine.cache.layer_caches")
 
 PLAIN = KvOptions()
@@ -27,9 +29,18 @@ CASES = [
 CHUNK = 200
 
 
-def held(model: Any, options: KvOptions, prompt: int, answer: int) -> tuple[int, int]:
+def measure_padded(model: Any, options: KvOptions) -> KvFootprint:
+    """Return the footprint of sequences that share arrays."""
+    found: KvFootprint = layer_caches.measure_footprint(model, options)
+    return replace(found, by_rows=False)
+
+
+def held(
+    model: Any, options: KvOptions, prompt: int, answer: int, *, reserved: int | None
+) -> tuple[int, int]:
     """Return the bytes of a sequence's caches after its prompt, read in chunks, and after its answer."""
     caches = layer_caches.make_caches(model, options)
+    batch_caches.set_reserved(caches, reserved)
 
     def read(count: int) -> int:
         model(mx.zeros((1, count), dtype=mx.int32), cache=caches)
@@ -51,18 +62,38 @@ def test_the_footprint_covers_the_allocated_bytes(
     measured = layer_caches.measure_footprint(model, options)
     for prompt, answer in ((1, 1), (100, 3), (255, 2), (256, 1), (530, 1)):
         tokens = prompt + answer
-        reading, at_end = held(model, options, prompt, answer)
-        predicted = measured.sequence_bytes(tokens)
-        assert at_end <= predicted
-        assert reading <= predicted + measured.reading_bytes(CHUNK)
-        step = measured.sequence_bytes(CACHE_STEP) - measured.constant_bytes
-        assert predicted <= 1.3 * at_end + step
+        for reserved in (0, tokens, tokens + 100) if measured.by_rows else (None,):
+            reading, at_end = held(model, options, prompt, answer, reserved=reserved)
+            predicted = measured.sequence_bytes(max(tokens, reserved or 0))
+            assert at_end <= predicted
+            assert reading <= predicted + measured.reading_bytes(CHUNK)
+            step = measured.sequence_bytes(CACHE_STEP) - measured.constant_bytes
+            assert predicted <= 1.3 * at_end + step
+
+
+@pytest.mark.parametrize(
+    ("tokens", "reserved", "slots"),
+    [
+        (1, None, 256),
+        (257, None, 512),
+        (1, 0, ROW_STEP),
+        (65, 65, 128),
+        (65, 200, 256),
+        (65, 4_000, 256),
+        (300, 400, 448),
+        (300, 299, 320),
+    ],
+)
+def test_a_cache_grows_as_far_as_its_memory_and_by_a_step_at_most(
+    tokens: int, reserved: int | None, slots: int
+) -> None:
+    assert footprint.cache_slots(tokens, reserved) == slots
 
 
 @pytest.mark.mlx
 def test_each_row_of_a_batch_takes_the_bytes_of_the_longest() -> None:
     model = build(BASE)
-    measured = layer_caches.measure_footprint(model, PLAIN)
+    measured = measure_padded(model, PLAIN)
     rows = [layer_caches.make_caches(model, PLAIN) for _ in range(3)]
     for row, tokens in zip(rows, (5, 700, 40), strict=True):
         model(mx.zeros((1, tokens), dtype=mx.int32), cache=row)
@@ -76,7 +107,7 @@ def test_each_row_of_a_batch_takes_the_bytes_of_the_longest() -> None:
 @pytest.mark.parametrize("options", [PLAIN, KvOptions(bits=8)], ids=str)
 def test_rows_that_grow_join_and_leave_stay_within_the_footprint(options: KvOptions) -> None:
     model = build(BASE)
-    measured = layer_caches.measure_footprint(model, options)
+    measured = measure_padded(model, options)
     batch: list[Any] = []
     for tokens in (452, 200, 77):
         row = layer_caches.make_caches(model, options)
@@ -112,7 +143,7 @@ def test_the_engine_and_the_memory_proof_agree(family: str) -> None:
     config = {**proof.BASE, "model_type": family, **proof.FAMILIES[family]}
     if "text_config" in config:
         config = {"model_type": family, "vocab_size": 64, "text_config": config["text_config"]}
-    measured = layer_caches.measure_footprint(build(config), PLAIN)
+    measured = measure_padded(build(config), PLAIN)
     # What is held beside a window while a prompt is read is counted apart here.
     shape = proof.geometry(config).model_copy(update={"prefill_step": 0})
     for tokens in (1, 300, 1024):

@@ -27,9 +27,10 @@ def prompt(length: int) -> list[int]:
     return [(7 * at + length) % 60 + 1 for at in range(length)]
 
 
-def read(model: Any, options: KvOptions, length: int) -> list[Any]:
+def read(model: Any, options: KvOptions, length: int, *, reserved: int | None = None) -> list[Any]:
     """Return the caches of one sequence after a prompt."""
     caches: list[Any] = layer_caches.make_caches(model, options)
+    batch_caches.set_reserved(caches, reserved)
     model(mx.array([prompt(length)]), cache=caches)
     mx.eval([cache.state for cache in caches])
     return caches
@@ -43,8 +44,8 @@ class Batch:
         self.caches: Any = batch_caches.BatchCaches(by_rows=by_rows)
         self.logits: list[Any] = []
 
-    def join(self, *lengths: int) -> None:
-        singles = [read(self.model, self.options, length) for length in lengths]
+    def join(self, *lengths: int, reserved: int | None = None) -> None:
+        singles = [read(self.model, self.options, length, reserved=reserved) for length in lengths]
         self.caches.join(batch_caches.merge_caches(singles, by_rows=self.by_rows))
 
     def step(self, *tokens: int, count: int = 1) -> None:
@@ -125,10 +126,33 @@ def test_rows_become_padded_and_single_again(kind: str) -> None:
     ours.caches.arrange([*alike, RowLength(8, 1024)])
     assert not ours.caches.is_padded
     assert difference(ours.logits, theirs.logits) < 1e-4
-    # Whole steps of 256 tokens for each row, and no padding.
+    # Whole steps for each row as far as it has memory, and no padding.
     footprint = layer_caches.measure_footprint(model, OPTIONS[kind])
-    assert ours.caches.nbytes == footprint.batch_bytes([294, 304, 7])
+    assert ours.caches.nbytes == footprint.batch_bytes([512, 512, 256])
     assert 5 * theirs.caches.nbytes == 6 * ours.caches.nbytes
+
+
+@pytest.mark.parametrize("kind", OPTIONS)
+def test_neither_layout_takes_more_memory_than_its_rows_were_promised(kind: str) -> None:
+    model = build(BASE)
+    footprint = layer_caches.measure_footprint(model, OPTIONS[kind])
+    batch = Batch(model, OPTIONS[kind], by_rows=True)
+    batch.join(290, 292, 295, reserved=300)
+    rows = [
+        RowLength(tokens, promised) for tokens, promised in ((290, 384), (292, 460), (295, 320))
+    ]
+    layouts: set[bool] = set()
+    for at in range(120):
+        rows = [RowLength(row.tokens + 1, max(row.promised, row.tokens + 1)) for row in rows]
+        if at == 100:
+            batch.caches.keep([0, 2])
+            rows = [rows[0], rows[2]]
+        batch.caches.arrange(rows)
+        layouts.add(batch.caches.is_padded)
+        batch.step(*([at % 50 + 1] * len(rows)))
+        promised = footprint.batch_bytes([row.promised for row in rows])
+        assert batch.caches.nbytes <= promised, (at, batch.caches.is_padded)
+    assert layouts == {True, False}
 
 
 def test_prompts_that_are_read_together_leave_no_room_for_their_padding() -> None:
@@ -136,9 +160,10 @@ def test_prompts_that_are_read_together_leave_no_room_for_their_padding() -> Non
     options = KvOptions()
     lengths, rows = (250, 300, 5), 3
     alone = [read(model, options, length) for length in lengths]
-    caches = batch_caches.merge_caches(
-        [layer_caches.make_caches(model, options) for _ in lengths], by_rows=True
-    )
+    singles = [layer_caches.make_caches(model, options) for _ in lengths]
+    for single, length in zip(singles, lengths, strict=True):
+        batch_caches.set_reserved(single, length)
+    caches = batch_caches.merge_caches(singles, by_rows=True)
     padding = [300 - length for length in lengths]
     tokens = [prompt(length) + [0] * pad for length, pad in zip(lengths, padding, strict=True)]
     for cache in caches:

@@ -15,7 +15,7 @@ from engine.memory.guard import MemoryAdvice, MemoryGuard
 from engine.memory.pressure import PressureLevel
 from engine.openai import limits, request_body
 from engine.openai.request_body import GenerationRequest
-from models.footprint import KvFootprint, ServingLoad
+from models.footprint import ROW_STEP, KvFootprint, ServingLoad, cache_slots
 from tests.support.sampling import samples
 
 MIB = 2**20
@@ -23,6 +23,7 @@ MIB = 2**20
 RULE = KvFootprint(constant_bytes=10 * 1024, token_bytes=1024)
 LOAD = ServingLoad(context_length=1024, concurrency=4)
 FULL = full_bytes(RULE, LOAD)
+STEP = ROW_STEP * 1024
 # A token is a byte, and there is room for two steps of 256.
 SMALL = MemoryBudget(
     footprint=KvFootprint(token_bytes=1),
@@ -176,80 +177,115 @@ def test_the_longest_sequence_counts_for_the_whole_batch() -> None:
     assert memory.may_join(job(5, 1024))
 
 
-def by_rows(room: int) -> MemoryGuard:
-    """Return a guard for rows of their own; a step of 256 tokens is 256 KiB."""
+def by_rows(steps: int, *, guesses: int = 0) -> MemoryGuard:
+    """Return a guard for rows of their own, and memory for this many steps of 64 tokens; a step is 64 KiB."""
+    load = dataclasses.replace(LOAD, draft_tokens=guesses)
     shared = dataclasses.replace(
-        budget(room=room), footprint=KvFootprint(token_bytes=1024, by_rows=True)
+        budget(room=steps * STEP, load=load), footprint=KvFootprint(token_bytes=1024, by_rows=True)
     )
     return MemoryGuard(budget=shared)
 
 
 def test_rows_of_their_own_count_only_their_own_tokens() -> None:
-    memory = by_rows(10 * 256 * 1024)
+    memory = by_rows(40)
     for at in range(5):
         memory.reserve(job(at, 256))
-    assert memory.promised_bytes == 5 * 256 * 1024
-    assert memory.may_join(job(5, 1024))  # three steps now, four at its end
+    assert memory.promised_bytes == 5 * 4 * STEP
+    assert memory.may_join(
+        job(5, 1024)
+    )  # half of the memory is given away: one step now, 16 at its end
     memory.reserve(job(5, 1024))
-    assert memory.promised_bytes == 8 * 256 * 1024
+    assert memory.promised_bytes == 21 * STEP
 
 
-def test_a_job_gets_memory_as_it_needs_it_and_the_youngest_gives_up() -> None:
-    memory = by_rows(10 * 256 * 1024)
-    for at in range(3):
-        assert memory.may_join(job(at, 1500))
-        memory.reserve(job(at, 1500))  # 5 tokens and 512 new ones: three steps
-    assert not memory.may_join(job(3, 1500))
-    assert memory.grow({0: 100, 1: 261, 2: 7}) == ()
-    assert memory.promised_bytes == 9 * 256 * 1024
-    assert memory.grow({0: 513, 1: 513, 2: 8}) == (2,)
-    assert memory.promised_bytes == 8 * 256 * 1024
+def test_a_job_gets_much_memory_while_there_is_plenty_and_little_later() -> None:
+    memory = by_rows(10)
+    memory.reserve(job(0, 400))  # 5 tokens and 256 new ones
+    assert memory.promised_bytes == 5 * STEP
+    assert memory.take_reserves() == ((0, 320),)
+    assert memory.may_join(job(1, 400))
+    memory.reserve(job(1, 400))
+    assert memory.take_reserves() == ((1, 64),)
+    # There is room for a third one, but then not for two more steps of each.
+    assert not memory.may_join(job(2, 400))
+    assert memory.grow({0: 320, 1: 64}) == ()
+    assert memory.take_reserves() == ()
+    assert memory.grow({0: 321, 1: 65}) == ()
+    assert memory.take_reserves() == ((0, 384), (1, 128))
+    assert memory.grow({0: 400, 1: 192}) == ()
+    assert memory.promised_bytes == 10 * STEP
+    assert memory.grow({0: 400, 1: 193}) == (1,)
+    assert memory.take_reserves() == ((0, 400),)
+    assert memory.promised_bytes == 7 * STEP
+    assert not memory.may_join(job(1, 400))  # it now gets all seven steps at once
+
+
+def test_the_youngest_gives_up_its_memory_and_the_oldest_does_not() -> None:
+    memory = by_rows(14)
+    for one in (job(0, 700), job(1, 300), job(2, 300)):
+        assert memory.may_join(one)
+        memory.reserve(one)
+    assert memory.promised_bytes == 7 * STEP
+    assert memory.grow({0: 321, 1: 193, 2: 257}) == (2,)
+    assert memory.promised_bytes == 10 * STEP
     assert memory.preemptions == 1
-    assert not memory.may_join(job(2, 1500))  # it now gets all six steps at once
-    memory.release(0)
-    assert memory.may_join(job(2, 1500))
-    memory.reserve(job(2, 1500))
-    assert memory.promised_bytes == 10 * 256 * 1024
-    # The oldest has no more memory, and the other one was stopped before: it is stopped again, not the oldest.
-    assert memory.grow({1: 900, 2: 400}) == (2,)
+    assert not memory.may_join(job(2, 300))
     memory.release(1)
+    assert memory.may_join(job(2, 300))
+    memory.reserve(job(2, 300))
+    assert memory.promised_bytes == 11 * STEP
+    # The oldest has no more memory, and the other one was stopped before: it is stopped again, not the oldest.
+    assert memory.grow({0: 577, 2: 100}) == (2,)
+    memory.release(0)
     memory.release(2)
     assert memory.promised_bytes == 0
-    assert memory.may_join(job(2, 1500), job(3, 1500), job(4, 1500))
+    assert memory.may_join(job(2, 1000), job(3, 1000), job(4, 1000))
 
 
 def test_the_only_job_grows_to_its_end() -> None:
-    memory = by_rows(4 * 256 * 1024)
+    memory = by_rows(16)
     memory.reserve(job(0, 1024))
     assert [memory.grow({0: tokens}) for tokens in (6, 400, 800, 1024)] == [()] * 4
-    assert memory.promised_bytes == 4 * 256 * 1024
+    assert memory.promised_bytes == 16 * STEP
     memory.reserve(job(1, 200))  # reads its prompt
     assert memory.grow({0: 1024}) == (0,)
 
 
 @settings(max_examples=samples(50))
-@given(st.lists(st.integers(2, 1024), min_size=1, max_size=12), st.data())
+@given(st.lists(st.integers(2, 1024), min_size=1, max_size=12), st.integers(0, 5), st.data())
 def test_rows_never_exceed_the_memory_and_all_of_them_end(
-    wanted: list[int], data: st.DataObject
+    wanted: list[int], guesses: int, data: st.DataObject
 ) -> None:
-    memory = by_rows(data.draw(st.integers(4, 12)) * 256 * 1024)
+    memory = by_rows(data.draw(st.integers(17, 48)), guesses=guesses)
     waiting = [job(at, tokens) for at, tokens in enumerate(wanted)]
     running: dict[int, int] = {}
+    reserved: dict[int, int] = {}
+    slots: dict[int, int] = {}
+    """The tokens for which the caches of each job have allocated memory."""
     for _ in range(5_000):
+        after = {at: min(tokens + 64, wanted[at]) for at, tokens in running.items()}
+        for at in memory.grow(after):
+            one = job(at, wanted[at])
+            made = running.pop(at) - len(one.prompt)
+            waiting.insert(0, dataclasses.replace(one, emitted=(1,) * made))
+            del after[at], slots[at]
         while waiting and memory.may_join(waiting[0]):
             first = waiting.pop(0)
             memory.reserve(first)
             running[first.id] = len(first.prompt) + len(first.emitted)
-        for at in memory.grow(running):
-            one = job(at, wanted[at])
-            made = running.pop(at) - len(one.prompt)
-            waiting.insert(0, dataclasses.replace(one, emitted=(1,) * made))
-        assert memory.promised_bytes <= memory.budget.kv_bytes
-        for at in list(running):
-            running[at] = min(running[at] + 64, wanted[at])
+            slots[first.id] = 0
+        reserved.update(memory.take_reserves())
+        for at, tokens in running.items():
+            fed = after[at] + guesses if at in after else tokens
+            assert fed <= reserved[at]
+            if fed > slots[at]:
+                slots[at] = cache_slots(fed, reserved[at])
+        assert sum(slots.values()) * 1024 <= memory.promised_bytes <= memory.budget.kv_bytes
+        running.update(after)
+        for at in after:
             if running[at] == wanted[at]:
                 memory.release(at)
-                del running[at]
+                del running[at], slots[at]
     assert (running, waiting, memory.promised_bytes) == ({}, [], 0)
 
 
