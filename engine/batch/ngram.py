@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
+from engine.batch.pass_times import PassTimes
 from engine.batch.speculative import TokenSequence
 
 # A match of fewer tokens is chance.
@@ -20,13 +21,7 @@ _LEAST_MATCH: Final = 3
 _LONGEST_MATCH: Final = 32
 # Upper ends of the classes of matches by length.
 _CLASSES: Final = (3, 5, 8, 15, _LONGEST_MATCH)
-# A guess must promise this much more than passes of one token: averages lag behind.
-_MARGIN: Final = 1.15
 _WEIGHT: Final = 0.1
-# A pass that took longer than this many usual ones was interrupted, for example by a piece of a prompt.
-_ODD: Final = 4.0
-# A time that was not measured for this many tokens is measured again.
-_STALE_TOKENS: Final = 2_000
 
 
 @dataclass(slots=True, kw_only=True)
@@ -58,15 +53,8 @@ class NgramProposer:
     _right: list[float] = field(default_factory=lambda: [0.0, 0.2, 0.5, 0.7, 0.8])
     """Share of a full guess that was right, a moving average by class of match."""
     _forecast: _Forecast | None = None
-    _plain_s: float = 0.0
-    """Time of a pass over one token; 0 before the first one."""
-    _guess_s: dict[int, float] = field(default_factory=dict)
-    """Time of a pass by the number of guesses in it."""
-    _measured_at: dict[int, int] = field(default_factory=dict)
-    _seen: int = 0
-    """Tokens that all sequences made so far."""
-    _step: tuple[int, bool] | None = None
-    """(proposed tokens, whether it waited for a pass) of the step whose time is not known yet."""
+    times: PassTimes = field(default_factory=PassTimes)
+    """What passes cost, with and without guesses."""
 
     def is_promising(self, sequence: TokenSequence, most: int) -> bool:
         """Return whether a guess of at most `most` tokens is likely to pay; learns from the tokens in any case."""
@@ -95,34 +83,14 @@ class NgramProposer:
     def note_step(self, proposed: int, *, accepted: int, has_waited: bool) -> None:
         """Note a step; its time follows."""
         self.accepted_tokens += accepted
-        self._step = proposed, has_waited
+        self.times.note_step(proposed, has_waited=has_waited)
 
     def record_time(self, seconds: float) -> None:
         """Note the time of the last step."""
-        if self._step is None:
-            return
-        (count, has_waited), self._step = self._step, None
-        if count:
-            # It waited for the pass of the token before, which had begun earlier.
-            spent = seconds - self._plain_s if has_waited else seconds
-            old = self._guess_s.get(count, spent)
-            self._guess_s[count] = old + 0.3 * (spent - old)
-            self._measured_at[count] = self._seen
-        elif has_waited:
-            # Passes overlap: the step began one, and waited for the one before.
-            if not self._plain_s:
-                self._plain_s = seconds
-            elif seconds < _ODD * self._plain_s:
-                self._plain_s += _WEIGHT * (seconds - self._plain_s)
+        self.times.record(seconds)
 
     def _pays(self, kind: int, count: int) -> bool:
-        if count < 1 or not self._plain_s:
-            return False
-        gain = 1 + self._right[kind] * count
-        if self._seen - self._measured_at.get(count, -_STALE_TOKENS) >= _STALE_TOKENS:
-            # The time of such a pass is not known: find out where the guess is likely to be right.
-            return gain > 1 + count / 2
-        return gain * self._plain_s > _MARGIN * self._guess_s[count]
+        return self.times.profit(count, self._right[kind] * count) > 0
 
     def _read(self, sequence: TokenSequence) -> None:
         """Index the tokens that are new, and judge the forecast by them."""
@@ -133,7 +101,7 @@ class NgramProposer:
             self._add(sequence.prompt)
         new = sequence.outputs[len(self._tokens) - len(sequence.prompt) :]
         self._add(new)
-        self._seen += len(new)
+        self.times.tokens += len(new)
         self._judge()
 
     def _add(self, tokens: Sequence[int]) -> None:

@@ -57,7 +57,7 @@ def test_what_the_prefix_cache_had_and_lost(
 def test_when_guesses_begin_and_end(tiny: Path, caplog: pytest.LogCaptureFixture) -> None:
     batch = new_batch(load_once(tiny), tiny, ngram_tokens=4)
     proposer = batch.executor.proposer
-    proposer._plain_s = 1.0  # as measured, so that the first repetition is worth a guess
+    proposer.times.plain_s = 1.0  # as measured, so that the first repetition is worth a guess
     with caplog.at_level(logging.DEBUG, logger="engine"):
         run(batch, job(0, [20, 21, 22, 23] * 20, max_tokens=60, request_id="alone"))
         run(batch, job(1, PROMPTS[1], request_id="a"), job(2, PROMPTS[2], request_id="b"))

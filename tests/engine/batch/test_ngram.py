@@ -118,4 +118,4 @@ def test_a_pass_that_was_interrupted_is_not_the_usual_one() -> None:
     for _ in range(20):
         proposer.note_step(0, accepted=0, has_waited=True)
         proposer.record_time(50 * PLAIN_S)
-    assert proposer._plain_s == PLAIN_S
+    assert proposer.times.plain_s == PLAIN_S
