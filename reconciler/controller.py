@@ -227,19 +227,10 @@ class Controller:
             await leadership.keep()
             raise AuthorityLostError("the lease ended")
 
-        async def reconcile_as_leader(key: ObjectKey) -> Requeue | None:
-            if not leadership.valid():
-                raise AuthorityLostError("the lease ended")
-            with self.metrics.reconciling(key.kind):
-                return await reconciler.reconcile(key)
-
         self._handlers.queue_everything()
         async with asyncio.TaskGroup() as group:
             group.create_task(keep())
-            for _ in range(_WORKERS):
-                group.create_task(
-                    run_loop(self._queue, reconcile_as_leader, transient=(StoreError,))
-                )
+            group.create_task(self._reconcile_keys(leadership, reconciler))
             group.create_task(self._record_node_events())
             group.create_task(demand.run())
             group.create_task(fabric.run())
@@ -250,6 +241,21 @@ class Controller:
             group.create_task(self._uses.lead(leadership))
             if self._gitops is not None:
                 group.create_task(self._gitops.lead(leadership))
+
+    async def _reconcile_keys(self, leadership: Leadership, reconciler: Reconciler) -> None:
+        """Reconcile the keys of the queue until leadership is lost."""
+
+        async def reconcile_as_leader(key: ObjectKey) -> Requeue | None:
+            if not leadership.valid():
+                raise AuthorityLostError("the lease ended")
+            with self.metrics.reconciling(key.kind):
+                return await reconciler.reconcile(key)
+
+        async with asyncio.TaskGroup() as workers:
+            for _ in range(_WORKERS):
+                workers.create_task(
+                    run_loop(self._queue, reconcile_as_leader, transient=(StoreError,))
+                )
 
     async def _sweep(self, executor: Executor) -> None:
         """Remove leftovers once; what cannot be removed now is left to the next leader."""

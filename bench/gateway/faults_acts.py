@@ -21,7 +21,7 @@ class Fault:
     act: Callable[[Engine], Awaitable[float | None]]
     """Do it and undo it; returns the seconds from then to the engine's next request, None if nothing was done."""
     load_after_s: float = 1.2
-    """How long the load goes on after the fault."""
+    """Seconds for which the load goes on after the fault."""
 
 
 def is_used(engine: Engine, before: float) -> bool:

@@ -54,7 +54,7 @@ class NgramProposer:
     """Share of a full guess that was right, a moving average by class of match."""
     _forecast: _Forecast | None = None
     times: PassTimes = field(default_factory=PassTimes)
-    """What passes cost, with and without guesses."""
+    """The cost of passes, with and without guesses."""
 
     def is_promising(self, sequence: TokenSequence, most: int) -> bool:
         """Return whether a guess of at most `most` tokens is likely to pay; learns from the tokens in any case."""

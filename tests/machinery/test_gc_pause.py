@@ -35,7 +35,7 @@ def test_many_objects_are_created_before_the_collector_runs() -> None:
     gc.callbacks.append(lambda phase, _: runs.append(phase))
     try:
         collect_rarely()
-        kept = [[] for _ in range(10_000)]
+        kept: list[list[int]] = [[] for _ in range(10_000)]
         assert not runs
         kept += [[] for _ in range(20_000)]
         assert runs
