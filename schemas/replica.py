@@ -42,7 +42,9 @@ class MemoryProof(ApiModel):
     def sum_bytes(self) -> int:
         """Return the sum of the parts, even where an override replaces it."""
         model = self.weights_bytes + self.kv_cache_bytes + self.activation_bytes
-        return model + self.overhead_bytes + self.extra_bytes
+        # Not by `extra_bytes`: a new leader adds up the proof of every replica.
+        extra = self.prefix_cache_bytes + self.adapter_bytes + self.draft_bytes
+        return model + self.overhead_bytes + extra
 
     @property
     def extra_bytes(self) -> int:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import Final
 
 from reconciler.groups.group_view import GroupView
 from reconciler.listers.caches import (
@@ -29,6 +30,8 @@ from schemas.pools import NodePool, in_pool, selects
 from schemas.replica import RankStatus, Replica
 from schemas.shardgroup import ShardGroup
 from store import keys
+
+_NO_PEAK: Final = (0,)
 
 
 class Lister:
@@ -202,6 +205,13 @@ class Lister:
     def replicas(self) -> Iterator[Replica]:
         return (found for found in self.of_kind("Replica") if isinstance(found, Replica))
 
+    def versioned_replicas(self) -> Iterator[tuple[Replica, int]]:
+        """Yield all replicas with the mod_revisions of their specs."""
+        specs = self.caches.specs
+        for key, found in specs.by_index(BY_KIND, "Replica").items():
+            if isinstance(found, Replica):
+                yield found, specs.version(key)
+
     def replicas_of(self, deployment: str) -> list[Replica]:
         """Return the replicas of all deployments that ever had the name."""
         found = self.caches.specs.by_index(BY_DEPLOYMENT, deployment).values()
@@ -243,7 +253,14 @@ class Lister:
     def peaks(self, replica: Replica) -> tuple[int, ...]:
         """Return the peak memory of each rank in its current epoch, in bytes; 0 if unknown."""
         # A rank of another epoch may have had another share of the model.
-        return tuple([0 if one is None else one.peak_bytes for one in self.ranks(replica)])
+        if len(replica.spec.ranks) > 1 or replica.spec.formation is not None:
+            return tuple([0 if one is None else one.peak_bytes for one in self.ranks(replica)])
+        # Without a list of ranks: this runs for every replica of the fleet when a leader starts.
+        meta = replica.metadata
+        key = keys.rank_key(replica.spec.ranks[0].node, meta.name, 0)
+        one = self.caches.ranks.items.get(key)
+        is_of_it = one is not None and one.replica_uid == meta.uid and one.epoch == 0
+        return (one.peak_bytes,) if one is not None and is_of_it else _NO_PEAK
 
     def is_serving(self, replica: Replica) -> bool:
         """Return whether the replica has an endpoint; with several ranks, one of its current epoch."""

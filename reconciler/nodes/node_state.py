@@ -4,7 +4,7 @@ Each rule is a function from the node's documents to a NodeHold or None; the fir
 A hold keeps new replicas away; only the holds in `_REASONS_TO_LEAVE` move replicas elsewhere.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import lru_cache
@@ -81,6 +81,8 @@ def _draining(node: Node) -> NodeHold | None:
 
 
 def _withheld(status: NodeStatus, context: NodeContext) -> NodeHold | None:
+    if not context.pools:
+        return None
     rules = [
         f"pool {pool.name}: {why}"
         for pool in context.pools
@@ -104,6 +106,8 @@ def _rules(pool: NodePool, status: NodeStatus, context: NodeContext) -> Iterator
 
 def _duplicate(node: Node, status: NodeStatus, peers: Sequence[Node]) -> NodeHold | None:
     """Hold the younger of two nodes that are one machine: the older one already has replicas."""
+    if not peers:
+        return None
     others = [
         peer
         for peer in peers
@@ -167,11 +171,15 @@ def _time(at: datetime) -> str:
     return f"{at:%Y-%m-%d %H:%M:%S} UTC"
 
 
-def _pressed(status: NodeStatus) -> Iterator[NodeHold]:
-    for type_ in _PRESSURES:
-        found = find_condition(status.conditions, type_)
-        if found is not None and found.status is ConditionStatus.TRUE:
-            yield NodeHold(reason=type_, message=found.message or found.reason)
+def _pressed(status: NodeStatus) -> Iterable[NodeHold]:
+    """Return the pressures of a node; nearly always none, so all conditions are read once."""
+    found = [
+        one
+        for one in status.conditions
+        if one.status is ConditionStatus.TRUE and one.type in _PRESSURES
+    ]
+    found.sort(key=lambda one: _PRESSURES.index(one.type))
+    return [NodeHold(reason=one.type, message=one.message or one.reason) for one in found]
 
 
 def _metal(status: NodeStatus) -> NodeHold | None:
@@ -182,6 +190,8 @@ def _metal(status: NodeStatus) -> NodeHold | None:
 
 
 def _disk(status: NodeStatus, pools: Sequence[NodePool]) -> NodeHold | None:
+    if not pools:
+        return None
     kept = {p.name: quantity.parse(p.spec.reserved.disk) for p in pools if p.spec.reserved}
     need, have = max(kept.values(), default=0), status.disk_free_bytes
     if not status.disk_bytes or have >= need:  # an agent that reports no disk size
@@ -200,6 +210,8 @@ def _leave_reason(node: Node, holds: Sequence[NodeHold]) -> str:
     """Return why replicas should leave the node; a drain comes first."""
     if node.spec.draining:
         return "draining: fleetctl drain"
+    if not holds:
+        return ""
     reasons = (
         f"{_REASONS_TO_LEAVE[hold.reason]}: {hold.message}"
         for hold in holds

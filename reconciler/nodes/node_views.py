@@ -6,11 +6,11 @@ result.
 
 import operator
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
-from typing import TypedDict
+from typing import NamedTuple, TypedDict
 
-from machinery.gc_pause import pause_collection
+from machinery.gc_pause import freeze_survivors, pause_collection
 from reconciler.listers.caches import object_key
 from reconciler.listers.lister import GroupReservations, Lister
 from reconciler.nodes.liveness import Flapping, Now
@@ -90,16 +90,14 @@ class NodeContextCache:
         return None if until is None else max(0.0, (until - now.time).total_seconds())
 
 
-@dataclass(frozen=True, slots=True)
-class _CachedNode:
+class _CachedNode(NamedTuple):
     """A node without its allocations, and the objects that it was computed from."""
 
     sources: tuple[Status | None, ApiObject | None, bool, str]
     view: NodeView
 
 
-@dataclass(frozen=True, slots=True)
-class _CachedAllocations:
+class _CachedAllocations(NamedTuple):
     """A replica's allocations by node, and the values that they were computed from."""
 
     replica: Replica
@@ -137,6 +135,7 @@ class NodeViewCache:
             with pause_collection():  # tens of thousands of objects, which stay
                 names = self._reset(lister)
                 self._read(lister, names | self._nodes_of_context(lister, names, now))
+                freeze_survivors()
         self._place = place
         return self._table
 
@@ -153,8 +152,9 @@ class NodeViewCache:
             self._reports.clear()  # otherwise they would keep reports that no node has any more
             self._adapters.clear()
         self._reserved = lister.reservations()
-        existing = {replica.name for replica in lister.replicas()}
-        self._replicas = {name: one for name, one in self._replicas.items() if name in existing}
+        if self._replicas:
+            existing = {replica.name for replica in lister.replicas()}
+            self._replicas = {name: one for name, one in self._replicas.items() if name in existing}
         return {*lister.node_names(), *self._table.rows}
 
     def _nodes_of_keys(self, lister: Lister, changed: Iterable[str]) -> set[str]:
@@ -218,11 +218,12 @@ class NodeViewCache:
         allocations_on = self._allocations_reader(lister, names)
         for name in names:
             before = nodes[rows[name]] if name in rows else None
-            if lister.node_status(name) is None:
+            status = lister.node_status(name)
+            if status is None:
                 gone.add(name)
                 self._nodes.pop(name, None)
                 continue
-            after = self._node(lister, name, allocations_on(name), before)
+            after = self._node(lister, (name, status), allocations_on(name), before)
             if after is not before:
                 changed.append(after)
         if all(node.name in rows for node in changed) and gone.isdisjoint(rows):
@@ -235,22 +236,23 @@ class NodeViewCache:
     def _node(
         self,
         lister: Lister,
-        name: str,
+        reported: tuple[str, NodeStatus],
         allocations: tuple[Allocation, ...],
         before: NodeView | None,
     ) -> NodeView:
-        """Return the node with its allocations; the same object as before if nothing changed."""
+        """Return the node with its allocations; the same object as before if nothing changed.
+
+        `reported` is its name, and what its agent reported.
+        """
+        name, status = reported
         is_ready, group = lister.is_ready(name), self._reserved.group_of(lister, name)
-        sources = (
-            lister.status(ObjectKey("Node", name)),
-            lister.spec(ObjectKey("Node", name)),
-            is_ready,
-            group,
-        )
+        spec = lister.spec(ObjectKey("Node", name))
+        sources = status, spec, is_ready, group
         old = self._nodes.get(name)
         if old is not None and _are_same(old.sources, sources):
             return _with_allocations(old.view, allocations, before)
-        node = lister.node(name)
+        node = spec if isinstance(spec, Node) else lister.node(name)
+        node = node.model_copy(update={"status": status})
         context = self._contexts.context_of(lister, node)
         view = self._view(node, context, allocations, is_ready=is_ready, group=group)
         self._nodes[name] = _CachedNode(sources, view)
@@ -325,27 +327,33 @@ class NodeViewCache:
             )
         # Each replica once, and not once for each of its nodes.
         found: dict[str, list[Allocation]] = {}
-        for replica in lister.replicas():
-            for node, allocation in self._allocations_of(lister, replica, priority_of):
+        for replica, version in lister.versioned_replicas():
+            for node, allocation in self._allocations_of(lister, replica, priority_of, version):
                 found.setdefault(node, []).append(allocation)
         return lambda name: tuple(found.get(name, ()))
 
     def _allocations_of(
-        self, lister: Lister, replica: Replica, priority_of: Callable[[str], int]
+        self,
+        lister: Lister,
+        replica: Replica,
+        priority_of: Callable[[str], int],
+        version: int | None = None,
     ) -> tuple[tuple[str, Allocation], ...]:
-        """Return the replica's allocations by node."""
+        """Return the replica's allocations by node; `version` is that of its spec if it is known already."""
         priority, peaks = priority_of(replica.spec.deployment), lister.peaks(replica)
-        cached = self._replicas.get(replica.metadata.name)
+        name = replica.metadata.name
+        cached = self._replicas.get(name)
         if (
             cached is None
             or cached.replica is not replica
             or cached.priority != priority
             or cached.peaks != peaks
         ):
-            version = lister.spec_version(ObjectKey("Replica", replica.metadata.name))
+            if version is None:
+                version = lister.spec_version(ObjectKey("Replica", name))
             allocations = _allocate(replica, priority, peaks, version)
             cached = _CachedAllocations(replica, priority, peaks, allocations)
-            self._replicas[replica.metadata.name] = cached
+            self._replicas[name] = cached
         return cached.allocations
 
 
@@ -353,7 +361,7 @@ def _allocate(
     replica: Replica, priority: int, peaks: Sequence[int], version: int
 ) -> tuple[tuple[str, Allocation], ...]:
     # A peak above the proof counts. A peak below it does not: the engine may still grow.
-    spec = replica.spec
+    spec, meta = replica.spec, replica.metadata
     sizes = {
         rank.node: max(rank.memory.total_bytes, peak)
         for rank, peak in zip(spec.ranks, peaks, strict=True)
@@ -362,21 +370,14 @@ def _allocate(
     for left in spec.leaving:
         sizes[left.node] = max(left.memory_bytes, sizes.get(left.node, 0))
     nodes = tuple(sizes) if len(sizes) > 1 else ()
-    is_ending, model = replica.metadata.deletion_timestamp is not None, spec.model.folder
+    is_ending, model = meta.deletion_timestamp is not None, spec.model.folder
+    name, deployment = meta.name, spec.deployment
     return tuple(
         [
+            # By position: this runs for every replica when a leader starts.
             (
                 node,
-                Allocation(
-                    replica=replica.metadata.name,
-                    deployment=spec.deployment,
-                    bytes=size,
-                    priority=priority,
-                    version=version,
-                    is_ending=is_ending,
-                    nodes=nodes,
-                    model=model,
-                ),
+                Allocation(name, deployment, size, priority, version, is_ending, model, nodes),
             )
             for node, size in sizes.items()
         ]

@@ -87,7 +87,7 @@ class AssumedState:
             promised_bytes=int(self.promised[row]),
             replicas=replicas,
             allocations=tuple(
-                replace(tenant, is_ending=True) if tenant.replica in self.victims else tenant
+                tenant._replace(is_ending=True) if tenant.replica in self.victims else tenant
                 for tenant in node.allocations
             ),
         )

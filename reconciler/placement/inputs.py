@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from schemas import quantity
 from schemas.deployment import ModelDeployment, ModelDeploymentSpec
@@ -70,9 +71,8 @@ class NodeHold:
     have: int = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Allocation:
-    """The memory of one replica's rank on a node, of any deployment."""
+class Allocation(NamedTuple):
+    """The memory of one replica's rank on a node, of any deployment. A new leader makes one for each rank of the fleet."""
 
     replica: str
     deployment: str

@@ -40,7 +40,7 @@ def test_a_whole_group_preempts_each_victim_once() -> None:
 
 
 def test_the_room_that_a_group_waits_for_is_reserved() -> None:
-    ends = replace(tenant("low-0", 4), is_ending=True)
+    ends = tenant("low-0", 4)._replace(is_ending=True)
     placer = Placer(NodeTable([crowded(A, ends), B]), [SMALLER])
     outcome = placer.claim(request_for(sharded()))
     assert isinstance(outcome, PendingAssignment)

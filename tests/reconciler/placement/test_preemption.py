@@ -81,8 +81,8 @@ def test_of_equal_victims_the_one_whose_model_others_have_goes() -> None:
     report = ModelReport(path="qwen", geometry=GEOMETRY)
     rare = ModelReport(path="rare", geometry=GEOMETRY, missing_bytes=40 * GIB)
     whole = rare.model_copy(update={"missing_bytes": 0})
-    first = replace(tenant("a-0", 4), model="rare")
-    second = replace(tenant("z-0", 4), model="qwen")
+    first = tenant("a-0", 4)._replace(model="rare")
+    second = tenant("z-0", 4)._replace(model="qwen")
     there = replace(crowded("a", first, second), models={"qwen": report, "rare": whole})
     full = replace(crowded("b"), models={"qwen": report, "rare": rare})
     assert names(claim(there, full)) == ("z-0",)
@@ -100,11 +100,11 @@ def test_of_equal_nodes_the_one_whose_victim_fetches_the_least_gives_way() -> No
     own = {"qwen": ModelReport(path="qwen", geometry=GEOMETRY)}
     nodes = [
         replace(
-            crowded("a", replace(tenant("x-0", 4), model="x")),
+            crowded("a", tenant("x-0", 4)._replace(model="x")),
             models={**own, "x": report("x", 0), "y": report("y", 8)},
         ),
         replace(
-            crowded("b", replace(tenant("y-0", 4), model="y")),
+            crowded("b", tenant("y-0", 4)._replace(model="y")),
             models={**own, "x": report("x", 40), "y": report("y", 0)},
         ),
     ]

@@ -92,7 +92,7 @@ def test_where_a_replica_of_ours_ends_the_next_one_begins(profile: str) -> None:
     assert isinstance(placed, Assignment)
     assert placed.node == "b"
     # One that stays, or another's, is no reason to come.
-    for tenant in (replace(ends, deployment="other"), replace(ends, is_ending=False)):
+    for tenant in (ends._replace(deployment="other"), ends._replace(is_ending=False)):
         other = replace(there, allocations=(tenant,), used_bytes=0)
         assert where(node("a"), other, of=wanted) == "a"
 
