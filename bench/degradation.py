@@ -1,15 +1,17 @@
-"""A control plane in trouble: `make bench-degradation`, under five minutes on two cores.
+"""A control plane in trouble: `make bench-degradation`, in five minutes on two cores.
 
 A real etcd with fsync, a real fleet-reconciler and hollow agents (the real agent on engines that are only times). The same
 work is done five times, 200 replicas that are applied at once: undisturbed; by a reconciler with a fifth of a core; by an
 etcd with a tenth of a core; by an etcd whose disk makes 100 writes a second; and while 500 agents lose their leases and
-come back, again and again. For each there is: when replicas were bound, which leases of the other agents were lost, how
+come back, again and again. Twice more it is done with an etcd in a network namespace, over a link that loses nothing, and
+over one that loses one of a hundred packets to etcd. For each there is: when replicas were bound, which leases of the other agents were lost, how
 long the reconciler's queue was, how much was written, and how soon after the trouble all was as it should be.
 The last line is one JSON object, ratios to the undisturbed run first.
 """
 
 import asyncio
 import os
+import shutil
 import signal
 import statistics
 import sys
@@ -18,18 +20,21 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from pathlib import Path
+from typing import TypeAlias
 
 import aiohttp
 
 from bench.control_plane import REPLICAS_PREFIX, deployment
 from bench.control_plane_join import RECONCILER
-from bench.control_plane_parts import Bench, TooSlowError, others, wait_for
+from bench.control_plane_parts import Bench, Crowd, TooSlowError, others, wait_for
 from bench.result import PeerError as NotPossibleError
 from bench.result import finish, recorded, sized
-from bench.scale import running
+from bench.scale import listening, running
 from reconciler.metrics import QUEUE_DEPTH
 from store import codec, keys
 from store.errors import StoreError
+from tests.support.cluster import running_cluster
+from tests.support.netns import Networks, available
 from tests.support.ports import free_port
 from tests.support.slow_cpu import duty_cycle
 
@@ -192,10 +197,14 @@ def serving(bench: Bench, name: str) -> bool:
     return sum(one.startswith(name) for one in there) >= WANTED
 
 
-async def measure(folder: Path, figures: dict[str, object], failed: dict[str, str]) -> None:
-    """Run the phases; what is found is in the figures at once."""
+Phases: TypeAlias = dict[str, Callable[[], AbstractAsyncContextManager[None]]]
+
+
+@asynccontextmanager
+async def fleet(bench: Bench) -> AsyncIterator[Queue]:
+    """Run a reconciler and the steady agents, and follow the reconciler's queue."""
     port = free_port()
-    async with running(folder) as bench, asyncio.TaskGroup() as group:
+    async with asyncio.TaskGroup() as group:
         queue = Queue(port)
         tasks = [
             group.create_task(bench.endpoints.listen(bench.transport, keys.ENDPOINT_PREFIX)),
@@ -204,33 +213,80 @@ async def measure(folder: Path, figures: dict[str, object], failed: dict[str, st
         bench.crowd.start("reconciler", *RECONCILER, "--api-port", str(port))
         await join(bench, "steady", STEADY, LEASE_S)
         await bench.crowd.calm("reconciler")
+        yield queue
+        for task in tasks:
+            task.cancel()
+
+
+@asynccontextmanager
+async def over_a_link(folder: Path) -> AsyncIterator[tuple[Bench, Networks]]:
+    """Run an etcd in a network namespace of its own.
+
+    Raises:
+        NotPossibleError: this machine has no such namespaces, or no nftables.
+
+    """
+    if not available() or shutil.which("nft") is None:
+        raise NotPossibleError("a lossy link needs network namespaces and nftables")
+    folder.mkdir()
+    with Networks(1).made() as networks:
+        async with running_cluster(folder, places=[networks.place(0)]) as cluster:
+            (member,) = cluster.members
+            pid = member.process.pid
+            assert pid is not None
+            crowd = Crowd(etcd_flag=member.url, folder=folder, pids={"etcd": pid})
+            async with listening(cluster.address(), crowd) as bench:
+                yield bench, networks
+
+
+@asynccontextmanager
+async def lossy(networks: Networks, figures: dict[str, object]) -> AsyncIterator[None]:
+    """Let the link to etcd lose one of a hundred packets, and count them."""
+    with networks.packet_loss(1) as dropped:
+        yield
+        figures["loss_packets_dropped"] = dropped()
+
+
+async def run_phases(
+    bench: Bench, queue: Queue, phases: Phases, figures: dict[str, object], failed: dict[str, str]
+) -> None:
+    for name, disturbed in phases.items():
+        with recorded(failed, name):
+            if name == "flaps":
+                await join(bench, "flapping", FLAPPING, FLAPPING_LEASE_S)
+            found = await phase(bench, name, queue, disturbed())
+            figures |= {f"{name}_{figure}": value for figure, value in found.items()}
+            print(f"\n{name}", *(f"  {one:28} {value}" for one, value in found.items()), sep="\n")
+
+
+async def measure(folder: Path, figures: dict[str, object], failed: dict[str, str]) -> None:
+    """Run the phases; what is found is in the figures at once."""
+    async with running(folder) as bench, fleet(bench) as queue:
         pids, reconciler = bench.crowd.pids, bench.crowd.pids["reconciler"]
-        phases: dict[str, Callable[[], AbstractAsyncContextManager[None]]] = {
+        phases: Phases = {
             "calm": undisturbed,
             "starved": lambda: duty_cycle(reconciler, share=0.2),
             "etcd": lambda: duty_cycle(pids["etcd"]),
             "disk": lambda: slow_disk(pids["etcd"], folder),
             "flaps": lambda: flapping(bench),
         }
-        for name, disturbed in phases.items():
-            with recorded(failed, name):
-                if name == "flaps":
-                    await join(bench, "flapping", FLAPPING, FLAPPING_LEASE_S)
-                found = await phase(bench, name, queue, disturbed())
-                figures |= {f"{name}_{figure}": value for figure, value in found.items()}
-                print(
-                    f"\n{name}", *(f"  {one:28} {value}" for one, value in found.items()), sep="\n"
-                )
-        for task in tasks:
-            task.cancel()
+        await run_phases(bench, queue, phases, figures, failed)
+    with recorded(failed, "loss"):
+        async with (
+            over_a_link(folder / "link") as (far, networks),
+            fleet(far) as queue,
+        ):
+            phases = {"link": undisturbed, "loss": lambda: lossy(networks, figures)}
+            await run_phases(far, queue, phases, figures, failed)
 
 
 def ratios(figures: dict[str, object]) -> dict[str, float | None]:
     """Return how many times longer the slowest hundredth waited than undisturbed."""
-    calm = figures.get("calm_created_to_bound_p99_s")
     found: dict[str, float | None] = {}
-    for name in ("starved", "etcd", "disk", "flaps"):
+    for name in ("starved", "etcd", "disk", "flaps", "loss"):
         ours = figures.get(f"{name}_created_to_bound_p99_s")
+        before = "link" if name == "loss" else "calm"
+        calm = figures.get(f"{before}_created_to_bound_p99_s")
         found[f"{name}_p99_to_calm"] = (
             round(ours / calm, 2) if isinstance(ours, float) and isinstance(calm, float) else None
         )

@@ -40,6 +40,7 @@ from reconciler.nodes.liveness import Now
 from reconciler.nodes.node_views import NodeViewCache
 from store import codec, keys
 from store.errors import StoreError
+from store.etcd.address import EtcdAddress
 from store.etcd.connect import connect
 from store.etcd.member.binary import locate
 from store.etcd.member.embedded import EmbeddedEtcd
@@ -66,9 +67,19 @@ async def running(folder: Path) -> AsyncIterator[Bench]:
     """Run an etcd of its own, and listen to replicas and leases."""
     etcd = EmbeddedEtcd(locate(None), folder / "etcd", SystemClock())
     await etcd.start()
-    transport = connect(etcd.address)
-    crowd = Crowd(etcd_flag=f"unix:{etcd.address.socket}", folder=folder)
-    crowd.pids["etcd"] = int(json.loads((folder / "etcd" / "etcd.pid").read_text())["pid"])
+    pid = int(json.loads((folder / "etcd" / "etcd.pid").read_text())["pid"])
+    crowd = Crowd(etcd_flag=f"unix:{etcd.address.socket}", folder=folder, pids={"etcd": pid})
+    try:
+        async with listening(etcd.address, crowd) as bench:
+            yield bench
+    finally:
+        await etcd.supervisor.stop()
+
+
+@asynccontextmanager
+async def listening(address: EtcdAddress, crowd: Crowd) -> AsyncIterator[Bench]:
+    """Listen to replicas and leases in an etcd that runs; at the end of the block, kill the crowd."""
+    transport = connect(address)
     replicas, leases, endpoints = Heard(), Heard(), Heard()
     bench = Bench(
         transport=transport,
@@ -94,7 +105,6 @@ async def running(folder: Path) -> AsyncIterator[Bench]:
     finally:
         crowd.kill_all()
         await transport.close()
-        await etcd.supervisor.stop()
 
 
 async def write(bench: Bench, puts: list[Put]) -> None:
