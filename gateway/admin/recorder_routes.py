@@ -13,7 +13,7 @@ from fastapi import APIRouter, Header, Query, Request, Response
 from gateway.admin import dashboard, in_flight
 from gateway.admin.admin_context import AdminContext
 from gateway.admin.in_flight import InFlightSource
-from gateway.telemetry.request_journal import render_entries
+from gateway.telemetry.request_journal import render_entries, rows_json
 from identity.names import Role
 from identity.peers import peer_of
 from machinery.http_server import SSL_OBJECT
@@ -60,7 +60,7 @@ class FeedRoute:
             "cursor": page.cursor,
             "isComplete": page.lost == 0,
             "lost": page.lost or 0,
-            "requests": render_entries(page.entries, context.id),
+            "requests": rows_json(render_entries(page.entries, context.id)),
             "running": described,
             **dashboard.queue(context),
         }

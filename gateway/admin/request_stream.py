@@ -19,7 +19,7 @@ from gateway.admin.admin_context import AdminContext
 from gateway.admin.candidates import CANDIDATES_PATH, CandidateRoute
 from gateway.admin.in_flight import InFlightRoutes, InFlightSource, endpoint_of, phase_of
 from gateway.http.request_context import RequestContext
-from gateway.telemetry.request_journal import cursor_of, render_entries
+from gateway.telemetry.request_journal import cursor_of, render_entries, rows_json
 from schemas.wire.errors import Refusal, RefusedError
 
 STREAM_PATH: Final = "/api/requests/stream"
@@ -65,7 +65,7 @@ class RequestStream:
                 )
             for entry, row in zip(ended, render_entries(ended, context.id), strict=True):
                 cursor = cursor_of(entry)
-                yield _event("ended", row, cursor)
+                yield _event("ended", rows_json(row), cursor)
             yield _event("load", self._load())
             await context.clock.sleep(_INTERVAL_S)
 

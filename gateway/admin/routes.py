@@ -182,9 +182,8 @@ class AdminRoutes:
         outcomes = parse_outcomes(status)
         kept = self.context.recorder.journal
         found = kept.last(limit, outcomes=outcomes, model=model, node=node)
-        return _json(
-            {"requests": request_journal.render_entries(found, self.context.id), "kept": len(kept)}
-        )
+        rows = request_journal.render_entries(found, self.context.id)
+        return _json({"requests": request_journal.rows_json(rows), "kept": len(kept)})
 
     async def queue(self) -> Response:
         """Report the waiting requests."""

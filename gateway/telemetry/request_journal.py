@@ -10,7 +10,6 @@ from datetime import UTC, datetime
 from hashlib import blake2b
 from itertools import islice
 from pathlib import Path
-from typing import TypeAlias
 
 import msgspec
 import orjson
@@ -20,8 +19,6 @@ from gateway.routing.table import EngineEndpoint
 from gateway.telemetry.journal_file import JournalFile
 from machinery.clock import Clock
 from machinery.prometheus import family_header
-
-Json: TypeAlias = dict[str, object]
 
 # Clients choose the names, and the memory of the ring is bounded.
 _LONGEST = 128
@@ -201,74 +198,131 @@ def truncate(name: str) -> str:
     return name if len(name) <= _LONGEST else name[:_LONGEST]
 
 
-def render_entries(entries: Iterable[JournalEntry], gateway: str) -> list[Json]:
-    """Return the entries as JSON values; `gateway` is the id of this gateway.
+class AttemptRow(msgspec.Struct, frozen=True, gc=False):
+    """One attempt at an engine, as it is shown."""
+
+    replica: str
+    worker: str
+    outcome: str
+    ms: float
+    why: str | None
+
+
+class TokenCounts(msgspec.Struct, frozen=True, gc=False):
+    """Tokens of one request, as they are shown."""
+
+    prompt: int
+    cached: int
+    output: int
+
+
+class JournalRow(msgspec.Struct, frozen=True, gc=False, rename="camel"):
+    """One request, as it is shown."""
+
+    time: str
+    id: str
+    gateway: str
+    path: str
+    model: str
+    deployment: str | None
+    replica: str | None
+    worker: str | None
+    endpoint: str | None
+    strategy: str | None
+    attempts: list[AttemptRow]
+    resumptions: int
+    streamed: bool
+    status: str
+    http_status: int | None
+    queue_ms: float
+    first_token_ms: float | None
+    latency_ms: float
+    tokens: TokenCounts
+    api_key: str | None
+    session: str | None
+
+
+_ROWS = msgspec.json.Encoder()
+
+
+def rows_json(rows: JournalRow | Sequence[JournalRow]) -> orjson.Fragment:
+    """Return the JSON of rows, to be a part of a larger document."""
+    return orjson.Fragment(_ROWS.encode(rows))
+
+
+def render_entries(entries: Iterable[JournalEntry], gateway: str) -> list[JournalRow]:
+    """Return the entries as they are shown; `gateway` is the id of this gateway.
 
     A recorder takes a thousand a second from a busy gateway, beside its requests: what many entries share is rendered
-    once.
+    once, and fields are given by place.
     """
     seconds: dict[int, str] = {}
     # By identity: the hash of an endpoint takes longer than its address.
-    urls: dict[int, str] = {}
-    digests: dict[str, str] = {}
-    found: list[Json] = []
+    served: dict[int, tuple[str | None, ...]] = {id(None): _NOT_SERVED}
+    digests: dict[str, str | None] = {"": None}
+    found: list[JournalRow] = []
     for entry in entries:
-        endpoint, served = entry.served_by, _NOT_SERVED
-        if endpoint is not None:
-            url = urls.get(id(endpoint))
-            if url is None:
-                url = urls[id(endpoint)] = endpoint.origin.url
-            served = (endpoint.deployment, endpoint.replica, endpoint.node, url)
-        rendered = _render_entry(entry, gateway, _time_text(entry.time_s, seconds), served)
-        if session := entry.session:
-            digest = digests.get(session)
-            if digest is None:
-                digest = digests[session] = session_digest(session)
-            rendered["session"] = digest
-        found.append(rendered)
+        endpoint, session = entry.served_by, entry.session
+        names = served.get(id(endpoint))
+        if names is None:
+            names = served[id(endpoint)] = _names_of(endpoint)
+        if session not in digests:
+            digests[session] = session_digest(session)
+        found.append(
+            _render_entry(
+                entry, gateway, _time_text(entry.time_s, seconds), names, digests[session]
+            )
+        )
     return found
 
 
+def _names_of(endpoint: EngineEndpoint | None) -> tuple[str | None, ...]:
+    """Return deployment, replica, node and URL of an endpoint."""
+    if endpoint is None:
+        return _NOT_SERVED
+    return endpoint.deployment, endpoint.replica, endpoint.node, endpoint.origin.url
+
+
 def _render_entry(
-    entry: JournalEntry, gateway: str, time: str, served: tuple[str | None, ...]
-) -> Json:
+    entry: JournalEntry,
+    gateway: str,
+    time: str,
+    served: tuple[str | None, ...],
+    session: str | None,
+) -> JournalRow:
     deployment, replica, node, url = served
-    return {
-        "time": time,
-        "id": entry.request_id.decode("ascii"),
-        "gateway": gateway,
-        "path": entry.path,
-        "model": entry.model,
-        "deployment": deployment,
-        "replica": replica,
-        "worker": node,
-        "endpoint": url,
-        "strategy": entry.strategy or None,
-        "attempts": [
-            {
-                "replica": one.endpoint.replica,
-                "worker": one.endpoint.node,
-                "outcome": one.outcome,
-                "ms": _ms(one.ended_s - one.began_s),
-                "why": truncate(one.why) if one.why else None,
-            }
+    return JournalRow(
+        time,
+        entry.request_id.decode("ascii"),
+        gateway,
+        entry.path,
+        entry.model,
+        deployment,
+        replica,
+        node,
+        url,
+        entry.strategy or None,
+        [
+            AttemptRow(
+                one.endpoint.replica,
+                one.endpoint.node,
+                one.outcome,
+                _ms(one.ended_s - one.began_s),
+                truncate(one.why) if one.why else None,
+            )
             for one in entry.attempts
         ],
-        "resumptions": entry.resumptions,
-        "streamed": entry.is_streamed,
-        "status": entry.outcome,
-        "httpStatus": entry.status or None,
-        "queueMs": _ms(entry.queued_s) if entry.queued_s else 0.0,
-        "firstTokenMs": _ms(entry.first_s) if entry.first_s else None,
-        "latencyMs": _ms(entry.whole_s),
-        "tokens": {
-            "prompt": entry.prompt_tokens,
-            "cached": entry.cached_tokens,
-            "output": entry.output_tokens,
-        },
-        "apiKey": entry.key or None,
-        "session": None,
-    }
+        entry.resumptions,
+        entry.is_streamed,
+        entry.outcome,
+        entry.status or None,
+        _ms(entry.queued_s) if entry.queued_s else 0.0,
+        _ms(entry.first_s) if entry.first_s else None,
+        _ms(entry.whole_s),
+        TokenCounts(entry.prompt_tokens, entry.cached_tokens, entry.output_tokens),
+        entry.key or None,
+        session,
+    )
 
 
 def _time_text(time_s: float, seconds: dict[int, str]) -> str:
@@ -298,7 +352,7 @@ class SessionDigest(str):
 def session_digest(session: str) -> str:
     """Return a digest that identifies a conversation at every gateway without revealing its name."""
     if isinstance(session, SessionDigest):
-        return session
+        return str(session)  # of no type of its own, which JSON has none for
     return blake2b(session.encode("utf-8", "surrogatepass"), digest_size=6).hexdigest()
 
 
@@ -315,9 +369,7 @@ class JournalWriter:
         self._clock = clock
         self._file = JournalFile[JournalEntry](
             path,
-            lambda batch: b"".join(
-                orjson.dumps(one) + b"\n" for one in render_entries(batch, gateway)
-            ),
+            lambda batch: _ROWS.encode_lines(render_entries(batch, gateway)),
             file_bytes=file_bytes,
             older_files=_OLD_FILES,
             slice_size=_SLICE,
