@@ -1,8 +1,9 @@
 """The cost of a recorder at 1,000 hollow Macs: `make bench-observe`, six minutes on two cores.
 
 A real etcd, a real fleet-dashboard, and one process that answers for the agents of all Macs and for a gateway with
-fifty requests a second. A twentieth of the Macs reports a changed status every three seconds, so each does once a
-minute. Measured are the recorder's CPU time and memory. Then a day of the same fleet is written into a history, and
+fifty requests a second. The gateway has a full journal at the start, so that the recorder soon keeps as many requests as
+it ever does. A twentieth of the Macs reports a changed status every three seconds, so each does once a minute. Measured
+are the recorder's CPU time and memory. Then a day of the same fleet is written into a history, and
 one Mac's day is read from it. At last a gateway is loaded with a recorder and without (`observe_gateway.py`). The last
 line is one JSON object, the aims beside the figures.
 """
@@ -22,12 +23,13 @@ import orjson
 from aiohttp import web
 
 from bench import observe_gateway
-from bench.recorder_process import recorder
+from bench.recorder_process import metric, recorder
 from bench.result import finish, recorded, sized
+from dashboard.collector import FEED_ENTRIES
 from dashboard.history.database import FILE, HistoryFile, HistoryLimits
 from dashboard.history.queries import HistoryReader, SeriesQuery
 from dashboard.history.records import COARSE_S, COLUMNS, FINE_S, Batch, KeyRevision, Sample
-from dashboard.traffic import EndedRequest, EndedTokens
+from dashboard.traffic import KEPT, EndedAttempt, EndedRequest, EndedTokens
 from machinery.clock import SystemClock
 from schemas.meta import Condition, ConditionStatus
 from schemas.records import GatewayLease
@@ -94,6 +96,8 @@ class StandIns:
         count = int((now_s - self._asked_s) * REQUESTS_PER_S)
         self._asked_s = now_s
         self.feeds += 1
+        if self._numbers < KEPT:
+            count = FEED_ENTRIES
         found = [ended(self._numbers + number, datetime.now(tz=UTC)) for number in range(count)]
         self._numbers += count
         body = {
@@ -124,7 +128,7 @@ def ended(number: int, at: datetime) -> EndedRequest:
         path="/v1/chat/completions",
         http_status=200,
         streamed=True,
-        attempts=[{"replica": f"m-{number % 10}-0", "worker": mac, "outcome": "ok", "ms": 900.0}],
+        attempts=(EndedAttempt(replica=f"m-{number % 10}-0", worker=mac, outcome="ok", ms=900.0),),
     )
 
 
@@ -185,7 +189,10 @@ async def live(folder: Path) -> dict[str, float]:
         async for url in serve(stand_ins):
             await write_fleet(store, url)
             async with (
-                recorder(f"unix:{etcd.address.socket}", folder / "state") as (process, _),
+                recorder(f"unix:{etcd.address.socket}", folder / "state") as (
+                    process,
+                    recorder_url,
+                ),
                 asyncio.TaskGroup() as group,
             ):
                 changing = group.create_task(keep_changing(store, url))
@@ -194,6 +201,8 @@ async def live(folder: Path) -> dict[str, float]:
                 await asyncio.sleep(MEASURE_S)
                 after, took_s = process.cpu_times(), time.perf_counter() - began
                 changing.cancel()
+                kept = await metric(recorder_url, "fleet_dashboard_feed_requests_total")
+                assert kept >= KEPT, "the recorder has not read the whole journal"
                 cpu_s = after.user + after.system - before.user - before.system
                 return {
                     "cpu": round(cpu_s / took_s, 4),

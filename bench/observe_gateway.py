@@ -3,7 +3,7 @@
 One gateway with all that it does, and one recorder that reads its feed each second. In turns the recorder runs and
 stands still (SIGSTOP), so that both states meet the same moments of the machine, and a pair gives a ratio. On a busy
 machine the ratios scatter by more than a recorder costs. Therefore the cost is measured alone as well: the recorder reads
-what ended while it stood still, from a gateway that does nothing else.
+what ended while it stood still, from a gateway that does nothing else, and says how many requests these were.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ from bench.gateway.parts import Engine, Programs, compiled, cpu_s, free_port, ow
 from bench.gateway.peers import Peer
 from bench.gateway.rounds import burst
 from bench.gateway.workloads import KINDS
-from bench.recorder_process import recorder
+from bench.recorder_process import metric, recorder
 from bench.result import PeerError, sized
 from dashboard.collector import MOST_A_SECOND
 
@@ -37,6 +37,7 @@ PAIRS, BURST_S = sized((24, 2.0), smoke=(2, 1.0))
 _SETTLE_S = 1.5
 _WARM_S = 1.0
 FEEDS = sized(5, smoke=1)
+_READ = "fleet_dashboard_feed_requests_total"
 # Fewer requests than a gateway remembers.
 _FEED_BURST_S = 1.0
 _READ_S = 4.0
@@ -51,8 +52,18 @@ class Pair:
     without: Burst
 
 
+@dataclass(frozen=True, slots=True)
+class Stand:
+    """A gateway with engines and clients, and a recorder that reads it."""
+
+    programs: Programs
+    peer: Peer
+    recorder: psutil.Process
+    recorder_url: str
+
+
 @asynccontextmanager
-async def stand(folder: Path) -> AsyncIterator[tuple[Programs, Peer, psutil.Process]]:
+async def stand(folder: Path) -> AsyncIterator[Stand]:
     """Run engines, a gateway and a recorder that reads it."""
     async with AsyncExitStack() as stack:
         programs = compiled(folder)
@@ -69,7 +80,7 @@ async def stand(folder: Path) -> AsyncIterator[tuple[Programs, Peer, psutil.Proc
             )
         await _reads(url)
         stack.callback(process.send_signal, signal.SIGCONT)
-        yield programs, peer, process
+        yield Stand(programs, peer, process, url)
 
 
 async def _reads(url: str) -> None:
@@ -91,10 +102,10 @@ async def _reads(url: str) -> None:
 async def measure() -> dict[str, Any]:
     """Return both states side by side, and the ratios of the pairs."""
     with tempfile.TemporaryDirectory(prefix="fleet-bench-") as name:
-        async with stand(Path(name)) as (programs, peer, process):
-            await burst(programs, KINDS[0], peer, _WARM_S)
-            pairs = [await _pair(programs, peer, process, number) for number in range(PAIRS)]
-            feeds = [await _feed_us(programs, peer, process) for _ in range(FEEDS)]
+        async with stand(Path(name)) as it:
+            await burst(it.programs, KINDS[0], it.peer, _WARM_S)
+            pairs = [await _pair(it, number) for number in range(PAIRS)]
+            feeds = [await _feed_us(it) for _ in range(FEEDS)]
     rates = [pair.with_recorder.rate / pair.without.rate for pair in pairs]
     costs = [pair.with_recorder.cpu_us / pair.without.cpu_us for pair in pairs]
     quartiles = statistics.quantiles(costs, n=4)
@@ -115,30 +126,36 @@ async def measure() -> dict[str, Any]:
     }
 
 
-async def _feed_us(programs: Programs, peer: Peer, process: psutil.Process) -> float:
+async def _feed_us(it: Stand) -> float:
     """Return the gateway's processor time for a recorder's reading of one ended request. Raises PeerError."""
-    process.send_signal(signal.SIGSTOP)
-    one = await burst(programs, KINDS[0], peer, _FEED_BURST_S)
-    if one is None:
-        raise PeerError("the gateway answered no request")
-    await asyncio.sleep(_SETTLE_S)
-    before_s = cpu_s(peer.pid)
+    pid, process = it.peer.pid, it.recorder
     process.send_signal(signal.SIGCONT)
     await asyncio.sleep(_READ_S)
-    read_s = cpu_s(peer.pid) - before_s
-    before_s = cpu_s(peer.pid)
+    known = await metric(it.recorder_url, _READ)
+    process.send_signal(signal.SIGSTOP)
+    if await burst(it.programs, KINDS[0], it.peer, _FEED_BURST_S) is None:
+        raise PeerError("the gateway answered no request")
+    await asyncio.sleep(_SETTLE_S)
+    before_s = cpu_s(pid)
+    process.send_signal(signal.SIGCONT)
     await asyncio.sleep(_READ_S)
-    idle_s = cpu_s(peer.pid) - before_s
-    return max(0.0, read_s - idle_s) / (one.rate * _FEED_BURST_S) * 1e6
+    read_s = cpu_s(pid) - before_s
+    before_s = cpu_s(pid)
+    await asyncio.sleep(_READ_S)
+    idle_s = cpu_s(pid) - before_s
+    count = await metric(it.recorder_url, _READ) - known
+    if not count:
+        raise PeerError("the recorder read no request")
+    return max(0.0, read_s - idle_s) / count * 1e6
 
 
-async def _pair(programs: Programs, peer: Peer, process: psutil.Process, number: int) -> Pair:
+async def _pair(it: Stand, number: int) -> Pair:
     """Measure both states; every second pair begins with the other one. Raises PeerError."""
     found: dict[bool, Burst] = {}
     for is_reading in (True, False) if number % 2 else (False, True):
-        process.send_signal(signal.SIGCONT if is_reading else signal.SIGSTOP)
+        it.recorder.send_signal(signal.SIGCONT if is_reading else signal.SIGSTOP)
         await asyncio.sleep(_SETTLE_S)
-        one = await burst(programs, KINDS[0], peer, BURST_S)
+        one = await burst(it.programs, KINDS[0], it.peer, BURST_S)
         if one is None:
             raise PeerError("the gateway answered no request")
         found[is_reading] = one

@@ -33,3 +33,10 @@ async def recorder(etcd: str, folder: Path) -> AsyncIterator[tuple[psutil.Proces
     finally:
         process.kill()
         await process.wait()
+
+
+async def metric(url: str, name: str) -> float:
+    """Return the value of a metric of the recorder."""
+    async with aiohttp.ClientSession() as http, http.get(f"{url}/metrics") as response:
+        lines = (await response.text()).splitlines()
+    return float(next(one.split()[1] for one in lines if one.startswith(f"{name} ")))

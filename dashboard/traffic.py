@@ -9,13 +9,15 @@ from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from typing import Annotated, Any, Final, TypeAlias
+from sys import intern
+from typing import Annotated, Final, TypeAlias
 
 import msgspec
 
 from gateway.telemetry.time_series import IntervalSums, RateSeries
 
-_KEPT: Final = 10_000
+KEPT: Final = 10_000
+"""Ended requests that are kept in memory."""
 _EVENTS: Final = 4096
 # Figures of a process that was silent for longer are not shown.
 GATEWAY_FRESH_S: Final = 5.0
@@ -34,7 +36,7 @@ Text: TypeAlias = Annotated[str, msgspec.Meta(max_length=1000)]
 Instant: TypeAlias = Annotated[datetime, msgspec.Meta(tz=True)]
 
 
-class EndedTokens(msgspec.Struct, frozen=True):
+class EndedTokens(msgspec.Struct, frozen=True, gc=False):
     """Tokens of one request."""
 
     prompt: Count = 0
@@ -42,7 +44,17 @@ class EndedTokens(msgspec.Struct, frozen=True):
     output: Count = 0
 
 
-class EndedRequest(msgspec.Struct, frozen=True, rename="camel"):
+class EndedAttempt(msgspec.Struct, frozen=True, gc=False):
+    """One attempt at an engine."""
+
+    replica: Text
+    worker: Text
+    outcome: Text
+    ms: Milliseconds
+    why: Text | None = None
+
+
+class EndedRequest(msgspec.Struct, frozen=True, rename="camel", gc=False):
     """One ended request, as a gateway's feed and journal have it."""
 
     time: Instant
@@ -63,7 +75,7 @@ class EndedRequest(msgspec.Struct, frozen=True, rename="camel"):
     strategy: Text | None = None
     streamed: bool = False
     resumptions: Count = 0
-    attempts: list[dict[str, Any]] = []
+    attempts: Annotated[tuple[EndedAttempt, ...], msgspec.Meta(max_length=1000)] = ()
     endpoint: Text | None = None
     session: Text | None = None
 
@@ -96,6 +108,34 @@ class EndedRequest(msgspec.Struct, frozen=True, rename="camel"):
     def output_tokens(self) -> int:
         """Tokens of the answer."""
         return self.tokens.output
+
+
+def with_shared_texts(one: EndedRequest) -> EndedRequest:
+    """Return the same request with the names of other requests in memory: a decoder makes new ones for each."""
+    return msgspec.structs.replace(
+        one,
+        gateway=intern(one.gateway),
+        model=intern(one.model),
+        outcome=intern(one.outcome),
+        worker=one.worker and intern(one.worker),
+        replica=one.replica and intern(one.replica),
+        deployment=one.deployment and intern(one.deployment),
+        api_key=one.api_key and intern(one.api_key),
+        path=intern(one.path),
+        strategy=one.strategy and intern(one.strategy),
+        endpoint=one.endpoint and intern(one.endpoint),
+        session=one.session and intern(one.session),
+        attempts=tuple(
+            EndedAttempt(
+                replica=intern(attempt.replica),
+                worker=intern(attempt.worker),
+                outcome=intern(attempt.outcome),
+                ms=attempt.ms,
+                why=attempt.why and intern(attempt.why),
+            )
+            for attempt in one.attempts
+        ),
+    )
 
 
 class RunningRequest(msgspec.Struct, frozen=True, rename="camel"):
@@ -224,7 +264,7 @@ class Traffic:
     def __init__(self, started_s: float = float("-inf")) -> None:
         """Begin with this run, at `started_s` in seconds since 1970."""
         self.known = KnownTimes(started_s)
-        self.ended: deque[EndedRequest] = deque(maxlen=_KEPT)
+        self.ended: deque[EndedRequest] = deque(maxlen=KEPT)
         self.series = RateSeries()
         self.gateways: dict[str, GatewayState] = {}
         self.agents: dict[str, AgentState] = {}
@@ -272,7 +312,7 @@ class Traffic:
         `macs` has requests and their seconds; `totals` has begin, seconds and sums of intervals in order, and `steps`
         begin and seconds of every interval in which a recorder ran.
         """
-        self.ended.extend(ended)
+        self.ended.extend(map(with_shared_texts, ended))
         self.macs = {name: MacSums(*sums) for name, sums in macs.items()}
         for begin_s, seconds, numbers in totals:
             self.series.add_totals(begin_s, seconds, numbers)
@@ -286,10 +326,10 @@ class Traffic:
     def record_ended(self, ended: Iterable[EndedRequest]) -> None:
         """Count ended requests, in the order of their end."""
         for one in ended:
-            self.ended.append(one)
+            self.ended.append(with_shared_texts(one))
             self.series.add(one)
             if one.worker:
-                sums = self.macs.setdefault(one.worker, MacSums())
+                sums = self.macs.setdefault(intern(one.worker), MacSums())
                 sums.requests += 1
                 sums.whole_s += one.whole_s
                 sums.output_tokens += one.output_tokens
