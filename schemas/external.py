@@ -9,6 +9,8 @@ from pydantic import AfterValidator, Field, model_validator
 from schemas.meta import ApiModel, Examples, ObjectName
 
 _SCHEMES = {"http": 80, "https": 443}
+# RFC 1035, without the dots at both ends. Recorders refuse requests whose endpoint is much longer.
+_LONGEST_HOST = 253
 _BEGIN, _END = "-----BEGIN CERTIFICATE-----", "-----END CERTIFICATE-----"
 
 
@@ -54,6 +56,11 @@ def parse_url(url: str) -> ServerAddress:
         raise ValueError(f"{url[:100]!r}: {error}; {expected}") from error
     if parts.scheme not in _SCHEMES or not parts.hostname or parts.query or parts.fragment:
         raise ValueError(f"{url[:100]!r}: {expected}")
+    if len(parts.hostname) > _LONGEST_HOST:
+        raise ValueError(
+            f"{url[:100]!r}: the name of the server has {len(parts.hostname)} characters; DNS has at most "
+            f"{_LONGEST_HOST}; {expected}"
+        )
     return ServerAddress(
         is_tls=parts.scheme == "https",
         host=parts.hostname,

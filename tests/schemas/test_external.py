@@ -46,6 +46,16 @@ def test_what_is_no_address_is_refused(url: str) -> None:
         external(url=url)
 
 
+def test_long_addresses_are_refused_with_the_limit() -> None:
+    """Recorders believe no endpoint of more than 1,000 characters, and would lose all requests of such a gateway."""
+    with pytest.raises(ValidationError, match="has 487 characters; DNS has at most 253"):
+        external(url=f"https://{'a.' * 240}example/v1")
+    with pytest.raises(ValidationError, match="at most 1000 characters"):
+        external(url=f"https://example.com/{'v' * 1000}")
+    longest = external(url=f"https://{'a.' * 120}example.com:8443/{'v' * 700}")
+    assert len(parse_url(longest.url).origin) < 1000
+
+
 @pytest.mark.parametrize(
     ("url", "is_safe"),
     [
