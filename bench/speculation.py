@@ -1,9 +1,13 @@
-"""Guesses from n-grams: an engine with them beside one without, on texts that repeat their prompt and on new ones.
+"""Guesses: an engine with them beside one without.
 
-`python -m bench.speculation [FOLDER]` takes a model's folder; without one it makes SmolLM2. Both engines run all the
-time and answer the same chats in turns, one request at a time. Compared are the tokens a second from the first token
-to the last, with and without guesses, as the median of all pairs. `differ` counts answers that are not equal: a pass
-over several tokens rounds differently, which may move a sampled token.
+`python -m bench.speculation [FOLDER]` takes a model's folder; without one it makes SmolLM2. `copy` and `new` are guesses
+from n-grams, on texts that repeat their prompt and on new ones. `mtp_any` and `mtp_wrong` are those of a multi-token
+prediction head, of a synthetic checkpoint (tests/support/mtp_models.py): random weights, and a head that was made to
+be right mostly, or never. They show what guesses cost and save, not how often a published head is right.
+
+Both engines run all the time and answer the same chats in turns, one request at a time. Compared are the tokens a
+second from the first token to the last, with and without guesses, as the median of all pairs. `differ` counts answers
+that are not equal: a pass over several tokens rounds differently, which may move a sampled token.
 """
 
 import http.client
@@ -14,7 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +30,7 @@ from bench.result import arguments, finish, sized
 _PAIRS: Final = sized(6, smoke=1)
 _TOKENS: Final = sized(128, smoke=16)
 _GUESS: Final = 8
+_MTP_GUESS: Final = 3
 _NAMES: Final = ("alpha", "beta", "gamma", "delta", "omega", "sigma", "kappa", "theta", "zeta")
 _TOPICS: Final = ("a lighthouse", "a market", "a winter", "a train", "a violin", "a river")
 _METRICS: Final = ("draft_tokens_total", "draft_accepted_tokens_total")
@@ -69,6 +74,9 @@ def inventing(seed: int) -> dict[str, Any]:
     topic = _TOPICS[seed % len(_TOPICS)]
     turns = [{"role": "user", "content": f"Write a long story about {topic}."}]
     return {"messages": turns, "temperature": 0.8, "seed": seed}
+
+
+_CHATS: Final = (("copy", copying), ("new", inventing))
 
 
 @contextmanager
@@ -122,18 +130,30 @@ def metrics(port: int) -> list[float]:
     return [found[f"fleet_engine_{name}"] for name in _METRICS]
 
 
-def measure(model: Path) -> None:
-    """Compare, and print the last line."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """Two engines with one model, one of which guesses."""
+
+    name: str
+    model: Path
+    flags: tuple[str, ...]
+    """Those that make it guess."""
+    chats: tuple[tuple[str, Callable[[int], dict[str, Any]]], ...]
+    """Makers of what is asked, by name; a number makes each chat another one."""
+
+
+def compare(one: Comparison) -> tuple[dict[str, float], dict[str, Any], int]:
+    """Return the ratios and figures by name, and how many answers differ."""
     ratios: dict[str, float] = {}
     figures: dict[str, Any] = {}
     differ = 0
     with ExitStack() as engines:
-        plain = engines.enter_context(engine(model, ()))
-        guessing = engines.enter_context(engine(model, ("--ngram-tokens", str(_GUESS))))
+        plain = engines.enter_context(engine(one.model, ()))
+        guessing = engines.enter_context(engine(one.model, one.flags))
         for port in (plain, guessing):  # what is compiled and loaded at first use
             ask(port, inventing(99))
-        for name, make in (("copy", copying), ("new", inventing)):
-            pairs, before = [], metrics(guessing)
+        for chat, make in one.chats:
+            pairs, before, name = [], metrics(guessing), f"{one.name}{chat}"
             for seed in range(_PAIRS):
                 order = (plain, guessing) if seed % 2 else (guessing, plain)
                 found = {port: ask(port, make(seed)) for port in order}
@@ -144,19 +164,53 @@ def measure(model: Path) -> None:
             )
             ratios[f"{name}_tokens_per_s"] = round(statistics.median(pairs), 2)
             figures[name] = {
-                "pairs": [round(one, 2) for one in pairs],
+                "pairs": [round(ratio, 2) for ratio in pairs],
                 "proposed": int(proposed),
                 "accepted": int(accepted),
             }
             print(f"{name}: {ratios[f'{name}_tokens_per_s']} {figures[name]}", flush=True)
-    finish("speculation", ratios, {**figures, "tokens": _TOKENS, "differ": differ})
+    return ratios, figures, differ
+
+
+def synthetic(folder: Path, *flags: str) -> Path:
+    """Make a checkpoint with an MTP head, whose passes cost what those of SmolLM2 do; return its folder."""
+    command = [sys.executable, "-m", "tests.support.mtp_models", str(folder), "--layers", "12"]
+    command += ["--hidden", "512", "--influence", "0.06", *flags]
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    return folder
+
+
+def measure(model: Path, scratch: Path) -> None:
+    """Compare, and print the last line."""
+    ngram, mtp = ("--ngram-tokens", str(_GUESS)), ("--mtp-tokens", str(_MTP_GUESS))
+    comparisons = (
+        Comparison(name="", model=model, flags=ngram, chats=_CHATS),
+        Comparison(
+            name="mtp_", model=synthetic(scratch / "mtp"), flags=mtp, chats=(("any", inventing),)
+        ),
+        Comparison(
+            name="mtp_",
+            model=synthetic(scratch / "wrong", "--wrong"),
+            flags=mtp,
+            chats=(("wrong", inventing),),
+        ),
+    )
+    ratios: dict[str, float] = {}
+    figures: dict[str, Any] = {"tokens": _TOKENS, "differ": 0}
+    for one in comparisons:
+        found = compare(one)
+        ratios |= found[0]
+        figures |= found[1]
+        figures["differ"] += found[2]
+    finish("speculation", ratios, figures)
 
 
 def main() -> None:
     """Measure with a folder of the command line, or with SmolLM2."""
     words = arguments()
     with tempfile.TemporaryDirectory() as folder:
-        measure(Path(words[0]) if words else real_model(Path(folder)))
+        scratch = Path(folder)
+        measure(Path(words[0]) if words else real_model(scratch), scratch)
 
 
 if __name__ == "__main__":

@@ -88,9 +88,11 @@ class EngineConfig:
     draft_model: Path | None = None
     """Folder of a small model that proposes tokens. Excludes `kv_window`: rejected tokens could not be dropped."""
     draft_tokens: int = 3
+    """Number of tokens that it proposes at once."""
     ngram_tokens: int = 0
     """Tokens to propose at once from earlier places of the same text; 0 proposes none."""
-    """Number of tokens that it proposes at once."""
+    mtp_tokens: int = 0
+    """Most tokens to propose at once with the model's multi-token prediction head; 0 proposes none."""
     group: GroupConfig | None = None
     """None if this process has the whole model."""
 

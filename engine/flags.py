@@ -67,6 +67,7 @@ def parse(arguments: Sequence[str] | None, *, read_secret: Callable[[], str] = s
         draft_model=flags.draft_model,
         draft_tokens=_or(flags.draft_tokens, _DRAFT_TOKENS),
         ngram_tokens=_or(flags.ngram_tokens, 0),
+        mtp_tokens=_or(flags.mtp_tokens, 0),
         group=_group(flags, secret),
     )
 

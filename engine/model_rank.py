@@ -9,7 +9,9 @@ from typing import Any
 
 from engine.batch.embedder import Embedder
 from engine.batch.executor import StepExecutor
+from engine.batch.hidden_states import HiddenStates
 from engine.batch.loop import BatchLoop
+from engine.batch.mtp import GuessPolicy, MtpProposer
 from engine.batch.ngram import NgramProposer
 from engine.batch.speculative import DraftProposer, TokenProposer
 from engine.cache.interface import KvOptions
@@ -20,7 +22,7 @@ from engine.gauges import Gauges
 from engine.memory import allocation
 from engine.memory.budget import MemoryBudget, full_bytes
 from engine.memory.guard import MemoryGuard
-from engine.model import disk_cache, draft_model, loader, mlx_group
+from engine.model import disk_cache, draft_model, loader, mlx_group, mtp_head
 from engine.model.loader import LoadedModel, LoadOptions
 from engine.model.mlx_group import ModelSplit
 from engine.ports import ServedModel, WorkerListener
@@ -172,13 +174,18 @@ def make_executor(
     `by_rows` says that the caches of a batch may be kept row by row.
     """
     options = KvOptions(bits=config.kv_bits, window=config.kv_window, keep=config.kv_keep)
+    model = loaded.model
     proposer: TokenProposer | None = None
     if config.ngram_tokens:
         proposer = NgramProposer(count=config.ngram_tokens)
     elif loaded.draft is not None:
         proposer = DraftProposer(model=loaded.draft, count=config.draft_tokens)
+    elif loaded.mtp_head is not None:
+        model = HiddenStates(loaded.model)
+        policy = GuessPolicy(count=config.mtp_tokens)
+        proposer = MtpProposer(head=loaded.mtp_head, states=model, policy=policy)
     return StepExecutor(
-        model=loaded.model,
+        model=model,
         ends=frozenset(loaded.codec.eos_ids),
         prefix=BlockPrefixCache(
             lambda: make_caches(loaded.model, options),
@@ -259,7 +266,9 @@ def load(
         raise ModelUnusableError(
             f"{config.model_dir}: an embedding model cannot be split over a group of ranks"
         )
-    draft_model.check_ngram(loaded, config)
+    if config.ngram_tokens:
+        draft_model.check_guesses(loaded, config.model_dir, "--ngram-tokens")
+    loaded = mtp_head.add_head(loaded, facts, config, gauges, is_stopping=is_stopping)
     loaded = draft_model.add_draft(loaded, config, gauges, is_stopping=is_stopping)
     models = [(loaded.model, facts)]
     if loaded.draft is not None and config.draft_model is not None:

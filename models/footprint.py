@@ -58,7 +58,8 @@ class ServingLoad:
     """Tokens that these layers keep at most; None: all."""
     draft_tokens: int = 0
     """Tokens that are guessed at once; the model caches them before it knows which are right."""
-
+    has_mtp: bool = False
+    """True if a multi-token prediction head guesses them."""
     image_pixels: int = 0
     """Pixels that the model sees of one image; 0 for a model that reads text only."""
     images: int = 0
@@ -242,6 +243,28 @@ def vision_bytes(geometry: ModelGeometry, load: ServingLoad) -> int:
     kept = load.concurrency * load.tokens * geometry.hidden_size * element
     tower = patches * numbers * element + scores * element
     return tower + pixels + kept + IMAGE_DECODING_BYTES
+
+
+MTP_KEPT_TOKENS: Final = 512
+"""Tokens whose hidden states an engine keeps for a head that has not read them (engine/batch/hidden_states.py)."""
+
+
+def mtp_bytes(geometry: ModelGeometry, load: ServingLoad) -> int:
+    """Return the bytes of the caches of a multi-token prediction head, and of the hidden states that it will read.
+
+    It guesses for one request at a time. Its layer is one of the model's, and is never quantized.
+    """
+    if not load.has_mtp:
+        return 0
+    numbers = max(
+        (
+            max(g.kv_heads * (g.head_dim + g.value_dim), g.latent_dim)
+            for g in layer_groups(geometry)
+        ),
+        default=0,
+    )
+    kept = MTP_KEPT_TOKENS * geometry.hidden_size
+    return (load.tokens * numbers + kept) * geometry.kv_element_bytes
 
 
 def activation_bytes(geometry: ModelGeometry, load: ServingLoad) -> int:

@@ -20,7 +20,7 @@ from typing import Annotated, Final, TypeVar
 
 from pydantic import BaseModel, Field, TypeAdapter, ValidationError, field_validator
 
-from models import cache_rules
+from models import cache_rules, mtp_layout
 from models.cache_rules import NotUnderstoodError
 from models.hf_config import ModelConfig, TextConfig
 from schemas.node import ModelGeometry
@@ -67,6 +67,8 @@ class WeightTotals:
     replicated_half_bytes: int
     parameters: int
     """0 if a header has no shapes."""
+    has_mtp_head: bool | None = None
+    """True if there is a head for multi-token prediction; None if it is not known."""
 
 
 def total_weights(tensors: Mapping[str, TensorHeader], *, group_size: int | None) -> WeightTotals:
@@ -78,6 +80,7 @@ def total_weights(tensors: Mapping[str, TensorHeader], *, group_size: int | None
         replicated_bytes=sum(tensor.size for tensor in kept),
         replicated_half_bytes=_half_precision_bytes(kept),
         parameters=_count_parameters(tensors, group_size or _DEFAULT_GROUP_SIZE),
+        has_mtp_head=mtp_layout.has_head(tensors),
     )
 
 
@@ -277,6 +280,7 @@ def model_geometry(facts: ModelFacts, *, casts_to_float32: bool) -> ModelGeometr
     active = (config.moe_intermediate_size or 0) * (config.num_experts_per_tok or 0)
     widened = weights.half_bytes if casts_to_float32 else 0
     sizes = {group.head_dim for group in groups if group.kind != "State"}
+    has_head = weights.has_mtp_head
     return ModelGeometry(
         model_type=facts.model_type,
         weights_bytes=weights.total_bytes + widened,
@@ -296,6 +300,7 @@ def model_geometry(facts: ModelFacts, *, casts_to_float32: bool) -> ModelGeometr
         prefill_batch=1,
         prefill_step=_PREFILL_LINUX if casts_to_float32 else _PREFILL_MAC,
         is_attention_fused=not casts_to_float32 and sizes <= set(_FUSED_HEAD_SIZES),
+        has_mtp_head=None if has_head is None else has_head and facts.module in mtp_layout.LAYOUTS,
         unknown=unknown,
     )
 

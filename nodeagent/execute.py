@@ -367,5 +367,6 @@ def engine_order(replica: Replica, models_dir: Path, rank: int = 0) -> EngineOrd
         draft_model=None if draft is None else inspection.resolve_path(draft.path, models_dir),
         draft_tokens=None if draft is None else draft.tokens,
         ngram_tokens=None if model.ngram is None else model.ngram.tokens,
+        mtp_tokens=None if model.mtp is None else model.mtp.tokens,
         group=group_launch.group_order(replica, rank),
     )

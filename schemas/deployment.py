@@ -9,6 +9,7 @@ from typing import Annotated, Final, Literal, Self, cast
 from pydantic import AfterValidator, Field, StringConstraints, field_validator, model_validator
 
 from schemas.autoscaling import Autoscaling
+from schemas.guesses import GUESS_FIELDS, MtpGuesses, NgramGuesses
 from schemas.kv_cache import KvCache
 from schemas.meta import ApiModel, ApiObject, ObjectName, Status
 from schemas.objectives import Objectives
@@ -47,13 +48,6 @@ class DraftModel(ApiModel):
     """Its folder on the node, as model.path. It must have the model's tokenizer."""
     tokens: Annotated[int, Field(ge=1, le=16)] = 3
     """Tokens that it proposes at once, while a single request runs. The output does not depend on it."""
-
-
-class NgramGuesses(ApiModel):
-    """Guesses of the next tokens, verified in one step: what followed the last tokens before follows them again."""
-
-    tokens: Annotated[int, Field(ge=1, le=16)] = 8
-    """Tokens to guess at once, while a single request runs. The output does not depend on it."""
 
 
 AdapterName = Annotated[
@@ -200,19 +194,27 @@ class ModelSource(ApiModel):
     adapters: Annotated[tuple[NamedAdapter, ...], Field(max_length=64)] = ()
     """LoRA adapters that requests choose; all are in memory beside the model. Give these or `adapter`."""
     draft: DraftModel | None = None
-    """A draft model for speculative decoding, which makes a single request faster. Give this or `ngram`."""
+    """A draft model for speculative decoding, which makes a single request faster. Give one of `draft`,
+    `ngram` and `mtp`."""
     ngram: NgramGuesses | None = None
-    """Guesses from earlier text, which make a single request that repeats its prompt faster. Give this or `draft`."""
-
+    """Guesses from earlier text, which make a single request that repeats its prompt faster."""
+    mtp: MtpGuesses | None = None
+    """Guesses of the checkpoint's own multi-token prediction head, which make a single request faster. The weights must
+    have such a head (DeepSeek-V3, GLM-4.5 and later, MiMo)."""
     vision: Vision | None = None
     """Images in requests, and their limits; needs mlx-vlm on the Macs (`mlx-fleet[vision]`). Default: the model reads
     text only."""
 
     @property
     def guess_tokens(self) -> int:
-        """Return how many tokens a draft model or n-grams guess at once; 0 without guesses."""
-        guesses = self.draft or self.ngram
+        """Return how many tokens are guessed at once; 0 without guesses."""
+        guesses = self.draft or self.ngram or self.mtp
         return 0 if guesses is None else guesses.tokens
+
+    @property
+    def guess_kind(self) -> str:
+        """Return the field that says where guesses come from; "" without guesses."""
+        return next((name for name in GUESS_FIELDS if getattr(self, name) is not None), "")
 
     @property
     def adapter_paths(self) -> tuple[str, ...]:
@@ -258,8 +260,11 @@ class ModelSource(ApiModel):
 
     @model_validator(mode="after")
     def _one_source_of_guesses(self) -> Self:
-        if self.draft is not None and self.ngram is not None:
-            raise ValueError("has draft and ngram, two sources of guesses; remove one of them")
+        given = [name for name in GUESS_FIELDS if getattr(self, name) is not None]
+        if len(given) > 1:
+            raise ValueError(
+                f"has {' and '.join(given)}, {len(given)} sources of guesses; keep one of them"
+            )
         return self
 
     @model_validator(mode="after")
@@ -384,9 +389,8 @@ class ModelDeploymentSpec(ApiModel):
                 f"{self.context_length}; leave the window out, or make it smaller"
             )
         if window is not None and self.model.guess_tokens:
-            kind = "ngram" if self.model.draft is None else "draft"
             raise ValueError(
-                f"has kvCache.window and model.{kind}, and rejected tokens cannot be removed from a "
+                f"has kvCache.window and model.{self.model.guess_kind}, and rejected tokens cannot be removed from a "
                 "sliding cache; remove one of them"
             )
         return self
@@ -404,7 +408,7 @@ class ModelDeploymentSpec(ApiModel):
     def _can_be_split(self) -> Self:
         if self.sharding == "Never":
             return self
-        of_one_rank = ("adapter", "adapters", "draft", "ngram", "vision")
+        of_one_rank = ("adapter", "adapters", *GUESS_FIELDS, "vision")
         kept = next((name for name in of_one_rank if getattr(self.model, name)), "")
         if kept:
             raise ValueError(

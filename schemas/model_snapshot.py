@@ -23,6 +23,8 @@ class SnapshotWeights(ApiModel):
     """The part that every rank of a split model keeps whole."""
     replicated_half_bytes: _Bytes
     parameters: _Bytes
+    has_mtp_head: bool | None = None
+    """True if there is a head for multi-token prediction; None in snapshots of older releases."""
 
 
 class LargeFile(ApiModel):

@@ -143,6 +143,8 @@ class ModelGeometry(ApiModel):
     """Tokens that it reads of one prompt before the next token of the others."""
     is_attention_fused: bool = True
     """True if attention scores are never materialised, as in Metal's kernels for some head sizes."""
+    has_mtp_head: bool | None = None
+    """True if the weights have a head for multi-token prediction that engines use; None in reports of older agents."""
     unknown: str = ""
     """The part of the model that is not understood; its memory need is then unknown."""
     splitting: SplitOptions | None = None

@@ -6,7 +6,7 @@ from pydantic import Field
 
 from schemas.meta import ApiModel
 
-_OF_TEXT_MODELS: Final = ("adapter", "adapters", "draft", "ngram")
+_OF_TEXT_MODELS: Final = ("adapter", "adapters", "draft", "ngram", "mtp")
 _OF_TEXT_CACHES: Final = ("bits", "window")
 
 

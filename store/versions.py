@@ -82,24 +82,26 @@ HISTORIES: Mapping[str, VersionHistory] = {
     "ApiKey": VersionHistory(current=2, steps={1: _role_for_admin}),
     # rateLimit and cacheSharing in its routing; hub in its model; performance; objectives; ngram in its model;
     # thresholds in placement.tier, nodePriorities in its status; vision; concurrency may be Auto, and
-    # tokens in kvCache; healthCheck in its routing, and keep in kvCache
-    "ModelDeployment": _fields_added(9),
+    # tokens in kvCache; healthCheck in its routing, and keep in kvCache; mtp in its model
+    "ModelDeployment": _fields_added(10),
     # nodePriorities; concurrency; concurrencyLimit
     "ModelDeploymentStatus": _fields_added(3),
     # hub in its model; fetches in its status; performance; ngram in its model; vision; concurrency in its proofs,
-    # and tokens in kvCache; concurrencyLimit in its proofs, and keep in kvCache
-    "Replica": _fields_added(7),
+    # and tokens in kvCache; concurrencyLimit in its proofs, and keep in kvCache; mtp in its model
+    "Replica": _fields_added(8),
     "ReplicaStatus": _fields_added(1),  # fetches
     "RankStatus": _fields_added(1),  # fetch
-    # hub in its model; performance; ngram in its model; vision; concurrency may be Auto; keep in kvCache
-    "Revision": _fields_added(6),
+    # hub in its model; performance; ngram in its model; vision; concurrency may be Auto; keep in kvCache; mtp in
+    # its model
+    "Revision": _fields_added(7),
     # rateLimit and cacheSharing in its routing; external; mirror; healthCheck in its routing
     "ModelRoute": _fields_added(4),
     "Endpoint": _fields_added(1),  # startSeconds
-    "Node": _fields_added(
-        2
-    ),  # wiredLimit and the prefixLength of interfaces in its status; cores and Metal
-    "NodeStatus": _fields_added(2),
+    # wiredLimit and the prefixLength of interfaces in its status; cores and Metal; hasMtpHead in its models
+    "Node": _fields_added(3),
+    "NodeStatus": _fields_added(3),
+    "ModelSnapshot": _fields_added(1),  # hasMtpHead in its weights
+    "ModelOffer": _fields_added(1),  # the same
     "NodePool": _fields_added(1),  # wiredLimit
     "ShardGroup": _fields_added(2),  # allowUnencryptedRing; fabric, and fabricChecks in its status
     "ShardGroupStatus": _fields_added(1),  # fabricChecks

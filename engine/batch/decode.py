@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 import mlx.core as mx
 
 from engine.batch import logits_processors, logprobs
+from engine.batch.hidden_states import HiddenStates
 from engine.batch.logits_processors import PenaltyState, needs_penalties
 from engine.batch.logprobs import BatchLogprobs
 from engine.batch.sampling import SamplingColumns, sample
@@ -157,9 +158,13 @@ class DecodeStage:
         vision: VisionModel | None = None,
         by_rows: bool = False,
     ) -> None:
-        """`vision` is the model, if it sees images; `by_rows` says that its caches may be `RowsKVCache`."""
+        """`model` may be `HiddenStates` of one; `vision` is the model, if it sees images.
+
+        `by_rows` says that its caches may be `RowsKVCache`.
+        """
         self._vision = vision
         self._model = model
+        self._states = model if isinstance(model, HiddenStates) else None
         self._adapters = adapters
         self._ends = ends
         self._end_tokens = sorted(ends)
@@ -236,6 +241,8 @@ class DecodeStage:
         if self._vision is not None:
             self._vision.select([row.job for row in self.rows])
         proposer = self._proposer
+        if self._states is not None and len(self.rows) > 1:
+            self._states.clear()
         self._caches.arrange([row.length for row in self.rows])
         if proposer is not None and len(self.rows) > 1:
             self._note_guesses(proposer, None)
@@ -265,6 +272,8 @@ class DecodeStage:
 
     def _step_plain(self) -> list[TokenOutput]:
         """Start one more token for every row; return the tokens that were not read yet."""
+        if self._states is not None and len(self.rows) == 1:
+            self._states.keep_next(self.rows[0].job.id, self.rows[0].fed)
         logits = self._model(self._tokens[:, None], cache=self._caches.layers)[:, -1, :]
         outputs: list[TokenOutput] = []
         if any(row.waits_for_tokens for row in self.rows):
@@ -290,6 +299,8 @@ class DecodeStage:
         draft = proposer.propose(row.sequence, row.room)
         if not draft:
             return [*outputs, *self._step_plain()]
+        if self._states is not None:
+            self._states.keep_next(row.job.id, row.fed)
         logits = self._model(mx.array([[row.tokens[-1], *draft]]), cache=self._caches.layers)[0]
         count = len(draft) + 1
         sampling = self._sampling if count == 1 else SamplingColumns.of([row.job.sampling] * count)
@@ -304,6 +315,8 @@ class DecodeStage:
             accepted += 1
         proposer.note_step(len(draft), accepted=accepted, has_waited=has_waited)
         self._caches.trim(len(draft) - accepted)
+        if self._states is not None:
+            self._states.trim(len(draft) - accepted)
         for at, token in enumerate(tokens[: accepted + 1]):
             outputs.append(row.read(token, scores.get(at), is_end=token in self._ends))
             if outputs[-1].finish is not None:

@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 import mlx.core as mx
 
 from engine.batch.decode import DecodeRow, DecodeStage
+from engine.batch.hidden_states import HiddenStates
 from engine.batch.prefill import PrefilledPrompts, PrefillStage
 from engine.batch.speculative import TokenProposer
 from engine.batch.step_plan import PromptChunk, StepPlan
@@ -144,6 +145,8 @@ class StepExecutor:
     def _forget(self, job_ids: Sequence[int]) -> None:
         """Free what is held for jobs beside their caches."""
         self.compiling.drop(job_ids)
+        if isinstance(self.model, HiddenStates):
+            self.model.forget(job_ids)
         self._preempted.difference_update(job_ids)
         for job_id in job_ids:
             self._reserved.pop(job_id, None)

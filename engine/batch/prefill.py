@@ -8,6 +8,7 @@ from typing import Any, TypeAlias
 import mlx.core as mx
 
 from engine.batch import logprobs
+from engine.batch.hidden_states import HiddenStates
 from engine.batch.step_plan import PromptChunk
 from engine.cache.batch_caches import merge_caches, set_reserved
 from engine.cache.interface import LayerCache, PrefixCache
@@ -15,6 +16,7 @@ from engine.cache.window_kv import KeepingKVCache
 from engine.jobs import Job, TokenLogprobs
 from engine.model.adapter_bank import AdapterBank
 from engine.vision.vision_model import VisionModel
+from models.footprint import MTP_KEPT_TOKENS
 
 Model: TypeAlias = Any  # mlx ships no types
 
@@ -68,13 +70,15 @@ class PrefillStage:
         by_rows: bool = False,
         reserved: Mapping[int, int] = MappingProxyType({}),
     ) -> None:
-        """`vision` is the model, if it sees images; `by_rows` says that its caches may be `RowsKVCache`.
+        """`model` may be `HiddenStates` of one; `vision` is the model, if it sees images.
 
-        `reserved` are the tokens for which the caches of a job have memory; the caller changes them.
+        `by_rows` says that its caches may be `RowsKVCache`. `reserved` are the tokens for which the caches of a job have
+        memory; the caller changes them.
         """
         self._reserved = reserved
         self._by_rows = by_rows
         self._model = model
+        self._states = model if isinstance(model, HiddenStates) else None
         self._vision = vision
         self._adapters = adapters
         self._prefix = prefix
@@ -148,8 +152,9 @@ class PrefillStage:
             self._read_scored(prompt, count)
         else:
             piece = prompt.tokens[prompt.position : prompt.position + count]
+            states = self._states if self._keeps_states(prompt, count) else None
             self._model(mx.array([piece]), cache=prompt.caches)
-            mx.eval([cache.state for cache in prompt.caches])
+            mx.eval([cache.state for cache in prompt.caches], states.newest if states else [])
             prompt.position += count
         is_done = prompt.position == len(prompt.tokens)
         if is_done or prompt.position - prompt.stored >= _STORE_EVERY:
@@ -157,6 +162,13 @@ class PrefillStage:
                 prompt.tokens[: prompt.position], prompt.caches, prompt.job.cache_salt
             )
             prompt.stored = prompt.position
+
+    def _keeps_states(self, prompt: PrefillPrompt, count: int) -> bool:
+        """Keep the hidden states of the next pass if it reads the end of the prompt; return whether they are kept."""
+        is_end = prompt.position + count > len(prompt.tokens) - MTP_KEPT_TOKENS
+        if self._states is None or not is_end:
+            return False
+        return self._states.keep_next_prompt(prompt.job.id, prompt.position)
 
     def _select(self, prompts: Sequence[PrefillPrompt]) -> None:
         if self._adapters is not None:

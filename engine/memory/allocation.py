@@ -19,7 +19,7 @@ from engine.memory.budget import MemoryBudget, MemoryRequest, full_bytes
 from engine.memory.guard import MemoryGuard
 from machinery import linux_memory
 from models import model_files
-from models.footprint import KvFootprint, ServingLoad, activation_bytes, vision_bytes
+from models.footprint import KvFootprint, ServingLoad, activation_bytes, mtp_bytes, vision_bytes
 from models.model_files import ModelFacts, ModelUnusableError
 
 # The least unused buffers to keep: with fewer, every step would allocate again.
@@ -138,7 +138,8 @@ def plan_budget(
         kv_tokens=config.kv_tokens,
         kv_bits=config.kv_bits,
         kv_window=config.kv_window,
-        draft_tokens=config.draft_tokens if has_draft else config.ngram_tokens,
+        draft_tokens=config.draft_tokens if has_draft else config.ngram_tokens or config.mtp_tokens,
+        has_mtp=bool(config.mtp_tokens),
         image_pixels=0 if config.vision is None else config.vision.max_pixels,
         images=0 if config.vision is None else config.vision.max_images,
     )
@@ -187,5 +188,5 @@ def _measure_needs(
     shape = model_files.model_geometry(facts, casts_to_float32=sys.platform == "linux")
     footprint = layer_caches.measure_footprint(model, options)
     # Rotating layers hold the prompt piece in progress beside their window.
-    temporary = activation_bytes(shape, load) + vision_bytes(shape, load)
+    temporary = activation_bytes(shape, load) + vision_bytes(shape, load) + mtp_bytes(shape, load)
     return footprint, temporary + footprint.reading_bytes(shape.prefill_step)

@@ -43,25 +43,23 @@ def add_draft(
         model, found = load_model(folder, lazy=True, trust_remote_code=False)
     codec = load_codec(folder, found)
     _check_vocabulary(folder, codec.vocabulary, loaded.codec.vocabulary)
-    _check_caches(config.model_dir, loaded.model, "--draft-model")
+    check_guesses(loaded, config.model_dir, "--draft-model")
     _check_caches(folder, model, "--draft-model")
     materialize(model, gauges, is_stopping=is_stopping)
     log.info("draft model loaded", extra={"bytes": facts.weight_bytes})
     return replace(loaded, draft=model)
 
 
-def check_ngram(loaded: LoadedModel, config: EngineConfig) -> None:
-    """Refuse n-grams for a model that generates no text, or cannot drop a token that was guessed wrong.
+def check_guesses(loaded: LoadedModel, folder: Path, flag: str) -> None:
+    """Refuse a model that generates no text, or cannot drop a token that was guessed wrong.
 
     Raises:
-        ModelUnusableError: it is such a model; names the layers.
+        ModelUnusableError: it is such a model; names the flag and the layers.
 
     """
-    if not config.ngram_tokens:
-        return
     if not loaded.has_head:
-        raise ModelUnusableError("--ngram-tokens needs a model that generates text; leave it out")
-    _check_caches(config.model_dir, loaded.model, "--ngram-tokens")
+        raise ModelUnusableError(f"{flag} needs a model that generates text; leave it out")
+    _check_caches(folder, loaded.model, flag)
 
 
 def _check_vocabulary(folder: Path, own: Mapping[str, int], vocabulary: Mapping[str, int]) -> None:

@@ -65,6 +65,8 @@ class LoadedModel:
     """The images that it sees; None if it reads text only. The model is a VisionModel otherwise."""
     draft: Model | None = None
     """The draft model (draft_model.py). It has the same tokens; padding may make its logits wider or narrower."""
+    mtp_head: Model | None = None
+    """Its own head for multi-token prediction (mtp_head.py), if the config uses it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

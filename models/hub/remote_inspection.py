@@ -184,6 +184,7 @@ def snapshot_weights(weights: WeightTotals) -> SnapshotWeights:
         replicated_bytes=weights.replicated_bytes,
         replicated_half_bytes=weights.replicated_half_bytes,
         parameters=weights.parameters,
+        has_mtp_head=weights.has_mtp_head,
     )
 
 
@@ -216,4 +217,5 @@ def _totals(weights: SnapshotWeights) -> WeightTotals:
         replicated_bytes=weights.replicated_bytes,
         replicated_half_bytes=weights.replicated_half_bytes,
         parameters=weights.parameters,
+        has_mtp_head=weights.has_mtp_head,
     )

@@ -68,6 +68,7 @@ class EngineOrder:
     draft_model: Path | None = None
     draft_tokens: int | None = None
     ngram_tokens: int | None = None
+    mtp_tokens: int | None = None
     group: RankLaunch | None = None
     """Its place among the ranks that share the model; None for an engine that has the whole model."""
 
@@ -177,6 +178,7 @@ def flags_of(
         draft_model=order.draft_model,
         draft_tokens=order.draft_tokens,
         ngram_tokens=order.ngram_tokens,
+        mtp_tokens=order.mtp_tokens,
         rank=group.rank if group is not None else None,
         world_size=group.world_size if group is not None else None,
         coordinator=group.coordinator if group is not None else None,

@@ -104,14 +104,20 @@ def supports_kv_cache(request: PlacementRequest, node: NodeView) -> Rejection | 
 
 
 def _supports_guesses(request: PlacementRequest, node: NodeView) -> Rejection | None:
-    """Check that the caches of the models can drop tokens that were guessed wrong."""
+    """Check that the caches of the models can drop tokens that were guessed wrong, and that there is a head to guess."""
     source = request.spec.model
+    if source.mtp is not None and geometry_of(request, node).has_mtp_head is False:
+        return Rejection(
+            reason="DraftUnsupported",
+            message="spec.model.mtp needs a multi-token prediction head, and the weights have none that engines can use; "
+            "use ngram, or leave it out",
+        )
     for title, shape in _geometries(request, node) if source.guess_tokens else ():
         if any(group.kind in ("Sliding", "State") for group in layer_groups(shape)):
             why = f"needs caches that can drop rejected tokens, and the {title} has layers that cannot"
             return Rejection(
                 reason="DraftUnsupported",
-                message=f"spec.model.{'ngram' if source.draft is None else 'draft'} {why}; leave it out",
+                message=f"spec.model.{source.guess_kind} {why}; leave it out",
             )
     return None
 

@@ -44,7 +44,8 @@ class ProofExtras:
     adapter_bytes: int = 0
     draft: ModelGeometry | None = None
     draft_tokens: int = 0
-    """Tokens that a draft model or n-grams propose at once."""
+    """Tokens that a draft model, n-grams or a multi-token prediction head propose at once."""
+    has_mtp: bool = False
     vision: Vision | None = None
 
 
@@ -67,7 +68,7 @@ def prove(
     load = engine_load(context_length, concurrency, ranks=ranks, extras=extras)
     return MemoryProof(
         weights_bytes=_weights(geometry, ranks),
-        kv_cache_bytes=footprint.cache_bytes(geometry, load),
+        kv_cache_bytes=footprint.cache_bytes(geometry, load) + footprint.mtp_bytes(geometry, load),
         activation_bytes=footprint.activation_bytes(geometry, load)
         + footprint.vision_bytes(geometry, load),
         overhead_bytes=_PROCESS_BYTES,
@@ -91,6 +92,7 @@ def engine_load(
         kv_bits=extras.kv_bits,
         kv_window=extras.kv_window,
         draft_tokens=extras.draft_tokens,
+        has_mtp=extras.has_mtp,
         image_pixels=0 if extras.vision is None else extras.vision.max_pixels,
         images=0 if extras.vision is None else extras.vision.max_images,
     )
@@ -139,6 +141,7 @@ def extras_of(request: PlacementRequest, node: NodeView) -> ProofExtras:
         adapter_bytes=sum(node.adapters[path].weights_bytes for path in source.adapter_paths),
         draft=draft_of(request, node),
         draft_tokens=source.guess_tokens,
+        has_mtp=source.mtp is not None,
         vision=source.vision,
     )
 

@@ -67,8 +67,8 @@ SECTION: Final = ReasonSection(
         ),
         problem(
             "DraftUnsupported",
-            "The model or its draft model has layers that cannot take back a wrong token.",
-            "Remove `spec.model.draft` or `spec.model.ngram`.",
+            "The model or its draft model has layers that cannot take back a wrong token, or has no head for `mtp`.",
+            "Remove `spec.model.draft`, `ngram` or `mtp`, as the message says.",
         ),
         problem(
             "NodeNotReady",

@@ -49,8 +49,8 @@ Value: TypeAlias = (
 
 _HOST: Final = "127.0.0.1"
 _MAX_PORT: Final = 65535
-# A draft token is right only if all before it were: beyond this a draft costs more than it saves.
-_MAX_DRAFT_TOKENS: Final = 16
+# Where guesses come from.
+_GUESSES: Final = ("draft_model", "ngram_tokens", "mtp_tokens")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,6 +78,10 @@ def _at_least(minimum: int, maximum: int | None = None) -> Callable[[str], int]:
         return value
 
     return integer
+
+
+# A guess is right only if all before it were: beyond this guesses cost more than they save.
+_guess_count: Final = _at_least(1, 16)
 
 
 def _seconds(text: str) -> float:
@@ -292,17 +296,14 @@ class EngineFlags:
     )
     draft_tokens: int | None = field(
         default=None,
-        metadata=_flag(
-            "--draft-tokens", _at_least(1, _MAX_DRAFT_TOKENS), "tokens of a draft; default: 3"
-        ),
+        metadata=_flag("--draft-tokens", _guess_count, "tokens of a draft; default: 3"),
     )
     ngram_tokens: int | None = field(
+        default=None, metadata=_flag("--ngram-tokens", _guess_count, "guesses from earlier text")
+    )
+    mtp_tokens: int | None = field(
         default=None,
-        metadata=_flag(
-            "--ngram-tokens",
-            _at_least(1, _MAX_DRAFT_TOKENS),
-            "tokens to guess from earlier places of the same text; default: no guesses",
-        ),
+        metadata=_flag("--mtp-tokens", _guess_count, "guesses of the model's own head"),
     )
     rank: int | None = field(
         default=None, metadata=_flag("--rank", _at_least(0), "rank of this process in its group")
@@ -416,15 +417,14 @@ class EngineFlags:
         return self._vision_conflict() or self._guess_conflict() or self._adapter_conflict()
 
     def _vision_conflict(self) -> str:
-        others = ("adapter", "lora_modules", "draft_model", "ngram_tokens", "kv_bits", "kv_window")
+        others = ("adapter", "lora_modules", *_GUESSES, "kv_bits", "kv_window")
         found = next((_FLAGS[name].name for name in others if getattr(self, name) is not None), "")
         if self.vision is not None and found:
             return f"--vision cannot be combined with {found}: it is for models of mlx-lm"
         return ""
 
     def _guess_conflict(self) -> str:
-        sources = {"--draft-model": self.draft_model, "--ngram-tokens": self.ngram_tokens}
-        found = [flag for flag, value in sources.items() if value is not None]
+        found = [_FLAGS[name].name for name in _GUESSES if getattr(self, name) is not None]
         if self.kv_window is not None and found:
             return f"--kv-window cannot be combined with {found[0]}: a guess cannot be taken back"
         if len(found) > 1:
@@ -469,10 +469,9 @@ class EngineFlags:
         """Return which flag only an engine with all of its model takes."""
         if self.vision is not None:
             return "--vision cannot be combined with --world-size: mlx-vlm's models cannot be split"
-        if self.draft_model is not None:
-            return "--draft-model cannot be combined with --world-size: only rank 0 would draft"
-        if self.ngram_tokens is not None:
-            return "--ngram-tokens cannot be combined with --world-size: times decide about guesses, and differ"
+        found = next((name for name in _GUESSES if getattr(self, name) is not None), None)
+        if found is not None:
+            return f"{_FLAGS[found].name} cannot be combined with --world-size: ranks would guess differently"
         if self.lora_modules:
             return "--lora-module cannot be combined with --world-size: an adapter's layers cannot be split"
         if self.adapter is not None:

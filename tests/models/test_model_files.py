@@ -64,6 +64,7 @@ def test_geometry(folder: Path) -> None:
         "prefill_batch": 1,
         "prefill_step": 2048,
         "is_attention_fused": False,
+        "has_mtp_head": False,
         "unknown": "",
         "splitting": None,
     }

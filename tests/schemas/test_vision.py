@@ -27,6 +27,7 @@ def test_an_empty_mapping_switches_images_on() -> None:
         ({"model": SEES | {"adapter": "a"}}, "model.vision and model.adapter"),
         ({"model": SEES | {"draft": {"path": "d"}}}, "model.vision and model.draft"),
         ({"model": SEES | {"ngram": {}}}, "model.vision and model.ngram"),
+        ({"model": SEES | {"mtp": {}}}, "model.vision and model.mtp"),
         ({"model": SEES, "kvCache": {"bits": 8}}, "model.vision and kvCache.bits"),
         ({"model": SEES, "kvCache": {"window": 64}}, "model.vision and kvCache.window"),
         ({"model": SEES, "sharding": "Auto"}, "model.vision, which engines of several ranks"),

@@ -89,7 +89,7 @@ def written(model: ApiModel, version: int | None) -> bytes:
 def test_a_document_begins_with_its_version() -> None:
     assert codec.encode(NOW, THING).startswith(b'{"storedVersion":3,"metadata":')
     assert codec.encode(NOW).startswith(b'{"storedVersion":1,"metadata":')
-    assert codec.encode_spec(deployment()).startswith(b'{"storedVersion":10,"apiVersion":')
+    assert codec.encode_spec(deployment()).startswith(b'{"storedVersion":11,"apiVersion":')
     assert versions.stamp_version(b"{}", 2) == b'{"storedVersion":2}'
 
 
@@ -277,18 +277,18 @@ def shape(model: type[ApiModel]) -> str:
 SHAPES: dict[str, tuple[int, str]] = {
     "ModelUse": (1, "b4fb976d37d2"),
     "NodeLoad": (1, "8cf2d3d8c831"),
-    "ModelSnapshot": (1, "caa6a82fe6ac"),
+    "ModelSnapshot": (2, "8c36c1537aa9"),
     "ExternalKey": (1, "dea8bf1bea77"),
     "HubToken": (1, "dd9bb1365afc"),
     "PreloadAssignment": (1, "c0fcb850f9d1"),
-    "ModelOffer": (1, "e89cb4717474"),
+    "ModelOffer": (2, "982d0d29b9f1"),
     "FetchClaim": (1, "f152568b8dff"),
     "GitSourceStatus": (3, "9d53eb88b940"),
     "GitSource": (3, "d9fe7b7cc1a2"),
     "FabricTest": (1, "6c1f69fbdd8b"),
     "FabricRank": (1, "5e927d2c4f71"),
     "ApiKey": (2, "e3951ec66d0a"),
-    "Revision": (7, "0a1a183a2fcd"),
+    "Revision": (8, "9b610628f5c0"),
     "NodeLifeStatus": (1, "b8f5719a979b"),
     "GatewayLease": (3, "2dd91f35dbd9"),
     "DashboardLease": (2, "2b97a1534a4b"),
@@ -298,7 +298,7 @@ SHAPES: dict[str, tuple[int, str]] = {
     "JoinDecision": (1, "8242e0d1c4ab"),
     "JoinTokenRecord": (1, "76a13dc09e81"),
     "RankStatus": (2, "13694bcb84dc"),
-    "ModelDeployment": (10, "cf5c3873d2f1"),
+    "ModelDeployment": (11, "cac3ffbd77cf"),
     "ModelDeploymentStatus": (4, "61cbe9b256b6"),
     "NodePool": (2, "de4a600939f6"),
     "NodePoolStatus": (1, "b6d47a333cc2"),
@@ -306,9 +306,9 @@ SHAPES: dict[str, tuple[int, str]] = {
     "ShardGroupStatus": (2, "1e033c3be985"),
     "ModelRoute": (5, "e77118ac8229"),
     "ModelRouteStatus": (1, "b8f5719a979b"),
-    "Node": (3, "23fd8350f189"),
-    "NodeStatus": (3, "58cd5cfe0d49"),
-    "Replica": (8, "c9be19ad62ac"),
+    "Node": (4, "855885b5eb33"),
+    "NodeStatus": (4, "797a4822207e"),
+    "Replica": (9, "c317b2155c21"),
     "ReplicaStatus": (2, "27c38a9c9209"),
     "Endpoint": (2, "185a5161288e"),
     "Event": (1, "b77b443a401d"),

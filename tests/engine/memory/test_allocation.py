@@ -58,6 +58,7 @@ def limits_as_before() -> Iterator[None]:
         {"kv_window": 300, "kv_keep": 4},
         {"prefix_cache_bytes": 3 << 20},
         {"draft_model": Path("draft")},
+        {"mtp_tokens": 3},
         {"concurrency": 1, "context_length": 300},
         {"concurrency": 16, "kv_tokens": 5_000, "prefix_cache_bytes": 1 << 20},
     ],
@@ -80,7 +81,8 @@ def test_the_promised_memory_is_enough_for_full_contexts(
             kv_window=config.kv_window,
             prefix_cache_bytes=config.prefix_cache_bytes or 0,
             draft=shape if drafts else None,
-            draft_tokens=config.draft_tokens if drafts else 0,
+            draft_tokens=config.draft_tokens if drafts else config.mtp_tokens,
+            has_mtp=bool(config.mtp_tokens),
         ),
     )
     config = dataclasses.replace(config, memory_limit_bytes=proved.total_bytes)

@@ -1,6 +1,5 @@
 """Draft models of the tiny model: loaded with it, or refused with a reason."""
 
-import dataclasses
 import json
 import shutil
 from collections.abc import Callable
@@ -87,9 +86,10 @@ def test_an_unusable_draft_model_is_refused(
 def test_ngrams_need_caches_that_can_drop_a_token(tmp_path: Path) -> None:
     folder = module("tests.support.tiny_model").make(tmp_path / "sliding", arch="llama")
     sliding(folder)
-    config = dataclasses.replace(config_of(folder, folder), draft_model=None, ngram_tokens=4)
     with pytest.raises(ModelUnusableError, match=r"RotatingKVCache.*--ngram-tokens; leave it out"):
-        module("engine.model.draft_model").check_ngram(load_adapted(folder), config)
+        module("engine.model.draft_model").check_guesses(
+            load_adapted(folder), folder, "--ngram-tokens"
+        )
 
 
 @pytest.mark.ci

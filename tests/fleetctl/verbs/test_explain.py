@@ -23,7 +23,7 @@ async def test_a_field_is_printed_as_in_kubectl() -> None:
         "\n"
         "DESCRIPTION:\n"
         "    A draft model for speculative decoding, which makes a single request faster.\n"
-        "    Give this or `ngram`.\n"
+        "    Give one of `draft`, `ngram` and `mtp`.\n"
         "\n"
         "FIELDS:\n"
         "  path\t<string> -required-\n"

@@ -26,7 +26,8 @@ from nodeagent.engines.engine_processes import (
 )
 from nodeagent.engines.health_client import HealthClient
 from nodeagent.execute import engine_order
-from schemas.deployment import DraftModel, ModelSource, NamedAdapter, NgramGuesses
+from schemas.deployment import DraftModel, ModelSource, NamedAdapter
+from schemas.guesses import MtpGuesses, NgramGuesses
 from schemas.kv_cache import KvCache
 from schemas.meta import ObjectMeta
 from schemas.replica import MemoryProof, RankAssignment, Replica, ReplicaSpec
@@ -93,6 +94,7 @@ def test_an_engine_gets_exactly_the_declared_fields(tmp_path: Path) -> None:
         "--adapter",
         "--draft-tokens",
         "--ngram-tokens",
+        "--mtp-tokens",
     } & set(words)
     config = flags.parse(words[3:])
     assert (config.queue_limit, config.kv_bits, config.kv_window) == (4, None, None)
@@ -126,6 +128,9 @@ def test_an_engine_gets_exactly_the_declared_fields(tmp_path: Path) -> None:
     guessing = dataclasses.replace(plain, ngram_tokens=6)
     words = engine_processes.engine_command(guessing, node="a", address=EngineAddress(HOST, 1))
     assert (config.ngram_tokens, flags.parse(words[3:]).ngram_tokens) == (0, 6)
+    guessing = dataclasses.replace(plain, mtp_tokens=2)
+    words = engine_processes.engine_command(guessing, node="a", address=EngineAddress(HOST, 1))
+    assert (config.mtp_tokens, flags.parse(words[3:]).mtp_tokens) == (0, 2)
     windowed = dataclasses.replace(plain, kv_window=32)
     assert (
         flags.parse(
@@ -179,14 +184,24 @@ def test_every_field_of_a_replica_reaches_its_engine() -> None:
     )
 
 
-def test_ngrams_of_a_replica_reach_its_engine() -> None:
+@pytest.mark.parametrize(
+    ("source", "ngram_tokens", "mtp_tokens"),
+    [
+        (ModelSource(path="tiny", ngram=NgramGuesses(tokens=6)), 6, None),
+        (ModelSource(path="tiny", mtp=MtpGuesses(tokens=2)), None, 2),
+    ],
+    ids=["ngram", "mtp"],
+)
+def test_guesses_of_a_replica_reach_its_engine(
+    source: ModelSource, ngram_tokens: int | None, mtp_tokens: int | None
+) -> None:
     proof = MemoryProof(weights_bytes=7, kv_cache_bytes=0, activation_bytes=0, overhead_bytes=0)
     replica = Replica(
         metadata=ObjectMeta(name="tiny-0", uid="u1"),
         spec=ReplicaSpec(
             deployment="tiny",
             template="t",
-            model=ModelSource(path="tiny", ngram=NgramGuesses(tokens=6)),
+            model=source,
             served_names=("tiny",),
             context_length=64,
             concurrency=2,
@@ -194,7 +209,8 @@ def test_ngrams_of_a_replica_reach_its_engine() -> None:
         ),
     )
     found = engine_order(replica, Path("/models"))
-    assert (found.ngram_tokens, found.draft_tokens) == (6, None)
+    assert (found.ngram_tokens, found.mtp_tokens) == (ngram_tokens, mtp_tokens)
+    assert found.draft_tokens is None
 
 
 def test_adapters_reach_the_engine_under_each_name_of_the_model() -> None:

@@ -12,7 +12,8 @@ from reconciler.placement.memory_proof import ProofExtras, prove
 from reconciler.placement.refusals import Unschedulable, summary_line
 from reconciler.placement.table import NodeTable
 from reconciler.placer import Assignment, place_replica
-from schemas.deployment import DraftModel, ModelSource, NamedAdapter, NgramGuesses
+from schemas.deployment import DraftModel, ModelSource, NamedAdapter
+from schemas.guesses import MtpGuesses, NgramGuesses
 from schemas.kv_cache import KvCache
 from schemas.node import AdapterReport, LayerGroup, ModelGeometry, ModelReport, Taint
 from schemas.placement import Placement, Toleration
@@ -396,8 +397,7 @@ MODEL_REFUSALS = [
     ),
     pytest.param(
         model_request(drafted()), with_draft(told(unknown="a new thing")), "ModelNotUnderstood",
-        "the memory of the draft model is not known: a new thing. Set spec.resources.memory to the memory of one replica",
-        id="draft-not-understood",
+        "the memory of the draft model is not known: a new thing. Set spec.resources.memory to the memory of one replica", id="draft-not-understood",
     ),
     pytest.param(
         model_request(drafted()), with_draft(told(max_context=512)), "ContextTooLong",
@@ -405,18 +405,19 @@ MODEL_REFUSALS = [
     ),
     pytest.param(
         model_request(drafted()), of_shape(FULL, SLIDING), "DraftUnsupported",
-        "spec.model.draft needs caches that can drop rejected tokens, and the model has layers that cannot; leave it out",
-        id="a-window-takes-nothing-back",
+        "spec.model.draft needs caches that can drop rejected tokens, and the model has layers that cannot; leave it out", id="a-window-takes-nothing-back",
     ),
     pytest.param(
         model_request(ModelSource(path="qwen", ngram=NgramGuesses())), of_shape(FULL, SLIDING), "DraftUnsupported",
-        "spec.model.ngram needs caches that can drop rejected tokens, and the model has layers that cannot; leave it out",
-        id="a-window-takes-no-ngram-back",
+        "spec.model.ngram needs caches that can drop rejected tokens, and the model has layers that cannot; leave it out", id="a-window-takes-no-ngram-back",
+    ),
+    pytest.param(
+        model_request(ModelSource(path="qwen", mtp=MtpGuesses())), of_shape(FULL, has_mtp_head=False), "DraftUnsupported",
+        "spec.model.mtp needs a multi-token prediction head, and the weights have none that engines can use; use ngram, or leave it out", id="no-head",
     ),
     pytest.param(
         model_request(drafted()), with_draft(told(groups=(STATE,))), "DraftUnsupported",
-        "spec.model.draft needs caches that can drop rejected tokens, and the draft model has layers that cannot; "
-        "leave it out",
+        "spec.model.draft needs caches that can drop rejected tokens, and the draft model has layers that cannot; leave it out",
         id="nor-does-a-state",
     ),
     pytest.param(
