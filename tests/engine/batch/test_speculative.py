@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from engine.jobs import SamplingParams
-from tests.support.engine_batches import PROMPTS, job, load_once, new_batch, run
+from tests.support.engine_batches import PROMPTS, job, load_once, new_batch, run, step
 from tests.support.mlx_models import module
 
 pytestmark = [pytest.mark.mlx, pytest.mark.timeout(120)]
@@ -54,6 +54,24 @@ def test_proposals_pause_in_a_batch_and_resume_after_it(loaded: Any, tiny: Path)
     batch = new_batch(dataclasses.replace(loaded, draft=loaded.model), tiny, draft_tokens=4)
     assert run(batch, *jobs) == wanted
     assert 0 < batch.executor.proposer.proposed_tokens < 60
+
+
+def test_the_caches_of_both_models_stay_within_the_memory_of_the_job(
+    loaded: Any, tiny: Path
+) -> None:
+    batch = new_batch(dataclasses.replace(loaded, draft=loaded.model), tiny, draft_tokens=3)
+    # Less than half of the memory is left ahead, so rows grow in small steps.
+    room = 400 * batch.memory.budget.footprint.token_bytes
+    batch.memory.budget = dataclasses.replace(batch.memory.budget, kv_bytes=room)
+    batch.add(job(0, PROMPTS[5], max_tokens=150))
+    proposer, compared = batch.executor.proposer, 0
+    while not batch.is_idle:
+        step(batch)
+        if batch.executor.decode_stage.rows:
+            drafts = sum(cache.nbytes for cache in proposer._caches)
+            assert batch.executor.kv_bytes + drafts <= batch.memory.promised_bytes <= room
+            compared += bool(drafts)
+    assert compared > 10
 
 
 class EvenClock:
