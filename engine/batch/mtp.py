@@ -13,7 +13,7 @@ import mlx.core as mx
 from mlx_lm.models.cache import KVCache
 
 from engine.batch.hidden_states import HiddenStates
-from engine.batch.pass_times import PassTimes
+from engine.batch.pass_times import FEW_SAMPLES, PassTimes
 from engine.batch.speculative import TokenSequence
 from engine.cache.interface import LayerCache
 
@@ -85,8 +85,9 @@ class GuessPolicy:
 
     @property
     def _may_pay(self) -> bool:
-        """Return whether a guess would pay if it were right."""
-        return self.times.profit(1, 1.0) > 0
+        """Return whether a guess would pay if it were right, or its time is hardly known."""
+        is_known = self.times.samples.get(1, 0) >= FEW_SAMPLES
+        return bool(self.times.plain_s) and (not is_known or self.times.profit(1, 1.0) > 0)
 
     def _best_count(self, most: int) -> int:
         """Return how many guesses promise the most tokens a second; 0 if none pay."""

@@ -7,6 +7,8 @@ from typing import Final
 _MARGIN: Final = 1.15
 _WEIGHT: Final = 0.1
 _GUESS_WEIGHT: Final = 0.3
+FEW_SAMPLES: Final = 3
+"""Times of a pass of which none is believed alone."""
 # A pass that took longer than this many usual ones was interrupted, for example by a piece of a prompt.
 _ODD: Final = 4.0
 # A time that was not measured for this many tokens is measured again.
@@ -21,6 +23,8 @@ class PassTimes:
     """Tokens that all sequences made so far."""
     plain_s: float = 0.0
     """Time of a pass over one token; 0 before the first one."""
+    samples: dict[int, int] = field(default_factory=dict)
+    """Times that were measured, by the number of guesses."""
     _guess_s: dict[int, float] = field(default_factory=dict)
     _measured_at: dict[int, int] = field(default_factory=dict)
     _step: tuple[int, bool] | None = None
@@ -42,8 +46,13 @@ class PassTimes:
         if count:
             # It waited for the pass of the token before, which had begun earlier.
             spent = seconds - self.plain_s if has_waited else seconds
-            old = self._guess_s.get(count, spent)
-            self._guess_s[count] = old + _GUESS_WEIGHT * (spent - old)
+            old, samples = self._guess_s.get(count, spent), self.samples.get(count, 0)
+            # Of the first ones the shortest counts: whatever else the machine does only makes them longer.
+            is_early = samples < FEW_SAMPLES
+            self._guess_s[count] = (
+                min(old, spent) if is_early else old + _GUESS_WEIGHT * (spent - old)
+            )
+            self.samples[count] = samples + 1
             self._measured_at[count] = self.tokens
         elif has_waited:
             # Passes overlap: the step began one, and waited for the one before.
