@@ -22,7 +22,7 @@ from gateway import errors
 from gateway.admin import gateway_log, recorder_routes
 from gateway.admin import routes as admin
 from gateway.admin import routes as admin_routes
-from gateway.admin.admin_context import AdminContext
+from gateway.admin.admin_context import AdminContext, endpoints_of
 from gateway.admin.in_flight import InFlightSource, endpoint_of
 from gateway.admin.model_facts import read_facts
 from gateway.admin.openapi_routes import make_openapi_router
@@ -301,8 +301,12 @@ class AppRoutes:
         waiting: list[str] = []
         for one in self.running():
             (waiting if endpoint_of(one) is None else running).append(one.model)
-        metrics, models = self.context.recorder.metrics, self.table_cache.table.models
-        lines = vllm_lines(metrics, running, waiting, models)
+        tracker = self.context.load_tracker
+        used = {
+            name: tracker.kv_used({one.origin for one, _ in endpoints_of(model)})
+            for name, model in self.table_cache.table.models.items()
+        }
+        lines = vllm_lines(self.context.recorder.metrics, running, waiting, used)
         return StreamingResponse(self._pieces(lines), media_type=CONTENT_TYPE)
 
     async def _pieces(self, lines: Iterator[str]) -> AsyncIterator[str]:

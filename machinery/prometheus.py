@@ -179,10 +179,10 @@ class HistogramValue:
         self.counts = [0] * (len(bounds) + 1)
         self.total_s = 0.0
 
-    def observe(self, seconds: float) -> None:
-        """Count one duration."""
-        self.counts[bisect_left(self.bounds, seconds)] += 1
-        self.total_s += seconds
+    def observe(self, seconds: float, times: int = 1) -> None:
+        """Count one duration, or so many that are equal."""
+        self.counts[bisect_left(self.bounds, seconds)] += times
+        self.total_s += seconds * times
 
 
 class Histogram:

@@ -108,17 +108,18 @@ class GenerationRoutes:
             headers.REPLICA: config.replica,
             headers.IN_FLIGHT: str(admission.in_flight),
             headers.QUEUED: str(admission.queued),
-            **self._memory_free(),
+            **self._memory(),
         }
 
-    def _memory_free(self) -> dict[str, str]:
-        """Return the percentage of memory that is free or can be freed; nothing before the limit is known."""
-        gauges = self.service.gauges
-        if not gauges.limit_bytes:
-            return {}
-        used = max(0, gauges.active_bytes - gauges.prefix_bytes)
-        free = max(0, 100 - 100 * used // gauges.limit_bytes)
-        return {headers.MEMORY_FREE: str(free)}
+    def _memory(self) -> dict[str, str]:
+        """Return the memory that is free or can be freed, and the use of KV caches; nothing before limits are known."""
+        gauges, found = self.service.gauges, dict[str, str]()
+        if gauges.limit_bytes:
+            used = max(0, gauges.active_bytes - gauges.prefix_bytes)
+            found[headers.MEMORY_FREE] = str(max(0, 100 - 100 * used // gauges.limit_bytes))
+        if gauges.kv_limit_bytes:
+            found[headers.KV_USED] = str(round(1e6 * gauges.kv_usage))
+        return found
 
     async def models(self, _: Request) -> Response:
         """List the served names."""

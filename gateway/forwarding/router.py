@@ -32,6 +32,7 @@ from schemas.wire.engine_address import EngineAddress
 _IN_FLIGHT = wire_headers.IN_FLIGHT.encode()
 _QUEUED = wire_headers.QUEUED.encode()
 _MEMORY_FREE = wire_headers.MEMORY_FREE.encode()
+_KV_USED = wire_headers.KV_USED.encode()
 
 # A reported load is valid for about as long as the reported requests take.
 _REPORT_TTL_S = 3.0
@@ -54,6 +55,7 @@ class LoadTracker:
         self._by_deployment: dict[str, int] = {}
         self._others_in_flight: dict[EngineAddress, float] = {}
         self._headroom: dict[EngineAddress, float] = {}
+        self._kv_used: dict[EngineAddress, float] = {}
         self._reported_s: dict[EngineAddress, float] = {}
         # Its members change in place: a new object for each request would be most of the cost of a
         # choice.
@@ -85,7 +87,7 @@ class LoadTracker:
     def record_report(
         self, origin: EngineAddress, headers: Mapping[bytes, bytes], now_s: float
     ) -> None:
-        """Record the load and the free memory that an engine reports; values that are not numbers are ignored."""
+        """Record the load and the memory that an engine reports; values that are not numbers are ignored."""
         running = headers.get(_IN_FLIGHT, b"")
         queued = headers.get(_QUEUED, b"")
         if running.isdigit() and queued.isdigit() and len(running) + len(queued) < 20:
@@ -95,6 +97,14 @@ class LoadTracker:
         free = headers.get(_MEMORY_FREE, b"")
         if free.isdigit() and len(free) <= 3:
             self._headroom[origin] = min(int(free), 100) / 100
+        used = headers.get(_KV_USED, b"")
+        if used.isdigit() and len(used) <= 7:
+            self._kv_used[origin] = min(int(used), 1_000_000) / 1e6
+
+    def kv_used(self, origins: Collection[EngineAddress]) -> float | None:
+        """Return the mean part of the memory for KV caches that engines use, 0..1; None if none has reported it."""
+        found = [self._kv_used[origin] for origin in origins if origin in self._kv_used]
+        return sum(found) / len(found) if found else None
 
     def is_overbooked(self, endpoint: EngineEndpoint) -> bool:
         """Return whether the engine has more requests than it processes at once, as far as is known."""
@@ -104,8 +114,9 @@ class LoadTracker:
 
     def set_endpoints(self, origins: Collection[EngineAddress]) -> None:
         """Drop the memory values of endpoints that are gone."""
-        for origin in self._headroom.keys() - origins:
-            del self._headroom[origin]
+        for values in (self._headroom, self._kv_used):
+            for origin in values.keys() - origins:
+                del values[origin]
 
     def drop_old(self, now_s: float) -> None:
         """Drop outdated load values and failures."""

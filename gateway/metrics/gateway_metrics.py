@@ -138,6 +138,7 @@ class ReplicaMetrics:
         "_model",
         "_replica",
         "_served",
+        "between_tokens",
         "cached",
         "first_token",
         "outcomes",
@@ -152,6 +153,7 @@ class ReplicaMetrics:
         self.queue = served.queue.child(model)
         self.first_token = served.first_token.child(model, replica)
         self.per_token = served.per_token.child(model, replica)
+        self.between_tokens = served.between_tokens.child(model, replica)
         self.prompt = served.prompt.child(model, replica)
         self.cached = served.cached.child(model, replica)
         self.output = served.output.child(model, replica)
@@ -197,6 +199,12 @@ class RequestMetrics:
             *_WHERE,
             ends=PER_TOKEN_BOUNDS_S,
         )
+        self.between_tokens = histogram(
+            "inter_token_latency",
+            "Time between a stream's tokens; those of one request count with their mean.",
+            *_WHERE,
+            ends=PER_TOKEN_BOUNDS_S,
+        )
         self.queue = histogram(
             "request_queue_time",
             "Wait for a slot or a replica.",
@@ -230,7 +238,9 @@ class RequestMetrics:
         if first_s:
             metrics.first_token.observe(first_s)
             if output > 1 and outcome == "ok":
-                metrics.per_token.observe((whole_s - first_s) / (output - 1))
+                gap_s = (whole_s - first_s) / (output - 1)
+                metrics.per_token.observe(gap_s)
+                metrics.between_tokens.observe(gap_s, output - 1)
         if request.prompt_tokens:
             metrics.prompt.count += request.prompt_tokens
             metrics.cached.count += request.cached_tokens
@@ -251,6 +261,7 @@ class RequestMetrics:
             self.whole,
             self.first_token,
             self.per_token,
+            self.between_tokens,
             self.queue,
             self.prompt,
             self.cached,
@@ -263,7 +274,7 @@ class RequestMetrics:
         def is_gone(labels: tuple[str, ...]) -> bool:
             return labels[0] not in models or labels[1] not in replicas
 
-        for one in (self.whole, self.first_token, self.per_token):
+        for one in (self.whole, self.first_token, self.per_token, self.between_tokens):
             one.drop(is_gone)
         for count in (self.prompt, self.cached, self.output):
             count.drop(is_gone)

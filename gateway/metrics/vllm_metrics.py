@@ -23,13 +23,17 @@ _REASONS: Mapping[str, str] = MappingProxyType(
 
 
 def vllm_lines(
-    metrics: GatewayMetrics, running: Iterable[str], waiting: Iterable[str], models: Iterable[str]
+    metrics: GatewayMetrics,
+    running: Iterable[str],
+    waiting: Iterable[str],
+    models: Mapping[str, float | None],
 ) -> Iterator[str]:
     """Yield the metrics in Prometheus text format.
 
-    `running` and `waiting` have the model of each request in flight; `models` are all that are served.
+    `running` and `waiting` have the model of each request in flight; `models` are all that are served, with the use of
+    their engines' KV caches.
     """
-    for family in _families(metrics, CountOf(running), CountOf(waiting), frozenset(models)):
+    for family in _families(metrics, CountOf(running), CountOf(waiting), models):
         yield from family.lines()
 
 
@@ -37,10 +41,13 @@ def _families(
     metrics: GatewayMetrics,
     running: Mapping[str, int],
     waiting: Mapping[str, int],
-    models: frozenset[str],
+    models: Mapping[str, float | None],
 ) -> Iterator[MetricFamily]:
-    yield from _gauges(vllm.RUNNING, "Requests at engines.", running, models)
-    yield from _gauges(vllm.WAITING, "Requests that wait for a slot.", waiting, models)
+    none = dict.fromkeys(models, 0)
+    yield from _gauges(vllm.RUNNING, "Requests at engines.", {**none, **running})
+    yield from _gauges(vllm.WAITING, "Requests that wait for a slot.", {**none, **waiting})
+    used = {model: part for model, part in models.items() if part is not None}
+    yield from _gauges(vllm.KV_USAGE, "Use of KV caches, 0..1, mean of the engines.", used)
     served = metrics.served
     counters: tuple[tuple[Sequence[str], Counter], ...] = (
         (vllm.PROMPT_TOKENS, served.prompt),
@@ -56,6 +63,7 @@ def _families(
     histograms: tuple[tuple[Sequence[str], Histogram], ...] = (
         (vllm.FIRST_TOKEN, served.first_token),
         (vllm.PER_TOKEN, served.per_token),
+        (vllm.BETWEEN_TOKENS, served.between_tokens),
         (vllm.WHOLE, served.whole),
         (vllm.QUEUE, served.queue),
     )
@@ -64,11 +72,9 @@ def _families(
             yield HistogramAlias(name, histogram, _LABELS, _by_model)
 
 
-def _gauges(
-    names: Sequence[str], help_: str, counts: Mapping[str, int], models: frozenset[str]
-) -> Iterator[GaugeAlias]:
+def _gauges(names: Sequence[str], help_: str, numbers: Mapping[str, float]) -> Iterator[GaugeAlias]:
     values: dict[tuple[str, ...], float] = {
-        (model, vllm.ENGINE_INDEX): counts.get(model, 0) for model in models | counts.keys()
+        (model, vllm.ENGINE_INDEX): number for model, number in numbers.items()
     }
     for name in names:
         yield GaugeAlias(name, help_, _LABELS, lambda: values)

@@ -33,6 +33,8 @@ QUEUED: Final = "x-fleet-queued"
 """Requests in the queue of the engine."""
 MEMORY_FREE: Final = "x-fleet-memory-free"
 """Percent of the engine's memory limit that is free or can be freed, from 0 to 100."""
+KV_USED: Final = "x-fleet-kv-used"
+"""Millionths of the memory for KV caches that are promised to requests, from 0 to 1000000."""
 
 # Sent by gateways to clients, with NODE and REPLICA.
 ATTEMPTS: Final = "x-fleet-attempts"

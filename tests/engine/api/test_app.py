@@ -53,6 +53,7 @@ def test_models_and_headers(engine: Engine, client: openai.OpenAI) -> None:
     assert headers["x-fleet-replica"] == "tiny-0"
     assert (headers["x-fleet-in-flight"], headers["x-fleet-queued"]) == ("0", "0")
     assert 0 <= int(headers["x-fleet-memory-free"]) <= 100
+    assert 0 <= int(headers["x-fleet-kv-used"]) <= 1_000_000
 
 
 def test_a_chat_answer_has_openais_form(client: openai.OpenAI) -> None:

@@ -9,6 +9,7 @@ import aiohttp
 import pytest
 
 from machinery.prometheus import Sample, parse_samples
+from schemas.wire import vllm_metrics
 from tests.support.engine_process import Engine
 from tests.support.gateway_calls import CHAT
 from tests.support.gateway_engine_scripts import slow
@@ -234,6 +235,11 @@ async def test_vllms_names(http: aiohttp.ClientSession, behind: Running) -> None
         "request_time_per_output_token_seconds",
     ):
         assert values[f"vllm:{name}_count"] == 2, name
+    # Each request has five tokens.
+    for name in vllm_metrics.BETWEEN_TOKENS:
+        assert values[f"{name}_count"] == 8
+    for name in vllm_metrics.KV_USAGE:
+        assert 0 < values[name] <= 1, "its response began with room for it"
     (ended,) = [one for one in found if one.name == "vllm:request_success_total"]
     assert (ended.labels["finished_reason"], ended.value) == ("stop", "2")
     await cancel(http, behind, "runs")

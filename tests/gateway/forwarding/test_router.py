@@ -41,11 +41,14 @@ def loads() -> LoadTracker:
     return LoadTracker(random.Random(1))
 
 
-def told(running: bytes, queued: bytes = b"0", free: bytes = b"") -> dict[bytes, bytes]:
+def told(
+    running: bytes, queued: bytes = b"0", free: bytes = b"", kv: bytes = b""
+) -> dict[bytes, bytes]:
     return {
         b"x-fleet-in-flight": running,
         b"x-fleet-queued": queued,
         b"x-fleet-memory-free": free,
+        b"x-fleet-kv-used": kv,
     }
 
 
@@ -85,6 +88,20 @@ def test_words_are_forgotten_after_a_few_seconds_and_memory_with_its_engine() ->
     assert health.headroom == {ONE.origin: 0.25}
     found.set_endpoints([OTHER.origin])
     assert not health.headroom
+
+
+def test_the_use_of_kv_caches_is_the_mean_of_the_engines_that_report_it() -> None:
+    found, both = loads(), {ONE.origin, OTHER.origin}
+    assert found.kv_used(both) is None
+    found.record_report(ONE.origin, told(b"1", kv=b"500000"), 0.0)
+    assert found.kv_used(both) == 0.5
+    found.record_report(OTHER.origin, told(b"1", kv=b"9999999"), 0.0)
+    assert found.kv_used(both) == 0.75
+    for nonsense in (b"", b"-1", b"many", b"12345678"):
+        found.record_report(OTHER.origin, told(b"1", kv=nonsense), 0.0)
+    assert found.kv_used(both) == 0.75
+    found.set_endpoints([ONE.origin])
+    assert found.kv_used(both) == 0.5
 
 
 @pytest.mark.parametrize(

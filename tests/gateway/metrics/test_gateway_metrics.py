@@ -69,6 +69,7 @@ async def test_what_requests_leave(
         f'fleet_gateway_e2e_request_latency_seconds_count{{{where},outcome="ok"}} 1',
         f"fleet_gateway_time_to_first_token_seconds_count{{{where}}} 1",
         f"fleet_gateway_time_per_output_token_seconds_count{{{where}}} 1",
+        f"fleet_gateway_inter_token_latency_seconds_count{{{where}}} 2",
         'fleet_gateway_request_queue_time_seconds_count{model="m"} 1',
         f"fleet_gateway_prompt_tokens_total{{{where}}} 3",
         f"fleet_gateway_output_tokens_total{{{where}}} 3",
