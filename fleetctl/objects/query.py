@@ -1,7 +1,8 @@
 """Parses and runs the query of `fleetctl get`: which objects, in which order. Prints nothing."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from itertools import chain
 from typing import Any, NamedTuple, TypeAlias
 
 import click
@@ -22,6 +23,9 @@ from store.reads import StoreReader
 
 # Up to this many names are read one by one; for more, the whole kind is listed.
 _MAX_SINGLE_READS = 3
+
+RowsOf: TypeAlias = Callable[[Sequence[Tree], TableContext], list[tuple[str, ...]]]
+"""Makes the rows of a table of objects of one kind."""
 
 # Missing values sort first, then numbers (and sizes such as "8Gi"), then texts.
 SortKey: TypeAlias = tuple[int, float, tuple[tuple[int, int, str], ...]]
@@ -54,6 +58,13 @@ class ObjectQuery(NamedTuple):
     @property
     def has_several_kinds(self) -> bool:
         return len(self.targets) > 1
+
+    @property
+    def is_by_page(self) -> bool:
+        """True if rows can be made of one page of objects after the other: nothing is compared with all of them."""
+        (first, *others), is_stored_order = self.targets, not self.sort_by
+        is_whole_kind = not others and not first.names and not self.fields
+        return is_whole_kind and is_stored_order and first.kind.name in object_trees.PAGED_KINDS
 
 
 class KindGroup(NamedTuple):
@@ -141,6 +152,25 @@ async def fetch(store: StoreReader, clock: Clock, query: ObjectQuery) -> QueryRe
     return QueryResult(
         groups=_sorted_groups(groups, query), missing=tuple(missing), context=context
     )
+
+
+async def fetch_rows(
+    store: StoreReader, clock: Clock, query: ObjectQuery, rows_of: RowsOf
+) -> list[tuple[str, ...]]:
+    """Return the rows of the objects of a query that `is_by_page`: they take a tenth of the memory of the objects.
+
+    Raises:
+        StoreError: the store does not answer; UndecodableError: it holds an invalid document.
+
+    """
+    context = TableContext(now=clock.now())
+
+    def rows(trees: Sequence[Tree]) -> list[tuple[str, ...]]:
+        shown = [with_selectable_labels(object_trees.hide_secrets(tree)) for tree in trees]
+        return rows_of(selectors.select(shown, query.labels), context)
+
+    pages = await object_trees.convert_all(store, query.targets[0].kind.name, rows)
+    return list(chain.from_iterable(pages))
 
 
 def _select(found: Sequence[Tree], query: ObjectQuery) -> tuple[Tree, ...]:

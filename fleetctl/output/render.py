@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import click
 
-from fleetctl.objects.query import ObjectQuery, QueryResult
+from fleetctl.objects.query import ObjectQuery, QueryResult, RowsOf
 from fleetctl.objects.table_context import TableContext
 from fleetctl.output import formats, printers
 from fleetctl.output.formats import LineFormat, NameFormat
@@ -48,15 +48,26 @@ class ObjectRenderer:
         self._widths: tuple[int, ...] = ()
         self._printed: dict[str, tuple[str, Tree]] = {}
 
+    @property
+    def rows_of(self) -> RowsOf | None:
+        """Return the function that makes rows of objects; None for a format without rows."""
+        return self._form.rows if isinstance(self._form, LineFormat) else None
+
+    def table(self, rows: Sequence[tuple[str, ...]]) -> str:
+        """Return the rows of objects of the query's only kind as text."""
+        return self._aligned(rows, self._query.targets[0].kind.name) + "\n"
+
+    def _aligned(self, rows: Sequence[tuple[str, ...]], kind: str) -> str:
+        assert isinstance(self._form, LineFormat)
+        titles = self._form.titles(kind) if self._headers else ()
+        return printers.align_plain_columns(rows, titles)
+
     def text(self, result: QueryResult) -> str:
         """Return all objects as text."""
         form = self._form
         if isinstance(form, LineFormat):
             tables = [
-                printers.align_plain_columns(
-                    form.rows(group.trees, result.context),
-                    form.titles(group.kind.name) if self._headers else (),
-                )
+                self._aligned(form.rows(group.trees, result.context), group.kind.name)
                 for group in result.groups
                 if group.trees
             ]

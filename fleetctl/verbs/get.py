@@ -150,7 +150,17 @@ def _print_once(
         FleetctlError: an object does not exist, or the store does not answer.
 
     """
-    result = read_once(options, partial(query.fetch, clock=SystemClock(), query=object_query))
+    clock, rows_of = SystemClock(), renderer.rows_of
+    if rows_of is not None and object_query.is_by_page:
+        rows = read_once(
+            options, partial(query.fetch_rows, clock=clock, query=object_query, rows_of=rows_of)
+        )
+        if rows:
+            click.echo(renderer.table(rows), nl=False)
+        else:
+            click.echo(renderer.empty_note(), err=True)
+        return
+    result = read_once(options, partial(query.fetch, clock=clock, query=object_query))
     if object_query.has_all_nodes:
         from fleetctl.fleets import known_nodes  # noqa: PLC0415 - other kinds need no file
 
