@@ -33,6 +33,8 @@ class WorkQueue(Generic[K]):
         self._waiting: set[K] = set()
         self._busy: set[K] = set()
         self._due: dict[K, float] = {}
+        self._earliest = math.inf
+        """No key is due before; thousands may wait, and are not read for each key that is taken."""
         self._failures: dict[K, int] = {}
         self._changed = asyncio.Event()
 
@@ -54,6 +56,7 @@ class WorkQueue(Generic[K]):
         due = self._clock.monotonic() + delay_s
         if key not in self._due or due < self._due[key]:
             self._due[key] = due
+            self._earliest = min(self._earliest, due)
             self._changed.set()
 
     def retry(self, key: K, *, jitter: float, limit_s: float = math.inf) -> float:
@@ -90,8 +93,11 @@ class WorkQueue(Generic[K]):
 
     def _promote(self) -> None:
         now = self._clock.monotonic()
+        if now < self._earliest:
+            return
         for key in [key for key, due in self._due.items() if due <= now]:
             self.add(key)
+        self._earliest = min(self._due.values(), default=math.inf)
 
     async def _wait(self) -> None:
         self._changed.clear()
