@@ -248,7 +248,9 @@ class ModelSource(ApiModel):
 
     @model_validator(mode="after")
     def _adapters_differ(self) -> Self:
-        if self.adapters and self.adapter is not None:
+        if not self.adapters:
+            return self
+        if self.adapter is not None:
             raise ValueError(
                 "has adapter, which all requests use, and adapters, of which they choose; remove one of them"
             )

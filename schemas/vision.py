@@ -29,10 +29,12 @@ def check_alone(vision: Vision | None, source: ApiModel, kv_cache: ApiModel | No
         ValueError: there is one.
 
     """
+    if vision is None:  # as of nearly all: this runs for each deployment that is read
+        return
     fields = [(f"model.{name}", getattr(source, name)) for name in _OF_TEXT_MODELS]
     fields += [(f"kvCache.{name}", getattr(kv_cache, name, None)) for name in _OF_TEXT_CACHES]
     found = next((name for name, value in fields if value), "")
-    if vision is not None and found:
+    if found:
         raise ValueError(
             f"has model.vision and {found}, which is for models that read text only; remove one of them"
         )
