@@ -174,8 +174,8 @@ def compare(one: Comparison) -> tuple[dict[str, float], dict[str, Any], int]:
 
 def synthetic(folder: Path, *flags: str) -> Path:
     """Make a checkpoint with an MTP head, whose passes cost what those of SmolLM2 do; return its folder."""
-    command = [sys.executable, "-m", "tests.support.mtp_models", str(folder), "--layers", "24"]
-    command += ["--hidden", "576", "--influence", "0.15", *flags]
+    command = [sys.executable, "-m", "tests.support.mtp_models", str(folder), "--layers", "12"]
+    command += ["--hidden", "576", "--influence", "0.2", *flags]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
     return folder
 

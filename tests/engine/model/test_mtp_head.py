@@ -98,10 +98,14 @@ def test_a_broken_head_is_refused(tmp_path: Path, damage: Callable[[Path], None]
 
 
 def test_a_quantized_head_is_used_as_it_is(tmp_path: Path) -> None:
-    """The same numbers as those of the whole head, as far as 8 bits hold them."""
+    """The same numbers as those of the whole head, as far as 8 bits hold them; a quantized model may have a whole one."""
     mx = module("mlx.core")
     folder = make(tmp_path / "mimo")
+    config = json.loads((folder / "config.json").read_text())
+    config["quantization"] = {"group_size": 32, "bits": 8}
+    (folder / "config.json").write_text(json.dumps(config))
     whole = add_head(folder).mtp_head
+    assert "scales" not in whole.projection
     path = folder / "model-mtp.safetensors"
     tensors = mx.load(str(path))
     for name, array in list(tensors.items()):
@@ -111,9 +115,6 @@ def test_a_quantized_head_is_used_as_it_is(tmp_path: Path) -> None:
             for part, one in zip(("weight", "scales", "biases"), packed, strict=True):
                 tensors[f"{stem}.{part}"] = one
     mx.save_safetensors(str(path), tensors)
-    config = json.loads((folder / "config.json").read_text())
-    config["quantization"] = {"group_size": 32, "bits": 8}
-    (folder / "config.json").write_text(json.dumps(config))
     packed = add_head(folder).mtp_head
     assert "scales" in packed.projection
     assert "scales" in packed.layer.mlp.up_proj
