@@ -77,6 +77,8 @@ class FigureCollector:
     """Called with requests of a gateway that ended, and what `cursors` has of it since then."""
     wants_progress: Callable[[], bool] = lambda: False
     """Returns whether a page shows requests in flight: their engines are asked then, too."""
+    clock_jumped: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when this machine's clock jumped: sums of the last day may be of another day."""
     cursors: dict[str, str] = field(default_factory=dict)
     """The place up to which each gateway was read, by its id and by its URL: without a certificate, a gateway that
     starts again has another id."""
@@ -107,7 +109,20 @@ class FigureCollector:
                     if key not in tasks:
                         log.debug("gateway is followed", extra={"gateway": key[0], "url": key[1]})
                         tasks[key] = group.create_task(self._follow_gateway(session, key[0], lease))
+                self._watch_clock()
                 await self.clock.sleep(_FEED_S)
+
+    def _watch_clock(self) -> None:
+        """Notice a jump of this machine's clock."""
+        traffic = self.traffic
+        jump_s = traffic.known.note(self.clock.now().timestamp(), self.clock.elapsed())
+        if not jump_s:
+            return
+        traffic.clock_jumps += 1
+        log.warning(
+            "the clock jumped; the time between is unknown", extra={"seconds": round(jump_s)}
+        )
+        self.clock_jumped.set()
 
     def _gateways(self) -> dict[tuple[str, str], GatewayLease]:
         """Return the registered gateways by id and URL; a changed URL is dialled anew."""

@@ -130,6 +130,14 @@ class ObjectiveMonitor:
         for at_s, name, sums in rows:
             self._sums.setdefault(name, {}).setdefault(at_s, RequestSums()).add(sums)
 
+    def rebuild(
+        self, rows: Sequence[tuple[int, str, RequestSums]], since: Sequence[EndedRequest]
+    ) -> None:
+        """Replace all sums by those that were recorded, and by requests that were counted since then."""
+        self._sums.clear()
+        self.restore(rows)
+        self.count(since)
+
     def count(self, ended: Sequence[EndedRequest]) -> None:
         """Count ended requests; those of clients' invented names belong to no deployment."""
         for one in ended:

@@ -34,8 +34,17 @@ class SeedViews:
     traffic: Traffic
     clock: Clock
     started: datetime
+    _started_s: float = field(init=False)
+    """By a clock that never jumps."""
     _seen: dict[str, int] = field(default_factory=dict)
     """The last time at which each Mac was alive, in milliseconds."""
+
+    def __post_init__(self) -> None:
+        self._started_s = self.clock.elapsed()
+
+    def uptime_s(self) -> float:
+        """Return the seconds since the start."""
+        return self.clock.elapsed() - self._started_s
 
     def note_alive(self) -> None:
         """Remember the time for every Mac that is alive; called once a second."""
@@ -192,7 +201,7 @@ class SeedViews:
         return {
             "controller": {
                 "version": version(),
-                "uptime": max(0, milliseconds(now) - milliseconds(self.started)),
+                "uptime": int(self.uptime_s() * 1000),
                 "mode": "declarative",
             },
             "workers": self.counts(),
@@ -237,7 +246,7 @@ class SeedViews:
         peak = self.traffic.series.fastest(now.timestamp())
         queue = self.queue()
         return {
-            "uptimeSeconds": round((now - self.started).total_seconds(), 1),
+            "uptimeSeconds": round(self.uptime_s(), 1),
             "worldSize": self.counts()["online"],
             "requests24h": int(day.requests),
             "errors24h": int(day.errors),

@@ -11,7 +11,7 @@ from dashboard.change_log import ChangeLog
 from dashboard.collector import FigureCollector
 from dashboard.energy import ShareCounter
 from dashboard.fleet_model import IN_FLIGHT, FleetModel
-from dashboard.history.database import HistoryLimits
+from dashboard.history.database import HistoryLimits, Restored
 from dashboard.history.object_recorder import ObjectRecorder
 from dashboard.history.recorder import HistoryRecorder
 from dashboard.history.writer import HistoryWriter
@@ -83,6 +83,11 @@ def _saved_keys(cache: KeyCache, settings: DashboardSettings, clock: Clock) -> S
     return SavedKeys(
         cache=cache, clock=clock, folder=settings.state_dir, max_age_s=settings.history.kept_s
     )
+
+
+def _totals(found: Restored) -> list[tuple[int, int, Sequence[float]]]:
+    """Return begin, seconds and sums of the requests of each recorded interval."""
+    return [(at_s, seconds, sums.totals()) for at_s, seconds, sums in found.sums]
 
 
 class Dashboard:
@@ -174,11 +179,23 @@ class Dashboard:
         """Take what an earlier run recorded, then gather figures forever."""
         found = None if self.history is None else await self.history.opened()
         if found is not None:
-            totals = [(at_s, seconds, sums.totals()) for at_s, seconds, sums in found.sums]
-            self.traffic.restore(found.requests, found.macs, totals, found.steps)
+            self.traffic.restore(found.requests, found.macs, _totals(found), found.steps)
             self._collector.cursors.update(found.cursors)
             self.objectives.restore(found.deployments)
         await self._collector.run()
+
+    async def _rebuild_figures(self, history: HistoryWriter) -> None:
+        """Take figures from the history whenever the clock jumped, forever.
+
+        A clock that is a day ahead pushes the day before out of the sums, and one that is set back forgets what came.
+        """
+        while True:
+            await self._collector.clock_jumped.wait()
+            self._collector.clock_jumped.clear()
+            found, since = await history.reread()
+            if found is not None:
+                self.traffic.rebuild(_totals(found), found.steps, since)
+                self.objectives.rebuild(found.deployments, since)
 
     async def run(self) -> None:
         """Serve forever. While the store is away, the last known state is shown with its age."""
@@ -187,6 +204,7 @@ class Dashboard:
             group.create_task(self.server.run())
             if self.history is not None:
                 group.create_task(self.history.run())
+                group.create_task(self._rebuild_figures(self.history))
                 recorder = HistoryRecorder(
                     self.model, self.traffic, self.history, self._clock, self.shares
                 )

@@ -26,6 +26,9 @@ DAY_S: Final = 24 * 3600.0
 # Differences of times that are no wrong clock: those of two machines, and a busy gateway's delay.
 _AHEAD_S: Final = 2.0
 _BEHIND_S: Final = 30.0
+# A step of the sums. Smaller jumps move no figure by more.
+_CLOCK_JUMP_S: Final = 10.0
+_MOST_INTERVALS: Final = 100
 
 
 # No figure of a request is larger or below zero. A gateway that says otherwise is not believed: sums are kept for a day.
@@ -231,6 +234,31 @@ class KnownTimes:
     def __init__(self, started_s: float = float("-inf")) -> None:
         """Begin with this run, at `started_s` in seconds since 1970."""
         self._intervals = [(started_s, float("inf"))]
+        self._seen: tuple[float, float] | None = None
+        self._latest_s = started_s
+
+    def note(self, now_s: float, elapsed_s: float) -> float:
+        """Note the wall clock, and one that never jumps; return by how many seconds the former jumped, or 0.
+
+        The time over which a clock jumps is unknown. What a clock that was set back will reach again is known then.
+        """
+        before, self._seen = self._seen, (now_s, elapsed_s)
+        self._latest_s = max(self._latest_s, now_s)
+        if before is None:
+            return 0.0
+        expected_s = before[0] + elapsed_s - before[1]
+        jump_s = now_s - expected_s
+        if abs(jump_s) < _CLOCK_JUMP_S:
+            return 0.0
+        begin_s, _ = self._intervals.pop()
+        found = [*self._intervals, (begin_s, expected_s)]
+        if jump_s < 0:
+            # Sums reach back a day, from the latest time at which requests were counted.
+            oldest_s, self._latest_s = self._latest_s - DAY_S, now_s
+            found = [(max(a, oldest_s), min(b, now_s)) for a, b in found]
+        found = [(a, b) for a, b in found if a < b][-_MOST_INTERVALS:]
+        self._intervals = [*found, (now_s, float("inf"))]
+        return jump_s
 
     def restore(self, steps: Iterable[tuple[int, int]]) -> None:
         """Add the steps of earlier runs: begin and seconds, in order."""
@@ -273,6 +301,8 @@ class Traffic:
         """The number of requests that gateways showed."""
         self.gaps = 0
         """The number of answers in which requests were missing."""
+        self.clock_jumps = 0
+        """The number of times that this machine's clock jumped."""
         self.lost = 0
         """The number of requests that were missing, as far as gateways know it."""
         self._events: deque[TrafficEvent] = deque(maxlen=_EVENTS)
@@ -316,6 +346,19 @@ class Traffic:
         self.macs = {name: MacSums(*sums) for name, sums in macs.items()}
         for begin_s, seconds, numbers in totals:
             self.series.add_totals(begin_s, seconds, numbers)
+        self.known.restore(steps)
+
+    def rebuild(
+        self,
+        totals: Iterable[tuple[int, int, Sequence[float]]],
+        steps: Iterable[tuple[int, int]],
+        since: Iterable[EndedRequest],
+    ) -> None:
+        """Replace all sums by those that were recorded, and by requests that were counted since then."""
+        self.series = RateSeries()
+        for begin_s, seconds, numbers in totals:
+            self.series.add_totals(begin_s, seconds, numbers)
+        self.series.extend(since)
         self.known.restore(steps)
 
     def measured(self, begin_s: float, sums: IntervalSums) -> IntervalSums | None:

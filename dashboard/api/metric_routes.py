@@ -78,11 +78,12 @@ class MetricRoutes:
         ):
             yield Gauge(name, help_, partial(float, value))
         for name, help_, value in (
-            ("requests", "Ended requests that were read from gateways.", traffic.read),
-            ("gaps", "Answers of gateways that had forgotten requests.", traffic.gaps),
-            ("lost", "Requests that gateways had forgotten, as far as they know.", traffic.lost),
+            ("feed_requests", "Ended requests that were read from gateways.", traffic.read),
+            ("feed_gaps", "Answers of gateways that had forgotten requests.", traffic.gaps),
+            ("feed_lost", "Requests that gateways had forgotten, if they know it.", traffic.lost),
+            ("clock_jumps", "Jumps of this machine's clock.", traffic.clock_jumps),
         ):
-            full_name = f"fleet_dashboard_feed_{name}_total"
+            full_name = f"fleet_dashboard_{name}_total"
             yield Gauge(full_name, help_, partial(float, value), "counter")
         cpu = process.cpu_times()
         help_ = "CPU time, user and system."

@@ -49,6 +49,8 @@ class _Work:
     batch: Batch
     prune_at_s: float | None = None
     by_age: bool = False
+    reply: Callable[[Restored], None] | None = None
+    """Called with what the file holds after it."""
 
 
 class HistoryWriter:
@@ -69,6 +71,8 @@ class HistoryWriter:
         """True while old rows may be removed by their age."""
         self._clock = clock
         self._waiting = Batch()
+        self._since: list[EndedRequest] | None = None
+        """Requests that were added since the file is read again; None if it is not."""
         self._work: SimpleQueue[_Work | None] = SimpleQueue()
         self._is_idle = True
         self._stop = threading.Event()
@@ -86,6 +90,8 @@ class HistoryWriter:
     def add_requests(self, ended: Sequence[EndedRequest], cursors: Mapping[str, str]) -> None:
         """Write ended requests of a gateway soon; with them its cursors after the last of them."""
         self._waiting.requests += ended
+        if self._since is not None:
+            self._since += ended
         self._waiting.cursors |= cursors
         self._drop(self._waiting.requests, _MOST_REQUESTS)
 
@@ -113,6 +119,32 @@ class HistoryWriter:
             log.warning("the history does not open in time", extra={"folder": str(self.folder)})
         return self.restored
 
+    async def reread(self) -> tuple[Restored | None, list[EndedRequest]]:
+        """Write what waits; return what the file holds then, and the requests that were added meanwhile.
+
+        The former is None if that takes longer than ten seconds.
+        """
+        loop = asyncio.get_running_loop()
+        found: asyncio.Future[Restored] = loop.create_future()
+
+        def give(restored: Restored) -> None:
+            if not found.done():
+                found.set_result(restored)
+
+        def reply(restored: Restored) -> None:
+            loop.call_soon_threadsafe(give, restored)
+
+        self._put(_Work(self._take(), reply=reply))
+        self._since = []
+        restored = None
+        try:
+            async with asyncio.timeout(_OPEN_S):
+                restored = await found
+        except TimeoutError:
+            log.warning("the history is not read in time", extra={"folder": str(self.folder)})
+        since, self._since = self._since, None
+        return restored, since
+
     async def run(self) -> None:
         """Hand batches to the thread forever; at the end, write the rest if the disk is fast enough."""
         loop = asyncio.get_running_loop()
@@ -139,10 +171,17 @@ class HistoryWriter:
         if elapsed_s - self._pruned_s >= _PRUNE_S:
             self._pruned_s, prune_at_s = elapsed_s, now_s
         if self._waiting or prune_at_s is not None:
-            batch, self._waiting = self._waiting, Batch()
-            batch.at_s = now_s
-            self._is_idle = False
-            self._work.put(_Work(batch, prune_at_s, self.is_clock_trusted))
+            self._put(_Work(self._take(), prune_at_s, self.is_clock_trusted))
+
+    def _take(self) -> Batch:
+        """Return what waits, with the time now."""
+        batch, self._waiting = self._waiting, Batch()
+        batch.at_s = self._clock.now().timestamp()
+        return batch
+
+    def _put(self, work: _Work) -> None:
+        self._is_idle = False
+        self._work.put(work)
 
     def _live(self, loop: asyncio.AbstractEventLoop, now_s: float) -> None:
         """Open the file, write batches, close the file: the life of the thread."""
@@ -179,6 +218,8 @@ class HistoryWriter:
             self._file = HistoryFile(self.folder, self.limits)
         self._file.write(work.batch)
         self.used_bytes = self._file.used_bytes
+        if work.reply is not None:
+            work.reply(self._file.restore(work.batch.at_s))
         is_full = self.used_bytes > self.limits.file_bytes
         fields = {"bytes": self.used_bytes, "is_full": is_full, "by_age": work.by_age}
         log.debug("history written", extra={**fields, "prunes": work.prune_at_s is not None})

@@ -14,7 +14,7 @@ import orjson
 import pytest
 from aiohttp import web
 
-from dashboard.traffic import EndedRequest, on_own_clock
+from dashboard.traffic import EndedRequest, KnownTimes, on_own_clock
 from gateway.telemetry.request_journal import JournalEntry
 from machinery.version import version
 from schemas.meta import ObjectMeta
@@ -251,6 +251,32 @@ async def test_requests_of_two_gateways_in_the_seeds_shapes(memory: MemoryTransp
         async with dashboard.http.get(f"{dashboard.url}/metrics") as response:
             metrics = await response.text()
         assert f'fleet_build_info{{process="dashboard",version="{version()}"}} 1\n' in metrics
+
+
+@pytest.mark.parametrize(
+    ("seen", "jumps", "expected"),
+    [
+        pytest.param([(1000, 0), (1100, 100)], [0, 0], 400, id="steady"),
+        pytest.param([(1000, 0), (1104, 100)], [0, 0], 400, id="a-little-off"),
+        # It ran for 100 s, and 300 s of the rest are known.
+        pytest.param([(1000, 0), (1100, 100), (1201, 101)], [0, 0, 100], 300, id="ahead"),
+        pytest.param([(1000, 0), (1100, 100), (1001, 101)], [0, 0, -100], 400, id="back"),
+        pytest.param([(1000, 0), (800, 1)], [0, -201], 400, id="before-its-start"),
+        # A day ahead has pushed out what was counted before.
+        pytest.param(
+            [(1000, 0), (1100, 100), (100_000, 101), (1200, 102)],
+            [0, 0, 98_899, -98_801],
+            200,
+            id="a-day-ahead-and-back",
+        ),
+    ],
+)
+def test_times_over_which_a_clock_jumps_are_unknown(
+    seen: list[tuple[float, float]], jumps: list[float], expected: float
+) -> None:
+    known = KnownTimes(1000)
+    assert [known.note(*one) for one in seen] == jumps
+    assert known.seconds(1000, 1400) == expected
 
 
 async def test_thousands_of_requests_in_a_second_are_all_counted(memory: MemoryTransport) -> None:

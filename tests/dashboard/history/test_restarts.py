@@ -237,3 +237,73 @@ async def test_a_gateways_kill_9_makes_no_figure_wrong(tmp_path: Path) -> None:
         await check_figures(it, await it.recorded(35))
         workers = await recorder.get("/api/dashboard/workers")
         assert [one["metrics"]["totalRequests"] for one in workers] in ([35], [])
+
+
+@dataclass(frozen=True, slots=True)
+class WallClock:
+    """The wall clock of a recorder: seconds by which it is ahead, in a file."""
+
+    file: Path
+
+    def set(self, ahead_s: float) -> None:
+        new = self.file.with_suffix(".new")
+        new.write_text(str(ahead_s))
+        new.rename(self.file)
+
+
+async def known_points(it: Scene) -> int:
+    """Return how many of the points of the last hour are known."""
+    path = "/api/dashboard/metrics/timeseries?metric=rps&duration=1h"
+    points = (await it.recorder.get(path))["points"]
+    return sum(one["value"] is not None for one in points)
+
+
+async def test_a_clock_that_jumps_makes_no_figure_wrong(tmp_path: Path) -> None:
+    async with scene(tmp_path) as it:
+        gateway, recorder, clock = it.gateway, it.recorder, WallClock(tmp_path / "ahead")
+        recorder.program = ("-m", "tests.support.jumping_dashboard", str(clock.file))
+
+        async def jump(ahead_s: float, times: int) -> None:
+            clock.set(ahead_s)
+
+            async def is_noticed() -> bool:
+                return await recorder.metric("fleet_dashboard_clock_jumps_total") == times
+
+            await until_async(is_noticed, what="the jump")
+
+        clock.set(0)
+        await recorder.start()
+        await gateway.chats(10)
+        await it.counted(10)
+        await check_figures(it, await it.recorded(10))
+        # More than a day ahead: all of that is older than a day, and the day between is unknown.
+        await jump(26 * 3600, 1)
+        assert await it.total() == 0
+        await gateway.chats(5)
+        await it.counted(5)
+        assert await recorder.metric("fleet_dashboard_gateways_clock_wrong") == 1
+        assert await known_points(it) < 30
+        # Right again: the day is there, and what was counted in the future is not.
+        await jump(0, 2)
+        await it.counted(10)
+        await gateway.chats(4)
+        await it.counted(14)
+        # A point is shown once its step is over.
+        assert await until_async(lambda: known_points(it)) < 30
+        await check_figures(it, await it.recorded(14))
+        # Behind, as without a battery: figures go on, none is of a time that has not come.
+        await jump(-3 * 3600, 3)
+        await it.counted(0)
+        await gateway.chats(3)
+        await it.counted(3)
+        assert await until_async(lambda: known_points(it)) < 30
+        await it.recorded(3)
+        await jump(0, 4)
+        await it.counted(17)
+        uptime_s = (await recorder.get("/metrics/snapshot"))["uptimeSeconds"]
+        assert 0 < uptime_s < 3000
+        assert (await recorder.get("/health"))["history"]["status"] == "ok"
+        # A recorder that starts then has the same.
+        await recorder.end(signal.SIGKILL)
+        await recorder.start()
+        await it.counted(17)
