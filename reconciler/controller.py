@@ -46,7 +46,7 @@ from store.port import Transport
 log = logging.getLogger(__name__)
 
 # One plans and acts at a time (`Reconciler`); the others wait for the store to take their statuses.
-_WORKERS = 3
+_WORKERS = 4
 
 
 class Leftover(NamedTuple):

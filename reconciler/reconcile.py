@@ -450,8 +450,8 @@ class NodeReconciler:
 class Reconciler:
     """Reconciles an object of any kind. Needs leadership.
 
-    One object at a time is planned and acted for. While the store takes the statuses of a deployment, which no other
-    plan depends on, the next object has its turn.
+    One object at a time is planned and acted for. Documents about nodes need no turn, nor do the statuses of a
+    deployment, on which no other plan depends: while the store takes them, the next object has its turn.
     """
 
     def __init__(
@@ -474,11 +474,11 @@ class Reconciler:
 
     async def reconcile(self, key: ObjectKey) -> Requeue | None:
         """Reconcile one object; return when to do it again though nothing changes."""
+        if not self._lister.is_readable(key):
+            return None  # the informer logged it; acting on an old version could undo an edit
+        if key.kind == "Node":
+            return await self._nodes.reconcile(key)  # no plan depends on what it writes
         async with self._turn:
-            if not self._lister.is_readable(key):
-                return None  # the informer logged it; acting on an old version could undo an edit
-            if key.kind == "Node":
-                return await self._nodes.reconcile(key)
             if key.kind != "ModelDeployment":
                 found = self._lister.spec(key)
                 if found is not None:
