@@ -4,7 +4,7 @@ Each rule is a function from the node's documents to a NodeHold or None; the fir
 A hold keeps new replicas away; only the holds in `_REASONS_TO_LEAVE` move replicas elsewhere.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import lru_cache
@@ -171,15 +171,12 @@ def _time(at: datetime) -> str:
     return f"{at:%Y-%m-%d %H:%M:%S} UTC"
 
 
-def _pressed(status: NodeStatus) -> Iterable[NodeHold]:
-    """Return the pressures of a node; nearly always none, so all conditions are read once."""
-    found = [
-        one
-        for one in status.conditions
-        if one.status is ConditionStatus.TRUE and one.type in _PRESSURES
-    ]
-    found.sort(key=lambda one: _PRESSURES.index(one.type))
-    return [NodeHold(reason=one.type, message=one.message or one.reason) for one in found]
+def _pressed(status: NodeStatus) -> Iterator[NodeHold]:
+    # All conditions are read once, and not once for each pressure: a new leader does it for every node.
+    found = {one.type: one for one in status.conditions if one.status is ConditionStatus.TRUE}
+    for type_ in _PRESSURES:
+        if type_ in found:
+            yield NodeHold(reason=type_, message=found[type_].message or found[type_].reason)
 
 
 def _metal(status: NodeStatus) -> NodeHold | None:
