@@ -6,8 +6,9 @@ prediction head, of a synthetic checkpoint (tests/support/mtp_models.py): random
 be right mostly, or never. They show what guesses cost and save, not how often a published head is right.
 
 Both engines run all the time and answer the same chats in turns, one request at a time. Compared are the tokens a
-second from the first token to the last, with and without guesses, as the median of all pairs. `differ` counts answers
-that are not equal: a pass over several tokens rounds differently, which may move a sampled token.
+second from the first token to the last, with and without guesses, as the median of all pairs: up to six, fewer on a slow
+machine. `differ` counts answers that are not equal: a pass over several tokens rounds differently, which may move a
+sampled token.
 """
 
 import http.client
@@ -28,7 +29,9 @@ from bench.engine_start import asked, free_port, real_model, until
 from bench.result import arguments, finish, sized
 
 _PAIRS: Final = sized(6, smoke=1)
-_TOKENS: Final = sized(128, smoke=16)
+_TOKENS: Final = sized(64, smoke=16)
+# No pair of a kind of chat begins later than this: the four kinds, and a last pair of each, fit into five minutes.
+_CHAT_S: Final = 40.0
 _GUESS: Final = 8
 _MTP_GUESS: Final = 3
 _NAMES: Final = ("alpha", "beta", "gamma", "delta", "omega", "sigma", "kappa", "theta", "zeta")
@@ -153,8 +156,11 @@ def compare(one: Comparison) -> tuple[dict[str, float], dict[str, Any], int]:
         for port in (plain, guessing):  # what is compiled and loaded at first use
             ask(port, inventing(99))
         for chat, make in one.chats:
-            pairs, before, name = [], metrics(guessing), f"{one.name}{chat}"
+            pairs: list[float] = []
+            before, name, began_s = metrics(guessing), f"{one.name}{chat}", time.perf_counter()
             for seed in range(_PAIRS):
+                if pairs and time.perf_counter() - began_s > _CHAT_S:
+                    break
                 order = (plain, guessing) if seed % 2 else (guessing, plain)
                 found = {port: ask(port, make(seed)) for port in order}
                 pairs.append(found[guessing].tokens_per_s / found[plain].tokens_per_s)

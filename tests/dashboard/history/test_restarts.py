@@ -109,6 +109,7 @@ class Scene:
 async def stream(call: Call) -> None:
     """Stream two tokens; some prompts take longer than others."""
     await call.begin_stream()
+    # The time to a first token, so that percentiles differ from each other.
     await asyncio.sleep(0.003 * (len(call.engine.calls) % 7))
     for word in ("one", " two"):
         await call.chunk(delta(word))

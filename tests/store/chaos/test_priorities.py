@@ -49,7 +49,7 @@ async def write_statuses(transport: Transport, writer: int) -> None:
                 await transport.commit([], [put])
                 break
             except StoreError:
-                await asyncio.sleep(0.2)
+                await asyncio.sleep(0.2)  # etcd is too slow on purpose: a pause between attempts
 
 
 async def written(transport: Transport, prefix: str) -> int:
@@ -69,7 +69,9 @@ async def test_leases_go_before_statuses_and_statuses_before_events(tmp_path: Pa
                 born = await transport.get(LEASED)
                 async with asyncio.TaskGroup() as group, slow_cpu.duty_cycle(pid):
                     recording = group.create_task(recorder.run())
-                    await asyncio.sleep(0)
+                    await asyncio.sleep(
+                        0
+                    )  # the recorder's task begins: from then on `record` waits for nothing
                     for number in range(EVENTS):
                         await recorder.record(about, "Flood", f"event {number}")
                     began = clock.monotonic()
