@@ -123,7 +123,7 @@ def test_an_idle_group_does_not_spin(pair: list[Engine]) -> None:
 @pytest.mark.ci
 def test_jobs_give_up_their_memory_on_all_ranks(fork: Start, make: Make, tmp_path: Path) -> None:
     """The prefix cache takes what the proof leaves, so that requests get the memory of `kv_tokens` and no more."""
-    room = {"context_length": 1024, "kv_tokens": 2560, "prefix_cache_bytes": 1 << 40}
+    room = {"context_length": 1024, "kv_tokens": 1536, "prefix_cache_bytes": 1 << 40}
     ranks = form(fork, make(), tmp_path, 2, **room)
     fields: dict[str, Any] = {"prompt": [*range(20, 270)], "max_tokens": 520}
     asked: list[dict[str, Any]] = [
