@@ -44,7 +44,7 @@ from tests.support.reconciler_agents import node_status, put_lease, put_node
 AIM_CPU, AIM_RSS_MB, AIM_DAY_MB, AIM_READ_MS = 0.15, 150, 150, 100
 MACS = sized(1000, smoke=20)
 REQUESTS_PER_S = sized(50, smoke=5)
-SETTLE_S, MEASURE_S = sized((40.0, 90.0), smoke=(5.0, 8.0))
+SETTLE_S, MEASURE_S = sized((30.0, 60.0), smoke=(5.0, 8.0))
 # At 1,000 requests in half a second, the journal is read in five.
 FULL_S = 60.0
 CHANGE_EVERY_S, CHANGED_SHARE = 3.0, 20

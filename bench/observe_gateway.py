@@ -32,7 +32,7 @@ from dashboard.collector import MOST_A_SECOND
 
 # Of the core that a gateway takes under load: as much fewer requests a second it answers.
 AIM_SHARE = 0.02
-PAIRS, BURST_S = sized((24, 2.0), smoke=(2, 1.0))
+PAIRS, BURST_S = sized((6, 2.0), smoke=(2, 1.0))
 # After a turn the recorder reads what it missed, which is no steady state.
 _SETTLE_S = 1.5
 _WARM_S = 1.0
