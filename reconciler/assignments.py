@@ -129,28 +129,22 @@ class AssignmentCopies:
             else:
                 del self._copies[one.name]
 
-    def _is_current(self, name: str) -> bool:
-        nodes, version = self._wanted(name)
-        return self._copies.get(name, _NONE).is_current(version, nodes)
-
-    def _wanted(self, name: str) -> tuple[frozenset[str], int]:
-        """Return the nodes that need a copy of the Replica, and its version; none and 0 if there is no such Replica."""
-        key = f"{_REPLICAS}{name}"
-        found = self._specs.items.get(key)
-        if not isinstance(found, Replica):
-            return frozenset(), self._specs.version(key)
-        return frozenset(concerned_nodes(found)), self._specs.version(key)
-
     def _due_writes(self, names: Iterable[str]) -> Iterator[_Due]:
         for name in names:
             key = f"{_REPLICAS}{name}"
             # What a newer reconciler wrote cannot be copied; its agents' copies stay as they are.
-            if key in self._specs.undecodable or self._is_current(name):
+            if key in self._specs.undecodable:
                 continue
-            nodes, version = self._wanted(name)
-            found = self._specs.items.get(key)
-            value = codec.encode_copy(found) if nodes and found is not None else b""
-            gone = self._copies.get(name, _NONE).nodes - nodes
+            version, found = self._specs.version(key), self._specs.items.get(key)
+            nodes, value = frozenset[str](), b""
+            if isinstance(found, Replica):
+                nodes = frozenset(concerned_nodes(found))
+            copies = self._copies.get(name, _NONE)
+            if copies.is_current(version, nodes):
+                continue
+            if found is not None:
+                value = codec.encode_copy(found)
+            gone = copies.nodes - nodes
             write = GuardedWrite(
                 guards=(ModRevisionGuard(key=key, mod_revision=version),),
                 operations=(

@@ -78,7 +78,8 @@ def split_into_batches(
     for write in writes:
         own_keys = {one.key for one in write.operations}
         own_size = sum(len(one.value) for one in write.operations if isinstance(one, Put))
-        most = len(guards.union(write.guards)) + len(keys_written) + len(own_keys) + shared
+        new_guards = set(write.guards).difference(guards)
+        most = len(guards) + len(new_guards) + len(keys_written) + len(own_keys) + shared
         fits = most <= MAX_OPERATIONS and size + own_size <= _MOST_BYTES
         if batch and not (fits and own_keys.isdisjoint(keys_written)):
             yield tuple(batch)

@@ -259,8 +259,8 @@ def unassigned_reason(endpoint: Endpoint, publisher: EndpointPublisher | None) -
 
 def concerned_nodes(replica: "Replica") -> tuple[ObjectName, ...]:
     """Return the nodes whose agents act on a replica, each once: those of its ranks, and those that a rank leaves."""
-    there = (rank.node for rank in replica.spec.ranks)
-    return tuple(dict.fromkeys((*there, *(rank.node for rank in replica.spec.leaving))))
+    ranks, leaving = replica.spec.ranks, replica.spec.leaving
+    return tuple(dict.fromkeys([rank.node for rank in (*ranks, *leaving)]))
 
 
 def replica_name(deployment: ObjectName, ordinal: int) -> ObjectName:

@@ -72,7 +72,7 @@ class EventRecorder:
         type_: Literal["Normal", "Warning"] = "Normal",
     ) -> None:
         """Write the event, or increase its count if it was recorded before."""
-        identity = repr((about, reason, message, self._source))
+        identity = f"{about.kind}/{about.name}/{about.uid}/{reason}/{message}/{self._source}"
         digest = hashlib.sha256(identity.encode()).hexdigest()[:12]
         now = self._clock.now()
         event = Event(

@@ -43,7 +43,9 @@ class Index(Generic[T]):
         self._move(key, _NONE)
 
     def _move(self, key: str, after: frozenset[str]) -> None:
-        before = self._values.pop(key, _NONE)
+        before = self._values.get(key, _NONE)
+        if before == after:  # most changes leave an object where it is
+            return
         for value in before - after:
             keys = self._keys[value]
             del keys[bisect_left(keys, key)]
@@ -53,6 +55,8 @@ class Index(Generic[T]):
             insort(self._keys.setdefault(value, []), key)
         if after:
             self._values[key] = after
+        else:
+            self._values.pop(key, None)
 
 
 log = logging.getLogger(__name__)

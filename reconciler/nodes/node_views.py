@@ -226,7 +226,8 @@ class NodeViewCache:
             after = self._node(lister, (name, status), allocations_on(name), before)
             if after is not before:
                 changed.append(after)
-        if all(node.name in rows for node in changed) and gone.isdisjoint(rows):
+        # Not `gone.isdisjoint(rows)`, which looks at every row.
+        if all(node.name in rows for node in changed) and rows.keys().isdisjoint(gone):
             if changed:
                 self._table = NodeTable(changed, before=self._table, are_all=False)
             return

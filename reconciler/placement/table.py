@@ -5,6 +5,7 @@ all requests that are equal in what it depends on. Values that change while repl
 """
 
 import dataclasses
+import operator
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final, TypeAlias
@@ -217,13 +218,15 @@ class NodeTable:
 
     def awaits_reports(self, source: ModelSource) -> bool:
         """Return whether a ready node has not inspected every folder of the model."""
-        lacking = np.zeros(len(self), np.bool_)
+        is_ready: Bools | None = None
         for column in columns.source_columns(source):
             coded = self.coded(column)
             values = columns.read_column(column, [self.nodes[at] for at in coded.examples])
             if None in values:
-                lacking |= coded.of_node == values.index(None)
-        return bool(lacking.any() and (lacking & self._is_ready()).any())
+                is_ready = self._is_ready() if is_ready is None else is_ready
+                if (is_ready & (coded.of_node == values.index(None))).any():
+                    return True
+        return False
 
     def _is_ready(self) -> Bools:
         return self._answers(columns.READY, lambda node: int(node.is_ready)) > 0
@@ -375,17 +378,19 @@ class NodeTable:
         return spread
 
 
-# All fields of a node except those that change with its allocations.
-_FIXED_FIELDS: Final = tuple(
-    one.name
-    for one in dataclasses.fields(NodeView)
-    if one.name not in ("used_bytes", "replicas", "allocations", "promised_bytes")
+# All fields of a node except those that change with its allocations. Tuples take equal objects for equal at once.
+_fixed_values: Final = operator.attrgetter(
+    *(
+        one.name
+        for one in dataclasses.fields(NodeView)
+        if one.name not in ("used_bytes", "replicas", "allocations", "promised_bytes")
+    )
 )
 
 
 def _differ(old: NodeView, new: NodeView) -> bool:
     """Return whether more than the node's allocations changed."""
-    return any(getattr(old, name) != getattr(new, name) for name in _FIXED_FIELDS)
+    return bool(_fixed_values(old) != _fixed_values(new))
 
 
 def _sized(*values: int) -> tuple[int, ...]:
