@@ -259,8 +259,9 @@ def unassigned_reason(endpoint: Endpoint, publisher: EndpointPublisher | None) -
 
 def concerned_nodes(replica: "Replica") -> tuple[ObjectName, ...]:
     """Return the nodes whose agents act on a replica, each once: those of its ranks, and those that a rank leaves."""
-    ranks, leaving = replica.spec.ranks, replica.spec.leaving
-    return tuple(dict.fromkeys([rank.node for rank in (*ranks, *leaving)]))
+    spec = replica.spec
+    there, left = [rank.node for rank in spec.ranks], [rank.node for rank in spec.leaving]
+    return tuple(dict.fromkeys(there + left))
 
 
 def replica_name(deployment: ObjectName, ordinal: int) -> ObjectName:
