@@ -23,13 +23,25 @@ log = logging.getLogger(__name__)
 _TRANSIENT_S = 5.0
 
 
+# While there are changes, each so many of them let one key of the backlog go before them.
+_CHANGES_PER_BACKLOG_KEY = 4
+
+
 class WorkQueue(Generic[K]):
-    """A queue of distinct keys to reconcile. Owned by one event loop."""
+    """A queue of distinct keys to reconcile. Owned by one event loop.
+
+    Keys that changed go before the backlog, which is what a process queues when it starts, whether it changed or not. The
+    priority queue of controller-runtime does the same: otherwise a new leader would look at the whole fleet before it
+    acted on a change.
+    """
 
     def __init__(self, clock: Clock, backoff: Backoff | None = None) -> None:
         self._clock = clock
         self._backoff = backoff or Backoff(first_s=0.05, limit_s=30.0)
         self._ready: deque[K] = deque()
+        self._backlog: dict[K, None] = {}
+        """The keys that are ready and did not change, in order."""
+        self._taken = 0
         self._waiting: set[K] = set()
         self._busy: set[K] = set()
         self._due: dict[K, float] = {}
@@ -41,13 +53,35 @@ class WorkQueue(Generic[K]):
     def add(self, key: K) -> None:
         """Queue the key now; a key that waits already is not queued twice."""
         self._due.pop(key, None)
-        if key in self._waiting:
+        if key in self._backlog:
+            del self._backlog[key]
+        elif key in self._waiting:
             return
         self._waiting.add(key)
         # done() queues a busy key again: two workers never hold one key.
         if key not in self._busy:
             self._ready.append(key)
             self._changed.set()
+
+    def add_to_backlog(self, key: K) -> None:
+        """Queue the key behind those that changed; a key that waits already keeps its place."""
+        self._due.pop(key, None)
+        if key in self._waiting:
+            return
+        if key in self._busy:
+            self.add(key)
+            return
+        self._waiting.add(key)
+        self._backlog[key] = None
+        self._changed.set()
+
+    def clear(self) -> None:
+        """Drop every key that no worker has; failures stay counted."""
+        self._ready.clear()
+        self._backlog.clear()
+        self._waiting.clear()
+        self._due.clear()
+        self._earliest = math.inf
 
     def add_after(self, key: K, delay_s: float) -> None:
         """Queue the key in `delay_s` seconds, unless it is due earlier."""
@@ -74,12 +108,21 @@ class WorkQueue(Generic[K]):
         """Wait for a key and take it; the caller must call `done()` afterwards."""
         while True:
             self._promote()
-            if self._ready:
-                key = self._ready.popleft()
+            if self._ready or self._backlog:
+                key = self._take()
                 self._waiting.discard(key)
                 self._busy.add(key)
                 return key
             await self._wait()
+
+    def _take(self) -> K:
+        self._taken += 1
+        is_backlogs_turn = self._taken % (_CHANGES_PER_BACKLOG_KEY + 1) == 0
+        if self._ready and not (self._backlog and is_backlogs_turn):
+            return self._ready.popleft()
+        key = next(iter(self._backlog))
+        del self._backlog[key]
+        return key
 
     def done(self, key: K) -> None:
         """Give the key back; it becomes ready again if it was added meanwhile."""

@@ -5,7 +5,7 @@ thousand nodes that report at the same time cost one pass over the fleet, not a 
 """
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 
 from machinery.clock import Clock
@@ -78,17 +78,19 @@ class EventHandlers:
                 work()
 
     def queue_everything(self) -> None:
-        """Queue every object: a new leader does not know what the last one left undone."""
+        """Queue every object: a new leader does not know what the last one left undone.
+
+        Also instead of what changed before it led: from here on, changes go before.
+        """
+        self._queue.clear()
         self._update_liveness()
         for kind in ("ModelDeployment", "NodePool", "ShardGroup", "ModelRoute"):
-            self._queue_kind(kind)
-        self._queue_all_nodes()
-        # Replicas, revisions and preloads may be left of deployments that are gone.
-        self._queue_all_owners()
-        for revision in self._lister.of_kind("Revision"):
-            self._queue_deployments([deployment_name_of(revision.name)])
-        for key in self._lister.caches.preloads.items:
-            self._on_preload(key)
+            for found in self._lister.of_kind(kind):
+                self._queue.add_to_backlog(ObjectKey(kind, found.name))
+        for name in self._all_nodes():
+            self._queue.add_to_backlog(ObjectKey("Node", name))
+        for name in self._all_owners():
+            self._queue.add_to_backlog(ObjectKey("ModelDeployment", name))
 
     def _collect(self, *work: Callable[[], None]) -> None:
         """Do the work soon and once, however often it is collected; in the order of collection."""
@@ -143,8 +145,6 @@ class EventHandlers:
         name = key.removeprefix(keys.NODE_LEASE_PREFIX)
         self._queue.add(ObjectKey("Node", name))
         self._on_node(name)
-        if self._lister.is_ready(name):
-            self._collect(self._queue_all_owners)  # a rollout that had no room may go on
 
     def _on_node(self, name: str) -> None:
         self._changed_nodes.add(name)
@@ -165,7 +165,13 @@ class EventHandlers:
             self._queue_deployments(one.spec.deployment for one in self._lister.replicas_on(name))
 
     def _queue_all_owners(self) -> None:
-        self._queue_deployments(one.spec.deployment for one in self._lister.replicas())
+        self._queue_deployments(self._all_owners())
+
+    def _all_owners(self) -> Iterator[str]:
+        """Yield the deployments of all replicas, revisions and preloads: of one that is gone, they may be left."""
+        yield from (one.spec.deployment for one in self._lister.replicas())
+        yield from (deployment_name_of(one.name) for one in self._lister.of_kind("Revision"))
+        yield from (key.rpartition("/")[2] for key in self._lister.caches.preloads.items)
 
     def _queue_after_node_change(self) -> None:
         for kind in ("NodePool", "ShardGroup"):
@@ -183,9 +189,12 @@ class EventHandlers:
         self._queue_kind("ModelRoute")
 
     def _queue_all_nodes(self) -> None:
-        """Queue every node, and nodes that are gone but still have a document of the reconciler."""
-        for name in {*self._lister.node_names(), *self._lister.described_nodes()}:
+        for name in self._all_nodes():
             self._queue.add(ObjectKey("Node", name))
+
+    def _all_nodes(self) -> set[str]:
+        """Return every node, and nodes that are gone but still have a document of the reconciler."""
+        return {*self._lister.node_names(), *self._lister.described_nodes()}
 
     def _queue_kind(self, kind: str) -> None:
         for found in self._lister.of_kind(kind):

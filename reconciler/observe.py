@@ -132,7 +132,7 @@ def _replica(
         is_owned=deployment is not None and (not owners or deployment.metadata.uid in owners),
         is_ready=lister.is_serving(replica) and not is_over,
         reported_ready=ready is not None and ready.status is ConditionStatus.TRUE and not is_over,
-        is_stopped=_is_stopped(lister, replica, now.lost),
+        is_stopped=_is_stopped(lister, replica, reports, now.lost),
         is_node_lost=not now.lost.isdisjoint(nodes),
         is_fetching=any(
             report is not None and _is_fetching(report.conditions) for report in reports
@@ -163,10 +163,15 @@ def _mark_given_up(view: ReplicaView, groups: Sequence[GroupView]) -> ReplicaVie
     )
 
 
-def _is_stopped(lister: Lister, replica: Replica, lost: AbstractSet[str]) -> bool:
-    """Return whether each rank is reported as stopped, or is on a lost node."""
+def _is_stopped(
+    lister: Lister,
+    replica: Replica,
+    reports: Sequence[RankStatus | None],
+    lost: AbstractSet[str],
+) -> bool:
+    """Return whether each rank is reported as stopped, or is on a lost node; `reports` are those of its epoch."""
     for number, rank in enumerate(replica.spec.ranks):
-        report = lister.report(replica, rank.node, number)
+        report = reports[number] or lister.report(replica, rank.node, number)
         has_stopped = report is not None and is_true(report.conditions, "Stopped")
         if not has_stopped and rank.node not in lost:
             return False

@@ -2,9 +2,11 @@
 
 import asyncio
 import logging
+import operator
 from collections.abc import Iterable
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 from machinery.clock import Clock
 from machinery.control_loop import Requeue
@@ -31,13 +33,13 @@ from reconciler.rollout import progress
 from reconciler.rollout.canary import CanaryBaselines, advance, conclude, count_text
 from reconciler.rollout.revisions import template_hash
 from reconciler.rollout.steps import RolloutPhase, rollout_goal
-from reconciler.views import DeploymentView
+from reconciler.views import DeploymentView, ReplicaView
 from schemas.deployment import CanaryStatus, ModelDeployment, ModelDeploymentStatus, ModelSource
 from schemas.event import ObjectReference
 from schemas.meta import ApiObject, Condition, ConditionStatus, ObjectKey, Status, find_condition
 from schemas.node import NodeLifeStatus
 from schemas.pools import NodePool
-from schemas.replica import Replica
+from schemas.replica import RankStatus, Replica
 from schemas.rollout import canary_decision
 from schemas.route import ModelRoute
 from schemas.shardgroup import ShardGroup
@@ -107,6 +109,32 @@ class StatusChanges:
     requeue_after_s: float | None = None
 
 
+class _StatusInputs(NamedTuple):
+    """Everything that the status of a replica depends on; most replicas of a deployment have the same as last time."""
+
+    replica: Replica
+    old: Status | None
+    reports: tuple[RankStatus | None, ...]
+    of_view: tuple[object, ...]
+    """What the view adds to them."""
+
+    @classmethod
+    def of(cls, lister: Lister, key: ObjectKey, view: ReplicaView) -> "_StatusInputs":
+        """Return those of a replica now."""
+        of_view = view.is_ready, view.away_nodes, view.epoch
+        return cls(view.replica, lister.status(key), lister.ranks(view.replica), of_view)
+
+    def are_same(self, before: "_StatusInputs | None") -> bool:
+        """Return whether nothing changed; the caches make a new object for every change."""
+        return (
+            before is not None
+            and self.replica is before.replica
+            and self.old is before.old
+            and all(map(operator.is_, self.reports, before.reports))
+            and self.of_view == before.of_view
+        )
+
+
 class DeploymentReconciler:
     """Moves one deployment towards its spec. Needs leadership."""
 
@@ -125,6 +153,8 @@ class DeploymentReconciler:
         self._clock = clock
         self._report_grace = ReportGrace()
         self._table = NodeTable(())
+        self._settled: dict[str, dict[str, _StatusInputs]] = {}
+        """By deployment and name, the replicas whose status was right when it was looked at last."""
 
     async def converge(self, key: ObjectKey) -> StatusChanges:
         """Plan and act for one deployment, which may be gone while replicas of it are left; return what to report."""
@@ -273,14 +303,22 @@ class DeploymentReconciler:
     ) -> list[tuple[ObjectKey, Status, int]]:
         """Return the statuses of replicas that changed, with the versions of the replicas; record their events."""
         changed: list[tuple[ObjectKey, Status, int]] = []
+        before, settled = self._settled.pop(observed.name, {}), dict[str, _StatusInputs]()
         for view in observed.replicas:
             key = ObjectKey("Replica", view.name)
-            old = self._lister.status(key)
-            reports = self._lister.ranks(view.replica)
-            new = status.replica_status(view, reports, old=old, now=self._clock.now())
-            if old != new and not self._lister.is_newer(key):
+            inputs = _StatusInputs.of(self._lister, key, view)
+            if inputs.are_same(before.get(view.name)):
+                settled[view.name] = inputs
+                continue
+            old = inputs.old
+            new = status.replica_status(view, inputs.reports, old=old, now=self._clock.now())
+            if old == new:
+                settled[view.name] = inputs
+            elif not self._lister.is_newer(key):
                 changed.append((key, new, view.version))
                 await self._events.record_replica_status(view.name, observed, old, new)
+        if settled:
+            self._settled[observed.name] = settled
         return changed
 
     def _deployment_status(

@@ -157,7 +157,7 @@ def _recreate(
     goal: RolloutGoal, observed: DeploymentView, staying: Sequence[ReplicaView]
 ) -> RolloutStep:
     old = [r for r in _by_name(staying) if r.replica.spec.template != goal.target]
-    fresh = [r for r in staying if r not in old]
+    fresh = [r for r in staying if r.replica.spec.template == goal.target]
     is_free = all(r.replica.spec.template == goal.target for r in observed.replicas)
     return RolloutStep(
         terminations=(
@@ -177,7 +177,7 @@ def _canary(
     staying: Sequence[ReplicaView],
 ) -> RolloutStep:
     canaries = [r for r in staying if r.replica.spec.template == goal.canary]
-    others = [r for r in staying if r not in canaries]
+    others = [r for r in staying if r.replica.spec.template != goal.canary]
     missing = max(0, goal.canary_replicas - len(canaries))
     # If the canary replaced one of them in place, it is not created again: together they are enough.
     desired = min(
@@ -199,10 +199,8 @@ def _roll(
     target: str, wanted: int, deployment: ModelDeployment, staying: Sequence[ReplicaView]
 ) -> RolloutStep:
     surge, unavailable = surge_limits(deployment, wanted)
-    # A replica on a lost node gets the new version when it moves. With several ranks it keeps its version.
-    moved = [r for r in staying if r.is_node_lost and r.epoch is None]
-    old = [r for r in _by_name(staying) if r.replica.spec.template != target and r not in moved]
-    fresh = [r for r in staying if r not in old]
+    old = [r for r in _by_name(staying) if _is_outdated(r, target)]
+    fresh = [r for r in staying if not _is_outdated(r, target)]
     surplus = _surplus(fresh, len(fresh) - wanted, keep={target})
     # A replica that serves no requests may end at once.
     idle = [r for r in old if r.is_idle]
@@ -219,6 +217,13 @@ def _roll(
         ),
         creations=(target,) * max(0, min(wanted - len(fresh), wanted + surge - kept)),
     )
+
+
+def _is_outdated(replica: ReplicaView, target: str) -> bool:
+    """Return whether a replica must end for the new version."""
+    # A replica on a lost node gets the new version when it moves. With several ranks it keeps its version.
+    moves = replica.is_node_lost and replica.epoch is None
+    return not moves and replica.replica.spec.template != target
 
 
 def _surplus(

@@ -32,6 +32,35 @@ async def test_a_key_waits_once_and_in_order(queue: WorkQueue[str]) -> None:
     assert len(queue) == 0
 
 
+async def test_changes_go_before_the_backlog_but_do_not_stop_it(queue: WorkQueue[str]) -> None:
+    for number in range(4):
+        queue.add_to_backlog(f"old-{number}")
+    queue.add("old-2")  # it changed
+    for number in range(8):
+        queue.add(f"new-{number}")
+    taken = [await queue.get() for _ in range(len(queue))]
+    assert taken[:5] == ["old-2", "new-0", "new-1", "new-2", "old-0"]
+    assert [key for key in taken if key.startswith("new")] == [f"new-{n}" for n in range(8)]
+    assert taken[5:] == ["new-3", "new-4", "new-5", "new-6", "old-1", "new-7", "old-3"]
+
+
+async def test_a_cleared_queue_has_nothing_to_do(queue: WorkQueue[str], clock: FakeClock) -> None:
+    queue.add("ready")
+    queue.add_to_backlog("old")
+    queue.add_after("later", 5)
+    queue.add("held")
+    assert await queue.get() == "ready"
+    queue.clear()
+    assert len(queue) == 0
+    async with asyncio.TaskGroup() as group:
+        waiting = group.create_task(queue.get())
+        await clock.advance(60)
+        assert not waiting.done()
+        queue.done("ready")
+        queue.add("ready")
+    assert waiting.result() == "ready"
+
+
 async def test_a_busy_key_waits_until_it_is_given_back(
     queue: WorkQueue[str], clock: FakeClock
 ) -> None:
@@ -157,6 +186,8 @@ class Workers:
             self.ask(key)
             if verb == "add":
                 self.queue.add(key)
+            elif verb == "backlog":
+                self.queue.add_to_backlog(key)
             elif verb == "after":
                 self.queue.add_after(key, seconds)
             else:
@@ -173,7 +204,7 @@ def to_end(main: Coroutine[None, None, None]) -> None:
 @given(
     steps=st.lists(
         st.tuples(
-            st.sampled_from(["add", "after", "retry", "wait"]),
+            st.sampled_from(["add", "backlog", "after", "retry", "wait"]),
             st.integers(0, 3),
             st.floats(0, 10),
         ),
