@@ -194,6 +194,9 @@ bench-control-plane: $(TEST_READY)  ## 1,000 hollow Macs and 10,000 replicas on 
 bench-scale: $(TEST_READY)  ## still nodes and replicas at three sizes, then hollow agents until this machine holds no more, in five minutes (FULL=1: longer)
 	@$(BIN)/python -m bench.scale
 
+bench-scale-changes: $(TEST_READY)  ## 5,000 still nodes whose leader dies, of which a tenth is lost, and all deployments rolled, in five minutes
+	@$(BIN)/python -m bench.scale_changes
+
 bench-assignments: $(TEST_READY)  ## agents that watch all Replicas beside agents that watch their own copies
 	@$(BIN)/python -m bench.assignments
 

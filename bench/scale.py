@@ -99,6 +99,7 @@ async def listening(address: EtcdAddress, crowd: Crowd) -> AsyncIterator[Bench]:
                 for heard, prefix in (
                     (replicas, REPLICAS_PREFIX),
                     (leases, keys.NODE_LEASE_PREFIX),
+                    (endpoints, keys.ENDPOINT_PREFIX),
                 )
             ]
             yield bench
@@ -114,9 +115,9 @@ async def write(bench: Bench, puts: list[Put]) -> None:
         await bench.transport.commit([], puts[at : at + 100])
 
 
-async def reconciler(bench: Bench) -> None:
+async def reconciler(bench: Bench, command: tuple[str, ...] = RECONCILER) -> None:
     """Start it, and wait until it leads and has read everything."""
-    bench.crowd.start("reconciler", *RECONCILER)
+    bench.crowd.start("reconciler", *command)
     if not await wait_for(lambda: _is_led(bench), START_S):
         raise TooSlowError(f"the reconciler does not lead after {START_S:g} s")
     await bench.crowd.calm("reconciler", limit_s=30)

@@ -43,6 +43,7 @@ BENCHES = {
     "routing": "bench.routing",
     "rows": "bench.rows",
     "scale": "bench.scale",
+    "scale-changes": "bench.scale_changes",
     "shard": "bench.shard",
     "start": "bench.start",
     "store": "bench.store",
