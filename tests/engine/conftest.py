@@ -47,7 +47,7 @@ def start_process(tmp_path: Path, blas_cache: Path) -> Iterator[Start]:
 def shared(
     tiny: Path, blas_cache: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Engine]:
-    with launching(tmp_path_factory.mktemp("shared"), blas_cache) as function:
+    with forking(tmp_path_factory.mktemp("shared"), blas_cache) as function:
         engine = function(tiny, concurrency=16)
         eventually(engine.is_ready, within_s=START_S)
         yield engine
@@ -75,7 +75,7 @@ def real(
     smollm2: Path, blas_cache: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Engine]:
     """Yield an engine with SmolLM2, for tests that random weights cannot pass; some 10 tokens a second."""
-    with launching(tmp_path_factory.mktemp("real"), blas_cache) as function:
+    with forking(tmp_path_factory.mktemp("real"), blas_cache) as function:
         engine = function(smollm2 / MODEL, concurrency=4)
         eventually(engine.is_ready, within_s=START_S)
         yield engine

@@ -9,7 +9,8 @@ import openai
 import pytest
 
 from tests.support.engine_adapters import make_adapter, write_peft
-from tests.support.engine_process import START_S, Engine, Start, eventually, launching
+from tests.support.engine_forks import forking
+from tests.support.engine_process import START_S, Engine, Start, eventually
 
 pytestmark = [pytest.mark.mlx, pytest.mark.timeout(240)]
 
@@ -34,7 +35,7 @@ def multi(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[Engine]:
     modules = tuple(f"{name}={folder}" for name, folder in folders.items())
-    with launching(tmp_path_factory.mktemp("multi"), blas_cache) as function:
+    with forking(tmp_path_factory.mktemp("multi"), blas_cache) as function:
         engine = function(tiny, lora_module=modules)
         eventually(engine.is_ready, within_s=START_S)
         yield engine

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from tests.support.engine_process import START_S, Engine, eventually, launching
+from tests.support.engine_forks import forking
+from tests.support.engine_process import START_S, Engine, eventually
 
 
 @pytest.fixture(scope="module")
@@ -18,7 +19,7 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
     cache.mkdir(mode=0o700)
     command = [sys.executable, "-m", "tests.support.tiny_model", str(folder / "model"), "--endless"]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
-    with launching(folder, cache) as start:
+    with forking(folder, cache) as start:
         found = start(folder / "model", performance="Always")
         eventually(found.is_ready, within_s=START_S)
         yield found

@@ -10,7 +10,8 @@ from pathlib import Path
 from gateway.telemetry.recorder import Tracer
 from machinery.clock import SystemClock
 from store.memory import MemoryTransport
-from tests.support.engine_process import START_S, Engine, eventually, launching
+from tests.support.engine_forks import forking
+from tests.support.engine_process import START_S, Engine, eventually
 from tests.support.gateway_world import Running, World, deployment, endpoint, running_gateway
 
 
@@ -35,7 +36,7 @@ def tiny_engine(folder: Path, *, has_markers: bool = True, **flags: object) -> I
     (model / "modules.json").write_text(json.dumps(listing))
     (model / "1_Pooling").mkdir()
     (model / "1_Pooling" / "config.json").write_text('{"pooling_mode": "lasttoken"}')
-    with launching(folder, cache) as start:
+    with forking(folder, cache) as start:
         engine = start(model, **flags)
         eventually(engine.is_ready, within_s=START_S)
         yield engine

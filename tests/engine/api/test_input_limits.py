@@ -15,7 +15,8 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.support.engine_process import START_S, Engine, Start, eventually, launching
+from tests.support.engine_forks import forking
+from tests.support.engine_process import START_S, Engine, Start, eventually
 
 pytestmark = [pytest.mark.mlx, pytest.mark.timeout(120)]
 
@@ -37,7 +38,7 @@ def limited(
         "{% if messages|length == 20 %}" + LOOP + "{% endif %}" + config["chat_template"]
     )
     path.write_text(json.dumps(config))
-    with launching(folder, blas_cache) as function:
+    with forking(folder, blas_cache) as function:
         engine = function(
             model, concurrency=1, queue_limit=3, input_limit=1, max_body_bytes=1 << 18
         )

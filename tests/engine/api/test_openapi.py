@@ -24,7 +24,8 @@ from engine.api import openapi
 from schemas.wire import metrics as wire_metrics
 from schemas.wire import recent_prompts
 from tests.support.engine_embedders import make_embedder
-from tests.support.engine_process import START_S, Engine, Json, Reply, eventually, launching
+from tests.support.engine_forks import forking
+from tests.support.engine_process import START_S, Engine, Json, Reply, eventually
 from tests.support.sampling import samples
 
 pytestmark = [pytest.mark.mlx, pytest.mark.timeout(240)]
@@ -49,7 +50,7 @@ class FuzzRequest:
 def own(tiny: Path, blas_cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
     """An engine of this module, whose memory is measured, with an embedding model that also generates."""
     folder = tmp_path_factory.mktemp("fuzz")
-    with launching(folder, blas_cache) as function:
+    with forking(folder, blas_cache) as function:
         model = make_embedder(tiny, folder / "model")
         engine = function(model, context_length=300, concurrency=8, queue_limit=64)
         eventually(engine.is_ready, within_s=START_S)

@@ -11,7 +11,8 @@ import pytest
 
 from engine.gauges import Gauges
 from models import model_files
-from tests.support.engine_process import START_S, Engine, eventually, launching
+from tests.support.engine_forks import forking
+from tests.support.engine_process import START_S, Engine, eventually
 from tests.support.mlx_models import module
 
 
@@ -63,7 +64,7 @@ def calling(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def caller(
     calling: Path, blas_cache: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Engine]:
-    with launching(tmp_path_factory.mktemp("caller"), blas_cache) as function:
+    with forking(tmp_path_factory.mktemp("caller"), blas_cache) as function:
         engine = function(calling)
         eventually(engine.is_ready, within_s=START_S)
         yield engine

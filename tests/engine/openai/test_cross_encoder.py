@@ -15,7 +15,8 @@ from models.model_files import ModelUnusableError
 from nodeagent.engines.health_client import HealthClient
 from schemas.wire.engine_address import EngineAddress
 from tests.support.engine_embedders import make_cross_encoder, reference_logit
-from tests.support.engine_process import START_S, Engine, eventually, launching
+from tests.support.engine_forks import forking
+from tests.support.engine_process import START_S, Engine, eventually
 
 pytestmark = [pytest.mark.mlx, pytest.mark.timeout(120)]
 QUERY = "which planet is the largest"
@@ -37,7 +38,7 @@ def folder(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def own(
     folder: Path, blas_cache: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Engine]:
-    with launching(tmp_path_factory.mktemp("engine"), blas_cache) as function:
+    with forking(tmp_path_factory.mktemp("engine"), blas_cache) as function:
         engine = function(folder, context_length=600)
         eventually(engine.is_ready, within_s=START_S)
         yield engine

@@ -19,7 +19,8 @@ from machinery.clock import SystemClock
 from schemas.wire.errors import Refusal, RefusedError
 from tests.support.engine_batches import load_once
 from tests.support.engine_embedders import make_embedder, pooling
-from tests.support.engine_process import START_S, Engine, eventually, launching
+from tests.support.engine_forks import forking
+from tests.support.engine_process import START_S, Engine, eventually
 
 pytestmark = [pytest.mark.mlx, pytest.mark.timeout(120)]
 
@@ -84,7 +85,7 @@ def test_wrong_requests_are_refused_by_name(name: str, value: Any) -> None:
 def own(
     folder: Path, blas_cache: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Engine]:
-    with launching(tmp_path_factory.mktemp("engine"), blas_cache) as function:
+    with forking(tmp_path_factory.mktemp("engine"), blas_cache) as function:
         engine = function(folder, context_length=600, concurrency=4, queue_limit=16)
         eventually(engine.is_ready, within_s=START_S)
         yield engine

@@ -11,7 +11,8 @@ import pytest
 from engine.openai import similarity
 from schemas.wire.errors import Refusal, RefusedError
 from tests.support.engine_embedders import make_embedder
-from tests.support.engine_process import START_S, Engine, eventually, launching
+from tests.support.engine_forks import forking
+from tests.support.engine_process import START_S, Engine, eventually
 
 pytestmark = [pytest.mark.mlx, pytest.mark.timeout(120)]
 DOCUMENTS = ["the sky is blue", "hello world", "a third text", "hello world"]
@@ -20,7 +21,7 @@ DOCUMENTS = ["the sky is blue", "hello world", "a third text", "hello world"]
 @pytest.fixture(scope="module")
 def own(tiny: Path, blas_cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
     folder = make_embedder(tiny, tmp_path_factory.mktemp("vectors") / "model")
-    with launching(tmp_path_factory.mktemp("engine"), blas_cache) as function:
+    with forking(tmp_path_factory.mktemp("engine"), blas_cache) as function:
         engine = function(folder, context_length=600)
         eventually(engine.is_ready, within_s=START_S)
         yield engine
