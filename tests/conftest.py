@@ -9,6 +9,7 @@ from tempfile import TemporaryDirectory
 
 import pytest
 from hypothesis import settings
+from xdist.remote import Producer
 
 from engine.linux import blas
 from tests.support import collection, forker, run_order
@@ -37,6 +38,13 @@ def short_folder() -> Iterator[Path]:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Run the files that take longest first, after everything else has been shuffled."""
     run_order.sort_by_length(items)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_xdist_make_scheduler(
+    config: pytest.Config, log: Producer
+) -> run_order.UnitScheduling | None:
+    return run_order.UnitScheduling(config, log) if config.getvalue("dist") == "loadfile" else None
 
 
 @pytest.hookimpl(trylast=True)

@@ -16,6 +16,7 @@ from nodeagent.__main__ import main as nodeagent
 from nodeagent.hollow.__main__ import main as hollow
 from reconciler.__main__ import main as reconciler
 from schemas.wire.engine_flags import EngineFlags
+from tests.support.syntax import nodes
 
 ROOT = Path(__file__).parent.parent
 PACKAGES = (
@@ -88,7 +89,7 @@ def texts() -> Iterator[tuple[str, str]]:
         yield str(path.relative_to(ROOT)), path.read_text()
     for package in PACKAGES:
         for path in sorted((ROOT / package).rglob("*.py")):
-            for node in ast.walk(ast.parse(path.read_text())):
+            for node in nodes(path):
                 if isinstance(node, ast.Constant) and isinstance(node.value, str):
                     yield f"{path.relative_to(ROOT)}:{node.lineno}", node.value
 

@@ -3,9 +3,12 @@
 import ast
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
+
+from tests.support.syntax import nodes
 
 ROOT = Path(__file__).parent.parent
 PACKAGES = (
@@ -36,10 +39,15 @@ SYNONYMS = {
 _ERROR_TEXT = re.compile(r"str\((error|\w*_error)\)|error\.strerror|error\.message|repr\(error\)")
 
 
-def log_fields(package: str) -> Iterator[tuple[str, str, str]]:
-    """Yield place, name and value of the fields that are given to a logger as a literal."""
+@cache
+def log_fields(package: str) -> tuple[tuple[str, str, str], ...]:
+    """Return place, name and value of the fields that are given to a logger as a literal."""
+    return tuple(_found_fields(package))
+
+
+def _found_fields(package: str) -> Iterator[tuple[str, str, str]]:
     for file in sorted((ROOT / package).rglob("*.py")):
-        for node in ast.walk(ast.parse(file.read_text())):
+        for node in nodes(file):
             if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
                 continue
             for keyword in node.keywords:

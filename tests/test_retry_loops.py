@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from tests.support.syntax import tree
+from tests.support.syntax import nodes
 
 ROOT = Path(__file__).parent.parent
 TABLE = ROOT / "docs" / "operations" / "store.md"
@@ -116,10 +116,11 @@ WITHOUT_JITTER = {
 }
 
 
-def _modules(rooms: tuple[str, ...]) -> Iterator[tuple[str, ast.Module]]:
+def _modules(rooms: tuple[str, ...]) -> Iterator[tuple[str, tuple[ast.AST, ...]]]:
+    """Yield name and nodes of every module of the rooms."""
     for room in rooms:
         for path in sorted((ROOT / room).rglob("*.py")):
-            yield path.relative_to(ROOT).as_posix(), tree(path)
+            yield path.relative_to(ROOT).as_posix(), nodes(path)
 
 
 def _called(node: ast.AST) -> str:
@@ -134,7 +135,7 @@ def declared_backoffs() -> set[tuple[str, str, str]]:
     """Return file, base and cap of every `Backoff(...)` in the tree."""
     found = set()
     for name, module in _modules(LOOPS):
-        for node in ast.walk(module):
+        for node in module:
             if isinstance(node, ast.Call) and _called(node) == "Backoff":
                 given = {one.arg: ast.literal_eval(one.value) for one in node.keywords}
                 base, cap = given.get("first_s", 0.05), given.get("limit_s", 1.0)
@@ -160,7 +161,7 @@ def test_no_wait_without_backoff_is_unseen() -> None:
     """A `sleep` whose time is no backoff's stands in a file that the table above explains."""
     found = set()
     for name, module in _modules(ROOMS):
-        for node in ast.walk(module):
+        for node in module:
             if isinstance(node, ast.Call) and _called(node) == "sleep":
                 argument = node.args[0]
                 is_backoff = _called(argument) in ("delay_s", "next_delay_s")
@@ -174,7 +175,7 @@ def test_every_backoff_is_jittered() -> None:
     """`delay_s` without a jitter makes the processes of a fleet retry at the same moments."""
     wrong = []
     for name, module in _modules(ROOMS):
-        for node in ast.walk(module):
+        for node in module:
             if not isinstance(node, ast.Call) or _called(node) != "delay_s":
                 continue
             if "jitter" not in {one.arg for one in node.keywords}:

@@ -12,6 +12,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tests.support import syntax
+
 # The packages that write conditions, events and rejections.
 PACKAGES = ("schemas", "store", "models", "reconciler", "nodeagent", "dashboard", "insight/doctor")
 _REASON = re.compile(r"[A-Z][a-z0-9]+(?:[A-Z][a-z0-9]*)*")
@@ -106,7 +108,7 @@ def _parse(root: Path) -> _Code:
         for file in sorted((root / package).rglob("*.py")):
             path = str(file.relative_to(root))
             if not path.endswith("_pb2.py") and not path.startswith(_SKIPPED):
-                code.trees[path] = ast.parse(file.read_text())
+                code.trees[path] = syntax.tree(file)
     for path, tree in code.trees.items():
         for statement in tree.body:
             _collect_constant(code, statement)
