@@ -383,7 +383,7 @@ every_kind = pytest.mark.parametrize(
     "kind", [pytest.param(k, id=k.name) for k in kinds.KINDS if k.written_by_users]
 )
 many = settings(
-    max_examples=samples(12, quick=5),
+    max_examples=samples(12, quick=3),
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
 )

@@ -436,8 +436,8 @@ def deep_nesting(folder: Path) -> str:
     [
         many_dimensions,
         many_unused_values,
-        much_metadata,
-        many_index_entries,
+        pytest.param(much_metadata, marks=pytest.mark.ci),
+        pytest.param(many_index_entries, marks=pytest.mark.ci),
         deep_nesting,
         many_templates,
         huge_second_template,

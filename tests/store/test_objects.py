@@ -29,7 +29,7 @@ LEASED = {
 PLAIN_KINDS = [kind for kind in KINDS if kind.name != "Node"]
 every_kind = pytest.mark.parametrize("kind", PLAIN_KINDS, ids=lambda kind: kind.name)
 slowly = settings(
-    max_examples=samples(6, quick=3),
+    max_examples=samples(6, quick=2),
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
 )
 

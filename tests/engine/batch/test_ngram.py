@@ -65,8 +65,9 @@ def test_another_sequence_has_no_places_of_the_last_one() -> None:
 def follow(proposer: NgramProposer, text: Sequence[int], guess_s: float) -> float:
     """Generate a text of which 100 tokens are the prompt; return the seconds that it takes."""
     prompt, spent, at = text[:100], 0.0, 100
+    made: list[int] = []
     while at < len(text):
-        guess = proposer.propose(sequence(prompt, text[100:at]), len(text) - at - 1)
+        guess = proposer.propose(sequence(prompt, made), len(text) - at - 1)
         right = 0
         while right < len(guess) and guess[right] == text[at + right]:
             right += 1
@@ -74,8 +75,9 @@ def follow(proposer: NgramProposer, text: Sequence[int], guess_s: float) -> floa
         proposer.note_step(len(guess), accepted=right, has_waited=not guess)
         proposer.record_time(seconds)
         spent += seconds
+        made += text[at : at + right + 1]
         at += right + 1
-        proposer.is_promising(sequence(prompt, text[100:at]), 8)
+        proposer.is_promising(sequence(prompt, made), 8)
     return spent
 
 

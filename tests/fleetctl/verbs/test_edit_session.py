@@ -126,7 +126,7 @@ def drawn(data: st.DataObject, kind: Kind) -> ApiObject:
 
 # Few examples: each reads a whole manifest three times.
 @pytest.mark.parametrize("kind", USERS, ids=lambda kind: kind.name)
-@settings(max_examples=samples(8), deadline=None, suppress_health_check=SLOW)
+@settings(max_examples=samples(8, quick=3), deadline=None, suppress_health_check=SLOW)
 @given(data=st.data(), seed=st.integers(0, 99), form=st.sampled_from(["yaml", "json"]))
 def test_an_unchanged_text_gives_the_same_object(
     kind: Kind, data: st.DataObject, seed: int, form: str
