@@ -186,6 +186,8 @@ def _unknown(it: FieldError) -> Explanation:
             "A model of a hub is written as hub: {repo: ORGANISATION/NAME}, with revision below hub too "
             "(docs/models.md)"
         )
+    if it.path == ("metadata", "namespace"):
+        return "unknown field", "Fleets have no namespaces. Remove it"
     return "unknown field", did_you_mean(word, known_fields(it.model, it.path[:-1]), "Known fields")
 
 

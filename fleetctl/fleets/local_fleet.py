@@ -1,6 +1,7 @@
 """Supervisor of a local fleet: command lines of its processes, start, readiness check and stop."""
 
 import asyncio
+import errno
 import logging
 import socket
 import sys
@@ -250,12 +251,15 @@ def agent_programs(settings: LocalFleetSettings, etcd: str, share: str) -> list[
 
 
 def why_unusable(host: str, port: int) -> str:
-    """Return why a process cannot listen on the port, in the system's words; "" if it can."""
+    """Return why a process cannot listen on the port; "" if it can."""
     try:
         family, *_ = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         socket.create_server((host, port), family=family).close()
     except OSError as error:
-        return error.strerror or str(error)
+        if error.errno == errno.EADDRINUSE:
+            return "another program listens on it"
+        # Of a failed bind, Python adds the address to the system's words.
+        return (error.strerror or str(error)).partition(" (while attempting")[0]
     return ""
 
 

@@ -127,7 +127,9 @@ def apply(words: tuple[str, ...], **options: Any) -> None:
         run(_release(words, options))
         return
     if words:
-        raise click.UsageError("give manifests with -f; names are for --release")
+        raise click.UsageError(
+            f"manifests need -f: fleetctl apply -f {words[0]}; names are for --release"
+        )
     _require_files(options)
     mode = _parse_options(options)
     with pause_collection():  # ten thousand manifests live until the command ends

@@ -1,5 +1,6 @@
 """The verbs `fleetctl chat` and `run`: an interactive conversation, or a single question in a pipe."""
 
+import os
 import secrets
 import sys
 from collections.abc import Callable, Sequence
@@ -148,9 +149,10 @@ async def _wait_until_listed(pool: GatewayPool, model: str) -> None:
 
 def _read_question(message: str | None) -> str | None:
     """Return the only question, from the command line or a pipe; None for a conversation."""
-    question = message
-    if question is None and not sys.stdin.isatty():
-        question = sys.stdin.buffer.read().decode(errors="replace")
+    given = None if message is None else os.fsencode(message)  # as typed: it may not be UTF-8
+    if given is None and not sys.stdin.isatty():
+        given = sys.stdin.buffer.read()
+    question = None if given is None else given.decode(errors="replace")
     if question is not None and not question.strip():
         raise click.UsageError("there is nothing to ask: the message is empty")
     return question

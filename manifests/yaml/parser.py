@@ -78,6 +78,11 @@ _SCANNER_ERRORS: tuple[tuple[str, str, str], ...] = (
         "Close every [ and { and put ',' between their items",
     ),
     (
+        "expected the node content",
+        "the text ends, or a bracket closes, where a value should stand",
+        "Write the value, and close every [ and {",
+    ),
+    (
         "incompatible YAML document",
         "it declares another version of YAML",
         "Remove the %YAML line; manifests are YAML 1.2",

@@ -35,6 +35,12 @@ NOT_YAML = [
         id="open-bracket",
     ),
     pytest.param(
+        "a: {",
+        ":1:5: is not YAML: the text ends, or a bracket closes, where a value should stand. "
+        "Write the value, and close every [ and {",
+        id="ends-early",
+    ),
+    pytest.param(
         "a: @b\n",
         ":1:4: is not YAML: a text cannot begin with @ unless it is quoted. "
         "Put it in double quotes",

@@ -372,6 +372,11 @@ UNKNOWN = [
         id="metadata-field",
     ),
     pytest.param(
+        f"{HEAD}kind: NodePool\nmetadata: {{name: a, namespace: b}}\nspec: {{nodes: [a]}}\n",
+        ":3:21: NodePool/a: metadata.namespace: unknown field. Fleets have no namespaces. Remove it",
+        id="namespace",
+    ),
+    pytest.param(
         f"{HEAD}kind: ShardGroup\nmetadata: {{name: a}}\nspec:\n"
         "  members: [{node: a}, {node: b}]\n  reservation: exclusive\n",
         ":6:16: ShardGroup/a: spec.reservation: expected Shared or Exclusive, "

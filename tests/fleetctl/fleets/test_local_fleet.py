@@ -46,7 +46,8 @@ def test_a_port_is_unusable_while_another_process_listens_on_it(host: str) -> No
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.create_server((host, 0), family=family) as taken:
         port = taken.getsockname()[1]
-        assert "in use" in local_fleet.why_unusable(host, port).lower()
+        assert local_fleet.why_unusable(host, port) == "another program listens on it"
+    assert "while attempting" not in local_fleet.why_unusable("192.0.2.1", 0)
     assert local_fleet.why_unusable(host, 0) == ""
 
 

@@ -83,6 +83,10 @@ async def test_a_pipe_gets_only_the_answer() -> None:
     async with talking() as (url, engine):
         piped = await run_fleetctl("chat", "qwen", "--gateway", url, stdin=b"good\nday\n")
         assert (piped.code, piped.out, piped.err) == (0, "GOOD\nDAY\n (1)\n", "")
+        # An argument that is not UTF-8, as Python passes it.
+        typed = await run_fleetctl("chat", "qwen", "-m", "caf\udce9", "--gateway", url)
+        assert (typed.code, typed.err) == (0, "")
+        assert orjson.loads(engine.calls[-1].body)["messages"][-1]["content"] == "caf\ufffd"
         words = (
             "-m",
             "think",

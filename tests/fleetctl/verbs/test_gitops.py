@@ -129,7 +129,7 @@ async def test_release_keeps_the_values(fleet: MemoryFleet) -> None:
     found = json.loads((await fleet.ctl("get", "md/lone", "-o", "json")).out)
     assert found["spec"]["contextLength"] == 1024
     unclear = await fleet.ctl("apply", "md/lone")
-    assert (unclear.code, "names are for --release" in unclear.err) == (2, True)
+    assert (unclear.code, "fleetctl apply -f md/lone" in unclear.err) == (2, True)
 
 
 @pytest.mark.ci
