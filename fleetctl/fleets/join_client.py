@@ -337,6 +337,10 @@ def parse_answer(model: type[M], content: bytes) -> M:
         ) from error
 
 
+def _ignore(_text: str) -> None:
+    """Say nothing."""
+
+
 async def join(
     addresses: tuple[JoinAddress, ...],
     authority_hash: bytes,
@@ -344,8 +348,11 @@ async def join(
     clock: Clock,
     *,
     limit_s: float,
+    tell: Callable[[str], None] = _ignore,
 ) -> JoinAnswer:
     """Return the answer of the first join port that gives one; try again while none does, up to `limit_s`.
+
+    `tell` hears why, when that changes.
 
     Raises:
         FleetctlError: a server is not of the fleet, or refuses the token.
@@ -356,7 +363,7 @@ async def join(
         server = await pin(address, authority_hash, clock)
         return parse_answer(JoinAnswer, await send(server, "POST", JOIN_PATH, body))
 
-    return await _first_answer(addresses, ask, clock, limit_s)
+    return await _first_answer(addresses, ask, clock, limit_s, tell)
 
 
 async def rejoin(
@@ -366,6 +373,7 @@ async def rejoin(
     clock: Clock,
     *,
     limit_s: float,
+    tell: Callable[[str], None] = _ignore,
 ) -> JoinAnswer:
     """Return the answer of the first join port to a machine that shows its certificate, as `join`.
 
@@ -381,7 +389,7 @@ async def rejoin(
         server = replace(shown, context=context)
         return parse_answer(JoinAnswer, await send(server, "POST", REJOIN_PATH, body))
 
-    return await _first_answer(addresses, ask, clock, limit_s)
+    return await _first_answer(addresses, ask, clock, limit_s, tell)
 
 
 async def _first_answer(
@@ -389,9 +397,11 @@ async def _first_answer(
     ask: Callable[[JoinAddress], Awaitable[JoinAnswer]],
     clock: Clock,
     limit_s: float,
+    tell: Callable[[str], None],
 ) -> JoinAnswer:
     """Return the first answer; try again with backoff while there is none, up to `limit_s`. Raises FleetctlError."""
     retries, end = Retries(_BACKOFF, clock), clock.monotonic() + limit_s
+    told = ""
     while True:
         after_s = 0.0
         failures: list[FleetctlError] = []
@@ -407,6 +417,9 @@ async def _first_answer(
         is_final = all(isinstance(one, NoJoinPortError) for one in failures)
         if is_final or clock.monotonic() + wait_s >= end:
             raise _failure(failures)
+        if (said := "; ".join(map(str, failures))) != told:
+            tell(f"{said}; trying again for {end - clock.monotonic():.0f} s")
+            told = said
         await clock.sleep(wait_s)
 
 

@@ -217,7 +217,9 @@ def _rejoin(
         machine = _machine(options["name"], where, facts)
         body = RejoinBody(request=request.decode(), machine=machine)
         own = Credentials(folder.identity, clock)
-        return machine, await join_client.rejoin(where, own, body, clock, limit_s=limit_s)
+        return machine, await join_client.rejoin(
+            where, own, body, clock, limit_s=limit_s, tell=_tell
+        )
 
     machine, answer = asyncio.run(work())
     identity = check_answer(answer, request, known_authority(known, answer))
@@ -355,6 +357,10 @@ def _own_addresses(peers: Sequence[JoinAddress]) -> list[str]:
     return found
 
 
+def _tell(text: str) -> None:
+    click.echo(text, err=True)
+
+
 async def join_with_token(request: JoinRequest) -> tuple[Identity, dict[str, str]]:
     """Join, write all files, and return the identity and the variables of its process. Raises FleetctlError."""
     assert request.token is not None
@@ -367,7 +373,9 @@ async def join_with_token(request: JoinRequest) -> tuple[Identity, dict[str, str
         machine=request.machine,
     )
     pinned = request.token.authority_hash
-    answer = await join_client.join(request.addresses, pinned, body, clock, limit_s=request.limit_s)
+    answer = await join_client.join(
+        request.addresses, pinned, body, clock, limit_s=request.limit_s, tell=_tell
+    )
     identity = check_answer(answer, signing_request, pinned)
     variables = process_variables(identity, answer, request.folder, request.machine)
     request.folder.write(key, answer, variables, clock.now())

@@ -97,7 +97,8 @@ SECTION: Final = ReasonSection(
             "SameHardware",
             "DuplicateHardware: another node is the same machine.",
             "For a clone, start the agent with a new `--state-dir`. After a rename, "
-            "`fleetctl delete node OLD`. For two agents on one machine, start both with `--part-of-machine`.",
+            "`fleetctl delete node OLD`. For two agents on one machine, start both with `--part-of-machine`, "
+            "as `fleetctl up --nodes 2` does.",
         ),
         problem(
             "PoolPolicy",

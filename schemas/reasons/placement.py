@@ -168,7 +168,8 @@ SECTION: Final = ReasonSection(
             "DuplicateHardware",
             "Two nodes report the same hardware: a cloned state folder, or a renamed Mac.",
             "For a clone, start the agent with a new `--state-dir`. After a rename, "
-            "`fleetctl delete node OLD`. For two agents on one machine, start both with `--part-of-machine`.",
+            "`fleetctl delete node OLD`. For two agents on one machine, start both with `--part-of-machine`, "
+            "as `fleetctl up --nodes 2` does.",
         ),
         problem(
             "VersionSkew",

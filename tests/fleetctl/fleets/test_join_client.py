@@ -233,6 +233,21 @@ async def test_an_expired_reconciler_gets_no_secret(stand: JoinStand) -> None:
     assert is_silent(stand_in, token)
 
 
+async def test_a_silent_join_port_is_named_before_the_next_try(stand: JoinStand) -> None:
+    class HeardError(Exception):
+        """What was told; it ends the join."""
+
+    def tell(text: str) -> None:
+        raise HeardError(text)
+
+    token = await stand.token()
+    where = JoinAddress("127.0.0.1", free_port())
+    with pytest.raises(HeardError, match=r"answer \(connection refused\); trying again for \d+ s$"):
+        await join_client.join(
+            (where,), token.authority_hash, join_body(token), CLOCK, limit_s=600, tell=tell
+        )
+
+
 async def test_a_server_without_tls_gets_no_secret(stand: JoinStand) -> None:
     token = await stand.token()
     pem, uri = stand.ca.authority.pem, stand.credentials.identity.uri
