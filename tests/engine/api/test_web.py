@@ -75,7 +75,9 @@ def test_a_stop_under_load(start: Start, tiny: Path) -> None:
     """Running requests finish, queued ones are refused at once, and the process exits with 0."""
     engine = start(tiny, concurrency=16, queue_limit=8)
     eventually(engine.is_ready, within_s=START_S)
-    streams = [engine.begin(max_tokens=400, stream=True) for _ in range(16)]
+    streams = [engine.begin(max_tokens=600, stream=True) for _ in range(16)]
+    # Requests get slots in the order in which their inputs are ready, which need not be that of their arrival.
+    eventually(lambda: engine.busy() == (16, 0))
     waiting = [engine.begin(max_tokens=5) for _ in range(8)]
     eventually(lambda: engine.busy() == (16, 8))
     engine.process.send_signal(signal.SIGTERM)
