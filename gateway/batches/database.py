@@ -9,6 +9,7 @@ import os
 import sqlite3
 import threading
 from collections.abc import Iterable, Iterator
+from datetime import datetime
 from pathlib import Path
 from typing import Final
 
@@ -33,6 +34,8 @@ CREATE TABLE lines (
     PRIMARY KEY (batch, number), UNIQUE (batch, custom_id)) WITHOUT ROWID;
 CREATE INDEX waiting_lines ON lines (batch, state, number);
 """
+# Longer than any content takes from its first byte to its row.
+_LEFTOVER_S: Final = 3600.0
 WAITING: Final = 0
 COMPLETED: Final = 1
 FAILED: Final = 2
@@ -119,6 +122,16 @@ class BatchStore:
             self._db.execute("DELETE FROM files WHERE id = ?", (record.id,))
         with self._errors():
             self.content(record.id).unlink(missing_ok=True)
+
+    def delete_leftovers(self, now: datetime) -> None:
+        """Delete content of no file: a process was killed while it wrote or deleted one. New content may be in work."""
+        oldest_s = now.timestamp() - _LEFTOVER_S
+        with self._errors():
+            known = {found for (found,) in self._db.execute("SELECT id FROM files")}
+            for path in (self.folder / "content").iterdir():
+                with contextlib.suppress(FileNotFoundError):
+                    if path.name not in known and path.stat().st_mtime < oldest_s:
+                        path.unlink()
 
     def used_bytes(self, owner: str | None = None) -> int:
         """Return the bytes of all files, or of one owner's."""

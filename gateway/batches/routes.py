@@ -12,6 +12,7 @@ from fastapi import FastAPI, Query, Request, Response
 from fastapi.responses import FileResponse
 from starlette.datastructures import UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
+from starlette.requests import ClientDisconnect
 
 from gateway import errors
 from gateway.auth.access_control import principal_of
@@ -113,7 +114,9 @@ class BatchRoutes:
     async def content(self, file_id: str, request: Request) -> Response:
         """Return the content of a file."""
         record = await self._file(file_id, request)
-        return FileResponse(self._store().content(record.id), media_type="application/jsonl")
+        path = self._store().content(record.id)
+        found = await self._off_loop(path.stat)
+        return FileResponse(path, stat_result=found, media_type="application/jsonl")
 
     async def delete_file(self, file_id: str, request: Request) -> Response:
         """Delete a file that no open batch needs."""
@@ -229,33 +232,40 @@ async def _read_form(request: Request) -> tuple[UploadFile, str]:
     """Return the file, which is on the disk if it is large, and its purpose."""
     if not request.headers.get("content-type", "").startswith("multipart/form-data"):
         raise invalid("Send the file as multipart/form-data, with the fields 'purpose' and 'file'.")
-    parser = MultiPartParser(request.headers, _limited(request), max_files=1, max_fields=8)
+    parts = _limited(request, MAX_FILE_BYTES)
+    parser = MultiPartParser(request.headers, parts, max_files=1, max_fields=8)
     try:
         form = await parser.parse()
     except MultiPartException as error:
         raise invalid(f"The form cannot be read: {error.message}") from error
+    except OSError as error:  # a large file is on the disk for temporary files first
+        raise RefusedError(errors.batches_failed(str(error))) from error
     file = form.get("file")
     if not isinstance(file, UploadFile):
         raise invalid("The form has no field 'file' with a file.", "file")
     return file, str(form.get("purpose") or "")
 
 
-async def _limited(request: Request) -> AsyncGenerator[bytes, None]:
+async def _limited(request: Request, limit_bytes: int) -> AsyncGenerator[bytes, None]:
+    """Yield the parts of a body.
+
+    Raises:
+        RefusedError: it is too large, or its client left.
+
+    """
     size = 0
-    async for part in request.stream():
-        size += len(part)
-        if size > MAX_FILE_BYTES:
-            raise body_too_large(MAX_FILE_BYTES)
-        yield part
+    try:
+        async for part in request.stream():
+            size += len(part)
+            if size > limit_bytes:
+                raise body_too_large(limit_bytes)
+            yield part
+    except ClientDisconnect as error:
+        raise invalid("The body is not complete.") from error
 
 
 async def _body(request: Request) -> bytes:
-    body = bytearray()
-    async for part in request.stream():
-        body += part
-        if len(body) > _BODY_LIMIT:
-            raise body_too_large(_BODY_LIMIT)
-    return bytes(body)
+    return b"".join([part async for part in _limited(request, _BODY_LIMIT)])
 
 
 def _keep(store: BatchStore, record: StoredFile, file: UploadFile) -> None:

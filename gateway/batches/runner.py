@@ -51,6 +51,7 @@ _BACKOFF: Final = Backoff(first_s=1.0, limit_s=60.0)
 # Clients waited a moment ago: they come in waves.
 _YIELD_S: Final = 5.0
 _RETRIED: Final = frozenset({429, 500, 502, 503, 504})
+_DISK_ERRORS: Final = (BatchStoreError, OSError)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,7 +79,7 @@ class _Run:
 
 @dataclass(slots=True)
 class _Retry:
-    """A line that failed and waits."""
+    """A line, or a batch, that failed and waits."""
 
     attempts: int = 0
     not_before_s: float = 0.0
@@ -93,15 +94,25 @@ class BatchRunner:
         self._clock = gateway.clock
         self._runs: dict[tuple[str, int], _Run] = {}
         self._retries: dict[tuple[str, int], _Retry] = {}
+        self._delayed: dict[str, _Retry] = {}
         self._yielded_until_s: dict[str, float] = {}
 
     async def run(self) -> None:
-        """Take the lock of the folder, and run its batches forever."""
+        """Take the lock of the folder, and run its batches forever; a broken disk stops no gateway."""
+        failures = 0
         while True:
-            with _runner_lock(self.store) as is_ours:
-                if is_ours:
-                    await self._run_batches()
-            await self._clock.sleep(_LOCK_RETRY_S)
+            delay_s = _LOCK_RETRY_S
+            try:
+                with _runner_lock(self.store) as is_ours:
+                    if is_ours:
+                        await asyncio.to_thread(self.store.delete_leftovers, self._clock.now())
+                        failures = 0
+                        await self._run_batches()
+            except _DISK_ERRORS as error:
+                failures += 1
+                log.warning("cannot use the folder of batches", extra={"why": str(error)})
+                delay_s = _BACKOFF.delay_s(failures, jitter=random.random())
+            await self._clock.sleep(delay_s)
 
     async def _run_batches(self) -> None:
         failures = 0
@@ -110,7 +121,7 @@ class BatchRunner:
                 try:
                     is_busy = await self._tick()
                     failures = 0
-                except BatchStoreError as error:
+                except _DISK_ERRORS as error:
                     failures += 1
                     log.warning("cannot use the folder of batches", extra={"why": str(error)})
                     await self._clock.sleep(_BACKOFF.delay_s(failures, jitter=random.random()))
@@ -129,10 +140,27 @@ class BatchRunner:
         batches = await asyncio.to_thread(self.store.open_batches)
         open_ids = {batch.id for batch in batches}
         self._retries = {at: one for at, one in self._retries.items() if at[0] in open_ids}
+        self._delayed = {at: one for at, one in self._delayed.items() if at in open_ids}
         self._make_way()
         for batch in batches:
-            await self._step(batch)
+            await self._try_step(batch)
         return bool(batches)
+
+    async def _try_step(self, batch: StoredBatch) -> None:
+        """Take a batch a step further. One that the disk has no room for waits, and holds up no other."""
+        delay = self._delayed.get(batch.id, _Retry())
+        if self._clock.monotonic() < delay.not_before_s:
+            return
+        try:
+            await self._step(batch)
+            self._delayed.pop(batch.id, None)
+        except _DISK_ERRORS as error:
+            why = {"batch": batch.id, "why": str(error)}
+            log.warning("cannot take a batch further", extra=why)
+            delay.attempts += 1
+            delay_s = _BACKOFF.delay_s(delay.attempts, jitter=random.random())
+            delay.not_before_s = self._clock.monotonic() + delay_s
+            self._delayed[batch.id] = delay
 
     async def _step(self, batch: StoredBatch) -> None:
         now_s = int(self._clock.now().timestamp())
@@ -240,7 +268,9 @@ class BatchRunner:
         principal: Principal | None = None
         try:
             body = await asyncio.to_thread(_body_of, self.store, batch, line)
-        except (OSError, msgspec.MsgspecError) as error:
+        except OSError as error:  # too many open files, for one, which passes
+            return 503, _error(f"The input file of the batch cannot be read: {error}"), ""
+        except msgspec.MsgspecError as error:
             return 400, _error(f"The input file of the batch is damaged: {error}"), ""
         if self._gateway.access.is_on:
             principal = self._gateway.keyring.named(batch.owner)

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import json
+import os
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Final
@@ -12,6 +13,8 @@ import orjson
 import pytest
 from openai.types import Batch
 
+from gateway.batches.database import BatchStore
+from gateway.batches.records import StoredFile
 from gateway.server import GatewayLimits
 from machinery.clock import SystemClock
 from store.memory import MemoryTransport
@@ -250,3 +253,76 @@ async def test_a_retried_request_counts_once(
         done = await ended(client, await begin(client, line("q")))
         assert done.request_counts is not None
         assert (done.request_counts.completed, done.request_counts.failed) == (1, 0)
+
+
+async def test_a_folder_that_goes_away_delays_a_batch_and_stops_no_gateway(
+    world: World,
+    gateway: Running,
+    client: openai.AsyncOpenAI,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    content = tmp_path / "state" / "batches" / "content"
+    held = asyncio.Event()
+
+    async def slow(call: Call) -> None:
+        await held.wait()
+        await call.answer(completion("late"))
+
+    async with running(FakeEngine("m-0", slow)) as engine:
+        await world.serve("m", engine)
+        await gateway.knows("m", ready=1)
+        batch = await begin(client, line("q"))
+        await until(lambda: len(engine.calls) == 1, what="the request at the engine")
+        away = content.rename(tmp_path / "away")
+        content.touch()  # as a disk that was unplugged: nothing can be written there
+        held.set()
+        await until_async(lambda: _has_status(client, batch, "finalizing"), what="the batch to end")
+        await until(lambda: "cannot take a batch further" in caplog.text, what="a failed attempt")
+        with pytest.raises(openai.InternalServerError, match="folder of files and batches"):
+            await client.files.content(batch.input_file_id)
+        assert (await client.chat.completions.create(model="m", messages=[])).choices
+        content.unlink()
+        away.rename(content)
+        done = await ended(client, batch)
+        assert list(await results(client, done.output_file_id)) == ["q"]
+
+
+async def test_an_upload_that_breaks_off_is_no_error_of_the_gateway(
+    gateway: Running, client: openai.AsyncOpenAI, caplog: pytest.LogCaptureFixture
+) -> None:
+    port = int(gateway.url.rpartition(":")[2])
+    for path, kind in (
+        ("files", "multipart/form-data; boundary=b"),
+        ("batches", "application/json"),
+    ):
+        _, writer = await asyncio.open_connection("127.0.0.1", port)
+        head = f"POST /v1/{path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: {kind}\r\n"
+        writer.write(f"{head}content-length: 5000\r\n\r\n--b\r\n".encode())
+        await writer.drain()
+        writer.close()
+        await writer.wait_closed()
+    # Of four uploads at a time none is lost.
+    for _ in range(4):
+        await client.files.create(file=("in.jsonl", b"{}"), purpose="batch")
+    assert "Traceback" not in caplog.text
+    assert "Exception" not in caplog.text
+
+
+async def test_content_of_no_file_is_deleted_once_it_is_old(tmp_path: Path) -> None:
+    """A process that is killed leaves it: before it writes the row, or after it deletes it."""
+    store = BatchStore(tmp_path / "batches")
+    record = StoredFile(
+        id="file-kept", owner="", filename="a", purpose="batch", size=1, created_s=1
+    )
+    store.add_file(record)
+    for name in ("file-kept", "file-lost", ".file-half.x1", "file-new"):
+        store.content(name).write_bytes(b"1")
+    for name in ("file-kept", "file-lost", ".file-half.x1"):
+        os.utime(store.content(name), (1, 1))
+    limits = GatewayLimits(drain_timeout_s=0.0, state_dir=tmp_path)
+    async with running_gateway(MemoryTransport(SystemClock()), limits):
+        await until(lambda: not store.content("file-lost").exists(), what="the end of a leftover")
+        await until(lambda: not store.content(".file-half.x1").exists())
+    assert {path.name for path in store.content("").iterdir()} == {"file-kept", "file-new"}
+    store.close()
