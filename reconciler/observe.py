@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import replace
 from datetime import timedelta
+from typing import NamedTuple
 
 from reconciler.groups.epochs import Epoch, epoch_of, epoch_requeue_after_s, mark_given_up
 from reconciler.groups.group_view import GroupView, group_shapes
@@ -29,14 +30,85 @@ _END_S = 30.0
 _END_S_PER_GIB = 1.5
 
 
-def observe(lister: Lister, name: str, now: Now, *, nodes: tuple[NodeView, ...]) -> DeploymentView:
-    """Return everything that the plan for a deployment depends on."""
+class _Made(NamedTuple):
+    """The view of a replica, and all that it was made of."""
+
+    replica: Replica
+    report: RankStatus | None
+    facts: tuple[object, ...]
+    view: ReplicaView
+
+
+class ReplicaViewCache:
+    """The views of replicas, kept between looks at their deployments: most are the same objects as last time.
+
+    Level-based all the same: a view is kept with what it was made of, and an empty cache gives equal views.
+    """
+
+    def __init__(self) -> None:
+        self._made: dict[str, dict[str, _Made]] = {}
+        """By deployment, and by replica."""
+
+    def views_of(
+        self, lister: Lister, name: str, deployment: ModelDeployment | None, now: Now
+    ) -> list[ReplicaView]:
+        """Return the views of a deployment's replicas; of one that is gone, they may be left."""
+        before, made = self._made.pop(name, {}), dict[str, _Made]()
+        views = []
+        for replica in lister.replicas_of(name):
+            if replica.spec.formation is not None:  # the state of its epoch depends on time
+                views.append(_replica(lister, replica, deployment, now))
+                continue
+            one = _made(lister, replica, deployment, now, before.get(replica.name))
+            made[replica.name] = one
+            views.append(one.view)
+        if made:
+            self._made[name] = made
+        return views
+
+
+def _made(
+    lister: Lister,
+    replica: Replica,
+    deployment: ModelDeployment | None,
+    now: Now,
+    before: _Made | None,
+) -> _Made:
+    """Return the view of a replica with one rank, and what it is made of; the one before if that is the same."""
+    node = replica.spec.ranks[0].node
+    report = lister.report(replica, node, 0)
+    facts = (
+        None if deployment is None else deployment.metadata.uid,
+        lister.is_serving(replica),
+        lister.is_ready(node),
+        node in now.lost,
+    )
+    if (
+        before is not None
+        and before.replica is replica
+        and before.report is report
+        and before.facts == facts
+    ):
+        return before
+    return _Made(replica, report, facts, _replica(lister, replica, deployment, now))
+
+
+def observe(
+    lister: Lister,
+    name: str,
+    now: Now,
+    *,
+    nodes: tuple[NodeView, ...],
+    views: ReplicaViewCache | None = None,
+) -> DeploymentView:
+    """Return everything that the plan for a deployment depends on; `views` keeps parts of it for the next look."""
     deployment, own = lister.deployment(name), lister.replicas_of(name)
     status = lister.deployment_status(name)
     revisions = tuple(lister.revisions_of(name))
     rivals = _rivals(lister, deployment, now.lost) if deployment is not None else ()
     groups = lister.group_views(_sharding_values(deployment, own, revisions, rivals))
-    replicas = tuple(_mark_given_up(_replica(lister, r, deployment, now), groups) for r in own)
+    found = (views or ReplicaViewCache()).views_of(lister, name, deployment, now)
+    replicas = tuple(_mark_given_up(one, groups) for one in found)
     return DeploymentView(
         name=name,
         deployment=deployment,

@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import operator
 from collections.abc import Iterable
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
@@ -24,7 +23,7 @@ from reconciler.lookup_problems import LookupProblems
 from reconciler.nodes.liveness import NodeLiveness, Now
 from reconciler.nodes.node_state import NodeContext, evaluate_node
 from reconciler.nodes.node_views import NodeContextCache, NodeViewCache
-from reconciler.observe import observe, soonest_s
+from reconciler.observe import ReplicaViewCache, observe, soonest_s
 from reconciler.placement.refusals import Unschedulable, summary_line
 from reconciler.placement.table import NodeTable
 from reconciler.plan import DeploymentPlan, plan
@@ -39,7 +38,7 @@ from schemas.event import ObjectReference
 from schemas.meta import ApiObject, Condition, ConditionStatus, ObjectKey, Status, find_condition
 from schemas.node import NodeLifeStatus
 from schemas.pools import NodePool
-from schemas.replica import RankStatus, Replica
+from schemas.replica import Replica
 from schemas.rollout import canary_decision
 from schemas.route import ModelRoute
 from schemas.shardgroup import ShardGroup
@@ -109,30 +108,11 @@ class StatusChanges:
     requeue_after_s: float | None = None
 
 
-class _StatusInputs(NamedTuple):
-    """Everything that the status of a replica depends on; most replicas of a deployment have the same as last time."""
+class _Settled(NamedTuple):
+    """The view of a replica, and the status that was right for it."""
 
-    replica: Replica
-    old: Status | None
-    reports: tuple[RankStatus | None, ...]
-    of_view: tuple[object, ...]
-    """What the view adds to them."""
-
-    @classmethod
-    def of(cls, lister: Lister, key: ObjectKey, view: ReplicaView) -> "_StatusInputs":
-        """Return those of a replica now."""
-        of_view = view.is_ready, view.away_nodes, view.epoch
-        return cls(view.replica, lister.status(key), lister.ranks(view.replica), of_view)
-
-    def are_same(self, before: "_StatusInputs | None") -> bool:
-        """Return whether nothing changed; the caches make a new object for every change."""
-        return (
-            before is not None
-            and self.replica is before.replica
-            and self.old is before.old
-            and all(map(operator.is_, self.reports, before.reports))
-            and self.of_view == before.of_view
-        )
+    view: ReplicaView
+    status: Status | None
 
 
 class DeploymentReconciler:
@@ -153,8 +133,9 @@ class DeploymentReconciler:
         self._clock = clock
         self._report_grace = ReportGrace()
         self._table = NodeTable(())
-        self._settled: dict[str, dict[str, _StatusInputs]] = {}
-        """By deployment and name, the replicas whose status was right when it was looked at last."""
+        self._views = ReplicaViewCache()
+        self._settled: dict[str, dict[str, _Settled]] = {}
+        """By deployment and name, the replicas whose status was right when they were looked at last."""
 
     async def converge(self, key: ObjectKey) -> StatusChanges:
         """Plan and act for one deployment, which may be gone while replicas of it are left; return what to report."""
@@ -219,7 +200,7 @@ class DeploymentReconciler:
             self._state.nodes.next_change_s(now),
         )
         now = replace(now, requeue_after_s=after_s)
-        observed = observe(self._lister, name, now, nodes=self._table.nodes)
+        observed = observe(self._lister, name, now, nodes=self._table.nodes, views=self._views)
         if scaling is not None:
             condition = status.scaling_condition(scaling)
             observed = replace(observed, autoscaled_replicas=scaling.desired, scaling=condition)
@@ -303,17 +284,17 @@ class DeploymentReconciler:
     ) -> list[tuple[ObjectKey, Status, int]]:
         """Return the statuses of replicas that changed, with the versions of the replicas; record their events."""
         changed: list[tuple[ObjectKey, Status, int]] = []
-        before, settled = self._settled.pop(observed.name, {}), dict[str, _StatusInputs]()
+        before, settled = self._settled.pop(observed.name, {}), dict[str, _Settled]()
         for view in observed.replicas:
             key = ObjectKey("Replica", view.name)
-            inputs = _StatusInputs.of(self._lister, key, view)
-            if inputs.are_same(before.get(view.name)):
-                settled[view.name] = inputs
+            old, seen = self._lister.status(key), before.get(view.name)
+            if seen is not None and seen.view is view and seen.status is old:
+                settled[view.name] = seen
                 continue
-            old = inputs.old
-            new = status.replica_status(view, inputs.reports, old=old, now=self._clock.now())
+            reports = self._lister.ranks(view.replica)
+            new = status.replica_status(view, reports, old=old, now=self._clock.now())
             if old == new:
-                settled[view.name] = inputs
+                settled[view.name] = _Settled(view, old)
             elif not self._lister.is_newer(key):
                 changed.append((key, new, view.version))
                 await self._events.record_replica_status(view.name, observed, old, new)

@@ -1,6 +1,7 @@
 """Views of nodes and deployments from the store, through real caches."""
 
 import asyncio
+import operator
 from collections.abc import AsyncIterator
 
 import pytest
@@ -10,6 +11,7 @@ from reconciler.event_handlers import deployment_name_of
 from reconciler.nodes.liveness import Now
 from reconciler.nodes.node_views import NodeViewCache
 from reconciler.placement.inputs import NodeView
+from reconciler.views import DeploymentView
 from schemas.meta import ObjectKey, ObjectMeta
 from schemas.node import Node, NodeSpec, Taint
 from schemas.placement import AntiAffinity, Placement
@@ -342,3 +344,46 @@ async def test_foreign_keys_below_the_prefix_are_ignored(world: CachedStore, key
 )
 def test_deployment_of(name: str, wanted: str) -> None:
     assert deployment_name_of(name) == wanted
+
+
+async def test_kept_views_are_what_a_new_look_sees(world: CachedStore) -> None:
+    owner = deployment(replicas=2)
+    first, second = (
+        replica(number, on=node, of=owner).replica for number, node in ((0, "a"), (1, "b"))
+    )
+    drained = first.model_copy(
+        update={"metadata": first.metadata.model_copy(update={"deletion_timestamp": NOW})}
+    )
+    renewed = owner.model_copy(
+        update={"metadata": owner.metadata.model_copy(update={"uid": "another"})}
+    )
+    lost = Now(time=NOW, lost=frozenset({"b"}))
+    await world.write(put_node("a"), put_node("b"), put_lease("a"), put_lease("b"))
+    kept = observe.ReplicaViewCache()
+    steps: list[tuple[Now, list[Operation]]] = [
+        (LOOKED, [codec.put_spec(owner), codec.put_spec(first), codec.put_spec(second)]),
+        (LOOKED, [put_rank(first, "Ready", holds=False)]),
+        (LOOKED, [put_endpoint(first), put_rank(first)]),
+        (LOOKED, [Delete(key=keys.node_lease_key("b"))]),
+        (lost, []),
+        (LOOKED, [put_lease("b")]),
+        (LOOKED, [codec.put_spec(drained)]),
+        (LOOKED, [put_rank(first, "Stopped")]),
+        (LOOKED, [Delete(key=keys.endpoint_key("a", first.name))]),
+        (LOOKED, [Delete(key=keys.rank_key("a", first.name, 0))]),
+        (LOOKED, [codec.put_spec(renewed)]),
+        (LOOKED, [Delete(key=keys.spec_key("ModelDeployment", owner.name))]),
+        (LOOKED, [Delete(key=keys.spec_key("Replica", first.name))]),
+    ]
+    before: DeploymentView | None = None
+    for now, operations in steps:
+        if operations:
+            await world.write(*operations)
+        looks = [
+            observe.observe(world.fleet, owner.name, now, nodes=(), views=views)
+            for views in (kept, kept, None)
+        ]
+        assert looks[0] == looks[2]
+        assert all(map(operator.is_, looks[0].replicas, looks[1].replicas)), "nothing changed"
+        assert looks[0] != before, "each step changes something"
+        before = looks[0]
