@@ -11,18 +11,12 @@ from schemas.rollout import Canary, CanaryStep, Rollout
 from store import codec, keys, objects
 from store.memory import MemoryTransport
 from store.port import Put
-from tests.support.browser import check_access, needs_browser, open_page, running_browser
+from tests.support.browser import check_access, needs_browser, open_page
 from tests.support.dashboard_fleets import MANIFEST, put_fleet, put_key
 from tests.support.dashboards import CLOCK, RunningDashboard, running_dashboard
 from tests.support.fleets import deployment, revision
 
 pytestmark = [needs_browser, pytest.mark.browser]
-
-
-@pytest.fixture(scope="module")
-async def browser() -> AsyncIterator[Browser]:
-    async with running_browser() as found:
-        yield found
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
-from playwright.async_api import expect
+from playwright.async_api import Browser, expect
 
 from machinery.http_server import AdminServer
 from machinery.process_log import LogRing
@@ -18,7 +18,7 @@ from store import codec, keys, objects
 from store.memory import MemoryTransport
 from store.tickets import TicketChecker
 from tests.support.agent_api import STATUS, Replicas
-from tests.support.browser import check_access, needs_browser, open_page, running_browser
+from tests.support.browser import check_access, needs_browser, open_page
 from tests.support.dashboards import CLOCK, running_dashboard
 from tests.support.fleetctl_manifests import put_replica
 from tests.support.fleets import deployment
@@ -47,7 +47,9 @@ async def running_agent(store: MemoryTransport, folder: Path) -> AsyncIterator[s
         running.cancel()
 
 
-async def test_the_last_lines_of_a_replica_are_shown_and_followed(tmp_path: Path) -> None:
+async def test_the_last_lines_of_a_replica_are_shown_and_followed(
+    browser: Browser, tmp_path: Path
+) -> None:
     store = MemoryTransport(CLOCK)
     model = deployment(replicas=2)
     puts = [put_replica(model, number, "mac-1") for number in (0, 1)]
@@ -61,7 +63,6 @@ async def test_the_last_lines_of_a_replica_are_shown_and_followed(tmp_path: Path
         await store.commit([], [put_node("mac-1", status), put_lease("mac-1")])
         async with (
             running_dashboard(store) as dashboard,
-            running_browser() as browser,
             open_page(browser, dashboard.url) as (page, _),
         ):
             asked: list[str] = []

@@ -6,19 +6,13 @@ import pytest
 from playwright.async_api import Browser, Page, expect
 
 from store.memory import MemoryTransport
-from tests.support.browser import check_access, needs_browser, open_page, running_browser
+from tests.support.browser import check_access, needs_browser, open_page
 from tests.support.dashboards import CLOCK, RunningDashboard, running_dashboard
 from tests.support.macs import mac
 
 pytestmark = [needs_browser, pytest.mark.browser]
 _MACS = 1000
 _MOST_ROWS = 120
-
-
-@pytest.fixture(scope="module")
-async def browser() -> AsyncIterator[Browser]:
-    async with running_browser() as found:
-        yield found
 
 
 @pytest.fixture(scope="module")

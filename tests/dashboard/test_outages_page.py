@@ -4,7 +4,6 @@ import asyncio
 import os
 import re
 import signal
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -14,7 +13,7 @@ from store.errors import UnavailableError
 from store.etcd.connect import connect
 from store.memory import MemoryTransport
 from store.port import Put, Transport
-from tests.support.browser import needs_browser, open_page, running_browser
+from tests.support.browser import needs_browser, open_page
 from tests.support.dashboard_site import hostile_answer
 from tests.support.dashboards import CLOCK, running_dashboard
 from tests.support.etcd import running_etcd
@@ -24,12 +23,6 @@ from tests.support.macs import mac
 from tests.support.waiting import until_async
 
 pytestmark = [needs_browser, pytest.mark.browser]
-
-
-@pytest.fixture(scope="module")
-async def browser() -> AsyncIterator[Browser]:
-    async with running_browser() as found:
-        yield found
 
 
 _SET_HIDDEN = """(isHidden) => {

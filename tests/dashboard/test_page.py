@@ -27,7 +27,6 @@ from tests.support.browser import (
     check_access,
     needs_browser,
     open_page,
-    running_browser,
 )
 from tests.support.dashboard_site import HOSTILE, TOO_WARM, Site, running_site
 from tests.support.dashboards import CLOCK, running_dashboard
@@ -60,12 +59,6 @@ SCREENS = {
     "/logs": "Logs",
     "/keys": "Keys",
 }
-
-
-@pytest.fixture(scope="module")
-async def browser() -> AsyncIterator[Browser]:
-    async with running_browser() as found:
-        yield found
 
 
 @pytest.fixture(scope="module")

@@ -8,17 +8,11 @@ from playwright.async_api import Browser, expect
 from insight.placement import explain_placement, report_text
 from reconciler import snapshot
 from store.memory import MemoryTransport
-from tests.support.browser import needs_browser, open_page, running_browser
+from tests.support.browser import needs_browser, open_page
 from tests.support.dashboard_fleets import put_fleet
 from tests.support.dashboards import CLOCK, RunningDashboard, running_dashboard
 
 pytestmark = [needs_browser, pytest.mark.browser]
-
-
-@pytest.fixture(scope="module")
-async def browser() -> AsyncIterator[Browser]:
-    async with running_browser() as found:
-        yield found
 
 
 @pytest.fixture(scope="module")

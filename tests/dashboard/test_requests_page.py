@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import re
-from collections.abc import AsyncIterator
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -15,7 +14,7 @@ from playwright.async_api import Error as PlaywrightError
 from gateway.server import GatewayLimits
 from machinery.process_log import LogRing
 from store.memory import MemoryTransport
-from tests.support.browser import check_access, needs_browser, open_page, running_browser
+from tests.support.browser import check_access, needs_browser, open_page
 from tests.support.dashboards import CLOCK, running_dashboard
 from tests.support.gateway_calls import CHAT
 from tests.support.gateway_real_engine import tiny_engine
@@ -28,12 +27,6 @@ from tests.support.gateway_world import (
 )
 
 pytestmark = [needs_browser, pytest.mark.browser, pytest.mark.mlx, pytest.mark.timeout(240)]
-
-
-@pytest.fixture
-async def browser() -> AsyncIterator[Browser]:
-    async with running_browser() as found:
-        yield found
 
 
 async def ask_until_cancelled(http: aiohttp.ClientSession, url: str) -> None:

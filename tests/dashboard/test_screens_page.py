@@ -23,7 +23,7 @@ from schemas.replica import RankAssignment, Replica, ReplicaSpec
 from store import codec, keys, objects
 from store.memory import MemoryTransport
 from store.port import Delete, Put
-from tests.support.browser import check_access, needs_browser, open_page, running_browser
+from tests.support.browser import check_access, needs_browser, open_page
 from tests.support.dashboard_fleets import put_fleet, put_key
 from tests.support.dashboard_site import HOSTILE, TOO_WARM, Site, running_site
 from tests.support.dashboards import CLOCK, running_dashboard
@@ -39,12 +39,6 @@ from tests.support.waiting import until_async
 _CAPTURES = Path(__file__).parents[1] / "nodeagent/hardware/captures/load"
 LOAD_CAPTURES = (_CAPTURES / "ioaccelerator.txt", _CAPTURES / "macmon.json")
 pytestmark = [needs_browser, pytest.mark.browser]
-
-
-@pytest.fixture(scope="module")
-async def browser() -> AsyncIterator[Browser]:
-    async with running_browser() as found:
-        yield found
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,7 @@ from pathlib import Path
 import orjson
 import pytest
 from aiohttp import web
-from playwright.async_api import expect
+from playwright.async_api import Browser, expect
 
 from dashboard.energy import NO_POWER
 from schemas.objectives import Objectives
@@ -17,7 +17,7 @@ from store import codec, keys
 from store.etcd.connect import connect
 from store.memory import MemoryTransport
 from store.port import Put
-from tests.support.browser import check_access, needs_browser, open_page, running_browser
+from tests.support.browser import check_access, needs_browser, open_page
 from tests.support.dashboards import CLOCK, ended, running_dashboard
 from tests.support.etcd import running_etcd
 from tests.support.fleetctl_runner import run_fleetctl
@@ -100,7 +100,7 @@ async def test_the_answer_is_that_of_fleetctl(tmp_path: Path) -> None:
 
 @needs_browser
 @pytest.mark.browser
-async def test_the_page_shows_usage_objectives_and_energy(tmp_path: Path) -> None:
+async def test_the_page_shows_usage_objectives_and_energy(browser: Browser, tmp_path: Path) -> None:
     store = MemoryTransport(CLOCK)
     qwen = deployment("qwen")
     objectives = Objectives(availability_percent=99)
@@ -109,7 +109,6 @@ async def test_the_page_shows_usage_objectives_and_energy(tmp_path: Path) -> Non
     await store.commit([], [*mac("mac-1"), *mac("mac-2"), declared])
     async with (
         running_dashboard(store, state_dir=tmp_path) as dashboard,
-        running_browser() as browser,
         open_page(browser, dashboard.url) as (page, _),
     ):
         await page.goto("/macs")

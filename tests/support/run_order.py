@@ -4,6 +4,7 @@ Whole fleets wait for processes and leases. If all workers ran them at the same 
 to do, and everything that computes would come after.
 """
 
+import re
 from collections.abc import Iterator, Sequence
 
 import pytest
@@ -14,11 +15,15 @@ _WAITING = ("soak", "fleet", "etcd")
 _COMPUTING = ("mlx",)
 # The part of the run in which the last file that waits begins.
 _SPREAD = 0.8
-# Files that judge the repository's own code: they share the syntax trees of two thousand files.
-_JUDGES = frozenset(
-    f"tests/test_{name}.py"
-    for name in ("flags", "house_rules", "language", "log_fields", "reasons", "retry_loops")
-)
+# Files that one worker runs because they share what costs seconds to make: the syntax trees of the repository, a
+# browser, an engine behind a gateway. `tests/dashboard/test_page.py` is as long as the other pages together.
+_UNITS = {
+    "judges": re.compile(
+        r"tests/test_(flags|house_rules|language|log_fields|reasons|retry_loops)\.py"
+    ),
+    "pages": re.compile(r"tests/dashboard/test_(\w+_page|usage)\.py"),
+    "clients": re.compile(r"tests/gateway/clients/test_\w+\.py"),
+}
 
 
 class UnitScheduling(LoadFileScheduling):
@@ -27,7 +32,7 @@ class UnitScheduling(LoadFileScheduling):
     @override
     def _split_scope(self, nodeid: str) -> str:
         file = super()._split_scope(nodeid)
-        return "judges" if file in _JUDGES else file
+        return next((unit for unit, files in _UNITS.items() if files.fullmatch(file)), file)
 
 
 def sort_by_length(items: list[pytest.Item]) -> None:
