@@ -77,8 +77,8 @@ async def show(page: Page, path: str, heading: str) -> None:
     ("width", "theme"),
     [
         (1280, "light"),
-        (360, "dark"),
         # Contrast depends on the theme alone, and the layout on the width alone.
+        pytest.param(360, "dark", marks=pytest.mark.ci),
         pytest.param(1280, "dark", marks=pytest.mark.ci),
         pytest.param(360, "light", marks=pytest.mark.ci),
     ],

@@ -17,6 +17,7 @@ def lines(caplog: pytest.LogCaptureFixture, message: str) -> list[dict[str, Any]
     return [vars(one) for one in caplog.records if one.getMessage() == message]
 
 
+@pytest.mark.ci
 def test_memory_that_requests_wait_for_and_give_up(
     new: NewBatch, caplog: pytest.LogCaptureFixture
 ) -> None:

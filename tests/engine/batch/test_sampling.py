@@ -32,7 +32,21 @@ RULES: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize("rules", RULES, ids=str)
+# Each rule is there once; the others of its kind are for CI.
+_IN_CI = ("top_p", "top_k", "min_p", "frequency_penalty")
+
+
+@pytest.mark.parametrize(
+    "rules",
+    [
+        pytest.param(
+            rules,
+            id=str(rules),
+            marks=[pytest.mark.ci] if len(rules) == 1 and set(rules) <= set(_IN_CI) else [],
+        )
+        for rules in RULES
+    ],
+)
 def test_a_seed_gives_the_same_answer_alone_in_a_batch_and_after_a_break(
     new: NewBatch, rules: dict[str, Any]
 ) -> None:

@@ -55,7 +55,9 @@ def assert_close(found: list[Any], wanted: list[Any]) -> None:
 
 
 @pytest.mark.parametrize("name", list(CONFIGS))
-@pytest.mark.parametrize("same", [10, 103, 150])
+@pytest.mark.parametrize(
+    "same", [pytest.param(10, marks=pytest.mark.ci), 103, pytest.param(150, marks=pytest.mark.ci)]
+)
 def test_continuing_equals_reading_everything(tiny: Tiny, name: str, same: int) -> None:
     cache = tiny.cache()
     tiny.read_and_store(cache, LONG, PIECES)

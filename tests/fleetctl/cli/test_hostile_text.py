@@ -35,8 +35,11 @@ async def hostile_node(shared: Fleet, transport: Transport) -> Fleet:
     "words",
     [
         ("describe", "node", "mac-1"),
-        ("get", "node", "mac-1", "-o", "jsonpath={.status.chip} {..message}"),
-        ("doctor",),
+        pytest.param(
+            ("get", "node", "mac-1", "-o", "jsonpath={.status.chip} {..message}"),
+            marks=pytest.mark.ci,
+        ),
+        pytest.param(("doctor",), marks=pytest.mark.ci),
         ("get", "node", f"mac-2{TITLE}"),
     ],
     ids=lambda words: words[0],
