@@ -48,6 +48,19 @@ async def stage(world: World, gateway: Running) -> AsyncIterator[Stage]:
         yield Stage(gateway, engine)
 
 
+@pytest.fixture(scope="module")
+async def shared_stage() -> AsyncIterator[Stage]:
+    """A stage for requests that are refused before an engine gets them: nothing of one is left for the next."""
+    world = World(MemoryTransport(SystemClock()))
+    async with (
+        running(FakeEngine("m-0", says("Hello there"))) as engine,
+        running_gateway(world.transport) as gateway,
+    ):
+        await world.serve("m", engine)
+        await gateway.knows("m", ready=1)
+        yield Stage(gateway, engine)
+
+
 @pytest.fixture
 async def spoken(stage: Stage) -> AsyncIterator[ollama.AsyncClient]:
     async with ollama.AsyncClient(stage.gateway.url) as client:
@@ -62,7 +75,7 @@ async def messenger(stage: Stage) -> AsyncIterator[anthropic.AsyncAnthropic]:
         yield client
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 async def closed() -> AsyncIterator[Running]:
     world = World(MemoryTransport(SystemClock()))
     await put_api_key(world, SECRET, models=("m",))

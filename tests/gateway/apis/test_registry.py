@@ -48,7 +48,7 @@ SHAPES = [
 
 @pytest.mark.parametrize(("method", "path", "headers", "status", "api"), SHAPES)
 async def test_refusals_have_their_apis_shape(
-    stage: Stage,
+    shared_stage: Stage,
     http: aiohttp.ClientSession,
     method: str,
     path: str,
@@ -56,7 +56,7 @@ async def test_refusals_have_their_apis_shape(
     status: int,
     api: str,
 ) -> None:
-    async with http.request(method, stage.gateway.url + path, headers=headers) as answer:
+    async with http.request(method, shared_stage.gateway.url + path, headers=headers) as answer:
         told = await answer.json()
         assert (answer.status, api_of(told)) == (status, api), told
         assert answer.content_type == "application/json"
@@ -108,16 +108,16 @@ async def test_anthropics_client_understands_what_is_not_there(
     ],
 )  # fmt: skip
 async def test_a_field_is_named_as_it_was_sent(
-    stage: Stage, http: aiohttp.ClientSession, path: str, more: dict[str, Any], says: str
+    shared_stage: Stage, http: aiohttp.ClientSession, path: str, more: dict[str, Any], says: str
 ) -> None:
     body = {"model": "m", **({"max_tokens": 9} if "v1" in path else {}), **more}
     body |= {"prompt": "x"} if path.endswith("generate") else {"messages": HELLO}
-    async with http.post(stage.gateway.url + path, json=body) as answer:
+    async with http.post(shared_stage.gateway.url + path, json=body) as answer:
         told = orjson.loads(await answer.read())["error"]
         assert answer.status == 400
         message = told if isinstance(told, str) else told["message"]
         assert says in message
-    assert not stage.engine.calls
+    assert not shared_stage.engine.calls
 
 
 @pytest.mark.parametrize(("path", "field"), [("/api/chat", "think"), ("/v1/messages", "thinking")])

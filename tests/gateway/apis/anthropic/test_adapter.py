@@ -227,16 +227,18 @@ async def test_beta_is_the_same(stage: Stage, messenger: anthropic.AsyncAnthropi
     ],
 )
 async def test_refusals_teach(
-    stage: Stage, http: aiohttp.ClientSession, body: dict[str, Any], says_: str
+    shared_stage: Stage, http: aiohttp.ClientSession, body: dict[str, Any], says_: str
 ) -> None:
     given = {"model": "m", "max_tokens": 9, "messages": HELLO, **body} if body else {}
-    async with http.post(f"{stage.gateway.url}/v1/messages?beta=true", json=given) as response:
+    async with http.post(
+        f"{shared_stage.gateway.url}/v1/messages?beta=true", json=given
+    ) as response:
         told = orjson.loads(await response.read())
         assert response.status == 400
         assert told["error"]["type"] == "invalid_request_error"
         assert says_ in told["error"]["message"]
         assert told["request_id"] == response.headers["request-id"]
-    assert not stage.engine.calls
+    assert not shared_stage.engine.calls
 
 
 @pytest.mark.parametrize(

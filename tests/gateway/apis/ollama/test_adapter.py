@@ -176,14 +176,14 @@ async def test_no_prompt_has_the_model_loaded(
     ],
 )
 async def test_refusals_teach(
-    stage: Stage, http: aiohttp.ClientSession, path: str, body: object, says_: str
+    shared_stage: Stage, http: aiohttp.ClientSession, path: str, body: object, says_: str
 ) -> None:
-    async with http.post(f"{stage.gateway.url}/api/{path}", json=body) as response:
+    async with http.post(f"{shared_stage.gateway.url}/api/{path}", json=body) as response:
         told = orjson.loads(await response.read())
         assert response.status in (400, 404)
         assert set(told) == {"error"}
         assert says_ in told["error"]
-    assert not stage.engine.calls
+    assert not shared_stage.engine.calls
 
 
 async def test_an_engines_refusal_is_in_the_clients_words(
