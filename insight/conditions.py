@@ -1,5 +1,6 @@
 """Conditions that need a person: those whose documented reason has a remedy. Pure."""
 
+import re
 from collections.abc import Iterator, Mapping
 from typing import Final, TypeAlias
 
@@ -16,10 +17,24 @@ CURES: Final[Mapping[str, str]] = {
 }
 """The remedy of each reason that is a problem, from the troubleshooting tables."""
 
+# What stands in a remedy for the name of the object, by its kind.
+_PLACEHOLDERS: Final[Mapping[str, str]] = {
+    "GitSource": "NAME",
+    "ModelDeployment": "NAME",
+    "Node": "NODE",
+    "ShardGroup": "GROUP",
+}
+
 
 def problems(conditions: tuple[Condition, ...]) -> Iterator[Condition]:
     """Yield the conditions whose reason needs an action."""
     return (one for one in conditions if one.reason in CURES)
+
+
+def cure_of(kind: str, name: str, reason: str) -> str:
+    """Return the remedy of a reason with the object's name in its commands; empty if nothing has to be done."""
+    cure, placeholder = CURES.get(reason, ""), _PLACEHOLDERS.get(kind)
+    return cure if placeholder is None else re.sub(rf"\b{placeholder}\b", name, cure)
 
 
 def condition_row(kind: str, name: str, found: Condition) -> Row:
@@ -33,7 +48,7 @@ def condition_row(kind: str, name: str, found: Condition) -> Row:
         "status": found.status.value,
         "reason": found.reason,
         "message": found.message,
-        "cure": CURES.get(found.reason, ""),
+        "cure": cure_of(kind, name, found.reason),
         "isProblem": found.reason in CURES,
         "since": None if changed is None else changed.isoformat(),
     }

@@ -558,5 +558,6 @@ def _short(models: Sequence[Row]) -> Iterator[str]:
     for one in models:
         desired, ready = int(str(one["desired"])), int(str(one["ready"]))
         if ready < desired:
-            why = f" ({one['reason']})" if one["reason"] else ""
-            yield f"{one['name']}: {ready} of {desired} replicas ready{why}"
+            numbers = f"{ready} of {desired} replicas ready"
+            reason = str(one["reason"]).replace(f"{numbers}; ", "", 1)  # most reasons repeat them
+            yield f"{one['name']}: {numbers} ({reason})" if reason else f"{one['name']}: {numbers}"

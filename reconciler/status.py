@@ -200,6 +200,10 @@ def pool_status(
     """Return the status of a pool."""
     alive = [name for name in members if name in ready]
     message = f"{len(alive)} of {len(members)} nodes ready"
+    found = set(members)
+    if missing := [name for name in pool.spec.nodes if name not in found]:
+        more = f" and {len(missing) - 5} more" if len(missing) > 5 else ""
+        message += f"; of spec.nodes these do not exist: {', '.join(missing[:5])}{more}"
     own = condition("Ready", "NodesReady" if alive else "NoNodes", message, holds=bool(alive))
     generation = pool.metadata.generation
     return NodePoolStatus(

@@ -151,6 +151,16 @@ export function partsInSight(rows, heights, { top, bottom }, focused) {
   return parts;
 }
 
+/** The conditions that are problems, each reason of an object once: Available repeats what Placed says, and more. */
+export function problemsOf(conditions) {
+  const found = new Map();
+  for (const one of conditions) {
+    const id = `${one.kind}/${one.object}/${one.reason}`;
+    if (one.isProblem && !(found.get(id)?.message.length >= one.message.length)) found.set(id, one);
+  }
+  return [...found.values()];
+}
+
 /** Problems, each with its cause, its remedy, and since when. */
 export function Problems({ conditions }) {
   if (!conditions.length) return null;

@@ -301,6 +301,10 @@ def test_pool() -> None:
     assert (made.nodes, made.ready_nodes, made.observed_generation) == (2, 1, 3)
     empty = status.pool_status(pool, [], set(), old=None, now=NOW)
     assert said(empty, "Ready") == ("False", "NoNodes", "0 of 0 nodes ready")
+    named = pool.model_copy(update={"spec": NodePoolSpec(nodes=("a", *"tuvwxyz"))})
+    made = status.pool_status(named, ["a"], {"a"}, old=None, now=NOW)
+    text = "1 of 1 nodes ready; of spec.nodes these do not exist: t, u, v, w, x and 2 more"
+    assert said(made, "Ready") == ("True", "NodesReady", text)
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ const ClientCode = lazy(() => import("../client_code.js"), "ClientCode");
 const Waterfall = lazy(() => import("../waterfall.js"), "Waterfall");
 const DRAW_MS = 60;
 const PROGRESS_MS = 500;
+const UNAUTHORIZED = 401;
 const PARAMETERS = [
   ["temperature", "Temperature", { min: 0, max: 2, step: 0.1 }],
   ["top_p", "Top p", { min: 0, max: 1, step: 0.05 }],
@@ -29,6 +30,7 @@ export function Chat({ store, query }) {
   const [busy, setBusy] = useState(0);
   const [isDue, setDue] = useState(false); // sent, but the models to ask are not known yet
   const [isLoading, setLoading] = useState(true);
+  const [isKeyAsked, setKeyAsked] = useState(false); // the field is shown: the gateway has refused the request without it
   const columns = useRef([]);
   const isAsking = columns.current.some((one) => one?.isBusy());
 
@@ -42,6 +44,7 @@ export function Chat({ store, query }) {
       setProblem(found.length ? "" : "No model is served yet.");
     } catch (error) {
       setProblem(error.message);
+      if (error.status === UNAUTHORIZED) setKeyAsked(true);
     }
     setLoading(false);
   };
@@ -76,7 +79,7 @@ export function Chat({ store, query }) {
       ${names.length > 1 && html`<label>Compared with <select value=${names[1]} onChange=${(event) => rename(1, event.target.value)}>${options(names[1])}</select></label>`}
       <button type="button" onClick=${compare} disabled=${!models.length}>${names.length > 1 ? "Close comparison" : "Compare two models"}</button>
     </div>
-    <details class="chat-options"><summary>Settings</summary>
+    <details class="chat-options" open=${isKeyAsked}><summary>Settings</summary>
       <div class="chat-settings">
         <label>System prompt <input value=${system} onInput=${(event) => setSystem(event.target.value)} /></label>
         ${PARAMETERS.map(([name, title, more]) => html`<label key=${name}>${title}

@@ -4,7 +4,7 @@ import { html } from "../vendor/htm-preact.js";
 import { Sparkline } from "../charts.js";
 import { getJson } from "../fleet_store.js";
 import { bytes, count, duration, short, span } from "../format.js";
-import { Announced, Badge, Events, Figure, MacState, MemoryBar, ModelState, Problems, usePolled } from "../parts.js";
+import { Announced, Badge, Events, Figure, MacState, MemoryBar, ModelState, Problems, problemsOf, usePolled } from "../parts.js";
 
 const MAX_MACS = 24;
 const MAX_EVENTS = 20;
@@ -19,7 +19,7 @@ const METRICS = [
 export function Fleet({ store }) {
   const { summary } = store;
   if (!summary) return html`<p class="loading">Loading the fleet…</p>`;
-  const problems = store.rows("conditions").filter((one) => one.isProblem);
+  const problems = problemsOf(store.rows("conditions"));
   const macs = store.rows("macs");
   const models = store.rows("models");
   const short_ = models.filter((one) => one.ready < one.desired);

@@ -2,7 +2,7 @@
 
 import { html, useState } from "../vendor/htm-preact.js";
 import { age, bytes } from "../format.js";
-import { Badge, Command, Events, Filter, lazy, matching, ModelState, ObjectLink, Problems, Table } from "../parts.js";
+import { Badge, Command, Events, Filter, lazy, matching, ModelState, ObjectLink, Problems, problemsOf, Table } from "../parts.js";
 import { Replicas } from "./macs.js";
 import { Conditions, NotFound, Source } from "./object.js";
 
@@ -44,7 +44,7 @@ export function Model({ store, name, query }) {
   const model = store.row("models", name);
   if (!model) return html`<${NotFound} what="model" name=${name} command="fleetctl get modeldeployments" />`;
   const conditions = store.rows("conditions").filter((one) => one.kind === "ModelDeployment" && one.object === name);
-  const problems = conditions.filter((one) => one.isProblem);
+  const problems = problemsOf(conditions);
   const replicas = store.rows("replicas").filter((one) => one.deployment === name);
   const names = new Set(replicas.map((one) => one.name));
   const events = store.rows("events").filter(
