@@ -235,7 +235,7 @@ async def test_an_expired_reconciler_gets_no_secret(stand: JoinStand) -> None:
 
 async def test_a_silent_join_port_is_named_before_the_next_try(stand: JoinStand) -> None:
     class HeardError(Exception):
-        """What was told; it ends the join."""
+        """Ends the join with what was told."""
 
     def tell(text: str) -> None:
         raise HeardError(text)
