@@ -11,7 +11,7 @@ SECTION: Final = ReasonSection(
         problem(
             "Unschedulable",
             "At least one replica has no node. The message counts the nodes by reason.",
-            "`fleetctl explain placement NAME` gives the reason for each Mac; see the table above.",
+            "`fleetctl explain placement NAME` gives the reason for each Mac.",
         ),
         problem(
             "CrashLooping",

@@ -15,8 +15,9 @@ from playwright.async_api import Browser, Page, Route, expect
 from fleetctl.fleets.api_keys import secret_of
 from insight.tickets import issue_login_ticket
 from manifests.change_log import AuditedTransport, ChangeAuthor
+from schemas.deployment import ModelDeploymentStatus
 from schemas.gitsource import GitCommit, GitSource, GitSourceSpec, GitSourceStatus
-from schemas.meta import ObjectMeta
+from schemas.meta import Condition, ConditionStatus, ObjectMeta
 from schemas.records import ApiKey
 from store import codec, keys
 from store.etcd.connect import connect
@@ -33,7 +34,7 @@ from tests.support.dashboards import CLOCK, running_dashboard
 from tests.support.etcd import running_etcd
 from tests.support.gateway_engine_scripts import DONE, delta
 from tests.support.gateway_fake_engine import Call, FakeEngine, running
-from tests.support.gateway_world import World
+from tests.support.gateway_world import World, deployment
 from tests.support.macs import mac
 from tests.support.ports import free_port
 
@@ -159,6 +160,19 @@ async def test_a_question_waits_for_the_models_or_stays_where_it_was_typed(
         await expect(page.get_by_role("alert")).to_have_count(0)
 
 
+async def test_chat_shows_the_field_for_the_key_that_a_gateway_asks_for(
+    browser: Browser, site: Site
+) -> None:
+    refusal = {"error": {"message": "This gateway requires an API key."}}
+    async with open_page(browser, site.url) as (page, _):
+        await show(page, "/chat", "Chat")
+        await expect(page.get_by_label("API key")).to_be_hidden()
+        await page.route("**/chat/v1/models", lambda route: route.fulfill(status=401, json=refusal))
+        await show(page, "/chat", "Chat")
+        await expect(page.get_by_role("alert")).to_contain_text("requires an API key")
+        await expect(page.get_by_label("API key")).to_be_visible()
+
+
 async def test_a_chat_streams_and_tells_which_mac_answered(browser: Browser, site: Site) -> None:
     async with open_page(browser, site.url) as (page, _):
         await show(page, "/models/qwen", "qwen")
@@ -219,6 +233,33 @@ _NOTE_ANNOUNCEMENTS = """
     if (found) window.announced.push([performance.now(), isLive(found.target).textContent]);
   }).observe(document, { subtree: true, childList: true, characterData: true });
 """
+
+
+async def test_a_problem_of_two_conditions_is_shown_once_with_its_command(
+    browser: Browser,
+) -> None:
+    numbers, cause = "0 of 2 replicas ready", "0/1 nodes fit: 1 NodeCordoned"
+    conditions = tuple(
+        Condition(type=type_, status=ConditionStatus.FALSE, reason="Unschedulable", message=message)
+        for type_, message in (("Available", f"{numbers}; {cause}"), ("Placed", cause))
+    )
+    status = ModelDeploymentStatus(desired_replicas=2, conditions=conditions)
+    store = MemoryTransport(CLOCK)
+    wanted = deployment("qwen", replicas=2)
+    key = keys.status_key("ModelDeployment", "qwen")
+    await store.commit([], [codec.put_spec(wanted), Put(key=key, value=codec.encode(status))])
+    async with (
+        running_dashboard(store) as dashboard,
+        open_page(browser, dashboard.url) as (page, _),
+    ):
+        await page.goto("/")
+        await expect(page.locator("[data-sentence]")).to_contain_text(
+            f"qwen: {numbers} (Unschedulable: {cause})"
+        )
+        cures = page.locator("p.cure").filter(has_text="qwen")
+        await expect(cures).to_have_text(
+            "`fleetctl explain placement qwen` gives the reason for each Mac."
+        )
 
 
 async def test_problems_that_change_often_are_announced_once_in_five_seconds(
