@@ -8,9 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
 from fleetctl.cli.connect import etcd_address, run, store_options
+from fleetctl.cli.contexts import load
 from fleetctl.cli.errors import FleetctlError
+from fleetctl.cli.resolve import config_path, select_context
 from fleetctl.fleets.authority_backup import authority_options, unseal_authority
 from fleetctl.fleets.data_dir import LAYOUT_VERSION, DataDir, FleetRecord
 from machinery import files, processes
@@ -58,6 +61,8 @@ def restore(file: Path, *, force: bool, etcd_binary: Path | None, **options: Any
     revocations of the existing store stay: a restore makes no revoked certificate valid again. If the backup was made
     with --with-ca, the fleet's authority is restored to --authority-dir, or to a data folder that has none.
     """
+    if not options["etcd"]:
+        _refuse_to_guess(options["data_dir"])
     with _open_checked(file) as (archive, summary):
         _restore_authority(archive, options)
         try:
@@ -76,6 +81,26 @@ def restore(file: Path, *, force: bool, etcd_binary: Path | None, **options: Any
         f"restored {summary.keys} keys to {place}, as of {summary.header.created_at:%Y-%m-%d %H:%M} "
         f"UTC (revision {summary.header.revision} of the store that was backed up)"
     )
+
+
+def _refuse_to_guess(folder: Path) -> None:
+    """Raise click.UsageError if the folder is only the default, and fleets in other folders are known.
+
+    `fleetctl down`, which comes before a restore, leaves the context of its fleet.
+    """
+    context = click.get_current_context()
+    if context.get_parameter_source("data_dir") is not ParameterSource.DEFAULT:
+        return
+    if select_context(context, context.params.get("context")) is not None:
+        return
+    path = config_path(context)
+    settings = load(path).contexts.values() if path.exists() else ()
+    known = {str(one["data-dir"]) for one in settings if "data-dir" in one} - {str(folder)}
+    if others := sorted(one for one in known if Path(one).is_dir()):
+        raise click.UsageError(
+            f"which fleet is to be restored? No context is in use, and there are data folders beside {folder}: "
+            f"{', '.join(others)}. Give --data-dir"
+        )
 
 
 def _restore_authority(archive: ArchiveReader, options: dict[str, Any]) -> None:

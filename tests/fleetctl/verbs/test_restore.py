@@ -9,6 +9,7 @@ from store.etcd.connect import connect
 from store.namespace import with_prefix
 from store.port import Put
 from tests.support.fleet import fleetctl
+from tests.support.fleetctl_runner import run_fleetctl
 from tests.support.store_guarded_etcd import guarded_etcd
 
 
@@ -45,3 +46,27 @@ async def test_the_admin_backs_up_and_root_restores(tmp_path: Path) -> None:
         assert theirs is not None
         assert theirs.value == b"theirs"
         await root.close()
+
+
+async def test_a_restore_does_not_guess_the_data_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`fleetctl down`, which comes before it, leaves the context of its fleet."""
+    file, config, folder = tmp_path / "fleet.backup", tmp_path / "config.toml", tmp_path / "fleet"
+    monkeypatch.delenv("FLEET_DATA_DIR")
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+    file.touch()
+    folder.mkdir()
+    config.write_text(f'[contexts.lab]\ndata-dir = "{folder}"\n')
+    words = ("restore", str(file))
+    guess = await run_fleetctl("--config", str(config), *words)
+    assert guess.code == 2
+    assert f"{folder}. Give --data-dir" in guess.err
+    for named in (
+        ("--config", str(config), "--context", "lab", *words),
+        ("--config", str(config), *words, "--context", "lab"),
+        ("--config", str(config), *words, "--data-dir", str(tmp_path / "new")),
+    ):
+        done = await run_fleetctl(*named)
+        assert done.code == 1
+        assert str(file) in done.err  # an empty file is no backup
