@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable, Sequence
 from typing import Any
+from urllib.parse import urlsplit
 
 import click
 
@@ -13,6 +14,7 @@ _WEEK_S = 7 * 24 * 3600.0
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 
 _LONGEST_REASON = 500
+_MAX_URLS = 16
 
 
 def _check_reason(_context: click.Context, _parameter: click.Parameter, text: str) -> str:
@@ -133,3 +135,27 @@ def parse_timeout(text: str) -> float:
     if not text.startswith("-"):
         return parse_duration(text)
     return _WEEK_S if parse_duration(text[1:]) else 0.0
+
+
+def parse_urls(texts: Sequence[str]) -> tuple[str, ...]:
+    """Return the URLs of gateways without trailing slashes, each once; one text may hold several, separated by commas.
+
+    Raises:
+        click.UsageError: one is not an HTTP URL, or there are more than 16.
+
+    """
+    urls = [one.strip() for text in texts for one in text.split(",") if one.strip()]
+    for url in urls:
+        if not _is_url(url):
+            raise click.UsageError(f"--gateway {url}: expected http://HOST:PORT")
+    if len(urls) > _MAX_URLS:
+        raise click.UsageError(f"--gateway: {len(urls)} gateways are given; at most {_MAX_URLS}")
+    return tuple(dict.fromkeys(url.rstrip("/") for url in urls))
+
+
+def _is_url(url: str) -> bool:
+    try:
+        parts = urlsplit(url)
+        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # the port is no number, or a bracket is missing
+        return False

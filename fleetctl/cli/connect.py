@@ -81,7 +81,7 @@ class _GatewayUrls(click.ParamType[str]):
 
 
 def gateway_option(text: str) -> Callable[[Command], Command]:
-    """Return the decorator for --gateway; the command receives the texts for `gateways.parse_urls`."""
+    """Return the decorator for --gateway; the command receives the texts for `arguments.parse_urls`."""
     return click.option(
         "--gateway",
         envvar="FLEET_GATEWAY",

@@ -2,13 +2,12 @@
 
 import asyncio
 import contextlib
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import click
 
+from fleetctl.cli.arguments import parse_urls
 from fleetctl.cli.connect import open_store
 from fleetctl.cli.errors import FleetctlError
 from fleetctl.fleets.data_dir import DataDir
@@ -23,7 +22,6 @@ from schemas.records import GatewayLease
 from store.errors import StoreError, UnavailableError
 
 _MAX_KEY_LENGTH = 1000
-_MAX_URLS = 16
 # With gateways to fall back on, a command does not wait longer for the store.
 _STORE_S = 3.0
 
@@ -50,30 +48,6 @@ def read_api_key(options: dict[str, Any]) -> str:
             f"{file} does not contain an API key: expected one line, as `fleetctl create apikey` prints it"
         )
     return text
-
-
-def parse_urls(texts: Sequence[str]) -> tuple[str, ...]:
-    """Return the URLs of gateways without trailing slashes, each once; one text may hold several, separated by commas.
-
-    Raises:
-        click.UsageError: one is not an HTTP URL, or there are more than 16.
-
-    """
-    urls = [one.strip() for text in texts for one in text.split(",") if one.strip()]
-    for url in urls:
-        if not _is_url(url):
-            raise click.UsageError(f"--gateway {url}: expected http://HOST:PORT")
-    if len(urls) > _MAX_URLS:
-        raise click.UsageError(f"--gateway: {len(urls)} gateways are given; at most {_MAX_URLS}")
-    return tuple(dict.fromkeys(url.rstrip("/") for url in urls))
-
-
-def _is_url(url: str) -> bool:
-    try:
-        parts = urlsplit(url)
-        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-    except ValueError:  # the port is no number, or a bracket is missing
-        return False
 
 
 async def find(options: dict[str, Any]) -> list[tuple[str, Dial]]:

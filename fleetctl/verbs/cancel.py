@@ -6,6 +6,7 @@ from urllib.parse import quote
 
 import click
 
+from fleetctl.cli.arguments import parse_urls
 from fleetctl.cli.connect import api_key_options, gateway_option, process_options, run
 from fleetctl.cli.errors import FleetctlError
 from fleetctl.fleets import gateway_api, gateways
@@ -30,7 +31,7 @@ The client of a cancelled request gets an error with the code request_cancelled,
 @process_options
 def cancel(ids: tuple[str, ...], gateway: tuple[str, ...], **options: Any) -> None:
     """End requests in flight by their ids."""
-    named, key = gateways.parse_urls(gateway), gateways.read_api_key(options)
+    named, key = parse_urls(gateway), gateways.read_api_key(options)
     missing = []
     for id_ in dict.fromkeys(ids):
         if run(_cancel(named, id_, key, options)):

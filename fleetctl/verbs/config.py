@@ -11,6 +11,7 @@ import orjson
 import tomlkit
 from tomlkit.exceptions import TOMLKitError
 
+from fleetctl.cli.arguments import parse_urls
 from fleetctl.cli.contexts import (
     CONTEXTS,
     CURRENT,
@@ -24,8 +25,6 @@ from fleetctl.cli.contexts import (
 from fleetctl.cli.errors import FleetctlError
 from fleetctl.cli.program import SuggestingGroup
 from fleetctl.cli.resolve import DEFAULT_PATH, config_path
-from fleetctl.fleets.gateways import parse_urls
-from fleetctl.fleets.known_gateways import KnownGateways, store_name
 from fleetctl.output import printers
 from machinery import files
 from machinery.clock import SystemClock
@@ -183,6 +182,11 @@ def _row(configuration: Configuration, name: str) -> tuple[str, ...]:
 
 def _known(configuration: Configuration, name: str) -> tuple[str, str]:
     """Return the gateways that the store of a context listed last, and how long ago that was."""
+    from fleetctl.fleets.known_gateways import (  # noqa: PLC0415 - only -o wide needs pydantic
+        KnownGateways,
+        store_name,
+    )
+
     now, known = SystemClock().now(), KnownGateways(configuration.path)
     fleet = known.find(store_name(configuration.contexts[name]), now)
     if fleet is None:

@@ -9,6 +9,7 @@ import click
 import msgspec
 import orjson
 
+from fleetctl.cli.arguments import parse_urls
 from fleetctl.cli.connect import api_key_options, gateway_option, process_options, run
 from fleetctl.fleets import gateway_api, gateways
 from fleetctl.fleets.gateway_api import GatewayAnswer, GatewayQuestion
@@ -131,7 +132,7 @@ def routes(last: int, output: str, gateway: tuple[str, ...], **options: Any) -> 
     query = JournalQuery(
         query={k: v for k, v in filters.items() if v}, key=gateways.read_api_key(options)
     )
-    named, is_running = gateways.parse_urls(gateway), options["in_flight"]
+    named, is_running = parse_urls(gateway), options["in_flight"]
     if is_running and options["outcome"]:
         raise click.UsageError(
             "--outcome: a request in flight has none; leave it or --in-flight out"

@@ -1,6 +1,8 @@
 """Contexts: the store that they select, and the verbs of `fleetctl config`."""
 
+import asyncio
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -329,3 +331,23 @@ async def test_a_context_selects_its_store(
     assert (
         await fleetctl("--context", "here", "get", "np", "-o", "name")
     ).out == "nodepool/in-context\n"
+
+
+async def test_config_imports_nothing_slow(tmp_path: Path) -> None:
+    """It reads one file: prompts of shells run it."""
+    file = tmp_path / "config.toml"
+    file.write_text('current-context = "a"\n[contexts.a]\ndata-dir = "/nowhere"\n')
+    code = (
+        "import sys\n"
+        "from fleetctl.__main__ import main\n"
+        "main(standalone_mode=False)\n"
+        "heavy = ('asyncio', 'pydantic', 'grpc', 'aiohttp', 'ssl', 'ruamel', 'cryptography')\n"
+        "print([name for name in heavy if name in sys.modules])\n"
+    )
+    words = ("--config", str(file), "config", "get-contexts", "-o", "name")
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-c", code, *words), stdout=asyncio.subprocess.PIPE
+    )
+    async with asyncio.timeout(60):
+        out, _ = await process.communicate()
+    assert out == b"a\n[]\n"
