@@ -26,7 +26,10 @@ _LOOK_S: Final = 30.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkLimits:
-    """Applies the limits of the pools that one node is in. While the store is away, the last ones hold."""
+    """Applies the limits of the pools that one node is in.
+
+    The last ones hold while the store is away, or the node in it is of a newer mlx-fleet.
+    """
 
     transport: Transport
     clock: Clock
@@ -55,7 +58,7 @@ class LinkLimits:
                 changed.clear()
                 try:
                     self._apply(pools.items.values(), await self._read_node())
-                except StoreError as error:
+                except (StoreError, codec.UndecodableError) as error:
                     log.info("limits of pools not applied", extra={"why": str(error)})
                 try:
                     async with asyncio.timeout(_LOOK_S):
@@ -64,7 +67,7 @@ class LinkLimits:
                     continue
 
     async def _read_node(self) -> Node:
-        """Return this node with the labels that its owner gave it. Raises StoreError."""
+        """Return this node with the labels that its owner gave it. Raises StoreError, UndecodableError."""
         item = await self.transport.get(keys.spec_key(Node.__name__, self.node))
         metadata = (
             ObjectMeta(name=self.node) if item is None else codec.decode_object(Node, item).metadata

@@ -1,8 +1,11 @@
 """Limits of pools on transfers of models: which pools count, and what changes while transfers run."""
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+
+import pytest
 
 from machinery.clock import SystemClock
 from models.hub.bandwidth import BandwidthLimit
@@ -74,3 +77,22 @@ async def test_a_pool_selects_by_the_labels_of_the_owner() -> None:
     await put(store, "attic", NodePoolSpec(selector=attic, download_limit="3M"))
     async with limits(store) as found:
         await shown(found, 3e6, 5e8)
+
+
+async def test_the_limits_stay_while_the_node_cannot_be_read(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A newer mlx-fleet wrote it, or a person by hand. The agent of an earlier release goes on."""
+    caplog.set_level(logging.INFO, "nodeagent")
+    store = MemoryTransport(CLOCK)
+    await put(store, "slow", NodePoolSpec(nodes=("mac-1",), download_limit="3M"))
+    key = keys.spec_key("Node", "mac-1")
+    async with limits(store) as found:
+        await shown(found, 3e6, 5e8)
+        await store.commit([], [Put(key=key, value=b'{"metadata": {"name": "mac-1", "new": 1}}')])
+        await put(store, "slow", NodePoolSpec(nodes=("mac-1",), download_limit="2M"))
+        await until(lambda: "limits of pools not applied" in caplog.text, what="the refusal")
+        await shown(found, 3e6, 5e8)
+        await store.commit([], [Delete(key=key)])
+        await put(store, "slow", NodePoolSpec(nodes=("mac-1",), download_limit="1M"))
+        await shown(found, 1e6, 5e8)
