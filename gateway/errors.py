@@ -149,8 +149,8 @@ def idempotency_key_in_use() -> Refusal:
 def no_batches() -> Refusal:
     """Return the refusal of files and batches at a gateway that keeps none."""
     message = (
-        "This gateway keeps no files and batches: start it with --state-dir FOLDER, or send them to a gateway of the "
-        "fleet that has one."
+        "This gateway keeps no files and batches: it has no --state-dir FOLDER, or cannot use the folder, and its log "
+        "says why. Correct that, or send them to a gateway of the fleet that keeps them."
     )
     return Refusal(status=501, message=message, type="server_error", code="no_batches")
 

@@ -238,6 +238,26 @@ async def test_without_a_state_folder(world: World) -> None:
         assert caught.value.status_code == 501
 
 
+async def test_a_damaged_database_costs_batches_and_no_chat(
+    world: World, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = tmp_path / "state" / "batches"
+    BatchStore(folder).close()
+    (folder / "batches.db").write_bytes(b"no database" * 100)
+    limits = GatewayLimits(drain_timeout_s=0.0, state_dir=tmp_path / "state")
+    async with (
+        running(FakeEngine("m-0", chat)) as engine,
+        running_gateway(world.transport, limits) as gateway,
+        openai.AsyncOpenAI(base_url=f"{gateway.url}/v1", api_key="none", max_retries=0) as client,
+    ):
+        await world.serve("m", engine)
+        await gateway.knows("m", ready=1)
+        with pytest.raises(openai.InternalServerError, match="its log says why"):
+            await client.batches.list()
+        assert "file is not a database" in str(vars(caplog.records[0])["why"])
+        assert (await client.chat.completions.create(model="m", messages=[])).choices
+
+
 async def test_a_retried_request_counts_once(
     world: World, gateway: Running, client: openai.AsyncOpenAI
 ) -> None:
