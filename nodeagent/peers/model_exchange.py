@@ -83,7 +83,10 @@ class ModelExchange:
             group.create_task(self._tracker.run(lease))
             group.create_task(self._recorder.run())
             while True:
-                await self._offer()
+                try:
+                    await self._offer()
+                except OSError as error:
+                    log.warning("models not offered", extra={"why": str(error)})
                 try:
                     async with asyncio.timeout(_SCAN_S if url() else 1.0):
                         await self._is_dirty.wait()
@@ -95,7 +98,7 @@ class ModelExchange:
         await self._recorder.record(about, reason, message, type_="Warning")
 
     async def _offer(self) -> None:
-        """Say which models are here or on their way, and withdraw the others."""
+        """Say which models are here or on their way, and withdraw the others. Raises OSError; nothing is withdrawn."""
         lists = await run_in_thread(self._read_piece_lists)
         self.piece_lists.clear()
         self.piece_lists.update({digest: content for digest, content in lists.values() if digest})

@@ -1,6 +1,7 @@
 """Several agents fetch one model over TLS: the hub sends it once, and wrong bytes are not kept."""
 
 import asyncio
+import resource
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
@@ -292,6 +293,30 @@ async def test_a_mac_gets_a_whole_model_from_another_when_the_hub_goes(
             await fetching
         assert one.hub.body_bytes == before
         assert second.exchange.share.received.value() == wanted_bytes(one.hub)
+
+
+async def test_offers_stay_while_the_models_cannot_be_read(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Too many open files, a disk that fails, a folder without the right: the agent goes on."""
+    async with fleet(tmp_path, 1 << 18) as one:
+        first, second = await one.add("mac-0"), await one.add("mac-1")
+        await first.fetch()
+
+        async def offered() -> bool:
+            return len(await one.offers()) == 1
+
+        await until_async(offered, what="an offer")
+        before = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (1, before[1]))
+        try:
+            first.exchange.rescan()
+            await until(lambda: "models not offered" in caplog.text, what="the failure")
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, before)
+        assert len(await one.offers()) == 1
+        async with asyncio.timeout(60):
+            await second.fetch()
 
 
 async def test_what_a_person_pulls_comes_from_the_macs_that_have_it(tmp_path: Path) -> None:
