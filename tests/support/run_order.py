@@ -26,7 +26,7 @@ _UNITS = {
 }
 
 
-class UnitScheduling(LoadFileScheduling):
+class UnitScheduling(LoadFileScheduling):  # type: ignore[misc]  # xdist has no types
     """Gives workers whole files, and to one of them those that share what costs seconds to make."""
 
     @override
