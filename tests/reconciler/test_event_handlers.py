@@ -1,4 +1,4 @@
-"""What a change queues: the objects that it concerns, before those that a new leader looks at anyway."""
+"""Keys that a change queues: of the objects that it concerns, before those that a new leader looks at anyway."""
 
 import asyncio
 
