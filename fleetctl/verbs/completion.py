@@ -299,7 +299,7 @@ def _log_targets(ctx: click.Context, incomplete: str) -> list[CandidateItem]:
     head, slash, _ = incomplete.partition("/")
     if slash:
         return [CompletionItem(f"{head}/{item.value}") for item in _object_items(ctx, head)]
-    others = [CompletionItem(one) for one in ("deploy/", "gateway/", "node/", "replica/")]
+    others = [CompletionItem(one) for one in ("gateway/", "md/", "node/", "replica/")]
     return [*_object_items(ctx, "Replica"), *others]
 
 

@@ -48,7 +48,7 @@ class LogSelection:
 
 
 def parse_target(word: str, selection: LogSelection) -> LogSelection:
-    """Return the selection with kind and name from `qwen-0`, `deploy/qwen`, `node/mac-1` or `gateway/ID`.
+    """Return the selection with kind and name from `qwen-0`, `md/qwen`, `node/mac-1` or `gateway/ID`.
 
     Raises:
         click.UsageError: the kind has no logs, or the flags do not fit it.
@@ -81,7 +81,7 @@ def parse_target(word: str, selection: LogSelection) -> LogSelection:
 
 def _refuse_flags(word: str, target: LogSelection) -> None:
     if target.all_replicas and target.kind != "ModelDeployment":
-        raise click.UsageError("--all-replicas needs deploy/NAME")
+        raise click.UsageError("--all-replicas needs md/NAME")
     replica_flags = {
         "--rank": target.rank is not None,
         "--all-ranks": target.all_ranks,
@@ -142,7 +142,7 @@ async def _find_replicas(transport: Transport, selection: LogSelection) -> list[
 async def _no_replica_text(transport: Transport, name: str, known: list[str]) -> str:
     """Return the error message; it suggests a deployment or a node of that name."""
     others = {
-        "deploy": keys.spec_key("ModelDeployment", name),
+        "md": keys.spec_key("ModelDeployment", name),
         "node": keys.status_key("Node", name),
     }
     for prefix, key in others.items():
@@ -318,7 +318,7 @@ _HELP = """Print the log of an engine or another process.
   fleetctl logs qwen-0 -f --tail 20         its last 20 lines, and new ones
   fleetctl logs qwen-0 --previous           the previous run, such as one that crashed
   fleetctl logs sharded-0 --all-ranks       all Macs of a group
-  fleetctl logs deploy/qwen                 one of its replicas; --all-replicas for all
+  fleetctl logs md/qwen                     one of its replicas; --all-replicas for all
   fleetctl logs -l app=chat --since 5m      replicas with a label
   fleetctl logs node/mac-1                  the agent of a Mac
   fleetctl logs gateway/9f3a                a gateway (the id is optional if there is only one)
@@ -346,13 +346,13 @@ def _since(_: click.Context, __: click.Parameter, value: str) -> str:
 @click.argument(
     "what",
     required=False,
-    metavar="REPLICA | deploy/NAME | node/NAME | gateway[/ID] | reconciler[/ID] | dashboard[/ID]",
+    metavar="REPLICA | md/NAME | node/NAME | gateway[/ID] | reconciler[/ID] | dashboard[/ID]",
 )
 @click.option("-f", "--follow", is_flag=True, help="Keep printing new lines.")
 @click.option("--rank", type=click.IntRange(min=0), help="Rank of a sharded replica (default 0).")
 @click.option("--all-ranks", is_flag=True, help="Print all ranks; implies --prefix.")
 @click.option(
-    "--all-replicas", is_flag=True, help="Print all replicas of deploy/NAME; implies --prefix."
+    "--all-replicas", is_flag=True, help="Print all replicas of md/NAME; implies --prefix."
 )
 @click.option(
     "--tail",
@@ -422,7 +422,7 @@ def _log_selection(what: str | None, options: dict[str, Any]) -> LogSelection:
     """
     if bool(what) == bool(options["selector"]):
         raise click.UsageError(
-            "give one of: a replica, deploy/NAME, node/NAME, gateway/ID, reconciler/ID, dashboard/ID, or a selector with -l"
+            "give one of: a replica, md/NAME, node/NAME, gateway/ID, reconciler/ID, dashboard/ID, or a selector with -l"
         )
     if options["rank"] is not None and options["all_ranks"]:
         raise click.UsageError("give --rank or --all-ranks, not both")
