@@ -16,7 +16,6 @@ def begin() -> None:
 
 def end() -> None:
     """Start garbage collection again, without the collected objects: they live as long as the run."""
-    gc.collect()
     gc.freeze()
     gc.enable()
 

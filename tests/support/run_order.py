@@ -31,7 +31,7 @@ class UnitScheduling(LoadFileScheduling):  # type: ignore[misc]  # xdist has no 
 
     @override
     def _split_scope(self, nodeid: str) -> str:
-        file = super()._split_scope(nodeid)
+        file: str = super()._split_scope(nodeid)
         return next((unit for unit, files in _UNITS.items() if files.fullmatch(file)), file)
 
 
