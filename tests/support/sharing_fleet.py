@@ -43,6 +43,8 @@ class SharingMac:
     child: asyncio.subprocess.Process
     log: Path
     is_ready: bool = False
+    orders: int = 0
+    """The number of pulls that it was given."""
     pulls: dict[str, ModelFetchReport] = field(default_factory=dict)
     banned: frozenset[str] = frozenset()
     renewals: int = 0
@@ -56,6 +58,7 @@ class SharingMac:
     def pull(self, source: HubReference) -> None:
         assert self.child.stdin is not None
         self.pulls.pop(source.folder, None)
+        self.orders += 1
         self.child.stdin.write(source.model_dump_json(by_alias=True).encode() + b"\n")
 
     def generate(self) -> None:
@@ -84,7 +87,8 @@ class SharingMac:
             self.is_ready, self.banned = tree["ready"], frozenset(tree["banned"])
             self.renewals, self.losses = tree["renewals"], tree["losses"]
             self.late_s = tree["late_s"]
-            for one in tree["pulls"]:
+            # A report of before the last order would tell the end of an earlier pull.
+            for one in tree["pulls"] if tree["orders"] == self.orders else ():
                 found = ModelFetchReport.model_validate_json(json.dumps(one))
                 self.pulls[found.name] = found
                 if found.source:

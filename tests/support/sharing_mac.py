@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Final, cast
 
 from fastapi import FastAPI
+from typing_extensions import override
 
 from identity.credentials import Credentials
 from identity.folder import IdentityFolder
@@ -105,6 +106,17 @@ class Lease:
             self.id = None
 
 
+class OrderedPulls(ModelPulls):
+    """Pulls that count how often one was ordered: a report that was printed before is told from one after."""
+
+    orders = 0
+
+    @override
+    def start(self, source: HubReference) -> None:
+        super().start(source)
+        self.orders += 1
+
+
 async def main(settings: Settings) -> None:
     credentials = Credentials(IdentityFolder(Path(settings.identity)), CLOCK)
     is_socket = settings.etcd.startswith("/")
@@ -117,7 +129,7 @@ async def main(settings: Settings) -> None:
     exchange = ModelExchange(transport, CLOCK, credentials, store, uploads)
     limits = FetchLimits(attempts=settings.attempts, rate_limit_wait_s=0.0)
     fetcher = ModelFetcher(store, CLOCK, limits=limits)
-    pulls = ModelPulls(fetcher, HubSettings(), CLOCK, exchange=exchange)
+    pulls = OrderedPulls(fetcher, HubSettings(), CLOCK, exchange=exchange)
     app = FastAPI()
     app.add_exception_handler(RefusedError, on_refused)
     blobs = BlobRoutes(
@@ -169,13 +181,14 @@ async def _obey(pulls: ModelPulls, uploads: Uploads) -> None:
         pulls.start(HubReference.model_validate_json(line))
 
 
-async def _report(pulls: ModelPulls, exchange: ModelExchange, lease: Lease) -> None:
+async def _report(pulls: OrderedPulls, exchange: ModelExchange, lease: Lease) -> None:
     last = ""
     while True:
         reports = [json.loads(one.model_dump_json(by_alias=False)) for one in pulls.reports()]
         state = {
             "ready": exchange.is_ready,
             "pulls": reports,
+            "orders": pulls.orders,
             "banned": sorted(exchange.share.banned),
             "renewals": lease.renewals.count,
             "late_s": lease.renewals.latest_s,
