@@ -67,6 +67,7 @@ async def change_leader(bench: Bench) -> dict[str, object]:
     """Kill the leader; the time counts until the process that waited for its place binds a new replica."""
     await bench.crowd.calm("reconciler", below=0.05, limit_s=bench.within(CALM_S))
     bench.crowd.start("heir", *RECONCILER)
+    # Until it has begun to read: from then on it is busy until it knows the fleet.
     await asyncio.sleep(3.0)
     await bench.crowd.calm("heir", limit_s=bench.within(CALM_S))
     bench.crowd.kill("reconciler")
