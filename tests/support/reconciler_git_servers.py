@@ -128,5 +128,9 @@ async def _upload_pack(process: "asyncssh.SSHServerProcess[bytes]", repo: Repo) 
             backend = _backend(repo)
             UploadPackHandler(backend, ["/fleet.git"], protocol).handle()
 
-    await asyncio.to_thread(answer)
-    await process.stdout.drain()
+    try:
+        await asyncio.to_thread(answer)
+        await process.stdout.drain()
+    finally:
+        # Otherwise asyncssh leaves a coroutine that nobody awaits, if its pipes were closed before its channel.
+        await process.wait_closed()
