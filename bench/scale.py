@@ -14,7 +14,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -248,14 +248,16 @@ def show(phase: str, figures: dict[str, object]) -> None:
         print(f"  {name:28} {value}", flush=True)
 
 
+def under(ours: object, aim: float) -> float | None:
+    """Return the aim divided by the figure that should be below it; None without a figure."""
+    return round(aim / max(0.001, ours), 2) if isinstance(ours, int | float) else None
+
+
 def ratios(figures: dict[str, object]) -> dict[str, float | None]:
     """Return the largest fleet's figures as parts of the aims; 1 or more is the aim, or better."""
 
     def over(ours: object, aim: float) -> float | None:
         return round(ours / aim, 2) if isinstance(ours, int | float) else None
-
-    def under(ours: object, aim: float) -> float | None:
-        return round(aim / ours, 2) if isinstance(ours, int | float) and ours else None
 
     largest = f"nodes_{SIZES[-1]}"
     idle = figures.get(f"{largest}_cpu_idle")
@@ -270,8 +272,15 @@ def ratios(figures: dict[str, object]) -> dict[str, float | None]:
     }
 
 
-def main() -> None:
-    """Measure and print; the exit code says whether all of it could be measured."""
+def run(
+    name: str,
+    measure: Callable[[Path, float, dict[str, object]], Coroutine[None, None, None]],
+    ratios: Callable[[dict[str, object]], dict[str, float | None]],
+) -> None:
+    """Measure in a temporary folder and print; the exit code says whether all of it could be measured.
+
+    `measure` gets the folder, when the bench began, and the figures, which it adds to.
+    """
     began, figures = time.perf_counter(), dict[str, object]()
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as root:
         try:
@@ -279,9 +288,9 @@ def main() -> None:
         except* (TooSlowError, StoreError) as errors:
             figures["error"] = str(errors.exceptions[0])
     figures["seconds"] = round(time.perf_counter() - began)
-    finish("scale", ratios(figures), figures)
+    finish(name, ratios(figures), figures)
     sys.exit("error" in figures)
 
 
 if __name__ == "__main__":
-    main()
+    run("scale", measure, ratios)

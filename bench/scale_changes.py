@@ -9,19 +9,16 @@ Reasons and aims are in docs/scale.md. The last line is one JSON object, ratios 
 """
 
 import asyncio
-import sys
-import tempfile
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from bench.control_plane import deployment
 from bench.control_plane_parts import Bench, TooSlowError, others, spent, wait_for
-from bench.result import finish, sized
-from bench.scale import reconciler, running, show, write
+from bench.result import sized
+from bench.scale import reconciler, run, running, show, under, write
 from schemas.replica import Replica
 from store import codec, keys
-from store.errors import StoreError
 from store.port import Delete, KeyValue, Put
 from tests.support.reconciler_agents import node_status, put_lease, put_node
 
@@ -165,9 +162,8 @@ PHASES: tuple[Callable[[Bench], Awaitable[dict[str, object]]], ...] = (
 )
 
 
-async def measure(folder: Path, figures: dict[str, object]) -> None:
+async def measure(folder: Path, began: float, figures: dict[str, object]) -> None:
     """Run every phase; what is found is in the figures at once."""
-    began = time.perf_counter()
     async with running(folder) as bench:
         bench.ends_at = began + BENCH_S
         for phase in PHASES:
@@ -178,10 +174,6 @@ async def measure(folder: Path, figures: dict[str, object]) -> None:
 
 def ratios(figures: dict[str, object]) -> dict[str, float | None]:
     """Return the figures as parts of the aims; 1 or more is the aim, or better."""
-
-    def under(ours: object, aim: float) -> float | None:
-        return round(aim / max(0.01, ours), 2) if isinstance(ours, int | float) else None
-
     return {
         "new_leader_8_s_to_ours": under(figures.get("new_leader_binds_after_s"), AIM_LEADER_S),
         "replaced_10_s_after_grace_to_ours": under(
@@ -190,18 +182,5 @@ def ratios(figures: dict[str, object]) -> dict[str, float | None]:
     }
 
 
-def main() -> None:
-    """Measure and print; the exit code says whether all of it could be measured."""
-    began, figures = time.perf_counter(), dict[str, object]()
-    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as root:
-        try:
-            asyncio.run(measure(Path(root), figures))
-        except* (TooSlowError, StoreError) as errors:
-            figures["error"] = str(errors.exceptions[0])
-    figures["seconds"] = round(time.perf_counter() - began)
-    finish("scale-changes", ratios(figures), figures)
-    sys.exit("error" in figures)
-
-
 if __name__ == "__main__":
-    main()
+    run("scale-changes", measure, ratios)

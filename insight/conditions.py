@@ -34,7 +34,7 @@ def problems(conditions: tuple[Condition, ...]) -> Iterator[Condition]:
 def cure_of(kind: str, name: str, reason: str) -> str:
     """Return the remedy of a reason with the object's name in its commands; empty if nothing has to be done."""
     cure, placeholder = CURES.get(reason, ""), _PLACEHOLDERS.get(kind)
-    return cure if placeholder is None else re.sub(rf"\b{placeholder}\b", name, cure)
+    return cure if placeholder is None else re.sub(rf"\b{placeholder}\b", lambda _: name, cure)
 
 
 def condition_row(kind: str, name: str, found: Condition) -> Row:

@@ -145,6 +145,14 @@ class Fleet:
         found = (await self.store.list(keys.SHARE_PREFIX)).items
         return [one.key for one in found if b'"isWhole":true' in one.value]
 
+    async def until_offered(self) -> None:
+        """Wait until one Mac offers the whole model."""
+
+        async def offered() -> bool:
+            return len(await self.offers()) == 1
+
+        await until_async(offered, what="an offer")
+
 
 @asynccontextmanager
 async def fleet(root: Path, weights: int) -> AsyncIterator[Fleet]:
@@ -210,11 +218,7 @@ async def test_a_mac_that_sends_wrong_bytes_is_banned_with_an_event(tmp_path: Pa
         content[1000] ^= 1
         path.chmod(0o644)
         path.write_bytes(content)
-
-        async def offered() -> bool:
-            return len(await one.offers()) == 1
-
-        await until_async(offered, what="an offer")
+        await one.until_offered()
         before = one.hub.body_bytes
         async with asyncio.timeout(60):
             model = await good.fetch()
@@ -238,11 +242,7 @@ async def test_a_wrong_piece_costs_no_more_than_itself(tmp_path: Path) -> None:
         with path.open("r+b") as file:
             file.seek(PIECE_BYTES + 5)
             file.write(b"wrong")
-
-        async def offered() -> bool:
-            return len(await one.offers()) == 1
-
-        await until_async(offered, what="an offer")
+        await one.until_offered()
         before = one.hub.body_bytes
         async with asyncio.timeout(60):
             model = await good.fetch()
@@ -260,11 +260,7 @@ async def test_a_list_of_pieces_that_one_mac_does_not_give_comes_from_another(
         first, second = await one.add("mac-0"), await one.add("mac-1")
         await first.fetch()
         key = keys.model_offer_key("mac-0", folder_name(REPO, COMMIT))
-
-        async def offered() -> bool:
-            return len(await one.offers()) == 1
-
-        await until_async(offered, what="an offer")
+        await one.until_offered()
         item = await one.store.get(key)
         assert item is not None
         offer = codec.decode(ModelOffer, item)
@@ -280,11 +276,7 @@ async def test_a_mac_gets_a_whole_model_from_another_when_the_hub_goes(
     async with fleet(tmp_path, 1 << 20) as one:
         first, second = await one.add("mac-0"), await one.add("mac-1")
         await first.fetch()
-
-        async def offered() -> bool:
-            return len(await one.offers()) == 1
-
-        await until_async(offered, what="an offer")
+        await one.until_offered()
         before = one.hub.body_bytes
         fetching = one.group.create_task(second.fetch())
         await until(lambda: len(one.hub.requests("GET", "/tree/")) == 2, what="the list of files")
@@ -302,11 +294,7 @@ async def test_offers_stay_while_the_models_cannot_be_read(
     async with fleet(tmp_path, 1 << 18) as one:
         first, second = await one.add("mac-0"), await one.add("mac-1")
         await first.fetch()
-
-        async def offered() -> bool:
-            return len(await one.offers()) == 1
-
-        await until_async(offered, what="an offer")
+        await one.until_offered()
         before = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (1, before[1]))
         try:
@@ -323,11 +311,7 @@ async def test_what_a_person_pulls_comes_from_the_macs_that_have_it(tmp_path: Pa
     async with fleet(tmp_path, 1 << 18) as one:
         first, second = await one.add("mac-0"), await one.add("mac-1")
         await first.fetch()
-
-        async def offered() -> bool:
-            return len(await one.offers()) == 1
-
-        await until_async(offered, what="an offer")
+        await one.until_offered()
         before = one.hub.body_bytes
         second.pulls.start(HubReference(repo=REPO, revision=COMMIT, endpoint=one.hub.endpoint))
         await until(
