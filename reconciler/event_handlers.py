@@ -80,7 +80,7 @@ class EventHandlers:
     def queue_everything(self) -> None:
         """Queue every object: a new leader does not know what the last one left undone.
 
-        Also instead of what changed before it led: from here on, changes go before.
+        Keys of earlier changes are dropped, because these include them; later changes go first.
         """
         self._queue.clear()
         self._update_liveness()
@@ -168,7 +168,7 @@ class EventHandlers:
         self._queue_deployments(self._all_owners())
 
     def _all_owners(self) -> Iterator[str]:
-        """Yield the deployments of all replicas, revisions and preloads: of one that is gone, they may be left."""
+        """Yield the deployments of all replicas, revisions and preloads, which may outlive their deployment."""
         yield from (one.spec.deployment for one in self._lister.replicas())
         yield from (deployment_name_of(one.name) for one in self._lister.of_kind("Revision"))
         yield from (key.rpartition("/")[2] for key in self._lister.caches.preloads.items)

@@ -30,7 +30,7 @@ _END_S = 30.0
 _END_S_PER_GIB = 1.5
 
 
-class _Made(NamedTuple):
+class _KeptView(NamedTuple):
     """The view of a replica, and all that it was made of."""
 
     replica: Replica
@@ -46,34 +46,34 @@ class ReplicaViewCache:
     """
 
     def __init__(self) -> None:
-        self._made: dict[str, dict[str, _Made]] = {}
+        self._kept: dict[str, dict[str, _KeptView]] = {}
         """By deployment, and by replica."""
 
     def views_of(
         self, lister: Lister, name: str, deployment: ModelDeployment | None, now: Now
     ) -> list[ReplicaView]:
-        """Return the views of a deployment's replicas; of one that is gone, they may be left."""
-        before, made = self._made.pop(name, {}), dict[str, _Made]()
+        """Return the views of a deployment's replicas; `deployment` is None if it is gone and only they are left."""
+        before, kept = self._kept.pop(name, {}), dict[str, _KeptView]()
         views = []
         for replica in lister.replicas_of(name):
             if replica.spec.formation is not None:  # the state of its epoch depends on time
                 views.append(_replica(lister, replica, deployment, now))
                 continue
-            one = _made(lister, replica, deployment, now, before.get(replica.name))
-            made[replica.name] = one
+            one = _view_of(lister, replica, deployment, now, before.get(replica.name))
+            kept[replica.name] = one
             views.append(one.view)
-        if made:
-            self._made[name] = made
+        if kept:
+            self._kept[name] = kept
         return views
 
 
-def _made(
+def _view_of(
     lister: Lister,
     replica: Replica,
     deployment: ModelDeployment | None,
     now: Now,
-    before: _Made | None,
-) -> _Made:
+    before: _KeptView | None,
+) -> _KeptView:
     """Return the view of a replica with one rank, and what it is made of; the one before if that is the same."""
     node = replica.spec.ranks[0].node
     report = lister.report(replica, node, 0)
@@ -90,7 +90,7 @@ def _made(
         and before.facts == facts
     ):
         return before
-    return _Made(replica, report, facts, _replica(lister, replica, deployment, now))
+    return _KeptView(replica, report, facts, _replica(lister, replica, deployment, now))
 
 
 def observe(
