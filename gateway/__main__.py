@@ -42,7 +42,8 @@ from identity.names import Role
 from machinery import environment, unix_sockets
 from machinery import process_log as fleet_logging
 from machinery.clock import Clock, SystemClock
-from machinery.http_server import ListenAddress, is_loopback
+from machinery.connection_limits import is_loopback
+from machinery.http_server import ListenAddress
 from machinery.log_flags import log_options
 from machinery.process_log import LogRing
 from machinery.process_secrets import disable_core_dumps

@@ -34,7 +34,7 @@ from gateway.handler import InferenceHandler
 from gateway.handover import HandOver
 from gateway.http.cors import AllowedHosts, AllowedOrigins, CorsMiddleware
 from gateway.http.handler_options import HandlerOptions
-from gateway.http.limits import AddressLimit, BodyMemory, ConnectionLimit
+from gateway.http.limits import USUAL_CONNECTIONS, BodyMemory, ConnectionLimit
 from gateway.http.protocol import ClientProtocol
 from gateway.http.tls import tls_options
 from gateway.metrics.gateway_metrics import ConnectionCounts, GatewayMetrics, ProcessMetrics
@@ -58,6 +58,7 @@ from identity.names import Role, worker_id
 from identity.renewal import Applicant, own_addresses
 from identity.upkeep import IdentityUpkeep
 from machinery.clock import Clock
+from machinery.connection_limits import AddressLimit
 from machinery.http_server import SignalServer
 from machinery.process_log import LogRing
 from machinery.prometheus import Gauge
@@ -309,6 +310,7 @@ class Gateway:
     def _handler_options(self, id_: str) -> HandlerOptions:
         """Return the options that apply to every request and connection of clients."""
         limits, on_shed = self._limits, self.metrics.shed.add
+        limit_of_address = limits.max_connections_per_address
         self.connection_limit = ConnectionLimit(
             self._clock,
             max_files=limits.max_files,
@@ -322,7 +324,11 @@ class Gateway:
                 max(limits.max_body_memory_bytes, limits.max_body_bytes), on_shed
             ),
             connection_limit=self.connection_limit,
-            address_limit=AddressLimit(limits.max_connections_per_address, on_shed),
+            address_limit=AddressLimit(
+                USUAL_CONNECTIONS if limit_of_address is None else limit_of_address,
+                is_local_free=limit_of_address is None,
+                on_refuse=partial(on_shed, "address"),
+            ),
             hosts=limits.hosts,
             origins=limits.origins,
             id_prefix=id_,

@@ -20,7 +20,7 @@ from identity.authority import AuthorityError, load_authorities, spki_hash
 from identity.credentials import Credentials
 from identity.folder import FolderError
 from machinery.clock import Clock
-from machinery.http_server import is_loopback
+from machinery.connection_limits import is_loopback
 from schemas.wire.discovery import MAX_AUTHORITIES, SERVICE, AnnouncedRole, Announcement, render
 
 log = logging.getLogger(__name__)

@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 from identity.credentials import Credentials, PeerContext
 from identity.metrics_access import MetricsToken
 from identity.names import Identity, IdentityError, Role, name_of_gateway, parse_identity
-from machinery.http_server import is_loopback
+from machinery.connection_limits import is_loopback
 from machinery.tls_client import Trust
 from schemas.records import GatewayLease
 from schemas.trust import TlsMode, TlsReport

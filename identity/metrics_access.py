@@ -13,7 +13,8 @@ import click
 from identity.names import Role
 from identity.peers import peer_of
 from machinery import process_secrets
-from machinery.http_server import SSL_OBJECT, is_loopback
+from machinery.connection_limits import is_loopback
+from machinery.http_server import SSL_OBJECT
 from store.tickets import TicketChecker, TicketDenial
 
 Command = Callable[..., Any]

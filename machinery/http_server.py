@@ -10,7 +10,6 @@ tests/machinery/test_private_parts.py.
 
 import asyncio
 import contextlib
-import ipaddress
 import logging
 import os
 import re
@@ -18,7 +17,7 @@ import socket
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import partial
 from types import FrameType
 from typing import Any, Final, NamedTuple, NoReturn, Protocol, TypeAlias, cast
 
@@ -30,6 +29,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from machinery.backoff import Backoff, Retries
 from machinery.clock import Clock
+from machinery.connection_limits import is_loopback
 from machinery.tcp_keepalive import enable_keepalive
 
 # The form of request ids that are copied into headers and logs; any other is replaced.
@@ -82,12 +82,6 @@ def listen(host: str, port: int) -> socket.socket:
     """
     family, *_ = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     return socket.create_server((host, port), family=family, backlog=_LISTEN_BACKLOG)
-
-
-@lru_cache(maxsize=1024)  # each new connection asks
-def is_loopback(address: str) -> bool:
-    """Return whether only this machine can connect to an IP address, or can have it as its own."""
-    return ipaddress.ip_address(address.partition("%")[0]).is_loopback
 
 
 class SignalServer(uvicorn.Server):

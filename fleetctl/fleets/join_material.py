@@ -9,7 +9,7 @@ from identity.authority import AuthorityError, load_certificate, spki_hash
 from identity.join_token import JoinToken
 from identity.token_store import TokenOptions
 from machinery.clock import Clock
-from machinery.http_server import is_loopback
+from machinery.connection_limits import is_loopback
 from schemas.records import ReconcilerLease
 from schemas.trust import FleetTrust
 from store import codec, keys

@@ -3,7 +3,6 @@
 Everything here is in the memory of one gateway: a restart forgets it. Buckets hold one minute at most.
 """
 
-import ipaddress
 import math
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
@@ -15,6 +14,7 @@ from typing import Literal, NamedTuple, TypeAlias
 from gateway import errors
 from gateway.routing.table import ServedModel
 from machinery.clock import Clock
+from machinery.connection_limits import client_network
 from schemas.routing import RateLimit
 from schemas.wire import headers as wire_headers
 from schemas.wire.errors import Refusal
@@ -36,8 +36,6 @@ _REQUESTS, _TOKENS, _ANTHROPIC_REQUESTS, _ANTHROPIC_TOKENS = (
         wire_headers.ANTHROPIC_RATE_LIMIT_TOKENS,
     )
 )
-# What one household or virtual machine gets: an attacker has all its addresses.
-_IPV6_PREFIX = 64
 
 
 class TokenBucket:
@@ -317,21 +315,6 @@ class AnonymousClients:
 
     def _limiter(self, subject: str, now_s: float) -> RateLimiter:
         return RateLimiter(subject, self._limits, now_s, kind="anonymous_")
-
-
-def client_network(host: str) -> str:
-    """Return the address by which a client is counted: IPv4 as it is, IPv6 by /64; "local" for a unix socket."""
-    try:
-        address = ipaddress.ip_address(host.partition("%")[0])
-    except ValueError:
-        return "local"
-    if isinstance(address, ipaddress.IPv4Address):
-        return str(address)
-    if address.ipv4_mapped is not None:
-        return str(address.ipv4_mapped)
-    host_bits = 128 - _IPV6_PREFIX
-    network = ipaddress.IPv6Address(int(address) >> host_bits << host_bits)
-    return f"{network}/{_IPV6_PREFIX}"
 
 
 class ModelRates:

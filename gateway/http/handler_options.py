@@ -4,7 +4,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from gateway.http.cors import AllowedHosts, AllowedOrigins
-from gateway.http.limits import AddressLimit, BodyMemory, ConnectionLimit
+from gateway.http.limits import BodyMemory, ConnectionLimit
+from machinery.connection_limits import AddressLimit
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,13 +2,10 @@
 
 import heapq
 import logging
-from collections import Counter
 from collections.abc import Callable, Collection
 from typing import Final, Literal, Protocol, TypeAlias
 
-from gateway.auth.rate_limits import client_network
 from machinery.clock import Clock
-from machinery.http_server import is_loopback
 
 log = logging.getLogger(__name__)
 
@@ -49,36 +46,6 @@ class BodyMemory:
     def free(self, size: int) -> None:
         """Count `size` bytes no more."""
         self.used -= size
-
-
-class AddressLimit:
-    """Number of connections of each client address, of IPv6 of each /64: one client must not take all of them."""
-
-    def __init__(self, limit: int | None, on_shed: Callable[[ShedReason], None]) -> None:
-        """`limit`: of every address; 0: none. None: `USUAL_CONNECTIONS`, but none of this machine, where proxies run."""
-        self.limit = USUAL_CONNECTIONS if limit is None else limit
-        self._is_local_free = limit is None
-        self._on_shed = on_shed
-        self._open: Counter[str] = Counter()
-
-    def enter(self, host: str) -> str | None:
-        """Count a connection; return what to give `leave` at its end, or None for one too many."""
-        if not self.limit or not host or (self._is_local_free and is_loopback(host)):
-            return ""
-        address = client_network(host)
-        if self._open[address] >= self.limit:
-            self._on_shed("address")
-            return None
-        self._open[address] += 1
-        return address
-
-    def leave(self, address: str) -> None:
-        """Count a connection no more."""
-        if not address:
-            return
-        self._open[address] -= 1
-        if not self._open[address]:
-            del self._open[address]
 
 
 class SheddableConnection(Protocol):

@@ -21,11 +21,12 @@ from gateway.forwarding.engine_stream import EngineStream
 from gateway.forwarding.retry_state import ForwardResult, RetryState
 from gateway.http.cors import AllowedHosts
 from gateway.http.idempotency import KeptAnswer
-from gateway.http.limits import AddressLimit, BodyMemory, ConnectionLimit
+from gateway.http.limits import BodyMemory, ConnectionLimit
 from gateway.request import HttpRequest, InferenceRequest, RawHeaders
 from gateway.routing.table import ServedModel
 from gateway.upstream.call import Headers
 from machinery.clock import NEVER, Clock
+from machinery.connection_limits import AddressLimit
 from machinery.http_chunks import CHUNK_END, SIZE_LINES
 from schemas.wire import headers
 from schemas.wire.errors import CANCELLED_STATUS, Refusal

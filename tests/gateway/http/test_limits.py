@@ -4,41 +4,12 @@ import asyncio
 
 import aiohttp
 import orjson
-import pytest
 
-from gateway.http.limits import USUAL_CONNECTIONS, AddressLimit, ShedReason
 from gateway.server import GatewayLimits
 from tests.support.gateway_world import World, running_gateway
 from tests.support.waiting import until_async
 
 HEALTH = b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n"
-
-
-def test_each_address_is_counted_alone_and_ipv6_by_network() -> None:
-    shed: list[ShedReason] = []
-    limit = AddressLimit(2, shed.append)
-    first, second = limit.enter("10.0.0.1"), limit.enter("10.0.0.1")
-    assert limit.enter("10.0.0.1") is None
-    assert limit.enter("10.0.0.2") is not None
-    assert [limit.enter(f"2001:db8::{at}") is None for at in (1, 2, 3)] == [False, False, True]
-    assert shed == ["address", "address"]
-    assert first is not None
-    assert second is not None
-    limit.leave(first)
-    assert limit.enter("10.0.0.1") is not None
-
-
-@pytest.mark.parametrize(
-    ("host", "is_free"), [("127.0.0.1", True), ("::1", True), ("10.0.0.1", False)]
-)
-def test_this_machine_is_not_limited_unless_the_operator_says_so(
-    host: str, *, is_free: bool
-) -> None:
-    usual, given = AddressLimit(None, lambda _: None), AddressLimit(1, lambda _: None)
-    found = [usual.enter(host) for _ in range(USUAL_CONNECTIONS + 1)]
-    assert (found[-1] is not None) == is_free
-    assert [given.enter(host) is None for _ in range(2)] == [False, True]
-    assert AddressLimit(0, lambda _: None).enter(host) == ""
 
 
 async def test_one_connection_too_many_is_refused_until_another_ends(

@@ -1,0 +1,46 @@
+"""Connections are counted by the address of the client."""
+
+import pytest
+
+from machinery.connection_limits import AddressLimit, client_network
+
+
+@pytest.mark.parametrize(
+    ("host", "network"),
+    [
+        ("10.0.0.7", "10.0.0.7"),
+        ("::ffff:10.0.0.7", "10.0.0.7"),
+        ("2001:db8:1:2:3:4:5:6", "2001:db8:1:2::/64"),
+        ("fe80::1%en0", "fe80::/64"),
+        ("", "local"),
+        ("/run/x.sock", "local"),
+    ],
+)
+def test_clients_are_counted_by_their_network(host: str, network: str) -> None:
+    assert client_network(host) == network
+
+
+def test_each_address_is_counted_alone_and_ipv6_by_network() -> None:
+    refused: list[str] = []
+    limit = AddressLimit(2, on_refuse=lambda: refused.append("address"))
+    first, second = limit.enter("10.0.0.1"), limit.enter("10.0.0.1")
+    assert limit.enter("10.0.0.1") is None
+    assert limit.enter("10.0.0.2") is not None
+    assert [limit.enter(f"2001:db8::{at}") is None for at in (1, 2, 3)] == [False, False, True]
+    assert len(refused) == 2
+    assert first is not None
+    assert second is not None
+    limit.leave(first)
+    assert limit.enter("10.0.0.1") is not None
+
+
+@pytest.mark.parametrize(
+    ("host", "is_free"), [("127.0.0.1", True), ("::1", True), ("10.0.0.1", False)]
+)
+def test_this_machine_is_not_limited_unless_the_operator_says_so(
+    host: str, *, is_free: bool
+) -> None:
+    usual, given = AddressLimit(2), AddressLimit(1, is_local_free=False)
+    assert [usual.enter(host) is None for _ in range(3)] == [False, False, not is_free]
+    assert [given.enter(host) is None for _ in range(2)] == [False, True]
+    assert AddressLimit(0).enter(host) == ""
