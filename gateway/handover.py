@@ -1,7 +1,7 @@
 """Handover of the listening socket from a running gateway to its successor, without refusing a connection.
 
 Both processes talk over a unix socket that only their user may open. Each message is a line of
-JSON; one carries the listening socket. See docs/adr/0025-hand-over.md.
+JSON; one carries the listening socket. See docs/adr/0021-gateway-request-path.md.
 
     new                                 old
     {"versions": [1]}               ->

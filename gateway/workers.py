@@ -3,7 +3,7 @@
 A gateway is one event loop and uses one core. Each worker is a gateway of its own: it registers itself, grants its
 share of the keys' rates, and answers at an address of its own, where the reconciler and Prometheus read its metrics.
 The parent serves nothing: it starts the workers, starts one that has died again, and passes signals on.
-See docs/adr/0049-gateway-workers.md.
+See docs/adr/0021-gateway-request-path.md.
 """
 
 import asyncio

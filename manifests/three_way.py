@@ -1,6 +1,6 @@
 """Three-way merge of trees by field: the last applied tree, the applied tree and the stored one. Pure; knows no kind.
 
-Mappings are merged by key, lists are replaced as a whole. See docs/adr/0028-three-way-apply.md.
+Mappings are merged by key, lists are replaced as a whole. See docs/adr/0013-three-way-apply.md.
 """
 
 from collections.abc import Mapping

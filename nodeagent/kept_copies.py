@@ -1,6 +1,6 @@
 """Caches of what the leader copies for agents, while it does; of everything that they would be copied from else.
 
-docs/adr/0105-assignments-below-their-node.md has the rules.
+docs/adr/0004-one-writer-per-key.md has the rules.
 """
 
 import asyncio

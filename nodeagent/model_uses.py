@@ -1,6 +1,6 @@
 """The uses of models by deployments: the leader's short records while it keeps them, else the deployments themselves.
 
-docs/adr/0114-short-records-of-deployments.md has the rules.
+docs/adr/0004-one-writer-per-key.md has the rules.
 """
 
 import asyncio

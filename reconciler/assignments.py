@@ -1,7 +1,7 @@
 """Copies of Replicas below the nodes that they concern, which the leader keeps for agents.
 
 An agent needs its own Replicas only. If it watched all of them, etcd would send each write to every Mac of the fleet:
-docs/adr/0105-assignments-below-their-node.md has the measurement and the rules.
+docs/adr/0004-one-writer-per-key.md has the measurement and the rules.
 """
 
 from collections.abc import Iterable, Iterator

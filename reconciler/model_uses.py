@@ -1,7 +1,7 @@
 """Short records of deployments for agents, which the leader keeps: the models that a Mac may be asked to run.
 
 If agents watched deployments, each scaling, label and rollout would go to every Mac of the fleet:
-docs/adr/0114-short-records-of-deployments.md has the measurement and the rules.
+docs/adr/0004-one-writer-per-key.md has the measurement and the rules.
 """
 
 from collections.abc import Iterable

@@ -1,7 +1,7 @@
 """The layout of keys, defined only here. Every key has one writer; see docs/internals/keys.md.
 
 Keys that an agent writes are below a prefix with its node's name, and events below one with their recorder's name:
-etcd's permissions are ranges of keys (docs/adr/0013-keys-by-writer.md).
+etcd's permissions are ranges of keys (docs/adr/0004-one-writer-per-key.md).
 """
 
 ROOT = "/mlx-fleet/v1"

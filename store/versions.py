@@ -2,7 +2,7 @@
 
 Every document begins with `{"storedVersion":N`. A change of a document's shape, even one more optional field (older
 processes refuse unknown fields), raises its number in `HISTORIES` and adds the step from the number before.
-See docs/adr/0011-stored-versions.md.
+See docs/adr/0009-serialization.md.
 """
 
 import re

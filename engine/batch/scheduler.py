@@ -25,7 +25,7 @@ _STALL_STEPS, _STALL_MIN_S, _STALL_MAX_S = 3.0, 0.25, 1.0
 # The stall while more prompts wait than sequences run; on a GPU a piece of mlx-lm's own length takes as long.
 _STALL_CROWD_S = 2.0
 # A piece takes as long as this many tokens of a stream; twice that while no other request would wait for its end. A
-# CPU reads small pieces as fast as large ones (ADR 0080). A GPU does not, so a piece has a least time there.
+# CPU reads small pieces as fast as large ones (ADR 0016). A GPU does not, so a piece has a least time there.
 _PIECE_STEPS = 4.0
 _PIECE_MIN_S = 0.0 if sys.platform == "linux" else 0.25
 _SMALLEST_CHUNK = 32

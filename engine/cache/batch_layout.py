@@ -17,7 +17,7 @@ from typing import Final
 from models.footprint import ROW_STEP, round_up
 
 _MOST_PADDING: Final = 0.2
-# What the kernels of one more row cost a layer, in tokens of a row: measured on two CPU cores (ADR 0083). A GPU reads a
+# What the kernels of one more row cost a layer, in tokens of a row: measured on two CPU cores (ADR 0016). A GPU reads a
 # token in a fraction of the time and starts a kernel no faster; this was estimated, not measured.
 _ROW_COST: Final = 128 if sys.platform == "linux" else 512
 # Padding a batch and splitting it again copies each token twice, which costs about as much as reading it four times.

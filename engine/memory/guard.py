@@ -20,7 +20,7 @@ from models.footprint import CACHE_STEP, ROW_STEP, round_up
 
 # Tokens for which a job gets memory in advance while at most this share of the memory is given away.
 _AHEAD_TOKENS, _AHEAD_SHARE = CACHE_STEP, 0.5
-# Tokens that are kept free for each running job when another one joins (ADR 0084).
+# Tokens that are kept free for each running job when another one joins (ADR 0016).
 _KEPT_TOKENS = 2 * ROW_STEP
 
 

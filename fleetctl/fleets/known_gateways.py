@@ -20,7 +20,7 @@ from schemas.records import GatewayLease
 _FILE: Final = "known-gateways.json"
 _FLEETS, _GATEWAYS = 32, 16
 _LIMIT_BYTES = 1 << 20
-# As long as an agent serves its last assignment (ADR 0032).
+# As long as an agent serves its last assignment (ADR 0005).
 _MAX_AGE: Final = timedelta(days=7)
 # A list that has not changed is not written again within this time.
 _FRESH: Final = timedelta(hours=1)

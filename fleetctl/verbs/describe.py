@@ -81,7 +81,7 @@ def condition_section(obj: ApiObject, now: datetime) -> str:
 
 
 def owner_section(obj: ApiObject, now: datetime) -> str:
-    """Return the owners of fields, which apply respects (docs/adr/0028-three-way-apply.md)."""
+    """Return the owners of fields, which apply respects (docs/adr/0013-three-way-apply.md)."""
     rows = [
         (one.manager, one.operation, printers.age(one.time, now), _fields_text(one))
         for one in sorted(obj.metadata.managed_fields, key=lambda one: (one.operation, one.manager))

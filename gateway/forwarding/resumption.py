@@ -1,4 +1,4 @@
-"""Resumption: continues the stream of a dead engine on another one. See docs/adr/0022-resumption.md.
+"""Resumption: continues the stream of a dead engine on another one. See docs/adr/0023-resumption.md.
 
 The client keeps its stream, and the next engine sends only what is missing.
 """

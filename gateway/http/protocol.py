@@ -1,6 +1,6 @@
 """HTTP/1.1 connections of clients, with a direct path for requests to models that skips ASGI.
 
-uvicorn serves all other paths. See docs/adr/0020-the-hot-path.md.
+uvicorn serves all other paths. See docs/adr/0021-gateway-request-path.md.
 """
 
 import asyncio

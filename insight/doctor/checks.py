@@ -140,7 +140,7 @@ class FleetObservation:
         )
 
 
-# Leases of 4 s are renewed three times (docs/adr/0009), so a read must take much less than a second.
+# Leases of 4 s are renewed three times (docs/adr/0007), so a read must take much less than a second.
 _SLOW_READ_S = 0.5
 # Conditions that are good, or irrelevant, when True; any other condition is a problem when True.
 _GOOD_CONDITIONS = frozenset(("Ready", "FabricHealthy", "ApiServing", METAL_AVAILABLE))

@@ -1,7 +1,7 @@
 """The adapter to ModelScope and its mirrors.
 
 The hub is asked by branch or tag, never by commit, so a commit here is a digest of the chosen files' names and contents
-(`contents_version`). Files are only listed while the branch still has exactly those: `docs/adr/0042`.
+(`contents_version`). Files are only listed while the branch still has exactly those: `docs/adr/0027`.
 """
 
 import re

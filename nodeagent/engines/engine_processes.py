@@ -2,7 +2,7 @@
 
 The process table is the record: an engine's command line holds its orders, and its working folder says to which agent
 it belongs. So an agent that was killed at any moment, even between the start of an engine and a note of it, finds all
-its engines again (docs/adr/0005-an-engine-is-a-child-process.md).
+its engines again (docs/adr/0005-engines-are-child-processes.md).
 """
 
 import asyncio

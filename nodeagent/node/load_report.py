@@ -1,7 +1,7 @@
 """Reports the measured GPU load of this Mac to gateways, in the store under the node's lease.
 
 Only changes of ten points and more are written, and at most one in each period of the sampler: a thousand busy Macs write
-less than the leases that they renew. Why the store: docs/adr/0101-gpu-load-in-the-store.md.
+less than the leases that they renew. Why the store: docs/adr/0022-routing.md.
 """
 
 import logging

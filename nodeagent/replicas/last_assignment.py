@@ -1,6 +1,6 @@
 """The last assignment of a node, on its disk: the replicas that its agent serves when it starts without the store.
 
-Ranks of shard groups are never among them: their epoch may be over (docs/adr/0032-a-mac-stands-alone.md).
+Ranks of shard groups are never among them: their epoch may be over (docs/adr/0005-engines-are-child-processes.md).
 """
 
 import asyncio

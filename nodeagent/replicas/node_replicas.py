@@ -1,6 +1,6 @@
 """The Replicas that concern one node: its copies below `assignment/<node>/` while the leader keeps them, else all.
 
-docs/adr/0105-assignments-below-their-node.md has the rules.
+docs/adr/0004-one-writer-per-key.md has the rules.
 """
 
 from machinery.backoff import Backoff

@@ -2,7 +2,7 @@
 
 A decode step reads the weights once and the cache of each request, and computes one token of each. More requests raise
 the total and lower the rate of each, so the number grows until requests would become too slow. The memory proof then
-lowers it to what the Mac holds (memory_proof.py). Why these numbers: docs/adr/0097-concurrency-by-hardware.md.
+lowers it to what the Mac holds (memory_proof.py). Why these numbers: docs/adr/0010-memory-proof.md.
 """
 
 from dataclasses import dataclass

@@ -1,7 +1,7 @@
 """A blocking reader of etcd's JSON gateway that imports almost nothing: for commands that read a few keys and exit.
 
 It has no watches and no writes. Its HTTP/1.1 client is written by hand, because importing `http.client` costs a fifth
-of the CPU time of `fleetctl get`; see docs/adr/0030-sync-reader-http-client.md. When it fails, the caller asks again
+of the CPU time of `fleetctl get`; see docs/adr/0009-serialization.md. When it fails, the caller asks again
 through `store.etcd.connect`, which knows more transports and explains errors to users.
 """
 

@@ -201,7 +201,7 @@ async def test_a_request_is_listed_when_it_has_ended(browser: Browser, site: Sit
         steps = page.locator("[data-waterfall] .steps")
         await expect(steps).to_contain_text("Prefill")
         await expect(steps).to_contain_text("Decode")
-        # The journal keeps no scores (ADR 0093), and the log has them at debug level alone: the page says so.
+        # The journal keeps no scores (ADR 0022), and the log has them at debug level alone: the page says so.
         scores = page.locator("[data-scores]")
         await scores.get_by_role("button", name="Show scores").click()
         await expect(scores).to_contain_text("--log-level debug")

@@ -30,7 +30,7 @@ _READY_S = 30.0
 # it runs short.
 QUOTA_BYTES = 512 * 2**20
 # A watch without changes must hear of a revision that the compaction keeps, or it lists again when it breaks. Every 5 s,
-# such reports were nearly all that agents received at rest (docs/adr/0113-rare-progress-reports.md).
+# such reports were nearly all that agents received at rest (docs/adr/0002-etcd-clients.md).
 RETENTION = "30m"
 PROGRESS_INTERVAL = "5m"
 

@@ -446,7 +446,7 @@ def test_an_engine_never_becomes_ready_again(life: EngineLife) -> None:
 
 
 def test_the_table_in_the_docs_is_the_table_in_the_code() -> None:
-    page = Path(__file__).parents[3] / "docs/adr/0005-an-engine-is-a-child-process.md"
+    page = Path(__file__).parents[3] / "docs/adr/0005-engines-are-child-processes.md"
     rows = [
         [cell.strip() for cell in line.strip("|").split("|")]
         for line in page.read_text().splitlines()

@@ -1,6 +1,6 @@
 """Defects of etcd3-py's constructor and streams, for which `store.etcd.http.json_api` replaces them.
 
-If one of these fails after an upgrade, etcd3-py has mended it; read docs/adr/0002-etcd-client.md.
+If one of these fails after an upgrade, etcd3-py has mended it; read docs/adr/0002-etcd-clients.md.
 """
 
 import asyncio
