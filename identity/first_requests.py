@@ -43,7 +43,7 @@ async def check_first_request(
     if await transport.get(issued) is not None:
         raise IssueError(
             f"{identity.uri} has a certificate, and the request is not signed with its key; a Mac that has lost its "
-            "key joins with a new token"
+            "key joins with a token for its name"
         )
     await _check_revoked(transport, identity)
     if identity.role is Role.NODE:
@@ -65,7 +65,9 @@ async def check_first_request(
 async def _check_revoked(transport: Transport, identity: Identity) -> None:
     for item in (await transport.list(keys.REVOKED_PREFIX)).items:
         if codec.decode(RevokedCertificate, item).identity == identity.uri:
-            raise IssueError(f"{identity.uri} was revoked; it joins again with a new token")
+            raise IssueError(
+                f"{identity.uri} was revoked; it joins again with a token for its name"
+            )
 
 
 async def _check_node(transport: Transport, identity: Identity, hardware_uuid: str) -> None:
@@ -77,5 +79,5 @@ async def _check_node(transport: Transport, identity: Identity, hardware_uuid: s
     known = "" if item is None else codec.decode(NodeStatus, item).hardware_uuid
     if known != hardware_uuid:
         raise IssueError(
-            f"node {identity.name} is the Mac {known or '(unknown)'}; this one is {hardware_uuid or '(unknown)'}"
+            f"node {identity.name} is another Mac; join with a token, and another name"
         )

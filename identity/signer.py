@@ -1,7 +1,8 @@
-"""Issue of certificates: signs requests, and binds every name to one machine and one key in the store.
+"""Issue of certificates: signs requests, and binds every name to one key in the store.
 
-A caller decides whether a process may have an identity: by a join token, an approval, or the proof of the current key. The binding is
-written before a certificate leaves, so that two machines cannot have one name.
+A caller decides whether a process may have an identity. A name that has a certificate gets one for another key only if the caller
+names the certificate that may be replaced: what a machine claims about itself, such as a hardware UUID, is no proof. The binding
+is written before a certificate leaves, so that two machines cannot have one name.
 """
 
 from collections.abc import Sequence
@@ -61,10 +62,11 @@ class Signer:
         """Return a new certificate for the identity; the one before it stays valid until it ends.
 
         `guards` must hold when the binding is written, such as a token's that counts its uses; `operations` happen
-        with it.
+        with it. A guard with the version of the current certificate says that the caller may replace it; without one
+        the name must have none.
 
         Raises:
-            IssueError: the request is invalid, or the name belongs to another machine.
+            IssueError: the request is invalid, or the name has a certificate that may not be replaced.
             ConflictError: a guard does not hold, or others kept issuing for this name.
             StoreError: the store did not answer.
 
@@ -95,7 +97,7 @@ class Signer:
         """Return the next certificate of an identity that proves to have the current key.
 
         Raises:
-            IssueError: it has no certificate, another key or machine, or its certificate is revoked.
+            IssueError: it has no certificate, another key, or its certificate is revoked.
             StoreError: as `issue`.
 
         """
@@ -112,8 +114,8 @@ class Signer:
 
 async def check_current_key(
     transport: Transport, identity: Identity, asked: CertificateRequest
-) -> Guard:
-    """Check that a request is signed with the identity's current key; return the guard that it stays so.
+) -> ModRevisionGuard:
+    """Check that a request is signed with the identity's current key; return that certificate's version.
 
     Raises:
         IssueError: the identity has no certificate, another key, or its certificate is revoked.
@@ -125,11 +127,13 @@ async def check_current_key(
         raise IssueError(f"{identity.uri} has no certificate to renew; join with a token")
     current = codec.decode(IssuedCertificate, item)
     if await transport.get(keys.named(keys.REVOKED_PREFIX, current.serial)) is not None:
-        raise IssueError(f"the certificate of {identity.uri} is revoked; join with a new token")
+        raise IssueError(
+            f"the certificate of {identity.uri} is revoked; join with a token for its name"
+        )
     if not verify_proof(current.certificate, asked.request, asked.proof):
         raise IssueError(
             f"the request of {identity.uri} is not signed with its current key; a Mac that has lost its key joins "
-            "with a new token"
+            "with a token for its name"
         )
     return ModRevisionGuard(key=item.key, mod_revision=item.mod_revision)
 
@@ -146,68 +150,62 @@ async def bind(
     """Record a certificate, with the hardware UUID of its Mac, as the current one of the identity; return the record.
 
     Raises:
-        IssueError: the name belongs to another machine.
+        IssueError: the name has a certificate that may not be replaced.
         ConflictError: a guard does not hold, or another certificate was issued meanwhile.
         StoreError: the store did not answer.
 
     """
     leaf, hardware_uuid = signed
     key = keys.issued_key(identity.role, identity.name)
-    item = await transport.get(key)
-    before = None if item is None else codec.decode(IssuedCertificate, item)
-    if before is not None:
-        if identity.role is not Role.NODE:
-            # Gateways and people renew by their key, and do not name their Mac again.
-            hardware_uuid = hardware_uuid or before.hardware_uuid
-        _check_machine(identity, before, hardware_uuid)
+    bound = await find_binding(transport, identity)
+    versions = [guard for guard in guards if guard.key == key]
+    if bound is not None and not versions:
+        raise IssueError(name_taken(identity))
+    before = None if bound is None else bound.record
     found = IssuedCertificate(
         certificate=leaf.pem,
         serial=leaf.serial,
         key_hash=leaf.key_hash,
         issued=clock.now(),
         not_after=leaf.not_after,
-        hardware_uuid=hardware_uuid,
+        hardware_uuid=hardware_uuid or ("" if before is None else before.hardware_uuid),
         earlier=_earlier(identity, before, clock.now()),
     )
-    guard = ModRevisionGuard(key=key, mod_revision=item.mod_revision if item else 0)
+    is_new = [] if versions else [ModRevisionGuard(key=key, mod_revision=0)]
     put = Put(key=key, value=codec.encode(found))
-    await transport.commit([guard, *guards], [put, *operations])
+    await transport.commit([*is_new, *guards], [put, *operations])
     return found
 
 
-def _check_machine(identity: Identity, bound: IssuedCertificate, uuid: str) -> None:
-    """Refuse a name that belongs to another machine (as k3s' node passwords do).
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Binding:
+    """The current certificate of a name."""
 
-    The names of nodes always do. Others do once a machine has joined with them.
-    """
-    is_bound = identity.role is Role.NODE or bool(bound.hardware_uuid)
-    if not is_bound or bound.hardware_uuid == uuid:
-        return
-    remedy = f"fleetctl cert revoke {identity.role}/{identity.name}"
-    if identity.role is Role.NODE:
-        remedy = f"fleetctl delete node {identity.name}"
-    raise IssueError(
-        f"the name {identity.name} belongs to another Mac ({bound.hardware_uuid}; this one is {uuid or 'unknown'}). "
-        f"Choose another name with --name, or run `{remedy}` first if that Mac is gone"
-    )
+    record: IssuedCertificate
+    version: ModRevisionGuard
+    """A guard for `Signer.issue`, of a caller that may replace it."""
 
 
-async def check_name(
-    transport: Transport, identity: Identity, hardware_uuid: str
-) -> IssuedCertificate | None:
-    """Return the identity's current certificate; None if there is none.
-
-    Raises:
-        IssueError: the name belongs to another machine.
-        StoreError: the store did not answer.
-
-    """
+async def find_binding(transport: Transport, identity: Identity) -> Binding | None:
+    """Return the current certificate of the identity; None if there is none. Raises StoreError."""
     item = await transport.get(keys.issued_key(identity.role, identity.name))
     if item is None:
         return None
-    bound = codec.decode(IssuedCertificate, item)
-    _check_machine(identity, bound, hardware_uuid)
-    return bound
+    version = ModRevisionGuard(key=item.key, mod_revision=item.mod_revision)
+    return Binding(record=codec.decode(IssuedCertificate, item), version=version)
+
+
+def name_taken(identity: Identity) -> str:
+    """Return why a machine does not get a name that the fleet has, and the ways to get it. It tells nothing of its holder."""
+    role, name = identity.role, identity.name
+    token, remove = f"token create --role {role} --node {name}", f"cert revoke {role}/{name}"
+    if role is Role.NODE:
+        token, remove = f"token create --node {name}", f"delete node {name}"
+    return (
+        f"the fleet has a {role} {name} already, and a machine cannot prove by what it says of itself that it is this one. "
+        f"If it is, and has lost its key, create a token for the name with `fleetctl {token}` and join with it, or run "
+        f"`fleetctl {remove}` first. Otherwise choose another name with --name"
+    )
 
 
 def _earlier(

@@ -78,7 +78,7 @@ class EarlierCertificate(ApiModel):
 class IssuedCertificate(ApiModel):
     """The current certificate of an identity: the value of `trust/issued/<role>/<name>`.
 
-    It binds the name to a key and, for a node, to a machine: another machine cannot take the name.
+    It binds the name to a key: another key gets the name only by a token for the name, or after its removal.
     """
 
     certificate: Pem
@@ -89,7 +89,7 @@ class IssuedCertificate(ApiModel):
     issued: datetime
     not_after: datetime
     hardware_uuid: Annotated[str, StringConstraints(max_length=100)] = ""
-    """The Mac that it was issued to."""
+    """The Mac that it was issued to, as it said itself: shown to administrators, and no proof of anything."""
     earlier: Annotated[tuple[EarlierCertificate, ...], Field(max_length=100)] = ()
     """Certificates that were replaced and have not ended yet; a revocation is about them as well."""
 

@@ -17,12 +17,14 @@ from insight.doctor.transport_security import (
     TransportSecurity,
 )
 from machinery import process_secrets
+from schemas.event import Event
 from schemas.node import Node, NodeLease
 from schemas.records import ApiKey, GatewayLease
 from schemas.replica import Endpoint
 from schemas.trust import FleetTrust, IssuedCertificate, JoinTokenRecord
 from schemas.wire import identity_files
-from store import codec, keys
+from schemas.wire.join import NAME_TAKEN
+from store import codec, keys, objects
 from store.errors import PermissionDeniedError
 from store.etcd.address import EtcdAddress
 from store.port import Transport
@@ -65,6 +67,11 @@ async def read_security(
         certificates=await _read_certificates(transport, trust, now),
         tokens=await _read_tokens(transport, now),
         api_keys=await _read_api_keys(transport, now),
+        refused_names=tuple(
+            one.spec.message
+            for one in await objects.list_all(transport, Event)
+            if one.spec.reason == NAME_TAKEN
+        ),
     )
 
 

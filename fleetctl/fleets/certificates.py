@@ -12,7 +12,7 @@ from fleetctl.output.columns import age
 from identity.authority import addresses_of, is_signed_by, load_authorities, spki_hash
 from identity.external_authority import read_signed
 from identity.names import Identity, IdentityError, Role
-from identity.signer import bind, check_current_key
+from identity.signer import bind, check_current_key, find_binding
 from machinery.clock import Clock
 from manifests.suggestions import did_you_mean
 from schemas.trust import (
@@ -214,7 +214,7 @@ async def install(transport: Transport, clock: Clock, identity: Identity, chain:
     Raises:
         FleetctlError: no request waits.
         AuthorityError: the certificate cannot be used.
-        IssueError: the request is not signed with the current key, or the name belongs to another machine.
+        IssueError: the request is not signed with the current key.
         StoreError: the store did not answer, or the request has changed.
 
     """
@@ -222,7 +222,7 @@ async def install(transport: Transport, clock: Clock, identity: Identity, chain:
     asked, unchanged = await read_request(transport, identity)
     leaf = read_signed(chain, identity, asked.request, fleet.authorities, clock.now())
     guards: list[Guard] = [unchanged]
-    if await transport.get(keys.issued_key(identity.role, identity.name)) is not None:
+    if await find_binding(transport, identity) is not None:
         guards.append(await check_current_key(transport, identity, asked))
     issued = await bind(transport, clock, identity, (leaf, asked.hardware_uuid), guards=guards)
     return issued.serial

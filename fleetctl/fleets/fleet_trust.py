@@ -21,7 +21,7 @@ from identity.authority import (
 from identity.authority_folder import AuthorityFolder
 from identity.folder import FolderError, IdentityFolder
 from identity.names import Identity, Role
-from identity.signer import Signer
+from identity.signer import Signer, find_binding
 from machinery.clock import Clock
 from machinery.os_user import current_user
 from nodeagent.node.identity import dns_label
@@ -129,11 +129,15 @@ async def ensure_identity(
     folder, now = wanted.folder, signer.clock.now()
     if not is_current(wanted, trust.authorities, machine, signer.clock):
         key, request = new_key()
+        bound = await find_binding(signer.transport, wanted.identity)
+        # The holder of the authority's key may replace every certificate; this is a check for mistakes.
+        is_own = bound is None or bound.record.hardware_uuid in ("", machine.hardware_uuid)
         issued = await signer.issue(
             wanted.identity,
             request,
             hardware_uuid=machine.hardware_uuid,
             addresses=machine.addresses,
+            guards=[bound.version] if bound is not None and is_own else [],
         )
         folder.write_identity(key, issued.certificate)
     if authorities_of(folder) != trust.authorities:

@@ -68,7 +68,7 @@ def revoke_(name: str, reason: str, **options: Any) -> None:
     """Revoke all certificates of a process, and free its name.
 
     New connections are refused within a second, and open ones are closed within five. The process joins again with a
-    new token. `fleetctl delete node` also deletes the node and its user of etcd.
+    token for its name. `fleetctl delete node` also deletes the node and its user of etcd.
     """
     serial = run(_revoke(name, reason, options))
     click.echo(f"{name} revoked (serial {serial})")

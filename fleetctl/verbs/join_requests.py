@@ -17,7 +17,7 @@ from fleetctl.output import printers
 from identity import join_requests
 from identity.join_code import normalize_code
 from identity.names import Identity, Role
-from identity.signer import IssueError, check_name
+from identity.signer import find_binding, name_taken
 from machinery.clock import SystemClock
 from machinery.os_user import current_user
 from schemas.trust import FleetTrust
@@ -161,15 +161,11 @@ def _compare(found: WaitingMachine, code: str | None, *, is_compared: bool) -> N
 
 
 async def _check_name(transport: Transport, found: WaitingMachine) -> None:
-    """Refuse a name that belongs to another machine, before the comparison. Raises FleetctlError."""
+    """Refuse a name that the fleet has, before the comparison. Raises FleetctlError."""
     item = await transport.get(keys.FLEET_TRUST)
     assert item is not None  # the code was made of it
-    fleet = codec.decode(FleetTrust, item).fleet
-    try:
-        await check_name(
-            transport,
-            Identity(fleet, Role.NODE, found.request.name),
-            found.request.hardware_uuid,
-        )
-    except IssueError as error:
-        raise FleetctlError(str(error)) from error
+    identity = Identity(codec.decode(FleetTrust, item).fleet, Role.NODE, found.request.name)
+    bound = await find_binding(transport, identity)
+    is_new = bound is None and await transport.get(keys.spec_key("Node", identity.name)) is None
+    if not is_new and (bound is None or bound.record.key_hash != found.request.key_hash):
+        raise FleetctlError(name_taken(identity))

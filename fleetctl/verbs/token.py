@@ -61,7 +61,10 @@ def token() -> None:
     help="Role of the machine or person in the fleet.",
 )
 @click.option(
-    "--node", "name", metavar="NAME", help="The only name that may join (default: any free name)."
+    "--node",
+    "name",
+    metavar="NAME",
+    help="The only name that may join, also one that the fleet has, of a Mac that lost its key (default: any new name).",
 )
 @click.option("--pool", metavar="NAME", help="Pool to join: the node gets the labels it selects.")
 @click.option(

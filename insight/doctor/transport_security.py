@@ -64,6 +64,8 @@ class TransportSecurity:
     tokens: Sequence[TokenState] = ()
     api_keys: Sequence[KeyState] = ()
     """The API keys with an end."""
+    refused_names: Sequence[str] = ()
+    """The last attempts of machines to join under a name that the fleet has."""
     open_secrets: Sequence[str] = ()
     """Files of this machine with a secret that other users may read; each with its remedy."""
 
@@ -75,6 +77,13 @@ def check_security(found: TransportSecurity) -> Iterator[Finding]:
     yield from _certificates(found.certificates)
     yield from _tokens(found.tokens)
     yield from _api_keys(found.api_keys)
+    for one in found.refused_names[:_MAX_NAMES]:
+        yield Finding(
+            check="joins",
+            level="WARN",
+            message=f"a machine was refused under a name that the fleet has: {one}",
+            advice="if it is not yours, it holds a token of yours: `fleetctl token list`, `fleetctl token revoke ID`",
+        )
     for one in found.open_secrets:
         yield Finding(
             check="secrets",

@@ -1,25 +1,26 @@
 """Admission of machines: issues the certificate, the labels and the store's password of one that may join.
 
-The caller has decided that it may, by a token or by an administrator's approval. Every step can be repeated: a machine
-that lost the answer gets the same certificate again, with a new password.
+The caller has decided that it may, by a token or by an administrator's approval, and which names it may have. Every step can
+be repeated: a machine that lost the answer gets the same certificate again, with a new password.
 """
 
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from enum import Enum, auto
 from typing import Protocol
 
 from identity.authority import AuthorityError, read_request, spki_hash
 from identity.authority_folder import AuthorityFolder
 from identity.names import Identity, IdentityError, Role
-from identity.signer import IssueError, Signer, check_name
+from identity.signer import Binding, IssueError, Signer, find_binding, name_taken
 from machinery.clock import Clock
 from manifests.plan import uid_of
 from schemas.meta import Labels, ObjectMeta
 from schemas.node import Node
 from schemas.trust import FleetTrust, IssuedCertificate
-from schemas.wire.join import JoinAnswer, Machine
+from schemas.wire.join import NAME_TAKEN, JoinAnswer, Machine
 from store import codec, keys
 from store.errors import ConflictError, NotFoundError
 from store.etcd.users import Credentials
@@ -51,12 +52,24 @@ class StoreAccounts(Protocol):
     async def issue(self, component: str, name: str) -> Credentials: ...
 
 
+class NameRight(Enum):
+    """The names that a machine may have, by what it has proven. What it says of itself proves nothing."""
+
+    NEW = auto()
+    """A name that the fleet does not have: any token, any approval."""
+    OWN_KEY = auto()
+    """Also one with a certificate for the applicant's key, which it has proven to hold: the answer was lost."""
+    ANY = auto()
+    """Every name: a token for this name, or the proof of its current key."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Applicant:
-    """A machine, its key and the role that it was granted."""
+    """A machine, its key, and the role and name that it asks for."""
 
     role: Role
     name: str
+    right: NameRight
     machine: Machine
     request: bytes
     key_hash: str
@@ -81,13 +94,15 @@ class Admission:
             raise SignerUnreadyError("the fleet has no authorities yet; run `fleetctl secure`")
         return codec.decode(FleetTrust, item)
 
-    def applicant(self, role: Role, name: str, machine: Machine, request: str) -> Applicant:
+    def applicant(
+        self, role: Role, name: str, machine: Machine, request: str, right: NameRight
+    ) -> Applicant:
         """Return the applicant with its key. Raises AdmissionError: the request or the machine is not valid."""
         if role is Role.NODE and not machine.hardware_uuid:
             raise AdmissionError(
                 "NoHardwareUuid",
-                "a node needs a hardware UUID, to which its name is bound, and this machine has sent none. On Linux "
-                "systemd-machine-id-setup creates /etc/machine-id",
+                "a node needs a hardware UUID, by which the fleet knows a cloned disk, and this machine has sent none. On "
+                "Linux systemd-machine-id-setup creates /etc/machine-id",
             )
         try:
             key_hash = spki_hash(read_request(request.encode())).hex()
@@ -96,19 +111,24 @@ class Admission:
         # Macs print it in upper case, other systems in lower case.
         machine = machine.model_copy(update={"hardware_uuid": machine.hardware_uuid.lower()})
         return Applicant(
-            role=role, name=name, machine=machine, request=request.encode(), key_hash=key_hash
+            role=role,
+            name=name,
+            right=right,
+            machine=machine,
+            request=request.encode(),
+            key_hash=key_hash,
         )
 
     async def check(self, applicant: Applicant, trust: FleetTrust) -> None:
         """Check all that can be checked before a token's use is counted.
 
         Raises:
-            AdmissionError: the name belongs to another machine.
+            AdmissionError: the fleet has the name, and the applicant may not have it.
             SignerUnreadyError: the authority's key or root's password is not here.
             StoreError: the store did not answer.
 
         """
-        await self._issued(self._identity(applicant, trust), applicant)
+        await self._binding(self._identity(applicant, trust), applicant)
         self._signer(trust)
         await self.accounts.are_required()
 
@@ -123,16 +143,19 @@ class Admission:
         """Return all that the machine needs. `guards` must hold when its certificate is issued.
 
         Raises:
-            AdmissionError: the name belongs to another machine.
+            AdmissionError: as `check`.
             ConflictError: a guard does not hold, or others kept issuing for this name.
             SignerUnreadyError, StoreError: as `check`.
 
         """
         identity = self._identity(applicant, trust)
-        issued = await self._issued(identity, applicant)
-        is_repeated = issued is not None and self._is_current(issued, applicant)
-        if issued is None or not is_repeated:
-            issued = await self._sign(identity, applicant, trust, guards)
+        bound = await self._binding(identity, applicant)
+        is_repeated = bound is not None and self._is_current(bound.record, applicant)
+        if bound is not None and is_repeated:
+            issued = bound.record
+        else:
+            version = () if bound is None else (bound.version,)
+            issued = await self._sign(identity, applicant, trust, [*version, *guards])
         if applicant.role is Role.NODE and labels:
             await self._label(applicant.name, labels)
         account = Credentials(user="", password="")
@@ -152,7 +175,11 @@ class Admission:
         )
 
     async def _sign(
-        self, identity: Identity, applicant: Applicant, trust: FleetTrust, guards: Sequence[Guard]
+        self,
+        identity: Identity,
+        applicant: Applicant,
+        trust: FleetTrust,
+        guards: Sequence[Guard],
     ) -> IssuedCertificate:
         try:
             return await self._signer(trust).issue(
@@ -163,7 +190,7 @@ class Admission:
                 guards=guards,
             )
         except IssueError as error:
-            raise AdmissionError("NameTaken", str(error)) from error
+            raise AdmissionError(NAME_TAKEN, str(error)) from error
 
     def _signer(self, trust: FleetTrust) -> Signer:
         try:
@@ -178,11 +205,17 @@ class Admission:
         except IdentityError as error:
             raise AdmissionError("InvalidRequest", str(error)) from error
 
-    async def _issued(self, identity: Identity, applicant: Applicant) -> IssuedCertificate | None:
-        try:
-            return await check_name(self.transport, identity, applicant.machine.hardware_uuid)
-        except IssueError as error:
-            raise AdmissionError("NameTaken", str(error)) from error
+    async def _binding(self, identity: Identity, applicant: Applicant) -> Binding | None:
+        """Return the certificate of the name; None if it has none. Raises AdmissionError: the applicant may not have it."""
+        found = await find_binding(self.transport, identity)
+        right, is_free = applicant.right, found is None
+        if found is None and applicant.role is Role.NODE and right is not NameRight.ANY:
+            # A node whose certificate was revoked, or that has none yet, keeps its name until it is deleted.
+            is_free = await self.transport.get(keys.spec_key("Node", identity.name)) is None
+        has_own_key = found is not None and found.record.key_hash == applicant.key_hash
+        if is_free or right is NameRight.ANY or (right is NameRight.OWN_KEY and has_own_key):
+            return found
+        raise AdmissionError(NAME_TAKEN, name_taken(identity))
 
     def _is_current(self, issued: IssuedCertificate, applicant: Applicant) -> bool:
         return issued.key_hash == applicant.key_hash and self.clock.now() < issued.not_after

@@ -6,6 +6,7 @@ a wrong secret get the same answer after the same time. Attempts are few, and ea
 
 import ipaddress
 import logging
+from dataclasses import replace
 from typing import Final, TypeVar
 
 from pydantic import ValidationError
@@ -21,7 +22,12 @@ from identity.token_store import TokenRefusedError
 from machinery.clock import Clock
 from machinery.rate_limit import RateLimit, SourceRateLimit
 from machinery.request_body import BodyReader, RequestRefusedError
-from reconciler.join.admission import Admission, AdmissionError, SignerUnreadyError
+from reconciler.join.admission import (
+    Admission,
+    AdmissionError,
+    NameRight,
+    SignerUnreadyError,
+)
 from schemas.event import ObjectReference
 from schemas.meta import ApiModel
 from schemas.trust import JoinTokenRecord, JoinTokenUse
@@ -29,6 +35,7 @@ from schemas.wire.join import (
     CA_PATH,
     JOIN_PATH,
     MAX_BODY_BYTES,
+    NAME_TAKEN,
     AuthorityAnswer,
     JoinAnswer,
     JoinBody,
@@ -183,28 +190,33 @@ class JoinPort:
     async def _join(self, request: Request, source: str) -> JoinAnswer:
         body = parse_body(JoinBody, await self._read(request, source))
         token = ObjectReference(kind="JoinToken", name=body.id)
-        sender = f"address {source}, hardware UUID {body.machine.hardware_uuid or 'unknown'}"
+        sender = f"address {source}"
         try:
             answer, name, role = await self._use_token(body)
         except RefusedError as error:
             why = "the token is not valid" if error.code == "InvalidToken" else str(error)
-            await self._events.record(token, "JoinRefused", f"{sender}: {why}", type_="Warning")
+            reason = NAME_TAKEN if error.code == NAME_TAKEN else "JoinRefused"
+            await self._events.record(token, reason, f"{sender}: {why}", type_="Warning")
             raise
         about = ObjectReference(kind=role.capitalize(), name=name)
         await self._events.record(about, "Joined", f"joined with token {body.id}: {sender}")
         return answer
 
-    async def _use_token(self, body: JoinBody) -> tuple[JoinAnswer, str, str]:
+    async def _use_token(self, body: JoinBody) -> tuple[JoinAnswer, str, Role]:
         """Return the answer to a machine, its name and its role. Raises RefusedError."""
         admission = self._admission
         store, clock = admission.transport, admission.clock
         try:
             record, _ = await token_store.check_token(store, clock, body.id, body.secret)
             name = choose_name(record, body.machine)
-            applicant = admission.applicant(Role(record.role), name, body.machine, body.request)
+            right = NameRight.NEW if record.name is None else NameRight.ANY
+            role = Role(record.role)
+            applicant = admission.applicant(role, name, body.machine, body.request, right)
+            use = JoinTokenUse(key_hash=applicant.key_hash, name=name)
+            if right is NameRight.NEW and use in record.uses:
+                applicant = replace(applicant, right=NameRight.OWN_KEY)
             trust = await admission.trust()
             await admission.check(applicant, trust)
-            use = JoinTokenUse(key_hash=applicant.key_hash, name=name)
             grant = await token_store.use_token(store, clock, body.id, body.secret, use)
             answer = await admission.admit(
                 applicant, trust, labels=grant.token.labels, guards=[grant.guard]
@@ -214,7 +226,7 @@ class JoinPort:
             raise RefusedError(403, code, str(error)) from error
         except (AdmissionError, SignerUnreadyError, StoreError) as error:
             raise refusal_of(error) from error
-        return answer, name, record.role
+        return answer, name, role
 
     async def _read(self, request: Request, source: str) -> bytes:
         """Return the body of an attempt; one event a minute tells of attempts over the limit."""

@@ -6,14 +6,23 @@ store that was restored elsewhere, whose users are new, without a person at each
 
 from typing import Final, get_args
 
+from cryptography import x509
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from identity.peers import Peer, peer_of
+from identity.authority import identity_of, life_of, load_certificate, spki_hash
+from identity.names import Identity
+from identity.peers import VerifiedSSLObject, peer_of
+from identity.signer import find_binding, name_taken
 from machinery.http_server import SSL_OBJECT
 from machinery.rate_limit import SourceRateLimit
-from reconciler.join.admission import Admission, AdmissionError, SignerUnreadyError
+from reconciler.join.admission import (
+    Admission,
+    AdmissionError,
+    NameRight,
+    SignerUnreadyError,
+)
 from reconciler.join.port import (
     BodyLimits,
     RefusedError,
@@ -25,9 +34,10 @@ from reconciler.join.port import (
 )
 from schemas.event import ObjectReference
 from schemas.trust import JoinRole
-from schemas.wire.join import REJOIN_PATH, JoinAnswer, RejoinBody
+from schemas.wire.join import NAME_TAKEN, REJOIN_PATH, JoinAnswer, RejoinBody
 from store.errors import StoreError
 from store.events import EventRecorder
+from store.port import Guard
 
 # Each is a new password in etcd, which takes it 0.1 s of CPU (bcrypt).
 PER_MINUTE: Final = 5
@@ -64,38 +74,65 @@ class RejoinPort:
     async def _rejoin(self, request: Request) -> JoinAnswer:
         source = source_of(request)
         raw = await self._bodies.read(request, source)
-        identity = _peer(request).identity
+        certificate = _peer_certificate(request)
+        identity = identity_of(certificate)
         if identity.role not in _ROLES:
             message = (
                 f"a {identity.role} does not join; it has its credentials from the control Mac"
             )
             raise RefusedError(403, "WrongRole", message)
         body, admission = parse_body(RejoinBody, raw), self._admission
+        about = ObjectReference(kind=identity.role.capitalize(), name=identity.name)
         try:
             trust = await admission.trust()
             applicant = admission.applicant(
-                identity.role, identity.name, body.machine, body.request
+                identity.role, identity.name, body.machine, body.request, NameRight.ANY
             )
+            unchanged = await self._check_current(identity, certificate)
             await admission.check(applicant, trust)
-            answer = await admission.admit(applicant, trust, labels={})
+            answer = await admission.admit(applicant, trust, labels={}, guards=unchanged)
         except (AdmissionError, SignerUnreadyError, StoreError) as error:
-            raise refusal_of(error) from error
-        about = ObjectReference(kind=identity.role.capitalize(), name=identity.name)
-        message = (
-            f"joined again with its certificate: address {source}, hardware UUID "
-            f"{body.machine.hardware_uuid or 'unknown'}"
-        )
+            refusal = refusal_of(error)
+            if refusal.code == NAME_TAKEN:
+                why = f"address {source}: {error}"
+                await self._events.record(about, NAME_TAKEN, why, type_="Warning")
+            raise refusal from error
+        message = f"joined again with its certificate: address {source}"
         await self._events.record(about, "Rejoined", message)
         return answer
 
+    async def _check_current(
+        self, identity: Identity, shown: x509.Certificate
+    ) -> tuple[Guard, ...]:
+        """Check that the name has not got a newer certificate since; return the guard that it stays so.
 
-def _peer(request: Request) -> Peer:
-    """Return the verified peer: TLS has checked fleet, time and revocation. Raises RefusedError: it has no certificate."""
-    peer = peer_of(request.scope.get("state", {}).get(SSL_OBJECT))
-    if peer is None:
+        An unknown newer one is accepted: the store was restored from a backup.
+
+        Raises:
+            AdmissionError: the name was given to another key after this certificate.
+            StoreError: the store did not answer.
+
+        """
+        bound = await find_binding(self._admission.transport, identity)
+        if bound is None:
+            return ()
+        current = load_certificate(bound.record.certificate)
+        is_current = spki_hash(shown.public_key()) == spki_hash(current.public_key())
+        if not is_current and life_of(shown)[0] <= life_of(current)[0]:
+            raise AdmissionError(NAME_TAKEN, name_taken(identity))
+        return (bound.version,)
+
+
+def _peer_certificate(request: Request) -> x509.Certificate:
+    """Return the peer's certificate: TLS has checked fleet, time and revocation. Raises RefusedError: it has none."""
+    ssl_object = request.scope.get("state", {}).get(SSL_OBJECT)
+    if peer_of(ssl_object) is None:
         raise RefusedError(
             403,
             "NoCertificate",
             "joining again needs this machine's certificate of the fleet; join with a token instead",
         )
-    return peer
+    assert isinstance(ssl_object, VerifiedSSLObject)
+    der = ssl_object.getpeercert(binary_form=True)
+    assert der is not None  # of a verified peer
+    return x509.load_der_x509_certificate(der)

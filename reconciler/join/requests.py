@@ -16,7 +16,12 @@ from identity.join_requests import TooManyRequestsError
 from identity.names import Role
 from identity.proof import is_signed_with, poll_text
 from machinery.rate_limit import SourceRateLimit
-from reconciler.join.admission import Admission, AdmissionError, SignerUnreadyError
+from reconciler.join.admission import (
+    Admission,
+    AdmissionError,
+    NameRight,
+    SignerUnreadyError,
+)
 from reconciler.join.port import (
     BodyLimits,
     RefusedError,
@@ -97,7 +102,9 @@ class PendingRequests:
         admission, machine = self._admission, body.machine
         name = machine.name or machine.default_name
         try:
-            applicant = admission.applicant(Role.NODE, name, machine, body.request)
+            applicant = admission.applicant(
+                Role.NODE, name, machine, body.request, NameRight.OWN_KEY
+            )
             wanted = PendingJoin(
                 id=join_requests.request_id(applicant.key_hash),
                 name=name,
@@ -116,7 +123,7 @@ class PendingRequests:
         except (AdmissionError, StoreError) as error:
             raise refusal_of(error) from error
         about = ObjectReference(kind="JoinRequest", name=wanted.id)
-        message = f"{name} asks to join: address {source}, hardware UUID {wanted.hardware_uuid}"
+        message = f"{name} asks to join: address {source}"
         await self._events.record(about, "JoinRequested", message)
         return PendingAnswer(id=wanted.id, state="Pending")
 
@@ -159,7 +166,10 @@ class PendingRequests:
                 hardware_uuid=found.hardware_uuid,
                 addresses=found.addresses[:16],
             )
-            applicant = admission.applicant(Role.NODE, found.name, machine, found.request)
+            # The question is signed with the key.
+            applicant = admission.applicant(
+                Role.NODE, found.name, machine, found.request, NameRight.OWN_KEY
+            )
             answer = await admission.admit(
                 applicant, await admission.trust(), labels={}, guards=[guard]
             )
@@ -169,11 +179,8 @@ class PendingRequests:
             raise refusal_of(error) from error
         about = ObjectReference(kind="Node", name=found.name)
         user = decision.decided_by or "an administrator"
-        await self._events.record(
-            about,
-            "Joined",
-            f"joined by the approval of {user}: address {found.source}, hardware UUID {found.hardware_uuid}",
-        )
+        message = f"joined by the approval of {user}: address {found.source}"
+        await self._events.record(about, "Joined", message)
         return PendingAnswer(id=found.id, state="Issued", answer=answer)
 
 

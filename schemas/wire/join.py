@@ -29,6 +29,8 @@ MAX_BODY_BYTES: Final = 32 << 10
 MAX_ANSWER_BYTES: Final = 1 << 20
 MAX_CLOCK_OFFSET_S: Final = 60.0
 """The largest difference of the clocks of a machine that joins and of the fleet: certificates need the right time."""
+NAME_TAKEN: Final = "NameTaken"
+"""The code of a refusal, and the reason of its event: the fleet has the name, and the machine has no right to it."""
 POLL_S: Final = 3.0
 """The time between two questions of a machine that waits for its approval."""
 

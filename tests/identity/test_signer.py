@@ -1,4 +1,4 @@
-"""Issue, renewal and revocation of certificates: a name belongs to one machine and one key."""
+"""Issue, renewal and revocation of certificates: a name belongs to one key."""
 
 from pathlib import Path
 
@@ -8,10 +8,11 @@ from identity.authority import new_key
 from identity.folder import IdentityFolder
 from identity.names import Identity, Role
 from identity.proof import make_proof
-from identity.signer import IssueError, Signer, check_name, revoke
+from identity.signer import IssueError, Signer, find_binding, revoke
 from machinery.clock import SystemClock
 from schemas.trust import CertificateRequest, IssuedCertificate
 from store import keys
+from store.errors import ConflictError
 from store.memory import MemoryTransport
 from tests.support.identities import TestAuthority
 
@@ -43,25 +44,21 @@ async def join(signer: Signer, folder: IdentityFolder, uuid: str = UUID) -> Issu
     return issued
 
 
-async def test_another_machine_cannot_take_a_name(signer: Signer, tmp_path: Path) -> None:
-    await join(signer, IdentityFolder(tmp_path / "a"))
-    with pytest.raises(IssueError, match="delete node mac-1"):
-        await join(signer, IdentityFolder(tmp_path / "b"), OTHER_UUID)
-    again = await join(signer, IdentityFolder(tmp_path / "c"))
-    assert again.hardware_uuid == UUID
-
-
-async def test_a_gateway_that_has_joined_keeps_its_name(signer: Signer, tmp_path: Path) -> None:
-    gateway = Identity(signer.authority.fleet, Role.GATEWAY, "edge")
-    folder = IdentityFolder(tmp_path / "a")
-    key, request = new_key()
-    issued = await signer.issue(gateway, request, hardware_uuid=UUID)
-    folder.write_identity(key, issued.certificate)
-    for other in (OTHER_UUID, ""):
-        with pytest.raises(IssueError, match="cert revoke gateway/edge"):
-            await check_name(signer.transport, gateway, other)
-    renewed = await signer.renew(gateway, renewal(folder, ""))
-    assert renewed.hardware_uuid == UUID
+async def test_a_name_goes_to_another_key_only_with_the_version_of_its_certificate(
+    signer: Signer, tmp_path: Path
+) -> None:
+    """A hardware UUID is what a machine says of itself: the right one is no proof."""
+    first = await join(signer, IdentityFolder(tmp_path / "a"))
+    with pytest.raises(IssueError, match="`fleetctl token create --node mac-1`") as refused:
+        await join(signer, IdentityFolder(tmp_path / "b"))
+    assert UUID not in str(refused.value)
+    bound = await find_binding(signer.transport, node(signer))
+    assert bound is not None
+    assert bound.record == first
+    request = new_key()[1]
+    await signer.issue(node(signer), request, guards=[bound.version])
+    with pytest.raises(ConflictError):
+        await signer.issue(node(signer), request, guards=[bound.version])
 
 
 async def test_the_holder_of_the_current_key_gets_the_next_certificate(

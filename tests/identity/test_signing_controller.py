@@ -105,7 +105,7 @@ def test_a_secured_fleet_gives_no_first_certificates(tmp_path: Path, mode: TlsMo
 @pytest.mark.parametrize(
     ("role", "name", "uuid", "why"),
     [
-        (Role.NODE, "mac-1", "22222222-bbbb", "is the Mac 11111111-aaaa"),
+        (Role.NODE, "mac-1", "22222222-bbbb", "node mac-1 is another Mac"),
         (Role.ADMIN, "anna", "", "without an administrator"),
         (Role.ETCD, "etcd-1", "", "without an administrator"),
     ],

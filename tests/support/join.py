@@ -38,6 +38,20 @@ UUID, OTHER_UUID = "11111111-aaaa", "22222222-bbbb"
 _ENTROPY = bytes(range(21))
 
 
+class RecordedAccounts:
+    """A store with users, which remembers for whom a password was made."""
+
+    def __init__(self) -> None:
+        self.issued: list[str] = []
+
+    async def are_required(self) -> bool:
+        return True
+
+    async def issue(self, component: str, name: str) -> StoreCredentials:
+        self.issued.append(f"{component}/{name}")
+        return StoreCredentials(user=f"fleet-{component}-{name}", password="new")
+
+
 class NoAccounts:
     """A store without users."""
 

@@ -179,14 +179,20 @@ async def test_a_revoked_machine_joins_again_with_a_new_key(serving: Serving) ->
     await serving.join(token.render(), "--name=edge-1")
     folder = IdentityFolder(serving.folder)
     first = load_certificate(folder.certificate())
-    forced = await serving.join(token.render(), "--name=edge-1", "--force")
+    refused = await serving.join(token.render(), "--name=edge-1", "--force")
+    assert refused.code == 1
+    assert "`fleetctl token create --role gateway --node edge-1`" in refused.err
+    named = await serving.stand.token(
+        TokenOptions(role="gateway", name="edge-1", uses=2, labels={}), bytes(21)
+    )
+    forced = await serving.join(named.render(), "--force")
     assert forced.code == 0, forced.err
     second = load_certificate(folder.certificate())
     assert spki_hash(second.public_key()) != spki_hash(first.public_key())
     trust = folder.read_trust()
     assert trust is not None
     folder.write_trust(trust.model_copy(update={"revoked": (serial_text(second),)}))
-    again = await serving.join(token.render(), "--name=edge-1")
+    again = await serving.join(named.render())
     assert again.code == 0, again.err
     assert "is revoked: joining with a new key" in again.err
     third = load_certificate(folder.certificate())

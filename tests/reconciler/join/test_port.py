@@ -7,21 +7,32 @@ from pathlib import Path
 
 import pytest
 
+from fleetctl.doctor.observe_security import read_security
 from identity.authority import identity_of, load_certificate, new_key, spki_hash
 from identity.names import Role
-from identity.token_store import TokenOptions
+from identity.token_store import TokenOptions, list_tokens
+from insight.doctor.transport_security import check_security
 from machinery import virtual_time
 from machinery.virtual_time import VirtualClock
 from reconciler.join.port import REFUSAL_S
 from schemas.node import Node
-from schemas.trust import IssuedCertificate
-from schemas.wire.join import JoinAnswer, JoinRefusal
+from schemas.trust import IssuedCertificate, JoinRole
+from schemas.wire.join import NAME_TAKEN, JoinAnswer, JoinRefusal
 from store import codec, keys, objects
+from store.etcd.address import EtcdAddress
 from store.etcd.connect import connect
 from store.memory import MemoryTransport
 from store.port import Transport
 from tests.support.etcd import running_etcd
-from tests.support.join import OTHER_UUID, JoinStand, join_body, machine
+from tests.support.join import (
+    OTHER_UUID,
+    UUID,
+    JoinStand,
+    RecordedAccounts,
+    join_body,
+    machine,
+)
+from tests.support.signing import node_status
 
 WRONG = "a" * 26
 
@@ -44,7 +55,7 @@ async def test_a_token_gives_a_certificate_for_the_key_of_the_machine(stand: Joi
     [(reason, message)] = await stand.events()
     assert reason == "Joined"
     assert "10.0.0.7" in message
-    assert "11111111-aaaa" in message
+    assert "11111111-aaaa" not in message
 
 
 async def test_a_lost_answer_costs_nothing(stand: JoinStand) -> None:
@@ -52,24 +63,65 @@ async def test_a_lost_answer_costs_nothing(stand: JoinStand) -> None:
     first = await stand.post(join_body(token, request))
     again = await stand.post(join_body(token, request))
     assert again.json()["certificate"] == first.json()["certificate"]
-    other = await stand.post(join_body(token))
+    other = await stand.post(join_body(token, who=machine("mac-2")))
     assert (other.status_code, other.json()["code"]) == (403, "TokenEnded")
     assert "used once" in other.json()["message"]
 
 
-async def test_the_name_of_another_machine_is_refused_and_costs_no_use(stand: JoinStand) -> None:
-    token = await stand.token(TokenOptions(uses=2, labels={}))
-    assert (await stand.post(join_body(token, who=machine("mac-1")))).status_code == 200
-    refused = await stand.post(join_body(token, who=machine("mac-1", OTHER_UUID)))
+@pytest.mark.parametrize(
+    ("role", "remedy"),
+    [
+        ("node", "`fleetctl delete node mac-1`"),
+        ("gateway", "`fleetctl cert revoke gateway/mac-1`"),
+        ("reconciler", "`fleetctl cert revoke reconciler/mac-1`"),
+        ("admin", "`fleetctl cert revoke admin/mac-1`"),
+    ],
+)
+async def test_a_token_for_any_name_gives_no_name_that_the_fleet_has(
+    tmp_path: Path, role: JoinRole, remedy: str
+) -> None:
+    """The UUID of the holder, its very request, or both: what a machine says of itself proves nothing."""
+    accounts = RecordedAccounts()
+    stand = await JoinStand(tmp_path, accounts=accounts).open()
+    await stand.transport.commit([], node_status("mac-1", UUID))
+    (_, request), who = new_key(), machine("mac-1")
+    holder = await stand.token(TokenOptions(role=role, name="mac-1", labels={}), bytes(21))
+    assert (await stand.post(join_body(holder, request, who))).status_code == 200
+    accounts.issued.clear()
+    token = await stand.token(TokenOptions(role=role, uses=2, labels={}))
+    for body in (
+        join_body(token, who=who),
+        join_body(token, who=machine("mac-1", OTHER_UUID)),
+        join_body(token, request, who),
+    ):
+        refused = await stand.post(body)
+        assert (refused.status_code, refused.json()["code"]) == (409, "NameTaken")
+        message = refused.json()["message"]
+        assert f"--node mac-1` and join with it, or run {remedy}" in message
+        assert UUID not in message
+    assert accounts.issued == []
+    [record] = [one for one in await list_tokens(stand.transport) if one.id == token.id]
+    assert record.uses == ()
+    assert not any(UUID in message for _, message in await stand.events())
+    assert [reason for reason, _ in await stand.events()].count(NAME_TAKEN) == 1  # counted thrice
+    security = await read_security(
+        stand.transport, stand.clock.now(), ((), {}, ()), (EtcdAddress(socket=tmp_path), None)
+    )
+    [warned] = [found.message for found in check_security(security) if found.check == "joins"]
+    assert "address 10.0.0.7: the fleet has" in warned
+
+
+async def test_a_node_without_a_certificate_keeps_its_name(stand: JoinStand) -> None:
+    """Its certificate was revoked, or the fleet is being moved to TLS."""
+    await stand.transport.commit([], node_status("mac-1", UUID))
+    refused = await stand.post(join_body(await stand.token(), who=machine("mac-1")))
     assert (refused.status_code, refused.json()["code"]) == (409, "NameTaken")
-    assert "delete node mac-1" in refused.json()["message"]
-    assert (await stand.post(join_body(token, who=machine("mac-2", OTHER_UUID)))).is_success
 
 
-async def test_a_machine_that_was_set_up_anew_keeps_its_name(stand: JoinStand) -> None:
-    token = await stand.token(TokenOptions(uses=2, labels={}))
-    before = await stand.post(join_body(token, who=machine("mac-1", "ABC-1")))
-    after = await stand.post(join_body(token, who=machine("mac-1", "abc-1")))
+async def test_a_token_for_the_name_replaces_a_lost_key(stand: JoinStand) -> None:
+    before = await stand.post(join_body(await stand.token(), who=machine("mac-1")))
+    named = await stand.token(TokenOptions(name="mac-1", labels={}), bytes(21))
+    after = await stand.post(join_body(named))
     assert before.is_success
     assert after.is_success
     assert before.json()["certificate"] != after.json()["certificate"]

@@ -1,5 +1,6 @@
 """POST /v1/rejoin: a certificate of the fleet is asked for, and the name stays with its Mac."""
 
+from datetime import timedelta
 from pathlib import Path
 
 import aiohttp
@@ -7,9 +8,11 @@ import pytest
 
 from identity.authority import new_key
 from identity.credentials import Credentials
+from identity.folder import IdentityFolder
 from identity.names import Role
 from machinery.clock import SystemClock
 from schemas.wire.join import REJOIN_PATH, JoinAnswer, JoinRefusal, RejoinBody
+from tests.support.identities import now
 from tests.support.join import JoinStand, join_body, machine
 
 
@@ -23,11 +26,11 @@ def body(uuid: str = "11111111-aaaa") -> RejoinBody:
 
 
 async def call(
-    stand: JoinStand, role: Role, name: str, sent: RejoinBody
+    stand: JoinStand, role: Role, name: str, sent: RejoinBody, folder: IdentityFolder | None = None
 ) -> tuple[int, JoinAnswer | JoinRefusal]:
     """Send the body over TLS with a certificate; return status and answer."""
     context = (
-        Credentials(stand.ca.issue(role, name), SystemClock())
+        Credentials(folder or stand.ca.issue(role, name), SystemClock())
         .client(frozenset({Role.RECONCILER}))
         .context
     )
@@ -53,13 +56,25 @@ async def test_a_node_gets_what_a_joined_one_gets(stand: JoinStand) -> None:
     assert answer.etcd == ("https://127.0.0.1:2379",)
 
 
-async def test_the_name_of_another_mac_is_not_given_away(stand: JoinStand) -> None:
-    """A store that was restored may know a newer Mac of this name."""
-    await stand.post(join_body(await stand.token(), who=machine("mac-1", uuid="33333333-cccc")))
-    status, answer = await call(stand, Role.NODE, "mac-1", body())
+async def test_a_certificate_from_before_another_key_got_the_name_joins_nothing(
+    stand: JoinStand,
+) -> None:
+    """The disk of a Mac whose name a new one has got, even with the new one's UUID."""
+    old = stand.ca.issue(Role.NODE, "mac-1", start=now() - timedelta(minutes=1))
+    await stand.post(join_body(await stand.token(), who=machine("mac-1")))
+    status, answer = await call(stand, Role.NODE, "mac-1", body(), folder=old)
     assert status == 409
     assert isinstance(answer, JoinRefusal)
     assert answer.code == "NameTaken"
+
+
+async def test_a_certificate_that_a_restored_store_does_not_know_joins_again(
+    stand: JoinStand,
+) -> None:
+    await stand.post(join_body(await stand.token(), who=machine("mac-1")))
+    new = stand.ca.issue(Role.NODE, "mac-1", start=now() + timedelta(minutes=1))
+    status, _ = await call(stand, Role.NODE, "mac-1", body(), folder=new)
+    assert status == 200
 
 
 async def test_etcd_does_not_join(stand: JoinStand) -> None:
