@@ -140,20 +140,11 @@ lock: $(READY)  ## renew the requirements*.txt
 bench-smoke: $(TEST_READY)  ## every bench for seconds: whether it runs and compares, not how fast
 	@$(BIN)/python -m bench.smoke
 
-bench-apply: $(TEST_READY)  ## 1,000 ModelDeployments: apply, and apply again
-	@$(BIN)/python -m bench.apply
-
-bench-cli: $(TEST_READY)  ## how long fleetctl takes to start: get, --help, a typo, beside python and kubectl
-	@$(BIN)/python -m bench.cli
-
 bench-chaos: $(TEST_READY)  ## random kills of a whole fleet under load: texts, acknowledged writes, convergence (SECONDS=300: longer)
 	@$(BIN)/python -m bench.chaos
 
 bench-start: $(TEST_READY)  ## from apply returning to the engine process being started
 	@$(BIN)/python -m bench.start
-
-bench-fetch: $(TEST_READY)  ## what a fetch between two Macs costs: renewals of their leases, and the gateway's p99
-	@$(BIN)/python -m bench.fetch
 
 bench-gateway: $(TEST_READY)  ## our gateway beside nginx, Caddy, LiteLLM, Portkey, routers of vLLM and SGLang, in five minutes (FULL=1: longer)
 	@$(BIN)/python -m bench.gateway
@@ -161,14 +152,8 @@ bench-gateway: $(TEST_READY)  ## our gateway beside nginx, Caddy, LiteLLM, Portk
 bench-gateway-path: $(TEST_READY)  ## what a request costs our gateway without sockets: files, calls, bytecodes, hot microseconds, in half a minute
 	@$(BIN)/python -m bench.gateway.request_path
 
-bench-gateway-tls: $(TEST_READY)  ## what TLS costs our gateway: to clients, to engines, both, in five minutes
-	@$(BIN)/python -m bench.gateway.tls
-
 bench-gateway-faults: $(TEST_READY)  ## engines killed, stopped, drained and gone mad under load, in five minutes
 	@$(BIN)/python -m bench.gateway.faults
-
-bench-gateway-faults-real: $(TEST_READY)  ## real engines of a real fleet killed, stopped, drained and replaced under load (SECONDS=60: each for a minute, in half an hour)
-	@$(BIN)/python -m bench.gateway.real_faults
 
 bench-gateway-hostile: $(TEST_READY)  ## hostile clients: the gateway's memory, and what others notice
 	@$(BIN)/python -m bench.gateway.hostile
@@ -176,20 +161,11 @@ bench-gateway-hostile: $(TEST_READY)  ## hostile clients: the gateway's memory, 
 bench-prefix-cache: $(TEST_READY)  ## a long prompt after a restart: cached on disk, cold, and with mlx-lm's own file
 	@$(BIN)/python -m bench.prefix_cache
 
-bench-engine-sockets: $(TEST_READY)  ## what a request to an engine costs on a port and on a Unix socket
-	@$(BIN)/python -m bench.engine_sockets
-
-bench-routing: $(TEST_READY)  ## what choosing an engine costs among 10 to 1,000, with up to a million sessions
-	@$(BIN)/python -m bench.routing
-
 bench-store: $(TEST_READY)  ## our etcd clients beside the other Python ones, in four minutes
 	@$(BIN)/python -m bench.store
 
 bench-placement: $(TEST_READY)  ## 10,000 replicas onto 5,000 Macs: decisions a second, without a store
 	@$(BIN)/python -m bench.placement
-
-bench-control-plane: $(TEST_READY)  ## 1,000 hollow Macs and 10,000 replicas on a real etcd, in five minutes
-	@$(BIN)/python -m bench.control_plane
 
 bench-scale: $(TEST_READY)  ## still nodes and replicas at three sizes, then hollow agents until this machine holds no more, in five minutes (FULL=1: longer)
 	@$(BIN)/python -m bench.scale
@@ -197,36 +173,14 @@ bench-scale: $(TEST_READY)  ## still nodes and replicas at three sizes, then hol
 bench-scale-changes: $(TEST_READY)  ## 5,000 still nodes whose leader dies, of which a tenth is lost, and all deployments rolled, in five minutes
 	@$(BIN)/python -m bench.scale_changes
 
-bench-assignments: $(TEST_READY)  ## agents that watch all Replicas beside agents that watch their own copies
-	@$(BIN)/python -m bench.assignments
-
-bench-agent-traffic: $(TEST_READY)  ## bytes between an agent and etcd while nothing changes, in eleven minutes (MINUTES=60: an hour)
-	@$(BIN)/python -m bench.agent_traffic
-
-bench-deployment-watches: $(TEST_READY)  ## what a changed deployment costs the agents that watch deployments, or records of them
-	@$(BIN)/python -m bench.deployment_watches
-
-bench-degradation: $(TEST_READY)  ## a control plane in trouble: starved reconciler, slow etcd, slow disk, 500 agents that flap, in five minutes
-	@$(BIN)/python -m bench.degradation
-
 bench-dashboard: $(TEST_READY)  ## the page at 1,000 Macs that change each second: paint, main thread, heap, stream, a change's way
 	@$(BIN)/python -m bench.dashboard
-
-bench-observe: $(TEST_READY)  ## a recorder at 1,000 hollow Macs: its CPU, memory, a day of history, reading one Mac's day; a gateway with and without it
-	@$(BIN)/python -m bench.observe
-
-bench-manifests: $(TEST_READY)  ## 10,000 manifests: load, check, apply and diff, beside other YAML loaders
-	@$(BIN)/python -m bench.manifests
 
 bench-engine: $(TEST_READY)  ## our engine beside mlx_lm.server and beside raw MLX, in five minutes
 	@$(BIN)/python -m bench.engine
 
 bench-speculation: $(TEST_READY)  ## guesses from n-grams: an engine with them beside one without
 	@$(BIN)/python -m bench.speculation
-
-bench-rows: export OPENBLAS_NUM_THREADS := 1
-bench-rows: $(TEST_READY)  ## rows of a batch in caches of their own, beside padded ones: decoding, joins, memory, admission
-	@$(BIN)/python -m bench.rows
 
 bench-engine-start: $(TEST_READY)  ## from an engine's start to its first token, beside mlx_lm.server
 	@$(BIN)/python -m bench.engine_start

@@ -28,7 +28,7 @@ import uvloop
 from tabulate import tabulate
 
 from bench.chaos_clients import Clients, References, Request, Writer
-from bench.gateway.real_acts import Scene
+from bench.chaos_scene import Scene
 from bench.result import finish, sized
 from store import keys
 from store.errors import StoreError

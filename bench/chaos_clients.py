@@ -9,7 +9,7 @@ from typing import Any
 import aiohttp
 import orjson
 
-from bench.gateway.real_acts import MODEL
+from bench.chaos_scene import MODEL
 from store import keys
 from store.etcd.connect import connect
 from tests.support.fleet import Fleet

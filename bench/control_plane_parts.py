@@ -13,9 +13,27 @@ import psutil
 
 from machinery import processes
 from machinery.processes import ChildProcess
+from schemas.deployment import ModelDeployment, ModelDeploymentSpec, ModelSource, Resources
+from schemas.meta import ObjectMeta
 from store import keys
 from store.errors import CompactedError, UnavailableError
 from store.port import Transport
+
+RECONCILER = ("reconciler", "--node-grace-period", "0")
+REPLICAS_PREFIX = keys.spec_prefix("Replica")
+
+
+def deployment(name: str, replicas: int) -> ModelDeployment:
+    return ModelDeployment(
+        metadata=ObjectMeta(name=name, uid=f"uid-{name}", generation=1),
+        spec=ModelDeploymentSpec(
+            model=ModelSource(path="model"),
+            replicas=replicas,
+            context_length=2048,
+            concurrency=1,
+            resources=Resources(memory="1Gi"),
+        ),
+    )
 
 
 class TooSlowError(Exception):

@@ -19,13 +19,14 @@ from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 
-from bench.control_plane import REPLICAS_PREFIX, deployment
-from bench.control_plane_join import RECONCILER
 from bench.control_plane_parts import (
+    RECONCILER,
+    REPLICAS_PREFIX,
     Bench,
     Crowd,
     Heard,
     TooSlowError,
+    deployment,
     leader,
     others,
     spent,

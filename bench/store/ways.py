@@ -30,32 +30,8 @@ class Way:
 
 # Which version is compared is part of the result; what they are built on is pinned to our own.
 PEERS = (
-    Way(
-        name="aiohttp gateway",
-        module="aiohttp_gateway",
-        requires=("aiohttp",),
-        is_http=True,
-    ),
     Way(name="grpc.aio stubs", module="grpc_stubs", requires=("aetcd==1.0.0",)),
     Way(name="aetcd 1.0.0", module="aetcd", requires=("aetcd==1.0.0",)),
-    Way(name="etcd3aio 0.3.0", module="etcd3aio", requires=("etcd3aio==0.3.0",)),
-    Way(
-        name="etcd-client-py 0.5.1",
-        module="etcd_client_py",
-        requires=("etcd-client-py==0.5.1",),
-        skips={
-            "list_50000": "no pages, and answers of 4 MiB at most",
-            "leases": "not measured",
-        },
-    ),
-    Way(
-        name="etcd3gw 2.7.0",
-        module="etcd3gw",
-        requires=("etcd3gw==2.7.0",),
-        is_http=True,
-        is_slow=True,
-        skips={"leases": "64 threads; spec/etcd.md has 64 % of a core for 500 leases"},
-    ),
     Way(
         name="etcd3-py 0.1.6",
         module="etcd3_py",

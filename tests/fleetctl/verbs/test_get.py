@@ -339,7 +339,7 @@ async def test_an_invalid_custom_columns_file_is_an_error(
 
 
 async def test_get_imports_nothing_slow(shared: Fleet) -> None:
-    """`get` reads without pydantic, an event loop and gRPC, which take long to import: see bench/cli.py."""
+    """`get` reads without pydantic, an event loop and gRPC, which take long to import."""
     code = (
         "import sys\n"
         "from fleetctl.__main__ import main\n"

@@ -1,10 +1,7 @@
-"""The faults of `bench.gateway.real_faults`: what happens to an engine of a real fleet, and when all is well again."""
+"""A real fleet of `bench.chaos`: its declared deployment, its engines, and whether all of them serve."""
 
 import asyncio
-import os
-import signal
 from collections import Counter
-from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
 import aiohttp
@@ -95,76 +92,3 @@ async def _says(session: aiohttp.ClientSession, url: str) -> dict[str, dict[str,
             return dict(await response.json()) if response.status == 200 else {}
     except (aiohttp.ClientError, TimeoutError):
         return {}
-
-
-@dataclass(frozen=True)
-class Fault:
-    """Something that happens to one engine."""
-
-    name: str
-    begin: Callable[[Scene], Awaitable[int | None]]
-    """Do it; returns the pid of the engine that must be gone for all to be well."""
-    lasts_s: float = 0.0
-    end: Callable[[Scene], Awaitable[None]] | None = None
-    """Undo it, or wait until what was ordered is done."""
-    is_ordered: bool = False
-    """It is done by fleetctl, and so it cannot begin without etcd."""
-
-
-async def _nothing(_: Scene) -> None:
-    return None
-
-
-async def _kill(scene: Scene) -> int:
-    _, pid = scene.victim()
-    os.kill(pid, signal.SIGKILL)
-    return pid
-
-
-async def _stop(scene: Scene) -> None:
-    _, pid = scene.victim()
-    os.kill(pid, signal.SIGSTOP)
-
-
-async def _go_on(scene: Scene) -> None:
-    for _, engine in scene.engines():
-        os.kill(engine.child.record.pid, signal.SIGCONT)
-
-
-async def _restart(scene: Scene) -> int:
-    _, pid = scene.victim()
-    os.kill(pid, signal.SIGTERM)
-    return pid
-
-
-async def _drain(scene: Scene) -> int:
-    scene.drained, pid = scene.victim()
-    await scene.ordered("drain", scene.drained, "--no-wait")
-    return pid
-
-
-async def _take_back(scene: Scene) -> None:
-    await scene.ordered("drain", scene.drained, f"--timeout={_WHOLE_S:.0f}s")
-    await scene.ordered("uncordon", scene.drained)
-
-
-async def _roll(scene: Scene) -> int:
-    _, pid = scene.victim()
-    scene.context += 1
-    await scene.declare()
-    return pid
-
-
-async def _rolled(scene: Scene) -> None:
-    await scene.ordered("rollout", "status", f"md/{MODEL}", f"--timeout={_WHOLE_S:.0f}s")
-
-
-FAULTS = (
-    Fault("none", _nothing, lasts_s=2.0),
-    Fault("kill", _kill),
-    # Longer than a gateway needs to find out (4 to 5 s).
-    Fault("stop", _stop, lasts_s=7.0, end=_go_on),
-    Fault("restart", _restart),
-    Fault("drain", _drain, end=_take_back, is_ordered=True),
-    Fault("roll", _roll, end=_rolled, is_ordered=True),
-)
