@@ -1,6 +1,5 @@
 """FastAPI application of the dashboard: its routes, its middleware and the folder of its page."""
 
-from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Final
 
@@ -67,8 +66,6 @@ class AppContext:
     """Checks login links."""
     log: LogAccess
     """The log of this process."""
-    hosts: Collection[str]
-    """Names by which clients may address the process."""
     dialer: Dialer
     """To gateways, for the page's chat."""
     history: HistoryWriter | None
@@ -133,7 +130,6 @@ def make_app(context: AppContext) -> FastAPI:
         DashboardAuth,
         access=context.access,
         sessions=context.sessions,
-        hosts=context.hosts,
     )
     app.add_exception_handler(HTTPException, on_http_error)
     app.add_exception_handler(RefusedError, on_refused)

@@ -7,7 +7,7 @@ the loopback address, too: every user of the machine and every page of its brows
 import asyncio
 import logging
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from http.cookies import CookieError, SimpleCookie
 from types import MappingProxyType
@@ -23,7 +23,6 @@ from gateway import errors
 from gateway.auth.access_control import AccessControl
 from identity.log_access import log_path
 from identity.metrics_access import is_local
-from machinery import host_header
 from schemas.records import Role, role_includes
 from schemas.wire.errors import Refusal, RefusedError
 
@@ -104,7 +103,7 @@ def is_public(method: str, path: str) -> bool:
 
 
 class DashboardAuth:
-    """ASGI middleware: refuses foreign hosts and pages, and clients without the role that a route needs."""
+    """ASGI middleware: refuses foreign pages, and clients without the role that a route needs."""
 
     def __init__(
         self,
@@ -112,13 +111,10 @@ class DashboardAuth:
         *,
         access: AccessControl,
         sessions: Sessions,
-        hosts: Collection[str],
     ) -> None:
-        """`hosts`: the names by which clients address this process."""
         self._app = app
         self._access = access
         self._sessions = sessions
-        self._hosts = hosts
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a request on with its visitor, or refuse it."""
@@ -186,8 +182,6 @@ class DashboardAuth:
         headers = dict(scope["headers"])
         method, path = scope.get("method", "GET"), scope["path"]
         host = _text(headers, b"host")
-        if not host_header.is_known(host, self._hosts):
-            raise _unknown_host(host)
         if scope["type"] == "websocket" or method not in _SAFE:
             _check_page(headers, host, is_socket=scope["type"] == "websocket")
         if is_public(method, path):
@@ -258,14 +252,6 @@ def _text(headers: Mapping[bytes, bytes], name: bytes) -> str:
 
 def _refused(status: int, message: str, code: str) -> RefusedError:
     return RefusedError(Refusal(status=status, message=message, code=code))
-
-
-def _unknown_host(host: str) -> RefusedError:
-    message = (
-        f"This dashboard does not answer to the name '{host[:200]}': a foreign page could use it by having its own name "
-        "point here. Use http://localhost or an address of this machine, or start fleet-dashboard with --allowed-host."
-    )
-    return _refused(421, message, "host_not_allowed")
 
 
 def _foreign_page(what: str) -> RefusedError:

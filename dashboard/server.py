@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
@@ -29,12 +29,10 @@ from identity.credentials import TlsReporter, no_report
 from identity.dialer import Dialer
 from identity.log_access import LogAccess
 from insight.fleet_caches import make_fleet_caches
-from machinery import host_header
 from machinery.clock import Clock
 from machinery.http_server import AdminServer, ConnectionLimits, ServerSecurity
 from machinery.process_log import LogRing
 from machinery.version import version
-from machinery.websocket import WebSocketProtocol
 from schemas.records import ApiKey, DashboardLease
 from store import codec, keys
 from store.leases import hold_published
@@ -42,8 +40,8 @@ from store.metrics import MeasuredTransport, StoreMetrics
 from store.port import Transport
 from store.tickets import TicketChecker
 
-# A page has one stream and a few requests; each connection serves one request.
-_LIMITS = ConnectionLimits(connections=512)
+# A page has one stream and a few requests; each connection serves one request. Many people may share a proxy.
+_LIMITS = ConnectionLimits(connections=512, per_address=128, has_websockets=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,7 +136,6 @@ class Dashboard:
             sessions=sessions,
             tickets=tickets,
             log=LogAccess(process="dashboard", ring=settings.ring, tickets=tickets, clock=clock),
-            hosts=host_header.machine_names(settings.address[0], *settings.hosts),
             dialer=settings.dialer,
             history=self.history,
             objectives=self.objectives,
@@ -146,11 +143,14 @@ class Dashboard:
             store_metrics=store_metrics,
         )
         self.app = make_app(context)
-        security = settings.security
         self.server = AdminServer(
-            self.app, clock, settings.address, lambda: None, limits=_LIMITS, security=security
+            self.app,
+            clock,
+            settings.address,
+            lambda: None,
+            limits=_LIMITS,
+            security=replace(settings.security, allowed_hosts=settings.hosts),
         )
-        self.server.websocket = WebSocketProtocol
         self._transport = transport
         self._lease_key = keys.named(keys.DASHBOARD_LEASE_PREFIX, id_)
 

@@ -32,9 +32,8 @@ from identity.credentials import Credentials, CredentialsError
 from machinery import environment, unix_sockets
 from machinery import process_log as fleet_logging
 from machinery.clock import SystemClock
-from machinery.http_server import SignalServer, listen
+from machinery.http_server import HttpServer, listen
 from machinery.process_log import LogLevel
-from machinery.tls_server import TlsServer
 from models import generation_config
 from schemas.wire.connections import SERVER_KEEP_ALIVE_S
 from schemas.wire.engine_address import EngineAddress
@@ -163,11 +162,8 @@ async def serve(
     """Serve until the service ends, TLS with credentials; return the exit code and the reason."""
     config = _server_config(service)
     tls = None if credentials is None else EngineTls(credentials, service.metrics.tls)
-    server = (
-        SignalServer(config, service.request_stop)
-        if tls is None
-        else TlsServer(config, service.request_stop, tls.options())
-    )
+    acceptor = None if tls is None else tls.options().acceptor
+    server = HttpServer(config, service.request_stop, acceptor)
     async with asyncio.TaskGroup() as group:
         group.create_task(server.serve(sockets=[listener.socket]))
         following = None
@@ -187,11 +183,12 @@ async def serve(
 
 
 def _server_config(service: Service) -> uvicorn.Config:
+    limits = EngineConnectionLimits(is_crowded=lambda: service.admission.is_crowded)
     return uvicorn.Config(
         make_app(service),
         http=cast(
             "type[EngineHttpProtocol]",
-            partial(EngineHttpProtocol, _connection_limits(service)),
+            partial(EngineHttpProtocol, limits, limits.limiter()),
         ),
         ws="none",
         lifespan="off",
@@ -202,10 +199,6 @@ def _server_config(service: Service) -> uvicorn.Config:
         timeout_keep_alive=SERVER_KEEP_ALIVE_S,
         timeout_graceful_shutdown=_CLOSE_TIMEOUT_S,
     )
-
-
-def _connection_limits(service: Service) -> EngineConnectionLimits:
-    return EngineConnectionLimits(is_crowded=lambda: service.admission.is_crowded)
 
 
 def raise_file_limit() -> str:

@@ -80,8 +80,7 @@ class InferenceHandler(RequestHandler):
         self.heads = HeadReader(adapters)
         self.max_body = options.max_body
         self.body_memory = options.body_memory
-        self.connection_limit = options.connection_limit
-        self.address_limit = options.address_limit
+        self.connections = options.connections
         self.hosts = options.hosts
         self._origins = options.origins
         self._allowed_host = b""

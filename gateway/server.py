@@ -34,7 +34,7 @@ from gateway.handler import InferenceHandler
 from gateway.handover import HandOver
 from gateway.http.cors import AllowedHosts, AllowedOrigins, CorsMiddleware
 from gateway.http.handler_options import HandlerOptions
-from gateway.http.limits import USUAL_CONNECTIONS, BodyMemory, ConnectionLimit
+from gateway.http.limits import USUAL_CONNECTIONS, BodyMemory, FileLimit
 from gateway.http.protocol import ClientProtocol
 from gateway.http.tls import tls_options
 from gateway.metrics.gateway_metrics import ConnectionCounts, GatewayMetrics, ProcessMetrics
@@ -58,11 +58,11 @@ from identity.names import Role, worker_id
 from identity.renewal import Applicant, own_addresses
 from identity.upkeep import IdentityUpkeep
 from machinery.clock import Clock
-from machinery.connection_limits import AddressLimit
-from machinery.http_server import SignalServer
+from machinery.connection_limits import AddressLimit, ConnectionLimiter
+from machinery.http_server import HttpServer
 from machinery.process_log import LogRing
 from machinery.prometheus import Gauge
-from machinery.tls_server import ServerCertificate, TlsServer
+from machinery.tls_server import ServerCertificate
 from machinery.version import version
 from schemas.records import GatewayLease
 from schemas.trust import TlsMode
@@ -266,7 +266,7 @@ class Gateway:
             self.recorder,
             self._handler_options(instance),
         )
-        self.pool.make_room = self._make_room
+        self.pool.make_room = self.handler.connections.make_room
         self._stopping, self._gives_way = asyncio.Event(), False
         batches = self._batches = self._batch_runner(model_states)
         context = self._admin_context(transport, id_, model_states)
@@ -311,7 +311,7 @@ class Gateway:
         """Return the options that apply to every request and connection of clients."""
         limits, on_shed = self._limits, self.metrics.shed.add
         limit_of_address = limits.max_connections_per_address
-        self.connection_limit = ConnectionLimit(
+        self.file_limit = FileLimit(
             self._clock,
             max_files=limits.max_files,
             count_files=self.recorder.process.count_files,
@@ -323,11 +323,14 @@ class Gateway:
             body_memory=BodyMemory(
                 max(limits.max_body_memory_bytes, limits.max_body_bytes), on_shed
             ),
-            connection_limit=self.connection_limit,
-            address_limit=AddressLimit(
-                USUAL_CONNECTIONS if limit_of_address is None else limit_of_address,
-                is_local_free=limit_of_address is None,
-                on_refuse=partial(on_shed, "address"),
+            connections=ConnectionLimiter(
+                AddressLimit(
+                    USUAL_CONNECTIONS if limit_of_address is None else limit_of_address,
+                    is_local_free=limit_of_address is None,
+                    on_refuse=partial(on_shed, "address"),
+                ),
+                self.file_limit.has_room,
+                self.file_limit.count,
             ),
             hosts=limits.hosts,
             origins=limits.origins,
@@ -465,7 +468,7 @@ class Gateway:
         )
         return BatchRunner(store, gateway)
 
-    def _http_server(self, app: FastAPI) -> SignalServer:
+    def _http_server(self, app: FastAPI) -> HttpServer:
         """Return the HTTP or HTTPS server for clients."""
         limits = self._limits
         config = uvicorn.Config(
@@ -487,9 +490,7 @@ class Gateway:
             max_files=limits.max_files,
             on_shed=partial(self.metrics.shed.add, "handshake"),
         )
-        if options is None:
-            return SignalServer(config, self.stop)
-        return TlsServer(config, self.stop, options)
+        return HttpServer(config, self.stop, None if options is None else options.acceptor)
 
     def stop(self) -> None:
         """Accept no more connections and finish running requests; if called again, cut them off."""
@@ -566,13 +567,6 @@ class Gateway:
             if not self._gives_way:
                 holding.cancel()
 
-    def _make_room(self) -> bool:
-        """Close idle connections of clients, because no connection to an engine could be opened."""
-        connections = self._server.server_state.connections
-        return self.connection_limit.make_room(
-            [one for one in connections if isinstance(one, ClientProtocol)]
-        )
-
     def _is_ready(self) -> bool:
         knows_keys = self.fleet_state.keyring.is_known or not self._limits.asks_for_keys
         return (self.table_cache.is_synced and knows_keys) or self._stopping.is_set()
@@ -580,7 +574,7 @@ class Gateway:
     async def _close_late(self) -> None:
         """Close connections of clients that do not complete their request in time, and count open files."""
         while True:
-            self.connection_limit.measure(len(self._server.server_state.connections))
+            self.file_limit.measure(len(self._server.server_state.connections))
             await self._clock.sleep(_SWEEP_S)
             now_s = self._clock.monotonic()
             for connection in tuple(self._server.server_state.connections):

@@ -1,7 +1,5 @@
 """Security of the listeners of processes with an identity: TLS for their peers, and plain HTTP as the fleet's mode allows."""
 
-import asyncio
-import socket
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
@@ -12,7 +10,7 @@ from identity.credentials import Credentials
 from identity.metrics_access import INSECURE_METRICS, MetricsToken, read_metrics_token
 from identity.names import Role
 from machinery.http_server import ServerSecurity
-from machinery.tls_server import TlsListener, TlsOptions
+from machinery.tls_server import TlsOptions
 from schemas.trust import TlsMode
 from schemas.wire.errors import Refusal
 
@@ -42,14 +40,8 @@ def server_security(
         accepts_plain=lambda: credentials.mode is not TlsMode.STRICT,
         unfinished_handshakes=_ADMIN_HANDSHAKES,
     )
-
-    def accept(
-        listener: socket.socket, make_protocol: Callable[[], asyncio.Protocol]
-    ) -> TlsListener:
-        return TlsListener(listener, make_protocol, options)
-
     return ServerSecurity(
-        acceptor=accept, is_https=lambda: credentials.mode is not TlsMode.PERMISSIVE
+        acceptor=options.acceptor, is_https=lambda: credentials.mode is not TlsMode.PERMISSIVE
     )
 
 

@@ -7,7 +7,11 @@ Such a request has the page's name in `Host`, which no other process uses for th
 import ipaddress
 import re
 import socket
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
+from typing import Final
+
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 _HOST = re.compile(r"(\[[0-9a-f:.%]{2,60}\]|[^:\[\]@/\s]{1,253})(?::[0-9]{1,5})?")
 
@@ -36,3 +40,38 @@ def is_known(value: str, names: Iterable[str]) -> bool:
     except ValueError:
         return False
     return True
+
+
+_PLAIN: Final = ("http", "ws")
+
+
+class HostCheck:
+    """ASGI middleware: refuses requests under a name that is not this machine's.
+
+    Under TLS the browser has compared the name with the certificate already.
+    """
+
+    def __init__(self, app: ASGIApp, names: Collection[str], *, flag: str = "") -> None:
+        """`flag`: the one that allows further names, such as --allowed-host."""
+        self._app = app
+        self._names = names
+        self._flag = flag
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass the request on, or answer 421 (Misdirected Request)."""
+        host = dict(scope.get("headers", ())).get(b"host")
+        if scope.get("scheme") not in _PLAIN or host is None:  # no page can leave the header out
+            await self._app(scope, receive, send)
+            return
+        value = host.decode("latin-1")
+        if is_known(value, self._names):
+            await self._app(scope, receive, send)
+            return
+        message = (
+            f"This server does not answer to the name '{value[:200]}': a web page could use it by having its own name "
+            "point here. Use http://localhost, the host name or an address of this machine"
+            + (f", or start the process with {self._flag}." if self._flag else ".")
+        )
+        error = {"message": message, "type": "invalid_request_error", "param": None}
+        body = {"error": {**error, "code": "host_not_allowed"}}
+        await JSONResponse(body, 421)(scope, receive, send)

@@ -14,7 +14,7 @@ import logging
 import os
 import re
 import socket
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -27,10 +27,12 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from typing_extensions import override
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from machinery import host_header
 from machinery.backoff import Backoff, Retries
 from machinery.clock import Clock
-from machinery.connection_limits import is_loopback
+from machinery.connection_limits import AddressLimit, ConnectionLimiter, is_loopback
 from machinery.tcp_keepalive import enable_keepalive
+from machinery.websocket import WebSocketProtocol
 
 # The form of request ids that are copied into headers and logs; any other is replaced.
 REQUEST_ID = re.compile(rb"[!-~]{1,128}")
@@ -50,6 +52,8 @@ MAX_LOG_READERS = 16
 _LISTEN_BACKLOG = 2048
 _BACKOFF = Backoff(first_s=2.0, limit_s=30.0)
 _SHUTDOWN_S = 1.0
+# For a client to read that it is refused.
+_REFUSED_S = 1.0
 SERVICE_UNAVAILABLE = (
     b"HTTP/1.1 503 Service Unavailable\r\nconnection: close\r\nretry-after: 1\r\n"
     b"content-length: 0\r\n\r\n"
@@ -84,133 +88,6 @@ def listen(host: str, port: int) -> socket.socket:
     return socket.create_server((host, port), family=family, backlog=_LISTEN_BACKLOG)
 
 
-class SignalServer(uvicorn.Server):
-    """A uvicorn server that reports SIGTERM and SIGINT to a callback and does not stop by itself."""
-
-    def __init__(self, config: uvicorn.Config, on_signal: Callable[[], object]) -> None:
-        super().__init__(config)
-        self._on_signal = on_signal
-
-    @override
-    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        # In a signal handler no asyncio object may be touched before the loop's next turn.
-        with contextlib.suppress(RuntimeError):  # the loop has ended already
-            self._loop.call_soon_threadsafe(self._on_signal)
-
-    @override
-    async def serve(self, sockets: list[socket.socket] | None = None) -> None:
-        self._loop = asyncio.get_running_loop()
-        await super().serve(sockets)
-
-
-class BoundedHttpProtocol(HttpToolsProtocol):
-    """uvicorn's HTTP/1.1 connection with a limit on headers: httptools has none, and takes quadratic time for them."""
-
-    def __init__(self, *arguments: Any, **options: Any) -> None:
-        super().__init__(*arguments, **options)
-        self._head_bytes: int | None = None  # None while no headers are being read
-
-    @override
-    def data_received(self, data: bytes) -> None:
-        super().data_received(data)
-        if self._head_bytes is None or self.transport.is_closing():
-            return
-        self._head_bytes += len(data)
-        if self._head_bytes > MAX_HEAD_BYTES:
-            length = f"content-length: {len(_HEAD_TOO_LARGE_BODY)}\r\n\r\n".encode()
-            self.transport.write(_HEAD_TOO_LARGE_HEAD + length + _HEAD_TOO_LARGE_BODY)
-            self.transport.close()
-
-    @override
-    def on_message_begin(self) -> None:
-        self._head_bytes = 0
-        super().on_message_begin()
-        self.scope["state"][SSL_OBJECT] = self.transport.get_extra_info("ssl_object")
-
-    @override
-    def on_headers_complete(self) -> None:
-        self._head_bytes = None
-        super().on_headers_complete()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ConnectionLimits:
-    """Limits of an admin server's connections; times in seconds."""
-
-    head_s: float = 10.0
-    """From the first byte of a connection, or of a request, to the end of its headers."""
-    flush_s: float = 10.0
-    """For a client to read the rest of a complete response."""
-    stall_s: float = 30.0
-    """For a client that follows a stream and reads nothing."""
-    connections: int = 64
-    """The number of simultaneous connections."""
-
-
-class AdminHttpProtocol(BoundedHttpProtocol):
-    """One connection of an admin server: one request, one response, and a time limit on each step."""
-
-    def __init__(self, limits: ConnectionLimits, *arguments: Any, **options: Any) -> None:
-        super().__init__(*arguments, **options)
-        self._limits = limits
-        self._timeout: asyncio.TimerHandle | None = None
-
-    def _set_timeout(self, seconds: float) -> None:
-        """Abort the connection in `seconds`, unless the timeout is cleared or set anew."""
-        self._clear_timeout()
-        self._timeout = self.loop.call_later(seconds, self.transport.abort)
-
-    def _clear_timeout(self) -> None:
-        if self._timeout is not None:
-            self._timeout.cancel()
-            self._timeout = None
-
-    @override
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn's
-        super().connection_made(transport)
-        self._set_timeout(self._limits.head_s)
-        connection = transport.get_extra_info("socket")
-        if connection is not None:
-            enable_keepalive(connection)
-        if len(self.connections) > self._limits.connections:
-            transport.write(SERVICE_UNAVAILABLE)
-            transport.close()
-
-    @override
-    def on_message_begin(self) -> None:
-        self._set_timeout(self._limits.head_s)
-        super().on_message_begin()
-
-    @override
-    def on_headers_complete(self) -> None:
-        self._clear_timeout()
-        super().on_headers_complete()
-        if self.cycle is not None:  # an upgrade has none
-            self.cycle.keep_alive = False
-
-    @override
-    def on_response_complete(self) -> None:
-        super().on_response_complete()
-        self._set_timeout(self._limits.flush_s)
-
-    @override
-    def pause_writing(self) -> None:
-        self._set_timeout(self._limits.stall_s)
-        super().pause_writing()
-
-    @override
-    def resume_writing(self) -> None:
-        # The rest of a complete response keeps its own limit.
-        if not self.transport.is_closing():
-            self._clear_timeout()
-        super().resume_writing()
-
-    @override
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._clear_timeout()
-        super().connection_lost(exc)
-
-
 class ConnectionAcceptor(Protocol):
     """Accepts connections on a listening socket until it is closed (`machinery.tls_server.TlsListener` is one)."""
 
@@ -225,6 +102,276 @@ MakeAcceptor: TypeAlias = Callable[
 """From a listening socket and the protocol of its connections to what accepts them."""
 
 
+class HttpServer(uvicorn.Server):
+    """A uvicorn server that does not stop at signals, and whose connections an acceptor may accept."""
+
+    def __init__(
+        self,
+        config: uvicorn.Config,
+        on_signal: Callable[[], object] | None,
+        acceptor: MakeAcceptor | None = None,
+    ) -> None:
+        """`on_signal`: called at SIGTERM and SIGINT; None: signals stay the process's own."""
+        super().__init__(config)
+        self._on_signal = on_signal
+        self._make_acceptor = acceptor
+        self._acceptors: list[ConnectionAcceptor] = []
+
+    @override
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        if self._on_signal is None:
+            yield
+            return
+        with super().capture_signals():
+            yield
+
+    @override
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        # In a signal handler no asyncio object may be touched before the loop's next turn.
+        if self._on_signal is not None:
+            with contextlib.suppress(RuntimeError):  # the loop has ended already
+                self._loop.call_soon_threadsafe(self._on_signal)
+
+    @override
+    async def serve(self, sockets: list[socket.socket] | None = None) -> None:
+        self._loop = asyncio.get_running_loop()
+        await super().serve(sockets)
+
+    @override
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        make = self._make_acceptor
+        if make is None:
+            await super().startup(sockets)
+            return
+        await super().startup(sockets=[])
+        self._acceptors = [make(listener, self._make_protocol) for listener in sockets or []]
+
+    def _make_protocol(self) -> asyncio.Protocol:
+        make: Callable[..., Any] = self.config.http_protocol_class
+        protocol: asyncio.Protocol = make(
+            config=self.config, server_state=self.server_state, app_state=self.lifespan.state
+        )
+        return protocol
+
+    def close(self) -> None:
+        """Accept no more connections."""
+        for acceptor in (*getattr(self, "servers", ()), *self._acceptors):
+            acceptor.close()
+
+    @override
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self.close()
+        # A client whose handshake is in progress has sent its request, or is about to.
+        with contextlib.suppress(TimeoutError):
+            await asyncio.gather(*(acceptor.wait_closed() for acceptor in self._acceptors))
+        await super().shutdown(sockets)
+
+
+class StepLimits(Protocol):
+    """The longest time for each step of a client, in seconds."""
+
+    @property
+    def idle_s(self) -> float:
+        """From the connection, or the last response, to the first byte of a request."""
+        ...
+
+    @property
+    def head_s(self) -> float:
+        """From there to the end of the headers."""
+        ...
+
+    @property
+    def body_s(self) -> float:
+        """From there to the end of the body."""
+        ...
+
+
+class BoundedHttpProtocol(HttpToolsProtocol):
+    """One HTTP/1.1 connection of a bounded number, with a time limit on each step of the client.
+
+    uvicorn waits forever for a request and its end. httptools has no limit of headers, and takes quadratic time for them.
+    """
+
+    def __init__(
+        self, limits: StepLimits, limiter: ConnectionLimiter, *arguments: Any, **options: Any
+    ) -> None:
+        super().__init__(*arguments, **options)
+        self._steps = limits
+        self._limiter = limiter
+        self._step: asyncio.TimerHandle | None = None
+        """Ends the connection when its current step takes too long."""
+        self._head_bytes: int | None = None  # None while no headers are being read
+        self._is_verified = False
+        self.idle_since = 0.0
+        """The beginning of the wait for a request, on the loop's clock."""
+
+    @property
+    def has_request(self) -> bool:
+        """True from the end of a request's headers to the end of its response."""
+        return not getattr(self.cycle, "response_complete", True)  # None before the first
+
+    @property
+    def is_serving(self) -> bool:
+        """True while a request is answered whose body has arrived."""
+        return self.has_request and not self.cycle.more_body
+
+    @property
+    def shed_order(self) -> tuple[bool, bool, float]:
+        """Connections that are closing are closed first, then those without a verified peer, the longest idle ones first."""
+        return not self.transport.is_closing(), self._is_verified, self.idle_since
+
+    def shed(self) -> None:
+        """Close the connection at once."""
+        self.transport.abort()
+
+    def begin_step(self, seconds: float) -> None:
+        """Abort the connection in `seconds`, unless the step ends or another begins."""
+        self.end_step()
+        self._step = self.loop.call_later(seconds, self.shed)
+
+    def end_step(self) -> None:
+        """Wait for the client no longer."""
+        if self._step is not None:
+            self._step.cancel()
+            self._step = None
+
+    def wait_for_request(self) -> None:
+        """Begin the wait for a request."""
+        self.idle_since = self.loop.time()
+        self.begin_step(self._steps.idle_s)
+
+    @override
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn's
+        super().connection_made(transport)
+        connection = transport.get_extra_info("socket")
+        if connection is not None:
+            enable_keepalive(connection)
+        tls = transport.get_extra_info(SSL_OBJECT)
+        self._is_verified = tls is not None and tls.getpeercert(binary_form=True) is not None
+        self.wait_for_request()
+        # What strangers do must not keep out a peer that has a certificate of the fleet.
+        is_counted = self.client is not None and not self._is_verified
+        if self._limiter.admit(self, self.client[0] if self.client and is_counted else ""):
+            transport.write(SERVICE_UNAVAILABLE)
+            transport.close()
+            self.begin_step(_REFUSED_S)
+
+    @override
+    def data_received(self, data: bytes) -> None:
+        if self.transport.is_closing():  # refused; TLS still delivers what the client sends
+            return
+        super().data_received(data)
+        if self._head_bytes is None or self.transport.is_closing():
+            return
+        self._head_bytes += len(data)
+        if self._head_bytes > MAX_HEAD_BYTES:
+            length = f"content-length: {len(_HEAD_TOO_LARGE_BODY)}\r\n\r\n".encode()
+            self.transport.write(_HEAD_TOO_LARGE_HEAD + length + _HEAD_TOO_LARGE_BODY)
+            self.transport.close()
+
+    @override
+    def on_message_begin(self) -> None:
+        self._head_bytes = 0
+        # The next request may come while the last one is answered; its time begins after that.
+        if not self.has_request:
+            self.begin_step(self._steps.head_s)
+        super().on_message_begin()
+        self.scope["state"][SSL_OBJECT] = self.transport.get_extra_info("ssl_object")
+
+    @override
+    def on_headers_complete(self) -> None:
+        self._head_bytes = None
+        if not self.has_request:
+            self.begin_step(self._steps.body_s)
+        super().on_headers_complete()
+
+    @override
+    def on_message_complete(self) -> None:
+        if (
+            self.has_request
+        ):  # else the response came before the end of the body, and another step has begun
+            self.end_step()
+        super().on_message_complete()
+
+    @override
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.end_step()
+        self._limiter.leave(self)
+        super().connection_lost(exc)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConnectionLimits:
+    """Limits of an admin server's connections; times in seconds."""
+
+    idle_s: float = 10.0
+    head_s: float = 10.0
+    body_s: float = 60.0
+    flush_s: float = 10.0
+    """For a client to read the rest of a complete response."""
+    stall_s: float = 30.0
+    """For a client that follows a stream and reads nothing."""
+    connections: int = 64
+    """The number of simultaneous connections."""
+    per_address: int = 16
+    """Those of one address of another machine, without a verified peer."""
+    has_websockets: bool = False
+    """False ignores upgrades to WebSocket."""
+
+
+class AdminHttpProtocol(BoundedHttpProtocol):
+    """One connection of an admin server: one request and one response, or one WebSocket."""
+
+    def __init__(
+        self,
+        limits: ConnectionLimits,
+        limiter: ConnectionLimiter,
+        *arguments: Any,
+        **options: Any,
+    ) -> None:
+        super().__init__(limits, limiter, *arguments, **options)
+        self._limits = limits
+        self._websocket: WebSocketProtocol | None = None
+        """Serves the connection since its upgrade; it stays counted here."""
+
+    @property
+    @override
+    def is_serving(self) -> bool:
+        """True while a request is answered, or a WebSocket is open."""
+        return super().is_serving if self._websocket is None else self._websocket.is_open
+
+    @override
+    def handle_websocket_upgrade(self) -> None:
+        self.end_step()
+        super().handle_websocket_upgrade()
+        self._websocket = cast("WebSocketProtocol", self.transport.get_protocol())
+        self._websocket.on_lost = partial(self._limiter.leave, self)
+
+    @override
+    def on_headers_complete(self) -> None:
+        super().on_headers_complete()
+        if self.cycle is not None:  # an upgrade has none
+            self.cycle.keep_alive = False
+
+    @override
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        self.begin_step(self._limits.flush_s)
+
+    @override
+    def pause_writing(self) -> None:
+        self.begin_step(self._limits.stall_s)
+        super().pause_writing()
+
+    @override
+    def resume_writing(self) -> None:
+        # The rest of a complete response keeps its own limit.
+        if not self.transport.is_closing():
+            self.end_step()
+        super().resume_writing()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerSecurity:
     """Protection of a server: without an acceptor it listens on loopback only, unless the operator insists."""
@@ -237,44 +384,11 @@ class ServerSecurity:
     """The flag by which the operator insists on plain HTTP, such as --insecure-http."""
     is_insecure: bool = False
     """True if the flag is given."""
+    allowed_hosts: Collection[str] | None = None
+    """The names of --allowed-host besides those of this machine; None: the process has no such flag."""
 
 
 _LOOPBACK_ONLY: Final = ServerSecurity()
-
-
-class _AdminUvicornServer(uvicorn.Server):
-    """A uvicorn server without signal handlers: the process has its own."""
-
-    def __init__(self, config: uvicorn.Config, make_acceptor: MakeAcceptor | None) -> None:
-        super().__init__(config)
-        self._make_acceptor = make_acceptor
-        self._acceptors: list[ConnectionAcceptor] = []
-
-    @override
-    @contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
-
-    @override
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        make = self._make_acceptor
-        if make is None:
-            await super().startup(sockets)
-            return
-        await super().startup(sockets=[])
-        self._acceptors = [make(one, self._make_protocol) for one in sockets or []]
-
-    def _make_protocol(self) -> asyncio.Protocol:
-        make: Callable[..., Any] = self.config.http_protocol_class
-        protocol: asyncio.Protocol = make(
-            config=self.config, server_state=self.server_state, app_state=self.lifespan.state
-        )
-        return protocol
-
-    def close(self) -> None:
-        """Accept no more connections."""
-        for one in (*self.servers, *self._acceptors):
-            one.close()
 
 
 class AdminServer:
@@ -291,10 +405,10 @@ class AdminServer:
         security: ServerSecurity = _LOOPBACK_ONLY,
     ) -> None:
         """`address` is host and port, 0 for any; `on_change` is called when `url` or `error` changes."""
-        self.websocket: type[asyncio.Protocol] | None = None
-        """Protocol of connections that ask for an upgrade to WebSocket; None ignores the upgrade."""
         self._security = security
-        self._app = app
+        names = host_header.machine_names(address[0], *(security.allowed_hosts or ()))
+        flag = "" if security.allowed_hosts is None else "--allowed-host"
+        self._app = host_header.HostCheck(app, names, flag=flag)
         self._clock = clock
         self._host, self._port = address
         self._limits = limits or ConnectionLimits()
@@ -355,11 +469,16 @@ class AdminServer:
         raise AssertionError("nothing sets this event")
 
     async def _serve(self, listener: socket.socket) -> None:
-        server = _AdminUvicornServer(
+        limits = self._limits
+        limiter = ConnectionLimiter(
+            AddressLimit(limits.per_address), lambda count: count <= limits.connections
+        )
+        protocol = partial(AdminHttpProtocol, limits, limiter)
+        server = HttpServer(
             uvicorn.Config(
                 self._app,
-                http=cast("type[AdminHttpProtocol]", partial(AdminHttpProtocol, self._limits)),
-                ws=self.websocket or "none",
+                http=cast("type[AdminHttpProtocol]", protocol),
+                ws=WebSocketProtocol if limits.has_websockets else "none",
                 lifespan="off",
                 log_config=None,
                 log_level="error",  # malformed requests of strangers are not worth a line
@@ -367,7 +486,8 @@ class AdminServer:
                 server_header=False,
                 proxy_headers=False,
             ),
-            self._security.acceptor,
+            on_signal=None,
+            acceptor=self._security.acceptor,
         )
         try:
             await server.serve(sockets=[listener])

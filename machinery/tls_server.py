@@ -1,15 +1,15 @@
-"""HTTPS for uvicorn: a certificate that is reloaded when its files change, and a listener that bounds handshakes.
+"""HTTPS: a certificate that is reloaded when its files change, and a listener that bounds handshakes.
 
     certificate = ServerCertificate(Path("gateway.crt"), Path("gateway.key"))
     group.create_task(certificate.watch(clock))
-    server = TlsServer(config, on_signal, TlsOptions(certificate=certificate, plain_response=b"HTTP/1.1 400 ..."))
+    options = TlsOptions(certificate=certificate, plain_response=b"HTTP/1.1 400 ...")
+    server = HttpServer(config, on_signal, options.acceptor)
 
 The listener reads the first byte of a connection before TLS begins. A plain connection is served if `accepts_plain`
 says so at that moment; otherwise it gets an answer that a person can read.
 """
 
 import asyncio
-import contextlib
 import errno
 import logging
 import socket
@@ -19,15 +19,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, NoReturn, Protocol, TypeAlias
+from typing import Final, NoReturn, Protocol, TypeAlias
 
-import uvicorn
 from typing_extensions import Buffer, override
 
 from machinery import process_secrets
 from machinery.client_hello import read_server_name
 from machinery.clock import Clock
-from machinery.http_server import SignalServer
+from machinery.connection_limits import AddressLimit, client_network
 
 log = logging.getLogger(__name__)
 
@@ -218,10 +217,18 @@ class TlsOptions:
     """The longest time from the connection to the end of its handshake."""
     unfinished_handshakes: int = 256
     """The number of unfinished handshakes at once. When it is reached, the oldest is ended."""
+    handshakes_per_address: int = 16
+    """The same of one address of another machine."""
     on_shed: Callable[[], None] = lambda: None
     """Called when an unfinished handshake is ended to make room."""
     on_failure: Callable[[str], None] = lambda _: None
     """Called with the reason, as one word, when a handshake fails or a plain connection is refused."""
+
+    def acceptor(
+        self, listener: socket.socket, make_protocol: Callable[[], asyncio.Protocol]
+    ) -> "TlsListener":
+        """Return the listener that has these options."""
+        return TlsListener(listener, make_protocol, self)
 
 
 class TlsListener:
@@ -241,8 +248,9 @@ class TlsListener:
         self._make_protocol = make_protocol
         self._options = options
         self._loop = asyncio.get_running_loop()
-        self._handshakes: dict[asyncio.Task[None], None] = {}
-        """The unfinished handshakes, oldest first."""
+        self._handshakes: dict[asyncio.Task[None], str] = {}
+        """The unfinished handshakes, oldest first, with the address under which each is counted."""
+        self._addresses = AddressLimit(options.handshakes_per_address)
         self._pause: asyncio.TimerHandle | None = None
         listener.settimeout(0)
         self._resume()
@@ -268,7 +276,7 @@ class TlsListener:
     def _accept(self) -> None:
         for _ in range(_ACCEPTS_AT_ONCE):
             try:
-                connection, _address = self._listener.accept()
+                connection, peer = self._listener.accept()
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
                 return
             except OSError as error:
@@ -278,21 +286,29 @@ class TlsListener:
                 self._loop.remove_reader(self._listener)
                 self._pause = self._loop.call_later(_OUT_OF_FILES_PAUSE_S, self._resume)
                 return
-            self._begin(connection)
+            self._begin(connection, peer[0] if isinstance(peer, tuple) else "")
 
-    def _begin(self, connection: socket.socket) -> None:
+    def _begin(self, connection: socket.socket, host: str) -> None:
         connection.settimeout(0)
         if len(self._handshakes) >= self._options.unfinished_handshakes:
-            oldest = next(iter(self._handshakes))
-            del self._handshakes[oldest]
-            oldest.cancel()
-            self._options.on_shed()
+            self._shed(next(iter(self._handshakes)))
+        address = self._addresses.enter(host)
+        if address is None:
+            # Its own oldest one ends, and none of others.
+            own = client_network(host)
+            self._shed(next(task for task, other in self._handshakes.items() if other == own))
+            address = self._addresses.enter(host)
         task = self._loop.create_task(self._handshake(connection))
-        self._handshakes[task] = None
+        self._handshakes[task] = address or ""
         task.add_done_callback(self._end)
 
+    def _shed(self, task: asyncio.Task[None]) -> None:
+        self._end(task)
+        task.cancel()
+        self._options.on_shed()
+
     def _end(self, task: asyncio.Task[None]) -> None:
-        self._handshakes.pop(task, None)
+        self._addresses.leave(self._handshakes.pop(task, ""))
 
     async def _handshake(self, connection: socket.socket) -> None:
         """Hand the connection over when its handshake has succeeded; close it if that fails."""
@@ -348,37 +364,3 @@ class TlsListener:
         async with asyncio.timeout(_PLAIN_LINGER_S):
             while await self._loop.sock_recv(connection, 1 << 16):
                 pass
-
-
-class TlsServer(SignalServer):
-    """A uvicorn server whose clients speak TLS."""
-
-    def __init__(
-        self, config: uvicorn.Config, on_signal: Callable[[], object], options: TlsOptions
-    ) -> None:
-        super().__init__(config, on_signal)
-        self._options = options
-        self._listeners: list[TlsListener] = []
-
-    @override
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets=[])
-        self._listeners = [
-            TlsListener(one, self._make_protocol, self._options) for one in sockets or []
-        ]
-
-    def _make_protocol(self) -> asyncio.Protocol:
-        make: Callable[..., Any] = self.config.http_protocol_class
-        protocol: asyncio.Protocol = make(
-            config=self.config, server_state=self.server_state, app_state=self.lifespan.state
-        )
-        return protocol
-
-    @override
-    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        for one in self._listeners:
-            one.close()
-        # A client whose handshake is in progress has sent its request, or is about to.
-        with contextlib.suppress(TimeoutError):
-            await asyncio.gather(*(one.wait_closed() for one in self._listeners))
-        await super().shutdown(sockets)

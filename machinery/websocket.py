@@ -5,6 +5,7 @@ control frames of 125 bytes and short messages is disconnected. An ASGI applicat
 """
 
 import asyncio
+from collections.abc import Callable
 from typing import Any, Final
 from urllib.parse import unquote
 
@@ -36,6 +37,13 @@ class WebSocketProtocol(asyncio.Protocol):
         self._incoming: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
         self._is_accepted = self._is_over = False
         self._task: asyncio.Task[None] | None = None
+        self.on_lost: Callable[[], None] = lambda: None
+        """Called at the end of the connection."""
+
+    @property
+    def is_open(self) -> bool:
+        """True from the handshake's acceptance until one side closes."""
+        return self._is_accepted and not self._is_over
 
     @override
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn's
@@ -48,6 +56,7 @@ class WebSocketProtocol(asyncio.Protocol):
         self._state.connections.discard(self)
         self._flow.resume_writing()
         self._end(1006)
+        self.on_lost()
 
     @override
     def pause_writing(self) -> None:

@@ -1,7 +1,6 @@
 """HTTP connections of an engine: a time limit on each step, a bound on their number, and clients that do not read.
 
-uvicorn closes a connection that is idle after a response. It waits forever for the first request, for the rest of a
-request, and for a client that does not read.
+uvicorn waits forever for a client that does not read.
 
 A client that ends its sending side may have closed the connection, or may still wait for the answer (`nc -N`): TCP shows
 the difference only when something is written. The machine of one that has closed it resets the connection then.
@@ -19,8 +18,8 @@ from typing import Any
 
 from typing_extensions import override
 
-from machinery.http_server import SERVICE_UNAVAILABLE, BoundedHttpProtocol
-from machinery.tcp_keepalive import enable_keepalive
+from machinery.connection_limits import AddressLimit, ConnectionLimiter
+from machinery.http_server import BoundedHttpProtocol
 from schemas.wire.connections import SERVER_KEEP_ALIVE_S
 
 # Bytes of a response in the kernel: a larger buffer hides for minutes that nothing is read.
@@ -54,6 +53,10 @@ class EngineConnectionLimits:
     is_crowded: Callable[[], bool] = lambda: False
     """Returns whether requests wait."""
 
+    def limiter(self) -> ConnectionLimiter:
+        """Return the limiter of the connections of one engine. Its clients are gateways: none is limited by address."""
+        return ConnectionLimiter(AddressLimit(0), lambda count: count <= self.connections)
+
     @property
     def check_s(self) -> float:
         """The time between two looks at a client that does not read."""
@@ -63,11 +66,15 @@ class EngineConnectionLimits:
 class EngineHttpProtocol(BoundedHttpProtocol):
     """One connection of an engine. A connection that reaches a limit is aborted, which frees its request's slot."""
 
-    def __init__(self, limits: EngineConnectionLimits, *arguments: Any, **options: Any) -> None:
-        super().__init__(*arguments, **options)
+    def __init__(
+        self,
+        limits: EngineConnectionLimits,
+        limiter: ConnectionLimiter,
+        *arguments: Any,
+        **options: Any,
+    ) -> None:
+        super().__init__(limits, limiter, *arguments, **options)
         self._limits = limits
-        self._step: asyncio.TimerHandle | None = None
-        """Ends the connection when its current step takes too long."""
         self._stall: asyncio.TimerHandle | None = None
         """Looks again at a client that does not read."""
         self._unsent = 0
@@ -76,37 +83,13 @@ class EngineHttpProtocol(BoundedHttpProtocol):
         """Write to a client that sends no more."""
         self._reset_check: asyncio.TimerHandle | None = None
         """Looks whether it is gone."""
-        self.idle_since = 0.0
-        """The beginning of the wait for a request, on the loop's clock."""
-
-    @property
-    def has_request(self) -> bool:
-        """True from the end of a request's headers to the end of its response."""
-        return not getattr(self.cycle, "response_complete", True)  # None before the first
 
     @override
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn's
         super().connection_made(transport)
         connection = transport.get_extra_info("socket")
         if connection is not None:
-            enable_keepalive(connection)
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER_BYTES)
-        self._wait_for_request()
-        if len(self.connections) > self._limits.connections and not self._make_room():
-            transport.write(SERVICE_UNAVAILABLE)
-            transport.close()
-
-    def _make_room(self) -> bool:
-        """Abort the connection that has waited longest for a request; return False if all others have one."""
-        others = [
-            one
-            for one in self.connections
-            if isinstance(one, EngineHttpProtocol) and one is not self and not one.has_request
-        ]
-        if not others:
-            return False
-        min(others, key=lambda one: one.idle_since).transport.abort()
-        return True
 
     def retire(self) -> None:
         """Take no further request: close now, or when the current one is answered."""
@@ -115,45 +98,11 @@ class EngineHttpProtocol(BoundedHttpProtocol):
         else:
             self.transport.close()
 
-    def _wait_for_request(self) -> None:
-        self.idle_since = self.loop.time()
-        self._begin_step(self._limits.idle_s)
-
-    def _begin_step(self, seconds: float) -> None:
-        self._end_step()
-        self._step = self.loop.call_later(seconds, self._abort)
-
-    def _end_step(self) -> None:
-        if self._step is not None:
-            self._step.cancel()
-            self._step = None
-
-    def _abort(self) -> None:
-        self.transport.abort()
-
-    @override
-    def on_message_begin(self) -> None:
-        # The next request may come while the last one is answered; its time begins after that.
-        if not self.has_request:
-            self._begin_step(self._limits.head_s)
-        super().on_message_begin()
-
-    @override
-    def on_headers_complete(self) -> None:
-        if not self.has_request:
-            self._begin_step(self._limits.body_s)
-        super().on_headers_complete()
-
-    @override
-    def on_message_complete(self) -> None:
-        self._end_step()
-        super().on_message_complete()
-
     @override
     def on_response_complete(self) -> None:
         super().on_response_complete()
         if not self.has_request:
-            self._wait_for_request()
+            self.wait_for_request()
 
     @override
     def eof_received(self) -> bool:  # type: ignore[override]  # uvicorn's closes every connection
@@ -182,7 +131,7 @@ class EngineHttpProtocol(BoundedHttpProtocol):
         """Abort the connection if the client has reset it: the loop looks for that only where it reads."""
         connection = self.transport.get_extra_info("socket")
         if connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
-            self._abort()
+            self.shed()
         else:
             self._watch_reset(min(2 * waited_s, _RESET_CHECK_MOST_S))
 
@@ -211,7 +160,7 @@ class EngineHttpProtocol(BoundedHttpProtocol):
         self._stalled_s = 0.0 if unsent < self._unsent else self._stalled_s + limits.check_s
         self._unsent = unsent
         if self._stalled_s >= (limits.crowded_stall_s if limits.is_crowded() else limits.stall_s):
-            self._abort()
+            self.shed()
             return
         self._watch_reader()
 
@@ -223,7 +172,6 @@ class EngineHttpProtocol(BoundedHttpProtocol):
 
     @override
     def connection_lost(self, exc: Exception | None) -> None:
-        self._end_step()
         self._forget_reader()
         for timer in (*self._interims, self._reset_check):
             if timer is not None:

@@ -4,8 +4,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from gateway.http.cors import AllowedHosts, AllowedOrigins
-from gateway.http.limits import BodyMemory, ConnectionLimit
-from machinery.connection_limits import AddressLimit
+from gateway.http.limits import BodyMemory
+from machinery.connection_limits import ConnectionLimiter
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -15,8 +15,7 @@ class HandlerOptions:
     max_body: int
     """In bytes."""
     body_memory: BodyMemory
-    connection_limit: ConnectionLimit
-    address_limit: AddressLimit
+    connections: ConnectionLimiter
     hosts: AllowedHosts
     origins: AllowedOrigins
     id_prefix: str

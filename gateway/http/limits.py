@@ -1,9 +1,9 @@
 """Limits of all client connections together: memory of unfinished request bodies, and open files."""
 
-import heapq
 import logging
-from collections.abc import Callable, Collection
-from typing import Final, Literal, Protocol, TypeAlias
+from collections import Counter
+from collections.abc import Callable
+from typing import Final, Literal, TypeAlias
 
 from machinery.clock import Clock
 
@@ -16,8 +16,6 @@ was idle."""
 
 # Room for the journal, the saved state and connections to etcd and engines that open at the same moment.
 _LEAST_SPARE, _MOST_SPARE = 8, 256
-# The part of the idle connections that is closed at once, so that the next new connections need no search.
-_CLOSED_AT_ONCE = 16
 _LOG_INTERVAL_S = 10.0
 USUAL_CONNECTIONS: Final = 1024
 """Connections that one address of another machine may have, unless the operator says otherwise."""
@@ -48,26 +46,8 @@ class BodyMemory:
         self.used -= size
 
 
-class SheddableConnection(Protocol):
-    """A client connection that can be closed to free its file descriptor."""
-
-    deadline_s: float
-    """Time at which the connection is closed if nothing arrives."""
-    has_begun: bool
-    """True while a request arrives."""
-
-    @property
-    def is_serving(self) -> bool:
-        """True while a request is answered."""
-        ...
-
-    def shed(self) -> None:
-        """Close the connection at once."""
-        ...
-
-
-class ConnectionLimit:
-    """Keeps file descriptors free for engines and etcd: closes the longest idle client connections first.
+class FileLimit:
+    """Keeps file descriptors free for engines and etcd: says when idle client connections must be closed.
 
     Without it the kernel resets new connections of all clients when the process has no descriptor left, and requests
     fail because no connection to an engine can be opened.
@@ -91,8 +71,8 @@ class ConnectionLimit:
         self._spare = min(max(max_files // 32, _LEAST_SPARE), _MOST_SPARE)
         self._other_files = 0
         """Open files besides the connections of clients and engines."""
-        self._closed_count = self._refused_count = 0
-        """Connections since the last line of the log."""
+        self._counts: Counter[str] = Counter()
+        """Closed and refused connections since the last line of the log."""
         self._logged_s = -_LOG_INTERVAL_S
 
     def measure(self, clients: int) -> None:
@@ -108,26 +88,10 @@ class ConnectionLimit:
         used = clients + self._count_engines() + self._other_files
         return used + self._spare <= self._max_files
 
-    def make_room(self, connections: Collection[SheddableConnection]) -> bool:
-        """Close the longest idle connections, unfinished requests last; return False if all are being served."""
-        idle = [connection for connection in connections if not connection.is_serving]
-        count = max(1, len(connections) // _CLOSED_AT_ONCE)
-        for connection in heapq.nsmallest(
-            count, idle, key=lambda one: (one.has_begun, one.deadline_s)
-        ):
-            connection.shed()
-            self._on_shed("idle")
-            self._closed_count += 1
-        self._log()
-        return bool(idle)
-
-    def refuse(self) -> None:
-        """Count a new connection that is refused."""
-        self._on_shed("refused")
-        self._refused_count += 1
-        self._log()
-
-    def _log(self) -> None:
+    def count(self, reason: Literal["idle", "refused"]) -> None:
+        """Count a connection that was closed, or refused."""
+        self._on_shed(reason)
+        self._counts[reason] += 1
         now_s = self._clock.monotonic()
         if now_s - self._logged_s < _LOG_INTERVAL_S:
             return
@@ -135,8 +99,8 @@ class ConnectionLimit:
             "the limit of open files is reached; closing idle client connections. Raise it with ulimit -n",
             extra={
                 "limit": self._max_files,
-                "closed": self._closed_count,
-                "refused": self._refused_count,
+                "closed": self._counts["idle"],
+                "refused": self._counts["refused"],
             },
         )
-        self._logged_s, self._closed_count, self._refused_count = now_s, 0, 0
+        self._logged_s, self._counts = now_s, Counter()

@@ -52,7 +52,6 @@ class ClientProtocol(RequestFramer, ResponseOwner):
 
     __slots__ = (
         "_body_memory",
-        "_counted_address",
         "_final_refusal",
         "_handler",
         "_is_tls",
@@ -83,8 +82,6 @@ class ClientProtocol(RequestFramer, ResponseOwner):
         """Sent after the responses that are in progress."""
         self._body_memory = 0
         """Bytes of the unfinished body that are counted in the handler's memory of bodies."""
-        self._counted_address = ""
-        """Name under which the limit of connections counts this one."""
         self._unsent_bytes = 0
         """Bytes of the last response that waited for the client at the last deadline."""
         self._is_tls = False
@@ -352,13 +349,11 @@ class ClientProtocol(RequestFramer, ResponseOwner):
         self._is_tls = transport.get_extra_info("sslcontext") is not None
         if self._is_tls:
             transport.set_write_buffer_limits(high=_TLS_HIGH_WATER_BYTES)
-        limit, addresses = self._handler.connection_limit, self._handler.address_limit
-        address = addresses.enter(self.client[0] if self.client else "")
-        self._counted_address = address or ""
-        if address is None:
-            self._turn_away(errors.too_many_of_address(addresses.limit))
-        elif not limit.has_room(len(self.connections)) and not limit.make_room(self._others()):
-            limit.refuse()
+        limiter = self._handler.connections
+        refused = limiter.admit(self, self.client[0] if self.client else "")
+        if refused == "address":
+            self._turn_away(errors.too_many_of_address(limiter.addresses.limit))
+        elif refused == "full":
             self._turn_away(errors.too_many_connections())
         if self._handler.is_stopping:  # accepted from the queue after listening stopped
             self.shutdown()
@@ -369,12 +364,6 @@ class ClientProtocol(RequestFramer, ResponseOwner):
         self._end_tls(_CLOSE_LINGER_S)
         self.ignores_input, self.deadline_s = True, NEVER
 
-    def _others(self) -> list["ClientProtocol"]:
-        """Return the other connections of clients."""
-        return [
-            one for one in self.connections if isinstance(one, ClientProtocol) and one is not self
-        ]
-
     @property
     def is_serving(self) -> bool:
         """True while a request is answered."""
@@ -384,6 +373,11 @@ class ClientProtocol(RequestFramer, ResponseOwner):
             return True
         return not isinstance(self._latest, RequestContext) and not _is_complete(self._latest)
 
+    @property
+    def shed_order(self) -> tuple[bool, bool, float]:
+        """Connections that are closing are closed first, then the longest idle ones, unfinished requests last."""
+        return not self.transport.is_closing(), self.has_begun, self.deadline_s
+
     def shed(self) -> None:
         """Close the connection at once, to free its file descriptor."""
         self.transport.abort()
@@ -392,7 +386,7 @@ class ClientProtocol(RequestFramer, ResponseOwner):
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
         self._free_body_memory()
-        self._handler.address_limit.leave(self._counted_address)
+        self._handler.connections.leave(self)
         for context in (self._latest, self._serving):
             if isinstance(context, RequestContext) and not context.response.is_complete:
                 self._handler.disconnect(context)

@@ -21,12 +21,12 @@ from gateway.forwarding.engine_stream import EngineStream
 from gateway.forwarding.retry_state import ForwardResult, RetryState
 from gateway.http.cors import AllowedHosts
 from gateway.http.idempotency import KeptAnswer
-from gateway.http.limits import BodyMemory, ConnectionLimit
+from gateway.http.limits import BodyMemory
 from gateway.request import HttpRequest, InferenceRequest, RawHeaders
 from gateway.routing.table import ServedModel
 from gateway.upstream.call import Headers
 from machinery.clock import NEVER, Clock
-from machinery.connection_limits import AddressLimit
+from machinery.connection_limits import ConnectionLimiter
 from machinery.http_chunks import CHUNK_END, SIZE_LINES
 from schemas.wire import headers
 from schemas.wire.errors import CANCELLED_STATUS, Refusal
@@ -271,8 +271,7 @@ class RequestHandler(Protocol):
     hosts: AllowedHosts
     max_body: int
     body_memory: BodyMemory
-    connection_limit: ConnectionLimit
-    address_limit: AddressLimit
+    connections: ConnectionLimiter
     is_stopping: bool
     """True once the gateway stops: the next response on each connection is its last."""
     linger_s: float

@@ -1,8 +1,12 @@
 """Connections are counted by the address of the client."""
 
-import pytest
+from dataclasses import dataclass
 
-from machinery.connection_limits import AddressLimit, client_network
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from machinery.connection_limits import AddressLimit, ConnectionLimiter, client_network
 
 
 @pytest.mark.parametrize(
@@ -44,3 +48,43 @@ def test_this_machine_is_not_limited_unless_the_operator_says_so(
     assert [usual.enter(host) is None for _ in range(3)] == [False, False, not is_free]
     assert [given.enter(host) is None for _ in range(2)] == [False, True]
     assert AddressLimit(0).enter(host) == ""
+
+
+@dataclass(eq=False)
+class Connection:
+    limiter: ConnectionLimiter
+    order: int
+    is_serving: bool = False
+    is_verified: bool = False
+    is_closed: bool = False
+
+    @property
+    def shed_order(self) -> tuple[bool, bool, float]:
+        return True, self.is_verified, self.order
+
+    def shed(self) -> None:
+        self.is_closed = True
+        self.limiter.leave(self)
+
+
+@given(st.lists(st.tuples(st.booleans(), st.booleans()), min_size=1, max_size=40))
+def test_strangers_without_a_request_are_closed_first(kinds: list[tuple[bool, bool]]) -> None:
+    """The order: idle strangers, idle verified peers, and only then a refusal; never a connection with a request."""
+    most = 8
+    limiter = ConnectionLimiter(AddressLimit(0), lambda count: count <= most)
+    opened: list[Connection] = []
+    for order, (is_serving, is_verified) in enumerate(kinds):
+        connection = Connection(limiter, order, is_verified=is_verified)
+        before = [other for other in opened if not other.is_closed]
+        refused = limiter.admit(connection, "")
+        closed = [other for other in before if other.is_closed]
+        assert refused is None or all(other.is_serving for other in before)
+        assert not any(other.is_serving for other in closed)
+        if any(other.is_verified for other in closed):
+            assert all(other.is_verified for other in before if not other.is_serving)
+        assert len(before) - len(closed) + (refused is None) <= most
+        if refused is not None:
+            limiter.leave(connection)
+            continue
+        connection.is_serving = is_serving
+        opened.append(connection)

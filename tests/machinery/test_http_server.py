@@ -19,8 +19,8 @@ from tests.support.clock import HurriedClock
 from tests.support.waiting import until, until_async
 
 HOST = "127.0.0.1"
-HURRIED = ConnectionLimits(head_s=0.3, flush_s=0.3, stall_s=0.3, connections=5)
-GET = b"GET /fine HTTP/1.1\r\nhost: x\r\n\r\n"
+HURRIED = ConnectionLimits(idle_s=0.3, head_s=0.3, flush_s=0.3, stall_s=0.3, connections=5)
+GET = b"GET /fine HTTP/1.1\r\nhost: localhost\r\n\r\n"
 
 
 async def fine(_: Request) -> Response:
@@ -96,7 +96,7 @@ async def test_one_request_gets_one_answer() -> None:
     [
         pytest.param(b"", id="says-nothing"),
         pytest.param(b"GET /fi", id="half-a-line"),
-        pytest.param(b"GET /fine HTTP/1.1\r\nhost: x\r\nx-a: ", id="half-a-header"),
+        pytest.param(b"GET /fine HTTP/1.1\r\nhost: localhost\r\nx-a: ", id="half-a-header"),
     ],
 )
 async def test_a_client_that_does_not_finish_its_request_is_dropped(request_: bytes) -> None:
@@ -134,7 +134,7 @@ async def test_a_client_that_does_not_read_is_dropped(path: bytes) -> None:
     only_one = ConnectionLimits(flush_s=0.2, stall_s=0.2, connections=1)
     async with serving(only_one) as port:
         with socket.create_connection((HOST, port)) as lazy:
-            lazy.sendall(b"GET " + path + b" HTTP/1.1\r\nhost: x\r\n\r\n")
+            lazy.sendall(b"GET " + path + b" HTTP/1.1\r\nhost: localhost\r\n\r\n")
             await served(port)
 
 
@@ -149,21 +149,48 @@ async def served(port: int) -> None:
     await until_async(is_served, limit_s=60, what="room for one more")
 
 
-async def test_too_many_connections_are_refused_and_the_others_served() -> None:
+async def test_connections_without_a_request_make_room_for_new_ones() -> None:
+    """Whoever holds connections open without a request, or with half of one, shuts out nobody."""
     async with serving(ConnectionLimits(connections=3)) as port, AsyncExitStack() as idle:
-        first = await idle.enter_async_context(connected(port))
-        for _ in range(2):
-            await idle.enter_async_context(connected(port))
-        assert (await response(port, b"")).startswith(b"HTTP/1.1 503 ")
-        first[1].close()
+        busy = await idle.enter_async_context(connected(port))
+        busy[1].write(b"GET /silent HTTP/1.1\r\nhost: localhost\r\n\r\n")
+        assert b"200 OK" in await busy[0].readuntil(b"first")
+        for half in (b"", b"GET /fi", b"POST /fine HTTP/1.1\r\ncontent-length: 9\r\n\r\nhalf") * 3:
+            _, writer = await idle.enter_async_context(connected(port))
+            writer.write(half)
+            assert b"200 OK" in await response(port, GET)
+        assert not busy[0].at_eof()
+
+
+async def test_a_connection_is_refused_if_all_others_have_a_request() -> None:
+    async with serving(ConnectionLimits(connections=3)) as port, AsyncExitStack() as busy:
+        writers = []
+        for _ in range(3):
+            reader, writer = await busy.enter_async_context(connected(port))
+            writer.write(b"GET /silent HTTP/1.1\r\nhost: localhost\r\n\r\n")
+            assert b"200 OK" in await reader.readuntil(b"first")
+            writers.append(writer)
+        assert (await response(port, GET)).startswith(b"HTTP/1.1 503 ")
+        writers[0].close()
         await served(port)
+
+
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [(b"evil.example", b"421"), (b"localhost:4001", b"200"), (b"127.0.0.1", b"200")],
+)
+async def test_a_name_that_is_not_this_machines_is_refused(host: bytes, status: bytes) -> None:
+    """A web page whose name leads here could read the answer (DNS rebinding)."""
+    async with serving() as port:
+        answer = await response(port, b"GET /fine HTTP/1.1\r\nhost: %b\r\n\r\n" % host)
+        assert answer.startswith(b"HTTP/1.1 %b " % status)
 
 
 async def test_shutdown_does_not_wait_for_followers() -> None:
     async with asyncio.timeout(20), AsyncExitStack() as stack:
         async with serving() as port:
             reader, writer = await stack.enter_async_context(connected(port))
-            writer.write(b"GET /silent HTTP/1.1\r\nhost: x\r\n\r\n")
+            writer.write(b"GET /silent HTTP/1.1\r\nhost: localhost\r\n\r\n")
             assert b"200 OK" in await reader.readuntil(b"first")
         with pytest.raises(OSError, match="Connect call failed"):
             await asyncio.open_connection(HOST, port)

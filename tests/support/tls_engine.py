@@ -20,8 +20,7 @@ from engine.metrics import TlsMetrics
 from identity.credentials import Credentials
 from identity.folder import IdentityFolder
 from machinery.clock import SystemClock
-from machinery.http_server import listen
-from machinery.tls_server import TlsServer
+from machinery.http_server import HttpServer, listen
 from schemas.wire import headers
 from tests.support.waiting import until
 
@@ -97,7 +96,8 @@ async def serving_tls(
         Route("/v1/chat/completions", engine.chat, methods=["POST"]),
         Route("/stream", engine.stream),
     ]
-    http: Any = partial(EngineHttpProtocol, EngineConnectionLimits())
+    limits = EngineConnectionLimits()
+    http: Any = partial(EngineHttpProtocol, limits, limits.limiter())
     config = uvicorn.Config(
         Starlette(routes=routes),
         http=http,
@@ -107,7 +107,7 @@ async def serving_tls(
         timeout_keep_alive=75,
         timeout_graceful_shutdown=1,
     )
-    server = TlsServer(config, lambda: None, tls.options())
+    server = HttpServer(config, lambda: None, tls.options().acceptor)
     with listen(HOST, port) as listener:
         engine.port = listener.getsockname()[1]
         async with asyncio.TaskGroup() as group:

@@ -22,7 +22,7 @@ from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from engine.api.connections import EngineConnectionLimits, EngineHttpProtocol
-from machinery.http_server import SignalServer, listen
+from machinery.http_server import HttpServer, listen
 from schemas.wire import connections
 from tests.support.engine_process import START_S, Engine, Start, eventually
 from tests.support.waiting import until
@@ -84,8 +84,8 @@ async def serving(
         Route("/endless", app.endless),
         Route("/slow", app.slow),
     ]
-    protocol: Any = partial(EngineHttpProtocol, limits)
-    server = SignalServer(
+    protocol: Any = partial(EngineHttpProtocol, limits, limits.limiter())
+    server = HttpServer(
         uvicorn.Config(
             Starlette(routes=routes),
             http=protocol,
