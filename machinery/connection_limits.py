@@ -102,7 +102,7 @@ class ConnectionLimiter:
     """Admits the connections of one listener.
 
     When there is no room for another, connections without a request are closed, in the order of `shed_order`. A new one
-    is refused only if all others have a request, so idle connections shut out nobody.
+    is refused only if all others have a request, so idle connections keep none out.
     """
 
     def __init__(
