@@ -1,7 +1,8 @@
-"""Credentials of GitSources: files on this machine, in one folder for each host that they may be sent to.
+"""Rights of GitSources: their credentials, and the addresses that they may name.
 
-A committer chooses the repository and the file name of a GitSource. The folder is the machine owner's choice: no manifest
-can send a password to another host.
+Credentials are files on this machine, in one folder for each host that they may be sent to. A committer chooses the
+repository and the file name of a GitSource; the folder is the machine owner's choice: no manifest can send a password
+to another host.
 """
 
 from dataclasses import dataclass
@@ -11,8 +12,11 @@ from manifests import ownership, trees
 from manifests.trees import ABSENT
 from reconciler.gitops.fetch_messages import FetchCredentials, FetchFailure
 from schemas.gitsource import GitCredentials, GitSource, repository_address, source_of_manager
+from store import objects
+from store.port import Transport
 
 _PLACE = ("spec", "credentials")
+_ADDRESS = ("spec", "repository")
 _SHOWN = 3
 FLAG = "--allow-credentials-from-git"
 
@@ -62,24 +66,51 @@ def find(source: GitSource, settings: GitSettings) -> FetchCredentials | FetchFa
     )
 
 
-def is_from_git(source: GitSource) -> bool:
-    """Return whether the credentials of a source come out of a repository.
+async def trusted_host(transport: Transport, source: GitSource) -> str | None | FetchFailure:
+    """Return the only host with a private address that a source out of Git may use: that of the source it comes from.
 
-    They do if a GitSource applies them, and if no other writer is recorded for them: a source that was kept by another
-    one keeps its credentials when that one is deleted.
+    "" if it may use none, None if a person applied the source, which may use all; or the reason why it is not fetched.
+
+    Raises:
+        StoreError: the store did not answer.
+
+    """
+    if not is_from_git(source, _ADDRESS):
+        return None
+    address = source.spec.repository
+    scheme, colon, _ = address.partition("://")
+    if colon and scheme not in ("https", "ssh"):
+        message = (
+            f"{address} comes out of a repository: whoever commits there could read what only this machine reaches. Use "
+            "https:// or ssh://, or apply the GitSource by hand (fleetctl apply -f)"
+        )
+        return FetchFailure(reason="RepositoryRefused", message=message)
+    for entry in ownership.git_entries(source.metadata.managed_fields):
+        parent = await objects.get(transport, GitSource, source_of_manager(entry.manager) or "")
+        host = "" if parent is None else repository_address(parent.spec.repository).host
+        if host == repository_address(address).host:
+            return host
+    return ""
+
+
+def is_from_git(source: GitSource, place: trees.Path = _PLACE) -> bool:
+    """Return whether a field of a source comes out of a repository, by default its credentials.
+
+    It does if a GitSource applies it, and if no other writer is recorded for it: a source that was kept by another one
+    keeps its credentials when that one is deleted.
     """
     entries = source.metadata.managed_fields
     applied = {
         entry.manager
         for entry in entries
         if entry.operation == "Apply"
-        and trees.value_at(ownership.last_applied(entry), _PLACE) is not ABSENT
+        and trees.value_at(ownership.last_applied(entry), place) is not ABSENT
     }
-    place = trees.show_path(_PLACE)
+    text = trees.show_path(place)
     updated = {
         entry.manager
         for entry in entries
-        if any(field == place or field.startswith(f"{place}.") for field in entry.fields)
+        if any(field == text or field.startswith(f"{text}.") for field in entry.fields)
     }
     if any(source_of_manager(manager) is not None for manager in applied):
         return True

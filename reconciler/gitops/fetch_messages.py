@@ -26,6 +26,7 @@ FailureReason: TypeAlias = Literal[
     "CertificateRefused",
     "CredentialsMissing",
     "CredentialsRefused",
+    "RepositoryRefused",
     "RepositoryNotFound",
     "ReferenceNotFound",
     "PathNotFound",
@@ -58,6 +59,8 @@ class FetchRequest(ApiModel):
     cache: str
     """Folder for fetched commits."""
     credentials: FetchCredentials = FetchCredentials()
+    trusted_host: str | None = None
+    """Set for a source that comes out of Git: the only host that may have a private address, "" if none may."""
     known: str | None = None
     """Commit whose documents the leader has: if it is still the newest, they are not sent."""
     offline: bool = False

@@ -264,8 +264,11 @@ class GitSourceReconciler:
     ) -> FetchResult:
         """Fetch the newest commit, or read the commit `offline` from the cache, which needs no credentials."""
         found = FetchCredentials() if offline else credentials.find(source, self._git)
+        host = await credentials.trusted_host(self._transport, source)
         if isinstance(found, FetchFailure):
             return FetchResult(answer=FetchResponse(failure=found), documents=())
+        if isinstance(host, FetchFailure):
+            return FetchResult(answer=FetchResponse(failure=host), documents=())
         spec = source.spec
         reference = spec.reference
         folder = f"{source.name}-{source.metadata.uid or 'x'}"
@@ -277,6 +280,7 @@ class GitSourceReconciler:
             path=spec.path,
             cache=str(self._git.cache / folder),
             credentials=found,
+            trusted_host=host,
             known=known,
             offline=bool(offline),
             timeout_s=float(duration.parse(spec.timeout)),

@@ -55,6 +55,12 @@ SECTION: Final = ReasonSection(
             "Copy it there, on each machine that may lead.",
         ),
         problem(
+            "RepositoryRefused",
+            "The GitSource comes out of a repository, and names a file, a protocol other than https and ssh, or a host in "
+            "a private network. Whoever commits there could reach everything that the reconciler's machine reaches.",
+            "Apply this GitSource by hand (`fleetctl apply -f`), or use the host of the repository that it comes from.",
+        ),
+        problem(
             "RepositoryNotFound",
             "There is no such repository, or the credentials may not read it.",
             "Correct `spec.repository`, or give the key access.",

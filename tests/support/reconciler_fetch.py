@@ -15,6 +15,7 @@ async def fetched(
     known: str | None = None,
     timeout_s: float = 60.0,
     who: FetchCredentials | None = None,
+    trusted_host: str | None = None,
 ) -> FetchResult:
     ask = FetchRequest(
         repository=repository,
@@ -22,6 +23,7 @@ async def fetched(
         path=path,
         cache=str(cache),
         credentials=who or FetchCredentials(),
+        trusted_host=trusted_host,
         known=known,
         timeout_s=timeout_s,
     )

@@ -29,6 +29,7 @@ from machinery.files import make_private_folder
 from machinery.process_secrets import OpenSecretError, read_secret_file
 from manifests import suggestions
 from reconciler.gitops.fetch_messages import FetchRequest
+from reconciler.gitops.fetch_process import egress
 from reconciler.gitops.fetch_process.errors import (
     BROKEN,
     FetchError,
@@ -62,6 +63,13 @@ def make_remote(request: FetchRequest) -> GitRemote:
         FetchError: credentials are missing, or would travel unprotected.
 
     """
+    remote = _make_remote(request)
+    if request.trusted_host is not None:
+        egress.restrict(request.trusted_host, getattr(remote.client, "pool_manager", None))
+    return remote
+
+
+def _make_remote(request: FetchRequest) -> GitRemote:
     scheme, colon, _ = request.repository.partition("://")
     if not colon:
         return _scp(request)

@@ -122,6 +122,35 @@ async def test_a_source_out_of_git_gets_no_credentials(tmp_path: Path) -> None:
     assert credentials.is_from_git(again)
 
 
+@pytest.mark.parametrize(
+    ("repository", "trusted"),
+    [
+        ("https://git.example.com/x.git", ""),
+        ("git@GIT.lan:x.git", "git.lan"),
+        ("https://git.lan:8443/y.git", "git.lan"),
+        ("file:///Users/anna/private", None),
+        ("http://git.lan/x.git", None),
+        ("git://git.lan/x.git", None),
+    ],
+)
+async def test_a_source_out_of_git_may_name_public_hosts_and_its_parents(
+    repository: str, trusted: str | None
+) -> None:
+    store = MemoryTransport(CLOCK)
+    await applied(store, source("root", "https://git.lan/root.git"))
+    text = source("a", repository)
+    await apply(store, read(text), CLOCK, ApplyOptions(manager="gitsource/root"))
+    made = await objects.get(store, GitSource, "a")
+    assert made is not None
+    found = await credentials.trusted_host(store, made)
+    if trusted is None:
+        assert isinstance(found, FetchFailure)
+        assert found.reason == "RepositoryRefused"
+    else:
+        assert found == trusted
+    assert await credentials.trusted_host(store, await stored(text)) is None
+
+
 async def test_a_person_may_give_credentials_to_a_source_out_of_git() -> None:
     made = await stored(source("a", "https://git.example.com/x.git"), "gitsource/root")
     given = GitCredentials(password_file="token")

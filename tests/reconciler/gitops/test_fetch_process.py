@@ -2,6 +2,7 @@
 
 import asyncio
 import hashlib
+import ssl
 import struct
 import zlib
 from pathlib import Path
@@ -9,12 +10,14 @@ from pathlib import Path
 import pytest
 from dulwich.objects import Blob, ObjectID, Tree
 
-from reconciler.gitops.fetch_messages import FetchFailure
+from reconciler.gitops.fetch_messages import FetchCredentials, FetchFailure
+from reconciler.gitops.fetch_process import egress
 from reconciler.gitops.fetch_process.commit_tree import CommitTree
 from reconciler.gitops.fetch_process.errors import FetchError
 from reconciler.gitops.fetch_process.repository import commit_of
 from tests.support.gitrepo import Link, Module, Repository, pool
 from tests.support.reconciler_fetch import fetched, message, reason
+from tests.support.store_certificates import Authority
 from tests.support.tcp_server import tcp_server
 
 
@@ -160,3 +163,56 @@ def _offset(value: int) -> bytes:
         value -= 1
         out.insert(0, value & 127 | 128)
     return bytes(out)
+
+
+@pytest.mark.parametrize(
+    ("address", "public"),
+    [
+        *[(one, True) for one in ("140.82.121.4", "2606:50c0:8000::153", "64:ff9b::8c52:7904")],
+        *[
+            (one, False)
+            for one in ("127.0.0.1", "10.1.2.3", "169.254.169.254", "100.64.0.1", "0.0.0.0")
+        ],
+        *[
+            (one, False)
+            for one in ("::1", "fe80::1%en0", "fd00::1", "::ffff:127.0.0.1", "224.0.0.1")
+        ],
+        *[(one, False) for one in ("64:ff9b::7f00:1", "2002:7f00:1::", "localhost", "/tmp/socket")],
+    ],
+)
+def test_public_addresses(address: str, public: bool) -> None:
+    assert egress.is_public(address) is public
+
+
+async def test_a_source_out_of_git_reaches_no_private_address(tmp_path: Path) -> None:
+    """Neither by its number, nor by a name, nor by a redirect of its parent's own server."""
+    calls = {"private": 0, "parent": 0}
+
+    async def private(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        calls["private"] += 1
+
+    async def parent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        calls["parent"] += 1
+        await reader.readuntil(b"\r\n\r\n")
+        place = f"https://127.0.0.2:{port}/fleet.git/info/refs?service=git-upload-pack"
+        head = f"HTTP/1.1 302 Found\r\nLocation: {place}\r\nContent-Length: 0\r\n\r\n"
+        writer.write(head.encode())
+        await writer.drain()
+
+    authority = Authority(tmp_path, "authority")
+    server = authority.issue("server")
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(server.certificate, server.key)
+    who = FetchCredentials(ca_file=str(authority.certificate))
+    async with tcp_server(private) as port, tcp_server(parent, context=context) as https:
+        for place, trusted in (
+            (f"127.0.0.1:{port}", ""),
+            (f"localhost:{port}", ""),
+            (f"127.0.0.1:{https}", "127.0.0.1"),
+        ):
+            found = await fetched(
+                f"https://{place}/fleet.git", tmp_path / "cache", who=who, trusted_host=trusted
+            )
+            assert reason(found) == "RepositoryRefused", message(found)
+            assert "is not a public address" in message(found)
+    assert calls == {"private": 0, "parent": 1}
