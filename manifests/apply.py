@@ -168,7 +168,9 @@ async def preview(
     surplus = apply_sets.find_surplus(
         inventory.members, declared, observed.objects, name=options.apply_set, only=only
     )
-    changes = _checked(loaded, observed, clock, options, surplus)
+    absent = {key for key in declared if key not in observed.objects}
+    claims = await apply_sets.git_claims(transport, absent) if options.apply_set else {}
+    changes = _checked(loaded, observed, clock, options, surplus, claims)
     return ApplyPreview(changes=tuple(changes), surplus=surplus, members=inventory.members)
 
 
@@ -245,11 +247,12 @@ def _checked(
     clock: Clock,
     options: ApplyOptions,
     surplus: Surplus,
+    claims: Mapping[ObjectKey, str],
 ) -> list[Change]:
     known = _without_pruned(observed.known, surplus)
     problems = [
         *validate(loaded, known),
-        *plan.find_refusals(loaded, observed.objects, options.how),
+        *plan.find_refusals(loaded, observed.objects, options.how, claims),
     ]
     if problems:
         raise ManifestErrors(problems)
@@ -356,7 +359,8 @@ class _ApplyRun:
             return pending  # their guards prevent overwriting newer data
         wanted = {key_of(write.obj): write for write in pending}
         again: list[Write] = []
-        for change in _checked(self._loaded, observed, self._clock, self._options, self._extra):
+        observed_now = (self._loaded, observed, self._clock, self._options, self._extra)
+        for change in _checked(*observed_now, {}):
             earlier = wanted.get(key_of(change.obj))
             if earlier is None:
                 continue

@@ -16,6 +16,7 @@ from manifests import delete, ownership
 from manifests.errors import InUseError, NotFoundError
 from manifests.trees import key_of
 from schemas import kinds
+from schemas.gitsource import source_of_manager
 from schemas.meta import APPLY_SET, ApiObject, ObjectKey
 from schemas.records import ApplySet, ApplySetMember
 from store import codec, errors, keys
@@ -76,6 +77,28 @@ async def read_set(transport: Transport, name: str) -> ApplySetInventory:
     return ApplySetInventory(
         name=name, manager=found.manager, members=members, version=item.mod_revision
     )
+
+
+async def git_claims(transport: Transport, absent: Collection[ObjectKey]) -> dict[ObjectKey, str]:
+    """Return the sets of GitSources that list these objects, which do not exist: the source creates them again.
+
+    Raises:
+        StoreError: the store did not answer.
+        UndecodableError: this process cannot read a set.
+
+    """
+    if not absent:
+        return {}
+    items = (await transport.list(keys.APPLY_SET_PREFIX)).items
+    found = [codec.decode(ApplySet, item) for item in items]
+    return {
+        key: one.name
+        for one in found
+        if source_of_manager(one.manager) is not None
+        for member in one.members
+        # Without a uid it was never written: another source may have been faster.
+        if member.uid and (key := ObjectKey(member.kind, member.name)) in absent
+    }
 
 
 async def change_set(

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from hashlib import sha256
+from types import MappingProxyType
 from typing import TypeAlias, assert_never
 from uuid import NAMESPACE_URL, uuid5
 
@@ -185,8 +186,12 @@ def find_refusals(
     loaded: Iterable[LoadedObject],
     existing: Mapping[ObjectKey, ApiObject],
     how: ApplyMode = _BY_FLEETCTL,
+    claims: Mapping[ObjectKey, str] = MappingProxyType({}),
 ) -> list[ManifestError]:
-    """Return the problems of objects that cannot be written in the current state of the store."""
+    """Return the problems of objects that cannot be written in the current state of the store.
+
+    `claims` are the apply sets of objects that do not exist, but that a GitSource creates again.
+    """
     problems: list[ManifestError] = []
     for item in loaded:
         before = existing.get(item.key)
@@ -201,12 +206,12 @@ def find_refusals(
             )
         if before is not None:
             problems.extend(_not_for_manifests(item, before.metadata.annotations))
-        problems.extend(_of_another_set(item, before, how))
+        problems.extend(_of_another_set(item, before, how, claims.get(item.key, "")))
     return problems
 
 
 def _of_another_set(
-    item: LoadedObject, before: ApiObject | None, how: ApplyMode
+    item: LoadedObject, before: ApiObject | None, how: ApplyMode, claim: str
 ) -> Iterator[ManifestError]:
     """Yield a problem if the object belongs to another set, or if its manifest claims one."""
     if before is None:
@@ -216,15 +221,14 @@ def _of_another_set(
             place = ("metadata", "annotations", APPLY_SET)
             hint = "Remove it; fleetctl apply --applyset NAME writes it"
             yield item.document.problem(place, "is written by fleetctl's verbs", hint)
-        return
-    owner = apply_sets.apply_set_of(before)
+    owner = claim if before is None else apply_sets.apply_set_of(before)
     if how.apply_set and owner not in ("", how.apply_set) and not how.takes_over:
         message = (
             f"belongs to the apply set {owner}; the apply set {how.apply_set} cannot have it too"
         )
         hint = (
             f"Remove it from the manifests of one of them. If it is removed from those of {owner}, the "
-            "next prune there deletes it"
+            "next prune there deletes it, unless another GitSource of the same repository has it"
         )
         yield item.document.problem(("metadata", "name"), message, hint)
 

@@ -1,7 +1,8 @@
 """Applies a commit as `fleetctl apply` does and reports drift; releases the objects of a removed source."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Final
 
 from machinery.clock import Clock
@@ -46,30 +47,65 @@ async def release(transport: Transport, clock: Clock, source: str) -> int:
         StoreError: the store did not answer; call it again to continue.
 
     """
-    name, manager = apply_set_name(source), manager_of(source)
-    apply_set = await apply_sets.read_set(transport, name)
-    if apply_set.manager != manager:
+    apply_set = await apply_sets.read_set(transport, apply_set_name(source))
+    if apply_set.manager != manager_of(source):
         return 0
-    released = 0
+    return await _pass_on(transport, clock, source, apply_set.members, "")
 
-    def released_object(obj: ApiObject) -> ApiObject | None:
+
+async def hand_over(
+    transport: Transport, clock: Clock, source: str, claims: Mapping[ObjectKey, str]
+) -> None:
+    """Hand objects of a source over to other sources as they are; `claims` has the new source of each.
+
+    Raises:
+        StoreError: the store did not answer; call it again to continue.
+
+    """
+    for claimant in sorted(set(claims.values())):
+        moved = [key for key, name in claims.items() if name == claimant]
+        add = partial(apply_sets.add_members, objects=moved)
+        await apply_sets.change_set(
+            transport, clock, apply_set_name(claimant), manager_of(claimant), add
+        )
+        await _pass_on(transport, clock, source, moved, claimant)
+
+
+async def _pass_on(
+    transport: Transport, clock: Clock, source: str, moved: Collection[ObjectKey], claimant: str
+) -> int:
+    """Make objects of a source those of another one, or of none if `claimant` is empty; return their number."""
+    name, manager = apply_set_name(source), manager_of(source)
+
+    def passed_on(obj: ApiObject) -> ApiObject | None:
         if apply_sets.apply_set_of(obj) != name:
             return None
-        entries = tuple(e for e in obj.metadata.managed_fields if e.manager != manager)
+        heir = manager_of(claimant)
+        entries = tuple(
+            e.model_copy(update={"manager": heir}) if e.manager == manager else e
+            for e in obj.metadata.managed_fields
+            if e.manager != (heir if claimant else manager)
+        )
         metadata = obj.metadata.model_copy(update={"managed_fields": entries})
-        return apply_sets.assign_to_set(obj.model_copy(update={"metadata": metadata}), "")
+        owned = obj.model_copy(update={"metadata": metadata})
+        return apply_sets.assign_to_set(owned, apply_set_name(claimant) if claimant else "")
 
-    for key in apply_set.members:
+    count = 0
+    for key in moved:
         kind = kinds.by_name(key.kind)
         if kind is None:
             continue
         try:
-            await mutate(transport, clock, kind.type, key.name, released_object)
+            await mutate(transport, clock, kind.type, key.name, passed_on)
         except NotFoundError:
             continue
-        released += 1
-    await apply_sets.change_set(transport, clock, name, manager, lambda _: {})
-    return released
+        count += 1
+
+    def without_moved(old: apply_sets.Members) -> apply_sets.Members:
+        return {key: uid for key, uid in old.items() if key not in moved}
+
+    await apply_sets.change_set(transport, clock, name, manager, without_moved)
+    return count
 
 
 _SHOWN = 5
@@ -96,6 +132,7 @@ async def apply_commit(
     loaded_commit: LoadedCommit,
     *,
     is_new: bool,
+    prune: bool,
 ) -> CommitResult:
     """Apply a commit; for a commit that is applied already, correct or report drift.
 
@@ -119,7 +156,7 @@ async def apply_commit(
             AuditedTransport(transport, clock, author),
             loaded_commit.loaded,
             clock,
-            apply_options(source),
+            replace(apply_options(source), prune=prune),
         )
     except ManifestErrors as errors:
         return CommitResult(

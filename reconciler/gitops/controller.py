@@ -130,7 +130,9 @@ class GitOpsController:
 
         """
         transport = FencedTransport(self._transport, leadership.guard)
-        sources = GitSourceReconciler(transport, self._clock, self._recorder, self._git)
+        sources = GitSourceReconciler(
+            transport, self._clock, self._recorder, self._git, self._queue.add
+        )
 
         async def reconcile_as_leader(name: str) -> Requeue | None:
             if not leadership.valid():

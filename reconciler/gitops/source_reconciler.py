@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from machinery.clock import Clock
 from machinery.control_loop import Requeue
+from manifests import apply_sets
 from manifests.errors import ManifestErrors
 from manifests.load import read_objects
 from reconciler.gitops import applier, credentials, previews, source_status
@@ -29,7 +30,7 @@ from reconciler.gitops.source_status import (
 )
 from schemas import duration, kinds
 from schemas.event import ObjectReference
-from schemas.gitsource import GitSource, GitSourceStatus, InventoryEntry
+from schemas.gitsource import GitSource, GitSourceStatus, InventoryEntry, repository_address
 from schemas.meta import ApiObject, ConditionStatus, ObjectKey, find_condition, is_true
 from store import keys, objects
 from store.errors import NotFoundError
@@ -99,9 +100,15 @@ class GitSourceReconciler:
     """Reconciles sources while this process leads; `transport` is fenced by the leadership."""
 
     def __init__(
-        self, transport: Transport, clock: Clock, recorder: EventRecorder, git: GitSettings
+        self,
+        transport: Transport,
+        clock: Clock,
+        recorder: EventRecorder,
+        git: GitSettings,
+        enqueue: Callable[[str], None],
     ) -> None:
         self._transport = transport
+        self._enqueue = enqueue
         self._clock = clock
         self._recorder = recorder
         self._git = git
@@ -131,14 +138,16 @@ class GitSourceReconciler:
         if source.spec.suspend:
             await self._write_status(source, SourceResult(is_suspended=True))
             return None
+        # Before it waits for others: they may wait for its claims.
+        if source_status.is_fetch_due(state, source, self._clock.monotonic()):
+            await self._fetch(source, state)
+        await self._hand_over(source, state, version_of)
         waiting = await self._dependencies(source)
         if waiting is not None:
             await self._write_status(
                 source, SourceResult(waiting=waiting, problem=waiting if waiting.stalls else None)
             )
             return Requeue(_DEPENDENCY_S)
-        if source_status.is_fetch_due(state, source, self._clock.monotonic()):
-            await self._fetch(source, state)
         await self._apply(source, state, version_of)
         return Requeue(source_status.requeue_after_s(state, source, self._clock.monotonic()))
 
@@ -205,6 +214,7 @@ class GitSourceReconciler:
             if loaded_commit is not None and loaded_commit.commit == state.newest
             else None
         )
+        began = self._clock.monotonic()
         found = await self._fetch_commit(source, known=known)
         if found.answer.failure is not None and loaded_commit is None:
             await self._load_applied(source, state)
@@ -216,7 +226,8 @@ class GitSourceReconciler:
                 if commit == state.newest
                 else found.answer.commit
             )
-            state.newest = commit
+            if commit != state.newest:
+                state.newest, state.newest_at = commit, state.fetched_at
             state.observed = source_status.revision_of(source.spec.reference, commit)
         if failure is not None:
             is_passing = failure.passes
@@ -224,11 +235,70 @@ class GitSourceReconciler:
             state.problem = SourceProblem(
                 reason=failure.reason, message=failure.message, stalls=not is_passing
             )
+            state.asked_at = began
             log.info("no commit", extra={"source": source.name, "reason": failure.reason})
             return
         state.failures, state.problem = 0, None
         if known is None or commit != known:
             await self._load(state, found, state.observed)
+        state.asked_at = began  # last: from now on the claims count as known
+
+    async def _hand_over(
+        self, source: GitSource, state: SourceState, version_of: Callable[[str], int]
+    ) -> None:
+        """Hand objects that left the manifests over to the sources of the repository that have them now.
+
+        A source that has not read a commit as new as this one may have them, too: it is fetched, and pruning waits.
+        """
+        for name, other in self._states.items():
+            if source.name in other.unread_claims:
+                self._enqueue(name)
+        loaded_commit = state.loaded_commit
+        if loaded_commit is None or state.problem is not None:
+            return
+        if _is_settled(state, loaded_commit, version_of):
+            return
+        if state.unread_claims:
+            state.settled, state.is_prune_due, state.unread_claims = None, True, ()
+        name = source_status.apply_set_name(source.name)
+        members = (await apply_sets.read_set(self._transport, name)).members
+        surplus = members.keys() - {item.key for item in loaded_commit.loaded}
+        if not surplus:
+            return
+        siblings = await self._siblings(source)
+        state.unread_claims = self._refetch(siblings, state)
+        claims: dict[ObjectKey, str] = {}
+        for sibling in siblings:
+            commit = self._states[sibling].loaded_commit if sibling in self._states else None
+            if commit is not None and sibling not in state.unread_claims:
+                claims |= {item.key: sibling for item in commit.loaded if item.key in surplus}
+        await applier.hand_over(self._transport, self._clock, source.name, claims)
+        for sibling in set(claims.values()):
+            self._enqueue(sibling)
+
+    async def _siblings(self, source: GitSource) -> list[str]:
+        """Return the other sources of the same repository that are not suspended."""
+        address = repository_address(source.spec.repository)
+        return [
+            other.name
+            for other in await objects.list_all(self._transport, GitSource)
+            if other.name != source.name
+            and not other.spec.suspend
+            and repository_address(other.spec.repository) == address
+        ]
+
+    def _refetch(self, sources: list[str], state: SourceState) -> tuple[str, ...]:
+        """Return the sources whose manifests are unknown at this commit; queue those that were read before it."""
+        states = {name: self._states.get(name) for name in sources}
+        for name, other in states.items():
+            if other is not None and not source_status.is_as_new(other, state):
+                other.needed_at = state.newest_at
+                self._enqueue(name)
+        return tuple(
+            name
+            for name, other in states.items()
+            if not source_status.claims_are_known(other, state)
+        )
 
     async def _load_applied(self, source: GitSource, state: SourceState) -> None:
         """Load the applied commit from the cache, so that drift is corrected while the repository is away."""
@@ -299,6 +369,10 @@ class GitSourceReconciler:
             result = await self._apply_commit(source, state, loaded_commit)
             problem = problem or result.problem
             if result.problem is not None:
+                if (
+                    result.problem.reason == "Refused"
+                ):  # perhaps because another source still has an object
+                    self._refetch(await self._siblings(source), state)
                 await self._write_status(source, _failed(state, problem))
                 return
         waiting = await self._failing_checks(source, state)
@@ -311,6 +385,7 @@ class GitSourceReconciler:
             applied_commit=loaded_commit.info,
             inventory=_inventory(loaded_commit),
             drift=state.drift,
+            unread_claims=state.unread_claims if source.spec.prune else (),
             problem=problem,
             waiting=waiting,
             sync=state.sync,
@@ -325,11 +400,17 @@ class GitSourceReconciler:
         is_new = (before, generation) != (loaded_commit.revision, source.metadata.generation)
         state.settled = None
         result = await applier.apply_commit(
-            self._transport, self._clock, source, loaded_commit, is_new=is_new
+            self._transport,
+            self._clock,
+            source,
+            loaded_commit,
+            is_new=is_new or state.is_prune_due,
+            prune=source.spec.prune and not state.unread_claims,
         )
         if result.problem is not None:
             return result
         state.settled = (loaded_commit.commit, _versions(result.objects))
+        state.is_prune_due = False
         state.drift = result.drift if source.spec.drift_policy == "Warn" else ()
         await record_applied(self._recorder, source, loaded_commit.revision, result, is_new=is_new)
         log.info("applied", extra={"source": source.name, "revision": loaded_commit.revision})
@@ -392,7 +473,7 @@ def _is_settled(
     state: SourceState, loaded_commit: LoadedCommit, version_of: Callable[[str], int]
 ) -> bool:
     """Return whether the commit is applied, and its objects have not changed since."""
-    if state.settled is None or state.settled[0] != loaded_commit.commit:
+    if state.settled is None or state.settled[0] != loaded_commit.commit or state.unread_claims:
         return False
     return all(version_of(keys.spec_key(*key)) == version for key, version in state.settled[1])
 

@@ -8,6 +8,7 @@ import random
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from math import inf
 
 from machinery.backoff import Backoff
 from manifests.load import LoadedObject
@@ -66,6 +67,8 @@ class SourceResult:
     inventory: tuple[InventoryEntry, ...] | None = None
     """Objects of the revision; None if nothing was applied."""
     drift: tuple[Drift, ...] = ()
+    unread_claims: tuple[str, ...] = ()
+    """Sources of the repository that may claim objects which are to be pruned, but have not read the commit yet."""
     problem: SourceProblem | None = None
     waiting: SourceProblem | None = None
     """Reason to wait: for other sources, or for the health of applied objects."""
@@ -122,7 +125,7 @@ def _conditions(
         ]
     if problem is None and waiting is None:
         return [
-            ("Ready", ConditionStatus.TRUE, "Applied", _applied_message(status)),
+            ("Ready", ConditionStatus.TRUE, "Applied", _applied_message(status, found)),
             ("Reconciling", ConditionStatus.FALSE, "Applied", ""),
             ("Stalled", ConditionStatus.FALSE, "Applied", ""),
         ]
@@ -152,9 +155,12 @@ def _conditions(
     ]
 
 
-def _applied_message(status: GitSourceStatus) -> str:
+def _applied_message(status: GitSourceStatus, found: SourceResult) -> str:
     count = len(status.inventory)
     text = f"{status.applied_revision} is applied: {count} object{'' if count == 1 else 's'}"
+    if found.unread_claims:
+        others = ", ".join(f"gitsource/{name}" for name in found.unread_claims)
+        text += f"; pruning waits until the same repository is read for {others}"
     if not status.drift:
         return text
     return f"{text}; others changed {join_first([drift_text(one) for one in status.drift])}"
@@ -247,8 +253,18 @@ class SourceState:
     """Number of failed fetches in a row."""
     sync: str = ""
     observed: str = ""
+    asked_at: float = -inf
+    """Begin of the last fetch whose result is here."""
+    needed_at: float = -inf
+    """A fetch that began earlier is too old for another source of the repository."""
     newest: str = ""
     """Newest commit that was fetched, even if it is broken."""
+    newest_at: float = -inf
+    """End of the fetch that found it first."""
+    unread_claims: tuple[str, ...] = ()
+    """Sources whose manifests must be read before objects are pruned."""
+    is_prune_due: bool = False
+    """True if pruning waited for them."""
     newest_info: GitCommit | None = None
     """Author and subject of the newest commit."""
     loaded_commit: LoadedCommit | None = None
@@ -267,6 +283,21 @@ def current_state(state: SourceState | None, source: GitSource) -> SourceState:
     if state is not None and (state.uid, state.generation) == (meta.uid, meta.generation):
         return state
     return SourceState(uid=meta.uid, generation=meta.generation)
+
+
+def is_as_new(state: SourceState, other: SourceState) -> bool:
+    """Return whether a source was read when the newest commit of another one was there."""
+    loaded_commit = state.loaded_commit
+    is_same = loaded_commit is not None and loaded_commit.commit == other.newest
+    return is_same or state.asked_at >= other.newest_at
+
+
+def claims_are_known(state: SourceState | None, other: SourceState) -> bool:
+    """Return whether the manifests of a source are known as of the newest commit of another one."""
+    if state is None or not is_as_new(state, other):
+        return False
+    problem = state.problem
+    return problem is None or (problem.stalls and problem.reason != "BrokenManifests")
 
 
 def requested_preview(source: GitSource) -> str:
@@ -289,6 +320,8 @@ def is_fetch_due(state: SourceState, source: GitSource, now: float) -> bool:
     """Return whether to fetch now."""
     done = source.status.last_sync if source.status is not None else ""
     if state.fetched_at is None or requested_sync(source) not in (done, state.sync):
+        return True
+    if state.asked_at < state.needed_at:
         return True
     return now >= state.fetched_at + wait_s(state, source)
 

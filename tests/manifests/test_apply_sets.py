@@ -133,7 +133,7 @@ async def test_an_object_belongs_to_one_set_only(transport: Transport) -> None:
         await applied(transport, pool("b") + pool(), other)
     assert str(caught.value) == (
         "standard input:12:9: NodePool/studio: metadata.name: belongs to the apply set site; the apply set other "
-        "cannot have it too. Remove it from the manifests of one of them. If it is removed from those of site, the next prune there deletes it"
+        "cannot have it too. Remove it from the manifests of one of them. If it is removed from those of site, the next prune there deletes it, unless another GitSource of the same repository has it"
     )
     assert await revision(transport) == before
     source = ApplyOptions(manager="gitsource/b", apply_set="gitsource.b", force=True)

@@ -166,6 +166,96 @@ async def test_two_sources_cannot_have_one_object(store: Transport, folder: Path
     )
     assert await priority(store, "e") == 1
     assert await priority(store, "e-other") is None  # all, or nothing
+    # Nor does the refused one take it when it is deleted, however fast it is.
+    await mutate(store, CLOCK, GitSource, "e1", lambda item: with_spec(item, suspend=True))
+    await said(store, "e1", "Reconciling", reason="Suspended")
+    await delete(store, "NodePool", "e", CLOCK)
+    request = await synced(store, "e2")
+
+    async def answered() -> bool:
+        now = await status(store, "e2")
+        return now is not None and now.last_sync == request
+
+    await until_async(answered, what="the sync of e2")
+    await said(store, "e2", "Stalled", reason="Refused", commit=second)
+    assert await priority(store, "e") is None
+    await mutate(store, CLOCK, GitSource, "e1", lambda item: with_spec(item, suspend=False))
+    await _becomes(store, "e", 1)
+
+
+@pytest.mark.parametrize(
+    ("first", "old", "new"),
+    [
+        pytest.param("old", "  prune: true\n", "", id="the-old-source-sees-it-first"),
+        pytest.param("new", "  prune: true\n", "", id="the-new-source-sees-it-first"),
+        pytest.param("old", "", "", id="without-prune"),
+        pytest.param("old", "  prune: true\n", "  dependsOn: [NAME-old]\n", id="new-waits-for-old"),
+        pytest.param("new", "  prune: true\n  dependsOn: [NAME-new]\n", "", id="old-waits-for-new"),
+        pytest.param("old", "  prune: true\n  driftPolicy: Warn\n", "", id="warn"),
+    ],
+)
+async def test_an_object_moves_between_sources_of_a_repository_as_it_is(
+    store: Transport, folder: Path, request: pytest.FixtureRequest, first: str, old: str, new: str
+) -> None:
+    name = f"mv{request.node.callspec.indices['first']}"
+    repo = Repository(folder / f"{name}.git")
+    moved = pool(name, priority=3)
+    files = {"old/stays.yaml": pool(f"{name}-stays"), "new/there.yaml": pool(f"{name}-there")}
+    before = repo.commit({**files, "old/x.yaml": moved, "old/y.yaml": pool(f"{name}-y")})
+    for side, spec in (("old", old), ("new", new)):
+        text = f"  path: {side}\n{spec.replace('NAME', name)}"
+        await applied(store, source(f"{name}-{side}", repo.url, text))
+    for side in ("old", "new"):
+        await ready(store, f"{name}-{side}", before)
+    there = await objects.get(store, NodePool, name)
+    assert there is not None
+    changes = {"old/x.yaml": None, "old/y.yaml": None, "new/x.yaml": moved}
+    after = repo.commit(changes)
+    await synced(store, f"{name}-{first}")
+    for side in ("old", "new"):
+        await ready(store, f"{name}-{side}", after)
+
+    async def handed_over() -> bool:
+        now = await objects.get(store, NodePool, name)
+        assert now is not None
+        assert now.metadata.uid == there.metadata.uid
+        return now.metadata.annotations[APPLY_SET] == f"gitsource.{name}-new"
+
+    await until_async(handed_over, what="the hand-over")
+    assert {e.manager for e in there.metadata.managed_fields} == {f"gitsource/{name}-old"}
+    now = await objects.get(store, NodePool, name)
+    assert now is not None
+    assert {e.manager for e in now.metadata.managed_fields} == {f"gitsource/{name}-new"}
+    if old:  # what no source has any more is pruned
+        await gone(store, NodePool, f"{name}-y")
+    # The new source owns it: it prunes it.
+    last = repo.commit({"new/x.yaml": None})
+    await applied(store, source(f"{name}-new", repo.url, "  path: new\n  prune: true\n"))
+    await ready(store, f"{name}-new", last)
+    await gone(store, NodePool, name)
+
+
+@pytest.mark.ci
+async def test_pruning_waits_for_a_source_whose_manifests_cannot_be_read(
+    store: Transport, folder: Path
+) -> None:
+    repo = Repository(folder / "p.git")
+    before = repo.commit({"a/p.yaml": pool("p1") + "---\n" + pool("p2"), "b/p.yaml": pool("p3")})
+    for side in ("a", "b"):
+        await applied(store, source(f"p-{side}", repo.url, f"  path: {side}\n  prune: true\n"))
+        await ready(store, f"p-{side}", before)
+    broken = repo.commit({"a/p.yaml": pool("p1"), "b/p.yaml": "a: [b"})
+    await ready(store, "p-a", broken)
+    waits = await said(store, "p-a", "Ready", reason="Applied", commit=broken)
+    assert waits.message.endswith(
+        "; pruning waits until the same repository is read for gitsource/p-b"
+    )
+    assert await priority(store, "p2") == 0
+    mended = repo.commit({"b/p.yaml": pool("p3") + "---\n" + pool("p2")})
+    await ready(store, "p-b", mended)
+    now = await objects.get(store, NodePool, "p2")
+    assert now is not None
+    assert now.metadata.annotations[APPLY_SET] == "gitsource.p-b"
 
 
 @pytest.mark.ci
