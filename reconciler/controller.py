@@ -39,12 +39,15 @@ from store import keys
 from store.errors import StoreError
 from store.events import EventRecorder
 from store.informer import AnyInformer
-from store.leases import LEASE_TTL_S, Election, Leadership
+from store.leases import Election, Leadership
 from store.model_listings import read_listings
 from store.port import Transport
 
 log = logging.getLogger(__name__)
 
+# Another one must bind a replica within 5 s of the leader's death: etcd notices an expiry up to half a second late, and
+# the first look at 5,000 nodes takes half a second. A leader that loses the lead in a stall only loses its memory.
+_LEADER_TTL_S = 3
 # One plans and acts at a time (`Reconciler`); the others wait for the store to take their statuses.
 _WORKERS = 4
 
@@ -174,7 +177,7 @@ class Controller:
         for informer in self._caches.all():
             await informer.wait_synced()
         election = Election(
-            self._transport, self._clock, key=keys.ELECTION_RECONCILER, ttl_s=LEASE_TTL_S
+            self._transport, self._clock, key=keys.ELECTION_RECONCILER, ttl_s=_LEADER_TTL_S
         )
         while True:
             leadership = await election.campaign(self._identity)
