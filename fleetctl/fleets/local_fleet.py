@@ -17,6 +17,7 @@ from fleetctl.cli.errors import FleetctlError
 from fleetctl.fleets.data_dir import LAYOUT_VERSION, DataDir, FleetRecord
 from fleetctl.fleets.fleet_trust import Machine
 from fleetctl.fleets.local_trust import LocalTrust, url_host
+from fleetctl.fleets.readiness import wait_for_control_plane
 from machinery import processes
 from machinery.clock import Clock
 from machinery.supervisor import Program, Supervisor
@@ -417,6 +418,11 @@ class LocalFleet:
         ]
         self._supervisors = [Supervisor(program, self._clock) for program in started]
         await self._end_leftovers({program.record for program in started})
+        nodes = [path.name for path in settings.data_dir.nodes()]
+        await _revoke_leases(
+            self._store_address(),
+            [n for n in nodes if processes.adopt(settings.data_dir.record(n)) is None],
+        )
         self._check_ports(say)
         for supervisor in self._supervisors:
             await supervisor.start()
@@ -484,11 +490,11 @@ class LocalFleet:
                 )
 
     async def _wait_ready(self) -> None:
-        """Wait until every node holds its lease, a reconciler leads and the gateway answers."""
+        """Wait until every node holds its lease, a reconciler has looked at all replicas and the gateway answers."""
         assert self._etcd is not None
         try:
             async with asyncio.timeout(_READY_S):
-                await _wait_for_control_plane(self._store_address(), node_names(self._settings))
+                await wait_for_control_plane(self._store_address(), node_names(self._settings))
                 await _wait_for_gateway(self._settings.gateway_url)
         except TimeoutError:
             details = [
@@ -541,7 +547,7 @@ def _memory_share(facts: HardwareFacts, nodes: int) -> str:
 
 
 async def _revoke_leases(etcd: EtcdAddress, names: list[str]) -> None:
-    """Revoke the leases of nodes that were stopped; otherwise they and their endpoints outlive an etcd restart.
+    """Revoke the leases of nodes without an agent; otherwise they and their endpoints outlive an etcd restart.
 
     A lease does not run out while etcd is down: after a restart it lives for its whole time again.
     """
@@ -553,24 +559,6 @@ async def _revoke_leases(etcd: EtcdAddress, names: list[str]) -> None:
                 await transport.revoke(item.lease)
     except StoreError as error:
         log.info("leases not revoked; they will expire", extra={"why": str(error)})
-    finally:
-        await transport.close()
-
-
-async def _wait_for_control_plane(etcd: EtcdAddress, names: list[str]) -> None:
-    transport = connect(etcd)
-    try:
-        while True:
-            try:
-                listing = await transport.list(keys.NODE_LEASE_PREFIX)
-                leader = await transport.get(keys.ELECTION_RECONCILER)
-            except StoreError:
-                await asyncio.sleep(0.1)
-                continue
-            present = {item.key.removeprefix(keys.NODE_LEASE_PREFIX) for item in listing.items}
-            if present >= set(names) and leader is not None:
-                return
-            await asyncio.sleep(0.1)
     finally:
         await transport.close()
 
