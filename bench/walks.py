@@ -214,7 +214,7 @@ def measure(tree: Path) -> dict[str, int]:
         chat_files = {
             name
             for module, names in seen.items()
-            if module in ("gateway", "engine", "nodeagent.engine")
+            if module in ("gateway", "engine")
             for name in names
         }
         figures["chat_request"] = len(chat_files)

@@ -208,8 +208,7 @@ class FigureCollector:
             raise CollectorError(f"its answer cannot be read: {str(error)[:200]}") from error
         if found.gateway != id_:
             raise CollectorError(f"another gateway ({found.gateway[:60]}) answers at {url}")
-        # Gateways of earlier releases say otherwise to a reader that has read nothing yet.
-        return found if after else msgspec.structs.replace(found, is_complete=True, lost=0)
+        return found
 
     def _on_own_clock(self, id_: str, found: GatewayFeed) -> GatewayFeed:
         """Return an answer with times of this machine's clock."""

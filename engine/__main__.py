@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from engine.process import run
 from machinery import log_flags
 from machinery.process_secrets import disable_core_dumps
-from schemas.wire.engine_flags import LEGACY_GROUP_VARIABLE, MAX_SECRET_BYTES
+from schemas.wire.engine_flags import MAX_SECRET_BYTES
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -15,10 +15,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     disable_core_dumps()
     # A model is a local folder. Without these, transformers asks the hub about some models.
     os.environ.update(HF_HUB_OFFLINE="1", TRANSFORMERS_OFFLINE="1")
-    # Out of the environment in any case: no child of the engine needs it.
-    legacy = os.environ.pop(LEGACY_GROUP_VARIABLE, "")
     level = log_flags.parse_level(os.environ.get(log_flags.LEVEL_VARIABLE, ""))
-    return run(arguments, read_secret=lambda: _read_secret() or legacy, log_level=level)
+    return run(arguments, read_secret=_read_secret, log_level=level)
 
 
 def _read_secret() -> str:

@@ -61,8 +61,7 @@ class ProcessRecord:
 
     def save(self, path: Path) -> None:
         """Write the record to a file. Raises OSError."""
-        # "birthmark" is the field's name in files that earlier versions wrote and read.
-        tree = {"pid": self.pid, "birthmark": self.start, "command": self.command}
+        tree = {"pid": self.pid, "start": self.start, "command": self.command}
         write_atomically(path, json.dumps(tree))
 
 
@@ -72,7 +71,7 @@ def load_record(path: Path) -> ProcessRecord | None:
         tree = json.loads(path.read_text())
         record = ProcessRecord(
             pid=int(tree["pid"]),
-            start=str(tree["birthmark"]),
+            start=str(tree["start"]),
             command=tuple(tree["command"]),
         )
     except (OSError, ValueError, KeyError, TypeError, OverflowError):

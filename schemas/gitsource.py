@@ -204,7 +204,7 @@ class Drift(ApiModel):
     managers: tuple[str, ...] = ()
     """The field managers that wrote them."""
     values: tuple[DriftedField, ...] = ()
-    """The fields with their values, the first ones. Older releases omit it."""
+    """The fields with their values, the first ones."""
 
 
 class GitCommit(ApiModel):

@@ -293,11 +293,11 @@ class NodeLease(ApiModel):
     session: str
     """Distinguishes one run of the agent from the next."""
     has_store_password: bool = False
-    """True if the agent was started with a password for the store. Older releases omit the field."""
+    """True if the agent was started with a password for the store."""
     tls: TlsReport | None = None
-    """Its identity and TLS mode; None if it has no certificate. Older releases omit the field."""
+    """Its identity and TLS mode; None if it has no certificate."""
     insecure_flags: tuple[str, ...] = ()
-    """The agent's flags that switch protection off, such as --insecure-http. Older releases omit the field."""
+    """The agent's flags that switch protection off, such as --insecure-http."""
 
 
 class NodeLoad(ApiModel):

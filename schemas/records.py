@@ -145,15 +145,15 @@ class GatewayLease(ApiModel):
     version: str
     """The release of the gateway."""
     asks_for_keys: bool = True
-    """True if it requires API keys. Only such gateways share the keys' rates. Older releases omit the field."""
+    """True if it requires API keys. Only such gateways share the keys' rates."""
     has_store_password: bool = False
-    """True if it was started with a password for the store. Older releases omit the field."""
+    """True if it was started with a password for the store."""
     insecure_flags: tuple[str, ...] = ()
     """Its flags that switch protection off, such as --insecure-http."""
     tls: TlsReport | None = None
-    """Its identity and TLS mode; None if it has no certificate. Older releases omit the field."""
+    """Its identity and TLS mode; None if it has no certificate."""
     is_announced: bool = False
-    """True if it announces itself on its local networks (mDNS). Older releases omit the field."""
+    """True if it announces itself on its local networks (mDNS)."""
 
 
 class ReconcilerLease(ApiModel):
@@ -166,9 +166,9 @@ class ReconcilerLease(ApiModel):
     join_address: Annotated[str, StringConstraints(max_length=300)] = ""
     """Host and port at which Macs join through it; empty if it does not sign certificates."""
     url: Annotated[str, StringConstraints(max_length=300)] = ""
-    """Base address of its health and metrics; empty while it does not listen. Older releases omit the field."""
+    """Base address of its health and metrics; empty while it does not listen."""
     tls: TlsReport | None = None
-    """Its identity and TLS mode; None if it has no certificate. Older releases omit the field."""
+    """Its identity and TLS mode; None if it has no certificate."""
 
 
 class DashboardLease(ApiModel):
@@ -183,7 +183,7 @@ class DashboardLease(ApiModel):
     has_store_password: bool = False
     """True if it was started with a password for the store."""
     tls: TlsReport | None = None
-    """Its identity and TLS mode; None if it has no certificate. Older releases omit the field."""
+    """Its identity and TLS mode; None if it has no certificate."""
 
 
 TICKET_TTL_S = 60

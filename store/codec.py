@@ -3,9 +3,8 @@
 Spec and status are separate documents under separate keys, so that their writers never conflict.
 """
 
-from collections.abc import Mapping
 from functools import cache
-from typing import Final, Generic, TypeAlias, TypeVar, get_args
+from typing import Final, Generic, TypeVar, get_args
 
 from pydantic import BaseModel, ValidationError
 
@@ -13,11 +12,9 @@ from schemas.meta import ApiModel, ApiObject, Status
 from store import errors, keys, versions
 from store.document_decoder import DocumentDecoder
 from store.port import KeyValue, ModRevisionGuard, Put
-from store.versions import HISTORIES, VersionHistory
 
 Obj = TypeVar("Obj", bound=ApiObject)
 M = TypeVar("M", bound=ApiModel)
-Histories: TypeAlias = Mapping[str, VersionHistory]
 
 # A batch of changes, and some more.
 _RECENT: Final = 128
@@ -29,22 +26,22 @@ UndecodableError = errors.UndecodableError
 NewerDocumentError = errors.NewerDocumentError
 
 
-def encode(model: BaseModel, histories: Histories = HISTORIES) -> bytes:
+def encode(model: BaseModel) -> bytes:
     """Return the document: JSON without None values, with its stored version first."""
     raw = model.model_dump_json(by_alias=True, exclude_none=True).encode()
-    return versions.stamp_version(raw, versions.history_of(type(model).__name__, histories).current)
+    return versions.stamp_version(raw, versions.version_of(type(model).__name__))
 
 
 def encode_spec(obj: ApiObject) -> bytes:
     """Return the document of the object's spec key: everything but status and version."""
     raw = obj.model_dump_json(by_alias=True, exclude_none=True, exclude=_NOT_IN_SPEC).encode()
-    return versions.stamp_version(raw, versions.history_of(type(obj).__name__).current)
+    return versions.stamp_version(raw, versions.version_of(type(obj).__name__))
 
 
 def encode_copy(obj: ApiObject) -> bytes:
     """Return the document of a copy of the object under another key: that of its spec key, and its resourceVersion."""
     raw = obj.model_dump_json(by_alias=True, exclude_none=True, exclude={"status"}).encode()
-    return versions.stamp_version(raw, versions.history_of(type(obj).__name__).current)
+    return versions.stamp_version(raw, versions.version_of(type(obj).__name__))
 
 
 class _ModelDecoder(Generic[M]):
@@ -52,18 +49,19 @@ class _ModelDecoder(Generic[M]):
 
     def __init__(self, model: type[M]) -> None:
         self._decode = DocumentDecoder(model).decode
+        self._version = versions.version_of(model.__name__)
         # By identity: equal watches deliver the same objects, each to its own cache.
-        self._recent: dict[int, tuple[KeyValue, VersionHistory, M]] = {}
+        self._recent: dict[int, tuple[KeyValue, M]] = {}
 
-    def decode(self, item: KeyValue, history: VersionHistory) -> M:
+    def decode(self, item: KeyValue) -> M:
         """Return the document; raises `VersionError` and `ValidationError`."""
         known = self._recent.get(id(item))
-        if known is not None and known[0] is item and known[1] is history:
-            return known[2]
-        found = self._decode(versions.migrate(item.value, history))
+        if known is not None and known[0] is item:
+            return known[1]
+        found = self._decode(versions.unstamp(item.value, self._version))
         if len(self._recent) >= _RECENT:
             self._recent.clear()
-        self._recent[id(item)] = item, history, found
+        self._recent[id(item)] = item, found
         return found
 
 
@@ -72,8 +70,8 @@ def _decoder(model: type[M]) -> _ModelDecoder[M]:
     return _ModelDecoder(model)
 
 
-def decode(model: type[M], item: KeyValue, histories: Histories = HISTORIES) -> M:
-    """Return the document under a key; a document of an earlier mlx-fleet is migrated.
+def decode(model: type[M], item: KeyValue) -> M:
+    """Return the document under a key.
 
     Raises:
         NewerDocumentError: a newer mlx-fleet wrote it.
@@ -82,7 +80,7 @@ def decode(model: type[M], item: KeyValue, histories: Histories = HISTORIES) -> 
     """
     try:
         decoder: _ModelDecoder[M] = _decoder(model)
-        return decoder.decode(item, versions.history_of(model.__name__, histories))
+        return decoder.decode(item)
     except versions.VersionError as error:
         kind = NewerDocumentError if error.is_newer else UndecodableError
         raise kind(f"{item.key} ({model.__name__}): {error}") from error
@@ -95,14 +93,14 @@ def decode(model: type[M], item: KeyValue, histories: Histories = HISTORIES) -> 
         ) from error
 
 
-def decode_object(kind: type[Obj], item: KeyValue, histories: Histories = HISTORIES) -> Obj:
+def decode_object(kind: type[Obj], item: KeyValue) -> Obj:
     """Return the object under a spec key, with its resourceVersion.
 
     Raises:
         UndecodableError: as `decode` does.
 
     """
-    found = decode(kind, item, histories)
+    found = decode(kind, item)
     # Bypasses pydantic's frozen guard: the object is not shared yet, and a copy would double the cost of reading fifty
     # thousand.
     object.__setattr__(found.metadata, "resource_version", str(item.mod_revision))

@@ -122,7 +122,9 @@ def _decode_all(items: Sequence[KeyValue], model: str, finish: Callable[..., Tre
         for at in range(0, len(items), _AT_ONCE):
             part = items[at : at + _AT_ONCE]
             trees = _parse_together(part, model)
-            if trees is None:  # one of them is to be migrated, or damaged: `finish` tells which
+            if (
+                trees is None
+            ):  # one of them has another version, or is damaged: `finish` tells which
                 found += [finish(item, model) for item in part]
             else:
                 pairs = zip(part, trees, strict=True)
@@ -135,7 +137,7 @@ def _parse_together(items: Sequence[KeyValue], model: str) -> list[Tree] | None:
 
     Parsed as one array, they share the names of their members, which are half of their memory.
     """
-    current = versions.history_of(model).current
+    current = versions.version_of(model)
     texts: list[bytes] = []
     for item in items:
         version, text = versions.split_version(item.value)
@@ -184,7 +186,7 @@ def with_status(tree: Tree, item: KeyValue | None, kind: str) -> Tree:
 
 
 def decode(item: KeyValue, model: str, parsed: Tree | None = None) -> Tree:
-    """Return a document; a document of an earlier mlx-fleet is migrated. `model` is the name of its type.
+    """Return a document. `model` is the name of its type.
 
     `parsed` is the document if it is known already.
 
@@ -196,7 +198,7 @@ def decode(item: KeyValue, model: str, parsed: Tree | None = None) -> Tree:
     if parsed is not None:
         return parsed
     try:
-        raw = versions.migrate(item.value, versions.history_of(model))
+        raw = versions.unstamp(item.value, versions.version_of(model))
         tree = json.loads(raw)
     except versions.VersionError as error:
         kind = NewerDocumentError if error.is_newer else UndecodableError

@@ -65,7 +65,7 @@ _OBJECT_DICTIONARY: Final = (
     b'"10.0.0.1","agentUrl":"http://10.0.0.1:4001","agentVersion":"0.1.0","os":"macOS","osVersion":"26.1","machine":'
     b'"Mac16,1","chip":"Apple M4 Pro","cpuCores":10,"gpuCores":10,"memoryBytes":68719476736,"allocatableBytes":'
     b'51539607552,"hardwareUuid":"","isPart":false,"mlxVersion":"0.32.0","mlxLmVersion":"0.32.0","diskBytes":0,'
-    b'"diskFreeBytes":0,"power":"AC","isOwnerActive":false,"labels":{},"models":[{"path":"","storedVersion":2,'
+    b'"diskFreeBytes":0,"power":"AC","isOwnerActive":false,"labels":{},"models":[{"path":"","storedVersion":1,'
     b'"apiVersion":"fleet/v1alpha1","kind":"ModelDeployment","metadata":{"name":"","labels":{},"annotations":{},"uid":"",'
     b'"generation":1,"creationTimestamp":"2026-01-01T00:00:00.000000Z","finalizers":[],"ownerReferences":[],'
     b'"managedFields":[]},"spec":{"about":{"kind":"Replica","name":""},"type":"Normal","reason":"","message":"","source":'

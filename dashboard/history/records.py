@@ -108,7 +108,7 @@ class RequestSums:
     __slots__ = ("numbers",)
 
     def __init__(self, numbers: Sequence[float] = ()) -> None:
-        """`numbers`: those of a stored row; fewer ones are those of an older release."""
+        """`numbers`: those of a stored row."""
         self.numbers = array("d", numbers[:_WIDTH])
         self.numbers.extend([0.0] * (_WIDTH - len(self.numbers)))
 
@@ -288,17 +288,13 @@ def pack_values(slots: Mapping[int, Sequence[float]], width: int) -> bytes:
 
 def unpack_values(data: bytes, slot: int, count: int) -> list[float]:
     """Return the values of one slot of a chunk, `count` of them; NaN for what was not measured."""
-    if data[:1] == b"\0":
-        # Rows of earlier releases begin with the number of columns, which is not zero.
-        width = data[1] if len(data) > 1 else 0
-        end = (slot + 1) * width * 4
-        try:
-            # Not beyond the slot: inflating takes most of the time of a read.
-            values = zlib.decompressobj().decompress(memoryview(data)[2:], end) if end else b""
-        except zlib.error:
-            values = b""
-    else:
-        width, values = data[0] if data else 0, data[1:]
+    width = data[1] if len(data) > 1 else 0
+    end = (slot + 1) * width * 4
+    try:
+        # Not beyond the slot: inflating takes most of the time of a read.
+        values = zlib.decompressobj().decompress(memoryview(data)[2:], end) if end else b""
+    except zlib.error:
+        values = b""
     begin = slot * width * 4
     if not width or len(values) < begin + width * 4:
         return [math.nan] * count

@@ -46,10 +46,7 @@ async def _examine(address: ProcessAddress, bearer: str, slots: asyncio.Semaphor
                 address, wire.PATH, bearer=bearer, limit_s=_LIMIT_S
             )
             found = wire.parse_findings(document)
-        except ProcessRefusedError as error:
-            is_old = error.status == _NOT_FOUND
-            return MachineReport(node=node, error=str(error), is_old=is_old)
-        except (ProcessUnreachableError, ValueError) as error:
+        except (ProcessRefusedError, ProcessUnreachableError, ValueError) as error:
             return MachineReport(node=node, error=str(error))
     # Whom we asked is what we know; an agent could name any node.
     return MachineReport(node=node, findings=tuple(replace(one, node=node) for one in found))

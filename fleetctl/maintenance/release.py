@@ -20,9 +20,7 @@ _MAX_WHEEL: Final = 256 << 20
 _MAX_MEMBERS: Final = 10_000
 _READ_S: Final = 20.0
 STORED_VERSIONS: Final = (
-    "import json\n"
-    "from store.versions import HISTORIES\n"
-    "print(json.dumps({name: one.current for name, one in HISTORIES.items()}))\n"
+    "import json\nfrom store.versions import VERSIONS\nprint(json.dumps(dict(VERSIONS)))\n"
 )
 """A program that prints the stored versions of the release whose Python runs it."""
 # The module needs no other one of ours; packages in an archive would need the rest of the release.
@@ -30,7 +28,7 @@ _OF_WHEEL: Final = (
     "import json, sys, zipfile\n"
     "names = {'__name__': '__main__'}\n"
     "exec(zipfile.ZipFile(sys.argv[1]).read('store/versions.py'), names)\n"
-    "print(json.dumps({name: one.current for name, one in names['HISTORIES'].items()}))\n"
+    "print(json.dumps(dict(names['VERSIONS'])))\n"
 )
 
 StoredVersions = Mapping[str, int]

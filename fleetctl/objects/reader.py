@@ -80,7 +80,7 @@ def _typed(kind: Kind, tree: Tree) -> ApiObject:
 def _item(key: str, tree: Tree, model: str) -> KeyValue:
     """Return a tree as a stored document."""
     raw = json.dumps(tree, separators=(",", ":")).encode()
-    value = versions.stamp_version(raw, versions.history_of(model).current)
+    value = versions.stamp_version(raw, versions.version_of(model))
     return KeyValue(key=key, value=value, create_revision=0, mod_revision=0)
 
 

@@ -17,8 +17,6 @@ class MachineReport:
     node: str
     findings: tuple[Finding, ...] = ()
     error: str = ""
-    is_old: bool = False
-    """True if the agent is of a release that does not examine its machine."""
 
 
 def check_machines(reports: Sequence[MachineReport]) -> Iterator[Finding]:
@@ -31,16 +29,7 @@ def check_machines(reports: Sequence[MachineReport]) -> Iterator[Finding]:
         if found.level in ("WARN", "FAIL") and found.check not in _CHECKED_FOR_THE_FLEET
     ]
     yield from _grouped(bad)
-    old = [one.node for one in reports if one.is_old]
-    if old:
-        number = counted(len(old), "agent is", "agents are")
-        yield Finding(
-            check="machines",
-            level="UNKNOWN",
-            message=f"{number} of an older release, which does not examine its machine: {_names(old)}",
-            advice="upgrade them, or run `fleetctl doctor --local` on these machines",
-        )
-    silent = [one for one in reports if one.error and not one.is_old]
+    silent = [one for one in reports if one.error]
     if silent:
         yield Finding(
             check="machines",
@@ -71,16 +60,6 @@ def _names(nodes: Sequence[str]) -> str:
 
 def report_findings(report: MachineReport) -> tuple[Finding, ...]:
     """Return all findings about one machine, for `doctor --node`."""
-    if report.is_old:
-        return (
-            Finding(
-                check="machine",
-                level="UNKNOWN",
-                message="its agent is of an older release, which does not examine its machine",
-                advice="upgrade it, or run `fleetctl doctor --local` on that machine",
-                node=report.node,
-            ),
-        )
     if report.error:
         return (
             Finding(

@@ -33,15 +33,11 @@ QUANTIZE_MODULE: Final = "engine.quantize"
 """`python -m engine.quantize SOURCE INTO BITS GROUP_SIZE MEMORY_BYTES PARENT` writes a quantized model."""
 DEVICE_CHECK_MODULE: Final = "engine.device_check"
 """`python -m engine.device_check` computes once on the GPU."""
-# The name before the engine became a top-level package: an agent adopts engines that its predecessor started.
-_MODULES: Final = (MODULE, "nodeagent.engine")
 
 MAX_SECRET_BYTES: Final = 512
 """The largest secret of a group, in bytes. The agent writes it to a pipe, the rank's stdin, before the rank exists:
 other users of a machine can read command lines, and environments stay readable for as long as a process lives. 512 bytes
 fit every pipe (_POSIX_PIPE_BUF), so the agent never waits, and its death at any moment leaves the rank with all or none."""
-LEGACY_GROUP_VARIABLE: Final = "MLX_FLEET_GROUP_SECRET"
-"""The environment variable in which agents of 0.1.0 and earlier give the secret; engines read it if stdin is empty."""
 
 Value: TypeAlias = (
     str | int | float | Path | tuple[str, ...] | tuple[int, ...] | Sampling | Vision | None
@@ -559,7 +555,7 @@ class EngineIdentity:
 
     @property
     def address(self) -> EngineAddress:
-        """Return where the engine listens; engines of earlier releases do so on TCP ports only, without TLS."""
+        """Return where the engine listens."""
         found = _address(self.socket, self.host, self.port)
         return found if self.identity_dir is None else found._replace(node=self.node)
 
@@ -569,7 +565,7 @@ class EngineIdentity:
 
         Flags that are missing or unknown are accepted: another version of the agent may have started it.
         """
-        if not _runs(argv, _MODULES):
+        if not _runs(argv, MODULE):
             return None
         parser = argparse.ArgumentParser(exit_on_error=False, allow_abbrev=False, add_help=False)
         names = [one.name for one in dataclasses.fields(cls)]
@@ -591,9 +587,9 @@ def _address(path: Path | None, host: str | None, port: int | None) -> EngineAdd
 
 def is_golden(argv: Sequence[str]) -> bool:
     """Return whether a command line is that of a process which answers the golden question."""
-    return _runs(argv, (GOLDEN_MODULE, "nodeagent.engine.golden"))
+    return _runs(argv, GOLDEN_MODULE)
 
 
-def _runs(argv: Sequence[str], modules: Sequence[str]) -> bool:
-    """Return whether Python runs one of the modules."""
-    return any(word == "-m" and name in modules for word, name in pairwise(argv))
+def _runs(argv: Sequence[str], module: str) -> bool:
+    """Return whether Python runs the module."""
+    return ("-m", module) in pairwise(argv)

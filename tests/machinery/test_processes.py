@@ -92,12 +92,12 @@ async def test_a_zombie_does_not_run(tmp_path: Path) -> None:
         pytest.param("[]", id="list"),
         pytest.param("7", id="number"),
         pytest.param("{}", id="no-fields"),
-        pytest.param('{"pid": "x", "birthmark": "x", "command": []}', id="no-pid"),
-        pytest.param('{"pid": -1, "birthmark": "x", "command": []}', id="negative"),
-        pytest.param('{"pid": 0, "birthmark": "x", "command": []}', id="our-group"),
-        pytest.param('{"pid": 1e999, "birthmark": "x", "command": []}', id="infinite"),
-        pytest.param('{"pid": 99999999999999999999, "birthmark": "x", "command": []}', id="huge"),
-        pytest.param('{"pid": 1, "birthmark": "x", "command": []}', id="nan"),
+        pytest.param('{"pid": "x", "start": "x", "command": []}', id="no-pid"),
+        pytest.param('{"pid": -1, "start": "x", "command": []}', id="negative"),
+        pytest.param('{"pid": 0, "start": "x", "command": []}', id="our-group"),
+        pytest.param('{"pid": 1e999, "start": "x", "command": []}', id="infinite"),
+        pytest.param('{"pid": 99999999999999999999, "start": "x", "command": []}', id="huge"),
+        pytest.param('{"pid": 1, "start": "x", "command": []}', id="nan"),
     ],
 )
 def test_a_record_that_makes_no_sense_is_no_process(tmp_path: Path, content: str | None) -> None:

@@ -98,12 +98,12 @@ async def test_a_missing_object_is_named(memory: MemoryTransport) -> None:
 
 async def test_a_document_of_a_newer_release_is_not_overwritten(memory: MemoryTransport) -> None:
     _, bare = versions.split_version(codec.encode_spec(deployment()))
-    newer = versions.history_of("ModelDeployment").current + 1
+    newer = versions.version_of("ModelDeployment") + 1
     await memory.commit([], [Put(key=KEY, value=versions.stamp_version(bare, newer))])
     with pytest.raises(codec.NewerDocumentError, match="upgrade this process"):
         await mutate(memory, CLOCK, ModelDeployment, "qwen", noting("a"))
     await memory.commit([], [codec.put_spec(deployment())])
-    newer = versions.history_of("ModelDeploymentStatus").current + 1
+    newer = versions.version_of("ModelDeploymentStatus") + 1
     status = b'{"storedVersion":%d}' % newer
     await memory.commit([], [Put(key=STATUS_KEY, value=status)])
     with pytest.raises(codec.NewerDocumentError):

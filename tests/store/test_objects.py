@@ -149,26 +149,8 @@ async def test_an_unreadable_document_is_refused(
 @pytest.mark.parametrize("spoiled", [b"", b"{}", b"{},{}", b'{"a":1', b'"b":2}', b"1", b"\xff"])
 async def test_trees_that_are_parsed_together_are_refused_one_by_one(spoiled: bytes) -> None:
     """A damaged document is named, whatever it would be in the middle of an array."""
-    key, current = keys.spec_key("Replica", "b"), versions.history_of("Replica").current
+    key, current = keys.spec_key("Replica", "b"), versions.version_of("Replica")
     transport = await stored([replica(0).replica, replica(1).replica])
     await transport.commit([], [Put(key=key, value=b'{"storedVersion":%d,' % current + spoiled)])
     with pytest.raises(UndecodableError, match=key):
         await object_trees.list_all(transport, "Replica")
-
-
-async def test_documents_of_an_earlier_version_are_migrated_among_others() -> None:
-    transport = await stored([replica(0).replica, replica(1).replica])
-    expected = await object_trees.list_all(transport, "Replica")
-    key = keys.spec_key("Replica", replica(0).replica.name)
-    found = await transport.get(key)
-    assert found is not None
-    current = versions.history_of("Replica").current
-    old = found.value.replace(
-        b'"storedVersion":%d' % current, b'"storedVersion":%d' % (current - 1)
-    )
-    assert old != found.value
-    await transport.commit([], [Put(key=key, value=old)])
-    again = await object_trees.list_all(transport, "Replica")
-    for tree in (*expected, *again):
-        del tree["metadata"]["resourceVersion"]
-    assert again == expected

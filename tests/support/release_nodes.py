@@ -38,8 +38,9 @@ def write_archive(
     scripts = "".join(f"{name} = {module}:main\n" for name, module in modules.items())
     versions = (ROOT / "store" / "versions.py").read_text()
     if stored > 1:
-        changed = f'    "Node": VersionHistory(current={stored}, steps={{1: _unchanged}}),\n    "ModelRoute"'
-        versions = versions.replace('    "ModelRoute"', changed, 1)
+        empty = "VERSIONS: Mapping[str, int] = {}"
+        assert empty in versions
+        versions = versions.replace(empty, f'VERSIONS = {{"Node": {stored}}}')
     parts = {
         # The packages of this checkout and of this environment, after those of the release.
         "checkout.pth": "\n".join([str(ROOT), *site.getsitepackages(), ""]),

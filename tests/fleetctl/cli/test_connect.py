@@ -11,7 +11,7 @@ from store.port import KeyValue
 
 
 def test_a_newer_document_is_an_error_in_one_sentence() -> None:
-    current = versions.history_of("ModelDeployment").current
+    current = versions.version_of("ModelDeployment")
     value = b'{"storedVersion":%d}' % (current + 1)
     newer = KeyValue(key="/k", value=value, create_revision=1, mod_revision=1)
 
@@ -21,7 +21,7 @@ def test_a_newer_document_is_an_error_in_one_sentence() -> None:
     with pytest.raises(FleetctlError) as caught:
         connect.run(read())
     assert caught.value.message == (
-        f"/k (ModelDeployment): its stored version is {current + 1}, this process reads 1 to {current}. "
+        f"/k (ModelDeployment): its stored version is {current + 1}, this process reads {current}. "
         "A newer mlx-fleet wrote it: upgrade this process to that release"
     )
 

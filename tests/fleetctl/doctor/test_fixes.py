@@ -40,7 +40,7 @@ def leftover(data_dir: Path) -> Path:
     models = data_dir / "models"
     models.mkdir(parents=True)
     (data_dir / "run").mkdir()
-    record = {"pid": 7, "birthmark": "x", "command": ["agent", "--models-dir", str(models)]}
+    record = {"pid": 7, "start": "x", "command": ["agent", "--models-dir", str(models)]}
     (data_dir / "run" / "mac-1.pid").write_text(json.dumps(record))
     path = models / "sha256-aa.part"
     path.write_bytes(b"x" * 1024)

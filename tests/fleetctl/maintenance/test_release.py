@@ -11,7 +11,7 @@ from fleetctl.cli.errors import FleetctlError
 from fleetctl.maintenance.release import find_release, parse_stored
 from store import versions
 
-_STORED = "class V:\n    current = 2\nHISTORIES = {'Node': V}\n"
+_STORED = "VERSIONS = {'Node': 2}\n"
 
 
 def archive(path: Path, files: dict[str, bytes]) -> Path:
@@ -74,7 +74,7 @@ def test_the_stored_versions_of_this_release_are_read_from_its_own_module(tmp_pa
         "wheels/mlx_fleet-1-py3-none-any.whl": wheel(code),
     }
     found = find_release(str(archive(tmp_path / "a.tar", files)))
-    assert found.stored == {name: one.current for name, one in versions.HISTORIES.items()}
+    assert found.stored == dict(versions.VERSIONS)
 
 
 def test_an_installed_version_is_taken_by_its_name() -> None:

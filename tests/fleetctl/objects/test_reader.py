@@ -157,7 +157,7 @@ async def test_events_are_sorted_by_exact_time() -> None:
 
 
 async def test_api_keys_have_no_hash() -> None:
-    value = b'{"name": "ci", "hash": "abc", "isAdmin": true, "created": "2000-01-01T00:00:00Z"}'
+    value = b'{"name": "ci", "hash": "abc", "role": "admin", "created": "2000-01-01T00:00:00Z"}'
     store = await stored((f"{keys.API_KEY_PREFIX}ci", value))
     (key,) = await object_trees.list_all(store, "ApiKey")
     assert list(key) == ["apiVersion", "kind", "metadata", "spec"]

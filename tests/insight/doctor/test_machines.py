@@ -56,19 +56,14 @@ def test_a_problem_that_the_fleet_checks_itself_is_not_said_twice(check: str) ->
 
 
 def test_what_was_not_examined_is_unknown() -> None:
-    old = MachineReport(node="mac-1", error="node/mac-1: it does not know this path", is_old=True)
     silent = MachineReport(node="mac-2", error="node/mac-2 does not answer")
-    assert lines(old, silent) == [
-        "UNKNOWN machines : 1 agent is of an older release, which does not examine its machine: mac-1",
+    assert lines(silent) == [
         "UNKNOWN machines : 1 machine was not examined: node/mac-2 does not answer",
     ]
 
 
 def test_a_node_shows_everything_or_why_not() -> None:
     assert report_findings(report("mac-1", WELL))[0].level == "OK"
-    old = MachineReport(node="mac-1", error="unknown path", is_old=True)
-    [finding] = report_findings(old)
-    assert (finding.level, finding.node) == ("UNKNOWN", "mac-1")
     [finding] = report_findings(MachineReport(node="mac-2", error="node/mac-2 does not answer"))
     assert (finding.level, finding.message) == ("FAIL", "node/mac-2 does not answer")
 

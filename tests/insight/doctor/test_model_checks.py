@@ -87,7 +87,7 @@ def test_only_files_that_nothing_continues_are_leftovers(tmp_path: Path) -> None
 def test_the_folders_are_those_of_the_fleets_processes(tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     command = ["python", "-m", "nodeagent", "--models-dir", "/models", "--name", "mac-1"]
-    record = {"pid": 7, "birthmark": "x", "command": command}
+    record = {"pid": 7, "start": "x", "command": command}
     for name in ("mac-1", "mac-2"):
         (tmp_path / "run" / f"{name}.pid").write_text(json.dumps(record))
     (tmp_path / "run" / "broken.pid").write_text("{")
