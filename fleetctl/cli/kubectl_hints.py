@@ -1,6 +1,6 @@
-"""Answers for users of kubectl and similar tools: synonyms of verbs, and flags that fleetctl does not need."""
+"""Answers for users of kubectl and similar tools: synonyms of verbs, spellings of switches, and flags that fleetctl does not need."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import click
@@ -99,9 +99,38 @@ KIND_ANSWERS = {
     "namespace": VERB_ANSWERS["namespace"], "namespaces": VERB_ANSWERS["namespace"], "ns": VERB_ANSWERS["namespace"],
 }  # fmt: skip
 
+# The booleans of Go's flags.
+_BOOLEANS = {
+    **dict.fromkeys(("true", "True", "TRUE", "t", "T", "1"), True),
+    **dict.fromkeys(("false", "False", "FALSE", "f", "F", "0"), False),
+}
+
 _NO_NAMESPACES = (
     "fleets have no namespaces; a fleet in a shared etcd has its own --etcd-prefix. Remove"
 )
+
+
+def translate_switches(command: click.Command, args: Sequence[str]) -> list[str]:
+    """Return a command's arguments with kubectl's `--switch=true` and `--switch=false` in click's spelling.
+
+    True is the switch itself; false is its opposite, such as `--no-wait`, or nothing where there is none.
+    """
+    switches: dict[str, tuple[list[str], list[str]]] = {}
+    for option in command.params:
+        if isinstance(option, click.Option) and option.is_bool_flag:
+            on, off = option.opts[-1:], option.secondary_opts[-1:]
+            switches |= dict.fromkeys(option.opts, (on, off))
+            switches |= dict.fromkeys(option.secondary_opts, (off, on))
+    end = args.index("--") if "--" in args else len(args)
+    translated: list[str] = []
+    for arg in args[:end]:
+        name, _, text = arg.partition("=")
+        if name in switches and text in _BOOLEANS:
+            on, off = switches[name]
+            translated += on if _BOOLEANS[text] else off
+        else:
+            translated.append(arg)
+    return [*translated, *args[end:]]
 
 
 def unsupported_flag(

@@ -18,7 +18,7 @@ from click.shell_completion import CompletionItem
 
 from fleetctl.cli import terminal
 from fleetctl.cli.errors import FleetctlError, InterruptedByUser
-from fleetctl.cli.kubectl_hints import VERB_ANSWERS, VERB_SYNONYMS
+from fleetctl.cli.kubectl_hints import VERB_ANSWERS, VERB_SYNONYMS, translate_switches
 from machinery.typing_compat import override
 
 # A group with at most this many commands lists them all when no name is similar.
@@ -52,7 +52,8 @@ class SuggestingGroup(click.Group):
         is_unknown = word not in self.list_commands(ctx) and not word.startswith("-")
         if is_unknown and not ctx.resilient_parsing:
             ctx.fail(f"unknown command {word!r}{self._hint(ctx, word)}")
-        return super().resolve_command(ctx, args)
+        name, command, rest = super().resolve_command(ctx, args)
+        return name, command, rest if command is None else translate_switches(command, rest)
 
     def _hint(self, ctx: click.Context, word: str) -> str:
         """Return the similar commands; in a small group without similar ones, all of them."""

@@ -3,11 +3,14 @@
 import errno
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import click
 import pytest
 
+from fleetctl.__main__ import main
+from fleetctl.cli.kubectl_hints import translate_switches
 from fleetctl.cli.program import RootGroup
 from machinery.typing_compat import override
 from store.etcd.error_mapping import explain_connection_error
@@ -165,3 +168,51 @@ async def test_a_url_is_not_a_file() -> None:
         "error: nothing was written:\nhttps://example.org/a.yaml: is a URL, not a file. Pipe it: "
         "curl -fsSL https://example.org/a.yaml | fleetctl ... -f -\n"
     )
+
+
+def commands(
+    group: click.Group, names: tuple[str, ...] = ()
+) -> Iterator[tuple[tuple[str, ...], click.Command]]:
+    """Yield every command of the tree with the words that call it."""
+    context = click.Context(group)
+    for name in group.list_commands(context):
+        command = group.get_command(context, name)
+        assert command is not None
+        yield (*names, name), command
+        if isinstance(command, click.Group):
+            yield from commands(command, (*names, name))
+
+
+def test_every_switch_is_taken_in_kubectls_spelling() -> None:
+    """`--wait=false` is `--no-wait`, `--watch=false` is nothing, `--no-headers=true` is `--no-headers`."""
+    tried = 0
+    for names, command in commands(main):
+        parser = command.make_parser(click.Context(command))
+        for option in command.params:
+            if not isinstance(option, click.Option) or not option.is_bool_flag:
+                continue
+            for flag, meaning in [
+                *((f, True) for f in option.opts),
+                *((f, False) for f in option.secondary_opts),
+            ]:
+                for text, value in (("true", meaning), ("False", not meaning)):
+                    args = translate_switches(command, [f"{flag}={text}"])
+                    parsed, rest, _ = parser.parse_args(list(args))
+                    # Without an opposite, false leaves the switch out.
+                    expected = value if value or option.secondary_opts else None
+                    actual = parsed[option.name] if args else None
+                    assert (actual, rest) == (expected, []), (names, flag, text)
+                    tried += 1
+    assert tried > 200
+
+
+async def test_switches_with_values_reach_their_commands() -> None:
+    refused = await fleetctl("apply", "-f", "x.yaml", "--server-side=true")
+    assert "three-way merge by field owner; remove the flag" in refused.err
+    no_boolean = await fleetctl("get", "md", "--no-headers=maybe")
+    assert "'--no-headers' does not take a value" in no_boolean.err
+    # The subcommand of a group, and an argument behind `--`.
+    done = await fleetctl(
+        "rollout", "status", "--watch=false", "--etcd", "http://127.0.0.1:1", "--", "a=true"
+    )
+    assert (done.code, "no etcd listens there" in done.err) == (1, True)
